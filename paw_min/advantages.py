@@ -1,0 +1,176 @@
+"""Advantages of multi-turn group-based RL, as pure functions over rows.
+
+A row is one environment step of one trajectory (the step-independent rollout of GiGPO): the
+response of that step gets one number A_i, shared by all its tokens. PaW (Eq. 1) leaves A_i to
+the base algorithm; the formulas are those of GRPO (arXiv 2402.03300) and GiGPO (arXiv
+2505.10978) in the multi-turn form that PaW builds on:
+
+    row score      s_i = R(tau_i) - c * [row i is badly formatted]        penalized()
+    step return    G_t = r_t + gamma * G_{t+1}, then the same penalty     discounted_returns()
+    GRPO           A_i = (s_i - mean_g) / (std_g + eps)                   grpo()
+    GiGPO          A_i = A^E_i + weight * A^S_i                           gigpo()
+
+Three habits of that setting matter and are kept: mean and std of a group run over its *rows*, so
+that long trajectories weigh more (`over="trajectories"` counts each once); std is the unbiased
+one; a group of one row keeps its raw score in GRPO (mean := 0, std := 1), while a step group of
+one row gets 0 in GiGPO (mean := itself). Statistics are taken in float64: in float32 the rounding
+of a mean of equal scores, divided by eps = 1e-6, would be an advantage of order one.
+
+Legend: N rows; every tensor is (N,).
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from difflib import SequenceMatcher
+
+import torch
+from torch import Tensor
+
+Keys = Sequence[Hashable] | Tensor  # one label per row: hashables or an integer tensor
+
+
+def penalized(values: Tensor, valid: Tensor, penalty: float) -> Tensor:
+    """values - penalty where the row's own response was badly formatted -> (N,).
+
+    For scores and for step returns alike; it is applied after discounting, so one invalid
+    action never lowers the step returns of the rows before it.
+    """
+    return values - penalty * (1.0 - valid.to(values.dtype))
+
+
+def discounted_returns(rewards: Tensor, trajectory: Keys, gamma: float) -> Tensor:
+    """G_t = r_t + gamma * G_{t+1} within each trajectory (GiGPO Eq. 5) -> (N,).
+
+    rewards: (N,) environment rewards, without penalties. The rows of one trajectory stand in
+    time order; rows of several trajectories may be interleaved.
+    """
+    labels = _labels(trajectory, len(rewards), "trajectory")
+    returns = rewards.tolist()
+    after = defaultdict(float)  # trajectory -> G_{t+1}
+    for i in reversed(range(len(returns))):
+        after[labels[i]] = returns[i] = returns[i] + gamma * after[labels[i]]
+    return torch.tensor(returns, dtype=_float_type(rewards), device=rewards.device)
+
+
+def grpo(
+    scores: Tensor,
+    group: Keys,
+    trajectory: Keys | None = None,
+    *,
+    normalize: str = "std",
+    over: str = "rows",
+    eps: float = 1e-6,
+) -> Tensor:
+    """Group-relative advantage of each row -> (N,).
+
+    scores: (N,) row scores s_i, the undiscounted return minus the row's own penalty.
+    normalize: "std" divides by std_g + eps, "mean" only subtracts mean_g (Dr. GRPO).
+    over: "rows" takes the statistics over all rows of the group; "trajectories" over one entry
+        per trajectory, its first row (whose score carries that row's penalty, if it has one).
+    """
+    if over not in ("rows", "trajectories"):
+        raise ValueError(f'over={over!r} is unknown: use "rows" or "trajectories"')
+    if over == "trajectories" and trajectory is None:
+        raise ValueError('over="trajectories" needs the trajectory label of each row')
+    counted = range(len(scores))
+    if over == "trajectories":
+        first = {}
+        for i, label in enumerate(_labels(trajectory, len(scores), "trajectory")):
+            first.setdefault(label, i)
+        counted = first.values()
+    return _standardize(scores, _labels(group, len(scores), "group"), counted, normalize, eps, 0.0)
+
+
+def gigpo(
+    scores: Tensor,
+    step_returns: Tensor,
+    group: Keys,
+    anchor: Keys,
+    *,
+    normalize: str = "std",
+    weight: float = 1.0,
+    similarity: float | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Episode advantage plus `weight` (omega) times step advantage, GiGPO Eq. 8 -> (N,).
+
+    scores, step_returns: (N,), penalties already applied to both.
+    anchor: the environment state each row acted in, here its observation. Rows of one group
+        with equal anchors form a step group, across trajectories and across time.
+    similarity: None compares anchors exactly; a ratio in (0, 1] joins texts that are at least
+        so alike (see `similar_anchors`).
+    """
+    groups = _labels(group, len(scores), "group")
+    anchors = _labels(anchor, len(scores), "anchor")
+    if similarity is not None:
+        anchors = similar_anchors(groups, anchors, similarity)
+    episode = grpo(scores, groups, normalize=normalize, eps=eps)  # A^E
+    step = _standardize(
+        step_returns, list(zip(groups, anchors)), range(len(groups)), normalize, eps, None
+    )  # A^S
+    return episode + weight * step  # Eq. 8
+
+
+def similar_anchors(group: Sequence, anchor: Sequence[str], threshold: float) -> list[int]:
+    """Greedy first-fit clusters of texts: the cluster number of each row within its group.
+
+    A row joins the first cluster of its group whose first member is at least `threshold` alike
+    by difflib's ratio (characters, autojunk on), else it opens a new one. Equal texts meet the
+    same first fit, so each distinct text is compared once; the two quick ratios are upper bounds
+    of the full one and only save time.
+    """
+    if not 0.0 < threshold <= 1.0:
+        raise ValueError(f"similarity={threshold} must lie in (0, 1]")
+    representatives = defaultdict(list)  # group -> first text of each cluster
+    seen = defaultdict(dict)  # group -> text -> cluster
+    clusters = []
+    for g, text in zip(group, anchor):
+        if text not in seen[g]:
+            for number, other in enumerate(representatives[g]):
+                match = SequenceMatcher(None, text, other)
+                bounds = (match.real_quick_ratio, match.quick_ratio, match.ratio)
+                if all(ratio() >= threshold for ratio in bounds):
+                    break
+            else:
+                number = len(representatives[g])
+                representatives[g].append(text)
+            seen[g][text] = number
+        clusters.append(seen[g][text])
+    return clusters
+
+
+def _standardize(values, labels, counted, normalize, eps, lone_mean) -> Tensor:
+    """(value - mean) / (std + eps) per label -> (N,), statistics over the `counted` rows.
+
+    A label counted once has no spread: std := 1 and mean := lone_mean (None: its own value).
+    """
+    if normalize not in ("std", "mean"):
+        raise ValueError(f'normalize={normalize!r} is unknown: use "std" or "mean"')
+    members = defaultdict(list)
+    for i in counted:
+        members[labels[i]].append(i)
+    exact = values.double()
+    mean, scale = torch.zeros_like(exact), torch.ones_like(exact)  # (N,)
+    index = defaultdict(list)
+    for i, label in enumerate(labels):
+        index[label].append(i)
+    for label, rows in members.items():
+        sample = exact[rows]
+        if len(rows) > 1:
+            mean[index[label]] = sample.mean()
+            if normalize == "std":
+                scale[index[label]] = sample.std(unbiased=True) + eps
+        else:
+            mean[index[label]] = sample[0] if lone_mean is None else lone_mean
+    return ((exact - mean) / scale).to(_float_type(values))
+
+
+def _float_type(values: Tensor) -> torch.dtype:
+    return values.dtype if values.is_floating_point() else torch.get_default_dtype()
+
+
+def _labels(keys: Keys, n: int, name: str) -> list:
+    labels = keys.tolist() if isinstance(keys, Tensor) else list(keys)
+    if len(labels) != n:
+        raise ValueError(f"{name} labels {len(labels)} rows, but there are {n}")
+    return labels

@@ -1,0 +1,35 @@
+"""How much world modelling a rollout group gets: reward-adaptive balancing, Eq. 10 of PaW.
+
+    lambda_g = 1 - mean return of the group / R_max
+
+Groups that fail learn what their actions do; groups that succeed are left to the RL loss.
+The return is what the environment paid: format penalties stay out (the paper is silent), which
+keeps lambda_g in [0, 1] for rewards in [0, R_max]; anything beyond is clamped.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def wm_weight(mean_return: Tensor | float, r_max: float) -> Tensor:
+    """Eq. 10, elementwise: mean episode return of each group -> lambda_g in [0, 1]."""
+    if not r_max > 0:
+        raise ValueError(f"r_max={r_max} must be positive: it is the best possible episode return")
+    mean_return = torch.as_tensor(mean_return)
+    if not mean_return.is_floating_point():
+        mean_return = mean_return.float()
+    return (1.0 - mean_return / r_max).clamp(0.0, 1.0)
+
+
+def group_mean_return(returns: Sequence[float], group: Sequence[Hashable]) -> dict:
+    """Mean over the *episodes* of each group, not over their steps: {group: R-bar_g}.
+
+    returns, group: one entry per episode.
+    """
+    members = defaultdict(list)
+    for value, label in zip(returns, group, strict=True):
+        members[label].append(value)
+    return {label: sum(values) / len(values) for label, values in members.items()}

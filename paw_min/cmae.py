@@ -1,0 +1,56 @@
+"""World-model losses on next-observation tokens, Eq. 5-9 of PaW.
+
+With p_i = pi(o_i | h, a, o_<i) of each token of the next observation o, a transition costs
+
+    cross entropy  (1 / |o|) sum -log p_i                       Eq. 5      gradient -grad p / p
+    MAE            (1 / |o|) sum (1 - p_i)                      Eq. 6      gradient -grad p
+    clipped MAE    (1 / |o|) sum [p_i <= rho] (1 - p_i)         Eq. 7-8    0 where p > rho
+
+Cross entropy pulls hardest at the tokens that cannot be predicted (identifiers, one of several
+possible outcomes); MAE bounds that pull; the confidence mask lets go of a token once the policy
+half expects it. Means over transitions (Eq. 9) and groups (Eq. 11) are taken in losses.py.
+
+Legend: N transitions, T tokens; `mask` is 1 on observation tokens. |o| counts all of them, also
+those that the confidence mask removes. A row without observation tokens costs 0.
+"""
+
+import torch
+from torch import Tensor
+
+
+def cross_entropy(logp: Tensor, mask: Tensor) -> Tensor:
+    """Eq. 5 per transition: logp, mask (N, T) -> (N,), in nats per token."""
+    return -_observed(logp, mask).sum(-1) / _length(mask)
+
+
+def mae(logp: Tensor, mask: Tensor) -> Tensor:
+    """Mean of 1 - p per transition: logp, mask (N, T) -> (N,), in [0, 1]."""
+    return (mask.bool() * (1.0 - _observed(logp, mask).exp())).sum(-1) / _length(mask)
+
+
+def clipped_mae(logp: Tensor, mask: Tensor, rho: float) -> Tensor:
+    """Eq. 8 per transition: logp, mask (N, T) -> (N,), in [0, 1]."""
+    logp = _observed(logp, mask)
+    kept = mask.bool() * hard_tokens(logp, rho)
+    return (kept * (1.0 - logp.exp())).sum(-1) / _length(mask)
+
+
+def hard_tokens(logp: Tensor, rho: float) -> Tensor:
+    """m_i = [p_i <= rho], Eq. 7: (N, T) -> (N, T) of 0.0 and 1.0, without gradient.
+
+    p = rho is kept. exp(log(rho)) may miss rho by a rounding error, hence the slack of a few ulp.
+    """
+    p = logp.detach().exp()
+    return (p <= rho * (1 + 4 * torch.finfo(p.dtype).eps)).to(p.dtype)
+
+
+def _observed(logp: Tensor, mask: Tensor) -> Tensor:
+    # Outside the mask there is padding, -inf for all we know: replaced before anything uses it, so
+    # that neither a value nor a gradient becomes NaN.
+    if logp.shape != mask.shape or mask.ndim != 2:
+        raise ValueError(f"logp {tuple(logp.shape)}, mask {tuple(mask.shape)}: need (N, T)")
+    return logp.masked_fill(~mask.bool(), 0.0)
+
+
+def _length(mask: Tensor) -> Tensor:
+    return mask.bool().sum(-1).clamp(min=1)  # |o|; an empty observation is divided by 1

@@ -1,0 +1,88 @@
+"""The losses of one PaW update: clipped surrogate, KL, and the joint objective (Eq. 11).
+
+    L = token mean over the mini-batch of  [clipped surrogate + beta * KL - c_H * entropy]
+      + E_g [ lambda_g * mean over S_alpha,g of the world-model loss ]
+
+Paper: Eq. 11 is written per group and for the whole update. Here: the RL term is the token mean
+over the mini-batch, as in the code base that PaW's baselines come from. The world-model term is
+a weighted sum over rows, `row_weights`, so that it can be cut anywhere: into micro-batches, whose
+gradients add up exactly, and into random mini-batches, each an unbiased estimate of Eq. 11 once
+it is scaled by (rows of the update / rows of the mini-batch).
+
+Legend: N rows, T tokens, G groups; masks are 1 on the tokens that count.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean of x over the positions where mask is 1, all rows together: (N, T) -> ()."""
+    return x.masked_fill(~mask.bool(), 0.0).sum() / mask.sum().clamp(min=1)  # / tokens
+
+
+def clipped_surrogate(
+    logp: Tensor,
+    old_logp: Tensor,
+    advantage: Tensor,
+    mask: Tensor,
+    clip: float = 0.2,
+    dual_clip: float = 3.0,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """PPO's clipped policy loss with dual clip, token mean -> (loss (), metrics).
+
+    logp, old_logp, mask: (N, T) of the action tokens; advantage: (N,), one number for a whole
+    response, or (N, T). The loss is to be minimized. With A < 0 and a ratio that ran away, the
+    loss is bounded by dual_clip * |A| (Ye et al. 2020, arXiv 1912.09729).
+    metrics: clip_fraction, the share of tokens whose ratio was clipped; approx_kl, the k3
+    estimate of KL(old || new) in nats per token; ratio, its mean.
+    """
+    if advantage.ndim == 1:
+        advantage = advantage[:, None]  # (N, 1)
+    # Padding may hold anything; a difference of 0 there keeps exp() and its gradient finite.
+    log_ratio = (logp - old_logp).masked_fill(~mask.bool(), 0.0)  # (N, T)
+    ratio = log_ratio.exp()
+    plain = -advantage * ratio
+    clipped = -advantage * ratio.clamp(1 - clip, 1 + clip)
+    loss = torch.maximum(plain, clipped)
+    loss = torch.where(advantage < 0, torch.minimum(loss, -advantage * dual_clip), loss)
+    with torch.no_grad():
+        metrics = {
+            "clip_fraction": masked_mean((clipped > plain).float(), mask),
+            "approx_kl": masked_mean(ratio - 1 - log_ratio, mask),
+            "ratio": masked_mean(ratio, mask),
+        }
+    return masked_mean(loss, mask), metrics
+
+
+def k3_kl(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
+    """KL(policy || reference) by Schulman's k3, exp(d) - d - 1, token mean -> (), in nats.
+
+    d = ref_logp - logp. Values are clamped to [-10, 10] as in the reference setting.
+    """
+    d = (ref_logp - logp).masked_fill(~mask.bool(), 0.0)  # (N, T)
+    return masked_mean((d.exp() - d - 1).clamp(-10, 10), mask)
+
+
+def row_weights(group: Sequence[Hashable], selected: Tensor, lam: dict[Hashable, float]) -> Tensor:
+    """w_i such that sum_i w_i * loss_i is the second term of Eq. 11 -> (N,).
+
+    w_i = lambda_g / (G * |S_alpha,g|) for a selected row of group g, else 0.
+    selected: bool (N,), Eq. 4. lam: {group: lambda_g} of every group of the update; G is their
+    number, so a group without selected rows adds 0 (its term "is omitted") and does not raise
+    the share of the others.
+    """
+    sizes = Counter(g for g, keep in zip(group, selected.tolist(), strict=True) if keep)
+    weights = [
+        float(lam[g]) / (len(lam) * sizes[g]) if keep else 0.0
+        for g, keep in zip(group, selected.tolist())
+    ]
+    return torch.tensor(weights, device=selected.device)
+
+
+def paw_loss(rl_loss: Tensor, wm_row_loss: Tensor, weight: Tensor) -> Tensor:
+    """Eq. 11 from its parts: RL loss (), world-model loss of each row (N,), row weights (N,)."""
+    return rl_loss + (weight * wm_row_loss).sum()

@@ -1,0 +1,1 @@
+def draw(folders): pass

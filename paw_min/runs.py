@@ -1,0 +1,124 @@
+"""The folder of a run: settings, metrics, checkpoints. The same command finds it and goes on.
+
+    runs/<name>/config.json           every setting
+                metrics.jsonl         one line per update; line 0 is the evaluation before training
+                episodes.md           a readable sample of episodes
+                curves.png, paw.png   what happened
+                checkpoint-000012/    Hugging Face folder + trainer.pt, after update 12
+
+A checkpoint is written under another name, flushed to the disk, and renamed when it is complete;
+only then the one before is removed. Metrics are written before the checkpoint of their update, and
+lines beyond the last checkpoint are dropped on resuming: whenever the run dies, it goes on from a
+state in which both agree.
+"""
+
+import errno
+import json
+import os
+import shutil
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from paw_min.config import Config, UserError, differences
+
+
+class Run:
+    """One run folder; opening it checks that it belongs to these settings."""
+
+    def __init__(self, cfg: Config):
+        self.folder = Path(cfg.out) / cfg.name
+        path = self.folder / "config.json"
+        if path.exists():
+            changed = differences(json.loads(path.read_text()), cfg)
+            if changed:
+                raise UserError(
+                    f"{self.folder} belongs to a run with {', '.join(changed)}: "
+                    "repeat those settings to go on, or choose another --name."
+                )
+        with room_for("the run folder"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(asdict(cfg), indent=2) + "\n")
+        for partial in self.folder.glob("*.partial"):  # of a run that was killed while writing
+            shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
+
+    def checkpoint(self) -> Path | None:
+        """The newest complete checkpoint."""
+        return max(self.folder.glob("checkpoint-*[0-9]"), default=None)
+
+    def save(self, policy, optimizer, done: int) -> None:
+        """Write the checkpoint after `done` updates, then remove the older ones."""
+        final = self.folder / f"checkpoint-{done:06d}"
+        partial = final.with_suffix(".partial")
+        with room_for("a checkpoint"):
+            shutil.rmtree(partial, ignore_errors=True)
+            policy.save(partial)
+            state = {"done": done, "optimizer": optimizer.state_dict()}
+            torch.save(state, partial / "trainer.pt")
+            for file in partial.iterdir():
+                flush(file)
+            if final.exists():
+                shutil.rmtree(final)
+            os.replace(partial, final)
+        for old in self.folder.glob("checkpoint-*[0-9]"):
+            if old != final:
+                shutil.rmtree(old)
+
+    def restore(self, optimizer) -> int:
+        """Load the newest checkpoint's optimizer state -> number of updates done.
+
+        The weights are in the same folder, see policy.load_policy. Later metrics are dropped.
+        """
+        state = torch.load(self.checkpoint() / "trainer.pt", weights_only=True)
+        optimizer.load_state_dict(state["optimizer"])
+        kept = [line for line in self.metrics() if line["update"] <= state["done"]]
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        write_atomically(self.folder / "metrics.jsonl", text)
+        return state["done"]
+
+    def metrics(self) -> list[dict]:
+        return read_metrics(self.folder)
+
+    def log(self, metrics: dict) -> None:
+        """Append one line to metrics.jsonl."""
+        with room_for("metrics.jsonl"), open(self.folder / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(metrics) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def read_metrics(folder: str | Path) -> list[dict]:
+    """The lines of metrics.jsonl; one that a kill cut off in the middle is left out."""
+    path = Path(folder) / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def write_atomically(path: Path, text: str) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text)
+    flush(partial)
+    os.replace(partial, path)
+
+
+def flush(path: Path) -> None:
+    """Make sure that a file has reached the disk before it is renamed."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def room_for(what: str):
+    """Turn a full disk into a sentence."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # torch.save reports a short write as RuntimeError
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if full or "enforce fail" in str(error) or "No space left" in str(error):
+            raise UserError(
+                f"No space left on the disk to write {what}: free some and give the same command "
+                "again, it goes on from the last checkpoint."
+            ) from error
+        raise

@@ -1,0 +1,174 @@
+"""A training run: lines 1 and 2 of Algorithm 1, and everything around them.
+
+    set up -> evaluate -> [ rollout -> update (lines 3-11) -> log -> evaluate -> save ] * updates
+
+A run is a folder (runs.py). The same command goes on where the last complete checkpoint stands:
+every random draw is derived from (seed, update, ...), so nothing but the weights and the state of
+the optimizer has to be restored, and on a CPU the numbers are those of a run never interrupted.
+"""
+
+import copy
+import os
+import sys
+import time
+from functools import partial
+
+import torch
+
+from paw_min.config import Config, UserError, parse_args
+from paw_min.envs import alfworld
+from paw_min.envs.pool import EnvPool
+from paw_min.evaluate import evaluate, summarize, transcript
+from paw_min.plot import draw
+from paw_min.policy import load_policy
+from paw_min.rollout import rollout
+from paw_min.runs import Run, write_atomically
+from paw_min.sampler import HFSampler
+from paw_min.tiny import generated_games, warm_start
+from paw_min.update import NonFinite, update
+
+
+def main(presets: dict[str, dict], doc: str) -> None:
+    """Entry point of the run_*.py scripts."""
+    cfg, args = parse_args(presets, doc)
+    try:
+        train(cfg, args.eval_only)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("\ninterrupted: the same command goes on from the last checkpoint")
+
+
+def train(cfg: Config, eval_only: bool = False) -> None:
+    """Run `cfg` to its end, or evaluate it once; leaves behind what runs.py lists."""
+    torch.set_num_threads(cfg.threads)
+    device = cfg.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    run = Run(cfg)
+    train_games, panel, start_model = prepare(cfg)
+    policy = load_policy(str(run.checkpoint() or start_model), cfg.temperature, device)
+    optimizer = torch.optim.AdamW(
+        policy.model.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay
+    )
+    sampler = HFSampler(policy)
+    seats = max(cfg.groups * cfg.group_size, min(len(panel), 128))
+    with EnvPool(alfworld.AlfworldEnv, seats, cfg.workers, cfg.env_timeout) as pool:
+        if eval_only:
+            metrics, episodes = evaluate(cfg, policy, sampler, pool, panel)
+            write_atomically(run.folder / "episodes.md", transcript(episodes))
+            print("\n".join(f"{key:48s} {value:8.3f}" for key, value in metrics.items()))
+            return
+        done = run.restore(optimizer) if run.checkpoint() else 0
+        reference = None
+        if cfg.kl_coef > 0:
+            reference = load_policy(str(start_model), cfg.temperature, device)
+            reference.model.requires_grad_(False)
+        policy.model.train()
+        if cfg.grad_checkpointing:
+            policy.model.gradient_checkpointing_enable()
+        print(f"run {run.folder}: {policy.model.num_parameters():,} parameters on {device}, "
+              f"{len(train_games)} training games, panel of {len(panel)}")  # fmt: skip
+        print(HEADER)
+        for line in run.metrics():  # of the run that is resumed
+            print(console_line(line))
+        if not run.metrics():
+            log(run, {"update": 0} | evaluate(cfg, policy, sampler, pool, panel)[0])
+
+        for k in range(done + 1, cfg.updates + 1):  # Alg. 1, line 1
+            metrics, episodes = step(cfg, policy, reference, optimizer, sampler, pool, train_games,
+                                     run, k)  # fmt: skip
+            last = k == cfg.updates
+            if last or (cfg.eval_every and k % cfg.eval_every == 0):
+                evaluation, episodes = evaluate(cfg, policy, sampler, pool, panel)
+                metrics |= evaluation
+                write_atomically(run.folder / "episodes.md", transcript(episodes))
+            log(run, metrics)
+            if last or k % cfg.save_every == 0:
+                run.save(policy, optimizer, k)
+            if "eval_success" in metrics:
+                draw([run.folder])
+    report(run)
+
+
+def prepare(cfg: Config):
+    """Everything that may be wrong with data and model, before any long work.
+
+    -> (training games, evaluation panel, folder or name of the initial model)
+    """
+    try:
+        data = cfg.data or os.environ.get("ALFWORLD_DATA") or generated_games()
+        train_games = alfworld.list_games(data, cfg.train_split)
+        eval_games = alfworld.list_games(data, cfg.eval_split)
+        panel = alfworld.panel(eval_games, min(cfg.eval_games or len(eval_games), len(eval_games)), 0)
+        alfworld.draw_groups(train_games, cfg.groups, cfg.seed, 0)
+        return train_games, panel, cfg.model or warm_start(train_games)
+    except (ValueError, FileNotFoundError) as error:
+        raise UserError(str(error)) from error
+
+
+def step(cfg, policy, reference, optimizer, sampler, pool, train_games, run, k) -> tuple:
+    """Update k: sample tasks, collect groups (line 2), learn (lines 3-11) -> metrics, episodes."""
+    start = time.perf_counter()
+    sampler.sync()
+    games = alfworld.draw_groups(train_games, cfg.groups, cfg.seed, k - 1)
+    tasks = [game for game in games for _ in range(cfg.group_size)]
+    groups = [g for g in range(len(games)) for _ in range(cfg.group_size)]
+    episodes, stats = rollout(
+        cfg, policy, sampler, pool, tasks, groups,
+        temperature=cfg.temperature, seed=(cfg.seed, k), label=f"rollout {k}",
+    )  # fmt: skip
+    for episode in episodes:
+        if episode.failed:
+            print(f"episode lost: {episode.failed}")
+    played = [e for e in episodes if not e.failed]
+    if not played:
+        raise UserError("every episode of the rollout failed, see the reasons above.")
+    rolled = time.perf_counter()
+    try:
+        metrics = update(cfg, policy, reference, optimizer, played, (cfg.seed, k))
+    except NonFinite as error:
+        dump = run.folder / f"nonfinite-{k:06d}.pt"
+        torch.save([vars(row) for row in error.rows], dump)
+        raise UserError(
+            f"update {k}: {error}; the rows are in {dump}, the last checkpoint is good: lower --lr "
+            "or --grad-clip and go on under another --name with --model set to that checkpoint."
+        ) from error
+    metrics = {"update": k} | summarize(episodes) | metrics | stats
+    metrics["seconds_rollout"] = rolled - start
+    return metrics, episodes
+
+
+def log(run: Run, metrics: dict) -> None:
+    run.log(metrics)
+    print(console_line(metrics), flush=True)
+
+
+HEADER = " update  success  return  length  valid  lambda  wm loss  entropy  clipped  kl old    s  held out"
+
+
+def console_line(m: dict) -> str:
+    """One aligned line per update; blanks where a number does not exist."""
+
+    def cell(key: str, form: str) -> str:
+        width = int(form.split(".")[0])
+        return f"{m[key]:{form}}" if key in m else " " * width
+
+    seconds = m.get("seconds_rollout", 0) + m.get("seconds_old_pass", 0) + m.get("seconds_update", 0)
+    return "  ".join(
+        [
+            f"{m['update']:7d}", cell("success", "7.3f"), cell("return", "6.2f"),
+            cell("length", "6.1f"), cell("valid", "5.3f"), cell("lambda", "6.3f"),
+            cell("wm_loss", "7.4f"), cell("entropy", "7.4f"), cell("clip_fraction", "7.4f"),
+            cell("approx_kl", "6.4f"), f"{seconds:3.0f}", cell("eval_success", "8.3f"),
+        ]
+    )  # fmt: skip
+
+
+def report(run: Run) -> None:
+    """Held-out success before and after."""
+    evaluated = [line for line in run.metrics() if "eval_success" in line]
+    if evaluated:
+        before, after = evaluated[0], evaluated[-1]
+        print(f"held-out success: {before['eval_success']:.3f} before, "
+              f"{after['eval_success']:.3f} after {after['update']} updates ({run.folder})")  # fmt: skip

@@ -1,0 +1,228 @@
+"""One PaW update: lines 3 to 11 of Algorithm 1, from top to bottom (train.py is lines 1 and 2).
+
+The algorithm and this file differ in one point: the paper loops over groups, here all groups go
+through the same tensors and the group is a weight of the row (losses.row_weights), so that
+mini-batches and micro-batches may cut anywhere.
+
+Legend: N rows of the update, B rows of a micro-batch, T action tokens, S scored tokens.
+"""
+
+import random
+import time
+from collections import defaultdict
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from paw_min import advantages, balance, cmae, losses, select
+from paw_min.config import Config
+from paw_min.policy import Policy, collate
+
+
+def update(cfg: Config, policy: Policy, reference, optimizer, episodes, seed: tuple) -> dict:
+    """Lines 3-11 of Algorithm 1 on the episodes of one rollout -> metrics.
+
+    reference: frozen Policy of the KL term, or None. seed: ints that name the order of the rows.
+    """
+    start = time.perf_counter()
+    rows = [t for e in episodes for t in e.transitions]  # line 3: the pool P, N rows
+    advantage = row_advantages(cfg, episodes)  # (N,)
+    n_mini = -(-len(rows) // cfg.mini_batch) if cfg.mini_batch else 1
+
+    # Old log-probs and the entropies of Eq. 4 come from one pass without gradient. With a single
+    # mini-batch the training pass itself starts at the old policy and has the log-probs.
+    old_logp = entropy = ref_logp = None
+    if n_mini > 1 or (cfg.paw and cfg.select_ratio < 1):
+        old_logp, entropy = score_actions(cfg, policy, rows)  # (N, T), (N,)
+    if reference is not None:
+        ref_logp, _ = score_actions(cfg, reference, rows)  # (N, T)
+    old_pass_end = time.perf_counter()
+
+    # Lines 4, 6 and 9: which rows teach the world model, and with which weight; the others have 0.
+    weight, pool_metrics = world_model_weights(cfg, episodes, entropy)  # (N,)
+
+    # Lines 5-11. Mini-batches are random, so that each estimates Eq. 11 without bias.
+    order = list(range(len(rows)))
+    random.Random(repr(seed)).shuffle(order)
+    log = Log()
+    with tqdm(total=len(rows), desc="update", unit="row", leave=False, disable=None) as bar:
+        for k in range(n_mini):
+            mini = order[k * len(rows) // n_mini : (k + 1) * len(rows) // n_mini]
+            mini_tokens = sum(len(rows[i].response_ids) for i in mini)
+            # Rows of like length share a micro-batch: less padding, same gradient.
+            mini.sort(key=lambda i: len(rows[i].prompt_ids) + len(rows[i].response_ids))
+            optimizer.zero_grad()
+            for micro in chunks(mini, cfg.micro_batch):
+                teaches = weight[micro] > 0  # (B,)
+                part = [rows[i] for i in micro]
+                batch = collate(part, teaches.tolist(), policy.pad_id, policy.device)
+                n_tokens = int(batch.action_mask.sum())
+                share = n_tokens / mini_tokens  # a mean over micro-batches of a token mean
+                logp, token_entropy = policy.score(batch)  # (B, S), (B, S)
+                old = logp.detach() if old_logp is None else fit(old_logp[micro], logp)
+
+                # Line 7: the base RL loss, on every action.
+                surrogate, stats = losses.clipped_surrogate(
+                    logp, old, advantage[micro].to(logp), batch.action_mask, cfg.clip, cfg.dual_clip
+                )
+                mean_entropy = losses.masked_mean(token_entropy, batch.action_mask)
+                terms = {"pg": share * surrogate}
+                terms["entropy"] = -cfg.entropy_coef * share * mean_entropy
+                if ref_logp is not None:
+                    kl = losses.k3_kl(logp, fit(ref_logp[micro], logp), batch.action_mask)
+                    terms["kl"] = cfg.kl_coef * share * kl
+                    stats["ref_kl"] = kl
+
+                # Line 8: the world-model loss on the selected rows, weighted by lambda_g.
+                if teaches.any():
+                    row_loss = observation_loss(cfg, logp, batch.obs_mask)  # (B,)
+                    weighted = (weight[micro].to(logp) * row_loss).sum()
+                    terms["wm"] = weighted * (len(rows) / len(mini))  # unbiased, see losses.py
+                    easy = 1.0 - cmae.hard_tokens(logp, cfg.rho)
+                    easy = losses.masked_mean(easy, batch.obs_mask)
+                    log.mean("wm_loss", row_loss[teaches].mean(), int(teaches.sum()))
+                    log.mean("wm_clipped_tokens", easy, int(batch.obs_mask.sum()))
+
+                loss = sum(terms.values())  # Eq. 11, this micro-batch's part
+                if not torch.isfinite(loss):
+                    shown = ", ".join(f"{name} {float(value):g}" for name, value in terms.items())
+                    raise NonFinite(f"the loss became {float(loss)} ({shown})", part)
+                loss.backward()
+
+                for name, value in terms.items():
+                    log.total(f"loss_{name}", value / n_mini)
+                for name, value in (stats | {"entropy": mean_entropy}).items():
+                    log.mean(name, value, n_tokens)
+                log.total("tokens_trained", len(batch.row))
+                log.total("tokens_forward", batch.ids.numel())
+                bar.update(len(micro))
+
+            # Line 11.
+            norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), cfg.grad_clip)
+            if not torch.isfinite(norm):
+                raise NonFinite(f"the gradient norm became {float(norm)}", [rows[i] for i in mini])
+            optimizer.step()
+            log.mean("grad_norm", norm, 1)
+
+    seconds = {
+        "seconds_old_pass": old_pass_end - start,
+        "seconds_update": time.perf_counter() - old_pass_end,
+    }
+    return log.result() | pool_metrics | seconds
+
+
+def row_advantages(cfg: Config, episodes) -> Tensor:
+    """A_i of each row, from the environment's rewards and the format penalty -> (N,)."""
+    rows = [t for e in episodes for t in e.transitions]
+    valid = torch.tensor([t.valid for t in rows])
+    scores = torch.tensor([e.episode_return for e in episodes for _ in e.transitions])
+    scores = advantages.penalized(scores, valid, cfg.invalid_penalty)  # (N,)
+    group, trajectory = [t.group for t in rows], [t.trajectory for t in rows]
+    if cfg.algo == "grpo":
+        return advantages.grpo(
+            scores, group, trajectory, normalize=cfg.normalize, over=cfg.statistics
+        )
+    rewards = torch.tensor([t.reward for t in rows])
+    returns = advantages.discounted_returns(rewards, trajectory, cfg.gamma)
+    returns = advantages.penalized(returns, valid, cfg.invalid_penalty)
+    return advantages.gigpo(
+        scores,
+        returns,
+        group,
+        [t.anchor for t in rows],
+        normalize=cfg.normalize,
+        weight=cfg.step_weight,
+        similarity=cfg.similarity or None,
+    )
+
+
+def world_model_weights(cfg: Config, episodes, entropy: Tensor | None) -> tuple[Tensor, dict]:
+    """Weight of each row's observation loss in Eq. 11, and its metrics -> ((N,), dict).
+
+    entropy: (N,) of Eq. 4, or None where all rows are kept. Rows with an empty observation have
+    nothing to teach: they neither compete nor count.
+    """
+    rows = [t for e in episodes for t in e.transitions]
+    if not cfg.paw:
+        return torch.zeros(len(rows)), {}
+    candidates = torch.tensor([len(t.obs_ids) > 0 for t in rows])  # (N,)
+    selected = candidates.clone()
+    if entropy is not None:
+        selected[candidates] = select.top_alpha(entropy[candidates], cfg.select_ratio)  # Eq. 4
+    returns = balance.group_mean_return(
+        [e.episode_return for e in episodes], [e.group for e in episodes]
+    )
+    lam = {g: float(balance.wm_weight(r, cfg.r_max)) for g, r in returns.items()}  # Eq. 10
+    if cfg.wm_weight == "constant":
+        lam = dict.fromkeys(lam, 1.0)
+    metrics = {
+        "lambda": sum(lam.values()) / len(lam),
+        "lambda_min": min(lam.values()),
+        "lambda_max": max(lam.values()),
+        "selected": selected.float().mean().item(),
+    }
+    return losses.row_weights([t.group for t in rows], selected, lam), metrics
+
+
+def observation_loss(cfg: Config, logp: Tensor, obs_mask: Tensor) -> Tensor:
+    """The chosen world-model loss of each row: (B, S), (B, S) -> (B,)."""
+    if cfg.wm_loss == "ce":
+        return cmae.cross_entropy(logp, obs_mask)
+    if cfg.wm_loss == "mae":
+        return cmae.mae(logp, obs_mask)
+    return cmae.clipped_mae(logp, obs_mask, cfg.rho)
+
+
+@torch.no_grad()
+def score_actions(cfg: Config, policy: Policy, rows) -> tuple[Tensor, Tensor]:
+    """Log-probs of the sampled action tokens, and Eq. 4's entropy of each row -> (N, T), (N,)."""
+    logp = torch.zeros(len(rows), max(len(t.response_ids) for t in rows))  # (N, T)
+    entropy = torch.zeros(len(rows))  # (N,)
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i].prompt_ids))
+    for micro in chunks(order, cfg.micro_batch):
+        part = [rows[i] for i in micro]
+        batch = collate(part, [False] * len(part), policy.pad_id, policy.device)
+        token_logp, token_entropy = policy.score(batch)  # (B, S), (B, S)
+        logp[micro, : token_logp.shape[1]] = token_logp.cpu()
+        if cfg.entropy == "sampled":
+            token_entropy = select.sampled_entropy(token_logp)
+        entropy[micro] = select.action_entropy(token_entropy, batch.action_mask).cpu()
+    return logp, entropy
+
+
+def fit(stored: Tensor, logp: Tensor) -> Tensor:
+    """Cut or pad stored action log-probs (B, T) to the columns of logp (B, S), on its device."""
+    result = torch.zeros_like(logp)
+    width = min(stored.shape[1], logp.shape[1])
+    result[:, :width] = stored[:, :width].to(logp)
+    return result
+
+
+def chunks(items: list, size: int):
+    return (items[i : i + size] for i in range(0, len(items), size))
+
+
+class NonFinite(RuntimeError):
+    """A loss or gradient that is no number; `rows` are those it came from."""
+
+    def __init__(self, message: str, rows: list):
+        super().__init__(message)
+        self.rows = rows
+
+
+class Log:
+    """Sums up the metrics of an update: weighted means and totals."""
+
+    def __init__(self):
+        self.sums, self.weights = defaultdict(float), {}
+
+    def mean(self, name: str, value, weight: float) -> None:
+        self.sums[name] += float(value) * weight
+        self.weights[name] = self.weights.get(name, 0.0) + weight
+
+    def total(self, name: str, value) -> None:
+        self.sums[name] += float(value)
+
+    def result(self) -> dict:
+        return {name: value / self.weights.get(name, 1.0) for name, value in self.sums.items()}

@@ -1,0 +1,156 @@
+"""Advantages against the golden vector, a plain-loop twin, and the singleton rules.
+
+    python -m pytest tests/test_advantages.py
+
+The worked example is one group of two trajectories. A takes 3 steps with environment rewards
+0, 0, 10 and its second response is badly formatted; B takes 2 steps and earns nothing. Penalty
+0.1, gamma 0.95. The numbers are those that the original GiGPO functions print.
+"""
+
+import math
+import random
+import statistics
+
+import pytest
+import torch
+
+from paw_min import advantages
+
+TRAJECTORY = ["A", "A", "A", "B", "B"]
+GROUP = [0, 0, 0, 0, 0]
+ANCHOR = ["s0", "s1", "s2", "s0", "s1"]
+VALID = torch.tensor([1, 0, 1, 1, 1])
+SCORES = torch.tensor([10.0, 9.9, 10.0, 0.0, 0.0])
+RETURNS = torch.tensor([9.025, 9.4, 10.0, 0.0, 0.0])
+
+
+def close(actual, expected, **how):
+    torch.testing.assert_close(
+        actual, torch.tensor(expected), **({"atol": 2e-6, "rtol": 2e-6} | how)
+    )
+
+
+def test_scores_and_step_returns():
+    close(advantages.penalized(torch.tensor([10.0, 10, 10, 0, 0]), VALID, 0.1), SCORES.tolist())
+    rewards = torch.tensor([0.0, 0, 10, 0, 0])
+    raw = advantages.discounted_returns(rewards, TRAJECTORY, 0.95)
+    close(raw, [9.025, 9.5, 10.0, 0.0, 0.0])
+    # The penalty comes after discounting: A1 is not touched by A2's.
+    close(advantages.penalized(raw, VALID, 0.1), RETURNS.tolist())
+
+
+def test_step_returns_of_interleaved_trajectories():
+    rewards = torch.tensor([1, 0, 0, 2, 4])
+    returns = advantages.discounted_returns(rewards, torch.tensor([7, 9, 7, 9, 7]), 0.5)
+    close(returns, [2.0, 1.0, 2.0, 2.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        ({}, [0.736382, 0.718064, 0.736382, -1.095414, -1.095414]),
+        ({"over": "trajectories"}, [0.707107, 0.692964, 0.707107, -0.707107, -0.707107]),
+        ({"normalize": "mean"}, [4.02, 3.92, 4.02, -5.98, -5.98]),
+    ],
+)
+def test_grpo_golden(options, expected):
+    close(advantages.grpo(SCORES, GROUP, TRAJECTORY, **options), expected)
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        ({"normalize": "mean"}, [8.5325, 8.62, 4.02, -10.4925, -10.68]),
+        ({"normalize": "std"}, [1.443489, 1.425171, 0.736382, -1.802521, -1.802521]),
+        # weight 0 leaves the episode advantage alone
+        ({"weight": 0.0}, [0.736382, 0.718064, 0.736382, -1.095414, -1.095414]),
+        ({"weight": 2.0, "normalize": "mean"}, [13.045, 13.32, 4.02, -15.005, -15.38]),
+    ],
+)
+def test_gigpo_golden(options, expected):
+    close(advantages.gigpo(SCORES, RETURNS, GROUP, ANCHOR, **options), expected)
+
+
+def test_a_group_of_one_row_keeps_its_score_but_a_step_group_of_one_gets_nothing():
+    scores = torch.tensor([10.0, 0.0])
+    close(advantages.grpo(scores, ["a", "b"]), [10.0, 0.0])
+    both = advantages.gigpo(scores, torch.tensor([5.0, 3.0]), ["a", "b"], ["s", "s"])
+    close(both, [10.0, 0.0])  # step part 0, although the anchors are equal: other groups
+
+
+def test_one_trajectory_counts_as_one_entry():
+    close(advantages.grpo(torch.tensor([4.0, 3.0]), [0, 0], [1, 1], over="trajectories"), [4.0, 3.0])
+
+
+def test_equal_scores_have_no_advantage_whatever_the_rounding():
+    # In float32 the mean of seven 9.9 misses 9.9, and 1e-6 in the denominator blows that up.
+    for n in range(2, 50):
+        close(advantages.grpo(torch.full((n,), 9.9), [0] * n), [0.0] * n, atol=1e-6)
+
+
+def test_a_lone_penalty_becomes_a_full_advantage():
+    close(
+        advantages.grpo(torch.tensor([10.0, 10, 9.9, 10]), [0] * 4), [0.5, 0.5, -1.5, 0.5], atol=1e-4
+    )
+
+
+def test_grpo_equals_a_plain_loop():
+    rng = random.Random(0)
+    group = [rng.randrange(5) for _ in range(40)]
+    scores = [rng.uniform(0, 10) for _ in group]
+    expected = []
+    for g, s in zip(group, scores):
+        members = [x for h, x in zip(group, scores) if h == g]
+        expected.append((s - statistics.mean(members)) / (statistics.stdev(members) + 1e-6))
+    close(advantages.grpo(torch.tensor(scores), torch.tensor(group)), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_eps_is_added_to_std():
+    close(advantages.grpo(torch.tensor([1.0, 0.0]), [0, 0], eps=1.0),
+          [0.5 / (math.sqrt(0.5) + 1), -0.5 / (math.sqrt(0.5) + 1)])  # fmt: skip
+
+
+def test_similarity_is_greedy_first_fit_within_a_group():
+    near = "You are at desk 1. On it you see a mug 1, a pen 2 and a book 1."
+    texts = [near, "Nothing happens.", near.replace("pen 2", "pen 3"), near]
+    assert advantages.similar_anchors([0] * 4, texts, 0.9) == [0, 1, 0, 0]
+    assert advantages.similar_anchors([0] * 4, texts, 1.0) == [0, 1, 2, 0]
+    assert advantages.similar_anchors([0, 0, 1, 1], texts, 0.9) == [0, 1, 0, 0]
+    # First fit, not best fit: row 2 would be nearer to cluster 1 than to cluster 0.
+    assert advantages.similar_anchors([0] * 3, ["aaaa", "abbb", "aabb"], 0.5) == [0, 1, 0]
+    returns = torch.tensor([4.0, 1.0, 2.0, 0.0])
+    joined = advantages.gigpo(
+        torch.zeros(4), returns, [0] * 4, texts, normalize="mean", similarity=0.9
+    )
+    close(joined, [2.0, 0.0, 0.0, -2.0])
+
+
+def test_similar_anchors_equals_the_plain_rule():
+    from difflib import SequenceMatcher
+
+    rng = random.Random(1)
+    texts = ["".join(rng.choice("ab ") for _ in range(12)) for _ in range(60)]
+    group = [rng.randrange(3) for _ in texts]
+    clusters, expected = {}, []
+    for g, text in zip(group, texts):
+        fits = [
+            n for n, first in enumerate(clusters.setdefault(g, []))
+            if SequenceMatcher(None, text, first).ratio() >= 0.7
+        ]  # fmt: skip
+        if not fits:
+            clusters[g].append(text)
+        expected.append(fits[0] if fits else len(clusters[g]) - 1)
+    assert advantages.similar_anchors(group, texts, 0.7) == expected
+
+
+def test_wrong_arguments_are_named():
+    with pytest.raises(ValueError, match="over='turns'"):
+        advantages.grpo(SCORES, GROUP, TRAJECTORY, over="turns")
+    with pytest.raises(ValueError, match="trajectory"):
+        advantages.grpo(SCORES, GROUP, over="trajectories")
+    with pytest.raises(ValueError, match="normalize='none'"):
+        advantages.grpo(SCORES, GROUP, normalize="none")
+    with pytest.raises(ValueError, match="4 rows, but there are 5"):
+        advantages.grpo(SCORES, GROUP[:4])
+    with pytest.raises(ValueError, match="similarity=1.5"):
+        advantages.gigpo(SCORES, RETURNS, GROUP, ANCHOR, similarity=1.5)

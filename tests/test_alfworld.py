@@ -1,0 +1,252 @@
+"""Finding, listing, drawing and playing ALFWorld games: pytest tests/test_alfworld.py  (~10 s)"""
+
+import json
+import os
+import random
+import re
+import shutil
+from collections import Counter
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("alfworld")
+pytest.importorskip("textworld")
+
+from paw_min.envs import alfworld
+from paw_min.envs.alfworld import AlfworldEnv, draw_groups, find_data, list_games, panel
+from paw_min.envs.engine import GameError
+
+TYPES = alfworld.TASK_TYPES
+
+
+@pytest.fixture(scope="module")
+def env():
+    return AlfworldEnv()
+
+
+@pytest.fixture
+def data(games_root, tmp_path, monkeypatch):
+    """A copy of the games that a test may change, and a home of its own."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    shutil.copytree(games_root, tmp_path / "data", ignore=shutil.ignore_patterns(".paw_min*"))
+    return tmp_path / "data"
+
+
+def copy_game(path, folder):
+    """Copy a game's trial into another trial folder of the split; returns the new game's path."""
+    new = Path(path).parents[2] / folder
+    shutil.copytree(Path(path).parent, new)
+    return new / "game.tw-pddl"
+
+
+# --- where the games are ---------------------------------------------------------------------
+
+
+def test_data_is_found_from_either_folder_and_from_the_environment(data, monkeypatch):
+    inner = data / "json_2.1.1"
+    monkeypatch.setenv("ALFWORLD_DATA", str(data))
+    assert find_data(data) == find_data(str(inner)) == find_data() == inner
+    monkeypatch.setenv("SOMEWHERE", str(data.parent))
+    assert find_data("$SOMEWHERE/data") == inner
+
+
+def test_missing_data_is_one_sentence_with_the_value_and_the_remedy(tmp_path, monkeypatch):
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    with pytest.raises(FileNotFoundError, match="neither data nor .ALFWORLD_DATA") as error:
+        find_data()
+    assert "alfworld-download" in str(error.value) and "paw_min.envs.games" in str(error.value)
+    with pytest.raises(FileNotFoundError, match="^data is .*nowhere', which is not a folder; get"):
+        find_data(tmp_path / "nowhere")
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="ALFWORLD_DATA is .* has no json_2.1.1"):
+        find_data()
+    (tmp_path / "json_2.1.1" / "train").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match="train holds 0 games"):  # stock hangs forever
+        list_games(None, "train")
+    with pytest.raises(ValueError, match="'test'; choose one of train"):
+        list_games(None, "test")
+
+
+# --- which games there are -------------------------------------------------------------------
+
+
+def stock_list(folder):
+    from alfworld.agents.environment.alfred_tw_env import AlfredTWEnv
+
+    config = {"dataset": {"data_path": str(folder), "num_train_games": 0},
+              "env": {"goal_desc_human_anns_prob": 0, "task_types": [1, 2, 3, 4, 5, 6]}}
+    return AlfredTWEnv(config).game_files
+
+
+def test_list_is_that_of_stock_sorted(data):
+    games = list_games(data, "train")
+    slashed = [Path(g).as_posix() for g in games]
+    assert slashed == sorted(slashed) and len(games) == 12
+
+    def change(path, **values):
+        path.write_text(json.dumps({**json.loads(path.read_bytes()), **values}))
+
+    change(copy_game(games[0], "a-unsolvable/t"), solvable=False)
+    change(copy_game(games[0], "a-unknown/t"), solvable=None)
+    change(copy_game(games[0], "a-movable-recep/t"))
+    change(copy_game(games[0], "pick_and_place_simple-AppleSliced-None-Desk-7/t"))
+    change(copy_game(games[0], "a-type/t").with_name("traj_data.json"), task_type="pick_three")
+    os.remove(copy_game(games[0], "a-draft/t"))
+    os.remove(copy_game(games[0], "a-no-traj/t").with_name("traj_data.json"))
+    good = copy_game(games[0], "a/deeper/nesting/t")
+    assert list_games(data, "train") == [str(good), *games]
+    assert sorted(stock_list(data / "json_2.1.1" / "train")) == sorted([str(good), *games])
+
+
+def test_a_second_call_reads_only_what_has_changed(data, monkeypatch):
+    games = list_games(data, "train")
+    read, real = [], alfworld._playable
+    monkeypatch.setattr(alfworld, "_playable", lambda trial: read.append(trial) or real(trial))
+    cache = data / "json_2.1.1" / ".paw_min_train.json"
+    written = cache.stat().st_mtime_ns
+    assert list_games(data, "train") == games and read == []
+    assert cache.stat().st_mtime_ns == written
+
+    new = copy_game(games[3], "b-new/t")
+    assert set(list_games(data, "train")) == {*games, str(new)} and read == [new.parent]
+    game = json.loads(new.read_bytes())
+    new.write_text(json.dumps({**game, "solvable": False}))
+    assert list_games(data, "train") == games and read == [new.parent] * 2
+    size = new.stat().st_size
+    new.write_text(json.dumps({**game, "solvable": True}) + " ")
+    assert new.stat().st_size == size  # only the time has changed
+    assert set(list_games(data, "train")) == {*games, str(new)} and len(read) == 3
+    shutil.rmtree(Path(games[0]).parent)
+    assert set(list_games(data, "train")) == {*games[1:], str(new)} and len(read) == 3
+    assert list_games(data, "valid_seen") and len(read) == 9  # splits do not share a cache
+
+
+def test_cache_survives_damage_and_read_only_data(data, tmp_path, monkeypatch):
+    games = list_games(data, "train")
+    cache = data / "json_2.1.1" / ".paw_min_train.json"
+    cache.write_text(cache.read_text()[:-20])
+    assert list_games(data, "train") == games
+    assert json.loads(cache.read_text())  # and mended
+
+    cache.unlink()
+    cache.mkdir()  # cannot be replaced by a file, even by root
+    assert list_games(data, "train") == games
+    monkeypatch.setattr(alfworld, "_playable", None)
+    assert list_games(data, "train") == games  # from the home folder
+    assert len(list((tmp_path / "home" / ".cache" / "paw_min").iterdir())) == 1
+    assert not list(cache.parent.glob("*.json.*"))  # nothing half-written left
+
+
+@pytest.mark.parametrize("name", ["game.tw-pddl", "traj_data.json"])
+def test_broken_json_is_named(data, name):
+    path = Path(list_games(data, "train")[5]).with_name(name)
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(ValueError, match=re.escape(str(path)) + " is broken .*; delete"):
+        list_games(data, "train")
+
+
+# --- which games to play ---------------------------------------------------------------------
+
+
+def test_groups_come_from_seed_and_update_alone():
+    games = [f"g{i:02}" for i in range(12)]
+    state = random.getstate()
+    updates = [draw_groups(games, 4, seed=1, update=u) for u in range(9)]
+    assert random.getstate() == state  # no global generator
+    assert updates[5] == draw_groups(games, 4, 1, 5) == ["g02", "g08", "g07", "g04"]  # pinned
+    for first in (0, 3, 6):  # each pass has every game once
+        assert sorted(chain(*updates[first:first + 3])) == games
+    assert len(set(map(tuple, updates))) == 9
+    assert draw_groups(games, 4, seed=2, update=0) != updates[0]
+
+
+def test_groups_of_an_update_are_different_games_though_passes_do_not_divide():
+    games = [f"g{i:02}" for i in range(12)]
+    drawn = [draw_groups(games, 5, 0, u) for u in range(200)]
+    assert all(len(set(update)) == 5 for update in drawn)
+    assert min(Counter(chain(*drawn)).values()) > 50  # of 83 on average: none is left out
+    for wrong in (0, 13):
+        with pytest.raises(ValueError, match=f"n_groups is {wrong} with 12 games"):
+            draw_groups(games, wrong, 0, 0)
+
+
+def test_panel_is_fixed_balanced_and_without_repeats():
+    games = sorted(f"{t}/{i:02}" for t in TYPES for i in range(20))
+    chosen = panel(games, 30, seed=0)
+    assert chosen == panel(games, 30, seed=0) == sorted(set(chosen))
+    assert Counter(g.split("/")[0] for g in chosen) == dict.fromkeys(TYPES, 5)
+    assert panel(games, 30, seed=1) != chosen
+    assert panel(games, len(games), seed=3) == games
+    for wrong in (0, 121):
+        with pytest.raises(ValueError, match=f"panel of {wrong} from 120 games"):
+            panel(games, wrong, seed=0)
+
+
+# --- playing ---------------------------------------------------------------------------------
+
+
+def test_observation_info_reward_and_done(games_root, env):
+    path = next(g for g in list_games(games_root, "train") if "heat" in g)
+    observation, info = env.reset(path)
+    assert re.fullmatch(r"-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room\. "
+                        r"Looking quickly around you, you see .*\.\n\n"
+                        r"Your task is to: put a hot \w+ in \w+\.", observation)
+    assert set(info) == {"admissible", "won", "task", "task_type", "game"}
+    assert info["task"] == observation[observation.index("put a hot"):]
+    assert info["task_type"] == "pick_heat_then_place_in_recep" and info["game"] == path
+    assert "help" not in info["admissible"] and "look" in info["admissible"]
+    assert info["admissible"] == sorted(info["admissible"]) and info["won"] is False
+
+    observation, reward, done, after = env.step("dance")
+    assert (observation, reward, done, after) == ("Nothing happens.", 0.0, False, info)
+    *commands, last = json.loads(Path(path).read_bytes())["walkthrough"]
+    for command in commands:
+        assert command in after["admissible"]
+        _, reward, done, after = env.step(command)
+        assert (reward, done, after["won"]) == (0.0, False, False)
+    observation, reward, done, after = env.step(last)
+    assert (reward, done, after["won"]) == (10.0, True, True)
+    assert observation.startswith("You move the ") and after["task"] == info["task"]
+    with pytest.raises(RuntimeError, match="call reset first"):  # the win cannot be undone
+        env.step("look")
+
+
+def test_one_seat_plays_game_after_game_as_a_new_one_would(games_root, env):
+    paths = list_games(games_root, "valid_seen")
+
+    def play(env, path):
+        rng, seen = random.Random(path), [env.reset(path)]
+        for _ in range(8):
+            seen.append(env.step(rng.choice(seen[-1][-1]["admissible"])))
+            if seen[-1][2]:
+                break
+        return seen
+
+    first = [play(env, path) for path in paths]
+    new = AlfworldEnv()
+    assert [play(new, path) for path in reversed(paths)] == first[::-1]
+    assert [info["task_type"] for (_, info), *_ in first] == sorted(TYPES)
+
+
+def test_task_type_without_the_usual_folder_name(data, env):
+    path = copy_game(list_games(data, "train")[0], "somewhere/t")
+    assert env.reset(path)[1]["task_type"] == "look_at_obj_in_light"
+
+
+def test_what_cannot_be_played_is_one_sentence(data, env, tmp_path):
+    with pytest.raises(RuntimeError, match="call reset first"):
+        AlfworldEnv().step("look")
+    path = Path(list_games(data, "train")[0])
+    game = json.loads(path.read_bytes())
+    old = game["grammar"].replace("move {o} to {r}", "put {o} in/on {r}")
+    assert old != game["grammar"]
+    path.write_text(json.dumps({**game, "grammar": old}))
+    with pytest.raises(GameError, match="no command `move X to Y`.*alfworld-download") as error:
+        env.reset(path)
+    assert str(path) in str(error.value)
+    with pytest.raises(RuntimeError, match="call reset first"):
+        env.step("look")
+    with pytest.raises(GameError, match="nowhere"):
+        env.reset(tmp_path / "nowhere.tw-pddl")

@@ -1,0 +1,255 @@
+"""The fast engine plays as the untouched packages do: pytest tests/test_engine.py  (~25 s)
+
+One process plays generated games with untouched TextWorld and ALFWorld, another with
+paw_min.envs.engine; every step must look the same. This file is also the script they run.
+"""
+
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+INVALID = ["", "dance", "LOOK", "go to nowhere 1", "take {o} from {r}", "look\nlook", "  help  "]
+
+
+def stock_env(request_infos):
+    from alfworld.agents.environment.alfred_tw_env import AlfredDemangler, AlfredInfos
+    from textworld.envs import PddlEnv
+
+    return AlfredInfos(AlfredDemangler(PddlEnv(request_infos), shuffle=False))
+
+
+def play(env, path, seed, steps, lines):
+    """Load a game, walk at random, ask for a plan, start again and win; append to `lines`."""
+
+    def note(state, *result):
+        facts = sorted(map(str, state.facts))  # in no order: TextWorld keeps them in sets
+        lines.append([state.feedback, state.admissible_commands, facts, state.won, state.lost,
+                      state.score, state.moves, state.last_command, sorted(state), *result])
+
+    rng = random.Random(seed)
+    env.load(path)
+    state = env.reset()
+    note(state, state["extra.gamefile"])
+    for step in range(steps):
+        command = rng.choice(INVALID if step % 4 == 3 else state.admissible_commands)
+        state, score, done = env.step(command)
+        note(state, score, done)
+    game = env.unwrapped
+    lines.append(game._pddl_state.replan(game._entity_infos))  # from the middle of a game
+    state = env.reset()
+    for command in state["extra.walkthrough"]:
+        state, score, done = env.step(command)
+        note(state, score, done)
+    assert state.won and done and score == 1, path
+
+
+def main(engine, out, steps, *paths):
+    import textworld
+
+    request_infos = textworld.EnvInfos(won=True, admissible_commands=True, facts=True, moves=True,
+                                       extras=["walkthrough", "gamefile"])
+    if engine == "stock":
+        env = stock_env(request_infos)
+    else:
+        from paw_min.envs.engine import make_env
+
+        env = make_env(request_infos)
+    lines = []
+    for seed, path in enumerate([*paths, paths[0]]):  # ends with the first game, loaded again
+        play(env, path, seed, int(steps), lines)
+    Path(out).write_text(json.dumps(lines))
+
+
+def run(arguments, **environ):
+    command = [sys.executable, *arguments]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environ}
+    result = subprocess.run(command, check=False, env=environ, capture_output=True,
+                            text=True)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout
+
+
+@pytest.fixture(scope="session")
+def paths(tmp_path_factory):
+    from paw_min.envs import games
+
+    root = tmp_path_factory.mktemp("games")
+    paths = games.generate(str(root), "train", 6, 0)
+    traj_data = [json.loads((Path(path).parent / "traj_data.json").read_text()) for path in paths]
+    assert len({data["task_type"] for data in traj_data}) == 6
+    return [str(path) for path in paths]
+
+
+@pytest.fixture(scope="session")
+def tricky(paths, tmp_path_factory):
+    """A game whose `examine` command says what the agent holds, so it changes during the game."""
+    game = json.loads(Path(paths[0]).read_text())
+    before = 'template :: "examine {r}"'
+    after = 'template :: "examine {r} with [{o.name | holds(a:agent, o:object)}]"'
+    assert before in game["grammar"]
+    game["grammar"] = game["grammar"].replace(before, after)
+    path = tmp_path_factory.mktemp("tricky") / "game.tw-pddl"
+    path.write_text(json.dumps(game))
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def env():
+    import textworld
+
+    from paw_min.envs.engine import make_env
+
+    return make_env(textworld.EnvInfos(won=True, admissible_commands=True))
+
+
+def test_plays_as_the_untouched_packages(paths, tricky, tmp_path):
+    transcripts = {}
+    for engine in ("stock", "fast"):
+        out = tmp_path / engine
+        run([__file__, engine, str(out), "8", *paths, tricky], ALFWORLD_DATA=str(tmp_path))
+        transcripts[engine] = json.loads(out.read_text())
+    assert len(transcripts["stock"]) == len(transcripts["fast"]) > 8 * 10
+    for number, (stock, fast) in enumerate(zip(transcripts["stock"], transcripts["fast"])):
+        assert fast == stock, f"entry {number} of the transcripts"
+    commands = {c for line in transcripts["stock"] if len(line) > 3 for c in line[1]}
+    assert any(c.startswith("examine") and c.endswith(" with nothing") for c in commands)
+    assert any(c.startswith("examine") and " with " in c and c[-1].isdigit() for c in commands)
+
+
+def test_leaves_the_process_as_it_was(paths, tmp_path):
+    """sys.argv, stdout, $ALFWORLD_DATA and the home folder, all of which stock changes."""
+    code = """if True:
+        import os, sys
+        import textworld
+        from paw_min.envs.engine import make_env
+        stdout = sys.stdout
+        env = make_env(textworld.EnvInfos(won=True))
+        env.load(sys.argv[1])
+        env.reset()
+        assert sys.argv[1:] == [env._gamefile], sys.argv
+        assert sys.stdout is stdout
+        assert "ALFWORLD_DATA" not in os.environ
+        assert not os.listdir(os.environ["HOME"]), os.listdir(os.environ["HOME"])
+        assert not os.listdir(os.environ["TMPDIR"]), os.listdir(os.environ["TMPDIR"])
+        maps = {l.split(maxsplit=5)[5] for l in open("/proc/self/maps") if "downward" in l}
+        print(len(maps))
+    """
+    home, tmp = tmp_path / "home", tmp_path / "tmp"
+    home.mkdir()
+    tmp.mkdir()
+    environ = {k: v for k, v in os.environ.items() if k != "ALFWORLD_DATA"}
+    environ.update(PYTHONPATH=str(ROOT), HOME=str(home), TMPDIR=str(tmp))
+    result = subprocess.run([sys.executable, "-c", code, paths[0]], check=False, env=environ,
+                            capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "1\n"
+
+
+def corrupt(name, game):
+    """The text of a broken game file."""
+    if name == "truncated json":
+        return json.dumps(game)[:20_000]
+    if name == "not a game":
+        return "[1, 2, 3]"
+    if name == "no grammar":
+        del game["grammar"]
+    elif name == "truncated PDDL":
+        game["pddl_problem"] = game["pddl_problem"][: len(game["pddl_problem"]) // 2]
+    elif name == "undeclared object":
+        game["pddl_problem"] = game["pddl_problem"].replace("agent1 - agent", "")
+    elif name == "wrong arity":  # fast-downward answers with SystemExit
+        game["pddl_problem"] = game["pddl_problem"].replace("(objectType ?o ", "(objectType ")
+    elif name == "bad grammar":
+        game["grammar"] = game["grammar"].replace('"""', '"', 1)
+    return json.dumps(game)
+
+
+BROKEN = ["truncated json", "not a game", "no grammar", "truncated PDDL", "undeclared object",
+          "wrong arity", "bad grammar"]
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_game_is_named_and_does_no_harm(name, env, paths, tmp_path, monkeypatch):
+    from paw_min.envs.engine import GameError
+
+    path = tmp_path / "game.tw-pddl"
+    path.write_text(corrupt(name, json.loads(Path(paths[0]).read_text())))
+    argv, stdout = ["train.py", "--steps", "3"], io.StringIO()
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setattr(sys, "stdout", stdout)
+    env.load(paths[1])
+    intro = env.reset().feedback
+    with pytest.raises(GameError) as error:
+        env.load(str(path))
+    assert sys.argv is argv and sys.stdout is stdout
+    message = str(error.value)
+    assert message.startswith(f"{path} is not a playable game (")
+    assert message.endswith("generate or download it again.") and "\n" not in message
+    with pytest.raises(TypeError):  # neither the game before nor half of the broken one
+        env.reset()
+    env.load(paths[1])
+    assert env.reset().feedback == intro
+
+
+def test_a_missing_game_is_named(env, tmp_path):
+    from paw_min.envs.engine import GameError
+
+    with pytest.raises(GameError, match="no/game.tw-pddl is not a playable game .FileNotFound"):
+        env.load(str(tmp_path / "no" / "game.tw-pddl"))
+
+
+def test_another_version_of_textworld_is_refused(monkeypatch):
+    from paw_min.envs import engine
+
+    monkeypatch.setattr(engine.importlib.metadata, "version", lambda package: "1.6.2")
+    for call in (engine.install, lambda: engine.make_env(None)):
+        with pytest.raises(RuntimeError, match="found textworld 1.6.2: pip install 'textworld"):
+            call()
+
+
+def test_install_serves_textworld_itself(paths):
+    import textworld
+
+    from paw_min.envs import engine
+
+    engine.install()
+    engine.install()
+    env = textworld.start(paths[0], textworld.EnvInfos(admissible_commands=True))
+    assert type(env) is engine.FastPddlEnv
+    assert "look" in env.reset().admissible_commands
+
+
+def test_environments_do_not_disturb_each_other(paths):
+    """Two copies of a game and another game in turns, as one alone; also with the caches lost."""
+    import textworld
+
+    from paw_min.envs import engine
+
+    def walk(path, seed):
+        env = engine.make_env(textworld.EnvInfos(won=True, admissible_commands=True, facts=True))
+        env.load(path)
+        state, rng = env.reset(), random.Random(seed)
+        for _ in range(12):
+            facts = sorted(map(str, state.facts))
+            yield state.feedback, state.admissible_commands, facts
+            state, _, _ = env.step(rng.choice(state.admissible_commands))
+
+    walks = [(paths[2], 1), (paths[2], 2), (paths[3], 3)]
+    alone = [list(walk(*w)) for w in walks]
+    assert alone[0] != alone[1]
+    in_turns = []
+    for entries in zip(*(walk(*w) for w in walks)):
+        in_turns.append(entries)
+        engine._game.cache_clear()
+    assert [list(entries) for entries in zip(*in_turns)] == alone
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

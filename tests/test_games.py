@@ -1,0 +1,306 @@
+"""Generated games and the expert that plays them: pytest tests/test_games.py  (~20 s)"""
+
+import hashlib
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("alfworld")
+pytest.importorskip("textworld")
+
+from paw_min.envs import games
+from paw_min.envs.alfworld import AlfworldEnv, list_games
+from paw_min.envs.expert import Expert, kind
+from paw_min.envs.games import CAN, FITS, SCENES, TASKS, Size
+
+ROOT = Path(__file__).resolve().parents[1]
+SPLITS = ("train", "valid_seen", "valid_unseen")
+SMALL = Size()
+
+
+@pytest.fixture(scope="module")
+def env():
+    return AlfworldEnv()
+
+
+def sample(split, n, seed=0, size=SMALL):
+    return [games.make_game(split, i, seed, size) for i in range(n)]
+
+
+def digest():
+    """Of the problems and walkthroughs of 60 games per split: what this package alone decides."""
+    text = [games.write_problem(g) + str(games.solve(g)) for s in SPLITS for g in sample(s, 60)]
+    return hashlib.sha256("".join(text).encode()).hexdigest()
+
+
+# --- the same games everywhere ---------------------------------------------------------------
+
+
+def test_bytes_are_pinned():
+    assert (games.VERSION, digest()[:32]) == (2, "ae3e5f4fe745798c8164a139942f11db"), (
+        "the games have changed: raise games.VERSION, then write the new digest here")
+
+
+def test_bytes_on_disk_do_not_depend_on_hash_seed_or_n(games_root, tmp_path):
+    code = ("import sys; from paw_min.envs import games; "
+            "games.generate(sys.argv[1], 'train', 3, seed=0)")
+    subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, check=True, timeout=120,
+                   env={**os.environ, "PYTHONHASHSEED": "1"})
+    made = [p for p in tmp_path.rglob("*") if p.is_file() and p.name != "manifest.json"]
+    assert sorted(p.name for p in made) == ["game.tw-pddl"] * 3 + ["traj_data.json"] * 3
+    for path in made:
+        assert path.read_bytes() == (games_root / path.relative_to(tmp_path)).read_bytes()
+        assert b"\r" not in path.read_bytes()
+
+
+def test_seed_split_and_size_change_the_games():
+    first = games.write_problem(sample("train", 1)[0])
+    for other in (sample("train", 1, seed=1), sample("valid_seen", 1),
+                  sample("train", 1, size=Size((7, 8), (5, 7)))):
+        assert games.write_problem(other[0]) != first
+
+
+# --- what is in a game -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [Size(), Size((14, 21), (10, 20))])
+def test_games_obey_alfworlds_tables(size):
+    for split in SPLITS:
+        for number, game in enumerate(sample(split, 120, size=size)):
+            room, things = game["room"], game["things"]
+            assert game["task"] == list(TASKS)[number % 6]
+            assert game["scene"] in SCENES[split]
+            assert size.receptacles[0] <= len(room) <= size.receptacles[1]
+            assert size.objects[0] <= len(things) - 1 <= size.objects[1]
+            assert [t.inside.kind in ("Desk", "SideTable") for t in things
+                    if t.kind == "DeskLamp"] == [True]
+            assert all(t.kind in FITS[t.inside.kind] for t in things if t.kind != "DeskLamp")
+            wanted = [t for t in things if t.kind == game["target"]]
+            assert len(wanted) >= 1 + (game["task"] == "pick_two_obj_and_place")
+            assert all(t.inside.kind != game["goal"] for t in wanted)
+            if game["goal"] != "DeskLamp":
+                assert game["target"] in FITS[game["goal"]]
+                assert game["goal"] in {r.kind for r in room}
+            if TASKS[game["task"]]:
+                assert game["target"] in CAN[TASKS[game["task"]][0]]
+            assert len({t.id for t in room + things}) == len({t.name for t in room + things})
+
+
+def test_names_are_those_of_the_demangler():
+    from alfworld.agents.utils.misc import Demangler
+
+    class Info:
+        def __init__(self, id):
+            self.id = id
+
+    for game in sample("train", 30, size=Size((18, 21), (20, 20))):
+        ids = {games._mangle(t.id).lower(): t.name for t in game["room"] + game["things"]}
+        demangler = Demangler(game_infos={id: Info(id) for id in ids})
+        assert {id: demangler.demangle_alfred_name(id) for id in ids} == ids
+
+
+def test_small_games_ask_for_some_search():
+    drawn = sample("train", 300)
+    lengths = [len(games.solve(g)) for g in drawn]
+    hidden = [t.inside.kind in games.OPENABLE for g in drawn for t in g["things"]
+              if t.kind == g["target"]]
+    doubles = [max(Counter(r.kind for r in g["room"]).values()) > 1 for g in drawn]
+    assert 5 < sum(lengths) / 300 < 7
+    assert 0.25 < sum(hidden) / len(hidden) < 0.6
+    assert sum(doubles) / 300 > 0.45  # "cabinet 1" or "cabinet 2"?
+    assert len({r.kind for g in drawn for r in g["room"] + g["things"]}) == 27
+
+
+def test_splits_share_no_goal_and_rooms_stay_the_same():
+    def goals(split):
+        return {(g["scene"], g["task"], g["target"], g["goal"]) for g in sample(split, 600)}
+
+    train, seen, unseen = goals("train"), goals("valid_seen"), goals("valid_unseen")
+    assert not train & seen
+    assert {g[0] for g in train} == {g[0] for g in seen} == set(range(6, 30))
+    assert {g[0] for g in unseen} == set(range(6))
+    rooms = {}
+    for game in sample("train", 60) + sample("valid_seen", 60, seed=5):
+        assert rooms.setdefault(game["scene"], game["room"]) == game["room"]
+
+
+# --- made, proved, resumed -------------------------------------------------------------------
+
+
+def test_walkthroughs_win_and_files_are_as_published(games_root, env):
+    types = Counter()
+    for split in SPLITS:
+        for path in map(Path, list_games(games_root, split)):
+            game = json.loads(path.read_bytes())
+            traj = json.loads(path.with_name("traj_data.json").read_bytes())
+            params = traj["pddl_params"]
+            assert path.parent.parent.name == "-".join([
+                traj["task_type"], params["object_target"], "None",
+                params["parent_target"] or params["toggle_target"],
+                str(traj["scene"]["scene_num"])])
+            assert sorted(os.listdir(path.parent)) == ["game.tw-pddl", "traj_data.json"]
+            env.reset(path)
+            rewards = [env.step(command)[1] for command in game["walkthrough"]]
+            assert rewards == [0.0] * (len(rewards) - 1) + [10.0]
+            types[traj["task_type"]] += 1
+    assert types == dict.fromkeys(TASKS, 4)
+
+
+def test_interrupted_run_is_completed_by_the_same_call(games_root, tmp_path, monkeypatch):
+    proved, real = [], games.prove
+
+    def prove(env, path):
+        if len(proved) == 2:
+            raise KeyboardInterrupt
+        real(env, path)
+        proved.append(path.parent.name)
+
+    monkeypatch.setattr(games, "prove", prove)
+    with pytest.raises(KeyboardInterrupt):
+        games.generate(tmp_path, "train", 4, seed=0)
+    assert len(list(tmp_path.rglob("game.tw-pddl"))) == 2  # what was not proved is no game
+    monkeypatch.setattr(games, "prove", lambda env, path: real(env, path) or proved.append(path))
+    paths = games.generate(tmp_path, "train", 4, seed=0)
+    assert len(proved) == 4  # two then, two now
+    assert paths == sorted(map(str, tmp_path.rglob("game.tw-pddl")))
+    for path in map(Path, paths):
+        assert path.read_bytes() == (games_root / path.relative_to(tmp_path)).read_bytes()
+
+    monkeypatch.setattr(games, "make_game", None)  # a finished split is only looked at
+    assert games.generate(tmp_path, "train", 4, seed=0) == paths
+    monkeypatch.undo()
+    content = Path(paths[1]).read_bytes()
+    os.remove(paths[1])
+    assert games.generate(tmp_path, "train", 4, seed=0) == paths
+    assert Path(paths[1]).read_bytes() == content
+
+
+def test_other_parameters_and_foreign_folders_are_refused(games_root, tmp_path):
+    for n, seed, size in ((13, 0, Size()), (12, 1, Size()), (12, 0, Size((6, 7)))):
+        with pytest.raises(ValueError, match="games made with .* was asked for; choose another"):
+            games.generate(games_root, "train", n, seed, size)
+    (tmp_path / "json_2.1.1" / "train" / "pick_and_place_simple-Mug-None-Desk-301").mkdir(
+        parents=True)
+    with pytest.raises(ValueError, match="from elsewhere"):
+        games.generate(tmp_path, "train", 1, seed=0)
+    with pytest.raises(ValueError, match="'test'.*valid_unseen"):
+        games.generate(tmp_path, "test", 1, seed=0)
+    with pytest.raises(ValueError, match="n is 0"):
+        games.generate(tmp_path, "valid_seen", 0, seed=0)
+    for wrong in ({"receptacles": (5, 8)}, {"receptacles": (8, 6)}, {"receptacles": (6, 24)},
+                  {"objects": (1, 3)}):
+        with pytest.raises(ValueError, match="from 6 to 23"):
+            Size(**wrong)
+
+
+def test_proof_refuses_a_walkthrough_that_does_not_win_at_its_end(games_root, env, tmp_path):
+    game = json.loads(Path(list_games(games_root, "train")[0]).read_bytes())
+    for commands in (game["walkthrough"][:-1], [*game["walkthrough"], "look"], []):
+        path = tmp_path / "game.tw-pddl"
+        path.write_text(json.dumps({**game, "walkthrough": commands}))
+        with pytest.raises(RuntimeError, match="does not win at its end"):
+            games.prove(env.engine, path)
+
+
+# --- the expert ------------------------------------------------------------------------------
+
+
+def play(env, path, seed=0, noise=0.0, limit=200):
+    """The commands of the expert in one game, some replaced by random ones; won or not."""
+    rng = random.Random(seed)
+    expert, commands = Expert(random.Random(seed)), []
+    observation, info = env.reset(path)
+    expert.reset(observation)
+    while not info["won"] and len(commands) < limit:
+        command = expert.act(observation, info["admissible"])
+        assert command in info["admissible"]
+        if rng.random() < noise:
+            command = rng.choice(info["admissible"])
+        commands.append(command)
+        observation, _, _, info = env.step(command)
+    return commands, info["won"]
+
+
+def test_expert_wins_every_game_in_25_steps_and_is_deterministic(games_root, env):
+    for split in SPLITS:
+        for path in list_games(games_root, split):
+            commands, won = play(env, path, limit=25)
+            assert won, (path, commands)
+            assert play(env, path, seed=1)[0] == commands
+
+
+@pytest.mark.parametrize("noise", [0.3, 0.6])
+def test_expert_goes_on_from_what_others_did(games_root, env, noise):
+    for seed, path in enumerate(list_games(games_root, "train")):
+        assert play(env, path, seed, noise)[1], path
+
+
+def test_expert_sees_only_texts_and_searches_in_listed_order():
+    gos = [f"go to {p}" for p in ("cabinet 1", "cabinet 2", "desk 1", "fridge 1")]
+    expert = Expert(random.Random(0))
+    expert.reset("you see a fridge 1, a cabinet 2, a cabinet 1, and a desk 1.\n\n"
+                 "Your task is to: put two mug in cabinet.")
+
+    def act(observation, *commands, here=None):
+        others = [go for go in gos if go != f"go to {here}"]
+        return expert.act(observation, [*commands, *others, f"examine {here}", "look"])
+
+    assert act("You are in the middle of a room.") == "go to cabinet 1"
+    assert act("The cabinet 1 is closed.", "open cabinet 1", here="cabinet 1") == "open cabinet 1"
+    assert act("In it, you see nothing.", "close cabinet 1", here="cabinet 1") == "go to cabinet 2"
+    assert act("On the desk 1, you see a mug 3.", "take mug 3 from desk 1",
+               here="desk 1") == "take mug 3 from desk 1"
+    assert act("You pick up the mug 3 from the desk 1.", "move mug 3 to desk 1",
+               here="desk 1") == "go to cabinet 1"
+    assert act("You arrive.", "move mug 3 to cabinet 1", here="cabinet 1") == (
+        "move mug 3 to cabinet 1")
+    assert act("You move the mug 3 to the cabinet 1.", "take mug 3 from cabinet 1",
+               here="cabinet 1") == "go to cabinet 2"  # leaves the first of the two where it is
+    assert act("", "take mug 1 from cabinet 2", here="cabinet 2") == "take mug 1 from cabinet 2"
+    assert act("", "take pen 1 from fridge 1", here="fridge 1") == "go to cabinet 1"  # cyclic
+    assert act("You pick up the pen 1 from the desk 1.", "move pen 1 to desk 1",
+               here="desk 1") == "move pen 1 to desk 1"  # somebody else's idea
+    assert act("", "take mug 2 from desk 1", here="desk 1") == (
+        "take mug 2 from desk 1")  # who can take has empty hands, whatever the texts said
+    assert expert.act("", ["inventory"]) == "inventory"  # no rule applies
+
+
+def test_expert_heats_again_what_was_cooled():
+    expert = Expert(random.Random(0))
+    expert.reset("you see a fridge 1, a microwave 1, and a desk 1.\n\n"
+                 "Your task is to: heat some mug and put it in desk.")
+    rest = ["go to desk 1", "go to microwave 1", "examine fridge 1"]
+    here = ["go to desk 1", "go to fridge 1", "examine microwave 1", "heat mug 1 with microwave 1"]
+    assert expert.act("You pick up the mug 1 from the fridge 1.", rest) == "go to microwave 1"
+    assert expert.act("You arrive at microwave 1.", here) == "heat mug 1 with microwave 1"
+    assert expert.act("You heat the mug 1 using the microwave 1.", here) == "go to desk 1"
+    assert expert.act("You cool the mug 1 using the fridge 1.", rest) == "go to microwave 1"
+
+
+def test_expert_reads_every_goal_template_of_alfworld():
+    for task, needs in TASKS.items():
+        for template in games.GOALS[task]["templates"]:
+            text = template.format(obj="egg", recep="shelf", toggle="desklamp")
+            expert = Expert(random.Random(0))
+            expert.reset(f"you see a shelf 1.\n\nYour task is to: {text}.")
+            lamp = task == "look_at_obj_in_light"
+            assert (expert.target, expert.goal, expert.lamp, expert.verb) == (
+                "egg", None if lamp else "shelf", "desklamp" if lamp else None,
+                needs and needs[2]), text
+    with pytest.raises(ValueError, match="boil an egg"):
+        Expert(random.Random(0)).reset("Your task is to: boil an egg.")
+    assert kind("countertop 12") == "countertop"
+
+
+def test_goal_text_is_one_plain_sentence(games_root, env):
+    for path in list_games(games_root, "train"):
+        task = env.reset(path)[1]["task"]
+        assert re.fullmatch(r"(put (a|two)( clean| hot| cool)? \w+ in \w+|"
+                            r"look at \w+ under the desklamp)\.", task)

@@ -1,0 +1,103 @@
+"""Clipped surrogate, KL, and the weighting that makes Eq. 11 safe to cut into pieces.
+
+    python -m pytest tests/test_losses.py
+"""
+
+import math
+import random
+
+import pytest
+import torch
+
+from paw_min import losses
+
+
+def test_clipped_surrogate_by_hand():
+    ratio = torch.tensor([[1.5], [0.5], [5.0], [0.5], [1.0]])
+    advantage = torch.tensor([1.0, 1.0, -1.0, -1.0, 2.0])
+    ones = torch.ones(5, 1)
+    loss, metrics = losses.clipped_surrogate(ratio.log(), torch.zeros(5, 1), advantage, ones)
+    # -1.2 (clipped), -0.5, 3 (dual clip instead of 5), 0.8 (clipped), -2
+    assert loss.item() == pytest.approx((-1.2 - 0.5 + 3.0 + 0.8 - 2.0) / 5)
+    assert metrics["clip_fraction"].item() == pytest.approx(0.4)
+    assert metrics["ratio"].item() == pytest.approx(1.7)
+    k3 = sum(r - 1 - math.log(r) for r in (1.5, 0.5, 5.0, 0.5, 1.0)) / 5
+    assert metrics["approx_kl"].item() == pytest.approx(k3, rel=1e-5)
+
+
+def test_clip_bounds_are_arguments():
+    logp, zero, one = torch.tensor([[math.log(2.0)]]), torch.zeros(1, 1), torch.ones(1, 1)
+    loss = losses.clipped_surrogate(logp, zero, torch.ones(1), one, clip=0.5)[0]
+    assert loss.item() == pytest.approx(-1.5)
+    loss = losses.clipped_surrogate(logp, zero, -torch.ones(1), one, dual_clip=1.5)[0]
+    assert loss.item() == pytest.approx(1.5)
+
+
+def test_gradient_is_that_of_the_policy_gradient_and_stops_where_clipped():
+    old = torch.zeros(1, 4)
+    logp = torch.tensor([[0.0, math.log(1.5), math.log(0.5), 7.0]], requires_grad=True)
+    mask = torch.tensor([[1, 1, 1, 0]])
+    losses.clipped_surrogate(logp, old, torch.tensor([2.0]), mask)[0].backward()
+    # -A * ratio / 3 tokens; nothing beyond 1 + clip; nothing from padding
+    torch.testing.assert_close(logp.grad, torch.tensor([[-2 / 3, 0.0, -1 / 3, 0.0]]))
+
+
+def test_padding_may_hold_anything():
+    logp = torch.tensor([[0.0, -math.inf]], requires_grad=True)
+    old, mask = torch.tensor([[0.0, math.nan]]), torch.tensor([[True, False]])
+    loss, metrics = losses.clipped_surrogate(logp, old, torch.ones(1), mask)
+    loss.backward()
+    assert torch.isfinite(loss) and torch.isfinite(logp.grad).all()
+    assert all(torch.isfinite(value) for value in metrics.values())
+
+
+def test_token_mean_weighs_long_responses_more():
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
+    zero = torch.zeros(2, 3)
+    loss, _ = losses.clipped_surrogate(zero, zero, torch.tensor([1.0, -1.0]), mask)
+    assert loss.item() == pytest.approx((-3 + 1) / 4)
+
+
+def test_k3():
+    one = torch.ones(1, 1)
+    kl = losses.k3_kl(torch.tensor([[0.5]]).log(), torch.tensor([[0.25]]).log(), one)
+    assert kl.item() == pytest.approx(0.193147, abs=1e-6)
+    far = losses.k3_kl(torch.tensor([[-20.0]]), torch.tensor([[0.0]]), one)
+    assert far.item() == 10.0
+
+
+GROUP = ["a", "a", "a", "b", "b", "c"]
+SELECTED = torch.tensor([True, True, False, True, False, False])
+LAM = {"a": 0.5, "b": 1.0, "c": 0.25}
+
+
+def test_row_weights_equal_eq_11():
+    loss = torch.tensor([0.3, 0.5, 9.0, 0.8, 9.0, 9.0])
+    weights = losses.row_weights(GROUP, SELECTED, LAM)
+    # c has no selected row: its term is left out, but it still counts as a group.
+    by_group = [0.5 * (0.3 + 0.5) / 2, 1.0 * 0.8, 0.0]
+    assert (weights * loss).sum().item() == pytest.approx(sum(by_group) / 3)
+
+
+def test_any_cut_into_micro_batches_adds_up():
+    weights = losses.row_weights(GROUP, SELECTED, LAM)
+    loss = torch.rand(6, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    (whole,) = torch.autograd.grad((weights * loss).sum(), loss)
+    for cut in range(1, 6):
+        parts = (weights[:cut] * loss[:cut]).sum() + (weights[cut:] * loss[cut:]).sum()
+        (grad,) = torch.autograd.grad(parts, loss)
+        torch.testing.assert_close(grad, whole)
+
+
+def test_random_mini_batches_are_unbiased():
+    """Over all ways to cut 6 rows into equal thirds, the scaled estimates average to Eq. 11."""
+    weights = losses.row_weights(GROUP, SELECTED, LAM)
+    loss = torch.tensor([0.3, 0.5, 9.0, 0.8, 9.0, 9.0])
+    whole = (weights * loss).sum()
+    estimates = []
+    for seed in range(4000):
+        order = list(range(6))
+        random.Random(seed).shuffle(order)
+        mini = order[:2]
+        estimates.append((weights[mini] * loss[mini]).sum() * 6 / 2)
+    assert torch.stack(estimates).mean().item() == pytest.approx(whole.item(), rel=0.05)

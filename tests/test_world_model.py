@@ -1,0 +1,154 @@
+"""Selection (Eq. 4), clipped MAE (Eq. 5-9) and balancing (Eq. 10), by hand and by autograd.
+
+    python -m pytest tests/test_world_model.py
+"""
+
+import math
+
+import pytest
+import torch
+
+from paw_min import balance, cmae, select
+
+
+# ---- Eq. 4 -------------------------------------------------------------------------------------
+
+
+def test_top_alpha_keeps_the_highest():
+    entropy = torch.tensor([0.1, 0.9, 0.5, 0.7])
+    assert select.top_alpha(entropy, 0.5).tolist() == [False, True, False, True]
+    assert select.top_alpha(entropy, 1.0).all()
+
+
+@pytest.mark.parametrize(
+    "n, alpha, count", [(4, 0.75, 3), (5, 0.75, 4), (1, 0.01, 1), (30, 0.1, 3), (7, 0.5, 4), (0, 0.5, 0)]
+)
+def test_top_alpha_counts_rounding_up(n, alpha, count):
+    assert select.top_alpha(torch.arange(n).float(), alpha).sum() == count
+
+
+def test_among_equal_entropies_the_earlier_row_wins():
+    assert select.top_alpha(torch.tensor([1.0, 2, 1, 1]), 0.5).tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize("alpha", [0.0, -0.1, 1.1, math.nan])
+def test_alpha_out_of_range(alpha):
+    with pytest.raises(ValueError, match="alpha"):
+        select.top_alpha(torch.ones(3), alpha)
+
+
+def test_both_readings_of_the_entropy():
+    p = torch.tensor([[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]])
+    logits = p.clamp(min=1e-30).log() + 3.0  # a shift changes nothing
+    torch.testing.assert_close(select.full_entropy(logits), torch.tensor([1.5 * math.log(2), 0.0]))
+    # The printed formula sees the sampled token alone; it is largest at q = 1/e, small at both ends.
+    q = torch.tensor([0.001, 1 / math.e, 0.999])
+    printed = select.sampled_entropy(q.log())
+    torch.testing.assert_close(printed, -q * q.log())
+    assert printed[1] > 10 * printed[0] and printed[1] > 10 * printed[2]
+
+
+def test_action_entropy_is_a_mean_over_action_tokens():
+    tokens = torch.tensor([[1.0, 3.0, 99.0], [2.0, 99.0, 99.0]])
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    assert select.action_entropy(tokens, mask).tolist() == [2.0, 2.0]
+
+
+# ---- Eq. 5-9 -----------------------------------------------------------------------------------
+
+P = torch.tensor([[0.1, 0.2, 0.9, 0.5], [0.05, 0.8, 0.3, 0.3]])
+MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])
+
+
+def test_losses_by_hand():
+    logp = P.log()
+    torch.testing.assert_close(
+        cmae.cross_entropy(logp, MASK),
+        -torch.tensor([math.log(0.1 * 0.2 * 0.9) / 3, math.log(0.05 * 0.8) / 2]),
+    )
+    torch.testing.assert_close(cmae.mae(logp, MASK), torch.tensor([(0.9 + 0.8 + 0.1) / 3, 1.15 / 2]))
+    # rho = 0.2 keeps 0.1, 0.2 and 0.05; the denominator still counts every observation token.
+    torch.testing.assert_close(
+        cmae.clipped_mae(logp, MASK, 0.2), torch.tensor([(0.9 + 0.8) / 3, 0.95 / 2])
+    )
+
+
+@pytest.mark.parametrize("rho", [0.05, 0.1, 0.2, 0.3, 1 / 3, 0.7])
+def test_the_boundary_is_inside(rho):
+    for dtype in (torch.float32, torch.float64):
+        one = torch.ones(1, 1)
+        at = torch.tensor([[math.log(rho)]], dtype=dtype)
+        assert cmae.clipped_mae(at, one, rho).item() == pytest.approx(1 - rho)
+        above = torch.tensor([[math.log(rho * 1.0001)]], dtype=dtype)
+        assert cmae.clipped_mae(above, one, rho).item() == 0.0
+
+
+def gradient(loss, p, mask=None):
+    """d loss / d p of each token, through log p as the model delivers it."""
+    p = p.clone().requires_grad_()
+    loss(p.log(), torch.ones_like(p) if mask is None else mask).sum().backward()
+    return p.grad
+
+
+def test_gradients_of_eq_6():
+    p = torch.tensor([[0.01, 0.1, 0.5, 0.99]])
+    torch.testing.assert_close(gradient(cmae.cross_entropy, p), -1 / p / 4)  # -grad p / p
+    torch.testing.assert_close(gradient(cmae.mae, p), -torch.ones_like(p) / 4)  # -grad p
+
+
+def test_clipped_gradient_is_zero_above_rho_and_bounded_below():
+    p = torch.tensor([[0.01, 0.1, 0.2, 0.21, 0.99]])
+    grad = gradient(lambda logp, mask: cmae.clipped_mae(logp, mask, 0.2), p)
+    # A gradient through the mask itself would show up here as anything but -1/5 or 0.
+    torch.testing.assert_close(grad, torch.tensor([[-1.0, -1.0, -1.0, 0.0, 0.0]]) / 5)
+
+
+def test_gradient_on_the_logits_is_p_times_1_minus_p():
+    """Appendix A.4: on the target's logit, CE pulls with 1 - p and MAE with p (1 - p)."""
+    logits = torch.tensor([[2.0, 0.0, -1.0]], requires_grad=True)
+    p = logits.softmax(-1)[0, 2].item()
+    for loss, expected in ((cmae.cross_entropy, 1 - p), (cmae.mae, p * (1 - p))):
+        logits.grad = None
+        loss(logits.log_softmax(-1)[:, 2:], torch.ones(1, 1)).sum().backward()
+        assert -logits.grad[0, 2].item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_empty_observations_and_padding_do_no_harm():
+    logp = torch.tensor([[-math.inf, math.nan], [math.log(0.1), -math.inf]], requires_grad=True)
+    mask = torch.tensor([[False, False], [True, False]])
+    losses = [cmae.cross_entropy, cmae.mae, lambda a, b: cmae.clipped_mae(a, b, 0.2)]
+    for loss, expected in zip(losses, (math.log(10), 0.9, 0.9)):
+        logp.grad = None
+        value = loss(logp, mask)
+        assert value.tolist() == [0.0, pytest.approx(expected)]
+        value.sum().backward()
+        assert torch.isfinite(logp.grad).all()
+
+
+def test_shapes_are_checked():
+    with pytest.raises(ValueError, match="need .N, T."):
+        cmae.mae(torch.zeros(2, 3), torch.zeros(2, 4))
+
+
+# ---- Eq. 10 ------------------------------------------------------------------------------------
+
+
+def test_lambda():
+    weights = balance.wm_weight(torch.tensor([0.0, 2.5, 10.0]), 10.0)
+    torch.testing.assert_close(weights, torch.tensor([1.0, 0.75, 0.0]))
+    assert balance.wm_weight(5, 10) == 0.5
+    # Outside of what the environment can pay, lambda stays a weight.
+    assert balance.wm_weight(torch.tensor([-1.0, 11.0]), 10.0).tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("r_max", [0, -1.0, math.nan])
+def test_lambda_needs_a_positive_maximum(r_max):
+    with pytest.raises(ValueError, match="r_max"):
+        balance.wm_weight(1.0, r_max)
+
+
+def test_mean_return_counts_episodes():
+    assert balance.group_mean_return([10.0, 0.0, 0.0, 10.0], ["a", "a", "a", "b"]) == {
+        "a": pytest.approx(10 / 3),
+        "b": 10.0,
+    }
