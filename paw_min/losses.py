@@ -82,7 +82,3 @@ def row_weights(group: Sequence[Hashable], selected: Tensor, lam: dict[Hashable,
     ]
     return torch.tensor(weights, device=selected.device)
 
-
-def paw_loss(rl_loss: Tensor, wm_row_loss: Tensor, weight: Tensor) -> Tensor:
-    """Eq. 11 from its parts: RL loss (), world-model loss of each row (N,), row weights (N,)."""
-    return rl_loss + (weight * wm_row_loss).sum()

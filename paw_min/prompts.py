@@ -80,7 +80,7 @@ def compact(context: Context, history_length: int) -> str:
     """The same facts in about 100 words: task, recent actions and what they led to, choices.
 
     The first observation is left out: the task is stated, and the admissible actions name every
-    place in the room again.
+    place in the room again. So are the actions that only look (`examine`, `inventory`, `look`).
     """
     observations = [o for o, _ in context.history] + [context.observation]
     observations = ["Start." if "Your task is to:" in o else o for o in observations]
@@ -88,7 +88,8 @@ def compact(context: Context, history_length: int) -> str:
     parts = [f"task {context.task}", observations[first]]
     for (_, action), observation in zip(context.history[first:], observations[first + 1 :]):
         parts += [f"> {action}", observation]
-    return "\n".join(parts + ["| " + " | ".join(context.admissible)])
+    acts = [a for a in context.admissible if a.split()[0] not in ("examine", "inventory", "look")]
+    return "\n".join(parts + ["| " + " | ".join(acts)])
 
 
 def parse_action(response: str, tail: int = 30) -> tuple[str, bool]:

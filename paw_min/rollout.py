@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from tqdm import tqdm
 
+from paw_min.config import UserError
 from paw_min.prompts import Context, parse_action, render
 
 
@@ -50,7 +51,7 @@ class Episode:
         return sum(t.reward for t in self.transitions)
 
 
-class PromptTooLong(ValueError):
+class PromptTooLong(UserError):
     """A prompt over the limit, where the configuration says to stop."""
 
 

@@ -86,8 +86,8 @@ def update(cfg: Config, policy: Policy, reference, optimizer, episodes, seed: tu
 
                 loss = sum(terms.values())  # Eq. 11, this micro-batch's part
                 if not torch.isfinite(loss):
-                    shown = ", ".join(f"{name} {float(value):g}" for name, value in terms.items())
-                    raise NonFinite(f"the loss became {float(loss)} ({shown})", part)
+                    shown = ", ".join(f"{name} {scalar(value):g}" for name, value in terms.items())
+                    raise NonFinite(f"the loss became {scalar(loss)} ({shown})", part)
                 loss.backward()
 
                 for name, value in terms.items():
@@ -101,7 +101,7 @@ def update(cfg: Config, policy: Policy, reference, optimizer, episodes, seed: tu
             # Line 11.
             norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), cfg.grad_clip)
             if not torch.isfinite(norm):
-                raise NonFinite(f"the gradient norm became {float(norm)}", [rows[i] for i in mini])
+                raise NonFinite(f"the gradient norm became {scalar(norm)}", [rows[i] for i in mini])
             optimizer.step()
             log.mean("grad_norm", norm, 1)
 
@@ -203,6 +203,10 @@ def chunks(items: list, size: int):
     return (items[i : i + size] for i in range(0, len(items), size))
 
 
+def scalar(value) -> float:
+    return value.item() if isinstance(value, Tensor) else float(value)
+
+
 class NonFinite(RuntimeError):
     """A loss or gradient that is no number; `rows` are those it came from."""
 
@@ -218,11 +222,11 @@ class Log:
         self.sums, self.weights = defaultdict(float), {}
 
     def mean(self, name: str, value, weight: float) -> None:
-        self.sums[name] += float(value) * weight
+        self.sums[name] += scalar(value) * weight
         self.weights[name] = self.weights.get(name, 0.0) + weight
 
     def total(self, name: str, value) -> None:
-        self.sums[name] += float(value)
+        self.sums[name] += scalar(value)
 
     def result(self) -> dict:
         return {name: value / self.weights.get(name, 1.0) for name, value in self.sums.items()}

@@ -78,6 +78,16 @@ class Expert:
                 return command
         return self.rng.choice(admissible)
 
+    def thought(self) -> str:
+        """What it is about, in three words or so; after `act`."""
+        if self.hand is None or kind(self.hand) != self.target:
+            return f"find {self.target}"
+        if self.lamp:
+            return f"use {self.lamp}"
+        if self.verb and self.hand not in self.ready:
+            return f"{self.verb} {self.target}"
+        return f"put {self.target} in {self.goal}"
+
     def _read(self, observation: str, admissible: list[str], here: str):
         """Update what is remembered."""
         if found := re.search(r"You pick up the (.+?) from", observation):

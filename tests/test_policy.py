@@ -1,0 +1,263 @@
+"""One forward pass for action and observation: isolation, padding, log-probs, sampling.
+
+    python -m pytest tests/test_policy.py
+
+Tiny random models of three families. Where float sums may be ordered differently (another row
+length, another batch), tolerances are a few float32 roundings of a log-probability of about -5.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import (
+    LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM,
+)  # fmt: skip
+
+from paw_min import cmae, losses, tiny
+from paw_min.policy import Policy, collate, load_policy
+from paw_min.sampler import HFSampler
+
+TEXTS = ["go to shelf 1", "<think></think><action>take mug 1 from desk 2</action>", "a b c d e f g"]
+SIZE = dict(
+    hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2,
+)  # fmt: skip
+ROUNDING = dict(atol=5e-6, rtol=0)
+FAMILIES = {
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 8}),
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+}
+
+
+def make_policy(family: str = "qwen2", temperature: float = 1.0, **extra) -> Policy:
+    config, model, options = FAMILIES[family]
+    tokenizer = tiny.make_tokenizer(TEXTS)
+    torch.manual_seed(0)
+    ids = {"pad_token_id": 0, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    model = model(config(vocab_size=len(tokenizer), **SIZE, **ids, **options, **extra))
+    for name, p in model.named_parameters():
+        if "norm" not in name:
+            torch.nn.init.normal_(p, std=0.3)  # sharper than the default: differences show
+    return Policy(model, tokenizer, temperature)
+
+
+def row(prompt: list[int], response: list[int], observation: list[int]) -> SimpleNamespace:
+    return SimpleNamespace(prompt_ids=prompt, response_ids=response, obs_ids=observation)
+
+
+ROWS = [
+    row([3, 9, 10, 11], [5, 6, 7, 12, 8, 2], [13, 14, 15]),
+    row([3, 14, 9], [16, 2], [9, 10, 11, 12, 13, 14, 15]),
+    row([3, 10, 11, 12, 13, 14], [17], []),
+]
+
+
+@pytest.fixture(params=FAMILIES)
+def policy(request) -> Policy:
+    return make_policy(request.param)
+
+
+def test_scores_equal_the_models_own_logits(policy):
+    batch = collate(ROWS, [True] * 3, policy.pad_id)
+    logp, entropy = policy.score(batch)
+    for i, r in enumerate(ROWS):
+        ids = torch.tensor([r.prompt_ids + r.response_ids + r.obs_ids])
+        full = policy.model(ids).logits[0].log_softmax(-1)  # (L, V)
+        start, n = len(r.prompt_ids), len(r.response_ids)
+        for k in range(n + len(r.obs_ids)):
+            expected = full[start + k - 1, ids[0, start + k]]
+            torch.testing.assert_close(logp[i, k], expected, **ROUNDING)
+            h = -(full[start + k - 1].exp() * full[start + k - 1]).sum()
+            expected = h if k < n else torch.tensor(0.0)
+            torch.testing.assert_close(entropy[i, k], expected, **ROUNDING)
+    assert batch.action_mask.sum(1).tolist() == [6, 2, 1]
+    assert batch.obs_mask.sum(1).tolist() == [3, 7, 0]
+
+
+def test_head_sees_scored_positions_only(policy):
+    seen = []
+    hook = policy.model.get_output_embeddings().register_forward_hook(
+        lambda module, inputs, output: seen.append(output.shape[:-1].numel())
+    )
+    policy.score(collate(ROWS, [True, True, False], policy.pad_id))
+    policy.score(collate(ROWS, [False] * 3, policy.pad_id))
+    hook.remove()
+    assert seen == [6 + 3 + 2 + 7 + 1, 6 + 2 + 1]
+
+
+def test_appended_observation_changes_no_action_logprob(policy):
+    bare, _ = policy.score(collate(ROWS, [False] * 3, policy.pad_id))
+    batch = collate(ROWS, [True] * 3, policy.pad_id)
+    with_o, _ = policy.score(batch)
+    mask = batch.action_mask[:, : bare.shape[1]]
+    # Not bit-equal: a longer row makes the matrix products sum in another order.
+    torch.testing.assert_close(with_o[:, : bare.shape[1]][mask], bare[mask], **ROUNDING)
+
+
+def other_observations() -> list[SimpleNamespace]:
+    return [row(r.prompt_ids, r.response_ids, [18 - t for t in r.obs_ids]) for r in ROWS]
+
+
+def test_changing_the_observation_changes_no_action_logprob_not_even_a_bit(policy):
+    batch = collate(ROWS, [True] * 3, policy.pad_id)
+    logp, entropy = policy.score(batch)
+    other, other_entropy = policy.score(collate(other_observations(), [True] * 3, policy.pad_id))
+    assert torch.equal(logp[batch.action_mask], other[batch.action_mask])
+    assert torch.equal(entropy, other_entropy)
+    assert not torch.equal(logp[batch.obs_mask], other[batch.obs_mask])  # but its own it does
+
+
+def test_changing_the_observation_changes_no_rl_gradient(policy):
+    def gradients(rows):
+        policy.model.zero_grad()
+        batch = collate(rows, [True] * 3, policy.pad_id)
+        logp, _ = policy.score(batch)
+        advantage = torch.tensor([1.0, -2.0, 0.5])
+        losses.clipped_surrogate(logp, logp.detach(), advantage, batch.action_mask)[0].backward()
+        return [p.grad.clone() for p in policy.model.parameters()]
+
+    for (name, _), a, b in zip(
+        policy.model.named_parameters(), gradients(ROWS), gradients(other_observations())
+    ):
+        # The embedding rows of observation tokens get an exact 0 from either.
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5, msg=name)
+
+
+def test_observation_logprobs_depend_on_the_action(policy):
+    """Otherwise the world model would not be action-conditioned."""
+    other = [row(r.prompt_ids, [15] * len(r.response_ids), r.obs_ids) for r in ROWS]
+    batch = collate(ROWS, [True] * 3, policy.pad_id)
+    a, b = policy.score(batch)[0], policy.score(collate(other, [True] * 3, policy.pad_id))[0]
+    assert (a - b)[batch.obs_mask].abs().min() > 1e-4
+
+
+def test_batch_composition_and_padding_do_not_matter(policy):
+    batch = collate(ROWS, [True] * 3, policy.pad_id)
+    together, _ = policy.score(batch)
+    for i, r in enumerate(ROWS):
+        alone, _ = policy.score(collate([r], [True], policy.pad_id))
+        n = alone.shape[1]
+        torch.testing.assert_close(together[i, :n], alone[0], **ROUNDING)
+        assert together[i, n:].abs().sum() == 0
+    order = [2, 0, 1]
+    shuffled, _ = policy.score(collate([ROWS[i] for i in order], [True] * 3, policy.pad_id))
+    torch.testing.assert_close(shuffled, together[order], **ROUNDING)
+    # What stands in the padding cannot matter either.
+    batch.ids[batch.ids == policy.pad_id] = 7
+    torch.testing.assert_close(policy.score(batch)[0], together, atol=0, rtol=0)
+
+
+def test_left_padding_of_the_sampler_agrees_with_right_padding_of_the_trainer(policy):
+    """Greedy tokens of a left-padded batch are the arg-max of the trainer's right-padded pass."""
+    prompts = [r.prompt_ids for r in ROWS]
+    responses = HFSampler(policy).generate(prompts, [0] * 3, temperature=0.0, max_tokens=6)
+    for prompt, response in zip(prompts, responses):
+        for k in range(len(response)):
+            rows = [row(prompt, response[:k] + [t], []) for t in range(len(policy.tokenizer))]
+            logp, _ = policy.score(collate(rows, [False] * len(rows), policy.pad_id))
+            assert logp[:, k].argmax() == response[k]
+
+
+def test_temperature_acts_on_actions_and_not_on_observations():
+    plain, hot = make_policy(), make_policy(temperature=2.0)
+    batch = collate(ROWS, [True] * 3, plain.pad_id)
+    ids = torch.tensor([ROWS[0].prompt_ids + ROWS[0].response_ids])
+    expected = (plain.model(ids).logits[0, 3] / 2.0).log_softmax(-1)[ROWS[0].response_ids[0]]
+    torch.testing.assert_close(hot.score(batch)[0][0, 0], expected, **ROUNDING)
+    a, b = plain.score(batch)[0], hot.score(batch)[0]
+    assert torch.equal(a[batch.obs_mask], b[batch.obs_mask])
+
+
+def test_sampling_follows_the_policys_probabilities():
+    policy = make_policy(temperature=0.7)
+    prompt = ROWS[0].prompt_ids
+    vocab = len(policy.tokenizer)
+    rows = [row(prompt, [t], []) for t in range(vocab)]
+    p = policy.score(collate(rows, [False] * vocab, policy.pad_id))[0][:, 0].exp()
+    n = 4000
+    samples = HFSampler(policy, 500).generate([prompt] * n, list(range(n)), 0.7, max_tokens=1)
+    counts = torch.bincount(torch.tensor(samples)[:, 0], minlength=vocab)
+    # 4 standard deviations of a binomial share
+    assert ((counts / n - p).abs() < 4 * (p * (1 - p) / n).sqrt() + 1e-3).all()
+
+
+def test_draws_belong_to_the_request():
+    policy = make_policy()
+    sampler = HFSampler(policy)
+    torch.manual_seed(1)
+    a = sampler.generate([r.prompt_ids for r in ROWS], [1, 2, 3], 1.0, 5)
+    torch.manual_seed(2)  # the global generator is nobody's business
+    b = sampler.generate([r.prompt_ids for r in reversed(ROWS)], [3, 2, 1], 1.0, 5)
+    assert a == b[::-1]
+    same = sampler.generate([ROWS[0].prompt_ids] * 8, list(range(8)), 1.0, 5)
+    assert len({tuple(ids) for ids in same}) > 1
+    assert all(len(ids) <= 5 for ids in same)
+
+
+def test_response_ends_at_the_first_end_token():
+    policy = make_policy()
+    sampler = HFSampler(policy)
+    end = policy.eos_ids[0]
+    assert sampler._until_end([5, end, 0, 0]) == [5, end]
+    assert sampler._until_end([5, 6]) == [5, 6]
+    # Among many samples some end early and carry their end token, which is trained like any other.
+    out = sampler.generate([ROWS[0].prompt_ids] * 200, list(range(200)), 1.0, 8)
+    early = [ids for ids in out if len(ids) < 8]
+    assert early and all(ids[-1] == end and end not in ids[:-1] for ids in early)
+
+
+def test_published_sampling_defaults_are_switched_off():
+    policy = make_policy()
+    policy.model.generation_config.repetition_penalty = 50.0
+    policy.model.generation_config.top_k = 1
+    clean = Policy(policy.model, policy.tokenizer)
+    assert clean.model.generation_config.repetition_penalty in (None, 1.0)
+    prompts, seeds = [ROWS[0].prompt_ids] * 20, list(range(20))
+    expected = HFSampler(make_policy()).generate(prompts, seeds, 1.0, 6)
+    assert HFSampler(clean).generate(prompts, seeds, 1.0, 6) == expected
+
+
+def test_world_model_gradient_reaches_the_model(policy):
+    batch = collate(ROWS, [True] * 3, policy.pad_id)
+    logp, _ = policy.score(batch)
+    cmae.clipped_mae(logp, batch.obs_mask, 0.2).sum().backward()
+    assert sum(p.grad.abs().sum() for p in policy.model.parameters()) > 0
+
+
+def test_a_folder_keeps_everything(tmp_path):
+    """Saved and loaded again: same weights, same words, same chat; tags and spaces survive."""
+    policy = make_policy("qwen3")
+    policy.save(tmp_path)
+    again = load_policy(str(tmp_path))
+    for (name, a), b in zip(policy.model.named_parameters(), again.model.parameters()):
+        assert torch.equal(a, b), name
+    ids = again.encode(TEXTS[1])
+    assert ids == policy.encode(TEXTS[1])
+    assert again.decode(ids) == "<think> </think> <action> take mug 1 from desk 2 </action>"
+    chat = again.encode_chat("go to shelf 1")
+    assert again.tokenizer.decode(chat) == "<user> go to shelf 1 <agent>"
+    assert again.eos_ids == [again.tokenizer.eos_token_id]
+
+
+def test_bad_model_folders_are_named(tmp_path):
+    with pytest.raises(ValueError, match="holds no config.json"):
+        load_policy(str(tmp_path))
+    policy = make_policy("qwen3")
+    policy.model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="cannot be loaded|no chat template"):
+        load_policy(str(tmp_path))
+    policy.tokenizer.chat_template = None
+    policy.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="no chat template"):
+        load_policy(str(tmp_path))
+
+
+def test_models_that_touch_their_logits_afterwards_are_refused():
+    from transformers import GraniteConfig, GraniteForCausalLM
+
+    tokenizer = tiny.make_tokenizer(TEXTS)
+    config = GraniteConfig(vocab_size=len(tokenizer), logits_scaling=8.0, pad_token_id=0, **SIZE)
+    with pytest.raises(ValueError, match="changes its logits after the head"):
+        Policy(GraniteForCausalLM(config), tokenizer)

@@ -1,0 +1,328 @@
+"""Whole runs of run_alfworld.py on the real engine: outputs, switches, resuming, bad input.
+
+    python -m pytest tests/test_train.py
+
+The model is random and tiny, the games are the generated ones: nothing here is about learning.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import run_alfworld
+from paw_min import runs, tiny, train
+from paw_min.config import Config, UserError, check, parse_args
+from paw_min.update import NonFinite
+from tests.test_policy import make_policy
+
+ROOT = Path(__file__).parent.parent
+SMALL = dict(
+    groups=2, group_size=2, updates=3, eval_every=2, eval_games=2, max_turns=3, micro_batch=4,
+    mini_batch=4, max_response_tokens=4, prompt="compact", max_prompt_tokens=400, lr=1e-3,
+    name="r", kl_coef=0.01,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    make_policy("qwen3").save(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def config(tmp_path, model, games_root):
+    def make(**settings) -> Config:
+        base = dict(data=str(games_root), model=model, out=str(tmp_path))
+        return Config(**base | SMALL | settings)
+
+    return make
+
+
+def numbers(folder) -> list[dict]:
+    """metrics.jsonl without the times, which no run repeats."""
+    return [
+        {k: v for k, v in line.items() if not k.startswith("seconds")}
+        for line in runs.read_metrics(folder)
+    ]
+
+
+def test_a_run_leaves_everything_behind(config, tmp_path, capsys):
+    cfg = config()
+    train.train(cfg)
+    folder = tmp_path / "r"
+    assert json.loads((folder / "config.json").read_text()) == asdict(cfg)
+    lines = runs.read_metrics(folder)
+    assert [line["update"] for line in lines] == [0, 1, 2, 3]
+    assert ["eval_success" in line for line in lines] == [True, False, True, True]
+    expected = {
+        "success", "return", "length", "valid", "no_variance", "failed", "rows", "entropy", "ratio",
+        "clip_fraction", "approx_kl", "ref_kl", "grad_norm", "lambda", "lambda_min", "lambda_max",
+        "wm_loss", "loss_wm", "loss_pg", "loss_kl", "loss_entropy", "wm_clipped_tokens", "selected",
+        "tokens_generated", "tokens_trained", "tokens_forward", "prompts_cut", "obs_tokens_cut",
+        "seconds_rollout", "seconds_generate", "seconds_env", "seconds_old_pass", "seconds_update",
+    }  # fmt: skip
+    assert expected <= set(lines[1])
+    assert any(key.startswith("eval_success/") for key in lines[0])
+    for name in ("curves.png", "paw.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+    assert "Your task is to:" in (folder / "episodes.md").read_text()
+    (checkpoint,) = folder.glob("checkpoint-*")
+    assert checkpoint.name == "checkpoint-000003"
+    AutoTokenizer.from_pretrained(checkpoint)
+    after = AutoModelForCausalLM.from_pretrained(checkpoint).state_dict()
+    before = AutoModelForCausalLM.from_pretrained(cfg.model).state_dict()
+    assert any(not torch.equal(before[k], after[k]) for k in after)
+    out = capsys.readouterr().out
+    table = [line for line in out.splitlines() if line[:7].strip().isdigit()]
+    assert len(table) == 4 and len({len(line) for line in table} | {len(train.HEADER)}) <= 2
+    assert "held-out success: 0.000 before, 0.000 after 3 updates" in out
+
+    # The same command again has nothing left to do, and says so with the same numbers.
+    train.train(cfg)
+    assert runs.read_metrics(folder) == lines
+    # More updates go on from there.
+    train.train(config(updates=4))
+    assert runs.read_metrics(folder)[:4] == lines and len(runs.read_metrics(folder)) == 5
+
+
+def test_switches_reach_the_run(config, tmp_path):
+    """Every switch of the method, from the same configuration, with its effect on the numbers."""
+    variants = {
+        "paw": {}, "off": dict(paw=False), "gigpo": dict(algo="gigpo"), "ce": dict(wm_loss="ce"),
+        "mae": dict(wm_loss="mae"), "alpha": dict(select_ratio=0.3), "rho": dict(rho=0.01),
+        "constant": dict(wm_weight="constant"), "seed": dict(seed=1),
+    }  # fmt: skip
+    line = {}
+    for name, settings in variants.items():
+        train.train(config(name=name, updates=1, eval_every=0, kl_coef=0.0, **settings))
+        line[name] = numbers(tmp_path / name)[1]
+    base = line["paw"]
+    assert "wm_loss" not in line["off"] and line["off"]["tokens_trained"] < base["tokens_trained"]
+    assert line["ce"]["wm_loss"] > line["mae"]["wm_loss"] > base["wm_loss"]
+    assert line["alpha"]["selected"] < base["selected"]
+    assert line["rho"]["wm_clipped_tokens"] > base["wm_clipped_tokens"]
+    assert line["constant"]["lambda"] == 1.0
+    assert line["gigpo"]["success"] == base["success"]  # the same rollout ...
+    assert line["seed"]["tokens_trained"] != base["tokens_trained"]  # ... and another
+
+
+def test_killed_at_any_moment_it_resumes_bit_for_bit(config, tmp_path):
+    """kill -9 after each new line of metrics, at shifting moments, until the run is through."""
+    cfg = config(updates=4, eval_every=2)
+    command = [sys.executable, str(ROOT / "run_alfworld.py")]
+    for key, value in asdict(cfg).items():
+        flag = "--" + key.replace("_", "-")
+        if isinstance(value, bool):
+            command.append(flag if value else flag.replace("--", "--no-"))
+        else:
+            command += [flag, str(value)]
+    whole = subprocess.run(command + ["--name", "whole"], capture_output=True, text=True, cwd=ROOT)
+    assert whole.returncode == 0, whole.stderr
+    folder = tmp_path / "cut"
+    kills = 0
+    for delay in (0.0, 0.15, 0.4, None):  # seconds after a line has appeared; None: to the end
+        seen = len(runs.read_metrics(folder))
+        process = subprocess.Popen(
+            command + ["--name", "cut"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=ROOT
+        )
+        while delay is not None and process.poll() is None:
+            # Later lines are dropped on resuming, so wait for the file to grow again.
+            if len(runs.read_metrics(folder)) > max(seen, kills):
+                time.sleep(delay)
+                process.send_signal(signal.SIGKILL)
+                kills += 1
+                break
+            time.sleep(0.01)
+        _, errors = process.communicate()
+        assert process.returncode in (0, -signal.SIGKILL), errors.decode()
+    assert kills >= 2
+    assert numbers(folder) == numbers(tmp_path / "whole")
+    for name in ("model.safetensors", "trainer.pt"):
+        (a,) = (tmp_path / "whole").glob(f"checkpoint-*/{name}")
+        (b,) = folder.glob(f"checkpoint-*/{name}")
+        if name.endswith(".safetensors"):
+            assert a.read_bytes() == b.read_bytes()
+
+
+def test_a_kill_while_writing_loses_nothing(config, tmp_path, monkeypatch):
+    """Dying at every file operation of a save: there is always a complete checkpoint."""
+    cfg = config()
+    train.train(cfg)
+    run = runs.Run(cfg)
+    policy, optimizer = make_policy("qwen3"), torch.optim.AdamW([torch.zeros(1)])
+
+    class Killed(BaseException):
+        pass
+
+    def die(*args, **kwargs):
+        raise Killed
+
+    for target, name in [(torch, "save"), (runs, "flush"), (os, "replace"), (runs.shutil, "rmtree")]:
+        with monkeypatch.context() as patch:
+            if name == "rmtree":  # only the last one, of the older checkpoint
+                calls = []
+                original = runs.shutil.rmtree
+                patch.setattr(
+                    target, name,
+                    lambda *a, **k: die() if "ignore_errors" not in k else original(*a, **k),
+                )  # fmt: skip
+                del calls
+            else:
+                patch.setattr(target, name, die)
+            with pytest.raises(Killed):
+                run.save(policy, optimizer, 9)
+        good = runs.Run(cfg).checkpoint()
+        assert good.name == ("checkpoint-000009" if name == "rmtree" else "checkpoint-000003")
+        torch.load(good / "trainer.pt", weights_only=True)
+        AutoModelForCausalLM.from_pretrained(good)
+        assert not list((tmp_path / "r").glob("*.partial"))
+
+
+def test_a_line_that_was_cut_off_is_dropped(config, tmp_path):
+    train.train(config(updates=1))
+    path = tmp_path / "r" / "metrics.jsonl"
+    before = runs.read_metrics(tmp_path / "r")
+    path.write_text(path.read_text() + '{"update": 2, "succ')
+    assert runs.read_metrics(tmp_path / "r") == before
+    train.train(config(updates=2))
+    assert [line["update"] for line in runs.read_metrics(tmp_path / "r")] == [0, 1, 2]
+
+
+def test_a_run_folder_belongs_to_its_settings(config):
+    train.train(config(updates=1))
+    with pytest.raises(UserError, match=r"belongs to a run with --lr 0.001.*another --name"):
+        train.train(config(updates=1, lr=2e-3))
+
+
+def test_a_full_disk_is_a_sentence(config, monkeypatch, tmp_path):
+    cfg = config(updates=1)
+    train.train(cfg)
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    run = runs.Run(cfg)
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(UserError, match="No space left on the disk to write a checkpoint"):
+        run.save(make_policy("qwen3"), torch.optim.AdamW([torch.zeros(1)]), 2)
+    assert runs.Run(cfg).checkpoint().name == "checkpoint-000001"
+
+
+def test_a_loss_that_is_no_number_is_dumped(config, tmp_path, monkeypatch):
+    train.train(config(updates=1))
+
+    def broken(*args):
+        raise NonFinite("the loss became nan (pg nan)", [])
+
+    monkeypatch.setattr(train, "update", broken)
+    with pytest.raises(UserError, match="update 2: the loss became nan.*nonfinite-000002.pt"):
+        train.train(config(updates=2))
+    assert torch.load(tmp_path / "r" / "nonfinite-000002.pt") == []
+    assert runs.Run(config()).checkpoint().name == "checkpoint-000001"
+
+
+def test_eval_only(config, capsys, tmp_path):
+    train.train(config(), eval_only=True)
+    out = capsys.readouterr().out
+    assert "eval_success" in out and "eval_success/" in out
+    assert not (tmp_path / "r" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (dict(data="no/such/folder"), "no/such/folder.*is not a folder"),
+        (dict(model="no/such/model"), "the model no/such/model cannot be loaded"),
+        (dict(groups=999), "999.*12"),
+        (dict(max_prompt_tokens=8), "a prompt of .* tokens exceeds max_prompt_tokens=8"),
+    ],
+)
+def test_bad_input_is_one_sentence(config, settings, message):
+    with pytest.raises(UserError, match=message) as error:
+        train.train(config(**settings))
+    assert "\n" not in str(error.value)
+
+
+def test_corrupt_game_is_named(config, games_root, tmp_path):
+    import shutil
+
+    copy = tmp_path / "games"
+    shutil.copytree(games_root, copy)
+    for cache in copy.rglob(".paw_min_*"):
+        cache.unlink()
+    broken = sorted(copy.glob("json_2.1.1/train/*/*/game.tw-pddl"))[0]
+    broken.write_text(broken.read_text()[:1000])
+    with pytest.raises(UserError, match=f"{broken.parent.name}"):
+        train.train(config(data=str(copy)))
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (["--rho", "1.5"], "--rho 1.5 is out of range: it must be above 0 and at most 1"),
+        (["--select-ratio", "0"], "--select-ratio 0.0 is out of range"),
+        (["--mini-batch", "100", "--micro-batch", "48"], "not a multiple of --micro-batch 48"),
+        (["--group-size", "1"], "--group-size 1 leaves nothing to compare"),
+        (["--device", "cuda"], "torch sees no GPU"),
+        (["--lr", "nan"], "--lr nan is out of range"),
+    ],
+)
+def test_bad_flags(argv, message):
+    with pytest.raises(UserError, match=message):
+        parse_args(run_alfworld.PRESETS, "", argv)
+
+
+@pytest.mark.parametrize("argv", [["--preset", "huge"], ["--algo", "ppo2"], ["--lr", "fast"]])
+def test_unknown_values_are_refused_by_name(argv, capsys):
+    with pytest.raises(SystemExit):
+        parse_args(run_alfworld.PRESETS, "", argv)
+    assert argv[1] in capsys.readouterr().err
+
+
+def test_presets_are_the_papers():
+    cfg, _ = parse_args(run_alfworld.PRESETS, "", ["--preset", "paper"])
+    assert cfg.name == "alfworld-Qwen2.5-1.5B-Instruct-grpo-paw-seed0"
+    a1 = dict(
+        max_prompt_tokens=2048, max_response_tokens=512, max_turns=50, lr=1e-6, r_max=10.0,
+        invalid_penalty=0.1, group_size=8, groups=16, step_weight=1.0, gamma=0.95, normalize="std",
+        temperature=1.0, eval_temperature=0.4, mini_batch=256, history_length=2, select_ratio=0.75,
+        rho=0.2, wm_loss="cmae", wm_weight="adaptive", paw=True, kl_coef=0.01, clip=0.2,
+        dual_clip=3.0, prompt="alfworld",
+    )  # fmt: skip
+    assert {key: getattr(cfg, key) for key in a1} == a1
+    for preset in run_alfworld.PRESETS.values():
+        check(Config(**preset))
+
+
+def test_help_names_every_setting_and_its_default(capsys):
+    with pytest.raises(SystemExit):
+        parse_args(run_alfworld.PRESETS, "", ["--help"])
+    text = capsys.readouterr().out
+    for key in asdict(Config()):
+        assert f"--{key.replace('_', '-')}" in text
+
+
+def test_warm_start_is_reproducible(games_root):
+    """Same seeds, same demonstrations, same weights, whatever the global generator does."""
+    from paw_min.envs import alfworld
+
+    games = alfworld.list_games(games_root, "train")[:3]
+    results = []
+    for noise in (1, 2):
+        torch.manual_seed(noise)
+        rows = tiny.demonstrations(games, seed=0)
+        tokenizer = tiny.make_tokenizer([text for row in rows for text in row])
+        model = tiny.imitate(tiny.make_model(tokenizer, 0), tokenizer, rows, seed=0, steps=2)
+        results.append((rows, [p.detach().clone() for p in model.parameters()]))
+    assert results[0][0] == results[1][0]
+    assert all(torch.equal(a, b) for a, b in zip(results[0][1], results[1][1]))

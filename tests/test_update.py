@@ -1,0 +1,301 @@
+"""Algorithm 1, lines 3-11, on a fixed rollout: what each switch does to the numbers.
+
+    python -m pytest tests/test_update.py
+"""
+
+import copy
+import random
+
+import pytest
+import torch
+
+from paw_min import advantages, balance, cmae, losses, select
+from paw_min import update as update_module
+from paw_min.config import Config
+from paw_min.rollout import Episode, Transition
+from paw_min.update import NonFinite, score_actions, update, world_model_weights
+from tests.test_policy import make_policy
+
+BASE = dict(
+    mini_batch=0, micro_batch=64, kl_coef=0.0, entropy_coef=0.0, lr=1e-3, invalid_penalty=0.1,
+    grad_clip=1e9, weight_decay=0.0,
+)  # fmt: skip
+
+
+def make_episodes(n_groups=3, size=3) -> list[Episode]:
+    """Random rows; some episodes are won, some responses invalid, one observation is empty."""
+    rng = random.Random(0)
+    episodes = []
+    for trajectory in range(n_groups * size):
+        episode = Episode("toy", trajectory // size, trajectory)
+        turns = rng.randint(1, 4)
+        won = rng.random() < 0.5
+        for turn in range(turns):
+            done = won and turn == turns - 1
+            ids = [[rng.randrange(9, 18) for _ in range(rng.randint(a, b))]
+                   for a, b in ((2, 9), (1, 5), (1, 6))]  # fmt: skip
+            if trajectory == turn == 0:
+                ids[2] = []
+            episode.transitions.append(
+                Transition(
+                    *ids, reward=10.0 * done, done=done, valid=rng.random() < 0.8,
+                    anchor=rng.choice("xyz"), group=episode.group, trajectory=trajectory, turn=turn,
+                )
+            )  # fmt: skip
+        episodes.append(episode)
+    return episodes
+
+
+EPISODES = make_episodes()
+ROWS = [t for e in EPISODES for t in e.transitions]
+
+
+def run(episodes=EPISODES, updates=1, **settings):
+    """(weights after the update as one vector, metrics)."""
+    cfg = Config(**BASE | settings)
+    policy = make_policy()
+    reference = make_policy() if cfg.kl_coef else None
+    optimizer = torch.optim.SGD(policy.model.parameters(), lr=cfg.lr)
+    for k in range(updates):
+        metrics = update(cfg, policy, reference, optimizer, episodes, (0, k))
+    weights = [p.detach().flatten() for p in policy.model.parameters()]
+    return torch.cat(weights), metrics
+
+
+def start() -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in make_policy().model.parameters()])
+
+
+def step_of(**settings) -> torch.Tensor:
+    """-lr * gradient: the weight change of one SGD step, in units of lr."""
+    return (run(**settings)[0] - start()) / BASE["lr"]
+
+
+def test_paw_off_is_plain_grpo():
+    """A baseline that has never heard of PaW, written here, gives the same weights bit for bit."""
+    policy = make_policy()
+    optimizer = torch.optim.SGD(policy.model.parameters(), lr=BASE["lr"])
+    scores = torch.tensor([e.episode_return for e in EPISODES for _ in e.transitions])
+    scores = scores - 0.1 * torch.tensor([not t.valid for t in ROWS]).float()
+    advantage = advantages.grpo(scores, [t.group for t in ROWS])
+    order = list(range(len(ROWS)))
+    for k in range(2):
+        random.Random(repr((0, k))).shuffle(order)
+        order = sorted(order, key=lambda i: len(ROWS[i].prompt_ids) + len(ROWS[i].response_ids))
+        width = max(len(t.prompt_ids) + len(t.response_ids) for t in ROWS)
+        ids = torch.full((len(ROWS), width), policy.pad_id)
+        for row, i in enumerate(order):
+            tokens = ROWS[i].prompt_ids + ROWS[i].response_ids
+            ids[row, : len(tokens)] = torch.tensor(tokens)
+        logp = policy.model(ids).logits[:, :-1].log_softmax(-1)
+        logp = logp.gather(-1, ids[:, 1:, None])[..., 0]
+        mask = torch.zeros_like(logp)
+        for row, i in enumerate(order):
+            n = len(ROWS[i].prompt_ids)
+            mask[row, n - 1 : n - 1 + len(ROWS[i].response_ids)] = 1
+        loss = -(advantage[order][:, None] * (logp - logp.detach()).exp() * mask).sum() / mask.sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        order = list(range(len(ROWS)))
+    expected = torch.cat([p.detach().flatten() for p in policy.model.parameters()])
+    ours, metrics = run(updates=2, paw=False)
+    torch.testing.assert_close(ours, expected, atol=1e-7, rtol=0)
+    assert "loss_wm" not in metrics and "lambda" not in metrics
+
+
+@pytest.mark.parametrize("mini_batch", [0, 8])
+def test_lambda_zero_gives_exactly_the_baseline(mini_batch):
+    """Every group at R_max: PaW is on, and does not change a bit, update by update."""
+    episodes = copy.deepcopy(EPISODES)
+    for episode in episodes:
+        for t in episode.transitions:
+            t.reward = 0.0
+        episode.transitions[-1].reward = 10.0
+    # alpha = 1: with one mini-batch, selection would ask for an old pass that the baseline skips.
+    settings = dict(
+        episodes=episodes, updates=3, mini_batch=mini_batch, micro_batch=8, select_ratio=1.0
+    )
+    on, metrics = run(paw=True, **settings)
+    off, _ = run(paw=False, **settings)
+    assert torch.equal(on, off) and metrics["lambda"] == 0.0
+    assert not torch.equal(on, start())  # the format penalties still teach
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 5, 7])
+def test_any_micro_batch_split_gives_the_same_gradient(micro_batch):
+    settings = dict(kl_coef=0.1, entropy_coef=0.1)
+    whole, micro = step_of(**settings), step_of(micro_batch=micro_batch, **settings)
+    torch.testing.assert_close(micro, whole, atol=2e-4, rtol=2e-4)  # rounding, divided by lr
+
+
+def test_one_mini_batch_is_eq_11():
+    """The world-model part of the loss, recomputed group by group as Eq. 11 is printed."""
+    cfg = Config(**BASE)
+    policy = make_policy()
+    _, metrics = run()
+    _, entropy = score_actions(cfg, policy, ROWS)
+    pool = [i for i, t in enumerate(ROWS) if t.obs_ids]
+    kept = [pool[k] for k in select.top_alpha(entropy[pool], 0.75).nonzero()[:, 0].tolist()]
+    total, raw = 0.0, []
+    for g in range(3):
+        returns = [e.episode_return for e in EPISODES if e.group == g]
+        lam = 1 - sum(returns) / len(returns) / 10
+        row_losses = []
+        for i in (i for i in kept if ROWS[i].group == g):
+            tokens = ROWS[i].prompt_ids + ROWS[i].response_ids + ROWS[i].obs_ids
+            logits = policy.model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+            n = len(ROWS[i].obs_ids)
+            p = [logits[k - 1, tokens[k]].exp().item() for k in range(len(tokens) - n, len(tokens))]
+            row_losses.append(sum(1 - x for x in p if x <= 0.2) / n)  # Eq. 8
+        if lam > 0:  # rows of weight 0 are not even scored
+            raw += row_losses
+        if row_losses:
+            total += lam * sum(row_losses) / len(row_losses) / 3  # Eq. 9-11
+    assert metrics["loss_wm"] == pytest.approx(total, rel=1e-5)
+    assert metrics["wm_loss"] == pytest.approx(sum(raw) / len(raw), rel=1e-5)
+    assert metrics["selected"] == pytest.approx(len(kept) / len(ROWS))
+
+
+def test_mini_batches_estimate_the_same_loss():
+    """Averaged over random orders, the world-model loss of small mini-batches is Eq. 11's."""
+    whole = run(lr=1e-12)[1]["loss_wm"]
+    cfg = Config(**BASE | dict(mini_batch=4, micro_batch=4, lr=1e-12))
+    policy = make_policy()
+    optimizer = torch.optim.SGD(policy.model.parameters(), lr=cfg.lr)
+    small = [update(cfg, policy, None, optimizer, EPISODES, (s,))["loss_wm"] for s in range(40)]
+    assert sum(small) / len(small) == pytest.approx(whole, rel=0.02)
+
+
+def test_world_model_losses_differ_as_their_formulas():
+    metrics = {name: run(wm_loss=name, select_ratio=1.0)[1] for name in ("ce", "mae", "cmae")}
+    assert metrics["ce"]["wm_loss"] > 1 > metrics["mae"]["wm_loss"] > metrics["cmae"]["wm_loss"]
+    steps = {name: step_of(wm_loss=name) - step_of(paw=False) for name in metrics}
+    assert steps["ce"].norm() > steps["mae"].norm() > steps["cmae"].norm() > 0
+
+
+def test_rho():
+    loose, tight = run(rho=0.9)[1], run(rho=0.01)[1]
+    assert loose["wm_loss"] > tight["wm_loss"]
+    assert loose["wm_clipped_tokens"] < tight["wm_clipped_tokens"]
+    # At rho = 1 nothing is clipped, and clipped MAE is MAE.
+    assert torch.equal(run(rho=1.0)[0], run(wm_loss="mae")[0])
+
+
+def test_select_ratio():
+    metrics = {alpha: run(select_ratio=alpha)[1] for alpha in (0.25, 0.5, 1.0)}
+    n = sum(bool(t.obs_ids) for t in ROWS)
+    for alpha, m in metrics.items():
+        assert m["selected"] * len(ROWS) == pytest.approx(-(-alpha * n // 1))
+    # Observations of rows that teach nothing are not even appended.
+    assert metrics[0.25]["tokens_trained"] < metrics[0.5]["tokens_trained"]
+    assert metrics[0.5]["tokens_trained"] < metrics[1.0]["tokens_trained"]
+
+
+def test_the_two_entropies_choose_differently():
+    full, sampled = (
+        score_actions(Config(**BASE | {"entropy": kind}), make_policy(), ROWS)[1]
+        for kind in ("full", "sampled")
+    )
+    assert not torch.equal(select.top_alpha(full, 0.5), select.top_alpha(sampled, 0.5))
+    assert run(entropy="full")[1]["loss_wm"] != run(entropy="sampled")[1]["loss_wm"]
+
+
+def test_constant_or_adaptive_lambda():
+    adaptive, constant = run(wm_weight="adaptive")[1], run(wm_weight="constant")[1]
+    assert constant["lambda"] == constant["lambda_min"] == constant["lambda_max"] == 1.0
+    assert 0 <= adaptive["lambda_min"] < adaptive["lambda_max"] <= 1
+    assert constant["loss_wm"] > adaptive["loss_wm"] > 0
+
+
+def test_a_group_without_selected_rows_is_left_out():
+    cfg = Config(**BASE | {"select_ratio": 0.1})
+    entropy = torch.tensor([5.0 if t.group == 1 else 0.1 for t in ROWS])
+    weight, _ = world_model_weights(cfg, EPISODES, entropy)
+    assert all((w > 0) <= (t.group == 1) for w, t in zip(weight, ROWS))
+    returns = [e.episode_return for e in EPISODES if e.group == 1]
+    lam = balance.wm_weight(sum(returns) / len(returns), 10.0)
+    assert weight.sum().item() == pytest.approx(float(lam) / 3)
+
+
+def test_empty_observations_are_never_selected():
+    weight, metrics = world_model_weights(Config(**BASE), EPISODES, torch.ones(len(ROWS)).float())
+    assert weight[0] == 0 and not ROWS[0].obs_ids
+    weight, metrics = world_model_weights(Config(**BASE), EPISODES, None)
+    assert metrics["selected"] == pytest.approx((len(ROWS) - 1) / len(ROWS))
+
+
+def test_algorithms_differ():
+    grpo, gigpo = step_of(algo="grpo"), step_of(algo="gigpo")
+    assert (grpo - gigpo).norm() > 1e-3
+    without = step_of(algo="gigpo", step_weight=0.0)
+    torch.testing.assert_close(without, grpo, atol=0, rtol=0)
+    for a, b in [({}, {"normalize": "mean"}), ({}, {"statistics": "trajectories"}),
+                 ({}, {"invalid_penalty": 0.0}),
+                 ({"algo": "gigpo"}, {"algo": "gigpo", "gamma": 0.5})]:  # fmt: skip
+        assert (step_of(**a) - step_of(**b)).norm() > 1e-3, b
+
+
+def test_first_ratio_is_one_and_later_ones_are_not():
+    _, metrics = run()
+    assert metrics["ratio"] == pytest.approx(1.0, abs=1e-6) and metrics["clip_fraction"] == 0
+    _, metrics = run(mini_batch=4, micro_batch=4, lr=0.3)
+    assert metrics["approx_kl"] > 1e-3 and metrics["clip_fraction"] > 0
+
+
+def test_skipping_the_old_pass_changes_nothing(monkeypatch):
+    """alpha = 1 and one mini-batch need no old pass; with it, the numbers are the same."""
+    with monkeypatch.context() as patch:
+        patch.setattr(update_module, "score_actions", None)  # would fail if it were called
+        skipped, _ = run(select_ratio=1.0)
+        baseline, _ = run(paw=False)
+    taken, _ = run(select_ratio=1.0 - 1e-9)  # keeps every row all the same
+    torch.testing.assert_close(skipped, taken, atol=1e-7, rtol=0)
+    assert not torch.equal(skipped, baseline)
+
+
+def test_kl_and_entropy_terms():
+    _, metrics = run(kl_coef=0.5, updates=2, lr=0.05)
+    assert metrics["ref_kl"] > 0
+    assert metrics["loss_kl"] == pytest.approx(0.5 * metrics["ref_kl"], rel=1e-4)
+    _, metrics = run(entropy_coef=0.5)
+    assert metrics["loss_entropy"] == pytest.approx(-0.5 * metrics["entropy"], rel=1e-4)
+    pushed = run(entropy_coef=5.0, lr=0.05, updates=5, paw=False)[1]["entropy"]
+    assert pushed > run(lr=0.05, updates=5, paw=False)[1]["entropy"]
+
+
+def test_losses_add_up_and_gradients_are_clipped():
+    _, metrics = run(grad_clip=1e9)
+    assert metrics["grad_norm"] == pytest.approx(step_of().norm().item(), rel=1e-3)
+    assert step_of(grad_clip=0.01).norm().item() == pytest.approx(0.01, rel=0.02)
+
+
+def test_a_loss_that_is_no_number_stops_before_the_step():
+    policy = make_policy()
+    with torch.no_grad():
+        policy.model.get_output_embeddings().weight[3, 3] = float("nan")
+    before = [p.clone() for p in policy.model.parameters()]
+    optimizer = torch.optim.SGD(policy.model.parameters(), lr=1.0)
+    with pytest.raises(NonFinite, match="the loss became nan") as error:
+        update(Config(**BASE), policy, None, optimizer, EPISODES, (0,))
+    assert error.value.rows
+    for a, b in zip(before, policy.model.parameters()):
+        assert torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+def test_losses_module_is_what_runs(monkeypatch):
+    """A fork that changes a formula changes the run: nothing is computed twice elsewhere."""
+    plain = step_of()
+    for module, name in [(losses, "clipped_surrogate"), (cmae, "clipped_mae"),
+                         (select, "top_alpha"), (balance, "wm_weight"), (advantages, "grpo")]:  # fmt: skip
+        original = getattr(module, name)
+
+        def changed(*args, original=original, **options):
+            out = original(*args, **options)
+            if isinstance(out, tuple):
+                return out[0] * 2, out[1]
+            return ~out if out.dtype == torch.bool else out * 0.5
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, changed)
+            assert (step_of() - plain).norm() > 1e-3, name
