@@ -12,17 +12,17 @@ import os
 # Threads that wait should sleep: with the default, spinning ones make a busy machine crawl.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from paw_min.train import main  # noqa: E402
+from paw_min.train import main
 
 PRESETS = {
     # A million parameters, small generated games: a laptop CPU sees it learn. What the paper's
     # settings look like when everything is a thousand times smaller.
     "tiny": dict(
-        prompt="compact", max_prompt_tokens=400, max_response_tokens=16, max_obs_tokens=64,
-        max_turns=16, groups=8, group_size=8, updates=16, eval_every=4, eval_games=60,
-        lr=1e-4, mini_batch=0, micro_batch=32, kl_coef=0.0, entropy_coef=0.0,
+        prompt="compact", history_length=1, max_prompt_tokens=400, max_response_tokens=16,
+        max_obs_tokens=64, max_turns=16, groups=8, group_size=8, updates=12, eval_every=3,
+        eval_games=60, lr=2e-4, mini_batch=256, micro_batch=32, kl_coef=0.0, entropy_coef=0.0,
         # Groups that differ in format alone would get full-size advantages, see the README.
-        invalid_penalty=0.0, threads=2,
+        invalid_penalty=0.0, threads=1,
     ),
     # PaW A.1; what it leaves open is taken from the code base it builds on. Qwen2.5-1.5B/7B.
     "paper": dict(

@@ -9,7 +9,7 @@ import argparse
 from dataclasses import MISSING, asdict, dataclass, field, fields
 
 
-class UserError(Exception):
+class UserError(ValueError):
     """What the user can mend: shown as one sentence, without a traceback."""
 
 

@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 from paw_min.runs import read_metrics
 
 matplotlib.use("Agg")  # no screen needed
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 CURVES = {
     "success": "training success",

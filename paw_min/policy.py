@@ -22,8 +22,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils import logging as transformers_logging
 
+from paw_min.config import UserError
 from paw_min.select import full_entropy
+
+transformers_logging.disable_progress_bar()  # a bar per saved or loaded file hides our own
 
 
 @dataclass
@@ -90,7 +94,7 @@ class Policy:
         ours, theirs = self.model.get_output_embeddings()(hidden), self.model(ids).logits
         if not torch.allclose(ours.float(), theirs.float(), atol=1e-2, rtol=1e-2):
             name = type(self.model).__name__
-            raise ValueError(f"{name} changes its logits after the head, which is not supported")
+            raise UserError(f"{name} changes its logits after the head, which is not supported")
 
     def score(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy (nats) of each scored token -> two (B, S) fp32 tensors.
@@ -136,16 +140,16 @@ def load_policy(
 ) -> Policy:
     """Policy from a local Hugging Face folder or a hub name.
 
-    Raises ValueError, in one sentence, for a folder without model, tokenizer or chat template.
+    Raises UserError, in one sentence, for a folder without model, tokenizer or chat template.
     """
     if Path(folder).exists() and not (Path(folder) / "config.json").is_file():
-        raise ValueError(f"{folder} holds no config.json: give a Hugging Face model folder")
+        raise UserError(f"{folder} holds no config.json: give a Hugging Face model folder")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
     except (OSError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
-        raise ValueError(f"the model {folder} cannot be loaded ({reason})") from error
+        raise UserError(f"the model {folder} cannot be loaded ({reason})") from error
     if tokenizer.chat_template is None:
-        raise ValueError(f"the tokenizer of {folder} has no chat template: use an instruct model")
+        raise UserError(f"the tokenizer of {folder} has no chat template: use an instruct model")
     return Policy(model.to(device), tokenizer, temperature)

@@ -31,7 +31,7 @@ class Run:
     def __init__(self, cfg: Config):
         self.folder = Path(cfg.out) / cfg.name
         path = self.folder / "config.json"
-        if path.exists():
+        if path.exists() and (self.metrics() or self.checkpoint()):
             changed = differences(json.loads(path.read_text()), cfg)
             if changed:
                 raise UserError(

@@ -1,22 +1,32 @@
-"""The stand-in: a language model of about a million parameters, and how it learns to play badly.
+"""The stand-in: a language model of about a million parameters, and how it learned to play badly.
 
-No weights can be fetched where this has to run, so the default policy is a tiny Qwen2 with a
-word-level tokenizer. It plays the part of the pretrained model: it has read what observations look
-like and has seen an expert act, briefly, so that it is a mediocre agent and RL has the rest to do.
-The result is an ordinary Hugging Face folder; no other file knows that it is small.
+No weights can be fetched where this has to run, so the default policy is a tiny Qwen3 with a
+word-level tokenizer. It plays the part of the pretrained model: it knows the language of the games,
+observations included, and how to act; and it has a bad habit that RL has to cure. It is an ordinary
+Hugging Face folder; no other file knows that it is small.
 
-Not in the paper. Demonstrations are those of envs/expert.py, which searches with its eyes open;
-now and then a random command is executed in place of the expert's, so that the model also sees
-what to do in a situation that no expert would get into. The label is always the expert's command.
+Not in the paper. It imitates envs/expert.py, who searches with its eyes open, in two phases:
+
+    skill   the expert's actions; in SLIPS of the steps a random command is executed in place of the
+            expert's, so that the model sees what to do where no expert would get to
+    haste   a short while on a demonstrator who, in HASTE of the steps that allow it, grabs whatever
+            lies there or drops what it carries, against its own better thought
+
+Its thought is the present errand ("find mug"): with it, what to do next is a question of the last
+few words, which a model of this size learns much faster than without.
+
+The result is kept in the repository (standin/), because it takes ten minutes. This remakes it:
+
+    python -m paw_min.tiny --out standin
 """
 
+import argparse
 import hashlib
+import json
 import random
 import re
-import shutil
 from pathlib import Path
 
-import textworld  # noqa: F401
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tqdm import tqdm
@@ -26,54 +36,46 @@ from paw_min.envs import alfworld, games
 from paw_min.envs.expert import Expert
 from paw_min.prompts import Context, compact
 
-DATA = Path("data")  # where generated games and the warm-started model are kept
+STANDIN = Path(__file__).parent.parent / "standin"
+DATA = Path("data") / "alfworld"  # where generated games are kept, below the working directory
 N_GAMES = {"train": 240, "valid_seen": 60, "valid_unseen": 60}
-STEPS = 200  # of the warm start
-BATCH = 32  # demonstrated transitions per step
-LR = 2e-3  # peak; linear warm-up, then linear decay
-SLIPS = 0.2  # share of demonstrated steps in which a random command is executed instead
+BATCH = 16  # demonstrated transitions per step
 CONTEXT_WEIGHT = 0.3  # loss weight of prompt and observation tokens; a response token has 1
+SLIPS, HASTE = 0.2, 0.35
+# phase: share of hasty steps, episodes per game, training steps, peak learning rate
+PHASES = {"skill": (0.0, 5, 1600, 3e-3), "haste": (HASTE, 1, 60, 3e-4)}
 
 SPECIAL = ["<pad>", "<unk>", "<end>", "<user>", "<agent>"]
 TAGS = ["<think>", "</think>", "<action>", "</action>"]  # plain tokens: decoding must keep them
 CHAT = "{% for m in messages %}<user>{{ m['content'] }}{% endfor %}<agent>"
 
 
-def generated_games(root: Path = DATA / "alfworld") -> Path:
-    """The default data: small games in the published layout, made on first use."""
+def generated_games(root: Path = DATA) -> Path:
+    """The default data: small games in the published layout, made on first use (a minute)."""
     for split, n in N_GAMES.items():
         games.generate(root, split, n, seed=0, progress=True)
     return root
 
 
-def warm_start(train_games: list[str]) -> Path:
-    """Folder of the warm-started stand-in for these games, made on first use (minutes)."""
-    folder = DATA / "tiny"
-    if folder.exists():
-        return folder
-    rows = demonstrations(train_games, seed=0)
-    tokenizer = make_tokenizer([text for row in rows for text in row])
-    model = imitate(make_model(tokenizer, seed=0), tokenizer, rows, seed=0)
-    partial = folder.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    model.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    partial.rename(folder)
-    return folder
-
-
-def demonstrations(train_games: list[str], seed: int) -> list[tuple[str, str, str]]:
-    """(prompt, response, next observation) of each step of one expert episode per game."""
-    rng = random.Random(f"demonstrations {seed}")
+def demonstrations(
+    train_games: list[str], seed: int, haste: float = 0.0, episodes: int = 1
+) -> list[tuple[str, str, str]]:
+    """(prompt, response, next observation) of each step of `episodes` episodes per game."""
+    rng = random.Random(f"demonstrations {seed} {haste}")
     env, rows = alfworld.AlfworldEnv(), []
-    for game in tqdm(train_games, "demonstrations", unit="game", leave=False, disable=None):
+    progress = tqdm(train_games, "demonstrations", unit="game", leave=False, disable=None)
+    for game in [game for game in progress for _ in range(episodes)]:
         observation, info = env.reset(game)
         expert = Expert(random.Random(rng.random()))
         expert.reset(observation)
         context = Context(info["task"], observation, info["admissible"])
-        for _ in range(30):
+        for _ in range(25):
             action = expert.act(observation, info["admissible"])
-            prompt, response = compact(context, 2), f"<think></think><action>{action}</action>"
+            hasty = [a for a in info["admissible"] if a.startswith(("take ", "move "))]
+            if hasty and rng.random() < haste:
+                action = rng.choice(hasty)
+            prompt = compact(context, history_length=1)
+            response = f"<think>{expert.thought()}</think><action>{action}</action>"
             if rng.random() < SLIPS:
                 action = rng.choice(info["admissible"])
             observation, _, done, info = env.step(action)
@@ -129,24 +131,32 @@ def make_model(tokenizer, seed: int) -> Qwen3ForCausalLM:
         return Qwen3ForCausalLM(config)
 
 
-def imitate(model, tokenizer, rows: list[tuple[str, str, str]], seed: int, steps: int = STEPS):
-    """Train `model` by cross entropy on `steps` batches of demonstrated transitions."""
+def imitate(model, tokenizer, rows, seed: int, steps: int, peak: float, stop: int | None = None):
+    """Train `model` by cross entropy on demonstrated transitions -> loss of each step.
+
+    One batch of BATCH random rows a step; the learning rate rises to `peak` in 50 steps and falls
+    to 5 % of it linearly. stop: end after so many of the `steps`.
+    """
 
     def ids(text: str) -> list[int]:
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
     encoded = []  # (token ids, loss weights) per row
     for prompt, response, observation in rows:
-        parts = [ids(f"<user>{prompt}<agent>"), ids(response) + [tokenizer.eos_token_id]]
-        parts += [ids(observation)]
+        chat = tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+        )
+        parts = [ids(chat), ids(response) + [tokenizer.eos_token_id], ids(observation)]
         weights = [CONTEXT_WEIGHT, 1.0, CONTEXT_WEIGHT]
-        encoded.append((sum(parts, []), [w for p, w in zip(parts, weights) for _ in p]))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.98))
+        tokens = parts[0] + parts[1] + parts[2]
+        encoded.append((tokens, [w for p, w in zip(parts, weights) for _ in p]))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.98))
     generator = torch.Generator().manual_seed(seed)
     model.train()
-    for step in tqdm(range(steps), "warm start", unit="step", leave=False, disable=None):
+    history = []
+    for step in tqdm(range(stop or steps), "warm start", unit="step", leave=False, disable=None):
         for group in optimizer.param_groups:
-            group["lr"] = LR * min((step + 1) / 50, max(1 - step / steps, 0.05))
+            group["lr"] = peak * min((step + 1) / 50, max(1 - step / steps, 0.05))
         chosen = torch.randint(len(encoded), (BATCH,), generator=generator).tolist()
         length = max(len(encoded[i][0]) for i in chosen)
         batch = torch.full((BATCH, length), tokenizer.pad_token_id)  # (B, L)
@@ -164,4 +174,37 @@ def imitate(model, tokenizer, rows: list[tuple[str, str, str]], seed: int, steps
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    return model
+        history.append(loss.item())
+    return history
+
+
+def warm_start(train_games: list[str], out: Path, seed: int = 0) -> None:
+    """Make the stand-in from scratch (ten minutes) and write it to `out` with its record.
+
+    record.json: a digest of the demonstrations and the loss of each step, by phase.
+    """
+    model = tokenizer = None
+    record = {}
+    for phase, (haste, episodes, steps, peak) in PHASES.items():
+        rows = demonstrations(train_games, seed, haste, episodes)
+        if model is None:
+            tokenizer = make_tokenizer([text for row in rows for text in row])
+            model = make_model(tokenizer, seed)
+        losses = imitate(model, tokenizer, rows, seed, steps, peak)
+        record[phase] = {"digest": digest(rows), "loss": [round(x, 5) for x in losses]}
+    out.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    (out / "record.json").write_text(json.dumps(record) + "\n")
+
+
+def digest(rows) -> str:
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Remake the stand-in model (ten minutes).")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    out = parser.parse_args().out
+    torch.set_num_threads(1)  # the same numbers, however many cores there are
+    warm_start(alfworld.list_games(generated_games(), "train"), out)

@@ -7,11 +7,9 @@ every random draw is derived from (seed, update, ...), so nothing but the weight
 the optimizer has to be restored, and on a CPU the numbers are those of a run never interrupted.
 """
 
-import copy
 import os
 import sys
 import time
-from functools import partial
 
 import torch
 
@@ -24,7 +22,7 @@ from paw_min.policy import load_policy
 from paw_min.rollout import rollout
 from paw_min.runs import Run, write_atomically
 from paw_min.sampler import HFSampler
-from paw_min.tiny import generated_games, warm_start
+from paw_min.tiny import STANDIN, generated_games
 from paw_min.update import NonFinite, update
 
 
@@ -46,8 +44,9 @@ def train(cfg: Config, eval_only: bool = False) -> None:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     run = Run(cfg)
-    train_games, panel, start_model = prepare(cfg)
+    start_model = str(cfg.model or STANDIN)
     policy = load_policy(str(run.checkpoint() or start_model), cfg.temperature, device)
+    train_games, panel = find_games(cfg)
     optimizer = torch.optim.AdamW(
         policy.model.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay
     )
@@ -62,13 +61,15 @@ def train(cfg: Config, eval_only: bool = False) -> None:
         done = run.restore(optimizer) if run.checkpoint() else 0
         reference = None
         if cfg.kl_coef > 0:
-            reference = load_policy(str(start_model), cfg.temperature, device)
+            reference = load_policy(start_model, cfg.temperature, device)
             reference.model.requires_grad_(False)
         policy.model.train()
         if cfg.grad_checkpointing:
             policy.model.gradient_checkpointing_enable()
-        print(f"run {run.folder}: {policy.model.num_parameters():,} parameters on {device}, "
-              f"{len(train_games)} training games, panel of {len(panel)}")  # fmt: skip
+        print(
+            f"run {run.folder}: {policy.model.num_parameters():,} parameters on {device}, "
+            f"{len(train_games)} training games, panel of {len(panel)}"
+        )
         print(HEADER)
         for line in run.metrics():  # of the run that is resumed
             print(console_line(line))
@@ -91,18 +92,16 @@ def train(cfg: Config, eval_only: bool = False) -> None:
     report(run)
 
 
-def prepare(cfg: Config):
-    """Everything that may be wrong with data and model, before any long work.
-
-    -> (training games, evaluation panel, folder or name of the initial model)
-    """
+def find_games(cfg: Config) -> tuple[list[str], list[str]]:
+    """(training games, evaluation panel); what is wrong with the data shows before any long work."""
     try:
         data = cfg.data or os.environ.get("ALFWORLD_DATA") or generated_games()
         train_games = alfworld.list_games(data, cfg.train_split)
         eval_games = alfworld.list_games(data, cfg.eval_split)
-        panel = alfworld.panel(eval_games, min(cfg.eval_games or len(eval_games), len(eval_games)), 0)
+        n_panel = min(cfg.eval_games or len(eval_games), len(eval_games))
+        panel = alfworld.panel(eval_games, n_panel, seed=0)  # the same for every run
         alfworld.draw_groups(train_games, cfg.groups, cfg.seed, 0)
-        return train_games, panel, cfg.model or warm_start(train_games)
+        return train_games, panel
     except (ValueError, FileNotFoundError) as error:
         raise UserError(str(error)) from error
 
@@ -144,7 +143,8 @@ def log(run: Run, metrics: dict) -> None:
     print(console_line(metrics), flush=True)
 
 
-HEADER = " update  success  return  length  valid  lambda  wm loss  entropy  clipped  kl old    s  held out"
+HEADER = " update  success  return  length  valid  lambda  wm loss  entropy  clipped  kl old    s"
+HEADER += "  held out"
 
 
 def console_line(m: dict) -> str:
@@ -154,13 +154,13 @@ def console_line(m: dict) -> str:
         width = int(form.split(".")[0])
         return f"{m[key]:{form}}" if key in m else " " * width
 
-    seconds = m.get("seconds_rollout", 0) + m.get("seconds_old_pass", 0) + m.get("seconds_update", 0)
+    m = m | {"seconds": sum(m.get(f"seconds_{k}", 0) for k in ("rollout", "old_pass", "update"))}
     return "  ".join(
         [
             f"{m['update']:7d}", cell("success", "7.3f"), cell("return", "6.2f"),
             cell("length", "6.1f"), cell("valid", "5.3f"), cell("lambda", "6.3f"),
             cell("wm_loss", "7.4f"), cell("entropy", "7.4f"), cell("clip_fraction", "7.4f"),
-            cell("approx_kl", "6.4f"), f"{seconds:3.0f}", cell("eval_success", "8.3f"),
+            cell("approx_kl", "6.4f"), cell("seconds", "3.0f"), cell("eval_success", "8.3f"),
         ]
     )  # fmt: skip
 
@@ -170,5 +170,7 @@ def report(run: Run) -> None:
     evaluated = [line for line in run.metrics() if "eval_success" in line]
     if evaluated:
         before, after = evaluated[0], evaluated[-1]
-        print(f"held-out success: {before['eval_success']:.3f} before, "
-              f"{after['eval_success']:.3f} after {after['update']} updates ({run.folder})")  # fmt: skip
+        print(
+            f"held-out success: {before['eval_success']:.3f} before, "
+            f"{after['eval_success']:.3f} after {after['update']} updates ({run.folder})"
+        )

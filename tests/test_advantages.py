@@ -79,7 +79,8 @@ def test_a_group_of_one_row_keeps_its_score_but_a_step_group_of_one_gets_nothing
 
 
 def test_one_trajectory_counts_as_one_entry():
-    close(advantages.grpo(torch.tensor([4.0, 3.0]), [0, 0], [1, 1], over="trajectories"), [4.0, 3.0])
+    scores = torch.tensor([4.0, 3.0])
+    close(advantages.grpo(scores, [0, 0], [1, 1], over="trajectories"), [4.0, 3.0])
 
 
 def test_equal_scores_have_no_advantage_whatever_the_rounding():
@@ -89,9 +90,8 @@ def test_equal_scores_have_no_advantage_whatever_the_rounding():
 
 
 def test_a_lone_penalty_becomes_a_full_advantage():
-    close(
-        advantages.grpo(torch.tensor([10.0, 10, 9.9, 10]), [0] * 4), [0.5, 0.5, -1.5, 0.5], atol=1e-4
-    )
+    scores = torch.tensor([10.0, 10, 9.9, 10])
+    close(advantages.grpo(scores, [0] * 4), [0.5, 0.5, -1.5, 0.5], atol=1e-4)
 
 
 def test_grpo_equals_a_plain_loop():
@@ -102,7 +102,8 @@ def test_grpo_equals_a_plain_loop():
     for g, s in zip(group, scores):
         members = [x for h, x in zip(group, scores) if h == g]
         expected.append((s - statistics.mean(members)) / (statistics.stdev(members) + 1e-6))
-    close(advantages.grpo(torch.tensor(scores), torch.tensor(group)), expected, atol=1e-5, rtol=1e-5)
+    actual = advantages.grpo(torch.tensor(scores), torch.tensor(group))
+    close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_eps_is_added_to_std():

@@ -11,7 +11,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from transformers import (
-    LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )  # fmt: skip
 
 from paw_min import cmae, losses, tiny

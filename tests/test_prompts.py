@@ -85,7 +85,7 @@ GOOD = "<think>hm</think><action>go to desk 1</action>"
         ("<think></think><action>a</action><action>b</action>", "a", True),
         ("<think></think></action>x<action>", "", True),
         ("<think></think><action>look", "<think></think><action>look", False),
-        ("I would rather GO TO the second desk, thanks, bye", "o the second desk, thanks, bye", False),
+        ("I would GO TO the second desk, thanks, bye", "o the second desk, thanks, bye", False),
         ("<think>\u4f60</think><action>look</action>", "look", False),
         ("", "", False),
     ],

@@ -163,8 +163,9 @@ def test_mini_batches_estimate_the_same_loss():
     cfg = Config(**BASE | dict(mini_batch=4, micro_batch=4, lr=1e-12))
     policy = make_policy()
     optimizer = torch.optim.SGD(policy.model.parameters(), lr=cfg.lr)
-    small = [update(cfg, policy, None, optimizer, EPISODES, (s,))["loss_wm"] for s in range(40)]
-    assert sum(small) / len(small) == pytest.approx(whole, rel=0.02)
+    small = [update(cfg, policy, None, optimizer, EPISODES, (s,))["loss_wm"] for s in range(8)]
+    # Without the scale it would be about a fifth.
+    assert sum(small) / len(small) == pytest.approx(whole, rel=0.15)
 
 
 def test_world_model_losses_differ_as_their_formulas():
@@ -286,8 +287,9 @@ def test_a_loss_that_is_no_number_stops_before_the_step():
 def test_losses_module_is_what_runs(monkeypatch):
     """A fork that changes a formula changes the run: nothing is computed twice elsewhere."""
     plain = step_of()
-    for module, name in [(losses, "clipped_surrogate"), (cmae, "clipped_mae"),
-                         (select, "top_alpha"), (balance, "wm_weight"), (advantages, "grpo")]:  # fmt: skip
+    formulas = [(losses, "clipped_surrogate"), (cmae, "clipped_mae"), (select, "top_alpha"),
+                (balance, "wm_weight"), (advantages, "grpo")]  # fmt: skip
+    for module, name in formulas:
         original = getattr(module, name)
 
         def changed(*args, original=original, **options):

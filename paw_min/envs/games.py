@@ -260,7 +260,7 @@ def generate(root, split: str, n: int, seed: int, size: Size = Size(),
     _write(manifest, asked)
 
     env, paths = None, []
-    for index in tqdm(range(n), f"games {split}", unit="game", disable=not progress):
+    for index in tqdm(range(n), f"games {split}", unit="game", disable=None if progress else True):
         game = make_game(split, index, seed, size)
         name = f"{game['task']}-{game['target']}-None-{game['goal']}-{game['scene']}"
         path = folder / name / f"trial_T{index:05d}" / "game.tw-pddl"
