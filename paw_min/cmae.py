@@ -38,9 +38,10 @@ def clipped_mae(logp: Tensor, mask: Tensor, rho: float) -> Tensor:
 def hard_tokens(logp: Tensor, rho: float) -> Tensor:
     """m_i = [p_i <= rho], Eq. 7: (N, T) -> (N, T) of 0.0 and 1.0, without gradient.
 
-    p = rho is kept. exp(log(rho)) may miss rho by a rounding error, hence the slack of a few ulp.
+    A comparison has no gradient, so the mask carries none. p = rho is kept; exp(log(rho)) may miss
+    rho by a rounding error, hence the slack of a few ulp.
     """
-    p = logp.detach().exp()
+    p = logp.exp()
     return (p <= rho * (1 + 4 * torch.finfo(p.dtype).eps)).to(p.dtype)
 
 

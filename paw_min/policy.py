@@ -135,10 +135,8 @@ class Policy:
         self.tokenizer.save_pretrained(folder)
 
 
-def load_policy(
-    folder: str, temperature: float = 1.0, device: str = "cpu", dtype: str = "float32"
-) -> Policy:
-    """Policy from a local Hugging Face folder or a hub name.
+def load_policy(folder: str, temperature: float = 1.0, device: str = "cpu") -> Policy:
+    """Policy from a local Hugging Face folder or a hub name, weights in fp32.
 
     Raises UserError, in one sentence, for a folder without model, tokenizer or chat template.
     """
@@ -146,7 +144,7 @@ def load_policy(
         raise UserError(f"{folder} holds no config.json: give a Hugging Face model folder")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     except (OSError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
         raise UserError(f"the model {folder} cannot be loaded ({reason})") from error

@@ -67,16 +67,19 @@ class Run:
                 shutil.rmtree(old)
 
     def restore(self, optimizer) -> int:
-        """Load the newest checkpoint's optimizer state -> number of updates done.
+        """Load the newest checkpoint's optimizer state -> number of updates done, 0 without one.
 
         The weights are in the same folder, see policy.load_policy. Later metrics are dropped.
         """
-        state = torch.load(self.checkpoint() / "trainer.pt", weights_only=True)
-        optimizer.load_state_dict(state["optimizer"])
-        kept = [line for line in self.metrics() if line["update"] <= state["done"]]
+        done = 0
+        if checkpoint := self.checkpoint():
+            state = torch.load(checkpoint / "trainer.pt", weights_only=True)
+            optimizer.load_state_dict(state["optimizer"])
+            done = state["done"]
+        kept = [line for line in self.metrics() if line["update"] <= done]
         text = "".join(json.dumps(line) + "\n" for line in kept)
         write_atomically(self.folder / "metrics.jsonl", text)
-        return state["done"]
+        return done
 
     def metrics(self) -> list[dict]:
         return read_metrics(self.folder)

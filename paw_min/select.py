@@ -50,7 +50,7 @@ def top_alpha(entropy: Tensor, alpha: float) -> Tensor:
         raise ValueError(f"alpha={alpha} must lie in (0, 1]: it is the share of rows that is kept")
     if entropy.ndim != 1:
         raise ValueError(f"entropy has shape {tuple(entropy.shape)}, expected (N,)")
-    count = math.ceil(alpha * len(entropy) - 1e-9)  # 0.1 * 30 is a hair above 3 in floats
+    count = math.ceil(alpha * len(entropy) - 1e-9)  # 0.07 * 100 is a hair above 7
     order = torch.sort(entropy, descending=True, stable=True).indices
     selected = torch.zeros_like(entropy, dtype=torch.bool)  # (N,)
     selected[order[:count]] = True

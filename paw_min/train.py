@@ -28,8 +28,8 @@ from paw_min.update import NonFinite, update
 
 def main(presets: dict[str, dict], doc: str) -> None:
     """Entry point of the run_*.py scripts."""
-    cfg, args = parse_args(presets, doc)
     try:
+        cfg, args = parse_args(presets, doc)
         train(cfg, args.eval_only)
     except UserError as error:
         sys.exit(f"error: {error}")
@@ -58,7 +58,7 @@ def train(cfg: Config, eval_only: bool = False) -> None:
             write_atomically(run.folder / "episodes.md", transcript(episodes))
             print("\n".join(f"{key:48s} {value:8.3f}" for key, value in metrics.items()))
             return
-        done = run.restore(optimizer) if run.checkpoint() else 0
+        done = run.restore(optimizer)
         reference = None
         if cfg.kl_coef > 0:
             reference = load_policy(start_model, cfg.temperature, device)
@@ -77,8 +77,9 @@ def train(cfg: Config, eval_only: bool = False) -> None:
             log(run, {"update": 0} | evaluate(cfg, policy, sampler, pool, panel)[0])
 
         for k in range(done + 1, cfg.updates + 1):  # Alg. 1, line 1
-            metrics, episodes = step(cfg, policy, reference, optimizer, sampler, pool, train_games,
-                                     run, k)  # fmt: skip
+            metrics, episodes = step(
+                cfg, policy, reference, optimizer, sampler, pool, train_games, run, k
+            )
             last = k == cfg.updates
             if last or (cfg.eval_every and k % cfg.eval_every == 0):
                 evaluation, episodes = evaluate(cfg, policy, sampler, pool, panel)
@@ -87,13 +88,14 @@ def train(cfg: Config, eval_only: bool = False) -> None:
             log(run, metrics)
             if last or k % cfg.save_every == 0:
                 run.save(policy, optimizer, k)
-            if "eval_success" in metrics:
+            if "eval_success" in metrics and not last:
                 draw([run.folder])
+    draw([run.folder])
     report(run)
 
 
 def find_games(cfg: Config) -> tuple[list[str], list[str]]:
-    """(training games, evaluation panel); what is wrong with the data shows before any long work."""
+    """(training games, evaluation panel); bad data shows here, before any long work."""
     try:
         data = cfg.data or os.environ.get("ALFWORLD_DATA") or generated_games()
         train_games = alfworld.list_games(data, cfg.train_split)
@@ -154,7 +156,8 @@ def console_line(m: dict) -> str:
         width = int(form.split(".")[0])
         return f"{m[key]:{form}}" if key in m else " " * width
 
-    m = m | {"seconds": sum(m.get(f"seconds_{k}", 0) for k in ("rollout", "old_pass", "update"))}
+    if "seconds_rollout" in m:
+        m = m | {"seconds": m["seconds_rollout"] + m["seconds_old_pass"] + m["seconds_update"]}
     return "  ".join(
         [
             f"{m['update']:7d}", cell("success", "7.3f"), cell("return", "6.2f"),

@@ -106,6 +106,12 @@ def test_grpo_equals_a_plain_loop():
     close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_a_trajectory_counts_with_its_first_row():
+    scores = torch.tensor([9.9, 10.0, 0.0, 0.0])  # its penalty included
+    options = {"over": "trajectories", "normalize": "mean"}
+    close(advantages.grpo(scores, [0] * 4, "AABB", **options), [4.95, 5.05, -4.95, -4.95])
+
+
 def test_eps_is_added_to_std():
     close(advantages.grpo(torch.tensor([1.0, 0.0]), [0, 0], eps=1.0),
           [0.5 / (math.sqrt(0.5) + 1), -0.5 / (math.sqrt(0.5) + 1)])  # fmt: skip

@@ -194,6 +194,24 @@ def test_a_line_that_was_cut_off_is_dropped(config, tmp_path):
     assert [line["update"] for line in runs.read_metrics(tmp_path / "r")] == [0, 1, 2]
 
 
+def test_killed_before_the_first_checkpoint(config, tmp_path):
+    """A line of metrics without its checkpoint does not count."""
+    train.train(config(updates=1))
+    expected = numbers(tmp_path / "r")
+    runs.shutil.rmtree(tmp_path / "r" / "checkpoint-000001")
+    train.train(config(updates=1))
+    assert numbers(tmp_path / "r") == expected
+
+
+def test_the_command_line_ends_in_one_sentence():
+    command = [sys.executable, str(ROOT / "run_alfworld.py"), "--rho", "1.5"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert result.returncode == 1
+    assert result.stderr == (
+        "error: --rho 1.5 is out of range: it must be above 0 and at most 1.\n"
+    )
+
+
 def test_a_run_folder_belongs_to_its_settings(config):
     train.train(config(updates=1))
     with pytest.raises(UserError, match=r"belongs to a run with --lr 0.001.*another --name"):
