@@ -29,17 +29,19 @@ class Config:
     device: str = opt("auto", "cpu, cuda, cuda:0 ...; auto: cuda where there is one")
     threads: int = opt(1, "CPU threads of torch; more than the idle cores is far slower than one")
     # ---- environment ----
-    env: str = opt("alfworld", "benchmark", ("alfworld",))
-    data: str = opt("", "ALFWorld data folder; default: $ALFWORLD_DATA, else generated small games")
-    train_split: str = opt("train", "split that trains", ("train", "valid_seen", "valid_unseen"))
-    eval_split: str = opt("valid_seen", "held out", ("train", "valid_seen", "valid_unseen"))
-    eval_games: int = opt(128, "games of the fixed evaluation panel; 0: the whole split")
+    env: str = opt("alfworld", "benchmark", ("alfworld", "webshop", "search"))
+    data: str = opt("", "data folder; default: small generated data (ALFWorld: $ALFWORLD_DATA)")
+    train_split: str = opt("train", "split that trains")
+    eval_split: str = opt("valid_seen", "split that is held out (WebShop: test or eval)")
+    eval_tasks: int = opt(128, "tasks of the fixed evaluation panel; 0: the whole split")
+    human_goals: bool = opt(False, "WebShop: instructions written by people, else synthetic ones")
+    n_products: int = opt(0, "WebShop: take the first so many products; 0: all")
     max_turns: int = opt(50, "environment steps per episode, A.1")
     workers: int = opt(0, "processes that step environments; 0: in this one")
     env_timeout: float = opt(60.0, "seconds after which a silent environment counts as dead")
     # ---- policy and prompt ----
     model: str = opt("", "Hugging Face folder or name; default: the stand-in of tiny.py")
-    prompt: str = opt("alfworld", "prompt template", ("alfworld", "compact"))
+    prompt: str = opt("paper", "the paper's prompt, or a short one", ("paper", "compact"))
     history_length: int = opt(2, "earlier steps shown in the prompt, A.1")
     max_prompt_tokens: int = opt(2048, "prompt limit in tokens, A.1")
     prompt_overflow: str = opt("error", "longer prompts: stop, or cut the front", ("error", "cut"))
@@ -83,7 +85,8 @@ FREE_TO_CHANGE = ("out", "updates", "eval_every", "save_every", "workers", "env_
 
 RANGES = {  # field: (smallest, largest, is the smallest itself allowed)
     "updates": (0, None, True), "eval_every": (0, None, True), "save_every": (1, None, True),
-    "threads": (1, None, True), "eval_games": (0, None, True), "max_turns": (1, None, True),
+    "threads": (1, None, True), "eval_tasks": (0, None, True), "n_products": (0, None, True),
+    "max_turns": (1, None, True),
     "workers": (0, None, True), "env_timeout": (0, None, False),
     "history_length": (0, None, True), "max_prompt_tokens": (1, None, True),
     "max_response_tokens": (1, None, True), "max_obs_tokens": (1, None, True),

@@ -9,15 +9,16 @@ from collections import defaultdict
 from paw_min.rollout import Episode, rollout
 
 
-def evaluate(cfg, policy, sampler, pool, games: list[str]) -> tuple[dict, list[Episode]]:
-    """Play each game of the panel once at the evaluation temperature -> (metrics, episodes)."""
+def evaluate(cfg, policy, sampler, pool, tasks: list[str]) -> tuple[dict, list[Episode]]:
+    """Play each task of the panel once at the evaluation temperature -> (metrics, episodes)."""
     episodes, _ = rollout(
-        cfg, policy, sampler, pool, games, range(len(games)),
+        cfg, policy, sampler, pool, tasks, range(len(tasks)),
         temperature=cfg.eval_temperature, seed=(-1,), label="evaluate",
     )  # fmt: skip
     played = [e for e in episodes if not e.failed]
     summary = summarize(episodes)
-    metrics = {f"eval_{key}": summary[key] for key in ("success", "return", "length", "valid")}
+    shown = ("success", "return", "length", "valid", "score")
+    metrics = {f"eval_{key}": summary[key] for key in shown if key in summary}
     by_type = defaultdict(list)
     for episode in played:
         by_type[episode.task_type].append(episode.won)
@@ -28,15 +29,17 @@ def evaluate(cfg, policy, sampler, pool, games: list[str]) -> tuple[dict, list[E
 def summarize(episodes: list[Episode]) -> dict:
     """Success, return, length and format of episodes; those whose environment broke are left out.
 
-    no_variance: share of groups whose episodes all have the same return. Their advantages come
-    from format penalties alone, if from anything.
+    score: the benchmark's own, from 0 to 100, where it has one. no_variance: share of groups whose
+    episodes all have the same return: their advantages come from format penalties alone.
     """
     played = [e for e in episodes if not e.failed]
     rows = [t for e in played for t in e.transitions]
     returns = defaultdict(set)
     for e in played:
         returns[e.group].add(e.episode_return)
-    return {
+    scored = [e.score for e in played if e.score is not None]
+    summary = {"score": 100 * mean(scored)} if scored else {}
+    return summary | {
         "success": mean([e.won for e in played]),
         "return": mean([e.episode_return for e in played]),
         "length": mean([len(e.transitions) for e in played]),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from tqdm import tqdm
 
 from paw_min.config import UserError
-from paw_min.prompts import Context, parse_action, render
+from paw_min.prompts import Context, parse, render
 
 
 @dataclass
@@ -43,6 +43,7 @@ class Episode:
     log: list[tuple[str, str, str]] = field(default_factory=list)  # (o_t, response, o_{t+1})
     task_type: str = ""
     won: bool = False
+    score: float | None = None  # the benchmark's own score in [0, 1], where it has one (WebShop)
     failed: str = ""  # why the environment broke, if it did; such an episode is not trained on
 
     @property
@@ -101,7 +102,7 @@ def _play(cfg, policy, sampler, pool, episodes, temperature, seed, stats, bar) -
         responses = sampler.generate(prompts, seeds, temperature, cfg.max_response_tokens)
         stats["tokens_generated"] += sum(map(len, responses))
         texts = [policy.decode(ids) for ids in responses]
-        parsed = [parse_action(text) for text in texts]
+        parsed = [parse(cfg.env, text) for text in texts]
         middle = time.perf_counter()
         results = pool.step({slot: action for slot, (action, _) in zip(slots, parsed)})
         stats["seconds_generate"] += middle - start
@@ -136,6 +137,7 @@ def _play(cfg, policy, sampler, pool, episodes, temperature, seed, stats, bar) -
             episode.log.append((context.observation, text, observation))
             context.history.append((context.observation, action))
             context.observation, context.admissible = observation, info["admissible"]
+            episode.score = info.get("score")
             if done:
                 episode.won = info["won"]
             if done or turn == cfg.max_turns - 1:
@@ -144,7 +146,7 @@ def _play(cfg, policy, sampler, pool, episodes, temperature, seed, stats, bar) -
 
 
 def _prompt(cfg, policy, context: Context, stats: dict) -> list[int]:
-    ids = policy.encode_chat(render(cfg.prompt, context, cfg.history_length))
+    ids = policy.encode_chat(render(cfg.env, cfg.prompt, context, cfg.history_length))
     if len(ids) > cfg.max_prompt_tokens:
         if cfg.prompt_overflow == "error":
             raise PromptTooLong(

@@ -1,90 +1,69 @@
-"""The stand-in: a language model of about a million parameters, and how it learned to play badly.
+"""The stand-ins: language models of about a million parameters that have learned to play badly.
 
-No weights can be fetched where this has to run, so the default policy is a tiny Qwen3 with a
-word-level tokenizer. It plays the part of the pretrained model: it knows the language of the games,
-observations included, and how to act; and it has a bad habit that RL has to cure. It is an ordinary
-Hugging Face folder; no other file knows that it is small.
+No weights can be fetched where this has to run, so the default policy of each benchmark is a tiny
+Qwen3 with a word-level tokenizer. It plays the part of the pretrained model: it knows the language
+of the environment, observations included, and how to act; and it has a bad habit that RL has to
+cure. It is an ordinary Hugging Face folder; no other file knows that it is small.
 
-Not in the paper. It imitates envs/expert.py, who searches with its eyes open, in two phases:
+Not in the paper. It imitates a teacher who sees what the agent sees (envs/expert.py for ALFWorld,
+envs/shopper.py for WebShop, envs/scholar.py for search), in two phases:
 
-    skill   the expert's actions; in SLIPS of the steps a random command is executed in place of the
-            expert's, so that the model sees what to do where no expert would get to
-    haste   a short while on a demonstrator who, in HASTE of the steps that allow it, grabs whatever
-            lies there or drops what it carries, against its own better thought
+    skill   the teacher's actions; in some of the steps a random action is executed in place of the
+            teacher's, so that the model sees what to do where no teacher would get to
+    haste   a short while on a teacher who, in a share of the steps that allow it, acts too early,
+            against its own better thought: grabs or drops what is at hand, buys before the options
+            are chosen, answers before it has read
 
 Its thought is the present errand ("find mug"): with it, what to do next is a question of the last
 few words, which a model of this size learns much faster than without.
 
-The result is kept in the repository (standin/), because it takes ten minutes. This remakes it:
+The results are kept in the repository (standin/), because each takes minutes. This remakes one:
 
-    python -m paw_min.tiny --out standin
+    python -m paw_min.tiny alfworld --out standin/alfworld
 """
 
 import argparse
 import hashlib
+import importlib
 import json
-import random
 import re
 from pathlib import Path
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from paw_min.envs import alfworld, games
-from paw_min.envs.expert import Expert
-from paw_min.prompts import Context, compact
+from paw_min.prompts import Context, render
 
-STANDIN = Path(__file__).parent.parent / "standin"
-DATA = Path("data") / "alfworld"  # where generated games are kept, below the working directory
-N_GAMES = {"train": 400, "valid_seen": 60, "valid_unseen": 60}
+STANDINS = Path(__file__).parent.parent / "standin"
 BATCH = 16  # demonstrated transitions per step
 CONTEXT_WEIGHT = 0.3  # loss weight of prompt and observation tokens; a response token has 1
-SLIPS, HASTE = 0.2, 0.35
-# phase: share of hasty steps, episodes per game, training steps, peak learning rate
-PHASES = {"skill": (0.0, 4, 1500, 3e-3), "haste": (HASTE, 1, 60, 3e-4)}
+TEACHERS = {"alfworld": "expert", "webshop": "shopper", "search": "scholar"}  # files of envs/
+HISTORY = {"alfworld": 1, "webshop": 3, "search": 4}  # earlier steps in the prompt
+# phase: share of hasty steps, episodes per task, training steps, peak learning rate
+PHASES = {
+    "alfworld": {"skill": (0.0, 4, 1500, 3e-3), "haste": (0.35, 1, 60, 3e-4)},
+    "webshop": {"skill": (0.0, 1, 1500, 3e-3), "haste": (0.5, 1, 60, 3e-4)},
+}
 
 SPECIAL = ["<pad>", "<unk>", "<end>", "<user>", "<agent>"]
 TAGS = ["<think>", "</think>", "<action>", "</action>"]  # plain tokens: decoding must keep them
 CHAT = "{% for m in messages %}<user>{{ m['content'] }}{% endfor %}<agent>"
 
 
-def generated_games(root: Path = DATA) -> Path:
-    """The default data: small games in the published layout, made on first use (a minute)."""
-    for split, n in N_GAMES.items():
-        games.generate(root, split, n, seed=0, progress=True)
-    return root
+def demonstrations(env: str, tasks: list[str], seed: int, haste: float, episodes: int):
+    """(prompt, response, next observation) of each step of a teacher's episodes."""
+
+    def prompt(context: Context) -> str:
+        return render(env, "compact", context, HISTORY[env])
+
+    return teacher(env).demonstrations(tasks, seed, haste, episodes, prompt)
 
 
-def demonstrations(
-    train_games: list[str], seed: int, haste: float = 0.0, episodes: int = 1
-) -> list[tuple[str, str, str]]:
-    """(prompt, response, next observation) of each step of `episodes` episodes per game."""
-    rng = random.Random(f"demonstrations {seed} {haste}")
-    env, rows = alfworld.AlfworldEnv(), []
-    progress = tqdm(train_games, "demonstrations", unit="game", leave=False, disable=None)
-    for game in [game for game in progress for _ in range(episodes)]:
-        observation, info = env.reset(game)
-        expert = Expert(random.Random(rng.random()))
-        expert.reset(observation)
-        context = Context(info["task"], observation, info["admissible"])
-        for _ in range(25):
-            action = expert.act(observation, info["admissible"])
-            hasty = [a for a in info["admissible"] if a.startswith(("take ", "move "))]
-            if hasty and rng.random() < haste:
-                action = rng.choice(hasty)
-            prompt = compact(context, history_length=1)
-            response = f"<think>{expert.thought()}</think><action>{action}</action>"
-            if rng.random() < SLIPS:
-                action = rng.choice(info["admissible"])
-            observation, _, done, info = env.step(action)
-            rows.append((prompt, response, observation))
-            context.history.append((context.observation, action))
-            context.observation, context.admissible = observation, info["admissible"]
-            if done:
-                break
-    return rows
+def teacher(env: str):
+    """The module with `training_tasks` and `demonstrations`; only its engine gets loaded."""
+    return importlib.import_module(f"paw_min.envs.{TEACHERS[env]}")
 
 
 def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -97,7 +76,14 @@ def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.decoder = decoders.WordPiece(cleanup=False)  # joins words with spaces
+    tokenizer.decoder = decoders.Sequence(  # words with spaces between, none inside of brackets
+        [
+            decoders.WordPiece(cleanup=False),
+            decoders.Fuse(),
+            decoders.Replace(Regex(r" ?\[ ?"), "["),
+            decoders.Replace(Regex(r" ?\]"), "]"),
+        ]
+    )
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in TAGS])
     return PreTrainedTokenizerFast(
@@ -178,34 +164,34 @@ def imitate(model, tokenizer, rows, seed: int, steps: int, peak: float, stop: in
     return history
 
 
-def warm_start(train_games: list[str], out: Path, seed: int = 0) -> None:
-    """Make the stand-in from scratch (ten minutes) and write it to `out` with record.json.
+def warm_start(env: str, out: Path, seed: int = 0) -> None:
+    """Make a stand-in from scratch (up to ten minutes) and write it to `out` with record.json.
 
     record.json: the loss of each step by phase, and what `miniature` gives with the same code, by
     which a test notices that the recipe is no longer the one that made the weights.
     """
-    train_games = sorted(train_games, key=lambda game: Path(game).parent.name)  # trial_T00000, ...
+    tasks = teacher(env).training_tasks()
     model = tokenizer = None
     record = {}
-    for phase, (haste, episodes, steps, peak) in PHASES.items():
-        rows = demonstrations(train_games, seed, haste, episodes)
+    for phase, (haste, episodes, steps, peak) in PHASES[env].items():
+        rows = demonstrations(env, tasks, seed, haste, episodes)
         if model is None:
             tokenizer = make_tokenizer([text for row in rows for text in row])
             model = make_model(tokenizer, seed)
         losses = imitate(model, tokenizer, rows, seed, steps, peak)
         record[phase] = [round(loss, 5) for loss in losses]
-    record["miniature"] = miniature(train_games[:12], tokenizer, seed)
+    record["miniature"] = miniature(env, tasks[:12], tokenizer, seed)
     out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     (out / "record.json").write_text(json.dumps(record) + "\n")
 
 
-def miniature(train_games: list[str], tokenizer, seed: int) -> dict:
-    """The recipe on a few games: digest of the demonstrations and first losses, by phase."""
+def miniature(env: str, tasks: list[str], tokenizer, seed: int) -> dict:
+    """The recipe on a few tasks: digest of the demonstrations and first losses, by phase."""
     result = {}
-    for phase, (haste, episodes, steps, peak) in PHASES.items():
-        rows = demonstrations(train_games, seed, haste, episodes)
+    for phase, (haste, episodes, steps, peak) in PHASES[env].items():
+        rows = demonstrations(env, tasks, seed, haste, episodes)
         text = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
         model = make_model(tokenizer, seed)
         losses = imitate(model, tokenizer, rows, seed, steps, peak, stop=3)
@@ -214,8 +200,9 @@ def miniature(train_games: list[str], tokenizer, seed: int) -> dict:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Remake the stand-in model (ten minutes).")
+    parser = argparse.ArgumentParser(description="Remake a stand-in model (minutes).")
+    parser.add_argument("benchmark", choices=list(PHASES))
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    out = parser.parse_args().out
+    args = parser.parse_args()
     torch.set_num_threads(2)  # named, because the last bits of the result depend on it
-    warm_start(alfworld.list_games(generated_games(), "train"), out)
+    warm_start(args.benchmark, args.out)

@@ -7,22 +7,21 @@ every random draw is derived from (seed, update, ...), so nothing but the weight
 the optimizer has to be restored, and on a CPU the numbers are those of a run never interrupted.
 """
 
-import os
+import importlib
 import sys
 import time
 
 import torch
 
 from paw_min.config import Config, UserError, parse_args
-from paw_min.envs import alfworld
-from paw_min.envs.pool import EnvPool
 from paw_min.evaluate import evaluate, summarize, transcript
 from paw_min.plot import draw
 from paw_min.policy import load_policy
 from paw_min.rollout import rollout
 from paw_min.runs import Run, write_atomically
 from paw_min.sampler import HFSampler
-from paw_min.tiny import STANDIN, generated_games
+from paw_min.tasks import draw_groups, panel
+from paw_min.tiny import STANDINS
 from paw_min.update import NonFinite, update
 
 
@@ -44,17 +43,17 @@ def train(cfg: Config, eval_only: bool = False) -> None:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     run = Run(cfg)
-    start_model = str(cfg.model or STANDIN)
+    start_model = str(cfg.model or STANDINS / cfg.env)
     policy = load_policy(str(run.checkpoint() or start_model), cfg.temperature, device)
-    train_games, panel = find_games(cfg)
+    make_pool, train_tasks, panel_tasks = find_tasks(cfg)
     optimizer = torch.optim.AdamW(
         policy.model.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay
     )
     sampler = HFSampler(policy)
-    seats = max(cfg.groups * cfg.group_size, min(len(panel), 128))
-    with EnvPool(alfworld.AlfworldEnv, seats, cfg.workers, cfg.env_timeout) as pool:
+    seats = max(cfg.groups * cfg.group_size, min(len(panel_tasks), 128))
+    with make_pool(seats) as pool:
         if eval_only:
-            metrics, episodes = evaluate(cfg, policy, sampler, pool, panel)
+            metrics, episodes = evaluate(cfg, policy, sampler, pool, panel_tasks)
             write_atomically(run.folder / "episodes.md", transcript(episodes))
             print("\n".join(f"{key:48s} {value:8.3f}" for key, value in metrics.items()))
             return
@@ -68,21 +67,21 @@ def train(cfg: Config, eval_only: bool = False) -> None:
             policy.model.gradient_checkpointing_enable()
         print(
             f"run {run.folder}: {policy.model.num_parameters():,} parameters on {device}, "
-            f"{len(train_games)} training games, panel of {len(panel)}"
+            f"{len(train_tasks)} training tasks, panel of {len(panel_tasks)}"
         )
         print(HEADER)
         for line in run.metrics():  # of the run that is resumed
             print(console_line(line))
         if not run.metrics():
-            log(run, {"update": 0} | evaluate(cfg, policy, sampler, pool, panel)[0])
+            log(run, {"update": 0} | evaluate(cfg, policy, sampler, pool, panel_tasks)[0])
 
         for k in range(done + 1, cfg.updates + 1):  # Alg. 1, line 1
             metrics, episodes = step(
-                cfg, policy, reference, optimizer, sampler, pool, train_games, run, k
+                cfg, policy, reference, optimizer, sampler, pool, train_tasks, run, k
             )
             last = k == cfg.updates
             if last or (cfg.eval_every and k % cfg.eval_every == 0):
-                evaluation, episodes = evaluate(cfg, policy, sampler, pool, panel)
+                evaluation, episodes = evaluate(cfg, policy, sampler, pool, panel_tasks)
                 metrics |= evaluation
                 write_atomically(run.folder / "episodes.md", transcript(episodes))
             log(run, metrics)
@@ -94,27 +93,28 @@ def train(cfg: Config, eval_only: bool = False) -> None:
     report(run)
 
 
-def find_games(cfg: Config) -> tuple[list[str], list[str]]:
-    """(training games, evaluation panel); bad data shows here, before any long work."""
+def find_tasks(cfg: Config) -> tuple:
+    """(make_pool, training tasks, evaluation panel); bad data shows here, before any long work.
+
+    Each file of envs/ that is a benchmark has the same function `setup`.
+    """
+    environment = importlib.import_module(f"paw_min.envs.{cfg.env}")
     try:
-        data = cfg.data or os.environ.get("ALFWORLD_DATA") or generated_games()
-        train_games = alfworld.list_games(data, cfg.train_split)
-        eval_games = alfworld.list_games(data, cfg.eval_split)
-        n_panel = min(cfg.eval_games or len(eval_games), len(eval_games))
-        panel = alfworld.panel(eval_games, n_panel, seed=0)  # the same for every run
-        alfworld.draw_groups(train_games, cfg.groups, cfg.seed, 0)
-        return train_games, panel
+        make_pool, train_tasks, held_out = environment.setup(cfg)
+        n_panel = min(cfg.eval_tasks or len(held_out), len(held_out))
+        draw_groups(train_tasks, cfg.groups, cfg.seed, 0)  # are there enough?
+        return make_pool, train_tasks, panel(held_out, n_panel, seed=0)  # the same for every run
     except (ValueError, FileNotFoundError) as error:
         raise UserError(str(error)) from error
 
 
-def step(cfg, policy, reference, optimizer, sampler, pool, train_games, run, k) -> tuple:
+def step(cfg, policy, reference, optimizer, sampler, pool, train_tasks, run, k) -> tuple:
     """Update k: sample tasks, collect groups (line 2), learn (lines 3-11) -> metrics, episodes."""
     start = time.perf_counter()
     sampler.sync()
-    games = alfworld.draw_groups(train_games, cfg.groups, cfg.seed, k - 1)
-    tasks = [game for game in games for _ in range(cfg.group_size)]
-    groups = [g for g in range(len(games)) for _ in range(cfg.group_size)]
+    drawn = draw_groups(train_tasks, cfg.groups, cfg.seed, k - 1)
+    tasks = [task for task in drawn for _ in range(cfg.group_size)]
+    groups = [g for g in range(len(drawn)) for _ in range(cfg.group_size)]
     episodes, stats = rollout(
         cfg, policy, sampler, pool, tasks, groups,
         temperature=cfg.temperature, seed=(cfg.seed, k), label=f"rollout {k}",

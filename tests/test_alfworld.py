@@ -5,8 +5,6 @@ import os
 import random
 import re
 import shutil
-from collections import Counter
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ pytest.importorskip("alfworld")
 pytest.importorskip("textworld")
 
 from paw_min.envs import alfworld
-from paw_min.envs.alfworld import AlfworldEnv, draw_groups, find_data, list_games, panel
+from paw_min.envs.alfworld import AlfworldEnv, find_data, list_games
 from paw_min.envs.engine import GameError
 
 TYPES = alfworld.TASK_TYPES
@@ -145,43 +143,6 @@ def test_broken_json_is_named(data, name):
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(ValueError, match=re.escape(str(path)) + " is broken .*; delete"):
         list_games(data, "train")
-
-
-# --- which games to play ---------------------------------------------------------------------
-
-
-def test_groups_come_from_seed_and_update_alone():
-    games = [f"g{i:02}" for i in range(12)]
-    state = random.getstate()
-    updates = [draw_groups(games, 4, seed=1, update=u) for u in range(9)]
-    assert random.getstate() == state  # no global generator
-    assert updates[5] == draw_groups(games, 4, 1, 5) == ["g02", "g08", "g07", "g04"]  # pinned
-    for first in (0, 3, 6):  # each pass has every game once
-        assert sorted(chain(*updates[first:first + 3])) == games
-    assert len(set(map(tuple, updates))) == 9
-    assert draw_groups(games, 4, seed=2, update=0) != updates[0]
-
-
-def test_groups_of_an_update_are_different_games_though_passes_do_not_divide():
-    games = [f"g{i:02}" for i in range(12)]
-    drawn = [draw_groups(games, 5, 0, u) for u in range(200)]
-    assert all(len(set(update)) == 5 for update in drawn)
-    assert min(Counter(chain(*drawn)).values()) > 50  # of 83 on average: none is left out
-    for wrong in (0, 13):
-        with pytest.raises(ValueError, match=f"n_groups is {wrong} with 12 games"):
-            draw_groups(games, wrong, 0, 0)
-
-
-def test_panel_is_fixed_balanced_and_without_repeats():
-    games = sorted(f"{t}/{i:02}" for t in TYPES for i in range(20))
-    chosen = panel(games, 30, seed=0)
-    assert chosen == panel(games, 30, seed=0) == sorted(set(chosen))
-    assert Counter(g.split("/")[0] for g in chosen) == dict.fromkeys(TYPES, 5)
-    assert panel(games, 30, seed=1) != chosen
-    assert panel(games, len(games), seed=3) == games
-    for wrong in (0, 121):
-        with pytest.raises(ValueError, match=f"panel of {wrong} from 120 games"):
-            panel(games, wrong, seed=0)
 
 
 # --- playing ---------------------------------------------------------------------------------

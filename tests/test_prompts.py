@@ -1,11 +1,13 @@
-"""Fig. 7 word by word, and every corner of action parsing.
+"""Fig. 7, 8 and 9 word by word, and every corner of parsing.
 
     python -m pytest tests/test_prompts.py
 """
 
+from dataclasses import replace
+
 import pytest
 
-from paw_min.prompts import Context, parse_action, render
+from paw_min.prompts import WEBSHOP_LIMIT, Context, parse, parse_action, render
 
 FIRST = Context("put a mug in desk.", "You are in a room.\n\nYour task is to: put a mug in desk.",
                 ["go to desk 1", "look"])  # fmt: skip
@@ -18,7 +20,7 @@ LATER = Context(
 
 
 def test_first_step():
-    assert render("alfworld", FIRST, 2) == """
+    assert render("alfworld", "paper", FIRST, 2) == """
 You are an expert agent operating in the ALFRED Embodied Environment.
 Your current observation is: You are in a room.
 
@@ -35,7 +37,7 @@ present it within <action> </action> tags.
 
 
 def test_later_step_shows_the_last_two():
-    prompt = render("alfworld", LATER, 2)
+    prompt = render("alfworld", "paper", LATER, 2)
     assert prompt.startswith("""
 You are an expert agent operating in the ALFRED Embodied Environment. Your task is to: put a mug \
 in desk.
@@ -50,22 +52,111 @@ Your admissible actions of the current situation are: ['take mug 1 from desk 1'
 
 @pytest.mark.parametrize("length, shown", [(0, 0), (1, 1), (5, 3)])
 def test_history_length(length, shown):
-    prompt = render("alfworld", LATER, length)
+    prompt = render("alfworld", "paper", LATER, length)
     assert f"most recent {shown} observations" in prompt
     assert prompt.count("[Observation") == shown
 
 
 def test_compact():
-    assert render("compact", FIRST, 2) == "task put a mug in desk.\nStart.\n| go to desk 1"
-    assert render("compact", LATER, 1) == (
+    expected = "task put a mug in desk.\nStart.\n| go to desk 1"
+    assert render("alfworld", "compact", FIRST, 2) == expected
+    assert render("alfworld", "compact", LATER, 1) == (
         "task put a mug in desk.\no three\n> go to desk 1\nYou see a mug 1.\n"
         "| take mug 1 from desk 1"
     )
 
 
 def test_unknown_style():
-    with pytest.raises(ValueError, match="'webshop' is unknown"):
-        render("webshop", FIRST, 2)
+    with pytest.raises(ValueError, match="no prompt 'long' for 'webshop': use"):
+        render("webshop", "long", FIRST, 2)
+
+
+START = Context("find me socks", "'Search'", ["search[<your query>]", "click[search]"])
+ITEM = Context(
+    "find me socks",
+    "'Back to Search' [SEP] '< Prev' [SEP] 'color' [SEP] 'red' [SEP] 'blue' [SEP] 'Soft Socks'",
+    ["click[back to search]", "click[red]"],
+    [("'Search'", "search[socks]"), ("page one", "click[b012]"), ("an item", "click[blue]")],
+)
+
+
+def test_webshop_first_step():
+    assert render("webshop", "paper", START, 2) == """
+You are an expert autonomous agent operating in the WebShop e\u2011commerce environment.
+Your task is to: find me socks.
+Your current observation is: 'Search'.
+Your admissible actions for the current situation are:
+[
+'search[<your query>]',
+'click[search]',
+].
+
+Now it's your turn to take one action for the current step.
+You should first reason step-by-step about the current situation, then think carefully which \
+admissible action best advances the shopping goal. This reasoning process MUST be enclosed within \
+<think> </think> tags.
+Once you've finished your reasoning, you should choose an admissible action for current step and \
+present it within <action> </action> tags.
+"""
+
+
+def test_webshop_later_step_and_its_limit():
+    prompt = render("webshop", "paper", ITEM, 2)
+    assert prompt.startswith("""
+You are an expert autonomous agent operating in the WebShop e\u2011commerce environment.
+Your task is to: find me socks.
+Prior to this step, you have already taken 3 step(s). Below are the most recent 2 observations and \
+the corresponding actions you took: [Observation 2: 'page one', Action 2: 'click[b012]']
+[Observation 3: 'an item', Action 3: 'click[blue]']
+You are now at step 4 and your current observation is: 'Back to Search' [SEP] '< Prev' [SEP] """)
+    room = WEBSHOP_LIMIT - len(prompt)
+    for more, shown in ((room, True), (room + 1, False)):
+        longer = replace(ITEM, history=ITEM.history[:2] + [("an item" + "x" * more, "click[blue]")])
+        prompt = render("webshop", "paper", longer, 2)
+        assert ("Prior to this step" in prompt) == shown
+        assert prompt.endswith("within <action> </action> tags.\n") and "click[red]" in prompt
+
+
+def test_webshop_compact():
+    assert render("webshop", "compact", START, 3) == "task find me socks\n| "
+    assert render("webshop", "compact", ITEM, 2) == (
+        "task find me socks\n> click[b012]\n> click[blue]\n| color | red | blue | Soft Socks"
+    )
+
+
+ASKED = Context(
+    "Who?",
+    "<information>two</information>",
+    [],
+    [("Who?", "<search>a</search>"), ("<information>one</information>", "<search>b</search>")],
+)
+
+
+def test_search_first_step_has_no_history():
+    prompt = render("search", "paper", Context("Who?", "Who?", []), 4)
+    assert prompt.startswith("""
+You are an expert agent tasked with answering the given question step-by-step.
+Your question: Who?
+
+Now it's your turn to respond for the current step.
+You should first conduct reasoning process. This process MUST be enclosed within <think> </think> \
+tags.
+After completing your reasoning, choose only one of the following actions (do not perform both):
+""")
+    assert prompt.endswith("For example, <answer>Beijing</answer>.\n")
+
+
+def test_search_history_pairs_a_query_with_what_came_back():
+    prompt = render("search", "paper", ASKED, 4)
+    assert "already taken 2 step(s)" in prompt
+    assert """History:
+Step 1:<search>a</search> <information>one</information>
+
+Step 2:<search>b</search> <information>two</information>
+
+""" in prompt
+    assert "Step 1:" not in render("search", "paper", ASKED, 1)
+    assert render("search", "compact", ASKED, 4) == "task Who?\n> a   one\n> b   two"
 
 
 GOOD = "<think>hm</think><action>go to desk 1</action>"
@@ -92,3 +183,28 @@ GOOD = "<think>hm</think><action>go to desk 1</action>"
 )
 def test_parsing(response, action, valid):
     assert parse_action(response) == (action, valid)
+
+
+@pytest.mark.parametrize(
+    "response, action, valid",
+    [
+        ("<think>x</think><search> a b </search>", "<search>a b</search>", True),
+        ("<answer>42</answer>", "<answer>42</answer>", True),  # no thought is asked for
+        ("<SEARCH>a</SEARCH>", "<search>a</search>", True),
+        ("<search>a</search><answer>b</answer>", "<search>a</search>", False),
+        ("<answer>b</answer><search>a</search>", "<search>a</search>", False),  # search wins
+        ("<search>a</search> <search>b</search>", "<search>a</search>", False),
+        ("<answer>a</answer> <answer>b</answer>", "<answer>a</answer>", False),
+        ("<search>a", "", False),
+        ("no tags", "", False),
+        ("", "", False),
+    ],
+)
+def test_parsing_of_search(response, action, valid):
+    assert parse("search", response) == (action, valid)
+
+
+def test_the_tail_that_is_tried_without_tags():
+    words = "abcdefghijklmnopqrstuvwxyz0123456789"
+    assert parse("alfworld", words) == (words[-30:], False)
+    assert parse("webshop", words) == (words[-20:], False)

@@ -27,7 +27,7 @@ from tests.test_policy import make_policy
 
 ROOT = Path(__file__).parent.parent
 SMALL = dict(
-    groups=2, group_size=2, updates=3, eval_every=2, eval_games=2, max_turns=3, micro_batch=4,
+    groups=2, group_size=2, updates=3, eval_every=2, eval_tasks=2, max_turns=3, micro_batch=4,
     mini_batch=4, max_response_tokens=4, prompt="compact", max_prompt_tokens=400, lr=1e-3,
     name="r", kl_coef=0.01,
 )  # fmt: skip
@@ -106,7 +106,7 @@ def test_switches_reach_the_run(config, tmp_path, monkeypatch):
     }  # fmt: skip
     line = {}
     for name, settings in variants.items():
-        train.train(config(name=name, updates=1, eval_games=1, kl_coef=0.0, **settings))
+        train.train(config(name=name, updates=1, eval_tasks=1, kl_coef=0.0, **settings))
         line[name] = numbers(tmp_path / name)[1]
     base = line["paw"]
     assert "wm_loss" not in line["off"] and line["off"]["tokens_trained"] < base["tokens_trained"]
@@ -318,7 +318,7 @@ def test_presets_are_the_papers():
         invalid_penalty=0.1, group_size=8, groups=16, step_weight=1.0, gamma=0.95, normalize="std",
         temperature=1.0, eval_temperature=0.4, mini_batch=256, history_length=2, select_ratio=0.75,
         rho=0.2, wm_loss="cmae", wm_weight="adaptive", paw=True, kl_coef=0.01, clip=0.2,
-        dual_clip=3.0, prompt="alfworld",
+        dual_clip=3.0, prompt="paper",
     )  # fmt: skip
     assert {key: getattr(cfg, key) for key in a1} == a1
     for preset in run_alfworld.PRESETS.values():
@@ -328,7 +328,7 @@ def test_presets_are_the_papers():
 def test_the_paper_preset_is_the_same_code(model, games_root, tmp_path):
     """Fig. 7's prompts, KL, checkpointed activations: only the sizes are cut down."""
     small = {"model": model, "data": games_root, "out": tmp_path, "name": "paper", "updates": 1,
-             "groups": 2, "group-size": 2, "max-turns": 2, "eval-games": 2, "micro-batch": 4,
+             "groups": 2, "group-size": 2, "max-turns": 2, "eval-tasks": 2, "micro-batch": 4,
              "mini-batch": 4, "max-response-tokens": 4}  # fmt: skip
     argv = ["--preset", "paper"]
     for key, value in small.items():
@@ -350,19 +350,20 @@ def test_help_names_every_setting_and_its_default(capsys):
 
 def test_the_stand_in_is_what_its_command_makes(games_root):
     """The whole remake takes ten minutes; its miniature on 12 games repeats what was recorded."""
-    record = json.loads((tiny.STANDIN / "record.json").read_text())
+    folder = tiny.STANDINS / "alfworld"
+    record = json.loads((folder / "record.json").read_text())
     games = sorted(alfworld.list_games(games_root, "train"), key=lambda g: Path(g).parent.name)
-    tokenizer = AutoTokenizer.from_pretrained(tiny.STANDIN)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     torch.manual_seed(5)  # nobody else's generator matters
-    again = tiny.miniature(games, tokenizer, seed=0)
-    for phase, (haste, episodes, steps, peak) in tiny.PHASES.items():
+    again = tiny.miniature("alfworld", games, tokenizer, seed=0)
+    for phase, (haste, episodes, steps, peak) in tiny.PHASES["alfworld"].items():
         expected = record["miniature"][phase]
         assert again[phase]["demonstrations"] == expected["demonstrations"]
         assert again[phase]["loss"] == pytest.approx(expected["loss"], rel=1e-4)
         assert len(record[phase]) == steps
     # The kept weights are those at the end of the record: they cost what its last steps did.
-    model = AutoModelForCausalLM.from_pretrained(tiny.STANDIN)
+    model = AutoModelForCausalLM.from_pretrained(folder)
     assert 0.8e6 < model.num_parameters() < 1.2e6
-    rows = tiny.demonstrations(games, 0, tiny.HASTE)
+    rows = tiny.demonstrations("alfworld", games, 0, haste, episodes)
     loss = tiny.imitate(model, tokenizer, rows, 0, 60, 1e-9, stop=6)
     assert sum(loss) / 6 == pytest.approx(sum(record["haste"][-10:]) / 10, rel=0.25)

@@ -1,7 +1,7 @@
-"""ALFWorld: where the games are, which ones to play, and playing one.
+"""ALFWorld: where the games are, and playing one.
 
-What it computes: the list of playable games of a split, the games of a training update, a fixed
-panel of games for evaluation, and `AlfworldEnv`, which plays one game after another.
+What it computes: the list of playable games of a split, and `AlfworldEnv`, which plays one game
+after another.
 
 Source: `AlfredTWEnv` of alfworld 0.4.2 (which games count, the wrappers) and verl-agent (reward 10
 for winning; the observation is TextWorld's text as it is, "-= Welcome to TextWorld, ALFRED! =-"
@@ -13,22 +13,19 @@ because the stock way cannot be repeated or fails without a word:
   file and is read again only where the size or time of a game's files has changed.
 - A broken file, an unknown folder or an empty list is an error in one sentence; stock hangs forever
   on an empty list.
-- Groups are drawn from (seed, update), panels from a seed, both without repeats: each validation
-  sees the same games, where verl-agent draws new ones, with repeats.
 - No limit of steps: that belongs to the rollout. `done` means won.
 """
 
 import hashlib
 import json
 import os
-import random
-from itertools import pairwise
 from pathlib import Path
 
 import textworld
 from tqdm import tqdm
 
-from paw_min.envs import engine
+from paw_min.envs import engine, games
+from paw_min.envs.pool import EnvPool
 
 SPLITS = ("train", "valid_seen", "valid_unseen")  # as the folders are called
 TASK_TYPES = (
@@ -39,6 +36,7 @@ TASK_TYPES = (
     "pick_cool_then_place_in_recep",
     "pick_two_obj_and_place",
 )
+GENERATED = {"train": 400, "valid_seen": 60, "valid_unseen": 60}  # games made by default
 WIN_REWARD = 10.0  # verl-agent; in the step that wins, else 0
 REMEDY = ("get the games with `alfworld-download`, or make small ones with "
           "`python -m paw_min.envs.games`")
@@ -138,31 +136,18 @@ def _write_cache(places: list[Path], content: dict):
             partial.unlink(missing_ok=True)
 
 
-def draw_groups(games: list[str], n_groups: int, seed: int, update: int) -> list[str]:
-    """The games of training update `update` (from 0), one per group, all different.
-
-    Each pass over the games is a permutation of its own, made from (seed, pass); the up to
-    n_groups - 1 games left at its end are skipped, so that no update has a game twice.
-    """
-    if not 1 <= n_groups <= len(games):
-        raise ValueError(f"n_groups is {n_groups} with {len(games)} games; choose from 1 to "
-                         f"{len(games)} or take more games.")
-    number, position = divmod(update, len(games) // n_groups)
-    order = random.Random(f"groups {seed} {number}").sample(games, len(games))
-    return order[position * n_groups:(position + 1) * n_groups]
+def generated_data(root: Path = Path("data") / "alfworld") -> Path:
+    """The default data: small games in the published layout, made on first use (a minute)."""
+    for split, n in GENERATED.items():
+        games.generate(root, split, n, seed=0, progress=True)
+    return root
 
 
-def panel(games: list[str], n: int, seed: int) -> list[str]:
-    """n different games for evaluation, the same at each call, in the order of the list.
-
-    One game is drawn from each of n equal stretches of the list. It is sorted by task type, so each
-    type has its share, to within one game or two.
-    """
-    if not 1 <= n <= len(games):
-        raise ValueError(f"A panel of {n} from {len(games)} games; choose from 1 to {len(games)}.")
-    rng = random.Random(f"panel {seed}")
-    cuts = [i * len(games) // n for i in range(n + 1)]
-    return [games[rng.randrange(low, high)] for low, high in pairwise(cuts)]
+def setup(cfg) -> tuple:
+    """(make_pool, games of the training split, games of the held-out split) of a run."""
+    data = cfg.data or os.environ.get("ALFWORLD_DATA") or generated_data()
+    train, held_out = list_games(data, cfg.train_split), list_games(data, cfg.eval_split)
+    return lambda n: EnvPool(AlfworldEnv, n, cfg.workers, cfg.env_timeout), train, held_out
 
 
 class AlfworldEnv:

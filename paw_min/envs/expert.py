@@ -22,6 +22,14 @@ their goal templates, not free human task descriptions.
 
 import random
 import re
+from pathlib import Path
+
+from tqdm import tqdm
+
+from paw_min.envs import alfworld
+from paw_min.prompts import Context
+
+SLIPS = 0.2
 
 # put a hot egg in fridge | heat some egg and put it in fridge | find two cd and put them in safe
 PUT_TASK = re.compile(r"(put|find|clean|heat|cool) (?:a|some|two) (?:(clean|hot|cool) )?(\w+) "
@@ -136,3 +144,44 @@ class Expert:
             yield from (f"go to {tool}" for tool in tools)
         else:
             yield from (f"move {self.hand} to {goal}", f"go to {goal}")
+
+
+def training_tasks() -> list[str]:
+    """The generated training games, by trial number: each stretch of the list mixes the types."""
+    games = alfworld.list_games(alfworld.generated_data(), "train")
+    return sorted(games, key=lambda game: Path(game).parent.name)
+
+
+def demonstrations(
+    games: list[str], seed: int, haste: float, episodes: int, render
+) -> list[tuple[str, str, str]]:
+    """(prompt, response, next observation) of each step of `episodes` episodes per game.
+
+    haste: share of the steps with something to grab or drop in which it does so at random, against
+    its own better thought. In SLIPS of the steps another command is executed than the one shown, so
+    that the rows go on from where no expert would get to. render: Context -> prompt.
+    """
+    rng = random.Random(f"demonstrations {seed} {haste}")
+    env, rows = alfworld.AlfworldEnv(), []
+    progress = tqdm(games, "demonstrations", unit="game", leave=False, disable=None)
+    for game in [game for game in progress for _ in range(episodes)]:
+        observation, info = env.reset(game)
+        expert = Expert(random.Random(rng.random()))
+        expert.reset(observation)
+        context = Context(info["task"], observation, info["admissible"])
+        for _ in range(25):
+            action = expert.act(observation, info["admissible"])
+            hasty = [a for a in info["admissible"] if a.startswith(("take ", "move "))]
+            if hasty and rng.random() < haste:
+                action = rng.choice(hasty)
+            prompt = render(context)
+            response = f"<think>{expert.thought()}</think><action>{action}</action>"
+            if rng.random() < SLIPS:
+                action = rng.choice(info["admissible"])
+            observation, _, done, info = env.step(action)
+            rows.append((prompt, response, observation))
+            context.history.append((context.observation, action))
+            context.observation, context.admissible = observation, info["admissible"]
+            if done:
+                break
+    return rows

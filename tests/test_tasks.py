@@ -1,0 +1,45 @@
+"""Drawing the tasks of updates and panels: pytest tests/test_tasks.py"""
+
+import random
+from collections import Counter
+from itertools import chain
+
+import pytest
+
+from paw_min.tasks import draw_groups, panel
+
+KINDS = ("clean", "cool", "heat", "look", "pick", "pick_two")
+
+
+def test_groups_come_from_seed_and_update_alone():
+    tasks = [f"g{i:02}" for i in range(12)]
+    state = random.getstate()
+    updates = [draw_groups(tasks, 4, seed=1, update=u) for u in range(9)]
+    assert random.getstate() == state  # no global generator
+    assert updates[5] == draw_groups(tasks, 4, 1, 5) == ["g02", "g08", "g07", "g04"]  # pinned
+    for first in (0, 3, 6):  # each pass has every task once
+        assert sorted(chain(*updates[first:first + 3])) == tasks
+    assert len(set(map(tuple, updates))) == 9
+    assert draw_groups(tasks, 4, seed=2, update=0) != updates[0]
+
+
+def test_groups_of_an_update_are_different_tasks_though_passes_do_not_divide():
+    tasks = [f"g{i:02}" for i in range(12)]
+    drawn = [draw_groups(tasks, 5, 0, u) for u in range(200)]
+    assert all(len(set(update)) == 5 for update in drawn)
+    assert min(Counter(chain(*drawn)).values()) > 50  # of 83 on average: none is left out
+    for wrong in (0, 13):
+        with pytest.raises(ValueError, match=f"n_groups is {wrong} with 12 tasks"):
+            draw_groups(tasks, wrong, 0, 0)
+
+
+def test_panel_is_fixed_balanced_and_without_repeats():
+    tasks = sorted(f"{t}/{i:02}" for t in KINDS for i in range(20))
+    chosen = panel(tasks, 30, seed=0)
+    assert chosen == panel(tasks, 30, seed=0) == sorted(set(chosen))
+    assert Counter(g.split("/")[0] for g in chosen) == dict.fromkeys(KINDS, 5)
+    assert panel(tasks, 30, seed=1) != chosen
+    assert panel(tasks, len(tasks), seed=3) == tasks
+    for wrong in (0, 121):
+        with pytest.raises(ValueError, match=f"panel of {wrong} from 120 tasks"):
+            panel(tasks, wrong, seed=0)
