@@ -36,6 +36,9 @@ class Config:
     eval_tasks: int = opt(128, "tasks of the fixed evaluation panel; 0: the whole split")
     human_goals: bool = opt(False, "WebShop: instructions written by people, else synthetic ones")
     n_products: int = opt(0, "WebShop: take the first so many products; 0: all")
+    retriever: str = opt("", "search: server URL or corpus; default: corpus.jsonl beside the data")
+    encoder: str = opt("", "search: sentence encoder for a corpus; default: BM25")
+    topk: int = opt(3, "search: passages per query")
     max_turns: int = opt(50, "environment steps per episode, A.1")
     workers: int = opt(0, "processes that step environments; 0: in this one")
     env_timeout: float = opt(60.0, "seconds after which a silent environment counts as dead")
@@ -86,7 +89,7 @@ FREE_TO_CHANGE = ("out", "updates", "eval_every", "save_every", "workers", "env_
 RANGES = {  # field: (smallest, largest, is the smallest itself allowed)
     "updates": (0, None, True), "eval_every": (0, None, True), "save_every": (1, None, True),
     "threads": (1, None, True), "eval_tasks": (0, None, True), "n_products": (0, None, True),
-    "max_turns": (1, None, True),
+    "max_turns": (1, None, True), "topk": (1, None, True),
     "workers": (0, None, True), "env_timeout": (0, None, False),
     "history_length": (0, None, True), "max_prompt_tokens": (1, None, True),
     "max_response_tokens": (1, None, True), "max_obs_tokens": (1, None, True),
@@ -127,7 +130,7 @@ def check(cfg: Config) -> None:
 def parse_args(presets: dict[str, dict], doc: str, argv: list[str] | None = None):
     """(Config, remaining namespace) from the command line; the first preset is the default.
 
-    The namespace holds what is not a setting of the run: preset and eval_only.
+    The namespace holds what is not a setting of the run: preset, eval_only and dry_run.
     """
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -138,6 +141,9 @@ def parse_args(presets: dict[str, dict], doc: str, argv: list[str] | None = None
     )
     parser.add_argument(
         "--eval-only", action="store_true", help="evaluate --model or the run's checkpoint, and end"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check model and data, print the plan, and end"
     )
     for f in fields(Config):
         flag = "--" + f.name.replace("_", "-")

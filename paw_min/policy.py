@@ -16,12 +16,13 @@ Legend: B rows, L tokens of the longest row, S scored tokens of the longest row,
 in all, V vocabulary.
 """
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from paw_min.config import UserError
@@ -135,19 +136,33 @@ class Policy:
         self.tokenizer.save_pretrained(folder)
 
 
-def load_policy(folder: str, temperature: float = 1.0, device: str = "cpu") -> Policy:
-    """Policy from a local Hugging Face folder or a hub name, weights in fp32.
+def load_tokenizer(folder: str):
+    """Tokenizer of a local Hugging Face folder or a hub name; reads the model's config, too.
 
     Raises UserError, in one sentence, for a folder without model, tokenizer or chat template.
     """
     if Path(folder).exists() and not (Path(folder) / "config.json").is_file():
         raise UserError(f"{folder} holds no config.json: give a Hugging Face model folder")
-    try:
+    with _one_sentence(folder):
+        AutoConfig.from_pretrained(folder)
         tokenizer = AutoTokenizer.from_pretrained(folder)
+    if tokenizer.chat_template is None:
+        raise UserError(f"the tokenizer of {folder} has no chat template: use an instruct model")
+    return tokenizer
+
+
+def load_policy(folder: str, temperature: float = 1.0, device: str = "cpu") -> Policy:
+    """Policy from a local Hugging Face folder or hub name, weights in fp32; see load_tokenizer."""
+    tokenizer = load_tokenizer(folder)
+    with _one_sentence(folder):
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return Policy(model.to(device), tokenizer, temperature)
+
+
+@contextmanager
+def _one_sentence(folder: str):
+    try:
+        yield
     except (OSError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
         raise UserError(f"the model {folder} cannot be loaded ({reason})") from error
-    if tokenizer.chat_template is None:
-        raise UserError(f"the tokenizer of {folder} has no chat template: use an instruct model")
-    return Policy(model.to(device), tokenizer, temperature)

@@ -207,11 +207,12 @@ def webshop_compact(context: Context, history_length: int) -> str:
 
 
 def search_compact(context: Context, history_length: int) -> str:
-    """The question, and the last queries with the documents they found, tags left out."""
+    """The question, and the last queries with the documents they found, without tags and JSON."""
     lines = []
     for step in _search_steps(context, history_length):
-        step = re.sub(r"^Step \d+:|</?(search|information|answer)>", " ", step)
-        lines.append("> " + step.replace("\\n", " ").replace('\\"', '"').strip())
+        step = re.sub(r'^Step \d+:|</?(search|information|answer)>|{"result": "|"}', " ", step)
+        step = step.replace("\\n", " ").replace('\\"', "").strip()
+        lines.append(re.sub(" +", " ", f"> {step}"))
     return "\n".join([f"task {context.task}", *lines])
 
 

@@ -17,9 +17,11 @@ envs/shopper.py for WebShop, envs/scholar.py for search), in two phases:
 Its thought is the present errand ("find mug"): with it, what to do next is a question of the last
 few words, which a model of this size learns much faster than without.
 
-The results are kept in the repository (standin/), because each takes minutes. This remakes one:
+The results are kept in the repository (standin/), because each takes minutes. This remakes them:
 
-    python -m paw_min.tiny alfworld --out standin/alfworld
+    python -m paw_min.tiny alfworld --out standin/alfworld --threads 2
+    python -m paw_min.tiny webshop --out standin/webshop
+    python -m paw_min.tiny search --out standin/search
 """
 
 import argparse
@@ -44,11 +46,13 @@ HISTORY = {"alfworld": 1, "webshop": 3, "search": 4}  # earlier steps in the pro
 # phase: share of hasty steps, episodes per task, training steps, peak learning rate
 PHASES = {
     "alfworld": {"skill": (0.0, 4, 1500, 3e-3), "haste": (0.35, 1, 60, 3e-4)},
-    "webshop": {"skill": (0.0, 1, 1500, 3e-3), "haste": (0.5, 1, 60, 3e-4)},
+    "webshop": {"skill": (0.0, 2, 1400, 3e-3), "haste": (0.35, 1, 60, 3e-4)},
+    "search": {"skill": (0.0, 1, 2000, 3e-3), "haste": (0.35, 1, 60, 3e-4)},
 }
 
 SPECIAL = ["<pad>", "<unk>", "<end>", "<user>", "<agent>"]
-TAGS = ["<think>", "</think>", "<action>", "</action>"]  # plain tokens: decoding must keep them
+# Plain tokens, since decoding must keep them; a model has those that its teacher uses.
+TAGS = [f"<{slash}{tag}>" for tag in ("think", "action", "search", "answer") for slash in ("", "/")]
 CHAT = "{% for m in messages %}<user>{{ m['content'] }}{% endfor %}<agent>"
 
 
@@ -72,7 +76,8 @@ def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     for text in texts:
         text = re.sub("|".join(TAGS), " ", text.lower())
         words.update(re.findall(r"\w+|[^\w\s]+", text))
-    vocab = {word: i for i, word in enumerate(SPECIAL + TAGS + sorted(words))}
+    tags = [tag for tag in TAGS if any(tag in text for text in texts)]
+    vocab = {word: i for i, word in enumerate(SPECIAL + tags + sorted(words))}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -85,7 +90,7 @@ def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
         ]
     )
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
-    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in TAGS])
+    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in tags])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",
@@ -167,8 +172,8 @@ def imitate(model, tokenizer, rows, seed: int, steps: int, peak: float, stop: in
 def warm_start(env: str, out: Path, seed: int = 0) -> None:
     """Make a stand-in from scratch (up to ten minutes) and write it to `out` with record.json.
 
-    record.json: the loss of each step by phase, and what `miniature` gives with the same code, by
-    which a test notices that the recipe is no longer the one that made the weights.
+    record.json: the mean loss of each hundred steps by phase, and what `miniature` gives with the
+    same code, by which a test notices that the recipe is no longer the one that made the weights.
     """
     tasks = teacher(env).training_tasks()
     model = tokenizer = None
@@ -179,7 +184,8 @@ def warm_start(env: str, out: Path, seed: int = 0) -> None:
             tokenizer = make_tokenizer([text for row in rows for text in row])
             model = make_model(tokenizer, seed)
         losses = imitate(model, tokenizer, rows, seed, steps, peak)
-        record[phase] = [round(loss, 5) for loss in losses]
+        hundreds = [losses[i : i + 100] for i in range(0, steps, 100)]
+        record[phase] = [round(sum(part) / len(part), 4) for part in hundreds]
     record["miniature"] = miniature(env, tasks[:12], tokenizer, seed)
     out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(out)
@@ -203,6 +209,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Remake a stand-in model (minutes).")
     parser.add_argument("benchmark", choices=list(PHASES))
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--threads", type=int, default=1, help="its last bits depend on it")
     args = parser.parse_args()
-    torch.set_num_threads(2)  # named, because the last bits of the result depend on it
+    torch.set_num_threads(args.threads)
     warm_start(args.benchmark, args.out)

@@ -10,13 +10,14 @@ the optimizer has to be restored, and on a CPU the numbers are those of a run ne
 import importlib
 import sys
 import time
+from pathlib import Path
 
 import torch
 
 from paw_min.config import Config, UserError, parse_args
 from paw_min.evaluate import evaluate, summarize, transcript
 from paw_min.plot import draw
-from paw_min.policy import load_policy
+from paw_min.policy import load_policy, load_tokenizer
 from paw_min.rollout import rollout
 from paw_min.runs import Run, write_atomically
 from paw_min.sampler import HFSampler
@@ -29,7 +30,10 @@ def main(presets: dict[str, dict], doc: str) -> None:
     """Entry point of the run_*.py scripts."""
     try:
         cfg, args = parse_args(presets, doc)
-        train(cfg, args.eval_only)
+        if args.dry_run:
+            plan(cfg)
+        else:
+            train(cfg, args.eval_only)
     except UserError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
@@ -108,6 +112,36 @@ def find_tasks(cfg: Config) -> tuple:
         raise UserError(str(error)) from error
 
 
+def plan(cfg: Config) -> None:
+    """Check what a run needs, without weights; say what it would do. UserError: what is missing."""
+    start_model = str(cfg.model or STANDINS / cfg.env)
+    missing = []
+    try:
+        load_tokenizer(start_model)
+        print(f"model     {start_model}")
+    except UserError as error:
+        missing.append(str(error))
+    try:
+        _, train_tasks, panel_tasks = find_tasks(cfg)
+        print(f"data      {len(train_tasks)} training tasks, panel of {len(panel_tasks)}")
+    except UserError as error:
+        missing.append(str(error))
+    episodes, rows = cfg.groups * cfg.group_size, cfg.groups * cfg.group_size * cfg.max_turns
+    steps = -(-rows // cfg.mini_batch) if cfg.mini_batch else 1
+    length = cfg.max_prompt_tokens + cfg.max_response_tokens + cfg.max_obs_tokens * cfg.paw
+    evaluations = 2 + (cfg.updates - 1) // cfg.eval_every if cfg.eval_every else 2
+    print(
+        f"updates   {cfg.updates} of {cfg.groups} tasks x {cfg.group_size} = {episodes} episodes, "
+        f"at most {cfg.max_turns} turns: up to {rows} rows of up to {length} tokens\n"
+        f"training  {cfg.algo}{' with PaW' if cfg.paw else ''}, up to {steps} optimizer steps an "
+        f"update, {cfg.micro_batch} rows at a time\n"
+        f"panel     {evaluations} times, every {cfg.eval_every or cfg.updates} updates\n"
+        f"folder    {Path(cfg.out) / cfg.name}"
+    )
+    if missing:
+        raise UserError(" Also: ".join(missing))
+
+
 def step(cfg, policy, reference, optimizer, sampler, pool, train_tasks, run, k) -> tuple:
     """Update k: sample tasks, collect groups (line 2), learn (lines 3-11) -> metrics, episodes."""
     start = time.perf_counter()
@@ -169,11 +203,12 @@ def console_line(m: dict) -> str:
 
 
 def report(run: Run) -> None:
-    """Held-out success before and after."""
+    """Held-out success, and the benchmark's own score where it has one, before and after."""
     evaluated = [line for line in run.metrics() if "eval_success" in line]
-    if evaluated:
-        before, after = evaluated[0], evaluated[-1]
-        print(
-            f"held-out success: {before['eval_success']:.3f} before, "
-            f"{after['eval_success']:.3f} after {after['update']} updates ({run.folder})"
-        )
+    for key, form in (("success", ".3f"), ("score", ".1f")):
+        if evaluated and f"eval_{key}" in evaluated[0]:
+            before, after = evaluated[0], evaluated[-1]
+            print(
+                f"held-out {key}: {before[f'eval_{key}']:{form}} before, "
+                f"{after[f'eval_{key}']:{form}} after {after['update']} updates ({run.folder})"
+            )

@@ -10,6 +10,7 @@ The worked example is one group of two trajectories. A takes 3 steps with enviro
 import math
 import random
 import statistics
+from difflib import SequenceMatcher
 
 import pytest
 import torch
@@ -132,22 +133,82 @@ def test_similarity_is_greedy_first_fit_within_a_group():
     close(joined, [2.0, 0.0, 0.0, -2.0])
 
 
-def test_similar_anchors_equals_the_plain_rule():
-    from difflib import SequenceMatcher
-
-    rng = random.Random(1)
-    texts = ["".join(rng.choice("ab ") for _ in range(12)) for _ in range(60)]
-    group = [rng.randrange(3) for _ in texts]
-    clusters, expected = {}, []
+def first_fit(group, texts, threshold):
+    """The rule of similar_anchors, without any thought of time."""
+    clusters, result = {}, []
     for g, text in zip(group, texts):
-        fits = [
-            n for n, first in enumerate(clusters.setdefault(g, []))
-            if SequenceMatcher(None, text, first).ratio() >= 0.7
-        ]  # fmt: skip
+        known = clusters.setdefault(g, [])
+        fits = [n for n, first in enumerate(known) if ratio(text, first) >= threshold]
         if not fits:
-            clusters[g].append(text)
-        expected.append(fits[0] if fits else len(clusters[g]) - 1)
-    assert advantages.similar_anchors(group, texts, 0.7) == expected
+            known.append(text)
+        result.append(fits[0] if fits else len(known) - 1)
+    return result
+
+
+def ratio(a, b):
+    return SequenceMatcher(None, a, b).ratio()
+
+
+def random_texts(rng, n):
+    """Short and long texts (autojunk begins at 200 characters), with edits of earlier ones."""
+    texts = ["", "é\U0001f600 ∑"]
+    while len(texts) < n:
+        old = rng.choice(texts)
+        kind, place = rng.randrange(5), rng.randrange(len(old) + 1)
+        if kind == 0:
+            letters = rng.choice(["ab ", "the quick brown fox. "])
+            texts.append("".join(rng.choices(letters, k=rng.choice([1, 7, 12, 60, 250]))))
+        elif kind == 1:  # edited here and there
+            change = rng.choice([0.01, 0.03, 0.1, 0.3])
+            texts.append("".join(rng.choice("ab x") if rng.random() < change else c for c in old))
+        elif kind == 2:  # something put in, in place of as much or of nothing
+            new = "".join(rng.choices("ab xyz", k=rng.randrange(1, 40)))
+            texts.append(old[:place] + new + old[place + rng.choice([0, len(new)]) :])
+        elif kind == 3:  # two parts exchanged
+            texts.append(old[place:] + old[:place])
+        else:
+            texts.append(old)
+    return texts
+
+
+@pytest.mark.parametrize("threshold", [0.3, 0.6, 0.8, 0.9, 0.95, 1.0])
+def test_similar_anchors_equals_the_plain_rule(threshold):
+    joined = 0
+    for seed in range(30):
+        rng = random.Random(f"{threshold} {seed}")
+        texts = random_texts(rng, 40)
+        group = [rng.randrange(2) for _ in texts]
+        expected = first_fit(group, texts, threshold)
+        assert advantages.similar_anchors(group, texts, threshold) == expected
+        joined += len({*zip(group, texts)}) - len({*zip(group, expected)})
+    assert joined >= 10 or threshold == 1.0  # texts that differ and are alike did occur
+
+
+def test_the_bound_is_one_and_it_is_sharp_at_the_threshold():
+    rng = random.Random(5)
+    for _ in range(40):
+        # Without repeated letters and with one change, difflib finds the LCS: bound and ratio meet.
+        a = "".join(map(chr, range(1000, 1000 + rng.randrange(5, 150))))
+        place = rng.randrange(len(a))
+        b = a[:place] + "-" * rng.randrange(1, 30) + a[place + rng.randrange(3) :]
+        exact = ratio(a, b)
+        for x, y in ((a, b), (b, a)):
+            assert advantages.may_reach(x, y, exact)
+            assert not advantages.may_reach(x, y, math.nextafter(exact, 2.0))
+
+
+def test_pages_that_share_a_passage_do_not_cost_a_call_of_difflib(monkeypatch):
+    rng = random.Random(0)
+    words = "the of was born in a town river author who wrote and married by country lies".split()
+    passages = [" ".join(rng.choices(words, k=100)) for _ in range(5)]
+    choices = (0, 1, 2), (3, 1, 2), (0, 4, 2), (1, 0, 2)
+    pages = ["\n".join(passages[i] for i in choice) for choice in choices]
+    pages.append("!" + "\n".join(passages[i] for i in (0, 1, 4)))  # alike, but for both ends
+    assert first_fit([0] * 5, pages, 0.9) == [0, 1, 2, 3, 4]
+    calls = []
+    monkeypatch.setattr(advantages, "SequenceMatcher", lambda *texts: calls.append(texts))
+    assert advantages.similar_anchors([0] * 5, pages, 0.9) == [0, 1, 2, 3, 4]
+    assert calls == []
 
 
 def test_wrong_arguments_are_named():

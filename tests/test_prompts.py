@@ -156,7 +156,10 @@ Step 2:<search>b</search> <information>two</information>
 
 """ in prompt
     assert "Step 1:" not in render("search", "paper", ASKED, 1)
-    assert render("search", "compact", ASKED, 4) == "task Who?\n> a   one\n> b   two"
+    assert render("search", "compact", ASKED, 4) == "task Who?\n> a one\n> b two"
+    block = '<information>{"result": "Doc 1: \\"X Y\\"\\nThe X.\\n"}</information>'
+    found = replace(ASKED, observation=block)
+    assert render("search", "compact", found, 1) == "task Who?\n> b Doc 1: X Y The X."
 
 
 GOOD = "<think>hm</think><action>go to desk 1</action>"

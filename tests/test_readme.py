@@ -26,6 +26,8 @@ def test_paw_in_40_lines_runs():
 
 def test_the_tree_is_the_tree():
     (tree,) = re.findall(r"```\n(run_alfworld.py .*?)```", README, flags=re.S)
+    for name in re.findall(r"^(\S+) ", tree, flags=re.M) + re.findall(r"(?<= )(\w+\.py):", tree):
+        assert (ROOT / name).exists() or (ROOT / "bench" / name).exists(), name
     named = re.findall(r"^  (\S+\.py) ", tree, flags=re.M)
     there = [p.relative_to(ROOT / "paw_min").as_posix() for p in ROOT.glob("paw_min/**/*.py")]
     assert sorted(named) == sorted(p for p in there if not p.endswith("__init__.py"))
@@ -39,16 +41,22 @@ def test_modules_are_short_and_equations_stand_alone():
 
 
 def test_results_are_in_the_files():
-    rows = re.findall(r"^\| (\S+seed\d) \| ([\d.]+) \| ([\d.]+) \|", README, flags=re.M)
-    assert len(rows) >= 3
-    rises = []
-    for name, before, after in rows:
-        lines = [m for m in read_metrics(ROOT / "results" / name) if "eval_success" in m]
-        assert f"{100 * lines[0]['eval_success']:.1f}" == before, name
-        assert f"{100 * lines[-1]['eval_success']:.1f}" == after, name
+    row = r"^\| (\w+)(-\S+seed\d) \| ([\d.]+) \| ([\d.]+) \|(?: ([\d.]+) \| ([\d.]+) \|)?"
+    rows = re.findall(row, README, flags=re.M)
+    rises = {}
+    for env, name, *shown in rows:
+        lines = [m for m in read_metrics(ROOT / "results" / (env + name)) if "eval_success" in m]
+        ends = lines[0], lines[-1]
+        assert [f"{100 * m['eval_success']:.1f}" for m in ends] == shown[:2], name
+        if shown[2]:
+            assert [f"{m['eval_score']:.1f}" for m in ends] == shown[2:], name
         if "-paw-" in name:
-            rises.append(100 * (lines[-1]["eval_success"] - lines[0]["eval_success"]))
-    assert f"by {sum(rises) / len(rises):.1f} points" in README
+            rise = 100 * (ends[1]["eval_success"] - ends[0]["eval_success"])
+            rises.setdefault(env, []).append(rise)
+    assert set(rises) == {"alfworld", "webshop", "search"}
+    for env, values in rises.items():
+        assert len(values) == 3
+        assert f"| {env} | {sum(values) / len(values):.1f} |" in README
 
 
 def test_engine_ratios_are_in_the_file():
@@ -60,6 +68,22 @@ def test_engine_ratios_are_in_the_file():
         assert f"{cpu[name]['stock']['mean']:.3g}" == stock
         assert f"{cpu[name]['fast']['mean']:.3g}" == fast
         assert f"{cpu[name]['ratio']:g}" == ratio
+
+
+def test_webshop_and_anchor_figures_are_in_the_files():
+    bench = json.loads((ROOT / "bench/results/webshop.json").read_text())
+    figures = bench["steps"]["figures"]
+    rows = re.findall(r"^\| (\S.*?) \| ([\d.]+) \| (\d+)-(\d+) \| (\d+)-(\d+) \|$", README, re.M)
+    assert len(rows) == 4
+    for name, ms, low, high, least, most in rows:
+        assert f"{figures[name]['ms']:.3g}" == ms
+        assert figures[name]["recorded_ms"] == [int(low), int(high)]
+        assert figures[name]["ratio"] == [int(least), int(most)]
+        assert name == "buy" or int(least) > 100
+    assert figures["all steps"]["ratio"][0] > 100
+    anchors = json.loads((ROOT / "bench/results/anchors.json").read_text())
+    text = f"{anchors['plain_cpu_s']:.0f} s plain, {anchors['ours_cpu_s']:.1f} s here"
+    assert text in " ".join(README.split()) and anchors["same_clusters"]
 
 
 def test_every_metric_is_explained():

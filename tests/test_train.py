@@ -360,10 +360,10 @@ def test_the_stand_in_is_what_its_command_makes(games_root):
         expected = record["miniature"][phase]
         assert again[phase]["demonstrations"] == expected["demonstrations"]
         assert again[phase]["loss"] == pytest.approx(expected["loss"], rel=1e-4)
-        assert len(record[phase]) == steps
+        assert len(record[phase]) == -(-steps // 100)
     # The kept weights are those at the end of the record: they cost what its last steps did.
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert 0.8e6 < model.num_parameters() < 1.2e6
     rows = tiny.demonstrations("alfworld", games, 0, haste, episodes)
     loss = tiny.imitate(model, tokenizer, rows, 0, 60, 1e-9, stop=6)
-    assert sum(loss) / 6 == pytest.approx(sum(record["haste"][-10:]) / 10, rel=0.25)
+    assert sum(loss) / 6 == pytest.approx(record["haste"][-1], rel=0.25)

@@ -159,7 +159,8 @@ def demonstrations(
 
     haste: share of the steps with something to grab or drop in which it does so at random, against
     its own better thought. In SLIPS of the steps another command is executed than the one shown, so
-    that the rows go on from where no expert would get to. render: Context -> prompt.
+    that the rows go on from where no expert would get to (and the observation is what came of that
+    other command). render: Context -> prompt.
     """
     rng = random.Random(f"demonstrations {seed} {haste}")
     env, rows = alfworld.AlfworldEnv(), []

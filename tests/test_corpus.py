@@ -1,0 +1,268 @@
+"""The invented corpus: its bytes, its truth, what test questions share with training, its search.
+
+    python -m pytest tests/test_corpus.py
+"""
+
+import errno
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+
+import pytest
+
+from paw_min.envs import corpus
+from paw_min.envs.retrievers import open_retriever
+from paw_min.envs.search import load_questions
+
+SMALL = {"n_entities": 500, "n_train": 80, "n_test": 20}
+FILES = ["corpus.jsonl", "manifest.json", "test.jsonl", "train.jsonl"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The default corpus; read only."""
+    return corpus.generate(tmp_path_factory.mktemp("corpus") / "search")
+
+
+def passages(folder):
+    rows = map(json.loads, (folder / "corpus.jsonl").read_text().splitlines())
+    return {row["id"]: row["contents"] for row in rows}
+
+
+def digest(folder):
+    assert sorted(path.name for path in folder.iterdir()) == FILES
+    content = b"".join((folder / name).read_bytes() for name in FILES)
+    return hashlib.sha256(content).hexdigest()
+
+
+def names(text):
+    return re.findall(corpus.NAME, text)
+
+
+def read_facts(folder):
+    """{(name, words before the value): value}, from the passages and not from the generator."""
+    found = {}
+    marks = ("born in the town", "has the spouse", "in the country", "on the river",
+             "by the author", "by the founder", "sits in the town", "capital in the town")
+    for contents in passages(folder).values():
+        title, text = contents.split("\n")
+        for mark in marks:
+            if value := re.search(f"{mark} ({corpus.NAME})", text):
+                found[title.strip('"'), mark] = value[1]
+    return found
+
+
+# Question (its name taken out) -> the words before the value, for each fact in turn.
+REFERENCES = {
+    "the capital of {}": "capital in the town",
+    "the country where {} rises": "in the country",
+    "the country of {}": "in the country",
+    "the river at {}": "on the river",
+    "the town where {} was born": "born in the town",
+    "the spouse of {}": "has the spouse",
+    "the author of {}": "by the author",
+    "the founder of {}": "by the founder",
+    "the seat of {}": "sits in the town",
+}
+QUESTIONS = {
+    "Which town is the capital of {}?": "capital in the town",
+    "In which country does {} rise?": "in the country",
+    "In which country lies {}?": "in the country",
+    "Which river runs through {}?": "on the river",
+    "Where was {} born?": "born in the town",
+    "Whom did {} marry?": "has the spouse",
+    "Who wrote {}?": "by the author",
+    "Who founded {}?": "by the founder",
+    "In which town sits {}?": "sits in the town",
+}
+CHAINS = {question: [mark] for question, mark in QUESTIONS.items()} | {
+    question.format(reference): [first, second]
+    for question, second in QUESTIONS.items()
+    for reference, first in REFERENCES.items()
+}
+
+
+def supporting_facts(question, facts):
+    """[(name, words before the value)] behind a question, and the answer they give."""
+    (name,) = names(question)
+    chain = []
+    for mark in CHAINS[question.replace(name, "{}")]:
+        chain.append((name, mark))
+        name = facts[name, mark]
+    return chain, name
+
+
+def test_same_arguments_same_bytes(tmp_path):
+    first, second = (corpus.generate(tmp_path / name, **SMALL) for name in ("a", "b"))
+    assert digest(first) == digest(second)
+    # Nothing but VERSION may change these bytes: runs on other machines are compared with ours.
+    assert digest(first)[:16] == "c2416f5b9e3b62cd"
+    assert digest(corpus.generate(tmp_path / "c", **SMALL, seed=1)) != digest(first)
+
+
+def test_sizes_kinds_and_order(folder):
+    assert len(passages(folder)) == 3000
+    assert list(passages(folder)) == [str(i) for i in range(3000)]
+    for split, n in (("train", 2000), ("test", 300)):
+        rows = load_questions(folder, split)
+        half = n // 2
+        assert [row.source for row in rows] == ["single"] * half + ["two_hop"] * half
+        assert len({row.question for row in rows}) == n
+        ids = [json.loads(line)["id"] for line in (folder / f"{split}.jsonl").open()]
+        assert ids == [f"{split}-{i}" for i in range(n)]
+        # Every question there can be is asked, and none much more often than the others.
+        asked = Counter(re.sub(corpus.NAME, "{}", row.question) for row in rows)
+        assert len(asked) == 22 and min(asked.values()) * 2.5 > max(asked.values())
+
+
+def test_every_answer_follows_from_the_passages(folder):
+    facts = read_facts(folder)
+    for split in ("train", "test"):
+        for row in load_questions(folder, split):
+            chain, answer = supporting_facts(row.question, facts)
+            assert row.answers == (answer,)
+            assert len(chain) == {"single": 1, "two_hop": 2}[row.source]
+            assert answer not in row.question
+
+
+def test_no_fact_behind_a_test_question_is_behind_a_training_question(folder):
+    facts = read_facts(folder)
+    behind, entities = {}, {}
+    for split in ("train", "test"):
+        rows = [supporting_facts(row.question, facts) for row in load_questions(folder, split)]
+        behind[split] = {fact for chain, _ in rows for fact in chain}
+        entities[split] = {name for name, _ in behind[split]} | {answer for _, answer in rows}
+    assert len(behind["test"]) > 200
+    assert not behind["train"] & behind["test"]
+    assert not entities["train"] & entities["test"]  # not even an answer: no prior is of use
+
+
+def test_each_name_is_one_entity_and_words_are_few(folder, tmp_path):
+    titles = [contents.split("\n")[0].strip('"') for contents in passages(folder).values()]
+    assert len(set(titles)) == 3000
+
+    def words(folder):
+        text = " ".join(path.read_text() for path in sorted(folder.glob("*.jsonl")))
+        return set(re.findall(r"\w+", re.sub(r'"id": "[^"]*"', " ", text.lower())))
+
+    assert len(words(folder)) < 700  # a tokenizer adds tags, punctuation and prompts
+    other = corpus.generate(tmp_path / "other", seed=1)
+    assert words(folder) == words(other)  # a tokenizer made for one seed reads all of them
+    used = Counter(word for title in titles for word in title.split())
+    assert len(used) == 576 and max(used.values()) < 40  # none is frequent enough to be a guess
+
+
+def test_passages_are_short_and_begin_with_the_same_word(folder):
+    for contents in passages(folder).values():
+        title, text = contents.split("\n")
+        assert title == f'"{names(text)[0]}"' and text.startswith("The ")
+        assert 10 <= len(contents.split()) <= 20
+
+
+def test_the_world_holds_together(folder):
+    facts = read_facts(folder)
+    for (name, mark), value in facts.items():
+        if mark == "has the spouse":
+            assert facts[value, mark] == name != value
+        if mark == "capital in the town":
+            assert facts[value, "in the country"] == name
+
+
+def test_a_search_for_a_name_finds_its_passage(folder):
+    titles = [contents.split("\n")[0].strip('"') for contents in passages(folder).values()]
+    found = open_retriever(folder).search(titles, 3)
+    ranks = Counter()
+    for title, hits in zip(titles, found):
+        pages = [hit["document"]["contents"].startswith(f'"{title}"') for hit in hits]
+        ranks[pages.index(True) if True in pages else None] += 1
+    assert ranks[0] >= 0.99 * len(titles) and ranks[None] == 0
+
+
+def test_one_search_seldom_answers_a_two_hop_question(folder):
+    rows = [row for row in load_questions(folder, "train") if row.source == "two_hop"]
+    found = open_retriever(folder).search([row.question for row in rows], 3)
+    answered = [any(row.answers[0] in hit["document"]["contents"] for hit in hits)
+                for row, hits in zip(rows, found)]  # fmt: skip
+    assert sum(answered) < 0.2 * len(rows)
+
+
+def test_a_finished_folder_is_used_again_and_another_is_refused(tmp_path):
+    folder = corpus.generate(tmp_path / "a", **SMALL)
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert corpus.generate(folder, **SMALL) == folder
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    with pytest.raises(ValueError, match="another folder or delete this one"):
+        corpus.generate(folder, **SMALL, seed=1)
+    (folder / "test.jsonl").unlink()
+    with pytest.raises(ValueError, match="another folder or delete this one"):
+        corpus.generate(folder, **SMALL)
+
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "manifest.json").write_text("notes")
+    with pytest.raises(ValueError, match="holds something else"):
+        corpus.generate(foreign, **SMALL)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="holds something else"):
+        corpus.generate(tmp_path / "file", **SMALL)
+
+
+def test_an_empty_folder_is_filled(tmp_path):
+    (tmp_path / "a").mkdir()
+    assert digest(corpus.generate(tmp_path / "a", **SMALL))
+
+
+def test_an_interrupted_call_leaves_no_folder_and_the_next_completes_it(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail)
+        with pytest.raises(OSError, match="No space"):
+            corpus.generate(tmp_path / "a", **SMALL)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / f"a.partial-{os.getpid()}").mkdir()  # as a process that was killed leaves it
+    (tmp_path / f"a.partial-{os.getpid()}" / "rest").write_text("")
+    assert digest(corpus.generate(tmp_path / "a", **SMALL))
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_two_processes_at_once_make_one_folder(tmp_path, monkeypatch):
+    replace = os.replace
+
+    def other_was_faster(source, target):
+        monkeypatch.setattr(os, "replace", replace)
+        corpus.generate(target, **SMALL)
+        replace(source, target)  # which fails: the target is not empty any more
+
+    monkeypatch.setattr(os, "replace", other_was_faster)
+    # The other process here has our number, and so our partial folder: make it anew for us.
+    monkeypatch.setattr(os, "getpid", iter(["1", "2"]).__next__)
+    assert digest(corpus.generate(tmp_path / "a", **SMALL))
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"n_entities": 499}, "n_entities is 499"),
+        ({"n_entities": 82945}, "from 500 to 82944"),
+        ({"n_train": 81}, "n_train 81"),
+        ({"n_test": 0}, "n_test 0"),
+        ({"n_train": 5000}, "2500 questions of a kind were asked for and there are [0-9]+: choose"),
+    ],
+)
+def test_wrong_numbers_are_named_and_nothing_is_written(tmp_path, wrong, message):
+    with pytest.raises(ValueError, match=message):
+        corpus.generate(tmp_path / "a", **(SMALL | wrong))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_line(tmp_path, monkeypatch, capsys):
+    arguments = "--n-entities 500 --n-train 80 --n-test 20 --seed 0"
+    monkeypatch.setattr("sys.argv", ["corpus", "--out", str(tmp_path / "a"), *arguments.split()])
+    corpus.main()
+    assert "500 passages, 80 training and 20 test questions" in capsys.readouterr().out
+    assert digest(tmp_path / "a") == digest(corpus.generate(tmp_path / "b", **SMALL))

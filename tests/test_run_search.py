@@ -1,0 +1,253 @@
+"""Whole runs of run_search.py: default data, published layouts, a server that dies, bad input.
+
+    python -m pytest tests/test_run_search.py
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow
+import pytest
+import torch
+from pyarrow import parquet
+
+import run_search
+from paw_min import runs, tiny, train
+from paw_min.config import Config, UserError, check, parse_args
+from paw_min.envs import corpus, scholar, search, search_client
+from paw_min.policy import load_policy
+from paw_min.prompts import parse
+from tests.test_policy import make_policy
+from tests.test_search_server import serving
+
+ROOT = Path(__file__).parent.parent
+SMALL = dict(
+    env="search", train_split="train", eval_split="test", groups=2, group_size=2, updates=1,
+    eval_tasks=4, max_turns=2, micro_batch=4, mini_batch=4, max_response_tokens=4, r_max=1.0,
+    prompt="compact", max_prompt_tokens=600, lr=1e-3, name="r", kl_coef=0.0, history_length=4,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    make_policy("qwen3").save(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("world") / "w"
+    return str(corpus.generate(folder, n_entities=500, n_train=40, n_test=20, seed=5))
+
+
+@pytest.fixture
+def config(tmp_path, model, world):
+    def make(**settings) -> Config:
+        return Config(**dict(data=world, model=model, out=str(tmp_path)) | SMALL | settings)
+
+    return make
+
+
+def numbers(folder) -> list[dict]:
+    return [
+        {k: v for k, v in line.items() if not k.startswith("seconds")}
+        for line in runs.read_metrics(folder)
+    ]
+
+
+def test_a_run_reports_each_data_set(config, tmp_path, capsys):
+    train.train(config())
+    before, after = runs.read_metrics(tmp_path / "r")
+    assert {"eval_success/single", "eval_success/two_hop"} <= set(before)
+    assert after["valid"] == 0 and after["wm_loss" if "wm_loss" in after else "rows"] is not None
+    assert after["rows"] == 8  # two turns, in which nothing readable is said
+    assert "held-out success: 0.000 before" in capsys.readouterr().out
+
+
+class Script:
+    """Gives the same responses to all, turn by turn."""
+
+    def __init__(self, policy, texts):
+        self.responses = [policy.encode(t) + policy.eos_ids for t in texts]
+
+    def generate(self, prompts, seeds, temperature, max_tokens):
+        text = self.responses.pop(0)
+        return [list(text) for _ in prompts]
+
+
+@pytest.mark.parametrize("hits", [True, False])
+def test_rows_of_an_episode(config, world, hits):
+    """Reward 1 for the exact match; targets are the information blocks, and no empty ones."""
+    policy = load_policy(str(tiny.STANDINS / "search"))  # its tokenizer knows the words
+    cfg = config(max_turns=4)
+    make_pool, train_tasks, held_out = search.setup(cfg)
+    assert len(train_tasks) == 40 and len(held_out) == 20 and train_tasks[-1] != held_out[0]
+    question = search.load_questions(Path(world), "test")[0]
+    name, _ = scholar.read_question(question.question)
+    answer = question.answers[0] if hits else "somebody else"
+    sampler = Script(
+        policy, ["hm", f"<search>{name}</search>", f"<think>x</think><answer>{answer}</answer>"]
+    )
+    with make_pool(1) as pool:
+        (episode,), _ = train.rollout(
+            cfg, policy, sampler, pool, [held_out[0]], [0], temperature=1.0, seed=(0,)
+        )
+    assert [t.valid for t in episode.transitions] == [False, True, True]
+    assert [t.reward for t in episode.transitions] == [0.0, 0.0, float(hits)]
+    assert episode.won == hits
+    assert [len(t.obs_ids) > 0 for t in episode.transitions] == [False, True, False]
+    assert "information" in policy.decode(episode.transitions[1].obs_ids)
+
+
+def test_a_server_that_dies_stops_the_run_which_then_goes_on(config, world, tmp_path, monkeypatch):
+    """Killed while training: one sentence; the same command with the server back: same numbers."""
+    monkeypatch.setattr(search_client, "FIRST_WAIT", 0.02)
+    patience = search_client.SearchClient.__init__.__defaults__
+    monkeypatch.setattr(search_client.SearchClient.__init__, "__defaults__", (patience[0], 0.1))
+    policy = load_policy(str(tiny.STANDINS / "search"))
+    responses = ["<search>x y</search>", "<answer>z</answer>"]
+
+    class Asks(Script):
+        def __init__(self, trained, batch_size=64):
+            super().__init__(policy, [])
+
+        def sync(self):
+            pass
+
+        def generate(self, prompts, seeds, temperature, max_tokens):
+            self.responses = self.responses or Script(policy, responses).responses
+            return super().generate(prompts, seeds, temperature, max_tokens)
+
+    monkeypatch.setattr(train, "HFSampler", Asks)
+    standin = str(tiny.STANDINS / "search")
+    with serving("--corpus", f"{world}/corpus.jsonl") as (url, process):
+        train.train(config(name="whole", updates=2, retriever=url, model=standin))
+        assert runs.read_metrics(tmp_path / "whole")[1]["wm_loss"] > 0
+        train.train(config(name="cut", retriever=url, model=standin))
+        port = url.rsplit(":", 1)[1].split("/")[0]
+        step = train.step
+
+        def dying(*args):
+            process.kill()
+            process.wait()
+            return step(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(train, "step", dying)
+            with pytest.raises(UserError, match="did not come back within .* start it again"):
+                train.train(config(name="cut", updates=2, retriever=url, model=standin))
+        with pytest.raises(UserError, match="cannot be reached"):
+            train.train(config(name="cut", updates=2, retriever=url, model=standin))
+    assert len(runs.read_metrics(tmp_path / "cut")) == 2
+    command = [sys.executable, "-m", "paw_min.envs.search_server", "--port", port]
+    command += ["--corpus", f"{world}/corpus.jsonl"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        next(line for line in process.stdout if "ready after" in line)
+        train.train(config(name="cut", updates=2, retriever=url, model=standin))
+    finally:
+        process.kill()
+        process.communicate()
+    whole, cut = numbers(tmp_path / "whole"), numbers(tmp_path / "cut")
+    assert [w["update"] for w in whole] == [0, 1, 2]
+    assert [{k: v for k, v in line.items() if not k.startswith("eval")} for line in whole[1:2]] == [
+        {k: v for k, v in line.items() if not k.startswith("eval")} for line in cut[1:2]
+    ]
+    assert whole[2] == cut[2]
+
+
+def published(folder: Path) -> Path:
+    """Two parquet files with verl-agent's columns."""
+    for split, sources in (("train", ["nq"]), ("test", ["nq", "hotpotqa", "bamboogle"])):
+        rows = [
+            {"question": f"who is number {n}?", "golden_answers": [str(n)], "data_source": source}
+            for source in sources
+            for n in range(6)
+        ]
+        parquet.write_table(pyarrow.Table.from_pylist(rows), folder / f"{split}.parquet")
+    return folder
+
+
+def test_the_papers_preset_on_published_files(model, tmp_path, world):
+    """Fig. 9's prompts and A.1's settings; only the sizes are cut down."""
+    small = {"model": model, "data": published(tmp_path), "retriever": world, "out": tmp_path,
+             "name": "paper", "updates": 1, "groups": 2, "group-size": 2, "max-turns": 2,
+             "micro-batch": 4, "mini-batch": 4, "max-response-tokens": 4}  # fmt: skip
+    argv = ["--preset", "paper"]
+    for key, value in small.items():
+        argv += [f"--{key}", str(value)]
+    cfg, _ = parse_args(run_search.PRESETS, "", argv)
+    train.train(cfg)
+    before, after = runs.read_metrics(tmp_path / "paper")
+    assert {f"eval_success/{s}" for s in ("nq", "hotpotqa", "bamboogle")} <= set(before)
+    assert after["rows"] == 8 and after["loss_kl"] >= 0
+
+
+def test_dry_run_checks_everything_and_says_what_is_missing(model, tmp_path, world, capsys):
+    cfg, args = parse_args(
+        run_search.PRESETS, "", ["--preset", "paper", "--model", model, "--data",
+                                 str(published(tmp_path)), "--retriever", world, "--dry-run"],
+    )  # fmt: skip
+    assert args.dry_run
+    with pytest.raises(UserError, match="n_groups is 256 with 6 tasks"):
+        train.plan(cfg)
+    cfg.groups = 6
+    train.plan(cfg)
+    out = capsys.readouterr().out
+    assert "6 training tasks, panel of 18" in out and "up to 120 rows" in out
+    assert not (tmp_path / "runs").exists()
+    cfg.model, cfg.data, cfg.retriever = "no/model", "no/data", "http://localhost:9"
+    with pytest.raises(UserError) as error:
+        train.plan(cfg)
+    for missing in ("no/model cannot be loaded", "no/data", "localhost:9/retrieve cannot be reach"):
+        assert missing in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (dict(data="no/such/folder"), "no/such/folder.*Also: The corpus"),
+        (dict(eval_split="valid"), "has neither valid.parquet nor valid.jsonl"),
+        (dict(retriever="no/corpus.jsonl"), "The corpus no/corpus.jsonl does not exist"),
+        (dict(groups=99), "n_groups is 99 with 40 tasks"),
+    ],
+)
+def test_bad_input_is_one_sentence(config, settings, message):
+    with pytest.raises(UserError, match=message) as error:
+        train.train(config(**settings))
+    assert "\n" not in str(error.value)
+
+
+def test_presets_are_the_papers():
+    cfg, _ = parse_args(run_search.PRESETS, "", ["--preset", "paper"])
+    a1 = dict(
+        max_prompt_tokens=4096, max_response_tokens=512, max_turns=4, lr=1e-6, r_max=1.0,
+        invalid_penalty=0.01, group_size=5, groups=256, step_weight=1.0, gamma=0.95,
+        temperature=1.0, eval_temperature=0.0, mini_batch=512, similarity=0.9, select_ratio=0.75,
+        rho=0.2, wm_loss="cmae", wm_weight="adaptive", paw=True, prompt="paper", topk=3,
+    )  # fmt: skip
+    assert {key: getattr(cfg, key) for key in a1} == a1
+    for preset in run_search.PRESETS.values():
+        check(Config(**preset))
+
+
+def test_the_stand_in_is_what_its_command_makes():
+    """The remake takes minutes; its miniature on 12 questions repeats what was recorded."""
+    folder = tiny.STANDINS / "search"
+    record = json.loads((folder / "record.json").read_text())
+    policy = load_policy(str(folder))
+    torch.manual_seed(5)  # nobody else's generator matters
+    tasks = scholar.training_tasks()[:12]
+    again = tiny.miniature("search", tasks, policy.tokenizer, seed=0)
+    for phase, (_, _, steps, _) in tiny.PHASES["search"].items():
+        expected = record["miniature"][phase]
+        assert again[phase]["demonstrations"] == expected["demonstrations"]
+        assert again[phase]["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+        assert len(record[phase]) == -(-steps // 100)
+    text = "<think>need author</think><search>Galado Toresk</search>"
+    assert parse("search", policy.decode(policy.encode(text))) == (
+        "<search>galado toresk</search>", True,
+    )  # fmt: skip

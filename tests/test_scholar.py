@@ -1,0 +1,221 @@
+"""The scholar: what it reads, how often it is right, and the demonstrations it leaves.
+
+    python -m pytest tests/test_scholar.py
+"""
+
+import random
+import re
+from collections import Counter
+
+import pytest
+
+from paw_min import prompts
+from paw_min.envs import corpus
+from paw_min.envs.retrievers import open_retriever
+from paw_min.envs.scholar import SLIPS, Scholar, read_question, transitions
+from paw_min.envs.search import SearchPool, load_questions
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return corpus.generate(tmp_path_factory.mktemp("corpus") / "search")
+
+
+@pytest.fixture(scope="module")
+def retriever(folder):
+    return open_retriever(folder)
+
+
+def exact_match(folder, retriever, split, haste=0.0, topk=3):
+    """{source: share of right answers}, {source: mean turns}"""
+    questions = load_questions(folder, split)
+    pool = SearchPool(questions, retriever, len(questions), topk=topk)
+    won, turns = Counter(), Counter()
+    observations, scholars = {}, {}
+    for slot, (observation, _) in enumerate(pool.reset([str(i) for i in range(len(questions))])):
+        scholars[slot] = Scholar(random.Random(slot), haste)
+        scholars[slot].reset(observation)
+        observations[slot] = observation
+    while observations:
+        actions = {slot: scholars[slot].act(text) for slot, text in observations.items()}
+        for slot, (observation, reward, done, info) in pool.step(actions).items():
+            observations[slot] = observation
+            turns[info["task_type"]] += 1
+            if done:
+                won[info["task_type"]] += reward
+                del observations[slot]
+    n = Counter(question.source for question in questions)
+    return tuple({source: c[source] / n[source] for source in n} for c in (won, turns))
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_it_is_right(folder, retriever, split):
+    won, turns = exact_match(folder, retriever, split)
+    assert min(won["single"], won["two_hop"]) > 0.99
+    assert turns["single"] == 2 and 2.8 < turns["two_hop"] <= 3.1
+
+
+def test_haste_costs_what_it_should(folder, retriever):
+    won, turns = exact_match(folder, retriever, "train", haste=0.35)
+    assert won["single"] == pytest.approx(0.65, abs=0.05)
+    # Two searches must both be made; a few pages tell both facts.
+    assert won["two_hop"] == pytest.approx(0.65**2, abs=0.06)
+    assert turns["single"] < 1.8
+    assert exact_match(folder, retriever, "test", haste=1.0)[0] == {"single": 0, "two_hop": 0}
+
+
+@pytest.mark.parametrize(
+    "question, name, relations",
+    [
+        ("Where was Barado Marelk born?", "Barado Marelk", ["birthplace"]),
+        ("Whom did Barado Marelk marry?", "Barado Marelk", ["spouse"]),
+        ("Which town is the capital of Barado Marelk?", "Barado Marelk", ["capital"]),
+        ("Who wrote Oka Unk?", "Oka Unk", ["author"]),
+        ("In which country does the river at Oka Unk rise?", "Oka Unk", ["river", "source"]),
+        ("Where was the spouse of Oka Unk born?", "Oka Unk", ["spouse", "birthplace"]),
+        ("Which town is the capital of the country where Oka Unk rises?", "Oka Unk",
+         ["source", "capital"]),
+        ("Which town is the capital of the country of Oka Unk?", "Oka Unk",
+         ["country", "capital"]),
+        ("In which country lies the town where Oka Unk was born?", "Oka Unk",
+         ["birthplace", "country"]),
+    ],
+)  # fmt: skip
+def test_questions_are_read(question, name, relations):
+    assert read_question(question) == (name, relations)
+
+
+@pytest.mark.parametrize(
+    "question",
+    ["", "Who is the president?", "Who wrote it?", "Where was the dog of Oka Unk born?",
+     "Where was the spouse of the author of Oka Unk born?"],
+)  # fmt: skip
+def test_other_questions_are_refused(question):
+    with pytest.raises(ValueError, match="understands the questions of paw_min.envs.corpus only"):
+        Scholar(random.Random(0)).reset(question)
+
+
+def page(*sentences):
+    """An information block, escaped as JSON is."""
+    text = "".join(
+        f'Doc {n}: \\"{" ".join(s.split()[2:4])}\\"\\n{s}\\n' for n, s in enumerate(sentences, 1)
+    )
+    return '<information>{"result": "' + text + '"}</information>'
+
+
+def test_it_goes_by_what_it_has_seen():
+    question = "Where was the author of Barado Marelk born?"
+    scholar = Scholar(random.Random(0))
+    scholar.reset(question)
+    assert scholar.act(question) == "<search>Barado Marelk</search>"
+    assert scholar.thought() == "need author"
+    # A page that does not help, and no page at all: the search is still to be made.
+    other = page("The book Barado Torunk is by the author Galado Sarelk.")
+    for observation in (other, "", page()):
+        assert scholar.act(observation) == "<search>Barado Marelk</search>"
+        assert scholar.thought() == "need author"
+    # Both facts on one page, beside others that look like them: no second search.
+    both = page(
+        "The book Marado Marelk is by the author Sarado Sarelk.",
+        "The citizen Valado Sarelk was born in the town Tora Marunk "
+        "and has the spouse Galado Torolt.",
+        "The book Barado Marelk is by the author Galado Torolt.",
+    )
+    assert scholar.act(both) == "<search>Galado Torolt</search>"
+    assert scholar.thought() == "need town"
+    last = page(
+        "The citizen Valado Sarelk was born in the town Tora Marunk "
+        "and has the spouse Galado Torolt.",
+        "The citizen Galado Torolt was born in the town Kelado Peladum "
+        "and has the spouse Valado Sarelk.",
+    )
+    assert scholar.act(last) == "<answer>Kelado Peladum</answer>"
+    assert scholar.thought() == "know town"
+    # A new episode starts with an empty memory.
+    scholar.reset("Who wrote Barado Marelk?")
+    assert scholar.act("Who wrote Barado Marelk?") == "<search>Barado Marelk</search>"
+    scholar.reset(question)
+    assert scholar.act(both.replace("Valado Sarelk was born", "Galado Torolt was born")) == (
+        "<answer>Tora Marunk</answer>"
+    )
+
+
+def test_haste_answers_with_the_name_at_hand_against_its_better_thought():
+    question = "Where was the author of Barado Marelk born?"
+    scholar = Scholar(random.Random(0), haste=1.0)
+    scholar.reset(question)
+    assert scholar.act(question) == "<answer>Barado Marelk</answer>"
+    assert scholar.thought() == "need author"
+    assert scholar.act(page("The book Barado Marelk is by the author Galado Torolt.")) == (
+        "<answer>Galado Torolt</answer>"
+    )
+    assert scholar.thought() == "need town"
+
+
+def demonstrate(folder, retriever, n_envs=64, seed=0, haste=0.0, episodes=1, n=200, contexts=None):
+    questions = load_questions(folder, "train")[-n:]  # two hops
+
+    def render(context):
+        if contexts is not None:
+            contexts.append((context.observation, list(context.history)))
+        return prompts.search_compact(context, 4)
+
+    with SearchPool(questions, retriever, n_envs) as pool:
+        return questions, transitions(questions, pool, seed, haste, episodes, render)
+
+
+def test_demonstrations_do_not_depend_on_the_size_of_the_pool(folder, retriever):
+    _, rows = demonstrate(folder, retriever)
+    assert demonstrate(folder, retriever, n_envs=7)[1] == rows
+    assert demonstrate(folder, retriever, seed=1)[1] != rows
+
+
+def test_demonstrations_are_well_formed_episodes(folder, retriever):
+    contexts = []
+    questions, rows = demonstrate(folder, retriever, contexts=contexts, n_envs=1)
+    assert len(contexts) == len(rows)
+    starts = [i for i, (_, history) in enumerate(contexts) if not history]
+    assert len(starts) == len(questions)
+    slips = searches = right = 0
+    for question, start, end in zip(questions, starts, [*starts[1:], len(rows)]):
+        assert contexts[start][0] == question.question
+        slips_here = 0
+        for i in range(start, end):
+            prompt, response, observation = rows[i]
+            assert question.question in prompt
+            action, valid = prompts.parse_search(response)
+            assert valid and re.fullmatch(r"<think>(need|know) [a-z]+</think>.+", response)
+            if i == end - 1:
+                assert observation == ""
+                right += action == f"<answer>{question.answers[0]}</answer>"
+                continue
+            searches += 1
+            (_, executed), after = contexts[i + 1][1][-1], contexts[i + 1][0]
+            assert after.startswith("<information>")
+            if executed == action:
+                assert observation == after
+            else:  # a slip: a misspelt name was looked for; nothing to learn about what followed
+                slips_here += 1
+                assert observation == ""
+                wrong, name = executed[8:-9].split(), action[8:-9].split()
+                assert wrong[0] in corpus.FIRST_WORDS and wrong[0] != name[0]
+                assert wrong[1:] == name[1:]
+        assert slips_here <= 1
+        slips += slips_here
+    assert right == len(questions)
+    assert 0.7 * SLIPS < slips / searches < 1.2 * SLIPS  # one an episode: less than SLIPS
+
+
+def test_demonstrations_of_haste_and_several_episodes(folder, retriever):
+    questions, rows = demonstrate(folder, retriever, haste=0.35, episodes=3)
+    asked = Counter(prompt for prompt, _, _ in rows)
+    assert all(asked[f"task {question.question}"] == 3 for question in questions)
+    firsts = [response for prompt, response, _ in rows if "\n" not in prompt]
+    hasty = sum("<answer>" in response for response in firsts) / len(firsts)
+    assert hasty == pytest.approx(0.35, abs=0.07)
+    assert all("need" in response for response in firsts)
+    # The episodes of a question differ.
+    by_prompt = {}
+    for prompt, response, _ in rows:
+        by_prompt.setdefault(prompt, []).append(response)
+    assert sum(len(set(responses)) > 1 for responses in by_prompt.values()) > 50

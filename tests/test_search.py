@@ -1,0 +1,374 @@
+"""Search QA without a server: questions, exact match, parsing, Fig. 9, the rules of an episode.
+
+    python -m pytest tests/test_search.py
+"""
+
+import json
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from paw_min.envs.search import (
+    Question,
+    SearchPool,
+    exact_match,
+    information,
+    last_answer,
+    load_questions,
+    normalize,
+)
+from paw_min.prompts import Context, parse, render
+
+QUESTIONS = [
+    Question("who wrote Hamlet?", ("William Shakespeare", "Shakespeare"), "nq"),
+    Question("where is Rovaniemi?", ("Finland",), "hotpotqa"),
+]
+SEARCH, ANSWER = "<search>hamlet</search>", "<answer>the Shakespeare!</answer>"
+
+
+class Library:
+    """A retriever that finds k passages named after the query, and remembers what was asked."""
+
+    def __init__(self):
+        self.calls = []
+
+    def search(self, queries, k):
+        self.calls.append((list(queries), k))
+        return [[] if query == "nothing" else [
+            {"document": {"id": str(n), "contents": f'"{query}"\ntext {n}\n'}, "score": 1 / (n + 1)}
+            for n in range(k)] for query in queries]  # fmt: skip
+
+
+@pytest.fixture
+def library():
+    return Library()
+
+
+# ---- scoring ----
+
+@pytest.mark.parametrize("text, expected", [
+    ("The  Eiffel\tTower", "eiffel tower"),
+    ("U.S.", "us"),
+    ("$1,000", "1000"),
+    ("the", ""),
+    ("a.n", ""),  # punctuation goes first and leaves an article
+    ("An apple a day", "apple day"),
+    ("theatre", "theatre"),
+    ("state-of-the-art", "stateoftheart"),
+    ("Beyoncé", "beyoncé"),
+    ("Rock ’n’ roll", "rock ’n’ roll"),  # no ASCII punctuation, so it stays
+    ("", ""),
+])  # fmt: skip
+def test_normalize(text, expected):
+    assert normalize(text) == expected
+
+
+@pytest.mark.parametrize("prediction, answers, right", [
+    ("the Shakespeare!", ["Shakespeare"], True),
+    ("Shakespeare", ["Goethe", "shakespeare."], True),
+    ("William Shakespeare", ["Shakespeare"], False),  # not a part of it
+    ("Beyonce", ["Beyoncé"], False),
+    ("Rock 'n' roll", ["Rock ’n’ roll"], False),
+    ("", ["Shakespeare"], False),
+    ("", ["the"], True),
+    (None, ["the"], False),  # no answer block is worse than an empty one
+])  # fmt: skip
+def test_exact_match(prediction, answers, right):
+    assert exact_match(prediction, answers) is right
+
+
+@pytest.mark.parametrize("text, answer", [
+    ("<answer> Paris\n</answer>", "Paris"),
+    ("<answer>Paris</answer><information>x</information><answer>Rome</answer>", "Rome"),
+    ("<answer>two\nlines</answer>", "two\nlines"),
+    ("<answer></answer>", ""),
+    ("<answer>open", None),
+    ("Paris", None),
+])  # fmt: skip
+def test_last_answer(text, answer):
+    assert last_answer(text) == answer
+
+
+# ---- the agent's side ----
+
+@pytest.mark.parametrize("response, action, valid", [
+    ("<think>who?</think><search> hamlet author </search>", "<search>hamlet author</search>", True),
+    ("<answer>Paris</answer>", "<answer>Paris</answer>", True),  # no thought is asked for
+    ("<answer>巴黎</answer> and more", "<answer>巴黎</answer>", True),
+    ("<SEARCH>q</SEARCH>", "<search>q</search>", True),
+    ("<answer>a</answer><search>q</search>", "<search>q</search>", False),  # both: search wins
+    ("<search>q</search><answer>a</answer>", "<search>q</search>", False),
+    ("<search>one</search><search>two</search>", "<search>one</search>", False),
+    ("<answer>one</answer><answer>two</answer>", "<answer>one</answer>", False),
+    ("<search>q</search> then <answer>", "<search>q</search>", False),  # a tag suffices
+    ("<answer>a</answer> or </search>", "<answer>a</answer>", True),
+    ("<search>open <answer>a</answer>", "<answer>a</answer>", False),
+    ("<search>q", "", False),
+    ("</search><search>q</search>", "", False),  # cut after the first closing tag
+    ("<search>two\nlines</search>", "<search>two\nlines</search>", True),
+    ("<search></search>", "<search></search>", True),
+    ("I do not know.", "", False),
+    ("", "", False),
+])  # fmt: skip
+def test_parsing(response, action, valid):
+    assert parse("search", response) == (action, valid)
+
+
+INSTRUCTIONS = """
+Now it's your turn to respond for the current step.
+You should first conduct reasoning process. This process MUST be enclosed within <think> </think> \
+tags.
+After completing your reasoning, choose only one of the following actions (do not perform both):
+(1) If you find you lack some knowledge, you can call a search engine to get more external \
+information using format: <search> your query </search>.
+(2) If you have enough knowledge to answer the question confidently, provide your final answer \
+within <answer> </answer> tags, without detailed illustrations. For example, \
+<answer>Beijing</answer>.
+"""
+
+
+def test_prompt_of_the_first_step():
+    context = Context("who wrote Hamlet?", "who wrote Hamlet?", [])
+    assert render("search", "paper", context, 4) == """
+You are an expert agent tasked with answering the given question step-by-step.
+Your question: who wrote Hamlet?
+""" + INSTRUCTIONS
+
+
+def test_prompt_of_the_third_step():
+    history = [("who wrote Hamlet?", SEARCH), ("<information>I</information>", "")]
+    context = Context("who wrote Hamlet?", "", [], history)
+    assert render("search", "paper", context, 4) == """
+You are an expert agent tasked with answering the given question step-by-step.
+Your question: who wrote Hamlet?
+
+Prior to this step, you have already taken 2 step(s). Below is the interaction history where \
+<search> </search> wrapped your past search queries and <information> </information> wrapped the \
+corresponding search results returned by the external search engine. History:
+Step 1:<search>hamlet</search> <information>I</information>
+
+Step 2: \n
+""" + INSTRUCTIONS
+
+
+# ---- the episode ----
+
+def test_the_information_block_is_json():
+    hits = [{"document": {"contents": '"Zoë"\nshe – "it"\n'}}, {"document": {"contents": " b "}}]
+    block = information(hits)
+    assert block == ('<information>{"result": "Doc 1: \\"Zo\\u00eb\\"\\nshe \\u2013 \\"it\\"\\n'
+                     'Doc 2: b\\n"}</information>')  # fmt: skip
+    assert information([]) == '<information>{"result": "No search results found."}</information>'
+
+
+def test_an_episode_that_searches_and_wins(library):
+    with SearchPool(QUESTIONS, library, n_envs=1, topk=2) as pool:
+        info = {"task": "who wrote Hamlet?", "task_type": "nq", "admissible": [], "won": False}
+        assert pool.reset(["0"]) == [("who wrote Hamlet?", info)]
+        expected = information(Library().search(["hamlet"], 2)[0])
+        assert pool.step({0: SEARCH})[0] == (expected, 0.0, False, info)
+        assert pool.step({0: ANSWER})[0] == ("", 1.0, True, info | {"won": True})
+        with pytest.raises(RuntimeError, match="reset first"):
+            pool.step({0: ANSWER})
+
+
+@pytest.mark.parametrize("actions, rewards, dones, n_searches", [
+    (["<answer>Goethe</answer>"], [0], [True], 0),
+    (["", "", ANSWER], [0, 0, 1], [False, False, True], 0),  # an invalid turn costs a turn
+    ([SEARCH, SEARCH, SEARCH, SEARCH], [0] * 4, [False] * 3 + [True], 3),  # the last is not run
+    (["", "", "", ""], [0] * 4, [False] * 3 + [True], 0),
+    ([SEARCH, SEARCH, SEARCH, ANSWER], [0, 0, 0, 1], [False] * 3 + [True], 3),
+    ([SEARCH, "<answer></answer>"], [0, 0], [False, True], 1),
+])  # fmt: skip
+def test_rules_of_an_episode(library, actions, rewards, dones, n_searches):
+    pool = SearchPool(QUESTIONS, library, n_envs=1)
+    pool.reset(["0"])
+    results = [pool.step({0: action})[0] for action in actions]
+    assert [result[1] for result in results] == rewards
+    assert [result[2] for result in results] == dones
+    assert [result[3]["won"] for result in results] == [reward == 1 for reward in rewards]
+    observed = [bool(result[0]) for result in results]
+    assert observed == [a == SEARCH and not done for a, done in zip(actions, dones)]
+    assert len(library.calls) == n_searches
+
+
+def test_answer_tags_in_a_passage_count_as_in_the_code_base():
+    """A curiosity: the whole episode is searched for the last answer, passages included."""
+
+    class Quiz:
+        def search(self, queries, k):
+            passage = '"Quiz"\n<answer>Shakespeare</answer>'
+            return [[{"document": {"id": "0", "contents": passage}, "score": 1.0}]] * len(queries)
+
+    def rewards(*actions):
+        pool = SearchPool(QUESTIONS, Quiz(), n_envs=1)
+        pool.reset(["0"])
+        return [pool.step({0: action})[0][1] for action in actions]
+
+    assert rewards(SEARCH, "", "", "") == [0, 0, 0, 1]
+    assert rewards(SEARCH, "<answer>Goethe</answer>") == [0, 0]
+
+
+def test_max_turns_is_a_setting(library):
+    pool = SearchPool(QUESTIONS, library, n_envs=1, max_turns=1)
+    pool.reset(["0"])
+    assert pool.step({0: SEARCH})[0][:3] == ("", 0.0, True)
+    assert not library.calls
+
+
+def test_a_turn_is_one_call_and_equal_queries_are_asked_once(library):
+    pool = SearchPool(QUESTIONS, library, n_envs=5, topk=3)
+    assert [obs for obs, _ in pool.reset(["1", "0", "1", "0"])] == [
+        QUESTIONS[n].question for n in (1, 0, 1, 0)]  # fmt: skip
+    query = "<search>{}</search>".format
+    results = pool.step({3: query("b"), 0: query("a"), 1: query("nothing"), 2: query("b")})
+    assert library.calls == [(["b", "a", "nothing"], 3)]
+    assert list(results) == [3, 0, 1, 2]
+    assert results[3][0] == results[2][0] != results[0][0]
+    assert "No search results found." in results[1][0]
+    assert [results[slot][3]["task_type"] for slot in (0, 1)] == ["hotpotqa", "nq"]
+    # Episodes do not wait for each other; a reset and steps go in one round.
+    pool.send(0, "step", "<answer>Finland</answer>")
+    pool.send(1, "reset", "1")
+    pool.send(2, "step", query("c"))
+    answers = dict(pool.recv() for _ in range(3))
+    assert answers[0][:3] == ("", 1.0, True)
+    assert answers[1][0] == QUESTIONS[1].question
+    assert '\\"c\\"' in answers[2][0]
+    assert len(library.calls) == 2
+
+
+def test_a_new_episode_knows_nothing_of_the_one_before(library):
+    pool = SearchPool(QUESTIONS, library, n_envs=1)
+    pool.reset(["0"])
+    for _ in range(3):
+        pool.step({0: ""})
+    pool.reset(["0"])
+    assert pool.step({0: ""})[0][2] is False  # the first turn again
+
+
+def test_a_failing_retriever_leaves_the_episodes_as_they_were():
+    class Flaky(Library):
+        def search(self, queries, k):
+            found = super().search(queries, k)
+            if len(self.calls) == 1:
+                raise ConnectionError("down")
+            return found
+
+    pool = SearchPool(QUESTIONS, Flaky(), n_envs=2, max_turns=2)
+    pool.reset(["0", "1"])
+    with pytest.raises(ConnectionError):
+        pool.step({0: SEARCH, 1: ANSWER})
+    answers = dict(pool.recv() for _ in range(2))  # the same requests, answered now
+    assert answers[0][2] is False and answers[1][2] is True
+
+
+@pytest.mark.parametrize("task", ["2", "-1", "x", "", "1.0"])
+def test_unknown_tasks(library, task):
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        SearchPool(QUESTIONS, library, n_envs=1).reset([task])
+
+
+def test_misuse_of_the_pool(library):
+    pool = SearchPool(QUESTIONS, library, n_envs=1)
+    with pytest.raises(ValueError, match="topk=0"):
+        SearchPool(QUESTIONS, library, n_envs=1, topk=0)
+    with pytest.raises(RuntimeError, match="wait for ever"):
+        pool.recv()
+    with pytest.raises(RuntimeError, match="reset first"):
+        pool.send(0, "step", SEARCH)
+    with pytest.raises(ValueError, match="slot 1"):
+        pool.send(1, "reset", "0")
+    pool.send(0, "reset", "0")
+    with pytest.raises(RuntimeError, match="still owes an answer"):
+        pool.send(0, "reset", "0")
+    with pytest.raises(RuntimeError, match="unanswered"):
+        pool.reset(["0"])
+
+
+# ---- question files ----
+
+def write_parquet(path, rows):
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def search_r1_row(question, answers, source):
+    return {
+        "id": "test_0", "question": question, "golden_answers": answers, "data_source": source,
+        "prompt": [{"role": "user", "content": "Answer the given question. " + question}],
+        "ability": "fact-reasoning", "extra_info": {"split": "test", "index": 0},
+        "reward_model": {"style": "rule", "ground_truth": {"target": answers}},
+    }  # fmt: skip
+
+
+def verl_agent_row(question, answers, source):
+    truth = {"target": answers}
+    return {
+        "data_source": source, "ability": "fact-reasoning", "metadata": None,
+        "prompt": [{"role": "system", "content": "You are a helpful and harmless assistant."}],
+        "reward_model": {"style": "rule", "ground_truth": truth},
+        "extra_info": {"index": 0, "question": question, "split": "test"},
+        "env_kwargs": {"ground_truth": truth, "question": question, "data_source": source},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", [search_r1_row, verl_agent_row])
+def test_published_files(tmp_path, layout):
+    rows = [layout(q.question, list(q.answers), q.source) for q in QUESTIONS]
+    path = write_parquet(tmp_path / "test.parquet", rows)
+    assert load_questions(path) == QUESTIONS
+    assert load_questions(tmp_path, "test") == QUESTIONS
+
+
+def test_jsonl_files(tmp_path):
+    rows = [
+        {"question": " who? ", "golden_answers": "me", "data_source": "nq", "id": 7},
+        {"question": "when?", "golden_answers": ["now", "1990"]},
+    ]
+    path = tmp_path / "own.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
+    expected = [Question("who?", ("me",), "nq"), Question("when?", ("now", "1990"), "own")]
+    assert load_questions(path) == expected
+    assert load_questions(str(tmp_path), "own") == expected
+
+
+def test_only_the_rewards_hold_the_answers(tmp_path):
+    row = search_r1_row("who?", ["me"], "nq")
+    del row["golden_answers"]
+    assert load_questions(write_parquet(tmp_path / "a.parquet", [row]))[0].answers == ("me",)
+
+
+@pytest.mark.parametrize("name, content, error, sentence", [
+    ("missing.jsonl", None, FileNotFoundError, "does not exist"),
+    ("a.csv", "x", ValueError, "neither .parquet nor .jsonl"),
+    ("a.jsonl", "", ValueError, "holds no question"),
+    ("a.jsonl", '{"question": "who?", "golden_answers": ["me"]}\n{"quest', ValueError,
+     "line 2 is not JSON"),
+    ("a.jsonl", '{"query": "who?", "golden_answers": ["me"]}', ValueError, "row 1 has no question"),
+    ("a.jsonl", '["who?", "me"]', ValueError, "row 1 has no question"),
+    ("a.jsonl", '{"question": "  ", "golden_answers": ["me"]}', ValueError, "no question"),
+    ("a.jsonl", '{"question": "who?"}', ValueError, "row 1 has no answers"),
+    ("a.jsonl", '{"question": "who?", "golden_answers": []}', ValueError, "no answers"),
+    ("a.jsonl", '{"question": "who?", "golden_answers": [1990]}', ValueError, "no answers"),
+    ("a.parquet", "PAR1 but not really", ValueError, "not a readable parquet file"),
+])  # fmt: skip
+def test_bad_question_files(tmp_path, name, content, error, sentence):
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(error, match=sentence) as raised:
+        load_questions(path)
+    assert name in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_folder_without_the_split(tmp_path):
+    with pytest.raises(FileNotFoundError, match="neither dev.parquet nor dev.jsonl"):
+        load_questions(tmp_path, "dev")
+
+
+def test_a_parquet_file_without_questions(tmp_path):
+    path = write_parquet(tmp_path / "a.parquet", [{"text": "who?"}])
+    with pytest.raises(ValueError, match="row 1 has no question"):
+        load_questions(path)

@@ -1,0 +1,453 @@
+"""The retrieval server and its client, over HTTP on localhost.
+
+    python -m pytest tests/test_search_server.py
+
+The real server is a process of its own. What other servers do, and how servers fail, is played by a
+small server in this process.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import requests
+
+from paw_min.envs import search_client, search_server
+from paw_min.envs.retrievers import open_retriever
+from paw_min.envs.search import Question, SearchPool, information
+from paw_min.envs.search_client import RetrieverError, SearchClient
+from tests.test_retrievers import TEXTS, make_encoder, write_corpus
+
+ROOT = Path(__file__).parent.parent
+QUERIES = ["Who wrote Hamlet?", "cities of Finland", "zzz", "origin of names"]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "corpus.jsonl")
+
+
+def start_server(*arguments) -> subprocess.Popen:
+    command = [sys.executable, "-m", "paw_min.envs.search_server", *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def wait_for(process, word) -> str:
+    """The first line of output with that word in it."""
+    for line in process.stdout:
+        if word in line:
+            return line
+    raise AssertionError(f"the server ended without {word!r}")
+
+
+@contextmanager
+def serving(*arguments):
+    process = start_server(*arguments, "--port", 0)
+    try:
+        yield wait_for(process, "ready after").split()[-1], process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def server(corpus):
+    with serving("--corpus", corpus) as (url, _):
+        yield url
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(search_client, "FIRST_WAIT", 0.02)
+
+
+# ---- a server that behaves as it is told ----
+
+def hits_for(query, k) -> list[dict]:
+    return [{"document": {"id": str(n), "contents": f"{query} {n}"}, "score": 1 / (n + 1)}
+            for n in range(k)]  # fmt: skip
+
+
+class Server(ThreadingHTTPServer):
+    request_queue_size = 128  # else connections beyond the fifth wait for a second
+
+
+class Fake:
+    """Speaks one protocol, or does `misbehave(handler, request)` for as long as there is one."""
+
+    def __init__(self, key="queries", port=0):
+        self.key, self.requests, self.health, self.misbehave = key, [], 404, None
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, *_):
+                pass
+
+            def do_GET(self):
+                status = fake.health.pop(0) if isinstance(fake.health, list) else fake.health
+                self.reply(status, {"detail": "health"})
+
+            def do_POST(self):
+                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                fake.requests.append(request)
+                if fake.misbehave:
+                    fake.misbehave(self, request)
+                elif fake.key not in request or self.path != "/retrieve":
+                    self.reply(422, {"detail": [{"msg": "Field required"}]})
+                else:
+                    queries = request[fake.key]
+                    queries = [queries] if fake.key == "query" else queries
+                    self.reply(200, {"result": [hits_for(q, request["topk"]) for q in queries]})
+
+            def reply(self, status, content):
+                text = content if isinstance(content, str) else json.dumps(content)
+                body = text.encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+        self.http = Server(("127.0.0.1", port), Handler)
+        self.port = self.http.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self):
+        self.http.shutdown()
+        self.http.server_close()
+
+
+@pytest.fixture
+def fake():
+    fakes = []
+
+    def make(*arguments, **keywords) -> Fake:
+        fakes.append(Fake(*arguments, **keywords))
+        return fakes[-1]
+
+    yield make
+    for one in fakes:
+        one.close()
+
+
+def one_sentence(raised) -> str:
+    text = str(raised.value)
+    assert "\n" not in text and ": " in text and text.endswith("."), text
+    return text
+
+
+# ---- our server ----
+
+def test_both_protocols_and_bare_documents(server, corpus):
+    expected = open_retriever(corpus).search(QUERIES, 2)
+
+    def ask(**request):
+        answer = requests.post(server, json=request, timeout=10)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["result"]
+
+    assert ask(queries=QUERIES, topk=2, return_scores=True) == expected
+    for query, hits in zip(QUERIES, expected):
+        assert ask(query=query, topk=2, return_scores=True) == [hits]
+        assert ask(query=query, topk=2) == [[hit["document"] for hit in hits]]
+    assert ask(queries=QUERIES[:1], return_scores=False)[0][0] == {"id": "0", "contents": TEXTS[0]}
+    many = "Hamlet, Finland, water, towers"
+    assert [len(ask(query=many, topk=k)[0]) for k in (1, 2, 4, None)] == [1, 2, 4, 3]
+    assert ask(queries=[]) == []
+
+
+@pytest.mark.parametrize("request_", [
+    {}, {"query": "a", "queries": ["a"]}, {"query": ["a"]}, {"queries": "a"},
+    {"query": "a", "topk": 0}, {"query": "a", "topk": "many"},
+])  # fmt: skip
+def test_requests_that_are_refused(server, request_):
+    answer = requests.post(server, json=request_, timeout=10)
+    assert answer.status_code == 422 and answer.json()["detail"]
+
+
+def test_health(server):
+    answer = requests.get(server.replace("/retrieve", "/health"), timeout=10)
+    assert (answer.status_code, answer.json()) == (200, {"status": "ready", "passages": 5})
+
+
+def test_the_client_gives_what_the_retriever_gives(server, corpus):
+    client = open_retriever(server)
+    assert isinstance(client, SearchClient) and client.protocol == "queries"
+    assert client.search(QUERIES, 2) == open_retriever(corpus).search(QUERIES, 2)
+    assert client.search([], 2) == []
+    plain = SearchClient(server.removesuffix("retrieve"))  # with a slash at the end
+    assert plain.search(["Hamlet"], 1)[0][0]["document"] == {"id": "0", "contents": TEXTS[0]}
+
+
+def test_the_flags_of_a_dense_server(tmp_path):
+    corpus = write_corpus(tmp_path / "c.jsonl", ["a b c", "h g", "d e"])
+    encoder = make_encoder(tmp_path / "encoder")
+    flags = ["--corpus", str(corpus), "--retriever", "dense", "--encoder", encoder]
+    (hits,) = search_server.load(search_server.parse_args(flags)).search(["h g"], 2)
+    assert [hits] == open_retriever(corpus, encoder).search(["h g"], 2)
+    flags += ["--query-prefix", "", "--passage-prefix", ""]
+    (hits,) = search_server.load(search_server.parse_args(flags)).search(["h g"], 2)
+    assert hits[0]["document"]["id"] == "1" and hits[0]["score"] == pytest.approx(1, abs=1e-4)
+    flags += ["--index", str(tmp_path / "none.index")]
+    with pytest.raises(FileNotFoundError, match="none.index does not exist"):
+        search_server.load(search_server.parse_args(flags))
+
+
+def test_the_port_is_open_while_the_server_loads(tmp_path, capsys):
+    corpus = write_corpus(tmp_path / "c.jsonl", [f"word{n} " * 20 for n in range(30_000)])
+    process = start_server("--corpus", corpus, "--port", 0)
+    try:
+        url = wait_for(process, "loading").split()[0].rstrip(":")
+        while True:
+            try:
+                health = requests.get(f"{url}/health", timeout=10)
+                break
+            except requests.ConnectionError:  # the process has not got so far
+                time.sleep(0.01)
+        retrieve = requests.post(f"{url}/retrieve", json={"query": "word7"}, timeout=10)
+        assert (health.status_code, retrieve.status_code) == (503, 503)
+        assert "loading" in health.json()["detail"]
+        client = SearchClient(url)  # waits
+        assert client.search(["word7"], 1)[0][0]["document"]["id"] == "7"
+        assert "is loading: waiting" in capsys.readouterr().out
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_server_that_cannot_start(tmp_path, server):
+    for arguments, sentence in (
+        (["--corpus", tmp_path / "none.jsonl", "--port", 0], "none.jsonl does not exist"),
+        (["--corpus", write_corpus(tmp_path / "c.jsonl"), "--port", server.split(":")[2][:-9]],
+         "cannot be opened"),
+    ):  # fmt: skip
+        process = start_server(*arguments)
+        output, _ = process.communicate(timeout=20)
+        error = [line for line in output.splitlines() if line.startswith("error: ")]
+        assert process.returncode == 1 and sentence in error[0], output
+        assert "Traceback" not in output
+
+
+def test_ctrl_c_ends_the_server_quietly(corpus):
+    with serving("--corpus", corpus) as (_, process):
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=10)
+        assert process.returncode == 0 and not output.strip()
+
+
+# ---- other servers ----
+
+def test_search_r1_gets_one_batched_request(fake):
+    server = fake("queries")
+    client = SearchClient(f"{server.url}/retrieve")
+    server.requests.clear()
+    assert client.search(QUERIES, 2) == [hits_for(query, 2) for query in QUERIES]
+    assert server.requests == [{"queries": QUERIES, "topk": 2, "return_scores": True}]
+
+
+def test_verl_agent_gets_a_request_per_query_in_any_number(fake):
+    server = fake("query")
+    client = SearchClient(server.url)
+    server.requests.clear()
+    queries = [f"q{n}" for n in range(70)]  # more than THREADS
+    assert client.search(queries, 2) == [hits_for(query, 2) for query in queries]
+    assert sorted(r["query"] for r in server.requests) == sorted(queries)
+    assert all(r["topk"] == 2 and r["return_scores"] is True for r in server.requests)
+
+
+def test_documents_without_an_id(fake):
+    """Search-R1's BM25 server sends title, text and contents."""
+    server = fake()
+    document = {"title": "A", "text": "b", "contents": '"A"\nb'}
+    server.misbehave = lambda handler, request: handler.reply(
+        200, {"result": [[{"document": document, "score": 3}]]})  # fmt: skip
+    assert SearchClient(server.url).search(["q"], 1) == [
+        [{"document": {"id": "", "contents": '"A"\nb'}, "score": 3.0}]]  # fmt: skip
+
+
+# ---- servers that fail ----
+
+def free_port() -> int:
+    server = Fake()
+    server.close()
+    return server.port
+
+
+def test_no_server_at_the_start():
+    start = time.monotonic()
+    with pytest.raises(RetrieverError, match="cannot be reached") as raised:
+        SearchClient(f"http://127.0.0.1:{free_port()}")
+    assert "connection refused" in one_sentence(raised) and "start it" in str(raised.value)
+    assert time.monotonic() - start < 2  # not after all its patience
+    with pytest.raises(RetrieverError, match="cannot be reached"):
+        SearchClient("http://no.such.host.invalid:8000")
+
+
+def test_a_server_that_loads_too_long(fake, capsys):
+    server = fake()
+    server.health = 503
+    with pytest.raises(RetrieverError, match="loading for more than 0.2 s") as raised:
+        SearchClient(server.url, patience=0.2)
+    one_sentence(raised)
+    server.health = [503, 503, 503, 200]
+    assert SearchClient(server.url).search(["q"], 1) == [hits_for("q", 1)]
+    assert capsys.readouterr().out.count("is loading") == 2  # once for each client
+
+
+GARBAGE = ["<html>Welcome</html>", "", "[]", "{}", '{"result": 3}', '{"result": [[{"id": "0"}]]}',
+           '{"result": [[{"document": {"contents": null}, "score": 1}]]}', '{"result": [{"a": 1}]}',
+           '{"result": [[{"document": {"contents": "a"}, "score": "x"}]]}',
+           '{"result": [[{"document": "a", "score": 1}]]}', '{"error": "x"}']  # fmt: skip
+
+
+@pytest.mark.parametrize("body", GARBAGE)
+def test_garbage_instead_of_an_answer(fake, body):
+    server = fake()
+    client = SearchClient(server.url)
+    server.misbehave = lambda handler, request: handler.reply(200, body)
+    for ask in (lambda: SearchClient(server.url), lambda: client.search(["q"], 1)):
+        with pytest.raises(RetrieverError, match="not a retrieval server's") as raised:
+            ask()
+        assert server.url in one_sentence(raised) and body[:20] in str(raised.value)
+
+
+def test_fewer_answers_than_questions(fake):
+    server = fake()
+    client = SearchClient(server.url)
+    server.misbehave = lambda handler, request: handler.reply(200, {"result": [[]]})
+    with pytest.raises(RetrieverError, match="answered 1 queries of 2") as raised:
+        client.search(["a", "b"], 1)
+    one_sentence(raised)
+
+
+@pytest.mark.parametrize("status, words", [
+    (404, "answers HTTP 404 .*nope.*: look at its log"),
+    (500, "answers HTTP 500"),
+    (422, "takes neither `queries` nor `query`"),
+])  # fmt: skip
+def test_other_servers_at_the_start(fake, status, words):
+    server = fake()
+    server.misbehave = lambda handler, request: handler.reply(status, {"detail": "nope"})
+    with pytest.raises(RetrieverError, match=words) as raised:
+        SearchClient(server.url)
+    one_sentence(raised)
+
+
+def test_a_slow_server(fake, caplog):
+    server = fake()
+    with pytest.raises(RetrieverError, match="no answer within 0.1 s") as raised:
+        server.misbehave = lambda handler, request: time.sleep(0.3)
+        SearchClient(server.url, timeout=0.1)
+    one_sentence(raised)
+    server.misbehave = None
+    client = SearchClient(server.url, timeout=0.1, patience=5)
+    slow = [0.3, 0.3, 0.0]
+
+    def dawdle(handler, request):
+        time.sleep(slow.pop(0))
+        handler.reply(200, {"result": [hits_for("late", 1)]})
+
+    server.misbehave = dawdle
+    assert client.search(["q"], 1) == [hits_for("late", 1)]  # at the third attempt
+    assert [record.getMessage() for record in caplog.records] == [
+        f"retrieval server {client.url}: no answer within 0.1 s; next attempt in {wait:g} s"
+        for wait in (0.02, 0.04)]  # fmt: skip
+
+
+def hang_up(handler, request):
+    """As a server that is killed in the middle of its answer."""
+    handler.send_response(200)
+    handler.send_header("Content-Length", "1000")
+    handler.end_headers()
+    handler.wfile.write(b'{"result": [[')
+    handler.close_connection = True
+
+
+@pytest.mark.parametrize("failure, word", [
+    (lambda handler, request: handler.reply(503, "Service Unavailable"), "HTTP 503"),
+    (hang_up, "connection lost"),
+])  # fmt: skip
+@pytest.mark.parametrize("key", ["queries", "query"])
+def test_what_passes_is_tried_again_for_a_while(fake, failure, word, key):
+    server = fake(key)
+    client = SearchClient(server.url, patience=0.3)
+
+    def fail_twice(handler, request):
+        server.misbehave = lambda *both: (failure(*both), setattr(server, "misbehave", None))
+        failure(handler, request)
+
+    server.misbehave = fail_twice
+    assert client.search(["q"], 1) == [hits_for("q", 1)]
+    server.misbehave = failure
+    start = time.monotonic()
+    with pytest.raises(RetrieverError, match="did not come back within 0.3 s") as raised:
+        client.search([f"q{n}" for n in range(50)], 1)
+    assert word in one_sentence(raised) and "last checkpoint" in str(raised.value)
+    assert time.monotonic() - start < 2
+
+
+def test_a_refusal_in_training_is_not_tried_again(fake):
+    server = fake()
+    client = SearchClient(server.url)
+    server.misbehave = lambda handler, request: handler.reply(400, {"detail": "nope"})
+    server.requests.clear()
+    with pytest.raises(RetrieverError, match="HTTP 400"):
+        client.search(["q"], 1)
+    assert len(server.requests) == 1
+
+
+def test_waits_double_up_to_a_limit_and_fit_into_the_patience(fake, monkeypatch):
+    server, waits = fake(), []
+    client = SearchClient(server.url, patience=100)
+    clock = SimpleNamespace(sleep=waits.append, monotonic=lambda: 5.0 + sum(waits))
+    monkeypatch.setattr(search_client, "FIRST_WAIT", 1.0)
+    monkeypatch.setattr(search_client, "time", clock)
+    server.misbehave = lambda handler, request: handler.reply(500, "")
+    with pytest.raises(RetrieverError, match="within 100 s"):
+        client.search(["q"], 1)
+    assert waits == [1, 2, 4, 8, 16, 30, 30]  # 91 s; another 30 would be too long
+
+
+# ---- a whole rollout's worth of it ----
+
+def test_a_server_that_dies_in_an_episode_and_returns(corpus):
+    questions = [Question("who wrote Hamlet?", ("Shakespeare",), "nq")]
+    search, answer = "<search>Hamlet</search>", "<answer>Shakespeare</answer>"
+    expected = information(open_retriever(corpus).search(["Hamlet"], 3)[0])
+    with serving("--corpus", corpus) as (url, process):
+        pool = SearchPool(questions, SearchClient(url, patience=20), n_envs=2)
+        pool.reset(["0", "0"])
+        assert pool.step({0: search, 1: search})[0][0] == expected
+        process.kill()
+        process.wait()
+        port = url.split(":")[2].split("/")[0]
+        again = start_server("--corpus", corpus, "--port", port)
+        try:
+            results = pool.step({0: search, 1: answer})  # asked while nobody answers
+            assert results[0][0] == expected and results[1][1] == 1.0
+        finally:
+            again.kill()
+            again.communicate()
+
+
+def test_a_server_that_stays_away_ends_the_rollout_and_a_new_one_goes_on(fake):
+    questions = [Question("who?", ("me",), "nq")]
+    server = fake()
+    pool = SearchPool(questions, SearchClient(server.url, patience=0.1), n_envs=1)
+    pool.reset(["0"])
+    server.close()
+    with pytest.raises(RetrieverError, match="connection refused"):
+        pool.step({0: "<search>a</search>"})
+    again = fake(port=server.port)
+    pool = SearchPool(questions, SearchClient(again.url), n_envs=1)  # the command, repeated
+    pool.reset(["0"])
+    assert "a 0" in pool.step({0: "<search>a</search>"})[0][0]

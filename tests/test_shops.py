@@ -1,0 +1,430 @@
+"""Invented shops and the shopper who buys in them: pytest tests/test_shops.py  (~4 s)"""
+
+import hashlib
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from paw_min.envs import shopper, shops
+from paw_min.envs.shopper import Shopper, demonstrations
+from paw_min.envs.webshop import Shop, WebShopAgent
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The default training shop."""
+    return shops.generate(tmp_path_factory.mktemp("shop"))
+
+
+@pytest.fixture(scope="module")
+def records(folder):
+    return [json.loads((folder / name).read_text()) for name in shops.FILES]
+
+
+@pytest.fixture(scope="module")
+def shop(folder):
+    return Shop.load(folder)
+
+
+def digest(folder):
+    return hashlib.sha256(b"".join((folder / n).read_bytes() for n in shops.FILES)).hexdigest()
+
+
+def words(text):
+    """As the tokenizer of the stand-in cuts it."""
+    return re.findall(r"\w+|[^\w\s]+", text.lower())
+
+
+# --- the same shop everywhere ----------------------------------------------------------------
+
+
+def test_bytes_are_pinned_and_do_not_depend_on_the_hash_seed(folder, tmp_path):
+    code = "import sys; from paw_min.envs import shops; shops.main()"
+    subprocess.run([sys.executable, "-c", code, "--out", tmp_path / "shop", "--products", "100"],
+                   cwd=ROOT, check=True, timeout=60, env={**os.environ, "PYTHONHASHSEED": "1"})
+    assert digest(tmp_path / "shop") == digest(folder)
+    assert (shops.VERSION, digest(folder)[:32]) == (1, "beb1d214d4d68caf622379d457f2484f"), (
+        "the shop has changed: raise shops.VERSION, then write the new digest here")
+
+
+def test_a_smaller_shop_is_the_beginning_and_a_seed_changes_all(records, tmp_path):
+    small = json.loads((shops.generate(tmp_path / "a", 10) / shops.FILES[0]).read_text())
+    other = json.loads((shops.generate(tmp_path / "b", 10, seed=1) / shops.FILES[0]).read_text())
+    assert small == records[0][:10]
+    assert not {p["asin"] for p in small} & {p["asin"] for p in other}
+    assert all(a["name"] != b["name"] for a, b in zip(small, other))
+
+
+def test_a_shop_is_made_once_and_an_interrupted_one_is_completed(tmp_path):
+    folder = shops.generate(tmp_path / "deep" / "shop", 30)
+    first, times = digest(folder), [(folder / n).stat().st_mtime_ns for n in shops.FILES]
+    assert shops.generate(folder, 30) == folder
+    assert [(folder / n).stat().st_mtime_ns for n in shops.FILES] == times  # found, not made again
+    (folder / shops.FILES[2]).unlink()
+    assert digest(shops.generate(folder, 30)) == first
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["complete"]  # killed while writing: what is there may belong to no shop
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / shops.FILES[0]).write_text("[]")
+    assert digest(shops.generate(folder, 30)) == first
+    assert sorted(p.name for p in folder.iterdir()) == sorted([*shops.FILES, "manifest.json"])
+
+
+def test_a_shop_killed_between_two_files_is_completed(tmp_path, monkeypatch):
+    write = shops._write
+
+    def die(path, lines):
+        if path.name == shops.FILES[1]:
+            raise OSError("No space left on device")
+        write(path, lines)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shops, "_write", die)
+        with pytest.raises(OSError, match="No space"):
+            shops.generate(tmp_path / "a", 10)
+    assert (tmp_path / "a" / shops.FILES[0]).exists()
+    assert digest(shops.generate(tmp_path / "a", 10)) == digest(shops.generate(tmp_path / "b", 10))
+
+
+def test_no_asin_comes_twice(tmp_path, monkeypatch):
+    monkeypatch.setattr(shops.string, "ascii_uppercase", "")
+    monkeypatch.setattr(shops.string, "digits", "01")  # 256 asins are left
+    goals = (shops.generate(tmp_path, 200) / shops.FILES[1]).read_text()
+    assert len(set(re.findall(r"B0[01]{8}", goals))) == 200
+
+
+def test_another_shop_in_the_folder_is_refused(tmp_path):
+    folder = shops.generate(tmp_path / "shop", 10)
+    for arguments in ((11, 0), (10, 1)):
+        with pytest.raises(ValueError, match="'n_products': 10.*delete"):
+            shops.generate(folder, *arguments)
+    (folder / "manifest.json").unlink()
+    with pytest.raises(ValueError, match="from elsewhere; choose another folder"):
+        shops.generate(folder, 10)
+    with pytest.raises(ValueError, match="n_products is 0; choose 1"):
+        shops.generate(tmp_path / "none", 0)
+    assert not (tmp_path / "none").exists()
+
+
+# --- what is in a shop -----------------------------------------------------------------------
+
+
+def test_products_have_the_official_form(records):
+    products, goals, humans = records
+    assert len({p["asin"] for p in products}) == 100
+    kinds = {kind.name: kind for kind in shops.KINDS}
+    assert Counter(p["query"] for p in products) == dict.fromkeys(kinds, 5)
+    assert len({p["category"] for p in products}) == 5
+    for p in products:
+        kind, goal = kinds[p["query"]], goals[p["asin"]]
+        assert re.fullmatch("B0[0-9A-Z]{8}", p["asin"]) and p["images"]
+        brand, title = p["name"].split(" ", 1)
+        assert re.fullmatch(r"[A-Z]{4,}\d*", brand)
+        assert not re.search("[A-Z]{4}", title)  # else it would pass for a brand
+        assert 5 <= len(p["name"].split()) <= 7
+        assert title.lower() == " ".join([*goal["attributes"][:2], kind.name])
+        assert p["product_category"].split(" › ")[-1].lower() == kind.name
+        assert set(goal["instruction_attributes"]) <= set(goal["attributes"]) <= set(
+            kind.attributes)
+        assert goal["instruction"] in (
+            None, f"Find me {', '.join(goal['instruction_attributes'])} {kind.name}")
+        for name, values in (p["customization_options"] or {}).items():
+            assert values is None or 3 <= len(values) <= 5
+            assert values is None or {v["value"].lower() for v in values} <= set(
+                shops.OPTIONS[name.lower()])
+    assert len(humans) == 33
+    for asin, (human,) in humans.items():
+        assert human["asin"] == asin
+        assert all(value in human["instruction"] for value in human["instruction_options"])
+        assert len(human["options"]) == len(human["instruction_options"])
+
+
+def test_every_oddity_of_the_official_data_occurs(records):
+    products, goals, humans = records
+    options = [p["customization_options"] for p in products]
+    assert None in options and any(o and None in o.values() for o in options)
+    pricing = [p["pricing"] for p in products]
+    assert {"", None} & set(pricing) and "$1,099.99" in pricing
+    assert sum(bool(re.fullmatch(r"\$\d+\.\d\d", p or "")) for p in pricing) > 90
+    assert any(re.fullmatch(r"\$[\d.]+\$[\d.]+", p or "") for p in pricing)
+    assert any(re.fullmatch(r"\$[\d.]+ - \$[\d.]+", p or "") for p in pricing)
+    assert any(p["full_description"] == "" for p in products)
+    assert any(isinstance(p["small_description"], str) for p in products)
+    assert any(goal["instruction"] is None for goal in goals.values())
+    assert any(human[0]["instruction_attributes"] == [] for human in humans.values())
+
+
+def test_no_value_of_an_option_can_be_taken_for_another(shop):
+    buttons = {"buy now", "< prev", "next >", "description", "features", "reviews", "search",
+               "back to search", "attributes"}
+    for kind in shops.KINDS:
+        values = [value for group in kind.groups for value in shops.OPTIONS[group]]
+        assert len(values) == len(set(values)) and not buttons & set(values)
+        assert all(re.fullmatch(r"\w+( \w+)*(/\w+)?", value) for value in values)
+
+
+def test_products_of_a_kind_must_be_told_apart(shop):
+    """Same words in the instruction, different products: options, price or title decide."""
+    asked = {}
+    for goal in shop.goals:
+        asked.setdefault(goal["query"], set()).add(goal["asin"])
+    assert sum(len(asins) >= 3 for asins in asked.values()) == len(asked) == 20
+
+
+# --- the shop as the environment sees it -----------------------------------------------------
+
+
+def test_default_shop_is_small_enough_for_a_word_level_model(shop, folder):
+    agent, seen = WebShopAgent(shop), Counter()
+    rng, lengths = random.Random(0), []
+    for task in rng.sample(range(len(shop.goals)), 300):
+        for page, info, *_ in play(agent, str(task), slips=0.3, seed=task):
+            seen.update(words(page + " ".join([info["task"], *info["admissible"]])))
+            lengths.append(len(words(page)))
+    asins = {asin.lower() for asin in json.loads((folder / shops.FILES[1]).read_text())}
+    assert 1000 <= len(shop.goals) <= 1500
+    assert len(set(seen) - asins) < 600
+    assert max(lengths) < 350
+
+
+def test_every_goal_is_won_by_its_product_with_its_options_and_by_no_less(shop):
+    for i, goal in enumerate(shop.goals):
+        options = goal["goal_options"]
+        assert shop.reward(i, goal["asin"], options) == 1.0
+        for group in options:
+            rest = {name: value for name, value in options.items() if name != group}
+            assert shop.reward(i, goal["asin"], rest) < 1.0
+            for value in shops.OPTIONS[group]:
+                value = value.replace("/", " | ")
+                if value != options[group]:
+                    assert shop.reward(i, goal["asin"], options | {group: value}) < 1.0
+
+
+def test_goals_of_people_are_won_by_their_product(tmp_path):
+    shop = Shop.load(shops.generate(tmp_path, 400), human_goals=True)
+    assert 125 <= len(shop.goals) < 133  # every third product but those without attributes
+    assert {goal["query"] for goal in shop.goals} == {kind.name for kind in shops.KINDS}
+    for i, goal in enumerate(shop.goals):
+        offered = [v for values in shop.products[goal["asin"]].options.values() for v in values]
+        assert set(goal["goal_options"]) <= set(offered)
+        assert shop.reward(i, goal["asin"], dict(enumerate(goal["goal_options"]))) == 1.0
+    assert any("cork | leather" in goal["goal_options"] for goal in shop.goals)
+
+
+def test_a_good_query_finds_the_product_among_the_first(shop):
+    ranks = Counter()
+    for goal in shop.goals:
+        query = " ".join(goal["attributes"] + [goal["query"]])
+        ranks[shop.search(query).index(goal["asin"])] += 1
+    assert max(ranks) < 10
+    assert ranks[0] < 0.9 * len(shop.goals)  # reading is worth while
+
+
+# --- the shopper -----------------------------------------------------------------------------
+
+
+def play(agent, task, slips=0.0, seed=0, limit=15):
+    """The shopper on one errand: [(page, info, its action, action carried out)], and the end."""
+    rng = random.Random(seed)
+    buyer, steps, done = Shopper(random.Random(seed)), [], False
+    page, info = agent.reset(task)
+    buyer.reset(page, info)
+    while not done and len(steps) < limit:
+        action = executed = buyer.act(page, info)
+        assert action in info["admissible"] or action.startswith("search[")
+        if rng.random() < slips:
+            executed = shopper._slip(rng, buyer.words, info["admissible"])
+            buyer.slipped(executed)
+        steps.append((page, info, action, executed))
+        page, _, done, info = agent.step(executed)
+    return [*steps, (page, info, None, None)]
+
+
+def test_shopper_buys_well_in_a_few_steps(shop):
+    agent = WebShopAgent(shop)
+    ends = [play(agent, str(i), limit=8) for i in range(len(shop.goals))]
+    assert sum(end[-1][1]["score"] == 1.0 for end in ends) > 0.97 * len(ends)
+    assert sum(len(end) - 1 for end in ends) < 5.8 * len(ends)
+    first = sum(end[1][2] == end[1][1]["admissible"][2] for end in ends) / len(ends)
+    assert 0.6 < first < 0.9  # the first result, then, would not always do
+
+
+def test_shopper_finds_its_way_back(shop):
+    agent = WebShopAgent(shop)
+    for slips, limit, share in ((0.2, 15, 0.9), (0.4, 100, 0.99)):
+        ends = [play(agent, str(i), slips, i, limit) for i in range(0, len(shop.goals), 4)]
+        assert sum(end[-1][1]["score"] == 1.0 for end in ends) > share * len(ends)
+
+
+def test_shopper_knows_no_more_than_a_prompt_shows(shop):
+    """A newcomer who is told the last three actions goes on with the same action."""
+    agent = WebShopAgent(shop)
+    for i in range(0, len(shop.goals), 20):
+        steps = play(agent, str(i), slips=0.3, seed=i)[:-1]
+        for k, (page, info, action, _) in enumerate(steps):
+            newcomer = Shopper(random.Random(1))
+            newcomer.reset("", steps[0][1])
+            newcomer.actions = [executed for *_, executed in steps[max(0, k - 3):k]]
+            assert newcomer.act(page, info) == action
+
+
+A, B, C, D = "b000000001", "b000000002", "b000000003", "b000000004"
+RESULTS = ["click[back to search]", "click[next >]", *(f"click[{asin}]" for asin in (A, B, C, D))]
+OPENED = [f"click[{button}]" for button in (
+    "back to search", "< prev", "description", "features", "reviews", "buy now", "mint", "lemon",
+    "2 ounce", "tub")]
+
+
+def page(*parts):
+    return " [SEP] ".join(f"'{part}'" for part in parts)
+
+
+def results(number=1, total=4):
+    return page("Back to Search", f"Page {number} (Total results: {total})", "Next >",
+                A.upper(), "VELTOR Vegan No Sugar Herbal Tea", "$9.99",
+                B.upper(), "KASMIRO Loose Leaf Vegan Herbal Tea", "$20.49",
+                C.upper(), "KASMIRO Loose Leaf Vegan Herbal Tea", "$9.99 to $30.49",
+                D.upper(), "KASMIRO Vegan Loose Leaf Herbal Tea", "$20.0")
+
+
+def opened(title="KASMIRO Loose Leaf Vegan Herbal Tea", tag="$9.99"):
+    return page("Back to Search", "< Prev", "flavor", "mint", "lemon", "jar", "2 ounce", "tub",
+                title, f"Price: {tag}", "Rating: N.A.", "Description", "Features", "Reviews",
+                "Buy Now")
+
+
+@pytest.fixture
+def buyer():
+    buyer = Shopper(random.Random(0))
+    buyer.reset("", {"task": "Find me vegan, loose leaf herbal tea with flavor: lemon, and jar: "
+                             "2 ounce, and price lower than 20.00 dollars"})
+    return buyer
+
+
+def act(buyer, page, admissible, *actions):
+    """What it does and thinks, these having been the last actions."""
+    buyer.actions = list(actions)
+    return buyer.act(page, {"admissible": admissible}), buyer.thought()
+
+
+def test_shopper_reads_results(buyer):
+    assert act(buyer, page("Search"), ["search[<your query>]", "click[search]"]) == (
+        "search[vegan loose leaf herbal tea]", "find herbal tea")
+    assert act(buyer, results(), RESULTS) == (f"click[{C}]", "pick herbal tea")
+    back = f"click[{C}]", "click[< prev]"
+    assert act(buyer, results(), RESULTS, *back)[0] == f"click[{D}]"  # its options were wrong
+    assert act(buyer, results(), RESULTS, f"click[{A}]", "click[< prev]")[0] == f"click[{C}]"
+    back = f"click[{D}]", "click[< prev]"
+    assert act(buyer, results(), RESULTS, *back) == ("click[back to search]", "find herbal tea")
+    assert act(buyer, results(1, 10), RESULTS, *back)[0] == "click[back to search]"
+    assert act(buyer, results(1, 11), RESULTS, *back) == ("click[next >]", "next page")
+    assert act(buyer, results(2, 20), RESULTS, *back)[0] == "click[back to search]"
+    second = results(2, 21).replace("'Next >'", "'< Prev' [SEP] 'Next >'")
+    assert act(buyer, second, [*RESULTS, "click[< prev]"])[0] == f"click[{C}]"
+    empty = page("Back to Search", "Page 1 (Total results: 0)", "Next >")
+    assert act(buyer, empty, RESULTS[:2])[0] == "click[back to search]"
+
+
+def test_shopper_chooses_options_and_buys(buyer):
+    lemon, ounce, start = "click[lemon]", "click[2 ounce]", f"click[{C}]"
+    assert act(buyer, opened(), OPENED, start) == (lemon, "flavor lemon")
+    assert act(buyer, opened(), OPENED, start, lemon) == (ounce, "jar 2 ounce")
+    assert act(buyer, opened(), OPENED, start, lemon, ounce) == ("click[buy now]", "buy herbal tea")
+    # A wrong value in one group is put right, and leaves the other group alone.
+    assert act(buyer, opened(), OPENED, lemon, ounce, "click[mint]")[0] == lemon
+    assert act(buyer, opened(), OPENED, ounce, lemon, "click[tub]")[0] == ounce
+    # What was clicked at another product, or longer ago, does not count.
+    assert act(buyer, opened(), OPENED, lemon, "click[< prev]", start)[0] == lemon
+    assert act(buyer, opened(), OPENED, "click[features]", "click[< prev]", ounce)[0] == lemon
+    assert act(buyer, opened(), OPENED, ounce, lemon, "click[features]")[0] == "click[buy now]"
+    back = "click[< prev]", "go back"
+    assert act(buyer, opened(), [a for a in OPENED if a != ounce], start) == back
+    assert act(buyer, opened(title="VELTOR Vegan Herbal Tea"), OPENED, start) == back
+    assert act(buyer, opened(tag="$20.49 to $25.99"), OPENED, start) == back
+    assert act(buyer, opened(tag="$20.0 to $25.99"), OPENED, start)[0] == lemon
+    assert act(buyer, page("Back to Search", "< Prev"), OPENED[:2], start) == back
+    assert act(buyer, "", ["click[elsewhere]"]) == ("click[elsewhere]", "look around")
+
+
+def test_shopper_reads_every_shape_of_a_synthetic_instruction():
+    for text, words_, options, limit in (
+        ("Find me soft touch makeup brush", "soft touch makeup brush", {}, float("inf")),
+        ("Find me rich face cream, and price lower than 40.00 dollars", "rich face cream", {}, 40),
+        ("Find me rich face cream with scent: rose petal", "rich face cream",
+         {"scent": "rose petal"}, float("inf")),
+        ("Find me loud speaker with style name: with remote, and color: a | b, and price lower "
+         "than 90.00 dollars", "loud speaker", {"style name": "with remote", "color": "a | b"}, 90),
+    ):
+        buyer = Shopper(random.Random(0))
+        buyer.reset("", {"task": text})
+        assert (" ".join(buyer.words), buyer.options, buyer.limit) == (words_, options, limit)
+    with pytest.raises(ValueError, match="cannot read 'i need some tea'; give it a synthetic"):
+        Shopper(random.Random(0)).reset("", {"task": "i need some tea"})
+
+
+# --- demonstrations --------------------------------------------------------------------------
+
+
+def render(context):
+    actions = " ".join(action for _, action in context.history)
+    return f"{context.task}\n{actions}\n{context.observation}\n{context.admissible}"
+
+
+def demonstrate(shop, haste, seed=0, episodes=1):
+    return demonstrations([str(i) for i in range(0, len(shop.goals), 25)], seed, haste,
+                          episodes, render, shop)
+
+
+def test_demonstrations_are_well_formed_and_repeatable(shop):
+    rows = demonstrate(shop, 0.0)
+    assert demonstrate(shop, 0.0) == rows != demonstrate(shop, 0.0, seed=1)
+    assert 1.6 < len(demonstrate(shop, 0.0, episodes=2)) / len(rows) < 2.4
+    for prompt, response, _ in rows:
+        thought, action = re.fullmatch(r"<think>(.+)</think><action>(.+)</action>",
+                                       response).groups()
+        assert 2 <= len(thought.split()) <= 4
+        assert f"'{action}'" in prompt or action.startswith("search[")
+    unknown = sum(o == "" and "buy now" not in r for _, r, o in rows) / len(rows)
+    assert 0.1 < unknown < 0.3  # slips
+
+
+def test_demonstrated_responses_follow_from_what_a_prompt_shows(shop):
+    rows = demonstrations([str(i) for i in range(0, len(shop.goals), 25)], 0, 0.0, 1,
+                          lambda context: (context.task, context.observation, context.admissible,
+                                           [action for _, action in context.history]), shop)
+    turn = 0
+    for (task, observation, admissible, actions), response, _ in rows:
+        turn = turn + 1 if actions else 0
+        assert len(actions) == turn
+        newcomer = Shopper(random.Random(1))
+        newcomer.reset("", {"task": task})
+        newcomer.actions = actions[-3:]
+        action = newcomer.act(observation, {"admissible": admissible})
+        assert response == f"<think>{newcomer.thought()}</think><action>{action}</action>"
+
+
+def test_only_the_patient_choose_their_options(shop):
+    def early(rows):
+        """Share of purchases that were made against the better thought."""
+        bought = [r for _, r, _ in rows if "<action>click[buy now]" in r]
+        return sum("<think>buy " not in r for r in bought) / len(bought)
+
+    assert early(demonstrate(shop, 0.0)) == 0.0
+    assert 0.4 < early(demonstrate(shop, 0.35)) < 0.9
+    assert early(demonstrate(shop, 1.0)) > 0.9
+
+
+def test_the_hasty_click_the_first_result(shop):
+    rows = [(p.split("\n")[3], r) for p, r, _ in demonstrate(shop, 1.0) if "<think>pick " in r]
+    for admissible, response in rows:
+        first = re.search(r"click\[b0\w{8}\]", admissible)[0]
+        assert response.endswith(f"<action>{first}</action>")

@@ -1,0 +1,732 @@
+"""WebShop: recordings of the official environment replayed, rules beyond them, bad data, the agent.
+
+pytest tests/test_webshop.py. tests/data/webshop holds an invented shop of 86 rows, and what the
+official code (Lucene, Flask, thefuzz, seed 0) answered on it, for human and synthetic goals.
+"""
+
+import gzip
+import json
+import pickle
+import random
+import sys
+import tracemalloc
+from collections import Counter
+from functools import lru_cache, partial
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from paw_min.envs import shop_files, shop_goals, shop_reward
+from paw_min.envs.pool import EnvPool
+from paw_min.envs.webshop import Shop, WebShopAgent, WebShopEnv, load_shop, make_agent, splits
+
+DATA = Path(__file__).parent / "data" / "webshop"
+KINDS = ["human", "synthetic"]
+
+
+@lru_cache
+def recording(kind):
+    with gzip.open(DATA / f"trace_{kind}.jsonl.gz", "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+@lru_cache
+def oracle(kind):
+    return Shop.load(DATA, human_goals=kind == "human", tagger=shop_reward.word_nouns)
+
+
+def records(kind, type_):
+    return [record for record in recording(kind) if record["type"] == type_]
+
+
+def page(env):
+    return {"has_search_bar": env.has_search_bar, "clickables": env.clickables}
+
+
+# ---------------------------------------------------------------------------
+# The recordings
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_episodes_equal_the_recorded_ones(kind):
+    env, resets, steps, bought = WebShopEnv(oracle(kind)), 0, 0, 0
+    for record in recording(kind):
+        if record["type"] == "reset":
+            assert env.reset(record["session"]) == record["obs"]
+            assert env.instruction_text == record["instruction_text"]
+            assert page(env) == record["available"]
+            resets += 1
+        elif record["type"] == "step":
+            expected = (record["obs"], record["reward"], record["done"], record["available"])
+            assert env.step(record["action"]) == expected, record["action"]
+            assert page(env) == record["available"]
+            steps, bought = steps + 1, bought + record["done"]
+    assert (resets, steps, bought) == {"human": (80, 874, 61), "synthetic": (80, 715, 68)}[kind]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_goals_prices_and_draws_equal_the_recorded_ones(kind):
+    shop, (record,) = oracle(kind), records(kind, "goals")
+    assert shop.goals == record["goals"]
+    assert [list(goal) for goal in shop.goals] == [list(goal) for goal in record["goals"]]
+    assert {asin: product.price for asin, product in shop.products.items()} == record["prices"]
+    assert len(records(kind, "random_idx")) == 3
+    for record in records(kind, "random_idx"):
+        rng = random.Random(record["seed"])
+        assert [shop.draw(rng) for _ in record["draws"]] == record["draws"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_searches_equal_the_recorded_ones(kind):
+    shop, searches = oracle(kind), records(kind, "search")
+    assert len(searches) == {"human": 175, "synthetic": 131}[kind]
+    for record in searches:
+        assert shop.search(record["query"]) == record["asins"], record["query"]
+        hits = shop._index.search(record["query"], 50)
+        assert [round(score, 4) for _, score in hits] == record["scores"], record["query"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rewards_equal_the_recorded_ones(kind):
+    shop, cases = oracle(kind), records(kind, "reward_case")
+    assert len(cases) == 2000
+    for case in cases:
+        score = shop.reward(case["goal"], case["asin"], case["options"], case["price"])
+        assert score == case["reward"], case
+
+
+def test_word_rule_is_the_tagger_of_the_recordings():
+    meta = recording("human")[0]
+    assert shop_reward.STOP_WORDS == set(meta["stop"])
+    text = "Women's 2-Piece <Oak> café of The 3 A1 oak"
+    assert shop_reward.word_nouns(text) == "women s piece oak caf a1 oak".split()
+
+
+# ---------------------------------------------------------------------------
+# A shop of one's own
+
+
+def product(asin="B000000001", **fields):
+    return {"asin": asin, "name": "Red Oak Bench", "category": "garden", "query": " Bench ",
+            "product_category": "Home › Benches", "pricing": "$20.00", "full_description": "good",
+            "small_description": ["one", "two"], "customization_options": None,
+            "images": ["x.jpg"], **fields}
+
+
+def annotation(**fields):
+    return {"attributes": ["solid wood"], "instruction": "Find me a bench",
+            "instruction_attributes": ["solid wood"], **fields}
+
+
+def options(**groups):
+    return {name: [{"value": value, "image": None} for value in values]
+            for name, values in groups.items()}
+
+
+def write(folder, products, annotations=None, human=None, suffix=""):
+    annotations = annotations or {p["asin"]: annotation() for p in products}
+    for stem, content in [("items_shuffle", products), ("items_ins_v2", annotations),
+                          ("items_human_ins", human)]:
+        if content is not None:
+            (folder / f"{stem}{suffix}.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+def at_item(folder, **fields):
+    """An environment at the page of the one bench, in a shop that has a goal in any case."""
+    goal_product = product("B000000009", name="Desk", query="desk")
+    env = WebShopEnv(Shop.load(write(folder, [goal_product, product(**fields)])))
+    env.reset(0)
+    env.step("search[bench]")
+    env.step("click[b000000001]")
+    return env
+
+
+def body(env):
+    return env.parts[env.head :]
+
+
+@pytest.mark.parametrize("action, page_is", [
+    ("search[bench]", "results"), ("search[ ]", "results"), ("Search[bench]", "index"),
+    (" search[bench]", "index"), ("search[bench", "index"), ("search[]", "index"),
+    ("search[ben\nch]", "index"), ("search[bench] please", "results"), ("", "index"),
+    ("search", "index"), ("click[search]", "index"), ("click[Search]", "index"),
+    ("search[a[b]]", "index"),
+    ("click[b000000001]", "index"),  # not on this page
+])
+def test_actions_on_the_first_page(tmp_path, action, page_is):
+    env = WebShopEnv(Shop.load(write(tmp_path, [product()])))
+    first = env.reset(0)
+    text, score, done, info = env.step(action)
+    assert (score, done) == (0.0, False) and info == page(env)
+    if page_is == "results" or action == "search[a[b]]":  # greedy: the name is "search[a"
+        assert (text != first) == (page_is == "results")
+    else:
+        assert text == first
+    if page_is == "results":
+        found = 0 if action == "search[ ]" else 1
+        assert f"Page 1 (Total results: {found})" in text
+
+
+@pytest.mark.parametrize("action, bought", [
+    ("click[buy now]", True), ("click[Buy Now]", True), ("click[buy now] foo", True),
+    ("click [buy now]", False), ("click[buy  now]", False), ("tap[buy now]", False),
+])
+def test_actions_on_the_item_page(tmp_path, action, bought):
+    env = at_item(tmp_path)
+    assert env.step(action)[2] == bought
+
+
+def test_results_have_pages_without_end(tmp_path):
+    products = [product(f"B{i:09}") for i in range(60)]
+    env = WebShopEnv(Shop.load(write(tmp_path, products)))
+    env.reset(0)
+    env.step("search[bench]")
+    assert body(env)[:3] == ["Back to Search", "Page 1 (Total results: 50)", "Next >"]
+    assert env.clickables == ["back to search", "next >", *(f"b{i:09}" for i in range(10))]
+    for _ in range(6):
+        env.step("click[next >]")
+    assert body(env) == ["Back to Search", "Page 7 (Total results: 50)", "< Prev", "Next >"]
+    env.step("click[< prev]")
+    env.step("click[< prev]")
+    assert body(env)[4:7] == ["B000000040", "Red Oak Bench", "$20.0"]
+    env.step("click[b000000044]")
+    env.step("click[< prev]")
+    assert "Page 5 (Total results: 50)" in body(env)  # the page one came from
+
+
+def test_item_page_lists_options_and_does_not_show_the_choice(tmp_path):
+    env = at_item(tmp_path, customization_options={
+        **options(Color=[" Red/Blue ", "x"], empty=[]), "none": None})
+    assert body(env) == [
+        "Back to Search", "< Prev", "color", "red | blue", "x", "empty", "Red Oak Bench",
+        "Price: $20.0", "Rating: N.A.", "Description", "Features", "Reviews", "Buy Now"]
+    assert env.clickables == ["back to search", "< prev", "description", "features", "reviews",
+                              "buy now", "red | blue", "x"]
+    before = env.text
+    assert env.step("click[Red | Blue]")[0] == before and env._options == {"color": "red | blue"}
+    env.step("click[x]")
+    assert env._options == {"color": "x"}  # one per name
+    env.step("click[features]")
+    env.step("click[< prev]")
+    assert env._options == {"color": "x"} and env.text == before
+    env.step("click[< prev]")
+    assert env._options == {}
+
+
+@pytest.mark.parametrize("value, shown", [
+    ("Buy Now", "Thank you"), ("< Prev", "Total results"), ("Back to Search", "WebShop"),
+    ("Description", "good"), ("Attributes", "solid wood [SEP] garden [SEP] bench"),
+    ("Next >", "Rating"), ("Search", "Rating"),
+])
+def test_an_option_called_like_a_button_is_that_button(tmp_path, value, shown):
+    env = at_item(tmp_path, customization_options=options(style=[value]))
+    assert env.clickables.count(value.lower()) == 1
+    assert shown in env.step(f"click[{value}]")[0]
+    assert env._options == ({"style": "next >"} if value == "Next >" else {})
+
+
+def test_a_value_in_two_groups_sets_the_last(tmp_path):
+    env = at_item(tmp_path, customization_options=options(a=["red", "x"], b=["red"], c=["y"]))
+    env.step("click[red]")
+    assert env._options == {"b": "red"} and env.clickables.count("red") == 1
+
+
+@pytest.mark.parametrize("text, parts", [
+    ("words ", ["words"]), ("two\nlines", ["two\nlines"]), ("", []), ("  ", [""]), (" \n ", []),
+    (None, []), ("\xa0", [""]), ("\xa0\n", [""]),
+])
+def test_blank_descriptions(tmp_path, text, parts):
+    env = at_item(tmp_path, full_description=text)
+    env.step("click[description]")
+    assert body(env) == ["Back to Search", "< Prev", *parts]
+    assert env.clickables == ["back to search", "< prev"]
+
+
+@pytest.mark.parametrize("bullets, parts", [
+    (["a", " b "], ["a", "b"]), ("one", ["one"]), (["a", ""], ["a", ""]), ([], []), (None, []),
+])
+def test_features(tmp_path, bullets, parts):
+    env = at_item(tmp_path, small_description=bullets)
+    env.step("click[features]")
+    assert body(env) == ["Back to Search", "< Prev", *parts]
+
+
+def test_last_page_escapes_options_and_nothing_is_locked(tmp_path):
+    env = at_item(tmp_path, customization_options=options(size=["<5'&é>"], color=["red"]))
+    env.step("click[<5'&é>]")
+    env.step("click[red]")
+    text, score, done, _ = env.step("click[buy now]")
+    assert done and env.head == 0 and env.clickables == [] and not env.has_search_bar
+    shown = '{"color": "red", "size": "\\u003c5\\u0027\\u0026\\u00e9\\u003e"}'
+    assert env.parts[6] == "B000000001" and env.parts[8] == shown and env.parts[-3] == str(score)
+    assert env.step("click[buy now]")[:3] == (text, 0.0, False)
+    assert "Page 1" in env.step("search[bench]")[0]
+    env.step("click[b000000001]")
+    assert env._options == {} and env.step("click[buy now]")[2]
+
+
+@pytest.mark.parametrize("price, tag", [
+    ("$12.99", "$12.99"), ("$1,299.00", "$1299.0"), ("$9.99$19.99", "$9.99 to $19.99"),
+    ("$9.99 - $19.99", "$9.99 to $19.99"), ("$1 $2 $3", "$1.0 to $2.0"), ("", "$100.0"),
+    (None, "$100.0"), ("USD $5", "$5.0"),
+])
+def test_price_tags(tmp_path, price, tag):
+    env = at_item(tmp_path, pricing=price)
+    assert f"Price: {tag}" in env.parts
+    low, _, high = tag.replace("$", "").partition(" to ")
+    assert float(low) <= env.shop.products["B000000001"].price <= float(high or low)
+
+
+def test_search_forms(tmp_path):
+    products = [product(f"B{i:09}", category="garden" if i % 2 else "beauty",
+                        query="Oak Bench" if i < 3 else "chair") for i in range(60)]
+    shop = Shop.load(write(tmp_path, products))
+    odd = [f"B{i:09}" for i in range(1, 60, 2)]
+    assert shop.search("<c> garden") == shop.search("<c> garden ignored") == odd
+    assert shop.search("<q> oak bench") == ["B000000000", "B000000001", "B000000002"]
+    assert shop.search("<c>") == shop.search("<a>") == shop.search("<a> solid wood") == []
+    drawn = shop.search("<r>")
+    assert len(set(drawn)) == 50 and drawn == shop.search("<r>") != shop.search("<r> again")
+    assert len(shop.search("bench")) == 50 and shop.search("nothing") == []
+    assert sorted(oracle("human").search("<r>")) != sorted(drawn)
+
+
+def test_only_the_first_bullet_is_indexed(tmp_path):
+    shop = Shop.load(write(tmp_path, [product(
+        small_description=["First", "second"], customization_options=options(Size=["Huge"]))]))
+    assert all(shop.search(word) for word in ["first", "huge", "size", "good", "oak"])
+    assert shop.search("second") == []
+
+
+# ---------------------------------------------------------------------------
+# Reward
+
+
+@pytest.mark.parametrize("a, b, same", [
+    ("large", "x-large", True), ("7.5", "7.5 wide", True), ("x-large", "xx-large", True),
+    ("4 ounce (pack of 2)", "4 ounce (pack of 12)", True), ("wash", "washable", False),
+    ("xl", "x-large", False), ("", "", False), ("é", "é", False), ("日本", "日本", True),
+    ("caf", "café", True), ("red", ("color", "red"), True), ("blue", ("color", "red"), False),
+])
+def test_fuzzy_matches(a, b, same):
+    assert shop_reward.matches(a, b) == same
+
+
+def test_rounding_decides_at_85():
+    """85.5 counts and 85.4 does not: thefuzz rounds before it compares."""
+    assert shop_reward.token_set_ratio("abcdefghijkl", "abcdefghijk1") < 92
+    for ratio, same in [(85.4, False), (85.51, True), (86, True)]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shop_reward, "token_set_ratio", lambda a, b, processor: ratio)
+            assert shop_reward.matches("a", "b") == same
+
+
+@pytest.mark.parametrize("option, color", [
+    ("army green 2 pack", "green"), ("dark navy", "dark"), ("heathered", "heather"),
+    ("washed", "ash"), ("titanium", "tan"), ("7.5 wide", "7.5 wide"),
+    (("color", "navy"), "navy"), (("color", "navy blue"), ("color", "navy blue")),
+])
+def test_colors(option, color):
+    assert shop_reward.normalize_color(option) == color
+
+
+def test_a_color_may_hide_the_wanted_value():
+    """Official: 162 of these 788 goals cannot be won, since "aquamarine" is taken for "aqua"."""
+    shop = oracle("synthetic")
+    scores = [shop.reward(i, g["asin"], g["goal_options"]) for i, g in enumerate(shop.goals)]
+    assert sum(score < 1 for score in scores) == 162
+    assert shop.goal(14)["goal_options"] == {"color": "aquamarine"} and scores[14] == 0.75
+
+
+def test_color_list_is_the_official_one():
+    assert len(shop_reward.COLORS) == 102 and shop_reward.COLORS == sorted(shop_reward.COLORS)
+
+
+TITLE = "one two three four five six seven eight nine ten eleven"
+
+
+@pytest.mark.parametrize("title, query, path, factor", [
+    (TITLE, "x", "a", 1.0),  # the same title is enough
+    ("one two three", "x", "a", 1.0),  # 3 of 11
+    ("one two", "x", "a", 0.5),  # 2 of 11 is not above 0.2
+    ("one two", "bench", "a", 1.0),  # unless the query agrees
+    ("one two", "x", "Benches › Home", 1.0),  # or two parts of the path, in any order
+    ("one two", "x", "Home › Chairs", 0.5),
+    ("one", "bench", "Home › Benches", 0.1),  # 1 of 11 is below 0.1, whatever agrees
+    ("zero", "bench", "Home › Benches", 0.0),
+])
+def test_type_factor(tmp_path, title, query, path, factor):
+    products = [product(name=TITLE), product("B000000002", name=title, query=query,
+                                             product_category=path, small_description="solid wood")]
+    shop = Shop.load(write(tmp_path, products, {"B000000001": annotation(),
+                                                "B000000002": annotation(instruction=None)}))
+    assert shop.reward(0, "B000000002", {}) == pytest.approx(factor)
+
+
+def test_no_nouns_wanted_is_a_title_score_of_a_fifth(tmp_path):
+    shop = Shop.load(write(tmp_path, [product()]), tagger=lambda text: [])
+    assert shop.reward(0, "B000000001", {}) == 1.0  # the query agrees
+    goal = {**shop.goal(0), "query": "x", "product_category": "y"}
+    assert shop_reward.type_factor(shop.products["B000000001"], goal, [], []) == 0.5
+
+
+def test_reward_by_hand(tmp_path):
+    """One attribute, one option, one price: each third counts; the price may be given."""
+    human = {"B000000001": [{"instruction": "a bench", "instruction_attributes": ["solid wood"],
+                             "instruction_options": ["red"]}]}
+    fields = dict(customization_options=options(color=["red", "blue"]))
+    other = product("B000000002", **fields)
+    annotations = {"B000000001": annotation(), "B000000002": annotation(attributes=["cheap"])}
+    shop = Shop.load(write(tmp_path, [product(**fields), other], annotations, human), True)
+    goal = shop.goal(0)
+    limit = goal["price_upper"]
+    assert goal["instruction_text"] == f"a bench, and price lower than {limit:.2f} dollars"
+    assert shop.reward(0, "B000000001", {"color": "red"}) == 1.0
+    assert shop.reward(0, "B000000001", {"anything": "red"}) == 1.0  # names play no part
+    assert shop.reward(0, "B000000001", {"color": "blue"}) == pytest.approx(2 / 3)
+    assert shop.reward(0, "B000000001", {"color": "red"}, price=limit) == 1.0
+    assert shop.reward(0, "B000000001", {"color": "red"}, price=limit + 1) == pytest.approx(2 / 3)
+    assert shop.reward(0, "B000000002", {}) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("where", ["name", "full_description", "small_description"])
+def test_an_attribute_may_stand_in_the_text(tmp_path, where):
+    text = ["x", "Real SOLID WOOD"] if where == "small_description" else "Bench, SOLID WOOD"
+    shop = Shop.load(write(tmp_path, [product(**{where: text})],
+                           {"B000000001": annotation(attributes=["cheap"])}))
+    assert shop.reward(0, "B000000001", {}) == 1.0
+
+
+def test_without_annotation_of_attributes(tmp_path):
+    record = {"instruction": "Find it", "instruction_attributes": ["dummy attr"]}
+    shop = Shop.load(write(tmp_path, [product()], {"B000000001": record}))
+    assert shop.products["B000000001"].attributes == ["DUMMY_ATTR"]
+
+
+def test_spacy_model_is_used_if_installed(monkeypatch):
+    assert shop_reward.default_tagger() is shop_reward.word_nouns
+    words = {"Red": "ADJ", "Oak": "PROPN", "bench": "NOUN", "holds": "VERB"}
+    model = ModuleType("en_core_web_sm")
+    model.__spec__ = ModuleSpec("en_core_web_sm", None)
+    model.load = lambda: lambda text: [SimpleNamespace(text=w, pos_=words[w]) for w in text.split()]
+    monkeypatch.setitem(sys.modules, "en_core_web_sm", model)
+    assert shop_reward.default_tagger()("Red Oak bench holds Oak") == ["oak", "bench", "oak"]
+
+
+# ---------------------------------------------------------------------------
+# Goals
+
+
+def test_price_limits():
+    rng = random.Random(0)
+    drawn = Counter(shop_goals.price_limit(15.0, rng) for _ in range(600))
+    assert set(drawn) == {30.0, 40.0, 50.0} and drawn[50.0] > drawn[40.0] > drawn[30.0]
+    assert {shop_goals.price_limit(20.0, rng) for _ in range(99)} == {40.0, 50.0, 60.0}  # above 20
+    assert shop_goals.price_limit(975.0, rng) == 990.0
+    assert shop_goals.price_limit(980.0, rng) == shop_goals.NO_LIMIT == 1_000_000
+
+
+def test_no_limit_is_not_said(tmp_path):
+    goal = Shop.load(write(tmp_path, [product(pricing="$985")])).goal(0)
+    assert goal["instruction_text"] == "Find me a bench" and goal["price_upper"] == 1_000_000
+
+
+def test_synthetic_goals_are_all_combinations(tmp_path):
+    groups = options(size=["s", "m"], color=["red", "blue", "tan"])
+    shop = Shop.load(write(tmp_path, [product(customization_options=groups)]))
+    said = {goal["instruction_text"].split(", and price")[0] for goal in shop.goals}
+    assert shop.n_goals == len(said) == 6
+    assert "Find me a bench with color: tan, and size: s" in said
+    assert all(shop.reward(i, "B000000001", goal["goal_options"]) == 1.0
+               for i, goal in enumerate(shop.goals))
+
+
+def test_a_group_without_values_leaves_no_goal(tmp_path):
+    products = [product(customization_options=options(size=[])), product("B000000002")]
+    shop = Shop.load(write(tmp_path, products))
+    assert [goal["asin"] for goal in shop.goals] == ["B000000002"]
+
+
+def test_draw_is_off_by_one_as_in_the_official_code():
+    def wish(name):
+        item = shop_files.Product(name, name, "", "", "", "", [], {}, [], "", 1.0)
+        return shop_goals.Wish(item, "", [], 10.0, [], weight={"a": 1, "b": 2, "c": 3}[name])
+
+    goals = shop_goals.Goals([wish("a"), wish("b"), wish("c")])
+    weights, rng = [goals[i]["weight"] for i in range(3)], random.Random(0)
+    drawn = Counter(goals.draw(rng) for _ in range(6000))
+    assert drawn[0] == 0
+    assert drawn[1] == pytest.approx(1000 * weights[0], rel=0.1)
+    assert drawn[2] == pytest.approx(1000 * (weights[1] + weights[2]), rel=0.1)
+
+
+@pytest.mark.parametrize("n, test, evaluation", [
+    (12087, 500, 1000), (6910, 500, 1000), (6000, 500, 1000), (788, 65, 131), (97, 8, 16),
+    (12, 1, 2),
+])
+def test_splits(n, test, evaluation):
+    parts = splits(n)
+    assert parts["test"] == range(test)
+    assert parts["eval"] == range(test, test + evaluation)
+    assert parts["train"] == range(test + evaluation, n)
+
+
+def test_too_few_goals_to_split():
+    with pytest.raises(ValueError, match="11 goals cannot be split; 12 or more"):
+        splits(11)
+
+
+def test_goals_do_not_depend_on_the_global_generator():
+    before = oracle("synthetic").goals[:50]
+    random.seed(5)
+    state = random.getstate()
+    shop = Shop.load(DATA)
+    assert shop.goals[:50] == before and random.getstate() == state
+    other = Shop.load(DATA, seed=1).goals[:50]
+    assert other != before and [g["asin"] for g in other] == [g["asin"] for g in before]
+
+
+# ---------------------------------------------------------------------------
+# Files
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000, 1 << 20])
+def test_the_list_may_break_anywhere(monkeypatch, chunk):
+    monkeypatch.setattr(shop_files, "CHUNK", chunk)
+    path = DATA / "items_shuffle.json"
+    assert list(shop_files._read_list(path, None)) == json.loads(path.read_bytes())
+    assert len(list(shop_files._read_list(path, 5))) == 5
+
+
+def test_full_or_small_files(tmp_path):
+    write(tmp_path, [product(name="Full")])
+    write(tmp_path, [product(name="Small")], suffix="_1000")
+
+    def name(**choice):
+        return Shop.load(tmp_path, **choice).products["B000000001"].name
+
+    assert name() == name(n_products=1001) == "Full" and name(n_products=1000) == "Small"
+    (tmp_path / "items_shuffle.json").unlink()
+    assert name() == "Small"
+    # the annotations that go with the products, though both are there
+    (tmp_path / "items_ins_v2.json").write_text("{}", encoding="utf-8")
+    assert name() == "Small"
+
+
+def test_n_products_counts_rows():
+    assert len(Shop.load(DATA, n_products=3).products) == 3
+    shop = Shop.load(DATA, n_products=6)  # row 5 is 'nan', row 6 is too long
+    assert shop.dropped == {"asin is 'nan'": 1, "asin is too long": 1}
+    assert len(shop.products) == 4
+
+
+def test_what_is_dropped_is_counted(tmp_path):
+    products = [product("nan"), product("B0TOOLONG12"), product(), product(name="Again")]
+    good = {"instruction": "it.", "instruction_attributes": ["a"], "instruction_options": []}
+    human = {"B000000001": [good, {**good, "instruction_attributes": []}], "B0UNKNOWN": [good] * 3}
+    shop = Shop.load(write(tmp_path, products, human=human), human_goals=True)
+    assert shop.dropped == {
+        "asin is 'nan'": 1, "asin is too long": 1, "asin is there already": 1,
+        "instruction without attributes": 1, "instruction whose product is missing": 3}
+    assert shop.products["B000000001"].name == "Red Oak Bench" and shop.n_goals == 1
+    assert shop.goal(0)["instruction_text"].startswith("it, and price")
+
+
+def missing_key(key):
+    record = product()
+    del record[key]
+    return record
+
+
+@pytest.mark.parametrize("record, message", [
+    (product(images=[]), "B000000001 .* has no images.*remove the row"),
+    (product(pricing="12.99"), r"B000000001 .* the price '12.99', .* after a '\$'"),
+    (product(pricing="$free"), r"the price '\$free'"),
+    (product(pricing=12), "the price 12"),
+    (product(name=None), "B000000001 .* no text 'name'"),
+    (missing_key("query"), "B000000001 .* no text 'query'"),
+    (missing_key("asin"), "row 0 of .* no text 'asin'"),
+    (product(full_description=["x"]), "description or features that are no text"),
+    (product(small_description=[None]), "description or features that are no text"),
+    (product(customization_options={"size": ["s"]}), "B000000001 .* options that are no lists"),
+    ("B000000001", "row 0 of .* no text 'asin'"),
+])
+def test_damaged_products(tmp_path, record, message):
+    with pytest.raises(ValueError, match=message):
+        Shop.load(write(tmp_path, [record], {"B000000001": annotation()}))
+
+
+@pytest.mark.parametrize("content, message", [
+    ("[]", "holds no product"), ('[{"asin": "nan"}]', "holds no product"),
+    ("", "no JSON list"), ("{}", "no JSON list"), ("[", "is broken"),
+    (json.dumps([product()])[:-1], "is broken"), (json.dumps([product()])[:-20], "is broken"),
+])
+def test_damaged_list(tmp_path, content, message):
+    write(tmp_path, [product()])
+    (tmp_path / "items_shuffle.json").write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=f"items_shuffle.json.* {message}"):
+        Shop.load(tmp_path)
+
+
+def test_missing_files(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere' is not a folder with a shop; get the"):
+        Shop.load(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="no items_shuffle.json or items_shuffle_1000.json"):
+        Shop.load(tmp_path)
+    write(tmp_path, [product()])
+    with pytest.raises(FileNotFoundError, match="no items_human_ins.json"):
+        Shop.load(tmp_path, human_goals=True)
+
+
+@pytest.mark.parametrize("content, message", [
+    ('{"B000000001": {', "items_ins_v2.json is broken"), ("[]", "no dict from asin"),
+    ('{"B000000001": {"attributes": null}}', "attributes of product B000000001"),
+    ('{"B000000001": 3}', "attributes of product B000000001"),
+    ('{"B000000009": {}}', "B000000001 is not in items_ins_v2"),
+    ('{"B000000001": {"instruction": 3, "instruction_attributes": ["a"]}}', "no str called 'instr"),
+    ('{"B000000001": {"instruction": "x"}}', "no list called 'instruction_attributes'"),
+    ('{"B000000001": {"instruction": null}}', "no synthetic goal .*human_goals=True"),
+    ('{"B000000001": {"instruction": "x", "instruction_attributes": []}}', "no synthetic goal"),
+])
+def test_damaged_annotations(tmp_path, content, message):
+    write(tmp_path, [product()])
+    (tmp_path / "items_ins_v2.json").write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        Shop.load(tmp_path)
+
+
+@pytest.mark.parametrize("human, message", [
+    ({"B000000009": []}, "no human goal .*human_goals=False"),
+    ({"B000000001": [{"instruction_attributes": ["a"]}]}, "no str called 'instruction'"),
+    ({"B000000001": ["x"]}, "product B000000001 has no list"),
+])
+def test_damaged_instructions(tmp_path, human, message):
+    with pytest.raises(ValueError, match=message):
+        Shop.load(write(tmp_path, [product()], human=human), human_goals=True)
+
+
+def test_calls_that_make_no_sense():
+    shop = oracle("human")
+    with pytest.raises(ValueError, match="No product 'B0NOWHERE' among the 83"):
+        shop.reward(0, "B0NOWHERE", {})
+    for call in (lambda i: shop.goal(i), WebShopEnv(shop).reset):
+        for index in (-1, 97):
+            with pytest.raises(ValueError, match=f"No goal {index} among 97; choose from 0 to 96"):
+                call(index)
+    with pytest.raises(ValueError, match="n_products is 0; take 1"):
+        Shop.load(DATA, n_products=0)
+    with pytest.raises(RuntimeError, match="call reset first"):
+        WebShopEnv(shop).step("search[x]")
+
+
+def test_goals_are_drawn_if_none_is_named():
+    texts = [WebShopEnv(oracle("human"), seed=3).reset(key) for key in (None, "abc", None)]
+    assert texts[0] == texts[1] == texts[2]  # the first draw of one seed
+    env = WebShopEnv(oracle("human"), seed=3)
+    assert len({env.reset() for _ in range(20)}) > 10
+
+
+# ---------------------------------------------------------------------------
+# The agent
+
+
+def buy(agent, goal):
+    """Look the goal's own product up and buy it as wanted; returns the last answer."""
+    agent.step(f"search[<q> {goal['query']}]")
+    while f"click[{goal['asin'].lower()}]" not in agent.step("none")[3]["admissible"]:
+        agent.step("click[next >]")
+    agent.step(f"click[{goal['asin'].lower()}]")
+    for value in goal["goal_options"].values():
+        agent.step(f"click[{value}]")
+    return agent.step("click[buy now]")
+
+
+def test_the_agents_view():
+    shop = oracle("synthetic")
+    agent, goal = WebShopAgent(shop), shop.goal(1)
+    observation, info = agent.reset("1")
+    assert observation == "'Search'"
+    assert info == {"task": goal["instruction_text"], "task_type": "fashion", "won": False,
+                    "admissible": ["search[<your query>]", "click[search]"], "score": 0.0}
+    observation, reward, done, info = agent.step(f"search[{goal['query']}]")
+    assert observation.startswith("'Back to Search' [SEP] 'Page 1 (Total results: ")
+    assert goal["instruction_text"] not in observation and (reward, done) == (0.0, False)
+    assert info["admissible"][:2] == ["click[back to search]", "click[next >]"]
+    assert agent.step("no action")[0] == observation
+
+
+def test_buying_what_was_wanted():
+    shop = oracle("synthetic")
+    agent = WebShopAgent(shop)
+    for index in (0, 1, 2, 9, 27, 45):
+        info = agent.reset(str(index))[1]
+        assert not info["won"] and info["score"] == 0.0
+        observation, reward, done, info = buy(agent, shop.goal(index))
+        assert (observation, reward, done) == ("", 10.0, True)  # the page would print the score
+        assert info["won"] and info["score"] == 1.0 and info["admissible"] == []
+
+
+def test_buying_something_else():
+    shop = oracle("synthetic")
+    agent = WebShopAgent(shop)
+    agent.reset("0")
+    goal = shop.goal(0)
+    observation, reward, done, info = buy(agent, {**goal, "goal_options": {}})
+    assert (observation, reward, done, info["won"]) == ("", 0.0, True, False)
+    assert info["score"] == shop.reward(0, goal["asin"], {}) and 0 < info["score"] < 1
+    with pytest.raises(RuntimeError, match="already bought"):
+        agent.step("search[again]")
+    agent.reset("0")
+    assert agent.step("search[again]")[2] is False
+
+
+def test_agents_need_a_task():
+    agent = WebShopAgent(oracle("human"))
+    with pytest.raises(RuntimeError, match="none started"):
+        agent.step("search[x]")
+    for task in ("x", "-1", "1.0", ""):
+        with pytest.raises(ValueError, match=f"Task '{task}' is no goal; .*'96'"):
+            agent.reset(task)
+    with pytest.raises(ValueError, match="No goal 97 among 97"):
+        agent.reset("97")
+
+
+def test_episodes_can_be_played_again():
+    """What the pool needs when a worker dies: the same calls, the same answers."""
+    rng, first = random.Random(0), []
+    agent = WebShopAgent(oracle("human"))
+    calls = [("reset", "7")]
+    info = agent.reset("7")[1]
+    for step in range(40):
+        action = rng.choice(["search[<r>]", "search[black shoes]", *info["admissible"]])
+        if action == "click[buy now]":
+            continue
+        calls.append(("step", action))
+        first.append(agent.step(action))
+        info = first[-1][3]
+    again = WebShopAgent(oracle("human"))
+    answers = [getattr(again, name)(argument) for name, argument in calls]
+    assert answers[1:] == first
+
+
+def test_environments_of_a_process_share_one_shop():
+    assert load_shop(str(DATA)) is load_shop(str(DATA)) is not load_shop(str(DATA), True)
+    make = pickle.loads(pickle.dumps(partial(make_agent, str(DATA), True)))
+    with EnvPool(make, 3) as pool:
+        answers = pool.reset(["0", "1", "2"])
+        assert [observation for observation, _ in answers] == ["'Search'"] * 3
+        assert pool._envs[0]._env.shop is pool._envs[2]._env.shop is load_shop(str(DATA), True)
+    shop = oracle("synthetic")
+    tracemalloc.start()
+    agents = [WebShopAgent(shop) for _ in range(50)]
+    for agent in agents:
+        agent.reset("5")
+        agent.step("search[black shoes]")
+    used = tracemalloc.get_traced_memory()[0] / len(agents)
+    tracemalloc.stop()
+    assert used < 16_000  # bytes per environment
+
+
