@@ -34,7 +34,31 @@ START_TIMEOUT = 120.0  # seconds for a worker to start, which includes importing
 log = logging.getLogger(__name__)
 
 
-class EnvPool(AbstractContextManager):
+class LockStep(AbstractContextManager):
+    """What a pool with send(slot, method, argument), recv() and close() offers besides."""
+
+    def reset(self, tasks):
+        """Reset slot i to tasks[i], for len(tasks) <= n_envs; returns a list of (obs, info)."""
+        answers = self._call("reset", dict(enumerate(tasks)))
+        return [answers[slot] for slot in range(len(tasks))]
+
+    def step(self, actions):
+        """actions: {slot: action}; returns {slot: (obs, reward, done, info)}."""
+        return self._call("step", actions)
+
+    def _call(self, method, arguments):
+        if self._open or self._ready:
+            raise RuntimeError(f"{method} of a pool with unanswered requests: recv them first.")
+        for slot, argument in arguments.items():
+            self.send(slot, method, argument)
+        answers = dict(self.recv() for _ in arguments)
+        return {slot: answers[slot] for slot in arguments}
+
+    def __exit__(self, *_):
+        self.close()
+
+
+class EnvPool(LockStep):
     """n_envs environments, each built when its slot (0 .. n_envs - 1) is first used.
 
     make_env: callable without arguments that returns an environment; with workers it must be
@@ -92,32 +116,12 @@ class EnvPool(AbstractContextManager):
                 self._answer(slot, *_serve(self._envs, self._make_env, slot, [self._open[slot]]))
         return self._ready.popleft()
 
-    def reset(self, tasks):
-        """Reset slot i to tasks[i], for len(tasks) <= n_envs; returns a list of (obs, info)."""
-        answers = self._call("reset", dict(enumerate(tasks)))
-        return [answers[slot] for slot in range(len(tasks))]
-
-    def step(self, actions):
-        """actions: {slot: action}; returns {slot: (obs, reward, done, info)}."""
-        return self._call("step", actions)
-
-    def _call(self, method, arguments):
-        if self._open or self._ready:
-            raise RuntimeError(f"{method} of a pool with unanswered requests: recv them first.")
-        for slot, argument in arguments.items():
-            self.send(slot, method, argument)
-        answers = dict(self.recv() for _ in arguments)
-        return {slot: answers[slot] for slot in arguments}
-
     def close(self):
         """End the workers; the pool cannot be used again."""
         for worker in self._workers:
             worker.connection.close()  # if it is idle, it leaves
             worker.end(grace=5.0)
         self._workers, self._envs, self.n_envs = [], {}, 0
-
-    def __exit__(self, *_):
-        self.close()
 
     def _answer(self, slot, good, content):
         """Turn an answer of _serve into a result."""

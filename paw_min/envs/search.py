@@ -25,11 +25,11 @@ import json
 import re
 import string
 from collections import deque
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from paw_min.envs import corpus
+from paw_min.envs.pool import LockStep
 from paw_min.envs.retrievers import open_retriever
 
 COLUMNS = ("question", "golden_answers", "data_source", "env_kwargs", "reward_model")
@@ -184,7 +184,7 @@ def setup(cfg) -> tuple:
     return make_pool, tasks[: len(train)], tasks[len(train) :]
 
 
-class SearchPool(AbstractContextManager):
+class SearchPool(LockStep):
     """n_envs slots that play questions; the methods are those of envs/pool.py: EnvPool.
 
     questions: a task is the position of its question in this list, as a string.
@@ -228,27 +228,8 @@ class SearchPool(AbstractContextManager):
             self._serve()
         return self._ready.popleft()
 
-    def reset(self, tasks):
-        """Reset slot i to tasks[i], for len(tasks) <= n_envs; returns a list of (obs, info)."""
-        answers = self._call("reset", dict(enumerate(tasks)))
-        return [answers[slot] for slot in range(len(tasks))]
-
-    def step(self, actions):
-        """actions: {slot: action}; returns {slot: (obs, reward, done, info)}."""
-        return self._call("step", actions)
-
-    def _call(self, method, arguments):
-        if self._open or self._ready:
-            raise RuntimeError(f"{method} of a pool with unanswered requests: recv them first.")
-        for slot, argument in arguments.items():
-            self.send(slot, method, argument)
-        return dict(self.recv() for _ in arguments)
-
     def close(self):
         """Nothing runs here that would have to end."""
-
-    def __exit__(self, *_):
-        self.close()
 
     def _serve(self):
         """Answer all open requests; if the retriever fails, no episode has changed."""
