@@ -70,7 +70,7 @@ def test_engine_ratios_are_in_the_file():
         assert f"{cpu[name]['ratio']:g}" == ratio
 
 
-def test_webshop_and_anchor_figures_are_in_the_files():
+def test_bench_figures_are_in_the_files():
     bench = json.loads((ROOT / "bench/results/webshop.json").read_text())
     figures = bench["steps"]["figures"]
     rows = re.findall(r"^\| (\S.*?) \| ([\d.]+) \| (\d+)-(\d+) \| (\d+)-(\d+) \|$", README, re.M)
@@ -84,6 +84,8 @@ def test_webshop_and_anchor_figures_are_in_the_files():
     anchors = json.loads((ROOT / "bench/results/anchors.json").read_text())
     text = f"{anchors['plain_cpu_s']:.0f} s plain, {anchors['ours_cpu_s']:.1f} s here"
     assert text in " ".join(README.split()) and anchors["same_clusters"]
+    bm25 = json.loads((ROOT / "bench/results/retrievers.json").read_text())
+    assert f"| {bm25['resident_mb']} MB, {bm25['peak_mb']} MB while it loads |" in README
 
 
 def test_every_metric_is_explained():
