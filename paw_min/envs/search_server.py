@@ -122,6 +122,8 @@ def main(argv=None):
     def load_aside():
         try:
             state.retriever = load(args)
+            while not server.started:  # a Ctrl-C from here on is uvicorn's
+                time.sleep(0.01)
             print(f"ready after {time.monotonic() - start:.1f} s, {memory():.2f} GB of memory at "
                   f"most: {args.retriever} at {url}/retrieve", flush=True)
         except (ValueError, OSError) as error:
