@@ -20,14 +20,14 @@ PRESETS = {
     "tiny": dict(
         prompt="compact", history_length=1, max_prompt_tokens=400, max_response_tokens=16,
         max_obs_tokens=64, max_turns=16, groups=8, group_size=8, updates=12, eval_every=4,
-        eval_tasks=60, lr=2e-4, mini_batch=256, micro_batch=32, kl_coef=0.0, entropy_coef=0.0,
+        eval_tasks=60, lr=2e-4, mini_batch=256, micro_tokens=8192, kl_coef=0.0, entropy_coef=0.0,
         # Groups that differ in format alone would get full-size advantages, see the README.
         invalid_penalty=0.0, threads=1,
     ),
     # PaW A.1; what it leaves open is taken from the code base it builds on. Qwen2.5-1.5B/7B.
     "paper": dict(
         model="Qwen/Qwen2.5-1.5B-Instruct", updates=150, eval_every=5, save_every=5,
-        grad_checkpointing=True,
+        grad_checkpointing=True, sampler="vllm", workers=4,
     ),
 }  # fmt: skip
 

@@ -28,6 +28,9 @@ class Config:
     save_every: int = opt(1, "updates between checkpoints; the last one is kept")
     device: str = opt("auto", "cpu, cuda, cuda:0 ...; auto: cuda where there is one")
     threads: int = opt(1, "CPU threads of torch; more than the idle cores is far slower than one")
+    precision: str = opt("auto", "of the forward pass, weights stay fp32; auto: bf16 on a GPU",
+                         ("auto", "fp32", "bf16"))
+    shard: bool = opt(False, "spread weights and optimizer over the ranks (FSDP2), needs vLLM")
     # ---- environment ----
     env: str = opt("alfworld", "benchmark", ("alfworld", "webshop", "search"))
     data: str = opt("", "data folder; default: small generated data (ALFWorld: $ALFWORLD_DATA)")
@@ -51,9 +54,14 @@ class Config:
     max_response_tokens: int = opt(512, "response limit in tokens, A.1")
     max_obs_tokens: int = opt(512, "next-observation tokens per row that the world model sees")
     grad_checkpointing: bool = opt(False, "recompute activations in the backward pass")
+    attention: str = opt("sdpa", "of transformers; flash_attention_2 packs rows without padding",
+                         ("sdpa", "flash_attention_2"))
+    ref_offload: bool = opt(False, "keep the reference model in CPU memory between its passes")
     # ---- rollout ----
     groups: int = opt(16, "tasks per update, A.1")
     group_size: int = opt(8, "episodes per task, A.1")
+    sampler: str = opt("transformers", "generator of the responses", ("transformers", "vllm"))
+    vllm_memory: float = opt(0.4, "vLLM's share of the GPU memory while it generates")
     temperature: float = opt(1.0, "sampling temperature in training, A.1")
     eval_temperature: float = opt(0.4, "sampling temperature in evaluation, A.1; 0: greedy")
     # ---- RL ----
@@ -68,7 +76,9 @@ class Config:
     weight_decay: float = opt(0.01, "of AdamW; code base")
     grad_clip: float = opt(1.0, "bound of the gradient norm; code base")
     mini_batch: int = opt(256, "rows per optimizer step, A.1; 0: all rows of the update")
-    micro_batch: int = opt(32, "rows per forward pass; changes memory and speed, not results")
+    micro_tokens: int = opt(16384, "tokens per forward pass, padding included")
+    old_logp: str = opt("recomputed", "of the surrogate, see update.py", ("recomputed", "sampler"))
+    is_cap: float = opt(2.0, "bound of the importance weights, if --old-logp is sampler")
     clip: float = opt(0.2, "PPO ratio clip; code base")
     dual_clip: float = opt(3.0, "bound of the loss for negative advantages; code base")
     kl_coef: float = opt(0.01, "k3 KL to the initial policy; 0: no reference model; code base")
@@ -84,7 +94,10 @@ class Config:
 
 
 # What may change when a run goes on: none of these touches what has been computed so far.
-FREE_TO_CHANGE = ("out", "updates", "eval_every", "save_every", "workers", "env_timeout", "device")
+FREE_TO_CHANGE = (
+    "out", "updates", "eval_every", "save_every", "workers", "env_timeout", "device", "threads",
+    "shard", "grad_checkpointing", "ref_offload", "attention", "vllm_memory", "micro_tokens",
+)  # fmt: skip
 
 RANGES = {  # field: (smallest, largest, is the smallest itself allowed)
     "updates": (0, None, True), "eval_every": (0, None, True), "save_every": (1, None, True),
@@ -97,9 +110,10 @@ RANGES = {  # field: (smallest, largest, is the smallest itself allowed)
     "temperature": (0, None, False), "eval_temperature": (0, None, True),
     "gamma": (0, 1, True), "similarity": (0, 1, True), "invalid_penalty": (0, None, True),
     "lr": (0, None, False), "weight_decay": (0, None, True), "grad_clip": (0, None, False),
-    "mini_batch": (0, None, True), "micro_batch": (1, None, True), "clip": (0, 1, False),
+    "mini_batch": (0, None, True), "micro_tokens": (1, None, True), "clip": (0, 1, False),
     "dual_clip": (1, None, False), "kl_coef": (0, None, True), "entropy_coef": (0, None, True),
-    "rho": (0, 1, False), "select_ratio": (0, 1, False), "r_max": (0, None, False),
+    "is_cap": (1, None, True), "vllm_memory": (0, 1, False), "rho": (0, 1, False),
+    "select_ratio": (0, 1, False), "r_max": (0, None, False),
 }  # fmt: skip
 
 
@@ -111,14 +125,14 @@ def check(cfg: Config) -> None:
             bound = f"{'at least' if inclusive else 'above'} {low}"
             bound += f" and at most {high}" if high is not None else ""
             raise UserError(f"{flag} {value} is out of range: it must be {bound}.")
-    if cfg.mini_batch and cfg.mini_batch % cfg.micro_batch:
-        raise UserError(
-            f"--mini-batch {cfg.mini_batch} is not a multiple of --micro-batch {cfg.micro_batch}: "
-            "choose a micro-batch that divides it."
-        )
     if cfg.group_size == 1:
         raise UserError(
             f"--group-size 1 leaves nothing to compare an episode with: {cfg.algo} needs 2 or more."
+        )
+    if cfg.shard and cfg.sampler != "vllm":
+        raise UserError(
+            "--shard leaves no rank a whole model that transformers could generate with: add "
+            "--sampler vllm."
         )
     if cfg.device.startswith("cuda"):
         import torch

@@ -11,10 +11,11 @@ from paw_min.rollout import Episode, rollout
 
 def evaluate(cfg, policy, sampler, pool, tasks: list[str]) -> tuple[dict, list[Episode]]:
     """Play each task of the panel once at the evaluation temperature -> (metrics, episodes)."""
-    episodes, _ = rollout(
-        cfg, policy, sampler, pool, tasks, range(len(tasks)),
-        temperature=cfg.eval_temperature, seed=(-1,), label="evaluate",
-    )  # fmt: skip
+    with sampler.sync(policy):
+        episodes, _ = rollout(
+            cfg, policy, sampler, pool, tasks, range(len(tasks)),
+            temperature=cfg.eval_temperature, seed=(-1,), label="evaluate",
+        )  # fmt: skip
     played = [e for e in episodes if not e.failed]
     summary = summarize(episodes)
     shown = ("success", "return", "length", "valid", "score")

@@ -58,6 +58,28 @@ def clipped_surrogate(
     return masked_mean(loss, mask), metrics
 
 
+def truncated_is(
+    logp: Tensor, sampler_logp: Tensor, advantage: Tensor, mask: Tensor, cap: float = 2.0
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Policy gradient with truncated importance weights, token mean -> (loss (), metrics).
+
+    loss = -min(pi / mu, cap) * A * log pi, the weight without gradient; mu is the sampler's own
+    probability (Espeholt et al. 2018, arXiv 1802.01561; Yao et al. 2025 for language models).
+    Shapes and metrics as in clipped_surrogate; clip_fraction is the share of truncated weights.
+    """
+    if advantage.ndim == 1:
+        advantage = advantage[:, None]  # (N, 1)
+    log_ratio = (logp.detach() - sampler_logp).masked_fill(~mask.bool(), 0.0)  # (N, T)
+    ratio = log_ratio.exp()
+    loss = -ratio.clamp(max=cap) * advantage * logp
+    metrics = {
+        "clip_fraction": masked_mean((ratio > cap).float(), mask),
+        "approx_kl": masked_mean(ratio - 1 - log_ratio, mask),
+        "ratio": masked_mean(ratio, mask),
+    }
+    return masked_mean(loss, mask), metrics
+
+
 def k3_kl(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
     """KL(policy || reference) by Schulman's k3, exp(d) - d - 1, token mean -> (), in nats.
 

@@ -5,19 +5,18 @@ next observation (world model). Causal attention keeps the two apart: an action 
 the observation behind it, so appending one changes no action log-probability.
 
 Logits are computed at scored positions only, never over the prompt, and turned into
-log-probabilities in fp32. Rows are padded on the right: padding then stands behind every real
-token, where causal attention hides it and position numbers need no care.
+log-probabilities in fp32 (head.py). How rows are laid out for a pass: batches.py.
 
 Paper: nothing is said about what stands between a and o, nor about observation temperature.
 Here: o follows the last response token directly (its end-of-turn token, if it was sampled), and
 only action logits are divided by the sampling temperature, since nobody samples observations.
 
-Legend: B rows, L tokens of the longest row, S scored tokens of the longest row, M scored tokens
-in all, V vocabulary.
+It is one torch module, so that what is hooked to modules (FSDP2) sees the whole of a scoring.
+
+Legend: B rows, S scored tokens of the longest row, M scored tokens in all, D hidden size.
 """
 
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,53 +24,25 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
+from paw_min.batches import Batch
 from paw_min.config import UserError
-from paw_min.select import full_entropy
+from paw_min.head import token_scores
 
 transformers_logging.disable_progress_bar()  # a bar per saved or loaded file hides our own
 
 
-@dataclass
-class Batch:
-    """Rows laid out for one forward pass. Row i scores its a tokens, then its o tokens."""
+class Policy(torch.nn.Module):
+    """A causal language model of transformers with its tokenizer and sampling temperature.
 
-    ids: Tensor  # (B, L) prompt, response, observation, padding
-    row: Tensor  # (M,) row of each scored token
-    col: Tensor  # (M,) its column in ids
-    slot: Tensor  # (M,) its column in the (B, S) results
-    action_mask: Tensor  # (B, S) bool
-    obs_mask: Tensor  # (B, S) bool
-
-
-def collate(rows: list, with_obs: list[bool], pad_id: int, device: str = "cpu") -> Batch:
-    """Batch of transition rows; row i brings its observation along where with_obs[i].
-
-    rows: objects with prompt_ids, response_ids and obs_ids, lists of token ids.
+    precision: of the forward pass, "fp32" or "bf16"; the weights stay what they are. packed: does
+    the attention want its rows end to end (batches.collate)?
     """
-    tails = [r.response_ids + (r.obs_ids if keep else []) for r, keep in zip(rows, with_obs)]
-    length = max(len(r.prompt_ids) + len(tail) for r, tail in zip(rows, tails))
-    scored = max(len(tail) for tail in tails)
-    ids = torch.full((len(rows), length), pad_id)  # (B, L)
-    action_mask = torch.zeros(len(rows), scored, dtype=torch.bool)  # (B, S)
-    obs_mask = torch.zeros(len(rows), scored, dtype=torch.bool)  # (B, S)
-    row, col, slot = [], [], []
-    for i, (r, tail) in enumerate(zip(rows, tails)):
-        start, n_action = len(r.prompt_ids), len(r.response_ids)
-        ids[i, : start + len(tail)] = torch.tensor(r.prompt_ids + tail)
-        action_mask[i, :n_action] = True
-        obs_mask[i, n_action : len(tail)] = True
-        row += [i] * len(tail)
-        col += range(start, start + len(tail))
-        slot += range(len(tail))
-    tensors = [ids, *map(torch.tensor, (row, col, slot)), action_mask, obs_mask]
-    return Batch(*[t.to(device) for t in tensors])
 
-
-class Policy:
-    """A causal language model of transformers with its tokenizer and sampling temperature."""
-
-    def __init__(self, model, tokenizer, temperature: float = 1.0):
+    def __init__(self, model, tokenizer, temperature: float = 1.0, precision: str = "fp32"):
+        super().__init__()
         self.model, self.tokenizer, self.temperature = model, tokenizer, temperature
+        self.precision = precision
+        self.packed = model.config._attn_implementation == "flash_attention_2"
         self.pad_id = tokenizer.pad_token_id
         if self.pad_id is None:
             self.pad_id = tokenizer.eos_token_id
@@ -89,31 +60,36 @@ class Policy:
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        """Models that scale or cap their logits after the head would be scored wrongly."""
+        """Models that do more to their logits than a product would be scored wrongly."""
+        name, head = type(self.model).__name__, self.model.get_output_embeddings()
+        if head.bias is not None:
+            raise UserError(f"{name} has a head with a bias, which is not supported: use another")
         ids = torch.tensor([[self.pad_id, self.eos_ids[0]]], device=self.device)
         hidden = self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-        ours, theirs = self.model.get_output_embeddings()(hidden), self.model(ids).logits
+        ours, theirs = head(hidden), self.model(ids).logits
         if not torch.allclose(ours.float(), theirs.float(), atol=1e-2, rtol=1e-2):
-            name = type(self.model).__name__
             raise UserError(f"{name} changes its logits after the head, which is not supported")
 
-    def score(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy (nats) of each scored token -> two (B, S) fp32 tensors.
 
         Entropy is that of the full vocabulary; it is computed for action tokens only.
         """
-        hidden = self.model.get_decoder()(input_ids=batch.ids, use_cache=False).last_hidden_state
-        hidden = hidden[batch.row, batch.col - 1]  # (M, D): position t - 1 predicts token t
-        is_action = batch.action_mask[batch.row, batch.slot]  # (M,)
-        logits = self.model.get_output_embeddings()(hidden).float()  # (M, V)
-        logits = logits / torch.where(is_action, self.temperature, 1.0)[:, None]
-        target = batch.ids[batch.row, batch.col]  # (M,)
-        token_logp = logits.log_softmax(-1).gather(-1, target[:, None])[:, 0]  # (M,)
-        empty = torch.zeros(batch.action_mask.shape, device=batch.ids.device)  # (B, S)
-        logp = empty.index_put((batch.row, batch.slot), token_logp)
-        action = is_action.nonzero()[:, 0]
-        token_entropy = full_entropy(logits[action])
-        entropy = empty.index_put((batch.row[action], batch.slot[action]), token_entropy)
+        bf16 = self.precision == "bf16"
+        decoder, head = self.model.get_decoder(), self.model.get_output_embeddings()
+        with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=bf16):
+            hidden = decoder(
+                input_ids=batch.ids, position_ids=batch.positions, use_cache=False
+            ).last_hidden_state
+        hidden = hidden.flatten(0, 1)[batch.at - 1]  # (M, D): position t - 1 predicts token t
+        divisor = torch.ones_like(hidden[:, :1])  # (M, 1)
+        divisor[: batch.n_action] = self.temperature
+        hidden = hidden / divisor  # the logits are linear in it
+        hidden = hidden.to(torch.bfloat16 if bf16 else head.weight.dtype)
+        target = batch.ids.flatten()[batch.at]  # (M,)
+        scores = token_scores(hidden, head.weight, target, batch.n_action)  # (M,), (M,)
+        empty = torch.zeros(batch.action_mask.shape, device=hidden.device)  # (B, S)
+        logp, entropy = [empty.index_put((batch.row, batch.slot), x) for x in scores]
         return logp, entropy
 
     def encode_chat(self, message: str) -> list[int]:
@@ -130,9 +106,12 @@ class Policy:
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
-    def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder: model, tokenizer, chat template."""
-        self.model.save_pretrained(folder)
+    def save(self, folder: Path, weights: dict | None = None) -> None:
+        """Write a Hugging Face folder: model, tokenizer, chat template.
+
+        weights: the whole state dict of the model where it is spread over ranks.
+        """
+        self.model.save_pretrained(folder, state_dict=weights)
         self.tokenizer.save_pretrained(folder)
 
 
@@ -151,18 +130,29 @@ def load_tokenizer(folder: str):
     return tokenizer
 
 
-def load_policy(folder: str, temperature: float = 1.0, device: str = "cpu") -> Policy:
-    """Policy from a local Hugging Face folder or hub name, weights in fp32; see load_tokenizer."""
+def load_policy(
+    folder: str,
+    temperature: float = 1.0,
+    device: str = "cpu",
+    precision: str = "fp32",
+    attention: str = "sdpa",
+) -> Policy:
+    """Policy from a local Hugging Face folder or hub name, weights in fp32; see load_tokenizer.
+
+    attention: transformers' name of it; "flash_attention_2" packs rows, and needs bf16.
+    """
     tokenizer = load_tokenizer(folder)
     with _one_sentence(folder):
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return Policy(model.to(device), tokenizer, temperature)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation=attention
+        )
+    return Policy(model.to(device), tokenizer, temperature, precision)
 
 
 @contextmanager
 def _one_sentence(folder: str):
     try:
         yield
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
         raise UserError(f"the model {folder} cannot be loaded ({reason})") from error

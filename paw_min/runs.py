@@ -10,6 +10,9 @@ A checkpoint is written under another name, flushed to the disk, and renamed whe
 only then the one before is removed. Metrics are written before the checkpoint of their update, and
 lines beyond the last checkpoint are dropped on resuming: whenever the run dies, it goes on from a
 state in which both agree.
+
+Of several processes only rank 0 writes. Checkpoints are whole, however the weights were spread, so
+that any number of ranks can go on from them.
 """
 
 import errno
@@ -21,7 +24,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_optimizer_state_dict,
+)
 
+from paw_min import dist
 from paw_min.config import Config, UserError, differences
 
 
@@ -30,8 +39,10 @@ class Run:
 
     def __init__(self, cfg: Config):
         self.folder = Path(cfg.out) / cfg.name
+        if dist.rank() > 0:
+            return
         path = self.folder / "config.json"
-        if path.exists() and (self.metrics() or self.checkpoint()):
+        if path.exists() and (read_metrics(self.folder) or self.checkpoint()):
             changed = differences(json.loads(path.read_text()), cfg)
             if changed:
                 raise UserError(
@@ -50,13 +61,16 @@ class Run:
 
     def save(self, policy, optimizer, done: int) -> None:
         """Write the checkpoint after `done` updates, then remove the older ones."""
+        whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        weights, state = get_state_dict(policy.model, optimizer, options=whole)
+        if dist.rank() > 0:
+            return
         final = self.folder / f"checkpoint-{done:06d}"
         partial = final.with_suffix(".partial")
         with room_for("a checkpoint"):
             shutil.rmtree(partial, ignore_errors=True)
-            policy.save(partial)
-            state = {"done": done, "optimizer": optimizer.state_dict()}
-            torch.save(state, partial / "trainer.pt")
+            policy.save(partial, weights)
+            torch.save({"done": done, "optimizer": state}, partial / "trainer.pt")
             for file in partial.iterdir():
                 flush(file)
             if final.exists():
@@ -66,26 +80,35 @@ class Run:
             if old != final:
                 shutil.rmtree(old)
 
-    def restore(self, optimizer) -> int:
+    def restore(self, policy, optimizer) -> int:
         """Load the newest checkpoint's optimizer state -> number of updates done, 0 without one.
 
         The weights are in the same folder, see policy.load_policy. Later metrics are dropped.
         """
         done = 0
         if checkpoint := self.checkpoint():
-            state = torch.load(checkpoint / "trainer.pt", weights_only=True)
-            optimizer.load_state_dict(state["optimizer"])
+            state = torch.load(checkpoint / "trainer.pt", weights_only=True, map_location="cpu")
+            whole = StateDictOptions(full_state_dict=True)
+            set_optimizer_state_dict(policy.model, optimizer, state["optimizer"], options=whole)
             done = state["done"]
-        kept = [line for line in self.metrics() if line["update"] <= done]
-        text = "".join(json.dumps(line) + "\n" for line in kept)
-        write_atomically(self.folder / "metrics.jsonl", text)
+        if dist.rank() == 0:
+            kept = [line for line in read_metrics(self.folder) if line["update"] <= done]
+            text = "".join(json.dumps(line) + "\n" for line in kept)
+            write_atomically(self.folder / "metrics.jsonl", text)
         return done
 
     def metrics(self) -> list[dict]:
-        return read_metrics(self.folder)
+        """The lines so far, the same on every rank."""
+        return dist.gather(read_metrics(self.folder) if dist.rank() == 0 else [])
+
+    def write(self, name: str, text: str) -> None:
+        if dist.rank() == 0:
+            write_atomically(self.folder / name, text)
 
     def log(self, metrics: dict) -> None:
         """Append one line to metrics.jsonl."""
+        if dist.rank() > 0:
+            return
         with room_for("metrics.jsonl"), open(self.folder / "metrics.jsonl", "a") as file:
             file.write(json.dumps(metrics) + "\n")
             file.flush()

@@ -15,14 +15,16 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from paw_min import advantages, balance, cmae, losses, select
+from paw_min import advantages, balance, cmae, dist, losses, select
 from paw_min.config import Config
-from paw_min.policy import Policy, collate
+from paw_min.policy import Policy
+from paw_min.scoring import fit, lay_out, micro_batches, sampler_logps, score_actions
 
 
 def update(cfg: Config, policy: Policy, reference, optimizer, episodes, seed: tuple) -> dict:
     """Lines 3-11 of Algorithm 1 on the episodes of one rollout -> metrics.
 
+    episodes: the same on every rank; forward and backward passes are split between the ranks.
     reference: frozen Policy of the KL term, or None. seed: ints that name the order of the rows.
     """
     start = time.perf_counter()
@@ -32,11 +34,25 @@ def update(cfg: Config, policy: Policy, reference, optimizer, episodes, seed: tu
 
     # Old log-probs and the entropies of Eq. 4 come from one pass without gradient. With a single
     # mini-batch the training pass itself starts at the old policy and has the log-probs.
+    # The sampler's own log-probs save this pass (where Eq. 4 takes sampled entropies, too) and
+    # correct for its rounding; the price is truncated weights, biased, in place of PPO's clip.
+    from_sampler = cfg.old_logp == "sampler"
+    selects = cfg.paw and cfg.select_ratio < 1
     old_logp = entropy = ref_logp = None
-    if n_mini > 1 or (cfg.paw and cfg.select_ratio < 1):
+    if from_sampler:
+        old_logp, mask = sampler_logps(rows)  # (N, T), (N, T)
+        if cfg.entropy == "sampled":
+            entropy = select.action_entropy(select.sampled_entropy(old_logp), mask)  # (N,)
+    elif n_mini > 1:
         old_logp, entropy = score_actions(cfg, policy, rows)  # (N, T), (N,)
+    if selects and entropy is None:
+        own_logp, entropy = score_actions(cfg, policy, rows)  # (N, T), (N,)
+        old_logp = old_logp if from_sampler else own_logp
     if reference is not None:
+        reference.to(policy.device)
         ref_logp, _ = score_actions(cfg, reference, rows)  # (N, T)
+        if cfg.ref_offload:
+            reference.to("cpu")
     old_pass_end = time.perf_counter()
 
     # Lines 4, 6 and 9: which rows teach the world model, and with which weight; the others have 0.
@@ -46,26 +62,26 @@ def update(cfg: Config, policy: Policy, reference, optimizer, episodes, seed: tu
     order = list(range(len(rows)))
     random.Random(repr(seed)).shuffle(order)
     log = Log()
-    with tqdm(total=len(rows), desc="update", unit="row", leave=False, disable=None) as bar:
+    quiet = True if dist.rank() > 0 else None  # None: no bar where nobody looks
+    with tqdm(total=len(rows), desc="update", unit="row", leave=False, disable=quiet) as bar:
         for k in range(n_mini):
             mini = order[k * len(rows) // n_mini : (k + 1) * len(rows) // n_mini]
             mini_tokens = sum(len(rows[i].response_ids) for i in mini)
-            # Rows of like length share a micro-batch: less padding, same gradient.
-            mini.sort(key=lambda i: len(rows[i].prompt_ids) + len(rows[i].response_ids))
             optimizer.zero_grad()
-            for micro in chunks(mini, cfg.micro_batch):
+            for micro in micro_batches(cfg, rows, mini, weight):
+                # Under FSDP all ranks must compute at the same time; one that has no row left
+                # does so for a row of the others, with a loss of 0.
+                idle, micro = not micro, micro or mini[:1]
                 teaches = weight[micro] > 0  # (B,)
                 part = [rows[i] for i in micro]
-                batch = collate(part, teaches.tolist(), policy.pad_id, policy.device)
-                n_tokens = int(batch.action_mask.sum())
+                batch = lay_out(policy, part, teaches.tolist())
+                n_tokens = 0 if idle else int(batch.action_mask.sum())
                 share = n_tokens / mini_tokens  # a mean over micro-batches of a token mean
-                logp, token_entropy = policy.score(batch)  # (B, S), (B, S)
+                logp, token_entropy = policy(batch)  # (B, S), (B, S)
                 old = logp.detach() if old_logp is None else fit(old_logp[micro], logp)
 
                 # Line 7: the base RL loss, on every action.
-                surrogate, stats = losses.clipped_surrogate(
-                    logp, old, advantage[micro].to(logp), batch.action_mask, cfg.clip, cfg.dual_clip
-                )
+                surrogate, stats = policy_loss(cfg, logp, old, advantage[micro], batch.action_mask)
                 mean_entropy = losses.masked_mean(token_entropy, batch.action_mask)
                 terms = {"pg": share * surrogate}
                 terms["entropy"] = -cfg.entropy_coef * share * mean_entropy
@@ -77,12 +93,13 @@ def update(cfg: Config, policy: Policy, reference, optimizer, episodes, seed: tu
                 # Line 8: the world-model loss on the selected rows, weighted by lambda_g.
                 if teaches.any():
                     row_loss = observation_loss(cfg, logp, batch.obs_mask)  # (B,)
-                    weighted = (weight[micro].to(logp) * row_loss).sum()
+                    weighted = (weight[micro].to(logp) * row_loss).sum() * (not idle)
                     terms["wm"] = weighted * (len(rows) / len(mini))  # unbiased, see losses.py
                     easy = 1.0 - cmae.hard_tokens(logp, cfg.rho)
                     easy = losses.masked_mean(easy, batch.obs_mask)
-                    log.mean("wm_loss", row_loss[teaches].mean(), int(teaches.sum()))
-                    log.mean("wm_clipped_tokens", easy, int(batch.obs_mask.sum()))
+                    if not idle:
+                        log.mean("wm_loss", row_loss[teaches].mean(), int(teaches.sum()))
+                        log.mean("wm_clipped_tokens", easy, int(batch.obs_mask.sum()))
 
                 loss = sum(terms.values())  # Eq. 11, this micro-batch's part
                 if not torch.isfinite(loss):
@@ -94,12 +111,15 @@ def update(cfg: Config, policy: Policy, reference, optimizer, episodes, seed: tu
                     log.total(f"loss_{name}", value / n_mini)
                 for name, value in (stats | {"entropy": mean_entropy}).items():
                     log.mean(name, value, n_tokens)
-                log.total("tokens_trained", len(batch.row))
+                log.total("tokens_trained", 0 if idle else len(batch.row))
                 log.total("tokens_forward", batch.ids.numel())
-                bar.update(len(micro))
+                bar.update(len(micro) * dist.world())
 
-            # Line 11.
-            norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), cfg.grad_clip)
+            # Line 11. FSDP has added up the gradients of the ranks during the backward pass.
+            if not cfg.shard:
+                dist.add_up([p.grad for p in policy.parameters() if p.grad is not None])
+            norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), cfg.grad_clip)
+            norm = norm.full_tensor() if cfg.shard else norm
             if not torch.isfinite(norm):
                 raise NonFinite(f"the gradient norm became {scalar(norm)}", [rows[i] for i in mini])
             optimizer.step()
@@ -174,33 +194,12 @@ def observation_loss(cfg: Config, logp: Tensor, obs_mask: Tensor) -> Tensor:
     return cmae.clipped_mae(logp, obs_mask, cfg.rho)
 
 
-@torch.no_grad()
-def score_actions(cfg: Config, policy: Policy, rows) -> tuple[Tensor, Tensor]:
-    """Log-probs of the sampled action tokens, and Eq. 4's entropy of each row -> (N, T), (N,)."""
-    logp = torch.zeros(len(rows), max(len(t.response_ids) for t in rows))  # (N, T)
-    entropy = torch.zeros(len(rows))  # (N,)
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i].prompt_ids))
-    for micro in chunks(order, cfg.micro_batch):
-        part = [rows[i] for i in micro]
-        batch = collate(part, [False] * len(part), policy.pad_id, policy.device)
-        token_logp, token_entropy = policy.score(batch)  # (B, S), (B, S)
-        logp[micro, : token_logp.shape[1]] = token_logp.cpu()
-        if cfg.entropy == "sampled":
-            token_entropy = select.sampled_entropy(token_logp)
-        entropy[micro] = select.action_entropy(token_entropy, batch.action_mask).cpu()
-    return logp, entropy
-
-
-def fit(stored: Tensor, logp: Tensor) -> Tensor:
-    """Cut or pad stored action log-probs (B, T) to the columns of logp (B, S), on its device."""
-    result = torch.zeros_like(logp)
-    width = min(stored.shape[1], logp.shape[1])
-    result[:, :width] = stored[:, :width].to(logp)
-    return result
-
-
-def chunks(items: list, size: int):
-    return (items[i : i + size] for i in range(0, len(items), size))
+def policy_loss(cfg: Config, logp, old, advantage, mask) -> tuple[Tensor, dict]:
+    """The chosen policy-gradient loss: (B, S), (B, S), (B,), (B, S) -> (), metrics."""
+    advantage = advantage.to(logp)
+    if cfg.old_logp == "sampler":
+        return losses.truncated_is(logp, old, advantage, mask, cfg.is_cap)
+    return losses.clipped_surrogate(logp, old, advantage, mask, cfg.clip, cfg.dual_clip)
 
 
 def scalar(value) -> float:
@@ -229,4 +228,10 @@ class Log:
         self.sums[name] += scalar(value)
 
     def result(self) -> dict:
-        return {name: value / self.weights.get(name, 1.0) for name, value in self.sums.items()}
+        """Means and totals over all ranks."""
+        sums, weights = defaultdict(float), defaultdict(float)
+        for log in dist.gather([self]):
+            for name, value in log.sums.items():
+                sums[name] += value
+                weights[name] += log.weights.get(name, 0.0)
+        return {name: value / (weights[name] or 1.0) for name, value in sums.items()}

@@ -58,6 +58,29 @@ def test_token_mean_weighs_long_responses_more():
     assert loss.item() == pytest.approx((-3 + 1) / 4)
 
 
+def test_truncated_weights_by_hand():
+    """Gradient -min(pi / mu, cap) * A / tokens, and none through the weight."""
+    logp = torch.tensor([[math.log(0.5), math.log(0.9), -math.inf]], requires_grad=True)
+    sampler = torch.tensor([[math.log(0.4), math.log(0.1), math.nan]])  # ratios 1.25 and 9
+    mask = torch.tensor([[True, True, False]])
+    loss, metrics = losses.truncated_is(logp, sampler, torch.tensor([-3.0]), mask, cap=2.0)
+    loss.backward()
+    torch.testing.assert_close(logp.grad, torch.tensor([[1.25 * 3 / 2, 2.0 * 3 / 2, 0.0]]))
+    assert loss.item() == pytest.approx(3 * (1.25 * math.log(0.5) + 2 * math.log(0.9)) / 2)
+    assert metrics["clip_fraction"].item() == 0.5
+    assert metrics["ratio"].item() == pytest.approx((1.25 + 9) / 2)
+
+
+def test_where_sampler_and_trainer_agree_both_losses_have_the_same_gradient():
+    logp = torch.tensor([[-1.0, -2.0]], requires_grad=True)
+    ones, advantage = torch.ones(1, 2), torch.tensor([0.7])
+    gradients = []
+    for loss in (losses.truncated_is, losses.clipped_surrogate):
+        value, _ = loss(logp, logp.detach(), advantage, ones)
+        gradients.append(torch.autograd.grad(value, logp)[0])
+    torch.testing.assert_close(*gradients)
+
+
 def test_k3():
     one = torch.ones(1, 1)
     kl = losses.k3_kl(torch.tensor([[0.5]]).log(), torch.tensor([[0.25]]).log(), one)

@@ -6,6 +6,7 @@ Tiny random models of three families. Where float sums may be ordered differentl
 length, another batch), tolerances are a few float32 roundings of a log-probability of about -5.
 """
 
+from collections import deque
 from types import SimpleNamespace
 
 import pytest
@@ -20,8 +21,10 @@ from transformers import (
 )  # fmt: skip
 
 from paw_min import cmae, losses, tiny
-from paw_min.policy import Policy, collate, load_policy
-from paw_min.sampler import HFSampler
+from paw_min import policy as policy_module
+from paw_min.batches import collate
+from paw_min.policy import Policy, load_policy
+from paw_min.sampler import HFSampler, Request
 
 TEXTS = ["go to shelf 1", "<think></think><action>take mug 1 from desk 2</action>", "a b c d e f g"]
 SIZE = dict(
@@ -36,7 +39,7 @@ FAMILIES = {
 }
 
 
-def make_policy(family: str = "qwen2", temperature: float = 1.0, **extra) -> Policy:
+def make_policy(family="qwen2", temperature=1.0, precision="fp32", **extra) -> Policy:
     config, model, options = FAMILIES[family]
     tokenizer = tiny.make_tokenizer(TEXTS)
     torch.manual_seed(0)
@@ -45,7 +48,21 @@ def make_policy(family: str = "qwen2", temperature: float = 1.0, **extra) -> Pol
     for name, p in model.named_parameters():
         if "norm" not in name:
             torch.nn.init.normal_(p, std=0.3)  # sharper than the default: differences show
-    return Policy(model, tokenizer, temperature)
+    return Policy(model, tokenizer, temperature, precision)
+
+
+def sample(policy, prompts, seeds, temperature, max_tokens, batch_size=64) -> list:
+    """Responses of the transformers sampler, in the order of the prompts."""
+    sampler = HFSampler(batch_size)
+    queue = deque(Request(k, *request) for k, request in enumerate(zip(prompts, seeds)))
+    with sampler.sync(policy):
+        parts = list(sampler.generate(queue, temperature, max_tokens))
+    assert max(len(part) for part in parts) <= batch_size
+    return sorted((r for part in parts for r in part), key=lambda r: r.key)
+
+
+def tokens(responses: list) -> list[list[int]]:
+    return [r.ids for r in responses]
 
 
 def row(prompt: list[int], response: list[int], observation: list[int]) -> SimpleNamespace:
@@ -66,7 +83,7 @@ def policy(request) -> Policy:
 
 def test_scores_equal_the_models_own_logits(policy):
     batch = collate(ROWS, [True] * 3, policy.pad_id)
-    logp, entropy = policy.score(batch)
+    logp, entropy = policy(batch)
     for i, r in enumerate(ROWS):
         ids = torch.tensor([r.prompt_ids + r.response_ids + r.obs_ids])
         full = policy.model(ids).logits[0].log_softmax(-1)  # (L, V)
@@ -81,21 +98,66 @@ def test_scores_equal_the_models_own_logits(policy):
     assert batch.obs_mask.sum(1).tolist() == [3, 7, 0]
 
 
-def test_head_sees_scored_positions_only(policy):
+def test_head_sees_scored_positions_only(policy, monkeypatch):
     seen = []
-    hook = policy.model.get_output_embeddings().register_forward_hook(
-        lambda module, inputs, output: seen.append(output.shape[:-1].numel())
-    )
-    policy.score(collate(ROWS, [True, True, False], policy.pad_id))
-    policy.score(collate(ROWS, [False] * 3, policy.pad_id))
-    hook.remove()
-    assert seen == [6 + 3 + 2 + 7 + 1, 6 + 2 + 1]
+
+    def spy(hidden, weight, target, n_entropy):
+        seen.append((len(hidden), n_entropy))
+        return token_scores(hidden, weight, target, n_entropy)
+
+    token_scores = policy_module.token_scores
+    monkeypatch.setattr(policy_module, "token_scores", spy)
+    policy(collate(ROWS, [True, True, False], policy.pad_id))
+    policy(collate(ROWS, [False] * 3, policy.pad_id))
+    assert seen == [(6 + 3 + 2 + 7 + 1, 9), (6 + 2 + 1, 9)]
+
+
+def test_gradients_equal_those_of_the_plain_formula(policy):
+    """Through the head by hand and the tied or untied embedding, entropy included."""
+    batch = collate(ROWS, [True] * 3, policy.pad_id)
+    logp, entropy = policy(batch)
+    (logp.sum() + 0.3 * entropy.pow(2).sum()).backward()
+    ours = [p.grad.clone() for p in policy.parameters()]
+    policy.zero_grad()
+    for r in ROWS:
+        ids = torch.tensor([r.prompt_ids + r.response_ids + r.obs_ids])
+        start, n = len(r.prompt_ids), len(r.response_ids)
+        full = policy.model(ids).logits[0, start - 1 : -1].log_softmax(-1)  # (S, V)
+        h = -(full[:n].exp() * full[:n]).sum(-1)
+        logp = full.gather(-1, ids[0, start:, None])
+        (logp.sum() + 0.3 * h.pow(2).sum()).backward()
+    for (name, p), grad in zip(policy.named_parameters(), ours):
+        torch.testing.assert_close(grad, p.grad, atol=2e-5, rtol=1e-4, msg=name)
+
+
+def test_packed_rows_score_like_padded_ones(policy):
+    """With sdpa, too: transformers sees by the positions where a row begins."""
+    results = []
+    for packed in (False, True):
+        batch = collate(ROWS, [True, False, True], policy.pad_id, packed=packed)
+        policy.zero_grad()
+        logp, entropy = policy(batch)
+        (logp.sum() + entropy.sum()).backward()
+        results.append([logp, entropy, *(p.grad.clone() for p in policy.parameters())])
+    for padded, packed in zip(*results):
+        torch.testing.assert_close(packed, padded, atol=2e-5, rtol=1e-4)
+
+
+def test_bf16_is_near_and_weights_stay_fp32():
+    fp32, bf16 = make_policy(), make_policy(precision="bf16")
+    batch = collate(ROWS, [True] * 3, fp32.pad_id)
+    a, b = fp32(batch)[0], bf16(batch)[0]
+    assert b.dtype == torch.float32
+    assert 1e-4 < (a - b).abs().mean() < 0.05  # products are rounded to 3 digits, sums are not
+    b.sum().backward()
+    assert {p.dtype for p in bf16.parameters()} == {torch.float32}
+    assert {p.grad.dtype for p in bf16.parameters()} == {torch.float32}
 
 
 def test_appended_observation_changes_no_action_logprob(policy):
-    bare, _ = policy.score(collate(ROWS, [False] * 3, policy.pad_id))
+    bare, _ = policy(collate(ROWS, [False] * 3, policy.pad_id))
     batch = collate(ROWS, [True] * 3, policy.pad_id)
-    with_o, _ = policy.score(batch)
+    with_o, _ = policy(batch)
     mask = batch.action_mask[:, : bare.shape[1]]
     # Not bit-equal: a longer row makes the matrix products sum in another order.
     torch.testing.assert_close(with_o[:, : bare.shape[1]][mask], bare[mask], **ROUNDING)
@@ -107,8 +169,8 @@ def other_observations() -> list[SimpleNamespace]:
 
 def test_changing_the_observation_changes_no_action_logprob_not_even_a_bit(policy):
     batch = collate(ROWS, [True] * 3, policy.pad_id)
-    logp, entropy = policy.score(batch)
-    other, other_entropy = policy.score(collate(other_observations(), [True] * 3, policy.pad_id))
+    logp, entropy = policy(batch)
+    other, other_entropy = policy(collate(other_observations(), [True] * 3, policy.pad_id))
     assert torch.equal(logp[batch.action_mask], other[batch.action_mask])
     assert torch.equal(entropy, other_entropy)
     assert not torch.equal(logp[batch.obs_mask], other[batch.obs_mask])  # but its own it does
@@ -118,7 +180,7 @@ def test_changing_the_observation_changes_no_rl_gradient(policy):
     def gradients(rows):
         policy.model.zero_grad()
         batch = collate(rows, [True] * 3, policy.pad_id)
-        logp, _ = policy.score(batch)
+        logp, _ = policy(batch)
         advantage = torch.tensor([1.0, -2.0, 0.5])
         losses.clipped_surrogate(logp, logp.detach(), advantage, batch.action_mask)[0].backward()
         return [p.grad.clone() for p in policy.model.parameters()]
@@ -134,35 +196,59 @@ def test_observation_logprobs_depend_on_the_action(policy):
     """Otherwise the world model would not be action-conditioned."""
     other = [row(r.prompt_ids, [15] * len(r.response_ids), r.obs_ids) for r in ROWS]
     batch = collate(ROWS, [True] * 3, policy.pad_id)
-    a, b = policy.score(batch)[0], policy.score(collate(other, [True] * 3, policy.pad_id))[0]
+    a, b = policy(batch)[0], policy(collate(other, [True] * 3, policy.pad_id))[0]
     assert (a - b)[batch.obs_mask].abs().min() > 1e-4
 
 
 def test_batch_composition_and_padding_do_not_matter(policy):
     batch = collate(ROWS, [True] * 3, policy.pad_id)
-    together, _ = policy.score(batch)
+    together, _ = policy(batch)
     for i, r in enumerate(ROWS):
-        alone, _ = policy.score(collate([r], [True], policy.pad_id))
+        alone, _ = policy(collate([r], [True], policy.pad_id))
         n = alone.shape[1]
         torch.testing.assert_close(together[i, :n], alone[0], **ROUNDING)
         assert together[i, n:].abs().sum() == 0
     order = [2, 0, 1]
-    shuffled, _ = policy.score(collate([ROWS[i] for i in order], [True] * 3, policy.pad_id))
+    shuffled, _ = policy(collate([ROWS[i] for i in order], [True] * 3, policy.pad_id))
     torch.testing.assert_close(shuffled, together[order], **ROUNDING)
     # What stands in the padding cannot matter either.
     batch.ids[batch.ids == policy.pad_id] = 7
-    torch.testing.assert_close(policy.score(batch)[0], together, atol=0, rtol=0)
+    torch.testing.assert_close(policy(batch)[0], together, atol=0, rtol=0)
 
 
 def test_left_padding_of_the_sampler_agrees_with_right_padding_of_the_trainer(policy):
     """Greedy tokens of a left-padded batch are the arg-max of the trainer's right-padded pass."""
     prompts = [r.prompt_ids for r in ROWS]
-    responses = HFSampler(policy).generate(prompts, [0] * 3, temperature=0.0, max_tokens=6)
+    responses = tokens(sample(policy, prompts, [0] * 3, temperature=0.0, max_tokens=6))
     for prompt, response in zip(prompts, responses):
         for k in range(len(response)):
             rows = [row(prompt, response[:k] + [t], []) for t in range(len(policy.tokenizer))]
-            logp, _ = policy.score(collate(rows, [False] * len(rows), policy.pad_id))
+            logp, _ = policy(collate(rows, [False] * len(rows), policy.pad_id))
             assert logp[:, k].argmax() == response[k]
+
+
+def test_logprobs_of_the_sampler_are_those_of_the_trainer(policy):
+    policy.temperature = 0.7
+    prompts = [r.prompt_ids for r in ROWS] * 4
+    responses = sample(policy, prompts, range(12), temperature=0.7, max_tokens=6, batch_size=5)
+    rows = [row(prompt, r.ids, []) for prompt, r in zip(prompts, responses, strict=True)]
+    logp, _ = policy(collate(rows, [False] * 12, policy.pad_id))
+    for ours, response in zip(logp, responses):
+        assert len(response.logps) == len(response.ids)
+        theirs = torch.tensor(response.logps)
+        torch.testing.assert_close(ours[: len(theirs)], theirs, atol=2e-5, rtol=0)
+
+
+def test_requests_may_come_while_others_are_answered():
+    policy, sampler = make_policy(), HFSampler()
+    queue = deque([Request(0, ROWS[0].prompt_ids, 1)])
+    with sampler.sync(policy):
+        generate = sampler.generate(queue, 1.0, 4)
+        (first,) = next(generate)
+        queue.append(Request(1, ROWS[1].prompt_ids, 2))
+        (second,) = next(generate)
+        assert list(generate) == []
+    assert (first.key, second.key) == (0, 1)
 
 
 def test_temperature_acts_on_actions_and_not_on_observations():
@@ -170,8 +256,8 @@ def test_temperature_acts_on_actions_and_not_on_observations():
     batch = collate(ROWS, [True] * 3, plain.pad_id)
     ids = torch.tensor([ROWS[0].prompt_ids + ROWS[0].response_ids])
     expected = (plain.model(ids).logits[0, 3] / 2.0).log_softmax(-1)[ROWS[0].response_ids[0]]
-    torch.testing.assert_close(hot.score(batch)[0][0, 0], expected, **ROUNDING)
-    a, b = plain.score(batch)[0], hot.score(batch)[0]
+    torch.testing.assert_close(hot(batch)[0][0, 0], expected, **ROUNDING)
+    a, b = plain(batch)[0], hot(batch)[0]
     assert torch.equal(a[batch.obs_mask], b[batch.obs_mask])
 
 
@@ -180,9 +266,9 @@ def test_sampling_follows_the_policys_probabilities():
     prompt = ROWS[0].prompt_ids
     vocab = len(policy.tokenizer)
     rows = [row(prompt, [t], []) for t in range(vocab)]
-    p = policy.score(collate(rows, [False] * vocab, policy.pad_id))[0][:, 0].exp()
+    p = policy(collate(rows, [False] * vocab, policy.pad_id))[0][:, 0].exp()
     n = 4000
-    samples = HFSampler(policy, 500).generate([prompt] * n, list(range(n)), 0.7, max_tokens=1)
+    samples = tokens(sample(policy, [prompt] * n, range(n), 0.7, max_tokens=1, batch_size=500))
     counts = torch.bincount(torch.tensor(samples)[:, 0], minlength=vocab)
     # 4 standard deviations of a binomial share
     assert ((counts / n - p).abs() < 4 * (p * (1 - p) / n).sqrt() + 1e-3).all()
@@ -190,27 +276,24 @@ def test_sampling_follows_the_policys_probabilities():
 
 def test_draws_belong_to_the_request():
     policy = make_policy()
-    sampler = HFSampler(policy)
     torch.manual_seed(1)
-    a = sampler.generate([r.prompt_ids for r in ROWS], [1, 2, 3], 1.0, 5)
+    a = tokens(sample(policy, [r.prompt_ids for r in ROWS], [1, 2, 3], 1.0, 5))
     torch.manual_seed(2)  # the global generator is nobody's business
-    b = sampler.generate([r.prompt_ids for r in reversed(ROWS)], [3, 2, 1], 1.0, 5)
+    b = tokens(sample(policy, [r.prompt_ids for r in reversed(ROWS)], [3, 2, 1], 1.0, 5))
     assert a == b[::-1]
-    same = sampler.generate([ROWS[0].prompt_ids] * 8, list(range(8)), 1.0, 5)
+    same = tokens(sample(policy, [ROWS[0].prompt_ids] * 8, range(8), 1.0, 5))
     assert len({tuple(ids) for ids in same}) > 1
     assert all(len(ids) <= 5 for ids in same)
 
 
 def test_response_ends_at_the_first_end_token():
     policy = make_policy()
-    sampler = HFSampler(policy)
     end = policy.eos_ids[0]
-    assert sampler._until_end([5, end, 0, 0]) == [5, end]
-    assert sampler._until_end([5, 6]) == [5, 6]
     # Among many samples some end early and carry their end token, which is trained like any other.
-    out = sampler.generate([ROWS[0].prompt_ids] * 200, list(range(200)), 1.0, 8)
-    early = [ids for ids in out if len(ids) < 8]
-    assert early and all(ids[-1] == end and end not in ids[:-1] for ids in early)
+    out = sample(policy, [ROWS[0].prompt_ids] * 200, range(200), 1.0, 8)
+    early = [r for r in out if len(r.ids) < 8]
+    assert early and all(r.ids[-1] == end and end not in r.ids[:-1] for r in early)
+    assert all(len(r.logps) == len(r.ids) for r in early)
 
 
 def test_published_sampling_defaults_are_switched_off():
@@ -219,14 +302,14 @@ def test_published_sampling_defaults_are_switched_off():
     policy.model.generation_config.top_k = 1
     clean = Policy(policy.model, policy.tokenizer)
     assert clean.model.generation_config.repetition_penalty in (None, 1.0)
-    prompts, seeds = [ROWS[0].prompt_ids] * 20, list(range(20))
-    expected = HFSampler(make_policy()).generate(prompts, seeds, 1.0, 6)
-    assert HFSampler(clean).generate(prompts, seeds, 1.0, 6) == expected
+    prompts, seeds = [ROWS[0].prompt_ids] * 20, range(20)
+    expected = tokens(sample(make_policy(), prompts, seeds, 1.0, 6))
+    assert tokens(sample(clean, prompts, seeds, 1.0, 6)) == expected
 
 
 def test_world_model_gradient_reaches_the_model(policy):
     batch = collate(ROWS, [True] * 3, policy.pad_id)
-    logp, _ = policy.score(batch)
+    logp, _ = policy(batch)
     cmae.clipped_mae(logp, batch.obs_mask, 0.2).sum().backward()
     assert sum(p.grad.abs().sum() for p in policy.model.parameters()) > 0
 
@@ -266,3 +349,12 @@ def test_models_that_touch_their_logits_afterwards_are_refused():
     config = GraniteConfig(vocab_size=len(tokenizer), logits_scaling=8.0, pad_token_id=0, **SIZE)
     with pytest.raises(ValueError, match="changes its logits after the head"):
         Policy(GraniteForCausalLM(config), tokenizer)
+
+
+def test_heads_with_a_bias_are_refused():
+    from transformers import PhiConfig, PhiForCausalLM
+
+    tokenizer = tiny.make_tokenizer(TEXTS)
+    config = PhiConfig(vocab_size=len(tokenizer), pad_token_id=0, **SIZE)
+    with pytest.raises(ValueError, match="a head with a bias"):
+        Policy(PhiForCausalLM(config), tokenizer)

@@ -111,6 +111,53 @@ def test_send_and_recv(workers):
                 pool.send(*bad, "x")
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_recv_with_a_timeout(workers):
+    with EnvPool(Toy, 4, workers) as pool:
+        assert pool.recv(0) is None and pool.recv(0.01) is None  # nothing has been asked
+        pool.reset(list("wxyz"))
+        pool.send(1, "step", "slow")
+        pool.send(3, "step", "go")
+        if workers:
+            slot, result = pool.recv(5)
+            assert slot == 3 and result[0] == "z: 1 go"
+            assert pool.recv(0) is None and pool.recv(0.01) is None
+            assert pool.recv()[0] == 1
+        else:  # one request at a call, in order
+            assert [pool.recv(0)[0], pool.recv(0)[0]] == [1, 3]
+        assert pool.recv(0) is None
+
+
+def wait_until(condition):
+    limit = time.monotonic() + 10
+    while not condition() and time.monotonic() < limit:
+        time.sleep(0.02)
+    assert condition()
+
+
+def test_a_worker_works_on_while_nobody_calls_recv(tmp_path):
+    touched = tmp_path / "touched"
+    with EnvPool(partial(Toy, str(touched)), 2, 1) as pool:
+        pool.reset(list("ab"))
+        pool.send(0, "step", "slow")
+        pool.send(1, "step", "crash when replayed")  # its worker is busy; it will touch a file
+        wait_until(touched.exists)
+        assert [pool.recv(0)[0], pool.recv(0)[0]] == [0, 1]
+
+
+def test_requests_to_a_worker_that_died_meanwhile(caplog):
+    with EnvPool(Toy, 3, 1) as pool:
+        pid = pool.reset(list("abc"))[0][1]["pid"]
+        pool.send(0, "step", "crash")
+        wait_until(lambda: not alive(pid))
+        pool.send(1, "step", "x")
+        pool.send(2, "step", "x")
+        answers = dict(pool.recv() for _ in range(3))
+        assert_failed(answers[0], "Slot 0 failed at step 'crash'", "its worker died")
+        assert [answers[slot][0] for slot in (1, 2)] == ["b: 1 x", "c: 1 x"]
+        assert len(caplog.messages) == 1
+
+
 def test_large_messages_do_not_block():
     """More than the buffers of a pipe hold, in both directions at once."""
     actions = {slot: "x" * 200_000 for slot in range(8)}
@@ -261,10 +308,7 @@ if __name__ == "__main__":
         if way == "kill -9":
             assert all(alive(pid) for pid in pids)
             parent.kill()
-        limit = time.monotonic() + 10
-        while any(alive(pid) for pid in pids) and time.monotonic() < limit:
-            time.sleep(0.05)
-        assert not any(alive(pid) for pid in pids)
+        wait_until(lambda: not any(alive(pid) for pid in pids))
         assert way != "close" or parent.poll() is None
     finally:
         parent.kill()

@@ -1,13 +1,18 @@
-"""Episodes to rows, with a scripted sampler and a toy environment.
+"""Episodes to rows, with a scripted sampler and a toy environment; and nobody waits for others.
 
     python -m pytest tests/test_rollout.py
 """
 
+import time
+from collections import deque
+
 import pytest
 
+from paw_min import dist
 from paw_min.config import Config, UserError
 from paw_min.envs.pool import EnvPool
 from paw_min.rollout import request_seed, rollout
+from paw_min.sampler import HFSampler, Response
 from tests.test_policy import make_policy
 
 WORDS = "<think></think><action>go to shelf 1</action>"
@@ -17,6 +22,8 @@ class Countdown:
     """Task "n" is won in the n-th step; task "broken" dies in its second step."""
 
     def reset(self, task):
+        if task == "missing":
+            raise OSError("no such game")
         self.task, self.left = task, 99 if task == "broken" else int(task)
         return f"{self.left} left", self.info(False)
 
@@ -32,22 +39,43 @@ class Countdown:
 
 
 class Script:
-    """Answers every prompt with the same words, and remembers what it was asked."""
+    """Answers every prompt with the same words, all that wait at once; remembers the requests."""
+
+    seconds = 0.0  # of work per batch
 
     def __init__(self, policy, words=WORDS):
         self.ids = policy.encode(words) + policy.eos_ids
-        self.calls = []
+        self.batches, self.settings = [], []
 
-    def generate(self, prompts, seeds, temperature, max_tokens):
-        self.calls.append((prompts, seeds, temperature, max_tokens))
-        return [list(self.ids) for _ in prompts]
+    def generate(self, queue, temperature, max_tokens):
+        self.settings.append((temperature, max_tokens))
+        while queue:
+            batch = [queue.popleft() for _ in range(len(queue))]
+            self.batches.append(batch)
+            time.sleep(self.seconds)
+            yield [Response(r.key, list(self.ids), [-r.key - 0.5] * len(self.ids)) for r in batch]
 
 
-def play(tasks, seats=None, words=WORDS, **settings):
+class OneByOne(Script):
+    """An engine with continuous batching: a request takes three steps."""
+
+    def generate(self, queue, temperature, max_tokens):
+        running = []  # [steps left, request]
+        while queue or running:
+            running += [[3, queue.popleft()] for _ in range(len(queue))]
+            for entry in running:
+                entry[0] -= 1
+            self.batches.append([request for _, request in running])
+            finished = [request for left, request in running if left == 0]
+            running = [entry for entry in running if entry[0] > 0]
+            yield [Response(r.key, list(self.ids), [-0.5] * len(self.ids)) for r in finished]
+
+
+def play(tasks, seats=None, words=WORDS, sampler=None, make_env=Countdown, **settings):
     policy = make_policy()
-    sampler = Script(policy, words)
+    sampler = (sampler or Script)(policy, words)
     cfg = Config(**{"prompt": "compact", "max_turns": 5} | settings)
-    with EnvPool(Countdown, seats or len(tasks)) as pool:
+    with EnvPool(make_env, seats or len(tasks)) as pool:
         episodes, stats = rollout(
             cfg, policy, sampler, pool, tasks, range(len(tasks)), temperature=0.9, seed=(1, 2)
         )
@@ -61,6 +89,7 @@ def test_rows():
     assert (last.reward, last.done, last.turn) == (10.0, True, 1)
     assert first.anchor == "2 left" and last.anchor == "go to shelf 1"
     assert first.response_ids == sampler.ids and first.valid  # as sampled, end token included
+    assert first.response_logps == [-0.5] * len(sampler.ids)
     assert first.obs_ids == policy.encode("go to shelf 1")
     assert last.obs_ids == policy.encode("go to shelf 0")  # o_T, which no prompt shows
     assert last.prompt_ids == policy.encode_chat("task 2\n2 left\n> go to shelf 1\ngo to shelf 1\n"
@@ -69,9 +98,29 @@ def test_rows():
     assert stats["tokens_generated"] == 2 * len(sampler.ids)
 
 
+@pytest.mark.parametrize("sampler", [Script, OneByOne])
+def test_rows_belong_to_their_episode_and_stand_in_order(sampler):
+    policy, _, episodes, _ = play(["3", "1", "4", "2"], sampler=sampler)
+    assert [e.task for e in episodes] == ["3", "1", "4", "2"] and all(e.won for e in episodes)
+    for i, episode in enumerate(episodes):
+        n = int(episode.task)
+        assert [(t.group, t.trajectory) for t in episode.transitions] == [(i, i)] * n
+        assert [t.turn for t in episode.transitions] == list(range(n))
+        assert [t.obs_ids for t in episode.transitions] == [
+            policy.encode(f"go to shelf {left}") for left in reversed(range(n))
+        ]
+        assert [o for o, _, _ in episode.log] == [t.anchor for t in episode.transitions]
+
+
+def test_log_probs_are_those_of_the_own_request():
+    _, _, episodes, _ = play(["1", "2"])
+    logps = [t.response_logps[0] for e in episodes for t in e.transitions]
+    assert logps == [-0.5, -1.5, -1.5]  # Script names the slot
+
+
 def test_finished_episodes_are_not_prompted_again():
     _, sampler, episodes, _ = play(["1", "3", "2"])
-    assert [len(call[0]) for call in sampler.calls] == [3, 2, 1]
+    assert [len(batch) for batch in sampler.batches] == [3, 2, 1]
     assert [len(e.transitions) for e in episodes] == [1, 3, 2]
 
 
@@ -79,27 +128,58 @@ def test_the_turn_limit_ends_an_episode():
     _, sampler, (episode,), _ = play(["9"])
     assert len(episode.transitions) == 5 and not episode.won
     assert not episode.transitions[-1].done and episode.transitions[-1].obs_ids
-    assert sampler.calls[0][2:] == (0.9, 512)
+    assert set(sampler.settings) == {(0.9, 512)}
 
 
-def test_more_episodes_than_seats():
-    _, _, episodes, _ = play(["1", "2", "3", "1", "2"], seats=2)
-    assert [len(e.transitions) for e in episodes] == [1, 2, 3, 1, 2]
+def test_a_free_slot_takes_the_next_task_at_once():
+    """Slot 0 plays 1, 1, 1 while slot 1 plays 3; nobody waits for a round to end."""
+    _, sampler, episodes, _ = play(["1", "3", "1", "1", "2"], seats=2)
+    assert [len(e.transitions) for e in episodes] == [1, 3, 1, 1, 2]
     assert [e.trajectory for e in episodes] == [0, 1, 2, 3, 4]
+    assert [len(batch) for batch in sampler.batches] == [2, 2, 2, 1, 1]
+    assert {request_seed(1, 2, trajectory, 0) for trajectory in range(5)} <= seeds(sampler)
 
 
 def test_a_broken_environment_costs_its_episode_alone():
-    _, _, (good, bad), _ = play(["3", "broken"])
+    _, _, (good, bad, missing, late), _ = play(["3", "broken", "missing", "1"], seats=3)
     assert "the lights went out" in bad.failed and "broken" in bad.failed
+    assert "no such game" in missing.failed and not missing.transitions
+    assert len(bad.transitions) == 1  # what came before stays
     assert good.won and not good.failed
+    assert late.won and not late.failed  # in the slot of a broken one
+
+
+def seeds(sampler):
+    return {request.seed for batch in sampler.batches for request in batch}
 
 
 def test_seeds_name_update_episode_and_turn():
     _, sampler, _, _ = play(["2", "2"])
-    seeds = [seed for call in sampler.calls for seed in call[1]]
-    assert len(set(seeds)) == 4
-    assert seeds[3] == request_seed(1, 2, 1, 1)
+    assert seeds(sampler) == {request_seed(1, 2, i, turn) for i in (0, 1) for turn in (0, 1)}
+    assert len(seeds(sampler)) == 4
     assert request_seed(0, 1, 2, 3) == 3252311618909706447  # the same on every machine
+
+
+def test_ranks_play_whole_groups_and_draw_as_one_would(monkeypatch):
+    policy = make_policy()
+    cfg, groups = Config(prompt="compact", max_turns=5), [0, 0, 1, 1, 2, 2]
+
+    def play(rank, world):
+        monkeypatch.setattr(dist, "rank", lambda: rank)
+        monkeypatch.setattr(dist, "world", lambda: world)
+        monkeypatch.setattr(dist, "gather", lambda items: items)
+        sampler = Script(policy)
+        with EnvPool(Countdown, 2) as pool:
+            episodes, _ = rollout(
+                cfg, policy, sampler, pool, ["1"] * 6, groups, temperature=1.0, seed=(0,)
+            )
+            return episodes, seeds(sampler)
+
+    (alone, drawn), parts = play(0, 1), [play(rank, 2) for rank in range(2)]
+    assert [[e.trajectory for e in episodes] for episodes, _ in parts] == [[0, 1], [2, 3, 4, 5]]
+    assert [e.group for episodes, _ in parts for e in episodes] == [e.group for e in alone]
+    assert parts[0][1] | parts[1][1] == drawn and not parts[0][1] & parts[1][1]
+    assert [len(play(rank, 4)[0]) for rank in range(4)] == [0, 2, 2, 2]  # one has nothing to do
 
 
 def test_bad_format_is_recorded():
@@ -115,3 +195,101 @@ def test_limits():
     policy, _, (episode,), stats = play(["1"], max_prompt_tokens=8, prompt_overflow="cut")
     full = policy.encode_chat("task 1\n1 left\n| go to shelf 1")
     assert episode.transitions[0].prompt_ids == full[-8:] and stats["prompts_cut"] == 1
+
+
+# ---- no lock-step ----
+
+
+class LateSlot:
+    """A pool in which slot 0 answers nothing as long as another slot is playing."""
+
+    def __init__(self, n_envs):
+        self.n_envs, self.envs, self.open = n_envs, [Countdown() for _ in range(n_envs)], deque()
+        self.blocked = 0  # how often slot 0 was waited for
+
+    def send(self, slot, method, argument):
+        self.open.append((slot, method, argument))
+
+    def recv(self, timeout=None):
+        ready = [call for call in self.open if call[0] != 0]
+        if not ready and timeout == 0:
+            return None
+        self.blocked += not ready
+        slot, method, argument = call = (ready or self.open)[0]
+        self.open.remove(call)
+        return slot, getattr(self.envs[slot], method)(argument)
+
+
+@pytest.mark.parametrize("sampler", [Script, OneByOne])
+def test_a_slow_environment_holds_nobody_up(sampler):
+    """The late one is waited for only when nobody else has anything left to do."""
+    policy = make_policy()
+    sampler, pool = sampler(policy), LateSlot(4)
+    cfg = Config(prompt="compact", max_turns=9)
+    tasks = ["2", "4", "3", "4", "3"]
+    episodes, _ = rollout(cfg, policy, sampler, pool, tasks, range(5), temperature=1.0, seed=(0,))
+    assert [len(e.transitions) for e in episodes] == [2, 4, 3, 4, 3]
+    order = [request.key for batch in sampler.batches for request in batch]
+    first = order.index(0)
+    assert 0 not in order[:first] and set(order[first:]) == {0}
+    assert pool.blocked == 3  # its reset and its two steps
+
+
+class LateAnswer(EnvPool):
+    """Whatever has been answered, two polls do not see it."""
+
+    polls = 0
+
+    def recv(self, timeout=None):
+        self.polls += timeout == 0
+        return None if timeout == 0 and self.polls <= 2 else super().recv(timeout)
+
+
+def test_a_running_request_is_joined_by_new_ones():
+    """The second episode is reset while the engine works on the first one's request."""
+    policy = make_policy()
+    sampler = OneByOne(policy)
+    with LateAnswer(Countdown, 2) as pool:
+        rollout(
+            Config(prompt="compact"), policy, sampler, pool, ["1", "1"], [0, 0], temperature=1.0,
+            seed=(0,),
+        )  # fmt: skip
+    assert [len(batch) for batch in sampler.batches] == [1, 1, 2, 1, 1]
+
+
+def test_a_rollout_replays_on_a_real_model():
+    def rows():
+        policy = make_policy()
+        cfg = Config(prompt="compact", max_turns=3, max_response_tokens=4)
+        sampler = HFSampler(batch_size=2)
+        with EnvPool(Countdown, 3) as pool, sampler.sync(policy):
+            episodes, _ = rollout(
+                cfg, policy, sampler, pool, ["2", "1", "3", "2"], range(4), temperature=1.0,
+                seed=(0,),
+            )  # fmt: skip
+        return [vars(t) for e in episodes for t in e.transitions]
+
+    assert rows() == rows() and len(rows()) == 8
+
+
+# ---- statistics ----
+
+
+class Sleepy(Countdown):
+    def step(self, action):
+        time.sleep(0.03)
+        return super().step(action)
+
+
+class Slow(Script):
+    seconds = 0.01
+
+
+def test_times():
+    """Three steps of 30 ms in the environment, three batches of 10 ms in the sampler."""
+    _, _, _, stats = play(["3"], sampler=Slow, make_env=Sleepy)
+    assert stats["seconds_generate"] > 0.03 and stats["seconds_env"] > 0.09
+    assert stats["seconds_env"] > stats["seconds_generate"]
+    assert 0 < stats["env_wait"] <= stats["generator_idle"] < 1
+    wall = stats["seconds_env"] / stats["env_wait"]
+    assert stats["generator_idle"] == pytest.approx(1 - stats["seconds_generate"] / wall)

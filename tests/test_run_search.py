@@ -6,6 +6,8 @@
 import json
 import subprocess
 import sys
+from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow
@@ -19,13 +21,15 @@ from paw_min.config import Config, UserError, check, parse_args
 from paw_min.envs import corpus, scholar, search, search_client
 from paw_min.policy import load_policy
 from paw_min.prompts import parse
+from paw_min.sampler import Response
 from tests.test_policy import make_policy
 from tests.test_search_server import serving
+from tests.test_train import numbers
 
 ROOT = Path(__file__).parent.parent
 SMALL = dict(
     env="search", train_split="train", eval_split="test", groups=2, group_size=2, updates=1,
-    eval_tasks=4, max_turns=2, micro_batch=4, mini_batch=4, max_response_tokens=4, r_max=1.0,
+    eval_tasks=4, max_turns=2, micro_tokens=1024, mini_batch=4, max_response_tokens=4, r_max=1.0,
     prompt="compact", max_prompt_tokens=600, lr=1e-3, name="r", kl_coef=0.0, history_length=4,
 )  # fmt: skip
 
@@ -51,13 +55,6 @@ def config(tmp_path, model, world):
     return make
 
 
-def numbers(folder) -> list[dict]:
-    return [
-        {k: v for k, v in line.items() if not k.startswith("seconds")}
-        for line in runs.read_metrics(folder)
-    ]
-
-
 def test_a_run_reports_each_data_set(config, tmp_path, capsys):
     train.train(config())
     before, after = runs.read_metrics(tmp_path / "r")
@@ -72,10 +69,18 @@ class Script:
 
     def __init__(self, policy, texts):
         self.responses = [policy.encode(t) + policy.eos_ids for t in texts]
+        self.turns = Counter()  # by slot
 
-    def generate(self, prompts, seeds, temperature, max_tokens):
-        text = self.responses.pop(0)
-        return [list(text) for _ in prompts]
+    @contextmanager
+    def sync(self, policy):
+        yield
+
+    def generate(self, queue, temperature, max_tokens):
+        while queue:
+            key = queue.popleft().key
+            ids = self.responses[self.turns[key] % len(self.responses)]
+            self.turns[key] += 1
+            yield [Response(key, list(ids), [-1.0] * len(ids))]
 
 
 @pytest.mark.parametrize("hits", [True, False])
@@ -110,18 +115,8 @@ def test_a_server_that_dies_stops_the_run_which_then_goes_on(config, world, tmp_
     policy = load_policy(str(tiny.STANDINS / "search"))
     responses = ["<search>x y</search>", "<answer>z</answer>"]
 
-    class Asks(Script):
-        def __init__(self, trained, batch_size=64):
-            super().__init__(policy, [])
-
-        def sync(self):
-            pass
-
-        def generate(self, prompts, seeds, temperature, max_tokens):
-            self.responses = self.responses or Script(policy, responses).responses
-            return super().generate(prompts, seeds, temperature, max_tokens)
-
-    monkeypatch.setattr(train, "HFSampler", Asks)
+    monkeypatch.setattr(train, "HFSampler", lambda: Script(policy, responses))
+    monkeypatch.setattr(train, "check_sync", lambda *args: 0.0)  # it says what it was told to
     standin = str(tiny.STANDINS / "search")
     with serving("--corpus", f"{world}/corpus.jsonl") as (url, process):
         train.train(config(name="whole", updates=2, retriever=url, model=standin))
@@ -175,7 +170,8 @@ def test_the_papers_preset_on_published_files(model, tmp_path, world):
     """Fig. 9's prompts and A.1's settings; only the sizes are cut down."""
     small = {"model": model, "data": published(tmp_path), "retriever": world, "out": tmp_path,
              "name": "paper", "updates": 1, "groups": 2, "group-size": 2, "max-turns": 2,
-             "micro-batch": 4, "mini-batch": 4, "max-response-tokens": 4}  # fmt: skip
+             "micro-tokens": 4096, "sampler": "transformers",
+             "mini-batch": 4, "max-response-tokens": 4}  # fmt: skip
     argv = ["--preset", "paper"]
     for key, value in small.items():
         argv += [f"--{key}", str(value)]

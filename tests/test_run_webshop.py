@@ -17,13 +17,15 @@ from paw_min.policy import load_policy
 from paw_min.prompts import parse
 from paw_min.rollout import rollout
 from tests.test_policy import make_policy
+from tests.test_run_search import Script
+from tests.test_train import numbers
 
 ROOT = Path(__file__).parent.parent
 OFFICIAL = ROOT / "tests" / "data" / "webshop"  # an invented shop in the official files
 SMALL = dict(
     env="webshop", train_split="train", eval_split="test", groups=2, group_size=2, updates=1,
-    eval_tasks=3, max_turns=3, micro_batch=4, mini_batch=4, max_response_tokens=4, prompt="compact",
-    max_prompt_tokens=1000, lr=1e-3, name="r", kl_coef=0.0,
+    eval_tasks=3, max_turns=3, micro_tokens=1024, mini_batch=4, max_response_tokens=4,
+    prompt="compact", max_prompt_tokens=1000, lr=1e-3, name="r", kl_coef=0.0,
 )  # fmt: skip
 
 
@@ -63,8 +65,8 @@ def test_a_run_reports_score_and_success(config, tmp_path, capsys):
 def test_the_papers_preset_on_official_files(model, tmp_path, human):
     """Fig. 8's prompts, limits and penalties of A.1; only the sizes are cut down."""
     small = {"model": model, "data": OFFICIAL, "out": tmp_path, "name": "paper", "updates": 1,
-             "groups": 2, "group-size": 2, "max-turns": 2, "eval-tasks": 2, "micro-batch": 4,
-             "mini-batch": 4, "max-response-tokens": 4}  # fmt: skip
+             "groups": 2, "group-size": 2, "max-turns": 2, "eval-tasks": 2, "micro-tokens": 4096,
+             "sampler": "transformers", "mini-batch": 4, "max-response-tokens": 4}  # fmt: skip
     argv = ["--preset", "paper"] + ["--human-goals"] * human
     for key, value in small.items():
         argv += [f"--{key}", str(value)]
@@ -72,19 +74,6 @@ def test_the_papers_preset_on_official_files(model, tmp_path, human):
     train.train(cfg)
     line = runs.read_metrics(tmp_path / "paper")[1]
     assert line["rows"] == 8 and line["loss_kl"] >= 0 and line["wm_loss"] > 0
-
-
-class Buyer:
-    """Buys the product of the goal as a sampler would: four fixed responses."""
-
-    def __init__(self, policy, actions):
-        texts = [f"<think>x</think><action>{a}</action>" for a in actions]
-        self.responses = [policy.encode(t) + policy.eos_ids for t in texts]
-        self.turn = 0
-
-    def generate(self, prompts, seeds, temperature, max_tokens):
-        self.turn += 1
-        return [list(self.responses[self.turn - 1]) for _ in prompts]
 
 
 def test_rows_of_a_purchase(config, shop):
@@ -100,9 +89,10 @@ def test_rows_of_a_purchase(config, shop):
     good += [f"click[{value}]" for value in goal["goal_options"].values()]
     for actions, won in ((good, True), (good[:-1], False)):
         actions = [*actions, "click[buy now]"]
+        texts = [f"<think>x</think><action>{a}</action>" for a in actions]
         with make_pool(1) as pool:
             (episode,), _ = rollout(
-                cfg, policy, Buyer(policy, actions), pool, [task], [0], temperature=1.0, seed=(0,)
+                cfg, policy, Script(policy, texts), pool, [task], [0], temperature=1.0, seed=(0,)
             )
         assert [t.reward for t in episode.transitions] == [0.0] * len(actions[1:]) + [10.0 * won]
         assert episode.won == won and (episode.score == 1.0) == won and episode.score > 0.5
@@ -118,9 +108,9 @@ def test_environments_in_processes_of_their_own_give_the_same_numbers(config, tm
     lines = []
     for workers in (0, 2):
         train.train(config(name=f"workers{workers}", workers=workers))
-        line = runs.read_metrics(tmp_path / f"workers{workers}")[1]
-        lines.append({k: v for k, v in line.items() if not k.startswith("seconds")})
-    assert lines[0] == lines[1]
+        lines.append(numbers(tmp_path / f"workers{workers}")[1])
+    # Who is batched with whom depends on who answers first, and so does the rounding.
+    assert lines[0] == pytest.approx(lines[1], abs=1e-4, rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,16 @@
 """
 
 import json
+import os
+import signal
+import threading
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from paw_min.config import Config
+from paw_min.envs import search
 from paw_min.envs.search import (
     Question,
     SearchPool,
@@ -264,6 +269,118 @@ def test_a_failing_retriever_leaves_the_episodes_as_they_were():
     assert answers[0][2] is False and answers[1][2] is True
 
 
+# ---- a retriever that waits for a server ----
+
+class Server(Library):
+    """Each call waits until it is let through; `under_way` says that one has begun."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.under_way = threading.Semaphore(0), threading.Semaphore(0)
+
+    def search(self, queries, k):
+        found = super().search(queries, k)
+        self.under_way.release()
+        self.gate.acquire()
+        if "fail" in queries and len(self.calls) == 1:
+            raise ConnectionError("down")
+        return found
+
+
+@pytest.fixture
+def remote():
+    """A pool of five slots that have been reset, and its server; both end with the test."""
+    server = Server()
+    with SearchPool(QUESTIONS, server, n_envs=5, remote=True) as pool:
+        pool.reset(["0"] * 5)
+        yield pool, server
+        server.gate.release(100)
+
+
+def ask(pool, slot, query):
+    pool.send(slot, "step", f"<search>{query}</search>")
+
+
+def test_a_server_that_searches_holds_nobody_up(remote):
+    pool, server = remote
+    ask(pool, 0, "a")
+    assert pool.recv(0) is None and pool.recv(0.01) is None
+    server.under_way.acquire()
+    pool.send(1, "step", ANSWER)
+    assert pool.recv()[0] == 1  # answered while the search is under way
+    ask(pool, 2, "b")
+    assert pool.recv(0) is None
+    ask(pool, 3, "b")
+    ask(pool, 4, "c")
+    pool.send(1, "reset", "1")
+    assert pool.recv(0)[0] == 1
+    assert pool.recv(0) is None
+    server.gate.release()
+    slot, result = pool.recv()
+    assert slot == 0 and result[0] == information(Library().search(["a"], 3)[0])
+    server.gate.release()
+    answers = dict(pool.recv() for _ in range(3))
+    assert server.calls == [(["a"], 3), (["b", "c"], 3)]  # what came meanwhile is one call
+    assert answers[2][0] == answers[3][0] == information(Library().search(["b"], 3)[0])
+    assert answers[4][0] == information(Library().search(["c"], 3)[0])
+    assert pool.recv(0) is None
+
+
+def test_a_server_that_fails_leaves_the_episodes_as_they_were(remote):
+    pool, server = remote
+    ask(pool, 0, "fail")
+    assert pool.recv(0) is None
+    ask(pool, 1, "b")
+    assert pool.recv(0) is None
+    server.under_way.acquire()
+    pool.send(2, "step", "")
+    server.gate.release(2)
+    server.under_way.acquire()  # the first call has ended, the second has begun
+    with pytest.raises(ConnectionError, match="down"):
+        pool.recv()
+    server.gate.release(2)
+    answers = dict(pool.recv() for _ in range(3))  # the search that failed is made again
+    assert answers[0][0] == information(Library().search(["fail"], 3)[0])
+    assert answers[1][0] and answers[2][0] == ""
+    assert [result[2] for result in answers.values()] == [False] * 3
+    assert sorted(len(queries) for queries, _ in server.calls) == [1, 1, 1]
+
+
+def test_closing_does_not_wait_for_a_server(remote):
+    pool, server = remote
+    ask(pool, 0, "a")
+    assert pool.recv(0) is None
+    server.under_way.acquire()
+    thread = pool._thread._thread
+    pool.close()  # returns, although the call is under way
+    assert thread.is_alive() and thread.daemon
+    server.gate.release()
+    thread.join(10)
+    assert not thread.is_alive()
+    idle = SearchPool(QUESTIONS, server, n_envs=1, remote=True)
+    idle.close()
+    assert not idle._thread._thread.is_alive()
+
+
+def test_ctrl_c_while_a_server_is_silent(remote):
+    pool, server = remote
+    ask(pool, 0, "a")
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        pool.recv()
+
+
+def test_a_run_asks_a_server_in_a_thread_and_a_corpus_in_order(tmp_path, monkeypatch, library):
+    for split in ("train", "test"):
+        row = {"question": "who?", "golden_answers": ["me"]}
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps(row))
+    monkeypatch.setattr(search, "open_retriever", lambda source, encoder: library)
+    for source, has_thread in (("http://127.0.0.1:1", True), (str(tmp_path), False)):
+        cfg = Config(env="search", data=str(tmp_path), eval_split="test", retriever=source)
+        with search.setup(cfg)[0](2) as pool:
+            assert (pool._thread is not None) == has_thread
+
+
 @pytest.mark.parametrize("task", ["2", "-1", "x", "", "1.0"])
 def test_unknown_tasks(library, task):
     with pytest.raises(ValueError, match="from 0 to 1"):
@@ -276,6 +393,7 @@ def test_misuse_of_the_pool(library):
         SearchPool(QUESTIONS, library, n_envs=1, topk=0)
     with pytest.raises(RuntimeError, match="wait for ever"):
         pool.recv()
+    assert pool.recv(0) is None
     with pytest.raises(RuntimeError, match="reset first"):
         pool.send(0, "step", SEARCH)
     with pytest.raises(ValueError, match="slot 1"):

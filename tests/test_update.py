@@ -4,6 +4,7 @@
 """
 
 import copy
+import math
 import random
 
 import pytest
@@ -13,11 +14,12 @@ from paw_min import advantages, balance, cmae, losses, select
 from paw_min import update as update_module
 from paw_min.config import Config
 from paw_min.rollout import Episode, Transition
-from paw_min.update import NonFinite, score_actions, update, world_model_weights
+from paw_min.scoring import sampler_gap, score_actions
+from paw_min.update import NonFinite, update, world_model_weights
 from tests.test_policy import make_policy
 
 BASE = dict(
-    mini_batch=0, micro_batch=64, kl_coef=0.0, entropy_coef=0.0, lr=1e-3, invalid_penalty=0.1,
+    mini_batch=0, micro_tokens=10_000, kl_coef=0.0, entropy_coef=0.0, lr=1e-3, invalid_penalty=0.1,
     grad_clip=1e9, weight_decay=0.0,
 )  # fmt: skip
 
@@ -38,7 +40,8 @@ def make_episodes(n_groups=3, size=3) -> list[Episode]:
                 ids[2] = []
             episode.transitions.append(
                 Transition(
-                    *ids, reward=10.0 * done, done=done, valid=rng.random() < 0.8,
+                    *ids[:2], [-1.0] * len(ids[1]), ids[2], reward=10.0 * done, done=done,
+                    valid=rng.random() < 0.8,
                     anchor=rng.choice("xyz"), group=episode.group, trajectory=trajectory, turn=turn,
                 )
             )  # fmt: skip
@@ -55,7 +58,7 @@ def run(episodes=EPISODES, updates=1, **settings):
     cfg = Config(**BASE | settings)
     policy = make_policy()
     reference = make_policy() if cfg.kl_coef else None
-    optimizer = torch.optim.SGD(policy.model.parameters(), lr=cfg.lr)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)
     for k in range(updates):
         metrics = update(cfg, policy, reference, optimizer, episodes, (0, k))
     weights = [p.detach().flatten() for p in policy.model.parameters()]
@@ -74,7 +77,7 @@ def step_of(**settings) -> torch.Tensor:
 def test_paw_off_is_plain_grpo():
     """A baseline that has never heard of PaW, written here, gives the same weights bit for bit."""
     policy = make_policy()
-    optimizer = torch.optim.SGD(policy.model.parameters(), lr=BASE["lr"])
+    optimizer = torch.optim.SGD(policy.parameters(), lr=BASE["lr"])
     scores = torch.tensor([e.episode_return for e in EPISODES for _ in e.transitions])
     scores = scores - 0.1 * torch.tensor([not t.valid for t in ROWS]).float()
     advantage = advantages.grpo(scores, [t.group for t in ROWS])
@@ -114,7 +117,7 @@ def test_lambda_zero_gives_exactly_the_baseline(mini_batch):
         episode.transitions[-1].reward = 10.0
     # alpha = 1: with one mini-batch, selection would ask for an old pass that the baseline skips.
     settings = dict(
-        episodes=episodes, updates=3, mini_batch=mini_batch, micro_batch=8, select_ratio=1.0
+        episodes=episodes, updates=3, mini_batch=mini_batch, micro_tokens=100, select_ratio=1.0
     )
     on, metrics = run(paw=True, **settings)
     off, _ = run(paw=False, **settings)
@@ -122,11 +125,47 @@ def test_lambda_zero_gives_exactly_the_baseline(mini_batch):
     assert not torch.equal(on, start())  # the format penalties still teach
 
 
-@pytest.mark.parametrize("micro_batch", [1, 2, 5, 7])
-def test_any_micro_batch_split_gives_the_same_gradient(micro_batch):
+@pytest.mark.parametrize("micro_tokens", [1, 20, 50, 70])
+def test_any_micro_batch_split_gives_the_same_gradient(micro_tokens):
     settings = dict(kl_coef=0.1, entropy_coef=0.1)
-    whole, micro = step_of(**settings), step_of(micro_batch=micro_batch, **settings)
+    whole, micro = step_of(**settings), step_of(micro_tokens=micro_tokens, **settings)
     torch.testing.assert_close(micro, whole, atol=2e-4, rtol=2e-4)  # rounding, divided by lr
+
+
+def with_logps(of) -> list[Episode]:
+    """The episodes with response_logps = of(log-probs by the start policy), row by row."""
+    episodes = copy.deepcopy(EPISODES)
+    logp, _ = score_actions(Config(**BASE), make_policy(), ROWS)
+    for row, values in zip([t for e in episodes for t in e.transitions], logp):
+        row.response_logps = of(values[: len(row.response_ids)]).tolist()
+    return episodes
+
+
+def test_the_samplers_log_probs_in_place_of_recomputed_ones(monkeypatch):
+    """Equal ones give the plain step, and no pass is made for them; far ones are truncated."""
+    plain, _ = run(entropy="sampled")
+    passes = []
+    monkeypatch.setattr(update_module, "score_actions", lambda *args: passes.append(args))
+    settings = dict(old_logp="sampler", entropy="sampled")
+    same, metrics = run(with_logps(lambda x: x), **settings)
+    torch.testing.assert_close(same, plain, atol=1e-7, rtol=0)
+    assert not passes and metrics["ratio"] == pytest.approx(1.0, abs=1e-5)
+    far, metrics = run(with_logps(lambda x: x - 1.0), is_cap=2.0, paw=False, **settings)
+    assert metrics["clip_fraction"] == 1.0 and metrics["ratio"] == pytest.approx(math.e, rel=1e-5)
+    double = start() + 2 * (run(paw=False)[0] - start())
+    torch.testing.assert_close(far, double, atol=5e-7, rtol=0)
+
+
+def test_full_entropies_are_computed_beside_the_samplers_log_probs():
+    episodes = with_logps(lambda x: x - 0.1)
+    _, metrics = run(episodes, old_logp="sampler", mini_batch=0)
+    assert metrics["ratio"] == pytest.approx(math.exp(0.1), rel=1e-5)  # theirs, not recomputed
+    assert metrics["selected"] == run()[1]["selected"]
+
+
+def test_sampler_gap_is_the_mean_distance():
+    rows = [t for e in with_logps(lambda x: x - 0.25) for t in e.transitions]
+    assert sampler_gap(Config(**BASE), make_policy(), rows) == pytest.approx(0.25, abs=1e-5)
 
 
 def test_one_mini_batch_is_eq_11():
@@ -160,9 +199,9 @@ def test_one_mini_batch_is_eq_11():
 def test_mini_batches_estimate_the_same_loss():
     """Averaged over random orders, the world-model loss of small mini-batches is Eq. 11's."""
     whole = run(lr=1e-12)[1]["loss_wm"]
-    cfg = Config(**BASE | dict(mini_batch=4, micro_batch=4, lr=1e-12))
+    cfg = Config(**BASE | dict(mini_batch=4, lr=1e-12))
     policy = make_policy()
-    optimizer = torch.optim.SGD(policy.model.parameters(), lr=cfg.lr)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)
     small = [update(cfg, policy, None, optimizer, EPISODES, (s,))["loss_wm"] for s in range(8)]
     # Without the scale it would be about a fifth.
     assert sum(small) / len(small) == pytest.approx(whole, rel=0.15)
@@ -240,7 +279,7 @@ def test_algorithms_differ():
 def test_first_ratio_is_one_and_later_ones_are_not():
     _, metrics = run()
     assert metrics["ratio"] == pytest.approx(1.0, abs=1e-6) and metrics["clip_fraction"] == 0
-    _, metrics = run(mini_batch=4, micro_batch=4, lr=0.3)
+    _, metrics = run(mini_batch=4, lr=0.3)
     assert metrics["approx_kl"] > 1e-3 and metrics["clip_fraction"] > 0
 
 
@@ -276,7 +315,7 @@ def test_a_loss_that_is_no_number_stops_before_the_step():
     with torch.no_grad():
         policy.model.get_output_embeddings().weight[3, 3] = float("nan")
     before = [p.clone() for p in policy.model.parameters()]
-    optimizer = torch.optim.SGD(policy.model.parameters(), lr=1.0)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
     with pytest.raises(NonFinite, match="the loss became nan") as error:
         update(Config(**BASE), policy, None, optimizer, EPISODES, (0,))
     assert error.value.rows

@@ -20,6 +20,7 @@ again, which therefore needs `if __name__ == "__main__":`.
 """
 
 import logging
+import math
 import multiprocessing
 import os
 import signal
@@ -29,6 +30,7 @@ import traceback
 from collections import deque
 from contextlib import AbstractContextManager, suppress
 from multiprocessing.connection import wait
+from queue import SimpleQueue
 
 START_TIMEOUT = 120.0  # seconds for a worker to start, which includes importing make_env's module
 log = logging.getLogger(__name__)
@@ -86,7 +88,7 @@ class EnvPool(LockStep):
     def send(self, slot, method, argument):
         """Ask for "reset" (argument: a task) or "step" (argument: an action); does not wait.
 
-        One at a time per slot. A busy worker gets it when `recv` has collected its answers.
+        One at a time per slot. A worker serves its requests in the order in which they were sent.
         """
         if not 0 <= slot < self.n_envs or method not in ("reset", "step"):
             raise ValueError(f"{method!r} of slot {slot!r}: need reset or step of 0 to n_envs-1.")
@@ -101,20 +103,25 @@ class EnvPool(LockStep):
         elif not self._workers:
             self._local.append(slot)
         else:
-            self._worker(slot).queue.append(slot)
-            self._feed(self._worker(slot))
+            self._request(slot)
 
-    def recv(self):
-        """Wait for any answer; returns (slot, result), with the result of its reset or step."""
-        if not self._open and not self._ready:
+    def recv(self, timeout=None):
+        """Wait for any answer; returns (slot, result), with the result of its reset or step.
+
+        timeout: seconds after which None is returned if nothing has come; 0: no waiting, though
+            without workers one request is served.
+        """
+        if not self._open and not self._ready and timeout is None:
             raise RuntimeError("recv would wait for ever: every request has been answered.")
-        while not self._ready:
-            if self._workers:
-                self._wait()
-            else:
-                slot = self._local.popleft()
-                self._answer(slot, *_serve(self._envs, self._make_env, slot, [self._open[slot]]))
-        return self._ready.popleft()
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        if self._local and not self._ready:
+            slot = self._local.popleft()
+            self._answer(slot, *_serve(self._envs, self._make_env, slot, [self._open[slot]]))
+        while self._open and not self._ready:
+            self._wait(deadline)
+            if time.monotonic() >= deadline:
+                break
+        return self._ready.popleft() if self._ready else None
 
     def close(self):
         """End the workers; the pool cannot be used again."""
@@ -148,25 +155,24 @@ class EnvPool(LockStep):
     def _worker(self, slot):
         return self._workers[slot * len(self._workers) // self.n_envs]
 
-    def _feed(self, worker):
-        """Hand an idle worker all its requests at once. It is reading then: no mutual waiting."""
-        if worker.serving or not worker.queue:
-            return
-        again = {slot: self._calls.get(slot, []) for slot in self._lost}
-        requests = [(slot, [*again.get(slot, []), self._open[slot]]) for slot in worker.queue]
+    def _request(self, slot):
+        """Send the open call of a slot to its worker, behind those that restore what it lost."""
+        worker = self._worker(slot)
+        again = self._calls.get(slot, []) if slot in self._lost else []
+        if not worker.serving:
+            worker.since = time.monotonic()
+        worker.serving.append((slot, [*again, self._open[slot]]))
         try:
-            worker.connection.send(requests)
-        except OSError:  # it died while it was idle: no episode's fault
-            return self._restart(worker)
-        worker.queue.clear()
-        worker.serving.extend(requests)
-        worker.since = time.monotonic()
+            worker.connection.send(worker.serving[-1])
+        except OSError:  # it has died; if it was busy then, `_wait` finds out which episode pays
+            if len(worker.serving) == 1:
+                self._restart(worker)
 
-    def _wait(self):
+    def _wait(self, deadline):
         """Take the next answer of each busy worker, or notice that it died or hangs."""
         busy = [worker for worker in self._workers if worker.serving]
         limits = [worker.since + self._timeout * len(worker.serving[0][1]) for worker in busy]
-        seconds = max(0.0, min(limits) - time.monotonic())
+        seconds = max(0.0, min(deadline, *limits) - time.monotonic())
         readable = wait([worker.connection for worker in busy], seconds)
         for worker, limit in zip(busy, limits):
             if worker.connection in readable:
@@ -179,7 +185,6 @@ class EnvPool(LockStep):
                     slot, _ = worker.serving.popleft()
                     worker.since = time.monotonic()  # by now the next one has begun
                     self._answer(slot, *answer)
-                    self._feed(worker)
             elif time.monotonic() > limit:
                 self._restart(worker, f"no answer within {self._timeout:g} s")
 
@@ -187,21 +192,20 @@ class EnvPool(LockStep):
         """Replace a worker; with a reason, the episode which it was serving has failed."""
         worker.end(grace=0.0)
         self._lost.update(slot for slot in self._calls if self._worker(slot) is worker)
-        slots = [*(slot for slot, _ in worker.serving), *worker.queue]
+        slots = [slot for slot, _ in worker.serving]
         if reason:
             self._fail(slots.pop(0), reason)
         self._workers[self._workers.index(worker)] = new = _Worker(self._make_env)
         new.await_start()
-        new.queue.extend(slots)
-        self._feed(new)
+        for slot in slots:
+            self._request(slot)
 
 
 class _Worker:
     """A worker process as the pool sees it."""
 
     def __init__(self, make_env):
-        self.queue = deque()  # slots whose requests wait
-        self.serving = deque()  # (slot, calls) of those it has; the first is being served ...
+        self.serving = deque()  # (slot, calls) of its requests; the first is being served ...
         self.since = 0.0  # ... since this time.monotonic(), or before
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
@@ -227,16 +231,27 @@ class _Worker:
 
 
 def _work(make_env, connection):
-    """The main function of a worker: lists of requests come in, each gets an answer in order."""
+    """The main function of a worker: requests come in, each gets an answer in order.
+
+    A thread takes them in at once, so that a busy worker can always be sent more.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
-    parent, envs = multiprocessing.parent_process().sentinel, {}
-    # No orphans, even when the parent is killed while an environment hangs.
-    threading.Thread(target=lambda: wait([parent]) and os._exit(1), daemon=True).start()
-    with suppress(EOFError, OSError):  # the parent has closed its end
+    parent, envs, requests = multiprocessing.parent_process().sentinel, {}, SimpleQueue()
+
+    def read():
+        with suppress(EOFError, OSError):
+            while True:
+                requests.put(connection.recv())
+        requests.put(None)  # the parent has closed its end
+        wait([parent])  # no orphans, even when it is killed while an environment hangs
+        os._exit(1)
+
+    threading.Thread(target=read, daemon=True).start()
+    with suppress(OSError):  # the parent has closed its end
         connection.send("started")
-        while True:
-            for slot, calls in connection.recv():
-                connection.send(_serve(envs, make_env, slot, calls))
+        while request := requests.get():
+            slot, calls = request
+            connection.send(_serve(envs, make_env, slot, calls))
 
 
 def _serve(envs, make_env, slot, calls):

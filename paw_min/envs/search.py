@@ -16,7 +16,7 @@ or 0), and exact match as in Search-R1 and SQuAD. The rules, where they might su
 
 Deviations:
 
-- There, each environment asks the retriever by itself; here, all searches of a turn are one call.
+- There, each environment asks the retriever by itself; here, all searches that wait are one call.
 - There, a retriever that fails becomes an observation ("Search error: ..."), which the world model
   would then learn. Here the error stops the run, which goes on from its last checkpoint.
 """
@@ -31,6 +31,7 @@ from pathlib import Path
 from paw_min.envs import corpus
 from paw_min.envs.pool import LockStep
 from paw_min.envs.retrievers import open_retriever
+from paw_min.envs.search_thread import SearchThread
 
 COLUMNS = ("question", "golden_answers", "data_source", "env_kwargs", "reward_model")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -177,9 +178,10 @@ def setup(cfg) -> tuple:
         raise ValueError(" Also: ".join(dict.fromkeys(wrong)))
     train, held_out, retriever = found
     tasks = [str(i) for i in range(len(train) + len(held_out))]
+    remote = str(source).startswith(("http://", "https://"))
 
     def make_pool(n_envs):
-        return SearchPool(train + held_out, retriever, n_envs, cfg.max_turns, cfg.topk)
+        return SearchPool(train + held_out, retriever, n_envs, cfg.max_turns, cfg.topk, remote)
 
     return make_pool, tasks[: len(train)], tasks[len(train) :]
 
@@ -190,11 +192,13 @@ class SearchPool(LockStep):
     questions: a task is the position of its question in this list, as a string.
     retriever: see envs/retrievers.py. A `recv` serves everything sent before it, with one call of
         the retriever for all searches, in which equal queries are asked once.
+    remote: the retriever waits for a server; a thread asks it then, and `recv` answers others
+        meanwhile.
 
     info: task (the question), task_type (its data set), admissible (always []: free text), won.
     """
 
-    def __init__(self, questions, retriever, n_envs, max_turns=4, topk=3):
+    def __init__(self, questions, retriever, n_envs, max_turns=4, topk=3, remote=False):
         if min(n_envs, max_turns, topk) < 1:
             raise ValueError(f"n_envs={n_envs}, max_turns={max_turns}, topk={topk}: each must be 1 "
                              "or more.")
@@ -204,6 +208,8 @@ class SearchPool(LockStep):
         self._episodes = {}  # slot -> _Episode
         self._open = {}  # slot -> its unanswered ("reset", task) or ("step", action)
         self._ready = deque()  # (slot, result) for recv
+        self._thread = SearchThread(self._search) if remote else None
+        self._away = set()  # open slots whose searches the thread has
 
     def send(self, slot, method, argument):
         """Ask for "reset" (argument: a task) or "step" (argument: an action); does not wait."""
@@ -220,32 +226,56 @@ class SearchPool(LockStep):
                                "over): call reset first.")
         self._open[slot] = method, argument
 
-    def recv(self):
-        """(slot, result) of one request: (obs, info) or (obs, reward, done, info)."""
+    def recv(self, timeout=None):
+        """(slot, result) of one request: (obs, info) or (obs, reward, done, info).
+
+        timeout: seconds after which None is returned if nothing has come; 0: no waiting, though
+            what is not asked of a thread is served.
+        """
         if not self._open and not self._ready:
-            raise RuntimeError("recv would wait for ever: every request has been answered.")
+            if timeout is None:
+                raise RuntimeError("recv would wait for ever: every request has been answered.")
+            return None
         if not self._ready:
-            self._serve()
-        return self._ready.popleft()
+            self._serve(timeout)
+        return self._ready.popleft() if self._ready else None
 
     def close(self):
-        """Nothing runs here that would have to end."""
+        if self._thread:
+            self._thread.close()
 
-    def _serve(self):
-        """Answer all open requests; if the retriever fails, no episode has changed."""
+    def _serve(self, timeout):
+        """Answer all open requests but those away; if the retriever fails, no episode changes."""
         queries = {slot: search_query(action) for slot, (method, action) in self._open.items()
-                   if method == "step" and not self._ends(slot, action)}
-        asked = list(dict.fromkeys(query for query in queries.values() if query is not None))
-        found = self._retriever.search(asked, self._topk) if asked else []
-        hits = dict(zip(asked, found, strict=True))
-        for slot, (method, argument) in self._open.items():
+                   if slot not in self._away and method == "step" and not self._ends(slot, action)}
+        queries = {slot: query for slot, query in queries.items() if query is not None}
+        hits = self._search_apart(queries, timeout) if self._thread else self._search(queries)
+        for slot in [slot for slot in self._open if slot not in self._away]:
+            method, argument = self._open.pop(slot)
             if method == "reset":
                 self._ready.append((slot, self._reset(slot, int(argument))))
             else:
-                query = queries.get(slot)
-                observation = "" if query is None else information(hits[query])
+                observation = information(hits[slot]) if slot in hits else ""
                 self._ready.append((slot, self._step(slot, argument, observation)))
-        self._open.clear()
+
+    def _search(self, queries: dict) -> dict:
+        """{slot: query} -> {slot: hits}, one call for all; equal queries are asked once."""
+        asked = list(dict.fromkeys(queries.values()))
+        found = self._retriever.search(asked, self._topk) if asked else []
+        hits = dict(zip(asked, found, strict=True))
+        return {slot: hits[query] for slot, query in queries.items()}
+
+    def _search_apart(self, queries: dict, timeout) -> dict:
+        """Hand the queries to the thread; {slot: hits} of what it has found meanwhile."""
+        if queries:
+            self._thread.ask(queries)
+            self._away |= queries.keys()
+        others = self._open.keys() - self._away  # are there any, their answers need no waiting
+        slots, hits = self._thread.take(0 if others else timeout)
+        self._away -= set(slots)  # after an error, the next recv asks again
+        if isinstance(hits, Exception):
+            raise hits
+        return hits
 
     def _ends(self, slot: int, action: str) -> bool:
         last_turn = self._episodes[slot].turns + 1 >= self._max_turns

@@ -1,0 +1,57 @@
+"""What each rank of tests/test_dist.py does: `torchrun ... -m tests.dist_jobs OUT`.
+
+In one process, without torchrun, the same functions give the numbers to compare with.
+"""
+
+import sys
+
+import torch
+
+from paw_min import dist
+from paw_min.config import Config
+from paw_min.update import update
+from tests.test_policy import make_policy
+from tests.test_update import BASE, make_episodes
+
+EPISODES = make_episodes(n_groups=4, size=3)
+CASES = {
+    "mini-batches": dict(mini_batch=7, kl_coef=0.1, entropy_coef=0.01),
+    "one batch": dict(mini_batch=0, select_ratio=0.3, algo="gigpo"),
+    "fewer rows than ranks": dict(mini_batch=2, micro_tokens=20),
+    "baseline": dict(mini_batch=9, paw=False),
+}
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()
+
+
+def updated(settings: dict, shard: bool = False) -> dict:
+    """Metrics, gradients of the last mini-batch and weights after one update of fixed rows."""
+    cfg = Config(**BASE | dict(grad_clip=1.0, lr=1e-3) | settings)
+    policy = make_policy()  # Qwen2 with a tied head
+    reference = make_policy() if cfg.kl_coef else None
+    if shard:
+        cfg.shard = True
+        dist.shard(policy)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.lr, eps=1e-6)
+    metrics = update(cfg, policy, reference, optimizer, EPISODES, (0, 0))
+    return {
+        "metrics": {k: v for k, v in metrics.items() if not k.startswith("seconds")},
+        "gradients": {n: whole(p.grad) for n, p in policy.named_parameters()},
+        "weights": {n: whole(p).detach() for n, p in policy.named_parameters()},
+    }
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.start("cpu")
+    results = {name: updated(settings) for name, settings in CASES.items()}
+    sharded = {name: updated(settings, shard=True) for name, settings in CASES.items()}
+    if dist.rank() == 0:
+        torch.save({"replicated": results, "sharded": sharded}, sys.argv[1])
+    dist.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Several processes do what one does: real torchrun, gloo, FSDP2; a killed rank, two launchers.
+
+    python -m pytest tests/test_dist.py
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from paw_min import dist, runs
+from paw_min.envs import shops
+from tests.dist_jobs import CASES, updated
+from tests.test_policy import make_policy
+
+ROOT = Path(__file__).parent.parent
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+SMALL = dict(
+    groups=3, group_size=2, updates=2, eval_every=1, eval_tasks=4, max_turns=3, mini_batch=6,
+    micro_tokens=1500, max_response_tokens=4, max_prompt_tokens=1000, name="r", kl_coef=0.01,
+    lr=1e-4, threads=1,
+)  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def command(n: int, *script, nodes: tuple[int, int] = (1, 0), port: int = 0) -> list[str]:
+    """torchrun with n processes on each node; nodes: (how many, which one is this)."""
+    flags = ["--nproc-per-node", n, "--nnodes", nodes[0], "--node-rank", nodes[1]]
+    flags += ["--master-addr", "127.0.0.1", "--master-port", port or free_port()]
+    return [str(x) for x in [*TORCHRUN, *flags, *script]]
+
+
+def start(*args, **kwargs) -> subprocess.Popen:
+    return subprocess.Popen(
+        command(*args, **kwargs), cwd=ROOT, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen, code: int = 0, timeout: float = 120.0) -> str:
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    finally:
+        process.kill()
+    assert process.returncode == code, output
+    return output
+
+
+# ---- the same rows ----
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict:
+    return {name: updated(settings) for name, settings in CASES.items()}
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def together(request, tmp_path_factory) -> dict:
+    out = tmp_path_factory.mktemp("dist") / "out.pt"
+    finish(start(request.param, "-m", "tests.dist_jobs", out))
+    return torch.load(out)
+
+
+@pytest.mark.parametrize("how", ["replicated", "sharded"])
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_and_weights_are_those_of_one_process(alone, together, how, case):
+    """Uneven rows, fewer rows than ranks, reference and entropy terms, tied head: fp32 rounding."""
+    one, several = alone[case], together[how][case]
+    for name, gradient in one["gradients"].items():
+        torch.testing.assert_close(several["gradients"][name], gradient, atol=2e-6, rtol=1e-5)
+    for name, weight in one["weights"].items():  # lr is 1e-3: a step of Adam
+        torch.testing.assert_close(several["weights"][name], weight, atol=3e-5, rtol=0)
+    same = {k: v for k, v in one["metrics"].items() if k != "tokens_forward"}  # padding differs
+    assert {k: several["metrics"][k] for k in same} == pytest.approx(same, rel=1e-4, abs=1e-6)
+
+
+def test_the_comparison_would_show_averaged_gradients(alone):
+    """What a mean over ranks, or a sum of per-rank means, would make of the same gradients."""
+    gradients = alone["mini-batches"]["gradients"]
+    with pytest.raises(AssertionError):
+        for gradient in gradients.values():
+            torch.testing.assert_close(gradient / 2, gradient, atol=2e-6, rtol=1e-5)
+
+
+def test_without_torchrun_there_is_one_rank():
+    assert (dist.rank(), dist.world()) == (0, 1) and dist.start("cpu") == "cpu"
+    tensor = torch.ones(3)
+    dist.add_up([tensor])
+    assert tensor.tolist() == [1.0, 1.0, 1.0] and dist.gather([1, 2]) == [1, 2]
+
+
+# ---- whole runs ----
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory) -> list[str]:
+    """run_webshop.py with a tiny random model and a small shop; without --out."""
+    folder = tmp_path_factory.mktemp("webshop")
+    make_policy("qwen3").save(folder / "model")
+    settings = SMALL | {"data": shops.generate(folder / "shop", 30, seed=0)}
+    settings |= {"model": folder / "model"}
+    flags = [f"--{key.replace('_', '-')}={value}" for key, value in settings.items()]
+    return ["run_webshop.py", *flags]
+
+
+def numbers(folder: Path) -> list[dict]:
+    timed = ("seconds", "generator_idle", "env_wait", "tokens_forward")
+    return [
+        {k: v for k, v in line.items() if not k.startswith(timed)}
+        for line in runs.read_metrics(folder)
+    ]
+
+
+def same(ours: list[dict], theirs: list[dict]) -> bool:
+    return len(ours) == len(theirs) and all(
+        a == pytest.approx(b, rel=1e-3, abs=1e-5) for a, b in zip(ours, theirs)
+    )
+
+
+@pytest.fixture(scope="module")
+def one_rank(script, tmp_path_factory) -> list[dict]:
+    """Metrics of three updates by one process."""
+    out = tmp_path_factory.mktemp("one")
+    subprocess.run([sys.executable, *script, "--updates=3", f"--out={out}"], cwd=ROOT, check=True)
+    return numbers(out / "r")
+
+
+def test_two_ranks_then_one_or_three(script, one_rank, tmp_path):
+    """Three groups on two ranks; any number of ranks goes on from their checkpoint."""
+    output = finish(start(2, *script, f"--out={tmp_path / 'two'}"))
+    assert "2 ranks" in output and output.count("held-out success") == 1  # one voice
+    assert same(numbers(tmp_path / "two" / "r"), one_rank[:3])
+    for n in (1, 3):
+        shutil.copytree(tmp_path / "two", tmp_path / str(n))
+        finish(start(n, *script, "--updates=3", f"--out={tmp_path / str(n)}"))
+        assert same(numbers(tmp_path / str(n) / "r"), one_rank)
+
+
+def test_two_launchers_are_one_run(script, one_rank, tmp_path):
+    """The README's recipe for two nodes, both of them this machine."""
+    port = free_port()
+    nodes = [
+        start(1, *script, f"--out={tmp_path}", nodes=(2, node), port=port) for node in range(2)
+    ]
+    outputs = [finish(node) for node in nodes]
+    assert "2 ranks" in outputs[0] and "2 ranks" not in outputs[1]
+    assert same(numbers(tmp_path / "r"), one_rank[:3])
+
+
+def children(pid: int) -> list[int]:
+    """Processes that `pid` has started, in the order of their numbers."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return sorted(int(child) for task in tasks for child in task.read_text().split())
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_ends_the_run_with_a_sentence(script, tmp_path, victim):
+    process = start(2, *script, "--updates=100000", f"--out={tmp_path}")
+    metrics, limit = tmp_path / "r" / "metrics.jsonl", time.monotonic() + 90
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
+        assert process.poll() is None and time.monotonic() < limit
+        time.sleep(0.1)
+    command_lines = {p: Path(f"/proc/{p}/cmdline").read_bytes() for p in children(process.pid)}
+    ranks = [p for p, line in command_lines.items() if b"run_webshop" in line]
+    os.kill(ranks[victim], signal.SIGKILL)
+    output = finish(process, code=1, timeout=60)
+    assert "lost the others: one of them ended" in output
+    assert "the same command goes on from the last" in output
+    assert json.loads(metrics.read_text().splitlines()[-1])["update"] >= 2
+
+
+def test_bad_settings_are_named_once(script, tmp_path):
+    output = finish(start(2, *script, "--model", tmp_path, f"--out={tmp_path}"), code=1)
+    assert output.count("holds no config.json") == 1
+    output = finish(start(2, *script, "--groups", 0, f"--out={tmp_path}"), code=1)
+    assert output.count("--groups 0 is out of range") == 1

@@ -1,0 +1,106 @@
+"""The head in chunks, its gradient by hand: equal to the plain formula, and never wide.
+
+    python -m pytest tests/test_head.py
+
+Fifty words, eleven positions, chunks of one to a hundred positions.
+"""
+
+import pytest
+import torch
+
+from paw_min import head
+from paw_min.select import full_entropy
+
+M, D, V, N_ENTROPY = 11, 6, 50, 7
+
+
+def inputs(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(M, D, generator=generator, dtype=dtype).requires_grad_()
+    weight = torch.randn(V, D, generator=generator, dtype=dtype).requires_grad_()
+    return hidden, weight, torch.randint(V, (M,), generator=generator)
+
+
+def plain(hidden, weight, target, n_entropy):
+    logits = hidden @ weight.T
+    logp = logits.log_softmax(-1).gather(-1, target[:, None])[:, 0]
+    entropy = full_entropy(logits[:n_entropy])
+    return logp, torch.cat([entropy, entropy.new_zeros(len(hidden) - n_entropy)])
+
+
+@pytest.fixture(params=[1, 3, 4, 7, 100])
+def chunk(request, monkeypatch):
+    """Positions of a chunk; 3 and 4 leave a remainder, 7 cuts exactly where entropy ends."""
+    monkeypatch.setattr(head, "CHUNK", request.param * V + V // 2)
+    return request.param
+
+
+@pytest.mark.parametrize("n_entropy", [0, N_ENTROPY, M])
+def test_values_and_gradients_equal_the_plain_formula(chunk, n_entropy):
+    results = []
+    for function in (head.token_scores, plain):
+        hidden, weight, target = inputs()
+        logp, entropy = function(hidden, weight, target, n_entropy)
+        weights = torch.linspace(-1, 2, M)  # another upstream gradient for each position
+        ((weights * logp).sum() + (weights * entropy.square()).sum()).backward()
+        results.append([logp, entropy, hidden.grad, weight.grad])
+    for ours, theirs in zip(*results):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_gradients_equal_finite_differences(chunk):
+    hidden, weight, target = inputs(torch.float64)
+    assert torch.autograd.gradcheck(
+        lambda h, w: head.token_scores(h, w, target, N_ENTROPY), (hidden, weight)
+    )
+
+
+def test_a_tied_weight_gets_both_gradients(chunk):
+    results = []
+    for function in (head.token_scores, plain):
+        _, weight, target = inputs()
+        logp, entropy = function(torch.tanh(weight[target]), weight, target, N_ENTROPY)
+        (logp.sum() - entropy.sum()).backward()
+        results.append(weight.grad)
+    torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("with_gradient", [True, False])
+def test_no_tensor_is_wider_than_a_chunk(chunk, with_gradient):
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            wide = isinstance(out, torch.Tensor) and out.ndim == 2 and out.shape[1] == V
+            if wide and len(out) != D:  # (D, V) is the weight seen from the side
+                largest = max(largest, len(out))
+            return out
+
+    hidden, weight, target = inputs()
+    with Watch(), torch.set_grad_enabled(with_gradient):
+        logp, entropy = head.token_scores(hidden, weight, target, N_ENTROPY)
+        if with_gradient:
+            (logp.sum() + entropy.sum()).backward()
+    assert largest == min(chunk, N_ENTROPY)
+    assert logp.requires_grad == with_gradient
+
+
+def test_bf16_products_give_fp32_results(chunk):
+    """Only products are rounded: log-probabilities still sum to 1, gradients of W are fp32."""
+    hidden, weight, _ = inputs()
+    everything = torch.arange(V)
+    one = hidden[:1].detach().bfloat16().expand(V, D).clone().requires_grad_()
+    logp, entropy = head.token_scores(one, weight, everything, V)
+    assert logp.dtype == entropy.dtype == torch.float32
+    torch.testing.assert_close(logp.exp().sum(), torch.tensor(1.0), atol=1e-5, rtol=0)
+    logp.sum().backward()
+    assert weight.grad.dtype == torch.float32 and one.grad.dtype == torch.bfloat16
+
+
+def test_nothing_to_score():
+    hidden, weight, target = inputs()
+    logp, entropy = head.token_scores(hidden[:0], weight, target[:0], 0)
+    (logp.sum() + entropy.sum()).backward()
+    assert logp.shape == (0,) and weight.grad.abs().sum() == 0

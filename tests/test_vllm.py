@@ -1,0 +1,318 @@
+"""The real vLLM beside a trainer: the same log-probabilities, in step after every sync.
+
+    python -m pytest tests/test_vllm.py
+
+The engine's numbers are compared with those of transformers, not with Policy: |log-prob by the
+model - log-prob by the sampler| per sampled token, in nats. In fp32 rounding makes that 3e-6; the
+trainer stops a run at 1e-3; what is lost by a broken sync is here always over 5e-2.
+"""
+
+import json
+import random
+import sys
+from collections import deque
+from itertools import islice
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import multiprocessing
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from paw_min import sampler as sampler_module
+from paw_min import tiny
+from paw_min.config import UserError
+from paw_min.policy import Policy
+from paw_min.sampler import HFSampler, Request, VLLMSampler
+
+TEXTS = ["go to shelf 1", "<think></think><action>take mug 1 from desk 2</action>", "a b c d e f g"]
+ROUNDING, BROKEN = 1e-4, 5e-2  # the limit of the trainer lies between
+LONGEST = 640
+
+
+def make_policy(tied: bool) -> Policy:
+    """As in test_policy.py, with heads of 32 numbers: the CPU kernels know none smaller."""
+    tokenizer = tiny.make_tokenizer(TEXTS)
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=tied,
+        pad_token_id=0, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(config)
+    for name, p in model.named_parameters():
+        if "norm" not in name:
+            torch.nn.init.normal_(p, std=0.3)
+    return Policy(model, tokenizer)
+
+
+def start(folder, tied: bool, precision: str = "fp32") -> tuple[Policy, VLLMSampler]:
+    policy = make_policy(tied)
+    policy.save(folder)
+    published = {"top_k": 1, "repetition_penalty": 5.0, "eos_token_id": [3, 4, 5, 6]}
+    (folder / "generation_config.json").write_text(json.dumps(published))  # all to be ignored
+    state = torch.get_rng_state()
+    sampler = VLLMSampler(str(folder), LONGEST, precision, memory_share=0.4, seed=0)
+    assert torch.equal(state, torch.get_rng_state())  # vLLM seeds it
+    torch.set_num_threads(1)
+    assert torch.get_num_threads() == 1  # vLLM replaces the function
+    return policy, sampler
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory):
+    """name -> (policy, sampler); tests may add to it. All end together: one ends what all share."""
+    names = ("tied", "untied")
+    made = {name: start(tmp_path_factory.mktemp(name), name == "tied") for name in names}
+    yield made
+    for _, sampler in made.values():
+        sampler.close()
+    assert not dist.is_initialized()  # vLLM made a process group, of one rank
+
+
+def anew(engines, name: str) -> tuple[Policy, VLLMSampler]:
+    """The engine, and the policy with the weights it began with."""
+    policy, sampler = engines[name]
+    policy.model.load_state_dict(make_policy(name == "tied").model.state_dict())
+    return policy, sampler
+
+
+@pytest.fixture(params=["tied", "untied"])
+def both(engines, request):
+    return anew(engines, request.param)
+
+
+@pytest.fixture
+def tied(engines):
+    return anew(engines, "tied")
+
+
+def requests(n: int, length: int = 40, seed: int = 0) -> list[Request]:
+    draw = random.Random(seed)
+    return [Request(i, [draw.randrange(3, 20) for _ in range(length)], 100 + i) for i in range(n)]
+
+
+def answer(policy, sampler, asked, temperature=1.0, max_tokens=30) -> dict:
+    with sampler.sync(policy):
+        parts = list(sampler.generate(deque(asked), temperature, max_tokens))
+    return {response.key: response for part in parts for response in part}
+
+
+@torch.no_grad()
+def gap(policy, asked, answers, temperature=1.0) -> float:
+    """Mean |log-prob by transformers - log-prob by the sampler| over all sampled tokens."""
+    total = []
+    for r in asked:
+        ids, n = answers[r.key].ids, len(r.prompt)
+        logits = policy.model(torch.tensor([r.prompt + ids])).logits[0, n - 1 : -1]  # (T, V)
+        logp = (logits / temperature).log_softmax(-1)[range(len(ids)), ids]  # (T,)
+        total += (logp - torch.tensor(answers[r.key].logps)).abs().tolist()
+    return sum(total) / len(total)
+
+
+def learn(policy, step: int) -> None:
+    """Move the weights somewhere else, as an optimizer would."""
+    generator = torch.Generator().manual_seed(step)
+    with torch.no_grad():
+        for p in policy.model.parameters():
+            p.mul_(1 + 0.2 * torch.randn(p.shape, generator=generator))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_log_probs_are_the_trainers_after_every_sync(both, temperature):
+    policy, sampler = both
+    for k in range(3):
+        asked = requests(12, length=200)  # over one block of 128 tokens: the prefix cache is in use
+        answers = answer(policy, sampler, asked, temperature)
+        assert len(answers) == 12
+        assert gap(policy, asked, answers, temperature) < ROUNDING
+        learn(policy, k)
+        assert gap(policy, asked, answers, temperature) > BROKEN
+
+
+def test_a_sync_without_the_tied_heads_second_name_shows(tied, monkeypatch):
+    policy, sampler = tied
+    learn(policy, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(sampler_module, "full_weights", lambda model: model.named_parameters())
+        assert gap(policy, requests(4), answer(policy, sampler, requests(4))) > BROKEN
+    assert gap(policy, requests(4), answer(policy, sampler, requests(4))) < ROUNDING
+
+
+def test_a_sync_that_keeps_the_prefix_cache_shows(both, monkeypatch):
+    policy, sampler = both
+    asked = requests(4, length=300)
+    answer(policy, sampler, asked)
+    learn(policy, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(sampler.llm, "reset_prefix_cache", lambda: True)
+        assert gap(policy, asked, answer(policy, sampler, asked)) > BROKEN
+    assert gap(policy, asked, answer(policy, sampler, asked)) < ROUNDING
+
+
+def test_log_probs_before_the_temperature_show(engines, monkeypatch, tmp_path):
+    import vllm
+
+    make = vllm.LLM
+    raw = {"logprobs_mode": "raw_logprobs"}
+    monkeypatch.setattr(vllm, "LLM", lambda *a, **options: make(*a, **{**options, **raw}))
+    policy, sampler = engines["raw"] = start(tmp_path, tied=True)
+    assert gap(policy, requests(4), answer(policy, sampler, requests(4), 0.6), 0.6) > BROKEN
+
+
+def test_bf16_engine_takes_fp32_weights(engines, tmp_path):
+    policy, sampler = engines["bf16"] = start(tmp_path, tied=True, precision="bf16")
+    learn(policy, 3)
+    answers = answer(policy, sampler, requests(8))
+    assert ROUNDING < gap(policy, requests(8), answers) < 0.1  # the trainer's limit for bf16
+    learn(policy, 4)
+    assert gap(policy, requests(8), answers) > 0.3
+
+
+def test_samples_follow_the_whole_distribution(tied):
+    policy, sampler = tied
+    prompt, n = requests(1)[0].prompt, 3000
+    answers = answer(policy, sampler, [Request(i, prompt, i) for i in range(n)], 2.0, 1)
+    drawn = torch.tensor([answers[i].ids[0] for i in range(n)])
+    share = torch.bincount(drawn, minlength=len(policy.tokenizer)) / n
+    with torch.no_grad():
+        p = (policy.model(torch.tensor([prompt])).logits[0, -1] / 2.0).softmax(-1)
+    assert ((share - p).abs() < 4.5 * (p * (1 - p) / n).sqrt() + 1 / n).all()
+    assert (p > 0.02).sum() > 5  # there is something to choose
+
+
+def test_equal_prompts_differ_and_seeds_replay(tied):
+    policy, sampler = tied
+    group = [Request(i, requests(1)[0].prompt, seed=i) for i in range(8)]
+    first = answer(policy, sampler, group, 2.0)
+    assert len({tuple(r.ids) for r in first.values()}) == 8
+    torch.rand(3)
+    other = requests(20, length=30)[8:] + group[::-1]
+    again = answer(policy, sampler, other, 2.0)
+    assert all(again[i].ids == first[i].ids for i in range(8))
+
+
+def test_more_prompts_than_one_pass_reads(tied):
+    policy, sampler = tied
+    asked = requests(64, length=500)
+    first = answer(policy, sampler, asked)
+    assert gap(policy, asked, first) < ROUNDING
+    again = answer(policy, sampler, asked)
+    assert [again[i].ids for i in range(64)] == [first[i].ids for i in range(64)]
+
+
+def test_the_trainers_generator_is_left_alone(tied):
+    policy, sampler = tied
+    torch.manual_seed(5)
+    expected = torch.rand(4)
+    torch.manual_seed(5)
+    answer(policy, sampler, requests(4))
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_responses_end_with_the_first_end_token(tied):
+    policy, sampler = tied
+    answers = answer(policy, sampler, requests(40), max_tokens=20)
+    ended = [r.ids for r in answers.values() if r.ids[-1] in policy.eos_ids]
+    cut = [r.ids for r in answers.values() if r.ids[-1] not in policy.eos_ids]
+    assert ended and cut
+    assert all(len(ids) == 20 for ids in cut)
+    assert not any(token in policy.eos_ids for ids in cut + ended for token in ids[:-1])
+    assert {3, 4, 5, 6} & {token for ids in cut for token in ids}  # eos of the file, not of policy
+
+
+def test_greedy_at_temperature_0(both):
+    policy, sampler = both
+    theirs, ours = (answer(policy, s, requests(8), 0.0) for s in (sampler, HFSampler()))
+    assert [theirs[i].ids for i in range(8)] == [ours[i].ids for i in range(8)]
+    assert gap(policy, requests(8), theirs) < ROUNDING
+
+
+def test_late_requests_are_answered_while_others_run(tied):
+    policy, sampler = tied
+    answers = answer(policy, sampler, requests(40), max_tokens=200)
+    by_length = sorted(requests(40), key=lambda r: len(answers[r.key].ids))
+    early, late = by_length[-1], by_length[0]
+    steps = len(answers[late.key].ids)
+    assert len(answers[early.key].ids) > steps + 10
+    with sampler.sync(policy):
+        queue = deque([early])
+        run = sampler.generate(queue, 1.0, 200)
+        assert not any(islice(run, 5))
+        queue.append(late)
+        finished = [r.key for part in islice(run, steps) for r in part]
+        assert finished == [late.key]
+        assert [r for part in run for r in part] == [answers[early.key]]
+
+
+def test_abandoned_generation_leaves_nothing(tied):
+    policy, sampler = tied
+    expected = answer(policy, sampler, requests(2))
+    policy.eos_ids, ends = [], policy.eos_ids  # they run to the last token
+
+    def abandon():
+        for _ in sampler.generate(deque(requests(6)), 1.0, 500):
+            raise KeyError
+
+    with pytest.raises(KeyError) as kept, sampler.sync(policy):  # the traceback keeps the generator
+        abandon()
+    assert not sampler.llm.llm_engine.has_unfinished_requests()
+    policy.eos_ids = ends
+    assert answer(policy, sampler, requests(2)) == expected
+    with sampler.sync(policy):
+        with pytest.raises(KeyError) as kept:
+            abandon()
+        parts = list(sampler.generate(deque(requests(2)), 1.0, 30))
+    assert {r.key: r for part in parts for r in part} == expected
+    del kept
+
+
+def test_what_is_wrong_is_said_in_a_sentence(tied, monkeypatch, tmp_path):
+    tied[0].save(tmp_path)
+    with pytest.raises(UserError, match="cannot run .* with 99999 tokens.*max_model_len"):
+        VLLMSampler(str(tmp_path), 99999, "fp32", 0.4, 0)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "vllm", None)
+        with pytest.raises(UserError, match="pip install -r requirements-vllm.txt, or use --sam"):
+            VLLMSampler("nowhere", 8, "fp32", 0.4, 0)
+    monkeypatch.setattr(tied[1].llm, "collective_rpc", lambda f: [{"self": None}])
+    with pytest.raises(UserError, match="vllm 0.12 cannot take over weights .* vllm==0.32.0"):
+        tied[1]._check_reload("0.12")
+
+
+def two_ranks(rank: int, folder) -> None:
+    """One of two processes: an engine each, uneven work, weights whole and sharded."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+    sampler = VLLMSampler(str(folder), LONGEST, "fp32", memory_share=0.4, seed=0)
+    policy, shards = make_policy(tied=True), make_policy(tied=True)
+    for k, source in enumerate((policy, shards)):
+        if source is shards:
+            learn(policy, k)
+            learn(shards, k)
+            fully_shard(shards.model, mesh=init_device_mesh("cpu", (2,)))
+        asked = requests(2 + 9 * rank, length=30 + 200 * rank, seed=rank)
+        answers = answer(source, sampler, asked, max_tokens=10 + 40 * rank)
+        assert gap(policy, asked, answers) < ROUNDING
+        both = torch.ones(())
+        dist.all_reduce(both)
+        assert both == 2
+    sampler.close()
+    assert not dist.is_initialized()
+
+
+def test_two_ranks_with_uneven_work(tmp_path, monkeypatch):
+    make_policy(tied=True).save(tmp_path)
+    context = multiprocessing.get_context("spawn")
+    ranks = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))  # as torchrun does
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        ranks.append(context.Process(target=two_ranks, args=(rank, tmp_path), daemon=True))
+        ranks[-1].start()
+    for process in ranks:
+        process.join()
+    assert [process.exitcode for process in ranks] == [0, 0]
