@@ -25,6 +25,7 @@ are equal). The gradients of the two are compared: |difference| / |gradient|, wo
 --quick: once instead of three times. About three minutes.
 """
 
+# ruff: noqa: E402 (the repository has to be on the path before paw_min is imported)
 import argparse
 import json
 import os

@@ -45,11 +45,16 @@ def start(device: str) -> str:
     return device
 
 
+@contextmanager
+def together():
+    """A block that the ranks leave together: who goes early breaks the call others are in."""
+    yield
+    with suppress(UserError):  # ... which here is no loss
+        barrier()
+
+
 def finish() -> None:
-    """Leave together: who leaves earlier breaks the last call of those that are still in it."""
-    if dist.is_initialized():
-        with suppress(UserError):  # ... which happens here, where it is no loss
-            barrier()
+    if dist.is_initialized():  # a sampler of vLLM has done so when it ended
         dist.destroy_process_group()
 
 
@@ -63,7 +68,7 @@ def world() -> int:
 
 def signed(message: str) -> str:
     """Who says it. What is wrong before the ranks have met is wrong for all: rank 0 says it."""
-    if dist.is_initialized():
+    if world() > 1:
         return f"rank {rank()}: {message}"
     return message if os.environ.get("RANK", "0") == "0" else ""
 

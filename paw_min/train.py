@@ -10,6 +10,7 @@ the optimizer has to be restored, and on a CPU the numbers are those of a run ne
 import importlib
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -20,12 +21,13 @@ from paw_min.evaluate import evaluate, summarize, transcript
 from paw_min.plot import draw
 from paw_min.policy import load_policy, load_tokenizer
 from paw_min.rollout import rollout
-from paw_min.runs import Run
-from paw_min.sampler import HFSampler, VLLMSampler
+from paw_min.runs import Run, read_metrics
+from paw_min.sampler import HFSampler
 from paw_min.scoring import sampler_gap
 from paw_min.tasks import draw_groups, panel
 from paw_min.tiny import STANDINS
 from paw_min.update import NonFinite, update
+from paw_min.vllm_sampler import VLLMSampler
 
 
 def main(presets: dict[str, dict], doc: str) -> None:
@@ -66,7 +68,7 @@ def train(cfg: Config, eval_only: bool = False) -> None:
         dist.shard(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay)
     seats = max(cfg.groups * cfg.group_size, min(len(panel_tasks), 128))
-    with make_pool(-(-seats // dist.world())) as pool:
+    with closing(sampler), dist.together(), make_pool(-(-seats // dist.world())) as pool:
         if eval_only:
             metrics, episodes = evaluate(cfg, policy, sampler, pool, panel_tasks)
             run.write("episodes.md", transcript(episodes))
@@ -103,9 +105,9 @@ def train(cfg: Config, eval_only: bool = False) -> None:
                 run.save(policy, optimizer, k)
             if dist.rank() == 0 and "eval_success" in metrics and not last:
                 draw([run.folder])
-    if dist.rank() == 0:
-        draw([run.folder])
-        report(run)
+        if dist.rank() == 0:
+            draw([run.folder])
+            report(run)
 
 
 def make_sampler(cfg: Config, folder: str, precision: str):
@@ -253,7 +255,7 @@ def console_line(m: dict) -> str:
 
 def report(run: Run) -> None:
     """Held-out success, and the benchmark's own score where it has one, before and after."""
-    evaluated = [line for line in run.metrics() if "eval_success" in line]
+    evaluated = [line for line in read_metrics(run.folder) if "eval_success" in line]
     for key, form in (("success", ".3f"), ("score", ".1f")):
         if evaluated and f"eval_{key}" in evaluated[0]:
             before, after = evaluated[0], evaluated[-1]

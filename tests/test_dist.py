@@ -18,6 +18,7 @@ import torch
 
 from paw_min import dist, runs
 from paw_min.envs import shops
+from paw_min.tiny import STANDINS
 from tests.dist_jobs import CASES, updated
 from tests.test_policy import make_policy
 
@@ -147,6 +148,20 @@ def test_two_ranks_then_one_or_three(script, one_rank, tmp_path):
         shutil.copytree(tmp_path / "two", tmp_path / str(n))
         finish(start(n, *script, "--updates=3", f"--out={tmp_path / str(n)}"))
         assert same(numbers(tmp_path / str(n) / "r"), one_rank)
+
+
+def test_vllm_on_sharded_ranks_then_one_that_is_whole(script, tmp_path):
+    """Same draws, rows and weights as one unsharded rank with an engine; then the same again."""
+    tiny = f"--model={STANDINS / 'webshop'}"  # the engine needs heads of 32
+    flags = [*script, tiny, "--sampler=vllm", "--groups=2", "--max-response-tokens=6"]
+    subprocess.run(
+        [sys.executable, *flags, "--updates=3", f"--out={tmp_path / 'one'}"], cwd=ROOT, check=True
+    )
+    finish(start(2, *flags, "--shard", f"--out={tmp_path / 'two'}"))
+    finish(start(1, *flags, "--updates=3", f"--out={tmp_path / 'two'}"))
+    one, two = numbers(tmp_path / "one" / "r"), numbers(tmp_path / "two" / "r")
+    assert [line.pop("sampler_gap") < 1e-5 for line in one[1:] + two[1:]] == [True] * 6
+    assert same(two, one)
 
 
 def test_two_launchers_are_one_run(script, one_rank, tmp_path):

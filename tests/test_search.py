@@ -281,7 +281,7 @@ class Server(Library):
     def search(self, queries, k):
         found = super().search(queries, k)
         self.under_way.release()
-        self.gate.acquire()
+        self.gate.acquire(timeout=10)
         if "fail" in queries and len(self.calls) == 1:
             raise ConnectionError("down")
         return found
@@ -305,7 +305,7 @@ def test_a_server_that_searches_holds_nobody_up(remote):
     pool, server = remote
     ask(pool, 0, "a")
     assert pool.recv(0) is None and pool.recv(0.01) is None
-    server.under_way.acquire()
+    assert server.under_way.acquire(timeout=10)
     pool.send(1, "step", ANSWER)
     assert pool.recv()[0] == 1  # answered while the search is under way
     ask(pool, 2, "b")
@@ -330,12 +330,12 @@ def test_a_server_that_fails_leaves_the_episodes_as_they_were(remote):
     pool, server = remote
     ask(pool, 0, "fail")
     assert pool.recv(0) is None
+    assert server.under_way.acquire(timeout=10)
     ask(pool, 1, "b")
     assert pool.recv(0) is None
-    server.under_way.acquire()
     pool.send(2, "step", "")
-    server.gate.release(2)
-    server.under_way.acquire()  # the first call has ended, the second has begun
+    server.gate.release()
+    assert server.under_way.acquire(timeout=10)  # the first call has ended, the second has begun
     with pytest.raises(ConnectionError, match="down"):
         pool.recv()
     server.gate.release(2)
@@ -350,7 +350,7 @@ def test_closing_does_not_wait_for_a_server(remote):
     pool, server = remote
     ask(pool, 0, "a")
     assert pool.recv(0) is None
-    server.under_way.acquire()
+    assert server.under_way.acquire(timeout=10)
     thread = pool._thread._thread
     pool.close()  # returns, although the call is under way
     assert thread.is_alive() and thread.daemon

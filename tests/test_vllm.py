@@ -21,11 +21,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from paw_min import sampler as sampler_module
-from paw_min import tiny
+from paw_min import tiny, vllm_sampler
 from paw_min.config import UserError
 from paw_min.policy import Policy
-from paw_min.sampler import HFSampler, Request, VLLMSampler
+from paw_min.sampler import HFSampler, Request
+from paw_min.vllm_sampler import VLLMSampler
 
 TEXTS = ["go to shelf 1", "<think></think><action>take mug 1 from desk 2</action>", "a b c d e f g"]
 ROUNDING, BROKEN = 1e-4, 5e-2  # the limit of the trainer lies between
@@ -136,7 +136,7 @@ def test_a_sync_without_the_tied_heads_second_name_shows(tied, monkeypatch):
     policy, sampler = tied
     learn(policy, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(sampler_module, "full_weights", lambda model: model.named_parameters())
+        patch.setattr(vllm_sampler, "full_weights", lambda model: model.named_parameters())
         assert gap(policy, requests(4), answer(policy, sampler, requests(4))) > BROKEN
     assert gap(policy, requests(4), answer(policy, sampler, requests(4))) < ROUNDING
 

@@ -1,0 +1,197 @@
+"""What PaW adds to GRPO: time and memory of one whole update on the same rows.
+
+    python bench/overhead.py [--quick] [--gpu] [--out bench/results/overhead.json]
+
+The paper measures a step of ALFWorld with Qwen2.5-1.5B, rollout included: +2.1 % time, +2.4 % peak
+memory (Fig. 5). Here: `paw_min.update.update` alone, without the rollout, which PaW leaves as it is
+and which would dilute the difference; on rows with the lengths of ALFWorld and of WebShop (see
+`SHAPES` in update.py), in the paper's settings: old log-probs, KL to a reference, mini-batches,
+clipped MAE on the observations of three rows in four.
+
+Aim: at most +1.0 % of each, or what the observations add in tokens plus 0.3 points if that is more.
+
+Model: random weights. On a GPU the config of Qwen2.5-1.5B, bf16, 512 rows, mini-batches as in the
+paper. On a CPU a small one with the same share of parameters in the head, 64 rows of half the
+length, fp32, and chunks of the head with as many positions as there. Activations are recomputed in
+the backward pass.
+
+Time: GRPO and PaW in turn in one process, CPU seconds of one thread (GPU: seconds), the least of
+each phase; old pass, reference and optimizer do the same work in both and have one time. For
+comparison `time_pairs`, the median over the turns of (PaW / GRPO), whole updates, noise included.
+Memory: peak above that of the imported libraries, weights and optimizer included, each in a process
+of its own. --quick: two turns instead of six. About three minutes.
+"""
+
+# ruff: noqa: E402 (the repository has to be on the path before paw_min is imported)
+import argparse
+import json
+import random
+import statistics
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+
+import torch
+from transformers import Qwen2Config
+from update import QWEN, REST, VOCABULARY, child, make_policy, make_rows, memory, now, versions
+from update import write as write_report
+
+from paw_min import head, update
+from paw_min.config import Config
+from paw_min.rollout import Episode
+
+SMALL = dict(hidden_size=64, num_attention_heads=2, num_key_value_heads=1, intermediate_size=1120,
+             num_hidden_layers=4, tie_word_embeddings=True, vocab_size=2500)  # fmt: skip
+ROWS, SCALE, MICRO_TOKENS = {"cpu": 64, "cuda": 512}, {"cpu": 0.5, "cuda": 1.0}, {"cpu": 2048}
+MINI_BATCHES = {"alfworld": 256, "webshop": 64}  # rows, A.1
+STEPS, GROUP = 4, 8  # rows of an episode, episodes of a group
+SAME, OWN = ("old_pass", "reference", "optimizer"), ("forward", "backward", "rest")  # phases
+
+
+def make_episodes(shape: str, device: str, vocabulary: int) -> list[Episode]:
+    """Episodes of STEPS rows, half of them won at random."""
+    rows = make_rows(shape, ROWS[device], vocabulary, SCALE[device])
+    rng = random.Random(0)
+    episodes = []
+    for n in range(0, len(rows), STEPS):
+        group, number = n // STEPS // GROUP, n // STEPS
+        for row in rows[n : n + STEPS]:
+            row.group, row.trajectory = group, number
+        rows[n + STEPS - 1].reward = rng.choice([0.0, 10.0])
+        episodes.append(Episode("", group, number, rows[n : n + STEPS]))
+    return episodes
+
+
+class Bench:
+    """One policy, reference and optimizer, and updates with or without PaW on them."""
+
+    def __init__(self, shape: str, device: str):
+        torch.set_num_threads(1)
+        self.device = device
+        if device == "cpu":
+            config, precision = Qwen2Config(**SMALL), "fp32"
+            head.CHUNK = head.CHUNK * config.vocab_size // VOCABULARY
+        else:
+            config, precision = Qwen2Config(vocab_size=VOCABULARY, **QWEN, **REST), "bf16"
+        self.episodes = make_episodes(shape, device, config.vocab_size)
+        self.base = memory(device)
+        self.policy = make_policy(config, device, precision)
+        self.reference = make_policy(config, device, precision).requires_grad_(False)
+        self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=1e-6)
+        mini = MINI_BATCHES[shape] if device == "cuda" else ROWS[device] // 2
+        tokens = MICRO_TOKENS.get(device, Config.micro_tokens)
+        self.cfg = {paw: Config(paw=paw, mini_batch=mini, micro_tokens=tokens, precision=precision)
+                    for paw in (False, True)}  # fmt: skip
+        self.seconds = defaultdict(float)
+        self.watch()
+
+    def watch(self) -> None:
+        """Time the phases of an update: wrap what they are made of."""
+
+        def timed(function, phase):
+            def run(*arguments, **options):
+                name, start = phase(*arguments), now(self.device)
+                result = function(*arguments, **options)
+                self.seconds[name] += now(self.device) - start
+                return result
+
+            return run
+
+        score, forward = update.score_actions, self.policy.forward
+        update.score_actions = timed(
+            score, lambda cfg, policy, *_: "old_pass" if policy is self.policy else "reference"
+        )
+        self.policy.forward = timed(
+            forward, lambda *_: "forward" if torch.is_grad_enabled() else "in old_pass"
+        )
+        torch.Tensor.backward = timed(torch.Tensor.backward, lambda *_: "backward")
+        self.optimizer.step = timed(self.optimizer.step, lambda *_: "optimizer")
+
+    def update(self, paw: bool) -> tuple[dict, dict]:
+        """One update -> seconds of each phase and in all, metrics."""
+        self.seconds.clear()
+        start = now(self.device)
+        metrics = update.update(
+            self.cfg[paw], self.policy, self.reference, self.optimizer, self.episodes, (0, 1)
+        )
+        seconds = {"total": now(self.device) - start} | self.seconds
+        known = sum(seconds[phase] for phase in SAME + OWN[:2])
+        seconds["rest"] = seconds["total"] - known
+        return seconds, metrics
+
+
+def measure(shape: str, what: str, device: str, turns: int) -> dict:
+    """what: "time", or "grpo" or "paw" for the memory of one update."""
+    bench = Bench(shape, device)
+    if what != "time":
+        bench.update(what == "paw")
+        return {"peak_mb": (memory(device) - bench.base) / 2**20}
+    bench.update(True)  # warm
+    found = {False: [], True: []}
+    for turn in range(turns):
+        for paw in (False, True) if turn % 2 else (True, False):
+            seconds, metrics = bench.update(paw)
+            found[paw].append((seconds, metrics))
+    return {"grpo": found[False], "paw": found[True],
+            "parameters": bench.policy.model.num_parameters(), **versions(device)}  # fmt: skip
+
+
+def summary(timing: dict, peaks: dict, tokens: int) -> dict:
+    """Relative differences in percent, and the breakdown in seconds."""
+    grpo, paw = ([seconds for seconds, _ in timing[name]] for name in ("grpo", "paw"))
+    best = {
+        name: {phase: min(s[phase] for s in grpo + paw) for phase in SAME}
+        | {phase: min(s[phase] for s in own) for phase in OWN}
+        for name, own in (("grpo", grpo), ("paw", paw))
+    }
+    total = {name: sum(phases.values()) for name, phases in best.items()}
+    more = timing["paw"][0][1]["tokens_trained"] - timing["grpo"][0][1]["tokens_trained"]
+    percent = {
+        "observation_tokens": more / tokens,
+        "time": total["paw"] / total["grpo"] - 1,
+        "time_pairs": statistics.median(b["total"] / a["total"] for a, b in zip(grpo, paw)) - 1,
+        "memory": peaks["paw"] / peaks["grpo"] - 1,
+    }
+    percent["aim"] = max(0.01, percent["observation_tokens"] + 0.003)
+    return {
+        "percent": {name: round(100 * value, 2) for name, value in percent.items()},
+        "peak_mb": {name: round(value, 1) for name, value in peaks.items()},
+        "seconds": {name: {"total": round(total[name], 3)}
+                    | {phase: round(value, 3) for phase, value in phases.items()}
+                    for name, phases in best.items()},
+        "tokens": tokens,
+        "tokens_forward": {name: int(timing[name][0][1]["tokens_forward"]) for name in peaks},
+    }  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="two turns instead of six")
+    parser.add_argument("--gpu", action="store_true", help="Qwen2.5-1.5B's size, on a GPU")
+    parser.add_argument("--out", default="bench/results/overhead.json")
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)  # shape, what
+    args = parser.parse_args()
+    device, turns = "cuda" if args.gpu else "cpu", 2 if args.quick else 6
+    if args.child:
+        print(json.dumps(measure(*args.child, device, turns)))
+        return
+
+    flags = ["--quick"] * args.quick + ["--gpu"] * args.gpu
+    report = {"command": " ".join(["python bench/overhead.py", *flags])}
+    for shape in ("alfworld", "webshop"):
+        peaks = {name: child(__file__, "memory", *flags, "--child", shape, name)["peak_mb"]
+                 for name in ("grpo", "paw")}  # fmt: skip
+        timing = child(__file__, "time", *flags, "--child", shape, "time")
+        rows = make_rows(shape, ROWS[device], 10, SCALE[device])
+        tokens = sum(len(r.prompt_ids) + len(r.response_ids) for r in rows)
+        report[shape] = summary(timing, peaks, tokens)
+    report |= {key: timing[key] for key in ("parameters", "device", "versions")}
+    report["rows"] = ROWS[device]
+    write_report(report, args.out)
+
+
+if __name__ == "__main__":
+    main()
