@@ -17,7 +17,8 @@ the backward pass.
 
 Time: GRPO and PaW in turn in one process, CPU seconds of one thread (GPU: seconds), the least of
 each phase; old pass, reference and optimizer do the same work in both and have one time. For
-comparison `time_pairs`, the median over the turns of (PaW / GRPO), whole updates, noise included.
+comparison `time_pairs`, the median over the turns of (PaW / GRPO), whole updates, noise included;
+and `operations`, those of matrix products and attention, which are counted and have no noise.
 Memory: peak above that of the imported libraries, weights and optimizer included, each in a process
 of its own. --quick: two turns instead of six. About three minutes.
 """
@@ -35,6 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen2Config
 from update import QWEN, REST, VOCABULARY, child, make_policy, make_rows, memory, now, versions
 from update import write as write_report
@@ -135,7 +137,12 @@ def measure(shape: str, what: str, device: str, turns: int) -> dict:
         for paw in (False, True) if turn % 2 else (True, False):
             seconds, metrics = bench.update(paw)
             found[paw].append((seconds, metrics))
-    return {"grpo": found[False], "paw": found[True],
+    operations = {}
+    for paw in (False, True):
+        with FlopCounterMode(display=False) as counter:
+            bench.update(paw)
+        operations["paw" if paw else "grpo"] = counter.get_total_flops()
+    return {"grpo": found[False], "paw": found[True], "operations": operations,
             "parameters": bench.policy.model.num_parameters(), **versions(device)}  # fmt: skip
 
 
@@ -152,6 +159,7 @@ def summary(timing: dict, peaks: dict, tokens: int) -> dict:
     percent = {
         "observation_tokens": more / tokens,
         "time": total["paw"] / total["grpo"] - 1,
+        "operations": timing["operations"]["paw"] / timing["operations"]["grpo"] - 1,
         "time_pairs": statistics.median(b["total"] / a["total"] for a, b in zip(grpo, paw)) - 1,
         "memory": peaks["paw"] / peaks["grpo"] - 1,
     }

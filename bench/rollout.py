@@ -41,9 +41,13 @@ from paw_min.envs.pool import EnvPool  # torch is imported in main(), not in eac
 
 SIGMA = 1.2  # spread of the logarithm of a delay: the mean is 2.05 medians, one in 100 above 16
 SIZES = {  # rounds: with delays, and without, where a round is short and noisy
-    "quick": dict(episodes=8, turns=(2, 4), median=0.05, tokens=24, end_share=1 / 12, rounds=(1, 1)),
+    "quick": dict(
+        episodes=8, turns=(2, 4), median=0.05, tokens=24, end_share=1 / 12, rounds=(1, 1)
+    ),
     "cpu": dict(episodes=16, turns=(4, 8), median=0.1, tokens=48, end_share=1 / 24, rounds=(2, 5)),
-    "gpu": dict(episodes=128, turns=(5, 10), median=0.2, tokens=256, end_share=1 / 100, rounds=(2, 3)),
+    "gpu": dict(
+        episodes=128, turns=(5, 10), median=0.2, tokens=256, end_share=1 / 100, rounds=(2, 3)
+    ),
 }
 WORDS = [f"w{i}" for i in range(500)]
 NARROW = dict(vocab_size=600, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
