@@ -20,7 +20,7 @@ PRESETS = {
     "tiny": dict(
         prompt="compact", history_length=1, max_prompt_tokens=400, max_response_tokens=16,
         max_obs_tokens=64, max_turns=16, groups=8, group_size=8, updates=12, eval_every=4,
-        eval_tasks=60, lr=2e-4, mini_batch=256, micro_tokens=8192, kl_coef=0.0, entropy_coef=0.0,
+        eval_tasks=60, lr=2e-4, mini_batch=256, micro_tokens=2048, kl_coef=0.0, entropy_coef=0.0,
         # Groups that differ in format alone would get full-size advantages, see the README.
         invalid_penalty=0.0, threads=1,
     ),

@@ -11,7 +11,7 @@ clipped MAE on the observations of three rows in four.
 Aim: at most +1.0 % of each, or what the observations add in tokens plus 0.3 points if that is more.
 
 Model: random weights. On a GPU the config of Qwen2.5-1.5B, bf16, 512 rows, mini-batches as in the
-paper. On a CPU a small one with the same share of parameters in the head, 64 rows of half the
+paper. On a CPU a small one with the same share of parameters in the head, 48 rows of half the
 length, fp32, and chunks of the head with as many positions as there. Activations are recomputed in
 the backward pass.
 
@@ -20,7 +20,7 @@ each phase; old pass, reference and optimizer do the same work in both and have 
 comparison `time_pairs`, the median over the turns of (PaW / GRPO), whole updates, noise included;
 and `operations`, those of matrix products and attention, which are counted and have no noise.
 Memory: peak above that of the imported libraries, weights and optimizer included, each in a process
-of its own. --quick: two turns instead of six. About three minutes.
+of its own. --quick: two turns instead of five. About three minutes.
 """
 
 # ruff: noqa: E402 (the repository has to be on the path before paw_min is imported)
@@ -47,9 +47,9 @@ from paw_min.rollout import Episode
 
 SMALL = dict(hidden_size=64, num_attention_heads=2, num_key_value_heads=1, intermediate_size=1120,
              num_hidden_layers=4, tie_word_embeddings=True, vocab_size=2500)  # fmt: skip
-ROWS, SCALE, MICRO_TOKENS = {"cpu": 64, "cuda": 512}, {"cpu": 0.5, "cuda": 1.0}, {"cpu": 2048}
+ROWS, SCALE, MICRO_TOKENS = {"cpu": 48, "cuda": 512}, {"cpu": 0.5, "cuda": 1.0}, {"cpu": 2048}
 MINI_BATCHES = {"alfworld": 256, "webshop": 64}  # rows, A.1
-STEPS, GROUP = 4, 8  # rows of an episode, episodes of a group
+STEPS, GROUP = 4, 4  # rows of an episode, episodes of a group
 SAME, OWN = ("old_pass", "reference", "optimizer"), ("forward", "backward", "rest")  # phases
 
 
@@ -177,12 +177,12 @@ def summary(timing: dict, peaks: dict, tokens: int) -> dict:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="two turns instead of six")
+    parser.add_argument("--quick", action="store_true", help="two turns instead of five")
     parser.add_argument("--gpu", action="store_true", help="Qwen2.5-1.5B's size, on a GPU")
     parser.add_argument("--out", default="bench/results/overhead.json")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)  # shape, what
     args = parser.parse_args()
-    device, turns = "cuda" if args.gpu else "cpu", 2 if args.quick else 6
+    device, turns = "cuda" if args.gpu else "cpu", 2 if args.quick else 5
     if args.child:
         print(json.dumps(measure(*args.child, device, turns)))
         return
