@@ -20,13 +20,13 @@ each phase; old pass, reference and optimizer do the same work in both and have 
 comparison `time_pairs`, the median over the turns of (PaW / GRPO), whole updates, noise included;
 and `operations`, those of matrix products and attention, which are counted and have no noise.
 Memory: peak above that of the imported libraries, weights and optimizer included, each in a process
-of its own. --quick: two turns instead of five. About three minutes.
+of its own, which plans whole mini-batches of the paper (256 rows, WebShop 64), half of --micro-tokens
+on a CPU, and ends after the first micro-batch, the largest. --quick: two turns instead of five. About three minutes.
 """
 
 # ruff: noqa: E402 (the repository has to be on the path before paw_min is imported)
 import argparse
 import json
-import random
 import statistics
 import sys
 from collections import defaultdict
@@ -47,22 +47,22 @@ from paw_min.rollout import Episode
 
 SMALL = dict(hidden_size=64, num_attention_heads=2, num_key_value_heads=1, intermediate_size=1120,
              num_hidden_layers=4, tie_word_embeddings=True, vocab_size=2500)  # fmt: skip
-ROWS, SCALE, MICRO_TOKENS = {"cpu": 48, "cuda": 512}, {"cpu": 0.5, "cuda": 1.0}, {"cpu": 2048}
+ROWS, SCALE = {"cpu": 48, "cuda": 512}, {"cpu": 0.5, "cuda": 1.0}
+MICRO_TOKENS = 2048  # on a CPU, for times
 MINI_BATCHES = {"alfworld": 256, "webshop": 64}  # rows, A.1
 STEPS, GROUP = 4, 4  # rows of an episode, episodes of a group
 SAME, OWN = ("old_pass", "reference", "optimizer"), ("forward", "backward", "rest")  # phases
 
 
-def make_episodes(shape: str, device: str, vocabulary: int) -> list[Episode]:
-    """Episodes of STEPS rows, half of them won at random."""
-    rows = make_rows(shape, ROWS[device], vocabulary, SCALE[device])
-    rng = random.Random(0)
+def make_episodes(shape: str, device: str, n_rows: int, vocabulary: int) -> list[Episode]:
+    """Episodes of STEPS rows, every other one won."""
+    rows = make_rows(shape, n_rows, vocabulary, SCALE[device])
     episodes = []
     for n in range(0, len(rows), STEPS):
         group, number = n // STEPS // GROUP, n // STEPS
         for row in rows[n : n + STEPS]:
             row.group, row.trajectory = group, number
-        rows[n + STEPS - 1].reward = rng.choice([0.0, 10.0])
+        rows[n + STEPS - 1].reward = 10.0 * (number % 2)
         episodes.append(Episode("", group, number, rows[n : n + STEPS]))
     return episodes
 
@@ -70,21 +70,26 @@ def make_episodes(shape: str, device: str, vocabulary: int) -> list[Episode]:
 class Bench:
     """One policy, reference and optimizer, and updates with or without PaW on them."""
 
-    def __init__(self, shape: str, device: str):
+    def __init__(self, shape: str, device: str, what: str):
         torch.set_num_threads(1)
+        mini, tokens = MINI_BATCHES[shape], round(SCALE[device] * Config.micro_tokens)
+        n_rows = ROWS[device] if what == "time" else mini
+        if device == "cpu" and what == "time":
+            mini, tokens = n_rows // 2, MICRO_TOKENS
         self.device = device
         if device == "cpu":
             config, precision = Qwen2Config(**SMALL), "fp32"
             head.CHUNK = head.CHUNK * config.vocab_size // VOCABULARY
         else:
             config, precision = Qwen2Config(vocab_size=VOCABULARY, **QWEN, **REST), "bf16"
-        self.episodes = make_episodes(shape, device, config.vocab_size)
+        self.episodes = make_episodes(shape, device, n_rows, config.vocab_size)
         self.base = memory(device)
         self.policy = make_policy(config, device, precision)
         self.reference = make_policy(config, device, precision).requires_grad_(False)
         self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=1e-6)
-        mini = MINI_BATCHES[shape] if device == "cuda" else ROWS[device] // 2
-        tokens = MICRO_TOKENS.get(device, Config.micro_tokens)
+        for p in self.policy.parameters():
+            p.grad = torch.ones_like(p).zero_()  # written to, so that its memory is there
+        self.optimizer.step()
         self.cfg = {paw: Config(paw=paw, mini_batch=mini, micro_tokens=tokens, precision=precision)
                     for paw in (False, True)}  # fmt: skip
         self.seconds = defaultdict(float)
@@ -112,6 +117,15 @@ class Bench:
         torch.Tensor.backward = timed(torch.Tensor.backward, lambda *_: "backward")
         self.optimizer.step = timed(self.optimizer.step, lambda *_: "optimizer")
 
+    def stop_after_backward(self) -> None:
+        backward = torch.Tensor.backward
+
+        def last(loss):
+            backward(loss)
+            raise StopIteration
+
+        torch.Tensor.backward = last
+
     def update(self, paw: bool) -> tuple[dict, dict]:
         """One update -> seconds of each phase and in all, metrics."""
         self.seconds.clear()
@@ -127,10 +141,13 @@ class Bench:
 
 def measure(shape: str, what: str, device: str, turns: int) -> dict:
     """what: "time", or "grpo" or "paw" for the memory of one update."""
-    bench = Bench(shape, device)
+    bench = Bench(shape, device, what)
     if what != "time":
-        bench.update(what == "paw")
-        return {"peak_mb": (memory(device) - bench.base) / 2**20}
+        bench.stop_after_backward()
+        try:
+            bench.update(what == "paw")
+        except StopIteration:
+            return {"peak_mb": (memory(device) - bench.base) / 2**20}
     bench.update(True)  # warm
     found = {False: [], True: []}
     for turn in range(turns):

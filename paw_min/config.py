@@ -134,11 +134,26 @@ def check(cfg: Config) -> None:
             "--shard leaves no rank a whole model that transformers could generate with: add "
             "--sampler vllm."
         )
-    if cfg.device.startswith("cuda"):
-        import torch
+    if cfg.sampler == "vllm" and max(cfg.temperature, cfg.eval_temperature) > 2:
+        raise UserError(
+            f"--temperature {cfg.temperature} or --eval-temperature {cfg.eval_temperature}: vLLM "
+            "stops at 2; use less, or --sampler transformers."
+        )
+    if cfg.device != "auto":
+        check_device(cfg)
 
-        if not torch.cuda.is_available():
-            raise UserError(f"--device {cfg.device}: torch sees no GPU here; use --device cpu.")
+
+def check_device(cfg: Config) -> None:
+    import torch
+
+    gpu = torch.cuda.is_available()
+    if cfg.device.startswith("cuda") and not gpu:
+        raise UserError(f"--device {cfg.device}: torch sees no GPU here; use --device cpu.")
+    if cfg.sampler == "vllm" and gpu and cfg.device != "cuda":
+        raise UserError(
+            f"--device {cfg.device}: vLLM takes the first GPU that it sees; leave --device out and "
+            "choose the GPU by CUDA_VISIBLE_DEVICES, or use --sampler transformers."
+        )
 
 
 def parse_args(presets: dict[str, dict], doc: str, argv: list[str] | None = None):

@@ -27,7 +27,7 @@ from paw_min.scoring import sampler_gap
 from paw_min.tasks import draw_groups, panel
 from paw_min.tiny import STANDINS
 from paw_min.update import NonFinite, update
-from paw_min.vllm_sampler import VLLMSampler
+from paw_min.vllm_sampler import VLLMSampler, check_installed
 
 
 def main(presets: dict[str, dict], doc: str) -> None:
@@ -53,6 +53,8 @@ def train(cfg: Config, eval_only: bool = False) -> None:
     if precision == "auto":
         precision = "bf16" if device.startswith("cuda") else "fp32"
     start_model = str(cfg.model or STANDINS / cfg.env)
+    if cfg.sampler == "vllm":
+        check_installed()
     with dist.rank_0_first():  # it makes the folders and, on first use, the data
         run = Run(cfg)
         load_tokenizer(start_model)
@@ -137,6 +139,8 @@ def plan(cfg: Config) -> None:
     start_model = str(cfg.model or STANDINS / cfg.env)
     missing = []
     try:
+        if cfg.sampler == "vllm":
+            check_installed()
         load_tokenizer(start_model)
         print(f"model     {start_model}")
     except UserError as error:

@@ -11,6 +11,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from itertools import count
 
 import torch
@@ -50,7 +51,9 @@ class VLLMSampler:
         # Read by vLLM when it is imported: the engine in this process, no page of log per start.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-        vllm = import_vllm()
+        check_installed()
+        import vllm
+
         several = dist.is_initialized() and dist.get_world_size() > 1
         self.gpu = torch.cuda.is_available()
         here = dict(gpu_memory_utilization=memory_share, enable_sleep_mode=True)
@@ -175,14 +178,9 @@ class VLLMSampler:
         self.running.clear()
 
 
-def import_vllm():
-    try:
-        import vllm
-    except ModuleNotFoundError as error:
-        if error.name != "vllm":
-            raise
+def check_installed() -> None:
+    if find_spec("vllm") is None:
         raise UserError(
             "--sampler vllm needs the package vllm: pip install -r requirements-vllm.txt, "
             "or use --sampler transformers."
-        ) from error
-    return vllm
+        )

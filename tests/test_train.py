@@ -299,6 +299,7 @@ def test_corrupt_game_is_named(config, games_root, tmp_path):
         (["--rho", "1.5"], "--rho 1.5 is out of range: it must be above 0 and at most 1"),
         (["--select-ratio", "0"], "--select-ratio 0.0 is out of range"),
         (["--shard"], "add --sampler vllm"),
+        (["--sampler", "vllm", "--temperature", "2.5"], "--temperature 2.5 or --eval-temp"),
         (["--old-logp", "sampler", "--is-cap", "0.5"], "--is-cap 0.5 is out of range"),
         (["--group-size", "1"], "--group-size 1 leaves nothing to compare"),
         (["--device", "cuda"], "torch sees no GPU"),

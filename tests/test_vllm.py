@@ -22,9 +22,11 @@ from torch.distributed.fsdp import fully_shard
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from paw_min import tiny, vllm_sampler
-from paw_min.config import UserError
+from paw_min.config import Config, UserError
 from paw_min.policy import Policy
+from paw_min.rollout import Episode, Transition
 from paw_min.sampler import HFSampler, Request
+from paw_min.train import check_sync
 from paw_min.vllm_sampler import VLLMSampler
 
 TEXTS = ["go to shelf 1", "<think></think><action>take mug 1 from desk 2</action>", "a b c d e f g"]
@@ -112,6 +114,25 @@ def gap(policy, asked, answers, temperature=1.0) -> float:
     return sum(total) / len(total)
 
 
+def stops(policy, asked, answers, temperature=1.0) -> bool:
+    """Would train.py end the run on these answers, in a sentence?"""
+    policy.temperature = temperature
+    episodes = [Episode("a task", i, i) for i in range(len(asked))]
+    for e, r in zip(episodes, asked):
+        ids, logps = answers[r.key].ids, answers[r.key].logps
+        e.transitions.append(
+            Transition(r.prompt, ids, logps, [], 0.0, True, True, "", e.group, e.trajectory, turn=0)
+        )
+    try:
+        check_sync(Config(), policy, episodes, 3)
+    except UserError as error:
+        assert "update 3: the sampler's log-probabilities are" in str(error)
+        return True
+    finally:
+        policy.temperature = 1.0
+    return False
+
+
 def learn(policy, step: int) -> None:
     """Move the weights somewhere else, as an optimizer would."""
     generator = torch.Generator().manual_seed(step)
@@ -128,8 +149,10 @@ def test_log_probs_are_the_trainers_after_every_sync(both, temperature):
         answers = answer(policy, sampler, asked, temperature)
         assert len(answers) == 12
         assert gap(policy, asked, answers, temperature) < ROUNDING
+        assert not stops(policy, asked, answers, temperature)
         learn(policy, k)
         assert gap(policy, asked, answers, temperature) > BROKEN
+        assert stops(policy, asked, answers, temperature)
 
 
 def test_a_sync_without_the_tied_heads_second_name_shows(tied, monkeypatch):
@@ -137,7 +160,8 @@ def test_a_sync_without_the_tied_heads_second_name_shows(tied, monkeypatch):
     learn(policy, 1)
     with monkeypatch.context() as patch:
         patch.setattr(vllm_sampler, "full_weights", lambda model: model.named_parameters())
-        assert gap(policy, requests(4), answer(policy, sampler, requests(4))) > BROKEN
+        answers = answer(policy, sampler, requests(4))
+        assert gap(policy, requests(4), answers) > BROKEN and stops(policy, requests(4), answers)
     assert gap(policy, requests(4), answer(policy, sampler, requests(4))) < ROUNDING
 
 
@@ -148,7 +172,8 @@ def test_a_sync_that_keeps_the_prefix_cache_shows(both, monkeypatch):
     learn(policy, 2)
     with monkeypatch.context() as patch:
         patch.setattr(sampler.llm, "reset_prefix_cache", lambda: True)
-        assert gap(policy, asked, answer(policy, sampler, asked)) > BROKEN
+        answers = answer(policy, sampler, asked)
+        assert gap(policy, asked, answers) > BROKEN and stops(policy, asked, answers)
     assert gap(policy, asked, answer(policy, sampler, asked)) < ROUNDING
 
 
@@ -159,7 +184,9 @@ def test_log_probs_before_the_temperature_show(engines, monkeypatch, tmp_path):
     raw = {"logprobs_mode": "raw_logprobs"}
     monkeypatch.setattr(vllm, "LLM", lambda *a, **options: make(*a, **{**options, **raw}))
     policy, sampler = engines["raw"] = start(tmp_path, tied=True)
-    assert gap(policy, requests(4), answer(policy, sampler, requests(4), 0.6), 0.6) > BROKEN
+    answers = answer(policy, sampler, requests(4), 0.6)
+    assert gap(policy, requests(4), answers, 0.6) > BROKEN
+    assert stops(policy, requests(4), answers, 0.6)
 
 
 def test_bf16_engine_takes_fp32_weights(engines, tmp_path):
