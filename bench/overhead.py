@@ -15,13 +15,17 @@ paper. On a CPU a small one with the same share of parameters in the head, 48 ro
 length, fp32, and chunks of the head with as many positions as there. Activations are recomputed in
 the backward pass.
 
-Time: GRPO and PaW in turn in one process, CPU seconds of one thread (GPU: seconds), the least of
-each phase; old pass, reference and optimizer do the same work in both and have one time. For
-comparison `time_pairs`, the median over the turns of (PaW / GRPO), whole updates, noise included;
-and `operations`, those of matrix products and attention, which are counted and have no noise.
+Time: GRPO and PaW in turn in one process, CPU seconds of one thread (GPU: seconds). Every turn does
+the same calls in the same order; each counts with the least of its times, which leaves out what
+other programs disturb. Old pass, reference and optimizer do the same work in both and have one
+time. For comparison `time_pairs`, the median over the turns of (PaW / GRPO), whole updates, noise
+included; and `operations`, those of matrix products and attention, counted, without noise.
+
 Memory: peak above that of the imported libraries, weights and optimizer included, each in a process
-of its own, which plans whole mini-batches of the paper (256 rows, WebShop 64), half of --micro-tokens
-on a CPU, and ends after the first micro-batch, the largest. --quick: two turns instead of five. About three minutes.
+of its own, which plans whole mini-batches of the paper (256 rows, WebShop 64), on a CPU with half
+of --micro-tokens, and ends after the first micro-batch, the largest.
+
+--quick: two turns instead of five. About three minutes on an idle machine.
 """
 
 # ruff: noqa: E402 (the repository has to be on the path before paw_min is imported)
@@ -92,7 +96,7 @@ class Bench:
         self.optimizer.step()
         self.cfg = {paw: Config(paw=paw, mini_batch=mini, micro_tokens=tokens, precision=precision)
                     for paw in (False, True)}  # fmt: skip
-        self.seconds = defaultdict(float)
+        self.seconds = defaultdict(list)
         self.watch()
 
     def watch(self) -> None:
@@ -102,7 +106,7 @@ class Bench:
             def run(*arguments, **options):
                 name, start = phase(*arguments), now(self.device)
                 result = function(*arguments, **options)
-                self.seconds[name] += now(self.device) - start
+                self.seconds[name].append(now(self.device) - start)
                 return result
 
             return run
@@ -127,15 +131,15 @@ class Bench:
         torch.Tensor.backward = last
 
     def update(self, paw: bool) -> tuple[dict, dict]:
-        """One update -> seconds of each phase and in all, metrics."""
+        """One update -> seconds of each call by phase, metrics."""
         self.seconds.clear()
         start = now(self.device)
         metrics = update.update(
             self.cfg[paw], self.policy, self.reference, self.optimizer, self.episodes, (0, 1)
         )
-        seconds = {"total": now(self.device) - start} | self.seconds
-        known = sum(seconds[phase] for phase in SAME + OWN[:2])
-        seconds["rest"] = seconds["total"] - known
+        seconds = {"total": [now(self.device) - start]} | self.seconds
+        known = sum(sum(seconds[phase]) for phase in SAME + OWN[:2])
+        seconds["rest"] = [seconds["total"][0] - known]
         return seconds, metrics
 
 
@@ -166,9 +170,13 @@ def measure(shape: str, what: str, device: str, turns: int) -> dict:
 def summary(timing: dict, peaks: dict, tokens: int) -> dict:
     """Relative differences in percent, and the breakdown in seconds."""
     grpo, paw = ([seconds for seconds, _ in timing[name]] for name in ("grpo", "paw"))
+
+    def least(turns: list, phase: str) -> float:
+        return sum(min(times) for times in zip(*(s[phase] for s in turns), strict=True))
+
     best = {
-        name: {phase: min(s[phase] for s in grpo + paw) for phase in SAME}
-        | {phase: min(s[phase] for s in own) for phase in OWN}
+        name: {phase: least(grpo + paw, phase) for phase in SAME}
+        | {phase: least(own, phase) for phase in OWN}
         for name, own in (("grpo", grpo), ("paw", paw))
     }
     total = {name: sum(phases.values()) for name, phases in best.items()}
@@ -177,7 +185,8 @@ def summary(timing: dict, peaks: dict, tokens: int) -> dict:
         "observation_tokens": more / tokens,
         "time": total["paw"] / total["grpo"] - 1,
         "operations": timing["operations"]["paw"] / timing["operations"]["grpo"] - 1,
-        "time_pairs": statistics.median(b["total"] / a["total"] for a, b in zip(grpo, paw)) - 1,
+        "time_pairs": statistics.median(b["total"][0] / a["total"][0] for a, b in zip(grpo, paw))
+        - 1,
         "memory": peaks["paw"] / peaks["grpo"] - 1,
     }
     percent["aim"] = max(0.01, percent["observation_tokens"] + 0.003)

@@ -43,6 +43,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import torch
+import transformers
+from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from paw_min import batches, cmae, losses
@@ -86,12 +88,9 @@ def make_rows(shape: str, n: int, vocabulary: int, scale=1.0, seed: int = 0) -> 
 
 def make_policy(config: Qwen2Config, device: str, precision: str) -> Policy:
     """A policy with random weights; nothing here needs its tokenizer to have words."""
-    from tokenizers import Tokenizer, models
-
+    words = Tokenizer(models.WordLevel({"<pad>": 0, "<end>": 1}, unk_token="<pad>"))
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel({"<pad>": 0, "<end>": 1}, unk_token="<pad>")),
-        pad_token="<pad>",
-        eos_token="<end>",
+        tokenizer_object=words, pad_token="<pad>", eos_token="<end>"
     )
     torch.manual_seed(0)
     with torch.device(device):
@@ -102,10 +101,8 @@ def make_policy(config: Qwen2Config, device: str, precision: str) -> Policy:
 
 
 def versions(device: str) -> dict:
-    import transformers
-
-    found = {"python": platform.python_version(), "torch": torch.__version__}
-    found["transformers"] = transformers.__version__
+    found = {"torch": torch.__version__, "transformers": transformers.__version__}
+    found["python"] = platform.python_version()
     name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, 1 thread"
     return {"device": name, "versions": found}
 
@@ -140,7 +137,7 @@ def plain_parts(policy: Policy, rows, teaches, width: int, micro_rows: int):
         logp = all_logp.gather(-1, ids[:, 1:, None])[..., 0]  # (B, L - 1)
         entropy = -(all_logp.exp() * all_logp).sum(-1)  # (B, L - 1)
         yield logp, entropy, action_mask[:, 1:], obs_mask[:, 1:], micro
-        del logits, all_logp, logp, entropy
+        del logits, all_logp
 
 
 def our_parts(policy: Policy, rows, teaches, width: int, micro_rows: int):
@@ -177,13 +174,12 @@ def measure(variant: str, what: str, device: str, samples: Path) -> dict:
     base, start = memory(device), now(device)
     parts = plain_parts if variant == "plain" else our_parts
     total = 0.0
-    for logp, entropy, action, obs, micro in parts(
-        policy, rows, teaches, width, MICRO_ROWS[device]
-    ):
-        part = joint_loss(logp, entropy, action, obs, advantage[list(micro)], n_tokens, len(rows))
+    micro_rows = MICRO_ROWS[device]
+    for *scored, micro in parts(policy, rows, teaches, width, micro_rows):
+        part = joint_loss(*scored, advantage[list(micro)], n_tokens, len(rows))
         part.backward()
         total += part.item()
-        del logp, entropy, part
+        del scored, part
         if what == "memory":
             break
     seconds, peak = now(device) - start, memory(device) - base
