@@ -79,9 +79,12 @@ class Policy(torch.nn.Module):
         decoder, head = self.model.get_decoder(), self.model.get_output_embeddings()
         with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=bf16):
             hidden = decoder(
-                input_ids=batch.ids, position_ids=batch.positions, use_cache=False
+                input_ids=batch.ids,
+                attention_mask=batch.mask,
+                position_ids=batch.positions,
+                use_cache=False,
             ).last_hidden_state
-        hidden = hidden.flatten(0, 1)[batch.at - 1]  # (M, D): position t - 1 predicts token t
+        hidden = hidden.flatten(0, 1)[batch.before]  # (M, D): position t - 1 predicts token t
         divisor = torch.ones_like(hidden[:, :1])  # (M, 1)
         divisor[: batch.n_action] = self.temperature
         hidden = hidden / divisor  # the logits are linear in it

@@ -14,25 +14,35 @@ from paw_min.config import Config
 from paw_min.policy import Policy
 
 
-def micro_batches(cfg: Config, rows, mini: list[int], weight: Tensor) -> list[list[int]]:
-    """This rank's part of a mini-batch, as many micro-batches as every rank has.
+def micro_batches(
+    cfg: Config, policy: Policy, rows, mini: list[int], weight: Tensor
+) -> list[list[list[int]]]:
+    """This rank's part of a mini-batch: micro-batches, each a list of families of rows.
 
-    Rows of like length share one, up to cfg.micro_tokens with padding: less padding, same gradient.
-    weight: (N,); rows with a weight bring their observation along.
+    Rows with equal prompts are a family, families of like length share a micro-batch, up to
+    cfg.micro_tokens with padding: less to compute, same gradient. Every rank has as many
+    micro-batches. weight: (N,); rows with a weight bring their observation along.
     """
-    lengths = [
-        len(rows[i].prompt_ids)
-        + len(rows[i].response_ids)
-        + (len(rows[i].obs_ids) if weight[i] > 0 else 0)
-        for i in mini
+    tails = [
+        len(rows[i].response_ids) + (len(rows[i].obs_ids) if weight[i] > 0 else 0) for i in mini
     ]
+    families = [[j] for j in range(len(mini))]
+    if not policy.packed:  # there, no mask tells the members of a family apart
+        prompts = [rows[i].prompt_ids for i in mini]
+        families = batches.find_families(prompts, tails, cfg.micro_tokens)
+    lengths = [len(rows[mini[f[0]]].prompt_ids) + sum(tails[j] for j in f) for f in families]
     plan = batches.plan(lengths, cfg.micro_tokens, multiple=dist.world())
     plan += [[]] * (-len(plan) % dist.world())
-    return [[mini[j] for j in micro] for micro in plan[dist.rank() :: dist.world()]]
+    mine = plan[dist.rank() :: dist.world()]
+    return [[[mini[j] for j in families[k]] for k in micro] for micro in mine]
 
 
-def lay_out(policy: Policy, rows, with_obs: list[bool]) -> batches.Batch:
-    return batches.collate(rows, with_obs, policy.pad_id, policy.device, policy.packed)
+def lay_out(policy: Policy, rows, families: list[list[int]], with_obs: list[bool]):
+    """The batch of these families, their rows one after the other; with_obs: one for each row."""
+    part = [rows[i] for family in families for i in family]
+    counter = iter(range(len(part)))
+    local = [[next(counter) for _ in family] for family in families]
+    return batches.collate(part, with_obs, policy.pad_id, policy.device, policy.packed, local)
 
 
 @torch.no_grad()
@@ -40,9 +50,10 @@ def score_actions(cfg: Config, policy: Policy, rows) -> tuple[Tensor, Tensor]:
     """Log-probs of the sampled action tokens, and Eq. 4's entropy of each row -> (N, T), (N,)."""
     logp = torch.zeros(len(rows), max(len(t.response_ids) for t in rows))  # (N, T)
     entropy = torch.zeros(len(rows))  # (N,)
-    for micro in micro_batches(cfg, rows, list(range(len(rows))), torch.zeros(len(rows))):
-        part = [rows[i] for i in micro or [0]]
-        batch = lay_out(policy, part, [False] * len(part))
+    everything = list(range(len(rows)))
+    for families in micro_batches(cfg, policy, rows, everything, torch.zeros(len(rows))):
+        micro = [i for family in families for i in family]
+        batch = lay_out(policy, rows, families or [[0]], [False] * (len(micro) or 1))
         token_logp, token_entropy = policy(batch)  # (B, S), (B, S)
         if not micro:  # another rank's row, see update
             continue

@@ -68,13 +68,13 @@ def update(cfg: Config, policy: Policy, reference, optimizer, episodes, seed: tu
             mini = order[k * len(rows) // n_mini : (k + 1) * len(rows) // n_mini]
             mini_tokens = sum(len(rows[i].response_ids) for i in mini)
             optimizer.zero_grad()
-            for micro in micro_batches(cfg, rows, mini, weight):
+            for families in micro_batches(cfg, policy, rows, mini, weight):
                 # Under FSDP all ranks must compute at the same time; one that has no row left
                 # does so for a row of the others, with a loss of 0.
-                idle, micro = not micro, micro or mini[:1]
+                idle, families = not families, families or [mini[:1]]
+                micro = [i for family in families for i in family]  # B rows
                 teaches = weight[micro] > 0  # (B,)
-                part = [rows[i] for i in micro]
-                batch = lay_out(policy, part, teaches.tolist())
+                batch = lay_out(policy, rows, families, teaches.tolist())
                 n_tokens = 0 if idle else int(batch.action_mask.sum())
                 share = n_tokens / mini_tokens  # a mean over micro-batches of a token mean
                 logp, token_entropy = policy(batch)  # (B, S), (B, S)
@@ -104,6 +104,7 @@ def update(cfg: Config, policy: Policy, reference, optimizer, episodes, seed: tu
                 loss = sum(terms.values())  # Eq. 11, this micro-batch's part
                 if not torch.isfinite(loss):
                     shown = ", ".join(f"{name} {scalar(value):g}" for name, value in terms.items())
+                    part = [rows[i] for i in micro]
                     raise NonFinite(f"the loss became {scalar(loss)} ({shown})", part)
                 loss.backward()
 

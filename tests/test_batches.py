@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from paw_min.batches import collate, plan
+from paw_min.batches import collate, find_families, plan
 
 
 def row(prompt, response, observation):
@@ -41,6 +41,43 @@ def test_padded_and_packed_layouts():
     packed = collate(ROWS, [True, False, True], pad_id=0, packed=True)
     assert packed.ids.tolist() == [[1, 2, 3, 4, 5, 6, 1, 7, 2, 2, 3, 4, 5]]
     assert packed.positions.tolist() == [[0, 1, 2, 3, 4, 5, 0, 1, 0, 1, 2, 3, 4]]
+
+
+FAMILY = [row([1, 2, 3], [4, 5], [6]), row([8], [7], []), row([1, 2, 3], [9], [5, 5])]
+
+
+def test_a_family_is_one_sequence_of_a_prompt_and_tails():
+    batch = collate(FAMILY, [True, False, True], pad_id=0, families=[[0, 2], [1]])
+    assert batch.ids.tolist() == [[1, 2, 3, 4, 5, 6, 9, 5, 5], [8, 7, 0, 0, 0, 0, 0, 0, 0]]
+    assert batch.positions[0].tolist() == [0, 1, 2, 3, 4, 5, 3, 4, 5]
+    found = [[None] * 3 for _ in FAMILY]
+    places = torch.stack([batch.row, batch.slot, batch.at, batch.before], dim=1)
+    for r, slot, at, before in places.tolist():
+        found[r][slot] = batch.ids.flatten()[[before, at]].tolist()
+    assert found == [[[3, 4], [4, 5], [5, 6]], [[8, 7], None, None], [[3, 9], [9, 5], [5, 5]]]
+    seen = [batch.mask[0, 0, i].nonzero()[:, 0].tolist() for i in (1, 4, 6, 8)]
+    assert seen == [[0, 1], [0, 1, 2, 3, 4], [0, 1, 2, 6], [0, 1, 2, 6, 7, 8]]
+    assert batch.mask.any(-1).all()  # nobody is left with nothing to see, padding included
+
+
+def test_no_family_no_mask():
+    assert collate(FAMILY, [True] * 3, pad_id=0, families=[[0], [1], [2]]).mask is None
+
+
+@pytest.mark.parametrize("budget", [1, 6, 9, 12, 1000])
+def test_families_have_equal_prompts_and_room(budget):
+    rng = random.Random(budget)
+    prompts = [[rng.randrange(3)] * rng.randint(1, 2) for _ in range(60)]
+    tails = [rng.randint(1, 5) for _ in prompts]
+    families = find_families(prompts, tails, budget)
+    assert sorted(i for f in families for i in f) == list(range(60))
+    for f in families:
+        assert len({tuple(prompts[i]) for i in f}) == 1 and f == sorted(f)
+        length = len(prompts[f[0]]) + sum(tails[i] for i in f)
+        assert length <= budget or len(f) == 1
+    assert [f[0] for f in families] == sorted(f[0] for f in families)
+    if budget == 1000:
+        assert len(families) == len({tuple(p) for p in prompts})
 
 
 def test_an_observation_costs_its_own_tokens_and_nothing_else():
@@ -111,4 +148,4 @@ def test_length_sorted_micro_batches_waste_little():
 def test_on_device_of_choice():
     batch = collate(ROWS, [True] * 3, pad_id=0, device="meta", packed=True)
     moved = [v for v in vars(batch).values() if isinstance(v, torch.Tensor)]
-    assert len(moved) == 7 and all(t.is_meta for t in moved)
+    assert len(moved) == 8 and all(t.is_meta for t in moved)

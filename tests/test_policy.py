@@ -130,6 +130,22 @@ def test_gradients_equal_those_of_the_plain_formula(policy):
         torch.testing.assert_close(grad, p.grad, atol=2e-5, rtol=1e-4, msg=name)
 
 
+def test_rows_that_share_a_prompt_score_like_those_that_do_not(policy):
+    """Values and gradients; the first row's observation is out of the third row's sight."""
+    first, second, third = ROWS
+    rows = [first, second, row(first.prompt_ids, [17, 5, 2], [9, 9])]
+    rows += [row(first.prompt_ids, [16, 2], [])]
+    results = []
+    for families in (None, [[0, 2, 3], [1]]):
+        batch = collate(rows, [True, True, True, False], policy.pad_id, families=families)
+        policy.zero_grad()
+        logp, entropy = policy(batch)
+        (logp.sum() + entropy.sum()).backward()
+        results.append([logp, entropy, *(p.grad.clone() for p in policy.parameters())])
+    for apart, together in zip(*results):
+        torch.testing.assert_close(together, apart, atol=3e-5, rtol=1e-4)
+
+
 def test_packed_rows_score_like_padded_ones(policy):
     """With sdpa, too: transformers sees by the positions where a row begins."""
     results = []

@@ -10,7 +10,7 @@ import random
 import pytest
 import torch
 
-from paw_min import advantages, balance, cmae, losses, select
+from paw_min import advantages, balance, cmae, losses, scoring, select
 from paw_min import update as update_module
 from paw_min.config import Config
 from paw_min.rollout import Episode, Transition
@@ -130,6 +130,21 @@ def test_any_micro_batch_split_gives_the_same_gradient(micro_tokens):
     settings = dict(kl_coef=0.1, entropy_coef=0.1)
     whole, micro = step_of(**settings), step_of(micro_tokens=micro_tokens, **settings)
     torch.testing.assert_close(micro, whole, atol=2e-4, rtol=2e-4)  # rounding, divided by lr
+
+
+def test_shared_prompts_are_computed_once_with_the_same_gradient(monkeypatch):
+    episodes = copy.deepcopy(EPISODES)
+    for episode in episodes:
+        for t in episode.transitions[:2]:
+            t.prompt_ids = [9, 10, 11, 12, 13, 14, 15, 16] + [9 + episode.group] * 9
+    settings = dict(episodes=episodes, mini_batch=9, micro_tokens=60, kl_coef=0.1, entropy_coef=0.1)
+    shared, metrics = run(**settings)
+    monkeypatch.setattr(
+        scoring.batches, "find_families", lambda prompts, *_: [[i] for i in range(len(prompts))]
+    )
+    apart, plain = run(**settings)
+    torch.testing.assert_close(shared, apart, atol=2e-7, rtol=1e-5)
+    assert metrics["tokens_forward"] < 0.85 * plain["tokens_forward"]
 
 
 def with_logps(of) -> list[Episode]:
