@@ -1,16 +1,18 @@
-"""How much of an update would be saved by computing each prompt once?
+"""What does it bring to compute each prompt once?
 
     python bench/repeats.py [--out bench/results/repeats.json]
 
-Members of a group share their first prompt, and later ones repeat where agents do the same. Rows of
-the first rollout of each tiny preset, with its stand-in, are searched for whole prompts that occur
-again: among all rows, as in the pass for old log-probs, and within the update's own random
-mini-batches. Counted are forward tokens (prompt and response); an update is one pass over all rows
-and three passes' worth over the mini-batches (forward, and twice that backward).
+Members of a group share their first prompt, and later ones repeat where agents do the same; an
+update lays such rows out as one sequence (batches.find_families). Rows of the first rollout of each
+tiny preset, with its stand-in; of their forward tokens (prompt and response),
 
-Nothing of this is built: it would take attention masks of its own for each batch, and stand-ins, who
-say three words, repeat themselves far more than a language model that reasons at temperature 1. What
-is left for such a model is mostly the first prompts: `first_prompts` is the share that they have.
+    all_rows        are in prompts that occurred before, counting all rows (the old pass)
+    mini_batches    ... within random mini-batches of the preset's size (the training passes)
+    first_prompts   ... counting the first turns only
+
+and CPU seconds of one whole update with and without sharing, in turn, twice, the least of each.
+Stand-ins say three words, and so repeat themselves more than a language model that reasons at
+temperature 1. What is sure there is the share of the first prompts. About three minutes.
 """
 
 import argparse
@@ -21,6 +23,7 @@ import platform
 import random
 import sys
 from pathlib import Path
+from time import process_time
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -30,6 +33,7 @@ os.chdir(ROOT)
 import torch
 import transformers
 
+from paw_min import batches
 from paw_min.config import Config
 from paw_min.policy import load_policy
 from paw_min.rollout import rollout
@@ -37,9 +41,10 @@ from paw_min.sampler import HFSampler
 from paw_min.tasks import draw_groups
 from paw_min.tiny import STANDINS
 from paw_min.train import find_tasks
+from paw_min.update import update
 
 
-def rows_of(env: str) -> tuple[Config, list]:
+def play(env: str) -> tuple[Config, list]:
     cfg = Config(**importlib.import_module(f"run_{env}").PRESETS["tiny"])
     make_pool, train_tasks, _ = find_tasks(cfg)
     policy, sampler = load_policy(str(STANDINS / env)), HFSampler()
@@ -49,7 +54,7 @@ def rows_of(env: str) -> tuple[Config, list]:
         episodes, _ = rollout(
             cfg, policy, sampler, pool, tasks, groups, temperature=1.0, seed=(0, 1)
         )
-    return cfg, [row for e in episodes for row in e.transitions]
+    return cfg, episodes
 
 
 def repeated(rows: list) -> int:
@@ -63,7 +68,8 @@ def repeated(rows: list) -> int:
 
 
 def count(env: str) -> dict:
-    cfg, rows = rows_of(env)
+    cfg, episodes = play(env)
+    rows = [row for e in episodes for row in e.transitions]
     total = sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)
     order = random.Random(0).sample(rows, len(rows))
     n_mini = -(-len(rows) // cfg.mini_batch)
@@ -72,10 +78,35 @@ def count(env: str) -> dict:
     percent = {
         "all_rows": 100 * repeated(rows) / total,
         "mini_batches": 100 * minis / total,
-        "update": 100 * (repeated(rows) + 3 * minis) / (4 * total),
         "first_prompts": 100 * repeated([row for row in rows if row.turn == 0]) / total,
     }
-    return {"rows": len(rows), "percent": {k: round(v, 1) for k, v in percent.items()}}
+    apart, shared = cpu_seconds(env, cfg, episodes)
+    return {
+        "rows": len(rows),
+        "percent": {k: round(v, 1) for k, v in percent.items()},
+        "cpu_s": {"apart": round(apart, 1), "shared": round(shared, 1)},
+        "ratio": round(apart / shared, 2),
+    }
+
+
+def cpu_seconds(env: str, cfg: Config, episodes: list) -> list[float]:
+    """Of one update, every row with a prompt of its own, and shared: the least of two each."""
+    shared, times = batches.find_families, {False: [], True: []}
+    for _ in range(2):
+        for share in times:
+            batches.find_families = shared if share else alone
+            policy = load_policy(str(STANDINS / env))
+            policy.train()
+            optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.lr)
+            start = process_time()
+            update(cfg, policy, None, optimizer, episodes, (0, 1))
+            times[share].append(process_time() - start)
+    batches.find_families = shared
+    return [min(seconds) for seconds in times.values()]
+
+
+def alone(prompts: list, tails: list, budget: int) -> list[list[int]]:
+    return [[i] for i in range(len(prompts))]
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ CASES = {
     "one batch": dict(mini_batch=0, select_ratio=0.3, algo="gigpo"),
     "fewer rows than ranks": dict(mini_batch=2, micro_tokens=20),
     "baseline": dict(mini_batch=9, paw=False),
+    "bf16": dict(mini_batch=0, paw=False, precision="bf16"),
 }
 
 
@@ -28,8 +29,9 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def updated(settings: dict, shard: bool = False) -> dict:
     """Metrics, gradients of the last mini-batch and weights after one update of fixed rows."""
-    cfg = Config(**BASE | dict(grad_clip=1.0, lr=1e-3) | settings)
+    cfg = Config(**BASE | dict(grad_clip=1.0, lr=1e-3, precision="fp32") | settings)
     policy = make_policy()  # Qwen2 with a tied head
+    policy.precision = cfg.precision
     reference = make_policy() if cfg.kl_coef else None
     if shard:
         cfg.shard = True

@@ -76,7 +76,7 @@ def together(request, tmp_path_factory) -> dict:
 
 
 @pytest.mark.parametrize("how", ["replicated", "sharded"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if case != "bf16"])
 def test_gradients_and_weights_are_those_of_one_process(alone, together, how, case):
     """Uneven rows, fewer rows than ranks, reference and entropy terms, tied head: fp32 rounding."""
     one, several = alone[case], together[how][case]
@@ -86,6 +86,16 @@ def test_gradients_and_weights_are_those_of_one_process(alone, together, how, ca
         torch.testing.assert_close(several["weights"][name], weight, atol=3e-5, rtol=0)
     same = {k: v for k, v in one["metrics"].items() if k != "tokens_forward"}  # padding differs
     assert {k: several["metrics"][k] for k in same} == pytest.approx(same, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("how", ["replicated", "sharded"])
+def test_bf16_passes_over_fp32_weights(together, how):
+    """bf16 rounds by 0.4 % at each step of a pass; what is kept and updated is fp32."""
+    exact, rounded = updated(CASES["bf16"] | {"precision": "fp32"}), together[how]["bf16"]
+    for name, gradient in exact["gradients"].items():
+        distance = (rounded["gradients"][name] - gradient).norm() / gradient.norm()
+        assert 1e-3 < distance < 0.15, name
+        assert rounded["weights"][name].dtype == rounded["gradients"][name].dtype == torch.float32
 
 
 def test_the_comparison_would_show_averaged_gradients(alone):

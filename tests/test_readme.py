@@ -88,6 +88,35 @@ def test_bench_figures_are_in_the_files():
     assert f"| {bm25['resident_mb']} MB, {bm25['peak_mb']} MB while it loads |" in README
 
 
+def test_speed_figures_are_in_the_files():
+    text = " ".join(README.split())
+
+    def load(name):
+        return json.loads((ROOT / f"bench/results/{name}.json").read_text())
+
+    overhead = load("overhead")
+    for env, name in (("alfworld", "ALFWorld"), ("webshop", "WebShop")):
+        p = overhead[env]["percent"]
+        shown = f"{p['observation_tokens']:.1f} | {p['aim']:.1f} | {p['time']:+.1f} | "
+        assert f"| {name} | {shown}{p['operations']:+.1f} | {p['memory']:+.1f} |" in text
+    for which, name in (("grpo", "GRPO"), ("paw", "with PaW")):
+        seconds = overhead["alfworld"]["seconds"][which].values()
+        assert f"| {name} | {' | '.join(f'{s:.2f}' for s in seconds)} |" in text
+    update = load("update")
+    assert f"{update['speed_ratio']:.2f} times the tokens per second" in text
+    assert f"{update['memory_ratio']:.2f} of the peak memory" in text
+    for row in load("rollout")["results"]:
+        speed, idle = row["steps_per_s"], row["idle"]
+        shown = f"{speed['lock-step']:.1f} | {speed['ours']:.1f} | {row['ratio']:.2f} | "
+        shown += f"{100 * idle['lock-step']:.0f} % | {100 * idle['ours']:.0f} % |"
+        assert shown in text
+    scaling = load("scaling")
+    assert f"{scaling['whole_ratio']:.2f} times the tokens per second" in text
+    repeats = load("repeats")
+    ratios = [f"{repeats[env]['ratio']:.2f}" for env in ("alfworld", "webshop", "search")]
+    assert "{} (ALFWorld), {} (WebShop) and {} times (search)".format(*ratios) in text
+
+
 def test_every_metric_is_explained():
     table = README.partition("## Metrics")[2].partition("\n## ")[0]
     explained = set(re.findall(r"`(\w+)[`/]", table))
