@@ -112,12 +112,14 @@ class HFSampler:
             eos_token_id=policy.eos_ids,
             pad_token_id=policy.pad_id,
         )
-        out = policy.model.generate(
-            ids.to(policy.device),
-            attention_mask=mask.to(policy.device),
-            generation_config=config,
-            logits_processor=LogitsProcessorList([noise]),
-        )
+        bf16 = policy.precision == "bf16"  # as the trainer computes
+        with torch.autocast(policy.device.type, torch.bfloat16, enabled=bf16):
+            out = policy.model.generate(
+                ids.to(policy.device),
+                attention_mask=mask.to(policy.device),
+                generation_config=config,
+                logits_processor=LogitsProcessorList([noise]),
+            )
         policy.model.train(was_training)
         logps = zip(*noise.logps)  # rows of B, n tokens each
         return [

@@ -255,6 +255,23 @@ def test_logprobs_of_the_sampler_are_those_of_the_trainer(policy):
         torch.testing.assert_close(ours[: len(theirs)], theirs, atol=2e-5, rtol=0)
 
 
+def test_the_sampler_rounds_as_the_trainer_does():
+    """bf16 for both: closer to each other than to fp32."""
+    policy = make_policy(precision="bf16")
+    prompts = [r.prompt_ids for r in ROWS] * 4
+    responses = sample(policy, prompts, range(12), temperature=1.0, max_tokens=6)
+    rows = [row(prompt, r.ids, []) for prompt, r in zip(prompts, responses, strict=True)]
+    batch = collate(rows, [False] * 12, policy.pad_id)
+    theirs = torch.zeros(batch.action_mask.shape)
+    for i, response in enumerate(responses):
+        theirs[i, : len(response.logps)] = torch.tensor(response.logps)
+    gaps = {}
+    for policy.precision in ("bf16", "fp32"):
+        logp, _ = policy(batch)
+        gaps[policy.precision] = (logp - theirs)[batch.action_mask].abs().mean()
+    assert gaps["bf16"] < 0.5 * gaps["fp32"] < 0.05
+
+
 def test_requests_may_come_while_others_are_answered():
     policy, sampler = make_policy(), HFSampler()
     queue = deque([Request(0, ROWS[0].prompt_ids, 1)])
