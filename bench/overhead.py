@@ -25,7 +25,7 @@ Memory: peak above that of the imported libraries, weights and optimizer include
 of its own, which plans whole mini-batches of the paper (256 rows, WebShop 64), on a CPU with half
 of --micro-tokens, and ends after the first micro-batch, the largest.
 
---quick: two turns instead of five. About three minutes on an idle machine.
+--quick: two turns instead of four. Three to four minutes.
 """
 
 # ruff: noqa: E402 (the repository has to be on the path before paw_min is imported)
@@ -203,12 +203,12 @@ def summary(timing: dict, peaks: dict, tokens: int) -> dict:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="two turns instead of five")
+    parser.add_argument("--quick", action="store_true", help="two turns instead of four")
     parser.add_argument("--gpu", action="store_true", help="Qwen2.5-1.5B's size, on a GPU")
     parser.add_argument("--out", default="bench/results/overhead.json")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)  # shape, what
     args = parser.parse_args()
-    device, turns = "cuda" if args.gpu else "cpu", 2 if args.quick else 5
+    device, turns = "cuda" if args.gpu else "cpu", 2 if args.quick else 4
     if args.child:
         print(json.dumps(measure(*args.child, device, turns)))
         return
