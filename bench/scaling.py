@@ -111,7 +111,7 @@ def main() -> None:
     if args.worker:
         return work(args.gpu, args.updates, args.worker)
     webshop.generated_data()  # once, before anything is timed
-    rounds, updates = (1, 2) if args.quick else (2, 3)
+    rounds, updates = (1, 2) if args.quick else (2, 4)
     lines = {1: [], args.ranks: []}
     for _ in range(rounds):
         for ranks in lines:
