@@ -75,6 +75,9 @@ class Script:
     def sync(self, policy):
         yield
 
+    def close(self):
+        pass
+
     def generate(self, queue, temperature, max_tokens):
         while queue:
             key = queue.popleft().key

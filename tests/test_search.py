@@ -365,9 +365,12 @@ def test_closing_does_not_wait_for_a_server(remote):
 def test_ctrl_c_while_a_server_is_silent(remote):
     pool, server = remote
     ask(pool, 0, "a")
+    # A shell's background jobs, tests among them, are started deaf to Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         pool.recv()
+    signal.signal(signal.SIGINT, before)
 
 
 def test_a_run_asks_a_server_in_a_thread_and_a_corpus_in_order(tmp_path, monkeypatch, library):
