@@ -244,6 +244,26 @@ def test_ctrl_c_ends_the_server_quietly(corpus):
         assert process.returncode == 0 and not output.strip()
 
 
+def test_ctrl_c_at_the_very_moment_it_is_ready(corpus):
+    """Its thread has said so and has not ended: what it still does must not undo the signal."""
+    program = f"""
+import os, signal, sys, time
+from paw_min.envs import search_server
+
+def say(line, **how):
+    print(line, **how)
+    if line.startswith("ready"):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.02)  # seconds: uvicorn looks every 0.1
+
+search_server.print = say
+search_server.main(["--corpus", {str(corpus)!r}, "--port", "0"])
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, text=True, timeout=20,
+                          capture_output=True)
+    assert done.returncode == 0 and "ready after" in done.stdout and not done.stderr
+
+
 # ---- other servers ----
 
 def test_search_r1_gets_one_batched_request(fake):

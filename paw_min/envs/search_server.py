@@ -129,7 +129,8 @@ def main(argv=None):
         except (ValueError, OSError) as error:
             state.error = f"error: {error}"
         finally:  # whatever happened: no server that would be loading for ever
-            server.should_exit = state.retriever is None
+            if state.retriever is None:  # otherwise not touched: a Ctrl-C may have set it
+                server.should_exit = True
 
     print(f"{url}: loading", flush=True)
     threading.Thread(target=load_aside, daemon=True).start()
