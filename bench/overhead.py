@@ -11,7 +11,7 @@ clipped MAE on the observations of three rows in four.
 Aim: at most +1.0 % of each, or what the observations add in tokens plus 0.3 points if that is more.
 
 Model: random weights. On a GPU the config of Qwen2.5-1.5B, bf16, 512 rows, mini-batches as in the
-paper. On a CPU a small one with the same share of parameters in the head, 48 rows of half the
+paper. On a CPU a small one with the same share of parameters in the head, 32 rows of half the
 length, fp32, and chunks of the head with as many positions as there. Activations are recomputed in
 the backward pass.
 
@@ -21,11 +21,13 @@ other programs disturb. Old pass, reference and optimizer do the same work in bo
 time. For comparison `time_pairs`, the median over the turns of (PaW / GRPO), whole updates, noise
 included; and `operations`, those of matrix products and attention, counted, without noise.
 
-Memory: peak above that of the imported libraries, weights and optimizer included, each in a process
-of its own, which plans whole mini-batches of the paper (256 rows, WebShop 64), on a CPU with half
-of --micro-tokens, and ends after the first micro-batch, the largest.
+Memory: peak of what tensors take, weights and optimizer included, as the allocator counts them. An
+update that plans whole mini-batches of the paper (256 rows, WebShop 64), on a CPU with half of
+--micro-tokens, leaves out old pass and reference, which need less, and ends after the first
+micro-batch, the largest. Which rows that has, and how well they fill it, is chance: the mean of
+DRAWS draws of rows and entropies, `memory_draws` are their differences.
 
---quick: two turns instead of four. Three to four minutes.
+--quick: one turn instead of three. Three to four minutes.
 """
 
 # ruff: noqa: E402 (the repository has to be on the path before paw_min is imported)
@@ -34,15 +36,19 @@ import json
 import statistics
 import sys
 from collections import defaultdict
+from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
+from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen2Config
-from update import QWEN, REST, VOCABULARY, child, make_policy, make_rows, memory, now, versions
+from update import QWEN, REST, VOCABULARY, child, make_policy, make_rows, now, versions
 from update import write as write_report
 
 from paw_min import head, update
@@ -51,16 +57,18 @@ from paw_min.rollout import Episode
 
 SMALL = dict(hidden_size=64, num_attention_heads=2, num_key_value_heads=1, intermediate_size=1120,
              num_hidden_layers=4, tie_word_embeddings=True, vocab_size=2500)  # fmt: skip
-ROWS, SCALE = {"cpu": 48, "cuda": 512}, {"cpu": 0.5, "cuda": 1.0}
+ROWS, SCALE = {"cpu": 32, "cuda": 512}, {"cpu": 0.5, "cuda": 1.0}
 MICRO_TOKENS = 2048  # on a CPU, for times
+CHUNK = head.CHUNK * SMALL["vocab_size"] // VOCABULARY  # as many positions as there
+DRAWS = 4  # for the memory
 MINI_BATCHES = {"alfworld": 256, "webshop": 64}  # rows, A.1
 STEPS, GROUP = 4, 4  # rows of an episode, episodes of a group
 SAME, OWN = ("old_pass", "reference", "optimizer"), ("forward", "backward", "rest")  # phases
 
 
-def make_episodes(shape: str, device: str, n_rows: int, vocabulary: int) -> list[Episode]:
+def make_episodes(shape: str, device: str, n_rows: int, vocabulary: int, seed) -> list[Episode]:
     """Episodes of STEPS rows, every other one won."""
-    rows = make_rows(shape, n_rows, vocabulary, SCALE[device])
+    rows = make_rows(shape, n_rows, vocabulary, SCALE[device], seed)
     episodes = []
     for n in range(0, len(rows), STEPS):
         group, number = n // STEPS // GROUP, n // STEPS
@@ -74,20 +82,19 @@ def make_episodes(shape: str, device: str, n_rows: int, vocabulary: int) -> list
 class Bench:
     """One policy, reference and optimizer, and updates with or without PaW on them."""
 
-    def __init__(self, shape: str, device: str, what: str):
+    def __init__(self, shape: str, device: str, what: str, seed: int = 0):
         torch.set_num_threads(1)
         mini, tokens = MINI_BATCHES[shape], round(SCALE[device] * Config.micro_tokens)
         n_rows = ROWS[device] if what == "time" else mini
         if device == "cpu" and what == "time":
             mini, tokens = n_rows // 2, MICRO_TOKENS
-        self.device = device
+        self.seed, self.device = seed, device
         if device == "cpu":
             config, precision = Qwen2Config(**SMALL), "fp32"
-            head.CHUNK = head.CHUNK * config.vocab_size // VOCABULARY
+            head.CHUNK = CHUNK
         else:
             config, precision = Qwen2Config(vocab_size=VOCABULARY, **QWEN, **REST), "bf16"
-        self.episodes = make_episodes(shape, device, n_rows, config.vocab_size)
-        self.base = memory(device)
+        self.episodes = make_episodes(shape, device, n_rows, config.vocab_size, seed)
         self.policy = make_policy(config, device, precision)
         self.reference = make_policy(config, device, precision).requires_grad_(False)
         self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=1e-6)
@@ -97,7 +104,8 @@ class Bench:
         self.cfg = {paw: Config(paw=paw, mini_batch=mini, micro_tokens=tokens, precision=precision)
                     for paw in (False, True)}  # fmt: skip
         self.seconds = defaultdict(list)
-        self.watch()
+        if what == "time":
+            self.watch()
 
     def watch(self) -> None:
         """Time the phases of an update: wrap what they are made of."""
@@ -121,14 +129,21 @@ class Bench:
         torch.Tensor.backward = timed(torch.Tensor.backward, lambda *_: "backward")
         self.optimizer.step = timed(self.optimizer.step, lambda *_: "optimizer")
 
-    def stop_after_backward(self) -> None:
+    def first_micro_batch(self, paw: bool) -> None:
+        """An update that ends there, with random entropies in place of those of the old pass."""
         backward = torch.Tensor.backward
 
         def last(loss):
             backward(loss)
             raise StopIteration
 
-        torch.Tensor.backward = last
+        def scored(cfg, policy, rows):
+            chance = torch.Generator().manual_seed(self.seed)
+            return torch.zeros(len(rows), 1), torch.rand(len(rows), generator=chance)
+
+        with (suppress(StopIteration), patch.object(update, "score_actions", scored),
+              patch.object(torch.Tensor, "backward", last)):  # fmt: skip
+            self.update(paw)
 
     def update(self, paw: bool) -> tuple[dict, dict]:
         """One update -> seconds of each call by phase, metrics."""
@@ -143,15 +158,24 @@ class Bench:
         return seconds, metrics
 
 
+def peak(shape: str, device: str, paw: bool, seed: int) -> int:
+    """The most that tensors take in an update, in bytes."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        Bench(shape, device, "memory", seed).first_micro_batch(paw)
+        return torch.cuda.max_memory_allocated()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as log:
+        Bench(shape, device, "memory", seed).first_micro_batch(paw)
+    events = [e for e in log.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
+
+
 def measure(shape: str, what: str, device: str, turns: int) -> dict:
-    """what: "time", or "grpo" or "paw" for the memory of one update."""
+    """what: "time" or "memory"."""
+    if what == "memory":
+        return {name: [peak(shape, device, name == "paw", seed) / 2**20 for seed in range(DRAWS)]
+                for name in ("grpo", "paw")}  # fmt: skip
     bench = Bench(shape, device, what)
-    if what != "time":
-        bench.stop_after_backward()
-        try:
-            bench.update(what == "paw")
-        except StopIteration:
-            return {"peak_mb": (memory(device) - bench.base) / 2**20}
     bench.update(True)  # warm
     found = {False: [], True: []}
     for turn in range(turns):
@@ -187,12 +211,13 @@ def summary(timing: dict, peaks: dict, tokens: int) -> dict:
         "operations": timing["operations"]["paw"] / timing["operations"]["grpo"] - 1,
         "time_pairs": statistics.median(b["total"][0] / a["total"][0] for a, b in zip(grpo, paw))
         - 1,
-        "memory": peaks["paw"] / peaks["grpo"] - 1,
+        "memory": sum(peaks["paw"]) / sum(peaks["grpo"]) - 1,
     }
     percent["aim"] = max(0.01, percent["observation_tokens"] + 0.003)
     return {
         "percent": {name: round(100 * value, 2) for name, value in percent.items()},
-        "peak_mb": {name: round(value, 1) for name, value in peaks.items()},
+        "memory_draws": [round(100 * (b / a - 1), 2) for a, b in zip(peaks["grpo"], peaks["paw"])],
+        "peak_mb": {name: round(statistics.mean(p), 1) for name, p in peaks.items()},
         "seconds": {name: {"total": round(total[name], 3)}
                     | {phase: round(value, 3) for phase, value in phases.items()}
                     for name, phases in best.items()},
@@ -203,12 +228,12 @@ def summary(timing: dict, peaks: dict, tokens: int) -> dict:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="two turns instead of four")
+    parser.add_argument("--quick", action="store_true", help="one turn instead of three")
     parser.add_argument("--gpu", action="store_true", help="Qwen2.5-1.5B's size, on a GPU")
     parser.add_argument("--out", default="bench/results/overhead.json")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)  # shape, what
     args = parser.parse_args()
-    device, turns = "cuda" if args.gpu else "cpu", 2 if args.quick else 4
+    device, turns = "cuda" if args.gpu else "cpu", 1 if args.quick else 3
     if args.child:
         print(json.dumps(measure(*args.child, device, turns)))
         return
@@ -216,8 +241,7 @@ def main():
     flags = ["--quick"] * args.quick + ["--gpu"] * args.gpu
     report = {"command": " ".join(["python bench/overhead.py", *flags])}
     for shape in ("alfworld", "webshop"):
-        peaks = {name: child(__file__, "memory", *flags, "--child", shape, name)["peak_mb"]
-                 for name in ("grpo", "paw")}  # fmt: skip
+        peaks = child(__file__, "memory", *flags, "--child", shape, "memory")
         timing = child(__file__, "time", *flags, "--child", shape, "time")
         rows = make_rows(shape, ROWS[device], 10, SCALE[device])
         tokens = sum(len(r.prompt_ids) + len(r.response_ids) for r in rows)

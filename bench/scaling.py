@@ -1,17 +1,17 @@
-"""What does a second process bring? Fixed work for each rank, 1 process against 2.
+"""What does a second process bring? Fixed work for each rank, and the same by one process alone.
 
     python bench/scaling.py [--gpu] [--ranks 2] [--quick] [--out bench/results/scaling.json]
 
-Updates of run_webshop.py in the generated shop, every rank with the same number of groups: a
+Updates of run_webshop.py in the generated shop, with 4 groups of 8 episodes for each of N ranks: a
 rollout with real environments and a generator on each rank, then the update with its exchange of
-rows and its sum of gradients. torchrun starts 1 and N processes in turn, twice each. Counted
-are processed tokens (generated in the rollout, forwarded in the update, padding included) per
-second of wall time, from barrier to barrier, without the first update; the figure is the ratio of
-the medians of all updates. Each process computes with one thread: give it idle cores, else it
-measures them.
+rows and its sum of gradients. One process does the work of all N: the same groups, 32 episodes at a
+time, the same update. The learning rate is 0, so that every update of both has the same episodes.
+torchrun starts 1 and N processes in turn, twice each. Counted is wall time, from barrier to
+barrier, of one update of each start, after a small one that warms up; a ratio is that of the sums.
+Each process computes with one thread: give it idle cores, else it measures them.
 
-CPU size: preset tiny, the stand-in, 4 groups of 8 episodes a rank. --gpu: preset paper with vLLM
-and 16 groups of 8, Qwen2.5-1.5B-Instruct from the hub. --quick: one start each, two updates.
+CPU size: preset tiny, the stand-in. --gpu: preset paper with vLLM and 16 groups of 8 a rank,
+Qwen2.5-1.5B-Instruct from the hub. --quick: one start each. Two minutes.
 """
 
 import argparse
@@ -24,7 +24,6 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -45,42 +44,44 @@ from paw_min.tiny import STANDINS
 from paw_min.train import make_sampler
 from paw_min.update import update
 
-PARTS = ("rollout", "update")
+PARTS = ("rollout", "update", "whole")
 
 
-def work(gpu: bool, updates: int, out: str) -> None:
-    """What each rank does: a line of JSON per update, written by rank 0."""
+def work(gpu: bool, shares: int, draw: int, out: str) -> None:
+    """What each rank does; rank 0 writes a line of JSON."""
     preset, groups = ("paper", 16) if gpu else ("tiny", 4)
     cfg = replace(Config(**run_webshop.PRESETS[preset]), data=str(webshop.generated_data()))
     device = dist.start("cuda" if gpu else "cpu")
     precision, folder = ("bf16", cfg.model) if gpu else ("fp32", str(STANDINS / "webshop"))
-    cfg = replace(cfg, groups=groups * dist.world())
     torch.set_num_threads(1)
     make_pool, train_tasks, _ = webshop.setup(cfg)
     sampler = make_sampler(cfg, folder, precision)
     policy = load_policy(folder, cfg.temperature, device, precision)
     policy.train()
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.lr)
-    lines = []
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=0.0)
     with make_pool(groups * cfg.group_size) as pool:
-        for k in range(updates):
-            drawn = draw_groups(train_tasks, cfg.groups, 0, k)
+        for n_groups in (shares, groups * shares):  # to warm up, and for the record
+            cfg = replace(cfg, groups=n_groups)
+            drawn = draw_groups(train_tasks, cfg.groups, 0, draw)
             tasks = [task for task in drawn for _ in range(cfg.group_size)]
             names = [g for g in range(cfg.groups) for _ in range(cfg.group_size)]
             times = [now()]
             with sampler.sync(policy):
                 episodes, stats = rollout(
-                    cfg, policy, sampler, pool, tasks, names, temperature=1.0, seed=(0, k)
+                    cfg, policy, sampler, pool, tasks, names, temperature=1.0, seed=(0, draw)
                 )
             times.append(now())
-            metrics = update(cfg, policy, None, optimizer, episodes, (0, k))
+            update(cfg, policy, None, optimizer, episodes, (0, draw))
             times.append(now())
-            tokens = stats["tokens_generated"], metrics["tokens_forward"]
-            lines.append({part: tokens[i] / (times[i + 1] - times[i])
-                          for i, part in enumerate(PARTS)}
-                         | {"seconds": times[2] - times[0], "tokens": sum(tokens)})  # fmt: skip
+            line = {
+                "rollout": times[1] - times[0],
+                "update": times[2] - times[1],
+                "whole": times[2] - times[0],
+                "rows": sum(len(e.transitions) for e in episodes),
+                "tokens": stats["tokens_generated"],
+            }
     if dist.rank() == 0:
-        Path(out).write_text(json.dumps(lines))
+        Path(out).write_text(json.dumps(line))
     dist.finish()
 
 
@@ -90,44 +91,44 @@ def now() -> float:
     return time.perf_counter()
 
 
-def launch(ranks: int, args, updates: int) -> list[dict]:
+def launch(ranks: int, args, draw: int) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "lines.json"
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-        command += [str(Path(__file__)), "--worker", str(out), "--updates", str(updates)]
+        command += [str(Path(__file__)), "--worker", str(out), "--draw", str(draw)]
+        command += ["--ranks", str(args.ranks)]
         subprocess.run(command + ["--gpu"] * args.gpu, check=True, cwd=ROOT)
-        return json.loads(out.read_text())[1:]  # the first update warms up
+        return json.loads(out.read_text())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--gpu", action="store_true", help="paper's preset, one GPU per rank")
     parser.add_argument("--ranks", type=int, default=2, help="processes to compare with one")
-    parser.add_argument("--quick", action="store_true", help="one start each, two updates")
+    parser.add_argument("--quick", action="store_true", help="one start each instead of two")
     parser.add_argument("--out", default="bench/results/scaling.json")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--updates", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--draw", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        return work(args.gpu, args.updates, args.worker)
+        return work(args.gpu, args.ranks, args.draw, args.worker)
+    if args.ranks < 2:
+        parser.error(f"--ranks {args.ranks}: 2 or more, to be compared with one process")
     webshop.generated_data()  # once, before anything is timed
-    rounds, updates = (1, 2) if args.quick else (2, 4)
     lines = {1: [], args.ranks: []}
-    for _ in range(rounds):
+    for draw in range(1 if args.quick else 2):
         for ranks in lines:
-            lines[ranks] += launch(ranks, args, updates)
-    speed = {
-        ranks: {part: median(line[part] for line in those) for part in PARTS}
-        | {"whole": median(line["tokens"] / line["seconds"] for line in those)}
-        for ranks, those in lines.items()
-    }
+            lines[ranks].append(launch(ranks, args, draw))
+    one, many = ({part: sum(line[part] for line in those) for part in (*PARTS, "rows", "tokens")}
+                 for those in lines.values())  # fmt: skip
     report = {
         "command": "python bench/scaling.py" + " --gpu" * args.gpu + " --quick" * args.quick,
         "ranks": args.ranks,
-        **{f"{part}_tokens_per_s": {r: round(s[part], 1) for r, s in speed.items()}
-           for part in (*PARTS, "whole")},
-        **{f"{part}_ratio": round(speed[args.ranks][part] / speed[1][part], 2)
-           for part in (*PARTS, "whole")},
+        **{f"{part}_seconds": {1: round(one[part], 2), args.ranks: round(many[part], 2)}
+           for part in PARTS},
+        **{f"{part}_ratio": round(one[part] / many[part], 2) for part in PARTS},
+        "whole_ratios": [round(a["whole"] / b["whole"], 2) for a, b in zip(*lines.values())],
+        **{name: {1: one[name], args.ranks: many[name]} for name in ("rows", "tokens")},
         "device": torch.cuda.get_device_name() if args.gpu else f"CPU, {os.cpu_count()} cores",
         "versions": {"python": platform.python_version(), "torch": torch.__version__,
                      "transformers": transformers.__version__},

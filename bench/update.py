@@ -1,6 +1,6 @@
 """Tokens per second and memory of our forward and backward pass, against a plain trainer's.
 
-    python bench/update.py [--quick] [--gpu] [--out bench/results/update.json]
+    python bench/update.py [--gpu] [--out bench/results/update.json]
 
 Both get the same rows, weights and losses (clipped surrogate, entropy bonus, clipped MAE on the
 observations of three rows in four), and as many tokens per forward pass:
@@ -22,7 +22,7 @@ Each measurement is a process of its own, the two in turn. Tokens are real ones,
 count. Time: CPU seconds of one thread; on a GPU seconds. Memory: the peak above what weights and
 gradients need, in a run over the first micro-batch (ours: the largest; of the plain trainer, all
 are equal). The gradients of the two are compared: |difference| / |gradient|, worst parameter.
---quick: once instead of twice. Two to three minutes.
+Two minutes.
 """
 
 # ruff: noqa: E402 (the repository has to be on the path before paw_min is imported)
@@ -32,7 +32,6 @@ import os
 import platform
 import random
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -248,7 +247,6 @@ def write(report: dict, out: str) -> None:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="once instead of twice")
     parser.add_argument("--gpu", action="store_true", help="Qwen2.5-1.5B's size, on a GPU")
     parser.add_argument("--out", default="bench/results/update.json")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)  # variant, what, gradient file
@@ -259,27 +257,20 @@ def main():
         print(json.dumps(measure(variant, what, device, Path(samples))))
         return
 
-    flags = ["--quick"] * args.quick + ["--gpu"] * args.gpu
-    results, peak = {"plain": [], "ours": []}, {}
+    flags = ["--gpu"] * args.gpu
+    found = {}
     with tempfile.TemporaryDirectory() as folder:
-        for what in ["memory"] + ["time"] * (1 if args.quick else 2):
-            for variant in results:
+        for what in ("memory", "time"):
+            for variant in ("plain", "ours"):
                 samples = Path(folder) / variant
                 one = child(__file__, what, *flags, "--child", variant, what, samples)
-                if what == "memory":
-                    peak[variant] = one["peak_mb"]
-                    print(f"{variant:8}{one['peak_mb']:9.0f} MB")
-                else:
-                    results[variant].append(one)
-                    print(f"{variant:8}{one['seconds']:9.1f} s")
+                found[variant, what] = one
+                print(f"{variant:8}{one['peak_mb']:9.0f} MB{one['seconds']:9.1f} s, for {what}")
         apart = distance(Path(folder) / "plain", Path(folder) / "ours")
     if not apart < (1e-3 if device == "cpu" else 5e-2):
         raise SystemExit(f"The gradients differ by {apart:.1e}: see tests/test_policy.py.")
-    plain, ours = results["plain"], results["ours"]
-    seconds = {name: statistics.median(f["seconds"] for f in found)
-               for name, found in results.items()}  # fmt: skip
-    ratios = [a["seconds"] / b["seconds"] for a, b in zip(plain, ours)]
-    one = plain[0]
+    one, ours = found["plain", "time"], found["ours", "time"]
+    peak = {variant: found[variant, "memory"]["peak_mb"] for variant in ("plain", "ours")}
     report = {
         "command": " ".join(["python bench/update.py", *flags]),
         "parameters": one["parameters"],
@@ -287,15 +278,14 @@ def main():
         "rows": one["rows"],
         "tokens": one["tokens"],
         "longest_of_mini_batch": one["longest"],
-        "plain_tokens_per_s": round(one["tokens"] / seconds["plain"], 1),
-        "ours_tokens_per_s": round(one["tokens"] / seconds["ours"], 1),
-        "speed_ratio": round(statistics.median(ratios), 2),
-        "speed_ratios": [round(r, 2) for r in ratios],
+        "plain_tokens_per_s": round(one["tokens"] / one["seconds"], 1),
+        "ours_tokens_per_s": round(one["tokens"] / ours["seconds"], 1),
+        "speed_ratio": round(one["seconds"] / ours["seconds"], 2),
         "plain_peak_mb": round(peak["plain"]),
         "ours_peak_mb": round(peak["ours"]),
         "memory_ratio": round(peak["ours"] / peak["plain"], 3),
         "gradient_difference": float(f"{apart:.1e}"),
-        "loss_difference": float(f"{abs(one['loss'] - ours[0]['loss']):.1e}"),
+        "loss_difference": float(f"{abs(one['loss'] - ours['loss']):.1e}"),
         "device": one["device"],
         "versions": one["versions"],
     }

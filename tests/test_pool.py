@@ -43,7 +43,7 @@ class Toy:
         if action == "hang":
             time.sleep(600)
         if action == "slow":
-            time.sleep(0.3)
+            time.sleep(0.5)
         if action == "raise":
             raise KeyError("val1")
         if action == "exit":
@@ -119,7 +119,7 @@ def test_recv_with_a_timeout(workers):
         pool.send(1, "step", "slow")
         pool.send(3, "step", "go")
         if workers:
-            slot, result = pool.recv(5)
+            slot, result = pool.recv(60)
             assert slot == 3 and result[0] == "z: 1 go"
             assert pool.recv(0) is None and pool.recv(0.01) is None
             assert pool.recv()[0] == 1
@@ -129,7 +129,7 @@ def test_recv_with_a_timeout(workers):
 
 
 def wait_until(condition):
-    limit = time.monotonic() + 10
+    limit = time.monotonic() + 60
     while not condition() and time.monotonic() < limit:
         time.sleep(0.02)
     assert condition()
@@ -161,7 +161,7 @@ def test_requests_to_a_worker_that_died_meanwhile(caplog):
 def test_large_messages_do_not_block():
     """More than the buffers of a pipe hold, in both directions at once."""
     actions = {slot: "x" * 200_000 for slot in range(8)}
-    with EnvPool(Toy, 8, 1, timeout=20) as pool:
+    with EnvPool(Toy, 8, 1, timeout=60) as pool:
         pool.reset([""] * 8)
         results = pool.step(actions)
         assert all(len(results[slot][0]) > 200_000 for slot in range(8))
@@ -194,9 +194,9 @@ def test_an_exception_costs_one_episode(workers, action, reason, caplog):
 
 @pytest.mark.parametrize(("action", "reason"), [("crash", "its worker died (exit code -9)"),
                                                 ("leave", "its worker died (exit code 3)"),
-                                                ("hang", "no answer within 1 s")])
+                                                ("hang", "no answer within 3 s")])
 def test_a_crash_or_hang_costs_one_episode(action, reason, caplog):
-    with EnvPool(Toy, 6, 2, timeout=1.0) as pool:  # slots 0-2 and 3-5
+    with EnvPool(Toy, 6, 2, timeout=3.0) as pool:  # slots 0-2 and 3-5
         before = pool.reset(list("abcdef"))
         pool.step({slot: "x" for slot in range(6)})
         # Slot 0 is answered before the end of its worker, slot 2 waits behind it.
@@ -221,7 +221,7 @@ def test_a_crash_or_hang_costs_one_episode(action, reason, caplog):
 
 def test_the_timeout_is_that_of_one_call(caplog):
     """Neither requests in a row nor the replay of an episode may exceed it only by their sum."""
-    with EnvPool(Toy, 4, 1, timeout=0.6) as pool:
+    with EnvPool(Toy, 4, 1, timeout=1.5) as pool:
         pool.reset(list("abcd"))
         for _ in range(2):
             pool.step({slot: "slow" for slot in range(4)})
@@ -259,7 +259,7 @@ def test_a_worker_that_dies_while_idle_costs_nothing(caplog):
         pid = pool.reset(list("ab"))[0][1]["pid"]
         pool.step({0: "x"})
         os.kill(pid, signal.SIGKILL)
-        time.sleep(0.3)
+        time.sleep(0.5)
         results = pool.step({0: "y", 1: "y"})
         assert [results[0][0], results[1][0]] == ["a: 2 x y", "b: 1 y"]
         assert not caplog.messages

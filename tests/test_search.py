@@ -281,7 +281,7 @@ class Server(Library):
     def search(self, queries, k):
         found = super().search(queries, k)
         self.under_way.release()
-        self.gate.acquire(timeout=10)
+        self.gate.acquire(timeout=60)
         if "fail" in queries and len(self.calls) == 1:
             raise ConnectionError("down")
         return found
@@ -305,7 +305,7 @@ def test_a_server_that_searches_holds_nobody_up(remote):
     pool, server = remote
     ask(pool, 0, "a")
     assert pool.recv(0) is None and pool.recv(0.01) is None
-    assert server.under_way.acquire(timeout=10)
+    assert server.under_way.acquire(timeout=60)
     pool.send(1, "step", ANSWER)
     assert pool.recv()[0] == 1  # answered while the search is under way
     ask(pool, 2, "b")
@@ -330,12 +330,12 @@ def test_a_server_that_fails_leaves_the_episodes_as_they_were(remote):
     pool, server = remote
     ask(pool, 0, "fail")
     assert pool.recv(0) is None
-    assert server.under_way.acquire(timeout=10)
+    assert server.under_way.acquire(timeout=60)
     ask(pool, 1, "b")
     assert pool.recv(0) is None
     pool.send(2, "step", "")
     server.gate.release()
-    assert server.under_way.acquire(timeout=10)  # the first call has ended, the second has begun
+    assert server.under_way.acquire(timeout=60)  # the first call has ended, the second has begun
     with pytest.raises(ConnectionError, match="down"):
         pool.recv()
     server.gate.release(2)
@@ -350,12 +350,12 @@ def test_closing_does_not_wait_for_a_server(remote):
     pool, server = remote
     ask(pool, 0, "a")
     assert pool.recv(0) is None
-    assert server.under_way.acquire(timeout=10)
+    assert server.under_way.acquire(timeout=60)
     thread = pool._thread._thread
     pool.close()  # returns, although the call is under way
     assert thread.is_alive() and thread.daemon
     server.gate.release()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     idle = SearchPool(QUESTIONS, server, n_envs=1, remote=True)
     idle.close()
@@ -367,7 +367,7 @@ def test_ctrl_c_while_a_server_is_silent(remote):
     ask(pool, 0, "a")
     # A shell's background jobs, tests among them, are started deaf to Ctrl-C.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         pool.recv()
     signal.signal(signal.SIGINT, before)
