@@ -33,6 +33,7 @@ DRAWS draws of rows and entropies, `memory_draws` are their differences.
 # ruff: noqa: E402 (the repository has to be on the path before paw_min is imported)
 import argparse
 import json
+import os
 import statistics
 import sys
 from collections import defaultdict
@@ -43,6 +44,7 @@ from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler reports its starts and stops
 
 import torch
 from torch.profiler import ProfilerActivity, profile

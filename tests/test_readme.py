@@ -99,19 +99,25 @@ def test_speed_figures_are_in_the_files():
         p = overhead[env]["percent"]
         shown = f"{p['observation_tokens']:.1f} | {p['aim']:.1f} | {p['time']:+.1f} | "
         assert f"| {name} | {shown}{p['operations']:+.1f} | {p['memory']:+.1f} |" in text
+    draws = overhead["webshop"]["memory_draws"]
+    assert f"({min(draws):+.1f} to {max(draws):+.1f} % on WebShop's rows)" in text
     for which, name in (("grpo", "GRPO"), ("paw", "with PaW")):
         seconds = overhead["alfworld"]["seconds"][which].values()
         assert f"| {name} | {' | '.join(f'{s:.2f}' for s in seconds)} |" in text
     update = load("update")
     assert f"{update['speed_ratio']:.2f} times the tokens per second" in text
     assert f"{update['memory_ratio']:.2f} of the peak memory" in text
+    assert f"gradients equal to {update['gradient_difference']:g}" in text
     for row in load("rollout")["results"]:
         speed, idle = row["steps_per_s"], row["idle"]
         shown = f"{speed['lock-step']:.1f} | {speed['ours']:.1f} | {row['ratio']:.2f} | "
         shown += f"{100 * idle['lock-step']:.0f} % | {100 * idle['ours']:.0f} % |"
         assert shown in text
     scaling = load("scaling")
-    assert f"{scaling['whole_ratio']:.2f} times as fast" in text
+    whole, rollout, update = (scaling[f"{part}_ratio"] for part in ("whole", "rollout", "update"))
+    shown = f"{whole:.2f} times as fast ({rollout:.2f} in the rollout, {update:.2f} in the update"
+    assert shown in text
+    assert "gave {:.2f} and {:.2f})".format(*scaling["whole_ratios"]) in text
     assert scaling["rows"]["1"] == scaling["rows"]["2"]
     repeats = load("repeats")
     ratios = [f"{repeats[env]['ratio']:.2f}" for env in ("alfworld", "webshop", "search")]
