@@ -1,18 +1,13 @@
 """PaW on ALFWorld.
 
-    python run_alfworld.py                                  a stand-in model on a CPU, minutes
+    python run_alfworld.py                                  a stand-in model on a CPU, a few minutes
     python run_alfworld.py --algo gigpo --no-paw --seed 1   the GiGPO baseline, another seed
     python run_alfworld.py --preset paper --model Qwen/Qwen2.5-1.5B-Instruct --data DIR
 
-The same command again goes on where it stopped. Results: runs/<name>/, pictures included.
+Rerun the same command to resume. Results: runs/<name>/, with plots.
 """
 
-import os
-
-# Threads that wait should sleep: with the default, spinning ones make a busy machine crawl.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
-from paw_min.train import main
+from paw_min.cli import main
 
 PRESETS = {
     # A million parameters, small generated games: a laptop CPU sees it learn. What the paper's
@@ -32,4 +27,4 @@ PRESETS = {
 }  # fmt: skip
 
 if __name__ == "__main__":
-    main(PRESETS, __doc__)
+    main("alfworld", PRESETS, __doc__)

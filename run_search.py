@@ -1,25 +1,20 @@
 """PaW on search-augmented question answering.
 
-    python run_search.py                                    a stand-in model on a CPU, minutes
+    python run_search.py                                    a stand-in model on a CPU, a few minutes
     python run_search.py --algo gigpo --no-paw --seed 1     the GiGPO baseline, another seed
     python run_search.py --preset paper --model Qwen/Qwen2.5-3B-Instruct --data DIR --retriever URL
 
 DIR holds the published train.parquet (NQ, HotpotQA) and test.parquet (seven sets), URL is a
-retrieval server of Search-R1, verl-agent or paw_min. `--dry-run` checks all of it and says what
-would happen. The same command again goes on where it stopped. Results: runs/<name>/.
+retrieval server of Search-R1, verl-agent or paw_min. `--dry-run` checks all of them and prints the
+plan. Rerun the same command to resume. Results: runs/<name>/, with plots.
 """
 
-import os
-
-# Threads that wait should sleep: with the default, spinning ones make a busy machine crawl.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
-from paw_min.train import main
+from paw_min.cli import main
 
 PRESETS = {
     # A million parameters, an invented world of 3,000 passages: a laptop CPU sees it learn.
     "tiny": dict(
-        env="search", train_split="train", eval_split="test", prompt="compact", history_length=4,
+        train_split="train", eval_split="test", prompt="compact", history_length=4,
         max_prompt_tokens=600, max_response_tokens=16, max_obs_tokens=128, max_turns=4, topk=1,
         groups=16, group_size=8, updates=32, eval_every=8, eval_tasks=100, lr=5e-4, mini_batch=128,
         micro_tokens=2048, kl_coef=0.0, entropy_coef=0.0, invalid_penalty=0.01, r_max=1.0,
@@ -27,7 +22,7 @@ PRESETS = {
     ),
     # PaW A.1; what it leaves open is taken from the code base it builds on. Qwen2.5-3B/7B.
     "paper": dict(
-        env="search", train_split="train", eval_split="test", model="Qwen/Qwen2.5-3B-Instruct",
+        train_split="train", eval_split="test", model="Qwen/Qwen2.5-3B-Instruct",
         updates=200, eval_every=50, eval_tasks=0, save_every=10, max_turns=4, history_length=4,
         max_prompt_tokens=4096, prompt_overflow="cut", groups=256, group_size=5, mini_batch=512,
         invalid_penalty=0.01, r_max=1.0, similarity=0.9, eval_temperature=0.0,
@@ -36,4 +31,4 @@ PRESETS = {
 }  # fmt: skip
 
 if __name__ == "__main__":
-    main(PRESETS, __doc__)
+    main("search", PRESETS, __doc__)

@@ -1,31 +1,26 @@
 """PaW on WebShop.
 
-    python run_webshop.py                                   a stand-in model on a CPU, minutes
+    python run_webshop.py                                   a stand-in model on a CPU, a few minutes
     python run_webshop.py --algo gigpo --no-paw --seed 1    the GiGPO baseline, another seed
     python run_webshop.py --preset paper --model Qwen/Qwen2.5-1.5B-Instruct --data DIR
 
-DIR holds the official items_shuffle*.json, items_ins_v2*.json and items_human_ins.json. The same
-command again goes on where it stopped. Results: runs/<name>/, pictures included.
+DIR holds the official items_shuffle*.json, items_ins_v2*.json and items_human_ins.json. Rerun
+the same command to resume. Results: runs/<name>/, with plots.
 """
 
-import os
-
-# Threads that wait should sleep: with the default, spinning ones make a busy machine crawl.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
-from paw_min.train import main
+from paw_min.cli import main
 
 PRESETS = {
     # A million parameters and a small invented shop: a laptop CPU sees it learn.
     "tiny": dict(
-        env="webshop", train_split="train", eval_split="test", prompt="compact", history_length=3,
+        train_split="train", eval_split="test", prompt="compact", history_length=3,
         max_prompt_tokens=600, max_response_tokens=24, max_obs_tokens=256, max_turns=8, groups=8,
         group_size=8, updates=12, eval_every=4, eval_tasks=60, lr=2e-4, mini_batch=256,
         micro_tokens=2048, kl_coef=0.0, entropy_coef=0.0, invalid_penalty=0.0, threads=1,
     ),
     # PaW A.1; what it leaves open is taken from the code base it builds on. Qwen2.5-1.5B/7B.
     "paper": dict(
-        env="webshop", train_split="train", eval_split="test",
+        train_split="train", eval_split="test",
         model="Qwen/Qwen2.5-1.5B-Instruct", updates=150, eval_every=5, save_every=5, max_turns=15,
         max_prompt_tokens=4096, mini_batch=64, grad_checkpointing=True,
         sampler="vllm",
@@ -33,4 +28,4 @@ PRESETS = {
 }  # fmt: skip
 
 if __name__ == "__main__":
-    main(PRESETS, __doc__)
+    main("webshop", PRESETS, __doc__)

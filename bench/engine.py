@@ -1,17 +1,18 @@
-"""How fast are ALFWorld games with the untouched packages, and with paw_min.envs.engine?
+"""Speed of ALFWorld games with the original packages and with paw_min.envs.alfworld.engine.
 
     python bench/engine.py [--games N] [--steps N] [--out bench/results/engine.json]
 
-Both play the same generated small games with the same random admissible actions, each in processes
-of its own, in turns. Figures are CPU milliseconds of one process (`time.process_time`), which a
-busy machine changes less than wall time: mean, smallest and largest of the rounds. The texts that
-both have seen are compared; a difference is an error. Takes about a minute.
+Both engines play the same small generated games with the same random admissible commands, in
+separate processes that run one after the other. Times are CPU milliseconds of one process
+(`time.process_time`), which depend less on the machine's load than wall time: mean, minimum and
+maximum of the rounds. The texts of both engines are compared; a difference is an error. Takes about
+a minute.
 
-    first load    load(path) of a game this process has not seen
-    load again    load(path) of a game it has seen, another one having been loaded since
+    first load    load(path) of a game that is new to this process
+    load again    load(path) of a known game, after another game was loaded
     reset         start of the loaded game
-    step, 1st     an admissible action in the first walk through a game, parsing its texts
-    step, 2nd     the same in a second, different walk, as a second member of a group takes it
+    step, 1st     an admissible command in the first walk through a game, which parses its texts
+    step, 2nd     the same in a second, different walk, as for the second member of a group
 """
 
 import argparse
@@ -35,7 +36,7 @@ PACKAGES = ("textworld", "alfworld", "fast_downward_textworld")
 
 
 def play(engine, steps, paths):
-    """Play every game; returns {figure: mean CPU-ms} and a hash of all texts."""
+    """Play every game; returns {figure: mean CPU ms} and a hash of all texts."""
     import textworld
 
     request_infos = textworld.EnvInfos(won=True, admissible_commands=True)
@@ -45,7 +46,7 @@ def play(engine, steps, paths):
 
         env = AlfredInfos(AlfredDemangler(PddlEnv(request_infos), shuffle=False))
     else:
-        from paw_min.envs.engine import make_env
+        from paw_min.envs.alfworld.engine import make_env
 
         env = make_env(request_infos)
     seconds = {figure: [] for figure in FIGURES}
@@ -80,12 +81,12 @@ def play_in_subprocess(engine, steps, paths, folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--games", type=int, default=12, help="small games, of all task types")
-    parser.add_argument("--steps", type=int, default=20, help="actions per walk")
+    parser.add_argument("--games", type=int, default=12, help="number of generated games")
+    parser.add_argument("--steps", type=int, default=20, help="commands per walk")
     parser.add_argument("--out", default="bench/results/engine.json")
     args = parser.parse_args()
     sys.path.insert(0, str(ROOT))
-    from paw_min.envs import games
+    from paw_min.toy import alfworld_games as games
 
     runs = {"stock": [], "fast": []}
     with tempfile.TemporaryDirectory() as folder:
@@ -96,10 +97,10 @@ def main():
                 rounds.append(play_in_subprocess(engine, args.steps, paths, folder))
     hashes = {digest for rounds in runs.values() for _, digest in rounds}
     if len(hashes) > 1:
-        raise SystemExit("The two engines showed different texts: see tests/test_engine.py.")
+        raise SystemExit("The texts of the two engines differ: see tests/test_engine.py.")
 
     rows = {}
-    print(f"\n{'CPU-ms':12}{'untouched':>26}{'fast engine':>26}{'ratio':>8}")
+    print(f"\n{'CPU-ms':12}{'original':>26}{'fast engine':>26}{'ratio':>8}")
     for figure in FIGURES:
         row = rows[figure] = {}
         for engine, rounds in runs.items():

@@ -53,8 +53,9 @@ from transformers import Qwen2Config
 from update import QWEN, REST, VOCABULARY, child, make_policy, make_rows, now, versions
 from update import write as write_report
 
-from paw_min import head, update
+from paw_min import update
 from paw_min.config import Config
+from paw_min.model import head
 from paw_min.rollout import Episode
 
 SMALL = dict(hidden_size=64, num_attention_heads=2, num_key_value_heads=1, intermediate_size=1120,

@@ -33,13 +33,13 @@ os.chdir(ROOT)
 import torch
 import transformers
 
-from paw_min import batches
 from paw_min.config import Config
-from paw_min.policy import load_policy
+from paw_min.model import batches
+from paw_min.model.policy import load_policy
+from paw_min.model.sampler import HFSampler
 from paw_min.rollout import rollout
-from paw_min.sampler import HFSampler
 from paw_min.tasks import draw_groups
-from paw_min.tiny import STANDINS
+from paw_min.toy.standins import STANDINS
 from paw_min.train import find_tasks
 from paw_min.update import update
 

@@ -1,10 +1,11 @@
-"""What does BM25 in process cost in memory and time?
+"""Memory and time of the in-process BM25 retriever.
 
     python bench/retrievers.py [--passages 100000] [--out bench/results/retrievers.json]
 
-A corpus of invented passages of 100 words, drawn from 200,000 words by Zipf's law, in the published
-jsonl format; then, in a fresh process, seconds to load and index it, peak resident memory above the
-imports, and milliseconds per query of five words. Needs Linux (/proc) and half a minute.
+The corpus is random: passages of 100 words, drawn from 200,000 words by Zipf's law, in the
+published jsonl format. A fresh process measures the seconds to load and index it, the peak resident
+memory in excess of the imports, and the milliseconds per query of five words. Takes half a minute;
+needs Linux (/proc).
 """
 
 import argparse
@@ -32,17 +33,20 @@ def write_corpus(path: Path, n: int) -> None:
 
 
 def memory(key: str) -> float:
-    """MB of this process: VmRSS now, VmHWM at most."""
+    """Memory of this process in MB; key: VmRSS (now) or VmHWM (peak)."""
     line = next(x for x in Path("/proc/self/status").read_text().splitlines() if key in x)
     return int(line.split()[1]) / 1024
 
 
 def measure(corpus: str) -> dict:
     sys.path.insert(0, str(ROOT))
-    from paw_min.envs.retrievers import open_retriever
+    import nltk.stem.porter  # noqa: F401 - the retriever imports it on first use
+
+    from paw_min.retrieval.bm25 import LexicalRetriever
+    from paw_min.retrieval.corpus import Corpus
 
     imports, start = memory("VmRSS"), time.perf_counter()
-    retriever = open_retriever(corpus)
+    retriever = LexicalRetriever(Corpus(corpus))
     load_s = time.perf_counter() - start
     rng = random.Random(1)
     queries = [" ".join(f"w{rng.randrange(1, 5000)}" for _ in range(5)) for _ in range(QUERIES)]
@@ -61,7 +65,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--passages", type=int, default=100_000)
     parser.add_argument("--out", type=Path, default=ROOT / "bench/results/retrievers.json")
-    parser.add_argument("--corpus", help=argparse.SUPPRESS)  # of the fresh process
+    parser.add_argument("--corpus", help=argparse.SUPPRESS)  # for the fresh process
     args = parser.parse_args()
     if args.corpus:
         print(json.dumps(measure(args.corpus)))

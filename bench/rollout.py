@@ -111,8 +111,8 @@ def make_policy(size: dict, config: dict, device: str):
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from paw_min import tiny
-    from paw_min.policy import Policy
+    from paw_min.model.policy import Policy
+    from paw_min.toy import standins as tiny
 
     tokenizer = tiny.make_tokenizer([" ".join(WORDS)])
     torch.manual_seed(0)
@@ -127,8 +127,8 @@ def make_policy(size: dict, config: dict, device: str):
 def make_sampler(name: str, config: dict, cfg, device: str):
     from transformers import Qwen2Config
 
-    from paw_min.sampler import HFSampler
-    from paw_min.vllm_sampler import VLLMSampler
+    from paw_min.model.sampler import HFSampler
+    from paw_min.model.vllm_sampler import VLLMSampler
 
     if name == "transformers":
         return HFSampler(batch_size=128)

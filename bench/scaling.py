@@ -34,13 +34,13 @@ import torch
 import transformers
 
 import run_webshop
-from paw_min import dist
+from paw_min import distributed as dist
 from paw_min.config import Config
-from paw_min.envs import webshop
-from paw_min.policy import load_policy
+from paw_min.envs.webshop import env as webshop
+from paw_min.model.policy import load_policy
 from paw_min.rollout import rollout
 from paw_min.tasks import draw_groups
-from paw_min.tiny import STANDINS
+from paw_min.toy.standins import STANDINS
 from paw_min.train import make_sampler
 from paw_min.update import update
 

@@ -46,8 +46,9 @@ import transformers
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from paw_min import batches, cmae, losses
-from paw_min.policy import Policy
+from paw_min import cmae, losses
+from paw_min.model import batches
+from paw_min.model.policy import Policy
 from paw_min.rollout import Transition
 
 # Tokens of Qwen2.5 as (median, spread of the logarithm, smallest, largest). Prompts and

@@ -1,18 +1,18 @@
-"""How fast is a step of our WebShop, and what does a shop cost in time and memory?
+"""WebShop benchmark: time per step, and the load time and memory of a shop.
 
     python bench/webshop.py [--steps N] [--quick] [--out bench/results/webshop.json]
 
 Steps: CPU milliseconds of one process (`time.process_time`) in an invented shop of 1,000 products,
-under a random policy that searches words of the instruction, clicks, buys and gives no-ops. Each
-kind of step is set against what the official environment took on a comparable machine. Those times
-were recorded once, in another process, with other products and as wall time on two shared cores
-(RECORDED): they are not measured side by side with ours, and a ratio is good to a factor of two.
+under a random policy that searches words of the instruction, clicks, buys and sends no-ops. Each
+kind of step is compared with the official environment on a comparable machine (RECORDED). Those
+times were recorded once, with other products and as wall time on two shared cores, so the ratios
+are accurate to a factor of two.
 
-Shops: seconds to load, resident memory, and one search for a goal's attributes, for 1,000 and
-100,000 invented products, without and with 128 environments in use. Each row comes from a fresh
-process. The invented shop has few words, each in many products: memory is less and a search is
-slower than with real texts. Needs Linux (/proc) and a minute; --quick takes seconds, and writes
-only where --out says.
+Shops: load time, resident memory, and the time of a search for a goal's attributes, for 1,000 and
+100,000 invented products, with 0 and 128 environments. Each row is measured in a fresh process. The
+invented shop has a small vocabulary, so it takes less memory and its searches are slower than with
+real texts. Needs Linux (/proc). Takes a minute, with --quick seconds; --quick writes a file only
+with --out.
 """
 
 import argparse
@@ -30,14 +30,14 @@ from time import perf_counter, process_time
 
 ROOT = Path(__file__).resolve().parents[1]
 # ms per step of the official code (princeton-nlp/WebShop 64fa2a5, text mode, 1,003 products, two
-# shared cores, +-50 %), least and most of several recordings
+# shared cores, +-50 %): minimum and maximum of several recordings
 RECORDED = {"search": (30, 36), "click": (20, 29), "buy": (12, 16), "no-op": (6, 8)}
 N_ENVS = 128
 PACKAGES = ("numpy", "nltk", "rapidfuzz")
 
 
 def random_action(env, rng):
-    """(kind, action) of a random policy; one action in ten is a no-op."""
+    """Draw (kind, action); one action in ten is a no-op."""
     if rng.random() < 0.1:
         return "no-op", "click[no such thing]"
     if env.has_search_bar:
@@ -48,7 +48,7 @@ def random_action(env, rng):
 
 
 def walk(env, rng, steps, goals):
-    """Play random episodes; returns {kind of step or "reset": list of CPU seconds}."""
+    """Play random episodes; return {kind of step or "reset": list of CPU seconds}."""
     seconds = {kind: [] for kind in ("reset", *RECORDED)}
     done, turn = True, 0
     for _ in range(steps):
@@ -66,7 +66,7 @@ def walk(env, rng, steps, goals):
 
 
 def measure_steps(folder, steps):
-    """{kind: {"ms", "n"}} after a short walk that warms the caches of words."""
+    """Return {kind: {"ms", "n"}}, measured after a short walk that warms the caches."""
     from paw_min.envs.webshop import Shop, WebShopEnv
 
     shop, rng = Shop.load(folder), random.Random(0)
@@ -77,13 +77,15 @@ def measure_steps(folder, steps):
 
 
 def megabytes(field):
-    """VmRSS (resident now) or VmHWM (its peak) of this process."""
+    """VmRSS (resident) or VmHWM (peak resident) memory of this process."""
     status = Path("/proc/self/status").read_text()
     return int(status.split(f"{field}:")[1].split()[0]) / 1024
 
 
 def measure_shop(folder, n_envs):
-    """Load time and memory of a fresh process; the environments have each taken five steps."""
+    """Load time and memory of this fresh process; each environment takes five steps."""
+    import nltk.stem.porter  # noqa: F401 - BM25 imports it on first use; not part of the load time
+
     from paw_min.envs.webshop import Shop, WebShopEnv
 
     before, wall, cpu = megabytes("VmRSS"), perf_counter(), process_time()
@@ -110,25 +112,25 @@ def in_subprocess(job, *arguments):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--steps", type=int, help="timed steps (20000; with --quick 500)")
-    parser.add_argument("--quick", action="store_true", help="few steps, 200 and 2,000 products")
-    parser.add_argument("--out", help="bench/results/webshop.json, unless --quick")
+    parser.add_argument("--steps", type=int, help="timed steps (default 20000; with --quick 500)")
+    parser.add_argument("--quick", action="store_true", help="few steps; 200 and 2,000 products")
+    parser.add_argument("--out", help="default bench/results/webshop.json; with --quick, none")
     args = parser.parse_args()
     steps = args.steps or (500 if args.quick else 20_000)
     sizes = (200, 2_000) if args.quick else (1_000, 100_000)
     out = args.out or (None if args.quick else "bench/results/webshop.json")
     sys.path.insert(0, str(ROOT))
-    from paw_min.envs import shops
+    from paw_min.toy import webshop_shops
 
     with tempfile.TemporaryDirectory() as temporary:
-        folders = {n: shops.generate(Path(temporary) / str(n), n, seed=0) for n in sizes}
+        folders = {n: webshop_shops.generate(Path(temporary) / str(n), n, seed=0) for n in sizes}
         figures = in_subprocess("steps", folders[sizes[0]], steps)
         rows = []
         for n in sizes:
             for n_envs in (0, N_ENVS):
                 rows.append({"products": n} | in_subprocess("shop", folders[n], n_envs))
 
-    # All steps together: the recorded times are given the weights of our random policy.
+    # All steps together: the recorded times are weighted by the steps of our random policy.
     count = sum(figures[kind]["n"] for kind in RECORDED)
     figures["all steps"] = {"ms": sum(figures[k]["ms"] * figures[k]["n"] for k in RECORDED) / count,
                             "n": count}

@@ -1,40 +1,38 @@
-"""Advantages of multi-turn group-based RL, as pure functions over rows.
+"""Advantages of multi-turn, group-based RL, as pure functions over rows.
 
-A row is one environment step of one trajectory (the step-independent rollout of GiGPO): the
-response of that step gets one number A_i, shared by all its tokens. PaW (Eq. 1) leaves A_i to
-the base algorithm; the formulas are those of GRPO (arXiv 2402.03300) and GiGPO (arXiv
-2505.10978) in the multi-turn form that PaW builds on:
+A row is one environment step of one trajectory (GiGPO's step-independent rollout). Its response
+gets one number A_i, shared by all its tokens. PaW (Eq. 1) takes A_i from the base algorithm. These
+are GRPO (arXiv 2402.03300) and GiGPO (arXiv 2505.10978) in the multi-turn form that PaW builds on:
 
     row score      s_i = R(tau_i) - c * [row i is badly formatted]        penalized()
     step return    G_t = r_t + gamma * G_{t+1}, then the same penalty     discounted_returns()
     GRPO           A_i = (s_i - mean_g) / (std_g + eps)                   grpo()
     GiGPO          A_i = A^E_i + weight * A^S_i                           gigpo()
 
-Three habits of that setting matter and are kept: mean and std of a group run over its *rows*, so
-that long trajectories weigh more (`over="trajectories"` counts each once); std is the unbiased
-one; a group of one row keeps its raw score in GRPO (mean := 0, std := 1), while a step group of
-one row gets 0 in GiGPO (mean := itself). Statistics are taken in float64: in float32 the rounding
-of a mean of equal scores, divided by eps = 1e-6, would be an advantage of order one.
+Three properties of that form are kept. The mean and std of a group run over its *rows*, so that
+long trajectories weigh more (over="trajectories" counts each trajectory once). The std is the
+unbiased one. A group with a single row keeps its raw score in GRPO (mean 0, std 1), but a step
+group with a single row gets 0 in GiGPO (its own value is the mean). Statistics are computed in
+float64: in float32, the rounding error of a mean of equal scores, divided by eps = 1e-6, would be
+an advantage of order one.
 
 Legend: N rows; every tensor is (N,).
 """
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from difflib import SequenceMatcher
 
 import torch
-from rapidfuzz.distance import LCSseq
 from torch import Tensor
 
 Keys = Sequence[Hashable] | Tensor  # one label per row: hashables or an integer tensor
 
 
 def penalized(values: Tensor, valid: Tensor, penalty: float) -> Tensor:
-    """values - penalty where the row's own response was badly formatted -> (N,).
+    """values - penalty where the row's own response is badly formatted -> (N,).
 
-    For scores and for step returns alike; it is applied after discounting, so one invalid
-    action never lowers the step returns of the rows before it.
+    Used for scores and for step returns. It is applied after discounting, so that an invalid
+    response does not lower the step returns of earlier rows.
     """
     return values - penalty * (1.0 - valid.to(values.dtype))
 
@@ -42,8 +40,8 @@ def penalized(values: Tensor, valid: Tensor, penalty: float) -> Tensor:
 def discounted_returns(rewards: Tensor, trajectory: Keys, gamma: float) -> Tensor:
     """G_t = r_t + gamma * G_{t+1} within each trajectory (GiGPO Eq. 5) -> (N,).
 
-    rewards: (N,) environment rewards, without penalties. The rows of one trajectory stand in
-    time order; rows of several trajectories may be interleaved.
+    rewards: (N,) environment rewards, without penalties. The rows of a trajectory must be in time
+    order; rows of different trajectories may be interleaved.
     """
     labels = _labels(trajectory, len(rewards), "trajectory")
     returns = rewards.tolist()
@@ -66,8 +64,8 @@ def grpo(
 
     scores: (N,) row scores s_i, the undiscounted return minus the row's own penalty.
     normalize: "std" divides by std_g + eps, "mean" only subtracts mean_g (Dr. GRPO).
-    over: "rows" takes the statistics over all rows of the group; "trajectories" over one entry
-        per trajectory, its first row (whose score carries that row's penalty, if it has one).
+    over: "rows" computes the statistics over all rows of the group; "trajectories" over the first
+        row of each trajectory (with that row's penalty, if it has one).
     """
     if over not in ("rows", "trajectories"):
         raise ValueError(f'over={over!r} is unknown: use "rows" or "trajectories"')
@@ -96,14 +94,16 @@ def gigpo(
     """Episode advantage plus `weight` (omega) times step advantage, GiGPO Eq. 8 -> (N,).
 
     scores, step_returns: (N,), penalties already applied to both.
-    anchor: the environment state each row acted in, here its observation. Rows of one group
+    anchor: the environment state that each row acted in, here its observation o_t. Rows of a group
         with equal anchors form a step group, across trajectories and across time.
-    similarity: None compares anchors exactly; a ratio in (0, 1] joins texts that are at least
-        so alike (see `similar_anchors`).
+    similarity: None compares anchors exactly; a ratio in (0, 1] merges texts that are at least that
+        similar (anchors.py, the one import from this project, which nothing else here needs).
     """
     groups = _labels(group, len(scores), "group")
     anchors = _labels(anchor, len(scores), "anchor")
     if similarity is not None:
+        from .anchors import similar_anchors
+
         anchors = similar_anchors(groups, anchors, similarity)
     episode = grpo(scores, groups, normalize=normalize, eps=eps)  # A^E
     step = _standardize(
@@ -112,47 +112,11 @@ def gigpo(
     return episode + weight * step  # Eq. 8
 
 
-def similar_anchors(group: Sequence, anchor: Sequence[str], threshold: float) -> list[int]:
-    """Greedy first-fit clusters of texts: the cluster number of each row within its group.
-
-    A row joins the first cluster of its group whose first member is at least `threshold` alike
-    by difflib's ratio (characters, autojunk on), else it opens a new one. Equal texts meet the
-    same first fit, so each distinct text is compared once.
-    """
-    if not 0.0 < threshold <= 1.0:
-        raise ValueError(f"similarity={threshold} must lie in (0, 1]")
-    representatives = defaultdict(list)  # group -> first text of each cluster
-    seen = defaultdict(dict)  # group -> text -> cluster
-    clusters = []
-    for g, text in zip(group, anchor):
-        if text not in seen[g]:
-            for number, other in enumerate(representatives[g]):
-                if may_reach(text, other, threshold):
-                    if SequenceMatcher(None, text, other).ratio() >= threshold:
-                        break
-            else:
-                number = len(representatives[g])
-                representatives[g].append(text)
-            seen[g][text] = number
-        clusters.append(seen[g][text])
-    return clusters
-
-
-def may_reach(a: str, b: str, threshold: float) -> bool:
-    """False only if difflib's ratio 2 M / (|a| + |b|) of two texts is surely below `threshold`.
-
-    difflib takes milliseconds for a page of text, and its own quick bound counts letters, by which
-    any two pages of English are alike. But the M characters that it matches are a common
-    subsequence: none is longer than the longest, which rapidfuzz finds 64 characters at a time.
-    """
-    bound = LCSseq.similarity(a, b)
-    return not a + b or 2.0 * bound / (len(a) + len(b)) >= threshold  # difflib's formula, rounding
-
-
 def _standardize(values, labels, counted, normalize, eps, lone_mean) -> Tensor:
-    """(value - mean) / (std + eps) per label -> (N,), statistics over the `counted` rows.
+    """(value - mean) / (std + eps) per label -> (N,), with statistics of the `counted` rows.
 
-    A label counted once has no spread: std := 1 and mean := lone_mean (None: its own value).
+    A label with one counted row has no spread: std is 1 and the mean is lone_mean (None: the row's
+    own value).
     """
     if normalize not in ("std", "mean"):
         raise ValueError(f'normalize={normalize!r} is unknown: use "std" or "mean"')

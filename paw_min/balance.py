@@ -1,10 +1,10 @@
-"""How much world modelling a rollout group gets: reward-adaptive balancing, Eq. 10 of PaW.
+"""The weight of the world-model loss per group: reward-adaptive balancing, Eq. 10 of PaW.
 
     lambda_g = 1 - mean return of the group / R_max
 
-Groups that fail learn what their actions do; groups that succeed are left to the RL loss.
-The return is what the environment paid: format penalties stay out (the paper is silent), which
-keeps lambda_g in [0, 1] for rewards in [0, R_max]; anything beyond is clamped.
+Groups that fail train the world model; groups that succeed leave the update to the RL loss. The
+return is the environment's, without format penalties (the paper does not say), so that lambda_g
+lies in [0, 1] for returns in [0, R_max]. Other values are clamped.
 """
 
 from collections import defaultdict
@@ -17,7 +17,7 @@ from torch import Tensor
 def wm_weight(mean_return: Tensor | float, r_max: float) -> Tensor:
     """Eq. 10, elementwise: mean episode return of each group -> lambda_g in [0, 1]."""
     if not r_max > 0:
-        raise ValueError(f"r_max={r_max} must be positive: it is the best possible episode return")
+        raise ValueError(f"r_max={r_max} must be positive: it is the highest episode return")
     mean_return = torch.as_tensor(mean_return)
     if not mean_return.is_floating_point():
         mean_return = mean_return.float()

@@ -1,17 +1,17 @@
 """World-model losses on next-observation tokens, Eq. 5-9 of PaW.
 
-With p_i = pi(o_i | h, a, o_<i) of each token of the next observation o, a transition costs
+With p_i = pi(o_i | h, a, o_<i) for each token of the next observation o, a transition's loss is
 
     cross entropy  (1 / |o|) sum -log p_i                       Eq. 5      gradient -grad p / p
     MAE            (1 / |o|) sum (1 - p_i)                      Eq. 6      gradient -grad p
     clipped MAE    (1 / |o|) sum [p_i <= rho] (1 - p_i)         Eq. 7-8    0 where p > rho
 
-Cross entropy pulls hardest at the tokens that cannot be predicted (identifiers, one of several
-possible outcomes); MAE bounds that pull; the confidence mask lets go of a token once the policy
-half expects it. Means over transitions (Eq. 9) and groups (Eq. 11) are taken in losses.py.
+The gradient of cross entropy is largest on tokens that cannot be predicted (identifiers, one of
+several possible outcomes). MAE bounds it, and the confidence mask drops a token once its
+probability exceeds rho. The means over transitions (Eq. 9) and groups (Eq. 11) are in losses.py.
 
-Legend: N transitions, T tokens; `mask` is 1 on observation tokens. |o| counts all of them, also
-those that the confidence mask removes. A row without observation tokens costs 0.
+Legend: N transitions, T tokens; `mask` is 1 on observation tokens. |o| counts all of them, with
+those that the confidence mask drops. The loss of a row without observation tokens is 0.
 """
 
 import torch
@@ -38,20 +38,20 @@ def clipped_mae(logp: Tensor, mask: Tensor, rho: float) -> Tensor:
 def hard_tokens(logp: Tensor, rho: float) -> Tensor:
     """m_i = [p_i <= rho], Eq. 7: (N, T) -> (N, T) of 0.0 and 1.0, without gradient.
 
-    A comparison has no gradient, so the mask carries none. p = rho is kept; exp(log(rho)) may miss
-    rho by a rounding error, hence the slack of a few ulp.
+    The mask is a comparison, so it has no gradient. p = rho is kept; the tolerance of a few ulp
+    covers the rounding of exp(log(rho)).
     """
     p = logp.exp()
     return (p <= rho * (1 + 4 * torch.finfo(p.dtype).eps)).to(p.dtype)
 
 
 def _observed(logp: Tensor, mask: Tensor) -> Tensor:
-    # Outside the mask there is padding, -inf for all we know: replaced before anything uses it, so
-    # that neither a value nor a gradient becomes NaN.
+    # Padding may hold anything, -inf included. Replace it first, so that neither a value nor a
+    # gradient becomes NaN.
     if logp.shape != mask.shape or mask.ndim != 2:
         raise ValueError(f"logp {tuple(logp.shape)}, mask {tuple(mask.shape)}: need (N, T)")
     return logp.masked_fill(~mask.bool(), 0.0)
 
 
 def _length(mask: Tensor) -> Tensor:
-    return mask.bool().sum(-1).clamp(min=1)  # |o|; an empty observation is divided by 1
+    return mask.bool().sum(-1).clamp(min=1)  # |o|, at least 1

@@ -1,62 +1,44 @@
-"""Evaluation on a fixed panel, and the numbers that describe a set of episodes.
+"""Evaluation on a fixed panel of held-out tasks, and episodes as text.
 
-The panel and the sampling seeds are the same at every evaluation, so that two numbers of one run
-differ by the policy alone. PaW changes nothing here: the model is prompted and sampled as usual.
+The panel and the sampling seeds are the same in every evaluation, so that two numbers of a run
+differ by the policy alone. PaW changes nothing here: prompts and sampling are the usual ones.
 """
 
 from collections import defaultdict
+from dataclasses import dataclass
 
+from paw_min.config import Config
+from paw_min.envs.protocol import Pool
+from paw_min.metrics import describe_episodes, mean
 from paw_min.rollout import Episode, rollout
 
 
-def evaluate(cfg, policy, sampler, pool, tasks: list[str]) -> tuple[dict, list[Episode]]:
-    """Play each task of the panel once at the evaluation temperature -> (metrics, episodes)."""
+@dataclass
+class Evaluation:
+    metrics: dict[str, float]
+    episodes: list[Episode]
+
+
+def evaluate(cfg: Config, policy, sampler, pool: Pool, tasks: list[str]) -> Evaluation:
+    """Play each task of the panel once, at the evaluation temperature."""
     with sampler.sync(policy):
-        episodes, _ = rollout(
+        episodes = rollout(
             cfg, policy, sampler, pool, tasks, range(len(tasks)),
-            temperature=cfg.eval_temperature, seed=(-1,), label="evaluate",
-        )  # fmt: skip
-    played = [e for e in episodes if not e.failed]
-    summary = summarize(episodes)
+            temperature=cfg.eval_temperature, seed_key=(-1,), label="evaluate",
+        ).episodes  # fmt: skip
+    described = describe_episodes(episodes)
     shown = ("success", "return", "length", "valid", "score")
-    metrics = {f"eval_{key}": summary[key] for key in shown if key in summary}
+    metrics = {f"eval_{key}": described[key] for key in shown if key in described}
     by_type = defaultdict(list)
-    for episode in played:
-        by_type[episode.task_type].append(episode.won)
+    for episode in episodes:
+        if not episode.failed:
+            by_type[episode.task_type].append(episode.won)
     metrics |= {f"eval_success/{t}": mean(won) for t, won in sorted(by_type.items())}
-    return metrics, episodes
-
-
-def summarize(episodes: list[Episode]) -> dict:
-    """Success, return, length and format of episodes; those whose environment broke are left out.
-
-    score: the benchmark's own, from 0 to 100, where it has one. no_variance: share of groups whose
-    episodes all have the same return: their advantages come from format penalties alone.
-    """
-    played = [e for e in episodes if not e.failed]
-    rows = [t for e in played for t in e.transitions]
-    returns = defaultdict(set)
-    for e in played:
-        returns[e.group].add(e.episode_return)
-    scored = [e.score for e in played if e.score is not None]
-    summary = {"score": 100 * mean(scored)} if scored else {}
-    return summary | {
-        "success": mean([e.won for e in played]),
-        "return": mean([e.episode_return for e in played]),
-        "length": mean([len(e.transitions) for e in played]),
-        "valid": mean([t.valid for t in rows]),
-        "no_variance": mean([len(values) == 1 for values in returns.values()]),
-        "failed": len(episodes) - len(played),
-        "rows": len(rows),
-    }
-
-
-def mean(values: list) -> float:
-    return float(sum(values) / len(values)) if values else 0.0
+    return Evaluation(metrics, episodes)
 
 
 def transcript(episodes: list[Episode], limit: int = 4) -> str:
-    """A few episodes as Markdown: won and lost ones, what was seen, answered and seen next."""
+    """A few episodes as Markdown, lost and won ones: observation, response, next observation ..."""
     chosen = sorted((e for e in episodes if e.log), key=lambda e: e.won)
     chosen = chosen[: limit // 2] + chosen[limit // 2 :][-(limit - limit // 2) :]
     lines = []

@@ -3,11 +3,11 @@
     L = token mean over the mini-batch of  [clipped surrogate + beta * KL - c_H * entropy]
       + E_g [ lambda_g * mean over S_alpha,g of the world-model loss ]
 
-Paper: Eq. 11 is written per group and for the whole update. Here: the RL term is the token mean
-over the mini-batch, as in the code base that PaW's baselines come from. The world-model term is
-a weighted sum over rows, `row_weights`, so that it can be cut anywhere: into micro-batches, whose
-gradients add up exactly, and into random mini-batches, each an unbiased estimate of Eq. 11 once
-it is scaled by (rows of the update / rows of the mini-batch).
+The paper writes Eq. 11 per group, for the whole update. Here the RL term is the token mean over the
+mini-batch, as in the code base of PaW's baselines. The world-model term is a weighted sum over rows
+(`row_weights`), which can be split anywhere: the gradients of micro-batches add up exactly, and
+random mini-batches, scaled by (rows of the update / rows of the mini-batch), estimate it without
+bias at the weights that they start from.
 
 Legend: N rows, T tokens, G groups; masks are 1 on the tokens that count.
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean of x over the positions where mask is 1, all rows together: (N, T) -> ()."""
+    """Mean of x over all positions where mask is 1: (N, T), (N, T) -> ()."""
     return x.masked_fill(~mask.bool(), 0.0).sum() / mask.sum().clamp(min=1)  # / tokens
 
 
@@ -34,15 +34,15 @@ def clipped_surrogate(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO's clipped policy loss with dual clip, token mean -> (loss (), metrics).
 
-    logp, old_logp, mask: (N, T) of the action tokens; advantage: (N,), one number for a whole
-    response, or (N, T). The loss is to be minimized. With A < 0 and a ratio that ran away, the
-    loss is bounded by dual_clip * |A| (Ye et al. 2020, arXiv 1912.09729).
-    metrics: clip_fraction, the share of tokens whose ratio was clipped; approx_kl, the k3
+    logp, old_logp, mask: (N, T), of the action tokens. advantage: (N,) per response, or (N, T).
+    Where A < 0 and the ratio is large, the loss is bounded by dual_clip * |A| (Ye et al. 2020,
+    arXiv 1912.09729).
+    metrics: clip_fraction, the fraction of tokens whose ratio was clipped; approx_kl, the k3
     estimate of KL(old || new) in nats per token; ratio, its mean.
     """
     if advantage.ndim == 1:
         advantage = advantage[:, None]  # (N, 1)
-    # Padding may hold anything; a difference of 0 there keeps exp() and its gradient finite.
+    # Padding may hold anything: a difference of 0 keeps exp() and its gradient finite there.
     log_ratio = (logp - old_logp).masked_fill(~mask.bool(), 0.0)  # (N, T)
     ratio = log_ratio.exp()
     plain = -advantage * ratio
@@ -63,9 +63,9 @@ def truncated_is(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Policy gradient with truncated importance weights, token mean -> (loss (), metrics).
 
-    loss = -min(pi / mu, cap) * A * log pi, the weight without gradient; mu is the sampler's own
+    loss = -min(pi / mu, cap) * A * log pi, without gradient through the weight; mu is the sampler's
     probability (Espeholt et al. 2018, arXiv 1802.01561; Yao et al. 2025 for language models).
-    Shapes and metrics as in clipped_surrogate; clip_fraction is the share of truncated weights.
+    Shapes and metrics as in clipped_surrogate; clip_fraction is the fraction of truncated weights.
     """
     if advantage.ndim == 1:
         advantage = advantage[:, None]  # (N, 1)
@@ -83,7 +83,7 @@ def truncated_is(
 def k3_kl(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
     """KL(policy || reference) by Schulman's k3, exp(d) - d - 1, token mean -> (), in nats.
 
-    d = ref_logp - logp. Values are clamped to [-10, 10] as in the reference setting.
+    d = ref_logp - logp. Values are clamped to [-10, 10], as in the code base of the baselines.
     """
     d = (ref_logp - logp).masked_fill(~mask.bool(), 0.0)  # (N, T)
     return masked_mean((d.exp() - d - 1).clamp(-10, 10), mask)
@@ -93,9 +93,9 @@ def row_weights(group: Sequence[Hashable], selected: Tensor, lam: dict[Hashable,
     """w_i such that sum_i w_i * loss_i is the second term of Eq. 11 -> (N,).
 
     w_i = lambda_g / (G * |S_alpha,g|) for a selected row of group g, else 0.
-    selected: bool (N,), Eq. 4. lam: {group: lambda_g} of every group of the update; G is their
-    number, so a group without selected rows adds 0 (its term "is omitted") and does not raise
-    the share of the others.
+    selected: bool (N,), Eq. 4. lam: {group: lambda_g} for every group of the update; G is their
+    number, so a group without selected rows adds 0 (its term "is omitted") and does not change the
+    weight of the others.
     """
     sizes = Counter(g for g, keep in zip(group, selected.tolist(), strict=True) if keep)
     weights = [

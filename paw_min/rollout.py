@@ -1,51 +1,46 @@
-"""Episodes of a group-based rollout, and the transition rows they leave (Alg. 1, lines 2-3).
+"""Rollouts: groups of episodes, and the transition rows that they leave (Alg. 1, lines 2-3).
 
-No lock-step: an episode whose environment has answered is queued for generation at once, whatever
-the others are doing, and an episode that is over leaves its slot to the next task. Every step
-becomes one row (h_t, a_t, r_t, o_{t+1}), the last step included, whose observation o_T no later
-prompt would show.
+Asynchronous: an episode is queued for generation as soon as its environment answers, and a slot
+whose episode is over takes the next task at once. Every step becomes one row (h_t, a_t, r_t,
+o_{t+1}), also the last one, whose observation no later prompt shows.
 
-Each request has its own seed, so the random draws never depend on the company. Where environments
-answer from other processes or a search server, timing decides which requests share a batch, and
-that changes the last bits of the logits; with workers=0 a rollout replays exactly.
+Each request has its own seed, so that the random draws do not depend on the batch. Where
+environments answer from other processes or a search server, timing decides which requests share a
+batch, which changes the last bits of the logits. With workers=0 a rollout replays exactly.
 """
 
 import hashlib
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tqdm import tqdm
-
-from paw_min import dist
-from paw_min.config import UserError
-from paw_min.prompts import Context, parse, render
-from paw_min.sampler import Request, Response
+from paw_min import distributed
+from paw_min.config import Config, UserError
+from paw_min.console import progress_bar
+from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.protocol import Answer, Command, Context, Pool, Step, Turn
+from paw_min.model.batches import TokenRow
+from paw_min.model.sampler import Request, Response
 
 
 @dataclass
-class Transition:
-    """One environment step, the unit of training."""
+class Transition(TokenRow):
+    """One environment step, the unit of training: TokenRow has the tokens h_t, a_t and o_{t+1}."""
 
-    prompt_ids: list[int]  # h_t
-    response_ids: list[int]  # a_t, exactly as sampled
-    response_logps: list[float]  # the sampler's log-probability of each, at its temperature
-    obs_ids: list[int]  # o_{t+1}, the environment's own text; may be empty
-    reward: float  # r_t of the environment, no penalty
-    done: bool
-    valid: bool  # was the response well formatted?
+    response_logps: list[float]  # the sampler's, one per response token, at its temperature
+    reward: float  # r_t of the environment, without penalties
+    valid: bool  # is the response well formed?
     anchor: str  # o_t, the state in GiGPO's sense
     group: int
     trajectory: int
-    turn: int
 
 
 @dataclass
 class Episode:
-    """One trajectory: its rows, what it was about and how it went."""
+    """One trajectory: its rows, its task and its outcome."""
 
-    task: str  # the environment's name of the task, e.g. a game file
+    task: str  # e.g. a game file
     group: int
     trajectory: int
     transitions: list[Transition] = field(default_factory=list)
@@ -57,12 +52,20 @@ class Episode:
 
     @property
     def episode_return(self) -> float:
-        """R(tau): undiscounted sum of environment rewards."""
+        """R(tau): undiscounted sum of the environment's rewards."""
         return sum(t.reward for t in self.transitions)
 
 
+@dataclass
+class Rollout:
+    """The episodes of all ranks, and how the time was spent."""
+
+    episodes: list[Episode]
+    metrics: dict[str, float]
+
+
 class PromptTooLong(UserError):
-    """A prompt over the limit, where the configuration says to stop."""
+    """A prompt over the limit, where the settings say to stop."""
 
 
 def request_seed(*key: int) -> int:
@@ -71,170 +74,171 @@ def request_seed(*key: int) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def rollout(cfg, policy, sampler, pool, tasks, groups, *, temperature, seed, label="rollout"):
-    """Play one episode per entry of `tasks` -> (episodes, stats); within `sampler.sync(policy)`.
+def rollout(
+    cfg: Config, policy, sampler, pool: Pool, tasks: Sequence[str], groups: Sequence[int], *,
+    temperature: float, seed_key: tuple[int, ...], label: str = "rollout",
+) -> Rollout:  # fmt: skip
+    """Play one episode per entry of `tasks`, within `sampler.sync(policy)`.
 
-    cfg: the prompt, length and turn settings of Config. tasks, groups: one entry per trajectory,
-    group by group. pool: its slots play the episodes, pool.n_envs at a time. seed: tuple of ints
-    that names this rollout; it and the number of the trajectory make the draws.
-    Of several ranks each plays whole groups; all get the episodes of all, and the stats:
-        seconds_generate  in the sampler, mean over the ranks
-        seconds_env       waiting for environments, or serving them where the pool has no workers
-        generator_idle    share of the rollout's time in which the sampler did not work
-        env_wait          share of it that is seconds_env
+    tasks, groups: one entry per trajectory, group by group. pool: plays pool.n_envs episodes at a
+    time. seed_key: names this rollout; with the number of a trajectory and the turn it seeds a
+    request. Each rank plays whole groups. Metrics:
+        seconds_generate  time in the sampler, averaged over the ranks
+        seconds_env       time waiting for environments (or running them, without workers)
+        generator_idle    fraction of the rollout in which the sampler did not work
+        env_wait          fraction of the rollout that is seconds_env
         tokens_generated, prompts_cut, obs_tokens_cut
     """
     start = time.perf_counter()
     entries = enumerate(zip(tasks, groups, strict=True))
     episodes = [Episode(str(task), group, n) for n, (task, group) in entries]
     names = list(dict.fromkeys(groups))
-    share = slice(*(r * len(names) // dist.world() for r in (dist.rank(), dist.rank() + 1)))
-    mine = [e for e in episodes if e.group in names[share]]
-    quiet = True if dist.rank() > 0 else None  # None: no bar where nobody looks
-    with tqdm(total=len(mine), desc=label, unit="episode", leave=False, disable=quiet) as bar:
-        table = _Table(cfg, policy, pool, mine, seed, bar)
-        while table.plays:
-            table.take_answers(wait=True)
-            work = sampler.generate(table.queue, temperature, cfg.max_response_tokens)
-            for finished in table.timed("seconds_generate", work):
+    rank, world = distributed.rank(), distributed.world()
+    my_groups = names[rank * len(names) // world : (rank + 1) * len(names) // world]
+    mine = [e for e in episodes if e.group in my_groups]
+    with progress_bar(len(mine), label, "episode") as bar:
+        player = _Player(cfg, policy, pool, mine, seed_key, bar)
+        while player.seats:
+            player.take_answers(wait=True)
+            work = sampler.generate(player.queue, temperature, cfg.max_response_tokens)
+            for finished in player.timed("seconds_generate", work):
                 for response in finished:
-                    table.act(response)
-                table.take_answers(wait=False)
+                    player.act(response)
+                player.take_answers(wait=False)
     seconds = time.perf_counter() - start
-    table.stats["generator_idle"] = 1.0 - table.stats["seconds_generate"] / seconds
-    table.stats["env_wait"] = table.stats["seconds_env"] / seconds
-    return dist.gather(mine), _over_ranks(dist.gather([table.stats]))
+    metrics = player.metrics
+    metrics["generator_idle"] = 1.0 - metrics["seconds_generate"] / seconds
+    metrics["env_wait"] = metrics["seconds_env"] / seconds
+    return Rollout(distributed.all_gather(mine), _over_ranks(distributed.all_gather([metrics])))
 
 
-def _over_ranks(stats: list[dict]) -> dict:
-    """Counts are added up; of times and shares the mean is taken."""
-    totals = {key: sum(one[key] for one in stats) for key in stats[0]}
-    counts = ("tokens_generated", "prompts_cut", "obs_tokens_cut")
-    return {k: v if k in counts else v / len(stats) for k, v in totals.items()}
+COUNTS = ("tokens_generated", "prompts_cut", "obs_tokens_cut")
+
+
+def _over_ranks(metrics: list[dict[str, float]]) -> dict[str, float]:
+    """Counts are summed over the ranks, times and fractions averaged."""
+    totals = {key: sum(one[key] for one in metrics) for key in metrics[0]}
+    return {k: v if k in COUNTS else v / len(metrics) for k, v in totals.items()}
 
 
 @dataclass
-class _Play:
-    """An episode in a slot: what its agent knows, and the step under way."""
+class _Seat:
+    """An episode in a slot of the pool, and the step that it is in."""
 
     episode: Episode
-    context: Context | None = None  # None: its reset is not answered yet
+    context: Context | None = None  # None: the reset is not answered yet
     prompt_ids: list[int] | None = None
     response: Response | None = None
     text: str = ""  # the response, decoded
-    action: str = ""
-    valid: bool = False
+    command: Command | None = None
 
 
-class _Table:
-    """The state of one rollout: who plays where, and the requests that wait for generation."""
+class _Player:
+    """The state of one rollout: which episode is in which slot, and the requests to generate."""
 
-    def __init__(self, cfg, policy, pool, episodes, seed, bar):
-        self.cfg, self.policy, self.pool, self.seed, self.bar = cfg, policy, pool, seed, bar
-        self.stats = dict.fromkeys(("seconds_generate", "seconds_env"), 0.0)
-        self.stats |= dict.fromkeys(("tokens_generated", "prompts_cut", "obs_tokens_cut"), 0)
-        self.plays: dict[int, _Play] = {}  # by slot
+    def __init__(self, cfg, policy, pool, episodes: list[Episode], seed_key, bar):
+        self.cfg, self.policy, self.pool, self.seed_key = cfg, policy, pool, seed_key
+        self.benchmark, self.bar = BENCHMARKS[cfg.env], bar
+        self.metrics = dict.fromkeys(("seconds_generate", "seconds_env"), 0.0)
+        self.metrics |= dict.fromkeys(COUNTS, 0)
+        self.seats: dict[int, _Seat] = {}  # by slot
         self.queue: deque[Request] = deque()
-        self.waiting = deque(episodes)  # for a slot
+        self.waiting = deque(episodes)  # without a slot
         for slot in range(pool.n_envs):
             self._begin(slot)
 
     def _begin(self, slot: int) -> None:
         """Give a free slot the next episode, if there is one."""
         if self.waiting:
-            self.plays[slot] = play = _Play(self.waiting.popleft())
-            self.pool.send(slot, "reset", play.episode.task)
+            self.seats[slot] = seat = _Seat(self.waiting.popleft())
+            self.pool.reset(slot, seat.episode.task)
 
     def act(self, response: Response) -> None:
-        """A response has been generated: its action goes to the environment."""
-        play = self.plays[response.key]
-        self.stats["tokens_generated"] += len(response.ids)
-        play.response, play.text = response, self.policy.decode(response.ids)
-        play.action, play.valid = parse(self.cfg.env, play.text)
-        self.pool.send(response.key, "step", play.action)
+        """Send the command of a finished response to its environment."""
+        seat = self.seats[response.slot]
+        seat.response, seat.text = response, self.policy.decode(response.ids)
+        seat.command = self.benchmark.parse(seat.text)
+        self.metrics["tokens_generated"] += len(response.ids)
+        self.pool.step(response.slot, seat.command.text)
 
     def take_answers(self, wait: bool) -> None:
-        """All that environments have answered by now; with `wait`, at least one answer."""
-        for slot, answer in self.timed("seconds_env", _answers(self.pool, wait)):
-            self._observe(slot, answer)
+        """Take all answers that are there; with `wait`, block until there is one."""
+        for answer in self.timed("seconds_env", _answers(self.pool, wait)):
+            self._observe(answer.slot, answer.step)
 
-    def timed(self, key: str, work: Iterator) -> Iterator:
-        """Pass on what `work` yields; stats[key] grows by the time spent in it."""
+    def timed(self, name: str, work: Iterable) -> Iterator:
+        """The items of `work`; the time spent in producing them is added to metrics[name]."""
+        work = iter(work)
         while True:
             start = time.perf_counter()
             item = next(work, None)
-            self.stats[key] += time.perf_counter() - start
+            self.metrics[name] += time.perf_counter() - start
             if item is None:
                 return
             yield item
 
-    def _observe(self, slot: int, answer: tuple) -> None:
-        """An environment has answered: the next prompt, or the next episode."""
-        play, over = self.plays[slot], False
-        if failed := answer[-1].get("failed"):
-            play.episode.failed, over = failed, True
-        elif play.context is None:
-            self._start(play, *answer)
+    def _observe(self, slot: int, step: Step) -> None:
+        """An environment has answered: request the next response, or start the next episode."""
+        seat, over = self.seats[slot], False
+        if step.failed:
+            seat.episode.failed, over = step.failed, True
+        elif seat.context is None:
+            seat.episode.task_type = step.task_type
+            seat.context = Context(step.task, step.observation, step.admissible)
         else:
-            over = self._add_row(play, *answer)
+            over = self._add_row(seat, step)
         if over:
-            del self.plays[slot]
+            del self.seats[slot]
             self.bar.update()
             self._begin(slot)
         else:
-            play.prompt_ids = self._prompt(play.context)
-            key = (*self.seed, play.episode.trajectory, len(play.episode.transitions))
-            self.queue.append(Request(slot, play.prompt_ids, request_seed(*key)))
+            seat.prompt_ids = self._prompt(seat.context)
+            key = (*self.seed_key, seat.episode.trajectory, len(seat.episode.transitions))
+            self.queue.append(Request(slot, seat.prompt_ids, request_seed(*key)))
 
-    def _start(self, play: _Play, observation: str, info: dict) -> None:
-        play.episode.task_type = info["task_type"]
-        play.context = Context(info["task"], observation, info["admissible"])
-
-    def _add_row(self, play: _Play, observation: str, reward: float, done: bool, info) -> bool:
-        """Add the row of the step under way; is the episode over?"""
-        episode, context, limit = play.episode, play.context, self.cfg.max_obs_tokens
-        obs_ids = self.policy.encode(observation)
-        self.stats["obs_tokens_cut"] += max(0, len(obs_ids) - limit)
+    def _add_row(self, seat: _Seat, step: Step) -> bool:
+        """Add the row of a step -> whether the episode is over."""
+        episode, context, limit = seat.episode, seat.context, self.cfg.max_obs_tokens
+        obs_ids = self.policy.encode(step.observation)
+        self.metrics["obs_tokens_cut"] += max(0, len(obs_ids) - limit)
         episode.transitions.append(
             Transition(
-                prompt_ids=play.prompt_ids,
-                response_ids=play.response.ids,
-                response_logps=play.response.logps,
+                prompt_ids=seat.prompt_ids,
+                response_ids=seat.response.ids,
                 obs_ids=obs_ids[:limit],
-                reward=reward,
-                done=done,
-                valid=play.valid,
+                response_logps=seat.response.logps,
+                reward=step.reward,
+                valid=seat.command.valid,
                 anchor=context.observation,
                 group=episode.group,
                 trajectory=episode.trajectory,
-                turn=len(episode.transitions),
             )
         )
-        episode.log.append((context.observation, play.text, observation))
-        context.history.append((context.observation, play.action))
-        context.observation, context.admissible = observation, info["admissible"]
-        episode.score = info.get("score")
-        episode.won = done and info["won"]
-        return done or len(episode.transitions) == self.cfg.max_turns
+        episode.log.append((context.observation, seat.text, step.observation))
+        context.history.append(Turn(context.observation, seat.command.text))
+        context.observation, context.admissible = step.observation, step.admissible
+        episode.score = step.score
+        episode.won = step.done and step.won
+        return step.done or len(episode.transitions) == self.cfg.max_turns
 
     def _prompt(self, context: Context) -> list[int]:
         cfg = self.cfg
-        message = render(cfg.env, cfg.prompt, context, cfg.history_length)
+        message = self.benchmark.prompts[cfg.prompt](context, cfg.history_length)
         ids = self.policy.encode_chat(message)
         if len(ids) > cfg.max_prompt_tokens:
             if cfg.prompt_overflow == "error":
                 raise PromptTooLong(
                     f"a prompt of {len(ids)} tokens exceeds max_prompt_tokens="
-                    f"{cfg.max_prompt_tokens}: raise the limit, or cut its beginning with "
-                    "--prompt-overflow cut"
+                    f"{cfg.max_prompt_tokens}: raise the limit, or cut the beginning of prompts "
+                    "with --prompt-overflow cut"
                 )
-            self.stats["prompts_cut"] += 1
-            ids = ids[-cfg.max_prompt_tokens :]  # the question stands at the end
+            self.metrics["prompts_cut"] += 1
+            ids = ids[-cfg.max_prompt_tokens :]  # the question is at the end
         return ids
 
 
-def _answers(pool, wait: bool) -> Iterator[tuple]:
-    """(slot, answer) as long as there are any; with `wait`, the first is waited for."""
+def _answers(pool: Pool, wait: bool) -> Iterator[Answer]:
+    """All answers that are there; with `wait`, block until the first one is."""
     answer = pool.recv(None if wait else 0)
     while answer is not None:
         yield answer

@@ -1,18 +1,17 @@
-"""The folder of a run: settings, metrics, checkpoints. The same command finds it and goes on.
+"""The folder of a run: settings, metrics, checkpoints. Rerunning the same command resumes it.
 
     runs/<name>/config.json           every setting
                 metrics.jsonl         one line per update; line 0 is the evaluation before training
-                episodes.md           a readable sample of episodes
-                curves.png, paw.png   what happened
+                episodes.md           a few episodes as text
+                curves.png, paw.png   the metrics as curves
                 checkpoint-000012/    Hugging Face folder + trainer.pt, after update 12
 
-A checkpoint is written under another name, flushed to the disk, and renamed when it is complete;
-only then the one before is removed. Metrics are written before the checkpoint of their update, and
-lines beyond the last checkpoint are dropped on resuming: whenever the run dies, it goes on from a
-state in which both agree.
+A checkpoint is written under a temporary name, flushed to disk and renamed when it is complete; the
+previous one is removed only then. Metrics are written before the checkpoint of their update, and
+resuming drops the lines after the last checkpoint. A run that dies at any moment therefore resumes
+from a state in which both agree.
 
-Of several processes only rank 0 writes. Checkpoints are whole, however the weights were spread, so
-that any number of ranks can go on from them.
+Only rank 0 writes. Checkpoints are not sharded, so that any number of ranks can resume from them.
 """
 
 import errno
@@ -27,10 +26,11 @@ import torch
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
+    set_model_state_dict,
     set_optimizer_state_dict,
 )
 
-from paw_min import dist
+from paw_min import distributed
 from paw_min.config import Config, UserError, differences
 
 
@@ -39,7 +39,7 @@ class Run:
 
     def __init__(self, cfg: Config):
         self.folder = Path(cfg.out) / cfg.name
-        if dist.rank() > 0:
+        if distributed.rank() > 0:
             return
         path = self.folder / "config.json"
         if path.exists() and (read_metrics(self.folder) or self.checkpoint()):
@@ -47,9 +47,9 @@ class Run:
             if changed:
                 raise UserError(
                     f"{self.folder} belongs to a run with {', '.join(changed)}: "
-                    "repeat those settings to go on, or choose another --name."
+                    "repeat those settings to resume it, or choose another --name."
                 )
-        with room_for("the run folder"):
+        with disk_space("the run folder"):
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps(asdict(cfg), indent=2) + "\n")
         for partial in self.folder.glob("*.partial"):  # of a run that was killed while writing
@@ -61,16 +61,17 @@ class Run:
 
     def save(self, policy, optimizer, done: int) -> None:
         """Write the checkpoint after `done` updates, then remove the older ones."""
-        whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        weights, state = get_state_dict(policy.model, optimizer, options=whole)
-        if dist.rank() > 0:
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        weights, state = get_state_dict(policy, optimizer, options=options)
+        if distributed.rank() > 0:
             return
         final = self.folder / f"checkpoint-{done:06d}"
         partial = final.with_suffix(".partial")
-        with room_for("a checkpoint"):
+        with disk_space("a checkpoint"):
             shutil.rmtree(partial, ignore_errors=True)
-            policy.save(partial, weights)
-            torch.save({"done": done, "optimizer": state}, partial / "trainer.pt")
+            others = policy.save(partial, weights)
+            trainer = {"done": done, "optimizer": state, "weights": others}
+            torch.save(trainer, partial / "trainer.pt")
             for file in partial.iterdir():
                 flush(file)
             if final.exists():
@@ -81,42 +82,50 @@ class Run:
                 shutil.rmtree(old)
 
     def restore(self, policy, optimizer) -> int:
-        """Load the newest checkpoint's optimizer state -> number of updates done, 0 without one.
+        """Load the newest checkpoint's trainer.pt -> number of updates done, 0 without one.
 
-        The weights are in the same folder, see policy.load_policy. Later metrics are dropped.
+        The language model's weights are in the same folder (policy.load_policy); trainer.pt has
+        the optimizer state and all other weights of the policy. Later metrics are dropped.
         """
         done = 0
         if checkpoint := self.checkpoint():
             state = torch.load(checkpoint / "trainer.pt", weights_only=True, map_location="cpu")
-            whole = StateDictOptions(full_state_dict=True)
-            set_optimizer_state_dict(policy.model, optimizer, state["optimizer"], options=whole)
+            options = StateDictOptions(full_state_dict=True, strict=False)
+            set_model_state_dict(policy, state["weights"], options=options)
+            set_optimizer_state_dict(policy, optimizer, state["optimizer"], options=options)
             done = state["done"]
-        if dist.rank() == 0:
+        if distributed.rank() == 0:
             kept = [line for line in read_metrics(self.folder) if line["update"] <= done]
             text = "".join(json.dumps(line) + "\n" for line in kept)
             write_atomically(self.folder / "metrics.jsonl", text)
         return done
 
     def metrics(self) -> list[dict]:
-        """The lines so far, the same on every rank."""
-        return dist.gather(read_metrics(self.folder) if dist.rank() == 0 else [])
+        """The lines of metrics.jsonl so far, on every rank."""
+        return distributed.all_gather(read_metrics(self.folder) if distributed.rank() == 0 else [])
+
+    def dump_rows(self, rows: list, update: int) -> Path:
+        """Save the rows of a NaN loss -> the file."""
+        file = self.folder / f"nonfinite-{update:06d}.pt"
+        torch.save([vars(row) for row in rows], file)
+        return file
 
     def write(self, name: str, text: str) -> None:
-        if dist.rank() == 0:
+        if distributed.rank() == 0:
             write_atomically(self.folder / name, text)
 
     def log(self, metrics: dict) -> None:
         """Append one line to metrics.jsonl."""
-        if dist.rank() > 0:
+        if distributed.rank() > 0:
             return
-        with room_for("metrics.jsonl"), open(self.folder / "metrics.jsonl", "a") as file:
+        with disk_space("metrics.jsonl"), open(self.folder / "metrics.jsonl", "a") as file:
             file.write(json.dumps(metrics) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
 
 def read_metrics(folder: str | Path) -> list[dict]:
-    """The lines of metrics.jsonl; one that a kill cut off in the middle is left out."""
+    """The lines of metrics.jsonl, without a last one that a kill cut off."""
     path = Path(folder) / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
@@ -130,21 +139,21 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def flush(path: Path) -> None:
-    """Make sure that a file has reached the disk before it is renamed."""
+    """Write a file through to the disk, before it is renamed."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
 
 @contextmanager
-def room_for(what: str):
-    """Turn a full disk into a sentence."""
+def disk_space(what: str):
+    """Turn the errors of a full disk into one sentence."""
     try:
         yield
     except (OSError, RuntimeError) as error:  # torch.save reports a short write as RuntimeError
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         if full or "enforce fail" in str(error) or "No space left" in str(error):
             raise UserError(
-                f"No space left on the disk to write {what}: free some and give the same command "
-                "again, it goes on from the last checkpoint."
+                f"No space left on the disk to write {what}: free some and rerun the same "
+                "command, which resumes from the last checkpoint."
             ) from error
         raise

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from paw_min.envs import games
+from paw_min.toy import alfworld_games as games
 
 SIZES = {"train": 12, "valid_seen": 6, "valid_unseen": 6}
 

@@ -7,11 +7,10 @@ import sys
 
 import torch
 
-from paw_min import dist
+from paw_min import distributed
 from paw_min.config import Config
-from paw_min.update import update
 from tests.test_policy import make_policy
-from tests.test_update import BASE, make_episodes
+from tests.test_update import BASE, make_episodes, update
 
 EPISODES = make_episodes(n_groups=4, size=3)
 CASES = {
@@ -35,7 +34,7 @@ def updated(settings: dict, shard: bool = False) -> dict:
     reference = make_policy() if cfg.kl_coef else None
     if shard:
         cfg.shard = True
-        dist.shard(policy)
+        distributed.shard(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.lr, eps=1e-6)
     metrics = update(cfg, policy, reference, optimizer, EPISODES, (0, 0))
     return {
@@ -47,12 +46,12 @@ def updated(settings: dict, shard: bool = False) -> dict:
 
 def main() -> None:
     torch.set_num_threads(1)
-    dist.start("cpu")
+    distributed.start("cpu")
     results = {name: updated(settings) for name, settings in CASES.items()}
     sharded = {name: updated(settings, shard=True) for name, settings in CASES.items()}
-    if dist.rank() == 0:
+    if distributed.rank() == 0:
         torch.save({"replicated": results, "sharded": sharded}, sys.argv[1])
-    dist.finish()
+    distributed.finish()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Finding, listing, drawing and playing ALFWorld games: pytest tests/test_alfworld.py  (~10 s)"""
+"""Finding, listing and playing ALFWorld games: pytest tests/test_alfworld.py  (~10 s)"""
 
 import json
 import os
 import random
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ import pytest
 pytest.importorskip("alfworld")
 pytest.importorskip("textworld")
 
-from paw_min.envs import alfworld
-from paw_min.envs.alfworld import AlfworldEnv, find_data, list_games
-from paw_min.envs.engine import GameError
+from paw_min.envs.alfworld import AlfworldEnv, list_games
+from paw_min.envs.alfworld import env as alfworld
+from paw_min.envs.alfworld.engine import GameError
+from paw_min.envs.alfworld.env import find_data
+from paw_min.toy import DATA, default_data
 
 TYPES = alfworld.TASK_TYPES
 
@@ -26,7 +29,7 @@ def env():
 
 @pytest.fixture
 def data(games_root, tmp_path, monkeypatch):
-    """A copy of the games that a test may change, and a home of its own."""
+    """A copy of the games that a test may change, and a temporary home folder."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     shutil.copytree(games_root, tmp_path / "data", ignore=shutil.ignore_patterns(".paw_min*"))
     return tmp_path / "data"
@@ -45,26 +48,33 @@ def copy_game(path, folder):
 def test_data_is_found_from_either_folder_and_from_the_environment(data, monkeypatch):
     inner = data / "json_2.1.1"
     monkeypatch.setenv("ALFWORLD_DATA", str(data))
-    assert find_data(data) == find_data(str(inner)) == find_data() == inner
+    assert find_data(data) == find_data(str(inner)) == find_data(default_data("alfworld")) == inner
     monkeypatch.setenv("SOMEWHERE", str(data.parent))
     assert find_data("$SOMEWHERE/data") == inner
 
 
-def test_missing_data_is_one_sentence_with_the_value_and_the_remedy(tmp_path, monkeypatch):
+def test_default_data_is_generated_once(games_root, tmp_path, monkeypatch):
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
-    with pytest.raises(FileNotFoundError, match="neither data nor .ALFWORLD_DATA") as error:
-        find_data()
-    assert "alfworld-download" in str(error.value) and "paw_min.envs.games" in str(error.value)
-    with pytest.raises(FileNotFoundError, match="^data is .*nowhere', which is not a folder; get"):
+    monkeypatch.setattr("paw_min.toy.alfworld_games.GENERATED", {"valid_seen": 6})
+    monkeypatch.chdir(tmp_path)
+    assert default_data("alfworld") == str(DATA / "alfworld")
+    games = list_games(default_data("alfworld"), "valid_seen")
+    assert [Path(g).read_bytes() for g in games] == [
+        Path(g).read_bytes() for g in list_games(games_root, "valid_seen")]
+
+
+def test_missing_data_is_an_error_with_value_and_remedy(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere' does not exist; download") as error:
         find_data(tmp_path / "nowhere")
-    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="ALFWORLD_DATA is .* has no json_2.1.1"):
-        find_data()
+    for remedy in ("alfworld-download", "python -m paw_min.toy.alfworld_games", "ALFWORLD_DATA"):
+        assert remedy in str(error.value)
+    with pytest.raises(FileNotFoundError, match="data folder .* has no json_2.1.1"):
+        find_data(tmp_path)
     (tmp_path / "json_2.1.1" / "train").mkdir(parents=True)
-    with pytest.raises(FileNotFoundError, match="train holds 0 games"):  # stock hangs forever
-        list_games(None, "train")
+    with pytest.raises(FileNotFoundError, match="train has 0 games"):  # AlfredTWEnv hangs
+        list_games(tmp_path, "train")
     with pytest.raises(ValueError, match="'test'; choose one of train"):
-        list_games(None, "test")
+        list_games(tmp_path, "test")
 
 
 # --- which games there are -------------------------------------------------------------------
@@ -78,7 +88,7 @@ def stock_list(folder):
     return AlfredTWEnv(config).game_files
 
 
-def test_list_is_that_of_stock_sorted(data):
+def test_games_are_those_of_alfredtwenv_sorted(data):
     games = list_games(data, "train")
     slashed = [Path(g).as_posix() for g in games]
     assert slashed == sorted(slashed) and len(games) == 12
@@ -98,7 +108,7 @@ def test_list_is_that_of_stock_sorted(data):
     assert sorted(stock_list(data / "json_2.1.1" / "train")) == sorted([str(good), *games])
 
 
-def test_a_second_call_reads_only_what_has_changed(data, monkeypatch):
+def test_a_second_call_reads_only_changed_games(data, monkeypatch):
     games = list_games(data, "train")
     read, real = [], alfworld._playable
     monkeypatch.setattr(alfworld, "_playable", lambda trial: read.append(trial) or real(trial))
@@ -114,11 +124,11 @@ def test_a_second_call_reads_only_what_has_changed(data, monkeypatch):
     assert list_games(data, "train") == games and read == [new.parent] * 2
     size = new.stat().st_size
     new.write_text(json.dumps({**game, "solvable": True}) + " ")
-    assert new.stat().st_size == size  # only the time has changed
+    assert new.stat().st_size == size  # only the time differs
     assert set(list_games(data, "train")) == {*games, str(new)} and len(read) == 3
     shutil.rmtree(Path(games[0]).parent)
     assert set(list_games(data, "train")) == {*games[1:], str(new)} and len(read) == 3
-    assert list_games(data, "valid_seen") and len(read) == 9  # splits do not share a cache
+    assert list_games(data, "valid_seen") and len(read) == 9  # each split has its own cache
 
 
 def test_cache_survives_damage_and_read_only_data(data, tmp_path, monkeypatch):
@@ -126,7 +136,7 @@ def test_cache_survives_damage_and_read_only_data(data, tmp_path, monkeypatch):
     cache = data / "json_2.1.1" / ".paw_min_train.json"
     cache.write_text(cache.read_text()[:-20])
     assert list_games(data, "train") == games
-    assert json.loads(cache.read_text())  # and mended
+    assert json.loads(cache.read_text())  # written again
 
     cache.unlink()
     cache.mkdir()  # cannot be replaced by a file, even by root
@@ -134,7 +144,7 @@ def test_cache_survives_damage_and_read_only_data(data, tmp_path, monkeypatch):
     monkeypatch.setattr(alfworld, "_playable", None)
     assert list_games(data, "train") == games  # from the home folder
     assert len(list((tmp_path / "home" / ".cache" / "paw_min").iterdir())) == 1
-    assert not list(cache.parent.glob("*.json.*"))  # nothing half-written left
+    assert not list(cache.parent.glob("*.json.*"))  # no partial files left
 
 
 @pytest.mark.parametrize("name", ["game.tw-pddl", "traj_data.json"])
@@ -148,55 +158,55 @@ def test_broken_json_is_named(data, name):
 # --- playing ---------------------------------------------------------------------------------
 
 
-def test_observation_info_reward_and_done(games_root, env):
+def test_steps_of_a_game(games_root, env):
     path = next(g for g in list_games(games_root, "train") if "heat" in g)
-    observation, info = env.reset(path)
+    first = env.reset(path)
     assert re.fullmatch(r"-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room\. "
                         r"Looking quickly around you, you see .*\.\n\n"
-                        r"Your task is to: put a hot \w+ in \w+\.", observation)
-    assert set(info) == {"admissible", "won", "task", "task_type", "game"}
-    assert info["task"] == observation[observation.index("put a hot"):]
-    assert info["task_type"] == "pick_heat_then_place_in_recep" and info["game"] == path
-    assert "help" not in info["admissible"] and "look" in info["admissible"]
-    assert info["admissible"] == sorted(info["admissible"]) and info["won"] is False
+                        r"Your task is to: put a hot \w+ in \w+\.", first.observation)
+    assert first.task == first.observation[first.observation.index("put a hot"):]
+    assert first.task_type == "pick_heat_then_place_in_recep"
+    assert "help" not in first.admissible and "look" in first.admissible
+    assert first.admissible == sorted(first.admissible)
+    assert (first.reward, first.done, first.won, first.score) == (0.0, False, False, None)
 
-    observation, reward, done, after = env.step("dance")
-    assert (observation, reward, done, after) == ("Nothing happens.", 0.0, False, info)
+    step = env.step("dance")
+    assert step == replace(first, observation="Nothing happens.")
     *commands, last = json.loads(Path(path).read_bytes())["walkthrough"]
     for command in commands:
-        assert command in after["admissible"]
-        _, reward, done, after = env.step(command)
-        assert (reward, done, after["won"]) == (0.0, False, False)
-    observation, reward, done, after = env.step(last)
-    assert (reward, done, after["won"]) == (10.0, True, True)
-    assert observation.startswith("You move the ") and after["task"] == info["task"]
+        assert command in step.admissible
+        step = env.step(command)
+        assert (step.reward, step.done, step.won) == (0.0, False, False)
+    step = env.step(last)
+    assert (step.reward, step.done, step.won) == (10.0, True, True)
+    assert step.observation.startswith("You move the ") and step.task == first.task
     with pytest.raises(RuntimeError, match="call reset first"):  # the win cannot be undone
         env.step("look")
 
 
-def test_one_seat_plays_game_after_game_as_a_new_one_would(games_root, env):
+def test_a_used_environment_plays_as_a_new_one(games_root, env):
     paths = list_games(games_root, "valid_seen")
 
     def play(env, path):
         rng, seen = random.Random(path), [env.reset(path)]
         for _ in range(8):
-            seen.append(env.step(rng.choice(seen[-1][-1]["admissible"])))
-            if seen[-1][2]:
+            seen.append(env.step(rng.choice(seen[-1].admissible)))
+            if seen[-1].done:
                 break
         return seen
 
     first = [play(env, path) for path in paths]
     new = AlfworldEnv()
     assert [play(new, path) for path in reversed(paths)] == first[::-1]
-    assert [info["task_type"] for (_, info), *_ in first] == sorted(TYPES)
+    assert [steps[0].task_type for steps in first] == sorted(TYPES)
 
 
 def test_task_type_without_the_usual_folder_name(data, env):
     path = copy_game(list_games(data, "train")[0], "somewhere/t")
-    assert env.reset(path)[1]["task_type"] == "look_at_obj_in_light"
+    assert env.reset(path).task_type == "look_at_obj_in_light"
 
 
-def test_what_cannot_be_played_is_one_sentence(data, env, tmp_path):
+def test_unplayable_games_are_errors(data, env, tmp_path):
     with pytest.raises(RuntimeError, match="call reset first"):
         AlfworldEnv().step("look")
     path = Path(list_games(data, "train")[0])

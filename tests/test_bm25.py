@@ -1,6 +1,8 @@
-"""BM25: the analyzer's rules one by one, scores against a loop, ties. pytest tests/test_bm25.py
+"""BM25: the rules of the analyzer, scores against a loop, ties.
 
-That rankings equal Lucene's own is tested with the recordings in test_webshop.py.
+    python -m pytest tests/test_bm25.py
+
+test_webshop.py compares rankings with recordings of Lucene's own.
 """
 
 import math
@@ -10,22 +12,22 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from paw_min.envs import bm25
-from paw_min.envs.bm25 import BM25, analyze, lossy_length
+from paw_min.retrieval import bm25
+from paw_min.retrieval.bm25 import BM25, analyze, lossy_length
 
 
 @pytest.mark.parametrize("text, terms", [
     ("The Running Shoes, for a dog", "run shoe dog"),  # case, stop words, stems
-    ("women's men’s boss'", "women men boss"),  # possessive 's goes, a bare apostrophe is no letter
-    ("don't can''t", "don't can t"),  # inside a word: one apostrophe
+    ("women's men’s boss'", "women men boss"),  # no possessive 's; "'" alone is no letter
+    ("don't can''t", "don't can t"),  # at most one apostrophe in a row
     ("u.s.a. 3.5mm 1,000.50 12:30 a:b a,b 7;5 7'5", "u.s.a 3.5mm 1,000.50 12 30 a:b b 7;5 7'5"),
-    ("a.1 1.a x.-y", "1 1 x y"),  # "." joins two letters or two digits, not one of each
+    ("a.1 1.a x.-y", "1 1 x y"),  # "." joins letters or digits, not one of each
     ("12-pack t-shirt and/or (pack+2)", "12 pack t shirt pack 2"),
     ("foo_bar _x_ __ 4_", "foo_bar _x_ 4_"),
-    ("us as gas bly flies", "us ga bly fli"),  # two letters are left alone
+    ("us as gas bly flies", "us ga bly fli"),  # words of two letters are not stemmed
     ("possibly psychology", "possibl psycholog"),  # the author's later rules: -bli, -logi
     ("café naïve", "café naïv"),
-    ("levi’s® x™ 5 ½ 10²", "levi ® x ™ 5 10"),  # signs with an emoji form are words
+    ("levi’s® x™ 5 ½ 10²", "levi ® x ™ 5 10"),  # emoji are words
     ("日本 カタカナ ひら ไทย", "日 本 カタカナ ひ ら ไทย"),
     ("👍🏽👨‍👩‍👧 🇩🇪", "👍🏽 👨‍👩‍👧 🇩🇪"),
     ("e\u0301te\u0301 １２", "e\u0301te\u0301 １２"),  # marks belong to the character before
@@ -35,7 +37,7 @@ def test_analyzer(text, terms):
     assert analyze(text) == terms.split()
 
 
-def test_ascii_shortcut_reads_as_the_full_rules():
+def test_ascii_shortcut_equals_the_full_rules():
     rng = random.Random(0)
     for _ in range(5000):
         text = "".join(rng.choices("aZz01_.:,;'- ", k=rng.randint(1, 12)))
@@ -61,7 +63,7 @@ def test_lossy_length_is_a_round_trip_through_lucenes_byte():
 
 
 def loop_scores(ids, texts, query):
-    """The formula of the module's docstring, document by document, in float64."""
+    """The formula in the docstring of bm25.py, document by document, in float64."""
     documents = [Counter(analyze(text)) for text in texts]
     used = [d for d in documents if d]
     avgdl = sum(sum(d.values()) for d in used) / len(used)
@@ -83,14 +85,14 @@ def test_scores_equal_a_loop_over_documents():
     ids = [f"d{i}" for i in range(80)]
     rng.shuffle(ids)
     texts = [" ".join(rng.choices(words, range(1, 41), k=rng.choice([0, 3, 30, 90]))) for _ in ids]
-    index = BM25(ids, iter(texts))  # a generator will do
+    index = BM25(ids, iter(texts))  # an iterator is enough
     for _ in range(30):
         query = " ".join(rng.choices(words, k=4))
         expected = loop_scores(ids, texts, query)
         found = index.search(query, len(ids))
         assert dict(found) == pytest.approx(expected, rel=1e-5)
         assert found == sorted(found, key=lambda hit: (-hit[1], hit[0]))
-        for k in (1, 7, 20):  # the first k are the same whatever k is, ties included
+        for k in (1, 7, 20):  # the first results do not depend on k, ties included
             assert index.search(query, k) == found[:k]
 
 
@@ -115,7 +117,7 @@ def test_nothing_to_find():
     assert BM25([], []).search("red", 3) == BM25(["a"], ["the"]).search("the", 3) == []
 
 
-def test_a_document_without_tokens_counts_in_no_mean():
+def test_documents_without_tokens_do_not_change_the_scores():
     with_empty, without = BM25(["a", "b"], ["red shoe", "..."]), BM25(["a"], ["red shoe"])
     assert with_empty.search("red", 2) == without.search("red", 2)
 
@@ -128,7 +130,7 @@ def test_scores_are_float32_and_the_index_is_small():
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="k is 0; ask for 1"):
+    with pytest.raises(ValueError, match="k is 0: ask for 1"):
         BM25(["a"], ["red"]).search("red", 0)
     with pytest.raises(ValueError):
         BM25(["a", "b"], ["red"])

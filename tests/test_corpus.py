@@ -1,4 +1,4 @@
-"""The invented corpus: its bytes, its truth, what test questions share with training, its search.
+"""The generated world of search QA: its bytes, its facts, its splits, searches in it.
 
     python -m pytest tests/test_corpus.py
 """
@@ -12,9 +12,9 @@ from collections import Counter
 
 import pytest
 
-from paw_min.envs import corpus
-from paw_min.envs.retrievers import open_retriever
-from paw_min.envs.search import load_questions
+from paw_min.envs.search.questions import load_questions
+from paw_min.retrieval import open_retriever
+from paw_min.toy import search_world
 
 SMALL = {"n_entities": 500, "n_train": 80, "n_test": 20}
 FILES = ["corpus.jsonl", "manifest.json", "test.jsonl", "train.jsonl"]
@@ -22,8 +22,8 @@ FILES = ["corpus.jsonl", "manifest.json", "test.jsonl", "train.jsonl"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The default corpus; read only."""
-    return corpus.generate(tmp_path_factory.mktemp("corpus") / "search")
+    """The default world; read only."""
+    return search_world.generate(tmp_path_factory.mktemp("corpus") / "search")
 
 
 def passages(folder):
@@ -38,23 +38,23 @@ def digest(folder):
 
 
 def names(text):
-    return re.findall(corpus.NAME, text)
+    return re.findall(search_world.NAME, text)
 
 
 def read_facts(folder):
-    """{(name, words before the value): value}, from the passages and not from the generator."""
+    """{(name, words before the value): value}, parsed from the passages."""
     found = {}
     marks = ("born in the town", "has the spouse", "in the country", "on the river",
              "by the author", "by the founder", "sits in the town", "capital in the town")
     for contents in passages(folder).values():
         title, text = contents.split("\n")
         for mark in marks:
-            if value := re.search(f"{mark} ({corpus.NAME})", text):
+            if value := re.search(f"{mark} ({search_world.NAME})", text):
                 found[title.strip('"'), mark] = value[1]
     return found
 
 
-# Question (its name taken out) -> the words before the value, for each fact in turn.
+# Question without its name -> the words before the value of each fact, in order.
 REFERENCES = {
     "the capital of {}": "capital in the town",
     "the country where {} rises": "in the country",
@@ -85,7 +85,7 @@ CHAINS = {question: [mark] for question, mark in QUESTIONS.items()} | {
 
 
 def supporting_facts(question, facts):
-    """[(name, words before the value)] behind a question, and the answer they give."""
+    """[(name, words before the value)] of the facts behind a question, and the answer."""
     (name,) = names(question)
     chain = []
     for mark in CHAINS[question.replace(name, "{}")]:
@@ -95,11 +95,11 @@ def supporting_facts(question, facts):
 
 
 def test_same_arguments_same_bytes(tmp_path):
-    first, second = (corpus.generate(tmp_path / name, **SMALL) for name in ("a", "b"))
+    first, second = (search_world.generate(tmp_path / name, **SMALL) for name in ("a", "b"))
     assert digest(first) == digest(second)
-    # Nothing but VERSION may change these bytes: runs on other machines are compared with ours.
+    # These bytes may change only with VERSION: results of different machines are compared.
     assert digest(first)[:16] == "c2416f5b9e3b62cd"
-    assert digest(corpus.generate(tmp_path / "c", **SMALL, seed=1)) != digest(first)
+    assert digest(search_world.generate(tmp_path / "c", **SMALL, seed=1)) != digest(first)
 
 
 def test_sizes_kinds_and_order(folder):
@@ -112,8 +112,8 @@ def test_sizes_kinds_and_order(folder):
         assert len({row.question for row in rows}) == n
         ids = [json.loads(line)["id"] for line in (folder / f"{split}.jsonl").open()]
         assert ids == [f"{split}-{i}" for i in range(n)]
-        # Every question there can be is asked, and none much more often than the others.
-        asked = Counter(re.sub(corpus.NAME, "{}", row.question) for row in rows)
+        # Every kind of question occurs, and none much more often than the others.
+        asked = Counter(re.sub(search_world.NAME, "{}", row.question) for row in rows)
         assert len(asked) == 22 and min(asked.values()) * 2.5 > max(asked.values())
 
 
@@ -136,7 +136,7 @@ def test_no_fact_behind_a_test_question_is_behind_a_training_question(folder):
         entities[split] = {name for name, _ in behind[split]} | {answer for _, answer in rows}
     assert len(behind["test"]) > 200
     assert not behind["train"] & behind["test"]
-    assert not entities["train"] & entities["test"]  # not even an answer: no prior is of use
+    assert not entities["train"] & entities["test"]  # nor an answer
 
 
 def test_each_name_is_one_entity_and_words_are_few(folder, tmp_path):
@@ -147,11 +147,11 @@ def test_each_name_is_one_entity_and_words_are_few(folder, tmp_path):
         text = " ".join(path.read_text() for path in sorted(folder.glob("*.jsonl")))
         return set(re.findall(r"\w+", re.sub(r'"id": "[^"]*"', " ", text.lower())))
 
-    assert len(words(folder)) < 700  # a tokenizer adds tags, punctuation and prompts
-    other = corpus.generate(tmp_path / "other", seed=1)
-    assert words(folder) == words(other)  # a tokenizer made for one seed reads all of them
+    assert len(words(folder)) < 700  # leaves room for tags, punctuation and prompts
+    other = search_world.generate(tmp_path / "other", seed=1)
+    assert words(folder) == words(other)  # one tokenizer fits all seeds
     used = Counter(word for title in titles for word in title.split())
-    assert len(used) == 576 and max(used.values()) < 40  # none is frequent enough to be a guess
+    assert len(used) == 576 and max(used.values()) < 40  # no word is worth guessing
 
 
 def test_passages_are_short_and_begin_with_the_same_word(folder):
@@ -161,7 +161,7 @@ def test_passages_are_short_and_begin_with_the_same_word(folder):
         assert 10 <= len(contents.split()) <= 20
 
 
-def test_the_world_holds_together(folder):
+def test_the_facts_are_consistent(folder):
     facts = read_facts(folder)
     for (name, mark), value in facts.items():
         if mark == "has the spouse":
@@ -188,30 +188,30 @@ def test_one_search_seldom_answers_a_two_hop_question(folder):
     assert sum(answered) < 0.2 * len(rows)
 
 
-def test_a_finished_folder_is_used_again_and_another_is_refused(tmp_path):
-    folder = corpus.generate(tmp_path / "a", **SMALL)
+def test_a_finished_folder_is_reused_and_another_is_refused(tmp_path):
+    folder = search_world.generate(tmp_path / "a", **SMALL)
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    assert corpus.generate(folder, **SMALL) == folder
+    assert search_world.generate(folder, **SMALL) == folder
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
     with pytest.raises(ValueError, match="another folder or delete this one"):
-        corpus.generate(folder, **SMALL, seed=1)
+        search_world.generate(folder, **SMALL, seed=1)
     (folder / "test.jsonl").unlink()
     with pytest.raises(ValueError, match="another folder or delete this one"):
-        corpus.generate(folder, **SMALL)
+        search_world.generate(folder, **SMALL)
 
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "manifest.json").write_text("notes")
     with pytest.raises(ValueError, match="holds something else"):
-        corpus.generate(foreign, **SMALL)
+        search_world.generate(foreign, **SMALL)
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="holds something else"):
-        corpus.generate(tmp_path / "file", **SMALL)
+        search_world.generate(tmp_path / "file", **SMALL)
 
 
 def test_an_empty_folder_is_filled(tmp_path):
     (tmp_path / "a").mkdir()
-    assert digest(corpus.generate(tmp_path / "a", **SMALL))
+    assert digest(search_world.generate(tmp_path / "a", **SMALL))
 
 
 def test_an_interrupted_call_leaves_no_folder_and_the_next_completes_it(tmp_path, monkeypatch):
@@ -221,11 +221,11 @@ def test_an_interrupted_call_leaves_no_folder_and_the_next_completes_it(tmp_path
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", fail)
         with pytest.raises(OSError, match="No space"):
-            corpus.generate(tmp_path / "a", **SMALL)
+            search_world.generate(tmp_path / "a", **SMALL)
     assert list(tmp_path.iterdir()) == []
-    (tmp_path / f"a.partial-{os.getpid()}").mkdir()  # as a process that was killed leaves it
+    (tmp_path / f"a.partial-{os.getpid()}").mkdir()  # left by a process that was killed
     (tmp_path / f"a.partial-{os.getpid()}" / "rest").write_text("")
-    assert digest(corpus.generate(tmp_path / "a", **SMALL))
+    assert digest(search_world.generate(tmp_path / "a", **SMALL))
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
@@ -234,13 +234,13 @@ def test_two_processes_at_once_make_one_folder(tmp_path, monkeypatch):
 
     def other_was_faster(source, target):
         monkeypatch.setattr(os, "replace", replace)
-        corpus.generate(target, **SMALL)
-        replace(source, target)  # which fails: the target is not empty any more
+        search_world.generate(target, **SMALL)
+        replace(source, target)  # fails: the target is no longer empty
 
     monkeypatch.setattr(os, "replace", other_was_faster)
-    # The other process here has our number, and so our partial folder: make it anew for us.
+    # Both "processes" of this test would use the same partial folder: give them two ids.
     monkeypatch.setattr(os, "getpid", iter(["1", "2"]).__next__)
-    assert digest(corpus.generate(tmp_path / "a", **SMALL))
+    assert digest(search_world.generate(tmp_path / "a", **SMALL))
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
@@ -251,18 +251,18 @@ def test_two_processes_at_once_make_one_folder(tmp_path, monkeypatch):
         ({"n_entities": 82945}, "from 500 to 82944"),
         ({"n_train": 81}, "n_train 81"),
         ({"n_test": 0}, "n_test 0"),
-        ({"n_train": 5000}, "2500 questions of a kind were asked for and there are [0-9]+: choose"),
+        ({"n_train": 5000}, "2500 questions of one source .* only [0-9]+: choose"),
     ],
 )
 def test_wrong_numbers_are_named_and_nothing_is_written(tmp_path, wrong, message):
     with pytest.raises(ValueError, match=message):
-        corpus.generate(tmp_path / "a", **(SMALL | wrong))
+        search_world.generate(tmp_path / "a", **(SMALL | wrong))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_line(tmp_path, monkeypatch, capsys):
-    arguments = "--n-entities 500 --n-train 80 --n-test 20 --seed 0"
-    monkeypatch.setattr("sys.argv", ["corpus", "--out", str(tmp_path / "a"), *arguments.split()])
-    corpus.main()
+    argv = f"search_world --out {tmp_path}/a --n-entities 500 --n-train 80 --n-test 20 --seed 0"
+    monkeypatch.setattr("sys.argv", argv.split())
+    search_world.main()
     assert "500 passages, 80 training and 20 test questions" in capsys.readouterr().out
-    assert digest(tmp_path / "a") == digest(corpus.generate(tmp_path / "b", **SMALL))
+    assert digest(tmp_path / "a") == digest(search_world.generate(tmp_path / "b", **SMALL))

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from paw_min import dist, runs
-from paw_min.envs import shops
-from paw_min.tiny import STANDINS
+from paw_min import distributed, runs
+from paw_min.toy import default_model
+from paw_min.toy import webshop_shops as shops
 from tests.dist_jobs import CASES, updated
 from tests.test_policy import make_policy
 
@@ -99,10 +99,10 @@ def test_bf16_passes_over_fp32_weights(together, how):
 
 
 def test_without_torchrun_there_is_one_rank():
-    assert (dist.rank(), dist.world()) == (0, 1) and dist.start("cpu") == "cpu"
+    assert (distributed.rank(), distributed.world()) == (0, 1) and distributed.start("cpu") == "cpu"
     tensor = torch.ones(3)
-    dist.add_up([tensor])
-    assert tensor.tolist() == [1.0, 1.0, 1.0] and dist.gather([1, 2]) == [1, 2]
+    distributed.all_reduce([tensor])
+    assert tensor.tolist() == [1.0, 1.0, 1.0] and distributed.all_gather([1, 2]) == [1, 2]
 
 
 # ---- whole runs ----
@@ -154,7 +154,7 @@ def test_two_ranks_then_one_or_three(script, one_rank, tmp_path):
 
 def test_vllm_on_sharded_ranks_then_one_that_is_whole(script, tmp_path):
     """Same draws, rows and weights as one unsharded rank with an engine; then the same again."""
-    tiny = f"--model={STANDINS / 'webshop'}"  # the engine needs heads of 32
+    tiny = f"--model={default_model('webshop')}"  # the engine needs heads of 32
     flags = [*script, tiny, "--sampler=vllm", "--groups=2", "--max-response-tokens=6"]
     subprocess.run(
         [sys.executable, *flags, "--updates=3", f"--out={tmp_path / 'one'}"], cwd=ROOT, check=True
@@ -195,12 +195,12 @@ def test_a_killed_rank_ends_the_run_with_a_sentence(script, tmp_path, victim):
     os.kill(ranks[victim], signal.SIGKILL)
     output = finish(process, code=1)
     assert "lost the others: one of them ended" in output
-    assert "the same command goes on from the last" in output
+    assert "rerun the same command to resume" in output
     assert json.loads(metrics.read_text().splitlines()[-1])["update"] >= 2
 
 
 def test_bad_settings_are_named_once(script, tmp_path):
     output = finish(start(2, *script, "--model", tmp_path, f"--out={tmp_path}"), code=1)
-    assert output.count("holds no config.json") == 1
+    assert output.count("has no config.json") == 1
     output = finish(start(2, *script, "--groups", 0, f"--out={tmp_path}"), code=1)
     assert output.count("--groups 0 is out of range") == 1

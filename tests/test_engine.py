@@ -1,7 +1,7 @@
-"""The fast engine plays as the untouched packages do: pytest tests/test_engine.py  (~25 s)
+"""The fast engine plays like the original packages: pytest tests/test_engine.py  (~25 s)
 
-One process plays generated games with untouched TextWorld and ALFWorld, another with
-paw_min.envs.engine; every step must look the same. This file is also the script they run.
+One process plays generated games with unmodified TextWorld and ALFWorld, another one with
+paw_min.envs.alfworld.engine; all steps must be equal. Both run this file as a script.
 """
 
 import io
@@ -26,10 +26,10 @@ def stock_env(request_infos):
 
 
 def play(env, path, seed, steps, lines):
-    """Load a game, walk at random, ask for a plan, start again and win; append to `lines`."""
+    """Load a game, take random steps, request a plan, start again and win; append to `lines`."""
 
     def note(state, *result):
-        facts = sorted(map(str, state.facts))  # in no order: TextWorld keeps them in sets
+        facts = sorted(map(str, state.facts))  # TextWorld keeps them in sets, without an order
         lines.append([state.feedback, state.admissible_commands, facts, state.won, state.lost,
                       state.score, state.moves, state.last_command, sorted(state), *result])
 
@@ -58,7 +58,7 @@ def main(engine, out, steps, *paths):
     if engine == "stock":
         env = stock_env(request_infos)
     else:
-        from paw_min.envs.engine import make_env
+        from paw_min.envs.alfworld.engine import make_env
 
         env = make_env(request_infos)
     lines = []
@@ -78,7 +78,7 @@ def run(arguments, **environ):
 
 @pytest.fixture(scope="session")
 def paths(tmp_path_factory):
-    from paw_min.envs import games
+    from paw_min.toy import alfworld_games as games
 
     root = tmp_path_factory.mktemp("games")
     paths = games.generate(str(root), "train", 6, 0)
@@ -89,7 +89,7 @@ def paths(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tricky(paths, tmp_path_factory):
-    """A game whose `examine` command says what the agent holds, so it changes during the game."""
+    """A game whose `examine` command names the object in hand, so it changes during the game."""
     game = json.loads(Path(paths[0]).read_text())
     before = 'template :: "examine {r}"'
     after = 'template :: "examine {r} with [{o.name | holds(a:agent, o:object)}]"'
@@ -104,12 +104,12 @@ def tricky(paths, tmp_path_factory):
 def env():
     import textworld
 
-    from paw_min.envs.engine import make_env
+    from paw_min.envs.alfworld.engine import make_env
 
     return make_env(textworld.EnvInfos(won=True, admissible_commands=True))
 
 
-def test_plays_as_the_untouched_packages(paths, tricky, tmp_path):
+def test_plays_like_the_original_packages(paths, tricky, tmp_path):
     transcripts = {}
     for engine in ("stock", "fast"):
         out = tmp_path / engine
@@ -123,12 +123,12 @@ def test_plays_as_the_untouched_packages(paths, tricky, tmp_path):
     assert any(c.startswith("examine") and " with " in c and c[-1].isdigit() for c in commands)
 
 
-def test_leaves_the_process_as_it_was(paths, tmp_path):
-    """sys.argv, stdout, $ALFWORLD_DATA and the home folder, all of which stock changes."""
+def test_has_no_side_effects_on_the_process(paths, tmp_path):
+    """On sys.argv, stdout, $ALFWORLD_DATA or the home folder; the original packages change all."""
     code = """if True:
         import os, sys
         import textworld
-        from paw_min.envs.engine import make_env
+        from paw_min.envs.alfworld.engine import make_env
         stdout = sys.stdout
         env = make_env(textworld.EnvInfos(won=True))
         env.load(sys.argv[1])
@@ -176,8 +176,8 @@ BROKEN = ["truncated json", "not a game", "no grammar", "truncated PDDL", "undec
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_game_is_named_and_does_no_harm(name, env, paths, tmp_path, monkeypatch):
-    from paw_min.envs.engine import GameError
+def test_a_broken_game_is_reported_and_has_no_effect(name, env, paths, tmp_path, monkeypatch):
+    from paw_min.envs.alfworld.engine import GameError
 
     path = tmp_path / "game.tw-pddl"
     path.write_text(corrupt(name, json.loads(Path(paths[0]).read_text())))
@@ -192,21 +192,21 @@ def test_a_broken_game_is_named_and_does_no_harm(name, env, paths, tmp_path, mon
     message = str(error.value)
     assert message.startswith(f"{path} is not a playable game (")
     assert message.endswith("generate or download it again.") and "\n" not in message
-    with pytest.raises(TypeError):  # neither the game before nor half of the broken one
+    with pytest.raises(TypeError):  # neither the previous game nor half of the broken one
         env.reset()
     env.load(paths[1])
     assert env.reset().feedback == intro
 
 
-def test_a_missing_game_is_named(env, tmp_path):
-    from paw_min.envs.engine import GameError
+def test_a_missing_game_is_reported(env, tmp_path):
+    from paw_min.envs.alfworld.engine import GameError
 
     with pytest.raises(GameError, match="no/game.tw-pddl is not a playable game .FileNotFound"):
         env.load(str(tmp_path / "no" / "game.tw-pddl"))
 
 
 def test_another_version_of_textworld_is_refused(monkeypatch):
-    from paw_min.envs import engine
+    from paw_min.envs.alfworld import engine
 
     monkeypatch.setattr(engine.importlib.metadata, "version", lambda package: "1.6.2")
     for call in (engine.install, lambda: engine.make_env(None)):
@@ -214,10 +214,10 @@ def test_another_version_of_textworld_is_refused(monkeypatch):
             call()
 
 
-def test_install_serves_textworld_itself(paths):
+def test_install_affects_textworld_start(paths):
     import textworld
 
-    from paw_min.envs import engine
+    from paw_min.envs.alfworld import engine
 
     engine.install()
     engine.install()
@@ -226,11 +226,14 @@ def test_install_serves_textworld_itself(paths):
     assert "look" in env.reset().admissible_commands
 
 
-def test_environments_do_not_disturb_each_other(paths):
-    """Two copies of a game and another game in turns, as one alone; also with the caches lost."""
+def test_environments_are_independent(paths):
+    """Two copies of a game and another game in turns give the texts of each alone.
+
+    The caches are cleared in between.
+    """
     import textworld
 
-    from paw_min.envs import engine
+    from paw_min.envs.alfworld import engine
 
     def walk(path, seed):
         env = engine.make_env(textworld.EnvInfos(won=True, admissible_commands=True, facts=True))

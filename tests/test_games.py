@@ -15,10 +15,10 @@ import pytest
 pytest.importorskip("alfworld")
 pytest.importorskip("textworld")
 
-from paw_min.envs import games
 from paw_min.envs.alfworld import AlfworldEnv, list_games
-from paw_min.envs.expert import Expert, kind
-from paw_min.envs.games import CAN, FITS, SCENES, TASKS, Size
+from paw_min.toy import alfworld_games as games
+from paw_min.toy.alfworld_games import CAN, FITS, SCENES, TASKS, Size
+from paw_min.toy.alfworld_teacher import Expert, kind
 
 ROOT = Path(__file__).resolve().parents[1]
 SPLITS = ("train", "valid_seen", "valid_unseen")
@@ -35,7 +35,7 @@ def sample(split, n, seed=0, size=SMALL):
 
 
 def digest():
-    """Of the problems and walkthroughs of 60 games per split: what this package alone decides."""
+    """Hash of the problems and walkthroughs of 60 games per split, without alfworld's texts."""
     text = [games.write_problem(g) + str(games.solve(g)) for s in SPLITS for g in sample(s, 60)]
     return hashlib.sha256("".join(text).encode()).hexdigest()
 
@@ -45,11 +45,11 @@ def digest():
 
 def test_bytes_are_pinned():
     assert (games.VERSION, digest()[:32]) == (2, "ae3e5f4fe745798c8164a139942f11db"), (
-        "the games have changed: raise games.VERSION, then write the new digest here")
+        "the games have changed: increment games.VERSION and update this digest")
 
 
 def test_bytes_on_disk_do_not_depend_on_hash_seed_or_n(games_root, tmp_path):
-    code = ("import sys; from paw_min.envs import games; "
+    code = ("import sys; from paw_min.toy import alfworld_games as games; "
             "games.generate(sys.argv[1], 'train', 3, seed=0)")
     subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, check=True, timeout=120,
                    env={**os.environ, "PYTHONHASHSEED": "1"})
@@ -106,7 +106,7 @@ def test_names_are_those_of_the_demangler():
         assert {id: demangler.demangle_alfred_name(id) for id in ids} == ids
 
 
-def test_small_games_ask_for_some_search():
+def test_small_games_require_some_search():
     drawn = sample("train", 300)
     lengths = [len(games.solve(g)) for g in drawn]
     hidden = [t.inside.kind in games.OPENABLE for g in drawn for t in g["things"]
@@ -118,7 +118,7 @@ def test_small_games_ask_for_some_search():
     assert len({r.kind for g in drawn for r in g["room"] + g["things"]}) == 27
 
 
-def test_splits_share_no_goal_and_rooms_stay_the_same():
+def test_splits_share_no_goals_and_rooms_depend_on_the_scene():
     def goals(split):
         return {(g["scene"], g["task"], g["target"], g["goal"]) for g in sample(split, 600)}
 
@@ -131,7 +131,7 @@ def test_splits_share_no_goal_and_rooms_stay_the_same():
         assert rooms.setdefault(game["scene"], game["room"]) == game["room"]
 
 
-# --- made, proved, resumed -------------------------------------------------------------------
+# --- generated, verified, resumed ------------------------------------------------------------
 
 
 def test_walkthroughs_win_and_files_are_as_published(games_root, env):
@@ -147,33 +147,33 @@ def test_walkthroughs_win_and_files_are_as_published(games_root, env):
                 str(traj["scene"]["scene_num"])])
             assert sorted(os.listdir(path.parent)) == ["game.tw-pddl", "traj_data.json"]
             env.reset(path)
-            rewards = [env.step(command)[1] for command in game["walkthrough"]]
+            rewards = [env.step(command).reward for command in game["walkthrough"]]
             assert rewards == [0.0] * (len(rewards) - 1) + [10.0]
             types[traj["task_type"]] += 1
     assert types == dict.fromkeys(TASKS, 4)
 
 
-def test_interrupted_run_is_completed_by_the_same_call(games_root, tmp_path, monkeypatch):
-    proved, real = [], games.prove
+def test_the_same_call_completes_an_interrupted_one(games_root, tmp_path, monkeypatch):
+    verified, real = [], games.verify
 
-    def prove(env, path):
-        if len(proved) == 2:
+    def verify(env, path):
+        if len(verified) == 2:
             raise KeyboardInterrupt
         real(env, path)
-        proved.append(path.parent.name)
+        verified.append(path.parent.name)
 
-    monkeypatch.setattr(games, "prove", prove)
+    monkeypatch.setattr(games, "verify", verify)
     with pytest.raises(KeyboardInterrupt):
         games.generate(tmp_path, "train", 4, seed=0)
-    assert len(list(tmp_path.rglob("game.tw-pddl"))) == 2  # what was not proved is no game
-    monkeypatch.setattr(games, "prove", lambda env, path: real(env, path) or proved.append(path))
+    assert len(list(tmp_path.rglob("game.tw-pddl"))) == 2  # the verified ones
+    monkeypatch.setattr(games, "verify", lambda env, path: real(env, path) or verified.append(path))
     paths = games.generate(tmp_path, "train", 4, seed=0)
-    assert len(proved) == 4  # two then, two now
+    assert len(verified) == 4  # two before, two now
     assert paths == sorted(map(str, tmp_path.rglob("game.tw-pddl")))
     for path in map(Path, paths):
         assert path.read_bytes() == (games_root / path.relative_to(tmp_path)).read_bytes()
 
-    monkeypatch.setattr(games, "make_game", None)  # a finished split is only looked at
+    monkeypatch.setattr(games, "make_game", None)  # a complete split is returned unread
     assert games.generate(tmp_path, "train", 4, seed=0) == paths
     monkeypatch.undo()
     content = Path(paths[1]).read_bytes()
@@ -182,13 +182,13 @@ def test_interrupted_run_is_completed_by_the_same_call(games_root, tmp_path, mon
     assert Path(paths[1]).read_bytes() == content
 
 
-def test_other_parameters_and_foreign_folders_are_refused(games_root, tmp_path):
+def test_other_parameters_and_foreign_folders_are_errors(games_root, tmp_path):
     for n, seed, size in ((13, 0, Size()), (12, 1, Size()), (12, 0, Size((6, 7)))):
-        with pytest.raises(ValueError, match="games made with .* was asked for; choose another"):
+        with pytest.raises(ValueError, match="games generated with .* was requested; choose anot"):
             games.generate(games_root, "train", n, seed, size)
     (tmp_path / "json_2.1.1" / "train" / "pick_and_place_simple-Mug-None-Desk-301").mkdir(
         parents=True)
-    with pytest.raises(ValueError, match="from elsewhere"):
+    with pytest.raises(ValueError, match="from another source"):
         games.generate(tmp_path, "train", 1, seed=0)
     with pytest.raises(ValueError, match="'test'.*valid_unseen"):
         games.generate(tmp_path, "test", 1, seed=0)
@@ -200,32 +200,32 @@ def test_other_parameters_and_foreign_folders_are_refused(games_root, tmp_path):
             Size(**wrong)
 
 
-def test_proof_refuses_a_walkthrough_that_does_not_win_at_its_end(games_root, env, tmp_path):
+def test_a_walkthrough_must_win_with_its_last_command(games_root, env, tmp_path):
     game = json.loads(Path(list_games(games_root, "train")[0]).read_bytes())
     for commands in (game["walkthrough"][:-1], [*game["walkthrough"], "look"], []):
         path = tmp_path / "game.tw-pddl"
         path.write_text(json.dumps({**game, "walkthrough": commands}))
-        with pytest.raises(RuntimeError, match="does not win at its end"):
-            games.prove(env.engine, path)
+        with pytest.raises(RuntimeError, match="does not win with its last command"):
+            games.verify(env.engine, path)
 
 
 # --- the expert ------------------------------------------------------------------------------
 
 
 def play(env, path, seed=0, noise=0.0, limit=200):
-    """The commands of the expert in one game, some replaced by random ones; won or not."""
+    """The expert's commands in one game, some replaced by random ones; and whether it won."""
     rng = random.Random(seed)
     expert, commands = Expert(random.Random(seed)), []
-    observation, info = env.reset(path)
-    expert.reset(observation)
-    while not info["won"] and len(commands) < limit:
-        command = expert.act(observation, info["admissible"])
-        assert command in info["admissible"]
+    step = env.reset(path)
+    expert.reset(step.observation)
+    while not step.won and len(commands) < limit:
+        command = expert.act(step.observation, step.admissible)
+        assert command in step.admissible
         if rng.random() < noise:
-            command = rng.choice(info["admissible"])
+            command = rng.choice(step.admissible)
         commands.append(command)
-        observation, _, _, info = env.step(command)
-    return commands, info["won"]
+        step = env.step(command)
+    return commands, step.won
 
 
 def test_expert_wins_every_game_in_25_steps_and_is_deterministic(games_root, env):
@@ -237,12 +237,12 @@ def test_expert_wins_every_game_in_25_steps_and_is_deterministic(games_root, env
 
 
 @pytest.mark.parametrize("noise", [0.3, 0.6])
-def test_expert_goes_on_from_what_others_did(games_root, env, noise):
+def test_expert_wins_in_spite_of_random_commands(games_root, env, noise):
     for seed, path in enumerate(list_games(games_root, "train")):
         assert play(env, path, seed, noise)[1], path
 
 
-def test_expert_sees_only_texts_and_searches_in_listed_order():
+def test_expert_searches_in_the_order_of_the_commands():
     gos = [f"go to {p}" for p in ("cabinet 1", "cabinet 2", "desk 1", "fridge 1")]
     expert = Expert(random.Random(0))
     expert.reset("you see a fridge 1, a cabinet 2, a cabinet 1, and a desk 1.\n\n"
@@ -262,17 +262,17 @@ def test_expert_sees_only_texts_and_searches_in_listed_order():
     assert act("You arrive.", "move mug 3 to cabinet 1", here="cabinet 1") == (
         "move mug 3 to cabinet 1")
     assert act("You move the mug 3 to the cabinet 1.", "take mug 3 from cabinet 1",
-               here="cabinet 1") == "go to cabinet 2"  # leaves the first of the two where it is
+               here="cabinet 1") == "go to cabinet 2"  # leaves the first of the two there
     assert act("", "take mug 1 from cabinet 2", here="cabinet 2") == "take mug 1 from cabinet 2"
     assert act("", "take pen 1 from fridge 1", here="fridge 1") == "go to cabinet 1"  # cyclic
     assert act("You pick up the pen 1 from the desk 1.", "move pen 1 to desk 1",
-               here="desk 1") == "move pen 1 to desk 1"  # somebody else's idea
+               here="desk 1") == "move pen 1 to desk 1"  # not the expert's command
     assert act("", "take mug 2 from desk 1", here="desk 1") == (
-        "take mug 2 from desk 1")  # who can take has empty hands, whatever the texts said
+        "take mug 2 from desk 1")  # an admissible `take` means empty hands
     assert expert.act("", ["inventory"]) == "inventory"  # no rule applies
 
 
-def test_expert_heats_again_what_was_cooled():
+def test_expert_heats_a_cooled_object_again():
     expert = Expert(random.Random(0))
     expert.reset("you see a fridge 1, a microwave 1, and a desk 1.\n\n"
                  "Your task is to: heat some mug and put it in desk.")
@@ -301,6 +301,6 @@ def test_expert_reads_every_goal_template_of_alfworld():
 
 def test_goal_text_is_one_plain_sentence(games_root, env):
     for path in list_games(games_root, "train"):
-        task = env.reset(path)[1]["task"]
+        task = env.reset(path).task
         assert re.fullmatch(r"(put (a|two)( clean| hot| cool)? \w+ in \w+|"
                             r"look at \w+ under the desklamp)\.", task)

@@ -8,7 +8,7 @@ Fifty words, eleven positions, chunks of one to a hundred positions.
 import pytest
 import torch
 
-from paw_min import head
+from paw_min.model import head
 from paw_min.select import full_entropy
 
 M, D, V, N_ENTROPY = 11, 6, 50, 7

@@ -7,7 +7,6 @@ length, another batch), tolerances are a few float32 roundings of a log-probabil
 """
 
 from collections import deque
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,11 +19,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )  # fmt: skip
 
-from paw_min import cmae, losses, tiny
-from paw_min import policy as policy_module
-from paw_min.batches import collate
-from paw_min.policy import Policy, load_policy
-from paw_min.sampler import HFSampler, Request
+from paw_min import cmae, losses
+from paw_min.model import policy as policy_module
+from paw_min.model.batches import TokenRow, collate
+from paw_min.model.policy import Policy, load_policy
+from paw_min.model.sampler import HFSampler, Request
+from paw_min.toy import standins
 
 TEXTS = ["go to shelf 1", "<think></think><action>take mug 1 from desk 2</action>", "a b c d e f g"]
 SIZE = dict(
@@ -41,7 +41,7 @@ FAMILIES = {
 
 def make_policy(family="qwen2", temperature=1.0, precision="fp32", **extra) -> Policy:
     config, model, options = FAMILIES[family]
-    tokenizer = tiny.make_tokenizer(TEXTS)
+    tokenizer = standins.make_tokenizer(TEXTS)
     torch.manual_seed(0)
     ids = {"pad_token_id": 0, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
     model = model(config(vocab_size=len(tokenizer), **SIZE, **ids, **options, **extra))
@@ -58,21 +58,17 @@ def sample(policy, prompts, seeds, temperature, max_tokens, batch_size=64) -> li
     with sampler.sync(policy):
         parts = list(sampler.generate(queue, temperature, max_tokens))
     assert max(len(part) for part in parts) <= batch_size
-    return sorted((r for part in parts for r in part), key=lambda r: r.key)
+    return sorted((r for part in parts for r in part), key=lambda r: r.slot)
 
 
 def tokens(responses: list) -> list[list[int]]:
     return [r.ids for r in responses]
 
 
-def row(prompt: list[int], response: list[int], observation: list[int]) -> SimpleNamespace:
-    return SimpleNamespace(prompt_ids=prompt, response_ids=response, obs_ids=observation)
-
-
 ROWS = [
-    row([3, 9, 10, 11], [5, 6, 7, 12, 8, 2], [13, 14, 15]),
-    row([3, 14, 9], [16, 2], [9, 10, 11, 12, 13, 14, 15]),
-    row([3, 10, 11, 12, 13, 14], [17], []),
+    TokenRow([3, 9, 10, 11], [5, 6, 7, 12, 8, 2], [13, 14, 15]),
+    TokenRow([3, 14, 9], [16, 2], [9, 10, 11, 12, 13, 14, 15]),
+    TokenRow([3, 10, 11, 12, 13, 14], [17], []),
 ]
 
 
@@ -94,7 +90,7 @@ def test_scores_equal_the_models_own_logits(policy):
             h = -(full[start + k - 1].exp() * full[start + k - 1]).sum()
             expected = h if k < n else torch.tensor(0.0)
             torch.testing.assert_close(entropy[i, k], expected, **ROUNDING)
-    assert batch.action_mask.sum(1).tolist() == [6, 2, 1]
+    assert batch.response_mask.sum(1).tolist() == [6, 2, 1]
     assert batch.obs_mask.sum(1).tolist() == [3, 7, 0]
 
 
@@ -130,22 +126,6 @@ def test_gradients_equal_those_of_the_plain_formula(policy):
         torch.testing.assert_close(grad, p.grad, atol=2e-5, rtol=1e-4, msg=name)
 
 
-def test_rows_that_share_a_prompt_score_like_those_that_do_not(policy):
-    """Values and gradients; the first row's observation is out of the third row's sight."""
-    first, second, third = ROWS
-    rows = [first, second, row(first.prompt_ids, [17, 5, 2], [9, 9])]
-    rows += [row(first.prompt_ids, [16, 2], [])]
-    results = []
-    for families in (None, [[0, 2, 3], [1]]):
-        batch = collate(rows, [True, True, True, False], policy.pad_id, families=families)
-        policy.zero_grad()
-        logp, entropy = policy(batch)
-        (logp.sum() + entropy.sum()).backward()
-        results.append([logp, entropy, *(p.grad.clone() for p in policy.parameters())])
-    for apart, together in zip(*results):
-        torch.testing.assert_close(together, apart, atol=3e-5, rtol=1e-4)
-
-
 def test_packed_rows_score_like_padded_ones(policy):
     """With sdpa, too: transformers sees by the positions where a row begins."""
     results = []
@@ -174,20 +154,20 @@ def test_appended_observation_changes_no_action_logprob(policy):
     bare, _ = policy(collate(ROWS, [False] * 3, policy.pad_id))
     batch = collate(ROWS, [True] * 3, policy.pad_id)
     with_o, _ = policy(batch)
-    mask = batch.action_mask[:, : bare.shape[1]]
+    mask = batch.response_mask[:, : bare.shape[1]]
     # Not bit-equal: a longer row makes the matrix products sum in another order.
     torch.testing.assert_close(with_o[:, : bare.shape[1]][mask], bare[mask], **ROUNDING)
 
 
-def other_observations() -> list[SimpleNamespace]:
-    return [row(r.prompt_ids, r.response_ids, [18 - t for t in r.obs_ids]) for r in ROWS]
+def other_observations() -> list[TokenRow]:
+    return [TokenRow(r.prompt_ids, r.response_ids, [18 - t for t in r.obs_ids]) for r in ROWS]
 
 
 def test_changing_the_observation_changes_no_action_logprob_not_even_a_bit(policy):
     batch = collate(ROWS, [True] * 3, policy.pad_id)
     logp, entropy = policy(batch)
     other, other_entropy = policy(collate(other_observations(), [True] * 3, policy.pad_id))
-    assert torch.equal(logp[batch.action_mask], other[batch.action_mask])
+    assert torch.equal(logp[batch.response_mask], other[batch.response_mask])
     assert torch.equal(entropy, other_entropy)
     assert not torch.equal(logp[batch.obs_mask], other[batch.obs_mask])  # but its own it does
 
@@ -198,7 +178,7 @@ def test_changing_the_observation_changes_no_rl_gradient(policy):
         batch = collate(rows, [True] * 3, policy.pad_id)
         logp, _ = policy(batch)
         advantage = torch.tensor([1.0, -2.0, 0.5])
-        losses.clipped_surrogate(logp, logp.detach(), advantage, batch.action_mask)[0].backward()
+        losses.clipped_surrogate(logp, logp.detach(), advantage, batch.response_mask)[0].backward()
         return [p.grad.clone() for p in policy.model.parameters()]
 
     for (name, _), a, b in zip(
@@ -210,7 +190,7 @@ def test_changing_the_observation_changes_no_rl_gradient(policy):
 
 def test_observation_logprobs_depend_on_the_action(policy):
     """Otherwise the world model would not be action-conditioned."""
-    other = [row(r.prompt_ids, [15] * len(r.response_ids), r.obs_ids) for r in ROWS]
+    other = [TokenRow(r.prompt_ids, [15] * len(r.response_ids), r.obs_ids) for r in ROWS]
     batch = collate(ROWS, [True] * 3, policy.pad_id)
     a, b = policy(batch)[0], policy(collate(other, [True] * 3, policy.pad_id))[0]
     assert (a - b)[batch.obs_mask].abs().min() > 1e-4
@@ -238,7 +218,7 @@ def test_left_padding_of_the_sampler_agrees_with_right_padding_of_the_trainer(po
     responses = tokens(sample(policy, prompts, [0] * 3, temperature=0.0, max_tokens=6))
     for prompt, response in zip(prompts, responses):
         for k in range(len(response)):
-            rows = [row(prompt, response[:k] + [t], []) for t in range(len(policy.tokenizer))]
+            rows = [TokenRow(prompt, response[:k] + [t], []) for t in range(len(policy.tokenizer))]
             logp, _ = policy(collate(rows, [False] * len(rows), policy.pad_id))
             assert logp[:, k].argmax() == response[k]
 
@@ -247,7 +227,7 @@ def test_logprobs_of_the_sampler_are_those_of_the_trainer(policy):
     policy.temperature = 0.7
     prompts = [r.prompt_ids for r in ROWS] * 4
     responses = sample(policy, prompts, range(12), temperature=0.7, max_tokens=6, batch_size=5)
-    rows = [row(prompt, r.ids, []) for prompt, r in zip(prompts, responses, strict=True)]
+    rows = [TokenRow(prompt, r.ids, []) for prompt, r in zip(prompts, responses, strict=True)]
     logp, _ = policy(collate(rows, [False] * 12, policy.pad_id))
     for ours, response in zip(logp, responses):
         assert len(response.logps) == len(response.ids)
@@ -260,15 +240,15 @@ def test_the_sampler_rounds_as_the_trainer_does():
     policy = make_policy(precision="bf16")
     prompts = [r.prompt_ids for r in ROWS] * 4
     responses = sample(policy, prompts, range(12), temperature=1.0, max_tokens=6)
-    rows = [row(prompt, r.ids, []) for prompt, r in zip(prompts, responses, strict=True)]
+    rows = [TokenRow(prompt, r.ids, []) for prompt, r in zip(prompts, responses, strict=True)]
     batch = collate(rows, [False] * 12, policy.pad_id)
-    theirs = torch.zeros(batch.action_mask.shape)
+    theirs = torch.zeros(batch.response_mask.shape)
     for i, response in enumerate(responses):
         theirs[i, : len(response.logps)] = torch.tensor(response.logps)
     gaps = {}
     for policy.precision in ("bf16", "fp32"):
         logp, _ = policy(batch)
-        gaps[policy.precision] = (logp - theirs)[batch.action_mask].abs().mean()
+        gaps[policy.precision] = (logp - theirs)[batch.response_mask].abs().mean()
     assert gaps["bf16"] < 0.5 * gaps["fp32"] < 0.05
 
 
@@ -281,10 +261,10 @@ def test_requests_may_come_while_others_are_answered():
         queue.append(Request(1, ROWS[1].prompt_ids, 2))
         (second,) = next(generate)
         assert list(generate) == []
-    assert (first.key, second.key) == (0, 1)
+    assert (first.slot, second.slot) == (0, 1)
 
 
-def test_temperature_acts_on_actions_and_not_on_observations():
+def test_temperature_acts_on_responses_and_not_on_observations():
     plain, hot = make_policy(), make_policy(temperature=2.0)
     batch = collate(ROWS, [True] * 3, plain.pad_id)
     ids = torch.tensor([ROWS[0].prompt_ids + ROWS[0].response_ids])
@@ -298,7 +278,7 @@ def test_sampling_follows_the_policys_probabilities():
     policy = make_policy(temperature=0.7)
     prompt = ROWS[0].prompt_ids
     vocab = len(policy.tokenizer)
-    rows = [row(prompt, [t], []) for t in range(vocab)]
+    rows = [TokenRow(prompt, [t], []) for t in range(vocab)]
     p = policy(collate(rows, [False] * vocab, policy.pad_id))[0][:, 0].exp()
     n = 4000
     samples = tokens(sample(policy, [prompt] * n, range(n), 0.7, max_tokens=1, batch_size=500))
@@ -363,7 +343,7 @@ def test_a_folder_keeps_everything(tmp_path):
 
 
 def test_bad_model_folders_are_named(tmp_path):
-    with pytest.raises(ValueError, match="holds no config.json"):
+    with pytest.raises(ValueError, match="has no config.json"):
         load_policy(str(tmp_path))
     policy = make_policy("qwen3")
     policy.model.save_pretrained(tmp_path)
@@ -378,7 +358,7 @@ def test_bad_model_folders_are_named(tmp_path):
 def test_models_that_touch_their_logits_afterwards_are_refused():
     from transformers import GraniteConfig, GraniteForCausalLM
 
-    tokenizer = tiny.make_tokenizer(TEXTS)
+    tokenizer = standins.make_tokenizer(TEXTS)
     config = GraniteConfig(vocab_size=len(tokenizer), logits_scaling=8.0, pad_token_id=0, **SIZE)
     with pytest.raises(ValueError, match="changes its logits after the head"):
         Policy(GraniteForCausalLM(config), tokenizer)
@@ -387,7 +367,7 @@ def test_models_that_touch_their_logits_afterwards_are_refused():
 def test_heads_with_a_bias_are_refused():
     from transformers import PhiConfig, PhiForCausalLM
 
-    tokenizer = tiny.make_tokenizer(TEXTS)
+    tokenizer = standins.make_tokenizer(TEXTS)
     config = PhiConfig(vocab_size=len(tokenizer), pad_token_id=0, **SIZE)
     with pytest.raises(ValueError, match="a head with a bias"):
         Policy(PhiForCausalLM(config), tokenizer)

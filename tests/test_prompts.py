@@ -1,13 +1,17 @@
-"""Fig. 7, 8 and 9 word by word, and every corner of parsing.
+"""The prompts of Fig. 7, 8 and 9, the compact prompts, and the parsing of responses.
 
     python -m pytest tests/test_prompts.py
 """
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from paw_min.prompts import WEBSHOP_LIMIT, Context, parse, parse_action, render
+from paw_min.envs.alfworld import prompts as alfworld
+from paw_min.envs.protocol import Context, Turn
+from paw_min.envs.search import prompts as search
+from paw_min.envs.webshop import prompts as webshop
 
 FIRST = Context("put a mug in desk.", "You are in a room.\n\nYour task is to: put a mug in desk.",
                 ["go to desk 1", "look"])  # fmt: skip
@@ -15,12 +19,12 @@ LATER = Context(
     "put a mug in desk.",
     "You see a mug 1.",
     ["take mug 1 from desk 1", "look"],
-    [("o one", "look"), ("o two", "go to bed 1"), ("o three", "go to desk 1")],
+    [Turn("o one", "look"), Turn("o two", "go to bed 1"), Turn("o three", "go to desk 1")],
 )
 
 
 def test_first_step():
-    assert render("alfworld", "paper", FIRST, 2) == """
+    assert alfworld.paper(FIRST, 2) == """
 You are an expert agent operating in the ALFRED Embodied Environment.
 Your current observation is: You are in a room.
 
@@ -37,7 +41,7 @@ present it within <action> </action> tags.
 
 
 def test_later_step_shows_the_last_two():
-    prompt = render("alfworld", "paper", LATER, 2)
+    prompt = alfworld.paper(LATER, 2)
     assert prompt.startswith("""
 You are an expert agent operating in the ALFRED Embodied Environment. Your task is to: put a mug \
 in desk.
@@ -52,23 +56,25 @@ Your admissible actions of the current situation are: ['take mug 1 from desk 1'
 
 @pytest.mark.parametrize("length, shown", [(0, 0), (1, 1), (5, 3)])
 def test_history_length(length, shown):
-    prompt = render("alfworld", "paper", LATER, length)
+    prompt = alfworld.paper(LATER, length)
     assert f"most recent {shown} observations" in prompt
     assert prompt.count("[Observation") == shown
 
 
 def test_compact():
     expected = "task put a mug in desk.\nStart.\n| go to desk 1"
-    assert render("alfworld", "compact", FIRST, 2) == expected
-    assert render("alfworld", "compact", LATER, 1) == (
+    assert alfworld.compact(FIRST, 2) == expected
+    assert alfworld.compact(LATER, 1) == (
         "task put a mug in desk.\no three\n> go to desk 1\nYou see a mug 1.\n"
         "| take mug 1 from desk 1"
     )
-
-
-def test_unknown_style():
-    with pytest.raises(ValueError, match="no prompt 'long' for 'webshop': use"):
-        render("webshop", "long", FIRST, 2)
+    assert alfworld.compact(LATER, 5) == (
+        "task put a mug in desk.\nStart.\n> look\no two\n> go to bed 1\no three\n> go to desk 1\n"
+        "You see a mug 1.\n| take mug 1 from desk 1"
+    )
+    assert alfworld.compact(LATER, 0) == (
+        "task put a mug in desk.\nYou see a mug 1.\n| take mug 1 from desk 1"
+    )
 
 
 START = Context("find me socks", "'Search'", ["search[<your query>]", "click[search]"])
@@ -76,12 +82,16 @@ ITEM = Context(
     "find me socks",
     "'Back to Search' [SEP] '< Prev' [SEP] 'color' [SEP] 'red' [SEP] 'blue' [SEP] 'Soft Socks'",
     ["click[back to search]", "click[red]"],
-    [("'Search'", "search[socks]"), ("page one", "click[b012]"), ("an item", "click[blue]")],
+    [
+        Turn("'Search'", "search[socks]"),
+        Turn("page one", "click[b012]"),
+        Turn("an item", "click[blue]"),
+    ],
 )
 
 
 def test_webshop_first_step():
-    assert render("webshop", "paper", START, 2) == """
+    assert webshop.paper(START, 2) == """
 You are an expert autonomous agent operating in the WebShop e\u2011commerce environment.
 Your task is to: find me socks.
 Your current observation is: 'Search'.
@@ -101,7 +111,7 @@ present it within <action> </action> tags.
 
 
 def test_webshop_later_step_and_its_limit():
-    prompt = render("webshop", "paper", ITEM, 2)
+    prompt = webshop.paper(ITEM, 2)
     assert prompt.startswith("""
 You are an expert autonomous agent operating in the WebShop e\u2011commerce environment.
 Your task is to: find me socks.
@@ -109,31 +119,36 @@ Prior to this step, you have already taken 3 step(s). Below are the most recent 
 the corresponding actions you took: [Observation 2: 'page one', Action 2: 'click[b012]']
 [Observation 3: 'an item', Action 3: 'click[blue]']
 You are now at step 4 and your current observation is: 'Back to Search' [SEP] '< Prev' [SEP] """)
-    room = WEBSHOP_LIMIT - len(prompt)
+    room = webshop.MAX_CHARACTERS - len(prompt)
     for more, shown in ((room, True), (room + 1, False)):
-        longer = replace(ITEM, history=ITEM.history[:2] + [("an item" + "x" * more, "click[blue]")])
-        prompt = render("webshop", "paper", longer, 2)
+        last = Turn("an item" + "x" * more, "click[blue]")
+        longer = replace(ITEM, history=[*ITEM.history[:2], last])
+        prompt = webshop.paper(longer, 2)
         assert ("Prior to this step" in prompt) == shown
         assert prompt.endswith("within <action> </action> tags.\n") and "click[red]" in prompt
 
 
 def test_webshop_compact():
-    assert render("webshop", "compact", START, 3) == "task find me socks\n| "
-    assert render("webshop", "compact", ITEM, 2) == (
+    assert webshop.compact(START, 3) == "task find me socks\n| "
+    assert webshop.compact(ITEM, 2) == (
         "task find me socks\n> click[b012]\n> click[blue]\n| color | red | blue | Soft Socks"
     )
 
 
+def information(text):
+    return f"<information>{json.dumps({'result': text})}</information>"
+
+
 ASKED = Context(
     "Who?",
-    "<information>two</information>",
+    information("two"),
     [],
-    [("Who?", "<search>a</search>"), ("<information>one</information>", "<search>b</search>")],
+    [Turn("Who?", "<search>a</search>"), Turn(information("one"), "<search>b</search>")],
 )
 
 
 def test_search_first_step_has_no_history():
-    prompt = render("search", "paper", Context("Who?", "Who?", []), 4)
+    prompt = search.paper(Context("Who?", "Who?", []), 4)
     assert prompt.startswith("""
 You are an expert agent tasked with answering the given question step-by-step.
 Your question: Who?
@@ -146,36 +161,36 @@ After completing your reasoning, choose only one of the following actions (do no
     assert prompt.endswith("For example, <answer>Beijing</answer>.\n")
 
 
-def test_search_history_pairs_a_query_with_what_came_back():
-    prompt = render("search", "paper", ASKED, 4)
+def test_search_history_pairs_a_query_with_its_result():
+    prompt = search.paper(ASKED, 4)
     assert "already taken 2 step(s)" in prompt
     assert """History:
-Step 1:<search>a</search> <information>one</information>
+Step 1:<search>a</search> <information>{"result": "one"}</information>
 
-Step 2:<search>b</search> <information>two</information>
+Step 2:<search>b</search> <information>{"result": "two"}</information>
 
 """ in prompt
-    assert "Step 1:" not in render("search", "paper", ASKED, 1)
-    assert render("search", "compact", ASKED, 4) == "task Who?\n> a one\n> b two"
-    block = '<information>{"result": "Doc 1: \\"X Y\\"\\nThe X.\\n"}</information>'
-    found = replace(ASKED, observation=block)
-    assert render("search", "compact", found, 1) == "task Who?\n> b Doc 1: X Y The X."
+    assert "Step 1:" not in search.paper(ASKED, 1)
+    assert search.compact(ASKED, 4) == "task Who?\n> a one\n> b two"
+    found = replace(ASKED, observation=information('Doc 1: "X Y"\nThe X.\n'))
+    assert search.compact(found, 1) == "task Who?\n> b Doc 1: X Y The X."
+    assert search.compact(replace(ASKED, observation=""), 1) == "task Who?\n> b"  # no search
 
 
 GOOD = "<think>hm</think><action>go to desk 1</action>"
 
 
 @pytest.mark.parametrize(
-    "response, action, valid",
+    "response, command, valid",
     [
         (GOOD, "go to desk 1", True),
         (GOOD + " and more", "go to desk 1", True),
         ("<think>\n</think>\n<action>  Go To Desk 1 \n</action>", "go to desk 1", True),
-        ("<ACTION>look</ACTION><think></think>", "look", True),  # tags of action: any case, order
-        ("<THINK>hm</THINK><action>look</action>", "look", False),  # tags of thought: lower case
+        ("<ACTION>look</ACTION><think></think>", "look", True),  # action tags: any case and order
+        ("<THINK>hm</THINK><action>look</action>", "look", False),  # think tags: lower case only
         ("<action>look</action>", "look", False),
         ("<think><action>look</action>", "look", False),
-        ("<think></think><action></action>", "", True),  # emptiness is not a matter of format
+        ("<think></think><action></action>", "", True),  # an empty command is valid
         ("<think></think><action>a</action><action>b</action>", "a", True),
         ("<think></think></action>x<action>", "", True),
         ("<think></think><action>look", "<think></think><action>look", False),
@@ -184,18 +199,18 @@ GOOD = "<think>hm</think><action>go to desk 1</action>"
         ("", "", False),
     ],
 )
-def test_parsing(response, action, valid):
-    assert parse_action(response) == (action, valid)
+def test_parsing_of_actions(response, command, valid):
+    assert alfworld.parse(response) == (command, valid)
 
 
 @pytest.mark.parametrize(
-    "response, action, valid",
+    "response, command, valid",
     [
         ("<think>x</think><search> a b </search>", "<search>a b</search>", True),
-        ("<answer>42</answer>", "<answer>42</answer>", True),  # no thought is asked for
+        ("<answer>42</answer>", "<answer>42</answer>", True),  # a thought is not required
         ("<SEARCH>a</SEARCH>", "<search>a</search>", True),
         ("<search>a</search><answer>b</answer>", "<search>a</search>", False),
-        ("<answer>b</answer><search>a</search>", "<search>a</search>", False),  # search wins
+        ("<answer>b</answer><search>a</search>", "<search>a</search>", False),  # search first
         ("<search>a</search> <search>b</search>", "<search>a</search>", False),
         ("<answer>a</answer> <answer>b</answer>", "<answer>a</answer>", False),
         ("<search>a", "", False),
@@ -203,11 +218,11 @@ def test_parsing(response, action, valid):
         ("", "", False),
     ],
 )
-def test_parsing_of_search(response, action, valid):
-    assert parse("search", response) == (action, valid)
+def test_parsing_of_searches(response, command, valid):
+    assert search.parse(response) == (command, valid)
 
 
-def test_the_tail_that_is_tried_without_tags():
+def test_without_tags_the_tail_is_the_command():
     words = "abcdefghijklmnopqrstuvwxyz0123456789"
-    assert parse("alfworld", words) == (words[-30:], False)
-    assert parse("webshop", words) == (words[-20:], False)
+    assert alfworld.parse(words) == (words[-30:], False)
+    assert webshop.parse(words) == (words[-20:], False)

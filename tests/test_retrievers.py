@@ -2,7 +2,7 @@
 
     python -m pytest tests/test_retrievers.py
 
-Most tests use a random encoder made here; one uses all-MiniLM-L6-v2, as a package brings it.
+Most tests use a random encoder; one uses all-MiniLM-L6-v2, which a package contains.
 """
 
 import hashlib
@@ -16,9 +16,11 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
-from paw_min.envs import dense, retrievers
-from paw_min.envs.dense import Dense, Encoder
-from paw_min.envs.retrievers import Corpus, LexicalRetriever, open_retriever
+from paw_min.retrieval import corpus as corpus_module
+from paw_min.retrieval import dense, open_retriever
+from paw_min.retrieval.bm25 import LexicalRetriever
+from paw_min.retrieval.corpus import Corpus
+from paw_min.retrieval.dense import Dense, Encoder
 
 TEXTS = [
     '"Hamlet"\nHamlet is a tragedy written by William Shakespeare.',
@@ -69,15 +71,15 @@ def ids(hits) -> list[str]:
 
 @pytest.mark.parametrize("content", [
     '{"id": "0", "contents": "a"}\n{"id": 1, "contents": "b\\nc"}\n',
-    '{"id": "0", "contents": "a"}\n{"id": 1, "contents": "b\\nc"}',  # no line end at the end
+    '{"id": "0", "contents": "a"}\n{"id": 1, "contents": "b\\nc"}',  # no final newline
     '{"id": "0", "contents": "a"}\r\n\r\n\n{"id": 1, "contents": "b\\nc"}\r\n\n',
 ])  # fmt: skip
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 24])
 def test_corpus_lines(tmp_path, monkeypatch, content, chunk):
-    monkeypatch.setattr(retrievers, "CHUNK", chunk)
+    monkeypatch.setattr(corpus_module, "CHUNK", chunk)
     path = tmp_path / "corpus.jsonl"
     path.write_bytes(content.encode())
-    corpus = Corpus(tmp_path)  # the folder will do
+    corpus = Corpus(tmp_path)  # finds the file in the folder
     assert [corpus[row] for row in range(len(corpus))] == [
         {"id": "0", "contents": "a"}, {"id": "1", "contents": "b\nc"}]  # fmt: skip
     assert corpus.fingerprint() == hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
@@ -101,7 +103,7 @@ def test_bad_corpora(tmp_path, content, error, sentence):
     assert "c.jsonl" in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_a_broken_line_and_an_id_that_comes_twice(tmp_path):
+def test_a_broken_line_and_a_repeated_id(tmp_path):
     path = write_corpus(tmp_path / "c.jsonl", ["a", "b", "c"], ["x", "y", "x"])
     with pytest.raises(ValueError, match="the id 'x' twice"):
         open_retriever(path)
@@ -143,7 +145,7 @@ def by_hand(folder, text) -> np.ndarray:
 
 
 def test_encoder_pools_over_the_tokens_alone(encoder):
-    texts = ["a b c", "d", "e f g h a b"]  # of different lengths: padding must not matter
+    texts = ["a b c", "d", "e f g h a b"]  # different lengths, hence padding
     vectors = Encoder(encoder).queries(texts)
     assert vectors.shape == (3, 16) and vectors.dtype == np.float32
     for text, vector in zip(texts, vectors):
@@ -184,7 +186,7 @@ def test_dense_search_is_exact(letters, encoder, monkeypatch):
     assert -1 <= found[0][6]["score"] <= found[0][0]["score"] <= 1
     assert len(retriever.search(["a"], 100)[0]) == 60  # more than there are
     assert retriever.search([], 7) == []
-    # Above the limit FAISS takes over, with the same result.
+    # Above the limit, FAISS gives the same result.
     monkeypatch.setattr(dense, "EXACT_LIMIT", 59)
     large = Dense(letters, encoder)
     assert large._vectors is None and large._index.ntotal == 60
@@ -212,11 +214,11 @@ def count_encodings(monkeypatch) -> list:
     return encoded
 
 
-def test_vectors_are_made_once_per_corpus_and_encoder(letters, encoder, tmp_path, monkeypatch):
+def test_vectors_are_computed_once_per_corpus_and_encoder(letters, encoder, tmp_path, monkeypatch):
     encoded = count_encodings(monkeypatch)
     first = Dense(letters, encoder).search(["a b"], 3)
     assert Dense(letters, encoder).search(["a b"], 3) == first and encoded == [60]
-    Dense(letters, encoder, query_prefix="")  # has no influence on passages
+    Dense(letters, encoder, query_prefix="")  # does not affect passages
     assert encoded == [60]
     Dense(letters, encoder, passage_prefix="")
     Dense(letters, encoder, max_tokens=4)
@@ -226,11 +228,11 @@ def test_vectors_are_made_once_per_corpus_and_encoder(letters, encoder, tmp_path
     letters.path.write_text(content.replace('"contents": "a', '"contents": "h', 1))
     Dense(Corpus(letters.path), encoder)
     assert encoded == [60] * 5
-    assert not list(tmp_path.glob("*.npy.*"))  # nothing half-written is left
+    assert not list(tmp_path.glob("*.npy.*"))  # no partial file is left
 
 
 @pytest.mark.parametrize("damage", ["cut", "garbage", "other shape", "nan"])
-def test_damaged_vectors_are_made_again(letters, encoder, monkeypatch, capsys, damage):
+def test_damaged_vectors_are_computed_again(letters, encoder, monkeypatch, capsys, damage):
     expected = Dense(letters, encoder).search(["a b"], 3)
     (cache,) = letters.path.parent.glob("*.npy")
     content = cache.read_bytes()
@@ -305,7 +307,7 @@ def test_bad_indices(letters, encoder, tmp_path):
     assert "60 vectors of 8" in sentence(path)
     write_index(path, faiss.IndexFlatL2(16), vectors)
     assert "inner product" in sentence(path)
-    path.write_bytes(path.read_bytes()[:1000])  # one part of the published two
+    path.write_bytes(path.read_bytes()[:1000])  # one part of several
     assert "cannot be read" in sentence(path)
 
 

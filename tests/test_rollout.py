@@ -8,11 +8,12 @@ from collections import deque
 
 import pytest
 
-from paw_min import dist
+from paw_min import distributed
 from paw_min.config import Config, UserError
 from paw_min.envs.pool import EnvPool
+from paw_min.envs.protocol import Answer, Step
+from paw_min.model.sampler import HFSampler, Response
 from paw_min.rollout import request_seed, rollout
-from paw_min.sampler import HFSampler, Response
 from tests.test_policy import make_policy
 
 WORDS = "<think></think><action>go to shelf 1</action>"
@@ -25,17 +26,17 @@ class Countdown:
         if task == "missing":
             raise OSError("no such game")
         self.task, self.left = task, 99 if task == "broken" else int(task)
-        return f"{self.left} left", self.info(False)
+        return self.answer(f"{self.left} left")
 
-    def step(self, action):
+    def step(self, command):
         self.left -= 1
         if self.task == "broken" and self.left == 97:
             raise OSError("the lights went out")
         won = self.left == 0
-        return f"go to shelf {self.left}", 10.0 * won, won, self.info(won)
+        return self.answer(f"go to shelf {self.left}", reward=10.0 * won, done=won, won=won)
 
-    def info(self, won):
-        return {"task": self.task, "task_type": "toy", "admissible": ["go to shelf 1"], "won": won}
+    def answer(self, observation, **outcome):
+        return Step(observation, self.task, "toy", ["go to shelf 1"], **outcome)
 
 
 class Script:
@@ -53,7 +54,7 @@ class Script:
             batch = [queue.popleft() for _ in range(len(queue))]
             self.batches.append(batch)
             time.sleep(self.seconds)
-            yield [Response(r.key, list(self.ids), [-r.key - 0.5] * len(self.ids)) for r in batch]
+            yield [Response(r.slot, list(self.ids), [-r.slot - 0.5] * len(self.ids)) for r in batch]
 
 
 class OneByOne(Script):
@@ -68,7 +69,7 @@ class OneByOne(Script):
             self.batches.append([request for _, request in running])
             finished = [request for left, request in running if left == 0]
             running = [entry for entry in running if entry[0] > 0]
-            yield [Response(r.key, list(self.ids), [-0.5] * len(self.ids)) for r in finished]
+            yield [Response(r.slot, list(self.ids), [-0.5] * len(self.ids)) for r in finished]
 
 
 def play(tasks, seats=None, words=WORDS, sampler=None, make_env=Countdown, **settings):
@@ -76,23 +77,22 @@ def play(tasks, seats=None, words=WORDS, sampler=None, make_env=Countdown, **set
     sampler = (sampler or Script)(policy, words)
     cfg = Config(**{"prompt": "compact", "max_turns": 5} | settings)
     with EnvPool(make_env, seats or len(tasks)) as pool:
-        episodes, stats = rollout(
-            cfg, policy, sampler, pool, tasks, range(len(tasks)), temperature=0.9, seed=(1, 2)
+        played = rollout(
+            cfg, policy, sampler, pool, tasks, range(len(tasks)), temperature=0.9, seed_key=(1, 2)
         )
-    return policy, sampler, episodes, stats
+    return policy, sampler, played.episodes, played.metrics
 
 
 def test_rows():
     policy, sampler, (episode,), stats = play(["2"])
     first, last = episode.transitions
-    assert (first.reward, first.done, first.turn) == (0.0, False, 0)
-    assert (last.reward, last.done, last.turn) == (10.0, True, 1)
+    assert (first.reward, last.reward) == (0.0, 10.0)
     assert first.anchor == "2 left" and last.anchor == "go to shelf 1"
     assert first.response_ids == sampler.ids and first.valid  # as sampled, end token included
     assert first.response_logps == [-0.5] * len(sampler.ids)
     assert first.obs_ids == policy.encode("go to shelf 1")
     assert last.obs_ids == policy.encode("go to shelf 0")  # o_T, which no prompt shows
-    assert last.prompt_ids == policy.encode_chat("task 2\n2 left\n> go to shelf 1\ngo to shelf 1\n"
+    assert last.prompt_ids == policy.encode_chat("task 2\nStart.\n> go to shelf 1\ngo to shelf 1\n"
                                                  "| go to shelf 1")  # fmt: skip
     assert episode.won and episode.episode_return == 10.0 and episode.task_type == "toy"
     assert stats["tokens_generated"] == 2 * len(sampler.ids)
@@ -105,7 +105,6 @@ def test_rows_belong_to_their_episode_and_stand_in_order(sampler):
     for i, episode in enumerate(episodes):
         n = int(episode.task)
         assert [(t.group, t.trajectory) for t in episode.transitions] == [(i, i)] * n
-        assert [t.turn for t in episode.transitions] == list(range(n))
         assert [t.obs_ids for t in episode.transitions] == [
             policy.encode(f"go to shelf {left}") for left in reversed(range(n))
         ]
@@ -127,7 +126,7 @@ def test_finished_episodes_are_not_prompted_again():
 def test_the_turn_limit_ends_an_episode():
     _, sampler, (episode,), _ = play(["9"])
     assert len(episode.transitions) == 5 and not episode.won
-    assert not episode.transitions[-1].done and episode.transitions[-1].obs_ids
+    assert episode.transitions[-1].obs_ids
     assert set(sampler.settings) == {(0.9, 512)}
 
 
@@ -165,14 +164,14 @@ def test_ranks_play_whole_groups_and_draw_as_one_would(monkeypatch):
     cfg, groups = Config(prompt="compact", max_turns=5), [0, 0, 1, 1, 2, 2]
 
     def play(rank, world):
-        monkeypatch.setattr(dist, "rank", lambda: rank)
-        monkeypatch.setattr(dist, "world", lambda: world)
-        monkeypatch.setattr(dist, "gather", lambda items: items)
+        monkeypatch.setattr(distributed, "rank", lambda: rank)
+        monkeypatch.setattr(distributed, "world", lambda: world)
+        monkeypatch.setattr(distributed, "all_gather", lambda items: items)
         sampler = Script(policy)
         with EnvPool(Countdown, 2) as pool:
-            episodes, _ = rollout(
-                cfg, policy, sampler, pool, ["1"] * 6, groups, temperature=1.0, seed=(0,)
-            )
+            episodes = rollout(
+                cfg, policy, sampler, pool, ["1"] * 6, groups, temperature=1.0, seed_key=(0,)
+            ).episodes
             return episodes, seeds(sampler)
 
     (alone, drawn), parts = play(0, 1), [play(rank, 2) for rank in range(2)]
@@ -193,7 +192,7 @@ def test_limits():
     with pytest.raises(UserError, match="max_prompt_tokens=8"):
         play(["1"], max_prompt_tokens=8)
     policy, _, (episode,), stats = play(["1"], max_prompt_tokens=8, prompt_overflow="cut")
-    full = policy.encode_chat("task 1\n1 left\n| go to shelf 1")
+    full = policy.encode_chat("task 1\nStart.\n| go to shelf 1")
     assert episode.transitions[0].prompt_ids == full[-8:] and stats["prompts_cut"] == 1
 
 
@@ -207,8 +206,11 @@ class LateSlot:
         self.n_envs, self.envs, self.open = n_envs, [Countdown() for _ in range(n_envs)], deque()
         self.blocked = 0  # how often slot 0 was waited for
 
-    def send(self, slot, method, argument):
-        self.open.append((slot, method, argument))
+    def reset(self, slot, task):
+        self.open.append((slot, "reset", task))
+
+    def step(self, slot, command):
+        self.open.append((slot, "step", command))
 
     def recv(self, timeout=None):
         ready = [call for call in self.open if call[0] != 0]
@@ -217,7 +219,7 @@ class LateSlot:
         self.blocked += not ready
         slot, method, argument = call = (ready or self.open)[0]
         self.open.remove(call)
-        return slot, getattr(self.envs[slot], method)(argument)
+        return Answer(slot, getattr(self.envs[slot], method)(argument))
 
 
 @pytest.mark.parametrize("sampler", [Script, OneByOne])
@@ -227,9 +229,11 @@ def test_a_slow_environment_holds_nobody_up(sampler):
     sampler, pool = sampler(policy), LateSlot(4)
     cfg = Config(prompt="compact", max_turns=9)
     tasks = ["2", "4", "3", "4", "3"]
-    episodes, _ = rollout(cfg, policy, sampler, pool, tasks, range(5), temperature=1.0, seed=(0,))
+    episodes = rollout(
+        cfg, policy, sampler, pool, tasks, range(5), temperature=1.0, seed_key=(0,)
+    ).episodes
     assert [len(e.transitions) for e in episodes] == [2, 4, 3, 4, 3]
-    order = [request.key for batch in sampler.batches for request in batch]
+    order = [request.slot for batch in sampler.batches for request in batch]
     first = order.index(0)
     assert 0 not in order[:first] and set(order[first:]) == {0}
     assert pool.blocked == 3  # its reset and its two steps
@@ -252,7 +256,7 @@ def test_a_running_request_is_joined_by_new_ones():
     with LateAnswer(Countdown, 2) as pool:
         rollout(
             Config(prompt="compact"), policy, sampler, pool, ["1", "1"], [0, 0], temperature=1.0,
-            seed=(0,),
+            seed_key=(0,),
         )  # fmt: skip
     assert [len(batch) for batch in sampler.batches] == [1, 1, 2, 1, 1]
 
@@ -263,10 +267,10 @@ def test_a_rollout_replays_on_a_real_model():
         cfg = Config(prompt="compact", max_turns=3, max_response_tokens=4)
         sampler = HFSampler(batch_size=2)
         with EnvPool(Countdown, 3) as pool, sampler.sync(policy):
-            episodes, _ = rollout(
+            episodes = rollout(
                 cfg, policy, sampler, pool, ["2", "1", "3", "2"], range(4), temperature=1.0,
-                seed=(0,),
-            )  # fmt: skip
+                seed_key=(0,),
+            ).episodes  # fmt: skip
         return [vars(t) for e in episodes for t in e.transitions]
 
     assert rows() == rows() and len(rows()) == 8
@@ -276,9 +280,9 @@ def test_a_rollout_replays_on_a_real_model():
 
 
 class Sleepy(Countdown):
-    def step(self, action):
+    def step(self, command):
         time.sleep(0.03)
-        return super().step(action)
+        return super().step(command)
 
 
 class Slow(Script):

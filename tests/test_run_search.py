@@ -16,12 +16,15 @@ import torch
 from pyarrow import parquet
 
 import run_search
-from paw_min import runs, tiny, train
+from paw_min import cli, runs, session, train
 from paw_min.config import Config, UserError, check, parse_args
-from paw_min.envs import corpus, scholar, search, search_client
-from paw_min.policy import load_policy
-from paw_min.prompts import parse
-from paw_min.sampler import Response
+from paw_min.envs.search import BENCHMARK
+from paw_min.envs.search.questions import load_questions
+from paw_min.model.policy import load_policy
+from paw_min.model.sampler import Response
+from paw_min.retrieval import client as search_client
+from paw_min.rollout import rollout
+from paw_min.toy import default_data, default_model, search_teacher, search_world, standins
 from tests.test_policy import make_policy
 from tests.test_search_server import serving
 from tests.test_train import numbers
@@ -44,7 +47,7 @@ def model(tmp_path_factory) -> str:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("world") / "w"
-    return str(corpus.generate(folder, n_entities=500, n_train=40, n_test=20, seed=5))
+    return str(search_world.generate(folder, n_entities=500, n_train=40, n_test=20, seed=5))
 
 
 @pytest.fixture
@@ -59,13 +62,13 @@ def test_a_run_reports_each_data_set(config, tmp_path, capsys):
     train.train(config())
     before, after = runs.read_metrics(tmp_path / "r")
     assert {"eval_success/single", "eval_success/two_hop"} <= set(before)
-    assert after["valid"] == 0 and after["rows"] == 8  # two turns, nothing readable is said
+    assert after["valid"] == 0 and after["rows"] == 8  # two turns, no readable command
     assert after["selected"] == 0 and "wm_loss" not in after  # no observation, no target
     assert "held-out success: 0.000 before" in capsys.readouterr().out
 
 
 class Script:
-    """Gives the same responses to all, turn by turn."""
+    """A sampler that returns fixed responses, the same in every slot, turn by turn."""
 
     def __init__(self, policy, texts):
         self.responses = [policy.encode(t) + policy.eos_ids for t in texts]
@@ -80,29 +83,30 @@ class Script:
 
     def generate(self, queue, temperature, max_tokens):
         while queue:
-            key = queue.popleft().key
-            ids = self.responses[self.turns[key] % len(self.responses)]
-            self.turns[key] += 1
-            yield [Response(key, list(ids), [-1.0] * len(ids))]
+            slot = queue.popleft().slot
+            ids = self.responses[self.turns[slot] % len(self.responses)]
+            self.turns[slot] += 1
+            yield [Response(slot, list(ids), [-1.0] * len(ids))]
 
 
 @pytest.mark.parametrize("hits", [True, False])
 def test_rows_of_an_episode(config, world, hits):
-    """Reward 1 for the exact match; targets are the information blocks, and no empty ones."""
-    policy = load_policy(str(tiny.STANDINS / "search"))  # its tokenizer knows the words
+    """Reward 1 for an exact match; only information blocks are targets."""
+    policy = load_policy(default_model("search"))  # its tokenizer has the words
     cfg = config(max_turns=4)
-    make_pool, train_tasks, held_out = search.setup(cfg)
-    assert len(train_tasks) == 40 and len(held_out) == 20 and train_tasks[-1] != held_out[0]
-    question = search.load_questions(Path(world), "test")[0]
-    name, _ = scholar.read_question(question.question)
+    tasks = BENCHMARK.load(cfg, world)
+    assert len(tasks.train) == 40 and len(tasks.held_out) == 20
+    assert not set(tasks.train) & set(tasks.held_out)
+    question = load_questions(Path(world), "test")[0]
+    name, _ = search_teacher.read_question(question.question)
     answer = question.answers[0] if hits else "somebody else"
     sampler = Script(
         policy, ["hm", f"<search>{name}</search>", f"<think>x</think><answer>{answer}</answer>"]
     )
-    with make_pool(1) as pool:
-        (episode,), _ = train.rollout(
-            cfg, policy, sampler, pool, [held_out[0]], [0], temperature=1.0, seed=(0,)
-        )
+    with tasks.make_pool(1) as pool:
+        (episode,) = rollout(
+            cfg, policy, sampler, pool, tasks.held_out[:1], [0], temperature=1.0, seed_key=(0,)
+        ).episodes
     assert [t.valid for t in episode.transitions] == [False, True, True]
     assert [t.reward for t in episode.transitions] == [0.0, 0.0, float(hits)]
     assert episode.won == hits
@@ -110,37 +114,37 @@ def test_rows_of_an_episode(config, world, hits):
     assert "information" in policy.decode(episode.transitions[1].obs_ids)
 
 
-def test_a_server_that_dies_stops_the_run_which_then_goes_on(config, world, tmp_path, monkeypatch):
-    """Killed while training: one sentence; the same command with the server back: same numbers."""
+def test_a_server_that_dies_stops_the_run_which_then_resumes(config, world, tmp_path, monkeypatch):
+    """The run stops with one sentence; resumed with a new server, it has the same numbers."""
     monkeypatch.setattr(search_client, "FIRST_WAIT", 0.02)
     patience = search_client.SearchClient.__init__.__defaults__
     monkeypatch.setattr(search_client.SearchClient.__init__, "__defaults__", (patience[0], 0.1))
-    policy = load_policy(str(tiny.STANDINS / "search"))
+    standin = default_model("search")
+    policy = load_policy(standin)
     responses = ["<search>x y</search>", "<answer>z</answer>"]
 
-    monkeypatch.setattr(train, "HFSampler", lambda: Script(policy, responses))
-    monkeypatch.setattr(train, "check_sync", lambda *args: 0.0)  # it says what it was told to
-    standin = str(tiny.STANDINS / "search")
+    monkeypatch.setattr(session, "HFSampler", lambda: Script(policy, responses))
+    monkeypatch.setattr(train, "check_sync", lambda *args: 0.0)  # the responses are not sampled
     with serving("--corpus", f"{world}/corpus.jsonl") as (url, process):
         train.train(config(name="whole", updates=2, retriever=url, model=standin))
         assert runs.read_metrics(tmp_path / "whole")[1]["wm_loss"] > 0
         train.train(config(name="cut", retriever=url, model=standin))
         port = url.rsplit(":", 1)[1].split("/")[0]
-        step = train.step
+        update = train.update
 
         def dying(*args):
             process.kill()
             process.wait()
-            return step(*args)
+            return update(*args)
 
         with monkeypatch.context() as patch:
-            patch.setattr(train, "step", dying)
+            patch.setattr(train, "update", dying)
             with pytest.raises(UserError, match="did not come back within .* start it again"):
                 train.train(config(name="cut", updates=2, retriever=url, model=standin))
         with pytest.raises(UserError, match="cannot be reached"):
             train.train(config(name="cut", updates=2, retriever=url, model=standin))
     assert len(runs.read_metrics(tmp_path / "cut")) == 2
-    command = [sys.executable, "-m", "paw_min.envs.search_server", "--port", port]
+    command = [sys.executable, "-m", "paw_min.retrieval.server", "--port", port]
     command += ["--corpus", f"{world}/corpus.jsonl"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
@@ -170,7 +174,7 @@ def published(folder: Path) -> Path:
 
 
 def test_the_papers_preset_on_published_files(model, tmp_path, world):
-    """Fig. 9's prompts and A.1's settings; only the sizes are cut down."""
+    """The prompts of Fig. 9 and the settings of A.1; only the sizes are reduced."""
     small = {"model": model, "data": published(tmp_path), "retriever": world, "out": tmp_path,
              "name": "paper", "updates": 1, "groups": 2, "group-size": 2, "max-turns": 2,
              "micro-tokens": 4096, "sampler": "transformers",
@@ -178,29 +182,28 @@ def test_the_papers_preset_on_published_files(model, tmp_path, world):
     argv = ["--preset", "paper"]
     for key, value in small.items():
         argv += [f"--{key}", str(value)]
-    cfg, _ = parse_args(run_search.PRESETS, "", argv)
+    cfg, _ = parse_args("search", run_search.PRESETS, "", argv)
     train.train(cfg)
     before, after = runs.read_metrics(tmp_path / "paper")
     assert {f"eval_success/{s}" for s in ("nq", "hotpotqa", "bamboogle")} <= set(before)
     assert after["rows"] == 8 and after["loss_kl"] >= 0
 
 
-def test_dry_run_checks_everything_and_says_what_is_missing(model, tmp_path, world, capsys):
-    cfg, args = parse_args(
-        run_search.PRESETS, "", ["--preset", "paper", "--model", model, "--data",
-                                 str(published(tmp_path)), "--retriever", world, "--dry-run"],
-    )  # fmt: skip
-    assert args.dry_run
+def test_dry_run_checks_everything_and_reports_what_is_missing(model, tmp_path, world, capsys):
+    data = str(published(tmp_path))
+    argv = ["--preset", "paper", "--model", model, "--data", data, "--retriever", world]
+    cfg, mode = parse_args("search", run_search.PRESETS, "", [*argv, "--dry-run"])
+    assert mode.dry_run
     with pytest.raises(UserError, match="n_groups is 256 with 6 tasks"):
-        train.plan(cfg)
+        cli.dry_run(cfg)
     cfg.groups = 6
-    train.plan(cfg)
+    cli.dry_run(cfg)
     out = capsys.readouterr().out
     assert "6 training tasks, panel of 18" in out and "up to 120 rows" in out
     assert not (tmp_path / "runs").exists()
     cfg.model, cfg.data, cfg.retriever = "no/model", "no/data", "http://localhost:9"
     with pytest.raises(UserError) as error:
-        train.plan(cfg)
+        cli.dry_run(cfg)
     for missing in ("no/model cannot be loaded", "no/data", "localhost:9/retrieve cannot be reach"):
         assert missing in str(error.value)
 
@@ -221,7 +224,7 @@ def test_bad_input_is_one_sentence(config, settings, message):
 
 
 def test_presets_are_the_papers():
-    cfg, _ = parse_args(run_search.PRESETS, "", ["--preset", "paper"])
+    cfg, _ = parse_args("search", run_search.PRESETS, "", ["--preset", "paper"])
     a1 = dict(
         max_prompt_tokens=4096, max_response_tokens=512, max_turns=4, lr=1e-6, r_max=1.0,
         invalid_penalty=0.01, group_size=5, groups=256, step_weight=1.0, gamma=0.95,
@@ -233,20 +236,29 @@ def test_presets_are_the_papers():
         check(Config(**preset))
 
 
-def test_the_stand_in_is_what_its_command_makes():
-    """The remake takes minutes; its miniature on 12 questions repeats what was recorded."""
-    folder = tiny.STANDINS / "search"
+def test_the_stand_in_matches_its_recipe():
+    """Retraining takes minutes; a miniature on 12 questions must repeat its recorded results."""
+    folder = Path(default_model("search"))
     record = json.loads((folder / "record.json").read_text())
     policy = load_policy(str(folder))
-    torch.manual_seed(5)  # nobody else's generator matters
-    tasks = scholar.training_tasks()[:12]
-    again = tiny.miniature("search", tasks, policy.tokenizer, seed=0)
-    for phase, (_, _, steps, _) in tiny.PHASES["search"].items():
+    torch.manual_seed(5)  # the global generator must not matter
+    tasks = search_teacher.training_tasks()[:12]
+    again = standins.miniature("search", tasks, policy.tokenizer, seed=0)
+    for phase, (_, _, steps, _) in standins.PHASES["search"].items():
         expected = record["miniature"][phase]
         assert again[phase]["demonstrations"] == expected["demonstrations"]
         assert again[phase]["loss"] == pytest.approx(expected["loss"], rel=1e-4)
         assert len(record[phase]) == -(-steps // 100)
     text = "<think>need author</think><search>Galado Toresk</search>"
-    assert parse("search", policy.decode(policy.encode(text))) == (
-        "<search>galado toresk</search>", True,
-    )  # fmt: skip
+    decoded = policy.decode(policy.encode(text))
+    assert BENCHMARK.parse(decoded) == ("<search>galado toresk</search>", True)
+
+
+def test_default_data(tmp_path, monkeypatch):
+    """Generated in the current folder on first use, then reused."""
+    monkeypatch.chdir(tmp_path)
+    folder = default_data("search")
+    assert len(load_questions(folder, "train")) == 2000
+    before = (Path(folder) / "corpus.jsonl").stat().st_mtime_ns
+    assert default_data("search") == folder
+    assert (Path(folder) / "corpus.jsonl").stat().st_mtime_ns == before

@@ -1,7 +1,4 @@
-"""Whole runs of run_webshop.py in small shops: outputs, targets, both kinds of goals, bad input.
-
-    python -m pytest tests/test_run_webshop.py
-"""
+"""Whole runs of run_webshop.py in small shops: outputs, targets, both kinds of goals, bad input."""
 
 import json
 from pathlib import Path
@@ -10,18 +7,18 @@ import pytest
 import torch
 
 import run_webshop
-from paw_min import runs, tiny, train
+from paw_min import runs, train
 from paw_min.config import Config, UserError, check, parse_args
-from paw_min.envs import shops, webshop
-from paw_min.policy import load_policy
-from paw_min.prompts import parse
+from paw_min.envs.webshop import BENCHMARK, Shop
+from paw_min.model.policy import load_policy
 from paw_min.rollout import rollout
+from paw_min.toy import default_data, default_model, standins, webshop_shops, webshop_teacher
 from tests.test_policy import make_policy
 from tests.test_run_search import Script
 from tests.test_train import numbers
 
 ROOT = Path(__file__).parent.parent
-OFFICIAL = ROOT / "tests" / "data" / "webshop"  # an invented shop in the official files
+OFFICIAL = ROOT / "tests" / "data" / "webshop"  # an invented shop in the official format
 SMALL = dict(
     env="webshop", train_split="train", eval_split="test", groups=2, group_size=2, updates=1,
     eval_tasks=3, max_turns=3, micro_tokens=1024, mini_batch=4, max_response_tokens=4,
@@ -38,7 +35,7 @@ def model(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory) -> str:
-    return str(shops.generate(tmp_path_factory.mktemp("shop") / "s", 30, seed=0))
+    return str(webshop_shops.generate(tmp_path_factory.mktemp("shop") / "s", 30, seed=0))
 
 
 @pytest.fixture
@@ -63,38 +60,38 @@ def test_a_run_reports_score_and_success(config, tmp_path, capsys):
 
 @pytest.mark.parametrize("human", [False, True])
 def test_the_papers_preset_on_official_files(model, tmp_path, human):
-    """Fig. 8's prompts, limits and penalties of A.1; only the sizes are cut down."""
+    """The prompts of Fig. 8, limits and penalties of A.1; only the sizes are reduced."""
     small = {"model": model, "data": OFFICIAL, "out": tmp_path, "name": "paper", "updates": 1,
              "groups": 2, "group-size": 2, "max-turns": 2, "eval-tasks": 2, "micro-tokens": 4096,
              "sampler": "transformers", "mini-batch": 4, "max-response-tokens": 4}  # fmt: skip
     argv = ["--preset", "paper"] + ["--human-goals"] * human
     for key, value in small.items():
         argv += [f"--{key}", str(value)]
-    cfg, _ = parse_args(run_webshop.PRESETS, "", argv)
+    cfg, _ = parse_args("webshop", run_webshop.PRESETS, "", argv)
     train.train(cfg)
     line = runs.read_metrics(tmp_path / "paper")[1]
     assert line["rows"] == 8 and line["loss_kl"] >= 0 and line["wm_loss"] > 0
 
 
 def test_rows_of_a_purchase(config, shop):
-    """Perfect: 10 and won. Not quite: 0, with its score. The last page is no target."""
-    policy = load_policy(str(tiny.STANDINS / "webshop"))  # its tokenizer knows the shop's words
+    """Reward 10 only for a score of 1. The last page is not a target."""
+    policy = load_policy(default_model("webshop"))  # its tokenizer has the shop's words
     cfg = config(max_turns=8)
-    make_pool, train_goals, held_out = webshop.setup(cfg)
-    assert not set(train_goals) & set(held_out)
-    loaded = webshop.load_shop(shop)
-    task = next(t for t in train_goals if len(loaded.goals[int(t)]["goal_options"]) == 2)
+    tasks = BENCHMARK.load(cfg, shop)
+    assert not set(tasks.train) & set(tasks.held_out)
+    loaded = Shop.load(shop)
+    task = next(t for t in tasks.train if len(loaded.goals[int(t)]["goal_options"]) == 2)
     goal = loaded.goals[int(task)]
     good = [f"search[{goal['name']}]", f"click[{goal['asin']}]"]
     good += [f"click[{value}]" for value in goal["goal_options"].values()]
-    for actions, won in ((good, True), (good[:-1], False)):
-        actions = [*actions, "click[buy now]"]
-        texts = [f"<think>x</think><action>{a}</action>" for a in actions]
-        with make_pool(1) as pool:
-            (episode,), _ = rollout(
-                cfg, policy, Script(policy, texts), pool, [task], [0], temperature=1.0, seed=(0,)
-            )
-        assert [t.reward for t in episode.transitions] == [0.0] * len(actions[1:]) + [10.0 * won]
+    for commands, won in ((good, True), (good[:-1], False)):
+        commands = [*commands, "click[buy now]"]
+        script = Script(policy, [f"<think>x</think><action>{c}</action>" for c in commands])
+        with tasks.make_pool(1) as pool:
+            (episode,) = rollout(
+                cfg, policy, script, pool, [task], [0], temperature=1.0, seed_key=(0,)
+            ).episodes
+        assert [t.reward for t in episode.transitions] == [0.0] * len(commands[1:]) + [10.0 * won]
         assert episode.won == won and (episode.score == 1.0) == won and episode.score > 0.5
         assert [len(t.obs_ids) > 0 for t in episode.transitions] == [True] * len(good[:-1]) + (
             [True] * won + [False]
@@ -104,12 +101,12 @@ def test_rows_of_a_purchase(config, shop):
         assert "back to search" in target and "instruction" not in target
 
 
-def test_environments_in_processes_of_their_own_give_the_same_numbers(config, tmp_path):
+def test_worker_processes_give_the_same_numbers(config, tmp_path):
     lines = []
     for workers in (0, 2):
         train.train(config(name=f"workers{workers}", workers=workers))
         lines.append(numbers(tmp_path / f"workers{workers}")[1])
-    # Who is batched with whom depends on who answers first, and so does the rounding.
+    # Batches depend on which environment answers first, and rounding depends on the batch.
     assert lines[0] == pytest.approx(lines[1], abs=1e-4, rel=1e-4)
 
 
@@ -117,7 +114,7 @@ def test_environments_in_processes_of_their_own_give_the_same_numbers(config, tm
     "settings, message",
     [
         (dict(data="no/such/folder"), "no/such/folder"),
-        (dict(eval_split="valid_seen"), "--eval-split valid_seen is no split of WebShop: use one"),
+        (dict(eval_split="valid_seen"), "--eval-split valid_seen is not a split of WebShop; use"),
         (dict(groups=99999), "n_groups is 99999 with"),
         (dict(max_prompt_tokens=8), "a prompt of .* tokens exceeds max_prompt_tokens=8"),
     ],
@@ -129,7 +126,7 @@ def test_bad_input_is_one_sentence(config, settings, message):
 
 
 def test_presets_are_the_papers():
-    cfg, _ = parse_args(run_webshop.PRESETS, "", ["--preset", "paper"])
+    cfg, _ = parse_args("webshop", run_webshop.PRESETS, "", ["--preset", "paper"])
     a1 = dict(
         max_prompt_tokens=4096, max_response_tokens=512, max_turns=15, lr=1e-6, r_max=10.0,
         invalid_penalty=0.1, group_size=8, groups=16, step_weight=1.0, gamma=0.95, normalize="std",
@@ -138,36 +135,35 @@ def test_presets_are_the_papers():
     )  # fmt: skip
     assert {key: getattr(cfg, key) for key in a1} == a1
     for preset in run_webshop.PRESETS.values():
-        check(Config(**preset))
+        check(Config(**{"env": "webshop"} | preset))
 
 
 def test_the_stand_in_is_what_its_command_makes(tmp_path, monkeypatch):
-    """The remake takes minutes; its miniature on 12 goals repeats what was recorded."""
-    monkeypatch.chdir(tmp_path)  # where the default shop is made
-    folder = tiny.STANDINS / "webshop"
+    """Training it takes minutes; a miniature on 12 goals gives the recorded numbers."""
+    monkeypatch.chdir(tmp_path)  # the default shop is generated here
+    folder = Path(default_model("webshop"))
     record = json.loads((folder / "record.json").read_text())
-    tasks = tiny.teacher("webshop").training_tasks()[:12]
+    tasks = webshop_teacher.training_tasks()[:12]
     tokenizer = load_policy(str(folder)).tokenizer
-    torch.manual_seed(5)  # nobody else's generator matters
-    again = tiny.miniature("webshop", tasks, tokenizer, seed=0)
-    for phase, (_, _, steps, _) in tiny.PHASES["webshop"].items():
+    torch.manual_seed(5)  # the global generator does not matter
+    again = standins.miniature("webshop", tasks, tokenizer, seed=0)
+    for phase, (_, _, steps, _) in standins.PHASES["webshop"].items():
         expected = record["miniature"][phase]
         assert again[phase]["demonstrations"] == expected["demonstrations"]
         assert again[phase]["loss"] == pytest.approx(expected["loss"], rel=1e-4)
         assert len(record[phase]) == -(-steps // 100)
 
 
-def test_the_stand_in_speaks_the_language_of_the_shop(tmp_path, monkeypatch):
-    """No unknown word on any page, and actions come back from its tokens as they were."""
+def test_the_stand_in_has_the_words_of_the_shop(tmp_path, monkeypatch):
+    """No command has an unknown word, and its tokens decode to the same command."""
     monkeypatch.chdir(tmp_path)
-    policy = load_policy(str(tiny.STANDINS / "webshop"))
-    loaded = webshop.load_shop(str(webshop.generated_data()))
-    actions = ["search[tangle proof heavy duty power cord]", "click[buy now]", "click[< prev]"]
-    actions += [f"click[{asin.lower()}]" for asin in loaded.products]
-    actions += [f"click[{v}]" for p in loaded.products.values() for o in p.options.values()
-                for v in o]  # fmt: skip
-    for action in actions:
-        ids = policy.encode(f"<think>x y</think><action>{action}</action>")
-        text = policy.decode(ids)
-        assert parse("webshop", text) == (action, True)
-        assert policy.tokenizer.unk_token_id not in policy.encode(action)
+    policy = load_policy(default_model("webshop"))
+    loaded = Shop.load(default_data("webshop"))
+    commands = ["search[tangle proof heavy duty power cord]", "click[buy now]", "click[< prev]"]
+    commands += [f"click[{asin.lower()}]" for asin in loaded.products]
+    commands += [f"click[{v}]" for p in loaded.products.values() for o in p.options.values()
+                 for v in o]  # fmt: skip
+    for command in commands:
+        ids = policy.encode(f"<think>x y</think><action>{command}</action>")
+        assert BENCHMARK.parse(policy.decode(ids)) == (command, True)
+        assert policy.tokenizer.unk_token_id not in policy.encode(command)

@@ -1,4 +1,4 @@
-"""The scholar: what it reads, how often it is right, and the demonstrations it leaves.
+"""The teacher of search QA: its parser, its success rate, its demonstrations.
 
     python -m pytest tests/test_scholar.py
 """
@@ -9,16 +9,18 @@ from collections import Counter
 
 import pytest
 
-from paw_min import prompts
-from paw_min.envs import corpus
-from paw_min.envs.retrievers import open_retriever
-from paw_min.envs.scholar import SLIPS, Scholar, read_question, transitions
-from paw_min.envs.search import SearchPool, load_questions
+from paw_min.envs.search import prompts
+from paw_min.envs.search.env import SearchPool
+from paw_min.envs.search.questions import load_questions
+from paw_min.retrieval import open_retriever
+from paw_min.toy import search_world
+from paw_min.toy.search_teacher import SLIPS, Scholar, read_question, transitions
+from tests.test_search import reset, step
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return corpus.generate(tmp_path_factory.mktemp("corpus") / "search")
+    return search_world.generate(tmp_path_factory.mktemp("corpus") / "search")
 
 
 @pytest.fixture(scope="module")
@@ -27,38 +29,38 @@ def retriever(folder):
 
 
 def exact_match(folder, retriever, split, haste=0.0, topk=3):
-    """{source: share of right answers}, {source: mean turns}"""
+    """{source: share of correct answers}, {source: mean turns}"""
     questions = load_questions(folder, split)
     pool = SearchPool(questions, retriever, len(questions), topk=topk)
     won, turns = Counter(), Counter()
     observations, scholars = {}, {}
-    for slot, (observation, _) in enumerate(pool.reset([str(i) for i in range(len(questions))])):
+    for slot, start in enumerate(reset(pool, [str(i) for i in range(len(questions))])):
         scholars[slot] = Scholar(random.Random(slot), haste)
-        scholars[slot].reset(observation)
-        observations[slot] = observation
+        scholars[slot].reset(start.observation)
+        observations[slot] = start.observation
     while observations:
-        actions = {slot: scholars[slot].act(text) for slot, text in observations.items()}
-        for slot, (observation, reward, done, info) in pool.step(actions).items():
-            observations[slot] = observation
-            turns[info["task_type"]] += 1
-            if done:
-                won[info["task_type"]] += reward
+        commands = {slot: scholars[slot].act(text) for slot, text in observations.items()}
+        for slot, result in step(pool, commands).items():
+            observations[slot] = result.observation
+            turns[result.task_type] += 1
+            if result.done:
+                won[result.task_type] += result.reward
                 del observations[slot]
     n = Counter(question.source for question in questions)
     return tuple({source: c[source] / n[source] for source in n} for c in (won, turns))
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_it_is_right(folder, retriever, split):
+def test_answers_are_correct(folder, retriever, split):
     won, turns = exact_match(folder, retriever, split)
     assert min(won["single"], won["two_hop"]) > 0.99
     assert turns["single"] == 2 and 2.8 < turns["two_hop"] <= 3.1
 
 
-def test_haste_costs_what_it_should(folder, retriever):
+def test_success_with_haste(folder, retriever):
     won, turns = exact_match(folder, retriever, "train", haste=0.35)
     assert won["single"] == pytest.approx(0.65, abs=0.05)
-    # Two searches must both be made; a few pages tell both facts.
+    # Both searches have to be made; a few pages contain both facts.
     assert won["two_hop"] == pytest.approx(0.65**2, abs=0.06)
     assert turns["single"] < 1.8
     assert exact_match(folder, retriever, "test", haste=1.0)[0] == {"single": 0, "two_hop": 0}
@@ -91,30 +93,30 @@ def test_questions_are_read(question, name, relations):
      "Where was the spouse of the author of Oka Unk born?"],
 )  # fmt: skip
 def test_other_questions_are_refused(question):
-    with pytest.raises(ValueError, match="understands the questions of paw_min.envs.corpus only"):
+    with pytest.raises(ValueError, match="understands the questions of .*search_world only"):
         Scholar(random.Random(0)).reset(question)
 
 
 def page(*sentences):
-    """An information block, escaped as JSON is."""
+    """An information block, escaped like JSON."""
     text = "".join(
         f'Doc {n}: \\"{" ".join(s.split()[2:4])}\\"\\n{s}\\n' for n, s in enumerate(sentences, 1)
     )
     return '<information>{"result": "' + text + '"}</information>'
 
 
-def test_it_goes_by_what_it_has_seen():
+def test_commands_follow_from_the_observations():
     question = "Where was the author of Barado Marelk born?"
     scholar = Scholar(random.Random(0))
     scholar.reset(question)
     assert scholar.act(question) == "<search>Barado Marelk</search>"
-    assert scholar.thought() == "need author"
-    # A page that does not help, and no page at all: the search is still to be made.
+    assert scholar.thought == "need author"
+    # A useless page, or none: repeat the search.
     other = page("The book Barado Torunk is by the author Galado Sarelk.")
     for observation in (other, "", page()):
         assert scholar.act(observation) == "<search>Barado Marelk</search>"
-        assert scholar.thought() == "need author"
-    # Both facts on one page, beside others that look like them: no second search.
+        assert scholar.thought == "need author"
+    # Both facts on one page, beside similar ones.
     both = page(
         "The book Marado Marelk is by the author Sarado Sarelk.",
         "The citizen Valado Sarelk was born in the town Tora Marunk "
@@ -122,7 +124,7 @@ def test_it_goes_by_what_it_has_seen():
         "The book Barado Marelk is by the author Galado Torolt.",
     )
     assert scholar.act(both) == "<search>Galado Torolt</search>"
-    assert scholar.thought() == "need town"
+    assert scholar.thought == "need town"
     last = page(
         "The citizen Valado Sarelk was born in the town Tora Marunk "
         "and has the spouse Galado Torolt.",
@@ -130,8 +132,8 @@ def test_it_goes_by_what_it_has_seen():
         "and has the spouse Valado Sarelk.",
     )
     assert scholar.act(last) == "<answer>Kelado Peladum</answer>"
-    assert scholar.thought() == "know town"
-    # A new episode starts with an empty memory.
+    assert scholar.thought == "know town"
+    # A new episode forgets the facts.
     scholar.reset("Who wrote Barado Marelk?")
     assert scholar.act("Who wrote Barado Marelk?") == "<search>Barado Marelk</search>"
     scholar.reset(question)
@@ -140,16 +142,16 @@ def test_it_goes_by_what_it_has_seen():
     )
 
 
-def test_haste_answers_with_the_name_at_hand_against_its_better_thought():
+def test_haste_answers_with_the_name_to_be_searched_for():
     question = "Where was the author of Barado Marelk born?"
     scholar = Scholar(random.Random(0), haste=1.0)
     scholar.reset(question)
     assert scholar.act(question) == "<answer>Barado Marelk</answer>"
-    assert scholar.thought() == "need author"
+    assert scholar.thought == "need author"
     assert scholar.act(page("The book Barado Marelk is by the author Galado Torolt.")) == (
         "<answer>Galado Torolt</answer>"
     )
-    assert scholar.thought() == "need town"
+    assert scholar.thought == "need town"
 
 
 def demonstrate(folder, retriever, n_envs=64, seed=0, haste=0.0, episodes=1, n=200, contexts=None):
@@ -158,7 +160,7 @@ def demonstrate(folder, retriever, n_envs=64, seed=0, haste=0.0, episodes=1, n=2
     def render(context):
         if contexts is not None:
             contexts.append((context.observation, list(context.history)))
-        return prompts.search_compact(context, 4)
+        return prompts.compact(context, 4)
 
     with SearchPool(questions, retriever, n_envs) as pool:
         return questions, transitions(questions, pool, seed, haste, episodes, render)
@@ -183,27 +185,27 @@ def test_demonstrations_are_well_formed_episodes(folder, retriever):
         for i in range(start, end):
             prompt, response, observation = rows[i]
             assert question.question in prompt
-            action, valid = prompts.parse_search(response)
+            command, valid = prompts.parse(response)
             assert valid and re.fullmatch(r"<think>(need|know) [a-z]+</think>.+", response)
             if i == end - 1:
                 assert observation == ""
-                right += action == f"<answer>{question.answers[0]}</answer>"
+                right += command == f"<answer>{question.answers[0]}</answer>"
                 continue
             searches += 1
             (_, executed), after = contexts[i + 1][1][-1], contexts[i + 1][0]
             assert after.startswith("<information>")
-            if executed == action:
+            if executed == command:
                 assert observation == after
-            else:  # a slip: a misspelt name was looked for; nothing to learn about what followed
+            else:  # a slip: a misspelt name was searched for, and the observation is no target
                 slips_here += 1
                 assert observation == ""
-                wrong, name = executed[8:-9].split(), action[8:-9].split()
-                assert wrong[0] in corpus.FIRST_WORDS and wrong[0] != name[0]
+                wrong, name = executed[8:-9].split(), command[8:-9].split()
+                assert wrong[0] in search_world.FIRST_WORDS and wrong[0] != name[0]
                 assert wrong[1:] == name[1:]
         assert slips_here <= 1
         slips += slips_here
     assert right == len(questions)
-    assert 0.7 * SLIPS < slips / searches < 1.2 * SLIPS  # one an episode: less than SLIPS
+    assert 0.7 * SLIPS < slips / searches < 1.2 * SLIPS  # at most one per episode: below SLIPS
 
 
 def test_demonstrations_of_haste_and_several_episodes(folder, retriever):

@@ -13,17 +13,10 @@ import pytest
 from pyarrow import parquet
 
 from paw_min.config import Config
-from paw_min.envs import search
-from paw_min.envs.search import (
-    Question,
-    SearchPool,
-    exact_match,
-    information,
-    last_answer,
-    load_questions,
-    normalize,
-)
-from paw_min.prompts import Context, parse, render
+from paw_min.envs.protocol import Context, Step, Turn
+from paw_min.envs.search import env, prompts
+from paw_min.envs.search.env import SearchPool, information, last_answer
+from paw_min.envs.search.questions import Question, exact_match, load_questions, normalize
 
 QUESTIONS = [
     Question("who wrote Hamlet?", ("William Shakespeare", "Shakespeare"), "nq"),
@@ -32,8 +25,23 @@ QUESTIONS = [
 SEARCH, ANSWER = "<search>hamlet</search>", "<answer>the Shakespeare!</answer>"
 
 
+def reset(pool, tasks) -> list[Step]:
+    """Reset slot i to tasks[i], all at once."""
+    for slot, task in enumerate(tasks):
+        pool.reset(slot, task)
+    answers = dict(pool.recv() for _ in tasks)
+    return [answers[slot] for slot in range(len(tasks))]
+
+
+def step(pool, commands: dict[int, str]) -> dict[int, Step]:
+    """Step the slots of `commands`, all at once."""
+    for slot, command in commands.items():
+        pool.step(slot, command)
+    return dict(pool.recv() for _ in commands)
+
+
 class Library:
-    """A retriever that finds k passages named after the query, and remembers what was asked."""
+    """A retriever that finds k passages named after the query, and records the calls."""
 
     def __init__(self):
         self.calls = []
@@ -95,18 +103,18 @@ def test_last_answer(text, answer):
     assert last_answer(text) == answer
 
 
-# ---- the agent's side ----
+# ---- prompts and parser ----
 
-@pytest.mark.parametrize("response, action, valid", [
+@pytest.mark.parametrize("response, command, valid", [
     ("<think>who?</think><search> hamlet author </search>", "<search>hamlet author</search>", True),
-    ("<answer>Paris</answer>", "<answer>Paris</answer>", True),  # no thought is asked for
+    ("<answer>Paris</answer>", "<answer>Paris</answer>", True),  # no thought is required
     ("<answer>巴黎</answer> and more", "<answer>巴黎</answer>", True),
     ("<SEARCH>q</SEARCH>", "<search>q</search>", True),
     ("<answer>a</answer><search>q</search>", "<search>q</search>", False),  # both: search wins
     ("<search>q</search><answer>a</answer>", "<search>q</search>", False),
     ("<search>one</search><search>two</search>", "<search>one</search>", False),
     ("<answer>one</answer><answer>two</answer>", "<answer>one</answer>", False),
-    ("<search>q</search> then <answer>", "<search>q</search>", False),  # a tag suffices
+    ("<search>q</search> then <answer>", "<search>q</search>", False),  # an opening tag counts
     ("<answer>a</answer> or </search>", "<answer>a</answer>", True),
     ("<search>open <answer>a</answer>", "<answer>a</answer>", False),
     ("<search>q", "", False),
@@ -116,8 +124,8 @@ def test_last_answer(text, answer):
     ("I do not know.", "", False),
     ("", "", False),
 ])  # fmt: skip
-def test_parsing(response, action, valid):
-    assert parse("search", response) == (action, valid)
+def test_parsing(response, command, valid):
+    assert prompts.parse(response) == (command, valid)
 
 
 INSTRUCTIONS = """
@@ -135,16 +143,16 @@ within <answer> </answer> tags, without detailed illustrations. For example, \
 
 def test_prompt_of_the_first_step():
     context = Context("who wrote Hamlet?", "who wrote Hamlet?", [])
-    assert render("search", "paper", context, 4) == """
+    assert prompts.paper(context, 4) == """
 You are an expert agent tasked with answering the given question step-by-step.
 Your question: who wrote Hamlet?
 """ + INSTRUCTIONS
 
 
 def test_prompt_of_the_third_step():
-    history = [("who wrote Hamlet?", SEARCH), ("<information>I</information>", "")]
+    history = [Turn("who wrote Hamlet?", SEARCH), Turn("<information>I</information>", "")]
     context = Context("who wrote Hamlet?", "", [], history)
-    assert render("search", "paper", context, 4) == """
+    assert prompts.paper(context, 4) == """
 You are an expert agent tasked with answering the given question step-by-step.
 Your question: who wrote Hamlet?
 
@@ -169,47 +177,47 @@ def test_the_information_block_is_json():
 
 def test_an_episode_that_searches_and_wins(library):
     with SearchPool(QUESTIONS, library, n_envs=1, topk=2) as pool:
-        info = {"task": "who wrote Hamlet?", "task_type": "nq", "admissible": [], "won": False}
-        assert pool.reset(["0"]) == [("who wrote Hamlet?", info)]
+        always = dict(task="who wrote Hamlet?", task_type="nq", admissible=[])
+        assert reset(pool, ["0"]) == [Step("who wrote Hamlet?", **always)]
         expected = information(Library().search(["hamlet"], 2)[0])
-        assert pool.step({0: SEARCH})[0] == (expected, 0.0, False, info)
-        assert pool.step({0: ANSWER})[0] == ("", 1.0, True, info | {"won": True})
+        assert step(pool, {0: SEARCH})[0] == Step(expected, **always)
+        assert step(pool, {0: ANSWER})[0] == Step("", **always, reward=1.0, done=True, won=True)
         with pytest.raises(RuntimeError, match="reset first"):
-            pool.step({0: ANSWER})
+            pool.step(0, ANSWER)
 
 
-@pytest.mark.parametrize("actions, rewards, dones, n_searches", [
+@pytest.mark.parametrize("commands, rewards, dones, n_searches", [
     (["<answer>Goethe</answer>"], [0], [True], 0),
-    (["", "", ANSWER], [0, 0, 1], [False, False, True], 0),  # an invalid turn costs a turn
+    (["", "", ANSWER], [0, 0, 1], [False, False, True], 0),  # an invalid turn uses up a turn
     ([SEARCH, SEARCH, SEARCH, SEARCH], [0] * 4, [False] * 3 + [True], 3),  # the last is not run
     (["", "", "", ""], [0] * 4, [False] * 3 + [True], 0),
     ([SEARCH, SEARCH, SEARCH, ANSWER], [0, 0, 0, 1], [False] * 3 + [True], 3),
     ([SEARCH, "<answer></answer>"], [0, 0], [False, True], 1),
 ])  # fmt: skip
-def test_rules_of_an_episode(library, actions, rewards, dones, n_searches):
+def test_rules_of_an_episode(library, commands, rewards, dones, n_searches):
     pool = SearchPool(QUESTIONS, library, n_envs=1)
-    pool.reset(["0"])
-    results = [pool.step({0: action})[0] for action in actions]
-    assert [result[1] for result in results] == rewards
-    assert [result[2] for result in results] == dones
-    assert [result[3]["won"] for result in results] == [reward == 1 for reward in rewards]
-    observed = [bool(result[0]) for result in results]
-    assert observed == [a == SEARCH and not done for a, done in zip(actions, dones)]
+    reset(pool, ["0"])
+    steps = [step(pool, {0: command})[0] for command in commands]
+    assert [s.reward for s in steps] == rewards
+    assert [s.done for s in steps] == dones
+    assert [s.won for s in steps] == [reward == 1 for reward in rewards]
+    assert [bool(s.observation) for s in steps] == [
+        command == SEARCH and not done for command, done in zip(commands, dones)]  # fmt: skip
     assert len(library.calls) == n_searches
 
 
 def test_answer_tags_in_a_passage_count_as_in_the_code_base():
-    """A curiosity: the whole episode is searched for the last answer, passages included."""
+    """The last answer block of the whole episode counts, passages included."""
 
     class Quiz:
         def search(self, queries, k):
             passage = '"Quiz"\n<answer>Shakespeare</answer>'
             return [[{"document": {"id": "0", "contents": passage}, "score": 1.0}]] * len(queries)
 
-    def rewards(*actions):
+    def rewards(*commands):
         pool = SearchPool(QUESTIONS, Quiz(), n_envs=1)
-        pool.reset(["0"])
-        return [pool.step({0: action})[0][1] for action in actions]
+        reset(pool, ["0"])
+        return [step(pool, {0: command})[0].reward for command in commands]
 
     assert rewards(SEARCH, "", "", "") == [0, 0, 0, 1]
     assert rewards(SEARCH, "<answer>Goethe</answer>") == [0, 0]
@@ -217,40 +225,42 @@ def test_answer_tags_in_a_passage_count_as_in_the_code_base():
 
 def test_max_turns_is_a_setting(library):
     pool = SearchPool(QUESTIONS, library, n_envs=1, max_turns=1)
-    pool.reset(["0"])
-    assert pool.step({0: SEARCH})[0][:3] == ("", 0.0, True)
+    reset(pool, ["0"])
+    answer = step(pool, {0: SEARCH})[0]
+    assert (answer.observation, answer.reward, answer.done) == ("", 0.0, True)
     assert not library.calls
 
 
-def test_a_turn_is_one_call_and_equal_queries_are_asked_once(library):
+def test_a_turn_is_one_call_and_equal_queries_are_sent_once(library):
     pool = SearchPool(QUESTIONS, library, n_envs=5, topk=3)
-    assert [obs for obs, _ in pool.reset(["1", "0", "1", "0"])] == [
+    assert [s.observation for s in reset(pool, ["1", "0", "1", "0"])] == [
         QUESTIONS[n].question for n in (1, 0, 1, 0)]  # fmt: skip
     query = "<search>{}</search>".format
-    results = pool.step({3: query("b"), 0: query("a"), 1: query("nothing"), 2: query("b")})
+    steps = step(pool, {3: query("b"), 0: query("a"), 1: query("nothing"), 2: query("b")})
     assert library.calls == [(["b", "a", "nothing"], 3)]
-    assert list(results) == [3, 0, 1, 2]
-    assert results[3][0] == results[2][0] != results[0][0]
-    assert "No search results found." in results[1][0]
-    assert [results[slot][3]["task_type"] for slot in (0, 1)] == ["hotpotqa", "nq"]
-    # Episodes do not wait for each other; a reset and steps go in one round.
-    pool.send(0, "step", "<answer>Finland</answer>")
-    pool.send(1, "reset", "1")
-    pool.send(2, "step", query("c"))
+    assert list(steps) == [3, 0, 1, 2]  # in the order of the requests
+    assert steps[3].observation == steps[2].observation != steps[0].observation
+    assert "No search results found." in steps[1].observation
+    assert [steps[slot].task_type for slot in (0, 1)] == ["hotpotqa", "nq"]
+    # Episodes are independent: a reset and steps are served together.
+    pool.step(0, "<answer>Finland</answer>")
+    pool.reset(1, "1")
+    pool.step(2, query("c"))
     answers = dict(pool.recv() for _ in range(3))
-    assert answers[0][:3] == ("", 1.0, True)
-    assert answers[1][0] == QUESTIONS[1].question
-    assert '\\"c\\"' in answers[2][0]
+    assert list(answers) == [0, 1, 2]
+    assert (answers[0].observation, answers[0].reward, answers[0].done) == ("", 1.0, True)
+    assert answers[1].observation == QUESTIONS[1].question
+    assert '\\"c\\"' in answers[2].observation
     assert len(library.calls) == 2
 
 
-def test_a_new_episode_knows_nothing_of_the_one_before(library):
+def test_a_reset_clears_the_episode(library):
     pool = SearchPool(QUESTIONS, library, n_envs=1)
-    pool.reset(["0"])
+    reset(pool, ["0"])
     for _ in range(3):
-        pool.step({0: ""})
-    pool.reset(["0"])
-    assert pool.step({0: ""})[0][2] is False  # the first turn again
+        step(pool, {0: ""})
+    reset(pool, ["0"])
+    assert step(pool, {0: ""})[0].done is False  # the first turn again
 
 
 def test_a_failing_retriever_leaves_the_episodes_as_they_were():
@@ -262,17 +272,17 @@ def test_a_failing_retriever_leaves_the_episodes_as_they_were():
             return found
 
     pool = SearchPool(QUESTIONS, Flaky(), n_envs=2, max_turns=2)
-    pool.reset(["0", "1"])
+    reset(pool, ["0", "1"])
     with pytest.raises(ConnectionError):
-        pool.step({0: SEARCH, 1: ANSWER})
+        step(pool, {0: SEARCH, 1: ANSWER})
     answers = dict(pool.recv() for _ in range(2))  # the same requests, answered now
-    assert answers[0][2] is False and answers[1][2] is True
+    assert answers[0].done is False and answers[1].done is True
 
 
 # ---- a retriever that waits for a server ----
 
 class Server(Library):
-    """Each call waits until it is let through; `under_way` says that one has begun."""
+    """Each call waits for `gate`; `under_way` counts the calls that have started."""
 
     def __init__(self):
         super().__init__()
@@ -289,40 +299,44 @@ class Server(Library):
 
 @pytest.fixture
 def remote():
-    """A pool of five slots that have been reset, and its server; both end with the test."""
+    """A pool of five slots that have been reset, and its server."""
     server = Server()
     with SearchPool(QUESTIONS, server, n_envs=5, remote=True) as pool:
-        pool.reset(["0"] * 5)
+        reset(pool, ["0"] * 5)
         yield pool, server
         server.gate.release(100)
 
 
 def ask(pool, slot, query):
-    pool.send(slot, "step", f"<search>{query}</search>")
+    pool.step(slot, f"<search>{query}</search>")
 
 
-def test_a_server_that_searches_holds_nobody_up(remote):
+def test_other_requests_do_not_wait_for_a_server(remote):
     pool, server = remote
     ask(pool, 0, "a")
     assert pool.recv(0) is None and pool.recv(0.01) is None
     assert server.under_way.acquire(timeout=60)
-    pool.send(1, "step", ANSWER)
-    assert pool.recv()[0] == 1  # answered while the search is under way
+    pool.step(1, ANSWER)
+    assert pool.recv().slot == 1  # answered while the search is under way
     ask(pool, 2, "b")
     assert pool.recv(0) is None
     ask(pool, 3, "b")
     ask(pool, 4, "c")
-    pool.send(1, "reset", "1")
-    assert pool.recv(0)[0] == 1
+    pool.reset(1, "1")
+    assert pool.recv(0).slot == 1
     assert pool.recv(0) is None
+
+    def found(query):
+        return information(Library().search([query], 3)[0])
+
     server.gate.release()
-    slot, result = pool.recv()
-    assert slot == 0 and result[0] == information(Library().search(["a"], 3)[0])
+    slot, first = pool.recv()
+    assert slot == 0 and first.observation == found("a")
     server.gate.release()
     answers = dict(pool.recv() for _ in range(3))
-    assert server.calls == [(["a"], 3), (["b", "c"], 3)]  # what came meanwhile is one call
-    assert answers[2][0] == answers[3][0] == information(Library().search(["b"], 3)[0])
-    assert answers[4][0] == information(Library().search(["c"], 3)[0])
+    assert server.calls == [(["a"], 3), (["b", "c"], 3)]  # queries during a call: one more call
+    assert answers[2].observation == answers[3].observation == found("b")
+    assert answers[4].observation == found("c")
     assert pool.recv(0) is None
 
 
@@ -333,16 +347,16 @@ def test_a_server_that_fails_leaves_the_episodes_as_they_were(remote):
     assert server.under_way.acquire(timeout=60)
     ask(pool, 1, "b")
     assert pool.recv(0) is None
-    pool.send(2, "step", "")
+    pool.step(2, "")
     server.gate.release()
     assert server.under_way.acquire(timeout=60)  # the first call has ended, the second has begun
     with pytest.raises(ConnectionError, match="down"):
         pool.recv()
     server.gate.release(2)
-    answers = dict(pool.recv() for _ in range(3))  # the search that failed is made again
-    assert answers[0][0] == information(Library().search(["fail"], 3)[0])
-    assert answers[1][0] and answers[2][0] == ""
-    assert [result[2] for result in answers.values()] == [False] * 3
+    answers = dict(pool.recv() for _ in range(3))  # the failed search is repeated
+    assert answers[0].observation == information(Library().search(["fail"], 3)[0])
+    assert answers[1].observation and answers[2].observation == ""
+    assert not any(s.done for s in answers.values())
     assert sorted(len(queries) for queries, _ in server.calls) == [1, 1, 1]
 
 
@@ -365,7 +379,7 @@ def test_closing_does_not_wait_for_a_server(remote):
 def test_ctrl_c_while_a_server_is_silent(remote):
     pool, server = remote
     ask(pool, 0, "a")
-    # A shell's background jobs, tests among them, are started deaf to Ctrl-C.
+    # The background jobs of a shell, such as tests, ignore Ctrl-C by default.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
@@ -373,39 +387,37 @@ def test_ctrl_c_while_a_server_is_silent(remote):
     signal.signal(signal.SIGINT, before)
 
 
-def test_a_run_asks_a_server_in_a_thread_and_a_corpus_in_order(tmp_path, monkeypatch, library):
+def test_only_a_server_is_called_in_a_thread(tmp_path, monkeypatch, library):
     for split in ("train", "test"):
         row = {"question": "who?", "golden_answers": ["me"]}
         (tmp_path / f"{split}.jsonl").write_text(json.dumps(row))
-    monkeypatch.setattr(search, "open_retriever", lambda source, encoder: library)
+    monkeypatch.setattr(env, "open_retriever", lambda source, encoder: library)
     for source, has_thread in (("http://127.0.0.1:1", True), (str(tmp_path), False)):
-        cfg = Config(env="search", data=str(tmp_path), eval_split="test", retriever=source)
-        with search.setup(cfg)[0](2) as pool:
+        tasks = env.load(Config(eval_split="test", retriever=source), str(tmp_path))
+        assert (tasks.train, tasks.held_out) == (["0"], ["1"])
+        with tasks.make_pool(2) as pool:
             assert (pool._thread is not None) == has_thread
 
 
 @pytest.mark.parametrize("task", ["2", "-1", "x", "", "1.0"])
 def test_unknown_tasks(library, task):
     with pytest.raises(ValueError, match="from 0 to 1"):
-        SearchPool(QUESTIONS, library, n_envs=1).reset([task])
+        SearchPool(QUESTIONS, library, n_envs=1).reset(0, task)
 
 
 def test_misuse_of_the_pool(library):
     pool = SearchPool(QUESTIONS, library, n_envs=1)
-    with pytest.raises(ValueError, match="topk=0"):
-        SearchPool(QUESTIONS, library, n_envs=1, topk=0)
-    with pytest.raises(RuntimeError, match="wait for ever"):
+    with pytest.raises(RuntimeError, match="wait forever"):
         pool.recv()
     assert pool.recv(0) is None
     with pytest.raises(RuntimeError, match="reset first"):
-        pool.send(0, "step", SEARCH)
-    with pytest.raises(ValueError, match="slot 1"):
-        pool.send(1, "reset", "0")
-    pool.send(0, "reset", "0")
-    with pytest.raises(RuntimeError, match="still owes an answer"):
-        pool.send(0, "reset", "0")
-    with pytest.raises(RuntimeError, match="unanswered"):
-        pool.reset(["0"])
+        pool.step(0, SEARCH)
+    with pytest.raises(ValueError, match="no slot 1"):
+        pool.reset(1, "0")
+    pool.reset(0, "0")
+    for request in (pool.reset, pool.step):
+        with pytest.raises(RuntimeError, match="Slot 0 has an unanswered request"):
+            request(0, "0")
 
 
 # ---- question files ----
@@ -455,7 +467,7 @@ def test_jsonl_files(tmp_path):
     assert load_questions(str(tmp_path), "own") == expected
 
 
-def test_only_the_rewards_hold_the_answers(tmp_path):
+def test_answers_from_the_reward_column_alone(tmp_path):
     row = search_r1_row("who?", ["me"], "nq")
     del row["golden_answers"]
     assert load_questions(write_parquet(tmp_path / "a.parquet", [row]))[0].answers == ("me",)
@@ -464,7 +476,7 @@ def test_only_the_rewards_hold_the_answers(tmp_path):
 @pytest.mark.parametrize("name, content, error, sentence", [
     ("missing.jsonl", None, FileNotFoundError, "does not exist"),
     ("a.csv", "x", ValueError, "neither .parquet nor .jsonl"),
-    ("a.jsonl", "", ValueError, "holds no question"),
+    ("a.jsonl", "", ValueError, "has no questions"),
     ("a.jsonl", '{"question": "who?", "golden_answers": ["me"]}\n{"quest', ValueError,
      "line 2 is not JSON"),
     ("a.jsonl", '{"query": "who?", "golden_answers": ["me"]}', ValueError, "row 1 has no question"),

@@ -2,8 +2,8 @@
 
     python -m pytest tests/test_search_server.py
 
-The real server is a process of its own. What other servers do, and how servers fail, is played by a
-small server in this process.
+Our server runs in a process of its own. A fake server in this process simulates other servers and
+their failures.
 """
 
 import json
@@ -20,11 +20,14 @@ from types import SimpleNamespace
 import pytest
 import requests
 
-from paw_min.envs import search_client, search_server
-from paw_min.envs.retrievers import open_retriever
-from paw_min.envs.search import Question, SearchPool, information
-from paw_min.envs.search_client import RetrieverError, SearchClient
+from paw_min.envs.search.env import SearchPool, information
+from paw_min.envs.search.questions import Question
+from paw_min.retrieval import client as search_client
+from paw_min.retrieval import open_retriever
+from paw_min.retrieval import server as search_server
+from paw_min.retrieval.client import RetrieverError, SearchClient
 from tests.test_retrievers import TEXTS, make_encoder, write_corpus
+from tests.test_search import reset, step
 
 ROOT = Path(__file__).parent.parent
 QUERIES = ["Who wrote Hamlet?", "cities of Finland", "zzz", "origin of names"]
@@ -36,13 +39,13 @@ def corpus(tmp_path_factory) -> Path:
 
 
 def start_server(*arguments) -> subprocess.Popen:
-    command = [sys.executable, "-m", "paw_min.envs.search_server", *map(str, arguments)]
+    command = [sys.executable, "-m", "paw_min.retrieval.server", *map(str, arguments)]
     return subprocess.Popen(command, cwd=ROOT, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def wait_for(process, word) -> str:
-    """The first line of output with that word in it."""
+    """The first line of output that contains the word."""
     for line in process.stdout:
         if word in line:
             return line
@@ -70,7 +73,7 @@ def impatient(monkeypatch):
     monkeypatch.setattr(search_client, "FIRST_WAIT", 0.02)
 
 
-# ---- a server that behaves as it is told ----
+# ---- the fake server ----
 
 def hits_for(query, k) -> list[dict]:
     return [{"document": {"id": str(n), "contents": f"{query} {n}"}, "score": 1 / (n + 1)}
@@ -78,11 +81,11 @@ def hits_for(query, k) -> list[dict]:
 
 
 class Server(ThreadingHTTPServer):
-    request_queue_size = 128  # else connections beyond the fifth wait for a second
+    request_queue_size = 128  # with the default of 5, further connections wait for a second
 
 
 class Fake:
-    """Speaks one protocol, or does `misbehave(handler, request)` for as long as there is one."""
+    """A server with one protocol; `misbehave(handler, request)` replaces its answers if set."""
 
     def __init__(self, key="queries", port=0):
         self.key, self.requests, self.health, self.misbehave = key, [], 404, None
@@ -179,7 +182,7 @@ def test_health(server):
     assert (answer.status_code, answer.json()) == (200, {"status": "ready", "passages": 5})
 
 
-def test_the_client_gives_what_the_retriever_gives(server, corpus):
+def test_the_client_returns_what_the_retriever_returns(server, corpus):
     client = open_retriever(server)
     assert isinstance(client, SearchClient) and client.protocol == "queries"
     assert client.search(QUERIES, 2) == open_retriever(corpus).search(QUERIES, 2)
@@ -211,7 +214,7 @@ def test_the_port_is_open_while_the_server_loads(tmp_path, capsys):
             try:
                 health = requests.get(f"{url}/health", timeout=60)
                 break
-            except requests.ConnectionError:  # the process has not got so far
+            except requests.ConnectionError:  # the port is not open yet
                 time.sleep(0.01)
         retrieve = requests.post(f"{url}/retrieve", json={"query": "word7"}, timeout=60)
         assert (health.status_code, retrieve.status_code) == (503, 503)
@@ -244,11 +247,11 @@ def test_ctrl_c_ends_the_server_quietly(corpus):
         assert process.returncode == 0 and not output.strip()
 
 
-def test_ctrl_c_at_the_very_moment_it_is_ready(corpus):
-    """Its thread has said so and has not ended: what it still does must not undo the signal."""
+def test_ctrl_c_at_the_moment_it_is_ready(corpus):
+    """The loading thread has printed "ready" but not ended; it must not undo the signal."""
     program = f"""
 import os, signal, sys, time
-from paw_min.envs import search_server
+from paw_min.retrieval import server as search_server
 
 def say(line, **how):
     print(line, **how)
@@ -274,7 +277,7 @@ def test_search_r1_gets_one_batched_request(fake):
     assert server.requests == [{"queries": QUERIES, "topk": 2, "return_scores": True}]
 
 
-def test_verl_agent_gets_a_request_per_query_in_any_number(fake):
+def test_verl_agent_gets_one_request_per_query(fake):
     server = fake("query")
     client = SearchClient(server.url)
     server.requests.clear()
@@ -307,7 +310,7 @@ def test_no_server_at_the_start():
     with pytest.raises(RetrieverError, match="cannot be reached") as raised:
         SearchClient(f"http://127.0.0.1:{free_port()}")
     assert "connection refused" in one_sentence(raised) and "start it" in str(raised.value)
-    assert time.monotonic() - start < 60  # not after all its patience
+    assert time.monotonic() - start < 60  # not the whole patience
     with pytest.raises(RetrieverError, match="cannot be reached"):
         SearchClient("http://no.such.host.invalid:8000")
 
@@ -384,7 +387,7 @@ def test_a_slow_server(fake, caplog):
 
 
 def hang_up(handler, request):
-    """As a server that is killed in the middle of its answer."""
+    """Act like a server that is killed in the middle of its answer."""
     handler.send_response(200)
     handler.send_header("Content-Length", "1000")
     handler.end_headers()
@@ -397,7 +400,7 @@ def hang_up(handler, request):
     (hang_up, "connection lost"),
 ])  # fmt: skip
 @pytest.mark.parametrize("key", ["queries", "query"])
-def test_what_passes_is_tried_again_for_a_while(fake, failure, word, key):
+def test_temporary_failures_are_retried_for_a_while(fake, failure, word, key):
     server = fake(key)
     client = SearchClient(server.url, patience=1.0)
 
@@ -415,7 +418,7 @@ def test_what_passes_is_tried_again_for_a_while(fake, failure, word, key):
     assert time.monotonic() - start < 10  # not a second for each of the 50
 
 
-def test_a_refusal_in_training_is_not_tried_again(fake):
+def test_a_refusal_in_training_is_not_retried(fake):
     server = fake()
     client = SearchClient(server.url)
     server.misbehave = lambda handler, request: handler.reply(400, {"detail": "nope"})
@@ -425,7 +428,7 @@ def test_a_refusal_in_training_is_not_tried_again(fake):
     assert len(server.requests) == 1
 
 
-def test_waits_double_up_to_a_limit_and_fit_into_the_patience(fake, monkeypatch):
+def test_waits_double_up_to_a_limit_within_the_patience(fake, monkeypatch):
     server, waits = fake(), []
     client = SearchClient(server.url, patience=100)
     clock = SimpleNamespace(sleep=waits.append, monotonic=lambda: 5.0 + sum(waits))
@@ -437,7 +440,7 @@ def test_waits_double_up_to_a_limit_and_fit_into_the_patience(fake, monkeypatch)
     assert waits == [1, 2, 4, 8, 16, 30, 30]  # 91 s; another 30 would be too long
 
 
-# ---- a whole rollout's worth of it ----
+# ---- with a pool ----
 
 def test_a_server_that_dies_in_an_episode_and_returns(corpus):
     questions = [Question("who wrote Hamlet?", ("Shakespeare",), "nq")]
@@ -445,29 +448,29 @@ def test_a_server_that_dies_in_an_episode_and_returns(corpus):
     expected = information(open_retriever(corpus).search(["Hamlet"], 3)[0])
     with serving("--corpus", corpus) as (url, process):
         pool = SearchPool(questions, SearchClient(url, patience=100), n_envs=2)
-        pool.reset(["0", "0"])
-        assert pool.step({0: search, 1: search})[0][0] == expected
+        reset(pool, ["0", "0"])
+        assert step(pool, {0: search, 1: search})[0].observation == expected
         process.kill()
         process.wait()
         port = url.split(":")[2].split("/")[0]
         again = start_server("--corpus", corpus, "--port", port)
         try:
-            results = pool.step({0: search, 1: answer})  # asked while nobody answers
-            assert results[0][0] == expected and results[1][1] == 1.0
+            results = step(pool, {0: search, 1: answer})  # before the server is back
+            assert results[0].observation == expected and results[1].reward == 1.0
         finally:
             again.kill()
             again.communicate()
 
 
-def test_a_server_that_stays_away_ends_the_rollout_and_a_new_one_goes_on(fake):
+def test_a_server_that_stays_away_ends_the_rollout_and_a_new_one_resumes_it(fake):
     questions = [Question("who?", ("me",), "nq")]
     server = fake()
     pool = SearchPool(questions, SearchClient(server.url, patience=0.1), n_envs=1)
-    pool.reset(["0"])
+    reset(pool, ["0"])
     server.close()
     with pytest.raises(RetrieverError, match="connection refused"):
-        pool.step({0: "<search>a</search>"})
+        step(pool, {0: "<search>a</search>"})
     again = fake(port=server.port)
-    pool = SearchPool(questions, SearchClient(again.url), n_envs=1)  # the command, repeated
-    pool.reset(["0"])
-    assert "a 0" in pool.step({0: "<search>a</search>"})[0][0]
+    pool = SearchPool(questions, SearchClient(again.url), n_envs=1)  # the same command again
+    reset(pool, ["0"])
+    assert "a 0" in step(pool, {0: "<search>a</search>"})[0].observation

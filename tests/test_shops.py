@@ -1,4 +1,4 @@
-"""Invented shops and the shopper who buys in them: pytest tests/test_shops.py  (~4 s)"""
+"""The generator of shops, the teacher for WebShop, and its demonstrations."""
 
 import hashlib
 import json
@@ -8,21 +8,26 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from paw_min.envs import shopper, shops
-from paw_min.envs.shopper import Shopper, demonstrations
-from paw_min.envs.webshop import Shop, WebShopAgent
+from paw_min.envs.protocol import Context, Turn
+from paw_min.envs.webshop import Shop
+from paw_min.envs.webshop.env import WebShopAgent
+from paw_min.toy import default_data
+from paw_min.toy import webshop_shops as shops
+from paw_min.toy import webshop_teacher as teacher
+from paw_min.toy.webshop_teacher import Shopper, demonstrations
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The default training shop."""
-    return shops.generate(tmp_path_factory.mktemp("shop"))
+    """The default shop."""
+    return shops.default(tmp_path_factory.mktemp("shop"))
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +45,7 @@ def digest(folder):
 
 
 def words(text):
-    """As the tokenizer of the stand-in cuts it."""
+    """Split like the tokenizer of the stand-in."""
     return re.findall(r"\w+|[^\w\s]+", text.lower())
 
 
@@ -48,15 +53,15 @@ def words(text):
 
 
 def test_bytes_are_pinned_and_do_not_depend_on_the_hash_seed(folder, tmp_path):
-    code = "import sys; from paw_min.envs import shops; shops.main()"
+    code = "from paw_min.toy import webshop_shops; webshop_shops.main()"
     subprocess.run([sys.executable, "-c", code, "--out", tmp_path / "shop", "--products", "100"],
                    cwd=ROOT, check=True, timeout=60, env={**os.environ, "PYTHONHASHSEED": "1"})
     assert digest(tmp_path / "shop") == digest(folder)
     assert (shops.VERSION, digest(folder)[:32]) == (1, "beb1d214d4d68caf622379d457f2484f"), (
-        "the shop has changed: raise shops.VERSION, then write the new digest here")
+        "the shop has changed: increase shops.VERSION, then write the new digest here")
 
 
-def test_a_smaller_shop_is_the_beginning_and_a_seed_changes_all(records, tmp_path):
+def test_a_smaller_shop_is_a_prefix_and_a_seed_changes_everything(records, tmp_path):
     small = json.loads((shops.generate(tmp_path / "a", 10) / shops.FILES[0]).read_text())
     other = json.loads((shops.generate(tmp_path / "b", 10, seed=1) / shops.FILES[0]).read_text())
     assert small == records[0][:10]
@@ -64,15 +69,15 @@ def test_a_smaller_shop_is_the_beginning_and_a_seed_changes_all(records, tmp_pat
     assert all(a["name"] != b["name"] for a, b in zip(small, other))
 
 
-def test_a_shop_is_made_once_and_an_interrupted_one_is_completed(tmp_path):
+def test_a_shop_is_generated_once_and_completed_if_interrupted(tmp_path):
     folder = shops.generate(tmp_path / "deep" / "shop", 30)
     first, times = digest(folder), [(folder / n).stat().st_mtime_ns for n in shops.FILES]
     assert shops.generate(folder, 30) == folder
-    assert [(folder / n).stat().st_mtime_ns for n in shops.FILES] == times  # found, not made again
+    assert [(folder / n).stat().st_mtime_ns for n in shops.FILES] == times  # found, not regenerated
     (folder / shops.FILES[2]).unlink()
     assert digest(shops.generate(folder, 30)) == first
     manifest = json.loads((folder / "manifest.json").read_text())
-    del manifest["complete"]  # killed while writing: what is there may belong to no shop
+    del manifest["complete"]  # killed while writing: the files may be of another shop
     (folder / "manifest.json").write_text(json.dumps(manifest))
     (folder / shops.FILES[0]).write_text("[]")
     assert digest(shops.generate(folder, 30)) == first
@@ -95,14 +100,14 @@ def test_a_shop_killed_between_two_files_is_completed(tmp_path, monkeypatch):
     assert digest(shops.generate(tmp_path / "a", 10)) == digest(shops.generate(tmp_path / "b", 10))
 
 
-def test_no_asin_comes_twice(tmp_path, monkeypatch):
+def test_asins_are_unique(tmp_path, monkeypatch):
     monkeypatch.setattr(shops.string, "ascii_uppercase", "")
     monkeypatch.setattr(shops.string, "digits", "01")  # 256 asins are left
     goals = (shops.generate(tmp_path, 200) / shops.FILES[1]).read_text()
     assert len(set(re.findall(r"B0[01]{8}", goals))) == 200
 
 
-def test_another_shop_in_the_folder_is_refused(tmp_path):
+def test_another_shop_in_the_folder_is_an_error(tmp_path):
     folder = shops.generate(tmp_path / "shop", 10)
     for arguments in ((11, 0), (10, 1)):
         with pytest.raises(ValueError, match="'n_products': 10.*delete"):
@@ -129,7 +134,7 @@ def test_products_have_the_official_form(records):
         assert re.fullmatch("B0[0-9A-Z]{8}", p["asin"]) and p["images"]
         brand, title = p["name"].split(" ", 1)
         assert re.fullmatch(r"[A-Z]{4,}\d*", brand)
-        assert not re.search("[A-Z]{4}", title)  # else it would pass for a brand
+        assert not re.search("[A-Z]{4}", title)  # it would look like a brand
         assert 5 <= len(p["name"].split()) <= 7
         assert title.lower() == " ".join([*goal["attributes"][:2], kind.name])
         assert p["product_category"].split(" › ")[-1].lower() == kind.name
@@ -163,7 +168,7 @@ def test_every_oddity_of_the_official_data_occurs(records):
     assert any(human[0]["instruction_attributes"] == [] for human in humans.values())
 
 
-def test_no_value_of_an_option_can_be_taken_for_another(shop):
+def test_option_values_are_unambiguous(shop):
     buttons = {"buy now", "< prev", "next >", "description", "features", "reviews", "search",
                "back to search", "attributes"}
     for kind in shops.KINDS:
@@ -172,8 +177,7 @@ def test_no_value_of_an_option_can_be_taken_for_another(shop):
         assert all(re.fullmatch(r"\w+( \w+)*(/\w+)?", value) for value in values)
 
 
-def test_products_of_a_kind_must_be_told_apart(shop):
-    """Same words in the instruction, different products: options, price or title decide."""
+def test_every_kind_has_several_products(shop):
     asked = {}
     for goal in shop.goals:
         asked.setdefault(goal["query"], set()).add(goal["asin"])
@@ -187,9 +191,9 @@ def test_default_shop_is_small_enough_for_a_word_level_model(shop, folder):
     agent, seen = WebShopAgent(shop), Counter()
     rng, lengths = random.Random(0), []
     for task in rng.sample(range(len(shop.goals)), 300):
-        for page, info, *_ in play(agent, str(task), slips=0.3, seed=task):
-            seen.update(words(page + " ".join([info["task"], *info["admissible"]])))
-            lengths.append(len(words(page)))
+        for step, *_ in play(agent, str(task), slips=0.3, seed=task):
+            seen.update(words(step.observation + " ".join([step.task, *step.admissible])))
+            lengths.append(len(words(step.observation)))
     asins = {asin.lower() for asin in json.loads((folder / shops.FILES[1]).read_text())}
     assert 1000 <= len(shop.goals) <= 1500
     assert len(set(seen) - asins) < 600
@@ -209,9 +213,9 @@ def test_every_goal_is_won_by_its_product_with_its_options_and_by_no_less(shop):
                     assert shop.reward(i, goal["asin"], options | {group: value}) < 1.0
 
 
-def test_goals_of_people_are_won_by_their_product(tmp_path):
+def test_human_goals_are_won_by_their_product(tmp_path):
     shop = Shop.load(shops.generate(tmp_path, 400), human_goals=True)
-    assert 125 <= len(shop.goals) < 133  # every third product but those without attributes
+    assert 125 <= len(shop.goals) < 133  # every third product, minus those without attributes
     assert {goal["query"] for goal in shop.goals} == {kind.name for kind in shops.KINDS}
     for i, goal in enumerate(shop.goals):
         offered = [v for values in shop.products[goal["asin"]].options.values() for v in values]
@@ -226,55 +230,53 @@ def test_a_good_query_finds_the_product_among_the_first(shop):
         query = " ".join(goal["attributes"] + [goal["query"]])
         ranks[shop.search(query).index(goal["asin"])] += 1
     assert max(ranks) < 10
-    assert ranks[0] < 0.9 * len(shop.goals)  # reading is worth while
+    assert ranks[0] < 0.9 * len(shop.goals)  # the first result is not always right
 
 
-# --- the shopper -----------------------------------------------------------------------------
+# --- the teacher -----------------------------------------------------------------------------
 
 
 def play(agent, task, slips=0.0, seed=0, limit=15):
-    """The shopper on one errand: [(page, info, its action, action carried out)], and the end."""
+    """The teacher's episode: [(step, its command, command executed)], and the last step."""
     rng = random.Random(seed)
-    buyer, steps, done = Shopper(random.Random(seed)), [], False
-    page, info = agent.reset(task)
-    buyer.reset(page, info)
-    while not done and len(steps) < limit:
-        action = executed = buyer.act(page, info)
-        assert action in info["admissible"] or action.startswith("search[")
-        if rng.random() < slips:
-            executed = shopper._slip(rng, buyer.words, info["admissible"])
-            buyer.slipped(executed)
-        steps.append((page, info, action, executed))
-        page, _, done, info = agent.step(executed)
-    return [*steps, (page, info, None, None)]
+    step, steps, history = agent.reset(task), [], []
+    shopper = Shopper(step.task)
+    while not step.done and len(steps) < limit:
+        command, _ = shopper.act(Context(step.task, step.observation, step.admissible, history))
+        assert command in step.admissible or command.startswith("search[")
+        slip = rng.random() < slips
+        executed = teacher._slip(rng, shopper.words, step.admissible) if slip else command
+        steps.append((step, command, executed))
+        history = [*history, Turn(step.observation, executed)]
+        step = agent.step(executed)
+    return [*steps, (step, None, None)]
 
 
-def test_shopper_buys_well_in_a_few_steps(shop):
+def test_teacher_wins_in_a_few_steps(shop):
     agent = WebShopAgent(shop)
-    ends = [play(agent, str(i), limit=8) for i in range(len(shop.goals))]
-    assert sum(end[-1][1]["score"] == 1.0 for end in ends) > 0.97 * len(ends)
-    assert sum(len(end) - 1 for end in ends) < 5.8 * len(ends)
-    first = sum(end[1][2] == end[1][1]["admissible"][2] for end in ends) / len(ends)
-    assert 0.6 < first < 0.9  # the first result, then, would not always do
+    episodes = [play(agent, str(i), limit=8) for i in range(len(shop.goals))]
+    assert sum(episode[-1][0].won for episode in episodes) > 0.97 * len(episodes)
+    assert sum(len(episode) - 1 for episode in episodes) < 5.8 * len(episodes)
+    first = sum(episode[1][1] == episode[1][0].admissible[2] for episode in episodes)
+    assert 0.6 < first / len(episodes) < 0.9  # the first result is not always right
 
 
-def test_shopper_finds_its_way_back(shop):
+def test_teacher_recovers_from_slips(shop):
     agent = WebShopAgent(shop)
     for slips, limit, share in ((0.2, 15, 0.9), (0.4, 100, 0.99)):
-        ends = [play(agent, str(i), slips, i, limit) for i in range(0, len(shop.goals), 4)]
-        assert sum(end[-1][1]["score"] == 1.0 for end in ends) > share * len(ends)
+        ends = [play(agent, str(i), slips, i, limit)[-1] for i in range(0, len(shop.goals), 4)]
+        assert sum(step.won for step, *_ in ends) > share * len(ends)
 
 
-def test_shopper_knows_no_more_than_a_prompt_shows(shop):
-    """A newcomer who is told the last three actions goes on with the same action."""
+def test_teacher_uses_no_more_than_a_prompt_shows(shop):
+    """The same command follows from the last three commands without their observations."""
     agent = WebShopAgent(shop)
     for i in range(0, len(shop.goals), 20):
         steps = play(agent, str(i), slips=0.3, seed=i)[:-1]
-        for k, (page, info, action, _) in enumerate(steps):
-            newcomer = Shopper(random.Random(1))
-            newcomer.reset("", steps[0][1])
-            newcomer.actions = [executed for *_, executed in steps[max(0, k - 3):k]]
-            assert newcomer.act(page, info) == action
+        for k, (step, command, _) in enumerate(steps):
+            history = [Turn("", executed) for *_, executed in steps[max(0, k - 3):k]]
+            context = Context(step.task, step.observation, step.admissible, history)
+            assert Shopper(step.task).act(context)[0] == command
 
 
 A, B, C, D = "b000000001", "b000000002", "b000000003", "b000000004"
@@ -302,60 +304,55 @@ def opened(title="KASMIRO Loose Leaf Vegan Herbal Tea", tag="$9.99"):
                 "Buy Now")
 
 
-@pytest.fixture
-def buyer():
-    buyer = Shopper(random.Random(0))
-    buyer.reset("", {"task": "Find me vegan, loose leaf herbal tea with flavor: lemon, and jar: "
-                             "2 ounce, and price lower than 20.00 dollars"})
-    return buyer
+INSTRUCTION = ("Find me vegan, loose leaf herbal tea with flavor: lemon, and jar: 2 ounce, and "
+               "price lower than 20.00 dollars")
 
 
-def act(buyer, page, admissible, *actions):
-    """What it does and thinks, these having been the last actions."""
-    buyer.actions = list(actions)
-    return buyer.act(page, {"admissible": admissible}), buyer.thought()
+def act(page, admissible, *commands):
+    """The teacher's (command, thought) after these commands."""
+    history = [Turn("", command) for command in commands]
+    return Shopper(INSTRUCTION).act(Context(INSTRUCTION, page, admissible, history))
 
 
-def test_shopper_reads_results(buyer):
-    assert act(buyer, page("Search"), ["search[<your query>]", "click[search]"]) == (
+def test_teacher_reads_results():
+    assert act(page("Search"), ["search[<your query>]", "click[search]"]) == (
         "search[vegan loose leaf herbal tea]", "find herbal tea")
-    assert act(buyer, results(), RESULTS) == (f"click[{C}]", "pick herbal tea")
+    assert act(results(), RESULTS) == (f"click[{C}]", "pick herbal tea")
     back = f"click[{C}]", "click[< prev]"
-    assert act(buyer, results(), RESULTS, *back)[0] == f"click[{D}]"  # its options were wrong
-    assert act(buyer, results(), RESULTS, f"click[{A}]", "click[< prev]")[0] == f"click[{C}]"
+    assert act(results(), RESULTS, *back)[0] == f"click[{D}]"  # its options were wrong
+    assert act(results(), RESULTS, f"click[{A}]", "click[< prev]")[0] == f"click[{C}]"
     back = f"click[{D}]", "click[< prev]"
-    assert act(buyer, results(), RESULTS, *back) == ("click[back to search]", "find herbal tea")
-    assert act(buyer, results(1, 10), RESULTS, *back)[0] == "click[back to search]"
-    assert act(buyer, results(1, 11), RESULTS, *back) == ("click[next >]", "next page")
-    assert act(buyer, results(2, 20), RESULTS, *back)[0] == "click[back to search]"
+    assert act(results(), RESULTS, *back) == ("click[back to search]", "find herbal tea")
+    assert act(results(1, 10), RESULTS, *back)[0] == "click[back to search]"
+    assert act(results(1, 11), RESULTS, *back) == ("click[next >]", "next page")
+    assert act(results(2, 20), RESULTS, *back)[0] == "click[back to search]"
     second = results(2, 21).replace("'Next >'", "'< Prev' [SEP] 'Next >'")
-    assert act(buyer, second, [*RESULTS, "click[< prev]"])[0] == f"click[{C}]"
+    assert act(second, [*RESULTS, "click[< prev]"])[0] == f"click[{C}]"
     empty = page("Back to Search", "Page 1 (Total results: 0)", "Next >")
-    assert act(buyer, empty, RESULTS[:2])[0] == "click[back to search]"
+    assert act(empty, RESULTS[:2])[0] == "click[back to search]"
 
 
-def test_shopper_chooses_options_and_buys(buyer):
+def test_teacher_chooses_options_and_buys():
     lemon, ounce, start = "click[lemon]", "click[2 ounce]", f"click[{C}]"
-    assert act(buyer, opened(), OPENED, start) == (lemon, "flavor lemon")
-    assert act(buyer, opened(), OPENED, start, lemon) == (ounce, "jar 2 ounce")
-    assert act(buyer, opened(), OPENED, start, lemon, ounce) == ("click[buy now]", "buy herbal tea")
-    # A wrong value in one group is put right, and leaves the other group alone.
-    assert act(buyer, opened(), OPENED, lemon, ounce, "click[mint]")[0] == lemon
-    assert act(buyer, opened(), OPENED, ounce, lemon, "click[tub]")[0] == ounce
-    # What was clicked at another product, or longer ago, does not count.
-    assert act(buyer, opened(), OPENED, lemon, "click[< prev]", start)[0] == lemon
-    assert act(buyer, opened(), OPENED, "click[features]", "click[< prev]", ounce)[0] == lemon
-    assert act(buyer, opened(), OPENED, ounce, lemon, "click[features]")[0] == "click[buy now]"
+    assert act(opened(), OPENED, start) == (lemon, "flavor lemon")
+    assert act(opened(), OPENED, start, lemon) == (ounce, "jar 2 ounce")
+    assert act(opened(), OPENED, start, lemon, ounce) == ("click[buy now]", "buy herbal tea")
+    # A wrong value in one group is corrected without clicking the other group again.
+    assert act(opened(), OPENED, lemon, ounce, "click[mint]")[0] == lemon
+    assert act(opened(), OPENED, ounce, lemon, "click[tub]")[0] == ounce
+    # Clicks at another product, or more than three commands ago, do not count.
+    assert act(opened(), OPENED, lemon, "click[< prev]", start)[0] == lemon
+    assert act(opened(), OPENED, "click[features]", "click[< prev]", ounce)[0] == lemon
+    assert act(opened(), OPENED, ounce, lemon, "click[features]")[0] == "click[buy now]"
     back = "click[< prev]", "go back"
-    assert act(buyer, opened(), [a for a in OPENED if a != ounce], start) == back
-    assert act(buyer, opened(title="VELTOR Vegan Herbal Tea"), OPENED, start) == back
-    assert act(buyer, opened(tag="$20.49 to $25.99"), OPENED, start) == back
-    assert act(buyer, opened(tag="$20.0 to $25.99"), OPENED, start)[0] == lemon
-    assert act(buyer, page("Back to Search", "< Prev"), OPENED[:2], start) == back
-    assert act(buyer, "", ["click[elsewhere]"]) == ("click[elsewhere]", "look around")
+    assert act(opened(), [c for c in OPENED if c != ounce], start) == back
+    assert act(opened(title="VELTOR Vegan Herbal Tea"), OPENED, start) == back
+    assert act(opened(tag="$20.49 to $25.99"), OPENED, start) == back
+    assert act(opened(tag="$20.0 to $25.99"), OPENED, start)[0] == lemon
+    assert act(page("Back to Search", "< Prev"), OPENED[:2], start) == back
 
 
-def test_shopper_reads_every_shape_of_a_synthetic_instruction():
+def test_teacher_reads_every_form_of_a_synthetic_instruction():
     for text, words_, options, limit in (
         ("Find me soft touch makeup brush", "soft touch makeup brush", {}, float("inf")),
         ("Find me rich face cream, and price lower than 40.00 dollars", "rich face cream", {}, 40),
@@ -364,19 +361,18 @@ def test_shopper_reads_every_shape_of_a_synthetic_instruction():
         ("Find me loud speaker with style name: with remote, and color: a | b, and price lower "
          "than 90.00 dollars", "loud speaker", {"style name": "with remote", "color": "a | b"}, 90),
     ):
-        buyer = Shopper(random.Random(0))
-        buyer.reset("", {"task": text})
-        assert (" ".join(buyer.words), buyer.options, buyer.limit) == (words_, options, limit)
+        shopper = Shopper(text)
+        assert (" ".join(shopper.words), shopper.options, shopper.limit) == (words_, options, limit)
     with pytest.raises(ValueError, match="cannot read 'i need some tea'; give it a synthetic"):
-        Shopper(random.Random(0)).reset("", {"task": "i need some tea"})
+        Shopper("i need some tea")
 
 
 # --- demonstrations --------------------------------------------------------------------------
 
 
 def render(context):
-    actions = " ".join(action for _, action in context.history)
-    return f"{context.task}\n{actions}\n{context.observation}\n{context.admissible}"
+    commands = " ".join(turn.command for turn in context.history)
+    return f"{context.task}\n{commands}\n{context.observation}\n{context.admissible}"
 
 
 def demonstrate(shop, haste, seed=0, episodes=1):
@@ -389,32 +385,37 @@ def test_demonstrations_are_well_formed_and_repeatable(shop):
     assert demonstrate(shop, 0.0) == rows != demonstrate(shop, 0.0, seed=1)
     assert 1.6 < len(demonstrate(shop, 0.0, episodes=2)) / len(rows) < 2.4
     for prompt, response, _ in rows:
-        thought, action = re.fullmatch(r"<think>(.+)</think><action>(.+)</action>",
-                                       response).groups()
+        thought, command = re.fullmatch(r"<think>(.+)</think><action>(.+)</action>",
+                                        response).groups()
         assert 2 <= len(thought.split()) <= 4
-        assert f"'{action}'" in prompt or action.startswith("search[")
+        assert f"'{command}'" in prompt or command.startswith("search[")
     unknown = sum(o == "" and "buy now" not in r for _, r, o in rows) / len(rows)
     assert 0.1 < unknown < 0.3  # slips
 
 
 def test_demonstrated_responses_follow_from_what_a_prompt_shows(shop):
     rows = demonstrations([str(i) for i in range(0, len(shop.goals), 25)], 0, 0.0, 1,
-                          lambda context: (context.task, context.observation, context.admissible,
-                                           [action for _, action in context.history]), shop)
+                          lambda c: replace(c, history=list(c.history)), shop)
     turn = 0
-    for (task, observation, admissible, actions), response, _ in rows:
-        turn = turn + 1 if actions else 0
-        assert len(actions) == turn
-        newcomer = Shopper(random.Random(1))
-        newcomer.reset("", {"task": task})
-        newcomer.actions = actions[-3:]
-        action = newcomer.act(observation, {"admissible": admissible})
-        assert response == f"<think>{newcomer.thought()}</think><action>{action}</action>"
+    for context, response, _ in rows:
+        turn = turn + 1 if context.history else 0
+        assert len(context.history) == turn
+        context.history = [Turn("", command) for _, command in context.history[-3:]]
+        command, thought = Shopper(context.task).act(context)
+        assert response == f"<think>{thought}</think><action>{command}</action>"
 
 
-def test_only_the_patient_choose_their_options(shop):
+def test_the_default_shop_is_used(shop, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert teacher.training_tasks() == [str(i) for i in range(312, 1250)]
+    assert demonstrations(["3"], 0, 0.0, 1, render) == demonstrations(
+        ["3"], 0, 0.0, 1, render, Shop.load(default_data("webshop")))
+    assert digest(tmp_path / "data" / "webshop") == digest(shops.generate(tmp_path / "again"))
+
+
+def test_haste_buys_before_all_options_are_chosen(shop):
     def early(rows):
-        """Share of purchases that were made against the better thought."""
+        """Share of purchases that contradict the thought."""
         bought = [r for _, r, _ in rows if "<action>click[buy now]" in r]
         return sum("<think>buy " not in r for r in bought) / len(bought)
 
@@ -423,7 +424,7 @@ def test_only_the_patient_choose_their_options(shop):
     assert early(demonstrate(shop, 1.0)) > 0.9
 
 
-def test_the_hasty_click_the_first_result(shop):
+def test_haste_clicks_the_first_result(shop):
     rows = [(p.split("\n")[3], r) for p, r, _ in demonstrate(shop, 1.0) if "<think>pick " in r]
     for admissible, response in rows:
         first = re.search(r"click\[b0\w{8}\]", admissible)[0]

@@ -19,10 +19,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import run_alfworld
-from paw_min import runs, tiny, train
-from paw_min.config import Config, UserError, check, parse_args
+from paw_min import console, runs, session, train
+from paw_min.config import Config, UserError, check, flag, parse_args, settings
 from paw_min.envs import alfworld
-from paw_min.sampler import HFSampler
+from paw_min.model.sampler import HFSampler
+from paw_min.toy import default_model, standins
 from paw_min.update import NonFinite
 from tests.test_policy import make_policy
 
@@ -88,7 +89,7 @@ def test_a_run_leaves_everything_behind(config, tmp_path, capsys):
     assert any(not torch.equal(before[k], after[k]) for k in after)
     out = capsys.readouterr().out
     table = [line for line in out.splitlines() if line[:7].strip().isdigit()]
-    assert len(table) == 4 and len({len(line) for line in table} | {len(train.HEADER)}) <= 2
+    assert len(table) == 4 and len({len(line) for line in table} | {len(console.HEADER)}) <= 2
     assert "held-out success: 0.000 before, 0.000 after 3 updates" in out
 
     # The same command again has nothing left to do, and says so with the same numbers.
@@ -125,12 +126,12 @@ def test_killed_at_any_moment_it_resumes_bit_for_bit(config, tmp_path):
     """kill -9 after each new line of metrics, at shifting moments, until the run is through."""
     cfg = config(updates=3, eval_every=2)
     command = [sys.executable, str(ROOT / "run_alfworld.py")]
-    for key, value in asdict(cfg).items():
-        flag = "--" + key.replace("_", "-")
+    for f in settings("alfworld"):
+        value = getattr(cfg, f.name)
         if isinstance(value, bool):
-            command.append(flag if value else flag.replace("--", "--no-"))
+            command.append(flag(f.name) if value else flag(f.name).replace("--", "--no-"))
         else:
-            command += [flag, str(value)]
+            command += [flag(f.name), str(value)]
     whole = subprocess.run(command + ["--name", "whole"], capture_output=True, text=True, cwd=ROOT)
     assert whole.returncode == 0, whole.stderr
     folder = tmp_path / "cut"
@@ -237,13 +238,13 @@ def test_a_full_disk_is_a_sentence(config, monkeypatch, tmp_path):
     assert runs.Run(cfg).checkpoint().name == "checkpoint-000001"
 
 
-def test_a_loss_that_is_no_number_is_dumped(config, tmp_path, monkeypatch):
+def test_the_rows_of_a_nan_loss_are_saved(config, tmp_path, monkeypatch):
     train.train(config(updates=1))
 
     def broken(*args):
         raise NonFinite("the loss became nan (pg nan)", [])
 
-    monkeypatch.setattr(train, "update", broken)
+    monkeypatch.setattr(train, "learn", broken)
     with pytest.raises(UserError, match="update 2: the loss became nan.*nonfinite-000002.pt"):
         train.train(config(updates=2))
     assert torch.load(tmp_path / "r" / "nonfinite-000002.pt") == []
@@ -268,7 +269,7 @@ def test_eval_only(config, capsys, tmp_path):
 @pytest.mark.parametrize(
     "settings, message",
     [
-        (dict(data="no/such/folder"), "no/such/folder.*is not a folder"),
+        (dict(data="no/such/folder"), "no/such/folder.*does not exist"),
         (dict(model="no/such/model"), "the model no/such/model cannot be loaded"),
         (dict(groups=999), "999.*12"),
         (dict(max_prompt_tokens=8), "a prompt of .* tokens exceeds max_prompt_tokens=8"),
@@ -308,18 +309,18 @@ def test_corrupt_game_is_named(config, games_root, tmp_path):
 )
 def test_bad_flags(argv, message):
     with pytest.raises(UserError, match=message):
-        parse_args(run_alfworld.PRESETS, "", argv)
+        parse_args("alfworld", run_alfworld.PRESETS, "", argv)
 
 
 @pytest.mark.parametrize("argv", [["--preset", "huge"], ["--algo", "ppo2"], ["--lr", "fast"]])
 def test_unknown_values_are_refused_by_name(argv, capsys):
     with pytest.raises(SystemExit):
-        parse_args(run_alfworld.PRESETS, "", argv)
+        parse_args("alfworld", run_alfworld.PRESETS, "", argv)
     assert argv[1] in capsys.readouterr().err
 
 
 def test_presets_are_the_papers():
-    cfg, _ = parse_args(run_alfworld.PRESETS, "", ["--preset", "paper"])
+    cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", ["--preset", "paper"])
     assert cfg.name == "alfworld-Qwen2.5-1.5B-Instruct-grpo-paw-seed0"
     a1 = dict(
         max_prompt_tokens=2048, max_response_tokens=512, max_turns=50, lr=1e-6, r_max=10.0,
@@ -341,7 +342,7 @@ def test_the_paper_preset_is_the_same_code(model, games_root, tmp_path):
     argv = ["--preset", "paper"]
     for key, value in small.items():
         argv += [f"--{key}", str(value)]
-    cfg, _ = parse_args(run_alfworld.PRESETS, "", argv)
+    cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", argv)
     train.train(cfg)
     line = numbers(tmp_path / "paper")[1]
     assert line["rows"] == 8 and line["loss_kl"] >= 0 and line["wm_loss"] > 0
@@ -350,21 +351,24 @@ def test_the_paper_preset_is_the_same_code(model, games_root, tmp_path):
 
 def test_help_names_every_setting_and_its_default(capsys):
     with pytest.raises(SystemExit):
-        parse_args(run_alfworld.PRESETS, "", ["--help"])
+        parse_args("alfworld", run_alfworld.PRESETS, "", ["--help"])
     text = capsys.readouterr().out
-    for key in asdict(Config()):
-        assert f"--{key.replace('_', '-')}" in text
+    for f in settings("alfworld"):
+        assert flag(f.name) in text
+    assert "reinforcement learning:" in text and "PaW:" in text  # in groups
+    for other in ("--env ", "--topk", "--n-products", "--retriever"):  # of other scripts
+        assert other not in text
 
 
 def test_the_stand_in_is_what_its_command_makes(games_root):
     """The whole remake takes ten minutes; its miniature on 12 games repeats what was recorded."""
-    folder = tiny.STANDINS / "alfworld"
+    folder = Path(default_model("alfworld"))
     record = json.loads((folder / "record.json").read_text())
     games = sorted(alfworld.list_games(games_root, "train"), key=lambda g: Path(g).parent.name)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     torch.manual_seed(5)  # nobody else's generator matters
-    again = tiny.miniature("alfworld", games, tokenizer, seed=0)
-    for phase, (haste, episodes, steps, peak) in tiny.PHASES["alfworld"].items():
+    again = standins.miniature("alfworld", games, tokenizer, seed=0)
+    for phase, (haste, episodes, steps, peak) in standins.PHASES["alfworld"].items():
         expected = record["miniature"][phase]
         assert again[phase]["demonstrations"] == expected["demonstrations"]
         assert again[phase]["loss"] == pytest.approx(expected["loss"], rel=1e-4)
@@ -372,8 +376,8 @@ def test_the_stand_in_is_what_its_command_makes(games_root):
     # The kept weights are those at the end of the record: they cost what its last steps did.
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert 0.8e6 < model.num_parameters() < 1.2e6
-    rows = tiny.demonstrations("alfworld", games, 0, haste, episodes)
-    loss = tiny.imitate(model, tokenizer, rows, 0, 60, 1e-9, stop=6)
+    rows = standins.demonstrations("alfworld", games, 0, haste, episodes)
+    loss = standins.imitate(model, tokenizer, rows, 0, 60, 1e-9, stop=6)
     assert sum(loss) / 6 == pytest.approx(record["haste"][-1], rel=0.25)
 
 
@@ -384,13 +388,13 @@ def test_a_sampler_that_is_out_of_step_stops_the_run(config, tmp_path, monkeypat
             responses = super()._generate(*args)
             return [replace(r, logps=[x - off for x in r.logps]) for r in responses]
 
-    monkeypatch.setattr(train, "HFSampler", Stale)
+    monkeypatch.setattr(session, "HFSampler", Stale)
     cfg = config(updates=1, eval_every=0)
     if not stops:
         train.train(cfg)
         assert numbers(tmp_path / "r")[1]["sampler_gap"] == pytest.approx(off, rel=1e-2)
         return
-    with pytest.raises(UserError, match="update 1: the sampler's .* nats per token off") as error:
+    with pytest.raises(UserError, match="update 1: the sampler's .* nats per token") as error:
         train.train(cfg)
     assert "\n" not in str(error.value) and "last checkpoint is good" in str(error.value)
     assert len(numbers(tmp_path / "r")) == 1  # nothing was trained on it

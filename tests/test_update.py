@@ -10,12 +10,13 @@ import random
 import pytest
 import torch
 
-from paw_min import advantages, balance, cmae, losses, scoring, select
-from paw_min import update as update_module
+from paw_min import advantages, balance, cmae, losses, select
 from paw_min.config import Config
+from paw_min.metrics import describe_selection
+from paw_min.model import scoring
+from paw_min.model.scoring import check_sync, score_responses
 from paw_min.rollout import Episode, Transition
-from paw_min.scoring import sampler_gap, score_actions
-from paw_min.update import NonFinite, update, world_model_weights
+from paw_min.update import NonFinite, group_lambdas, learn, prepare, select_transitions
 from tests.test_policy import make_policy
 
 BASE = dict(
@@ -40,9 +41,8 @@ def make_episodes(n_groups=3, size=3) -> list[Episode]:
                 ids[2] = []
             episode.transitions.append(
                 Transition(
-                    *ids[:2], [-1.0] * len(ids[1]), ids[2], reward=10.0 * done, done=done,
-                    valid=rng.random() < 0.8,
-                    anchor=rng.choice("xyz"), group=episode.group, trajectory=trajectory, turn=turn,
+                    *ids, [-1.0] * len(ids[1]), reward=10.0 * done, valid=rng.random() < 0.8,
+                    anchor=rng.choice("xyz"), group=episode.group, trajectory=trajectory,
                 )
             )  # fmt: skip
         episodes.append(episode)
@@ -51,6 +51,13 @@ def make_episodes(n_groups=3, size=3) -> list[Episode]:
 
 EPISODES = make_episodes()
 ROWS = [t for e in EPISODES for t in e.transitions]
+
+
+def update(cfg, policy, reference, optimizer, episodes, seed_key) -> dict:
+    """Lines 3-11 of Algorithm 1, as train.py runs them -> metrics."""
+    rows = prepare(cfg, policy, reference, episodes)
+    metrics = learn(cfg, policy, optimizer, rows, seed_key)
+    return metrics | (describe_selection(rows) if cfg.paw else {})
 
 
 def run(episodes=EPISODES, updates=1, **settings):
@@ -132,25 +139,29 @@ def test_any_micro_batch_split_gives_the_same_gradient(micro_tokens):
     torch.testing.assert_close(micro, whole, atol=2e-4, rtol=2e-4)  # rounding, divided by lr
 
 
-def test_shared_prompts_are_computed_once_with_the_same_gradient(monkeypatch):
-    episodes = copy.deepcopy(EPISODES)
-    for episode in episodes:
-        for t in episode.transitions[:2]:
-            t.prompt_ids = [9, 10, 11, 12, 13, 14, 15, 16] + [9 + episode.group] * 9
-    settings = dict(episodes=episodes, mini_batch=9, micro_tokens=60, kl_coef=0.1, entropy_coef=0.1)
-    shared, metrics = run(**settings)
-    monkeypatch.setattr(
-        scoring.batches, "find_families", lambda prompts, *_: [[i] for i in range(len(prompts))]
-    )
-    apart, plain = run(**settings)
-    torch.testing.assert_close(shared, apart, atol=2e-7, rtol=1e-5)
-    assert metrics["tokens_forward"] < 0.85 * plain["tokens_forward"]
+def test_advantages_per_token():
+    """(N, T) advantages: constant ones equal (N,), and each token is trained by its own."""
+    cfg, rows, steps = Config(**BASE | {"paw": False}), None, {}
+    for name in ("per row", "per token", "first token only"):
+        policy = make_policy()
+        rows = prepare(cfg, policy, None, EPISODES)
+        width = max(len(t.response_ids) for t in ROWS)
+        if name != "per row":
+            rows.advantage = rows.advantage[:, None].repeat(1, width)  # (N, T)
+        if name == "first token only":
+            rows.advantage[:, 1:] = 0.0
+        optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
+        learn(Config(**BASE | {"paw": False, "micro_tokens": 40}), policy, optimizer, rows, (0,))
+        weights = [p.detach().flatten() for p in policy.model.parameters()]
+        steps[name] = torch.cat(weights) - start()
+    assert torch.equal(steps["per row"], steps["per token"])
+    assert (steps["per row"] - steps["first token only"]).norm() > 1e-3
 
 
 def with_logps(of) -> list[Episode]:
     """The episodes with response_logps = of(log-probs by the start policy), row by row."""
     episodes = copy.deepcopy(EPISODES)
-    logp, _ = score_actions(Config(**BASE), make_policy(), ROWS)
+    logp = score_responses(Config(**BASE), make_policy(), ROWS).logp
     for row, values in zip([t for e in episodes for t in e.transitions], logp):
         row.response_logps = of(values[: len(row.response_ids)]).tolist()
     return episodes
@@ -160,7 +171,7 @@ def test_the_samplers_log_probs_in_place_of_recomputed_ones(monkeypatch):
     """Equal ones give the plain step, and no pass is made for them; far ones are truncated."""
     plain, _ = run(entropy="sampled")
     passes = []
-    monkeypatch.setattr(update_module, "score_actions", lambda *args: passes.append(args))
+    monkeypatch.setattr(scoring, "score_responses", lambda *args: passes.append(args))
     settings = dict(old_logp="sampler", entropy="sampled")
     same, metrics = run(with_logps(lambda x: x), **settings)
     torch.testing.assert_close(same, plain, atol=1e-7, rtol=0)
@@ -178,9 +189,10 @@ def test_full_entropies_are_computed_beside_the_samplers_log_probs():
     assert metrics["selected"] == run()[1]["selected"]
 
 
-def test_sampler_gap_is_the_mean_distance():
-    rows = [t for e in with_logps(lambda x: x - 0.25) for t in e.transitions]
-    assert sampler_gap(Config(**BASE), make_policy(), rows) == pytest.approx(0.25, abs=1e-5)
+def test_sync_gap_is_the_mean_distance(monkeypatch):
+    monkeypatch.setattr(scoring, "MAX_GAP", {"fp32": 1.0})
+    gap = check_sync(Config(**BASE), make_policy(), with_logps(lambda x: x - 0.25), 1)
+    assert gap == pytest.approx(0.25, abs=1e-5)
 
 
 def test_one_mini_batch_is_eq_11():
@@ -188,7 +200,7 @@ def test_one_mini_batch_is_eq_11():
     cfg = Config(**BASE)
     policy = make_policy()
     _, metrics = run()
-    _, entropy = score_actions(cfg, policy, ROWS)
+    entropy = score_responses(cfg, policy, ROWS).entropy
     pool = [i for i, t in enumerate(ROWS) if t.obs_ids]
     kept = [pool[k] for k in select.top_alpha(entropy[pool], 0.75).nonzero()[:, 0].tolist()]
     total, raw = 0.0, []
@@ -249,7 +261,7 @@ def test_select_ratio():
 
 def test_the_two_entropies_choose_differently():
     full, sampled = (
-        score_actions(Config(**BASE | {"entropy": kind}), make_policy(), ROWS)[1]
+        score_responses(Config(**BASE | {"entropy": kind}), make_policy(), ROWS).entropy
         for kind in ("full", "sampled")
     )
     assert not torch.equal(select.top_alpha(full, 0.5), select.top_alpha(sampled, 0.5))
@@ -266,18 +278,35 @@ def test_constant_or_adaptive_lambda():
 def test_a_group_without_selected_rows_is_left_out():
     cfg = Config(**BASE | {"select_ratio": 0.1})
     entropy = torch.tensor([5.0 if t.group == 1 else 0.1 for t in ROWS])
-    weight, _ = world_model_weights(cfg, EPISODES, entropy)
+    lam = group_lambdas(cfg, EPISODES)
+    weight = losses.row_weights(
+        [t.group for t in ROWS], select_transitions(cfg, ROWS, entropy), lam
+    )
     assert all((w > 0) <= (t.group == 1) for w, t in zip(weight, ROWS))
     returns = [e.episode_return for e in EPISODES if e.group == 1]
-    lam = balance.wm_weight(sum(returns) / len(returns), 10.0)
-    assert weight.sum().item() == pytest.approx(float(lam) / 3)
+    expected = balance.wm_weight(sum(returns) / len(returns), 10.0)
+    assert lam[1] == float(expected) and weight.sum().item() == pytest.approx(float(expected) / 3)
 
 
 def test_empty_observations_are_never_selected():
-    weight, metrics = world_model_weights(Config(**BASE), EPISODES, torch.ones(len(ROWS)).float())
-    assert weight[0] == 0 and not ROWS[0].obs_ids
-    weight, metrics = world_model_weights(Config(**BASE), EPISODES, None)
-    assert metrics["selected"] == pytest.approx((len(ROWS) - 1) / len(ROWS))
+    for entropy in (torch.ones(len(ROWS)), None):
+        selected = select_transitions(Config(**BASE), ROWS, entropy)
+        assert not selected[0] and not ROWS[0].obs_ids
+    assert selected.sum() == len(ROWS) - 1
+
+
+def test_rows_are_the_columns_that_their_names_say():
+    """Rows of another kind can be trained too: every column has one entry per row."""
+    cfg = Config(**BASE | {"mini_batch": 4, "kl_coef": 0.1})
+    rows = prepare(cfg, make_policy(), make_policy(), EPISODES)
+    n, width = len(ROWS), max(len(t.response_ids) for t in ROWS)
+    assert len(rows.tokens) == len(rows.group) == len(rows.trajectory) == n
+    for name in ("advantage", "entropy", "selected", "lam", "row_weight"):
+        assert getattr(rows, name).shape == (n,), name
+    assert rows.old_logp.shape == rows.ref_logp.shape == (n, width)
+    assert ((rows.row_weight > 0) <= rows.selected).all()
+    lam = group_lambdas(cfg, EPISODES)
+    assert rows.lam.tolist() == [lam[g] for g in rows.group]
 
 
 def test_algorithms_differ():
@@ -301,7 +330,7 @@ def test_first_ratio_is_one_and_later_ones_are_not():
 def test_skipping_the_old_pass_changes_nothing(monkeypatch):
     """alpha = 1 and one mini-batch need no old pass; with it, the numbers are the same."""
     with monkeypatch.context() as patch:
-        patch.setattr(update_module, "score_actions", None)  # would fail if it were called
+        patch.setattr(scoring, "score_responses", None)  # would fail if it were called
         skipped, _ = run(select_ratio=1.0)
         baseline, _ = run(paw=False)
     taken, _ = run(select_ratio=1.0 - 1e-9)  # keeps every row all the same

@@ -21,13 +21,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from paw_min import tiny, vllm_sampler
 from paw_min.config import Config, UserError
-from paw_min.policy import Policy
+from paw_min.model import vllm_sampler
+from paw_min.model.policy import Policy
+from paw_min.model.sampler import HFSampler, Request
+from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.rollout import Episode, Transition
-from paw_min.sampler import HFSampler, Request
+from paw_min.toy import standins as tiny
 from paw_min.train import check_sync
-from paw_min.vllm_sampler import VLLMSampler
 
 TEXTS = ["go to shelf 1", "<think></think><action>take mug 1 from desk 2</action>", "a b c d e f g"]
 ROUNDING, BROKEN = 1e-4, 5e-2  # the limit of the trainer lies between

@@ -1,7 +1,7 @@
-"""WebShop: recordings of the official environment replayed, rules beyond them, bad data, the agent.
+"""WebShop: replays of official recordings, further rules, bad data, the agent, the tasks of a run.
 
-pytest tests/test_webshop.py. tests/data/webshop holds an invented shop of 86 rows, and what the
-official code (Lucene, Flask, thefuzz, seed 0) answered on it, for human and synthetic goals.
+tests/data/webshop has an invented shop of 86 rows and recordings of the official code on it
+(Lucene, Flask, thefuzz, seed 0), for human and synthetic goals.
 """
 
 import gzip
@@ -18,9 +18,14 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from paw_min.envs import shop_files, shop_goals, shop_reward
 from paw_min.envs.pool import EnvPool
-from paw_min.envs.webshop import Shop, WebShopAgent, WebShopEnv, load_shop, make_agent, splits
+from paw_min.envs.protocol import Step
+from paw_min.envs.webshop import BENCHMARK, Shop, WebShopEnv
+from paw_min.envs.webshop import files as shop_files
+from paw_min.envs.webshop import goals as shop_goals
+from paw_min.envs.webshop import reward as shop_reward
+from paw_min.envs.webshop.env import WebShopAgent, load_shop, make_agent
+from paw_min.envs.webshop.goals import splits
 
 DATA = Path(__file__).parent / "data" / "webshop"
 KINDS = ["human", "synthetic"]
@@ -105,7 +110,7 @@ def test_word_rule_is_the_tagger_of_the_recordings():
 
 
 # ---------------------------------------------------------------------------
-# A shop of one's own
+# Rules beyond the recordings
 
 
 def product(asin="B000000001", **fields):
@@ -135,7 +140,7 @@ def write(folder, products, annotations=None, human=None, suffix=""):
 
 
 def at_item(folder, **fields):
-    """An environment at the page of the one bench, in a shop that has a goal in any case."""
+    """An environment at the page of the only bench; a desk makes sure that there is a goal."""
     goal_product = product("B000000009", name="Desk", query="desk")
     env = WebShopEnv(Shop.load(write(folder, [goal_product, product(**fields)])))
     env.reset(0)
@@ -194,7 +199,7 @@ def test_results_have_pages_without_end(tmp_path):
     assert body(env)[4:7] == ["B000000040", "Red Oak Bench", "$20.0"]
     env.step("click[b000000044]")
     env.step("click[< prev]")
-    assert "Page 5 (Total results: 50)" in body(env)  # the page one came from
+    assert "Page 5 (Total results: 50)" in body(env)  # the page it was opened from
 
 
 def test_item_page_lists_options_and_does_not_show_the_choice(tmp_path):
@@ -221,7 +226,7 @@ def test_item_page_lists_options_and_does_not_show_the_choice(tmp_path):
     ("Description", "good"), ("Attributes", "solid wood [SEP] garden [SEP] bench"),
     ("Next >", "Rating"), ("Search", "Rating"),
 ])
-def test_an_option_called_like_a_button_is_that_button(tmp_path, value, shown):
+def test_an_option_named_like_a_button_is_that_button(tmp_path, value, shown):
     env = at_item(tmp_path, customization_options=options(style=[value]))
     assert env.clickables.count(value.lower()) == 1
     assert shown in env.step(f"click[{value}]")[0]
@@ -316,7 +321,7 @@ def test_fuzzy_matches(a, b, same):
 
 
 def test_rounding_decides_at_85():
-    """85.5 counts and 85.4 does not: thefuzz rounds before it compares."""
+    """85.5 matches and 85.4 does not: thefuzz rounds before the comparison."""
     assert shop_reward.token_set_ratio("abcdefghijkl", "abcdefghijk1") < 92
     for ratio, same in [(85.4, False), (85.51, True), (86, True)]:
         with pytest.MonkeyPatch.context() as patch:
@@ -333,8 +338,8 @@ def test_colors(option, color):
     assert shop_reward.normalize_color(option) == color
 
 
-def test_a_color_may_hide_the_wanted_value():
-    """Official: 162 of these 788 goals cannot be won, since "aquamarine" is taken for "aqua"."""
+def test_color_reduction_can_make_a_goal_impossible():
+    """162 of these 788 goals cannot be won, officially: "aquamarine" is reduced to "aqua"."""
     shop = oracle("synthetic")
     scores = [shop.reward(i, g["asin"], g["goal_options"]) for i, g in enumerate(shop.goals)]
     assert sum(score < 1 for score in scores) == 162
@@ -374,7 +379,7 @@ def test_no_nouns_wanted_is_a_title_score_of_a_fifth(tmp_path):
 
 
 def test_reward_by_hand(tmp_path):
-    """One attribute, one option, one price: each third counts; the price may be given."""
+    """One attribute, one option, one price: each is a third of the score."""
     human = {"B000000001": [{"instruction": "a bench", "instruction_attributes": ["solid wood"],
                              "instruction_options": ["red"]}]}
     fields = dict(customization_options=options(color=["red", "blue"]))
@@ -385,7 +390,7 @@ def test_reward_by_hand(tmp_path):
     limit = goal["price_upper"]
     assert goal["instruction_text"] == f"a bench, and price lower than {limit:.2f} dollars"
     assert shop.reward(0, "B000000001", {"color": "red"}) == 1.0
-    assert shop.reward(0, "B000000001", {"anything": "red"}) == 1.0  # names play no part
+    assert shop.reward(0, "B000000001", {"anything": "red"}) == 1.0  # option names are not compared
     assert shop.reward(0, "B000000001", {"color": "blue"}) == pytest.approx(2 / 3)
     assert shop.reward(0, "B000000001", {"color": "red"}, price=limit) == 1.0
     assert shop.reward(0, "B000000001", {"color": "red"}, price=limit + 1) == pytest.approx(2 / 3)
@@ -393,7 +398,7 @@ def test_reward_by_hand(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["name", "full_description", "small_description"])
-def test_an_attribute_may_stand_in_the_text(tmp_path, where):
+def test_an_attribute_can_be_in_the_text(tmp_path, where):
     text = ["x", "Real SOLID WOOD"] if where == "small_description" else "Bench, SOLID WOOD"
     shop = Shop.load(write(tmp_path, [product(**{where: text})],
                            {"B000000001": annotation(attributes=["cheap"])}))
@@ -429,7 +434,7 @@ def test_price_limits():
     assert shop_goals.price_limit(980.0, rng) == shop_goals.NO_LIMIT == 1_000_000
 
 
-def test_no_limit_is_not_said(tmp_path):
+def test_instruction_without_price_limit(tmp_path):
     goal = Shop.load(write(tmp_path, [product(pricing="$985")])).goal(0)
     assert goal["instruction_text"] == "Find me a bench" and goal["price_upper"] == 1_000_000
 
@@ -437,9 +442,9 @@ def test_no_limit_is_not_said(tmp_path):
 def test_synthetic_goals_are_all_combinations(tmp_path):
     groups = options(size=["s", "m"], color=["red", "blue", "tan"])
     shop = Shop.load(write(tmp_path, [product(customization_options=groups)]))
-    said = {goal["instruction_text"].split(", and price")[0] for goal in shop.goals}
-    assert shop.n_goals == len(said) == 6
-    assert "Find me a bench with color: tan, and size: s" in said
+    texts = {goal["instruction_text"].split(", and price")[0] for goal in shop.goals}
+    assert shop.n_goals == len(texts) == 6
+    assert "Find me a bench with color: tan, and size: s" in texts
     assert all(shop.reward(i, "B000000001", goal["goal_options"]) == 1.0
                for i, goal in enumerate(shop.goals))
 
@@ -451,11 +456,12 @@ def test_a_group_without_values_leaves_no_goal(tmp_path):
 
 
 def test_draw_is_off_by_one_as_in_the_official_code():
-    def wish(name):
+    def template(name):
         item = shop_files.Product(name, name, "", "", "", "", [], {}, [], "", 1.0)
-        return shop_goals.Wish(item, "", [], 10.0, [], weight={"a": 1, "b": 2, "c": 3}[name])
+        weight = {"a": 1, "b": 2, "c": 3}[name]
+        return shop_goals.GoalTemplate(item, "", [], 10.0, [], weight)
 
-    goals = shop_goals.Goals([wish("a"), wish("b"), wish("c")])
+    goals = shop_goals.Goals([template("a"), template("b"), template("c")])
     weights, rng = [goals[i]["weight"] for i in range(3)], random.Random(0)
     drawn = Counter(goals.draw(rng) for _ in range(6000))
     assert drawn[0] == 0
@@ -494,7 +500,7 @@ def test_goals_do_not_depend_on_the_global_generator():
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000, 1 << 20])
-def test_the_list_may_break_anywhere(monkeypatch, chunk):
+def test_a_chunk_can_end_anywhere(monkeypatch, chunk):
     monkeypatch.setattr(shop_files, "CHUNK", chunk)
     path = DATA / "items_shuffle.json"
     assert list(shop_files._read_list(path, None)) == json.loads(path.read_bytes())
@@ -511,7 +517,7 @@ def test_full_or_small_files(tmp_path):
     assert name() == name(n_products=1001) == "Full" and name(n_products=1000) == "Small"
     (tmp_path / "items_shuffle.json").unlink()
     assert name() == "Small"
-    # the annotations that go with the products, though both are there
+    # reads the annotations of the same set, though both exist
     (tmp_path / "items_ins_v2.json").write_text("{}", encoding="utf-8")
     assert name() == "Small"
 
@@ -523,7 +529,7 @@ def test_n_products_counts_rows():
     assert len(shop.products) == 4
 
 
-def test_what_is_dropped_is_counted(tmp_path):
+def test_dropped_rows_are_counted(tmp_path):
     products = [product("nan"), product("B0TOOLONG12"), product(), product(name="Again")]
     good = {"instruction": "it.", "instruction_attributes": ["a"], "instruction_options": []}
     human = {"B000000001": [good, {**good, "instruction_attributes": []}], "B0UNKNOWN": [good] * 3}
@@ -549,9 +555,9 @@ def missing_key(key):
     (product(name=None), "B000000001 .* no text 'name'"),
     (missing_key("query"), "B000000001 .* no text 'query'"),
     (missing_key("asin"), "row 0 of .* no text 'asin'"),
-    (product(full_description=["x"]), "description or features that are no text"),
-    (product(small_description=[None]), "description or features that are no text"),
-    (product(customization_options={"size": ["s"]}), "B000000001 .* options that are no lists"),
+    (product(full_description=["x"]), "description or features that are not text"),
+    (product(small_description=[None]), "description or features that are not text"),
+    (product(customization_options={"size": ["s"]}), "B000000001 .* options that are not lists"),
     ("B000000001", "row 0 of .* no text 'asin'"),
 ])
 def test_damaged_products(tmp_path, record, message):
@@ -560,8 +566,8 @@ def test_damaged_products(tmp_path, record, message):
 
 
 @pytest.mark.parametrize("content, message", [
-    ("[]", "holds no product"), ('[{"asin": "nan"}]', "holds no product"),
-    ("", "no JSON list"), ("{}", "no JSON list"), ("[", "is broken"),
+    ("[]", "has no usable product"), ('[{"asin": "nan"}]', "has no usable product"),
+    ("", "not a JSON list"), ("{}", "not a JSON list"), ("[", "is broken"),
     (json.dumps([product()])[:-1], "is broken"), (json.dumps([product()])[:-20], "is broken"),
 ])
 def test_damaged_list(tmp_path, content, message):
@@ -582,7 +588,7 @@ def test_missing_files(tmp_path):
 
 
 @pytest.mark.parametrize("content, message", [
-    ('{"B000000001": {', "items_ins_v2.json is broken"), ("[]", "no dict from asin"),
+    ('{"B000000001": {', "items_ins_v2.json is broken"), ("[]", "not a JSON dict from asin"),
     ('{"B000000001": {"attributes": null}}', "attributes of product B000000001"),
     ('{"B000000001": 3}', "attributes of product B000000001"),
     ('{"B000000009": {}}', "B000000001 is not in items_ins_v2"),
@@ -608,7 +614,7 @@ def test_damaged_instructions(tmp_path, human, message):
         Shop.load(write(tmp_path, [product()], human=human), human_goals=True)
 
 
-def test_calls_that_make_no_sense():
+def test_invalid_calls():
     shop = oracle("human")
     with pytest.raises(ValueError, match="No product 'B0NOWHERE' among the 83"):
         shop.reward(0, "B0NOWHERE", {})
@@ -622,7 +628,7 @@ def test_calls_that_make_no_sense():
         WebShopEnv(shop).step("search[x]")
 
 
-def test_goals_are_drawn_if_none_is_named():
+def test_goals_are_drawn_if_none_is_given():
     texts = [WebShopEnv(oracle("human"), seed=3).reset(key) for key in (None, "abc", None)]
     assert texts[0] == texts[1] == texts[2]  # the first draw of one seed
     env = WebShopEnv(oracle("human"), seed=3)
@@ -634,9 +640,9 @@ def test_goals_are_drawn_if_none_is_named():
 
 
 def buy(agent, goal):
-    """Look the goal's own product up and buy it as wanted; returns the last answer."""
+    """Look up the goal's own product and buy it with the wanted options; return the last step."""
     agent.step(f"search[<q> {goal['query']}]")
-    while f"click[{goal['asin'].lower()}]" not in agent.step("none")[3]["admissible"]:
+    while f"click[{goal['asin'].lower()}]" not in agent.step("none").admissible:
         agent.step("click[next >]")
     agent.step(f"click[{goal['asin'].lower()}]")
     for value in goal["goal_options"].values():
@@ -647,26 +653,27 @@ def buy(agent, goal):
 def test_the_agents_view():
     shop = oracle("synthetic")
     agent, goal = WebShopAgent(shop), shop.goal(1)
-    observation, info = agent.reset("1")
-    assert observation == "'Search'"
-    assert info == {"task": goal["instruction_text"], "task_type": "fashion", "won": False,
-                    "admissible": ["search[<your query>]", "click[search]"], "score": 0.0}
-    observation, reward, done, info = agent.step(f"search[{goal['query']}]")
-    assert observation.startswith("'Back to Search' [SEP] 'Page 1 (Total results: ")
-    assert goal["instruction_text"] not in observation and (reward, done) == (0.0, False)
-    assert info["admissible"][:2] == ["click[back to search]", "click[next >]"]
-    assert agent.step("no action")[0] == observation
+    step = agent.reset("1")
+    assert step == Step("'Search'", task=goal["instruction_text"], task_type="fashion",
+                        admissible=["search[<your query>]", "click[search]"], reward=0.0,
+                        done=False, won=False, score=0.0)
+    step = agent.step(f"search[{goal['query']}]")
+    assert step.observation.startswith("'Back to Search' [SEP] 'Page 1 (Total results: ")
+    assert goal["instruction_text"] not in step.observation
+    assert (step.reward, step.done, step.won, step.score) == (0.0, False, False, 0.0)
+    assert step.admissible[:2] == ["click[back to search]", "click[next >]"]
+    assert agent.step("no command") == step
 
 
-def test_buying_what_was_wanted():
+def test_buying_the_wanted_product():
     shop = oracle("synthetic")
     agent = WebShopAgent(shop)
     for index in (0, 1, 2, 9, 27, 45):
-        info = agent.reset(str(index))[1]
-        assert not info["won"] and info["score"] == 0.0
-        observation, reward, done, info = buy(agent, shop.goal(index))
-        assert (observation, reward, done) == ("", 10.0, True)  # the page would print the score
-        assert info["won"] and info["score"] == 1.0 and info["admissible"] == []
+        step = agent.reset(str(index))
+        assert not step.won and step.score == 0.0
+        step = buy(agent, shop.goal(index))
+        assert (step.observation, step.reward, step.done) == ("", 10.0, True)
+        assert step.won and step.score == 1.0 and step.admissible == []
 
 
 def test_buying_something_else():
@@ -674,13 +681,13 @@ def test_buying_something_else():
     agent = WebShopAgent(shop)
     agent.reset("0")
     goal = shop.goal(0)
-    observation, reward, done, info = buy(agent, {**goal, "goal_options": {}})
-    assert (observation, reward, done, info["won"]) == ("", 0.0, True, False)
-    assert info["score"] == shop.reward(0, goal["asin"], {}) and 0 < info["score"] < 1
+    step = buy(agent, {**goal, "goal_options": {}})
+    assert (step.observation, step.reward, step.done, step.won) == ("", 0.0, True, False)
+    assert step.score == shop.reward(0, goal["asin"], {}) and 0 < step.score < 1
     with pytest.raises(RuntimeError, match="already bought"):
         agent.step("search[again]")
     agent.reset("0")
-    assert agent.step("search[again]")[2] is False
+    assert agent.step("search[again]").done is False
 
 
 def test_agents_need_a_task():
@@ -688,37 +695,37 @@ def test_agents_need_a_task():
     with pytest.raises(RuntimeError, match="none started"):
         agent.step("search[x]")
     for task in ("x", "-1", "1.0", ""):
-        with pytest.raises(ValueError, match=f"Task '{task}' is no goal; .*'96'"):
+        with pytest.raises(ValueError, match=f"Task '{task}' is not a goal index; .*'96'"):
             agent.reset(task)
     with pytest.raises(ValueError, match="No goal 97 among 97"):
         agent.reset("97")
 
 
-def test_episodes_can_be_played_again():
-    """What the pool needs when a worker dies: the same calls, the same answers."""
+def test_episodes_can_be_replayed():
+    """The pool relies on it when a worker dies: the same calls give the same steps."""
     rng, first = random.Random(0), []
     agent = WebShopAgent(oracle("human"))
     calls = [("reset", "7")]
-    info = agent.reset("7")[1]
-    for step in range(40):
-        action = rng.choice(["search[<r>]", "search[black shoes]", *info["admissible"]])
-        if action == "click[buy now]":
+    first.append(agent.reset("7"))
+    for _ in range(40):
+        command = rng.choice(["search[<r>]", "search[black shoes]", *first[-1].admissible])
+        if command == "click[buy now]":
             continue
-        calls.append(("step", action))
-        first.append(agent.step(action))
-        info = first[-1][3]
+        calls.append(("step", command))
+        first.append(agent.step(command))
     again = WebShopAgent(oracle("human"))
-    answers = [getattr(again, name)(argument) for name, argument in calls]
-    assert answers[1:] == first
+    assert [getattr(again, name)(argument) for name, argument in calls] == first
 
 
 def test_environments_of_a_process_share_one_shop():
-    assert load_shop(str(DATA)) is load_shop(str(DATA)) is not load_shop(str(DATA), True)
-    make = pickle.loads(pickle.dumps(partial(make_agent, str(DATA), True)))
+    human = (str(DATA), True, None)
+    assert load_shop(*human) is load_shop(*human) is not load_shop(str(DATA), False, None)
+    make = pickle.loads(pickle.dumps(partial(make_agent, *human)))
     with EnvPool(make, 3) as pool:
-        answers = pool.reset(["0", "1", "2"])
-        assert [observation for observation, _ in answers] == ["'Search'"] * 3
-        assert pool._envs[0]._env.shop is pool._envs[2]._env.shop is load_shop(str(DATA), True)
+        for slot in range(3):
+            pool.reset(slot, str(slot))
+        assert [pool.recv().step.observation for _ in range(3)] == ["'Search'"] * 3
+        assert pool._envs[0]._env.shop is pool._envs[2]._env.shop is load_shop(*human)
     shop = oracle("synthetic")
     tracemalloc.start()
     agents = [WebShopAgent(shop) for _ in range(50)]
@@ -730,3 +737,32 @@ def test_environments_of_a_process_share_one_shop():
     assert used < 16_000  # bytes per environment
 
 
+# ---------------------------------------------------------------------------
+# The tasks of a run
+
+
+def settings(**changes):
+    return SimpleNamespace(**dict(human_goals=False, n_products=0, train_split="train",
+                                  eval_split="test", workers=0, env_timeout=60.0) | changes)
+
+
+@pytest.mark.parametrize("human, n_goals", [(False, 788), (True, 97)])
+def test_load_splits_the_goals(human, n_goals):
+    tasks, parts = BENCHMARK.load(settings(human_goals=human), str(DATA)), splits(n_goals)
+    assert tasks.train == [str(i) for i in parts["train"]]
+    assert tasks.held_out == [str(i) for i in parts["test"]]
+    with tasks.make_pool(2) as pool:
+        pool.reset(1, tasks.train[0])
+        slot, step = pool.recv()
+        assert (pool.n_envs, slot) == (2, 1)
+    assert step.task == oracle(KINDS[not human]).goal(parts["train"][0])["instruction_text"]
+
+
+@pytest.mark.parametrize("changes, message", [
+    (dict(train_split="all"), "--train-split all is not a split of WebShop; use one of train, "),
+    (dict(eval_split="valid_seen"), "--eval-split valid_seen is not a split of WebShop; use one"),
+    (dict(n_products=1), "4 goals cannot be split"),
+])
+def test_load_refuses(changes, message):
+    with pytest.raises(ValueError, match=message):
+        BENCHMARK.load(settings(**changes), str(DATA))

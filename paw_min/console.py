@@ -1,0 +1,51 @@
+"""What a run prints: progress bars, the table of updates, the report at the end. Rank 0 only."""
+
+from tqdm import tqdm
+
+from paw_min import distributed
+
+
+def say(text: str) -> None:
+    if distributed.rank() == 0:
+        print(text, flush=True)
+
+
+def progress_bar(total: int, label: str, unit: str) -> tqdm:
+    """Hidden on other ranks, and where the output is not a terminal (disable=None)."""
+    hidden = True if distributed.rank() > 0 else None
+    return tqdm(total=total, desc=label, unit=unit, leave=False, disable=hidden)
+
+
+HEADER = " update  success  return  length  valid  lambda  wm loss  entropy  clipped  kl old    s"
+HEADER += "  held out"
+
+
+def table_line(m: dict[str, float]) -> str:
+    """One line per update, aligned with HEADER; blank where a metric does not exist."""
+
+    def cell(key: str, form: str) -> str:
+        width = int(form.split(".")[0])
+        return f"{m[key]:{form}}" if key in m else " " * width
+
+    if "seconds_rollout" in m:
+        m = m | {"seconds": m["seconds_rollout"] + m["seconds_old_pass"] + m["seconds_update"]}
+    return "  ".join(
+        [
+            f"{m['update']:7d}", cell("success", "7.3f"), cell("return", "6.2f"),
+            cell("length", "6.1f"), cell("valid", "5.3f"), cell("lambda", "6.3f"),
+            cell("wm_loss", "7.4f"), cell("entropy", "7.4f"), cell("clip_fraction", "7.4f"),
+            cell("approx_kl", "6.4f"), cell("seconds", "3.0f"), cell("eval_success", "8.3f"),
+        ]
+    )  # fmt: skip
+
+
+def report(folder, lines: list[dict[str, float]]) -> None:
+    """Held-out success before and after training, and the benchmark's own score if it has one."""
+    evaluated = [line for line in lines if "eval_success" in line]
+    for key, form in (("success", ".3f"), ("score", ".1f")):
+        if evaluated and f"eval_{key}" in evaluated[0]:
+            before, after = evaluated[0], evaluated[-1]
+            say(
+                f"held-out {key}: {before[f'eval_{key}']:{form}} before, "
+                f"{after[f'eval_{key}']:{form}} after {after['update']} updates ({folder})"
+            )

@@ -1,0 +1,152 @@
+"""One run on several processes: the collective calls, FSDP2, and what happens when a rank dies.
+
+    torchrun --nproc-per-node 4 run_alfworld.py ...
+
+Each rank has a GPU (or some CPU cores), environments and a sampler of its own, and plays whole
+groups. Then every rank gets the rows of all ranks: token ids and rewards, a few megabytes. Group
+statistics, the global top-alpha of Eq. 4 and lambda_g are therefore computed on every rank from the
+same numbers by the same code as on one GPU, and only forward and backward passes are split, by
+rows. Gradients are summed, not averaged: the weight of a row already is its part of the whole.
+
+Without torchrun there is one rank, and these functions return at once.
+"""
+
+import os
+import signal
+import threading
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from paw_min.config import UserError
+
+TIMEOUT = timedelta(hours=2)  # of a collective call; longer than the slowest rollout
+
+LOST = (
+    "this rank lost the others: one of them ended (its own message says why); rerun the same "
+    "command to resume from the last checkpoint"
+)
+
+
+def start(device: str) -> str:
+    """Join the process group if torchrun launched this process -> the device of this rank."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if not dist.is_torchelastic_launched():
+        return device
+    _report_sigterm()
+    if device.startswith("cuda"):
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
+        torch.cuda.set_device(device)
+    # Python objects and CPU tensors go through gloo, gradients on GPUs through NCCL.
+    backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+    with _lost_ranks():
+        dist.init_process_group(backend, timeout=TIMEOUT)
+    return device
+
+
+def finish() -> None:
+    if dist.is_initialized():  # not after vLLM has shut down: it destroys the group
+        dist.destroy_process_group()
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def with_rank(message: str) -> str:
+    """The message with the rank's number. An error before the ranks have met is the same on all of
+    them: only rank 0 reports it."""
+    if world() > 1:
+        return f"rank {rank()}: {message}"
+    return message if os.environ.get("RANK", "0") == "0" else ""
+
+
+def all_gather(items: list) -> list:
+    """The lists of all ranks, concatenated, on every rank."""
+    if world() == 1:
+        return items
+    parts = [None] * world()
+    with _lost_ranks():
+        dist.all_gather_object(parts, items)
+    return [item for part in parts for item in part]
+
+
+def all_reduce(tensors: list[torch.Tensor]) -> None:
+    """Replace each tensor by its sum over the ranks; same shapes in the same order on all ranks."""
+    if world() > 1:
+        with _lost_ranks():
+            for tensor in tensors:
+                dist.all_reduce(tensor)
+
+
+def barrier() -> None:
+    all_gather([])
+
+
+@contextmanager
+def rank_0_first():
+    """A block that rank 0 runs before the others, which then find what it has made."""
+    if rank() > 0:
+        barrier()
+    yield
+    if rank() == 0:
+        barrier()
+
+
+@contextmanager
+def leave_together():
+    """A block that all ranks leave together: an early exit would break the others' last call."""
+    yield
+    with suppress(UserError):  # a lost rank no longer matters here
+        barrier()
+
+
+def shard(policy) -> None:
+    """Shard weights, gradients and optimizer state across the ranks (FSDP2), in place.
+
+    Each layer is gathered while it computes. The rest (embedding, last norm and head, which may be
+    tied) is gathered for the whole pass. The stored weights stay fp32.
+    """
+    mesh = init_device_mesh(policy.device.type, (world(),))
+    dtype = torch.bfloat16 if policy.precision == "bf16" else None
+    mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    parts = [*policy.model.get_decoder().layers, policy]
+    for part in parts:
+        fully_shard(part, mesh=mesh, mp_policy=mixed)
+    for part in parts:
+        part.set_gradient_divide_factor(1.0)  # sum the gradients, as without FSDP ...
+        part.set_force_sum_reduction_for_comms(True)  # ... by the one reduction that gloo supports
+
+
+@contextmanager
+def _lost_ranks():
+    """Turn a failed collective call into one sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"{LOST} ({reason})") from error
+
+
+def _report_sigterm() -> None:
+    """Print a sentence when torchrun terminates this rank because another one died.
+
+    By a thread that waits for the signal: a rank inside a collective call cannot handle it.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def wait() -> None:
+        signal.sigwait({signal.SIGTERM})
+        print(with_rank(f"error: {LOST}"), flush=True)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()

@@ -1,0 +1,114 @@
+"""What an environment is, and the words that the whole project uses for what happens in one.
+
+A benchmark is a folder of envs/ with a `BENCHMARK` in it (benchmarks.py lists them), an environment
+is any object with the two methods of `Environment`, and everything that crosses a module boundary
+is one of the dataclasses below.
+
+Glossary, with the paper's symbols:
+
+    task          what an environment is reset with: a game file, the number of a goal or a question
+    group         the episodes of one task in one update, g; their number is the group size
+    trajectory    one episode, tau; a row is one of its steps (h, a, r, o')
+    observation   o_t, the environment's own text
+    context       what the agent knows when it acts; rendered as text it is the prompt, h_t
+    response      a_t, everything that the model generates in one step, its end token included
+    command       the part of a response that the environment executes
+    admissible    the commands that the environment accepts now
+    slot          a seat of the pool, at which one episode after another is played
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from paw_min.config import Config
+
+
+@dataclass
+class Step:
+    """What an environment answers to `reset` (reward 0, not done) and to `step`."""
+
+    observation: str  # o_{t+1}; an empty one is no world-model target
+    task: str  # the instruction, the same in all steps of an episode
+    task_type: str  # evaluation is reported for each type
+    admissible: list[str]  # commands; empty where any text is one
+    reward: float = 0.0  # r_t, without format penalties
+    done: bool = False
+    won: bool = False
+    score: float | None = None  # the benchmark's own score in [0, 1], where it has one (WebShop)
+    failed: str = ""  # why the environment broke: the episode is lost (set by the pool)
+
+
+class Environment(Protocol):
+    """Deterministic: the same task and commands give the same steps."""
+
+    def reset(self, task: str) -> Step: ...
+
+    def step(self, command: str) -> Step: ...
+
+
+class Answer(NamedTuple):
+    """What a pool returns: the answer to the open request of one slot."""
+
+    slot: int
+    step: Step
+
+
+class Pool(Protocol):
+    """Many environments at once, slots 0 .. n_envs - 1, each with one open request at most."""
+
+    n_envs: int
+
+    def reset(self, slot: int, task: str) -> None:
+        """Request the start of an episode; returns at once."""
+
+    def step(self, slot: int, command: str) -> None:
+        """Request a step; returns at once."""
+
+    def recv(self, timeout: float | None = None) -> Answer | None:
+        """The next answer; None if there is none within `timeout` seconds (None: no limit)."""
+
+    def close(self) -> None: ...
+
+
+class Turn(NamedTuple):
+    """An earlier step as the prompt shows it."""
+
+    observation: str  # o_t
+    command: str  # what was executed
+
+
+@dataclass
+class Context:
+    """What the agent knows when it acts: h_t before it is rendered as text."""
+
+    task: str
+    observation: str  # o_t
+    admissible: list[str]
+    history: list[Turn] = field(default_factory=list)  # all earlier steps, oldest first
+
+
+class Command(NamedTuple):
+    """What the parser reads from a response."""
+
+    text: str  # executed even where the format is wrong, as far as it can be read
+    valid: bool  # is the response well formed?
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """The data of a run: what to play, and a pool to play it in."""
+
+    train: list[str]
+    held_out: list[str]
+    make_pool: Callable[[int], Pool]  # number of slots -> pool
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Everything that the core asks of a benchmark."""
+
+    load: Callable[["Config", str], Tasks]  # (settings, data folder); ValueError or OSError
+    prompts: dict[str, Callable[[Context, int], str]]  # style -> (context, history length) -> h_t
+    parse: Callable[[str], Command]  # response -> command

@@ -1,0 +1,11 @@
+"""Search-augmented question answering: NQ, HotpotQA and others, with a retriever as the tool."""
+
+from paw_min.envs.protocol import Benchmark
+from paw_min.envs.search import prompts
+from paw_min.envs.search.env import load
+
+BENCHMARK = Benchmark(
+    load=load,
+    prompts={"paper": prompts.paper, "compact": prompts.compact},
+    parse=prompts.parse,
+)

@@ -1,0 +1,267 @@
+"""Search-augmented QA: the rules of an episode, and a pool that batches the searches of all.
+
+In each turn the agent either searches and observes the best passages, or answers, which ends the
+episode.
+
+Source: the search environment of verl-agent, on which PaW builds (A.1: at most 4 turns, reward 1 or
+0). Its less obvious rules:
+
+- The last turn ends the episode in any case; a search in it is not executed.
+- A response without a readable command uses up its turn. Its observation is empty, like the last
+  one of an episode, and an empty observation is no world-model target.
+- The answer is the last <answer> block of the episode, even if that is in a passage.
+- The information block is JSON: newlines, quotes and accented letters in passages are escaped.
+
+Deviations:
+
+- verl-agent calls the retriever once per environment; here all waiting searches are one call.
+- verl-agent turns a retriever error into an observation ("Search error: ..."), which the world
+  model would learn. Here the error stops the run, and the same command resumes it from its last
+  checkpoint.
+"""
+
+import json
+import re
+from collections import deque
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Thread
+
+from paw_min.config import Config
+from paw_min.envs.protocol import Answer, Step, Tasks
+from paw_min.envs.search.questions import Question, exact_match, load_questions
+from paw_min.retrieval import Hit, Retriever, is_url, open_retriever
+
+
+def load(cfg: Config, data: str) -> Tasks:
+    """The questions of a run and their pool; one ValueError reports all that is wrong."""
+    source = cfg.retriever or data
+    loaded, errors = [], []
+    for load_one in (
+        lambda: load_questions(data, cfg.train_split),
+        lambda: load_questions(data, cfg.eval_split),
+        lambda: open_retriever(source, cfg.encoder),
+    ):
+        try:
+            loaded.append(load_one())
+        except (ValueError, OSError) as error:
+            errors.append(str(error))
+    if errors:
+        raise ValueError(" Also: ".join(dict.fromkeys(errors)))
+    train, held_out, retriever = loaded
+    tasks = [str(i) for i in range(len(train) + len(held_out))]
+    return Tasks(
+        train=tasks[: len(train)],
+        held_out=tasks[len(train) :],
+        make_pool=lambda n_envs: SearchPool(
+            train + held_out, retriever, n_envs, cfg.max_turns, cfg.topk, remote=is_url(source)
+        ),
+    )
+
+
+def last_answer(text: str) -> str | None:
+    blocks = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
+    return blocks[-1].strip() if blocks else None
+
+
+def search_query(command: str) -> str | None:
+    block = re.search(r"<search>(.*?)</search>", command, re.DOTALL)
+    return block.group(1) if block else None
+
+
+def information(hits: list[Hit]) -> str:
+    """The observation after a search."""
+    passages = [hit["document"]["contents"].strip() for hit in hits]
+    text = "".join(f"Doc {n}: {passage}\n" for n, passage in enumerate(passages, start=1))
+    result = json.dumps({"result": text or "No search results found."})
+    return f"<information>{result}</information>"
+
+
+@dataclass
+class _Episode:
+    question: Question
+    text: str = ""  # all commands and observations so far
+    turns: int = 0
+    done: bool = False
+
+
+class SearchPool(AbstractContextManager):
+    """A pool of episodes whose searches are batched; see `Pool` in envs/protocol.py.
+
+    One `recv` serves all requests made before it, with one retriever call for all searches; equal
+    queries are sent once. If the retriever raises, `recv` does too, no request is lost, and the
+    next `recv` tries again.
+
+    questions: a task is the index of its question in this list, as a string.
+    remote: the retriever waits for a server. It is then called in a thread, and `recv` answers
+        other requests in the meantime.
+    """
+
+    def __init__(
+        self,
+        questions: list[Question],
+        retriever: Retriever,
+        n_envs: int,
+        max_turns: int = 4,
+        topk: int = 3,
+        remote: bool = False,
+    ):
+        self.n_envs = n_envs
+        self._questions, self._retriever = questions, retriever
+        self._max_turns, self._topk = max_turns, topk
+        self._episodes: dict[int, _Episode] = {}  # by slot
+        self._open: dict[int, str | None] = {}  # slot -> its unanswered command, None: a reset
+        self._answers: deque[Answer] = deque()  # ready for recv
+        self._thread = _SearchThread(self._search) if remote else None
+        self._searching: set[int] = set()  # open slots whose queries the thread has
+
+    def reset(self, slot: int, task: str) -> None:
+        """Request the start of an episode; returns at once."""
+        self._check_free(slot)
+        if not task.isdecimal() or int(task) >= len(self._questions):
+            raise ValueError(f"There is no question {task!r}: a task is a number from 0 to "
+                             f"{len(self._questions) - 1}, as a string.")
+        self._episodes[slot] = _Episode(self._questions[int(task)])
+        self._open[slot] = None
+
+    def step(self, slot: int, command: str) -> None:
+        """Request a step; returns at once."""
+        self._check_free(slot)
+        if slot not in self._episodes or self._episodes[slot].done:
+            raise RuntimeError(f"Slot {slot} has no running episode to step: call reset first.")
+        self._open[slot] = command
+
+    def recv(self, timeout: float | None = None) -> Answer | None:
+        """The next answer; None if there is none within `timeout` seconds (None: no limit).
+
+        The timeout limits the wait for the thread; a local retriever is not interrupted.
+        """
+        if not self._open and not self._answers:
+            if timeout is None:
+                raise RuntimeError("recv would wait forever: there is no open request.")
+            return None
+        if not self._answers:
+            self._serve(timeout)
+        return self._answers.popleft() if self._answers else None
+
+    def close(self) -> None:
+        if self._thread:
+            self._thread.close()
+
+    def __exit__(self, *_):
+        self.close()
+
+    def _check_free(self, slot: int) -> None:
+        if not 0 <= slot < self.n_envs:
+            raise ValueError(f"There is no slot {slot}: the pool has slots 0 to {self.n_envs - 1}.")
+        if slot in self._open or any(slot == answer.slot for answer in self._answers):
+            raise RuntimeError(f"Slot {slot} has an unanswered request: call recv first.")
+
+    def _serve(self, timeout: float | None) -> None:
+        """Answer all open requests, except those that wait for the thread."""
+        queries = {slot: self._query(slot) for slot in self._open if slot not in self._searching}
+        queries = {slot: query for slot, query in queries.items() if query is not None}
+        hits = self._search_in_thread(queries, timeout) if self._thread else self._search(queries)
+        for slot in [slot for slot in self._open if slot not in self._searching]:
+            command = self._open.pop(slot)
+            observation = information(hits[slot]) if slot in hits else ""
+            self._answers.append(Answer(slot, self._advance(slot, command, observation)))
+
+    def _query(self, slot: int) -> str | None:
+        """The query that the open request of a slot has to search for, if any."""
+        command = self._open[slot]
+        if command is None or self._ends(slot, command):
+            return None
+        return search_query(command)
+
+    def _ends(self, slot: int, command: str) -> bool:
+        last_turn = self._episodes[slot].turns + 1 >= self._max_turns
+        return last_turn or ("<answer>" in command and "</answer>" in command)
+
+    def _search(self, queries: dict[int, str]) -> dict[int, list[Hit]]:
+        """{slot: query} -> {slot: hits}, in one call."""
+        distinct = list(dict.fromkeys(queries.values()))
+        found = self._retriever.search(distinct, self._topk) if distinct else []
+        hits = dict(zip(distinct, found, strict=True))
+        return {slot: hits[query] for slot, query in queries.items()}
+
+    def _search_in_thread(
+        self, queries: dict[int, str], timeout: float | None
+    ) -> dict[int, list[Hit]]:
+        """Hand the queries to the thread; {slot: hits} of the next call that has finished."""
+        if queries:
+            self._thread.put(queries)
+            self._searching |= queries.keys()
+        others = self._open.keys() - self._searching  # to be answered without waiting
+        slots, hits, error = self._thread.get(0 if others else timeout)
+        self._searching -= set(slots)  # after an error too: the next recv searches again
+        if error:
+            raise error
+        return hits
+
+    def _advance(self, slot: int, command: str | None, observation: str) -> Step:
+        """Execute a request; observation: the information block, "" if nothing was searched."""
+        episode, won = self._episodes[slot], False
+        question = episode.question
+        if command is None:
+            observation = question.question
+        else:
+            episode.done = self._ends(slot, command)
+            episode.turns += 1
+            episode.text += command + observation
+            won = episode.done and exact_match(last_answer(episode.text), question.answers)
+        return Step(
+            observation=observation,
+            task=question.question,
+            task_type=question.source,
+            admissible=[],  # free text
+            reward=float(won),
+            done=episode.done,
+            won=won,
+        )
+
+
+class _SearchThread:
+    """A thread that searches, so that generation continues while a server is busy.
+
+    It makes one call at a time. Queries that arrive during a call are merged into the next, so that
+    the number of concurrent requests does not grow with the number of episodes.
+    """
+
+    def __init__(self, search):
+        self._search = search  # {slot: query} -> {slot: hits}; slow, may raise
+        self._queries, self._results = SimpleQueue(), SimpleQueue()
+        # A daemon, so that Ctrl-C does not wait for a server that is silent.
+        self._thread = Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def put(self, queries: dict[int, str]) -> None:
+        self._queries.put(queries)
+
+    def get(self, timeout: float | None) -> tuple:
+        """(slots, {slot: hits}, error or None) of the next finished call.
+
+        After `timeout` seconds (None: no limit, 0: do not wait) without one: ((), {}, None).
+        """
+        try:
+            return self._results.get(timeout != 0, timeout)
+        except Empty:
+            return (), {}, None
+
+    def close(self) -> None:
+        """End the thread, without waiting for a call in progress."""
+        self._queries.put(None)
+        self._thread.join(0.1)
+
+    def _work(self) -> None:
+        while True:
+            waiting = [self._queries.get()]
+            waiting += [self._queries.get() for _ in range(self._queries.qsize())]
+            if None in waiting:
+                return
+            queries = {slot: query for part in waiting for slot, query in part.items()}
+            try:
+                self._results.put((queries.keys(), self._search(queries), None))
+            except Exception as error:  # noqa: BLE001 - raised by the pool
+                self._results.put((queries.keys(), {}, error))

@@ -1,0 +1,95 @@
+"""Search prompts (h_t) and the parser of responses.
+
+`paper` is Fig. 9 of PaW; the first step has no history. `compact` states the same facts in as few
+words as possible, for the stand-in models.
+"""
+
+import json
+import re
+
+from paw_min.envs.protocol import Command, Context
+
+TASK = """
+You are an expert agent tasked with answering the given question step-by-step.
+Your question: {task}
+"""
+
+HISTORY = """
+Prior to this step, you have already taken {steps} step(s). Below is the interaction history where \
+<search> </search> wrapped your past search queries and <information> </information> wrapped the \
+corresponding search results returned by the external search engine. History:
+{history}
+"""
+
+INSTRUCTIONS = """
+Now it's your turn to respond for the current step.
+You should first conduct reasoning process. This process MUST be enclosed within <think> </think> \
+tags.
+After completing your reasoning, choose only one of the following actions (do not perform both):
+(1) If you find you lack some knowledge, you can call a search engine to get more external \
+information using format: <search> your query </search>.
+(2) If you have enough knowledge to answer the question confidently, provide your final answer \
+within <answer> </answer> tags, without detailed illustrations. For example, \
+<answer>Beijing</answer>.
+"""
+
+
+def paper(context: Context, history_length: int) -> str:
+    """Fig. 9: the question, and each command with the observation that followed it."""
+    prompt = TASK.format(task=context.task)
+    if context.history:
+        steps = [
+            f"Step {n}:{command} {observation}\n"
+            for n, command, observation in _steps(context, history_length)
+        ]
+        prompt += HISTORY.format(steps=len(context.history), history="\n".join(steps))
+    return prompt + INSTRUCTIONS
+
+
+def compact(context: Context, history_length: int) -> str:
+    """The question, and the last queries with the documents found, without tags and JSON."""
+    lines = [f"task {context.task}"]
+    for _, command, observation in _steps(context, history_length):
+        query = re.sub("</?(search|information|answer)>", " ", command)
+        step = f"{query} {_documents(observation)}".strip()
+        lines.append(re.sub(" +", " ", f"> {step}"))
+    return "\n".join(lines)
+
+
+def _steps(context: Context, history_length: int) -> list[tuple[int, str, str]]:
+    """(number, command, next observation) of the last `history_length` steps."""
+    commands = [turn.command for turn in context.history]
+    observations = [turn.observation for turn in context.history[1:]] + [context.observation]
+    steps = list(zip(range(1, len(commands) + 1), commands, observations))
+    return steps[-history_length:] if history_length else []
+
+
+def _documents(observation: str) -> str:
+    """The text of an information block, on one line and without quotes; "" if there is none."""
+    if not observation:
+        return ""
+    block = observation.removeprefix("<information>").removesuffix("</information>")
+    return json.loads(block)["result"].replace("\n", " ").replace('"', "")
+
+
+def parse(response: str) -> Command:
+    """Read `<search>query</search>` or `<answer>text</answer>` from a response.
+
+    Everything after the first </search> (or, if there is none, the first </answer>) is ignored. If
+    both kinds remain, the search is executed. The format is valid if the whole response has exactly
+    one opening tag; <think> tags are not required. Only the format is checked here.
+    """
+    for closing in ("</search>", "</answer>"):
+        if closing in response:
+            cut = response[: response.index(closing) + len(closing)]
+            break
+    else:
+        cut = response
+    command = ""
+    for kind in ("search", "answer"):
+        found = re.search(f"<{kind}>(.*?)</{kind}>", cut, re.DOTALL | re.IGNORECASE)
+        if found:
+            command = f"<{kind}>{found.group(1).strip()}</{kind}>"
+            break
+    counts = [len(re.findall(f"<{kind}>", response, re.I)) for kind in ("search", "answer")]
+    return Command(command, bool(command) and sorted(counts) == [0, 1])

@@ -1,0 +1,106 @@
+"""Questions of search QA: reading the published files, and exact match.
+
+Exact match is that of Search-R1 and SQuAD. It does not fold Unicode: Beyonce is not Beyoncé.
+"""
+
+import json
+import re
+import string
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+# Columns read from parquet files. `prompt`, the largest, is not needed: prompts.py makes prompts.
+COLUMNS = ("question", "golden_answers", "data_source", "env_kwargs", "reward_model")
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+@dataclass(frozen=True)
+class Question:
+    question: str
+    answers: tuple[str, ...]  # any of them is correct
+    source: str  # its data set; evaluation is reported for each
+
+
+def load_questions(path: str | Path, split: str = "") -> list[Question]:
+    """The questions of a .parquet or .jsonl file, in its order.
+
+    path: the file, or the folder that contains <split>.parquet or <split>.jsonl. A row has the keys
+    `question`, `golden_answers` and `data_source`, as in Search-R1's files, or verl-agent's
+    `env_kwargs` with the same content. Without data_source, the name of the file is used.
+    Raises FileNotFoundError and ValueError.
+    """
+    path = Path(path).expanduser()
+    if path.is_dir():
+        files = [path / f"{split}.parquet", path / f"{split}.jsonl"]
+        found = [file for file in files if file.is_file()]
+        if not found:
+            raise FileNotFoundError(f"The folder {path} has neither {files[0].name} nor "
+                                    f"{files[1].name}: give the folder of the questions.")
+        path = found[0]
+    if not path.is_file():
+        raise FileNotFoundError(f"The question file {path} does not exist: give a .parquet or "
+                                ".jsonl file, or the folder that has one per split.")
+    if path.suffix not in (".parquet", ".jsonl"):
+        raise ValueError(f"The question file {path} is neither .parquet nor .jsonl: convert it.")
+    rows = _read_parquet(path) if path.suffix == ".parquet" else _read_jsonl(path)
+    questions = [_question(row, f"{path}, row {n}", path.stem) for n, row in enumerate(rows, 1)]
+    if not questions:
+        raise ValueError(f"{path} has no questions: download the file again.")
+    return questions
+
+
+def _read_parquet(path: Path) -> list[dict]:
+    import pyarrow  # needed for published data only
+    from pyarrow import parquet
+
+    try:
+        file = parquet.ParquetFile(path)
+        columns = [name for name in file.schema_arrow.names if name in COLUMNS]
+        return file.read(columns=columns).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{path} is not a readable parquet file ({reason}): download it "
+                         "again.") from error
+
+
+def _read_jsonl(path: Path) -> list[dict]:
+    rows = []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                rows += [json.loads(line)] if line.strip() else []
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number} is not JSON ({error}): fix or delete "
+                                 "it.") from error
+    return rows
+
+
+def _question(row, where: str, default_source: str) -> Question:
+    """Convert one row of either layout; in both, reward_model repeats the answers."""
+    row = row if isinstance(row, dict) else {}
+    row = row | (row.get("env_kwargs") or {})
+    truth = row.get("ground_truth") or (row.get("reward_model") or {}).get("ground_truth") or {}
+    answers = row.get("golden_answers") or truth.get("target") or []
+    answers = tuple([answers] if isinstance(answers, str) else answers)
+    question = row.get("question")
+    if not isinstance(question, str) or not question.strip():
+        raise ValueError(f"{where} has no question: a row needs `question` and `golden_answers`, "
+                         "or verl-agent's `env_kwargs`.")
+    if not answers or not all(isinstance(answer, str) for answer in answers):
+        raise ValueError(f"{where} has no answers: `golden_answers` must be a list of one or more "
+                         "strings; fix the row or delete it.")
+    return Question(question.strip(), answers, row.get("data_source") or default_source)
+
+
+def normalize(text: str) -> str:
+    """Normalize as SQuAD: lower case, remove punctuation, then articles, then extra spaces."""
+    text = text.lower().translate(PUNCTUATION)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def exact_match(prediction: str | None, answers: Iterable[str]) -> bool:
+    """Whether the prediction equals one of the answers after normalization; None never does."""
+    if prediction is None:
+        return False
+    return normalize(prediction) in {normalize(answer) for answer in answers}

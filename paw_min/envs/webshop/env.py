@@ -1,0 +1,94 @@
+"""WebShop for training: the agent's view of the pages, and the tasks of a run.
+
+`WebShopAgent` wraps the official environment (pages.py) as verl-agent does, the code base that PaW
+builds on. An observation is the page without the instruction, each text in single quotes. The
+reward is 10 for a purchase with a score of 1.0, else 0.
+
+Deviation: the observation after the purchase, which ends the episode, is empty and thus no
+world-model target. The official last page prints the score.
+"""
+
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+from paw_min.envs.pool import EnvPool
+from paw_min.envs.protocol import Step, Tasks
+from paw_min.envs.webshop.goals import splits
+from paw_min.envs.webshop.pages import WebShopEnv
+from paw_min.envs.webshop.shop import Shop
+
+if TYPE_CHECKING:
+    from paw_min.config import Config
+
+WIN_REWARD = 10.0  # verl-agent
+
+
+class WebShopAgent:
+    """An `Environment` (protocol.py); tasks are goal indices as strings.
+
+    Deterministic: the steps depend only on the shop, the goal and the commands.
+    """
+
+    def __init__(self, shop: Shop):
+        self._env = WebShopEnv(shop)
+        self._running = False
+
+    def reset(self, task: str) -> Step:
+        if not task.isdecimal():
+            raise ValueError(f"Task {task!r} is not a goal index; choose from '0' to "
+                             f"'{self._env.shop.n_goals - 1}'.")
+        self._env.reset(int(task))
+        self._running = True
+        return self._step()
+
+    def step(self, command: str) -> Step:
+        if not self._running:
+            raise RuntimeError("step without a running task (none started, or already bought); "
+                               "call reset first.")
+        _, score, done, _ = self._env.step(command)
+        self._running = not done
+        return self._step(score, done)
+
+    def _step(self, score: float = 0.0, done: bool = False) -> Step:
+        env = self._env
+        won = score == 1.0
+        texts = [] if done else env.parts[env.head :]
+        # The start page offers click[search], which does nothing; verl-agent lists it, too.
+        admissible = ["search[<your query>]"] * env.has_search_bar
+        admissible += [f"click[{name}]" for name in env.clickables]
+        return Step(
+            observation=" [SEP] ".join(f"'{text}'" for text in texts),
+            task=env.goal["instruction_text"].strip(),
+            task_type=env.goal["category"],
+            admissible=admissible,
+            reward=WIN_REWARD * won,
+            done=done,
+            won=won,
+            score=score,
+        )
+
+
+@cache
+def load_shop(folder: str, human_goals: bool, n_products: int | None, /) -> Shop:
+    """Load a shop once per process; all environments share it."""
+    return Shop.load(folder, human_goals=human_goals, n_products=n_products)
+
+
+def make_agent(folder: str, human_goals: bool, n_products: int | None) -> WebShopAgent:
+    """Build an agent in the shared shop. Picklable with functools.partial, for the workers."""
+    return WebShopAgent(load_shop(folder, human_goals, n_products))
+
+
+def load(cfg: "Config", data: str) -> Tasks:
+    """Load the shop in the folder `data` and split its goals."""
+    source = data, cfg.human_goals, cfg.n_products or None
+    goals = splits(load_shop(*source).n_goals)
+    for flag, name in (("--train-split", cfg.train_split), ("--eval-split", cfg.eval_split)):
+        if name not in goals:
+            raise ValueError(f"{flag} {name} is not a split of WebShop; use one of "
+                             f"{', '.join(goals)}.")
+    return Tasks(
+        train=[str(i) for i in goals[cfg.train_split]],
+        held_out=[str(i) for i in goals[cfg.eval_split]],
+        make_pool=lambda n: EnvPool(partial(make_agent, *source), n, cfg.workers, cfg.env_timeout),
+    )

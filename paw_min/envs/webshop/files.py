@@ -1,0 +1,188 @@
+"""Reader of WebShop's files: scraped records of about 3 kB each become `Product`s.
+
+Products keep the order of the file and are cleaned by the rules of the official `load_products`.
+
+Deviations: records are read one at a time, and only what the pages, the search and the score use is
+kept. Records that crash the official code (no images, a price without "$", a missing field) raise
+an error that names the product. A missing description or feature list, which also crashes it, is
+read as empty.
+"""
+
+import json
+import random
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from sys import intern
+
+SMALL = 1000  # products in the official small files
+CHUNK = 1 << 20  # characters per read
+REMEDY = ("get the official files as WebShop's setup.sh does, or make a shop with "
+          "`python -m paw_min.toy.webshop_shops`")
+
+
+@dataclass(slots=True)
+class Product:
+    """The used part of a record. Texts are as in the file; options are cleaned."""
+
+    asin: str
+    name: str
+    category: str  # beauty, electronics, ...
+    query: str  # the search that it was scraped with
+    product_category: str  # a path, joined by " › "
+    description: str
+    bullets: list[str]
+    options: dict[str, list[str]]  # name -> values, both lower case
+    attributes: list[str]
+    price_tag: str  # "$12.99" or "$9.99 to $19.99"
+    price: float  # for the score; drawn from the range if there is one
+
+
+def read_products(items: Path, annotations: dict, rng: random.Random, dropped: Counter,
+                  limit: int | None) -> list[Product]:
+    """Read the products in the first `limit` rows (None: all).
+
+    annotations: content of items_ins_v2.json
+    rng: draws a price for each price range, in file order
+    dropped: reason -> number of skipped rows, updated in place
+    """
+    products, seen = [], set()
+    for row, record in enumerate(_read_list(items, limit)):
+        asin = _text(record, "asin", f"row {row} of {items}")
+        reason = ("asin is 'nan'" if asin == "nan" else "asin is too long" if len(asin) > 10
+                  else "asin is there already" if asin in seen else None)
+        if reason:
+            dropped[reason] += 1
+            continue
+        seen.add(asin)
+        where = f"product {asin} of {items}"
+        products.append(_product(record, _attributes(annotations, asin), rng, where))
+    if not products:
+        raise ValueError(f"{items} has no usable product; {REMEDY}.")
+    return products
+
+
+def find_file(folder, stem: str, small: bool) -> Path:
+    """Find stem.json or stem_1000.json; `small` prefers the latter. Raises FileNotFoundError."""
+    folder = Path(folder).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{str(folder)!r} is not a folder with a shop; {REMEDY}.")
+    names = [f"{stem}.json", f"{stem}_{SMALL}.json"]
+    for name in reversed(names) if small else names:
+        if (folder / name).is_file():
+            return folder / name
+    raise FileNotFoundError(f"{folder} has no {' or '.join(names)}; {REMEDY}.")
+
+
+def read_dict(path: Path) -> dict:
+    """Read a JSON object."""
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} is broken ({error}); {REMEDY}.") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not a JSON dict from asin to record; {REMEDY}.")
+    return content
+
+
+def _read_list(path, limit):
+    """Yield the first `limit` elements of a JSON list.
+
+    Decoding the whole list would take ten times as much memory as the products.
+    """
+    decode, gap = json.JSONDecoder().raw_decode, re.compile(r"[\s,]*")
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(CHUNK).lstrip()
+            if text[:1] != "[":
+                raise ValueError("it is not a JSON list")
+            at, count = 1, 0
+            while count != limit:
+                at = gap.match(text, at).end()
+                if text[at : at + 1] == "]":
+                    return
+                try:
+                    record, at = decode(text, at)
+                except ValueError:  # the record continues in the next chunk, or the file is broken
+                    more = file.read(max(CHUNK, len(text) - at))
+                    if not more:
+                        raise
+                    text, at = text[at:] + more, 0
+                    continue
+                count += 1
+                yield record
+    except ValueError as error:
+        raise ValueError(f"{path} is broken ({error}); {REMEDY}.") from error
+
+
+def _text(record, key, where) -> str:
+    value = record.get(key) if isinstance(record, dict) else None
+    if not isinstance(value, str):
+        raise ValueError(f"The {where} has no text {key!r}; the file is damaged, get it again.")
+    return value
+
+
+def _attributes(annotations, asin) -> list[str]:
+    try:
+        return [intern(a) for a in annotations.get(asin, {}).get("attributes", ["DUMMY_ATTR"])]
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"The attributes of product {asin} in items_ins_v2 are not a list of "
+                         "texts; the file is damaged, get it again.") from error
+
+
+def _options(record, where) -> dict[str, list[str]]:
+    """Clean the options. The last of two equal names wins; null groups are skipped."""
+    groups = record.get("customization_options") or {}
+    try:
+        return {
+            intern(name.lower()): [
+                intern(each["value"].strip().replace("/", " | ").lower()) for each in values
+            ]
+            for name, values in groups.items()
+            if values is not None
+        }
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"The {where} has options that are not lists of {{'value': text}}; the "
+                         "file is damaged, get it again.") from error
+
+
+def _price(pricing, rng, where) -> tuple[float, str]:
+    """Return (price, tag). Each "$" starts a price, and two prices are a range; default $100."""
+    if not pricing:
+        return 100.0, "$100.0"
+    try:
+        prices = [float(re.sub(r"[^\d.]", "", part)) for part in pricing.split("$")[1:]][:2]
+    except (AttributeError, ValueError):
+        prices = []
+    if not prices:
+        raise ValueError(f"The {where} has the price {pricing!r}, which is not a number after a "
+                         "'$'; write it like $12.99, or leave it empty.")
+    tag = " to ".join(f"${price}" for price in prices)
+    return prices[0] if len(prices) == 1 else rng.uniform(*prices), tag
+
+
+def _product(record, attributes, rng, where) -> Product:
+    if not record.get("images"):
+        raise ValueError(f"The {where} has no images, and WebShop requires one; add an image or "
+                         "remove the row.")
+    price, tag = _price(record.get("pricing"), rng, where)
+    bullets = record.get("small_description") or []
+    bullets = [bullets] if isinstance(bullets, str) else bullets
+    description = record.get("full_description") or ""
+    if not all(isinstance(text, str) for text in [description, *bullets]):
+        raise ValueError(f"The {where} has a description or features that are not text; the "
+                         "file is damaged, get it again.")
+    return Product(
+        asin=record["asin"],
+        name=_text(record, "name", where),
+        category=intern(_text(record, "category", where)),
+        query=intern(_text(record, "query", where).lower().strip()),
+        product_category=intern(_text(record, "product_category", where)),
+        description=description,
+        bullets=bullets,
+        options=_options(record, where),
+        attributes=attributes,
+        price_tag=tag,
+        price=price,
+    )

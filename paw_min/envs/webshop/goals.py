@@ -1,0 +1,186 @@
+"""WebShop's goals: their generation, shuffled order, random draw and splits.
+
+Source: the official `goal.py`; the splits follow the WebShop paper's baselines. Two kinds:
+
+- human: one goal per instruction written by a person; its options are a list of values.
+- synthetic: one goal per product and combination of its option values, with an instruction from a
+  template; its options are a dict. 1,000 products give about 7,000 goals.
+
+Deviations, all in the randomness: price limits and the prices of ranges are seeded (the official
+code draws them before it sets a seed). Goals are shuffled once, with the official seed, and split
+once. In verl-agent, each worker shuffles with its own seed: an index is a different goal in each
+worker, and training includes goals of the test split.
+
+Goals are generated on access. A list of all goals would take more memory than the shop.
+"""
+
+import math
+import random
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from paw_min.envs.webshop.files import Product
+
+SHUFFLE_SEED = 233  # official
+NO_LIMIT = 1_000_000  # dollars; the price limit of products for $980 or more
+
+
+@dataclass(slots=True)
+class GoalTemplate:
+    """The goals of one instruction: one, or one per combination of the product's options."""
+
+    product: Product
+    text: str  # the instruction without options and price
+    attributes: list[str]
+    price_upper: float
+    options: list[str] | None  # of a human goal; None: all combinations of the product's options
+    weight: float = 1  # of each goal, in `Goals.draw`
+
+    def count(self) -> int:
+        if self.options is not None:
+            return 1
+        return math.prod(len(values) for values in self.product.options.values())
+
+    def goal(self, number: int) -> dict:
+        """Generate goal 0 .. count - 1. The alphabetically last option name varies fastest."""
+        options, suffix = self.options, ""
+        if options is None:
+            chosen = []
+            for name in sorted(self.product.options, reverse=True):
+                number, which = divmod(number, len(self.product.options[name]))
+                chosen.append((name, self.product.options[name][which]))
+            options = dict(reversed(chosen))
+            suffix = ", and ".join(f"{name}: {value}" for name, value in options.items())
+            suffix = suffix and f" with {suffix}"
+        limit = f", and price lower than {self.price_upper:.2f} dollars"
+        product = self.product
+        return {
+            "asin": product.asin,
+            "category": product.category,
+            "query": product.query,
+            "name": product.name,
+            "product_category": product.product_category,
+            "instruction_text": self.text + suffix + limit * (self.price_upper != NO_LIMIT),
+            "attributes": self.attributes,
+            "price_upper": self.price_upper,
+            "goal_options": options,
+            "weight": self.weight,
+        }
+
+
+def price_limit(price: float, rng: random.Random) -> float:
+    """Draw two of the next four multiples of $10 above the price and return the larger.
+
+    Limits stay below $1000; with fewer than two left, there is NO_LIMIT.
+    """
+    limits = [10.0 * i for i in range(1, 100) if 10.0 * i > price][:4]
+    return max(rng.sample(limits, 2)) if len(limits) >= 2 else NO_LIMIT
+
+
+def human_templates(products, instructions: dict, rng, dropped: Counter) -> list[GoalTemplate]:
+    """Make a template of each instruction that names an attribute of a loaded product.
+
+    instructions: asin -> records of items_human_ins.json
+    """
+    known = {product.asin for product in products}
+    dropped["instruction whose product is missing"] += sum(
+        len(records) for asin, records in instructions.items() if asin not in known
+    )
+    templates = []
+    for product in products:
+        for record in instructions.get(product.asin, ()):
+            attributes = _field(record, "instruction_attributes", list, product.asin)
+            if not attributes:
+                dropped["instruction without attributes"] += 1
+                continue
+            text = _field(record, "instruction", str, product.asin).strip(".")
+            options = _field(record, "instruction_options", list, product.asin)
+            limit = price_limit(product.price, rng)
+            templates.append(GoalTemplate(product, text, attributes, limit, options))
+    return templates
+
+
+def synthetic_templates(products, annotations: dict, rng, dropped: Counter) -> list[GoalTemplate]:
+    """Make a template of each product with an instruction; rare attributes get larger weights.
+
+    annotations: asin -> record of items_ins_v2.json
+    """
+    templates = []
+    for product in products:
+        record = annotations.get(product.asin)
+        if record is None:
+            raise ValueError(f"Product {product.asin} is not in items_ins_v2: the two files do not "
+                             "belong together; use both from the same download.")
+        if record.get("instruction") is None:
+            continue
+        attributes = _field(record, "instruction_attributes", list, product.asin)
+        if not attributes:  # crashes the official code
+            dropped["instruction without attributes"] += 1
+            continue
+        text = _field(record, "instruction", str, product.asin)
+        limit = price_limit(product.price, rng)
+        templates.append(GoalTemplate(product, text, attributes, limit, None))
+    frequency = Counter()  # attribute -> number of goals with it
+    for template in templates:
+        for attribute in template.attributes:
+            frequency[attribute] += template.count()
+    for template in templates:
+        if template.count():
+            inverse = [1 / frequency[attribute] for attribute in template.attributes]
+            template.weight = sum(inverse) / len(inverse)
+    return templates
+
+
+def _field(record, key, kind, asin):
+    if not isinstance(record, dict) or not isinstance(record.get(key), kind):
+        raise ValueError(f"An instruction of product {asin} has no {kind.__name__} called {key!r}; "
+                         "the file is damaged, get it again.")
+    return record[key]
+
+
+class Goals:
+    """The shuffled goals of some templates (G goals, T templates)."""
+
+    def __init__(self, templates: list[GoalTemplate]):
+        counts = [template.count() for template in templates]
+        order = list(range(sum(counts)))
+        random.Random(SHUFFLE_SEED).shuffle(order)
+        self._templates = templates
+        self._order = np.array(order, np.int32)  # (G,) shuffled index -> number before the shuffle
+        self._starts = np.cumsum([0, *counts])  # (T + 1,) number of each template's first goal
+        weights = np.repeat([float(t.weight) for t in templates], counts)[self._order]  # (G,)
+        self._cumulative = np.concatenate([[0.0], np.cumsum(weights)])  # (G + 1,)
+
+    def __len__(self):
+        return len(self._order)
+
+    def __getitem__(self, i: int) -> dict:
+        number = int(self._order[i])
+        t = int(np.searchsorted(self._starts, number, side="right")) - 1
+        return self._templates[t].goal(number - int(self._starts[t]))
+
+    def draw(self, rng: random.Random) -> int:
+        """Draw the index of a goal by weight, off by one as in the official code.
+
+        Goal i is drawn with the weight of goal i - 1, the last goal with its own weight in
+        addition, and goal 0 never.
+        """
+        position = rng.uniform(0, self._cumulative[-1])
+        return min(int(np.searchsorted(self._cumulative, position, side="right")), len(self) - 1)
+
+
+def splits(n_goals: int) -> dict[str, range]:
+    """Disjoint ranges of goal indices for "train", "eval" and "test".
+
+    With 6,000 goals or more (the small official set has 6,910), these are the WebShop paper's: test
+    0-499, eval 500-1499, train the rest. With fewer, test and eval are a twelfth and a sixth of
+    the goals, which agrees at 6,000. As in the paper, goals of one product can be in two splits.
+    """
+    if n_goals < 12:
+        raise ValueError(f"{n_goals} goals cannot be split; 12 or more are needed, so use a shop "
+                         "with more products.")
+    n_test, n_eval = min(500, n_goals // 12), min(1000, n_goals // 6)
+    return {"train": range(n_test + n_eval, n_goals), "eval": range(n_test, n_test + n_eval),
+            "test": range(n_test)}

@@ -1,0 +1,157 @@
+"""Micro-batching: which rows share a forward pass, and how their tokens are laid out in it.
+
+    micro_batches   cuts rows into batches of bounded size and gives each rank its part
+    split           groups rows of similar length, so that little of a batch is padding
+    collate         lays out one batch, in one of two ways:
+
+        padded   one row of the tensor each, padded on the right, where causal attention never looks
+        packed   all rows end to end in one row of the tensor, positions restarting at 0, without
+                 padding; for attention that separates rows by their positions
+                 (flash_attention_2; others build a dense mask: correct, but slow)
+
+The observation is appended only to rows that train the world model, so it costs its own tokens and
+no more.
+
+Legend: B rows, L tokens of the longest row, S scored tokens of the longest row, M scored tokens.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from paw_min import distributed
+
+
+@dataclass
+class TokenRow:
+    """The tokens of one transition: what a forward pass takes."""
+
+    prompt_ids: list[int]  # h_t
+    response_ids: list[int]  # a_t, exactly as sampled
+    obs_ids: list[int]  # o_{t+1}; may be empty
+
+
+@dataclass
+class Batch:
+    """Rows laid out for one forward pass. Row b scores its response tokens, then its observation's.
+
+    The M scored tokens are numbered with the response tokens of all rows first.
+    """
+
+    index: list[int]  # B positions in the list of rows that the batch was made from
+    ids: Tensor  # (B, L) padded, or (1, total tokens) packed
+    positions: Tensor | None  # (1, total tokens) if packed; None: 0, 1, 2 ...
+    at: Tensor  # (M,) position of each scored token in ids.flatten()
+    before: Tensor  # (M,) position of the token that predicts it
+    row: Tensor  # (M,) its row in the (B, S) results
+    column: Tensor  # (M,) its column there
+    n_response: int  # how many of the M are response tokens
+    response_mask: Tensor  # (B, S) bool, 1 on response tokens
+    obs_mask: Tensor  # (B, S) bool, 1 on observation tokens
+
+
+def micro_batches(
+    policy, rows: list[TokenRow], chosen: list[int], with_obs: list[bool], budget: int
+) -> Iterator[Batch]:
+    """This rank's batches of the rows `chosen`, an equal number of batches on every rank.
+
+    policy: provides pad_id, device and packed. with_obs: one entry per row of `rows`, whether its
+    observation is appended. budget: tokens per batch, padding included; a longer row gets a batch
+    of its own.
+    """
+    tails = [len(rows[i].response_ids) + len(rows[i].obs_ids) * with_obs[i] for i in chosen]
+    lengths = [len(rows[i].prompt_ids) + tail for i, tail in zip(chosen, tails)]
+    parts = split(lengths, budget, multiple=distributed.world())
+    parts += [[]] * (-len(parts) % distributed.world())
+    for part in parts[distributed.rank() :: distributed.world()]:
+        index = [chosen[k] for k in part] or chosen[:1]
+        batch = collate(
+            [rows[i] for i in index], [with_obs[i] for i in index],
+            policy.pad_id, policy.device, policy.packed,
+        )  # fmt: skip
+        batch.index = index
+        if not part:
+            # FSDP needs every rank in every pass. A rank without rows left computes one of the
+            # others' with empty masks: no loss, no gradient, no count in any metric.
+            batch.response_mask.zero_()
+            batch.obs_mask.zero_()
+        yield batch
+
+
+def split(lengths: list[int], budget: int, multiple: int = 1) -> list[list[int]]:
+    """Parts with rows x longest <= budget, as indices into `lengths`; each index exactly once.
+
+    As few parts as possible, but a multiple of `multiple` (the ranks) where there are enough rows;
+    then parts of sizes as equal as possible. The longest rows come first, so that a budget that is
+    too large for the memory fails in the first pass.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+
+    def fill(limit: int) -> list[list[int]]:
+        parts = []
+        for i in order:
+            if parts and (len(parts[-1]) + 1) * lengths[parts[-1][0]] <= limit:
+                parts[-1].append(i)
+            else:
+                parts.append([i])
+        return parts
+
+    count = min(-(-len(fill(budget)) // multiple) * multiple, len(lengths))
+    # The number of parts never rises with the limit, so a binary search finds the lowest limit that
+    # needs at most `count` parts, which balances them.
+    limit = bisect_left(range(budget), True, key=lambda limit: len(fill(limit)) <= count)
+    parts = fill(limit)
+    while len(parts) < count:  # halve the largest part that has two rows
+        k = max((k for k in range(len(parts)) if len(parts[k]) > 1),
+                key=lambda k: len(parts[k]) * lengths[parts[k][0]])  # fmt: skip
+        half = (len(parts[k]) + 1) // 2
+        parts[k : k + 1] = [parts[k][:half], parts[k][half:]]
+    return parts
+
+
+def collate(
+    rows: list[TokenRow],
+    with_obs: list[bool],
+    pad_id: int,
+    device: str | torch.device = "cpu",
+    packed: bool = False,
+) -> Batch:
+    """Batch of these rows, with the observation of row b where with_obs[b]."""
+    tails = [r.response_ids + (r.obs_ids if keep else []) for r, keep in zip(rows, with_obs)]
+    sequences = [r.prompt_ids + tail for r, tail in zip(rows, tails)]
+    lengths = [len(s) for s in sequences]
+    if packed:
+        starts = [0, *accumulate(lengths)][:-1]
+        ids = torch.tensor([[token for s in sequences for token in s]])  # (1, total)
+        positions = torch.cat([torch.arange(n) for n in lengths])[None]  # (1, total)
+    else:
+        width = max(lengths)
+        starts = [b * width for b in range(len(rows))]
+        ids = torch.tensor([s + [pad_id] * (width - len(s)) for s in sequences])  # (B, L)
+        positions = None
+
+    # Where each row's tail begins in ids.flatten(): tail token s is at first + s.
+    first = torch.tensor([start + len(r.prompt_ids) for start, r in zip(starts, rows)])  # (B,)
+    n_response = torch.tensor([len(r.response_ids) for r in rows])[:, None]  # (B, 1)
+    n_tail = torch.tensor([len(tail) for tail in tails])[:, None]  # (B, 1)
+    columns = torch.arange(int(n_tail.max()))  # (S,)
+    response_mask = columns < n_response  # (B, S)
+    obs_mask = (columns < n_tail) & ~response_mask  # (B, S)
+    row, column = torch.cat([response_mask.nonzero(), obs_mask.nonzero()]).T  # (M,), (M,)
+    at = first[row] + column  # (M,)
+    return Batch(
+        index=list(range(len(rows))),
+        ids=ids.to(device),
+        positions=None if positions is None else positions.to(device),
+        at=at.to(device),
+        before=(at - 1).to(device),
+        row=row.to(device),
+        column=column.to(device),
+        n_response=int(response_mask.sum()),
+        response_mask=response_mask.to(device),
+        obs_mask=obs_mask.to(device),
+    )

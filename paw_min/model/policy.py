@@ -1,0 +1,165 @@
+"""The policy: a causal language model that scores what it did and what it then observed.
+
+One forward pass over (h_t, a_t, o_{t+1}) gives the log-probabilities of the response tokens (RL)
+and of the next observation's tokens (world model). Attention is causal: no response token attends
+to the observation behind it, so appending one changes no response log-probability.
+
+Logits are computed at scored positions only and reduced to log-probabilities in fp32 (head.py).
+batches.py lays out the rows.
+
+The paper does not say what stands between a and o, nor at which temperature o is scored. Here: o
+follows the last response token directly (its end-of-turn token, if that was sampled), and only
+response logits are divided by the sampling temperature, since observations are not sampled.
+
+Legend: B rows, S scored tokens of the longest row, M scored tokens in all, D hidden size.
+"""
+
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils import logging as transformers_logging
+
+from paw_min.config import UserError
+from paw_min.model.batches import Batch
+from paw_min.model.head import token_scores
+
+transformers_logging.disable_progress_bar()  # one per file would hide our own
+
+MODEL = "model."  # prefix of the language model's weights in Policy.state_dict()
+
+
+class Policy(torch.nn.Module):
+    """A causal language model of transformers with its tokenizer and sampling temperature.
+
+    Everything that is trained belongs into this module: the optimizer gets its parameters(),
+    distributed.shard shards it and a checkpoint holds its whole state_dict(). To add a critic,
+    assign it: `policy.critic = ...`.
+
+    precision: "fp32" or "bf16", of the forward pass; the weights keep their type. packed: whether
+    the attention takes rows end to end (batches.collate).
+    """
+
+    def __init__(self, model, tokenizer, temperature: float = 1.0, precision: str = "fp32"):
+        super().__init__()
+        self.model, self.tokenizer, self.temperature = model, tokenizer, temperature
+        self.precision = precision
+        self.packed = model.config._attn_implementation == "flash_attention_2"
+        self.pad_id = tokenizer.pad_token_id
+        if self.pad_id is None:
+            self.pad_id = tokenizer.eos_token_id
+        eos = model.generation_config.eos_token_id
+        eos = tokenizer.eos_token_id if eos is None else eos
+        self.eos_ids = eos if isinstance(eos, list) else [eos]
+        # Published generation defaults (top-p, repetition penalty) would make the sampled
+        # distribution differ from the one whose log-probabilities are trained.
+        model.generation_config = GenerationConfig(eos_token_id=eos, pad_token_id=self.pad_id)
+        self._check_head()
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @torch.no_grad()
+    def _check_head(self) -> None:
+        """Refuse models whose logits are not simply hidden states times the head's weight."""
+        name, head = type(self.model).__name__, self.model.get_output_embeddings()
+        if head.bias is not None:
+            raise UserError(f"{name} has a head with a bias, which is not supported: use another")
+        ids = torch.tensor([[self.pad_id, self.eos_ids[0]]], device=self.device)
+        hidden = self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+        ours, theirs = head(hidden), self.model(ids).logits
+        if not torch.allclose(ours.float(), theirs.float(), atol=1e-2, rtol=1e-2):
+            raise UserError(f"{name} changes its logits after the head, which is not supported")
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy (nats) of each scored token -> two (B, S) fp32 tensors.
+
+        The entropy is that of the full vocabulary, and 0 on observation tokens.
+        """
+        bf16 = self.precision == "bf16"
+        decoder, head = self.model.get_decoder(), self.model.get_output_embeddings()
+        with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=bf16):
+            hidden = decoder(
+                input_ids=batch.ids, position_ids=batch.positions, use_cache=False
+            ).last_hidden_state
+        hidden = hidden.flatten(0, 1)[batch.before]  # (M, D): position t - 1 predicts token t
+        divisor = torch.ones_like(hidden[:, :1])  # (M, 1)
+        divisor[: batch.n_response] = self.temperature
+        hidden = hidden / divisor  # the logits are linear in the hidden states
+        hidden = hidden.to(torch.bfloat16 if bf16 else head.weight.dtype)
+        target = batch.ids.flatten()[batch.at]  # (M,)
+        scores = token_scores(hidden, head.weight, target, batch.n_response)  # (M,), (M,)
+        empty = torch.zeros(batch.response_mask.shape, device=hidden.device)  # (B, S)
+        logp, entropy = [empty.index_put((batch.row, batch.column), x) for x in scores]
+        return logp, entropy
+
+    def encode_chat(self, message: str) -> list[int]:
+        """Token ids of one user message in the model's chat format, up to the response."""
+        text = self.tokenizer.apply_chat_template(
+            [{"role": "user", "content": message}], tokenize=False, add_generation_prompt=True
+        )
+        return self.encode(text)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of plain text, without special tokens."""
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def decode(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def save(self, folder: Path, weights: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Write a Hugging Face folder -> the weights that do not belong to the language model.
+
+        weights: the unsharded state_dict(), where this module is sharded.
+        """
+        weights = self.state_dict() if weights is None else weights
+        ours = {k.removeprefix(MODEL): w for k, w in weights.items() if k.startswith(MODEL)}
+        self.model.save_pretrained(folder, state_dict=ours)
+        self.tokenizer.save_pretrained(folder)
+        return {k: w for k, w in weights.items() if not k.startswith(MODEL)}
+
+
+def load_tokenizer(folder: str):
+    """Tokenizer of a local Hugging Face folder or a hub name; checks the model's config too.
+
+    Raises UserError for a folder without a model, a tokenizer or a chat template.
+    """
+    if Path(folder).exists() and not (Path(folder) / "config.json").is_file():
+        raise UserError(f"{folder} has no config.json: give a Hugging Face model folder")
+    with _load_errors(folder):
+        AutoConfig.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    if tokenizer.chat_template is None:
+        raise UserError(f"the tokenizer of {folder} has no chat template: use an instruct model")
+    return tokenizer
+
+
+def load_policy(
+    folder: str,
+    temperature: float = 1.0,
+    device: str = "cpu",
+    precision: str = "fp32",
+    attention: str = "sdpa",
+) -> Policy:
+    """Policy from a local Hugging Face folder or hub name, with fp32 weights; see load_tokenizer.
+
+    attention: as transformers names it; "flash_attention_2" packs rows and needs bf16.
+    """
+    tokenizer = load_tokenizer(folder)
+    with _load_errors(folder):
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation=attention
+        )
+    return Policy(model.to(device), tokenizer, temperature, precision)
+
+
+@contextmanager
+def _load_errors(folder: str):
+    try:
+        yield
+    except (ImportError, OSError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(f"the model {folder} cannot be loaded ({reason})") from error

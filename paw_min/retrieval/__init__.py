@@ -1,0 +1,57 @@
+"""Passage retrieval: the interface, and the choice of a retriever.
+
+`open_retriever` returns one of three:
+
+- for a URL: a client that sends the queries to a server (client.py);
+- for a corpus: BM25 in this process, which needs no model (bm25.py, ranks like Lucene);
+- for a corpus and an encoder: dense vectors in this process (dense.py).
+
+Hits with equal scores are ordered by id, as strings, so that the same query returns the same
+passages in the same order on every machine.
+"""
+
+from pathlib import Path
+from typing import Protocol, TypedDict
+
+
+class Document(TypedDict):
+    id: str
+    contents: str  # '"Title"\ntext' in the published corpora
+
+
+class Hit(TypedDict):
+    """One search result, in the wire format of the servers of Search-R1 and verl-agent."""
+
+    document: Document
+    score: float
+
+
+class Retriever(Protocol):
+    def search(self, queries: list[str], k: int) -> list[list[Hit]]:
+        """At most k hits for each query, best first."""
+
+
+def open_retriever(source: str | Path, encoder: str = "", **dense_settings) -> Retriever:
+    """The retriever for `source`: a URL, a corpus file, or a folder that contains corpus.jsonl.
+
+    encoder: folder or hub name of a sentence encoder; "" selects BM25. dense_settings: see `Dense`.
+    """
+    # Imported on demand: torch and transformers, for example, are needed by one of the three only.
+    if is_url(source):
+        from paw_min.retrieval.client import SearchClient
+
+        return SearchClient(str(source))
+    from paw_min.retrieval.corpus import Corpus
+
+    corpus = Corpus(source)
+    if encoder:
+        from paw_min.retrieval.dense import Dense
+
+        return Dense(corpus, encoder, **dense_settings)
+    from paw_min.retrieval.bm25 import LexicalRetriever
+
+    return LexicalRetriever(corpus)
+
+
+def is_url(source: str | Path) -> bool:
+    return str(source).startswith(("http://", "https://"))

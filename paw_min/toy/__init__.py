@@ -1,0 +1,44 @@
+"""What exists because no weights and no data can be downloaded: invented data, teachers, stand-ins.
+
+`default_data` and `default_model` are all that the rest of the project uses, for runs that name no
+data or no model.
+"""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+DATA = Path("data")  # below the current folder
+
+
+class Demonstration(NamedTuple):
+    """One step of a teacher's episode, as text: a row of the warm start."""
+
+    prompt: str
+    response: str
+    observation: str  # the next one; "" where another command was executed than the one shown
+
+
+def default_data(env: str) -> str:
+    """The data folder of a run without --data; generated on first use (ALFWorld: a minute).
+
+    ALFWorld's own variable, $ALFWORLD_DATA, is used where it is set.
+    """
+    if env == "alfworld":
+        if folder := os.environ.get("ALFWORLD_DATA"):
+            return folder
+        from paw_min.toy import alfworld_games
+
+        return str(alfworld_games.default(DATA / "alfworld"))
+    if env == "webshop":
+        from paw_min.toy import webshop_shops
+
+        return str(webshop_shops.default(DATA / "webshop"))
+    from paw_min.toy import search_world
+
+    return str(search_world.default(DATA / "search"))
+
+
+def default_model(env: str) -> str:
+    """The folder of a benchmark's stand-in model (see standins.py)."""
+    return str(Path(__file__).parent / "weights" / env)

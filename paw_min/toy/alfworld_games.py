@@ -1,0 +1,313 @@
+"""Generator of small ALFWorld games in the published format.
+
+It writes splits of games in the layout of the ALFWorld release,
+    <root>/json_2.1.1/{train,valid_seen,valid_unseen}/<task>-<Obj>-None-<Recep>-<scene>/trial_T<i>/
+        {traj_data.json, game.tw-pddl}
+cycling through the six task types. ALFWorld's own classes can read the files: domain, grammar, goal
+templates and the tables of what fits where come from the `alfworld` package.
+
+Source: the ALFWorld release (json_2.1.1) and `alfworld.gen`. Deviations: the rooms are invented,
+and so small (6-8 receptacles, 5-7 objects and a lamp, 27 classes in all) that a language model of a
+million parameters can learn them on a CPU; the goal text is always the first template.
+
+Every new game is verified: its walkthrough, which needs no search because the generator knows where
+everything is, is played in the engine and must win. The same (split, n, seed, size) gives the same
+bytes on every machine; a room depends on (scene, size) only. valid_unseen has its own scenes; train
+and valid_seen share scenes, but no (scene, goal) pair.
+
+    python -m paw_min.toy.alfworld_games --root DIR --split train --n 400 --seed 0
+"""
+
+import argparse
+import json
+import os
+import random
+import zlib
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import textworld
+from tqdm import tqdm
+
+from paw_min.envs.alfworld import engine
+
+
+def _alfworld():
+    """alfworld's tables: property -> objects, receptacle -> objects, goals; domain, grammar."""
+    engine.alfworld_wrappers()  # imports alfworld without its side effects on ~ and os.environ
+    from alfworld import info
+    from alfworld.gen import constants, goal_library
+
+    texts = [Path(p).read_text("utf-8") for p in (info.ALFRED_PDDL_PATH, info.ALFRED_TWL2_PATH)]
+    tables = constants.VAL_ACTION_OBJECTS, constants.VAL_RECEPTACLE_OBJECTS
+    return *tables, goal_library.gdict, *texts
+
+
+CAN, FITS, GOALS, DOMAIN, GRAMMAR = _alfworld()
+VERSION = 2  # increment it whenever the bytes of a game change
+GENERATED = {"train": 400, "valid_seen": 60, "valid_unseen": 60}  # games of the default data
+SCENES = {"train": range(6, 30), "valid_seen": range(6, 30), "valid_unseen": range(6)}
+SEEN_SHARE = 5  # 1 of 5 (scene, goal) pairs belongs to valid_seen, the others to train
+
+# task type -> (property that the object must have, receptacle class to use, verb)
+TASKS = {
+    "pick_and_place_simple": None,
+    "look_at_obj_in_light": None,
+    "pick_clean_then_place_in_recep": ("Cleanable", "SinkBasin", "clean"),
+    "pick_heat_then_place_in_recep": ("Heatable", "Microwave", "heat"),
+    "pick_cool_then_place_in_recep": ("Coolable", "Fridge", "cool"),
+    "pick_two_obj_and_place": None,
+}
+
+# Each room has these and a Desk or SideTable for the lamp, as the six task types require ...
+BASE_RECEPTACLES = ("Cabinet", "CounterTop", "Fridge", "Microwave", "SinkBasin")
+LAMP_RECEPTACLES = ("Desk", "SideTable")
+# ... and some of these; several per class, so that there are a "cabinet 1" and a "cabinet 2".
+MORE_RECEPTACLES = (("Cabinet",) * 6 + ("CounterTop",) * 3 + ("Drawer",) * 3 + ("Shelf",) * 3
+                    + ("DiningTable", "GarbageCan"))
+OPENABLE = {"Cabinet", "Drawer", "Fridge", "Microwave"}  # closed at the start
+OBJECTS = ("Apple", "Book", "Bowl", "CellPhone", "Cloth", "Cup", "Egg", "Fork", "Mug", "Pen",
+           "Plate", "Potato", "Spoon", "Tomato", "Watch")  # no Knife: it would add `slice`
+HOLDERS = {"Bowl", "Cup", "Mug", "Plate"}  # isReceptacleObject, as in the release
+
+
+@dataclass(frozen=True)
+class Size:
+    receptacles: tuple[int, int] = (6, 8)  # minimum and maximum per room
+    objects: tuple[int, int] = (5, 7)  # minimum and maximum per game, not counting the lamp
+
+    def __post_init__(self):
+        fewest = len(BASE_RECEPTACLES) + 1
+        most = fewest + len(MORE_RECEPTACLES)
+        if not (fewest <= self.receptacles[0] <= self.receptacles[1] <= most
+                and 2 <= self.objects[0] <= self.objects[1]):
+            raise ValueError(f"{self}: choose a minimum and a maximum of receptacles from {fewest} "
+                             f"to {most}, and of objects from 2 up.")
+
+
+@dataclass
+class Thing:
+    """A receptacle, or an object with the receptacle it starts in."""
+
+    kind: str  # class, in ALFRED's spelling: CounterTop
+    inside: "Thing | None" = None
+    id: str = ""  # CounterTop|+01.00|+00.90|-02.00
+    name: str = ""  # in observations: countertop 1
+
+
+def make_room(scene: int, size: Size) -> list[Thing]:
+    """The receptacles of a scene."""
+    rng = random.Random(f"room {scene} {size}")  # a str seed: the same everywhere
+    kinds = [*BASE_RECEPTACLES, rng.choice(LAMP_RECEPTACLES)]
+    kinds += rng.sample(MORE_RECEPTACLES, rng.randint(*size.receptacles) - len(kinds))
+    return _identify([Thing(kind) for kind in sorted(kinds)], rng)
+
+
+def make_game(split: str, index: int, seed: int, size: Size) -> dict:
+    """Draw one game: its task, scene, target class, goal class, room and things."""
+    rng = random.Random(f"game {split} {seed} {size} {index}")
+    task = list(TASKS)[index % len(TASKS)]
+    while True:  # until (scene, goal) belongs to this split: 5 draws on average for valid_seen
+        scene = rng.choice(SCENES[split])
+        room = make_room(scene, size)
+        lamp_place = next(r for r in room if r.kind in LAMP_RECEPTACLES)
+        need = TASKS[task]
+        target = rng.choice([o for o in OBJECTS if not need or o in CAN[need[0]]])
+        # The goal is never the tool itself ("heat an egg and put it in the microwave").
+        goals = sorted({r.kind for r in room if target in FITS[r.kind]} - {need and need[1]})
+        goal = "DeskLamp" if task == "look_at_obj_in_light" else rng.choice(goals)
+        held_out = zlib.crc32(f"{scene} {task} {target} {goal}".encode()) % SEEN_SHARE == 0
+        if split == "valid_unseen" or held_out == (split == "valid_seen"):
+            break
+    count = rng.randint(*size.objects)
+    kinds = [target] * (2 if task == "pick_two_obj_and_place" else 1)
+    kinds += rng.choices(OBJECTS, k=count - len(kinds))
+    things = [Thing("DeskLamp", lamp_place)]
+    for kind in kinds:
+        # No target starts in a goal receptacle, so the game is not won at the start.
+        places = [r for r in room if kind in FITS[r.kind] and (kind, r.kind) != (target, goal)]
+        things.append(Thing(kind, rng.choice(places)))
+    return {"task": task, "scene": scene, "target": target, "goal": goal, "room": room,
+            "things": _identify(things, rng)}
+
+
+def solve(game: dict) -> list[str]:
+    """The walkthrough: commands that win the game."""
+    commands, here, opened = [], None, set()
+
+    def go(place: Thing, door: bool = True):
+        nonlocal here
+        if here is not place:
+            commands.append(f"go to {place.name}")
+            here = place
+        if door and place.kind in OPENABLE and place.name not in opened:
+            commands.append(f"open {place.name}")
+            opened.add(place.name)
+
+    wanted = [thing for thing in game["things"] if thing.kind == game["target"]]
+    for thing in wanted[:2 if game["task"] == "pick_two_obj_and_place" else 1]:
+        go(thing.inside)
+        commands.append(f"take {thing.name} from {thing.inside.name}")
+        if game["goal"] == "DeskLamp":
+            lamp = next(t for t in game["things"] if t.kind == "DeskLamp")
+            go(lamp.inside)
+            commands.append(f"use {lamp.name}")
+            continue
+        if TASKS[game["task"]]:
+            _, kind, verb = TASKS[game["task"]]
+            tool = next(r for r in game["room"] if r.kind == kind)
+            go(tool, door=False)  # microwave and fridge work with the door closed, too
+            commands.append(f"{verb} {thing.name} with {tool.name}")
+        end = next(r for r in game["room"] if r.name == f"{game['goal'].lower()} 1")
+        go(end)
+        commands.append(f"move {thing.name} to {end.name}")
+    return commands
+
+
+def _identify(things: list[Thing], rng: random.Random) -> list[Thing]:
+    """Set each thing's ALFRED id, and the name that alfworld's Demangler derives from it."""
+    spots = rng.sample(range(-400, 400), len(things))  # centimeters; all different, so ids are, too
+    for thing, spot in zip(things, spots):
+        thing.id = f"{thing.kind.removesuffix('Basin')}|{spot / 100:+06.2f}|+00.90|+01.00"
+        thing.id += f"|{thing.kind}" * thing.kind.endswith("Basin")  # Sink|x|y|z|SinkBasin
+    numbers = Counter()
+    for thing in sorted(things, key=lambda t: _mangle(t.id).lower(), reverse=True):
+        numbers[thing.kind] += 1  # the Demangler counts from the last id to the first
+        thing.name = f"{thing.kind.lower()} {numbers[thing.kind]}"
+    return things
+
+
+def _mangle(text: str) -> str:
+    for mark, word in (("-", "minus"), ("+", "plus"), ("|", "bar"), (".", "dot")):
+        text = text.replace(mark, f"_{word}_")
+    return text
+
+
+def write_problem(game: dict) -> str:
+    """The PDDL problem: objects, places, what fits where, and the goal."""
+    room, things = game["room"], game["things"]
+    start = _mangle("loc|0|0|0|30")  # no receptacle: "You are in the middle of a room"
+    spot = {r.name: _mangle(f"loc|{i + 1}|{-i}|{i % 4}|60") for i, r in enumerate(room)}
+    rkinds, okinds = sorted({r.kind for r in room}), sorted({t.kind for t in things})
+    objects = ["agent1 - agent", *(f"{place} - location" for place in [start, *spot.values()])]
+    objects += [f"{_mangle(r.id)} - receptacle" for r in room]
+    objects += [f"{_mangle(t.id)} - object" for t in things]
+    objects += [f"{k}Type - otype" for k in okinds] + [f"{k}Type - rtype" for k in rkinds]
+    facts = [f"atLocation agent1 {start}"]
+    facts += [f"canContain {r}Type {o}Type" for r in rkinds for o in okinds if o in FITS[r]]
+    for r in room:
+        id = _mangle(r.id)
+        facts += [f"receptacleType {id} {r.kind}Type", f"receptacleAtLocation {id} {spot[r.name]}"]
+        facts += [f"openable {id}"] * (r.kind in OPENABLE)
+    for t in things:
+        id = _mangle(t.id)
+        facts += [f"objectType {id} {t.kind}Type", f"inReceptacle {id} {_mangle(t.inside.id)}",
+                  f"objectAtLocation {id} {spot[t.inside.name]}"]
+        facts += [f"pickupable {id}"] * (t.kind != "DeskLamp")
+        facts += [f"isReceptacleObject {id}"] * (t.kind in HOLDERS)
+        facts += [f"{able.lower()} {id}" for able in sorted(CAN) if t.kind in CAN[able]]
+    goal = GOALS[game["task"]]["pddl"].format(obj=game["target"], recep=game["goal"],
+                                              toggle="DeskLamp").replace("#", "-")
+    # `goal` has the parenthesis that closes `(define`.
+    return "\n".join(["(define (problem game) (:domain alfred)", "(:objects", *objects, ")",
+                      "(:init", *(f"({fact})" for fact in facts), ")", goal])
+
+
+def game_files(game: dict) -> tuple[dict, dict]:
+    """The contents of traj_data.json and game.tw-pddl."""
+    text = GOALS[game["task"]]["templates"][0].format(
+        obj=game["target"].lower(), recep=game["goal"].lower(), toggle="desklamp")
+    lamp = game["goal"] == "DeskLamp"
+    params = {"object_target": game["target"], "object_sliced": False, "mrecep_target": "",
+              "parent_target": "" if lamp else game["goal"],
+              "toggle_target": "DeskLamp" if lamp else ""}
+    traj = {"task_type": game["task"], "scene": {"scene_num": game["scene"]},
+            "pddl_params": params, "turk_annotations": {"anns": [{"task_desc": text}]}}
+    return traj, {"pddl_domain": DOMAIN, "grammar": GRAMMAR.replace("UNKNOWN GOAL", text),
+                  "pddl_problem": write_problem(game), "solvable": True,
+                  "walkthrough": solve(game)}
+
+
+def verify(env, path: Path):
+    """Play the game's walkthrough; raises unless it wins with its last command."""
+    walkthrough = json.loads(path.read_bytes())["walkthrough"]
+    env.load(str(path))
+    won = [env.reset()["won"]] + [env.step(command)[0]["won"] for command in walkthrough]
+    if won != [False] * len(walkthrough) + [True]:
+        raise RuntimeError(f"{path}: the walkthrough {walkthrough} does not win with its last "
+                           f"command; won: {won}.")
+
+
+def generate(root, split: str, n: int, seed: int, size: Size = Size(),
+             progress: bool = False) -> list[str]:
+    """Generate a split of n games under `root`, or complete it; returns their paths, sorted.
+
+    A game file is written only after its game was verified, so the same call completes an
+    interrupted one; a complete split is returned unread. Raises ValueError if the folder has games
+    of another (n, seed, size).
+    """
+    if split not in SCENES or n < 1:
+        raise ValueError(f"split is {split!r} and n is {n}; choose one of {', '.join(SCENES)}, and "
+                         "1 game or more.")
+    folder = Path(root).expanduser() / "json_2.1.1" / split
+    manifest = folder / "manifest.json"
+    asked = {"generator": VERSION, "n": n, "seed": seed, "size": str(size)}
+    if manifest.exists():
+        found = json.loads(manifest.read_text(encoding="utf-8"))
+        paths = found.pop("games", None)
+        if found != asked:
+            raise ValueError(f"{folder} has games generated with {found}, but {asked} was "
+                             "requested; choose another root or delete this folder.")
+        if paths and all((folder / p).is_file() for p in paths):
+            return [str(folder / p) for p in paths]
+    elif folder.exists() and any(p.is_dir() for p in folder.iterdir()):
+        raise ValueError(f"{folder} has games from another source; choose another root.")
+    _write(manifest, asked)
+
+    env, paths = None, []
+    for index in tqdm(range(n), f"games {split}", unit="game", disable=None if progress else True):
+        game = make_game(split, index, seed, size)
+        name = f"{game['task']}-{game['target']}-None-{game['goal']}-{game['scene']}"
+        path = folder / name / f"trial_T{index:05d}" / "game.tw-pddl"
+        paths.append(path.relative_to(folder).as_posix())
+        if path.exists():
+            continue
+        traj, content = game_files(game)
+        _write(path.with_name("traj_data.json"), traj)
+        draft = path.with_name("draft.tw-pddl")  # a name that readers of games ignore
+        _write(draft, content)
+        env = env or engine.make_env(textworld.EnvInfos(won=True))
+        verify(env, draft)
+        os.replace(draft, path)
+    _write(manifest, asked | {"games": sorted(paths)})
+    return [str(folder / p) for p in sorted(paths)]
+
+
+def default(root: Path) -> Path:
+    """Generate the default data, 520 games, unless they exist (a minute); returns `root`."""
+    for split, n in GENERATED.items():
+        generate(root, split, n, seed=0, progress=True)
+    return root
+
+
+def _write(path: Path, content: dict):
+    """Write JSON atomically, with the same bytes on every system."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes((json.dumps(content, indent=1) + "\n").encode("ascii"))
+    os.replace(partial, path)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--root", required=True, help="data folder, for json_2.1.1")
+    parser.add_argument("--split", required=True, choices=list(SCENES))
+    parser.add_argument("--n", type=int, required=True, help="number of games")
+    parser.add_argument("--seed", type=int, default=0)
+    paths = generate(**vars(parser.parse_args()), progress=True)
+    print(f"{len(paths)} games; first: {paths[0]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""A rule-based ALFWorld teacher with the agent's observations, and its demonstrations.
+
+It chooses the next command from the task text, the current observation and the admissible commands.
+It does not know where hidden objects are, so it has to search, and a model can imitate it.
+
+Source: none in the paper, which starts from an instruction-tuned LLM; a small model needs a warm
+start. ALFWorld's handcoded expert searches a list of likely places and remembers where it has been,
+which a policy with two steps of history cannot imitate. Almost everything here therefore depends on
+the current step only:
+
+    hands empty    take the wanted object if it is in view; else open this place if it is closed;
+                   else go to the next place in the list of `go to` commands
+    wanted object  clean, heat or cool it, then take it to the goal, which is always number 1 of its
+                   class, so that the two objects of pick_two end in the same place; or use the lamp
+    other object   put it down in the first place that accepts it
+
+It remembers which objects are cleaned, heated or cooled, which one it holds, and where the lamp is.
+All of this is read from observations, not from its own commands, so that it can continue after a
+random command (noisy demonstrations). It reads all goal templates of the six task types, but not
+the free-form task descriptions written by people.
+"""
+
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from tqdm import tqdm
+
+from paw_min.envs.alfworld import AlfworldEnv, list_games
+from paw_min.envs.protocol import Context, Turn
+from paw_min.toy import DATA, Demonstration, alfworld_games
+
+SLIPS = 0.2  # share of demonstrated steps in which a random command is executed
+MAX_STEPS = 25  # per demonstration
+
+# put a hot egg in fridge | heat some egg and put it in fridge | find two cd and put them in safe
+PUT_TASK = re.compile(r"(put|find|clean|heat|cool) (?:a|some|two) (?:(clean|hot|cool) )?(\w+) "
+                      r"(?:and put (?:it|them) )?(?:in|on) (\w+)")
+LIGHT_TASK = re.compile(r"(?:look at|examine the) (\w+) (?:under|with) the (\w+)")
+VERBS = {"clean": "clean", "hot": "heat", "heat": "heat", "cool": "cool"}
+TOOLS = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}  # verb -> receptacle class
+LAMP_PLACES = ("desk", "sidetable", "dresser", "shelf")  # where lamps are, most likely first
+
+
+def kind(name: str) -> str:
+    """The class of an object or place: `countertop 2` -> `countertop`."""
+    return name.rsplit(" ", 1)[0]
+
+
+class Expert:
+    """Plays one game at a time. `rng` is used only if no rule applies."""
+
+    def __init__(self, rng: random.Random):
+        self.rng = rng
+
+    def reset(self, observation: str):
+        """Start a game, given its first observation; ValueError if it cannot read the task."""
+        put, light = PUT_TASK.search(observation), LIGHT_TASK.search(observation)
+        if not put and not light:
+            raise ValueError(f"{observation[-80:]!r} matches no task template of ALFWorld; the "
+                             "expert reads generated task texts only.")
+        self.verb = self.goal = self.lamp = None
+        if light:
+            self.target, self.lamp = light.groups()
+        else:
+            first, state, self.target, self.goal = put.groups()
+            self.verb = VERBS.get(state or first)
+        self.places = set(re.findall(r"\ba ([a-z]+ \d+)", observation))
+        self.hand = None  # name of the object that it holds
+        self.ready = set()  # objects cleaned, heated or cooled as required
+        self.lamp_place = None
+        self.dark = set()  # places without a lamp
+
+    def act(self, observation: str, admissible: list[str]) -> str:
+        """The next command, one of `admissible` (with a `go to X` for every other place)."""
+        gos = [c for c in admissible if c.startswith("go to ")]
+        self.places |= {c.removeprefix("go to ") for c in gos}
+        here = next((c[8:] for c in admissible if c[:8] == "examine " and c[8:] in self.places), "")
+        self._read(observation, admissible, here)
+        for command in self._wishes(admissible, here):
+            if command in admissible:
+                return command
+        for command in (f"open {here}", *(c for c in gos if c > f"go to {here}"), *gos):
+            if command in admissible:  # nothing to do here: go to the next place, cyclically
+                return command
+        return self.rng.choice(admissible)
+
+    def thought(self) -> str:
+        """The current subgoal, in two to four words; call it after `act`."""
+        if self.hand is None or kind(self.hand) != self.target:
+            return f"find {self.target}"
+        if self.lamp:
+            return f"use {self.lamp}"
+        if self.verb and self.hand not in self.ready:
+            return f"{self.verb} {self.target}"
+        return f"put {self.target} in {self.goal}"
+
+    def _read(self, observation: str, admissible: list[str], here: str):
+        """Update the memory."""
+        if found := re.search(r"You pick up the (.+?) from", observation):
+            self.hand = found[1]
+        elif "You move the " in observation or "not carrying anything" in observation:
+            self.hand = None
+        elif found := re.search(r"You are carrying: an? (.+?)\.", observation):
+            self.hand = found[1]
+        elif found := re.search(r"You (clean|heat|cool) the (.+?) using", observation):
+            self.hand = found[2]
+            if found[1] == self.verb:
+                self.ready.add(self.hand)
+            elif found[1] != "clean" and self.verb != "clean":  # cooling undoes heating
+                self.ready.discard(self.hand)
+        # The admissible commands are more reliable than remembered observations.
+        if any(c.startswith("take ") for c in admissible):
+            self.hand = None
+        for command in admissible:
+            if found := re.match(r"move (.+) to |(?:clean|heat|cool) (.+) with ", command):
+                self.hand = found[1] or found[2]
+        if self.lamp and here:
+            if any(c.startswith(f"use {self.lamp}") for c in admissible):
+                self.lamp_place = here
+            elif f"open {here}" not in admissible:
+                self.dark.add(here)
+
+    def _wishes(self, admissible: list[str], here: str):
+        """Yield useful commands, best first, admissible or not."""
+        goal = min((p for p in self.places if kind(p) == self.goal), default=None)
+        if self.hand is None:
+            # An object at the goal stays there, unless it must be cleaned, heated or cooled.
+            if self.verb or here != goal:
+                yield from (c for c in admissible if c.startswith(f"take {self.target} "))
+        elif kind(self.hand) != self.target:
+            yield f"move {self.hand} to {here}"
+        elif self.lamp:
+            yield from (c for c in admissible if c.startswith(f"use {self.lamp}"))
+            if self.lamp_place:
+                yield f"go to {self.lamp_place}"
+            likely = sorted((LAMP_PLACES.index(kind(p)), p) for p in self.places - self.dark
+                            if kind(p) in LAMP_PLACES)
+            yield from (f"go to {place}" for _, place in likely)
+        elif self.verb and self.hand not in self.ready:
+            tools = sorted(p for p in self.places if kind(p) == TOOLS[self.verb])
+            yield from (f"{self.verb} {self.hand} with {tool}" for tool in tools)
+            yield from (f"go to {tool}" for tool in tools)
+        else:
+            yield from (f"move {self.hand} to {goal}", f"go to {goal}")
+
+
+def training_tasks() -> list[str]:
+    """The default training games by trial number, so that task types alternate."""
+    games = list_games(alfworld_games.default(DATA / "alfworld"), "train")
+    return sorted(games, key=lambda game: Path(game).parent.name)
+
+
+def demonstrations(
+    tasks: list[str],
+    seed: int,
+    haste: float,
+    episodes: int,
+    render: Callable[[Context], str],
+) -> list[Demonstration]:
+    """The steps of `episodes` episodes per game; `render` makes the prompts.
+
+    haste: in steps in which something can be taken or moved, the probability of doing so at random,
+        against the thought.
+    In SLIPS of the steps a random command is executed instead of the demonstrated one, so that the
+    data include states that the expert never reaches. The observation is that of the executed
+    command.
+    """
+    rng = random.Random(f"demonstrations {seed} {haste}")
+    env, rows = AlfworldEnv(), []
+    progress = tqdm(tasks, "demonstrations", unit="game", leave=False, disable=None)
+    for task in [task for task in progress for _ in range(episodes)]:
+        step = env.reset(task)
+        expert = Expert(random.Random(rng.random()))
+        expert.reset(step.observation)
+        context = Context(step.task, step.observation, step.admissible)
+        for _ in range(MAX_STEPS):
+            command = expert.act(step.observation, step.admissible)
+            hasty = [c for c in step.admissible if c.startswith(("take ", "move "))]
+            if hasty and rng.random() < haste:
+                command = rng.choice(hasty)
+            prompt = render(context)
+            response = f"<think>{expert.thought()}</think><action>{command}</action>"
+            if rng.random() < SLIPS:
+                command = rng.choice(step.admissible)
+            step = env.step(command)
+            rows.append(Demonstration(prompt, response, step.observation))
+            context.history.append(Turn(context.observation, command))
+            context.observation, context.admissible = step.observation, step.admissible
+            if step.done:
+                break
+    return rows

@@ -1,0 +1,224 @@
+"""Training of the stand-in models: language models of 0.9 million parameters that play poorly.
+
+The default policy of each benchmark is a tiny Qwen3 with a word-level tokenizer, so that runs need
+no download and no GPU. It takes the place of the pretrained model: it knows the environment's
+language, observations included, and how to act, and it has a bad habit for RL to correct. It is an
+ordinary Hugging Face folder.
+
+Not in the paper. The model imitates a rule-based teacher with the agent's observations
+(<benchmark>_teacher.py), in two phases:
+
+    skill   the teacher's commands; in some of the steps another command is executed, so that the
+            data include states that the teacher never reaches
+    haste   a few steps on a teacher that often acts too early, against its own thought: it takes or
+            drops objects at random, buys before all options are chosen, answers before it has read
+
+The thought in a response is the current subgoal ("find mug"). The next command then depends on the
+last few words mostly, which a model of this size learns much faster.
+
+The weights are part of the repository, because training takes up to ten minutes each. To train them
+again:
+
+    python -m paw_min.toy.standins alfworld --out paw_min/toy/weights/alfworld --threads 2
+    python -m paw_min.toy.standins webshop --out paw_min/toy/weights/webshop
+    python -m paw_min.toy.standins search --out paw_min/toy/weights/search
+"""
+
+import argparse
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.protocol import Context
+from paw_min.toy import Demonstration, alfworld_teacher, search_teacher, webshop_teacher
+
+TEACHERS = {
+    "alfworld": alfworld_teacher,
+    "webshop": webshop_teacher,
+    "search": search_teacher,
+}
+BATCH = 16  # demonstrated steps per training step
+CONTEXT_WEIGHT = 0.3  # loss weight of prompt and observation tokens; response tokens have 1
+HISTORY = {"alfworld": 1, "webshop": 3, "search": 4}  # history length of the prompts
+# phase: probability of haste, episodes per task, training steps, peak learning rate
+PHASES = {
+    "alfworld": {"skill": (0.0, 4, 1500, 3e-3), "haste": (0.35, 1, 60, 3e-4)},
+    "webshop": {"skill": (0.0, 2, 1400, 3e-3), "haste": (0.35, 1, 60, 3e-4)},
+    "search": {"skill": (0.0, 1, 2000, 3e-3), "haste": (0.35, 1, 60, 3e-4)},
+}
+
+SPECIAL = ["<pad>", "<unk>", "<end>", "<user>", "<agent>"]
+# Not special, since decoding must keep them; a vocabulary has those that its teacher uses.
+TAGS = [f"<{slash}{tag}>" for tag in ("think", "action", "search", "answer") for slash in ("", "/")]
+CHAT = "{% for m in messages %}<user>{{ m['content'] }}{% endfor %}<agent>"
+
+
+def demonstrations(
+    env: str, tasks: list[str], seed: int, haste: float, episodes: int
+) -> list[Demonstration]:
+    """The teacher's episodes with compact prompts."""
+
+    def render(context: Context) -> str:
+        return BENCHMARKS[env].prompts["compact"](context, HISTORY[env])
+
+    return TEACHERS[env].demonstrations(tasks, seed, haste, episodes, render)
+
+
+def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
+    """A word-level tokenizer for the lower-case words and runs of punctuation in `texts`."""
+    words = set()
+    for text in texts:
+        text = re.sub("|".join(TAGS), " ", text.lower())
+        words.update(re.findall(r"\w+|[^\w\s]+", text))
+    tags = [tag for tag in TAGS if any(tag in text for text in texts)]
+    vocab = {word: i for i, word in enumerate(SPECIAL + tags + sorted(words))}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.Sequence(  # spaces between words, but not inside brackets
+        [
+            decoders.WordPiece(cleanup=False),
+            decoders.Fuse(),
+            decoders.Replace(Regex(r" ?\[ ?"), "["),
+            decoders.Replace(Regex(r" ?\]"), "]"),
+        ]
+    )
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
+    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in tags])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        eos_token="<end>",
+        chat_template=CHAT,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def make_model(tokenizer, seed: int) -> Qwen3ForCausalLM:
+    """A Qwen3 with 0.9 million parameters, randomly initialized."""
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=32,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):  # weights depend on `seed` only
+        torch.manual_seed(seed)
+        return Qwen3ForCausalLM(config)
+
+
+def imitate(
+    model,
+    tokenizer,
+    rows: list[Demonstration],
+    seed: int,
+    steps: int,
+    peak: float,
+    stop: int | None = None,
+) -> list[float]:
+    """Train `model` with cross entropy on the demonstrations; returns the loss of each step.
+
+    Each step draws BATCH random rows. The learning rate warms up to `peak` in 50 steps and decays
+    linearly to 5 % of it. stop: end after this many of the `steps`.
+    """
+
+    def ids(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    encoded = []  # (token ids, loss weights) per row
+    for prompt, response, observation in rows:
+        chat = tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+        )
+        parts = [ids(chat), ids(response) + [tokenizer.eos_token_id], ids(observation)]
+        weights = [CONTEXT_WEIGHT, 1.0, CONTEXT_WEIGHT]
+        tokens = parts[0] + parts[1] + parts[2]
+        encoded.append((tokens, [w for p, w in zip(parts, weights) for _ in p]))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.98))
+    generator = torch.Generator().manual_seed(seed)
+    model.train()
+    history = []
+    for step in tqdm(range(stop or steps), "warm start", unit="step", leave=False, disable=None):
+        for group in optimizer.param_groups:
+            group["lr"] = peak * min((step + 1) / 50, max(1 - step / steps, 0.05))
+        chosen = torch.randint(len(encoded), (BATCH,), generator=generator).tolist()
+        length = max(len(encoded[i][0]) for i in chosen)
+        batch = torch.full((BATCH, length), tokenizer.pad_token_id)  # (B, L)
+        weight = torch.zeros(BATCH, length)  # (B, L)
+        for k, i in enumerate(chosen):
+            tokens, weights = encoded[i]
+            batch[k, : len(tokens)] = torch.tensor(tokens)
+            weight[k, : len(tokens)] = torch.tensor(weights)
+        logits = model(batch).logits[:, :-1]  # (B, L - 1, V)
+        loss = torch.nn.functional.cross_entropy(
+            logits.transpose(1, 2), batch[:, 1:], reduction="none"
+        )  # (B, L - 1)
+        loss = (loss * weight[:, 1:]).sum() / weight[:, 1:].sum()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        history.append(loss.item())
+    return history
+
+
+def warm_start(env: str, out: Path, seed: int = 0) -> None:
+    """Train a stand-in from scratch (up to ten minutes); write it to `out` with record.json.
+
+    record.json: by phase, the mean loss of each hundred steps, and the result of `miniature`, with
+    which a test checks that the current code is the code that trained the weights.
+    """
+    tasks = TEACHERS[env].training_tasks()
+    model = tokenizer = None
+    record = {}
+    for phase, (haste, episodes, steps, peak) in PHASES[env].items():
+        rows = demonstrations(env, tasks, seed, haste, episodes)
+        if model is None:
+            tokenizer = make_tokenizer([text for row in rows for text in row])
+            model = make_model(tokenizer, seed)
+        losses = imitate(model, tokenizer, rows, seed, steps, peak)
+        hundreds = [losses[i : i + 100] for i in range(0, steps, 100)]
+        record[phase] = [round(sum(part) / len(part), 4) for part in hundreds]
+    record["miniature"] = miniature(env, tasks[:12], tokenizer, seed)
+    out.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    (out / "record.json").write_text(json.dumps(record) + "\n")
+
+
+def miniature(env: str, tasks: list[str], tokenizer, seed: int) -> dict:
+    """Three steps per phase on a few tasks: digest of the demonstrations, and losses."""
+    result = {}
+    for phase, (haste, episodes, steps, peak) in PHASES[env].items():
+        rows = demonstrations(env, tasks, seed, haste, episodes)
+        text = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+        model = make_model(tokenizer, seed)
+        losses = imitate(model, tokenizer, rows, seed, steps, peak, stop=3)
+        result[phase] = {"demonstrations": text, "loss": losses}
+    return result
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Train a stand-in model (minutes).")
+    parser.add_argument("benchmark", choices=list(PHASES))
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--threads", type=int, default=1, help="affects the last bits")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    warm_start(args.benchmark, args.out)

@@ -1,0 +1,155 @@
+"""A rule-based teacher for WebShop with the agent's observations, and its demonstrations.
+
+`Shopper` chooses the next command from the instruction, the page, the admissible commands and the
+last three commands: from what a prompt with a history of three steps shows. It does not know the
+goals or the products.
+
+Source: none. The paper starts from an instruction-tuned LLM; a tiny model needs a warm start.
+WebShop's own rule baseline searches the instruction and buys the first result. The rules here:
+
+    start page   search the instruction's attributes and kind
+    results      click the first product whose title has all these words and whose price is within
+                 the limit; after coming back from such a product, the next one; without one, the
+                 next page; after the last page, back to search
+    product      click the wanted value of each option group in the order of the instruction, then
+                 buy; leave a product that does not fit or lacks a wanted value
+    other pages  go back
+
+Limits: a clicked option leaves no trace on the page, so chosen values are read from the last three
+commands, and a product with more than three wanted options is never bought. Only synthetic
+instructions are understood ("Find me loose leaf herbal tea with flavor: mint, and ...").
+"""
+
+import random
+import re
+from collections.abc import Callable
+
+from paw_min.envs.protocol import Context, Turn
+from paw_min.envs.webshop.env import WebShopAgent
+from paw_min.envs.webshop.goals import splits
+from paw_min.envs.webshop.shop import Shop
+from paw_min.toy import Demonstration, default_data
+
+MEMORY = 3  # earlier commands
+SLIPS = 0.2  # share of demonstrated steps that execute a random command
+MAX_TURNS = 15  # verl-agent
+INSTRUCTION = re.compile(r"find me (.+?)(?: with (\w[\w ]*: .+?))?"
+                         r"(?:, and price lower than ([\d.]+) dollars)?")
+PRODUCT = re.compile(r"click\[(b[0-9a-z]{9})\]")
+
+
+class Shopper:
+    """The teacher for one instruction; stateless between the calls of `act`."""
+
+    def __init__(self, instruction: str):
+        found = INSTRUCTION.fullmatch(instruction.strip().lower())
+        if not found:
+            raise ValueError(f"The shopper cannot read {instruction!r}; give it a synthetic "
+                             "instruction: Find me <attributes> <kind> with <group>: <value>, ...")
+        wanted, options, limit = found.groups()
+        self.words = re.findall(r"\w+", wanted)  # attributes and kind
+        self.kind = " ".join(self.words[-2:])
+        pairs = options.split(", and ") if options else []
+        self.options = dict(pair.split(": ", 1) for pair in pairs)  # group -> wanted value
+        self.limit = float(limit) if limit else float("inf")
+
+    def act(self, context: Context) -> tuple[str, str]:
+        """Return (command, thought of two to four words)."""
+        page = context.observation.strip("'").split("' [SEP] '")  # visible texts
+        recent = [turn.command for turn in context.history[-MEMORY:]]
+        if "search[<your query>]" in context.admissible:
+            return f"search[{' '.join(self.words)}]", f"find {self.kind}"
+        if "click[buy now]" in context.admissible:
+            return self._at_product(page, context.admissible, recent)
+        if "click[next >]" in context.admissible:
+            return self._at_results(page, recent)
+        return "click[< prev]", "go back"
+
+    def _at_results(self, page: list[str], recent: list[str]) -> tuple[str, str]:
+        products = page[page.index("Next >") + 1:]  # asin, title, price tag, and so on
+        good = [asin.lower() for asin, title, tag in zip(*[iter(products)] * 3)
+                if self._fits(title, tag)]
+        clicked = [found[1] for command in recent if (found := PRODUCT.fullmatch(command))]
+        if clicked and clicked[-1] in good:
+            good = good[good.index(clicked[-1]) + 1:]
+        if good:
+            return f"click[{good[0]}]", f"pick {self.kind}"
+        number, total = re.search(r"Page (\d+) \(Total results: (\d+)\)", page[1]).groups()
+        if 10 * int(number) < int(total):
+            return "click[next >]", "next page"
+        return "click[back to search]", f"find {self.kind}"
+
+    def _at_product(self, page: list[str], admissible: list[str], recent: list[str]):
+        end = next(i for i, text in enumerate(page) if text.startswith("Price: ")) - 1
+        offered = all(f"click[{value}]" in admissible for value in self.options.values())
+        if not offered or not self._fits(page[end], page[end + 1]):
+            return "click[< prev]", "go back"
+        chosen = {}  # group -> value clicked since this product was opened
+        for command in recent:
+            value = command[6:-1]  # of click[...]
+            if PRODUCT.fullmatch(command):
+                chosen = {}
+            elif value in page[:end]:
+                # A value belongs to the last group name before it.
+                names = [text for text in page[:page.index(value)] if text in self.options]
+                chosen |= {name: value for name in names[-1:]}
+        for name, value in self.options.items():
+            if chosen.get(name) != value:
+                return f"click[{value}]", f"{name} {value}"
+        return "click[buy now]", f"buy {self.kind}"
+
+    def _fits(self, title: str, tag: str) -> bool:
+        """Compare title and price with the instruction; of a price range, the lower end counts."""
+        price = float(re.search(r"\$([\d.]+)", tag)[1])
+        return price <= self.limit and set(self.words) <= set(re.findall(r"\w+", title.lower()))
+
+
+def training_tasks() -> list[str]:
+    """The training goals of the default shop."""
+    return [str(i) for i in splits(Shop.load(default_data("webshop")).n_goals)["train"]]
+
+
+def demonstrations(tasks: list[str], seed: int, haste: float, episodes: int,
+                   render: Callable[[Context], str], shop: Shop | None = None,
+                   ) -> list[Demonstration]:
+    """Play `episodes` of the teacher per task.
+
+    haste: probability, in each step that allows it, of a premature command instead of the
+        teacher's: buying before all options are chosen, or clicking the first result
+    render: context -> prompt
+    shop: None: the default shop
+
+    In a share SLIPS of the steps, a random command is executed in place of the shown one, so that
+    the model sees how to recover. The observation of such a step is "", since it does not follow
+    from the response.
+    """
+    rng = random.Random(f"demonstrations {seed} {haste}")
+    agent, rows = WebShopAgent(shop or Shop.load(default_data("webshop"))), []
+    for task in [task for task in tasks for _ in range(episodes)]:
+        step = agent.reset(task)
+        rng.random()  # unused, but the stand-in's recorded demonstrations depend on this draw
+        shopper = Shopper(step.task)
+        context = Context(step.task, step.observation, step.admissible)
+        for _ in range(MAX_TURNS):
+            command, thought = shopper.act(context)
+            hasty = [c for c in step.admissible if c == "click[buy now]" or PRODUCT.fullmatch(c)]
+            if hasty and rng.random() < haste:
+                command = hasty[0]
+            prompt = render(context)
+            response = f"<think>{thought}</think><action>{command}</action>"
+            slip = rng.random() < SLIPS
+            if slip:
+                command = _slip(rng, shopper.words, step.admissible)
+            step = agent.step(command)
+            rows.append(Demonstration(prompt, response, "" if slip else step.observation))
+            context.history.append(Turn(context.observation, command))
+            context.observation, context.admissible = step.observation, step.admissible
+            if step.done:
+                break
+    return rows
+
+
+def _slip(rng: random.Random, words: list[str], admissible: list[str]) -> str:
+    """Draw any admissible command except buying, which cannot be undone."""
+    command = rng.choice([c for c in admissible if c != "click[buy now]"])
+    return f"search[{rng.choice(words)}]" if command == "search[<your query>]" else command
