@@ -1,19 +1,21 @@
-"""What do GiGPO's similarity anchors cost with plain difflib, and with paw_min.advantages?
+"""Time of GiGPO's similarity anchors, with plain difflib and with paw_min.envs.anchors.
 
     python bench/anchors.py [--quick] [--out bench/results/anchors.json]
 
 Episodes of search-augmented QA in the paper's numbers: 256 questions in groups of 5, at most 4
-turns, ratio 0.9. Anchors are questions and information blocks of three passages, about 500 words,
-in English (the help texts that come with Python). The members of a group ask alike, so that their
-blocks are often equal and more often share passages; a few turns are invalid and leave "".
+turns, similarity 0.9. Anchors are questions and information blocks of three passages, about 500
+words, of English text (the help texts that come with Python). Members of a group ask similar
+queries, so their blocks are often equal and even more often share passages; a few turns are invalid
+and have the anchor "".
 
-    plain   every row against the first member of every cluster of its group, by difflib's ratio
-    ours    advantages.similar_anchors
+    plain   every row is compared with the first member of every cluster of its group by difflib
+    ours    envs/anchors.py
 
-Both must give the same clusters. CPU seconds of one process (`time.process_time`); ours is the mean
-of three passes. They are set against an update that is computed, not measured: 8 operations for
-each parameter and token (6 for the forward and backward pass, 2 for the old log-probs) of a model
-of 3 billion on 4 H100 at 40 % of their bf16 peak. --quick takes 16 groups. Takes a minute or two.
+Both must give the same clusters. Times are CPU seconds of one process (`time.process_time`); ours
+is the mean of three passes. They are compared with the time of an update, which is computed, not
+measured: 8 operations per parameter and token (6 for the forward and backward pass, 2 for the old
+log-probs) of a model with 3 billion parameters, on 4 H100 at 40 % of their bf16 peak. --quick: 16
+groups. Takes one to two minutes.
 """
 
 import argparse
@@ -27,11 +29,14 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from time import process_time
 
-ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from paw_min.envs.anchors import similar_anchors
+
 GROUPS, QUICK_GROUPS, GROUP_SIZE, TURNS, THRESHOLD = 256, 16, 5, 4, 0.9
 PASSAGE_WORDS, TOP_K = 165, 3
 PARAMETERS, GPUS, FLOPS = 3e9, 4, 0.4 * 989e12
-LETTERS_PER_TOKEN, MORE_TOKENS = 4, 400  # of a row: instructions and response, beside its history
+LETTERS_PER_TOKEN, MORE_TOKENS = 4, 400  # MORE_TOKENS: instructions and response of a row
 
 
 def make_rows(groups: int, seed: int) -> list[tuple[int, str, int]]:
@@ -47,8 +52,8 @@ def make_rows(groups: int, seed: int) -> list[tuple[int, str, int]]:
     rows = []
     for group in range(groups):
         question = " ".join(passage().split()[:12]) + "?"
-        hops = [[passage() for _ in range(12)] for _ in range(2)]  # what one looks for, best first
-        if rng.random() < 0.2:  # now and then one of them has a near copy
+        hops = [[passage() for _ in range(12)] for _ in range(2)]  # by rank
+        if rng.random() < 0.2:  # a near copy of a passage
             hops[0].append(hops[0][1].replace(" the ", " this "))
         for _ in range(GROUP_SIZE):
             rows.append((group, question, len(question)))
@@ -59,7 +64,7 @@ def make_rows(groups: int, seed: int) -> list[tuple[int, str, int]]:
 
 
 def information(rng: random.Random, passages: list[str]) -> str:
-    """The block for a query, either in the usual words or in others: the ranks change a little."""
+    """The block for a query; in half of the queries, other words change the ranks a little."""
     noise = rng.choice([0.0, 1.5])
     ranks = {p: i % 12 + rng.gauss(0.0, noise) for i, p in enumerate(passages)}
     best = sorted(passages, key=ranks.get)[:TOP_K]
@@ -68,7 +73,7 @@ def information(rng: random.Random, passages: list[str]) -> str:
 
 
 def plain_anchors(group: list[int], anchor: list[str], threshold: float) -> list[int]:
-    """Greedy first-fit without any thought of time."""
+    """Greedy first-fit clusters, written without regard to speed."""
     representatives, clusters = {}, []
     for g, text in zip(group, anchor):
         known = representatives.setdefault(g, [])
@@ -93,14 +98,12 @@ def main():
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_GROUPS} groups")
     parser.add_argument("--out", default="bench/results/anchors.json")
     args = parser.parse_args()
-    sys.path.insert(0, str(ROOT))
-    from paw_min.advantages import similar_anchors
 
     group, anchor, letters = zip(*make_rows(QUICK_GROUPS if args.quick else GROUPS, seed=0))
     plain, plain_seconds = timed(plain_anchors, group, anchor, THRESHOLD)
     results, times = zip(*(timed(similar_anchors, group, anchor, THRESHOLD) for _ in range(3)))
     if any(result != plain for result in results):
-        raise SystemExit("The two differ: see tests/test_advantages.py.")
+        raise SystemExit("The two clusterings differ: see tests/test_advantages.py.")
 
     seconds = sum(times) / len(times)
     tokens = sum(letters) / LETTERS_PER_TOKEN + MORE_TOKENS * len(anchor)

@@ -1,36 +1,37 @@
-"""What PaW adds to GRPO: time and memory of one whole update on the same rows.
+"""Time and memory that PaW adds to GRPO in one update on the same rows.
 
     python bench/overhead.py [--quick] [--gpu] [--out bench/results/overhead.json]
 
-The paper measures a step of ALFWorld with Qwen2.5-1.5B, rollout included: +2.1 % time, +2.4 % peak
-memory (Fig. 5). Here: `paw_min.update.update` alone, without the rollout, which PaW leaves as it is
-and which would dilute the difference; on rows with the lengths of ALFWorld and of WebShop (see
-`SHAPES` in update.py), in the paper's settings: old log-probs, KL to a reference, mini-batches,
-clipped MAE on the observations of three rows in four.
+The paper measures a whole step of ALFWorld with Qwen2.5-1.5B, rollout included: +2.1 % time and
++2.4 % peak memory (Fig. 5). This script measures the update alone (update.prepare and
+update.learn), because PaW does not change the rollout, which would dilute the difference. The rows
+have the lengths of ALFWorld and of WebShop (SHAPES in bench/update.py), with the paper's settings:
+old log-probs, KL to a reference, mini-batches, clipped MAE on the observations of three rows in
+four.
 
-Aim: at most +1.0 % of each, or what the observations add in tokens plus 0.3 points if that is more.
+Target: at most +1.0 %, or the observations' fraction of the tokens plus 0.3 points if that is more.
 
-Model: random weights. On a GPU the config of Qwen2.5-1.5B, bf16, 512 rows, mini-batches as in the
-paper. On a CPU a small one with the same share of parameters in the head, 32 rows of half the
-length, fp32, and chunks of the head with as many positions as there. Activations are recomputed in
-the backward pass.
+Model: random weights. GPU: the config of Qwen2.5-1.5B, bf16, 512 rows, the paper's mini-batches.
+CPU: a small model with the same fraction of parameters in the head, fp32, 32 rows of half the
+length, and chunks of the head with as many positions as there. Activations are recomputed in the
+backward pass.
 
-Time: GRPO and PaW in turn in one process, CPU seconds of one thread (GPU: seconds). Every turn does
-the same calls in the same order; each counts with the least of its times, which leaves out what
-other programs disturb. Old pass, reference and optimizer do the same work in both and have one
-time; the first two are computed in the first turn only. For comparison `operations`, those of
-matrix products and attention, counted, without noise.
+Time: GRPO and PaW alternate in one process, measured in CPU seconds of one thread (GPU: seconds).
+Every turn makes the same calls in the same order, and each call counts with its minimum over the
+turns, which removes the disturbance by other programs. The old pass, the reference and the
+optimizer do the same work in both and share one time; the first two run in the first turn only.
+`operations` counts the operations of matrix products and attention, without noise.
 
-Memory: peak of what tensors take, weights and optimizer included, as the allocator counts them. An
-update that plans whole mini-batches of the paper (256 rows, WebShop 64), on a CPU with half of
---micro-tokens, leaves out old pass and reference, which need less, and ends after the first
-micro-batch, the largest. Which rows that has, and how well they fill it, is chance: the mean of
-DRAWS draws of rows and entropies, `memory_draws` are their differences.
+Memory: the peak of all tensors, weights and optimizer included, by the allocator's count. The
+update is planned for whole mini-batches of the paper (256 rows, WebShop 64; on a CPU with half of
+--micro-tokens) and stops after the first micro-batch, which is the largest. The old pass and the
+reference are skipped, since they need less. The rows of that micro-batch and its padding are
+random, so the result is averaged over DRAWS draws of rows and entropies; `memory_draws` has the
+difference in each.
 
---quick: one turn instead of six. Three to four minutes.
+--quick: one turn instead of six. Takes four minutes.
 """
 
-# ruff: noqa: E402 (the repository has to be on the path before paw_min is imported)
 import argparse
 import json
 import os
@@ -42,10 +43,12 @@ from itertools import accumulate
 from pathlib import Path
 from unittest.mock import patch
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler reports its starts and stops
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # no messages about the profiler's start and stop
 
+import paw_min  # noqa: F401 - before torch, for OMP_WAIT_POLICY
+
+# isort: split
 import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
@@ -55,14 +58,14 @@ from update import write as write_report
 
 from paw_min import update
 from paw_min.config import Config
-from paw_min.model import head
+from paw_min.model import head, scoring
 from paw_min.rollout import Episode
 
 SMALL = dict(hidden_size=64, num_attention_heads=2, num_key_value_heads=1, intermediate_size=1120,
              num_hidden_layers=4, tie_word_embeddings=True, vocab_size=2500)  # fmt: skip
 ROWS, SCALE = {"cpu": 32, "cuda": 512}, {"cpu": 0.5, "cuda": 1.0}
-MICRO_TOKENS = 2048  # on a CPU, for times
-CHUNK = head.CHUNK * SMALL["vocab_size"] // VOCABULARY  # as many positions as there
+MICRO_TOKENS = 2048  # for times on a CPU
+CHUNK = head.CHUNK * SMALL["vocab_size"] // VOCABULARY  # as many positions as on a GPU
 DRAWS = 4  # for the memory
 MINI_BATCHES = {"alfworld": 256, "webshop": 64}  # rows, A.1
 STEPS, GROUP = 4, 4  # rows of an episode, episodes of a group
@@ -70,7 +73,7 @@ SAME, OWN = ("old_pass", "reference", "optimizer"), ("forward", "backward", "res
 
 
 def make_episodes(shape: str, device: str, n_rows: int, vocabulary: int, seed) -> list[Episode]:
-    """Episodes of STEPS rows, every other one won."""
+    """Episodes of STEPS rows; every second one is won."""
     rows = make_rows(shape, n_rows, vocabulary, SCALE[device], seed)
     episodes = []
     for n in range(0, len(rows), STEPS):
@@ -83,7 +86,7 @@ def make_episodes(shape: str, device: str, n_rows: int, vocabulary: int, seed) -
 
 
 class Bench:
-    """One policy, reference and optimizer, and updates with or without PaW on them."""
+    """A policy, a reference and an optimizer, and updates of them with or without PaW."""
 
     def __init__(self, shape: str, device: str, what: str, seed: int = 0):
         torch.set_num_threads(1)
@@ -102,7 +105,7 @@ class Bench:
         self.reference = make_policy(config, device, precision).requires_grad_(False)
         self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=1e-6)
         for p in self.policy.parameters():
-            p.grad = torch.ones_like(p).zero_()  # written to, so that its memory is there
+            p.grad = torch.ones_like(p).zero_()  # written to, so that its memory is resident
         self.optimizer.step()
         self.cfg = {paw: Config(paw=paw, mini_batch=mini, micro_tokens=tokens, precision=precision)
                     for paw in (False, True)}  # fmt: skip
@@ -111,57 +114,56 @@ class Bench:
             self.watch()
 
     def watch(self) -> None:
-        """Time the phases of an update: wrap what they are made of."""
+        """Wrap the parts of an update in timers."""
 
         def timed(function, phase):
             def run(*arguments, **options):
-                name, start = phase(*arguments), now(self.device)
+                start = now(self.device)
                 result = function(*arguments, **options)
-                self.seconds[name].append(now(self.device) - start)
+                if torch.is_grad_enabled():  # not the forward passes inside the old pass
+                    self.seconds[phase].append(now(self.device) - start)
                 return result
 
             return run
 
-        score = timed(
-            update.score_actions,
-            lambda cfg, policy, *_: "old_pass" if policy is self.policy else "reference",
-        )
+        def once(function, phase):
+            def run(*arguments):
+                if phase not in self.scored:
+                    self.scored[phase] = function(*arguments)
+                return self.scored[phase]
 
-        def score_once(cfg, policy, rows):
-            if policy not in self.scored:
-                self.scored[policy] = score(cfg, policy, rows)
-            return self.scored[policy]
+            return run
 
-        update.score_actions, forward = score_once, self.policy.forward
-        self.policy.forward = timed(
-            forward, lambda *_: "forward" if torch.is_grad_enabled() else "in old_pass"
-        )
-        torch.Tensor.backward = timed(torch.Tensor.backward, lambda *_: "backward")
-        self.optimizer.step = timed(self.optimizer.step, lambda *_: "optimizer")
+        # The old pass calls it by its name in scoring.py, the reference by that in update.py.
+        for module, phase in ((scoring, "old_pass"), (update, "reference")):
+            module.score_responses = once(timed(module.score_responses, phase), phase)
+        self.policy.forward = timed(self.policy.forward, "forward")
+        torch.Tensor.backward = timed(torch.Tensor.backward, "backward")
+        self.optimizer.step = timed(self.optimizer.step, "optimizer")
 
     def first_micro_batch(self, paw: bool) -> None:
-        """An update that ends there, with random entropies in place of those of the old pass."""
+        """An update that stops there, with random entropies instead of those of the old pass."""
         backward = torch.Tensor.backward
 
         def last(loss):
             backward(loss)
             raise StopIteration
 
-        def scored(cfg, policy, rows):
-            chance = torch.Generator().manual_seed(self.seed)
-            return torch.zeros(len(rows), 1), torch.rand(len(rows), generator=chance)
+        def random_scores(cfg, policy, rows):
+            draws = torch.Generator().manual_seed(self.seed)
+            return scoring.Scores(torch.zeros(len(rows), 1), torch.rand(len(rows), generator=draws))
 
-        with (suppress(StopIteration), patch.object(update, "score_actions", scored),
+        with (suppress(StopIteration), patch.object(scoring, "score_responses", random_scores),
+              patch.object(update, "score_responses", random_scores),
               patch.object(torch.Tensor, "backward", last)):  # fmt: skip
             self.update(paw)
 
     def update(self, paw: bool) -> tuple[dict, dict]:
         """One update -> seconds of each call by phase, metrics."""
         self.seconds.clear()
-        start = now(self.device)
-        metrics = update.update(
-            self.cfg[paw], self.policy, self.reference, self.optimizer, self.episodes, (0, 1)
-        )
+        cfg, start = self.cfg[paw], now(self.device)
+        rows = update.prepare(cfg, self.policy, self.reference, self.episodes)
+        metrics = update.learn(cfg, self.policy, self.optimizer, rows, (0, 1))
         seconds = {"total": [now(self.device) - start]} | self.seconds
         known = sum(sum(seconds[phase]) for phase in SAME + OWN[:2])
         seconds["rest"] = [seconds["total"][0] - known]
@@ -169,7 +171,7 @@ class Bench:
 
 
 def peak(shape: str, device: str, paw: bool, seed: int) -> int:
-    """The most that tensors take in an update, in bytes."""
+    """The peak of all tensors in an update, in bytes."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         Bench(shape, device, "memory", seed).first_micro_batch(paw)
@@ -186,7 +188,7 @@ def measure(shape: str, what: str, device: str, turns: int) -> dict:
         return {name: [peak(shape, device, name == "paw", seed) / 2**20 for seed in range(DRAWS)]
                 for name in ("grpo", "paw")}  # fmt: skip
     bench = Bench(shape, device, what)
-    bench.update(True)  # warm
+    bench.update(True)  # warm-up
     found = {False: [], True: []}
     for turn in range(turns):
         for paw in (False, True) if turn % 2 else (True, False):
@@ -242,7 +244,7 @@ def summary(timing: dict, peaks: dict, tokens: int) -> dict:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one turn instead of six")
-    parser.add_argument("--gpu", action="store_true", help="Qwen2.5-1.5B's size, on a GPU")
+    parser.add_argument("--gpu", action="store_true", help="the size of Qwen2.5-1.5B, on a GPU")
     parser.add_argument("--out", default="bench/results/overhead.json")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)  # shape, what
     args = parser.parse_args()

@@ -1,24 +1,26 @@
-"""Environment steps per second and the generator's idle share, against lock-step rollouts.
+"""Environment steps per second and the sampler's idle time, compared with lock-step rollouts.
 
     python bench/rollout.py [--sampler transformers vllm] [--gpu] [--quick] [--out FILE]
 
 Both play the same tasks with the same seeds, sampler and environments:
 
-    lock-step   generate for all, step all, wait for all; an episode that is over leaves the batch
-    ours        paw_min.rollout: whoever has an answer generates, whoever has a response steps
+    lock-step   generate for all, step all, wait for all; a finished episode leaves the batch
+    ours        paw_min.rollout, asynchronous: an episode generates as soon as its environment
+                answers, and steps as soon as its response is complete
 
-An environment is a process that sleeps: log-normal seconds per step, seeded by task and step (heavy
-tail), or none at all. A response ends with a share of the vocabulary, so that lengths are geometric
-up to a limit; episodes have different numbers of steps. Model: random weights; on a CPU two narrow
-layers, with --gpu Qwen2.5-1.5B in bf16, more episodes and longer responses.
+Each environment is a process that sleeps: log-normal seconds per step (heavy tail), seeded by the
+task, or no delay at all. A response ends at any token of a fixed fraction of the vocabulary, so
+that lengths are geometric up to a limit; episodes have different numbers of steps. Model: random
+weights; two narrow layers on a CPU; with --gpu Qwen2.5-1.5B in bf16, more episodes and longer
+responses.
 
-The two take turns; a ratio is that of neighbours, and the middle one is given with the extremes.
-idle: share of a rollout's wall time in which the sampler did not work. env_wait: share of it in
-which the rollout waited for environments. same_responses: share of the responses that are equal,
-token by token. Sleeping needs no core, generation one. About a minute for each sampler.
+The two alternate; each ratio compares neighboring rounds, and the report has the median with the
+extremes. idle: fraction of a rollout's wall time in which the sampler did not work. env_wait:
+fraction in which the rollout waited for environments. same_responses: fraction of the responses
+that are equal, token by token. Sleeping needs no core, generation needs one. Takes about a minute
+per sampler.
 """
 
-# ruff: noqa: E402 (the repository has to be on the path before paw_min is imported)
 import argparse
 import json
 import math
@@ -33,14 +35,14 @@ from collections import deque
 from functools import partial
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ["OMP_NUM_THREADS"] = "1"
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
 
 from paw_min.envs.pool import EnvPool  # torch is imported in main(), not in each worker
+from paw_min.envs.protocol import Step
 
-SIGMA = 1.2  # spread of the logarithm of a delay: the mean is 2.05 medians, one in 100 above 16
-SIZES = {  # rounds: with delays, and without, where a round is short and noisy
+SIGMA = 1.2  # of the logarithm of a delay: the mean is 2.05 medians, 1 in 100 exceeds 16 medians
+SIZES = {  # rounds: (with delays, without); rounds without delays are short and noisy
     "quick": dict(
         episodes=8, turns=(2, 4), median=0.05, tokens=24, end_share=1 / 12, rounds=(1, 1)
     ),
@@ -57,36 +59,38 @@ QWEN = dict(vocab_size=151_936, hidden_size=1536, intermediate_size=8960, num_hi
 
 
 class Sleeper:
-    """An environment that takes its time; the task decides how much, and how many steps."""
+    """An environment that sleeps; its task determines the delays and the number of steps."""
 
     def __init__(self, median: float, turns: tuple[int, int]):
         self.median, self.turns = median, turns
 
-    def reset(self, task):
+    def reset(self, task: str) -> Step:
         self.task, self.random = task, random.Random(task)
         self.left = self.random.randint(*self.turns)
         return self._answer()
 
-    def step(self, action):
+    def step(self, command: str) -> Step:
         self.left -= 1
-        over = self.left == 0
-        observation, info = self._answer()
-        return observation, float(over), over, info | {"won": over}
+        return self._answer()
 
-    def _answer(self):
+    def _answer(self) -> Step:
         time.sleep(self.median * self.random.lognormvariate(0, SIGMA))
-        info = {"task": self.task, "task_type": "sleep", "admissible": []}
-        return " ".join(self.random.choices(WORDS, k=30)), info
+        observation, done = " ".join(self.random.choices(WORDS, k=30)), self.left == 0
+        return Step(observation, self.task, "sleep", [], float(done), done, won=done)
 
 
 class LockStepPool:
-    """A pool that has no answer before all that was sent is answered."""
+    """A pool that answers nothing before it has the answers to all requests."""
 
-    def __init__(self, pool):
+    def __init__(self, pool: EnvPool):
         self.pool, self.n_envs, self.sent, self.ready = pool, pool.n_envs, 0, deque()
 
-    def send(self, slot, method, argument):
-        self.pool.send(slot, method, argument)
+    def reset(self, slot, task):
+        self.pool.reset(slot, task)
+        self.sent += 1
+
+    def step(self, slot, command):
+        self.pool.step(slot, command)
         self.sent += 1
 
     def recv(self, timeout=None):
@@ -97,7 +101,7 @@ class LockStepPool:
 
 
 class LockStepSampler:
-    """A sampler that has no response before all that was asked has one."""
+    """A sampler that returns nothing before all requests have their responses."""
 
     def __init__(self, sampler):
         self.sampler = sampler
@@ -107,7 +111,7 @@ class LockStepSampler:
 
 
 def make_policy(size: dict, config: dict, device: str):
-    """Random weights, and as many end tokens as make responses end where they should."""
+    """Random weights, and a fraction end_share of the vocabulary as end tokens."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -140,24 +144,25 @@ def make_sampler(name: str, config: dict, cfg, device: str):
 
 
 def play(how: str, cfg, policy, sampler, pool, size: dict) -> dict:
-    """One rollout -> its steps per second, shares and responses."""
+    """One rollout -> its steps per second, idle fractions and responses."""
     from paw_min.rollout import rollout
 
     if how == "lock-step":
         sampler, pool = LockStepSampler(sampler), LockStepPool(pool)
     tasks = [f"task {i}" for i in range(size["episodes"])]
     start = time.perf_counter()
-    episodes, stats = rollout(
-        cfg, policy, sampler, pool, tasks, range(len(tasks)), temperature=1.0, seed=(0,), label=how
-    )
+    played = rollout(
+        cfg, policy, sampler, pool, tasks, range(len(tasks)),
+        temperature=1.0, seed_key=(0,), label=how,
+    )  # fmt: skip
     seconds = time.perf_counter() - start
-    responses = [t.response_ids for e in episodes for t in e.transitions]
-    return {"steps_per_s": len(responses) / seconds, "idle": stats["generator_idle"],
-            "env_wait": stats["env_wait"], "responses": responses}  # fmt: skip
+    responses = [t.response_ids for e in played.episodes for t in e.transitions]
+    return {"steps_per_s": len(responses) / seconds, "idle": played.metrics["generator_idle"],
+            "env_wait": played.metrics["env_wait"], "responses": responses}  # fmt: skip
 
 
 def compare(cfg, policy, sampler, size: dict, median: float) -> dict:
-    """Both ways of playing in turn -> one line of the report."""
+    """Both ways alternately -> one line of the report."""
     runs = {"lock-step": [], "ours": []}
     n = size["episodes"]
     with EnvPool(partial(Sleeper, median, size["turns"]), n, workers=n) as pool:
@@ -186,11 +191,11 @@ def main():
     parser.add_argument("--sampler", nargs="+", choices=("transformers", "vllm"),
                         default=["transformers"])  # fmt: skip
     parser.add_argument("--gpu", action="store_true", help="Qwen2.5-1.5B, 128 episodes")
-    parser.add_argument("--quick", action="store_true", help="a few short episodes, once")
+    parser.add_argument("--quick", action="store_true", help="a few short episodes, one round")
     parser.add_argument("--out", default="bench/results/rollout.json")
     args = parser.parse_args()
     import torch
-    import transformers  # noqa: F401 - its version is reported
+    import transformers  # noqa: F401 - for its version
 
     from paw_min.config import Config
 
@@ -202,7 +207,7 @@ def main():
                  max_response_tokens=size["tokens"])  # fmt: skip
     lines = []
     for name in args.sampler:
-        sampler = make_sampler(name, config, cfg, device)  # vLLM comes before the trainer's model
+        sampler = make_sampler(name, config, cfg, device)  # vLLM before the trainer's model
         policy = make_policy(size, config, device)
         for median in (size["median"], 0.0):
             line = {"sampler": name} | compare(cfg, policy, sampler, size, median)

@@ -1,17 +1,17 @@
-"""What does a second process bring? Fixed work for each rank, and the same by one process alone.
+"""Speedup by several processes: the same updates by N ranks and by one process.
 
     python bench/scaling.py [--gpu] [--ranks 2] [--quick] [--out bench/results/scaling.json]
 
-Updates of run_webshop.py in the generated shop, with 4 groups of 8 episodes for each of N ranks: a
-rollout with real environments and a generator on each rank, then the update with its exchange of
-rows and its sum of gradients. One process does the work of all N: the same groups, 32 episodes at a
-time, the same update. The learning rate is 0, so that every update of both has the same episodes.
-torchrun starts 1 and N processes in turn, twice each. Counted is wall time, from barrier to
-barrier, of one update of each start, after a small one that warms up; a ratio is that of the sums.
-Each process computes with one thread: give it idle cores, else it measures them.
+Updates of run_webshop.py in the generated shop, with 4 groups of 8 episodes per rank: a rollout
+with environments and a sampler on each rank, then the update with its exchange of rows and its sum
+of gradients. One process does the work of all N ranks: the same groups, 32 episodes at a time, the
+same update. The learning rate is 0, so that all updates of both have the same episodes. torchrun
+starts 1 and N processes alternately, twice each. Measured is the wall time of one update per start,
+from barrier to barrier, after a small update as a warm-up; the ratios are those of the sums. Each
+process computes with one thread and needs an idle core.
 
-CPU size: preset tiny, the stand-in. --gpu: preset paper with vLLM and 16 groups of 8 a rank,
-Qwen2.5-1.5B-Instruct from the hub. --quick: one start each. Two minutes.
+CPU size: preset tiny with the stand-in model. --gpu: preset paper with vLLM and 16 groups of 8 per
+rank, Qwen2.5-1.5B-Instruct from the hub. --quick: one start each. Takes two minutes.
 """
 
 import argparse
@@ -22,88 +22,91 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+import paw_min  # noqa: F401 - before torch, for OMP_WAIT_POLICY
+
+# isort: split
 import torch
 import transformers
 
 import run_webshop
-from paw_min import distributed as dist
+from paw_min import distributed
 from paw_min.config import Config
-from paw_min.envs.webshop import env as webshop
 from paw_min.model.policy import load_policy
 from paw_min.rollout import rollout
+from paw_min.session import find_tasks, make_sampler, start_model
 from paw_min.tasks import draw_groups
-from paw_min.toy.standins import STANDINS
-from paw_min.train import make_sampler
-from paw_min.update import update
+from paw_min.toy import default_data
+from paw_min.update import learn, prepare
 
 PARTS = ("rollout", "update", "whole")
 
 
 def work(gpu: bool, shares: int, draw: int, out: str) -> None:
-    """What each rank does; rank 0 writes a line of JSON."""
+    """The work of each rank; rank 0 writes its measurements as JSON."""
     preset, groups = ("paper", 16) if gpu else ("tiny", 4)
-    cfg = replace(Config(**run_webshop.PRESETS[preset]), data=str(webshop.generated_data()))
-    device = dist.start("cuda" if gpu else "cpu")
-    precision, folder = ("bf16", cfg.model) if gpu else ("fp32", str(STANDINS / "webshop"))
+    cfg = Config(env="webshop", **run_webshop.PRESETS[preset])
+    device = distributed.start("cuda" if gpu else "cpu")
+    precision, folder = "bf16" if gpu else "fp32", start_model(cfg)
     torch.set_num_threads(1)
-    make_pool, train_tasks, _ = webshop.setup(cfg)
+    tasks = find_tasks(cfg)
     sampler = make_sampler(cfg, folder, precision)
     policy = load_policy(folder, cfg.temperature, device, precision)
     policy.train()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=0.0)
-    with make_pool(groups * cfg.group_size) as pool:
-        for n_groups in (shares, groups * shares):  # to warm up, and for the record
+    with closing(tasks.make_pool(groups * cfg.group_size)) as pool:
+        for n_groups in (shares, groups * shares):  # the first is the warm-up
             cfg = replace(cfg, groups=n_groups)
-            drawn = draw_groups(train_tasks, cfg.groups, 0, draw)
-            tasks = [task for task in drawn for _ in range(cfg.group_size)]
+            drawn = draw_groups(tasks.train, cfg.groups, 0, draw)
+            played_tasks = [task for task in drawn for _ in range(cfg.group_size)]
             names = [g for g in range(cfg.groups) for _ in range(cfg.group_size)]
             times = [now()]
             with sampler.sync(policy):
-                episodes, stats = rollout(
-                    cfg, policy, sampler, pool, tasks, names, temperature=1.0, seed=(0, draw)
-                )
+                played = rollout(
+                    cfg, policy, sampler, pool, played_tasks, names,
+                    temperature=1.0, seed_key=(0, draw),
+                )  # fmt: skip
             times.append(now())
-            update(cfg, policy, None, optimizer, episodes, (0, draw))
+            rows = prepare(cfg, policy, None, played.episodes)
+            learn(cfg, policy, optimizer, rows, (0, draw))
             times.append(now())
             line = {
                 "rollout": times[1] - times[0],
                 "update": times[2] - times[1],
                 "whole": times[2] - times[0],
-                "rows": sum(len(e.transitions) for e in episodes),
-                "tokens": stats["tokens_generated"],
+                "rows": len(rows.tokens),
+                "tokens": played.metrics["tokens_generated"],
             }
-    if dist.rank() == 0:
+    if distributed.rank() == 0:
         Path(out).write_text(json.dumps(line))
-    dist.finish()
+    distributed.finish()
 
 
 def now() -> float:
-    """The time when all ranks are here."""
-    dist.barrier()
+    """The time at which all ranks have arrived."""
+    distributed.barrier()
     return time.perf_counter()
 
 
 def launch(ranks: int, args, draw: int) -> dict:
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "lines.json"
+        out = Path(folder) / "line.json"
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-        command += [str(Path(__file__)), "--worker", str(out), "--draw", str(draw)]
+        command += [__file__, "--worker", str(out), "--draw", str(draw)]
         command += ["--ranks", str(args.ranks)]
-        subprocess.run(command + ["--gpu"] * args.gpu, check=True, cwd=ROOT)
+        subprocess.run(command + ["--gpu"] * args.gpu, check=True)
         return json.loads(out.read_text())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--gpu", action="store_true", help="paper's preset, one GPU per rank")
+    parser.add_argument("--gpu", action="store_true", help="preset paper, one GPU per rank")
     parser.add_argument("--ranks", type=int, default=2, help="processes to compare with one")
     parser.add_argument("--quick", action="store_true", help="one start each instead of two")
     parser.add_argument("--out", default="bench/results/scaling.json")
@@ -113,8 +116,9 @@ def main() -> None:
     if args.worker:
         return work(args.gpu, args.ranks, args.draw, args.worker)
     if args.ranks < 2:
-        parser.error(f"--ranks {args.ranks}: 2 or more, to be compared with one process")
-    webshop.generated_data()  # once, before anything is timed
+        parser.error(f"--ranks {args.ranks} leaves nothing to compare with one process: use 2 or "
+                     "more")
+    default_data("webshop")  # generated once, before anything is timed
     lines = {1: [], args.ranks: []}
     for draw in range(1 if args.quick else 2):
         for ranks in lines:

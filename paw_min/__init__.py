@@ -1,6 +1,10 @@
 """PaW: policy and world-model co-training for language agents (arXiv 2606.02388)."""
 
 import os
+import sys
+
+if sys.version_info < (3, 11):
+    raise ImportError(f"paw_min needs Python 3.11 or newer; this is {sys.version.split()[0]}")
 
 # Must be set before torch is imported. OpenMP threads spin while they wait by default, which makes
 # torch 10 to 30 times slower as soon as the cores have anything else to do.

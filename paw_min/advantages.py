@@ -52,14 +52,9 @@ def discounted_returns(rewards: Tensor, trajectory: Keys, gamma: float) -> Tenso
 
 
 def grpo(
-    scores: Tensor,
-    group: Keys,
-    trajectory: Keys | None = None,
-    *,
-    normalize: str = "std",
-    over: str = "rows",
-    eps: float = 1e-6,
-) -> Tensor:
+    scores: Tensor, group: Keys, trajectory: Keys | None = None, *,
+    normalize: str = "std", over: str = "rows", eps: float = 1e-6,
+) -> Tensor:  # fmt: skip
     """Group-relative advantage of each row -> (N,).
 
     scores: (N,) row scores s_i, the undiscounted return minus the row's own penalty.
@@ -81,28 +76,21 @@ def grpo(
 
 
 def gigpo(
-    scores: Tensor,
-    step_returns: Tensor,
-    group: Keys,
-    anchor: Keys,
-    *,
-    normalize: str = "std",
-    weight: float = 1.0,
-    similarity: float | None = None,
-    eps: float = 1e-6,
-) -> Tensor:
+    scores: Tensor, step_returns: Tensor, group: Keys, anchor: Keys, *,
+    normalize: str = "std", weight: float = 1.0, similarity: float | None = None, eps: float = 1e-6,
+) -> Tensor:  # fmt: skip
     """Episode advantage plus `weight` (omega) times step advantage, GiGPO Eq. 8 -> (N,).
 
     scores, step_returns: (N,), penalties already applied to both.
     anchor: the environment state that each row acted in, here its observation o_t. Rows of a group
         with equal anchors form a step group, across trajectories and across time.
-    similarity: None compares anchors exactly; a ratio in (0, 1] merges texts that are at least that
-        similar (anchors.py, the one import from this project, which nothing else here needs).
+    similarity: None compares anchors exactly; a ratio in (0, 1] merges texts at least that similar
+        (by envs/anchors.py; everything else in this file stands alone).
     """
     groups = _labels(group, len(scores), "group")
     anchors = _labels(anchor, len(scores), "anchor")
     if similarity is not None:
-        from .anchors import similar_anchors
+        from .envs.anchors import similar_anchors
 
         anchors = similar_anchors(groups, anchors, similarity)
     episode = grpo(scores, groups, normalize=normalize, eps=eps)  # A^E

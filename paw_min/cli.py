@@ -1,7 +1,4 @@
-"""The entry point of the run scripts: parse the flags, then train, evaluate or only check.
-
-Whatever goes wrong ends in one sentence on stderr and exit code 1.
-"""
+"""The entry point of the run scripts. Errors of the user end in one sentence and exit code 1."""
 
 import sys
 from pathlib import Path
@@ -29,24 +26,20 @@ def main(env: str, presets: dict[str, dict], doc: str) -> None:
 
 
 def dry_run(cfg: Config) -> None:
-    """Check the model's folder and the data, and print what a run would do.
-
-    Loads no weights. Raises UserError with everything that is missing.
-    """
-    missing = []
-
-    def check(what):
-        try:
-            return what()
-        except UserError as error:
-            missing.append(str(error))
-
-    if cfg.sampler == "vllm":
-        check(check_installed)
-    if check(lambda: load_tokenizer(start_model(cfg))):
-        print(f"model     {start_model(cfg)}")
-    if tasks := check(lambda: find_tasks(cfg)):
+    """Check the model's folder and the data, and print the plan; loads no weights."""
+    model, missing = start_model(cfg), []
+    try:
+        if cfg.sampler == "vllm":
+            check_installed()
+        load_tokenizer(model)
+        print(f"model     {model}")
+    except UserError as error:
+        missing.append(str(error))
+    try:
+        tasks = find_tasks(cfg)
         print(f"data      {len(tasks.train)} training tasks, panel of {len(tasks.held_out)}")
+    except UserError as error:
+        missing.append(str(error))
     episodes = cfg.groups * cfg.group_size
     rows = episodes * cfg.max_turns
     steps = -(-rows // cfg.mini_batch) if cfg.mini_batch else 1

@@ -9,25 +9,30 @@ import argparse
 import math
 from dataclasses import MISSING, asdict, dataclass, field, fields
 
-RUN, ENV, MODEL, ROLLOUT, RL, PAW = (
-    "run", "environment", "policy and prompt", "rollout", "reinforcement learning", "PaW",
-)  # fmt: skip
+import torch
+
+RUN, ENV, MODEL, ROLLOUT = "run", "environment", "policy and prompt", "rollout"
+RL, PAW = "reinforcement learning", "PaW"
 
 
 class UserError(ValueError):
     """An error that the user can fix: shown as one sentence, without a traceback."""
 
 
-def opt(group: str, default, help: str, *, choices=None, low=None, above=None, high=None, only=()):
-    """A field with its help. Bounds: low <= value <= high, above < value. only: benchmarks."""
-    metadata = dict(group=group, help=help, choices=choices, low=low, above=above, high=high)
-    return field(default=default, metadata=metadata | {"only": only})
+def opt(group: str, default, help: str, *, low=None, above=None, high=None, only=()):
+    """A field with its help. A tuple as default: the choices, of which the first is the default.
+
+    Bounds: low <= value <= high, above < value. only: the benchmarks that have this setting.
+    """
+    choices, default = (default, default[0]) if isinstance(default, tuple) else (None, default)
+    bounds = dict(low=low, above=above, high=high)
+    metadata = bounds | dict(group=group, help=help, choices=choices, only=only)
+    return field(default=default, metadata=metadata)
 
 
 @dataclass
 class Config:
     env: str = "alfworld"  # the benchmark; set by the run script
-    # ---- run ----
     name: str = opt(RUN, "", "run name; default: from benchmark, model, algorithm and seed")
     out: str = opt(RUN, "runs", "folder of the run folders")
     seed: int = opt(RUN, 0, "seed of tasks, sampling and row order")
@@ -36,10 +41,8 @@ class Config:
     save_every: int = opt(RUN, 1, "updates between checkpoints; only the latest is kept", low=1)
     device: str = opt(RUN, "auto", "cpu, cuda, cuda:0 ...; auto: cuda if available")
     threads: int = opt(RUN, 1, "CPU threads of torch; more than the idle cores is slow", low=1)
-    precision: str = opt(RUN, "auto", "of passes; weights stay fp32; auto: bf16 on a GPU",
-                         choices=("auto", "fp32", "bf16"))
+    precision: str = opt(RUN, ("auto", "fp32", "bf16"), "of passes; auto: bf16 on a GPU")
     shard: bool = opt(RUN, False, "shard weights and optimizer across ranks (FSDP2); needs vLLM")
-    # ---- environment ----
     data: str = opt(ENV, "", "data folder; default: generated (ALFWorld: $ALFWORLD_DATA)")
     train_split: str = opt(ENV, "train", "training split")
     eval_split: str = opt(ENV, "valid_seen", "held-out split (WebShop: test or eval)")
@@ -52,68 +55,53 @@ class Config:
     encoder: str = opt(ENV, "", "sentence encoder for a corpus; default: BM25", only=("search",))
     topk: int = opt(ENV, 3, "passages per query", low=1, only=("search",))
     max_turns: int = opt(ENV, 50, "environment steps per episode, A.1", low=1)
-    workers: int = opt(ENV, 0, "processes that run environments; 0: run them in this process",
-                       low=0, only=("alfworld", "webshop"))
+    workers: int = opt(ENV, 0, "processes that run environments; 0: none but this", low=0,
+                       only=("alfworld", "webshop"))
     env_timeout: float = opt(ENV, 60.0, "seconds after which a silent worker counts as dead",
                              above=0, only=("alfworld", "webshop"))
-    # ---- policy and prompt ----
     model: str = opt(MODEL, "", "Hugging Face folder or name; default: the stand-in model")
-    prompt: str = opt(MODEL, "paper", "the paper's prompt, or a short one",
-                      choices=("paper", "compact"))
+    prompt: str = opt(MODEL, ("paper", "compact"), "the paper's prompt, or a short one")
     history_length: int = opt(MODEL, 2, "earlier steps in the prompt, A.1", low=0)
     max_prompt_tokens: int = opt(MODEL, 2048, "prompt limit in tokens, A.1", low=1)
-    prompt_overflow: str = opt(MODEL, "error", "longer prompts: stop, or cut their beginning",
-                               choices=("error", "cut"))
+    prompt_overflow: str = opt(MODEL, ("error", "cut"), "longer prompts: stop, or cut their start")
     max_response_tokens: int = opt(MODEL, 512, "response limit in tokens, A.1", low=1)
     max_obs_tokens: int = opt(MODEL, 512, "next-observation tokens per row in the loss", low=1)
     grad_checkpointing: bool = opt(MODEL, False, "recompute activations in the backward pass")
-    attention: str = opt(MODEL, "sdpa", "of transformers; flash_attention_2 needs no padding",
-                         choices=("sdpa", "flash_attention_2"))
+    attention: str = opt(MODEL, ("sdpa", "flash_attention_2"), "the latter needs no padding")
     ref_offload: bool = opt(MODEL, False, "keep the reference model in CPU memory between passes")
-    # ---- rollout ----
     groups: int = opt(ROLLOUT, 16, "tasks per update, A.1", low=1)
     group_size: int = opt(ROLLOUT, 8, "episodes per task, A.1", low=1)
-    sampler: str = opt(ROLLOUT, "transformers", "generates the responses",
-                       choices=("transformers", "vllm"))
+    sampler: str = opt(ROLLOUT, ("transformers", "vllm"), "generates the responses")
     vllm_memory: float = opt(ROLLOUT, 0.4, "vLLM's fraction of the GPU memory", above=0, high=1)
     temperature: float = opt(ROLLOUT, 1.0, "sampling temperature in training, A.1", above=0)
     eval_temperature: float = opt(ROLLOUT, 0.4, "in evaluation, A.1; 0: greedy", low=0)
-    # ---- reinforcement learning ----
-    algo: str = opt(RL, "grpo", "advantage estimator", choices=("grpo", "gigpo"))
-    normalize: str = opt(RL, "std", "advantages: divide by the group's std, or not",
-                         choices=("std", "mean"))
-    statistics: str = opt(RL, "rows", "GRPO group statistics over",
-                         choices=("rows", "trajectories"))
+    algo: str = opt(RL, ("grpo", "gigpo"), "advantage estimator")
+    normalize: str = opt(RL, ("std", "mean"), "advantages: divide by the group's std, or not")
+    statistics: str = opt(RL, ("rows", "trajectories"), "GRPO group statistics over")
     gamma: float = opt(RL, 0.95, "GiGPO discount of step returns, A.1", low=0, high=1)
     step_weight: float = opt(RL, 1.0, "GiGPO weight of the step advantage (omega), A.1")
     similarity: float = opt(RL, 0.0, "GiGPO anchors this similar are one state; 0: equal texts",
                             low=0, high=1)
-    invalid_penalty: float = opt(RL, 0.1, "subtracted from the score of a badly formatted response,"
-                                 " A.1", low=0)
+    invalid_penalty: float = opt(RL, 0.1, "off the score of a badly formatted response, A.1", low=0)
     lr: float = opt(RL, 1e-6, "learning rate of AdamW, constant, A.1", above=0)
     weight_decay: float = opt(RL, 0.01, "of AdamW; code base", low=0)
     grad_clip: float = opt(RL, 1.0, "maximum gradient norm; code base", above=0)
     mini_batch: int = opt(RL, 256, "rows per optimizer step, A.1; 0: all rows", low=0)
     micro_tokens: int = opt(RL, 16384, "tokens per forward pass, padding included", low=1)
-    old_logp: str = opt(RL, "recomputed", "old log-probs: by the trainer, or the sampler's",
-                        choices=("recomputed", "sampler"))
+    old_logp: str = opt(RL, ("recomputed", "sampler"), "old log-probs: the trainer's or sampler's")
     is_cap: float = opt(RL, 2.0, "maximum importance weight with --old-logp sampler", low=1)
     clip: float = opt(RL, 0.2, "PPO ratio clip; code base", above=0, high=1)
     dual_clip: float = opt(RL, 3.0, "bound of the loss for negative advantages; code base", above=1)
     kl_coef: float = opt(RL, 0.01, "k3 KL to the initial policy; 0: no reference model; code base",
                          low=0)
     entropy_coef: float = opt(RL, 0.001, "entropy bonus; code base", low=0)
-    # ---- PaW ----
     paw: bool = opt(PAW, True, "world-model co-training; off: the RL baseline")
-    wm_loss: str = opt(PAW, "cmae", "observation loss: Eq. 5, 6 or 8",
-                      choices=("ce", "mae", "cmae"))
+    wm_loss: str = opt(PAW, ("cmae", "mae", "ce"), "observation loss: Eq. 8, 6 or 5")
     rho: float = opt(PAW, 0.2, "confidence threshold of clipped MAE, Eq. 7", above=0, high=1)
-    select_ratio: float = opt(PAW, 0.75, "fraction of transitions kept by action entropy (alpha), "
-                              "Eq. 4", above=0, high=1)
-    entropy: str = opt(PAW, "full", "entropy of Eq. 4: of the vocabulary, or the sampled token's",
-                       choices=("full", "sampled"))
-    wm_weight: str = opt(PAW, "adaptive", "lambda_g: Eq. 10, or 1",
-                        choices=("adaptive", "constant"))
+    select_ratio: float = opt(PAW, 0.75, "fraction of transitions to keep, alpha, Eq. 4",
+                              above=0, high=1)
+    entropy: str = opt(PAW, ("full", "sampled"), "Eq. 4: of the vocabulary, or the sampled token")
+    wm_weight: str = opt(PAW, ("adaptive", "constant"), "lambda_g: Eq. 10, or 1")
     r_max: float = opt(PAW, 10.0, "highest possible episode return, A.1", above=0)
 
 
@@ -138,11 +126,11 @@ def check(cfg: Config) -> None:
     """Raise UserError for settings that cannot work: the value, the reason and the remedy."""
     for f in settings():
         value, b = getattr(cfg, f.name), f.metadata
-        finite = not isinstance(value, float) or math.isfinite(value)
-        above_low = b["low"] is None or value >= b["low"]
-        above_above = b["above"] is None or value > b["above"]
-        below_high = b["high"] is None or value <= b["high"]
-        if not (finite and above_low and above_above and below_high):
+        inside = not isinstance(value, float) or math.isfinite(value)
+        inside &= b["low"] is None or value >= b["low"]
+        inside &= b["above"] is None or value > b["above"]
+        inside &= b["high"] is None or value <= b["high"]
+        if not inside:
             words = {"low": "at least", "above": "above", "high": "at most"}
             bounds = [f"{text} {b[key]}" for key, text in words.items() if b[key] is not None]
             raise UserError(
@@ -154,26 +142,16 @@ def check(cfg: Config) -> None:
             f"--group-size 1 leaves nothing to compare an episode with: {cfg.algo} needs 2 or more."
         )
     if cfg.shard and cfg.sampler != "vllm":
-        raise UserError(
-            "--shard leaves no rank a whole model for transformers to generate with: add "
-            "--sampler vllm."
-        )
+        raise UserError("--shard leaves no rank a model to generate with: add --sampler vllm.")
     if cfg.sampler == "vllm" and max(cfg.temperature, cfg.eval_temperature) > 2:
         raise UserError(
             f"--temperature {cfg.temperature} or --eval-temperature {cfg.eval_temperature}: vLLM's "
             "limit is 2; lower it, or use --sampler transformers."
         )
-    if cfg.device != "auto":
-        check_device(cfg)
-
-
-def check_device(cfg: Config) -> None:
-    import torch
-
     gpu = torch.cuda.is_available()
     if cfg.device.startswith("cuda") and not gpu:
         raise UserError(f"--device {cfg.device}: torch sees no GPU here; use --device cpu.")
-    if cfg.sampler == "vllm" and gpu and cfg.device != "cuda":
+    if cfg.sampler == "vllm" and gpu and cfg.device not in ("auto", "cuda"):
         raise UserError(
             f"--device {cfg.device}: vLLM uses the first visible GPU; omit --device and choose the "
             "GPU with CUDA_VISIBLE_DEVICES, or use --sampler transformers."
@@ -182,43 +160,34 @@ def check_device(cfg: Config) -> None:
 
 @dataclass
 class Mode:
-    """What the run script does with the settings: train, or one of these."""
+    """Train, or one of these."""
 
     eval_only: bool
     dry_run: bool
 
 
-def parse_args(
-    env: str, presets: dict[str, dict], doc: str, argv: list[str] | None = None
-) -> tuple[Config, Mode]:
+def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple[Config, Mode]:
     """Settings and mode of a run script; the first preset is the default."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    default = next(iter(presets))
-    parser.add_argument(
-        "--preset", choices=list(presets), default=default, help=f"base settings ({default})"
-    )
-    parser.add_argument(
-        "--eval-only", action="store_true", help="evaluate --model or the checkpoint and exit"
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="check model and data, print the plan and exit"
-    )
+    add, default = parser.add_argument, next(iter(presets))
+    add("--preset", choices=list(presets), default=default, help=f"base settings ({default})")
+    add("--eval-only", action="store_true", help="evaluate --model or the checkpoint, and exit")
+    add("--dry-run", action="store_true", help="check model and data, print the plan, and exit")
     groups = {}
     for f in settings(env):
-        title = f.metadata["group"]
+        title, choices = f.metadata["group"], f.metadata["choices"]
         groups[title] = groups.get(title) or parser.add_argument_group(title)
         values = ", ".join(f"{name} {p[f.name]}" for name, p in presets.items() if f.name in p)
         text = f"{f.metadata['help']} (default {f.default!r}{'; ' + values if values else ''})"
-        how = {"help": text.replace("%", "%%"), "default": MISSING}
+        kind = dict(type=f.type, metavar=f.type.__name__.upper())
         if f.type is bool:
-            groups[title].add_argument(flag(f.name), action=argparse.BooleanOptionalAction, **how)
-        elif f.metadata["choices"]:
-            groups[title].add_argument(flag(f.name), choices=f.metadata["choices"], **how)
-        else:
-            metavar = f.type.__name__.upper()
-            groups[title].add_argument(flag(f.name), type=f.type, metavar=metavar, **how)
+            kind = dict(action=argparse.BooleanOptionalAction)
+        elif choices:
+            kind = dict(choices=choices)
+        text = text.replace("%", "%%")
+        groups[title].add_argument(flag(f.name), default=MISSING, help=text, **kind)
     args = vars(parser.parse_args(argv))
     given = {f.name: args[f.name] for f in settings(env) if args[f.name] is not MISSING}
     cfg = Config(**{"env": env} | presets[args["preset"]] | given)

@@ -39,6 +39,18 @@ def table_line(m: dict[str, float]) -> str:
     )  # fmt: skip
 
 
+def print_start(s) -> None:
+    """What a session trains, and the lines so far of a resumed run."""
+    ranks = f", {distributed.world()} ranks" if distributed.world() > 1 else ""
+    say(
+        f"run {s.run.folder}: {s.policy.model.num_parameters():,} parameters on "
+        f"{s.policy.device}{ranks}, {len(s.tasks.train)} training tasks, "
+        f"panel of {len(s.tasks.held_out)}\n{HEADER}"
+    )
+    for line in s.run.metrics():
+        say(table_line(line))
+
+
 def report(folder, lines: list[dict[str, float]]) -> None:
     """Held-out success before and after training, and the benchmark's own score if it has one."""
     evaluated = [line for line in lines if "eval_success" in line]

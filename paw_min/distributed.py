@@ -3,10 +3,9 @@
     torchrun --nproc-per-node 4 run_alfworld.py ...
 
 Each rank has a GPU (or some CPU cores), environments and a sampler of its own, and plays whole
-groups. Then every rank gets the rows of all ranks: token ids and rewards, a few megabytes. Group
-statistics, the global top-alpha of Eq. 4 and lambda_g are therefore computed on every rank from the
-same numbers by the same code as on one GPU, and only forward and backward passes are split, by
-rows. Gradients are summed, not averaged: the weight of a row already is its part of the whole.
+groups. Then every rank gets the rows of all ranks (a few megabytes), so that group statistics,
+Eq. 4 and lambda_g are computed everywhere from the same numbers. Only forward and backward passes
+are split, by rows. Gradients are summed, not averaged: a row's weight is its part of the whole.
 
 Without torchrun there is one rank, and these functions return at once.
 """
@@ -50,7 +49,7 @@ def start(device: str) -> str:
 
 
 def finish() -> None:
-    if dist.is_initialized():  # not after vLLM has shut down: it destroys the group
+    if dist.is_initialized():  # vLLM's shutdown destroys the group as well
         dist.destroy_process_group()
 
 
@@ -63,8 +62,7 @@ def world() -> int:
 
 
 def with_rank(message: str) -> str:
-    """The message with the rank's number. An error before the ranks have met is the same on all of
-    them: only rank 0 reports it."""
+    """Name the rank. Before the ranks have met, an error is the same on all: rank 0 reports it."""
     if world() > 1:
         return f"rank {rank()}: {message}"
     return message if os.environ.get("RANK", "0") == "0" else ""
@@ -88,18 +86,14 @@ def all_reduce(tensors: list[torch.Tensor]) -> None:
                 dist.all_reduce(tensor)
 
 
-def barrier() -> None:
-    all_gather([])
-
-
 @contextmanager
 def rank_0_first():
     """A block that rank 0 runs before the others, which then find what it has made."""
     if rank() > 0:
-        barrier()
+        all_gather([])  # a barrier
     yield
     if rank() == 0:
-        barrier()
+        all_gather([])
 
 
 @contextmanager
@@ -107,14 +101,13 @@ def leave_together():
     """A block that all ranks leave together: an early exit would break the others' last call."""
     yield
     with suppress(UserError):  # a lost rank no longer matters here
-        barrier()
+        all_gather([])
 
 
 def shard(policy) -> None:
     """Shard weights, gradients and optimizer state across the ranks (FSDP2), in place.
 
-    Each layer is gathered while it computes. The rest (embedding, last norm and head, which may be
-    tied) is gathered for the whole pass. The stored weights stay fp32.
+    A layer is gathered while it computes, the rest for the whole pass. Stored weights stay fp32.
     """
     mesh = init_device_mesh(policy.device.type, (world(),))
     dtype = torch.bfloat16 if policy.precision == "bf16" else None
@@ -138,9 +131,9 @@ def _lost_ranks():
 
 
 def _report_sigterm() -> None:
-    """Print a sentence when torchrun terminates this rank because another one died.
+    """Explain why torchrun terminates this rank: another one died.
 
-    By a thread that waits for the signal: a rank inside a collective call cannot handle it.
+    A thread waits for the signal, since a rank inside a collective call cannot handle it.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 

@@ -1,25 +1,16 @@
-"""Evaluation on a fixed panel of held-out tasks, and episodes as text.
-
-The panel and the sampling seeds are the same in every evaluation, so that two numbers of a run
-differ by the policy alone. PaW changes nothing here: prompts and sampling are the usual ones.
+"""Evaluation on a fixed panel of held-out tasks, with the same sampling seeds every time, so that
+two numbers of a run differ by the policy alone. PaW changes nothing at inference.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
 
 from paw_min.config import Config
 from paw_min.envs.protocol import Pool
 from paw_min.metrics import describe_episodes, mean
-from paw_min.rollout import Episode, rollout
+from paw_min.rollout import Episode, Rollout, rollout
 
 
-@dataclass
-class Evaluation:
-    metrics: dict[str, float]
-    episodes: list[Episode]
-
-
-def evaluate(cfg: Config, policy, sampler, pool: Pool, tasks: list[str]) -> Evaluation:
+def evaluate(cfg: Config, policy, sampler, pool: Pool, tasks: list[str]) -> Rollout:
     """Play each task of the panel once, at the evaluation temperature."""
     with sampler.sync(policy):
         episodes = rollout(
@@ -34,11 +25,11 @@ def evaluate(cfg: Config, policy, sampler, pool: Pool, tasks: list[str]) -> Eval
         if not episode.failed:
             by_type[episode.task_type].append(episode.won)
     metrics |= {f"eval_success/{t}": mean(won) for t, won in sorted(by_type.items())}
-    return Evaluation(metrics, episodes)
+    return Rollout(episodes, metrics)
 
 
 def transcript(episodes: list[Episode], limit: int = 4) -> str:
-    """A few episodes as Markdown, lost and won ones: observation, response, next observation ..."""
+    """A few lost and won episodes as Markdown."""
     chosen = sorted((e for e in episodes if e.log), key=lambda e: e.won)
     chosen = chosen[: limit // 2] + chosen[limit // 2 :][-(limit - limit // 2) :]
     lines = []

@@ -25,13 +25,9 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def clipped_surrogate(
-    logp: Tensor,
-    old_logp: Tensor,
-    advantage: Tensor,
-    mask: Tensor,
-    clip: float = 0.2,
-    dual_clip: float = 3.0,
-) -> tuple[Tensor, dict[str, Tensor]]:
+    logp: Tensor, old_logp: Tensor, advantage: Tensor, mask: Tensor,
+    clip: float = 0.2, dual_clip: float = 3.0,
+) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
     """PPO's clipped policy loss with dual clip, token mean -> (loss (), metrics).
 
     logp, old_logp, mask: (N, T), of the action tokens. advantage: (N,) per response, or (N, T).

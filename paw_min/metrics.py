@@ -1,4 +1,4 @@
-"""The numbers that describe episodes and updates; README.md explains each of them."""
+"""The numbers that describe episodes and updates; results/README.md explains each of them."""
 
 from collections import defaultdict
 
@@ -12,11 +12,7 @@ def mean(values: list) -> float:
 
 
 def describe_episodes(episodes: list) -> dict[str, float]:
-    """Success, return, length and format of the episodes that were played to their end.
-
-    score: the benchmark's own, from 0 to 100, where it has one. no_variance: fraction of groups
-    whose episodes all have the same return, so that only format penalties give them an advantage.
-    """
+    """Success, return, length and format of the episodes that were played to their end."""
     played = [e for e in episodes if not e.failed]
     rows = [t for e in played for t in e.transitions]
     returns = defaultdict(set)
@@ -36,10 +32,7 @@ def describe_episodes(episodes: list) -> dict[str, float]:
 
 
 def describe_selection(rows) -> dict[str, float]:
-    """lambda_g over the groups, and the fraction of transitions that Eq. 4 keeps.
-
-    rows: update.Rows of an update with PaW.
-    """
+    """lambda_g over the groups, and the fraction of selected transitions, of update.Rows."""
     lam = list(dict(zip(rows.group, rows.lam.tolist())).values())
     return {
         "lambda": mean(lam),
@@ -52,43 +45,37 @@ def describe_selection(rows) -> dict[str, float]:
 class UpdateMetrics:
     """Weighted means and totals over the micro-batches of an update and over the ranks."""
 
-    def __init__(self):
-        self.sums, self.weights = defaultdict(float), defaultdict(float)
-        self.steps = 0
+    def __init__(self, n_steps: int):
+        self.sums, self.weights, self.n_steps = defaultdict(float), defaultdict(float), n_steps
 
-    def add_micro_batch(self, terms: dict[str, Tensor], stats: dict[str, Tensor], batch) -> None:
+    def add_pass(self, terms: dict[str, Tensor], stats: dict[str, Tensor], batch) -> None:
         """terms: parts of the loss as they are summed. stats: means over the response tokens."""
-        n_response = int(batch.response_mask.sum())
-        for name, value in terms.items():
-            self._total(f"loss_{name}", value)
-        for name, value in stats.items():
-            self._mean(name, value, n_response)
-        self._total("tokens_trained", n_response + int(batch.obs_mask.sum()))
-        self._total("tokens_forward", batch.ids.numel())
+        n_response, n_obs = int(batch.response_mask.sum()), int(batch.obs_mask.sum())
+        self._add({f"loss_{name}": term / self.n_steps for name, term in terms.items()})
+        self._add({"tokens_trained": n_response + n_obs, "tokens_forward": batch.ids.numel()})
+        self._add(stats, n_response)
 
     def add_world_model(self, row_loss: Tensor, hard: Tensor, obs_mask: Tensor) -> None:
         """row_loss: (B,), before weights. hard: (B, S), the confidence mask of Eq. 7."""
-        trained = obs_mask.any(-1)  # (B,)
-        self._mean("wm_loss", row_loss[trained].mean(), int(trained.sum()))
+        rows = obs_mask.any(-1)  # (B,)
+        self._add({"wm_loss": row_loss[rows].mean()}, int(rows.sum()))
         easy = losses.masked_mean(1.0 - hard, obs_mask)
-        self._mean("wm_clipped_tokens", easy, int(obs_mask.sum()))
+        self._add({"wm_clipped_tokens": easy}, int(obs_mask.sum()))
 
     def add_step(self, grad_norm: Tensor) -> None:
-        self._mean("grad_norm", grad_norm, 1)
-        self.steps += 1
+        self._add({"grad_norm": grad_norm}, 1)
 
-    def _mean(self, name: str, value: Tensor, weight: float) -> None:
-        self.sums[name] += value.item() * weight
-        self.weights[name] += weight
-
-    def _total(self, name: str, value: Tensor | int) -> None:
-        self.sums[name] += value.item() if isinstance(value, Tensor) else value
+    def _add(self, values: dict[str, Tensor | int], weight: int | None = None) -> None:
+        """To a mean with weights, or to a total (None)."""
+        for name, value in values.items():
+            value = value.item() if isinstance(value, Tensor) else value
+            self.sums[name] += value * (1 if weight is None else weight)
+            self.weights[name] += weight or 0
 
     def result(self) -> dict[str, float]:
-        """Means over the tokens, rows or steps of all ranks; loss terms: means over the steps."""
         sums, weights = defaultdict(float), defaultdict(float)
-        for part in distributed.all_gather([self]):
-            for name, value in part.sums.items():
-                sums[name] += value / (self.steps if name.startswith("loss_") else 1)
-                weights[name] += part.weights.get(name, 0.0)
+        for rank in distributed.all_gather([self]):
+            for name, value in rank.sums.items():
+                sums[name] += value
+                weights[name] += rank.weights[name]
         return {name: value / (weights[name] or 1.0) for name, value in sums.items()}

@@ -1,4 +1,4 @@
-"""What happened in one run or several: curves from metrics.jsonl.
+"""Curves of one or more runs, from their metrics.jsonl.
 
     python -m paw_min.plot runs/a runs/b ... [--out FOLDER]
 
@@ -6,7 +6,7 @@ curves.png  success in training and on the held-out panel, length, format, entro
 paw.png     the panels of the paper's Fig. 10 (training reward, policy-gradient loss, clipped
             updates) and Fig. 11 (adaptive coefficient, world-model loss, clipped tokens)
 
-Several runs share a picture, one colour each; the mean of their held-out success is drawn black.
+Several runs share a figure, one color each; the black line is their average held-out success.
 """
 
 import argparse
@@ -17,24 +17,24 @@ from matplotlib.ticker import MaxNLocator
 
 from paw_min.runs import read_metrics
 
-matplotlib.use("Agg")  # no screen needed
+matplotlib.use("Agg")  # no display needed
 import matplotlib.pyplot as plt
 
 CURVES = {
     "success": "training success",
     "eval_success": "held-out success",
     "length": "episode length (steps)",
-    "valid": "well-formed responses (share)",
+    "valid": "well-formed responses (fraction)",
     "entropy": "action entropy (nats per token)",
     "seconds": "seconds per update",
 }
 PAW = {
     "return": "Fig. 10a: training reward",
     "loss_pg": "Fig. 10b: policy-gradient loss",
-    "clip_fraction": "Fig. 10c: clipped updates (share)",
+    "clip_fraction": "Fig. 10c: clipped updates (fraction)",
     "lambda": "Fig. 11a: adaptive coefficient",
     "wm_loss": "Fig. 11b: world-model loss",
-    "wm_clipped_tokens": "Fig. 11c: clipped tokens (share)",
+    "wm_clipped_tokens": "Fig. 11c: clipped tokens (fraction)",
 }
 
 
@@ -81,9 +81,9 @@ def _panel(axis, runs: dict[str, list[dict]], key: str, title: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("folders", nargs="+", type=Path, help="run folders, runs/<name>")
-    parser.add_argument("--out", type=Path, help="where the pictures go (default: first folder)")
+    parser.add_argument("--out", type=Path, help="folder of the figures (default: first run)")
     args = parser.parse_args()
     empty = [str(f) for f in args.folders if not read_metrics(f)]
     if empty:
-        parser.error(f"no metrics.jsonl with a line in it in {', '.join(empty)}")
+        parser.error(f"no metrics.jsonl with a complete line in {', '.join(empty)}")
     draw(args.folders, args.out)

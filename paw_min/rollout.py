@@ -58,14 +58,8 @@ class Episode:
 
 @dataclass
 class Rollout:
-    """The episodes of all ranks, and how the time was spent."""
-
-    episodes: list[Episode]
-    metrics: dict[str, float]
-
-
-class PromptTooLong(UserError):
-    """A prompt over the limit, where the settings say to stop."""
+    episodes: list[Episode]  # of all ranks
+    metrics: dict[str, float]  # how the time was spent
 
 
 def request_seed(*key: int) -> int:
@@ -80,14 +74,9 @@ def rollout(
 ) -> Rollout:  # fmt: skip
     """Play one episode per entry of `tasks`, within `sampler.sync(policy)`.
 
-    tasks, groups: one entry per trajectory, group by group. pool: plays pool.n_envs episodes at a
-    time. seed_key: names this rollout; with the number of a trajectory and the turn it seeds a
-    request. Each rank plays whole groups. Metrics:
-        seconds_generate  time in the sampler, averaged over the ranks
-        seconds_env       time waiting for environments (or running them, without workers)
-        generator_idle    fraction of the rollout in which the sampler did not work
-        env_wait          fraction of the rollout that is seconds_env
-        tokens_generated, prompts_cut, obs_tokens_cut
+    tasks, groups: one entry per trajectory, group by group; each rank plays whole groups. pool:
+    plays pool.n_envs episodes at a time. seed_key: names this rollout; together with trajectory
+    and turn it seeds a request. results/README.md explains the metrics.
     """
     start = time.perf_counter()
     entries = enumerate(zip(tasks, groups, strict=True))
@@ -105,8 +94,7 @@ def rollout(
                 for response in finished:
                     player.act(response)
                 player.take_answers(wait=False)
-    seconds = time.perf_counter() - start
-    metrics = player.metrics
+    seconds, metrics = time.perf_counter() - start, player.metrics
     metrics["generator_idle"] = 1.0 - metrics["seconds_generate"] / seconds
     metrics["env_wait"] = metrics["seconds_env"] / seconds
     return Rollout(distributed.all_gather(mine), _over_ranks(distributed.all_gather([metrics])))
@@ -139,8 +127,7 @@ class _Player:
     def __init__(self, cfg, policy, pool, episodes: list[Episode], seed_key, bar):
         self.cfg, self.policy, self.pool, self.seed_key = cfg, policy, pool, seed_key
         self.benchmark, self.bar = BENCHMARKS[cfg.env], bar
-        self.metrics = dict.fromkeys(("seconds_generate", "seconds_env"), 0.0)
-        self.metrics |= dict.fromkeys(COUNTS, 0)
+        self.metrics = {"seconds_generate": 0.0, "seconds_env": 0.0} | dict.fromkeys(COUNTS, 0)
         self.seats: dict[int, _Seat] = {}  # by slot
         self.queue: deque[Request] = deque()
         self.waiting = deque(episodes)  # without a slot
@@ -203,17 +190,11 @@ class _Player:
         self.metrics["obs_tokens_cut"] += max(0, len(obs_ids) - limit)
         episode.transitions.append(
             Transition(
-                prompt_ids=seat.prompt_ids,
-                response_ids=seat.response.ids,
-                obs_ids=obs_ids[:limit],
-                response_logps=seat.response.logps,
-                reward=step.reward,
-                valid=seat.command.valid,
-                anchor=context.observation,
-                group=episode.group,
-                trajectory=episode.trajectory,
+                prompt_ids=seat.prompt_ids, response_ids=seat.response.ids, obs_ids=obs_ids[:limit],
+                response_logps=seat.response.logps, reward=step.reward, valid=seat.command.valid,
+                anchor=context.observation, group=episode.group, trajectory=episode.trajectory,
             )
-        )
+        )  # fmt: skip
         episode.log.append((context.observation, seat.text, step.observation))
         context.history.append(Turn(context.observation, seat.command.text))
         context.observation, context.admissible = step.observation, step.admissible
@@ -227,7 +208,7 @@ class _Player:
         ids = self.policy.encode_chat(message)
         if len(ids) > cfg.max_prompt_tokens:
             if cfg.prompt_overflow == "error":
-                raise PromptTooLong(
+                raise UserError(
                     f"a prompt of {len(ids)} tokens exceeds max_prompt_tokens="
                     f"{cfg.max_prompt_tokens}: raise the limit, or cut the beginning of prompts "
                     "with --prompt-overflow cut"

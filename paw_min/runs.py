@@ -7,9 +7,8 @@
                 checkpoint-000012/    Hugging Face folder + trainer.pt, after update 12
 
 A checkpoint is written under a temporary name, flushed to disk and renamed when it is complete; the
-previous one is removed only then. Metrics are written before the checkpoint of their update, and
-resuming drops the lines after the last checkpoint. A run that dies at any moment therefore resumes
-from a state in which both agree.
+previous one is removed only then. Resuming drops metrics after the last checkpoint. A run that dies
+at any moment therefore resumes from a consistent state.
 
 Only rank 0 writes. Checkpoints are not sharded, so that any number of ranks can resume from them.
 """
@@ -23,19 +22,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict
 
 from paw_min import distributed
 from paw_min.config import Config, UserError, differences
 
 
 class Run:
-    """One run folder; opening it checks that it belongs to these settings."""
+    """A run folder; opening it checks that it belongs to these settings."""
 
     def __init__(self, cfg: Config):
         self.folder = Path(cfg.out) / cfg.name
@@ -61,8 +55,8 @@ class Run:
 
     def save(self, policy, optimizer, done: int) -> None:
         """Write the checkpoint after `done` updates, then remove the older ones."""
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        weights, state = get_state_dict(policy, optimizer, options=options)
+        options = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
+        weights, state = state_dict.get_state_dict(policy, optimizer, options=options)
         if distributed.rank() > 0:
             return
         final = self.folder / f"checkpoint-{done:06d}"
@@ -70,8 +64,8 @@ class Run:
         with disk_space("a checkpoint"):
             shutil.rmtree(partial, ignore_errors=True)
             others = policy.save(partial, weights)
-            trainer = {"done": done, "optimizer": state, "weights": others}
-            torch.save(trainer, partial / "trainer.pt")
+            state = {"done": done, "optimizer": state, "weights": others}
+            torch.save(state, partial / "trainer.pt")
             for file in partial.iterdir():
                 flush(file)
             if final.exists():
@@ -90,9 +84,11 @@ class Run:
         done = 0
         if checkpoint := self.checkpoint():
             state = torch.load(checkpoint / "trainer.pt", weights_only=True, map_location="cpu")
-            options = StateDictOptions(full_state_dict=True, strict=False)
-            set_model_state_dict(policy, state["weights"], options=options)
-            set_optimizer_state_dict(policy, optimizer, state["optimizer"], options=options)
+            options = state_dict.StateDictOptions(full_state_dict=True, strict=False)
+            state_dict.set_model_state_dict(policy, state["weights"], options=options)
+            state_dict.set_optimizer_state_dict(
+                policy, optimizer, state["optimizer"], options=options
+            )
             done = state["done"]
         if distributed.rank() == 0:
             kept = [line for line in read_metrics(self.folder) if line["update"] <= done]
@@ -100,8 +96,7 @@ class Run:
             write_atomically(self.folder / "metrics.jsonl", text)
         return done
 
-    def metrics(self) -> list[dict]:
-        """The lines of metrics.jsonl so far, on every rank."""
+    def metrics(self) -> list[dict]:  # on every rank
         return distributed.all_gather(read_metrics(self.folder) if distributed.rank() == 0 else [])
 
     def dump_rows(self, rows: list, update: int) -> Path:

@@ -27,22 +27,17 @@ PANEL_SLOTS = 128  # environments that an evaluation uses at most
 @dataclass
 class Session:
     run: Run
-    policy: Policy  # with everything that is trained
+    policy: Policy
     reference: Policy | None  # frozen, of the KL term
     optimizer: torch.optim.Optimizer
     sampler: HFSampler | VLLMSampler
     pool: Pool
-    train_tasks: list[str]
-    panel: list[str]  # of evaluation tasks, the same in every run
-    device: str
+    tasks: Tasks  # held_out: the evaluation panel, the same in every run
 
 
 @contextmanager
 def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
-    """Load everything, with the weights of the newest checkpoint or else of the start model.
-
-    eval_only: without the reference model.
-    """
+    """Load everything, with the weights of the newest checkpoint or else of the start model."""
     torch.set_num_threads(cfg.threads)
     device = distributed.start(cfg.device)
     precision = cfg.precision
@@ -71,13 +66,7 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     slots = max(cfg.groups * cfg.group_size, min(len(tasks.held_out), PANEL_SLOTS))
     slots = -(-slots // distributed.world())
     with closing(sampler), distributed.leave_together(), closing(tasks.make_pool(slots)) as pool:
-        yield Session(
-            run, policy, reference, optimizer, sampler, pool, tasks.train, tasks.held_out, device
-        )
-
-
-def start_model(cfg: Config) -> str:
-    return cfg.model or toy.default_model(cfg.env)
+        yield Session(run, policy, reference, optimizer, sampler, pool, tasks)
 
 
 def make_sampler(cfg: Config, folder: str, precision: str) -> HFSampler | VLLMSampler:
@@ -87,8 +76,12 @@ def make_sampler(cfg: Config, folder: str, precision: str) -> HFSampler | VLLMSa
     return VLLMSampler(folder, length, precision, cfg.vllm_memory, cfg.seed)
 
 
+def start_model(cfg: Config) -> str:
+    return cfg.model or toy.default_model(cfg.env)
+
+
 def find_tasks(cfg: Config) -> Tasks:
-    """The training tasks and the evaluation panel; UserError for data that cannot be used."""
+    """The training tasks and the evaluation panel; UserError for unusable data."""
     try:
         tasks = BENCHMARKS[cfg.env].load(cfg, cfg.data or toy.default_data(cfg.env))
         draw_groups(tasks.train, cfg.groups, cfg.seed, 0)  # raises if there are too few

@@ -1,8 +1,7 @@
-"""Which tasks to play: the groups of an update, and the fixed panel of the evaluations.
+"""Which tasks to play: the groups of an update, and the fixed panel of evaluation tasks.
 
-A task is what an environment's `reset` takes, e.g. a game file or the number of a goal. Groups are
-drawn from (seed, update) and the panel from a seed, both without repeats: each evaluation sees the
-same tasks, where the code base draws new ones, with repeats.
+Groups are drawn from (seed, update) and the panel from a seed, both without repeats. Every
+evaluation plays the same panel; the code base of the baselines draws a new one, with repeats.
 """
 
 import random
@@ -12,22 +11,22 @@ from itertools import pairwise
 def draw_groups(tasks: list[str], n_groups: int, seed: int, update: int) -> list[str]:
     """The tasks of training update `update` (from 0), one per group, all different.
 
-    Each pass over the tasks is a permutation of its own, made from (seed, pass); the up to
-    n_groups - 1 tasks left at its end are skipped, so that no update has a task twice.
+    Each epoch is a permutation drawn from (seed, epoch). The up to n_groups - 1 tasks left at its
+    end are skipped, so that no update has a task twice.
     """
     if not 1 <= n_groups <= len(tasks):
         raise ValueError(f"n_groups is {n_groups} with {len(tasks)} tasks; choose from 1 to "
                          f"{len(tasks)} or take more tasks.")
-    number, position = divmod(update, len(tasks) // n_groups)
-    order = random.Random(f"groups {seed} {number}").sample(tasks, len(tasks))
-    return order[position * n_groups:(position + 1) * n_groups]
+    epoch, position = divmod(update, len(tasks) // n_groups)
+    order = random.Random(f"groups {seed} {epoch}").sample(tasks, len(tasks))
+    return order[position * n_groups : (position + 1) * n_groups]
 
 
 def panel(tasks: list[str], n: int, seed: int) -> list[str]:
-    """n different tasks for evaluation, the same at each call, in the order of the list.
+    """n different evaluation tasks, in the order of the list.
 
-    One is drawn from each of n equal stretches of the list: where it is sorted by type, each type
-    has its share, to within a task or two.
+    One is drawn from each of n equal parts of the list, so that in a list sorted by type, each type
+    is represented in proportion.
     """
     if not 1 <= n <= len(tasks):
         raise ValueError(f"A panel of {n} from {len(tasks)} tasks; choose from 1 to {len(tasks)}.")

@@ -25,7 +25,7 @@ def train(cfg: Config, eval_only: bool = False) -> None:
     """Run `cfg` to its end, or only evaluate it. runs.py lists the files that it writes."""
     with open_session(cfg, eval_only) as s:
         if eval_only:
-            evaluation = evaluate(cfg, s.policy, s.sampler, s.pool, s.panel)
+            evaluation = evaluate(cfg, s.policy, s.sampler, s.pool, s.tasks.held_out)
             s.run.write("episodes.md", transcript(evaluation.episodes))
             metrics = evaluation.metrics.items()
             console.say("\n".join(f"{key:48s} {value:8.3f}" for key, value in metrics))
@@ -33,16 +33,16 @@ def train(cfg: Config, eval_only: bool = False) -> None:
 
         done = s.run.restore(s.policy, s.optimizer)  # 0, unless this is a resumed run
         s.policy.train()
-        print_start(s)
+        console.print_start(s)
         if not s.run.metrics():
-            before = evaluate(cfg, s.policy, s.sampler, s.pool, s.panel)
+            before = evaluate(cfg, s.policy, s.sampler, s.pool, s.tasks.held_out)
             log(s, {"update": 0} | before.metrics)
 
         for k in range(done + 1, cfg.updates + 1):  # Alg. 1, line 1
             metrics = {"update": k} | update(cfg, s, k)
             last = k == cfg.updates
             if last or (cfg.eval_every and k % cfg.eval_every == 0):
-                evaluation = evaluate(cfg, s.policy, s.sampler, s.pool, s.panel)
+                evaluation = evaluate(cfg, s.policy, s.sampler, s.pool, s.tasks.held_out)
                 metrics |= evaluation.metrics
                 s.run.write("episodes.md", transcript(evaluation.episodes))
             # Metrics first: a kill between the two writes repeats the update, and resuming drops
@@ -60,7 +60,7 @@ def train(cfg: Config, eval_only: bool = False) -> None:
 def update(cfg: Config, s: Session, k: int) -> dict[str, float]:
     """Update k: collect groups of episodes (line 2), learn from them (lines 3-11) -> metrics."""
     start = time.perf_counter()
-    drawn = draw_groups(s.train_tasks, cfg.groups, cfg.seed, k - 1)
+    drawn = draw_groups(s.tasks.train, cfg.groups, cfg.seed, k - 1)
     tasks = [task for task in drawn for _ in range(cfg.group_size)]
     groups = [g for g in range(len(drawn)) for _ in range(cfg.group_size)]
     with s.sampler.sync(s.policy):
@@ -75,13 +75,13 @@ def update(cfg: Config, s: Session, k: int) -> dict[str, float]:
             console.say(f"episode lost: {episode.failed}")
     if not episodes:
         raise UserError("every episode of the rollout failed; the reasons are printed above.")
-    rolled_out = time.perf_counter()
+    times = [start, time.perf_counter()]
 
     # Before anything is trained: did the sampler generate with the current weights?
     gap = check_sync(cfg, s.policy, episodes, k)
-    checked = time.perf_counter()
+    times.append(time.perf_counter())
     rows = prepare(cfg, s.policy, s.reference, episodes)
-    prepared = time.perf_counter()
+    times.append(time.perf_counter())
     try:
         learned = learn(cfg, s.policy, s.optimizer, rows, (cfg.seed, k))
     except NonFinite as error:
@@ -91,23 +91,13 @@ def update(cfg: Config, s: Session, k: int) -> dict[str, float]:
             "--model set to that checkpoint."
         ) from error
     learned |= describe_selection(rows) if cfg.paw else {}
-    return describe_episodes(played.episodes) | learned | played.metrics | {
-        "sampler_gap": gap,
-        "seconds_rollout": rolled_out - start,
-        "seconds_old_pass": prepared - checked,
-        "seconds_update": time.perf_counter() - prepared,
+    seconds = {
+        "seconds_rollout": times[1] - times[0],
+        "seconds_old_pass": times[3] - times[2],
+        "seconds_update": time.perf_counter() - times[3],
     }
-
-
-def print_start(s: Session) -> None:
-    """What is being trained, and the lines so far of a resumed run."""
-    ranks = f", {distributed.world()} ranks" if distributed.world() > 1 else ""
-    console.say(
-        f"run {s.run.folder}: {s.policy.model.num_parameters():,} parameters on {s.device}{ranks}, "
-        f"{len(s.train_tasks)} training tasks, panel of {len(s.panel)}\n{console.HEADER}"
-    )
-    for line in s.run.metrics():
-        console.say(console.table_line(line))
+    described = describe_episodes(played.episodes)
+    return described | learned | played.metrics | {"sampler_gap": gap} | seconds
 
 
 def log(s: Session, metrics: dict[str, float]) -> None:

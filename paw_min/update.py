@@ -53,7 +53,8 @@ def prepare(
     episodes: the same on every rank. reference: frozen policy of the KL term.
     """
     rows = [t for e in episodes for t in e.transitions]  # line 3: the pool P
-    old = old_policy_scores(cfg, policy, rows, one_step=n_mini_batches(cfg, len(rows)) == 1)
+    one_step = not cfg.mini_batch or len(rows) <= cfg.mini_batch
+    old = old_policy_scores(cfg, policy, rows, one_step)
     ref_logp = None
     if reference is not None:
         reference.to(policy.device)  # from CPU memory, with --ref-offload
@@ -63,33 +64,27 @@ def prepare(
     lam = dict.fromkeys(group, 0.0)
     selected = torch.zeros(len(rows), dtype=torch.bool)  # (N,)
     if cfg.paw:
-        selected = select_transitions(cfg, rows, old.entropy)  # line 4
-        lam = group_lambdas(cfg, episodes)  # line 9
+        selected = select_transitions(cfg, rows, old.entropy)  # line 4, Eq. 4
+        lam = group_lambdas(cfg, episodes)  # line 9, Eq. 10
     return Rows(
-        tokens=rows,
-        group=group,
-        trajectory=[t.trajectory for t in rows],
-        advantage=row_advantages(cfg, episodes),
-        old_logp=old.logp,
-        ref_logp=ref_logp,
-        entropy=old.entropy,
-        selected=selected,
-        lam=torch.tensor([lam[g] for g in group]),
-        row_weight=losses.row_weights(group, selected, lam),
-    )
+        tokens=rows, group=group, trajectory=[t.trajectory for t in rows],
+        advantage=row_advantages(cfg, episodes),  # of line 7, Eq. 1
+        old_logp=old.logp, ref_logp=ref_logp, entropy=old.entropy,
+        selected=selected, lam=torch.tensor([lam[g] for g in group]),
+        row_weight=losses.row_weights(group, selected, lam),  # line 6, Eq. 9 and 11
+    )  # fmt: skip
 
 
 def learn(cfg: Config, policy: Policy, optimizer, rows: Rows, seed_key: tuple) -> dict[str, float]:
-    """Lines 5-11: one pass over the rows in random mini-batches -> metrics.
+    """Lines 5-11: one pass over the rows, one gradient step per random mini-batch -> metrics.
 
-    seed_key: ints that determine the order of the rows. The rows are the same on every rank; the
-    forward and backward passes are split between the ranks (micro_batches).
+    seed_key: determines the order of the rows. Every rank has all rows; the forward and backward
+    passes are split between the ranks (micro_batches).
     """
-    n_rows = len(rows.tokens)
+    n_rows, minis = len(rows.tokens), mini_batches(cfg, len(rows.tokens), seed_key)
     with_obs = (rows.row_weight > 0).tolist()  # only selected transitions bring their observation
-    metrics = UpdateMetrics()
-    bar = progress_bar(n_rows, "update", "row")
-    for mini in mini_batches(cfg, n_rows, seed_key):
+    metrics, bar = UpdateMetrics(len(minis)), progress_bar(n_rows, "update", "row")
+    for mini in minis:  # line 5, over random rows of all groups
         mini_tokens = sum(len(rows.tokens[i].response_ids) for i in mini)
         optimizer.zero_grad()
         for batch in micro_batches(policy, rows.tokens, mini, with_obs, cfg.micro_tokens):
@@ -108,33 +103,30 @@ def learn(cfg: Config, policy: Policy, optimizer, rows: Rows, seed_key: tuple) -
                 stats["ref_kl"] = losses.k3_kl(logp, fit(rows.ref_logp[i], logp), mask)
                 terms["kl"] = cfg.kl_coef * share * stats["ref_kl"]
 
-            # Line 8, Eq. 5-9: the world-model loss of the selected transitions. Their weights are
-            # those of the whole update, so a mini-batch is scaled up to estimate the full sum.
+            # Line 8, Eq. 5-9: the world-model loss of the selected transitions. row_weight has
+            # lambda_g and the means of Eq. 9 and 11 (lines 4, 6, 9: see prepare). It refers to the
+            # whole update, so the sum over a mini-batch is scaled up to estimate the full sum.
             if batch.obs_mask.any():
                 row_loss = observation_loss(cfg, logp, batch.obs_mask)  # (B,)
                 weighted = (rows.row_weight[i].to(logp) * row_loss).sum()
                 terms["wm"] = weighted * (n_rows / len(mini))
                 metrics.add_world_model(row_loss, cmae.hard_tokens(logp, cfg.rho), batch.obs_mask)
 
-            loss = sum(terms.values())  # line 10, Eq. 11: this micro-batch's part
+            loss = sum(terms.values())  # line 11, Eq. 11: this micro-batch's part
             check_finite(loss, terms, rows, i)
-            loss.backward()
-            metrics.add_micro_batch(terms, stats, batch)
+            loss.backward()  # gradients of the micro-batches add up
+            metrics.add_pass(terms, stats, batch)
             bar.update(len(i) * distributed.world())
-        metrics.add_step(gradient_step(cfg, policy, optimizer, rows, mini))  # line 11
+        metrics.add_step(gradient_step(cfg, policy, optimizer, rows, mini))
     bar.close()
     return metrics.result()
 
 
-def n_mini_batches(cfg: Config, n_rows: int) -> int:
-    return -(-n_rows // cfg.mini_batch) if cfg.mini_batch else 1
-
-
 def mini_batches(cfg: Config, n_rows: int, seed_key: tuple) -> list[list[int]]:
-    """Line 5: random parts of nearly equal size; no row is repeated or dropped."""
+    """Random parts of nearly equal size; no row is repeated or dropped."""
     order = list(range(n_rows))
     random.Random(repr(seed_key)).shuffle(order)
-    n = n_mini_batches(cfg, n_rows)
+    n = -(-n_rows // cfg.mini_batch) if cfg.mini_batch else 1
     return [order[k * n_rows // n : (k + 1) * n_rows // n] for k in range(n)]
 
 
@@ -153,14 +145,9 @@ def row_advantages(cfg: Config, episodes: list[Episode]) -> Tensor:
     returns = advantages.discounted_returns(rewards, trajectory, cfg.gamma)
     returns = advantages.penalized(returns, valid, cfg.invalid_penalty)
     return advantages.gigpo(
-        scores,
-        returns,
-        group,
-        [t.anchor for t in rows],
-        normalize=cfg.normalize,
-        weight=cfg.step_weight,
-        similarity=cfg.similarity or None,
-    )
+        scores, returns, group, [t.anchor for t in rows],
+        normalize=cfg.normalize, weight=cfg.step_weight, similarity=cfg.similarity or None,
+    )  # fmt: skip
 
 
 def select_transitions(cfg: Config, rows: list[Transition], entropy: Tensor | None) -> Tensor:

@@ -15,7 +15,8 @@ from difflib import SequenceMatcher
 import pytest
 import torch
 
-from paw_min import advantages, anchors
+from paw_min import advantages
+from paw_min.envs import anchors
 
 TRAJECTORY = ["A", "A", "A", "B", "B"]
 GROUP = [0, 0, 0, 0, 0]

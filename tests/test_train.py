@@ -109,8 +109,8 @@ def test_switches_reach_the_run(config, tmp_path, monkeypatch):
         "constant": dict(wm_weight="constant"), "seed": dict(seed=1),
     }  # fmt: skip
     line = {}
-    for name, settings in variants.items():
-        train.train(config(name=name, updates=1, eval_tasks=1, kl_coef=0.0, **settings))
+    for name, changed in variants.items():
+        train.train(config(name=name, updates=1, eval_tasks=1, kl_coef=0.0, **changed))
         line[name] = numbers(tmp_path / name)[1]
     base = line["paw"]
     assert "wm_loss" not in line["off"] and line["off"]["tokens_trained"] < base["tokens_trained"]
@@ -188,6 +188,30 @@ def test_a_kill_while_writing_loses_nothing(config, tmp_path, monkeypatch):
         torch.load(good / "trainer.pt", weights_only=True)
         AutoModelForCausalLM.from_pretrained(good)
         assert not list((tmp_path / "r").glob("*.partial"))
+
+
+def test_whatever_the_policy_holds_is_trained_and_saved(config):
+    """A fork's critic: assigned to the policy, it is optimized, saved and restored with it."""
+
+    def with_critic(seed: int):
+        policy = make_policy("qwen3")
+        torch.manual_seed(seed)
+        policy.critic = torch.nn.Linear(32, 1)
+        return policy, torch.optim.AdamW(policy.parameters(), lr=0.1)
+
+    run, (policy, optimizer) = runs.Run(config()), with_critic(1)
+    before = policy.critic.weight.clone()
+    sum((p**2).sum() for p in policy.parameters()).backward()
+    optimizer.step()
+    assert not torch.equal(policy.critic.weight, before)
+    run.save(policy, optimizer, 7)
+    other, its_optimizer = with_critic(2)
+    assert run.restore(other, its_optimizer) == 7
+    assert torch.equal(other.critic.weight, policy.critic.weight)
+    moments = [o.state[p.critic.weight]["exp_avg"] for p, o in
+               ((policy, optimizer), (other, its_optimizer))]  # fmt: skip
+    assert torch.equal(*moments)
+    AutoModelForCausalLM.from_pretrained(run.checkpoint())  # still a plain Hugging Face folder
 
 
 def test_a_line_that_was_cut_off_is_dropped(config, tmp_path):

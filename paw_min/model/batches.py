@@ -1,13 +1,12 @@
 """Micro-batching: which rows share a forward pass, and how their tokens are laid out in it.
 
-    micro_batches   cuts rows into batches of bounded size and gives each rank its part
-    split           groups rows of similar length, so that little of a batch is padding
-    collate         lays out one batch, in one of two ways:
+Rows of similar length share a batch of bounded size, and each rank gets its part of the batches.
+`collate` lays out a batch in one of two ways:
 
-        padded   one row of the tensor each, padded on the right, where causal attention never looks
-        packed   all rows end to end in one row of the tensor, positions restarting at 0, without
-                 padding; for attention that separates rows by their positions
-                 (flash_attention_2; others build a dense mask: correct, but slow)
+    padded   one row of the tensor each, padded on the right, where causal attention never looks
+    packed   all rows end to end in one row of the tensor, positions restarting at 0, without
+             padding; for attention that separates rows by their positions (flash_attention_2;
+             others build a dense mask: correct, but slow)
 
 The observation is appended only to rows that train the world model, so it costs its own tokens and
 no more.
@@ -59,9 +58,8 @@ def micro_batches(
 ) -> Iterator[Batch]:
     """This rank's batches of the rows `chosen`, an equal number of batches on every rank.
 
-    policy: provides pad_id, device and packed. with_obs: one entry per row of `rows`, whether its
-    observation is appended. budget: tokens per batch, padding included; a longer row gets a batch
-    of its own.
+    policy: provides pad_id, device and packed. with_obs: whether to append the observation, per row
+    of `rows`. budget: tokens per batch with padding; a longer row gets a batch of its own.
     """
     tails = [len(rows[i].response_ids) + len(rows[i].obs_ids) * with_obs[i] for i in chosen]
     lengths = [len(rows[i].prompt_ids) + tail for i, tail in zip(chosen, tails)]
@@ -69,10 +67,8 @@ def micro_batches(
     parts += [[]] * (-len(parts) % distributed.world())
     for part in parts[distributed.rank() :: distributed.world()]:
         index = [chosen[k] for k in part] or chosen[:1]
-        batch = collate(
-            [rows[i] for i in index], [with_obs[i] for i in index],
-            policy.pad_id, policy.device, policy.packed,
-        )  # fmt: skip
+        part_rows, part_obs = [rows[i] for i in index], [with_obs[i] for i in index]
+        batch = collate(part_rows, part_obs, policy.pad_id, policy.device, policy.packed)
         batch.index = index
         if not part:
             # FSDP needs every rank in every pass. A rank without rows left computes one of the
@@ -114,11 +110,7 @@ def split(lengths: list[int], budget: int, multiple: int = 1) -> list[list[int]]
 
 
 def collate(
-    rows: list[TokenRow],
-    with_obs: list[bool],
-    pad_id: int,
-    device: str | torch.device = "cpu",
-    packed: bool = False,
+    rows: list[TokenRow], with_obs: list[bool], pad_id: int, device="cpu", packed: bool = False
 ) -> Batch:
     """Batch of these rows, with the observation of row b where with_obs[b]."""
     tails = [r.response_ids + (r.obs_ids if keep else []) for r, keep in zip(rows, with_obs)]
@@ -143,15 +135,7 @@ def collate(
     obs_mask = (columns < n_tail) & ~response_mask  # (B, S)
     row, column = torch.cat([response_mask.nonzero(), obs_mask.nonzero()]).T  # (M,), (M,)
     at = first[row] + column  # (M,)
-    return Batch(
-        index=list(range(len(rows))),
-        ids=ids.to(device),
-        positions=None if positions is None else positions.to(device),
-        at=at.to(device),
-        before=(at - 1).to(device),
-        row=row.to(device),
-        column=column.to(device),
-        n_response=int(response_mask.sum()),
-        response_mask=response_mask.to(device),
-        obs_mask=obs_mask.to(device),
-    )
+    tensors = dict(ids=ids, at=at, before=at - 1, row=row, column=column, obs_mask=obs_mask,
+                   response_mask=response_mask, positions=positions)  # fmt: skip
+    on_device = {k: None if t is None else t.to(device) for k, t in tensors.items()}
+    return Batch(index=list(range(len(rows))), n_response=int(response_mask.sum()), **on_device)

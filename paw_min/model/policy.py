@@ -34,11 +34,10 @@ MODEL = "model."  # prefix of the language model's weights in Policy.state_dict(
 class Policy(torch.nn.Module):
     """A causal language model of transformers with its tokenizer and sampling temperature.
 
-    Everything that is trained belongs into this module: the optimizer gets its parameters(),
-    distributed.shard shards it and a checkpoint holds its whole state_dict(). To add a critic,
-    assign it: `policy.critic = ...`.
+    Everything that is trained belongs into this module: its parameters() are optimized, its
+    state_dict() is saved, and it is sharded as a whole. To add a critic, assign `policy.critic`.
 
-    precision: "fp32" or "bf16", of the forward pass; the weights keep their type. packed: whether
+    precision: of the forward pass, "fp32" or "bf16"; the weights keep their type. packed: whether
     the attention takes rows end to end (batches.collate).
     """
 
@@ -64,7 +63,7 @@ class Policy(torch.nn.Module):
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        """Refuse models whose logits are not simply hidden states times the head's weight."""
+        """Refuse models whose logits are not hidden states times the head's weight."""
         name, head = type(self.model).__name__, self.model.get_output_embeddings()
         if head.bias is not None:
             raise UserError(f"{name} has a head with a bias, which is not supported: use another")
@@ -82,10 +81,9 @@ class Policy(torch.nn.Module):
         bf16 = self.precision == "bf16"
         decoder, head = self.model.get_decoder(), self.model.get_output_embeddings()
         with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=bf16):
-            hidden = decoder(
-                input_ids=batch.ids, position_ids=batch.positions, use_cache=False
-            ).last_hidden_state
-        hidden = hidden.flatten(0, 1)[batch.before]  # (M, D): position t - 1 predicts token t
+            out = decoder(input_ids=batch.ids, position_ids=batch.positions, use_cache=False)
+        # Position t - 1 predicts token t.
+        hidden = out.last_hidden_state.flatten(0, 1)[batch.before]  # (M, D)
         divisor = torch.ones_like(hidden[:, :1])  # (M, 1)
         divisor[: batch.n_response] = self.temperature
         hidden = hidden / divisor  # the logits are linear in the hidden states
@@ -123,10 +121,7 @@ class Policy(torch.nn.Module):
 
 
 def load_tokenizer(folder: str):
-    """Tokenizer of a local Hugging Face folder or a hub name; checks the model's config too.
-
-    Raises UserError for a folder without a model, a tokenizer or a chat template.
-    """
+    """Tokenizer of a Hugging Face folder or hub name; UserError if it has no model or template."""
     if Path(folder).exists() and not (Path(folder) / "config.json").is_file():
         raise UserError(f"{folder} has no config.json: give a Hugging Face model folder")
     with _load_errors(folder):
@@ -138,13 +133,10 @@ def load_tokenizer(folder: str):
 
 
 def load_policy(
-    folder: str,
-    temperature: float = 1.0,
-    device: str = "cpu",
-    precision: str = "fp32",
+    folder: str, temperature: float = 1.0, device: str = "cpu", precision: str = "fp32",
     attention: str = "sdpa",
-) -> Policy:
-    """Policy from a local Hugging Face folder or hub name, with fp32 weights; see load_tokenizer.
+) -> Policy:  # fmt: skip
+    """Policy from a Hugging Face folder or hub name, with fp32 weights; see load_tokenizer.
 
     attention: as transformers names it; "flash_attention_2" packs rows and needs bf16.
     """

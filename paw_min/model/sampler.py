@@ -5,15 +5,13 @@
         for finished in sampler.generate(queue, temperature, max_tokens):
             ...                                     may append to the queue
 
-`generate` advances the sequences that it has by one unit of work at a time and accepts new requests
-in between, so that no request waits for the slowest one of a batch. In `sync`, a sampler with
-weights of its own (vllm_sampler.py) loads the trainer's; it frees its memory at the end of the
-block.
+`generate` works in small units and accepts new requests in between, so that no request waits for
+the slowest one of a batch. In `sync`, a sampler with weights of its own (vllm_sampler.py) loads the
+trainer's, and frees its memory at the end.
 
-Randomness belongs to the request: each has a seed, and here tokens are drawn by the Gumbel-max
-rule, argmax(logits / temperature + Gumbel noise), from a generator per request. Runs therefore
-replay, two equal prompts of a group get different responses, and a response does not depend on the
-batch that it was generated in.
+Each request has a seed. Tokens are drawn by the Gumbel-max rule, argmax(logits / temperature +
+Gumbel noise), from a generator per request, so that runs replay, equal prompts of a group get
+different responses, and a response does not depend on its batch.
 """
 
 from collections import deque
@@ -84,10 +82,7 @@ class HFSampler:
     def generate(
         self, queue: deque[Request], temperature: float, max_tokens: int
     ) -> Iterator[list[Response]]:
-        """Yield lists of finished responses until the queue is empty.
-
-        temperature: 0 is greedy. max_tokens: per response.
-        """
+        """Yield finished responses until the queue is empty. temperature: 0 is greedy."""
         while queue:
             batch = [queue.popleft() for _ in range(min(len(queue), self.batch_size))]
             yield self._generate(batch, temperature, max_tokens)
@@ -108,27 +103,19 @@ class HFSampler:
         policy.model.eval()
         noise = GumbelNoise([r.seed for r in batch], temperature)
         config = GenerationConfig(
-            do_sample=False,
-            max_new_tokens=max_tokens,
-            eos_token_id=policy.eos_ids,
-            pad_token_id=policy.pad_id,
-        )
+            do_sample=False, max_new_tokens=max_tokens,
+            eos_token_id=policy.eos_ids, pad_token_id=policy.pad_id,
+        )  # fmt: skip
         bf16 = policy.precision == "bf16"  # as in the trainer's passes
         with torch.autocast(policy.device.type, torch.bfloat16, enabled=bf16):
             out = policy.model.generate(
-                ids.to(policy.device),
-                attention_mask=mask.to(policy.device),
-                generation_config=config,
-                logits_processor=LogitsProcessorList([noise]),
-            )
+                ids.to(policy.device), attention_mask=mask.to(policy.device),
+                generation_config=config, logits_processor=LogitsProcessorList([noise]),
+            )  # fmt: skip
         policy.model.train(was_training)
-        logps = zip(*noise.logps)  # B rows, one value per token
-        return [
-            self._until_end(request.slot, ids, list(row))
-            for request, ids, row in zip(batch, out[:, width:].tolist(), logps, strict=True)
-        ]
-
-    def _until_end(self, slot: int, ids: list[int], logps: list[float]) -> Response:
-        ends = [n for n, token in enumerate(ids, start=1) if token in self.policy.eos_ids]
-        length = ends[0] if ends else len(ids)
-        return Response(slot, ids[:length], logps[:length])
+        responses, logps = [], zip(*noise.logps)  # B rows, one value per token
+        for request, ids, row in zip(batch, out[:, width:].tolist(), logps, strict=True):
+            ends = [n for n, token in enumerate(ids, start=1) if token in policy.eos_ids]
+            length = ends[0] if ends else len(ids)
+            responses.append(Response(request.slot, ids[:length], list(row[:length])))
+        return responses

@@ -1,9 +1,4 @@
-"""Passes without gradient over the responses of an update, and the check that sampler and trainer
-agree.
-
-    score_responses     log-probabilities of the sampled tokens, and the entropies of Eq. 4
-    old_policy_scores   the same under pi_old, with as few passes as the settings need
-    check_sync          stops a run whose sampler generates with stale weights
+"""Passes without gradient over the responses, and the check that sampler and trainer agree.
 
 Legend: N rows, B rows of a micro-batch, T tokens of the longest response, S scored tokens.
 """
@@ -23,7 +18,7 @@ from paw_min.model.policy import Policy
 class Scores:
     """What a policy says of the responses; None where no pass was needed."""
 
-    logp: Tensor | None  # (N, T) log-probability of each response token, 0 beyond its end
+    logp: Tensor | None  # (N, T) of each response token, in nats; 0 after the end
     entropy: Tensor | None  # (N,) H(a_t | h_t) of Eq. 4
 
 
@@ -60,8 +55,7 @@ def old_policy_scores(cfg: Config, policy: Policy, rows: list, one_step: bool) -
     starts at pi_old and has the log-probabilities itself.
 
     --old-logp sampler takes those of the sampler instead, which saves the pass if Eq. 4 uses
-    sampled entropies too. The loss corrects for the sampler's rounding by truncated importance
-    weights, which are biased, instead of PPO's clip (losses.truncated_is).
+    sampled entropies too (see losses.truncated_is).
     """
     scores = Scores(None, None)
     from_sampler = cfg.old_logp == "sampler"
@@ -107,7 +101,5 @@ def check_sync(cfg: Config, policy: Policy, episodes: list, update: int) -> floa
 
 def fit(stored: Tensor, logp: Tensor) -> Tensor:
     """Cut or pad stored per-token values (B, T) to the columns of logp (B, S), on its device."""
-    result = torch.zeros_like(logp)
-    width = min(stored.shape[1], logp.shape[1])
-    result[:, :width] = stored[:, :width].to(logp)
-    return result
+    width = logp.shape[1]
+    return torch.nn.functional.pad(stored[:, :width], (0, max(0, width - stored.shape[1]))).to(logp)

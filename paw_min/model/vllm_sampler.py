@@ -10,15 +10,15 @@ import os
 import warnings
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from itertools import count
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from paw_min import distributed
 from paw_min.config import UserError
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import Request, Response
@@ -41,22 +41,18 @@ class VLLMSampler:
     measures the free memory. It reads only the config of `folder` (or hub name); all weights come
     from `sync`. Outside of `sync` it holds no GPU memory.
 
-    max_model_len: tokens of the longest prompt plus response. precision: "fp32" or "bf16".
-    memory_share: fraction of the GPU for weights and K/V cache. seed: of the engine; tokens are
-    drawn with the seeds of the requests.
+    max_model_len: tokens of the longest prompt plus response. memory_share: fraction of the GPU for
+    weights and K/V cache. seed: of the engine; tokens are drawn with the seeds of the requests.
     """
 
-    def __init__(
-        self, folder: str, max_model_len: int, precision: str, memory_share: float, seed: int
-    ):
+    def __init__(self, folder: str, max_model_len: int, precision: str, memory_share, seed: int):
         # vLLM reads these at import: run the engine in this process, and log errors only.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         check_installed()
         import vllm
 
-        several = dist.is_initialized() and dist.get_world_size() > 1
-        self.gpu = torch.cuda.is_available()
+        self.gpu, several = torch.cuda.is_available(), distributed.world() > 1
         here = dict(gpu_memory_utilization=memory_share, enable_sleep_mode=True)
         if not self.gpu:
             # With chunked prefill, vLLM samples after each chunk and rewinds the generator, which
@@ -65,7 +61,7 @@ class VLLMSampler:
             here["kv_cache_memory_bytes"] = 2**30
         set_num_threads = torch.set_num_threads
         try:
-            with self._beside_the_trainer(), warnings.catch_warnings(action="ignore"):
+            with self._isolated(), warnings.catch_warnings(action="ignore"):
                 self.llm = vllm.LLM(
                     folder, load_format="dummy", skip_tokenizer_init=True, seed=seed,
                     generation_config="vllm",  # instead of the model's own top-p etc.
@@ -99,16 +95,13 @@ class VLLMSampler:
             )
 
     @contextmanager
-    def _beside_the_trainer(self):
-        """Keep vLLM from changing torch's global generators, which it seeds, and on a CPU advances
-        by a number that depends on the lengths of the responses. On a CPU, also run without the
-        C++ compiler that vLLM would need for one small function."""
-        if self.gpu:
-            with torch.random.fork_rng([torch.cuda.current_device()]):
-                yield
-        else:
-            with torch.random.fork_rng([]), torch.compiler.set_stance("force_eager"):
-                yield
+    def _isolated(self):
+        """Protect torch's global generators, which vLLM seeds and, on a CPU, advances. On a CPU,
+        also run eagerly, without the C++ compiler that vLLM would need for one function."""
+        devices = [torch.cuda.current_device()] if self.gpu else []
+        stance = nullcontext() if self.gpu else torch.compiler.set_stance("force_eager")
+        with torch.random.fork_rng(devices), stance:
+            yield
 
     @contextmanager
     def sync(self, policy: Policy):
@@ -147,9 +140,14 @@ class VLLMSampler:
                 params = self._params(request, temperature, max_tokens)
                 engine.add_request(name, {"prompt_token_ids": request.prompt_ids}, params)
                 self.running[name] = request
-            with self._beside_the_trainer():
+            with self._isolated():
                 outputs = engine.step()
-            yield [self._response(self.running.pop(o.request_id), o.outputs[0]) for o in outputs]
+            finished = []
+            for output in outputs:
+                ids, logprobs = list(output.outputs[0].token_ids), output.outputs[0].logprobs
+                logps = [d[token].logprob for token, d in zip(ids, logprobs)]
+                finished.append(Response(self.running.pop(output.request_id).slot, ids, logps))
+            yield finished
 
     def close(self) -> None:
         """Shut the engine down. This also destroys torch's process group, whoever created it, so
@@ -167,11 +165,6 @@ class VLLMSampler:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )  # fmt: skip
 
-    @staticmethod
-    def _response(request: Request, output) -> Response:
-        ids = list(output.token_ids)  # with the end token
-        return Response(request.slot, ids, [d[t].logprob for t, d in zip(ids, output.logprobs)])
-
     def _abort(self) -> None:
         """Abort the requests of a generate() that was not exhausted."""
         self.llm.llm_engine.abort_request(list(self.running))
@@ -180,7 +173,5 @@ class VLLMSampler:
 
 def check_installed() -> None:
     if find_spec("vllm") is None:
-        raise UserError(
-            "--sampler vllm needs the package vllm: pip install -r requirements-vllm.txt, "
-            "or use --sampler transformers."
-        )
+        install = "pip install -r requirements-vllm.txt"
+        raise UserError(f"--sampler vllm needs vllm: {install}, or use --sampler transformers.")

@@ -16,7 +16,7 @@ class Demonstration(NamedTuple):
 
     prompt: str
     response: str
-    observation: str  # the next one; "" where another command was executed than the one shown
+    observation: str  # what followed in the environment
 
 
 def default_data(env: str) -> str:
