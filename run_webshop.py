@@ -22,7 +22,7 @@ PRESETS = {
     "paper": dict(
         train_split="train", eval_split="test",
         model="Qwen/Qwen2.5-1.5B-Instruct", updates=150, eval_every=5, save_every=5, max_turns=15,
-        max_prompt_tokens=4096, mini_batch=64, grad_checkpointing=True,
+        max_prompt_tokens=4096, mini_batch=64, n_products=1000, grad_checkpointing=True,
         sampler="vllm",
     ),
 }  # fmt: skip

@@ -1,16 +1,22 @@
-"""Memory and time of the in-process BM25 retriever.
+"""Memory and time of the in-process BM25 retriever, and the latency of the retrieval server.
 
-    python bench/retrievers.py [--passages 100000] [--out bench/results/retrievers.json]
+    python bench/retrievers.py [--only memory|http] [--out bench/results/retrievers.json]
 
 The corpus is random: passages of 100 words, drawn from 200,000 words by Zipf's law, in the
 published jsonl format. A fresh process measures the seconds to load and index it, the peak resident
 memory in excess of the imports, and the milliseconds per query of five words. Takes half a minute;
 needs Linux (/proc).
+
+http: the median time of a search by `SearchClient` in a server on the same machine, over 1,000
+passages, so that the search itself takes little. "nagle" is the same server with Nagle's algorithm,
+which asyncio leaves enabled unless the listening socket is created with IPPROTO_TCP. Takes half
+a minute. The results of a part that is not run are kept.
 """
 
 import argparse
 import json
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,6 +27,17 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS, LENGTH, QUERIES = 200_000, 100, 200
+HTTP_PASSAGES, SEARCHES = 1000, 100
+
+SERVER = """
+import functools, socket, sys, types, uvicorn
+from paw_min.retrieval import server
+# uvloop, which uvicorn prefers where it is installed, disables Nagle's algorithm on any socket.
+uvicorn.Config = functools.partial(uvicorn.Config, loop="asyncio")
+if sys.argv.pop(1) == "nagle":
+    server.socket = types.SimpleNamespace(**vars(socket) | {"socket": lambda *_: socket.socket()})
+server.main()
+"""
 
 
 def write_corpus(path: Path, n: int) -> None:
@@ -61,21 +78,57 @@ def measure(corpus: str) -> dict:
     }
 
 
+def measure_http(corpus: Path) -> dict:
+    """{listener: {number of queries: median ms of a search}}; the two servers take turns."""
+    sys.path.insert(0, str(ROOT))
+    from paw_min.retrieval.client import SearchClient
+
+    rng, servers, clients = random.Random(1), [], {}
+    try:
+        for listener in ("nagle", "no_delay"):
+            command = [sys.executable, "-c", SERVER, listener, "--corpus", str(corpus)]
+            server = subprocess.Popen([*command, "--port", "0"], cwd=ROOT, text=True,
+                                      stdout=subprocess.PIPE)  # fmt: skip
+            servers.append(server)
+            ready = next(line for line in server.stdout if line.startswith("ready"))
+            clients[listener] = SearchClient(ready.split()[-1])
+        times = {listener: {1: [], 16: []} for listener in clients}
+        for n in (1, 16):
+            for _ in range(SEARCHES):
+                queries = [f"w{rng.randrange(1, 5000)}" for _ in range(n)]
+                for listener, client in clients.items():
+                    start = time.perf_counter()
+                    client.search(queries, 3)
+                    times[listener][n].append(1000 * (time.perf_counter() - start))
+    finally:
+        for server in servers:
+            server.kill()
+            server.communicate()
+    return {listener: {str(n): round(statistics.median(ms), 2) for n, ms in by_n.items()}
+            for listener, by_n in times.items()}  # fmt: skip
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--passages", type=int, default=100_000)
+    parser.add_argument("--only", choices=("memory", "http"), help="default: both")
     parser.add_argument("--out", type=Path, default=ROOT / "bench/results/retrievers.json")
     parser.add_argument("--corpus", help=argparse.SUPPRESS)  # for the fresh process
     args = parser.parse_args()
     if args.corpus:
         print(json.dumps(measure(args.corpus)))
         sys.exit()
+    result = json.loads(args.out.read_text()) if args.out.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "corpus.jsonl"
-        write_corpus(path, args.passages)
-        command = [sys.executable, __file__, "--corpus", str(path)]
-        answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    result = {"command": "python bench/retrievers.py", "passages": args.passages}
-    result |= {"words_per_passage": LENGTH} | json.loads(answer)
+        if args.only != "http":
+            write_corpus(path, args.passages)
+            command = [sys.executable, __file__, "--corpus", str(path)]
+            answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            result |= {"command": "python bench/retrievers.py", "passages": args.passages}
+            result |= {"words_per_passage": LENGTH} | json.loads(answer)
+        if args.only != "memory":
+            write_corpus(path, HTTP_PASSAGES)
+            result["http_p50_ms"] = measure_http(path)
     args.out.write_text(json.dumps(result, indent=1) + "\n")
     print("\n".join(f"{key:20s} {value}" for key, value in result.items()))

@@ -1,12 +1,12 @@
 """Every setting of a run: one flat dataclass with the bounds beside each field, and its flags.
 
-A run script has presets: dictionaries of settings. `parse_args` puts the chosen preset over the
-defaults below, and the command line over the preset. "A.1" marks the paper's settings; "code base"
-marks those that the paper leaves to the code that it builds on.
+A run script has presets: dictionaries that override the defaults below; the command line overrides
+both. "A.1" marks the paper's settings, "code base" those of the code that the paper builds on.
 """
 
 import argparse
 import math
+import re
 from dataclasses import MISSING, asdict, dataclass, field, fields
 
 import torch
@@ -33,14 +33,17 @@ def opt(group: str, default, help: str, *, low=None, above=None, high=None, only
 @dataclass
 class Config:
     env: str = "alfworld"  # the benchmark; set by the run script
-    name: str = opt(RUN, "", "run name; default: from benchmark, model, algorithm and seed")
+    name: str = opt(RUN, "", "run name; default: from the settings that differ from the preset")
     out: str = opt(RUN, "runs", "folder of the run folders")
     seed: int = opt(RUN, 0, "seed of tasks, sampling and row order")
-    updates: int = opt(RUN, 150, "RL updates, the outer loop of Alg. 1", low=0)
+    updates: int = opt(RUN, 150, "RL updates, the outer loop of Alg. 1", low=0, high=999_999)
+    eval_seed: int = opt(RUN, 0, "seed of the sampling in evaluations; the tasks stay the same")
+    eval_repeats: int = opt(RUN, 1, "episodes per task in an evaluation", low=1, high=1000)
     eval_every: int = opt(RUN, 5, "updates between evaluations; 0: only first and last", low=0)
     save_every: int = opt(RUN, 1, "updates between checkpoints; only the latest is kept", low=1)
     device: str = opt(RUN, "auto", "cpu, cuda, cuda:0 ...; auto: cuda if available")
-    threads: int = opt(RUN, 1, "CPU threads of torch; more than the idle cores is slow", low=1)
+    threads: int = opt(RUN, 1, "CPU threads of torch; more than the idle cores is slow", low=1,
+                       high=1024)
     precision: str = opt(RUN, ("auto", "fp32", "bf16"), "of passes; auto: bf16 on a GPU")
     shard: bool = opt(RUN, False, "shard weights and optimizer across ranks (FSDP2); needs vLLM")
     data: str = opt(ENV, "", "data folder; default: generated (ALFWorld: $ALFWORLD_DATA)")
@@ -65,12 +68,12 @@ class Config:
     max_prompt_tokens: int = opt(MODEL, 2048, "prompt limit in tokens, A.1", low=1)
     prompt_overflow: str = opt(MODEL, ("error", "cut"), "longer prompts: stop, or cut their start")
     max_response_tokens: int = opt(MODEL, 512, "response limit in tokens, A.1", low=1)
-    max_obs_tokens: int = opt(MODEL, 512, "next-observation tokens per row in the loss", low=1)
+    max_obs_tokens: int = opt(MODEL, 4096, "next-observation tokens per row in the loss", low=1)
     grad_checkpointing: bool = opt(MODEL, False, "recompute activations in the backward pass")
     attention: str = opt(MODEL, ("sdpa", "flash_attention_2"), "the latter needs no padding")
     ref_offload: bool = opt(MODEL, False, "keep the reference model in CPU memory between passes")
-    groups: int = opt(ROLLOUT, 16, "tasks per update, A.1", low=1)
-    group_size: int = opt(ROLLOUT, 8, "episodes per task, A.1", low=1)
+    groups: int = opt(ROLLOUT, 16, "tasks per update, A.1", low=1, high=100_000)
+    group_size: int = opt(ROLLOUT, 8, "episodes per task, A.1", low=1, high=10_000)
     sampler: str = opt(ROLLOUT, ("transformers", "vllm"), "generates the responses")
     vllm_memory: float = opt(ROLLOUT, 0.4, "vLLM's fraction of the GPU memory", above=0, high=1)
     temperature: float = opt(ROLLOUT, 1.0, "sampling temperature in training, A.1", above=0)
@@ -107,8 +110,9 @@ class Config:
 
 # Settings that may change when a run resumes: none of them changes what has been computed.
 FREE_TO_CHANGE = (
-    "out", "updates", "eval_every", "save_every", "workers", "env_timeout", "device", "threads",
-    "shard", "grad_checkpointing", "ref_offload", "attention", "vllm_memory", "micro_tokens",
+    "out", "updates", "eval_every", "eval_seed", "eval_repeats", "save_every", "workers",
+    "env_timeout", "device", "threads", "shard", "grad_checkpointing", "ref_offload", "attention",
+    "vllm_memory", "micro_tokens",
 )  # fmt: skip
 
 
@@ -138,43 +142,39 @@ def check(cfg: Config) -> None:
                 f"{' and '.join(bounds) or 'a finite number'}."
             )
     if cfg.group_size == 1:
-        raise UserError(
-            f"--group-size 1 leaves nothing to compare an episode with: {cfg.algo} needs 2 or more."
-        )
+        raise UserError("--group-size 1 leaves nothing to compare an episode with: use 2 or more.")
+    if cfg.algo == "gigpo" and cfg.statistics == "trajectories":
+        raise UserError("--statistics trajectories is for GRPO: GiGPO's groups are rows; omit it.")
+    if not re.fullmatch(r"(?!\.\.?$)[^/\x00-\x1f\ud800-\udfff]{0,200}", cfg.name):
+        raise UserError(f"--name {cfg.name:.80} cannot be a folder in --out: use a plain name.")
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", cfg.device):
+        raise UserError(f"--device {cfg.device} is not supported: use cpu, cuda or cuda:0 etc.")
     if cfg.shard and cfg.sampler != "vllm":
         raise UserError("--shard leaves no rank a model to generate with: add --sampler vllm.")
     if cfg.sampler == "vllm" and max(cfg.temperature, cfg.eval_temperature) > 2:
-        raise UserError(
-            f"--temperature {cfg.temperature} or --eval-temperature {cfg.eval_temperature}: vLLM's "
-            "limit is 2; lower it, or use --sampler transformers."
-        )
+        values = f"--temperature {cfg.temperature} or --eval-temperature {cfg.eval_temperature}"
+        raise UserError(f"{values} is over 2, vLLM's limit: lower it or use another --sampler.")
     gpu = torch.cuda.is_available()
     if cfg.device.startswith("cuda") and not gpu:
         raise UserError(f"--device {cfg.device}: torch sees no GPU here; use --device cpu.")
     if cfg.sampler == "vllm" and gpu and cfg.device not in ("auto", "cuda"):
-        raise UserError(
-            f"--device {cfg.device}: vLLM uses the first visible GPU; omit --device and choose the "
-            "GPU with CUDA_VISIBLE_DEVICES, or use --sampler transformers."
-        )
+        choose = "omit it and set CUDA_VISIBLE_DEVICES, or use --sampler transformers"
+        raise UserError(f"--device {cfg.device}: vLLM uses the first visible GPU; {choose}.")
 
 
-@dataclass
-class Mode:
-    """Train, or one of these."""
-
-    eval_only: bool
-    dry_run: bool
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str):  # without the usage, which fills the screen
+        self.exit(1, f"error: {message}; see --help\n")
 
 
-def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple[Config, Mode]:
-    """Settings and mode of a run script; the first preset is the default."""
-    parser = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple[Config, str]:
+    """Settings of a run script, and its mode: train, eval-only or dry-run."""
+    parser = Parser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     add, default = parser.add_argument, next(iter(presets))
     add("--preset", choices=list(presets), default=default, help=f"base settings ({default})")
-    add("--eval-only", action="store_true", help="evaluate --model or the checkpoint, and exit")
-    add("--dry-run", action="store_true", help="check model and data, print the plan, and exit")
+    for mode, text in (("eval-only", "evaluate --model or the checkpoint, and exit"),
+                       ("dry-run", "check model and data, print the plan, and exit")):  # fmt: skip
+        add(f"--{mode}", dest="mode", action="store_const", const=mode, default="train", help=text)
     groups = {}
     for f in settings(env):
         title, choices = f.metadata["group"], f.metadata["choices"]
@@ -192,11 +192,15 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     given = {f.name: args[f.name] for f in settings(env) if args[f.name] is not MISSING}
     cfg = Config(**{"env": env} | presets[args["preset"]] | given)
     check(cfg)
-    if not cfg.name:
+    if not cfg.name:  # with all that was changed, so that no two experiments share a folder
         model = cfg.model.rstrip("/").split("/")[-1] or "tiny"
         method = cfg.algo + ("-paw" if cfg.paw else "")
-        cfg.name = f"{cfg.env}-{model}-{method}-seed{cfg.seed}"
-    return cfg, Mode(args["eval_only"], args["dry_run"])
+        base = asdict(Config()) | presets[args["preset"]]
+        named = ("model", "algo", "paw", "seed", "data", "retriever", "encoder", *FREE_TO_CHANGE)
+        changed = [k for k, value in given.items() if k not in named and value != base[k]]
+        parts = [f"{key}={given[key]}".replace("_", "-") for key in changed]
+        cfg.name = "-".join([cfg.env, model, method, *parts, f"seed{cfg.seed}"]).replace("/", "_")
+    return cfg, args["mode"]
 
 
 def differences(old: dict, cfg: Config) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a run prints: progress bars, the table of updates, the report at the end. Rank 0 only."""
+"""What a run prints: progress bars, the table of updates, the final report. Rank 0 only."""
 
 from tqdm import tqdm
 
@@ -52,10 +52,10 @@ def print_start(s) -> None:
 
 
 def report(folder, lines: list[dict[str, float]]) -> None:
-    """Held-out success before and after training, and the benchmark's own score if it has one."""
+    """Held-out success (pooled, and averaged over task types) and score, before and after."""
     evaluated = [line for line in lines if "eval_success" in line]
-    for key, form in (("success", ".3f"), ("score", ".1f")):
-        if evaluated and f"eval_{key}" in evaluated[0]:
+    for key, form in (("success", ".3f"), ("success_types", ".3f"), ("score", ".1f")):
+        if evaluated and not evaluated[0]["update"] and f"eval_{key}" in evaluated[0]:
             before, after = evaluated[0], evaluated[-1]
             say(
                 f"held-out {key}: {before[f'eval_{key}']:{form}} before, "

@@ -2,12 +2,10 @@
 
     torchrun --nproc-per-node 4 run_alfworld.py ...
 
-Each rank has a GPU (or some CPU cores), environments and a sampler of its own, and plays whole
-groups. Then every rank gets the rows of all ranks (a few megabytes), so that group statistics,
-Eq. 4 and lambda_g are computed everywhere from the same numbers. Only forward and backward passes
-are split, by rows. Gradients are summed, not averaged: a row's weight is its part of the whole.
-
-Without torchrun there is one rank, and these functions return at once.
+Each rank has environments and a sampler of its own and plays whole groups. Then every rank gets
+the rows of all ranks (a few megabytes), so that group statistics, Eq. 4 and lambda_g come from the
+same numbers everywhere. Only forward and backward passes are split, by rows. Gradients are summed,
+not averaged: a row's weight is its part of the whole. Without torchrun there is one rank.
 """
 
 import os

@@ -3,29 +3,38 @@ two numbers of a run differ by the policy alone. PaW changes nothing at inferenc
 """
 
 from collections import defaultdict
+from statistics import stdev
 
-from paw_min.config import Config
+from paw_min.config import Config, UserError
 from paw_min.envs.protocol import Pool
 from paw_min.metrics import describe_episodes, mean
 from paw_min.rollout import Episode, Rollout, rollout
 
 
 def evaluate(cfg: Config, policy, sampler, pool: Pool, tasks: list[str]) -> Rollout:
-    """Play each task of the panel once, at the evaluation temperature."""
+    """Play each task of the panel `eval_repeats` times, at the evaluation temperature."""
+    repeated = [(task, g) for g, task in enumerate(tasks) for _ in range(cfg.eval_repeats)]
     with sampler.sync(policy):
         episodes = rollout(
-            cfg, policy, sampler, pool, tasks, range(len(tasks)),
-            temperature=cfg.eval_temperature, seed_key=(-1,), label="evaluate",
+            cfg, policy, sampler, pool, *zip(*repeated), temperature=cfg.eval_temperature,
+            seed_key=(-1, cfg.eval_seed) if cfg.eval_seed else (-1,), label="evaluate",
         ).episodes  # fmt: skip
+    played = [e for e in episodes if not e.failed]
+    if not played:
+        raise UserError(f"no episode of the evaluation could be played: {episodes[0].failed}")
+    by_type, by_task = defaultdict(list), defaultdict(list)
+    for e in played:
+        by_type[e.task_type].append(e.won)
+        by_task[e.group].append(e.won)
+    types = {f"eval_success/{t}": mean(won) for t, won in sorted(by_type.items())}
+    # Table 2 averages the data sets of search without weights; eval_success pools all episodes.
+    metrics = {"eval_success_types": mean(list(types.values()))}
     described = describe_episodes(episodes)
-    shown = ("success", "return", "length", "valid", "score")
-    metrics = {f"eval_{key}": described[key] for key in shown if key in described}
-    by_type = defaultdict(list)
-    for episode in episodes:
-        if not episode.failed:
-            by_type[episode.task_type].append(episode.won)
-    metrics |= {f"eval_success/{t}": mean(won) for t, won in sorted(by_type.items())}
-    return Rollout(episodes, metrics)
+    shown = ("success", "return", "length", "valid", "score", "failed")
+    metrics |= {f"eval_{key}": described[key] for key in shown if key in described}
+    means = [mean(won) for won in by_task.values()]  # repeats of a task are not independent
+    metrics["eval_success_se"] = stdev(means) / len(means) ** 0.5 if len(means) > 1 else 0.0
+    return Rollout(episodes, metrics | types)
 
 
 def transcript(episodes: list[Episode], limit: int = 4) -> str:

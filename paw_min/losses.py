@@ -5,9 +5,8 @@
 
 The paper writes Eq. 11 per group, for the whole update. Here the RL term is the token mean over the
 mini-batch, as in the code base of PaW's baselines. The world-model term is a weighted sum over rows
-(`row_weights`), which can be split anywhere: the gradients of micro-batches add up exactly, and
-random mini-batches, scaled by (rows of the update / rows of the mini-batch), estimate it without
-bias at the weights that they start from.
+(`row_weights`): gradients of micro-batches add up exactly, and random mini-batches, scaled by (rows
+of the update / rows of the mini-batch), estimate it without bias at fixed weights of the model.
 
 Legend: N rows, T tokens, G groups; masks are 1 on the tokens that count.
 """
@@ -45,13 +44,7 @@ def clipped_surrogate(
     clipped = -advantage * ratio.clamp(1 - clip, 1 + clip)
     loss = torch.maximum(plain, clipped)
     loss = torch.where(advantage < 0, torch.minimum(loss, -advantage * dual_clip), loss)
-    with torch.no_grad():
-        metrics = {
-            "clip_fraction": masked_mean((clipped > plain).float(), mask),
-            "approx_kl": masked_mean(ratio - 1 - log_ratio, mask),
-            "ratio": masked_mean(ratio, mask),
-        }
-    return masked_mean(loss, mask), metrics
+    return masked_mean(loss, mask), _ratio_metrics(log_ratio, clipped > plain, mask)
 
 
 def truncated_is(
@@ -68,12 +61,14 @@ def truncated_is(
     log_ratio = (logp.detach() - sampler_logp).masked_fill(~mask.bool(), 0.0)  # (N, T)
     ratio = log_ratio.exp()
     loss = -ratio.clamp(max=cap) * advantage * logp
-    metrics = {
-        "clip_fraction": masked_mean((ratio > cap).float(), mask),
-        "approx_kl": masked_mean(ratio - 1 - log_ratio, mask),
-        "ratio": masked_mean(ratio, mask),
-    }
-    return masked_mean(loss, mask), metrics
+    return masked_mean(loss, mask), _ratio_metrics(log_ratio, ratio > cap, mask)
+
+
+@torch.no_grad()
+def _ratio_metrics(log_ratio: Tensor, clipped: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    ratio = log_ratio.exp()  # (N, T)
+    values = {"clip_fraction": clipped.float(), "approx_kl": ratio - 1 - log_ratio, "ratio": ratio}
+    return {name: masked_mean(value, mask) for name, value in values.items()}
 
 
 def k3_kl(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:

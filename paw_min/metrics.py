@@ -66,7 +66,6 @@ class UpdateMetrics:
         self._add({"grad_norm": grad_norm}, 1)
 
     def _add(self, values: dict[str, Tensor | int], weight: int | None = None) -> None:
-        """To a mean with weights, or to a total (None)."""
         for name, value in values.items():
             value = value.item() if isinstance(value, Tensor) else value
             self.sums[name] += value * (1 if weight is None else weight)

@@ -4,9 +4,8 @@ Asynchronous: an episode is queued for generation as soon as its environment ans
 whose episode is over takes the next task at once. Every step becomes one row (h_t, a_t, r_t,
 o_{t+1}), also the last one, whose observation no later prompt shows.
 
-Each request has its own seed, so that the random draws do not depend on the batch. Where
-environments answer from other processes or a search server, timing decides which requests share a
-batch, which changes the last bits of the logits. With workers=0 a rollout replays exactly.
+Each request has its own seed. With environments in other processes or a search server, timing
+decides which requests share a batch, which changes the last bits. Otherwise a rollout replays.
 """
 
 import hashlib

@@ -33,8 +33,7 @@ def sampled_entropy(logp: Tensor) -> Tensor:
 def action_entropy(token_entropy: Tensor, action_mask: Tensor) -> Tensor:
     """H(a_t | h_t): mean over the action tokens, (N, T), (N, T) -> (N,).
 
-    The action is the whole response with its reasoning and end token, which is what the RL loss
-    trains. The paper does not say.
+    The action is the whole response, with reasoning and end token (the paper does not say).
     """
     mask = action_mask.bool()
     return token_entropy.masked_fill(~mask, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)  # / |a_t|

@@ -1,13 +1,13 @@
 """What a run consists of (policy, sampler, optimizer, environments, tasks), opened and closed.
 
-The order matters: vLLM measures the free memory, so its engine comes before the trainer's model;
-rank 0 creates folders and generated data before the other ranks read them; the ranks close
-together, since an early exit would break the others' last collective call.
+The order matters: rank 0 creates folders and data before the others read them; vLLM measures the
+free memory, so its engine comes before the trainer's model; the ranks close together.
 """
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -53,6 +53,10 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     weights = str(run.checkpoint() or start)
     sampler = make_sampler(cfg, weights, precision)
     policy = load_policy(weights, cfg.temperature, device, precision, cfg.attention)
+    length = cfg.max_prompt_tokens + cfg.max_response_tokens + cfg.max_obs_tokens * cfg.paw
+    if (positions := getattr(policy.model.config, "max_position_embeddings", length)) < length:
+        limits = "--max-prompt-tokens, --max-response-tokens and --max-obs-tokens"
+        raise UserError(f"{start} has {positions} positions: lower {limits}, together {length}.")
     if cfg.grad_checkpointing:
         policy.model.gradient_checkpointing_enable()
     if cfg.shard:
@@ -89,3 +93,35 @@ def find_tasks(cfg: Config) -> Tasks:
         return Tasks(tasks.train, panel(tasks.held_out, n_panel, seed=0), tasks.make_pool)
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
+
+
+def dry_run(cfg: Config) -> None:
+    """Check the model's folder and the data, and print the plan; loads no weights."""
+    model, missing = start_model(cfg), []
+    try:
+        if cfg.sampler == "vllm":
+            check_installed()
+        load_tokenizer(model)
+        print(f"model     {model}")
+    except UserError as error:
+        missing.append(str(error))
+    try:
+        tasks = find_tasks(cfg)
+        print(f"data      {len(tasks.train)} training tasks, panel of {len(tasks.held_out)}")
+    except UserError as error:
+        missing.append(str(error))
+    episodes = cfg.groups * cfg.group_size
+    rows = episodes * cfg.max_turns
+    steps = -(-rows // cfg.mini_batch) if cfg.mini_batch else 1
+    length = cfg.max_prompt_tokens + cfg.max_response_tokens + cfg.max_obs_tokens * cfg.paw
+    evaluations = 2 + (cfg.updates - 1) // cfg.eval_every if cfg.eval_every else 2
+    print(
+        f"updates   {cfg.updates} of {cfg.groups} tasks x {cfg.group_size} = {episodes} episodes, "
+        f"at most {cfg.max_turns} turns: up to {rows} rows of up to {length} tokens\n"
+        f"training  {cfg.algo}{' with PaW' if cfg.paw else ''}, up to {steps} optimizer steps per "
+        f"update, {cfg.micro_tokens} tokens per pass\n"
+        f"panel     {evaluations} times, every {cfg.eval_every or cfg.updates} updates\n"
+        f"folder    {Path(cfg.out) / cfg.name}"
+    )
+    if missing:
+        raise UserError(" Also: ".join(missing))

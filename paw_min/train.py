@@ -34,7 +34,7 @@ def train(cfg: Config, eval_only: bool = False) -> None:
         done = s.run.restore(s.policy, s.optimizer)  # 0, unless this is a resumed run
         s.policy.train()
         console.print_start(s)
-        if not s.run.metrics():
+        if not done and not s.run.metrics():
             before = evaluate(cfg, s.policy, s.sampler, s.pool, s.tasks.held_out)
             log(s, {"update": 0} | before.metrics)
 
@@ -79,16 +79,18 @@ def update(cfg: Config, s: Session, k: int) -> dict[str, float]:
 
     # Before anything is trained: did the sampler generate with the current weights?
     gap = check_sync(cfg, s.policy, episodes, k)
+    if played.metrics["obs_tokens_cut"] and k == 1:
+        console.say("observations longer than --max-obs-tokens are cut, see obs_tokens_cut")
     times.append(time.perf_counter())
     rows = prepare(cfg, s.policy, s.reference, episodes)
     times.append(time.perf_counter())
     try:
         learned = learn(cfg, s.policy, s.optimizer, rows, (cfg.seed, k))
     except NonFinite as error:
+        start = s.run.checkpoint() or "the start model"
         raise UserError(
-            f"update {k}: {error}; its rows are in {s.run.dump_rows(error.rows, k)} and the last "
-            "checkpoint is good: lower --lr or --grad-clip and continue under another --name with "
-            "--model set to that checkpoint."
+            f"update {k}: {error}; its rows are in {s.run.dump_rows(error.rows, k)}: lower --lr or "
+            f"--grad-clip and continue under another --name with --model set to {start}."
         ) from error
     learned |= describe_selection(rows) if cfg.paw else {}
     seconds = {

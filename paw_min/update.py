@@ -3,11 +3,8 @@
     prepare   episodes -> rows: advantages, old log-probs, selected transitions, lambda_g
     learn     rows -> gradient steps on the joint objective
 
-The paper loops over the groups of a mini-batch. Here all groups share one batch, and a row's group
-determines its weight (losses.row_weights), so that batches may be cut anywhere.
-
-`learn` takes rows, not episodes: to train on other rows (another loss, other targets), build `Rows`
-yourself.
+The paper loops over groups. Here all groups share one batch, and a row's group sets its weight
+(losses.row_weights), so that batches may be cut anywhere. To train on other rows, build `Rows`.
 
 Legend: N rows of the update, T tokens of the longest response, B rows of a micro-batch, S scored
 tokens of its longest row.

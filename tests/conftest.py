@@ -1,13 +1,19 @@
-"""Shared by all tests: one thread for torch, and small ALFWorld games made once (~3 s)."""
+"""Shared by all tests: one thread for torch, small ALFWorld games made once (~3 s), small runs."""
 
 import os
 
 import pytest
 import torch
 
+from paw_min.config import Config
 from paw_min.toy import alfworld_games as games
 
 SIZES = {"train": 12, "valid_seen": 6, "valid_unseen": 6}
+SMALL = dict(  # a run of run_alfworld.py in seconds
+    groups=2, group_size=2, updates=3, eval_every=2, eval_tasks=2, max_turns=3, micro_tokens=1024,
+    mini_batch=4, max_response_tokens=4, prompt="compact", max_prompt_tokens=400, lr=1e-3,
+    name="r", kl_coef=0.01,
+)  # fmt: skip
 
 torch.set_num_threads(1)  # two threads on a busy machine are far slower than one
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
@@ -20,3 +26,24 @@ def games_root(tmp_path_factory):
     for split, n in SIZES.items():
         games.generate(root, split, n, seed=0)
     return root
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory) -> str:
+    """The folder of a tiny random model."""
+    from tests.test_policy import make_policy
+
+    folder = tmp_path_factory.mktemp("model")
+    make_policy("qwen3").save(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def config(tmp_path, model, games_root):
+    """A function from settings to the Config of a small ALFWorld run in tmp_path / "r"."""
+
+    def make(**settings) -> Config:
+        base = dict(data=str(games_root), model=model, out=str(tmp_path))
+        return Config(**base | SMALL | settings)
+
+    return make

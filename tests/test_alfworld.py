@@ -134,9 +134,13 @@ def test_a_second_call_reads_only_changed_games(data, monkeypatch):
 def test_cache_survives_damage_and_read_only_data(data, tmp_path, monkeypatch):
     games = list_games(data, "train")
     cache = data / "json_2.1.1" / ".paw_min_train.json"
-    cache.write_text(cache.read_text()[:-20])
-    assert list_games(data, "train") == games
-    assert json.loads(cache.read_text())  # written again
+    content = cache.read_text()
+    trials = json.loads(content)
+    for damaged in (content[:-20], "[" * 100_000, "[1]", "{}", json.dumps(dict.fromkeys(trials, 5)),
+                    json.dumps(dict.fromkeys(trials, [])), json.dumps(dict.fromkeys(trials, "ab"))):
+        cache.write_text(damaged)
+        assert list_games(data, "train") == games
+        assert json.loads(cache.read_text()) == trials  # written again
 
     cache.unlink()
     cache.mkdir()  # cannot be replaced by a file, even by root
@@ -147,12 +151,19 @@ def test_cache_survives_damage_and_read_only_data(data, tmp_path, monkeypatch):
     assert not list(cache.parent.glob("*.json.*"))  # no partial files left
 
 
+@pytest.mark.parametrize("content", [
+    b'{"task_type": "pick', b"", b"[1, 2]", b"null", b'"solvable"', b"\xff\xfe{}", b"[" * 100_000,
+    b'{"a": ' * 100_000])
 @pytest.mark.parametrize("name", ["game.tw-pddl", "traj_data.json"])
-def test_broken_json_is_named(data, name):
+def test_broken_json_is_named(data, env, name, content):
     path = Path(list_games(data, "train")[5]).with_name(name)
-    path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(ValueError, match=re.escape(str(path)) + " is broken .*; delete"):
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(str(path)) + " is broken .*; delete") as error:
         list_games(data, "train")
+    assert "\n" not in str(error.value)
+    if name == "game.tw-pddl":
+        with pytest.raises(GameError, match=re.escape(str(path)) + " is not a playable game"):
+            env.reset(path)
 
 
 # --- playing ---------------------------------------------------------------------------------

@@ -8,7 +8,10 @@ import hashlib
 import json
 import os
 import re
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -242,6 +245,36 @@ def test_two_processes_at_once_make_one_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "getpid", iter(["1", "2"]).__next__)
     assert digest(search_world.generate(tmp_path / "a", **SMALL))
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_real_processes_at_once_make_one_folder(tmp_path):
+    """Three processes: each waits with its complete files until all have theirs."""
+    program = f"""
+import os, sys, time
+from pathlib import Path
+from paw_min.toy import search_world
+replace, folder = os.replace, Path({str(tmp_path)!r})
+
+def wait(source, target):
+    deadline = time.monotonic() + 60
+    while len(list(folder.glob("*.partial-*/manifest.json"))) < 3 and not (folder / "go").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    (folder / "go").touch()  # the first may rename its files before the others look
+    replace(source, target)
+
+os.replace = wait
+print(search_world.generate(folder / "a", **{SMALL!r}))
+"""
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parent.parent,
+                         text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for _ in range(3)
+    ]  # fmt: skip
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert outputs == [f"{tmp_path / 'a'}\n"] * 3
+    assert digest(tmp_path / "a")[:16] == "c2416f5b9e3b62cd"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "go"]
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,82 @@ def test_a_broken_game_is_reported_and_has_no_effect(name, env, paths, tmp_path,
     assert env.reset().feedback == intro
 
 
+# Nothing may run, and nothing may take memory or time; {marker} is a file that must not appear.
+ATTACKS = [
+    "__import__('os').system('touch {marker}')",
+    "open('{marker}', 'w')",
+    "().__class__.__bases__",
+    "r.__class__",
+    "r.\uff3f_class__",  # Python reads a full-width underscore as an underscore
+    "r.name.format",
+    "r.name.upper()",
+    "'%999999999d' % r",
+    "f'x'",
+    "lambda: r",
+    "(r := r.name)",
+    "(x for x in r.name)",
+    "9 ** 9 ** 9",
+    "r.name * 999999999",
+    "1",
+    "r.name" + " + r.name" * 100,
+    "(" * 400 + "r" + ")" * 400,
+    "not " * 100_000 + "r",
+    "r:9999999999",  # for str.format
+    "r!s",
+    "r.name r",
+    "",
+]
+PLACES = {
+    "a rule": ("You open the {r.name}.", "You open the [{%s}]."),
+    "a template": ('"open {r}"', '"open {%s}"'),
+    "an ignored part": ('"open {r}"', '"open {r} ; {%s}"'),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack[:20])
+def test_a_grammar_cannot_run_code(attack, place, env, paths, tmp_path):
+    from paw_min.envs.alfworld.engine import GameError
+
+    marker, path = tmp_path / "marker", tmp_path / "game.tw-pddl"
+    game, (before, after) = json.loads(Path(paths[0]).read_text()), PLACES[place]
+    assert before in game["grammar"]
+    attack = attack.replace("{marker}", str(marker))
+    game["grammar"] = game["grammar"].replace(before, after % attack)
+    path.write_text(json.dumps(game))
+    with pytest.raises(GameError) as error:
+        env.load(str(path))
+    assert str(error.value).startswith(f"{path} is not a playable game (ValueError: the grammar's ")
+    assert f"expression {{{' '.join(attack[:80].split())}" in str(error.value)
+    assert not marker.exists()
+
+
+def test_expressions_have_no_builtins_and_commands_are_not_formatted(env, paths):
+    game = json.loads(Path(paths[0]).read_text())
+
+    def commands(expression):
+        before, after = "go to [{r.name |", f"go to {{{expression}}} [{{r.name |"
+        env.load({**game, "grammar": game["grammar"].replace(before, after)})
+        return [c for c in env.reset().admissible_commands if c.startswith("go to ")]
+
+    assert "go to yes fridge 1" in commands("'yes' if r.name != '' and not r.desc else 'no'")
+    with pytest.raises(NameError, match="'print' is not defined"):
+        commands("print")
+    formatted = commands(r"'\x7b' + r.id + ':99999999999\x7d'")  # a width of 100 GB
+    assert formatted and all(":99999999999} " in command for command in formatted)
+
+
+def test_names_that_would_overflow_the_buffers_of_fast_downward_are_refused(env, paths):
+    """With 100,000 characters, the library aborts the process."""
+    from paw_min.envs.alfworld.engine import GameError
+
+    game = json.loads(Path(paths[0]).read_text())
+    for length in (1_000, 100_000):
+        problem = game["pddl_problem"].replace("agent1", "a" * length)
+        with pytest.raises(GameError, match=r"a name of \d+ bytes; fast-downward reads up to 1000"):
+            env.load({**game, "pddl_problem": problem})
+
+
 def test_a_missing_game_is_reported(env, tmp_path):
     from paw_min.envs.alfworld.engine import GameError
 

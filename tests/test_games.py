@@ -156,17 +156,17 @@ def test_walkthroughs_win_and_files_are_as_published(games_root, env):
 def test_the_same_call_completes_an_interrupted_one(games_root, tmp_path, monkeypatch):
     verified, real = [], games.verify
 
-    def verify(env, path):
+    def verify(env, path, content):
         if len(verified) == 2:
             raise KeyboardInterrupt
-        real(env, path)
+        real(env, path, content)
         verified.append(path.parent.name)
 
     monkeypatch.setattr(games, "verify", verify)
     with pytest.raises(KeyboardInterrupt):
         games.generate(tmp_path, "train", 4, seed=0)
     assert len(list(tmp_path.rglob("game.tw-pddl"))) == 2  # the verified ones
-    monkeypatch.setattr(games, "verify", lambda env, path: real(env, path) or verified.append(path))
+    monkeypatch.setattr(games, "verify", lambda *game: real(*game) or verified.append(game))
     paths = games.generate(tmp_path, "train", 4, seed=0)
     assert len(verified) == 4  # two before, two now
     assert paths == sorted(map(str, tmp_path.rglob("game.tw-pddl")))
@@ -180,6 +180,39 @@ def test_the_same_call_completes_an_interrupted_one(games_root, tmp_path, monkey
     os.remove(paths[1])
     assert games.generate(tmp_path, "train", 4, seed=0) == paths
     assert Path(paths[1]).read_bytes() == content
+
+
+def test_two_processes_generate_the_same_split_at_the_same_time(tmp_path):
+    code = """if True:
+        import sys
+        from paw_min.toy import alfworld_games as games
+        print("ready", flush=True)
+        sys.stdin.readline()
+        games.generate(sys.argv[1], "train", 4, seed=0)
+    """
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code, tmp_path], cwd=ROOT, text=True,
+                         stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    assert [process.communicate(timeout=120) and process.returncode for process in processes] == [
+        0, 0]
+    games.generate(tmp_path / "alone", "train", 4, seed=0)
+    trees = [{p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+             for folder in (tmp_path / "json_2.1.1", tmp_path / "alone" / "json_2.1.1")]
+    assert trees[0] == trees[1] and len(trees[0]) == 4 * 2 + 1
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "5", "[" * 100_000, '{"games": 5}'])
+def test_a_damaged_manifest_is_an_error(tmp_path, content):
+    manifest = tmp_path / "json_2.1.1" / "train" / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(content)
+    with pytest.raises(ValueError, match="with a damaged manifest.json, but .*delete this folder"):
+        games.generate(tmp_path, "train", 3, seed=0)
 
 
 def test_other_parameters_and_foreign_folders_are_errors(games_root, tmp_path):
@@ -204,9 +237,8 @@ def test_a_walkthrough_must_win_with_its_last_command(games_root, env, tmp_path)
     game = json.loads(Path(list_games(games_root, "train")[0]).read_bytes())
     for commands in (game["walkthrough"][:-1], [*game["walkthrough"], "look"], []):
         path = tmp_path / "game.tw-pddl"
-        path.write_text(json.dumps({**game, "walkthrough": commands}))
-        with pytest.raises(RuntimeError, match="does not win with its last command"):
-            games.verify(env.engine, path)
+        with pytest.raises(RuntimeError, match="game.tw-pddl: .*does not win with its last"):
+            games.verify(env.engine, path, {**game, "walkthrough": commands})
 
 
 # --- the expert ------------------------------------------------------------------------------

@@ -60,15 +60,17 @@ def test_token_mean_weighs_long_responses_more():
 
 def test_truncated_weights_by_hand():
     """Gradient -min(pi / mu, cap) * A / tokens, and none through the weight."""
-    logp = torch.tensor([[math.log(0.5), math.log(0.9), -math.inf]], requires_grad=True)
-    sampler = torch.tensor([[math.log(0.4), math.log(0.1), math.nan]])  # ratios 1.25 and 9
-    mask = torch.tensor([[True, True, False]])
+    p, q = [0.5, 0.9, 0.6], [0.4, 0.1, 0.8]  # ratios 1.25, 9 and 0.75: one of three is truncated
+    logp = torch.tensor([[*map(math.log, p), -math.inf]], requires_grad=True)
+    sampler = torch.tensor([[*map(math.log, q), math.nan]])
+    mask = torch.tensor([[True, True, True, False]])
     loss, metrics = losses.truncated_is(logp, sampler, torch.tensor([-3.0]), mask, cap=2.0)
     loss.backward()
-    torch.testing.assert_close(logp.grad, torch.tensor([[1.25 * 3 / 2, 2.0 * 3 / 2, 0.0]]))
-    assert loss.item() == pytest.approx(3 * (1.25 * math.log(0.5) + 2 * math.log(0.9)) / 2)
-    assert metrics["clip_fraction"].item() == 0.5
-    assert metrics["ratio"].item() == pytest.approx((1.25 + 9) / 2)
+    torch.testing.assert_close(logp.grad, torch.tensor([[1.25, 2.0, 0.75, 0.0]]))  # times 3 / 3
+    expected = 1.25 * math.log(0.5) + 2 * math.log(0.9) + 0.75 * math.log(0.6)
+    assert loss.item() == pytest.approx(expected)
+    assert metrics["clip_fraction"].item() == pytest.approx(1 / 3)
+    assert metrics["ratio"].item() == pytest.approx((1.25 + 9 + 0.75) / 3)
 
 
 def test_where_sampler_and_trainer_agree_both_losses_have_the_same_gradient():

@@ -6,10 +6,13 @@ Tiny random models of three families. Where float sums may be ordered differentl
 length, another batch), tolerances are a few float32 roundings of a log-probability of about -5.
 """
 
+import json
 from collections import deque
+from functools import partial
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -20,6 +23,7 @@ from transformers import (
 )  # fmt: skip
 
 from paw_min import cmae, losses
+from paw_min.config import UserError
 from paw_min.model import policy as policy_module
 from paw_min.model.batches import TokenRow, collate
 from paw_min.model.policy import Policy, load_policy
@@ -353,6 +357,79 @@ def test_bad_model_folders_are_named(tmp_path):
     policy.tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="no chat template"):
         load_policy(str(tmp_path))
+
+
+def change_config(policy, folder, **changed):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+
+
+def change_tokenizer(change):
+    def damage(policy, folder):
+        change(policy.tokenizer)
+        policy.tokenizer.save_pretrained(folder)
+
+    return damage
+
+
+def change_weights(change):
+    def damage(policy, folder):
+        weights = load_file(folder / "model.safetensors")
+        change(weights)
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return damage
+
+
+def without_end_token(policy, folder):
+    for name in ("tokenizer_config.json", "generation_config.json"):
+        path = folder / name
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps({k: v for k, v in content.items() if "_token" not in k}))
+    change_config(policy, folder, eos_token_id=None, pad_token_id=None)
+
+
+def cut_weights(policy, folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:50_000])
+
+
+def template(text: str):
+    return change_tokenizer(lambda tokenizer: setattr(tokenizer, "chat_template", text))
+
+
+@pytest.mark.parametrize(
+    "damage, reason",
+    [
+        (change_tokenizer(lambda t: t.add_tokens(["new1", "new2"])), "27 tokens for 25 embeddings"),
+        (template("{% for"), "unexpected"),
+        (template("{{ raise_exception('no users') }}"), "no users"),
+        (template("{{ messages[0].x.y }}"), "no attribute"),
+        (partial(change_config, intermediate_size=32), "mismatch"),
+        (partial(change_config, model_type="unheard"), "unheard"),
+        (partial(change_config, hidden_size="wide"), "hidden_size"),
+        (cut_weights, "not fully covered"),
+        (change_weights(lambda w: w.pop("model.layers.1.mlp.up_proj.weight")),
+         "no weights for model.layers.1.mlp.up_proj.weight"),
+        (change_weights(lambda w: w.update({f"x.{k}": w.pop(k) for k in list(w)})), "no weights"),
+        (without_end_token, "cannot be loaded"),
+    ],
+)  # fmt: skip
+def test_damaged_model_folders_are_one_sentence(tmp_path, damage, reason):
+    policy = make_policy("qwen3")
+    policy.save(tmp_path)
+    load_policy(str(tmp_path))
+    damage(policy, tmp_path)
+    with pytest.raises(UserError, match=reason) as error:
+        load_policy(str(tmp_path))
+    assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)
+
+
+def test_tied_weights_are_not_missing(tmp_path):
+    make_policy("qwen2").save(tmp_path)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    again = load_policy(str(tmp_path)).model
+    assert again.lm_head.weight is again.model.embed_tokens.weight
 
 
 def test_models_that_touch_their_logits_afterwards_are_refused():

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from functools import partial
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import pytest
@@ -283,6 +285,97 @@ def test_the_death_of_an_idle_worker_costs_nothing(caplog):
         steps = step(pool, {0: "y", 1: "y"})
         assert [steps[0].observation, steps[1].observation] == ["a: 2 x y", "b: 1 y"]
         assert not caplog.messages
+
+
+def raises_user_error(match):
+    from paw_min.config import UserError  # not at the top: it imports torch, in each worker
+
+    return pytest.raises(UserError, match=match)
+
+
+# A module whose import counts the workers that import it, and kills some of them.
+FRAGILE = """
+import os
+from tests.test_pool import Toy
+class Env(Toy):
+    pass
+if os.getpid() != {parent}:
+    file = os.open({log!r}, os.O_CREAT | os.O_RDWR | os.O_APPEND)
+    os.write(file, b"%15d\\n" % os.getpid())
+    if {dies}(os.lseek(file, 0, os.SEEK_CUR) // 16):  # 1 for the first import
+        os._exit(7)
+"""
+
+
+@pytest.fixture
+def fragile(tmp_path, monkeypatch):
+    """A function that makes such a module: (name, which imports die) -> (make_env, pids)."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(ROOT))
+
+    def make(name, dies):
+        log = tmp_path / f"{name}.log"
+        (tmp_path / f"{name}.py").write_text(FRAGILE.format(
+            log=str(log), dies=dies, parent=os.getpid()))
+        return __import__(name).Env, lambda: [int(line) for line in log.read_text().split()]
+
+    return make
+
+
+def test_a_worker_that_dies_while_starting_is_started_again(fragile, tmp_path, caplog):
+    make_env, pids = fragile("dies_once", "{1, 4}.__contains__")
+    with EnvPool(make_env, 2, 2) as pool:
+        assert len(pids()) == 3 and len(caplog.messages) == 1
+        assert "did not start (exit code 7); starting another one" in caplog.messages[0]
+        reset(pool, "ab")
+        assert_failed(step(pool, {0: "crash"})[0], "its worker died")  # and one in the restart
+        assert len(pids()) == 5 and len(caplog.messages) == 3
+        assert reset(pool, "cd")[0].observation == "start of c"
+    wait_until(lambda: not any(map(alive, pids())))
+
+
+def test_workers_that_never_start_end_in_one_sentence_and_leave_no_process(fragile):
+    make_env, pids = fragile("second_never", "(1).__lt__")
+    with raises_user_error(r"did not start \(exit code 7, 3 attempts\): see its error above"):
+        EnvPool(make_env, 2, 2)
+    assert len(pids()) == 4 and not any(map(alive, pids()))
+
+    make_env, pids = fragile("no_restart", "(1).__lt__")
+    with EnvPool(make_env, 1, 1) as pool:
+        reset(pool, "a")
+        pool.step(0, "crash")
+        with raises_user_error("did not start .* 3 attempts"):
+            pool.recv()
+    assert len(pids()) == 4 and not any(map(alive, pids()))
+
+
+def test_a_system_that_starts_no_process_ends_in_one_sentence(monkeypatch):
+    def start(self):
+        if started:
+            raise OSError(24, "Too many open files")
+        started.append(self)
+        real(self)
+
+    real, started = SpawnProcess.start, []
+    monkeypatch.setattr(SpawnProcess, "start", start)
+    with raises_user_error(r"Cannot start a worker \(.*Too many open files\): use fewer workers"):
+        EnvPool(Toy, 2, 2)
+    assert started[0].exitcode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_slots_take_memory_when_they_are_used(workers):
+    tracemalloc.start()
+    with EnvPool(Toy, 10**12, workers) as pool:
+        pool.reset(10**12 - 1, "last")
+        assert pool.recv().step.observation == "start of last"
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10_000_000
+    with EnvPool(Toy, 1, 10**6) as pool:  # no more workers than slots
+        assert len(pool._workers) == 1
+    with raises_user_error("1000000 workers are too many processes; use 1024 or fewer"):
+        EnvPool(Toy, 10**6, 10**6)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -128,6 +128,9 @@ def test_results_are_in_the_files():
         assert f"| {env} | {mean[True]:.1f} | {mean[False]:.1f} |" in RESULTS
         shown = f"{mean[True]:.1f} points with PaW and {mean[False]:.1f} without"
         assert shown in " ".join(README.split()), (env, shown)
+    ends = [read_metrics(f)[-1]["eval_success"] for f in (ROOT / "results").glob("alfworld-*")]
+    p = sum(ends) / len(ends)
+    assert f"a standard error of {100 * (p * (1 - p) / 60) ** 0.5:.0f} points" in README
     unseen = (ROOT / "results/unseen.txt").read_text()
     for method, *numbers in re.findall(r"^\| (GRPO.*?) \|" + r" ([\d.]+) \|" * 4, RESULTS, re.M):
         assert re.search(rf"^{method} +{' +'.join(numbers)}$", unseen, flags=re.M)

@@ -93,6 +93,11 @@ def test_corpus_lines(tmp_path, monkeypatch, content, chunk):
     ('{"title": "a", "text": "b"}', ValueError, "KeyError"),
     ('{"id": "0", "contents": ["a"]}', ValueError, "TypeError"),
     ('["0", "a"]', ValueError, "TypeError"),
+    ('{"id": "0", "contents": 5}', ValueError, "TypeError"),
+    ("55", ValueError, "TypeError"),
+    pytest.param("[" * 100_000, ValueError, "passage 1 .*RecursionError", id="deep"),
+    pytest.param('{"id": %s, "contents": "a"}' % ("[" * 100_000 + "]" * 100_000), ValueError,
+                 "passage 1 .*RecursionError", id="deep id"),
 ])  # fmt: skip
 def test_bad_corpora(tmp_path, content, error, sentence):
     path = tmp_path / "c.jsonl"
@@ -231,18 +236,33 @@ def test_vectors_are_computed_once_per_corpus_and_encoder(letters, encoder, tmp_
     assert not list(tmp_path.glob("*.npy.*"))  # no partial file is left
 
 
-@pytest.mark.parametrize("damage", ["cut", "garbage", "other shape", "nan"])
+@pytest.mark.parametrize("damage", [
+    "cut", "empty", "header", "huge", "garbage", "archive", "other shape", "nan", "text", "double",
+])  # fmt: skip
 def test_damaged_vectors_are_computed_again(letters, encoder, monkeypatch, capsys, damage):
     expected = Dense(letters, encoder).search(["a b"], 3)
     (cache,) = letters.path.parent.glob("*.npy")
     content = cache.read_bytes()
     if damage == "cut":
         cache.write_bytes(content[:-100])
+    elif damage == "empty":
+        cache.write_bytes(b"")
+    elif damage == "header":
+        cache.write_bytes(content.replace(b"}", b"(", 1))
+    elif damage == "huge":  # more than fits in memory
+        large = b"(60" + b"0" * 12 + b", 16), }"
+        cache.write_bytes(content.replace(b"(60, 16), }" + b" " * 12, large))
+        assert cache.read_bytes() != content
     elif damage == "garbage":
         cache.write_bytes(b"x" * len(content))
+    elif damage == "archive":
+        with cache.open("wb") as file:
+            np.savez(file, np.ones(1))
     else:
-        wrong = np.ones((60, 3), np.float32) / 3**0.5
-        np.save(cache, wrong if damage == "other shape" else np.full((60, 16), np.nan, np.float32))
+        wrong = {"other shape": np.ones((60, 3), np.float32) / 3**0.5,
+                 "nan": np.full((60, 16), np.nan, np.float32), "text": np.full((60, 16), "a"),
+                 "double": np.full((60, 16), 0.25)}[damage]
+        np.save(cache, wrong)
     encoded = count_encodings(monkeypatch)
     assert Dense(letters, encoder).search(["a b"], 3) == expected
     assert encoded == [60] and "is damaged" in capsys.readouterr().out
@@ -271,6 +291,22 @@ def test_an_encoder_that_cannot_be_loaded(letters, tmp_path):
     with pytest.raises(ValueError, match="cannot be loaded") as raised:
         Dense(letters, str(tmp_path))
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "5", "[" * 100_000],
+                         ids=["empty", "list", "number", "deep"])  # fmt: skip
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_damaged_encoders(letters, tmp_path, name, content):
+    folder = Path(make_encoder(tmp_path / "damaged"))
+    (folder / name).write_text(content)
+    with pytest.raises(ValueError, match="damaged' cannot be loaded") as raised:
+        Dense(letters, str(folder))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_device_that_does_not_exist(letters, encoder):
+    with pytest.raises(ValueError, match="cannot be loaded .*and a device of this machine"):
+        Dense(letters, encoder, device="foo")
 
 
 # ---- ready FAISS files ----
@@ -308,6 +344,8 @@ def test_bad_indices(letters, encoder, tmp_path):
     write_index(path, faiss.IndexFlatL2(16), vectors)
     assert "inner product" in sentence(path)
     path.write_bytes(path.read_bytes()[:1000])  # one part of several
+    assert "cannot be read" in sentence(path)
+    path.write_bytes(b"")
     assert "cannot be read" in sentence(path)
 
 

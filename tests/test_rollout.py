@@ -20,20 +20,21 @@ WORDS = "<think></think><action>go to shelf 1</action>"
 
 
 class Countdown:
-    """Task "n" is won in the n-th step; task "broken" dies in its second step."""
+    """Task "n" is won in the n-th step, "-n" lost in it; "broken" dies in its second step."""
 
     def reset(self, task):
         if task == "missing":
             raise OSError("no such game")
-        self.task, self.left = task, 99 if task == "broken" else int(task)
+        self.task, self.left = task, 99 if task == "broken" else abs(int(task))
         return self.answer(f"{self.left} left")
 
     def step(self, command):
         self.left -= 1
         if self.task == "broken" and self.left == 97:
             raise OSError("the lights went out")
-        won = self.left == 0
-        return self.answer(f"go to shelf {self.left}", reward=10.0 * won, done=won, won=won)
+        done = self.left == 0
+        won = done and not self.task.startswith("-")
+        return self.answer(f"go to shelf {self.left}", reward=10.0 * won, done=done, won=won)
 
     def answer(self, observation, **outcome):
         return Step(observation, self.task, "toy", ["go to shelf 1"], **outcome)
@@ -96,6 +97,12 @@ def test_rows():
                                                  "| go to shelf 1")  # fmt: skip
     assert episode.won and episode.episode_return == 10.0 and episode.task_type == "toy"
     assert stats["tokens_generated"] == 2 * len(sampler.ids)
+
+
+def test_an_episode_may_end_without_being_won():
+    _, _, (lost, won), _ = play(["-2", "2"])
+    assert not lost.won and not lost.failed and lost.episode_return == 0.0
+    assert won.won and len(lost.transitions) == len(won.transitions) == 2
 
 
 @pytest.mark.parametrize("sampler", [Script, OneByOne])
@@ -187,8 +194,10 @@ def test_bad_format_is_recorded():
 
 
 def test_limits():
-    _, _, (episode,), stats = play(["1"], max_obs_tokens=3)
-    assert len(episode.transitions[0].obs_ids) == 3 and stats["obs_tokens_cut"] == 1
+    policy, _, (episode,), stats = play(["1"], max_obs_tokens=3)
+    full = policy.encode("go to shelf 0")
+    assert episode.transitions[0].obs_ids == full[:3] != full[1:]  # its beginning is kept
+    assert len(full) == 4 and stats["obs_tokens_cut"] == 1
     with pytest.raises(UserError, match="max_prompt_tokens=8"):
         play(["1"], max_prompt_tokens=8)
     policy, _, (episode,), stats = play(["1"], max_prompt_tokens=8, prompt_overflow="cut")

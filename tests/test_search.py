@@ -496,9 +496,49 @@ def test_bad_question_files(tmp_path, name, content, error, sentence):
     assert name in str(raised.value) and "\n" not in str(raised.value)
 
 
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize("row, sentence", [
+    ('{"question": "who?", "golden_answers": 5}', "row 2 has no answers (found 5): "),
+    ('{"question": "who?", "golden_answers": {"a": 1}}', "row 2 has no answers (found {'a': 1}): "),
+    ('{"question": "who?", "golden_answers": true}', "row 2 has no answers (found True): "),
+    ('{"question": "who?", "env_kwargs": 5}', "row 2 has the env_kwargs 5: it must be"),
+    ('{"question": "who?", "golden_answers": ["me"], "env_kwargs": [1]}', "the env_kwargs [1]: "),
+    ('{"question": "who?", "reward_model": [1]}', "row 2 has the reward_model [1]: it must be"),
+    ('{"question": "who?", "reward_model": {"ground_truth": "me"}}', "the ground_truth 'me': it"),
+    ('{"question": "who?", "ground_truth": 5}', "row 2 has the ground_truth 5: it must be"),
+    ('{"question": "who?", "ground_truth": {"target": 5}}', "row 2 has no answers (found 5): "),
+    ('{"question": "who?", "golden_answers": ["me"], "data_source": [1]}', "data_source [1]: it"),
+    ('{"question": 5, "golden_answers": ["me"]}', "row 2 has no question: "),
+    ("5", "row 2 has no question: "),
+    pytest.param(DEEP, "line 2 is not JSON", id="deep"),
+    pytest.param('{"question": "who?", "golden_answers": %s}' % (DEEP[:900] + DEEP[-900:]),
+                 "row 2 has no answers (found [[[", id="less deep"),
+])  # fmt: skip
+def test_damaged_rows_of_questions(tmp_path, row, sentence):
+    good = {"question": "who?", "golden_answers": ["me"], "reward_model": {"ground_truth": "me"}}
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(good) + "\n")
+    assert load_questions(path) == [Question("who?", ("me",), "a")]
+    path.write_text(json.dumps(good) + "\n" + row)
+    with pytest.raises(ValueError) as raised:
+        load_questions(path)
+    text = str(raised.value)
+    assert sentence in text and text.startswith(str(path)) and "\n" not in text
+    assert len(text) < 300 + len(str(path))
+
+
 def test_a_folder_without_the_split(tmp_path):
     with pytest.raises(FileNotFoundError, match="neither dev.parquet nor dev.jsonl"):
         load_questions(tmp_path, "dev")
+
+
+def test_a_parquet_file_that_is_not_unicode(tmp_path):
+    text = pa.array([b"\xff"]).view(pa.string())
+    parquet.write_table(pa.table({"question": text}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="a.parquet is not a readable parquet file"):
+        load_questions(tmp_path / "a.parquet")
 
 
 def test_a_parquet_file_without_questions(tmp_path):

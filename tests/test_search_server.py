@@ -6,19 +6,24 @@ Our server runs in a process of its own. A fake server in this process simulates
 their failures.
 """
 
+import base64
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import requests
+import uvicorn
 
 from paw_min.envs.search.env import SearchPool, information
 from paw_min.envs.search.questions import Question
@@ -60,6 +65,49 @@ def serving(*arguments):
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def serving_here(monkeypatch):
+    """Start our server in this process: uvicorn's Server and the URL."""
+    running = []
+
+    class Server(uvicorn.Server):
+        def __init__(self, config):
+            super().__init__(config)
+            running.append(self)
+
+    def start(retriever):
+        # uvloop, which uvicorn prefers where it is installed, treats sockets differently.
+        monkeypatch.setattr(uvicorn, "Config", partial(uvicorn.Config, loop="asyncio"))
+        monkeypatch.setattr(uvicorn, "Server", Server)
+        monkeypatch.setattr(search_server, "load", lambda args: retriever)
+        thread = threading.Thread(target=search_server.main, args=[["--corpus", "", "--port", "0"]])
+        thread.start()
+        running.append(thread)
+        while len(running) < 2 or not running[-1].started:
+            time.sleep(0.01)
+        port = running[-1].servers[0].sockets[0].getsockname()[1]
+        return running[-1], f"http://127.0.0.1:{port}/retrieve"
+
+    yield start
+    thread, server = running
+    server.should_exit = True
+    thread.join()
+
+
+class SlowRetriever:
+    """A retriever that records its calls and takes 50 ms for each, the first 0.5 s."""
+
+    corpus = ()
+
+    def __init__(self):
+        self.calls = []
+
+    def search(self, queries, k):
+        self.calls.append(len(queries))
+        time.sleep(0.05 if len(self.calls) > 1 else 0.5)
+        return [[] for _ in queries]
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +225,54 @@ def test_requests_that_are_refused(server, request_):
     assert answer.status_code == 422 and answer.json()["detail"]
 
 
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize("body", [
+    '{"query": "a", "topk": NaN}', '{"query": "a", "topk": Infinity}', '{"query": "a", "topk": 1e',
+    '{"query": "a", "topk": 1e999}', '{"query": "a", "return_scores": NaN}', '{"query": NaN}', "",
+    pytest.param(f'{{"query": {DEEP}}}', id="deep"), '{"query": "\xff"}', "[]", "NaN",
+    pytest.param(f'{{"query": {DEEP[:900]}{DEEP[-900:]}}}', id="less deep"),
+])  # fmt: skip
+def test_damaged_requests_are_refused(server, body):
+    answer = requests.post(server, body.encode("latin-1"), timeout=60,
+                           headers={"Content-Type": "application/json"})
+    assert answer.status_code in (400, 422) and answer.json()["detail"]
+    assert len(answer.text) < 1000  # does not repeat the request
+
+
+def test_a_request_for_too_many_hits_is_refused(server):
+    answer = requests.post(server, json={"queries": ["a"] * 21, "topk": 1000}, timeout=60)
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith("21 queries x topk 1000 exceed 20000 hits: send")
+    answer = requests.post(server, json={"queries": ["a"] * 20, "topk": 1000}, timeout=60)
+    assert answer.json() == {"result": [[]] * 20}
+
+
+def test_a_large_request_does_not_block_the_others(serving_here):
+    retriever = SlowRetriever()
+    _, url = serving_here(retriever)
+    large = {"queries": ["large"] * 650, "topk": 1}
+    thread = threading.Thread(target=requests.post, args=[url], kwargs={"json": large})
+    thread.start()
+    while not retriever.calls:
+        time.sleep(0.001)
+    assert requests.post(url, json={"query": "small"}, timeout=60).json() == {"result": [[]]}
+    thread.join()
+    assert sorted(retriever.calls) == [1, 10, *[64] * 10]
+    assert retriever.calls.index(1) < 4  # 1, unless this process is very slow
+
+
+def test_answers_are_sent_without_delay(serving_here):
+    """With Nagle's algorithm, each answer arrives 40 ms late."""
+    server, url = serving_here(SlowRetriever())
+    with requests.Session() as session:
+        session.post(url, json={"query": "a"}, timeout=60)
+        (connection,) = server.server_state.connections
+        accepted = connection.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+
+
 def test_health(server):
     answer = requests.get(server.replace("/retrieve", "/health"), timeout=60)
     assert (answer.status_code, answer.json()) == (200, {"status": "ready", "passages": 5})
@@ -232,6 +328,7 @@ def test_a_server_that_cannot_start(tmp_path, server):
         (["--corpus", tmp_path / "none.jsonl", "--port", 0], "none.jsonl does not exist"),
         (["--corpus", write_corpus(tmp_path / "c.jsonl"), "--port", server.split(":")[2][:-9]],
          "cannot be opened"),
+        (["--corpus", tmp_path / "c.jsonl", "--port", 99999], "port must be 0-65535"),
     ):  # fmt: skip
         process = start_server(*arguments)
         output, _ = process.communicate(timeout=60)
@@ -329,7 +426,10 @@ def test_a_server_that_loads_too_long(fake, capsys):
 GARBAGE = ["<html>Welcome</html>", "", "[]", "{}", '{"result": 3}', '{"result": [[{"id": "0"}]]}',
            '{"result": [[{"document": {"contents": null}, "score": 1}]]}', '{"result": [{"a": 1}]}',
            '{"result": [[{"document": {"contents": "a"}, "score": "x"}]]}',
-           '{"result": [[{"document": "a", "score": 1}]]}', '{"error": "x"}']  # fmt: skip
+           '{"result": [[{"document": "a", "score": 1}]]}', '{"error": "x"}',
+           pytest.param('{"result": [[{"document": {"contents": "a"}, "score": %s}]]}' % 10**400,
+                        id="large"),
+           pytest.param(f'{{"result": {DEEP}}}', id="deep")]  # fmt: skip
 
 
 @pytest.mark.parametrize("body", GARBAGE)
@@ -341,6 +441,119 @@ def test_garbage_instead_of_an_answer(fake, body):
         with pytest.raises(RetrieverError, match="not a retrieval server's") as raised:
             ask()
         assert server.url in one_sentence(raised) and body[:20] in str(raised.value)
+
+
+@pytest.mark.parametrize("score", ["NaN", "Infinity", "-1e999"])
+def test_scores_that_are_not_finite(fake, score):
+    server = fake()
+    client = SearchClient(server.url)
+    body = '{"result": [[{"document": {"contents": "a"}, "score": %s}]]}' % score
+    server.misbehave = lambda handler, request: handler.reply(200, body)
+    with pytest.raises(RetrieverError, match="the score (nan|inf|-inf): look") as raised:
+        client.search(["q"], 1)
+    one_sentence(raised)
+
+
+def test_damaged_compression(fake):
+    server = fake()
+    client = SearchClient(server.url)
+
+    def compress(handler, request):
+        handler.send_response(200)
+        handler.send_header("Content-Encoding", "gzip")
+        handler.send_header("Content-Length", "11")
+        handler.end_headers()
+        handler.wfile.write(b"not gzipped")
+
+    server.misbehave = compress
+    with pytest.raises(RetrieverError, match="cannot be used .ContentDecodingError") as raised:
+        client.search(["q"], 1)
+    one_sentence(raised)
+
+
+def test_an_answer_that_is_too_long(fake, monkeypatch):
+    server = fake()
+    client = SearchClient(server.url)
+    monkeypatch.setattr(search_client, "MAX_BYTES", 1000)
+    assert len(client.search(["q"], 1)) == 1
+    with pytest.raises(RetrieverError, match="has more than 1000 bytes") as raised:
+        client.search(["q"], 100)
+    one_sentence(raised)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_redirects_are_refused(fake, status):
+    server, other = fake(), fake()
+
+    def redirect(handler, request):
+        handler.send_response(status)
+        handler.send_header("Location", other.url.replace("//", "//user:secret@") + "/retrieve")
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    server.misbehave = redirect
+    location = other.url.replace("//", r"//\*\*\*@")
+    with pytest.raises(RetrieverError, match=f"redirects to '{location}/retrieve'") as raised:
+        SearchClient(server.url)
+    assert f"HTTP {status}" in one_sentence(raised) and not other.requests
+
+
+@pytest.mark.parametrize("url", [
+    "http://127.0.0.1:99999", "http://127.0.0.1:-1", "http://127.0.0.1:port", "http://", "http://:80",
+    "http://[::1", "ftp://127.0.0.1", "file:///corpus.jsonl", "http://user:sec/ret@host",
+    "HTTP://user:secret@host:99999",
+])  # fmt: skip
+def test_invalid_addresses(url):
+    with pytest.raises(RetrieverError, match="is not the address of a server: give") as raised:
+        open_retriever(url)
+    assert url.split("@")[-1] in one_sentence(raised) and "sec" not in str(raised.value)
+
+
+def test_a_host_name_that_cannot_exist():
+    with pytest.raises(RetrieverError, match="cannot be used|cannot be reached") as raised:
+        open_retriever("http://a..b:80")
+    one_sentence(raised)
+
+
+def test_the_scheme_may_be_in_upper_case(fake):
+    client = open_retriever(fake().url.replace("http", "HTTP"))
+    assert client.search(["q"], 1) == [hits_for("q", 1)]
+
+
+def test_a_password_is_sent_but_not_shown(fake, caplog):
+    caplog.set_level("DEBUG")
+    server, words = fake(), []
+
+    def check(handler, request):
+        words.append(handler.headers["Authorization"])
+        handler.reply(200, {"result": [hits_for("q", 1)]})
+
+    server.misbehave = check
+    password = f"pw{server.port}"
+    url = server.url.replace("//", f"//me:{password}%C3%A9@")
+    client = SearchClient(url, timeout=0.2, patience=0.1)
+    assert client.search(["q"], 1) == [hits_for("q", 1)]
+    expected = "Basic " + base64.b64encode(f"me:{password}é".encode()).decode()
+    assert set(words) == {expected}
+
+    def failure(misbehave, ask) -> str:
+        server.misbehave = misbehave
+        with pytest.raises(RetrieverError) as raised:
+            ask()
+        assert f"//***@127.0.0.1:{server.port}/retrieve" in one_sentence(raised)
+        return "".join(traceback.format_exception(raised.value))
+
+    for misbehave in (
+        lambda handler, request: handler.reply(401, "who are you?"),
+        lambda handler, request: handler.reply(500, ""),
+        lambda handler, request: handler.reply(200, "{}"),
+        lambda handler, request: time.sleep(0.3),
+    ):
+        for ask in (lambda: client.search(["q"], 1), lambda: SearchClient(url, timeout=0.2)):
+            assert password not in failure(misbehave, ask)
+    server.close()
+    assert password not in failure(None, lambda: SearchClient(url))
+    assert "***" in caplog.text and password not in caplog.text
 
 
 def test_fewer_answers_than_questions(fake):
@@ -384,6 +597,51 @@ def test_a_slow_server(fake, caplog):
     assert [record.getMessage() for record in caplog.records] == [
         f"retrieval server {client.url}: no answer within 0.5 s; next attempt in {wait:g} s"
         for wait in (0.02, 0.04)]  # fmt: skip
+
+
+def drip(handler, request, start: bytes) -> None:
+    """Send `start`, then a byte every 50 ms."""
+    handler.wfile.write(start)
+    try:
+        for _ in range(100):
+            handler.wfile.write(b"x")
+            time.sleep(0.05)
+    except OSError:  # the client has closed the connection
+        pass
+
+
+@pytest.mark.parametrize("start", [
+    b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n400\r\n",
+    b"HTTP/1.1 200 OK\r\nX-Header: ",
+    b"",
+], ids=["length", "no length", "chunked", "header", "status"])  # fmt: skip
+def test_an_answer_that_drips(fake, start):
+    server = fake()
+    client = SearchClient(server.url, timeout=0.3, patience=0.1)
+    server.misbehave = lambda handler, request: drip(handler, request, start)
+    begin = time.monotonic()
+    for ask in (lambda: SearchClient(server.url, timeout=0.3), lambda: client.search(["q"], 1)):
+        with pytest.raises(RetrieverError, match="no answer within 0.3 s") as raised:
+            ask()
+        one_sentence(raised)
+    assert time.monotonic() - begin < 5
+
+
+def test_each_answer_has_the_whole_timeout(fake):
+    """On one connection: the time that an answer took does not count for the next."""
+    server = fake()
+    server.http.RequestHandlerClass.protocol_version = "HTTP/1.1"
+    client = SearchClient(server.url, timeout=3.0, patience=0)
+
+    def dawdle(handler, request):
+        time.sleep(0.8)
+        handler.reply(200, {"result": [hits_for("q", 1)]})
+
+    server.misbehave = dawdle
+    for _ in range(4):
+        assert client.search(["q"], 1) == [hits_for("q", 1)]
 
 
 def hang_up(handler, request):

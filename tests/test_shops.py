@@ -100,6 +100,40 @@ def test_a_shop_killed_between_two_files_is_completed(tmp_path, monkeypatch):
     assert digest(shops.generate(tmp_path / "a", 10)) == digest(shops.generate(tmp_path / "b", 10))
 
 
+def test_two_processes_generate_the_same_shops_at_the_same_time(tmp_path):
+    code = """if True:
+        import sys
+        from paw_min.toy import webshop_shops as shops
+        for i in range(40):
+            print(i, flush=True)
+            sys.stdin.readline()
+            shops.generate(f"{sys.argv[1]}/{i}", 5)
+    """
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code, tmp_path], cwd=ROOT, text=True,
+                         stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
+    for i in range(40):  # shop by shop together
+        assert [process.stdout.readline() for process in processes] == [f"{i}\n"] * 2
+        for process in processes:
+            process.stdin.write("go\n")
+            process.stdin.flush()
+    assert [process.communicate(timeout=60) and process.returncode for process in processes] == [
+        0, 0]
+    alone = shops.generate(tmp_path / "alone", 5)
+    names = sorted([*shops.FILES, "manifest.json"])
+    for i in range(40):
+        assert sorted(p.name for p in (tmp_path / str(i)).iterdir()) == names
+        for name in names:
+            assert (tmp_path / str(i) / name).read_bytes() == (alone / name).read_bytes()
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "5", "[" * 100_000])
+def test_a_damaged_manifest_is_an_error(tmp_path, content):
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(ValueError, match="with a damaged manifest.json instead of .* delete this"):
+        shops.generate(tmp_path, 5)
+
+
 def test_asins_are_unique(tmp_path, monkeypatch):
     monkeypatch.setattr(shops.string, "ascii_uppercase", "")
     monkeypatch.setattr(shops.string, "digits", "01")  # 256 asins are left

@@ -16,7 +16,15 @@ from paw_min.metrics import describe_selection
 from paw_min.model import scoring
 from paw_min.model.scoring import check_sync, score_responses
 from paw_min.rollout import Episode, Transition
-from paw_min.update import NonFinite, group_lambdas, learn, prepare, select_transitions
+from paw_min.update import (
+    NonFinite,
+    group_lambdas,
+    learn,
+    mini_batches,
+    prepare,
+    row_advantages,
+    select_transitions,
+)
 from tests.test_policy import make_policy
 
 BASE = dict(
@@ -189,9 +197,13 @@ def test_full_entropies_are_computed_beside_the_samplers_log_probs():
     assert metrics["selected"] == run()[1]["selected"]
 
 
-def test_sync_gap_is_the_mean_distance(monkeypatch):
+@pytest.mark.parametrize("off", [-0.25, 0.25, "both"])
+def test_sync_gap_is_the_mean_distance(monkeypatch, off):
+    """Of either sign; signs do not cancel."""
     monkeypatch.setattr(scoring, "MAX_GAP", {"fp32": 1.0})
-    gap = check_sync(Config(**BASE), make_policy(), with_logps(lambda x: x - 0.25), 1)
+    signs = torch.tensor([-0.25, 0.25]).repeat(5)
+    episodes = with_logps(lambda x: x + (signs[: len(x)] if off == "both" else off))
+    gap = check_sync(Config(**BASE), make_policy(), episodes, 1)
     assert gap == pytest.approx(0.25, abs=1e-5)
 
 
@@ -232,6 +244,38 @@ def test_mini_batches_estimate_the_same_loss():
     small = [update(cfg, policy, None, optimizer, EPISODES, (s,))["loss_wm"] for s in range(8)]
     # Without the scale it would be about a fifth.
     assert sum(small) / len(small) == pytest.approx(whole, rel=0.15)
+
+
+def test_mini_batches_are_random_parts():
+    """Every row once, in parts of nearly equal size, in an order that the seed determines."""
+    cfg, order = Config(mini_batch=8), list(range(30))
+    minis = mini_batches(cfg, 30, (0, 1))
+    assert sorted(i for mini in minis for i in mini) == order
+    assert [len(mini) for mini in minis] == [7, 8, 7, 8]
+    assert minis == mini_batches(cfg, 30, (0, 1)) != mini_batches(cfg, 30, (0, 2))
+    # Rows of one episode are neighbors: without shuffling, a mini-batch is one or two groups.
+    assert all(max(mini) - min(mini) > 15 for mini in minis)
+    assert [len(mini) for mini in mini_batches(Config(mini_batch=0), 30, (0,))] == [30]
+
+
+def test_each_mini_batch_takes_a_step_of_its_own():
+    """No gradient of one mini-batch is left in the next: each is that of its rows alone."""
+    cfg = Config(**BASE | dict(mini_batch=6, lr=1e-12, paw=False))
+    policy, norms = make_policy(), []
+    rows = prepare(cfg, policy, None, EPISODES)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)  # the policy stays as it is
+    minis = mini_batches(cfg, len(ROWS), (0,))
+    for mini in minis:
+        of_mini = copy.copy(rows)
+        for name in ("tokens", "group", "trajectory"):
+            setattr(of_mini, name, [getattr(rows, name)[i] for i in mini])
+        for name in ("advantage", "old_logp", "selected", "lam", "row_weight"):
+            setattr(of_mini, name, getattr(rows, name)[mini])
+        alone = learn(Config(**BASE | {"paw": False}), policy, optimizer, of_mini, (0,))
+        norms.append(alone["grad_norm"])
+    together = learn(cfg, policy, optimizer, rows, (0,))
+    assert len(minis) == 4 and min(norms) > 0.01
+    assert together["grad_norm"] == pytest.approx(sum(norms) / len(norms), rel=1e-4)
 
 
 def test_world_model_losses_differ_as_their_formulas():
@@ -318,6 +362,36 @@ def test_algorithms_differ():
                  ({}, {"invalid_penalty": 0.0}),
                  ({"algo": "gigpo"}, {"algo": "gigpo", "gamma": 0.5})]:  # fmt: skip
         assert (step_of(**a) - step_of(**b)).norm() > 1e-3, b
+
+
+def golden_episodes() -> list[Episode]:
+    """One group: three steps, won, the second one badly formatted; and two steps, not won."""
+    episodes = []
+    for trajectory, (rewards, valid) in enumerate((((0, 0, 10), (1, 0, 1)), ((0, 0), (1, 1)))):
+        episode = Episode("toy", 0, trajectory)
+        episode.transitions = [
+            Transition([3], [5], [9], [-1.0], float(r), bool(v), f"s{t}", 0, trajectory)
+            for t, (r, v) in enumerate(zip(rewards, valid))
+        ]
+        episodes.append(episode)
+    return episodes
+
+
+@pytest.mark.parametrize(
+    "settings, expected",
+    [
+        (dict(algo="grpo"), [0.736382, 0.718064, 0.736382, -1.095414, -1.095414]),
+        (dict(algo="grpo", statistics="trajectories"),
+         [0.707107, 0.692964, 0.707107, -0.707107, -0.707107]),
+        (dict(algo="grpo", normalize="mean"), [4.02, 3.92, 4.02, -5.98, -5.98]),
+        (dict(algo="gigpo"), [1.443489, 1.425171, 0.736382, -1.802521, -1.802521]),
+        (dict(algo="gigpo", normalize="mean"), [8.5325, 8.62, 4.02, -10.4925, -10.68]),
+    ],
+)  # fmt: skip
+def test_advantages_equal_those_of_the_original_code(settings, expected):
+    """verl-agent's functions on these rows. The penalty of a step is not discounted into others."""
+    cfg = Config(**BASE | dict(gamma=0.95) | settings)
+    assert row_advantages(cfg, golden_episodes()).tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_first_ratio_is_one_and_later_ones_are_not():

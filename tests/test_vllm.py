@@ -25,10 +25,10 @@ from paw_min.config import Config, UserError
 from paw_min.model import vllm_sampler
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import HFSampler, Request
+from paw_min.model.scoring import check_sync
 from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.rollout import Episode, Transition
-from paw_min.toy import standins as tiny
-from paw_min.train import check_sync
+from paw_min.toy import standins
 
 TEXTS = ["go to shelf 1", "<think></think><action>take mug 1 from desk 2</action>", "a b c d e f g"]
 ROUNDING, BROKEN = 1e-4, 5e-2  # the limit of the trainer lies between
@@ -37,7 +37,7 @@ LONGEST = 640
 
 def make_policy(tied: bool) -> Policy:
     """As in test_policy.py, with heads of 32 numbers: the CPU kernels know none smaller."""
-    tokenizer = tiny.make_tokenizer(TEXTS)
+    tokenizer = standins.make_tokenizer(TEXTS)
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=64, num_hidden_layers=2,
@@ -100,7 +100,7 @@ def requests(n: int, length: int = 40, seed: int = 0) -> list[Request]:
 def answer(policy, sampler, asked, temperature=1.0, max_tokens=30) -> dict:
     with sampler.sync(policy):
         parts = list(sampler.generate(deque(asked), temperature, max_tokens))
-    return {response.key: response for part in parts for response in part}
+    return {response.slot: response for part in parts for response in part}
 
 
 @torch.no_grad()
@@ -108,10 +108,10 @@ def gap(policy, asked, answers, temperature=1.0) -> float:
     """Mean |log-prob by transformers - log-prob by the sampler| over all sampled tokens."""
     total = []
     for r in asked:
-        ids, n = answers[r.key].ids, len(r.prompt)
-        logits = policy.model(torch.tensor([r.prompt + ids])).logits[0, n - 1 : -1]  # (T, V)
+        ids, n = answers[r.slot].ids, len(r.prompt_ids)
+        logits = policy.model(torch.tensor([r.prompt_ids + ids])).logits[0, n - 1 : -1]  # (T, V)
         logp = (logits / temperature).log_softmax(-1)[range(len(ids)), ids]  # (T,)
-        total += (logp - torch.tensor(answers[r.key].logps)).abs().tolist()
+        total += (logp - torch.tensor(answers[r.slot].logps)).abs().tolist()
     return sum(total) / len(total)
 
 
@@ -120,14 +120,14 @@ def stops(policy, asked, answers, temperature=1.0) -> bool:
     policy.temperature = temperature
     episodes = [Episode("a task", i, i) for i in range(len(asked))]
     for e, r in zip(episodes, asked):
-        ids, logps = answers[r.key].ids, answers[r.key].logps
+        ids, logps = answers[r.slot].ids, answers[r.slot].logps
         e.transitions.append(
-            Transition(r.prompt, ids, logps, [], 0.0, True, True, "", e.group, e.trajectory, turn=0)
+            Transition(r.prompt_ids, ids, [], logps, 0.0, True, "", e.group, e.trajectory)
         )
     try:
         check_sync(Config(), policy, episodes, 3)
     except UserError as error:
-        assert "update 3: the sampler's log-probabilities are" in str(error)
+        assert "update 3: the sampler's log-probabilities differ" in str(error)
         return True
     finally:
         policy.temperature = 1.0
@@ -201,7 +201,7 @@ def test_bf16_engine_takes_fp32_weights(engines, tmp_path):
 
 def test_samples_follow_the_whole_distribution(tied):
     policy, sampler = tied
-    prompt, n = requests(1)[0].prompt, 3000
+    prompt, n = requests(1)[0].prompt_ids, 3000
     answers = answer(policy, sampler, [Request(i, prompt, i) for i in range(n)], 2.0, 1)
     drawn = torch.tensor([answers[i].ids[0] for i in range(n)])
     share = torch.bincount(drawn, minlength=len(policy.tokenizer)) / n
@@ -213,7 +213,7 @@ def test_samples_follow_the_whole_distribution(tied):
 
 def test_equal_prompts_differ_and_seeds_replay(tied):
     policy, sampler = tied
-    group = [Request(i, requests(1)[0].prompt, seed=i) for i in range(8)]
+    group = [Request(i, requests(1)[0].prompt_ids, seed=i) for i in range(8)]
     first = answer(policy, sampler, group, 2.0)
     assert len({tuple(r.ids) for r in first.values()}) == 8
     torch.rand(3)
@@ -261,18 +261,18 @@ def test_greedy_at_temperature_0(both):
 def test_late_requests_are_answered_while_others_run(tied):
     policy, sampler = tied
     answers = answer(policy, sampler, requests(40), max_tokens=200)
-    by_length = sorted(requests(40), key=lambda r: len(answers[r.key].ids))
+    by_length = sorted(requests(40), key=lambda r: len(answers[r.slot].ids))
     early, late = by_length[-1], by_length[0]
-    steps = len(answers[late.key].ids)
-    assert len(answers[early.key].ids) > steps + 10
+    steps = len(answers[late.slot].ids)
+    assert len(answers[early.slot].ids) > steps + 10
     with sampler.sync(policy):
         queue = deque([early])
         run = sampler.generate(queue, 1.0, 200)
         assert not any(islice(run, 5))
         queue.append(late)
-        finished = [r.key for part in islice(run, steps) for r in part]
-        assert finished == [late.key]
-        assert [r for part in run for r in part] == [answers[early.key]]
+        finished = [r.slot for part in islice(run, steps) for r in part]
+        assert finished == [late.slot]
+        assert [r for part in run for r in part] == [answers[early.slot]]
 
 
 def test_abandoned_generation_leaves_nothing(tied):
@@ -293,7 +293,7 @@ def test_abandoned_generation_leaves_nothing(tied):
         with pytest.raises(KeyError) as kept:
             abandon()
         parts = list(sampler.generate(deque(requests(2)), 1.0, 30))
-    assert {r.key: r for part in parts for r in part} == expected
+    assert {r.slot: r for part in parts for r in part} == expected
     del kept
 
 
@@ -306,7 +306,7 @@ def test_what_is_wrong_is_said_in_a_sentence(tied, monkeypatch, tmp_path):
         with pytest.raises(UserError, match="pip install -r requirements-vllm.txt, or use --sam"):
             VLLMSampler("nowhere", 8, "fp32", 0.4, 0)
     monkeypatch.setattr(tied[1].llm, "collective_rpc", lambda f: [{"self": None}])
-    with pytest.raises(UserError, match="vllm 0.12 cannot take over weights .* vllm==0.32.0"):
+    with pytest.raises(UserError, match="vllm 0.12 cannot load weights in place .* vllm==0.32.0"):
         tied[1]._check_reload("0.12")
 
 

@@ -559,6 +559,19 @@ def missing_key(key):
     (product(small_description=[None]), "description or features that are not text"),
     (product(customization_options={"size": ["s"]}), "B000000001 .* options that are not lists"),
     ("B000000001", "row 0 of .* no text 'asin'"),
+    ([], "row 0 of .* no text 'asin'"),
+    (product(pricing="$" + "9" * 400), r"B000000001 of .*items_shuffle.* the price '\$9999"),
+    (product(pricing=float("inf")), "B000000001 .* the price inf, which is not a number"),
+    (product(pricing=float("nan")), "B000000001 .* the price nan, which is not a number"),
+    (product(pricing=["$5"]), "B000000001 .* the price"),
+    (product(small_description=5), "B000000001 .* description or features that are not text"),
+    (product(small_description={"a": "b"}), "description or features that are not text"),
+    (product(full_description=5), "description or features that are not text"),
+    (product(category=float("nan")), "B000000001 .* no text 'category'"),
+    (product(customization_options=[5]), "B000000001 .* options that are not lists"),
+    (product(customization_options={"size": 5}), "B000000001 .* options that are not lists"),
+    (product(customization_options={"size": [{"value": 5}]}), "options that are not lists"),
+    (product(customization_options={"size": "large"}), "options that are not lists"),
 ])
 def test_damaged_products(tmp_path, record, message):
     with pytest.raises(ValueError, match=message):
@@ -569,10 +582,11 @@ def test_damaged_products(tmp_path, record, message):
     ("[]", "has no usable product"), ('[{"asin": "nan"}]', "has no usable product"),
     ("", "not a JSON list"), ("{}", "not a JSON list"), ("[", "is broken"),
     (json.dumps([product()])[:-1], "is broken"), (json.dumps([product()])[:-20], "is broken"),
+    ("[" * 100_000, "is broken"), ('[{"asin":' * 100_000, "is broken"), ("[\xff]", "is broken"),
 ])
 def test_damaged_list(tmp_path, content, message):
     write(tmp_path, [product()])
-    (tmp_path / "items_shuffle.json").write_text(content, encoding="utf-8")
+    (tmp_path / "items_shuffle.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(ValueError, match=f"items_shuffle.json.* {message}"):
         Shop.load(tmp_path)
 
@@ -592,8 +606,15 @@ def test_missing_files(tmp_path):
     ('{"B000000001": {"attributes": null}}', "attributes of product B000000001"),
     ('{"B000000001": 3}', "attributes of product B000000001"),
     ('{"B000000009": {}}', "B000000001 is not in items_ins_v2"),
-    ('{"B000000001": {"instruction": 3, "instruction_attributes": ["a"]}}', "no str called 'instr"),
-    ('{"B000000001": {"instruction": "x"}}', "no list called 'instruction_attributes'"),
+    ('{"B000000001": {"instruction": 3, "instruction_attributes": ["a"]}}',
+     "product B000000001 in items_ins_v2 has no text 'instruction'"),
+    ('{"B000000001": {"instruction": "x"}}', "no list of texts 'instruction_attributes'"),
+    ('{"B000000001": {"instruction": "x", "instruction_attributes": [NaN]}}', "no list of texts"),
+    ('{"B000000001": {"instruction": "x", "instruction_attributes": [[]]}}', "no list of texts"),
+    ('{"B000000001": {"attributes": "solid wood"}}', "attributes of product B000000001"),
+    ('{"B000000001": {"attributes": [Infinity]}}', "attributes of product B000000001"),
+    ('{"B000000001": null}', "attributes of product B000000001"), ("NaN", "not a JSON dict"),
+    ('{"a":' * 100_000, "items_ins_v2.json is broken"),
     ('{"B000000001": {"instruction": null}}', "no synthetic goal .*human_goals=True"),
     ('{"B000000001": {"instruction": "x", "instruction_attributes": []}}', "no synthetic goal"),
 ])
@@ -606,12 +627,25 @@ def test_damaged_annotations(tmp_path, content, message):
 
 @pytest.mark.parametrize("human, message", [
     ({"B000000009": []}, "no human goal .*human_goals=False"),
-    ({"B000000001": [{"instruction_attributes": ["a"]}]}, "no str called 'instruction'"),
-    ({"B000000001": ["x"]}, "product B000000001 has no list"),
+    ({"B000000001": [{"instruction_attributes": ["a"]}]}, "no text 'instruction'"),
+    ({"B000000001": ["x"]}, "product B000000001 in items_human_ins has no list of texts"),
+    ({"B000000001": 5}, "instructions of product B000000001 in items_human_ins are not a list"),
+    ({"B000000001": {"a": 1}}, "instructions of product B000000001 .* are not a list"),
+    ({"B000000009": None}, "instructions of product B000000009 .* are not a list"),
+    ({"B000000001": [{"instruction_attributes": ["a"], "instruction": "x",
+                      "instruction_options": [5]}]}, "no list of texts 'instruction_options'"),
+    ([], "items_human_ins.json is not a JSON dict"),
 ])
 def test_damaged_instructions(tmp_path, human, message):
     with pytest.raises(ValueError, match=message):
         Shop.load(write(tmp_path, [product()], human=human), human_goals=True)
+
+
+def test_too_many_combinations_of_options_are_refused(tmp_path):
+    groups = {f"group {i}": map(str, range(10)) for i in range(20)}
+    products = [product(), product("B000000002", customization_options=options(**groups))]
+    with pytest.raises(ValueError, match="10{19}1 goals are .* product B000000002 has 10{20} of"):
+        Shop.load(write(tmp_path, products))
 
 
 def test_invalid_calls():

@@ -8,7 +8,8 @@ Fault tolerance: a failure costs ONE episode, that of the slot being served. A w
 exceeds `timeout` is restarted, and its other slots are replayed when they are next used. An
 exception in reset or step costs its episode, too. Each failure is logged and answered by a Step
 with `failed` (the reason) and done=True, which the slot repeats until its next reset. Only make_env
-must not fail: no episode could be played then, so RuntimeError is raised.
+must not fail: no episode could be played then, so RuntimeError is raised. A worker that dies while
+starting is started again; if START_ATTEMPTS fail, UserError is raised.
 
 Workers are spawned, not forked: the training process has threads (torch, CUDA), and a fork copies
 their locks but not the threads that would release them. A spawned process imports the main script
@@ -32,6 +33,8 @@ from queue import SimpleQueue
 from paw_min.envs.protocol import Answer, Environment, Step
 
 START_TIMEOUT = 120.0  # seconds for a worker to start, which includes importing make_env's module
+START_ATTEMPTS = 3
+MAX_WORKERS = 1024  # processes of at least 20 MB; far more than a machine has cores for
 log = logging.getLogger(__name__)
 
 
@@ -51,6 +54,9 @@ class EnvPool:
         if n_envs < 1 or workers < 0 or timeout <= 0:
             raise ValueError(f"n_envs={n_envs}, workers={workers}, timeout={timeout}: need 1 or "
                              "more environments, 0 or more workers and a positive timeout.")
+        if min(workers, n_envs) > MAX_WORKERS:
+            raise _user_error(f"{workers} workers are too many processes; use {MAX_WORKERS} or "
+                              "fewer, such as one per CPU core.")
         self._make_env, self.n_envs, self._timeout = make_env, n_envs, timeout
         self._open = {}  # slot -> its unanswered call: ("reset", task) or ("step", command)
         self._calls = {}  # slot -> the answered calls of its episode, for a replay
@@ -58,9 +64,16 @@ class EnvPool:
         self._failed = {}  # slot -> why its episode failed
         self._ready = deque()  # Answers for recv
         self._envs, self._local = {}, deque()  # for workers=0: slot -> env, slots with open calls
-        self._workers = [_Worker(make_env) for _ in range(min(workers, n_envs))]
-        for worker in self._workers:  # all are starting in parallel
-            worker.await_start()
+        self._workers = []
+        try:
+            for _ in range(min(workers, n_envs)):
+                self._workers.append(_Worker(make_env))
+            for index in range(len(self._workers)):  # all are starting in parallel
+                self._await_start(index)
+        except BaseException:  # Ctrl-C, too, must not leave the other workers running
+            for worker in self._workers:
+                worker.end(grace=0.0)
+            raise
 
     def reset(self, slot: int, task: str) -> None:
         """Request the start of an episode; returns at once."""
@@ -182,10 +195,23 @@ class EnvPool:
         slots = [slot for slot, _ in worker.serving]
         if reason:
             self._fail(slots.pop(0), reason)
-        self._workers[self._workers.index(worker)] = new = _Worker(self._make_env)
-        new.await_start()
+        index = self._workers.index(worker)
+        self._workers[index] = _Worker(self._make_env)
+        self._await_start(index)
         for slot in slots:
             self._request(slot)
+
+    def _await_start(self, index):
+        """Wait until a worker is ready; start another one if it dies first."""
+        for attempt in range(1, START_ATTEMPTS + 1):
+            if self._workers[index].is_ready():
+                return
+            code = self._workers[index].end(grace=1.0)
+            if attempt < START_ATTEMPTS:
+                log.warning(f"A worker did not start (exit code {code}); starting another one.")
+                self._workers[index] = _Worker(self._make_env)
+        raise _user_error(f"A worker did not start (exit code {code}, {START_ATTEMPTS} attempts): "
+                          'see its error above. Scripts need `if __name__ == "__main__":`.')
 
 
 class _Worker:
@@ -195,18 +221,19 @@ class _Worker:
         self.serving = deque()  # (slot, calls) of its open requests; it is serving the first ...
         self.since = 0.0  # ... since this time.monotonic() or earlier
         context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(make_env, theirs), daemon=True)
-        self.process.start()
+        try:
+            self.connection, theirs = context.Pipe()
+            self.process = context.Process(target=_work, args=(make_env, theirs), daemon=True)
+            self.process.start()
+        except OSError as error:  # no more files, processes or memory
+            raise _user_error(f"Cannot start a worker ({error}): use fewer workers.") from error
         theirs.close()  # otherwise its end would go unnoticed here
 
-    def await_start(self):
+    def is_ready(self):
         """Wait until it is ready, so that no request's timeout includes the worker's imports."""
         with suppress(EOFError, OSError):
-            if self.connection.poll(START_TIMEOUT) and self.connection.recv():
-                return
-        raise RuntimeError(f"A worker did not start (exit code {self.end(grace=1.0)}): see its "
-                           'error above. Scripts need `if __name__ == "__main__":`.')
+            return self.connection.poll(START_TIMEOUT) and self.connection.recv() == "started"
+        return False
 
     def end(self, grace):
         """Kill it unless it exits within `grace` seconds; returns the exit code."""
@@ -215,6 +242,12 @@ class _Worker:
         self.process.join()
         self.connection.close()
         return self.process.exitcode
+
+
+def _user_error(message):
+    from paw_min.config import UserError  # not at the top: it imports torch, in each worker
+
+    return UserError(message)
 
 
 def _work(make_env, connection):

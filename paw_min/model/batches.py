@@ -81,9 +81,8 @@ def micro_batches(
 def split(lengths: list[int], budget: int, multiple: int = 1) -> list[list[int]]:
     """Parts with rows x longest <= budget, as indices into `lengths`; each index exactly once.
 
-    As few parts as possible, but a multiple of `multiple` (the ranks) where there are enough rows;
-    then parts of sizes as equal as possible. The longest rows come first, so that a budget that is
-    too large for the memory fails in the first pass.
+    As few parts as possible, but a multiple of `multiple` (the ranks); then of sizes as equal as
+    possible. The longest rows come first: a budget that exceeds the memory fails at once.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
 

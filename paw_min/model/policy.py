@@ -4,9 +4,6 @@ One forward pass over (h_t, a_t, o_{t+1}) gives the log-probabilities of the res
 and of the next observation's tokens (world model). Attention is causal: no response token attends
 to the observation behind it, so appending one changes no response log-probability.
 
-Logits are computed at scored positions only and reduced to log-probabilities in fp32 (head.py).
-batches.py lays out the rows.
-
 The paper does not say what stands between a and o, nor at which temperature o is scored. Here: o
 follows the last response token directly (its end-of-turn token, if that was sampled), and only
 response logits are divided by the sampling temperature, since observations are not sampled.
@@ -127,8 +124,9 @@ def load_tokenizer(folder: str):
     with _load_errors(folder):
         AutoConfig.from_pretrained(folder)
         tokenizer = AutoTokenizer.from_pretrained(folder)
-    if tokenizer.chat_template is None:
-        raise UserError(f"the tokenizer of {folder} has no chat template: use an instruct model")
+        if tokenizer.chat_template is None:
+            raise UserError(f"{folder} has no chat template: use an instruct model")
+        tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
     return tokenizer
 
 
@@ -142,16 +140,22 @@ def load_policy(
     """
     tokenizer = load_tokenizer(folder)
     with _load_errors(folder):
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation=attention
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation=attention, output_loading_info=True
         )
-    return Policy(model.to(device), tokenizer, temperature, precision)
+        if info["missing_keys"]:  # transformers would draw them at random
+            raise UserError(f"{folder} has no weights for {min(info['missing_keys'])}: use another")
+        if len(tokenizer) > (size := model.get_input_embeddings().num_embeddings):
+            raise UserError(f"{folder}: {len(tokenizer)} tokens for {size} embeddings: use another")
+        return Policy(model.to(device), tokenizer, temperature, precision)
 
 
 @contextmanager
 def _load_errors(folder: str):
     try:
         yield
-    except (ImportError, OSError, ValueError) as error:
-        reason = str(error).strip().split("\n")[0]
+    except UserError:
+        raise
+    except Exception as error:  # foreign files: each library has errors of its own
+        reason = " ".join(str(error).split())[:300]
         raise UserError(f"the model {folder} cannot be loaded ({reason})") from error

@@ -64,11 +64,7 @@ class GumbelNoise(LogitsProcessor):
 
 
 class HFSampler:
-    """Batched generation by transformers, with the trainer's own model, on its device.
-
-    There is no continuous batching: a unit of work is one batch of waiting requests, of at most
-    batch_size, generated to its end.
-    """
+    """Generation by transformers, with the trainer's own model: batch after batch of requests."""
 
     def __init__(self, batch_size: int = 64):
         self.batch_size = batch_size

@@ -93,8 +93,8 @@ def check_sync(cfg: Config, policy: Policy, episodes: list, update: int) -> floa
             f"update {update}: the sampler's log-probabilities differ from the trainer's by "
             f"{gap:.4f} nats per token (rounding explains {MAX_GAP[policy.precision]}), so it did "
             "not generate with the current weights or temperature; nothing was trained on these "
-            "episodes and the last checkpoint is good: resume with --sampler transformers, or with "
-            "the versions of vLLM and torch that the README names."
+            "episodes: rerun with --sampler transformers, or with the versions of vLLM and torch "
+            "in requirements.txt and requirements-vllm.txt."
         )
     return gap
 

@@ -25,22 +25,17 @@ from paw_min.model.sampler import Request, Response
 
 
 def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Name and unsharded tensor of every weight. Collective: every rank must iterate.
-
-    state_dict() lists a head that is tied to the embedding under its own name too.
-    named_parameters() does not, and the CPU build of vLLM would keep the stale head.
-    """
+    """Name and unsharded tensor of every weight. Collective: every rank must iterate."""
+    # named_parameters() omits a head that is tied to the embedding; vLLM's CPU build needs it.
     for name, tensor in model.state_dict().items():
         yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 class VLLMSampler:
-    """Continuous batching by vLLM.
+    """Continuous batching by vLLM, with weights from `sync` only.
 
-    Create it after the process group and before the trainer's model, while the GPU is empty: vLLM
-    measures the free memory. It reads only the config of `folder` (or hub name); all weights come
-    from `sync`. Outside of `sync` it holds no GPU memory.
-
+    Create it after the process group and before the trainer's model: vLLM measures the free memory.
+    Outside of `sync` it holds no GPU memory. folder: of the model's config, or hub name.
     max_model_len: tokens of the longest prompt plus response. memory_share: fraction of the GPU for
     weights and K/V cache. seed: of the engine; tokens are drawn with the seeds of the requests.
     """
@@ -128,10 +123,7 @@ class VLLMSampler:
     def generate(
         self, queue: deque[Request], temperature: float, max_tokens: int
     ) -> Iterator[list[Response]]:
-        """Like HFSampler.generate; a unit of work is one token of every running sequence.
-
-        The caller guarantees that no prompt plus max_tokens exceeds max_model_len.
-        """
+        """Like HFSampler.generate; a unit of work is one token of every running sequence."""
         self._abort()
         engine = self.llm.llm_engine
         while queue or self.running:

@@ -54,4 +54,4 @@ def open_retriever(source: str | Path, encoder: str = "", **dense_settings) -> R
 
 
 def is_url(source: str | Path) -> bool:
-    return str(source).startswith(("http://", "https://"))
+    return "://" in str(source)  # any scheme: the client names the one that it does not support

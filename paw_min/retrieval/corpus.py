@@ -55,7 +55,7 @@ class Corpus:
         try:
             passage = json.loads(line)
             return {"id": str(passage["id"]), "contents": passage["contents"] + ""}
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{self.path}, passage {row + 1} cannot be read "
                              f"({type(error).__name__}: {error}): it needs {FORMAT}.") from error
 

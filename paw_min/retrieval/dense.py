@@ -43,10 +43,11 @@ class Encoder:
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(name)
             self.model = AutoModel.from_pretrained(name).float().eval().to(device)
-        except (OSError, ValueError) as error:
-            reason = str(error).splitlines()[0]
+        except Exception as error:  # noqa: BLE001 - transformers raises many types for damaged files
+            reason = str(error).partition("\n")[0] or type(error).__name__
             raise ValueError(f"The encoder {name!r} cannot be loaded ({reason}): give the folder "
-                             "or hub name of a sentence encoder.") from error
+                             "or hub name of a sentence encoder, and a device of this machine."
+                             ) from error
         if self.model.device.type == "cuda":
             self.model.half()  # as in the published server
         self.query_prefix, self.passage_prefix = query_prefix, passage_prefix
@@ -125,10 +126,12 @@ def _read_vectors(place: Path, shape: tuple[int, int]) -> np.ndarray | None:
         return None
     try:
         vectors = np.load(place, allow_pickle=False)
-    except (ValueError, EOFError, OSError):
-        vectors = np.empty(0)
-    lengths = np.einsum("nd,nd->n", vectors, vectors) if vectors.shape == shape else [0.0]
-    if not np.allclose(lengths, 1, atol=1e-3):  # also true if a length is NaN
+        intact = (vectors.shape, vectors.dtype) == (shape, np.float32)
+        # False if a length is NaN
+        intact = intact and np.allclose(np.einsum("nd,nd->n", vectors, vectors), 1, atol=1e-3)
+    except Exception:  # noqa: BLE001 - numpy raises nearly any type for a damaged file
+        intact = False
+    if not intact:
         print(f"{place} is damaged: computing the vectors again", flush=True)
         return None
     return vectors
@@ -203,7 +206,7 @@ def _read_index(path: Path, n: int, encoder: Encoder):
 
         try:
             index = faiss.read_index(faiss.PyCallbackIOReader(read, 1 << 22))
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:  # MemoryError: a damaged size, for example
             raise ValueError(f"The index {path} cannot be read ({str(error).splitlines()[0]}): "
                              "check that it is complete, its parts joined with `cat`.") from error
     width = encoder.model.config.hidden_size

@@ -229,10 +229,10 @@ def game_files(game: dict) -> tuple[dict, dict]:
                   "walkthrough": solve(game)}
 
 
-def verify(env, path: Path):
-    """Play the game's walkthrough; raises unless it wins with its last command."""
-    walkthrough = json.loads(path.read_bytes())["walkthrough"]
-    env.load(str(path))
+def verify(env, path: Path, content: dict):
+    """Play the walkthrough of a game.tw-pddl; raises unless it wins with its last command."""
+    walkthrough = content["walkthrough"]
+    env.load(content)
     won = [env.reset()["won"]] + [env.step(command)[0]["won"] for command in walkthrough]
     if won != [False] * len(walkthrough) + [True]:
         raise RuntimeError(f"{path}: the walkthrough {walkthrough} does not win with its last "
@@ -244,8 +244,8 @@ def generate(root, split: str, n: int, seed: int, size: Size = Size(),
     """Generate a split of n games under `root`, or complete it; returns their paths, sorted.
 
     A game file is written only after its game was verified, so the same call completes an
-    interrupted one; a complete split is returned unread. Raises ValueError if the folder has games
-    of another (n, seed, size).
+    interrupted one; a complete split is returned unread. Two processes may make the same call at
+    the same time. Raises ValueError if the folder has games of another (n, seed, size).
     """
     if split not in SCENES or n < 1:
         raise ValueError(f"split is {split!r} and n is {n}; choose one of {', '.join(SCENES)}, and "
@@ -253,17 +253,24 @@ def generate(root, split: str, n: int, seed: int, size: Size = Size(),
     folder = Path(root).expanduser() / "json_2.1.1" / split
     manifest = folder / "manifest.json"
     asked = {"generator": VERSION, "n": n, "seed": seed, "size": str(size)}
+    # In this order, as another process writes the manifest before its first game.
+    has_games = folder.exists() and any(p.is_dir() for p in folder.iterdir())
     if manifest.exists():
-        found = json.loads(manifest.read_text(encoding="utf-8"))
-        paths = found.pop("games", None)
+        try:
+            found = json.loads(manifest.read_bytes())
+            paths = found.pop("games", [])
+            complete = bool(paths) and all((folder / p).is_file() for p in paths)
+        except (ValueError, AttributeError, TypeError, RecursionError):
+            found = "a damaged manifest.json"
         if found != asked:
             raise ValueError(f"{folder} has games generated with {found}, but {asked} was "
                              "requested; choose another root or delete this folder.")
-        if paths and all((folder / p).is_file() for p in paths):
+        if complete:
             return [str(folder / p) for p in paths]
-    elif folder.exists() and any(p.is_dir() for p in folder.iterdir()):
+    elif has_games:
         raise ValueError(f"{folder} has games from another source; choose another root.")
-    _write(manifest, asked)
+    else:
+        _write(manifest, asked)
 
     env, paths = None, []
     for index in tqdm(range(n), f"games {split}", unit="game", disable=None if progress else True):
@@ -274,12 +281,10 @@ def generate(root, split: str, n: int, seed: int, size: Size = Size(),
         if path.exists():
             continue
         traj, content = game_files(game)
-        _write(path.with_name("traj_data.json"), traj)
-        draft = path.with_name("draft.tw-pddl")  # a name that readers of games ignore
-        _write(draft, content)
         env = env or engine.make_env(textworld.EnvInfos(won=True))
-        verify(env, draft)
-        os.replace(draft, path)
+        verify(env, path, content)
+        _write(path.with_name("traj_data.json"), traj)
+        _write(path, content)
     _write(manifest, asked | {"games": sorted(paths)})
     return [str(folder / p) for p in sorted(paths)]
 
@@ -294,7 +299,7 @@ def default(root: Path) -> Path:
 def _write(path: Path, content: dict):
     """Write JSON atomically, with the same bytes on every system."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
     partial.write_bytes((json.dumps(content, indent=1) + "\n").encode("ascii"))
     os.replace(partial, path)
 

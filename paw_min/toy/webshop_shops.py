@@ -185,25 +185,31 @@ def generate(folder, n_products: int = DEFAULT_PRODUCTS, seed: int = 0,
              progress: bool = False) -> Path:
     """Generate a shop unless it is already there; return the folder.
 
-    Raises ValueError if the folder has another shop. Files are written atomically, and the same
-    call completes an interrupted one.
+    Raises ValueError if the folder has another shop. Files are written atomically: the same call
+    completes an interrupted one, and two processes may make it at the same time.
     """
     if n_products < 1:
         raise ValueError(f"n_products is {n_products}; choose 1 or more.")
     folder = Path(folder).expanduser()
     manifest = folder / "manifest.json"
     asked = {"generator": VERSION, "n_products": n_products, "seed": seed}
+    # In this order, as another process writes the manifest first.
+    has_files = any((folder / name).exists() for name in FILES)
     if manifest.exists():
-        found = json.loads(manifest.read_text(encoding="utf-8"))
-        complete = found.pop("complete", False)
+        try:
+            found = json.loads(manifest.read_bytes())
+            complete = found.pop("complete", False)
+        except (ValueError, AttributeError, TypeError, RecursionError):
+            found = "a damaged manifest.json"
         if found != asked:
             raise ValueError(f"{folder} has a shop made with {found} instead of {asked}; choose "
                              "another folder or delete this one.")
         if complete and all((folder / name).is_file() for name in FILES):
             return folder
-    elif any((folder / name).exists() for name in FILES):
+    elif has_files:
         raise ValueError(f"{folder} has a shop from elsewhere; choose another folder.")
-    _write(manifest, [json.dumps(asked)])
+    else:
+        _write(manifest, [json.dumps(asked)])
 
     rng, asins = random.Random(f"shop {seed}"), set()
     products, goals, humans = [], [], []  # as JSON lines, which take much less memory
@@ -227,7 +233,7 @@ def generate(folder, n_products: int = DEFAULT_PRODUCTS, seed: int = 0,
 def _write(path: Path, lines: list[str]):
     """Write ASCII lines atomically, with the same bytes on every system."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
     partial.write_bytes(("\n".join(lines) + "\n").encode("ascii"))
     os.replace(partial, path)
 

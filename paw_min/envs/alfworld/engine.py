@@ -17,8 +17,12 @@ Operators, state and goal test are fast-downward's. `install` lists every name t
 Create a FIXED number of environments and `load` one game after another: fast-downward's library is
 never unloaded, so an environment that is dropped leaks its memory. Use one thread per process: the
 translator replaces `sys.stdout` while it works.
+
+TextWorld passes the `{expressions}` of a game's grammar to `eval`. Here `load` refuses those that
+could run code (`_expression`). A hostile game can still be slow, which the pool's timeout ends.
 """
 
+import ast
 import copy
 import importlib.metadata
 import importlib.util
@@ -34,6 +38,7 @@ try:
     import fast_downward
     import textworld.envs
     from textworld.envs.pddl import PddlEnv, logic, textgen
+    from textworld.generator.game import EntityInfo
     from textworld.logic import Action, Placeholder, Proposition, Rule, Type, Variable
 except ImportError as error:
     raise ImportError(
@@ -44,6 +49,17 @@ except ImportError as error:
 SUPPORTED_TEXTWORLD = "1.7.0"  # its private names are replaced here
 GAME_CACHE = 64  # translated games: 0.2 MB for a small one, 6 MB for one of ALFRED's size
 TEXT_CACHE = 4096  # parsed templates and queries; ALFWorld's grammar has about 80
+EXPRESSION_LENGTH = 500  # characters; keeps the nesting far from the limits of Python's compiler
+NAME_LENGTH = 1000  # bytes; longer names overflow fast-downward's buffers of 1024
+
+# What the expressions of a grammar may consist of; the published ones are like `r.name or r.id` and
+# `o.indefinite + ' ' + o.name`. Nothing here calls, and only `+` makes a text longer.
+ALLOWED = (
+    ast.Expression, ast.Name, ast.Load, ast.Attribute, ast.Constant, ast.BinOp, ast.Add, ast.BoolOp,
+    ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.Compare, ast.Eq, ast.NotEq, ast.In, ast.NotIn,
+    ast.IfExp,
+)  # fmt: skip
+NO_BUILTINS = {"__builtins__": {}}  # the globals of expressions
 
 
 class GameError(ValueError):
@@ -118,9 +134,47 @@ def _restored(owner, name):
 
 
 _query = lru_cache(maxsize=TEXT_CACHE)(Rule.parse_conjunctive_query)
-_symbols = lru_cache(maxsize=TEXT_CACHE)(textgen._parse_and_convert)
-_expression = lru_cache(maxsize=TEXT_CACHE)(lambda text: compile(text.strip(), text, "eval"))
-_game_logic = lru_cache(maxsize=GAME_CACHE)(logic.GameLogic)
+_parse, _GameLogic = textgen._parse_and_convert, logic.GameLogic  # before `install`
+
+
+@lru_cache(maxsize=TEXT_CACHE)
+def _expression(text):
+    """The compiled expression; ValueError for one that a grammar may not have."""
+    with suppress(SyntaxError, ValueError):  # ValueError: a null character
+        tree = ast.parse(text.strip() if len(text) <= EXPRESSION_LENGTH else "", mode="eval")
+        nodes = list(ast.walk(tree))
+        attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        constants = [node.value for node in nodes if isinstance(node, ast.Constant)]
+        if (all(isinstance(node, ALLOWED) for node in nodes)
+                and attributes.issubset(EntityInfo.__slots__)
+                and all(isinstance(constant, str) for constant in constants)):
+            return compile(tree, "<grammar>", "eval")
+    raise ValueError(
+        f"the grammar's expression {{{text.strip():.80}}} is refused: only names, attributes such "
+        "as .name, texts, + and conditions are evaluated"
+    )
+
+
+@lru_cache(maxsize=TEXT_CACHE)
+def _symbols(text, **options):
+    """Replacement for textgen._parse_and_convert, which checks all expressions of a text.
+
+    Also those in a part that the parser ignores: PddlState.replan passes templates to str.format.
+    """
+    for expression in re.findall(r"{([^{|}]*)", text):
+        if not expression.lstrip("\t").startswith("#"):  # a rule
+            _expression(expression)
+    return _parse(text, **options)
+
+
+@lru_cache(maxsize=GAME_CACHE)
+def _game_logic(domain, grammar):
+    """Replacement for logic.GameLogic, which also parses the templates of the actions."""
+    game_logic = _GameLogic(domain, grammar)
+    for action in game_logic.actions.values():
+        for text in (action.template, action.feedback_rule):
+            _symbols(text, rule_name="symbols", trace=False)  # as `derive` calls it
+    return game_logic
 
 
 def _copy(value):
@@ -135,7 +189,7 @@ def _copy(value):
 def _evaluate(self, context=None):
     """Replacement for textgen.EvalSymbol.derive, which writes to locals(): fails in Python 3.13."""
     variables = (context or self.context)["variables"]
-    return [textgen.TerminalSymbol(eval(_expression(self.expression), {}, variables))]
+    return [textgen.TerminalSymbol(eval(_expression(self.expression), NO_BUILTINS, variables))]
 
 
 def _pddl2sas(*source, **options):
@@ -152,6 +206,8 @@ class _Game:
     def __init__(self, *source):  # domain, problem
         task, sas = _pddl2sas(*source)
         self.source, self.sas = source, sas.encode("utf-8")
+        if (longest := max(map(len, self.sas.splitlines()))) > NAME_LENGTH:
+            raise ValueError(f"a name of {longest} bytes; fast-downward reads up to {NAME_LENGTH}")
         self.sas_replan = None  # the planner's translation, made on demand
         self.init, self.facts = task.init, None  # the first _State converts init to Propositions
         self.types = [(t.name, t.supertype_names) for t in task.types]
@@ -228,7 +284,7 @@ class FastPddlEnv(PddlEnv):
         except Exception as error:  # FailedParse, ParseError, KeyError, JSONDecodeError, ...
             self._game_data = None  # a reset must not start the previous game, or half of this one
             name = "the given dict" if isinstance(filename_or_data, dict) else filename_or_data
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:250]
             raise GameError(
                 f"{name} is not a playable game ({reason}); generate or download it again."
             ) from error
@@ -278,8 +334,9 @@ class FastPddlEnv(PddlEnv):
         context = {"state": self._pddl_state, "facts": [], "entity_infos": infos}
         context["variables"] = {ph.name: infos[var.name] for ph, var in action.mapping.items()}
         context["mapping"] = action.mapping
-        action.command_template = self._logic.grammar.derive(template, context)
-        new = operator.name, action, action.format_command({k: i.name for k, i in infos.items()})
+        # TextWorld passes the command to str.format, which changes braces only: {x:99999999}.
+        command = action.command_template = self._logic.grammar.derive(template, context)
+        new = operator.name, action, command
         # Cache it, unless the template has a rule (#) or a predicate that actions change.
         if game.changing.isdisjoint(re.findall(r"#|\w+", template.replace("not_", ""))):
             self._actions[operator.id] = new

@@ -98,15 +98,19 @@ def list_games(data: str | Path, split: str) -> list[str]:
 def _playable(trial: Path) -> bool:
     # Parsing the whole game takes 0.1 ms; searching its bytes for `"solvable"` takes nine times as
     # long and would miss a truncated file.
-    content = []
-    for path in (trial / "traj_data.json", trial / "game.tw-pddl"):
-        try:
-            content.append(json.loads(path.read_bytes()))
-        except ValueError as error:  # JSONDecodeError or UnicodeDecodeError, without a file name
-            raise ValueError(f"{path} is broken ({error}); delete its folder or download it "
-                             "again.") from error
-    traj, game = content
+    traj, game = _read_dict(trial / "traj_data.json"), _read_dict(trial / "game.tw-pddl")
     return traj.get("task_type") in TASK_TYPES and game.get("solvable") is True
+
+
+def _read_dict(path: Path) -> dict:
+    try:
+        content = json.loads(path.read_bytes())
+        if not isinstance(content, dict):
+            raise ValueError("it is not a JSON object")
+    except (ValueError, RecursionError) as error:  # RecursionError: lists in lists in lists ...
+        raise ValueError(f"{path} is broken ({error}); delete its folder or download it "
+                         "again.") from error
+    return content
 
 
 def _cache_places(folder: Path) -> list[Path]:
@@ -119,8 +123,10 @@ def _cache_places(folder: Path) -> list[Path]:
 def _read_cache(places: list[Path]) -> dict:
     for place in places:
         try:
-            return dict(json.loads(place.read_bytes()))
-        except (OSError, ValueError, TypeError):  # missing or damaged: build it again
+            content = json.loads(place.read_bytes())
+            return {trial: [stamps, playable] for trial, (stamps, playable) in content.items()}
+        # Missing or damaged: build it again.
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             continue
     return {}
 
@@ -188,4 +194,4 @@ def _task_type(game: Path) -> str:
     name = game.parts[-3].partition("-")[0] if len(game.parts) > 2 else ""
     if name in TASK_TYPES:
         return name
-    return json.loads(game.with_name("traj_data.json").read_bytes())["task_type"]
+    return _read_dict(game.with_name("traj_data.json"))["task_type"]

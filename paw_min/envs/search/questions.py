@@ -5,6 +5,7 @@ Exact match is that of Search-R1 and SQuAD. It does not fold Unicode: Beyonce is
 
 import json
 import re
+import reprlib
 import string
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ def _read_parquet(path: Path) -> list[dict]:
         file = parquet.ParquetFile(path)
         columns = [name for name in file.schema_arrow.names if name in COLUMNS]
         return file.read(columns=columns).to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: text not in UTF-8
         reason = str(error).splitlines()[0]
         raise ValueError(f"{path} is not a readable parquet file ({reason}): download it "
                          "again.") from error
@@ -70,7 +71,7 @@ def _read_jsonl(path: Path) -> list[dict]:
         for number, line in enumerate(file, start=1):
             try:
                 rows += [json.loads(line)] if line.strip() else []
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}, line {number} is not JSON ({error}): fix or delete "
                                  "it.") from error
     return rows
@@ -79,18 +80,36 @@ def _read_jsonl(path: Path) -> list[dict]:
 def _question(row, where: str, default_source: str) -> Question:
     """Convert one row of either layout; in both, reward_model repeats the answers."""
     row = row if isinstance(row, dict) else {}
-    row = row | (row.get("env_kwargs") or {})
-    truth = row.get("ground_truth") or (row.get("reward_model") or {}).get("ground_truth") or {}
-    answers = row.get("golden_answers") or truth.get("target") or []
-    answers = tuple([answers] if isinstance(answers, str) else answers)
+    row = row | _nested(row, "env_kwargs", where)
+    reward_model = _nested(row, "reward_model", where)
+    answers = row.get("golden_answers")
+    if not answers:
+        truth = _nested(row, "ground_truth", where)
+        truth = truth or _nested(reward_model, "ground_truth", where)
+        answers = truth.get("target") or []
+    answers = [answers] if isinstance(answers, str) else answers
     question = row.get("question")
+    source = row.get("data_source") or default_source
     if not isinstance(question, str) or not question.strip():
         raise ValueError(f"{where} has no question: a row needs `question` and `golden_answers`, "
                          "or verl-agent's `env_kwargs`.")
-    if not answers or not all(isinstance(answer, str) for answer in answers):
-        raise ValueError(f"{where} has no answers: `golden_answers` must be a list of one or more "
-                         "strings; fix the row or delete it.")
-    return Question(question.strip(), answers, row.get("data_source") or default_source)
+    if not isinstance(answers, list) or not answers or not all(isinstance(a, str) for a in answers):
+        raise ValueError(f"{where} has no answers (found {reprlib.repr(answers)}): "
+                         "`golden_answers` must be a list of one or more strings; fix the row or "
+                         "delete it.")
+    if not isinstance(source, str):
+        raise ValueError(f"{where} has the data_source {reprlib.repr(source)}: it must be a "
+                         "string; fix the row or delete it.")
+    return Question(question.strip(), tuple(answers), source)
+
+
+def _nested(row: dict, key: str, where: str) -> dict:
+    """row[key]; {} if it is missing or null."""
+    value = row.get(key) or {}
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} has the {key} {reprlib.repr(value)}: it must be a JSON object; "
+                         "fix the row or delete it.")
+    return value
 
 
 def normalize(text: str) -> str:

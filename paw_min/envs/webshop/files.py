@@ -9,6 +9,7 @@ read as empty.
 """
 
 import json
+import math
 import random
 import re
 from collections import Counter
@@ -79,7 +80,7 @@ def read_dict(path: Path) -> dict:
     """Read a JSON object."""
     try:
         content = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # RecursionError: lists in lists in lists ...
         raise ValueError(f"{path} is broken ({error}); {REMEDY}.") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} is not a JSON dict from asin to record; {REMEDY}.")
@@ -112,7 +113,7 @@ def _read_list(path, limit):
                     continue
                 count += 1
                 yield record
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is broken ({error}); {REMEDY}.") from error
 
 
@@ -125,7 +126,10 @@ def _text(record, key, where) -> str:
 
 def _attributes(annotations, asin) -> list[str]:
     try:
-        return [intern(a) for a in annotations.get(asin, {}).get("attributes", ["DUMMY_ATTR"])]
+        attributes = annotations.get(asin, {}).get("attributes", ["DUMMY_ATTR"])
+        if not isinstance(attributes, list):
+            raise TypeError
+        return [intern(attribute) for attribute in attributes]
     except (AttributeError, TypeError) as error:
         raise ValueError(f"The attributes of product {asin} in items_ins_v2 are not a list of "
                          "texts; the file is damaged, get it again.") from error
@@ -155,9 +159,9 @@ def _price(pricing, rng, where) -> tuple[float, str]:
         prices = [float(re.sub(r"[^\d.]", "", part)) for part in pricing.split("$")[1:]][:2]
     except (AttributeError, ValueError):
         prices = []
-    if not prices:
-        raise ValueError(f"The {where} has the price {pricing!r}, which is not a number after a "
-                         "'$'; write it like $12.99, or leave it empty.")
+    if not prices or not all(map(math.isfinite, prices)):
+        raise ValueError(f"The {where} has the price {pricing!r:.99}, which is not a number after "
+                         "a '$'; write it like $12.99, or leave it empty.")
     tag = " to ".join(f"${price}" for price in prices)
     return prices[0] if len(prices) == 1 else rng.uniform(*prices), tag
 
@@ -170,7 +174,8 @@ def _product(record, attributes, rng, where) -> Product:
     bullets = record.get("small_description") or []
     bullets = [bullets] if isinstance(bullets, str) else bullets
     description = record.get("full_description") or ""
-    if not all(isinstance(text, str) for text in [description, *bullets]):
+    texts = [description, *bullets] if isinstance(bullets, list) else [bullets]
+    if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"The {where} has a description or features that are not text; the "
                          "file is damaged, get it again.")
     return Product(

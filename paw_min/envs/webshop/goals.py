@@ -24,6 +24,7 @@ import numpy as np
 from paw_min.envs.webshop.files import Product
 
 SHUFFLE_SEED = 233  # official
+MAX_GOALS = 100_000_000  # a goal takes about 40 bytes; 1,000 products have about 7,000
 NO_LIMIT = 1_000_000  # dollars; the price limit of products for $980 or more
 
 
@@ -84,6 +85,10 @@ def human_templates(products, instructions: dict, rng, dropped: Counter) -> list
 
     instructions: asin -> records of items_human_ins.json
     """
+    for asin, records in instructions.items():
+        if not isinstance(records, list):
+            raise ValueError(f"The instructions of product {asin} in items_human_ins are not a "
+                             "list; the file is damaged, get it again.")
     known = {product.asin for product in products}
     dropped["instruction whose product is missing"] += sum(
         len(records) for asin, records in instructions.items() if asin not in known
@@ -91,12 +96,13 @@ def human_templates(products, instructions: dict, rng, dropped: Counter) -> list
     templates = []
     for product in products:
         for record in instructions.get(product.asin, ()):
-            attributes = _field(record, "instruction_attributes", list, product.asin)
+            where = f"instruction of product {product.asin} in items_human_ins"
+            attributes = _field(record, "instruction_attributes", list, where)
             if not attributes:
                 dropped["instruction without attributes"] += 1
                 continue
-            text = _field(record, "instruction", str, product.asin).strip(".")
-            options = _field(record, "instruction_options", list, product.asin)
+            text = _field(record, "instruction", str, where).strip(".")
+            options = _field(record, "instruction_options", list, where)
             limit = price_limit(product.price, rng)
             templates.append(GoalTemplate(product, text, attributes, limit, options))
     return templates
@@ -115,11 +121,12 @@ def synthetic_templates(products, annotations: dict, rng, dropped: Counter) -> l
                              "belong together; use both from the same download.")
         if record.get("instruction") is None:
             continue
-        attributes = _field(record, "instruction_attributes", list, product.asin)
+        where = f"instruction of product {product.asin} in items_ins_v2"
+        attributes = _field(record, "instruction_attributes", list, where)
         if not attributes:  # crashes the official code
             dropped["instruction without attributes"] += 1
             continue
-        text = _field(record, "instruction", str, product.asin)
+        text = _field(record, "instruction", str, where)
         limit = price_limit(product.price, rng)
         templates.append(GoalTemplate(product, text, attributes, limit, None))
     frequency = Counter()  # attribute -> number of goals with it
@@ -133,11 +140,13 @@ def synthetic_templates(products, annotations: dict, rng, dropped: Counter) -> l
     return templates
 
 
-def _field(record, key, kind, asin):
-    if not isinstance(record, dict) or not isinstance(record.get(key), kind):
-        raise ValueError(f"An instruction of product {asin} has no {kind.__name__} called {key!r}; "
-                         "the file is damaged, get it again.")
-    return record[key]
+def _field(record, key, kind, where):
+    """A text (kind str) or a list of texts (kind list)."""
+    value = record.get(key) if isinstance(record, dict) else None
+    if not isinstance(value, kind) or not all(isinstance(text, str) for text in value):
+        raise ValueError(f"The {where} has no {'text' if kind is str else 'list of texts'} "
+                         f"{key!r}; the file is damaged, get it again.")
+    return value
 
 
 class Goals:
@@ -145,6 +154,11 @@ class Goals:
 
     def __init__(self, templates: list[GoalTemplate]):
         counts = [template.count() for template in templates]
+        if sum(counts) > MAX_GOALS:
+            product = templates[counts.index(max(counts))].product
+            raise ValueError(f"{sum(counts)} goals are more than {MAX_GOALS}, and product "
+                             f"{product.asin} has {max(counts)} of them, one per combination of "
+                             "its options; remove it, or use human_goals or fewer products.")
         order = list(range(sum(counts)))
         random.Random(SHUFFLE_SEED).shuffle(order)
         self._templates = templates

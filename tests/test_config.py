@@ -1,0 +1,264 @@
+"""Settings: the presets against the paper, bounds, run names, the help and the errors of the flags.
+
+    python -m pytest tests/test_config.py
+"""
+
+import random
+from dataclasses import asdict, fields
+
+import pytest
+from transformers import AutoTokenizer
+
+import run_alfworld
+import run_search
+import run_webshop
+from paw_min.config import FREE_TO_CHANGE, Config, UserError, check, flag, parse_args, settings
+from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.toy import default_model, search_world, webshop_shops
+
+SCRIPTS = {"alfworld": run_alfworld, "webshop": run_webshop, "search": run_search}
+
+
+def parse(*argv: str, env: str = "alfworld") -> Config:
+    return parse_args(env, SCRIPTS[env].PRESETS, "", list(argv))[0]
+
+
+# ---- presets ----
+
+A1 = dict(  # PaW A.1 and section 4.1, for all three benchmarks
+    max_response_tokens=512, lr=1e-6, step_weight=1.0, gamma=0.95, normalize="std",
+    temperature=1.0, paw=True, wm_loss="cmae", select_ratio=0.75, rho=0.2, wm_weight="adaptive",
+    algo="grpo", prompt="paper",
+)  # fmt: skip
+CODE_BASE = dict(  # verl-agent, where the paper gives no number
+    clip=0.2, dual_clip=3.0, weight_decay=0.01, grad_clip=1.0, statistics="rows",
+    old_logp="recomputed", train_split="train",
+)  # fmt: skip
+OURS = dict(  # neither says; max_obs_tokens cuts nothing: Eq. 5-8 sum over all of |o|
+    entropy="full", max_obs_tokens=4096, is_cap=2.0, name="", out="runs", seed=0, eval_seed=0,
+    eval_repeats=1, data="", device="auto", threads=1, precision="auto", shard=False,
+    grad_checkpointing=True, attention="sdpa", ref_offload=False, sampler="vllm", vllm_memory=0.4,
+    micro_tokens=16384, human_goals=False, retriever="", encoder="", env_timeout=60.0, topk=3,
+)  # fmt: skip
+DECISIONS = dict(  # ALFWorld and WebShop
+    groups=16, group_size=8, r_max=10.0, invalid_penalty=0.1, history_length=2,
+    eval_temperature=0.4, prompt_overflow="error", similarity=0.0, kl_coef=0.01,
+    entropy_coef=0.001, updates=150, eval_every=5, save_every=5, eval_tasks=128,
+    model="Qwen/Qwen2.5-1.5B-Instruct",
+)  # fmt: skip
+PAPER = {
+    "alfworld": DECISIONS | dict(
+        max_prompt_tokens=2048, max_turns=50, mini_batch=256, eval_split="valid_seen", workers=4,
+        n_products=0,
+    ),
+    "webshop": DECISIONS | dict(
+        max_prompt_tokens=4096, max_turns=15, mini_batch=64, eval_split="test", workers=0,
+        n_products=1000,
+    ),
+    "search": dict(
+        max_prompt_tokens=4096, max_turns=4, mini_batch=512, groups=256, group_size=5, r_max=1.0,
+        invalid_penalty=0.01, history_length=4, eval_temperature=0.0, prompt_overflow="cut",
+        similarity=0.9, kl_coef=0.001, entropy_coef=0.0, updates=200, eval_every=50, save_every=10,
+        eval_tasks=0, eval_split="test", workers=0, n_products=0, model="Qwen/Qwen2.5-3B-Instruct",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("env", SCRIPTS)
+def test_every_setting_of_the_paper_presets(env):
+    """All fields, so that a changed default cannot change the paper's settings unnoticed."""
+    preset = asdict(Config(**{"env": env} | SCRIPTS[env].PRESETS["paper"]))
+    assert preset == {"env": env} | A1 | CODE_BASE | OURS | PAPER[env]
+    cfg = parse("--preset", "paper", env=env)
+    assert asdict(cfg) | {"name": ""} == preset
+    model = cfg.model.split("/")[1]
+    assert cfg.name == f"{env}-{model}-grpo-paw-seed0"
+
+
+@pytest.mark.parametrize("env", SCRIPTS)
+def test_presets_pass_their_own_check_and_the_first_is_tiny(env):
+    assert list(SCRIPTS[env].PRESETS) == ["tiny", "paper"]
+    for preset in SCRIPTS[env].PRESETS.values():
+        check(Config(**{"env": env} | preset))
+    cfg = parse(env=env)
+    assert cfg.name == f"{env}-tiny-grpo-paw-seed0" and not cfg.model and cfg.paw
+
+
+@pytest.mark.parametrize("env", SCRIPTS)
+def test_tiny_presets_cut_no_observation(env, games_root, tmp_path):
+    """Random episodes in the generated data: the longest observation has room to spare."""
+    generate = {"alfworld": lambda folder: games_root, "webshop": webshop_shops.default,
+                "search": search_world.default}  # fmt: skip
+    cfg, rng = parse(env=env), random.Random(0)
+    tasks = BENCHMARKS[env].load(cfg, str(generate[env](tmp_path / env)))
+    tokenizer = AutoTokenizer.from_pretrained(default_model(env))
+    lengths = []
+    with tasks.make_pool(1) as pool:
+        for task in rng.choices(tasks.train, k=40):
+            pool.reset(0, task)
+            step = pool.recv().step
+            for _ in range(cfg.max_turns):
+                query = " ".join(rng.choices(step.task.split(), k=4))
+                command = rng.choice(step.admissible or [f"<search>{query}</search>"])
+                pool.step(0, f"search[{query}]" if command.startswith("search[") else command)
+                step = pool.recv().step
+                lengths.append(len(tokenizer(step.observation)["input_ids"]))
+                if step.done:
+                    break
+    assert 20 < max(lengths) <= 0.75 * cfg.max_obs_tokens
+
+
+# ---- bounds ----
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (["--rho", "1.5"], "--rho 1.5 is out of range: it must be above 0 and at most 1."),
+        (["--select-ratio", "0"], "--select-ratio 0.0 is out of range"),
+        (["--shard"], "add --sampler vllm"),
+        (["--sampler", "vllm", "--temperature", "2.5"], "--temperature 2.5 or --eval-temp"),
+        (["--old-logp", "sampler", "--is-cap", "0.5"], "--is-cap 0.5 is out of range"),
+        (["--group-size", "1"], "--group-size 1 leaves nothing to compare"),
+        (["--group-size", "1000000"], "--group-size 1000000 is out of range"),
+        (["--groups", "1000000"], "--groups 1000000 is out of range"),
+        (["--updates", "1000000"], "--updates 1000000 is out of range"),  # checkpoint-000000
+        (["--threads", "1000000"], "--threads 1000000 is out of range"),
+        (["--eval-repeats", "0"], "--eval-repeats 0 is out of range: it must be at least 1"),
+        (["--device", "cuda"], "--device cuda: torch sees no GPU here; use --device cpu"),
+        (["--device", "foo"], "--device foo is not supported: use cpu, cuda or cuda:0"),
+        (["--device", "mps"], "--device mps is not supported"),
+        (["--device", "meta"], "--device meta is not supported"),
+        (["--device", "cuda:"], "--device cuda: is not supported"),
+        (["--algo", "gigpo", "--statistics", "trajectories"], "--statistics trajectories is for G"),
+        (["--name", "../x"], "--name ../x cannot be a folder in --out: use a plain name."),
+        (["--name", "/tmp/x"], "--name /tmp/x cannot be a folder"),
+        (["--name", "a/b"], "--name a/b cannot be a folder"),
+        (["--name", ".."], "--name .. cannot be a folder"),
+        (["--name", "."], "--name . cannot be a folder"),
+        (["--name", "a\nb"], "cannot be a folder"),
+        (["--name", "a\udcff"], "cannot be a folder"),  # a byte that is not UTF-8
+        (["--name", 300 * "x"], "--name x+ cannot be a folder"),
+    ],
+)
+def test_bad_flags(argv, message):
+    with pytest.raises(UserError, match=message.replace("..", r"\.\.")) as error:
+        parse(*argv)
+    assert len(str(error.value)) < 200
+
+
+FLOATS = [f.name for f in fields(Config) if f.type is float]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999"])
+@pytest.mark.parametrize("name", FLOATS)
+def test_floats_must_be_finite(name, value):
+    with pytest.raises(UserError, match=f"{flag(name)} -?(nan|inf) is out of range: it must be "):
+        parse(f"{flag(name)}={value}")
+
+
+def test_names_that_are_folders_are_accepted():
+    for name in ("x", "a b", "été", ".hidden", 200 * "x"):
+        assert parse("--name", name).name == name
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (["--preset", "huge"], "huge"),
+        (["--algo", "ppo2"], "ppo2"),
+        (["--lr", "fast"], "fast"),
+        (["--groups", "1e3"], "1e3"),
+        (["--topk", "3"], "unrecognized arguments: --topk"),  # of another script
+        (["--eval"], "ambiguous option: --eval"),
+        (["extra"], "unrecognized arguments: extra"),
+    ],
+)
+def test_argparse_errors_are_one_line(argv, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse(*argv)
+    printed = capsys.readouterr().err
+    assert stop.value.code == 1 and message in printed
+    assert printed.startswith("error: ") and printed.endswith("; see --help\n")
+    assert printed.count("\n") == 1 and "usage" not in printed
+
+
+# ---- names ----
+
+OTHER = dict(  # a valid value of each setting that is not the one of the tiny preset
+    train_split="valid_seen", eval_split="valid_unseen", n_products=7, max_turns=7, topk=2,
+    history_length=5, max_prompt_tokens=333, max_response_tokens=33, max_obs_tokens=333, groups=3,
+    group_size=3, temperature=0.9, eval_temperature=0.3, gamma=0.5, step_weight=0.5, similarity=0.5,
+    invalid_penalty=0.3, lr=3e-4, weight_decay=0.3, grad_clip=0.3, mini_batch=33, is_cap=3.0,
+    clip=0.3, dual_clip=4.0, kl_coef=0.3, entropy_coef=0.3, rho=0.3, select_ratio=0.3, r_max=3.0,
+    eval_tasks=33, model="a/other", seed=3, data="d", retriever="r", encoder="e", workers=2,
+    env_timeout=3.0, threads=2, out="elsewhere", updates=33, eval_every=3, eval_seed=3,
+    eval_repeats=3, save_every=3, micro_tokens=333, vllm_memory=0.3, device="cpu",
+)  # fmt: skip
+SOURCES = {"data", "retriever", "encoder"}  # paths, which the names leave out
+
+
+@pytest.mark.parametrize("env", SCRIPTS)
+def test_names_contain_each_setting_that_was_changed(env):
+    """One flag at a time: what changes the numbers changes the name, the free settings do not."""
+    plain = parse(env=env)
+    names = {"": plain.name}
+    for f in settings(env):
+        if f.name in ("name", "shard", "sampler", "attention"):  # the first is the name itself
+            continue
+        value = getattr(plain, f.name)
+        if f.type is bool:
+            argv = [flag(f.name).replace("--", "--no-") if value else flag(f.name)]
+            other = not value
+        else:
+            choices = f.metadata["choices"] or (OTHER[f.name],)
+            other = next(x for x in choices if x != value)
+            argv = [flag(f.name), str(other)]
+        cfg = parse(*argv, env=env)
+        assert getattr(cfg, f.name) == other
+        if f.name in (*FREE_TO_CHANGE, *SOURCES):
+            assert cfg.name == plain.name, argv
+        else:
+            assert cfg.name not in names.values(), argv
+            names[f.name] = cfg.name
+        # A flag that repeats the preset is no change.
+        same = [flag(f.name) if value else flag(f.name).replace("--", "--no-")]
+        assert parse(*(same if f.type is bool else [flag(f.name), str(value)]), env=env) == plain
+    assert names["seed"] == f"{env}-tiny-grpo-paw-seed3"
+    assert names["model"] == f"{env}-other-grpo-paw-seed0"
+    assert names["paw"] == f"{env}-tiny-grpo-seed0"
+    assert names["algo"] == f"{env}-tiny-gigpo-paw-seed0"
+    assert names["group_size"] == f"{env}-tiny-grpo-paw-group-size=3-seed0"
+
+
+def test_names_of_several_changes_differ():
+    """Ablations of two settings each: every combination has a name of its own."""
+    values = {"--rho": ["0.1", "0.3"], "--select-ratio": ["0.5", "1.0"], "--lr": ["1e-4", "1e-5"],
+              "--wm-loss": ["ce", "mae"], "--wm-weight": ["constant"], "--algo": ["gigpo"],
+              "--seed": ["1", "2"]}  # fmt: skip
+    flags = [[]] + [[key, value] for key, options in values.items() for value in options]
+    seen = {}
+    for first in flags:
+        for second in flags:
+            cfg = parse(*first, *second)
+            key = {k: v for k, v in asdict(cfg).items() if k != "name"}
+            assert seen.setdefault(cfg.name, key) == key, cfg.name
+    assert len(seen) == 74  # of 12 flags: none, one (12), two of different settings (61)
+    assert parse("--rho", "0.1", "--lr", "1e-4").name == parse("--lr", "1e-4", "--rho", "0.1").name
+
+
+# ---- help ----
+
+
+@pytest.mark.parametrize("env", SCRIPTS)
+def test_help_names_every_setting_and_its_default(env, capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse("--help", env=env)
+    assert not stop.value.code
+    text = capsys.readouterr().out
+    for f in settings(env):
+        assert flag(f.name) in text
+    assert "reinforcement learning:" in text and "PaW:" in text  # in groups
+    others = [f for f in settings() if f not in settings(env)]
+    assert others and not any(flag(f.name) + " " in text for f in others)  # of other scripts
+    assert "--env " not in text

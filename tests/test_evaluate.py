@@ -1,0 +1,145 @@
+"""Evaluations: repeats, their standard error, seeds, lost episodes, the mean over task types.
+
+    python -m pytest tests/test_evaluate.py
+"""
+
+from contextlib import contextmanager
+
+import pytest
+
+from paw_min.config import Config, UserError
+from paw_min.envs.pool import EnvPool
+from paw_min.envs.protocol import Step
+from paw_min.evaluate import evaluate, transcript
+from paw_min.model.sampler import HFSampler
+from paw_min.rollout import request_seed
+from tests.test_policy import make_policy
+from tests.test_rollout import Script, seeds
+
+
+class Series:
+    """Task "a1 101": of type a; its k-th episode is won if the k-th digit is 1, x breaks."""
+
+    played: dict[str, int] = {}
+
+    def reset(self, task):
+        self.kind, outcomes = task[0], task.split()[1]
+        k = self.played[task] = self.played.get(task, -1) + 1
+        if outcomes[k] == "x":
+            raise OSError("no such game")
+        self.won = outcomes[k] == "1"
+        return Step("start", task, self.kind, ["go to shelf 1"])
+
+    def step(self, command):
+        return Step("end", "", self.kind, [], 10.0 * self.won, done=True, won=self.won,
+                    score=0.75)  # fmt: skip
+
+
+class Scripted(Script):
+    @contextmanager
+    def sync(self, policy):
+        yield
+
+
+def run(tasks, policy=None, sampler=None, slots=3, make_env=Series, **settings):
+    Series.played = {}
+    policy = policy or make_policy()
+    sampler = sampler or Scripted(policy)
+    with EnvPool(make_env, slots) as pool:
+        cfg = Config(**{"prompt": "compact", "eval_temperature": 0.7} | settings)
+        return evaluate(cfg, policy, sampler, pool, tasks), sampler
+
+
+def test_each_task_is_played_eval_repeats_times():
+    tasks = ["a1 110", "b 000", "a2 111"]
+    (one, _), (three, sampler) = run(tasks), run(tasks, eval_repeats=3)
+    assert [e.task for e in one.episodes] == tasks
+    assert [e.task for e in three.episodes] == [task for task in tasks for _ in range(3)]
+    assert [e.group for e in three.episodes] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert one.metrics["eval_success"] == pytest.approx(2 / 3)
+    assert three.metrics["eval_success"] == pytest.approx(5 / 9)
+    assert set(sampler.settings) == {(0.7, 512)}
+
+
+def test_the_standard_error_is_that_of_the_means_of_tasks():
+    """Means 1, 0, 1/2 and 1/2: std sqrt(1/6), over sqrt(4). Repeats are not independent."""
+    metrics = run(["a1 11", "a2 00", "a3 10", "a4 01"], eval_repeats=2)[0].metrics
+    assert metrics["eval_success"] == 0.5
+    assert metrics["eval_success_se"] == pytest.approx((1 / 6) ** 0.5 / 2)
+    # Equal repeats say nothing new: the error stays that of four episodes.
+    once = run(["a1 1", "a2 0", "a3 1", "a4 0"])[0].metrics["eval_success_se"]
+    assert once == pytest.approx((1 / 3) ** 0.5 / 2)  # std of 1, 0, 1, 0, unbiased
+    nines = [f"a{k} {9 * x}" for k, x in enumerate("1010")]
+    nine = run(nines, eval_repeats=9)[0].metrics["eval_success_se"]
+    assert nine == pytest.approx(once)
+    assert run(["a 10"], eval_repeats=2)[0].metrics["eval_success_se"] == 0.0  # of one task: none
+
+
+def test_success_of_types_is_their_mean_without_weights():
+    metrics = run(["a1 1", "a2 1", "a3 0", "b 0"])[0].metrics
+    assert metrics["eval_success"] == 0.5
+    assert metrics["eval_success/a"] == pytest.approx(2 / 3) and metrics["eval_success/b"] == 0.0
+    assert metrics["eval_success_types"] == pytest.approx(1 / 3)
+    assert metrics["eval_score"] == 75.0
+
+
+def test_lost_episodes_are_counted_and_nothing_else_is():
+    metrics = run(["a1 1", "a2 x", "b 0", "c x"])[0].metrics
+    assert metrics["eval_failed"] == 2
+    assert metrics["eval_success"] == 0.5 and metrics["eval_success_types"] == 0.5
+    assert metrics["eval_success_se"] == pytest.approx(0.5**0.5 / 2**0.5)  # of two tasks
+    assert "eval_success/c" not in metrics
+    assert run(["a 1"])[0].metrics["eval_failed"] == 0
+
+
+def test_an_evaluation_without_a_played_episode_stops():
+    with pytest.raises(UserError, match="no episode of the evaluation.*no such game") as error:
+        run(["a x", "b x"])
+    assert "\n" not in str(error.value)
+
+
+def test_seeds_of_the_default_are_pinned():
+    """--eval-seed 0 with one repeat draws what evaluations without these flags drew."""
+    assert seeds(run(["a 1", "a 0"])[1]) == {request_seed(-1, i, 0) for i in range(2)}
+    assert request_seed(-1, 0, 0) == 3007455550225861608  # the same on every machine
+
+
+def test_another_eval_seed_draws_anew_and_repeats_draw_their_own():
+    tasks = ["a 111", "b 000"]
+    drawn = [seeds(run(tasks, eval_seed=s, eval_repeats=3)[1]) for s in (0, 1, 2)]
+    assert all(len(one) == 6 for one in drawn) and len(set.union(*drawn)) == 18
+    # The seed of training does not matter.
+    assert seeds(run(tasks, seed=5)[1]) == seeds(run(tasks)[1])
+
+
+class Long:
+    """Six steps, not won."""
+
+    def reset(self, task):
+        self.left = 6
+        return Step("start", task, "toy", ["go to shelf 1"])
+
+    def step(self, command):
+        self.left -= 1
+        return Step(f"go to shelf {self.left}", "", "toy", [], done=not self.left)
+
+
+def test_an_evaluation_replays_on_a_real_model():
+    def responses(**settings) -> list:
+        evaluation, _ = run(["x", "y"], sampler=HFSampler(), make_env=Long, slots=2,
+                            max_response_tokens=3, eval_temperature=1.0, **settings)  # fmt: skip
+        return [[t.response_ids for t in e.transitions] for e in evaluation.episodes]
+
+    plain = responses()
+    assert plain == responses() and plain[0] != plain[1]
+    other, repeated = responses(eval_seed=1), responses(eval_repeats=2)
+    assert other != plain and other == responses(eval_seed=1)
+    assert len(repeated) == 4 and repeated[0] == plain[0]  # trajectory 0 of both
+    assert repeated[0] != repeated[1]
+
+
+def test_the_transcript_shows_won_and_lost_episodes():
+    evaluation, _ = run(["a1 1", "b 0", "a2 0", "b x", "a3 1"])
+    text = transcript(evaluation.episodes)
+    assert text.count("## a: won in 1 steps") == 2 and text.count(": not won in 1 steps") == 2
+    assert transcript([]) == ""

@@ -1,0 +1,234 @@
+"""Random flags, random damage to the files of a run, random bytes as data: never a traceback.
+
+    python -m pytest tests/test_fuzz.py
+
+What a user can cause ends in a UserError, which the run scripts show as one sentence; argparse's
+errors end in exit code 1. The examples are the same in every run (derandomize).
+"""
+
+import hashlib
+import json
+import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import run_alfworld
+import run_search
+import run_webshop
+from paw_min import train
+from paw_min.config import Config, UserError, flag, parse_args
+from paw_min.config import settings as flags
+from paw_min.envs.alfworld import AlfworldEnv, list_games
+from paw_min.envs.search.questions import load_questions
+from paw_min.envs.webshop import Shop
+from paw_min.retrieval import open_retriever
+from paw_min.retrieval.client import SearchClient
+from tests.test_policy import make_policy
+
+SCRIPTS = {"alfworld": run_alfworld, "webshop": run_webshop, "search": run_search}
+DATA = Path(__file__).parent / "data" / "webshop"
+REFUSED = (UserError, ValueError, OSError)  # session.find_tasks makes UserErrors of the others
+
+
+def fuzz(examples: int):
+    checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    return settings(
+        max_examples=examples, deadline=None, derandomize=True, suppress_health_check=checks
+    )
+
+
+def one_sentence(error: BaseException) -> None:
+    assert str(error).strip() and "\n" not in str(error).strip(), repr(error)
+
+
+VALUES = st.one_of(
+    st.integers(-(10**12), 10**12), st.floats(), st.sampled_from([0, 1, -1, 0.5, 1e-300, 1e300]),
+    st.text(max_size=20), st.sampled_from(["auto", "cpu", "../x", "", "a/b", "é", "x" * 300]),
+).map(str)  # fmt: skip
+
+
+@fuzz(400)
+@given(env=st.sampled_from(list(SCRIPTS)), data=st.data())
+def test_random_flags(env, data):
+    chosen = data.draw(st.lists(st.sampled_from(flags(env)), max_size=5, unique=True))
+    argv = []
+    for f in chosen:
+        choices = f.metadata["choices"]
+        value = data.draw(st.sampled_from(choices) if choices else VALUES)
+        argv += [flag(f.name)] if f.type is bool else [f"{flag(f.name)}={value}"]
+    try:
+        cfg, mode = parse_args(env, SCRIPTS[env].PRESETS, "", argv)
+    except UserError as error:
+        one_sentence(error)
+    except SystemExit as error:
+        assert error.code == 1
+    else:
+        assert mode == "train" and Path(cfg.name).name == cfg.name
+
+
+# ---- the files of a run ----
+
+
+def damage(content: bytes, data) -> bytes:
+    """Cut off, overwritten, extended, or other content altogether."""
+    kind = data.draw(st.sampled_from(["cut", "flip", "append", "replace"]))
+    at = data.draw(st.integers(0, max(0, len(content) - 1)))
+    known = [b"[]", b"{}", b"null", b"[1]", b"NaN", b'{"update": 1}\n', b"[" * 9999]
+    noise = data.draw(st.one_of(st.binary(max_size=40), st.sampled_from(known)))
+    if kind == "cut":
+        return content[:at]
+    if kind == "flip":
+        return content[:at] + noise + content[at + len(noise) :]
+    return content + noise if kind == "append" else noise
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, games_root) -> tuple[Config, Path]:
+    """A run of one update, and the settings that resume it."""
+    root = tmp_path_factory.mktemp("finished")
+    make_policy("qwen3").save(root / "model")
+    cfg = Config(
+        data=str(games_root), model=str(root / "model"), out=str(root), name="r", updates=1,
+        groups=1, group_size=2, eval_tasks=1, max_turns=2, mini_batch=0, max_response_tokens=4,
+        prompt="compact", kl_coef=0.0, lr=1e-4, max_prompt_tokens=400, max_obs_tokens=64,
+    )  # fmt: skip
+    train.train(cfg)
+    return cfg, root
+
+
+def digest(folder: Path) -> str:
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    return hashlib.sha256(b"".join(str(p).encode() + p.read_bytes() for p in files)).hexdigest()
+
+
+@fuzz(60)
+@given(data=st.data())
+def test_damaged_run_folders(finished, games_root, monkeypatch, data):
+    cfg, root = finished
+    monkeypatch.setattr(train, "draw", lambda folders: None)  # slow, and not what is tested
+    spare, before = root / "spare", digest(games_root) + digest(root / "model")
+    shutil.copytree(root / "r", spare)
+    try:
+        files = sorted(p for p in (root / "r").rglob("*") if p.is_file() and p.suffix != ".png")
+        for victim in data.draw(st.lists(st.sampled_from(files), min_size=1, max_size=2)):
+            if data.draw(st.integers(0, 5)) == 0:
+                victim.unlink(missing_ok=True)
+            elif victim.exists():
+                victim.write_bytes(damage(victim.read_bytes(), data))
+        try:
+            train.train(cfg)
+        except UserError as error:
+            one_sentence(error)
+        assert digest(games_root) + digest(root / "model") == before  # only our own files changed
+    finally:
+        shutil.rmtree(root / "r")
+        spare.rename(root / "r")
+
+
+# ---- data ----
+
+
+@fuzz(60)
+@given(data=st.data())
+def test_damaged_games(games_root, tmp_path_factory, data):
+    source = Path(list_games(games_root, "train")[0]).parent
+    root = tmp_path_factory.mktemp("games")
+    folder = root / "json_2.1.1" / "train" / source.parent.name / source.name
+    shutil.copytree(source, folder)
+    victim = folder / data.draw(st.sampled_from(["game.tw-pddl", "traj_data.json"]))
+    victim.write_bytes(damage(victim.read_bytes(), data))
+    try:
+        for game in list_games(root, "train"):
+            AlfworldEnv().reset(game)
+    except REFUSED as error:
+        one_sentence(error)
+    shutil.rmtree(root)
+
+
+@fuzz(60)
+@given(data=st.data())
+def test_damaged_shops(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("shop")
+    for file in DATA.glob("*.json"):
+        shutil.copy(file, folder)
+    victim = data.draw(st.sampled_from(sorted(folder.glob("*.json"))))
+    victim.write_bytes(damage(victim.read_bytes(), data))
+    try:
+        shop = Shop.load(folder, human_goals=data.draw(st.booleans()), n_products=30)
+        shop.reward(0, next(iter(shop.products)), {})
+    except REFUSED as error:
+        one_sentence(error)
+    shutil.rmtree(folder)
+
+
+ROW = {"question": "q?", "golden_answers": ["a"], "data_source": "s", "env_kwargs": None}
+PASSAGE = {"id": "0", "contents": '"T"\nx'}
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+                    lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=5), x),
+                    max_leaves=5)  # fmt: skip
+
+
+def damaged_lines(row: dict, data) -> bytes:
+    """Lines of JSON, of which one has another value somewhere, or is damaged as bytes."""
+    row = row | {data.draw(st.sampled_from(sorted(row))): data.draw(JSON)}
+    line = json.dumps(row).encode()
+    return line + b"\n" + (damage(line, data) if data.draw(st.booleans()) else line)
+
+
+@fuzz(150)
+@given(data=st.data())
+def test_damaged_questions_and_corpora(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("search")
+    (folder / "train.jsonl").write_bytes(damaged_lines(ROW, data))
+    (folder / "corpus.jsonl").write_bytes(damaged_lines(PASSAGE, data))
+    for load in (
+        lambda: load_questions(folder, "train"),
+        lambda: open_retriever(folder).search(["x"], 1),
+    ):
+        try:
+            load()
+        except REFUSED as error:
+            one_sentence(error)
+    shutil.rmtree(folder)
+
+
+HIT = {"document": {"id": "0", "contents": "x"}, "score": 1.0}
+
+
+@fuzz(60)
+@given(data=st.data())
+def test_damaged_answers_of_a_server(data):
+    good = json.dumps({"result": [[HIT]]}).encode()
+    body = data.draw(st.sampled_from([good, json.dumps({"result": [[HIT, HIT]] * 2}).encode()]))
+    body = damage(body, data) if data.draw(st.booleans()) else json.dumps(data.draw(JSON)).encode()
+    status = data.draw(st.sampled_from([200, 200, 200, 204, 302, 404, 422]))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.do_POST()
+
+        def do_POST(self):
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        client = SearchClient(f"http://127.0.0.1:{server.server_port}", timeout=2.0, patience=0.0)
+        client.search(["x"], 1)
+    except UserError as error:
+        one_sentence(error)
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,319 @@
+"""Run folders: two processes in one, a full disk at every write, damaged files.
+
+    python -m pytest tests/test_runs.py
+"""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from paw_min import plot, runs, train
+from paw_min.config import Config, UserError
+from tests.conftest import SMALL
+from tests.test_policy import make_policy
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, model, games_root) -> Path:
+    """The folder of a run after one update. Shared: copied by `folder`."""
+    out = tmp_path_factory.mktemp("trained")
+    base = dict(data=str(games_root), model=model, out=str(out), updates=1, eval_every=0)
+    train.train(Config(**SMALL | base))
+    return out / "r"
+
+
+@pytest.fixture
+def folder(trained, tmp_path) -> Path:
+    """A copy of that run, which `config()` resumes."""
+    shutil.copytree(trained, tmp_path / "r")
+    return tmp_path / "r"
+
+
+@pytest.fixture
+def policy():
+    """A policy and its optimizer, with moments."""
+    policy = make_policy("qwen3")
+    optimizer = torch.optim.AdamW(policy.parameters())
+    sum((p**2).sum() for p in policy.parameters()).backward()
+    optimizer.step()
+    return policy, optimizer
+
+
+def one_line(error) -> str:
+    text = str(error.value)
+    assert "\n" not in text and len(text) < 600
+    return text
+
+
+# ---- two processes ----
+
+
+def test_two_processes_in_one_folder(config, tmp_path):
+    """One of them ends in one sentence, and the folder is free after a kill -9 of the other."""
+    flags = {"out": tmp_path, "name": "r", "updates": 1000, "save-every": 1000, "eval-every": 0,
+             "groups": 2, "group-size": 2, "max-turns": 3, "eval-tasks": 2,
+             "data": config().data, "model": config().model}  # fmt: skip
+    command = [sys.executable, str(ROOT / "run_alfworld.py")]
+    command += [str(x) for key, value in flags.items() for x in (f"--{key}", value)]
+    both = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    try:
+        end = time.monotonic() + 300
+        while all(p.poll() is None for p in both) and time.monotonic() < end:
+            time.sleep(0.05)
+        second, first = sorted(both, key=lambda p: p.poll() is None)
+        _, errors = second.communicate()
+        assert second.returncode == 1
+        assert errors == (
+            f"error: {tmp_path / 'r'} is in use by another process: wait for it, or choose "
+            "another --name\n"
+        )
+        assert first.poll() is None
+        with pytest.raises(UserError, match="is in use by another process"):
+            runs.Run(config())
+    finally:
+        for process in both:
+            process.kill()
+            process.communicate()
+    shutil.rmtree(tmp_path / "r" / "checkpoint-001000", ignore_errors=True)
+    (tmp_path / "r" / "metrics.jsonl").unlink(missing_ok=True)
+    runs.Run(config())
+
+
+# ---- writing ----
+
+
+@contextmanager
+def disk_of(n_bytes: int):
+    """No file can grow beyond n_bytes: every library meets a real error of the system."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("n_bytes", [0, 3_000, 40_000, 100_000])
+def test_a_full_disk_while_a_checkpoint_is_written(folder, config, policy, n_bytes):
+    """In config.json, tokenizer.json, model.safetensors (80 KB) and trainer.pt (160 KB)."""
+    run = runs.Run(config())
+    with pytest.raises(UserError, match="^a checkpoint cannot be written") as error:
+        with disk_of(n_bytes):
+            run.save(*policy, 2)
+    assert "free space" in one_line(error) and "if there is one" in one_line(error)
+    assert runs.Run(config()).checkpoint().name == "checkpoint-000001"
+    assert not list(folder.glob("*.partial"))
+    run.save(*policy, 2)  # space again
+    assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-000002"]
+
+
+def full(*args, **kwargs):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("target, name", [(torch, "save"), (runs, "flush"), (os, "replace")])
+def test_a_failing_call_while_a_checkpoint_is_written(
+    folder, config, policy, monkeypatch, target, name
+):
+    run = runs.Run(config())
+    with monkeypatch.context() as patch:
+        patch.setattr(target, name, full)
+        with pytest.raises(UserError, match="a checkpoint .*No space left on device"):
+            run.save(*policy, 2)
+    assert runs.Run(config()).checkpoint().name == "checkpoint-000001"
+
+
+def test_a_full_disk_elsewhere_is_a_sentence_too(folder, config):
+    run = runs.Run(config())
+    before = (folder / "config.json").read_bytes(), (folder / "metrics.jsonl").read_bytes()
+    writes = {
+        "config.json": lambda: runs.Run(config()),
+        "metrics.jsonl": lambda: run.log({"update": 2, "success": 0.5}),
+        "episodes.md": lambda: run.write("episodes.md", "text"),
+        "curves.png": lambda: plot.draw([folder]),
+        "nonfinite-000002.pt": lambda: run.dump_rows([], 2),
+    }
+    for name, write in writes.items():
+        with pytest.raises(UserError, match=f"{name} cannot be written") as error, disk_of(0):
+            write()
+        assert "File too large" in one_line(error) or name.endswith(".pt")
+    after = (folder / "config.json").read_bytes(), (folder / "metrics.jsonl").read_bytes()
+    assert before == after
+
+
+def test_leftovers_are_removed_before_anything_is_written(folder, config, monkeypatch):
+    """After a full disk, they may be what fills it."""
+    (folder / "checkpoint-000002.partial").mkdir()
+    (folder / "checkpoint-000002.partial" / "model.safetensors").write_bytes(bytes(1000))
+    (folder / "curves.png.partial").write_bytes(bytes(1000))
+    seen = []
+    monkeypatch.setattr(runs.Run, "write", lambda *args: seen.extend(folder.glob("*.partial")))
+    runs.Run(config())
+    assert not seen and not list(folder.glob("*.partial"))
+
+
+def read_only(*args, **kwargs):
+    raise OSError(30, "Read-only file system")
+
+
+def test_a_run_folder_that_cannot_be_made(config, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "r").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / "out"):
+        with pytest.raises(UserError, match=f"{out}/r cannot be written .*fix the path") as error:
+            train.train(config(out=str(out)))
+        one_line(error)
+    for name in ("mkdir", "open"):
+        with monkeypatch.context() as patch:
+            patch.setattr(*((Path, name) if name == "mkdir" else (runs, name)), read_only,
+                          raising=False)  # fmt: skip
+            with pytest.raises(UserError, match="cannot be written .*Read-only file system"):
+                runs.Run(config())
+    with pytest.raises(UserError, match="File name too long"):
+        runs.Run(config(name=200 * "é"))
+
+
+# ---- damaged folders ----
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def holding(content: bytes):
+    return lambda path: path.write_bytes(content)
+
+
+def become_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+WEIGHTS, TRAINER = "checkpoint-000001/model.safetensors", "checkpoint-000001/trainer.pt"
+DAMAGE = [
+    (TRAINER, Path.unlink), (TRAINER, cut), (TRAINER, holding(b"")), (TRAINER, become_folder),
+    (TRAINER, holding(b"junk")), (WEIGHTS, Path.unlink), (WEIGHTS, cut), (WEIGHTS, holding(b"")),
+    (WEIGHTS, holding(b"junk" * 100)), ("checkpoint-000001/config.json", Path.unlink),
+    ("checkpoint-000001/config.json", cut), ("checkpoint-000001/config.json", holding(b"[]")),
+    ("checkpoint-000001/tokenizer.json", cut), ("config.json", cut),
+    ("config.json", holding(b"[]")), ("config.json", holding(b"")),
+    ("config.json", Path.unlink), ("config.json", become_folder), ("config.json", holding(b"\xff")),
+    ("metrics.jsonl", holding(b"garbage\n")), ("metrics.jsonl", holding(b"[1]\n")),
+    ("metrics.jsonl", holding(b'{"loss": 1}\n')), ("metrics.jsonl", holding(b'{"update": "1"}\n')),
+    ("metrics.jsonl", holding(b'{"update": null}\n')), ("metrics.jsonl", holding(b"\n")),
+    ("metrics.jsonl", holding(b'{"update": 0}\n\xff\xfe\n')), ("metrics.jsonl", become_folder),
+    ("metrics.jsonl", holding(b"[" * 100_000 + b"\n")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, damage", DAMAGE)
+def test_a_damaged_run_folder_is_one_sentence(folder, config, name, damage):
+    damage(folder / name)
+    rest = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    with pytest.raises(UserError) as error:
+        train.train(config(updates=2))
+    text = one_line(error)
+    path = folder / name
+    model_file = path.parent != folder and name != TRAINER  # transformers names the folder
+    assert str(path.parent if model_file else path) in text
+    # Nothing was changed that a repair would need.
+    kept = [p for p in rest if p.name != "config.json"]
+    assert [p.read_bytes() for p in kept] == [rest[p] for p in kept]
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b'{"update": 0}\n{"upda'])
+def test_a_line_that_was_cut_off_is_ignored(folder, content):
+    (folder / "metrics.jsonl").write_bytes(content)
+    assert [line["update"] for line in runs.read_metrics(folder)] in ([], [0])
+
+
+def test_without_metrics_a_run_resumes_and_measures_no_update_0(folder, config, capsys):
+    """The policy is trained by then: it is not what the run started from."""
+    (folder / "metrics.jsonl").unlink()
+    train.train(config(updates=2))
+    lines = runs.read_metrics(folder)
+    assert [line["update"] for line in lines] == [2] and "eval_success" in lines[0]
+    assert " before, " not in capsys.readouterr().out
+
+
+def test_without_its_config_a_run_does_not_take_other_settings(folder, config):
+    (folder / "config.json").unlink()
+    with pytest.raises(UserError, match="config.json cannot be read"):
+        train.train(config(updates=2, lr=0.5))
+    assert not (folder / "config.json").exists()
+
+
+def test_a_run_belongs_to_its_settings_and_free_ones_may_change(folder, config, tmp_path):
+    for changed, text in (
+        (dict(lr=2e-3), "--lr 0.001"),
+        (dict(paw=False, rho=0.3), "--paw True, --rho 0.2"),
+        (dict(seed=1), "--seed 0"),
+        (dict(kl_coef=0.0), "--kl-coef 0.01"),
+        (dict(eval_tasks=3), "--eval-tasks 2"),
+    ):
+        with pytest.raises(UserError, match="belongs to a run with.*another --name") as error:
+            runs.Run(config(**changed))
+        assert text in one_line(error)
+    free = dict(updates=9, eval_every=1, eval_seed=5, eval_repeats=3, save_every=2, threads=2)
+    runs.Run(config(**free))
+    assert json.loads((folder / "config.json").read_text())["eval_seed"] == 5
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoint-old9", "checkpoint-9", "checkpoint-0000009", "checkpoint-00000x"]
+)
+def test_other_folders_are_no_checkpoints(folder, config, policy, name):
+    (folder / name).mkdir()
+    run = runs.Run(config())
+    assert run.checkpoint().name == "checkpoint-000001"
+    assert run.restore(*policy) == 1
+    run.save(*policy, 2)
+    assert (folder / name).is_dir() and run.checkpoint().name == "checkpoint-000002"
+
+
+def test_the_newest_checkpoint_counts(folder, config):
+    for done in (10, 9, 100_000):
+        shutil.copytree(folder / "checkpoint-000001", folder / f"checkpoint-{done:06d}")
+    assert runs.Run(config()).checkpoint().name == "checkpoint-100000"
+
+
+# ---- NaN ----
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite_are_never_saved(folder, config, policy, value):
+    run = runs.Run(config())
+    with torch.no_grad():
+        list(policy[0].parameters())[-1].view(-1)[-1] = value
+    with pytest.raises(UserError, match="update 2 made weights NaN or infinite; not saved: lower"):
+        run.save(*policy, 2)
+    names = sorted(path.name for path in folder.iterdir() if path.name.startswith("checkpoint"))
+    assert names == ["checkpoint-000001"]
+
+
+def test_a_run_that_overflows_saves_nothing_and_promises_nothing(config, tmp_path, monkeypatch):
+    def overflow(cfg, policy, *args):
+        with torch.no_grad():
+            next(policy.parameters()).fill_(float("nan"))
+        return {}
+
+    monkeypatch.setattr(train, "learn", overflow)
+    with pytest.raises(UserError, match="update 1 made weights NaN.*lower --lr") as error:
+        train.train(config(updates=2, paw=False, eval_every=0))
+    assert "checkpoint" not in one_line(error)
+    assert not list((tmp_path / "r").glob("checkpoint*"))
