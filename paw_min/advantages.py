@@ -48,7 +48,8 @@ def discounted_returns(rewards: Tensor, trajectory: Keys, gamma: float) -> Tenso
     after = defaultdict(float)  # trajectory -> G_{t+1}
     for i in reversed(range(len(returns))):
         after[labels[i]] = returns[i] = returns[i] + gamma * after[labels[i]]
-    return torch.tensor(returns, dtype=_float_type(rewards), device=rewards.device)
+    dtype = rewards.dtype if rewards.is_floating_point() else None  # None: the default float type
+    return torch.tensor(returns, dtype=dtype, device=rewards.device)
 
 
 def grpo(
@@ -124,11 +125,8 @@ def _standardize(values, labels, counted, normalize, eps, lone_mean) -> Tensor:
                 scale[index[label]] = sample.std(unbiased=True) + eps
         else:
             mean[index[label]] = sample[0] if lone_mean is None else lone_mean
-    return ((exact - mean) / scale).to(_float_type(values))
-
-
-def _float_type(values: Tensor) -> torch.dtype:
-    return values.dtype if values.is_floating_point() else torch.get_default_dtype()
+    dtype = values.dtype if values.is_floating_point() else torch.get_default_dtype()
+    return ((exact - mean) / scale).to(dtype)
 
 
 def _labels(keys: Keys, n: int, name: str) -> list:

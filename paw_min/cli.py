@@ -5,7 +5,7 @@ import sys
 
 def main(env: str, presets: dict[str, dict], doc: str) -> None:
     try:
-        # Importing torch and transformers takes seconds, in which Ctrl-C must work, too.
+        # Imported here, since Ctrl-C must work in the seconds that it takes, too.
         from paw_min import distributed
         from paw_min.config import UserError, parse_args
         from paw_min.session import dry_run
@@ -18,5 +18,5 @@ def main(env: str, presets: dict[str, dict], doc: str) -> None:
         except UserError as error:
             sys.exit(distributed.with_rank(f"error: {error}"))
     except KeyboardInterrupt:
-        sys.exit("\ninterrupted: rerun the same command to resume from the last checkpoint")
+        sys.exit("\ninterrupted: rerun the same command to resume")
 

@@ -203,10 +203,15 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     return cfg, args["mode"]
 
 
+def public(cfg: Config) -> dict:
+    """All settings, without the password in a URL."""
+    return asdict(cfg) | {"retriever": re.sub(r"(://)[^/@]*@", r"\1***@", cfg.retriever)}
+
+
 def differences(old: dict, cfg: Config) -> list[str]:
     """The flags of a stored config that differ from `cfg`, without those that may change."""
     return [
         f"{flag(key)} {old.get(key)!r}"
-        for key, value in asdict(cfg).items()
+        for key, value in public(cfg).items()
         if key not in FREE_TO_CHANGE and old.get(key) != value
     ]

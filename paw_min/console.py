@@ -52,12 +52,13 @@ def print_start(s) -> None:
 
 
 def report(folder, lines: list[dict[str, float]]) -> None:
-    """Held-out success (pooled, and averaged over task types) and score, before and after."""
-    evaluated = [line for line in lines if "eval_success" in line]
+    """Held-out success (pooled, then averaged over task types) and score, before and after."""
+    evaluated, shown = [line for line in lines if "eval_success" in line], []
     for key, form in (("success", ".3f"), ("success_types", ".3f"), ("score", ".1f")):
         if evaluated and not evaluated[0]["update"] and f"eval_{key}" in evaluated[0]:
-            before, after = evaluated[0], evaluated[-1]
-            say(
-                f"held-out {key}: {before[f'eval_{key}']:{form}} before, "
-                f"{after[f'eval_{key}']:{form}} after {after['update']} updates ({folder})"
-            )
+            ends = [f"{m[f'eval_{key}']:{form}}" for m in (evaluated[0], evaluated[-1])]
+            name = key.replace("_types", " averaged over task types")
+            if ends not in shown:  # the average is that of all tasks where types are equally many
+                after = f"{ends[1]} after {evaluated[-1]['update']} updates"
+                say(f"held-out {name}: {ends[0]} before, {after} ({folder})")
+            shown.append(ends)

@@ -1,6 +1,4 @@
-"""Evaluation on a fixed panel of held-out tasks, with the same sampling seeds every time, so that
-two numbers of a run differ by the policy alone. PaW changes nothing at inference.
-"""
+"""Evaluation on a fixed panel with fixed seeds, so that two numbers differ by the policy alone."""
 
 from collections import defaultdict
 from statistics import stdev

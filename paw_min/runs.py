@@ -16,14 +16,13 @@ import json
 import os
 import shutil
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from torch.distributed.checkpoint import state_dict
 
 from paw_min import distributed
-from paw_min.config import Config, UserError, differences
+from paw_min.config import Config, UserError, differences, public
 
 
 class Run:
@@ -47,7 +46,7 @@ class Run:
                     f"{self.folder} belongs to a run with {', '.join(changed)}: "
                     "repeat those settings to resume it, or choose another --name."
                 )
-        self.write("config.json", json.dumps(asdict(cfg), indent=2) + "\n")
+        self.write("config.json", json.dumps(public(cfg), indent=2) + "\n")
 
     def _lock(self) -> None:
         self.lock_file = open(self.folder / "lock", "w")  # freed when the process ends, however

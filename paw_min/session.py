@@ -53,9 +53,9 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     weights = str(run.checkpoint() or start)
     sampler = make_sampler(cfg, weights, precision)
     policy = load_policy(weights, cfg.temperature, device, precision, cfg.attention)
-    length = cfg.max_prompt_tokens + cfg.max_response_tokens + cfg.max_obs_tokens * cfg.paw
+    length = cfg.max_prompt_tokens + cfg.max_response_tokens
     if (positions := getattr(policy.model.config, "max_position_embeddings", length)) < length:
-        limits = "--max-prompt-tokens, --max-response-tokens and --max-obs-tokens"
+        limits = "--max-prompt-tokens and --max-response-tokens"
         raise UserError(f"{start} has {positions} positions: lower {limits}, together {length}.")
     if cfg.grad_checkpointing:
         policy.model.gradient_checkpointing_enable()

@@ -16,7 +16,7 @@ import torch
 from pyarrow import parquet
 
 import run_search
-from paw_min import cli, runs, session, train
+from paw_min import runs, session, train
 from paw_min.config import Config, UserError, check, parse_args
 from paw_min.envs.search import BENCHMARK
 from paw_min.envs.search.questions import load_questions
@@ -193,17 +193,17 @@ def test_dry_run_checks_everything_and_reports_what_is_missing(model, tmp_path, 
     data = str(published(tmp_path))
     argv = ["--preset", "paper", "--model", model, "--data", data, "--retriever", world]
     cfg, mode = parse_args("search", run_search.PRESETS, "", [*argv, "--dry-run"])
-    assert mode.dry_run
+    assert mode == "dry-run"
     with pytest.raises(UserError, match="n_groups is 256 with 6 tasks"):
-        cli.dry_run(cfg)
+        session.dry_run(cfg)
     cfg.groups = 6
-    cli.dry_run(cfg)
+    session.dry_run(cfg)
     out = capsys.readouterr().out
     assert "6 training tasks, panel of 18" in out and "up to 120 rows" in out
     assert not (tmp_path / "runs").exists()
     cfg.model, cfg.data, cfg.retriever = "no/model", "no/data", "http://localhost:9"
     with pytest.raises(UserError) as error:
-        cli.dry_run(cfg)
+        session.dry_run(cfg)
     for missing in ("no/model cannot be loaded", "no/data", "localhost:9/retrieve cannot be reach"):
         assert missing in str(error.value)
 

@@ -245,6 +245,8 @@ def test_a_line_that_was_cut_off_is_ignored(folder, content):
 def test_without_metrics_a_run_resumes_and_measures_no_update_0(folder, config, capsys):
     """The policy is trained by then: it is not what the run started from."""
     (folder / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match="belongs to a run with --lr 0.001"):
+        train.train(config(updates=2, lr=0.5))
     train.train(config(updates=2))
     lines = runs.read_metrics(folder)
     assert [line["update"] for line in lines] == [2] and "eval_success" in lines[0]

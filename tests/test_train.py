@@ -7,6 +7,7 @@ The model is random and tiny, the games are the generated ones: nothing here is 
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import run_alfworld
 from paw_min import console, runs, session, train
-from paw_min.config import Config, UserError, check, flag, parse_args, settings
+from paw_min.config import UserError, flag, parse_args, settings
 from paw_min.envs import alfworld
 from paw_min.model.sampler import HFSampler
 from paw_min.toy import default_model, standins
@@ -28,6 +29,7 @@ from paw_min.update import NonFinite
 from tests.test_policy import make_policy
 
 ROOT = Path(__file__).parent.parent
+
 
 def numbers(folder) -> list[dict]:
     """metrics.jsonl without the times, which no run repeats."""
@@ -227,16 +229,50 @@ def test_a_run_folder_belongs_to_its_settings(config):
 
 
 def test_the_rows_of_a_nan_loss_are_saved(config, tmp_path, monkeypatch):
-    train.train(config(updates=1))
+    """The message names the weights to continue with: a checkpoint only where there is one."""
 
     def broken(*args):
         raise NonFinite("the loss became nan (pg nan)", [])
 
-    monkeypatch.setattr(train, "learn", broken)
-    with pytest.raises(UserError, match="update 2: the loss became nan.*nonfinite-000002.pt"):
-        train.train(config(updates=2))
-    assert torch.load(tmp_path / "r" / "nonfinite-000002.pt") == []
-    assert runs.Run(config()).checkpoint().name == "checkpoint-000001"
+    for update, start in ((1, "the start model"), (2, tmp_path / "r" / "checkpoint-000001")):
+        with monkeypatch.context() as patch:
+            patch.setattr(train, "learn", broken)
+            text = f"update {update}: the loss became nan.*nonfinite-00000{update}.pt.*: lower --lr"
+            with pytest.raises(UserError, match=f"{text} .* --model set to {start}") as error:
+                train.train(config(updates=2))
+        assert "\n" not in str(error.value)
+        assert ("checkpoint" in str(error.value)) == (update == 2)
+        assert torch.load(tmp_path / "r" / f"nonfinite-00000{update}.pt") == []
+        if update == 1:
+            assert runs.Run(config()).checkpoint() is None
+            train.train(config(updates=1))
+    assert runs.Run(config()).checkpoint() == start
+
+
+def cpu_seconds(pid: int) -> float:
+    times = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
+    return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+@pytest.mark.parametrize("seconds", [0.3, 1, 3, 8])
+def test_ctrl_c_is_one_sentence(config, seconds):
+    """After these seconds of CPU time: while Python imports torch and transformers, and later."""
+    cfg = config()
+    command = [sys.executable, str(ROOT / "run_alfworld.py"), "--data", cfg.data, "--out", cfg.out]
+    command += ["--updates", "1000", "--groups", "2", "--group-size", "2", "--eval-tasks", "6"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        # A shell starts background jobs with SIGINT ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    while cpu_seconds(process.pid) < seconds and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert errors.splitlines()[-1] == "interrupted: rerun the same command to resume", errors
+    assert "Traceback" not in errors
 
 
 def test_environments_in_processes_of_their_own_give_the_same_numbers(config, tmp_path):
@@ -269,9 +305,29 @@ def test_bad_input_is_one_sentence(config, settings, message):
     assert "\n" not in str(error.value)
 
 
-def test_corrupt_game_is_named(config, games_root, tmp_path):
-    import shutil
+def test_a_model_with_too_few_positions_is_refused(config, tmp_path):
+    """The longest row is prompt + response + observation, without PaW prompt + response."""
+    make_policy("qwen3", max_position_embeddings=64).save(tmp_path / "short")
+    short = dict(model=str(tmp_path / "short"), max_prompt_tokens=50, max_response_tokens=10)
+    with pytest.raises(UserError, match="short has 64 positions: .* together 65") as error:
+        train.train(config(**short, max_obs_tokens=5))
+    assert "\n" not in str(error.value)
+    for fits in (dict(max_obs_tokens=4), dict(max_obs_tokens=5, paw=False)):
+        with session.open_session(config(**short, name=f"paw{len(fits)}", **fits)):
+            pass
 
+
+def test_a_model_with_damaged_weights_is_refused_before_anything_else(config, model, tmp_path):
+    shutil.copytree(model, tmp_path / "cut")
+    weights = tmp_path / "cut" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(UserError, match="the model .*/cut cannot be loaded") as error:
+        train.train(config(model=str(tmp_path / "cut")))
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "r" / "metrics.jsonl").exists()
+
+
+def test_corrupt_game_is_named(config, games_root, tmp_path):
     copy = tmp_path / "games"
     shutil.copytree(games_root, copy)
     for cache in copy.rglob(".paw_min_*"):
@@ -333,5 +389,6 @@ def test_a_sampler_that_is_out_of_step_stops_the_run(config, tmp_path, monkeypat
         return
     with pytest.raises(UserError, match="update 1: the sampler's .* nats per token") as error:
         train.train(cfg)
-    assert "\n" not in str(error.value) and "last checkpoint is good" in str(error.value)
+    assert "\n" not in str(error.value) and "--sampler transformers" in str(error.value)
+    assert "checkpoint" not in str(error.value)  # there is none
     assert len(numbers(tmp_path / "r")) == 1  # nothing was trained on it

@@ -98,8 +98,7 @@ class Policy(torch.nn.Module):
         )
         return self.encode(text)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of plain text, without special tokens."""
+    def encode(self, text: str) -> list[int]:  # without special tokens
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def decode(self, ids: list[int]) -> str:

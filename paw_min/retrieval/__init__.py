@@ -13,6 +13,8 @@ passages in the same order on every machine.
 from pathlib import Path
 from typing import Protocol, TypedDict
 
+MAX_HITS = 20_000  # queries x topk of one request to a server: an answer of about 12 MB for wiki-18
+
 
 class Document(TypedDict):
     id: str

@@ -27,7 +27,7 @@ import requests
 import urllib3
 
 from paw_min.config import UserError
-from paw_min.retrieval import Hit
+from paw_min.retrieval import MAX_HITS, Hit
 
 THREADS = 32  # concurrent requests, for servers that take one query each
 FIRST_WAIT, LONGEST_WAIT = 1.0, 30.0  # seconds between two attempts: doubled from first to longest
@@ -70,7 +70,11 @@ class SearchClient:
         if not queries:
             return []
         if self.protocol == "queries":
-            return self._ask({"queries": queries, "topk": k, "return_scores": True}, len(queries))
+            size, found = max(1, MAX_HITS // k), []  # our own server refuses larger requests
+            for part in (queries[i : i + size] for i in range(0, len(queries), size)):
+                payload = {"queries": part, "topk": k, "return_scores": True}
+                found += self._ask(payload, len(part))
+            return found
         payloads = [{"query": query, "topk": k, "return_scores": True} for query in queries]
         with ThreadPoolExecutor(min(THREADS, len(queries))) as threads:
             return [hits for (hits,) in threads.map(lambda p: self._ask(p, 1), payloads)]

@@ -27,11 +27,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from paw_min.retrieval import Hit
+from paw_min.retrieval import MAX_HITS, Hit
 from paw_min.retrieval.bm25 import LexicalRetriever
 from paw_min.retrieval.corpus import Corpus
 
-MAX_HITS = 20_000  # queries x topk of one request: an answer of about 12 MB for wiki-18
 SLICE = 64  # queries per search; other requests take their turns between the slices of a large one
 LOADING = "still loading: try again later"
 
@@ -50,7 +49,7 @@ class State:
         self.retriever = None  # LexicalRetriever or Dense
         self.error = "error: loading failed, see above"
         # One search at a time: each uses all cores already. Not a lock: it is not fair, and the
-        # thread that releases it between two slices usually takes it again at once.
+        # thread that releases it between two slices often takes it again first.
         self.worker = ThreadPoolExecutor(1)
 
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:
