@@ -10,13 +10,13 @@ Rerun the same command to resume. Results: runs/<name>/, with plots.
 from paw_min.cli import main
 
 PRESETS = {
-    # A million parameters, small generated games: a laptop CPU sees it learn. What the paper's
-    # settings look like when everything is a thousand times smaller.
+    # 0.9 million parameters and small generated games: trains on a laptop CPU in minutes.
     "tiny": dict(
         prompt="compact", history_length=1, max_prompt_tokens=400, max_response_tokens=16,
         max_obs_tokens=64, max_turns=16, groups=8, group_size=8, updates=12, eval_every=4,
         eval_tasks=60, lr=2e-4, mini_batch=256, micro_tokens=2048, kl_coef=0.0, entropy_coef=0.0,
-        # Groups that differ in format alone would get full-size advantages, see the README.
+        # With std normalization, a group whose episodes differ only in format would get full-size
+        # advantages.
         invalid_penalty=0.0, threads=1,
     ),
     # PaW A.1; what it leaves open is taken from the code base it builds on. Qwen2.5-1.5B/7B.

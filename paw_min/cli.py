@@ -1,11 +1,11 @@
-"""The entry point of the run scripts. Errors of the user end in one sentence and exit code 1."""
+"""Entry point of the run scripts. User errors exit with one sentence and code 1."""
 
 import sys
 
 
 def main(env: str, presets: dict[str, dict], doc: str) -> None:
     try:
-        # Imported here, since Ctrl-C must work in the seconds that it takes, too.
+        # Imported here so that Ctrl-C also works during the imports, which take seconds.
         from paw_min import distributed
         from paw_min.config import UserError, parse_args
         from paw_min.session import dry_run

@@ -44,7 +44,7 @@ class Config:
     device: str = opt(RUN, "auto", "cpu, cuda, cuda:0 ...; auto: cuda if available")
     threads: int = opt(RUN, 1, "CPU threads of torch; more than the idle cores is slow", low=1,
                        high=1024)
-    precision: str = opt(RUN, ("auto", "fp32", "bf16"), "of passes; auto: bf16 on a GPU")
+    precision: str = opt(RUN, ("auto", "fp32", "bf16"), "of forward passes; auto: bf16 on a GPU")
     shard: bool = opt(RUN, False, "shard weights and optimizer across ranks (FSDP2); needs vLLM")
     data: str = opt(ENV, "", "data folder; default: generated (ALFWorld: $ALFWORLD_DATA)")
     train_split: str = opt(ENV, "train", "training split")
@@ -70,29 +70,29 @@ class Config:
     max_response_tokens: int = opt(MODEL, 512, "response limit in tokens, A.1", low=1)
     max_obs_tokens: int = opt(MODEL, 4096, "next-observation tokens per row in the loss", low=1)
     grad_checkpointing: bool = opt(MODEL, False, "recompute activations in the backward pass")
-    attention: str = opt(MODEL, ("sdpa", "flash_attention_2"), "the latter needs no padding")
+    attention: str = opt(MODEL, ("sdpa", "flash_attention_2"), "flash packs rows without padding")
     ref_offload: bool = opt(MODEL, False, "keep the reference model in CPU memory between passes")
     groups: int = opt(ROLLOUT, 16, "tasks per update, A.1", low=1, high=100_000)
     group_size: int = opt(ROLLOUT, 8, "episodes per task, A.1", low=1, high=10_000)
     sampler: str = opt(ROLLOUT, ("transformers", "vllm"), "generates the responses")
     vllm_memory: float = opt(ROLLOUT, 0.4, "vLLM's fraction of the GPU memory", above=0, high=1)
-    temperature: float = opt(ROLLOUT, 1.0, "sampling temperature in training, A.1", above=0)
+    temperature: float = opt(ROLLOUT, 1.0, "of sampling in training, A.1", low=0.01, high=100)
     eval_temperature: float = opt(ROLLOUT, 0.4, "in evaluation, A.1; 0: greedy", low=0)
     algo: str = opt(RL, ("grpo", "gigpo"), "advantage estimator")
     normalize: str = opt(RL, ("std", "mean"), "advantages: divide by the group's std, or not")
     statistics: str = opt(RL, ("rows", "trajectories"), "GRPO group statistics over")
     gamma: float = opt(RL, 0.95, "GiGPO discount of step returns, A.1", low=0, high=1)
     step_weight: float = opt(RL, 1.0, "GiGPO weight of the step advantage (omega), A.1")
-    similarity: float = opt(RL, 0.0, "GiGPO anchors this similar are one state; 0: equal texts",
+    similarity: float = opt(RL, 0.0, "GiGPO: merge anchors at least this similar; 0: equal",
                             low=0, high=1)
-    invalid_penalty: float = opt(RL, 0.1, "off the score of a badly formatted response, A.1", low=0)
-    lr: float = opt(RL, 1e-6, "learning rate of AdamW, constant, A.1", above=0)
+    invalid_penalty: float = opt(RL, 0.1, "subtracted for a malformed response, A.1", low=0)
+    lr: float = opt(RL, 1e-6, "learning rate of AdamW, constant, A.1", above=0, high=1)
     weight_decay: float = opt(RL, 0.01, "of AdamW; code base", low=0)
     grad_clip: float = opt(RL, 1.0, "maximum gradient norm; code base", above=0)
     mini_batch: int = opt(RL, 256, "rows per optimizer step, A.1; 0: all rows", low=0)
     micro_tokens: int = opt(RL, 16384, "tokens per forward pass, padding included", low=1)
     old_logp: str = opt(RL, ("recomputed", "sampler"), "old log-probs: the trainer's or sampler's")
-    is_cap: float = opt(RL, 2.0, "maximum importance weight with --old-logp sampler", low=1)
+    is_cap: float = opt(RL, 2.0, "maximum weight with --old-logp sampler", low=1, high=1000)
     clip: float = opt(RL, 0.2, "PPO ratio clip; code base", above=0, high=1)
     dual_clip: float = opt(RL, 3.0, "bound of the loss for negative advantages; code base", above=1)
     kl_coef: float = opt(RL, 0.01, "k3 KL to the initial policy; 0: no reference model; code base",
@@ -108,7 +108,7 @@ class Config:
     r_max: float = opt(PAW, 10.0, "highest possible episode return, A.1", above=0)
 
 
-# Settings that may change when a run resumes: none of them changes what has been computed.
+# Settings that may differ on resume: of run length, speed, memory and evaluation.
 FREE_TO_CHANGE = (
     "out", "updates", "eval_every", "eval_seed", "eval_repeats", "save_every", "workers",
     "env_timeout", "device", "threads", "shard", "grad_checkpointing", "ref_offload", "attention",
@@ -192,7 +192,7 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     given = {f.name: args[f.name] for f in settings(env) if args[f.name] is not MISSING}
     cfg = Config(**{"env": env} | presets[args["preset"]] | given)
     check(cfg)
-    if not cfg.name:  # with all that was changed, so that no two experiments share a folder
+    if not cfg.name:  # from what differs from the preset; Run refuses a collision
         model = cfg.model.rstrip("/").split("/")[-1] or "tiny"
         method = cfg.algo + ("-paw" if cfg.paw else "")
         base = asdict(Config()) | presets[args["preset"]]

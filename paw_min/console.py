@@ -11,8 +11,7 @@ def say(text: str) -> None:
 
 
 def progress_bar(total: int, label: str, unit: str) -> tqdm:
-    """Hidden on other ranks, and where the output is not a terminal (disable=None)."""
-    hidden = True if distributed.rank() > 0 else None
+    hidden = True if distributed.rank() > 0 else None  # None: hidden if the output is no terminal
     return tqdm(total=total, desc=label, unit=unit, leave=False, disable=hidden)
 
 

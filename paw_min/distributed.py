@@ -119,8 +119,7 @@ def shard(policy) -> None:
 
 
 @contextmanager
-def _lost_ranks():
-    """Turn a failed collective call into one sentence."""
+def _lost_ranks():  # turn a failed collective call into one sentence
     try:
         yield
     except RuntimeError as error:

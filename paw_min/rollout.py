@@ -1,11 +1,11 @@
-"""Rollouts: groups of episodes, and the transition rows that they leave (Alg. 1, lines 2-3).
+"""Rollouts: groups of episodes as transition rows (Alg. 1, line 2).
 
-Asynchronous: an episode is queued for generation as soon as its environment answers, and a slot
-whose episode is over takes the next task at once. Every step becomes one row (h_t, a_t, r_t,
-o_{t+1}), also the last one, whose observation no later prompt shows.
+Asynchronous: an episode is queued for generation as soon as its environment returns, and a slot
+starts the next task as soon as its episode ends. Every step becomes one row (h_t, a_t, r_t,
+o_{t+1}), including the last, whose observation appears in no later prompt.
 
-Each request has its own seed. With environments in other processes or a search server, timing
-decides which requests share a batch, which changes the last bits. Otherwise a rollout replays.
+With environments in other processes or a retrieval server, batch composition depends on timing, and
+log-probs differ by rounding. Otherwise rollouts are reproducible: each request has its own seed.
 """
 
 import hashlib
@@ -58,7 +58,7 @@ class Episode:
 @dataclass
 class Rollout:
     episodes: list[Episode]  # of all ranks
-    metrics: dict[str, float]  # how the time was spent
+    metrics: dict[str, float]
 
 
 def request_seed(*key: int) -> int:
@@ -110,7 +110,7 @@ def _over_ranks(metrics: list[dict[str, float]]) -> dict[str, float]:
 
 @dataclass
 class _Seat:
-    """An episode in a slot of the pool, and the step that it is in."""
+    """The episode in a slot of the pool, and its current step."""
 
     episode: Episode
     context: Context | None = None  # None: the reset is not answered yet
@@ -129,7 +129,7 @@ class _Player:
         self.metrics = {"seconds_generate": 0.0, "seconds_env": 0.0} | dict.fromkeys(COUNTS, 0)
         self.seats: dict[int, _Seat] = {}  # by slot
         self.queue: deque[Request] = deque()
-        self.waiting = deque(episodes)  # without a slot
+        self.waiting = deque(episodes)  # episodes not started yet
         for slot in range(pool.n_envs):
             self._begin(slot)
 
@@ -148,7 +148,7 @@ class _Player:
         self.pool.step(response.slot, seat.command.text)
 
     def take_answers(self, wait: bool) -> None:
-        """Take all answers that are there; with `wait`, block until there is one."""
+        """Process all ready answers; with `wait`, block until the first arrives."""
         for answer in self.timed("seconds_env", _answers(self.pool, wait)):
             self._observe(answer.slot, answer.step)
 
@@ -213,12 +213,12 @@ class _Player:
                     "with --prompt-overflow cut"
                 )
             self.metrics["prompts_cut"] += 1
-            ids = ids[-cfg.max_prompt_tokens :]  # the question is at the end
+            ids = ids[-cfg.max_prompt_tokens :]  # loses the beginning, which states the task
         return ids
 
 
 def _answers(pool: Pool, wait: bool) -> Iterator[Answer]:
-    """All answers that are there; with `wait`, block until the first one is."""
+    """All ready answers; with `wait`, block until the first arrives."""
     answer = pool.recv(None if wait else 0)
     while answer is not None:
         yield answer

@@ -133,11 +133,11 @@ class Run:
 
 
 def read_metrics(folder: str | Path) -> list[dict]:
-    """The lines of metrics.jsonl, without a last one that a kill cut off."""
+    """The lines of metrics.jsonl, without an incomplete last line."""
     with reading(Path(folder) / "metrics.jsonl") as path:
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         metrics = [json.loads(line) for line in lines if line.endswith("\n")]
-        sum(line["update"] for line in metrics)  # raises for what is no line of metrics
+        sum(line["update"] for line in metrics)  # raises if a line has no update
     return metrics
 
 

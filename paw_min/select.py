@@ -7,8 +7,8 @@ The pool is global: all transitions of all groups of an update compete, before m
 drawn. Transitions without an observation (|o| = 0) do not compete.
 
 The paper's text says the entropy of the action-token distributions; the printed formula has
--q log q of the *sampled* token only. Here: both, and `full_entropy` by default, because -q log q
-goes to 0 for very unlikely tokens too, where the policy is far from certain.
+-q log q of the *sampled* token only. Here: both, and the entropy of the full vocabulary by default
+(in training by model/head.py), because -q log q goes to 0 for very unlikely tokens too.
 
 Legend: N transitions, T tokens, V vocabulary.
 """

@@ -21,7 +21,7 @@ from paw_min.model.vllm_sampler import VLLMSampler, check_installed
 from paw_min.runs import Run
 from paw_min.tasks import draw_groups, panel
 
-PANEL_SLOTS = 128  # environments that an evaluation uses at most
+PANEL_SLOTS = 128  # slots of the pool for the panel, even if training needs fewer
 
 
 @dataclass

@@ -3,7 +3,7 @@
     evaluate -> [ rollout -> update -> log -> evaluate -> save ] * updates
 
 Every random draw is derived from (seed, update, ...), so that a run resumes from weights and
-optimizer state alone: on a CPU, with the numbers of a run that was never interrupted.
+optimizer state alone: on a CPU, with the numbers of an uninterrupted run.
 """
 
 import time
@@ -77,7 +77,7 @@ def update(cfg: Config, s: Session, k: int) -> dict[str, float]:
         raise UserError("every episode of the rollout failed; the reasons are printed above.")
     times = [start, time.perf_counter()]
 
-    # Before anything is trained: did the sampler generate with the current weights?
+    # Before training: check that the sampler used the current weights.
     gap = check_sync(cfg, s.policy, episodes, k)
     if played.metrics["obs_tokens_cut"] and k == 1:
         console.say("observations longer than --max-obs-tokens are cut, see obs_tokens_cut")

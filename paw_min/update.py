@@ -34,7 +34,7 @@ class Rows:
     group: list[int]  # N x g
     trajectory: list[int]  # N x tau
     advantage: Tensor  # (N,), one A per response, or (N, T), one per response token
-    old_logp: Tensor | None  # (N, T) log pi_old(a_t); None: pi_old is the policy of the first pass
+    old_logp: Tensor | None  # (N, T) log pi_old(a_t); None: a single step, which starts at pi_old
     ref_logp: Tensor | None  # (N, T) log pi_ref(a_t); None: no KL term
     entropy: Tensor | None  # (N,) H(a_t | h_t), Eq. 4; None: all transitions are selected
     selected: Tensor  # (N,) bool, Eq. 4; all False without PaW
@@ -45,7 +45,7 @@ class Rows:
 def prepare(
     cfg: Config, policy: Policy, reference: Policy | None, episodes: list[Episode]
 ) -> Rows:
-    """Lines 3, 4 and 9: what learn() needs, computed once per update, from all episodes.
+    """Lines 3, 4, 6 and 9: what learn() needs, computed once per update, from all episodes.
 
     episodes: the same on every rank. reference: frozen policy of the KL term.
     """
@@ -73,19 +73,19 @@ def prepare(
 
 
 def learn(cfg: Config, policy: Policy, optimizer, rows: Rows, seed_key: tuple) -> dict[str, float]:
-    """Lines 5-11: one pass over the rows, one gradient step per random mini-batch -> metrics.
+    """Lines 5, 7, 8 and 11: one gradient step per random mini-batch of the rows -> metrics.
 
     seed_key: determines the order of the rows. Every rank has all rows; the forward and backward
     passes are split between the ranks (micro_batches).
     """
     n_rows, minis = len(rows.tokens), mini_batches(cfg, len(rows.tokens), seed_key)
-    with_obs = (rows.row_weight > 0).tolist()  # only selected transitions bring their observation
+    with_obs = (rows.row_weight > 0).tolist()  # append o_{t+1} only where its loss counts
     metrics, bar = UpdateMetrics(len(minis)), progress_bar(n_rows, "update", "row")
     for mini in minis:  # line 5, over random rows of all groups
         mini_tokens = sum(len(rows.tokens[i].response_ids) for i in mini)
         optimizer.zero_grad()
         for batch in micro_batches(policy, rows.tokens, mini, with_obs, cfg.micro_tokens):
-            i, mask = batch.index, batch.response_mask  # B rows, (B, S)
+            i, mask = batch.index, batch.response_mask  # B indices of rows, (B, S)
             logp, token_entropy = policy(batch)  # (B, S) each: one pass over h_t, a_t and o_{t+1}
             old_logp = logp.detach() if rows.old_logp is None else fit(rows.old_logp[i], logp)
 
@@ -113,7 +113,7 @@ def learn(cfg: Config, policy: Policy, optimizer, rows: Rows, seed_key: tuple) -
             check_finite(loss, terms, rows, i)
             loss.backward()  # gradients of the micro-batches add up
             metrics.add_pass(terms, stats, batch)
-            bar.update(len(i) * distributed.world())
+            bar.update(len(i) * distributed.world())  # the ranks advance together
         metrics.add_step(gradient_step(cfg, policy, optimizer, rows, mini))
     bar.close()
     return metrics.result()

@@ -113,8 +113,10 @@ def retrievers() -> tuple[list[str], list[str]]:
     r, passages = load("retrievers"), 21e6  # of wiki-18
     assert (round(1e5 * 768 * 4 / 1e9, 1), round(passages * 16 / 1e9, 2)) == (0.3, 0.34)
     assert round(passages * 768 * 4 / 1e9) == 65
+    http = r["http_p50_ms"]
     rows = [
         f"| {r['load_s']} | {r['peak_mb']} | {r['resident_mb']} | {r['query_cpu_ms']} |",
+        *(f"| {n} | {http['nagle'][n]:.1f} | {http['no_delay'][n]:.1f} |" for n in ("1", "16")),
         "| vectors in the process, 100,000 x 768, fp32 | 0.3 GB, and the encoder | 4 bytes per "
         "number |",
         "| wiki-18, line offsets (the text stays on disk) | 0.34 GB | 21 million lines, 16 bytes "

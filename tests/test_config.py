@@ -125,6 +125,10 @@ def test_tiny_presets_cut_no_observation(env, games_root, tmp_path):
         (["--updates", "1000000"], "--updates 1000000 is out of range"),  # checkpoint-000000
         (["--threads", "1000000"], "--threads 1000000 is out of range"),
         (["--eval-repeats", "0"], "--eval-repeats 0 is out of range: it must be at least 1"),
+        (["--lr", "1e38"], "--lr 1e.38 is out of range: it must be above 0 and at most 1"),
+        (["--temperature", "0"], "--temperature 0.0 is out of range: it must be at least 0.01"),
+        (["--temperature", "1e300"], "--temperature 1e.300 is out of range"),  # no fp32 number
+        (["--is-cap", "1e300"], "--is-cap 1e.300 is out of range"),
         (["--device", "cuda"], "--device cuda: torch sees no GPU here; use --device cpu"),
         (["--device", "foo"], "--device foo is not supported: use cpu, cuda or cuda:0"),
         (["--device", "mps"], "--device mps is not supported"),

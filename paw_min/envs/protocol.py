@@ -1,8 +1,8 @@
-"""What an environment is, and the words that the whole project uses for what happens in one.
+"""The environment interface and the project's glossary.
 
 A benchmark is a folder of envs/ with a `BENCHMARK` in it (benchmarks.py lists them), an environment
-is any object with the two methods of `Environment`, and everything that crosses a module boundary
-is one of the dataclasses below.
+is any object with the two methods of `Environment`, and everything that passes between environments
+and the rollout has one of the types below.
 
 Glossary, with the paper's symbols:
 
@@ -14,7 +14,7 @@ Glossary, with the paper's symbols:
     response      a_t, everything that the model generates in one step, its end token included
     command       the part of a response that the environment executes
     admissible    the commands that the environment accepts now
-    slot          a seat of the pool, at which one episode after another is played
+    slot          index into the pool; plays one episode at a time
 """
 
 from collections.abc import Callable

@@ -3,13 +3,12 @@
 Rows of similar length share a batch of bounded size, and each rank gets its part of the batches.
 `collate` lays out a batch in one of two ways:
 
-    padded   one row of the tensor each, padded on the right, where causal attention never looks
+    padded   one row of the tensor each, right-padded; causal attention never attends to padding
     packed   all rows end to end in one row of the tensor, positions restarting at 0, without
              padding; for attention that separates rows by their positions (flash_attention_2;
              others build a dense mask: correct, but slow)
 
-The observation is appended only to rows that train the world model, so it costs its own tokens and
-no more.
+The observation is appended only to rows that train the world model, so it adds only its own tokens.
 
 Legend: B rows, L tokens of the longest row, S scored tokens of the longest row, M scored tokens.
 """
@@ -64,7 +63,7 @@ def micro_batches(
     tails = [len(rows[i].response_ids) + len(rows[i].obs_ids) * with_obs[i] for i in chosen]
     lengths = [len(rows[i].prompt_ids) + tail for i, tail in zip(chosen, tails)]
     parts = split(lengths, budget, multiple=distributed.world())
-    parts += [[]] * (-len(parts) % distributed.world())
+    parts += [[]] * (-len(parts) % distributed.world())  # fewer rows than ranks
     for part in parts[distributed.rank() :: distributed.world()]:
         index = [chosen[k] for k in part] or chosen[:1]
         part_rows, part_obs = [rows[i] for i in index], [with_obs[i] for i in index]
@@ -112,6 +111,7 @@ def collate(
     rows: list[TokenRow], with_obs: list[bool], pad_id: int, device="cpu", packed: bool = False
 ) -> Batch:
     """Batch of these rows, with the observation of row b where with_obs[b]."""
+    # A row's tail has its scored tokens: the response and, where kept, the observation.
     tails = [r.response_ids + (r.obs_ids if keep else []) for r, keep in zip(rows, with_obs)]
     sequences = [r.prompt_ids + tail for r, tail in zip(rows, tails)]
     lengths = [len(s) for s in sequences]
@@ -132,6 +132,7 @@ def collate(
     columns = torch.arange(int(n_tail.max()))  # (S,)
     response_mask = columns < n_response  # (B, S)
     obs_mask = (columns < n_tail) & ~response_mask  # (B, S)
+    # All response tokens come first, since forward() computes entropies for those only.
     row, column = torch.cat([response_mask.nonzero(), obs_mask.nonzero()]).T  # (M,), (M,)
     at = first[row] + column  # (M,)
     tensors = dict(ids=ids, at=at, before=at - 1, row=row, column=column, obs_mask=obs_mask,

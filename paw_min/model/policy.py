@@ -1,8 +1,8 @@
-"""The policy: a causal language model that scores what it did and what it then observed.
+"""The policy: a causal language model, and log-probabilities of responses and observations.
 
 One forward pass over (h_t, a_t, o_{t+1}) gives the log-probabilities of the response tokens (RL)
 and of the next observation's tokens (world model). Attention is causal: no response token attends
-to the observation behind it, so appending one changes no response log-probability.
+to the observation after it, so appending one changes no response log-probability.
 
 The paper does not say what stands between a and o, nor at which temperature o is scored. Here: o
 follows the last response token directly (its end-of-turn token, if that was sampled), and only
@@ -31,7 +31,7 @@ MODEL = "model."  # prefix of the language model's weights in Policy.state_dict(
 class Policy(torch.nn.Module):
     """A causal language model of transformers with its tokenizer and sampling temperature.
 
-    Everything that is trained belongs into this module: its parameters() are optimized, its
+    Everything that is trained belongs in this module: its parameters() are optimized, its
     state_dict() is saved, and it is sharded as a whole. To add a critic, assign `policy.critic`.
 
     precision: of the forward pass, "fp32" or "bf16"; the weights keep their type. packed: whether

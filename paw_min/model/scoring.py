@@ -16,9 +16,7 @@ from paw_min.model.policy import Policy
 
 @dataclass
 class Scores:
-    """What a policy says of the responses; None where no pass was needed."""
-
-    logp: Tensor | None  # (N, T) of each response token, in nats; 0 after the end
+    logp: Tensor | None  # (N, T) in nats, 0 after the end of a response; None: not needed
     entropy: Tensor | None  # (N,) H(a_t | h_t) of Eq. 4
 
 
@@ -78,7 +76,7 @@ MAX_GAP = {"fp32": 1e-3, "bf16": 0.1}
 
 
 def check_sync(cfg: Config, policy: Policy, episodes: list, update: int) -> float:
-    """Mean |log pi - log mu| of the first batch after a sync, in nats per token.
+    """Mean |log pi - log mu| of the first responses of an update, in nats per token.
 
     Raises UserError if it is larger than rounding explains: the sampler then has stale weights or
     another temperature. The batch has the first turn of one episode per group. These prompts begin

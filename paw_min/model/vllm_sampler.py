@@ -157,8 +157,7 @@ class VLLMSampler:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )  # fmt: skip
 
-    def _abort(self) -> None:
-        """Abort the requests of a generate() that was not exhausted."""
+    def _abort(self) -> None:  # requests of a generate() that was not exhausted
         self.llm.llm_engine.abort_request(list(self.running))
         self.running.clear()
 

@@ -34,9 +34,11 @@ def default_data(env: str) -> str:
         from paw_min.toy import webshop_shops
 
         return str(webshop_shops.default(DATA / "webshop"))
-    from paw_min.toy import search_world
+    if env == "search":
+        from paw_min.toy import search_world
 
-    return str(search_world.default(DATA / "search"))
+        return str(search_world.default(DATA / "search"))
+    raise ValueError(f"there are no generated data for {env}: pass --data")
 
 
 def default_model(env: str) -> str:
