@@ -306,15 +306,14 @@ def test_bad_input_is_one_sentence(config, settings, message):
 
 
 def test_a_model_with_too_few_positions_is_refused(config, tmp_path):
-    """The longest row is prompt + response + observation, without PaW prompt + response."""
+    """A prompt and its response must fit; observations may be far shorter than their limit."""
     make_policy("qwen3", max_position_embeddings=64).save(tmp_path / "short")
-    short = dict(model=str(tmp_path / "short"), max_prompt_tokens=50, max_response_tokens=10)
+    short = dict(model=str(tmp_path / "short"), max_prompt_tokens=60)
     with pytest.raises(UserError, match="short has 64 positions: .* together 65") as error:
-        train.train(config(**short, max_obs_tokens=5))
+        train.train(config(**short, max_response_tokens=5))
     assert "\n" not in str(error.value)
-    for fits in (dict(max_obs_tokens=4), dict(max_obs_tokens=5, paw=False)):
-        with session.open_session(config(**short, name=f"paw{len(fits)}", **fits)):
-            pass
+    with session.open_session(config(**short, max_response_tokens=4)):
+        pass
 
 
 def test_a_model_with_damaged_weights_is_refused_before_anything_else(config, model, tmp_path):
