@@ -25,7 +25,7 @@ TIMEOUT = timedelta(hours=2)  # of a collective call; longer than the slowest ro
 
 LOST = (
     "this rank lost the others: one of them ended (its own message says why); rerun the same "
-    "command to resume from the last checkpoint"
+    "command to resume"
 )
 
 

@@ -2,19 +2,19 @@
 
     python -m paw_min.plot runs/a runs/b ... [--out FOLDER]
 
-curves.png  success in training and on the held-out panel, length, format, entropy, seconds
-paw.png     the panels of the paper's Fig. 10 and 11
-
-One color per run; the black line is the average of the held-out success over the runs.
+Writes curves.png, and paw.png with the panels of the paper's Fig. 10 and 11. One color per run; the
+black line is the held-out success averaged over the runs.
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
+from paw_min.config import UserError
 from paw_min.runs import read_metrics, writing
 
 matplotlib.use("Agg")  # no display needed
@@ -38,7 +38,8 @@ FIGURES = {
 def draw(folders: list[Path], out: Path | None = None) -> None:
     """Write curves.png and paw.png of these run folders to `out` (default: the first folder)."""
     out = Path(out or folders[0])
-    out.mkdir(parents=True, exist_ok=True)
+    with writing(f"the folder {out}"):
+        out.mkdir(parents=True, exist_ok=True)
     runs = {Path(folder).name: read_metrics(folder) for folder in folders}
     for line in (line for lines in runs.values() for line in lines if "seconds_update" in line):
         line["seconds"] = sum(line[f"seconds_{p}"] for p in ("rollout", "old_pass", "update"))
@@ -71,6 +72,9 @@ if __name__ == "__main__":
     parser.add_argument("folders", nargs="+", type=Path, help="run folders, runs/<name>")
     parser.add_argument("--out", type=Path, help="folder of the figures (default: first run)")
     args = parser.parse_args()
-    if empty := [str(f) for f in args.folders if not read_metrics(f)]:
-        parser.error(f"no metrics.jsonl with a complete line in {', '.join(empty)}")
-    draw(args.folders, args.out)
+    try:
+        if empty := [str(f) for f in args.folders if not read_metrics(f)]:
+            raise UserError(f"no metrics.jsonl with a complete line in {', '.join(empty)}")
+        draw(args.folders, args.out)
+    except UserError as error:
+        sys.exit(f"error: {error}")

@@ -141,8 +141,7 @@ def read_metrics(folder: str | Path) -> list[dict]:
     return metrics
 
 
-def flush(path: Path) -> None:
-    """Write a file, or the names in a folder, through to the disk."""
+def flush(path: Path) -> None:  # through to the disk: a file, or the names in a folder
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)

@@ -59,8 +59,7 @@ class Policy(torch.nn.Module):
         return self.model.device
 
     @torch.no_grad()
-    def _check_head(self) -> None:
-        """Refuse models whose logits are not hidden states times the head's weight."""
+    def _check_head(self) -> None:  # logits must be hidden states times the head's weight
         name, head = type(self.model).__name__, self.model.get_output_embeddings()
         if head.bias is not None:
             raise UserError(f"{name} has a head with a bias, which is not supported: use another")

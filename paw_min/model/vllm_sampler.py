@@ -78,8 +78,7 @@ class VLLMSampler:
         if self.gpu:
             self.llm.sleep(level=1)
 
-    def _check_reload(self, version: str) -> None:
-        """Check the one call that other versions of vLLM may lack or define differently."""
+    def _check_reload(self, version: str) -> None:  # other versions of vLLM may lack this call
         (parameters,) = self.llm.collective_rpc(
             lambda worker: inspect.signature(worker.model_runner.reload_weights).parameters
         )
@@ -99,8 +98,7 @@ class VLLMSampler:
             yield
 
     @contextmanager
-    def sync(self, policy: Policy):
-        """Load all weights. Collective if the model is sharded."""
+    def sync(self, policy: Policy):  # collective if the model is sharded
         self.eos_ids = policy.eos_ids
         if self.gpu:
             torch.cuda.empty_cache()  # return what the trainer freed but its allocator cached
