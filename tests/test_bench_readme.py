@@ -58,10 +58,10 @@ def rollout() -> tuple[list[str], list[str]]:
                     f"| {r['ratio']:.2f} | {100 * idle['lock-step']:.0f} % | "
                     f"{100 * idle['ours']:.0f} % |")
     n, rounds = report["episodes"], report["rounds"][1]
-    low, high = report["results"][1]["ratio_range"]
+    ranges = ["from {:.2f} to {:.2f}".format(*report["results"][k]["ratio_range"]) for k in (1, 3)]
     return rows, [
         f"for {n} episodes in {n} worker processes",
-        f"(ratios from {low:.2f} to {high:.2f} over {rounds} rounds)",
+        f"the ratios of {rounds} rounds range {ranges[0]} with transformers, {ranges[1]} with vLLM",
     ]
 
 
