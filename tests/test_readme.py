@@ -131,6 +131,9 @@ def test_results_are_in_the_files():
     ends = [read_metrics(f)[-1]["eval_success"] for f in (ROOT / "results").glob("alfworld-*")]
     p = sum(ends) / len(ends)
     assert f"a standard error of {100 * (p * (1 - p) / 60) ** 0.5:.0f} points" in README
+    shop = [read_metrics(f)[1] for f in (ROOT / "results").glob("webshop-*-paw-*")]
+    least = min(m["wm_clipped_tokens"] for m in shop)
+    assert f"{100 * least:.1f} % of the observation tokens" in " ".join(RESULTS.split())
     unseen = (ROOT / "results/unseen.txt").read_text()
     for method, *numbers in re.findall(r"^\| (GRPO.*?) \|" + r" ([\d.]+) \|" * 4, RESULTS, re.M):
         assert re.search(rf"^{method} +{' +'.join(numbers)}$", unseen, flags=re.M)
