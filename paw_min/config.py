@@ -169,7 +169,8 @@ class Parser(argparse.ArgumentParser):
 
 def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple[Config, str]:
     """Settings of a run script, and its mode: train, eval-only or dry-run."""
-    parser = Parser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = Parser(usage="%(prog)s [flags]", description=doc, formatter_class=layout)
     add, default = parser.add_argument, next(iter(presets))
     add("--preset", choices=list(presets), default=default, help=f"base settings ({default})")
     for mode, text in (("eval-only", "evaluate --model or the checkpoint, and exit"),
@@ -186,7 +187,6 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
             kind = dict(action=argparse.BooleanOptionalAction)
         elif choices:
             kind = dict(choices=choices)
-        text = text.replace("%", "%%")
         groups[title].add_argument(flag(f.name), default=MISSING, help=text, **kind)
     args = vars(parser.parse_args(argv))
     given = {f.name: args[f.name] for f in settings(env) if args[f.name] is not MISSING}
