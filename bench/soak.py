@@ -26,10 +26,11 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from paw_min.runs import read_metrics
 from paw_min.toy import default_data
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 SHORT = ["--groups=2", "--group-size=4", "--updates=4", "--eval-every=2", "--eval-tasks=8"]
 TIMED = ("seconds", "generator_idle", "env_wait", "sampler_gap", "tokens_forward")
 
@@ -120,7 +121,8 @@ def main() -> None:
     finally:
         server.process.kill()
         shutil.rmtree(folder)
-    args.out.write_text(json.dumps(result | {"minutes": args.minutes}, indent=1) + "\n")
+    command = f"python bench/soak.py --minutes {args.minutes:g}"
+    args.out.write_text(json.dumps({"command": command} | result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from paw_min.update import NonFinite, learn, prepare
 
 def train(cfg: Config, eval_only: bool = False) -> None:
     """Run `cfg` to its end, or only evaluate it. runs.py lists the files that it writes."""
-    with open_session(cfg, eval_only) as s:
+    with open_session(cfg, eval_only) as s:  # policy, sampler, optimizer, pool, tasks
         if eval_only:
             evaluation = evaluate(cfg, s.policy, s.sampler, s.pool, s.tasks.held_out)
             s.run.write("episodes.md", transcript(evaluation.episodes))
@@ -32,15 +32,15 @@ def train(cfg: Config, eval_only: bool = False) -> None:
             return
 
         done = s.run.restore(s.policy, s.optimizer)  # 0, unless this is a resumed run
-        s.policy.train()
+        s.policy.train()  # gradient checkpointing is off in eval mode
         console.print_start(s)
-        if not done and not s.run.metrics():
+        if not done and not s.run.metrics():  # else update 0 was measured already
             before = evaluate(cfg, s.policy, s.sampler, s.pool, s.tasks.held_out)
             log(s, {"update": 0} | before.metrics)
 
         for k in range(done + 1, cfg.updates + 1):  # Alg. 1, line 1
             metrics = {"update": k} | update(cfg, s, k)
-            last = k == cfg.updates
+            last = k == cfg.updates  # always evaluated and saved
             if last or (cfg.eval_every and k % cfg.eval_every == 0):
                 evaluation = evaluate(cfg, s.policy, s.sampler, s.pool, s.tasks.held_out)
                 metrics |= evaluation.metrics
@@ -51,7 +51,7 @@ def train(cfg: Config, eval_only: bool = False) -> None:
             if last or k % cfg.save_every == 0:
                 s.run.save(s.policy, s.optimizer, k)
             if "eval_success" in metrics and not last and distributed.rank() == 0:
-                draw([s.run.folder])
+                draw([s.run.folder])  # to look at while the run goes on
         if distributed.rank() == 0:
             draw([s.run.folder])
             console.report(s.run.folder, read_metrics(s.run.folder))
@@ -61,9 +61,9 @@ def update(cfg: Config, s: Session, k: int) -> dict[str, float]:
     """Update k: collect groups of episodes (line 2), learn from them (lines 3-11) -> metrics."""
     start = time.perf_counter()
     drawn = draw_groups(s.tasks.train, cfg.groups, cfg.seed, k - 1)
-    tasks = [task for task in drawn for _ in range(cfg.group_size)]
+    tasks = [task for task in drawn for _ in range(cfg.group_size)]  # one entry per episode
     groups = [g for g in range(len(drawn)) for _ in range(cfg.group_size)]
-    with s.sampler.sync(s.policy):
+    with s.sampler.sync(s.policy):  # load the current weights; free vLLM's memory afterwards
         played = rollout(
             cfg, s.policy, s.sampler, s.pool, tasks, groups,
             temperature=cfg.temperature, seed_key=(cfg.seed, k), label=f"rollout {k}",
@@ -82,7 +82,7 @@ def update(cfg: Config, s: Session, k: int) -> dict[str, float]:
     if played.metrics["obs_tokens_cut"] and k == 1:
         console.say("observations longer than --max-obs-tokens are cut, see obs_tokens_cut")
     times.append(time.perf_counter())
-    rows = prepare(cfg, s.policy, s.reference, episodes)
+    rows = prepare(cfg, s.policy, s.reference, episodes)  # passes without gradient
     times.append(time.perf_counter())
     try:
         learned = learn(cfg, s.policy, s.optimizer, rows, (cfg.seed, k))

@@ -127,6 +127,11 @@ def retrievers() -> tuple[list[str], list[str]]:
     return rows, [words]
 
 
+def soak() -> tuple[list[str], list[str]]:
+    names = ("kills", "server_restarts", "runs", "runs_with_equal_sums")
+    return ["| " + " | ".join(str(load("soak")[name]) for name in names) + " |"], []
+
+
 SECTIONS = {
     "Overhead of PaW": overhead,
     "Forward and backward passes": update,
@@ -136,6 +141,7 @@ SECTIONS = {
     "WebShop": webshop,
     "GiGPO's similar states": anchors,
     "BM25": retrievers,
+    "Soak test": soak,
 }
 
 
