@@ -49,7 +49,7 @@ class Run:
         self.write("config.json", json.dumps(public(cfg), indent=2) + "\n")
 
     def _lock(self) -> None:
-        self.lock_file = open(self.folder / "lock", "w")  # freed when the process ends, however
+        self.lock_file = open(self.folder / "lock", "w")  # unlocked when the process ends
         try:
             fcntl.lockf(self.lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError) as error:

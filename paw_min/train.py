@@ -51,7 +51,7 @@ def train(cfg: Config, eval_only: bool = False) -> None:
             if last or k % cfg.save_every == 0:
                 s.run.save(s.policy, s.optimizer, k)
             if "eval_success" in metrics and not last and distributed.rank() == 0:
-                draw([s.run.folder])  # to look at while the run goes on
+                draw([s.run.folder])  # for a look at the run while it trains
         if distributed.rank() == 0:
             draw([s.run.folder])
             console.report(s.run.folder, read_metrics(s.run.folder))

@@ -142,7 +142,7 @@ def one_rank(script, tmp_path_factory) -> list[dict]:
 
 
 def test_two_ranks_then_one_or_three(script, one_rank, tmp_path):
-    """Three groups on two ranks; any number of ranks goes on from their checkpoint."""
+    """Three groups on two ranks; any number of ranks resumes from their checkpoint."""
     output = finish(start(2, *script, f"--out={tmp_path / 'two'}"))
     assert "2 ranks" in output and output.count("held-out success") == 1  # one voice
     assert same(numbers(tmp_path / "two" / "r"), one_rank[:3])
