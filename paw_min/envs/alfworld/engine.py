@@ -1,9 +1,9 @@
-"""A 40 to 80 times faster engine for ALFWorld games, with identical texts.
+"""An about 50 times faster engine for ALFWorld games, with identical texts.
 
 ALFWorld games (`game.tw-pddl`) are played by TextWorld's `PddlEnv`, which drives the fast-downward
-planner. Unmodified, a step of a small game takes 35 ms of CPU time and a reset 130 ms, nearly all
+planner. Unmodified, a step of a small game takes 26 ms of CPU time and a reset 110 ms, nearly all
 of it spent parsing the same texts again. Caching everything that cannot change reduces this to
-0.4-0.8 ms and 2.4 ms (bench/engine.py):
+0.5 ms and 2 ms (bench/engine.py):
 
     TextWorld 1.7.0                                             here
     translates PDDL to SAS twice per load, twice per reset      once per game text
