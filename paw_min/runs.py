@@ -121,6 +121,7 @@ class Run:
                 partial.write_text(text)
                 flush(partial)
                 os.replace(partial, self.folder / name)
+                flush(self.folder)
 
     def log(self, metrics: dict) -> None:
         """Append one line to metrics.jsonl."""

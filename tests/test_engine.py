@@ -8,6 +8,7 @@ import io
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -261,6 +262,16 @@ def test_expressions_have_no_builtins_and_commands_are_not_formatted(env, paths)
         commands("print")
     formatted = commands(r"'\x7b' + r.id + ':99999999999\x7d'")  # a width of 100 GB
     assert formatted and all(":99999999999} " in command for command in formatted)
+
+
+def test_rules_that_call_each_other_without_end_stop(env, paths):
+    game = json.loads(Path(paths[0]).read_text())
+    start = re.search(r'"intro" *: *\[.*?"rhs" *: *"', game["grammar"], re.S)
+    for endless in ("#intro#", "#intro##intro#"):
+        grammar = game["grammar"][: start.end()] + endless + game["grammar"][start.end() :]
+        env.load({**game, "grammar": grammar})
+        with pytest.raises(ValueError, match="rule #intro# leads to over 10000 expansions"):
+            env.reset()
 
 
 def test_names_that_would_overflow_the_buffers_of_fast_downward_are_refused(env, paths):

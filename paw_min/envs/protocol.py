@@ -77,6 +77,7 @@ class Turn(NamedTuple):
 
     observation: str  # o_t
     command: str  # what was executed
+    response: str = ""  # a_t in full, for prompts that show earlier reasoning
 
 
 @dataclass

@@ -19,7 +19,8 @@ never unloaded, so an environment that is dropped leaks its memory. Use one thre
 translator replaces `sys.stdout` while it works.
 
 TextWorld passes the `{expressions}` of a game's grammar to `eval`. Here `load` refuses those that
-could run code (`_expression`). A hostile game can still be slow, which the pool's timeout ends.
+could run code (`_expression`), and rules that call each other without end stop (`_replace`). A
+hostile game can still be slow, which the pool's timeout ends.
 """
 
 import ast
@@ -50,6 +51,7 @@ SUPPORTED_TEXTWORLD = "1.7.0"  # its private names are replaced here
 GAME_CACHE = 64  # translated games: 0.2 MB for a small one, 6 MB for one of ALFRED's size
 TEXT_CACHE = 4096  # parsed templates and queries; ALFWorld's grammar has about 80
 EXPRESSION_LENGTH = 500  # characters; keeps the nesting far from the limits of Python's compiler
+EXPANSIONS = 10_000  # of the rules of a grammar for one text; published games need fewer than 100
 NAME_LENGTH = 1000  # bytes; longer names overflow fast-downward's buffers of 1024
 
 # What the expressions of a grammar may consist of; the published ones are like `r.name or r.id` and
@@ -85,6 +87,8 @@ def install():
     textgen._parse_and_convert = _symbols
     textgen.deepcopy = _copy
     textgen.EvalSymbol.derive = _evaluate
+    textgen.ContextSensitiveGrammar.derive = _derive
+    textgen.ContextSensitiveGrammar.replace = _replace
     Rule.parse_conjunctive_query = _query
 
 
@@ -135,6 +139,8 @@ def _restored(owner, name):
 
 _query = lru_cache(maxsize=TEXT_CACHE)(Rule.parse_conjunctive_query)
 _parse, _GameLogic = textgen._parse_and_convert, logic.GameLogic  # before `install`
+_Grammar = textgen.ContextSensitiveGrammar
+_grammar_derive, _grammar_replace = _Grammar.derive, _Grammar.replace
 
 
 @lru_cache(maxsize=TEXT_CACHE)
@@ -190,6 +196,20 @@ def _evaluate(self, context=None):
     """Replacement for textgen.EvalSymbol.derive, which writes to locals(): fails in Python 3.13."""
     variables = (context or self.context)["variables"]
     return [textgen.TerminalSymbol(eval(_expression(self.expression), NO_BUILTINS, variables))]
+
+
+def _derive(self, start, context={}):
+    """Replacement for ContextSensitiveGrammar.derive, which starts the count of _replace."""
+    self.expansions = 0
+    return _grammar_derive(self, start, context)
+
+
+def _replace(self, start):
+    """Replacement for ContextSensitiveGrammar.replace; ValueError for rules that never end."""
+    self.expansions += 1
+    if self.expansions > EXPANSIONS:
+        raise ValueError(f"the grammar's rule #{start}# leads to over {EXPANSIONS} expansions")
+    return _grammar_replace(self, start)
 
 
 def _pddl2sas(*source, **options):
