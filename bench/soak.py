@@ -32,7 +32,7 @@ from paw_min.toy import default_data
 
 ROOT = Path(__file__).resolve().parents[1]
 SHORT = ["--groups=2", "--group-size=4", "--updates=4", "--eval-every=2", "--eval-tasks=8"]
-TIMED = ("seconds", "generator_idle", "env_wait", "sampler_gap", "tokens_forward")
+TIMED = ("seconds", "generator_idle", "env_wait", "sampler_gap", "memory_gb", "tokens_forward")
 
 
 def sums(folder: Path) -> dict[str, float]:

@@ -1,25 +1,28 @@
 """Advantages of multi-turn, group-based RL, as pure functions over rows.
 
 A row is one environment step of one trajectory (GiGPO's step-independent rollout). Its response
-gets one number A_i, shared by all its tokens. PaW (Eq. 1) takes A_i from the base algorithm. These
-are GRPO (arXiv 2402.03300) and GiGPO (arXiv 2505.10978) in the multi-turn form that PaW builds on:
+gets one number A_i, shared by all its tokens (PPO: one per token). PaW (Eq. 1) takes A_i from the
+base algorithm. These are GRPO (arXiv 2402.03300), RLOO (2402.14740), GiGPO (2505.10978) and PPO's
+GAE (1506.02438) in the multi-turn form that PaW builds on:
 
     row score      s_i = R(tau_i) - c * [row i is badly formatted]        penalized()
     step return    G_t = r_t + gamma * G_{t+1}, then the same penalty     discounted_returns()
     GRPO           A_i = (s_i - mean_g) / (std_g + eps)                   grpo()
+    RLOO           A_i = n / (n - 1) * (s_i - mean_g)                     rloo()
     GiGPO          A_i = A^E_i + weight * A^S_i                           gigpo()
+    PPO            A_k = sum_j (gamma * lam)^j * delta_{k+j}              gae()
 
 Three properties of that form are kept. The mean and std of a group run over its *rows*, so that
 long trajectories weigh more (over="trajectories" counts each trajectory once). The std is the
-unbiased one. A group with a single row keeps its raw score in GRPO (mean 0, std 1), but a step
-group with a single row gets 0 in GiGPO (its own value is the mean). Statistics are computed in
+unbiased one. A group with a single row keeps its raw score in GRPO and RLOO (mean 0, std 1), but a
+step group with a single row gets 0 in GiGPO (its own value is the mean). Statistics are computed in
 float64: in float32, the rounding error of a mean of equal scores, divided by eps = 1e-6, would be
 an advantage of order one.
 
-Legend: N rows; every tensor is (N,).
+Legend: N rows; every tensor is (N,), in gae(), (M,) for M tokens.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 
 import torch
@@ -63,17 +66,41 @@ def grpo(
     over: "rows" computes the statistics over all rows of the group; "trajectories" over the first
         row of each trajectory (with that row's penalty, if it has one).
     """
-    if over not in ("rows", "trajectories"):
-        raise ValueError(f'over={over!r} is unknown: use "rows" or "trajectories"')
-    if over == "trajectories" and trajectory is None:
-        raise ValueError('over="trajectories" needs the trajectory label of each row')
-    counted = range(len(scores))
-    if over == "trajectories":
-        first = {}
-        for i, label in enumerate(_labels(trajectory, len(scores), "trajectory")):
-            first.setdefault(label, i)
-        counted = first.values()
+    counted = _counted(trajectory, len(scores), over)
     return _standardize(scores, _labels(group, len(scores), "group"), counted, normalize, eps, 0.0)
+
+
+def rloo(
+    scores: Tensor, group: Keys, trajectory: Keys | None = None, *, over: str = "rows"
+) -> Tensor:
+    """Leave-one-out advantage of each row: its score minus the mean of the *others* -> (N,).
+
+    n / (n - 1) * (s_i - mean_g) is the same, for the n rows (or trajectories) of the group. The
+    arguments are those of grpo().
+    """
+    labels, counted = _labels(group, len(scores), "group"), _counted(trajectory, len(scores), over)
+    n = Counter(labels[i] for i in counted)
+    centered = _standardize(scores, labels, counted, "mean", 0.0, 0.0)
+    return centered * torch.tensor([n[g] / max(1, n[g] - 1) for g in labels]).to(centered)
+
+
+def gae(rewards: Tensor, values: Tensor, trajectory: Keys, *, gamma: float, lam: float) -> Tensor:
+    """Generalized advantage estimates -> (M,); the returns that a critic fits are these + values.
+
+    delta_k = r_k + gamma * V_{k+1} - V_k and A_k = delta_k + gamma * lam * A_{k+1}, zero after the
+    end of a trajectory. rewards, values: (M,), in time order within each trajectory. The code base
+    estimates per token, and its trajectories are single responses: no value crosses a step.
+    """
+    labels = _labels(trajectory, len(rewards), "trajectory")
+    reward, value = rewards.double().tolist(), values.double().tolist()
+    result, after = [0.0] * len(labels), defaultdict(lambda: (0.0, 0.0))  # V_{k+1}, A_{k+1}
+    for k in reversed(range(len(labels))):
+        next_value, next_advantage = after[labels[k]]
+        delta = reward[k] + gamma * next_value - value[k]
+        result[k] = delta + gamma * lam * next_advantage
+        after[labels[k]] = value[k], result[k]
+    dtype = torch.promote_types(values.dtype, torch.float32)
+    return torch.tensor(result, dtype=dtype, device=values.device)
 
 
 def gigpo(
@@ -99,6 +126,20 @@ def gigpo(
         step_returns, list(zip(groups, anchors)), range(len(groups)), normalize, eps, None
     )  # A^S
     return episode + weight * step  # Eq. 8
+
+
+def _counted(trajectory: Keys | None, n: int, over: str) -> Sequence[int]:
+    """The rows that enter the statistics of a group: all, or the first of each trajectory."""
+    if over not in ("rows", "trajectories"):
+        raise ValueError(f'over={over!r} is unknown: use "rows" or "trajectories"')
+    if over == "trajectories" and trajectory is None:
+        raise ValueError('over="trajectories" needs the trajectory label of each row')
+    if over == "rows":
+        return range(n)
+    first = {}
+    for i, label in enumerate(_labels(trajectory, n, "trajectory")):
+        first.setdefault(label, i)
+    return list(first.values())
 
 
 def _standardize(values, labels, counted, normalize, eps, lone_mean) -> Tensor:

@@ -78,13 +78,16 @@ class Config:
     vllm_memory: float = opt(ROLLOUT, 0.4, "vLLM's fraction of the GPU memory", above=0, high=1)
     temperature: float = opt(ROLLOUT, 1.0, "of sampling in training, A.1", low=0.01, high=100)
     eval_temperature: float = opt(ROLLOUT, 0.4, "in evaluation, A.1; 0: greedy", low=0)
-    algo: str = opt(RL, ("grpo", "gigpo"), "advantage estimator")
-    normalize: str = opt(RL, ("std", "mean"), "advantages: divide by the group's std, or not")
-    statistics: str = opt(RL, ("rows", "trajectories"), "GRPO group statistics over")
+    algo: str = opt(RL, ("grpo", "gigpo", "rloo", "ppo"), "advantage estimator")
+    normalize: str = opt(RL, ("std", "mean"), "GRPO, GiGPO: divide by the group's std, or not")
+    statistics: str = opt(RL, ("rows", "trajectories"), "GRPO, RLOO: group statistics over")
     gamma: float = opt(RL, 0.95, "GiGPO discount of step returns, A.1", low=0, high=1)
     step_weight: float = opt(RL, 1.0, "GiGPO weight of the step advantage (omega), A.1")
     similarity: float = opt(RL, 0.0, "GiGPO: merge anchors at least this similar; 0: equal",
                             low=0, high=1)
+    gae_lambda: float = opt(RL, 1.0, "PPO: lambda of the advantages of tokens; code base", low=0,
+                            high=1)
+    critic_lr: float = opt(RL, 1e-5, "PPO: learning rate of the critic; code base", above=0, high=1)
     invalid_penalty: float = opt(RL, 0.1, "subtracted for a malformed response, A.1", low=0)
     lr: float = opt(RL, 1e-6, "learning rate of AdamW, constant, A.1", above=0, high=1)
     weight_decay: float = opt(RL, 0.01, "of AdamW; code base", low=0)
@@ -105,14 +108,26 @@ class Config:
                               above=0, high=1)
     entropy: str = opt(PAW, ("full", "sampled"), "Eq. 4: of the vocabulary, or the sampled token")
     wm_weight: str = opt(PAW, ("adaptive", "constant"), "lambda_g: Eq. 10, or 1")
+    wm_scale: float = opt(PAW, 1.0, "factor of the world-model loss; 1 in Eq. 11", above=0)
+    wm_target: str = opt(PAW, ("next", "shuffled"), "next observation, or another row's (placebo)")
+    wm_steps: int = opt(PAW, 1, "next observations to predict, given the actions between", low=1)
+    dedup: bool = opt(PAW, False, "Eq. 4: count equal transitions of an update once")
+    conflict_every: int = opt(PAW, 0, "updates between measurements of the cosine between the "
+                              "gradients of RL and world model; 0: never", low=0)
     r_max: float = opt(PAW, 10.0, "highest possible episode return, A.1", above=0)
 
+
+# Presets of the method, on top of one of the size (--preset paper echo).
+METHODS = {
+    # ECHO (arXiv 2605.24517): cross entropy on all observation tokens, constant weight 0.05.
+    "echo": dict(wm_loss="ce", select_ratio=1.0, wm_weight="constant", wm_scale=0.05),
+}
 
 # Settings that may differ on resume: of run length, speed, memory and evaluation.
 FREE_TO_CHANGE = (
     "out", "updates", "eval_every", "eval_seed", "eval_repeats", "save_every", "workers",
     "env_timeout", "device", "threads", "shard", "grad_checkpointing", "ref_offload", "attention",
-    "vllm_memory", "micro_tokens",
+    "vllm_memory", "micro_tokens", "conflict_every",
 )  # fmt: skip
 
 
@@ -141,10 +156,10 @@ def check(cfg: Config) -> None:
                 f"{flag(f.name)} {value} is out of range: it must be "
                 f"{' and '.join(bounds) or 'a finite number'}."
             )
-    if cfg.group_size == 1:
+    if cfg.group_size == 1 and cfg.algo != "ppo":
         raise UserError("--group-size 1 leaves nothing to compare an episode with: use 2 or more.")
-    if cfg.algo == "gigpo" and cfg.statistics == "trajectories":
-        raise UserError("--statistics trajectories is for GRPO: GiGPO's groups are rows; omit it.")
+    if cfg.algo in ("gigpo", "ppo") and cfg.statistics == "trajectories":
+        raise UserError(f"--statistics trajectories is not for --algo {cfg.algo}: omit it.")
     if not re.fullmatch(r"(?!\.\.?$)[^/\x00-\x1f\ud800-\udfff]{0,200}", cfg.name):
         raise UserError(f"--name {cfg.name:.80} cannot be a folder in --out: use a plain name.")
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", cfg.device):
@@ -172,7 +187,8 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     layout = argparse.RawDescriptionHelpFormatter
     parser = Parser(usage="%(prog)s [flags]", description=doc, formatter_class=layout)
     add, default = parser.add_argument, next(iter(presets))
-    add("--preset", choices=list(presets), default=default, help=f"base settings ({default})")
+    add("--preset", choices=[*presets, *METHODS], nargs="+", default=[default],
+        help=f"base settings: a size (default {default}), a method on top, or both")
     for mode, text in (("eval-only", "evaluate --model or the checkpoint, and exit"),
                        ("dry-run", "check model and data, print the plan, and exit")):  # fmt: skip
         add(f"--{mode}", dest="mode", action="store_const", const=mode, default="train", help=text)
@@ -190,12 +206,20 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
         groups[title].add_argument(flag(f.name), default=MISSING, help=text, **kind)
     args = vars(parser.parse_args(argv))
     given = {f.name: args[f.name] for f in settings(env) if args[f.name] is not MISSING}
-    cfg = Config(**{"env": env} | presets[args["preset"]] | given)
+    names = args["preset"]
+    sizes = [name for name in names if name in presets]
+    if len(sizes) > 1:
+        raise UserError(f"--preset {' '.join(names)} has {len(sizes)} sizes: choose one.")
+    base = {"env": env}
+    for name in [default] * (not sizes) + names:
+        base |= (presets | METHODS)[name]
+    cfg = Config(**base | given)
     check(cfg)
     if not cfg.name:  # from what differs from the preset; Run refuses a collision
         model = cfg.model.rstrip("/").split("/")[-1] or "tiny"
-        method = cfg.algo + ("-paw" if cfg.paw else "")
-        base = asdict(Config()) | presets[args["preset"]]
+        auxiliary = next((name for name in names if name in METHODS), "paw")
+        method = cfg.algo + (f"-{auxiliary}" if cfg.paw else "")
+        base = asdict(Config()) | base
         named = ("model", "algo", "paw", "seed", "data", "retriever", "encoder", *FREE_TO_CHANGE)
         changed = [k for k, value in given.items() if k not in named and value != base[k]]
         parts = [f"{key}={given[key]}".replace("_", "-") for key in changed]
@@ -210,8 +234,9 @@ def public(cfg: Config) -> dict:
 
 def differences(old: dict, cfg: Config) -> list[str]:
     """The flags of a stored config that differ from `cfg`, without those that may change."""
+    old = asdict(Config()) | old  # a setting that is newer than the run had its default
     return [
-        f"{flag(key)} {old.get(key)!r}"
+        f"{flag(key)} {old[key]!r}"
         for key, value in public(cfg).items()
-        if key not in FREE_TO_CHANGE and old.get(key) != value
+        if key not in FREE_TO_CHANGE and old[key] != value
     ]

@@ -1,5 +1,6 @@
 """Evaluation on a fixed panel with fixed seeds, so that two numbers differ by the policy alone."""
 
+import json
 from collections import defaultdict
 from statistics import stdev
 
@@ -33,6 +34,13 @@ def evaluate(cfg: Config, policy, sampler, pool: Pool, tasks: list[str]) -> Roll
     means = [mean(won) for won in by_task.values()]  # repeats of a task are not independent
     metrics["eval_success_se"] = stdev(means) / len(means) ** 0.5 if len(means) > 1 else 0.0
     return Rollout(episodes, metrics | types)
+
+
+def outcomes(update: int, episodes: list[Episode]) -> str:
+    """What became of each episode that was played, as JSON: for tables with paired differences."""
+    keys = ("task", "task_type", "won", "score")
+    played = [{key: getattr(e, key) for key in keys} for e in episodes if not e.failed]
+    return json.dumps({"update": update, "episodes": played}, indent=0) + "\n"
 
 
 def transcript(episodes: list[Episode], limit: int = 4) -> str:

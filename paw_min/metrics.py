@@ -1,14 +1,25 @@
 """The numbers that describe episodes and updates; results/README.md explains each of them."""
 
+import resource
 from collections import defaultdict
 
+import torch
 from torch import Tensor
 
-from paw_min import distributed, losses
+from paw_min import distributed, losses, targets
 
 
 def mean(values: list) -> float:
     return float(sum(values) / len(values)) if values else 0.0
+
+
+def peak_memory(device: torch.device) -> float:
+    """GB: the GPU allocator's peak since the last call, or the process's since its start."""
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return peak / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
 def describe_episodes(episodes: list) -> dict[str, float]:
@@ -39,6 +50,7 @@ def describe_selection(rows) -> dict[str, float]:
         "lambda_min": min(lam),
         "lambda_max": max(lam),
         "selected": rows.selected.float().mean().item(),
+        "duplicates": 1.0 - mean(targets.first_occurrences(rows.tokens)),
     }
 
 

@@ -195,7 +195,8 @@ class _Player:
             )
         )  # fmt: skip
         episode.log.append((context.observation, seat.text, step.observation))
-        context.history.append(Turn(context.observation, seat.command.text, seat.text))
+        context.history.append(Turn(context.observation, seat.command.text))
+        context.responses.append(seat.text)
         context.observation, context.admissible = step.observation, step.admissible
         episode.score = step.score
         episode.won = step.done and step.won

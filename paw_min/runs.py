@@ -2,7 +2,8 @@
 
     runs/<name>/config.json           every setting
                 metrics.jsonl         one line per update; line 0 is the evaluation before training
-                episodes.md           a few episodes as text
+                episodes.md           a few episodes of the latest evaluation as text
+                evaluation.json       all its outcomes, per task
                 curves.png, paw.png   the metrics as curves
                 checkpoint-000012/    Hugging Face folder + trainer.pt, after update 12
 

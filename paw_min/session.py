@@ -13,6 +13,7 @@ import torch
 
 from paw_min import distributed, toy
 from paw_min.config import Config, UserError
+from paw_min.critic import load_critic
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.protocol import Pool, Tasks
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
@@ -57,11 +58,17 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     if (positions := getattr(policy.model.config, "max_position_embeddings", length)) < length:
         limits = "--max-prompt-tokens and --max-response-tokens"
         raise UserError(f"{start} has {positions} positions: lower {limits}, together {length}.")
+    trained = [{"params": policy.model.parameters()}]
+    if cfg.algo == "ppo" and not eval_only:
+        policy.critic = load_critic(start, policy, cfg.attention)
+        trained.append({"params": policy.critic.parameters(), "lr": cfg.critic_lr})
     if cfg.grad_checkpointing:
         policy.model.gradient_checkpointing_enable()
+        if policy.critic:
+            policy.critic.decoder.gradient_checkpointing_enable()
     if cfg.shard:
         distributed.shard(policy)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay)
+    optimizer = torch.optim.AdamW(trained, lr=cfg.lr, weight_decay=cfg.weight_decay)
     reference = None
     if cfg.kl_coef > 0 and not eval_only:
         where = "cpu" if cfg.ref_offload else device

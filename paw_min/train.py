@@ -10,8 +10,10 @@ import time
 
 from paw_min import console, distributed
 from paw_min.config import Config, UserError
-from paw_min.evaluate import evaluate, transcript
-from paw_min.metrics import describe_episodes, describe_selection
+from paw_min.conflict import gradient_conflict
+from paw_min.critic import learn_values
+from paw_min.evaluate import evaluate, outcomes, transcript
+from paw_min.metrics import describe_episodes, describe_selection, peak_memory
 from paw_min.model.scoring import check_sync
 from paw_min.plot import draw
 from paw_min.rollout import rollout
@@ -27,6 +29,8 @@ def train(cfg: Config, eval_only: bool = False) -> None:
         if eval_only:
             evaluation = evaluate(cfg, s.policy, s.sampler, s.pool, s.tasks.held_out)
             s.run.write("episodes.md", transcript(evaluation.episodes))
+            done = max((line["update"] for line in s.run.metrics()), default=0)
+            s.run.write("evaluation.json", outcomes(done, evaluation.episodes))
             metrics = evaluation.metrics.items()
             console.say("\n".join(f"{key:48s} {value:8.3f}" for key, value in metrics))
             return
@@ -45,6 +49,7 @@ def train(cfg: Config, eval_only: bool = False) -> None:
                 evaluation = evaluate(cfg, s.policy, s.sampler, s.pool, s.tasks.held_out)
                 metrics |= evaluation.metrics
                 s.run.write("episodes.md", transcript(evaluation.episodes))
+                s.run.write("evaluation.json", outcomes(k, evaluation.episodes))
             # Metrics first: a kill between the two writes repeats the update, and resuming drops
             # the line that is ahead of the checkpoint.
             log(s, metrics)
@@ -84,8 +89,13 @@ def update(cfg: Config, s: Session, k: int) -> dict[str, float]:
     times.append(time.perf_counter())
     rows = prepare(cfg, s.policy, s.reference, episodes)  # passes without gradient
     times.append(time.perf_counter())
+    learned, seed_key = {}, (cfg.seed, k)
     try:
-        learned = learn(cfg, s.policy, s.optimizer, rows, (cfg.seed, k))
+        if cfg.algo == "ppo":
+            learned |= learn_values(cfg, s.policy, s.optimizer, rows, seed_key)
+        if cfg.paw and cfg.conflict_every and k % cfg.conflict_every == 0:
+            learned |= gradient_conflict(cfg, s.policy, rows, seed_key)
+        learned |= learn(cfg, s.policy, s.optimizer, rows, seed_key)
     except NonFinite as error:
         start = s.run.checkpoint() or "the start model"
         raise UserError(
@@ -98,8 +108,8 @@ def update(cfg: Config, s: Session, k: int) -> dict[str, float]:
         "seconds_old_pass": times[3] - times[2],
         "seconds_update": time.perf_counter() - times[3],
     }
-    described = describe_episodes(played.episodes)
-    return described | learned | played.metrics | {"sampler_gap": gap} | seconds
+    checks = {"sampler_gap": gap, "memory_gb": peak_memory(s.policy.device)}
+    return describe_episodes(played.episodes) | learned | played.metrics | checks | seconds
 
 
 def log(s: Session, metrics: dict[str, float]) -> None:

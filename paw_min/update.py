@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paw_min import advantages, balance, cmae, distributed, losses, select
+from paw_min import advantages, balance, cmae, distributed, losses, select, targets
 from paw_min.config import Config
 from paw_min.console import progress_bar
 from paw_min.metrics import UpdateMetrics
-from paw_min.model.batches import TokenRow, micro_batches
+from paw_min.model.batches import Batch, TokenRow, micro_batches
 from paw_min.model.policy import Policy
 from paw_min.model.scoring import fit, old_policy_scores, score_responses
 from paw_min.rollout import Episode, Transition
@@ -42,9 +42,7 @@ class Rows:
     row_weight: Tensor  # (N,) weight of the world-model loss in Eq. 11: lambda_g / (G |S_g|) or 0
 
 
-def prepare(
-    cfg: Config, policy: Policy, reference: Policy | None, episodes: list[Episode]
-) -> Rows:
+def prepare(cfg: Config, policy: Policy, reference: Policy | None, episodes: list[Episode]) -> Rows:
     """Lines 3, 4, 6 and 9: what learn() needs, computed once per update, from all episodes.
 
     episodes: the same on every rank. reference: frozen policy of the KL term.
@@ -64,7 +62,8 @@ def prepare(
         selected = select_transitions(cfg, rows, old.entropy)  # line 4, Eq. 4
         lam = group_lambdas(cfg, episodes)  # line 9, Eq. 10
     return Rows(
-        tokens=rows, group=group, trajectory=[t.trajectory for t in rows],
+        tokens=targets.world_model_targets(cfg, rows), group=group,
+        trajectory=[t.trajectory for t in rows],
         advantage=row_advantages(cfg, episodes),  # of line 7, Eq. 1
         old_logp=old.logp, ref_logp=ref_logp, entropy=old.entropy,
         selected=selected, lam=torch.tensor([lam[g] for g in group]),
@@ -82,41 +81,47 @@ def learn(cfg: Config, policy: Policy, optimizer, rows: Rows, seed_key: tuple) -
     with_obs = (rows.row_weight > 0).tolist()  # append o_{t+1} only where its loss counts
     metrics, bar = UpdateMetrics(len(minis)), progress_bar(n_rows, "update", "row")
     for mini in minis:  # line 5, over random rows of all groups
-        mini_tokens = sum(len(rows.tokens[i].response_ids) for i in mini)
         optimizer.zero_grad()
         for batch in micro_batches(policy, rows.tokens, mini, with_obs, cfg.micro_tokens):
-            i, mask = batch.index, batch.response_mask  # B indices of rows, (B, S)
-            logp, token_entropy = policy(batch)  # (B, S) each: one pass over h_t, a_t and o_{t+1}
-            old_logp = logp.detach() if rows.old_logp is None else fit(rows.old_logp[i], logp)
-
-            # Line 7, Eq. 1: the base RL loss on every response. `share` turns the token mean of
-            # this micro-batch into its part of the token mean of the mini-batch.
-            share = int(mask.sum()) / mini_tokens
-            surrogate, stats = policy_loss(cfg, logp, old_logp, rows.advantage[i], mask)
-            stats["entropy"] = losses.masked_mean(token_entropy, mask)
-            terms = {"pg": share * surrogate}
-            terms["entropy"] = -cfg.entropy_coef * share * stats["entropy"]
-            if rows.ref_logp is not None:
-                stats["ref_kl"] = losses.k3_kl(logp, fit(rows.ref_logp[i], logp), mask)
-                terms["kl"] = cfg.kl_coef * share * stats["ref_kl"]
-
-            # Line 8, Eq. 5-9: the world-model loss of the selected transitions. row_weight has
-            # lambda_g and the means of Eq. 9 and 11 (lines 4, 6, 9: see prepare). It refers to the
-            # whole update, so the sum over a mini-batch is scaled up to estimate the full sum.
-            if batch.obs_mask.any():
-                row_loss = observation_loss(cfg, logp, batch.obs_mask)  # (B,)
-                weighted = (rows.row_weight[i].to(logp) * row_loss).sum()
-                terms["wm"] = weighted * (n_rows / len(mini))
-                metrics.add_world_model(row_loss, cmae.hard_tokens(logp, cfg.rho), batch.obs_mask)
-
+            terms = loss_terms(cfg, policy, rows, mini, batch, metrics)
             loss = sum(terms.values())  # line 11, Eq. 11: this micro-batch's part
-            check_finite(loss, terms, rows, i)
+            check_finite(loss, terms, rows, batch.index)
             loss.backward()  # gradients of the micro-batches add up
-            metrics.add_pass(terms, stats, batch)
-            bar.update(len(i) * distributed.world())  # the ranks advance together
+            bar.update(len(batch.index) * distributed.world())  # the ranks advance together
         metrics.add_step(gradient_step(cfg, policy, optimizer, rows, mini))
     bar.close()
     return metrics.result()
+
+
+def loss_terms(
+    cfg: Config, policy: Policy, rows: Rows, mini: list[int], batch: Batch, metrics: UpdateMetrics
+) -> dict[str, Tensor]:
+    """Lines 7 and 8: the terms of Eq. 11 for one micro-batch, as parts of the mini-batch's."""
+    i, mask = batch.index, batch.response_mask  # B indices of rows, (B, S)
+    logp, token_entropy = policy(batch)  # (B, S) each: one pass over h_t, a_t and o_{t+1}
+    old_logp = logp.detach() if rows.old_logp is None else fit(rows.old_logp[i], logp)
+
+    # Line 7, Eq. 1: the base RL loss on every response. `share` turns the token mean of this
+    # micro-batch into its part of the token mean of the mini-batch.
+    share = int(mask.sum()) / sum(len(rows.tokens[k].response_ids) for k in mini)
+    surrogate, stats = policy_loss(cfg, logp, old_logp, rows.advantage[i], mask)
+    stats["entropy"] = losses.masked_mean(token_entropy, mask)
+    terms = {"pg": share * surrogate}
+    terms["entropy"] = -cfg.entropy_coef * share * stats["entropy"]
+    if rows.ref_logp is not None:
+        stats["ref_kl"] = losses.k3_kl(logp, fit(rows.ref_logp[i], logp), mask)
+        terms["kl"] = cfg.kl_coef * share * stats["ref_kl"]
+
+    # Line 8, Eq. 5-9: the world-model loss of the selected transitions. row_weight has lambda_g and
+    # the means of Eq. 9 and 11 (lines 4, 6, 9: see prepare). It refers to the whole update, so the
+    # sum over a mini-batch is scaled up to estimate the full sum.
+    if batch.obs_mask.any():
+        row_loss = observation_loss(cfg, logp, batch.obs_mask)  # (B,)
+        weighted = (rows.row_weight[i].to(logp) * row_loss).sum()
+        terms["wm"] = cfg.wm_scale * weighted * (len(rows.tokens) / len(mini))
+        metrics.add_world_model(row_loss, cmae.hard_tokens(logp, cfg.rho), batch.obs_mask)
+    metrics.add_pass(terms, stats, batch)
+    return terms
 
 
 def mini_batches(cfg: Config, n_rows: int, seed_key: tuple) -> list[list[int]]:
@@ -134,6 +139,10 @@ def row_advantages(cfg: Config, episodes: list[Episode]) -> Tensor:
     scores = torch.tensor([e.episode_return for e in episodes for _ in e.transitions])
     scores = advantages.penalized(scores, valid, cfg.invalid_penalty)  # (N,)
     group, trajectory = [t.group for t in rows], [t.trajectory for t in rows]
+    if cfg.algo == "ppo":
+        return scores  # critic.py replaces them by estimates per token
+    if cfg.algo == "rloo":
+        return advantages.rloo(scores, group, trajectory, over=cfg.statistics)
     if cfg.algo == "grpo":
         return advantages.grpo(
             scores, group, trajectory, normalize=cfg.normalize, over=cfg.statistics
@@ -150,6 +159,8 @@ def row_advantages(cfg: Config, episodes: list[Episode]) -> Tensor:
 def select_transitions(cfg: Config, rows: list[Transition], entropy: Tensor | None) -> Tensor:
     """Eq. 4 over all rows that have an observation -> bool (N,). entropy: (N,); None: keep all."""
     selected = torch.tensor([len(t.obs_ids) > 0 for t in rows])  # (N,)
+    if cfg.dedup:
+        selected &= torch.tensor(targets.first_occurrences(rows))
     if entropy is not None:
         selected[selected.clone()] = select.top_alpha(entropy[selected], cfg.select_ratio)
     return selected
@@ -207,4 +218,3 @@ def check_finite(loss: Tensor, terms: dict[str, Tensor], rows: Rows, index: list
         shown = ", ".join(f"{name} {value.item():g}" for name, value in terms.items())
         part = [rows.tokens[i] for i in index]
         raise NonFinite(f"the loss became {loss.item()} ({shown})", part)
-

@@ -1,4 +1,5 @@
-"""What each rank of tests/test_dist.py does: `torchrun ... -m tests.dist_jobs OUT`.
+"""What each rank of tests/test_dist.py does: `torchrun ... -m tests.dist_jobs OUT`, and each of
+tests/test_critic.py: `... -m tests.dist_jobs ppo OUT`.
 
 In one process, without torchrun, the same functions give the numbers to compare with.
 """
@@ -9,6 +10,9 @@ import torch
 
 from paw_min import distributed
 from paw_min.config import Config
+from paw_min.conflict import gradient_conflict
+from paw_min.critic import learn_values
+from paw_min.update import learn, prepare
 from tests.test_policy import make_policy
 from tests.test_update import BASE, make_episodes, update
 
@@ -44,9 +48,33 @@ def updated(settings: dict, shard: bool = False) -> dict:
     }
 
 
+def ppo_updated(shard: bool) -> dict:
+    """Metrics and weights after one update of policy and critic with PaW, and their conflict."""
+    from tests.test_critic import PPO, make_critic, optimizer_of
+
+    cfg, policy = Config(**PPO | dict(lr=1e-3, critic_lr=1e-3, shard=shard)), make_policy()
+    make_critic(policy)
+    if shard:
+        distributed.shard(policy)
+    optimizer = optimizer_of(policy, cfg)
+    rows = prepare(cfg, policy, None, EPISODES)
+    metrics = learn_values(cfg, policy, optimizer, rows, (0, 0))
+    metrics |= gradient_conflict(cfg, policy, rows, (0, 0))
+    metrics |= learn(cfg, policy, optimizer, rows, (0, 0))
+    timeless = {k: v for k, v in metrics.items() if k != "tokens_forward"}
+    weights = {n: whole(p).detach() for n, p in policy.named_parameters()}
+    return {"metrics": timeless, "weights": weights}
+
+
 def main() -> None:
     torch.set_num_threads(1)
     distributed.start("cpu")
+    if sys.argv[1] == "ppo":
+        results = {"replicated": ppo_updated(shard=False), "sharded": ppo_updated(shard=True)}
+        if distributed.rank() == 0:
+            torch.save(results, sys.argv[2])
+        distributed.finish()
+        return
     results = {name: updated(settings) for name, settings in CASES.items()}
     sharded = {name: updated(settings, shard=True) for name, settings in CASES.items()}
     if distributed.rank() == 0:

@@ -223,3 +223,70 @@ def test_wrong_arguments_are_named():
         advantages.grpo(SCORES, GROUP[:4])
     with pytest.raises(ValueError, match="similarity=1.5"):
         advantages.gigpo(SCORES, RETURNS, GROUP, ANCHOR, similarity=1.5)
+
+
+# ---- RLOO, GAE ----
+
+
+@pytest.mark.parametrize(
+    "over, expected",
+    [("rows", [5.025, 4.9, 5.025, -7.475, -7.475]), ("trajectories", [10, 9.8, 10, -10.0, -10])],
+)
+def test_rloo_golden(over, expected):
+    close(advantages.rloo(SCORES, GROUP, TRAJECTORY, over=over), expected)
+
+
+def test_rloo_is_the_score_minus_the_mean_of_the_others():
+    rng = random.Random(0)
+    for _ in range(20):
+        n = rng.randint(2, 12)
+        scores, group = [rng.gauss(0, 5) for _ in range(n)], [rng.randint(0, 3) for _ in range(n)]
+        expected = []
+        for i in range(n):
+            others = [scores[j] for j in range(n) if group[j] == group[i] and j != i]
+            expected.append(scores[i] - (statistics.mean(others) if others else 0.0))
+        close(advantages.rloo(torch.tensor(scores), group), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_rloo_counts_each_trajectory_once():
+    """Leave-one-out over trajectories: three of lengths 1, 3 and 2, with scores 1, 2, 6."""
+    scores = torch.tensor([1.0, 2, 2, 2, 6, 6])
+    trajectory = [0, 1, 1, 1, 2, 2]
+    result = advantages.rloo(scores, [0] * 6, trajectory, over="trajectories")
+    close(result, [1 - 4.0, 2 - 3.5, 2 - 3.5, 2 - 3.5, 6 - 1.5, 6 - 1.5])
+    lone = advantages.rloo(torch.tensor([3, 5]), [0, 0], [0, 0], over="trajectories")
+    close(lone, [3.0, 5.0])  # a lone trajectory keeps its scores
+    with pytest.raises(ValueError, match="needs the trajectory label"):
+        advantages.rloo(scores, [0] * 6, over="trajectories")
+    with pytest.raises(ValueError, match="over='episodes' is unknown"):
+        advantages.rloo(scores, [0] * 6, over="episodes")
+
+
+@pytest.mark.parametrize("gamma, lam", [(1.0, 1.0), (0.9, 0.8), (1.0, 0.0), (0.5, 1.0)])
+def test_gae_is_the_discounted_sum_of_td_errors(gamma, lam):
+    """Against the definition, on interleaved trajectories of lengths 1 to 6."""
+    rng = random.Random(1)
+    label = [t for t in range(5) for _ in range(t + 2)] + [9]
+    rng.shuffle(label)
+    rewards, values = ([rng.gauss(0, 1) for _ in label] for _ in range(2))
+    expected = [0.0] * len(label)
+    for t in set(label):
+        own = [k for k in range(len(label)) if label[k] == t]
+        later = [values[k] for k in own[1:]] + [0.0]
+        delta = [rewards[k] + gamma * v - values[k] for k, v in zip(own, later)]
+        for n, k in enumerate(own):
+            expected[k] = sum((gamma * lam) ** j * d for j, d in enumerate(delta[n:]))
+    estimate = advantages.gae(
+        torch.tensor(rewards), torch.tensor(values), label, gamma=gamma, lam=lam
+    )
+    close(estimate, expected, atol=1e-5, rtol=1e-5)
+    assert estimate.dtype == torch.float32
+
+
+def test_gae_of_the_code_base_is_score_minus_value():
+    """gamma = lambda = 1 and a reward on the last token of each response."""
+    rewards, values = torch.tensor([0, 0, 10, 0, -0.1]), torch.tensor([1.0, 2, 3, 4, 5])
+    estimate = advantages.gae(rewards, values, torch.tensor([7, 7, 7, 8, 8]), gamma=1.0, lam=1.0)
+    close(estimate, [9.0, 8.0, 7.0, -4.1, -5.1])
+    whole = advantages.gae(torch.tensor([0, 2]), torch.tensor([1, 1]), [0, 0], gamma=1, lam=1)
+    close(whole, [1.0, 1.0])  # integers are no reason to round

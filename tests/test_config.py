@@ -28,17 +28,18 @@ def parse(*argv: str, env: str = "alfworld") -> Config:
 A1 = dict(  # PaW A.1 and section 4.1, for all three benchmarks
     max_response_tokens=512, lr=1e-6, step_weight=1.0, gamma=0.95, normalize="std",
     temperature=1.0, paw=True, wm_loss="cmae", select_ratio=0.75, rho=0.2, wm_weight="adaptive",
-    algo="grpo", prompt="paper",
+    algo="grpo", prompt="paper", wm_scale=1.0, wm_target="next", wm_steps=1, dedup=False,
 )  # fmt: skip
 CODE_BASE = dict(  # verl-agent, where the paper gives no number
     clip=0.2, dual_clip=3.0, weight_decay=0.01, grad_clip=1.0, statistics="rows",
-    old_logp="recomputed", train_split="train",
+    old_logp="recomputed", train_split="train", gae_lambda=1.0, critic_lr=1e-5,
 )  # fmt: skip
 OURS = dict(  # neither says; max_obs_tokens cuts nothing: Eq. 5-8 sum over all of |o|
     entropy="full", max_obs_tokens=4096, is_cap=2.0, name="", out="runs", seed=0, eval_seed=0,
     eval_repeats=1, data="", device="auto", threads=1, precision="auto", shard=False,
     grad_checkpointing=True, attention="sdpa", ref_offload=False, sampler="vllm", vllm_memory=0.4,
-    micro_tokens=16384, human_goals=False, retriever="", encoder="", env_timeout=60.0, topk=3,
+    micro_tokens=16384, conflict_every=0, human_goals=False, retriever="", encoder="",
+    env_timeout=60.0, topk=3,
 )  # fmt: skip
 DECISIONS = dict(  # ALFWorld and WebShop
     groups=16, group_size=8, r_max=10.0, invalid_penalty=0.1, history_length=2,
@@ -134,7 +135,10 @@ def test_tiny_presets_cut_no_observation(env, games_root, tmp_path):
         (["--device", "mps"], "--device mps is not supported"),
         (["--device", "meta"], "--device meta is not supported"),
         (["--device", "cuda:"], "--device cuda: is not supported"),
-        (["--algo", "gigpo", "--statistics", "trajectories"], "--statistics trajectories is for G"),
+        (["--algo", "gigpo", "--statistics", "trajectories"], "--statistics trajectories is not f"),
+        (["--algo", "ppo", "--statistics", "trajectories"], "not for --algo ppo: omit it"),
+        (["--preset", "tiny", "paper"], "--preset tiny paper has 2 sizes: choose one."),
+        (["--wm-scale", "0"], "--wm-scale 0.0 is out of range: it must be above 0."),
         (["--name", "../x"], "--name ../x cannot be a folder in --out: use a plain name."),
         (["--name", "/tmp/x"], "--name /tmp/x cannot be a folder"),
         (["--name", "a/b"], "--name a/b cannot be a folder"),
@@ -187,6 +191,15 @@ def test_argparse_errors_are_one_line(argv, message, capsys):
     assert printed.count("\n") == 1 and "usage" not in printed
 
 
+def test_echo_is_a_preset_on_top_of_a_size():
+    echo = dict(wm_loss="ce", select_ratio=1.0, wm_weight="constant", wm_scale=0.05)
+    for size in ("tiny", "paper"):
+        plain, cfg = parse("--preset", size), parse("--preset", size, "echo")
+        assert asdict(cfg) == asdict(plain) | echo | {"name": plain.name.replace("paw", "echo")}
+    assert parse("--preset", "echo") == parse("--preset", "tiny", "echo")
+    assert parse("--preset", "echo", "--wm-scale", "0.1").name.count("-wm-scale=0.1-") == 1
+
+
 # ---- names ----
 
 OTHER = dict(  # a valid value of each setting that is not the one of the tiny preset
@@ -198,6 +211,7 @@ OTHER = dict(  # a valid value of each setting that is not the one of the tiny p
     eval_tasks=33, model="a/other", seed=3, data="d", retriever="r", encoder="e", workers=2,
     env_timeout=3.0, threads=2, out="elsewhere", updates=33, eval_every=3, eval_seed=3,
     eval_repeats=3, save_every=3, micro_tokens=333, vllm_memory=0.3, device="cpu",
+    conflict_every=3, critic_lr=0.3, gae_lambda=0.3, wm_scale=0.3, wm_steps=3,
 )  # fmt: skip
 SOURCES = {"data", "retriever", "encoder"}  # paths, which the names leave out
 

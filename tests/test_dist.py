@@ -120,7 +120,7 @@ def script(tmp_path_factory) -> list[str]:
 
 
 def numbers(folder: Path) -> list[dict]:
-    timed = ("seconds", "generator_idle", "env_wait", "tokens_forward")
+    timed = ("seconds", "generator_idle", "env_wait", "memory_gb", "tokens_forward")
     return [
         {k: v for k, v in line.items() if not k.startswith(timed)}
         for line in runs.read_metrics(folder)

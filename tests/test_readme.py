@@ -69,9 +69,10 @@ def test_the_core_stays_small():
         return sum(len(path.read_text().splitlines()) for path in paths)
 
     package = ROOT / "paw_min"
-    assert lines(*package.glob("*.py"), *package.glob("model/*.py")) < 2700
+    extras = {package / f"{name}.py" for name in ("critic", "targets", "conflict")}
+    assert lines(*set(package.glob("*.py")) - extras, *package.glob("model/*.py")) < 2850
     eight = "train update rollout advantages select cmae balance losses".split()
-    assert lines(*(package / f"{name}.py" for name in eight)) < 1100
+    assert lines(*(package / f"{name}.py" for name in eight)) < 990
 
 
 def test_ruff_is_clean():

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parent.parent
 
 def numbers(folder) -> list[dict]:
     """metrics.jsonl without the times, which no run repeats."""
-    timed = ("seconds", "generator_idle", "env_wait")
+    timed = ("seconds", "generator_idle", "env_wait", "memory_gb")
     return [
         {k: v for k, v in line.items() if not k.startswith(timed)}
         for line in runs.read_metrics(folder)
@@ -53,7 +53,7 @@ def test_a_run_leaves_everything_behind(config, tmp_path, capsys):
         "clip_fraction", "approx_kl", "ref_kl", "grad_norm", "lambda", "lambda_min", "lambda_max",
         "wm_loss", "loss_wm", "loss_pg", "loss_kl", "loss_entropy", "wm_clipped_tokens", "selected",
         "tokens_generated", "tokens_trained", "tokens_forward", "prompts_cut", "obs_tokens_cut",
-        "generator_idle", "env_wait", "sampler_gap",
+        "generator_idle", "env_wait", "sampler_gap", "memory_gb", "duplicates",
         "seconds_rollout", "seconds_generate", "seconds_env", "seconds_old_pass", "seconds_update",
     }  # fmt: skip
     assert expected <= set(lines[1])
@@ -371,6 +371,29 @@ def test_the_stand_in_is_what_its_command_makes(games_root):
     rows = standins.demonstrations("alfworld", games, 0, haste, episodes)
     loss = standins.imitate(model, tokenizer, rows, 0, 60, 1e-9, stop=6)
     assert sum(loss) / 6 == pytest.approx(record["haste"][-1], rel=0.25)
+
+
+def test_the_warm_start_supervises_what_its_kind_says():
+    """One row, so that each step sees it: the mean loss of its parts by hand."""
+    folder = default_model("alfworld")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    response = "<think>find mug</think><action>go to desk 1</action>"
+    row = ("go to desk 1", response, "You arrive at desk 1.")
+    prompt = tokenizer(f"<user>{row[0]}<agent>", add_special_tokens=False)["input_ids"]
+    response = tokenizer(row[1], add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+    observation = tokenizer(row[2], add_special_tokens=False)["input_ids"]
+    ids = torch.tensor(prompt + response + observation)
+    logp = model(ids[None]).logits[0, :-1].log_softmax(-1)
+    nll = -logp.gather(-1, ids[1:, None])[:, 0]
+    n, m = len(prompt) - 1, len(response)
+    expected = {"sft": nll[n : n + m].mean(), "actobs": nll[n:].mean()}
+    weight = torch.full((len(nll),), 0.3)
+    weight[n : n + m] = 1.0
+    expected["words"] = (weight * nll).sum() / weight.sum()
+    for kind, value in expected.items():
+        (loss,) = standins.imitate(model, tokenizer, [row], 0, 60, 1e-9, kind, stop=1)
+        assert loss == pytest.approx(value.item(), rel=1e-3), kind
 
 
 @pytest.mark.parametrize("off, stops", [(2e-3, True), (5e-4, False), (float("nan"), True)])

@@ -77,7 +77,6 @@ class Turn(NamedTuple):
 
     observation: str  # o_t
     command: str  # what was executed
-    response: str = ""  # a_t in full, for prompts that show earlier reasoning
 
 
 @dataclass
@@ -88,6 +87,7 @@ class Context:
     observation: str  # o_t
     admissible: list[str]
     history: list[Turn] = field(default_factory=list)  # all earlier steps, oldest first
+    responses: list[str] = field(default_factory=list)  # theirs in full, for prompts that show them
 
 
 class Command(NamedTuple):

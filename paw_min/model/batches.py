@@ -15,7 +15,7 @@ Legend: B rows, L tokens of the longest row, S scored tokens of the longest row,
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import torch
@@ -31,6 +31,8 @@ class TokenRow:
     prompt_ids: list[int]  # h_t
     response_ids: list[int]  # a_t, exactly as sampled
     obs_ids: list[int]  # o_{t+1}; may be empty
+    # Positions in obs_ids that are context, not targets: the actions between several observations.
+    given: list[int] = field(default_factory=list, kw_only=True)
 
 
 @dataclass
@@ -132,6 +134,9 @@ def collate(
     columns = torch.arange(int(n_tail.max()))  # (S,)
     response_mask = columns < n_response  # (B, S)
     obs_mask = (columns < n_tail) & ~response_mask  # (B, S)
+    for b, row in enumerate(rows):
+        if with_obs[b] and row.given:
+            obs_mask[b, [len(row.response_ids) + k for k in row.given]] = False
     # All response tokens come first, since forward() computes entropies for those only.
     row, column = torch.cat([response_mask.nonzero(), obs_mask.nonzero()]).T  # (M,), (M,)
     at = first[row] + column  # (M,)

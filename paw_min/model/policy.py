@@ -32,7 +32,7 @@ class Policy(torch.nn.Module):
     """A causal language model of transformers with its tokenizer and sampling temperature.
 
     Everything that is trained belongs in this module: its parameters() are optimized, its
-    state_dict() is saved, and it is sharded as a whole. To add a critic, assign `policy.critic`.
+    state_dict() is saved, and it is sharded as a whole. `critic` is there with PPO only.
 
     precision: of the forward pass, "fp32" or "bf16"; the weights keep their type. packed: whether
     the attention takes rows end to end (batches.collate).
@@ -41,7 +41,7 @@ class Policy(torch.nn.Module):
     def __init__(self, model, tokenizer, temperature: float = 1.0, precision: str = "fp32"):
         super().__init__()
         self.model, self.tokenizer, self.temperature = model, tokenizer, temperature
-        self.precision = precision
+        self.precision, self.critic = precision, None
         self.packed = model.config._attn_implementation == "flash_attention_2"
         self.pad_id = tokenizer.pad_token_id
         if self.pad_id is None:
@@ -90,11 +90,20 @@ class Policy(torch.nn.Module):
         logp, entropy = [empty.index_put((batch.row, batch.column), x) for x in scores]
         return logp, entropy
 
+    def values(self, batch: Batch) -> Tensor:
+        """The critic's value before each response token -> (B, S)."""
+        return self.critic(batch)
+
     def encode_chat(self, message: str) -> list[int]:
-        """Token ids of one user message in the model's chat format, up to the response."""
+        """Token ids of one user message in the model's chat format, up to the response.
+
+        Qwen3 without its own thinking, as in the code base; Llama 3.2 with a date that stays the
+        same from day to day. Other templates ignore these two arguments.
+        """
         text = self.tokenizer.apply_chat_template(
-            [{"role": "user", "content": message}], tokenize=False, add_generation_prompt=True
-        )
+            [{"role": "user", "content": message}], tokenize=False, add_generation_prompt=True,
+            enable_thinking=False, date_string="26 Jul 2024",
+        )  # fmt: skip
         return self.encode(text)
 
     def encode(self, text: str) -> list[int]:  # without special tokens

@@ -45,7 +45,11 @@ TEACHERS = {
     "search": search_teacher,
 }
 BATCH = 16  # demonstrated steps per training step
-CONTEXT_WEIGHT = 0.3  # loss weight of prompt and observation tokens; response tokens have 1
+WEIGHTS = {  # of the loss on tokens of prompt, response and observation
+    "words": (0.3, 1.0, 0.3),  # the weights in the repository: a small model has to learn all words
+    "sft": (0.0, 1.0, 0.0),  # plain imitation
+    "actobs": (0.0, 1.0, 1.0),  # ActObs (arXiv 2609.20715): observations weigh as much as actions
+}
 HISTORY = {"alfworld": 1, "webshop": 3, "search": 4}  # history length of the prompts
 # phase: probability of haste, episodes per task, training steps, peak learning rate
 PHASES = {
@@ -130,12 +134,13 @@ def imitate(
     seed: int,
     steps: int,
     peak: float,
+    kind: str = "words",
     stop: int | None = None,
 ) -> list[float]:
     """Train `model` with cross entropy on the demonstrations; returns the loss of each step.
 
     Each step draws BATCH random rows. The learning rate warms up to `peak` in 50 steps and decays
-    linearly to 5 % of it. stop: end after this many of the `steps`.
+    linearly to 5 % of it. kind: a name in WEIGHTS. stop: end after this many of the `steps`.
     """
 
     def ids(text: str) -> list[int]:
@@ -147,9 +152,8 @@ def imitate(
             [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
         )
         parts = [ids(chat), ids(response) + [tokenizer.eos_token_id], ids(observation)]
-        weights = [CONTEXT_WEIGHT, 1.0, CONTEXT_WEIGHT]
         tokens = parts[0] + parts[1] + parts[2]
-        encoded.append((tokens, [w for p, w in zip(parts, weights) for _ in p]))
+        encoded.append((tokens, [w for p, w in zip(parts, WEIGHTS[kind]) for _ in p]))
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.98))
     generator = torch.Generator().manual_seed(seed)
     model.train()
@@ -178,11 +182,12 @@ def imitate(
     return history
 
 
-def warm_start(env: str, out: Path, seed: int = 0) -> None:
+def warm_start(env: str, out: Path, seed: int = 0, kind: str = "words") -> None:
     """Train a stand-in from scratch (up to ten minutes); write it to `out` with record.json.
 
-    record.json: by phase, the mean loss of each hundred steps, and the result of `miniature`, with
-    which a test checks that the current code is the code that trained the weights.
+    kind: a name in WEIGHTS. record.json: by phase, the mean loss of each hundred steps, and the
+    result of `miniature`, with which a test checks that the current code is the code that trained
+    the weights in the repository.
     """
     tasks = TEACHERS[env].training_tasks()
     model = tokenizer = None
@@ -192,7 +197,7 @@ def warm_start(env: str, out: Path, seed: int = 0) -> None:
         if model is None:
             tokenizer = make_tokenizer([text for row in rows for text in row])
             model = make_model(tokenizer, seed)
-        losses = imitate(model, tokenizer, rows, seed, steps, peak)
+        losses = imitate(model, tokenizer, rows, seed, steps, peak, kind)
         hundreds = [losses[i : i + 100] for i in range(0, steps, 100)]
         record[phase] = [round(sum(part) / len(part), 4) for part in hundreds]
     record["miniature"] = miniature(env, tasks[:12], tokenizer, seed)
@@ -218,7 +223,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train a stand-in model (minutes).")
     parser.add_argument("benchmark", choices=list(PHASES))
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    kinds = "loss on: words: everything; sft: responses; actobs: responses and observations"
+    parser.add_argument("--warm-start", choices=list(WEIGHTS), default="words", help=kinds)
     parser.add_argument("--threads", type=int, default=1, help="affects the last bits")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    warm_start(args.benchmark, args.out)
+    warm_start(args.benchmark, args.out, kind=args.warm_start)

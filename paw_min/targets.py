@@ -1,0 +1,70 @@
+"""What the world model predicts: the next observation (the paper), a control, and two extensions.
+
+    --wm-target shuffled   the observations of other rows: the placebo. If a gain survives it, the
+                           gain did not come from learning what actions do
+    --wm-steps K           the next K observations, given the actions in between (the first limit
+                           that section 7 of the paper leaves open)
+    --dedup                equal transitions count once in Eq. 4 (the second)
+
+Off by default. Targets only replace `obs_ids` (and `given`) of the rows that learn() gets.
+"""
+
+import random
+from dataclasses import replace
+
+from paw_min.config import Config
+from paw_min.model.batches import TokenRow
+from paw_min.rollout import Transition
+
+
+def world_model_targets(cfg: Config, rows: list[Transition]) -> list[TokenRow]:
+    """The rows of an update with the targets that the settings ask for."""
+    if cfg.wm_steps > 1:
+        rows = multi_step(rows, [t.trajectory for t in rows], cfg.wm_steps)
+    return shuffled(rows, cfg.seed) if cfg.wm_target == "shuffled" else rows
+
+
+def multi_step(rows: list[TokenRow], trajectory: list[int], k: int) -> list[TokenRow]:
+    """Append a_{t+1} o_{t+2} ... o_{t+k} to each o_{t+1}, until the trajectory ends.
+
+    rows: in time order within each trajectory. The actions in between are context, not targets.
+    Nothing is appended behind an empty observation, which is where WebShop and search end.
+    """
+    following: dict[int, list[TokenRow]] = {}  # trajectory -> its later rows, the nearest first
+    longer = []
+    for row, label in zip(reversed(rows), reversed(trajectory), strict=True):
+        later = following.setdefault(label, [])
+        ids, given = list(row.obs_ids), []
+        for step in later[: k - 1]:
+            if not step.obs_ids or not ids:
+                break
+            given += range(len(ids), len(ids) + len(step.response_ids))
+            ids += step.response_ids + step.obs_ids
+        longer.append(replace(row, obs_ids=ids, given=given))
+        later.insert(0, row)
+    return longer[::-1]
+
+
+def shuffled(rows: list[TokenRow], seed: int) -> list[TokenRow]:
+    """Give each row with an observation that of another such row, by a random cycle from `seed`.
+
+    A cycle over all rows leaves no row its own. Texts that occur several times may still coincide.
+    A lone row with an observation gets none.
+    """
+    order = [i for i, row in enumerate(rows) if row.obs_ids]
+    random.Random(f"shuffled {seed} {len(order)}").shuffle(order)
+    result = list(rows)
+    for i, source in zip(order, order[1:] + order[:1]):
+        other = rows[source] if source != i else replace(rows[i], obs_ids=[], given=[])
+        result[i] = replace(rows[i], obs_ids=other.obs_ids, given=other.given)
+    return result
+
+
+def first_occurrences(rows: list[TokenRow]) -> list[bool]:
+    """Whether (h, a, o') is the first of its kind among the rows."""
+    seen, first = set(), []
+    for row in rows:
+        key = (tuple(row.prompt_ids), tuple(row.response_ids), tuple(row.obs_ids))
+        first.append(key not in seen)
+        seen.add(key)
+    return first

@@ -1,0 +1,173 @@
+"""The critic of PPO: values, loss, whitening, one update against a plain version, whole runs.
+
+    python -m pytest tests/test_critic.py
+"""
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from paw_min import critic, runs, train
+from paw_min.config import Config, UserError, parse_args
+from paw_min.model.batches import collate
+from paw_min.update import learn, prepare
+from run_alfworld import PRESETS
+from tests.test_policy import make_policy
+from tests.test_train import numbers
+from tests.test_update import BASE, EPISODES, ROWS
+
+ROOT = Path(__file__).parent.parent
+PPO = BASE | dict(algo="ppo", group_size=1, mini_batch=7, critic_lr=1e-2)
+
+
+def make_critic(policy, scale=0.3):
+    """A critic whose head is not zero, so that values differ from the start."""
+    own = critic.Critic(make_policy().model.get_decoder())
+    torch.nn.init.normal_(own.head.weight, std=scale, generator=torch.Generator().manual_seed(0))
+    policy.critic = own
+    return policy
+
+
+def optimizer_of(policy, cfg):
+    groups = [{"params": policy.model.parameters()}]
+    groups.append({"params": policy.critic.parameters(), "lr": cfg.critic_lr})
+    return torch.optim.AdamW(groups, lr=cfg.lr, weight_decay=0.0)
+
+
+def test_values_belong_to_the_state_before_each_token():
+    """Against the decoder run on each prefix alone."""
+    policy = make_critic(make_policy())
+    rows = ROWS[:4]
+    batch = collate(rows, [True, False, True, True], policy.pad_id)
+    values = policy.values(batch)
+    for b, row in enumerate(rows):
+        for k in range(len(row.response_ids)):
+            prefix = torch.tensor([row.prompt_ids + row.response_ids[:k]])
+            hidden = policy.critic.decoder(prefix).last_hidden_state[0, -1]
+            expected = policy.critic.head(hidden).item()
+            assert values[b, k].item() == pytest.approx(expected, abs=1e-5)
+        assert not values[b, len(row.response_ids) :].any()
+
+
+def test_value_loss_takes_the_larger_error():
+    value, old = torch.tensor([0.0, 1.0, 1.0, 3.0]), torch.tensor([0.0, 0.0, 0.0, 2.2])
+    returns = torch.tensor([2.0, 2.0, 0.0, 2.0])
+    # Clipped to old +- 0.5: 0, 0.5, 0.5, 2.7.
+    expected = torch.tensor([4.0, 2.25, 1.0, 1.0])
+    torch.testing.assert_close(critic.value_loss(value, old, returns), expected)
+
+
+def test_whitening():
+    values = torch.tensor([[1.0, 3.0, 99.0], [5.0, 7.0, 99.0]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 0]]).bool()
+    expected = (torch.tensor([1.0, 3, 5, 7]) - 4) / torch.tensor([1.0, 3, 5, 7]).std()
+    result = critic.whiten(values, mask)
+    torch.testing.assert_close(result[mask], expected)
+    assert not result[~mask].any()
+    assert critic.whiten(torch.ones(1, 1), torch.ones(1, 1).bool()).item() == 0.0
+
+
+def learned(cfg, policy, optimizer=None):
+    rows = prepare(cfg, policy, None, EPISODES)
+    optimizer = optimizer or optimizer_of(policy, cfg)
+    return rows, critic.learn_values(cfg, policy, optimizer, rows, (0, 0)), optimizer
+
+
+def test_advantages_are_score_minus_value_whitened_over_the_update():
+    cfg, policy = Config(**PPO), make_critic(make_policy())
+    flat, values = [], []
+    scores = [e.episode_return for e in EPISODES for _ in e.transitions]
+    for row, score in zip(ROWS, scores):
+        value = policy.values(collate([row], [False], policy.pad_id))[0].detach()
+        values.append(value)
+        flat.append(score - 0.1 * (not row.valid) - value)
+    everything = torch.cat(flat)
+    rows, metrics, _ = learned(cfg, policy)
+    for i, row in enumerate(ROWS):
+        expected = (flat[i] - everything.mean()) / everything.std()
+        n = len(row.response_ids)
+        torch.testing.assert_close(rows.advantage[i, :n], expected, atol=1e-4, rtol=1e-4)
+        assert not rows.advantage[i, n:].any()
+    returns = torch.cat([a + v for a, v in zip(flat, values)])
+    explained = 1 - everything.var() / returns.var()
+    assert metrics["explained_variance"] == pytest.approx(explained.item(), abs=1e-4)
+    assert metrics["value"] == pytest.approx(torch.cat(values).mean().item(), abs=1e-5)
+
+
+def test_one_step_of_the_critic_is_adamw_on_the_value_loss():
+    cfg, policy = Config(**PPO | {"mini_batch": 0, "micro_tokens": 60}), make_critic(make_policy())
+    twin = copy.deepcopy(policy.critic)
+    before = copy.deepcopy(policy.model.state_dict())
+    learned(cfg, policy)
+    optimizer = torch.optim.AdamW(twin.parameters(), lr=cfg.critic_lr, weight_decay=0.0)
+    scores = [e.episode_return for e in EPISODES for _ in e.transitions]
+    errors = []
+    for row, score in zip(ROWS, scores):
+        value = twin(collate([row], [False], policy.pad_id))[0]
+        errors.append((value - (score - 0.1 * (not row.valid))) ** 2)  # pi is pi_old: not clipped
+    torch.cat(errors).mean().backward()
+    optimizer.step()
+    for ours, plain in zip(policy.critic.parameters(), twin.parameters()):
+        torch.testing.assert_close(ours, plain, atol=2e-5, rtol=0)
+    for name, weight in policy.model.state_dict().items():
+        assert torch.equal(weight, before[name])  # the language model has not moved
+
+
+def test_policy_and_critic_step_apart_and_values_come_to_fit():
+    cfg, policy = Config(**PPO), make_critic(make_policy())
+    optimizer = optimizer_of(policy, cfg)
+    losses = []
+    for _ in range(12):
+        rows, metrics, _ = learned(cfg, policy, optimizer)
+        losses.append(metrics["loss_value"])
+        values = copy.deepcopy(policy.critic.state_dict())
+        weight = policy.model.lm_head.weight.clone()
+        learn(cfg, policy, optimizer, rows, (0, 0))
+        assert not torch.equal(policy.model.lm_head.weight, weight)
+        assert all(torch.equal(w, values[n]) for n, w in policy.critic.state_dict().items())
+    assert losses[-1] < 0.5 * losses[0] and metrics["explained_variance"] > 0.3
+
+
+def test_a_run_with_ppo_resumes_with_the_same_numbers(config, tmp_path):
+    settings = dict(algo="ppo", groups=4, group_size=1, updates=4, lr=1e-3, critic_lr=1e-2)
+    train.train(config(**settings))
+    whole = numbers(tmp_path / "r")
+    expected = {"loss_value", "value", "explained_variance", "lambda", "loss_wm"}
+    assert expected <= set(whole[1])
+    assert whole[1]["value"] == 0.0 and whole[2]["value"] != 0.0  # the head starts at zero
+    cfg = config(**settings, name="two")
+    train.train(config(**settings | {"updates": 2}, name="two"))
+    train.train(cfg)
+    resumed = numbers(tmp_path / "two")  # update 2 was evaluated there, as the last
+    without = [{k: v for k, v in m.items() if not k.startswith("eval")} for m in (*whole, *resumed)]
+    assert without[: len(whole)] == without[len(whole) :]
+    state = torch.load(runs.Run(cfg).checkpoint() / "trainer.pt", weights_only=True)
+    assert "critic.head.weight" in state["weights"]
+
+
+def test_group_size_one_is_for_ppo():
+    with pytest.raises(UserError, match="--group-size 1 leaves nothing to compare"):
+        parse_args("alfworld", PRESETS, "", ["--group-size", "1"])
+    argv = ["--algo", "ppo", "--group-size", "1"]
+    assert parse_args("alfworld", PRESETS, "", argv)[0].group_size == 1
+
+
+def test_two_ranks_give_the_same_critic(tmp_path):
+    """Replicated and sharded (FSDP2), real torchrun: metrics and weights of one process."""
+    from tests.dist_jobs import ppo_updated
+
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [*torchrun, "--nproc-per-node=2", "-m", "tests.dist_jobs", "ppo", tmp_path / "out.pt"]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
+    results, alone = torch.load(tmp_path / "out.pt"), ppo_updated(shard=False)
+    for how in ("replicated", "sharded"):
+        for key, value in alone["metrics"].items():
+            assert results[how]["metrics"][key] == pytest.approx(value, abs=1e-4), (how, key)
+        for name, weight in alone["weights"].items():
+            torch.testing.assert_close(results[how]["weights"][name], weight, atol=1e-5, rtol=0)
+    assert json.dumps(sorted(alone["metrics"])).count("value") == 2

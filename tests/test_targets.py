@@ -1,0 +1,156 @@
+"""What the world model predicts: placebo, several steps, equal transitions; and the conflict.
+
+    python -m pytest tests/test_targets.py
+"""
+
+import math
+
+import pytest
+import torch
+
+from paw_min import cmae, targets
+from paw_min.config import Config
+from paw_min.conflict import gradient_conflict
+from paw_min.metrics import describe_selection
+from paw_min.model.batches import TokenRow, collate
+from paw_min.update import learn, mini_batches, prepare, select_transitions
+from tests.test_policy import make_policy
+from tests.test_update import BASE, EPISODES, ROWS, run, start, step_of
+
+THREE = [TokenRow([1], [10 * k, 10 * k + 1], [10 * k + 5]) for k in (1, 2, 3)]  # one trajectory
+
+
+# ---- placebo ----
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_row_keeps_its_own_observation(seed):
+    rows = [TokenRow([k], [k], [k] * (k % 3)) for k in range(3, 20)]  # every third has none
+    mixed = targets.shuffled(rows, seed)
+    assert [(r.prompt_ids, r.response_ids) for r in mixed] == [
+        (r.prompt_ids, r.response_ids) for r in rows
+    ]
+    for before, after in zip(rows, mixed):
+        assert bool(before.obs_ids) == bool(after.obs_ids)
+        assert not before.obs_ids or before.obs_ids != after.obs_ids
+    assert sorted(r.obs_ids for r in mixed) == sorted(r.obs_ids for r in rows)
+
+
+def test_the_placebo_is_fixed_by_the_seed_and_a_lone_row_has_none():
+    assert targets.shuffled(ROWS, 0) == targets.shuffled(ROWS, 0) != targets.shuffled(ROWS, 1)
+    alone = targets.shuffled([TokenRow([1], [2], []), TokenRow([1], [2], [3])], 0)
+    assert [row.obs_ids for row in alone] == [[], []]
+
+
+def test_the_placebo_changes_targets_and_nothing_else():
+    cfg = Config(**BASE | dict(wm_target="shuffled"))
+    plain = prepare(Config(**BASE), make_policy(), None, EPISODES)
+    placebo = prepare(cfg, make_policy(), None, EPISODES)
+    assert placebo.tokens == targets.shuffled(ROWS, cfg.seed) != plain.tokens == ROWS
+    for name in ("selected", "row_weight", "advantage", "entropy", "lam"):
+        assert torch.equal(getattr(placebo, name), getattr(plain, name)), name
+    assert not torch.equal(run(wm_target="shuffled")[0], run()[0])
+    assert torch.equal(run(wm_target="shuffled", paw=False)[0], run(paw=False)[0])
+
+
+# ---- several steps ----
+
+
+def test_the_next_observations_follow_with_the_actions_between_as_context():
+    two = targets.multi_step(THREE, [0, 0, 0], 2)
+    assert [r.obs_ids for r in two] == [[15, 20, 21, 25], [25, 30, 31, 35], [35]]
+    assert [r.given for r in two] == [[1, 2], [1, 2], []]
+    many = targets.multi_step(THREE, [0, 0, 0], 9)
+    assert many[0].obs_ids == [15, 20, 21, 25, 30, 31, 35] and many[0].given == [1, 2, 4, 5]
+    assert targets.multi_step(THREE, [0, 1, 0], 2)[0].obs_ids == [15, 30, 31, 35]  # interleaved
+    assert targets.multi_step(THREE, [0, 0, 0], 1) == THREE
+    empty = [THREE[0], TokenRow([1], [7], []), THREE[2]]  # as after an invalid search
+    assert [r.obs_ids for r in targets.multi_step(empty, [0, 0, 0], 3)] == [[15], [], [35]]
+
+
+def test_only_observations_are_scored():
+    """The log-probabilities are those of the whole text; actions between have no part in |o|."""
+    policy = make_policy()
+    row = TokenRow([9, 10], [11, 12], [13, 14, 15, 16, 17], given=[2, 3])
+    batch = collate([row], [True], policy.pad_id)
+    assert batch.obs_mask.tolist() == [[False, False, True, True, False, False, True]]
+    logp, _ = policy(batch)
+    logits = policy.model(torch.tensor([[9, 10, 11, 12, 13, 14, 15, 16, 17]])).logits
+    plain = logits.log_softmax(-1)[0, [3, 4, 7], [13, 14, 17]]
+    torch.testing.assert_close(logp[0, [2, 3, 6]], plain, atol=5e-6, rtol=0)
+    loss = cmae.mae(logp, batch.obs_mask)
+    torch.testing.assert_close(loss[0], (1 - plain.exp()).mean(), atol=1e-6, rtol=0)
+
+
+def test_several_steps_in_an_update():
+    rows = prepare(Config(**BASE | dict(wm_steps=3)), make_policy(), None, EPISODES)
+    assert max(len(r.given) for r in rows.tokens) > 0
+    assert not torch.equal(run(wm_steps=2)[0], run()[0])
+    assert run(wm_steps=2)[1]["tokens_trained"] > run()[1]["tokens_trained"]
+
+
+# ---- equal transitions ----
+
+
+def test_equal_transitions_count_once():
+    rows = [THREE[0], THREE[1], THREE[0], TokenRow([1], [10, 11], [99]), THREE[0]]
+    assert targets.first_occurrences(rows) == [True, True, False, True, False]
+    cfg = Config(**BASE | dict(dedup=True, select_ratio=1.0))
+    assert select_transitions(cfg, rows, None).tolist() == [True, True, False, True, False]
+    entropy = torch.tensor([0.0, 2.0, 9.0, 1.0, 9.0])  # the copies do not compete
+    cfg.select_ratio = 0.5
+    assert select_transitions(cfg, rows, entropy).tolist() == [False, True, False, True, False]
+
+
+def test_their_share_is_logged():
+    twice = prepare(Config(**BASE), make_policy(), None, EPISODES + EPISODES)
+    assert describe_selection(twice)["duplicates"] == pytest.approx(0.5)
+    assert run()[1]["duplicates"] == 0.0
+
+
+# ---- scale, conflict ----
+
+
+def test_the_scale_multiplies_the_world_model_term():
+    once, twice, base = step_of(wm_scale=50.0), step_of(wm_scale=100.0), step_of(paw=False)
+    torch.testing.assert_close(twice - base, 2 * (once - base), atol=1e-3, rtol=1e-3)
+    assert (once - base).abs().max() > 0.1
+    assert run(wm_scale=2.0)[1]["loss_wm"] == pytest.approx(2 * run()[1]["loss_wm"], rel=1e-5)
+
+
+@pytest.mark.parametrize("mini_batch", [0, 8])
+def test_conflict_is_that_of_the_two_gradients(mini_batch):
+    """With one mini-batch, the two gradients are those of whole updates, from SGD's steps."""
+    cfg, policy = Config(**BASE | dict(mini_batch=mini_batch, micro_tokens=60)), make_policy()
+    rows = prepare(cfg, policy, None, EPISODES)
+    measured = gradient_conflict(cfg, policy, rows, (0, 0))
+    assert all(p.grad is None for p in policy.parameters())
+    if mini_batch:
+        mini = mini_batches(cfg, len(rows.tokens), (0, 0))[0]
+        assert len(mini) < len(rows.tokens)
+        assert measured["grad_norm_wm"] > 0 and -1 <= measured["grad_cosine"] <= 1
+        return
+    rl = step_of(paw=False)
+    wm = step_of() - rl
+    cosine = torch.dot(rl, wm) / (rl.norm() * wm.norm())
+    assert measured["grad_norm_rl"] == pytest.approx(rl.norm().item(), rel=1e-3)
+    assert measured["grad_norm_wm"] == pytest.approx(wm.norm().item(), rel=1e-3)
+    assert measured["grad_cosine"] == pytest.approx(cosine.item(), abs=1e-3)
+
+
+def test_measuring_the_conflict_changes_nothing():
+    cfg, policy = Config(**BASE), make_policy()
+    optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)
+    rows = prepare(cfg, policy, None, EPISODES)
+    gradient_conflict(cfg, policy, rows, (0, 0))
+    learn(cfg, policy, optimizer, rows, (0, 0))
+    weights = torch.cat([p.detach().flatten() for p in policy.model.parameters()])
+    assert torch.equal(weights, run()[0]) and not torch.equal(weights, start())
+
+
+def test_without_a_world_model_the_cosine_is_zero():
+    cfg, policy = Config(**BASE | dict(paw=False)), make_policy()
+    rows = prepare(cfg, policy, None, EPISODES)
+    measured = gradient_conflict(cfg, policy, rows, (0, 0))
+    assert measured["grad_norm_wm"] == measured["grad_cosine"] == 0.0
+    assert measured["grad_norm_rl"] > 0 and math.isfinite(measured["grad_norm_rl"])
