@@ -1,0 +1,102 @@
+"""Fig. 2a and 2b: equal observation and command, different next observation, in real rollouts.
+
+    python -m paw_min.experiments.fig2ab SOURCE [--episodes N] [--out FOLDER] [flags]
+
+The paper shows one example each. Here all transitions of a rollout are grouped by a key, and a key
+with several next observations is a conflict. Three keys, from what the paper compares to what the
+model can tell apart:
+
+    o_t, command            as in the paper: games, shops and questions are not told apart
+    o_t, command, task      in one game, for one instruction or question
+    h_t, command            the whole prompt, which has the task and earlier steps
+
+Transitions without a next observation are left out: they are no world-model targets.
+SOURCE and the flags: see transitions.py.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable
+from dataclasses import asdict, dataclass
+from difflib import SequenceMatcher
+
+from paw_min.experiments import transitions
+from paw_min.experiments.transitions import TextRow
+
+KEYS = ("o_t, command", "o_t, command, task", "h_t, command")
+EXAMPLES = 3  # per benchmark
+WORDS = 14  # of a passage that is shown
+
+
+@dataclass
+class Counts:
+    keys: int  # different keys
+    repeated: int  # ... with two transitions or more
+    conflicts: int  # ... of which have different next observations
+    rows: int  # transitions in conflicts
+
+
+def grouped(rows: list[TextRow], key: str = KEYS[0]) -> dict[Hashable, list[TextRow]]:
+    """The transitions with a next observation, by key."""
+    groups = defaultdict(list)
+    for row in rows:
+        if row.next_observation:
+            state = row.tokens.prompt_ids if key == KEYS[2] else row.observation
+            task = row.task if key == KEYS[1] else ""
+            groups[tuple(state), row.command, task].append(row)
+    return groups
+
+
+def conflicts(groups: dict[Hashable, list[TextRow]]) -> list[list[TextRow]]:
+    """The groups with different next observations, the largest first."""
+    found = [rows for rows in groups.values() if len({r.next_observation for r in rows}) > 1]
+    return sorted(found, key=len, reverse=True)
+
+
+def count(groups: dict[Hashable, list[TextRow]]) -> Counts:
+    found = conflicts(groups)
+    repeated = sum(len(rows) > 1 for rows in groups.values())
+    return Counts(len(groups), repeated, len(found), sum(map(len, found)))
+
+
+def mark_difference(a: str, b: str) -> tuple[str, str]:
+    """Both texts with {{ }} around what differs, and equal passages shortened."""
+    a_words, b_words = a.split(), b.split()
+    parts = [], []
+    for tag, *bounds in SequenceMatcher(None, a_words, b_words, autojunk=False).get_opcodes():
+        for part, words, i, j in zip(parts, (a_words, b_words), bounds[::2], bounds[1::2]):
+            text = transitions.shorten(" ".join(words[i:j]), WORDS)
+            part.append(text if tag == "equal" else f"{{{{{text}}}}}")
+    return transitions.shorten(" ".join(parts[0]), 5 * WORDS), transitions.shorten(
+        " ".join(parts[1]), 5 * WORDS
+    )
+
+
+def example(rows: list[TextRow]) -> str:
+    """One conflict as Markdown: o_t, the command, and two of its next observations."""
+    first = rows[0]
+    other = next(r for r in rows if r.next_observation != first.next_observation)
+    tasks, results = len({r.task for r in rows}), len({r.next_observation for r in rows})
+    one, two = mark_difference(first.next_observation, other.next_observation)
+    return (
+        f"{len(rows)} times, in {tasks} task(s), with {results} different next observations:\n\n"
+        f"```\no_t      {transitions.shorten(first.observation, 3 * WORDS)}\n"
+        f"command  {first.command}\no_t+1    {one}\nor       {two}\n```"
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    played = transitions.play(transitions.arguments(__doc__, argv))
+    groups = {key: grouped(played.rows, key) for key in KEYS}
+    counts = {key: asdict(count(groups[key])) for key in KEYS}
+    header = ["equal", "different keys", "twice or more", "of these, in conflict", "transitions"]
+    lines = [[key, *counts[key].values()] for key in KEYS]
+    print(f"## Fig. 2a, 2b\n\n{played.summary}\n\n{transitions.table(header, lines)}\n")
+    # Different tasks may be of different games or shops, so conflicts within a task come first.
+    for rows in (conflicts(groups[KEYS[1]]) or conflicts(groups[KEYS[0]]))[:EXAMPLES]:
+        print(example(rows) + "\n")
+    played.save("fig2ab", counts)
+
+
+if __name__ == "__main__":
+    with transitions.user_errors():
+        main()

@@ -1,0 +1,147 @@
+"""What Eq. 4 keeps and what it drops: the transitions of a rollout by kind.
+
+    python -m paw_min.experiments.kept SOURCE [--episodes N] [--out FOLDER] [flags]
+
+The selection is that of training: full-vocabulary entropy of the response (or --entropy sampled),
+the fraction --select-ratio (alpha) of the transitions that have a next observation. The examples
+are the transitions of highest and lowest entropy. SOURCE and the flags: see transitions.py.
+
+The kinds are read from the texts alone. ALFWorld: the first word of the command, or "nothing
+happens", the answer to a command that is not admissible. WebShop: what the command does on the page
+that o_t shows. Search: what the parser reads from the response.
+"""
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+
+from paw_min.envs.search.env import last_answer, search_query
+from paw_min.envs.webshop.pages import BUTTONS
+from paw_min.experiments import transitions
+from paw_min.experiments.transitions import Played, TextRow
+from paw_min.metrics import mean
+from paw_min.model.scoring import score_responses
+from paw_min.update import select_transitions
+
+EXAMPLES = 2  # kept, and dropped
+WORDS = 40  # of an observation in an example
+
+
+@dataclass
+class Scored:
+    """A transition with what Eq. 4 and the world-model loss see of it."""
+
+    row: TextRow
+    kind: str
+    entropy: float  # H(a_t | h_t), nats per token
+    kept: bool
+    p: list[float]  # of the tokens of o_{t+1}
+
+
+def kind(env: str, row: TextRow) -> str:
+    if env == "webshop":
+        return webshop_kind(row.command, row.observation)
+    if env == "search":
+        answered = last_answer(row.command) is not None
+        return "answer" if answered else "search" if search_query(row.command) else "invalid"
+    if row.next_observation.strip() == "Nothing happens.":
+        return "nothing happens"
+    return row.command.partition(" ")[0]
+
+
+def webshop_kind(command: str, page: str) -> str:
+    """What a command does on a page. A click counts only if the page has the button or link.
+
+    Not told apart: the name of a group of options, which cannot be clicked, and an option.
+    """
+    match = re.match(r"(search|click)\[([^\[]+)\]", command)
+    name, argument = match.groups() if match else ("", "")
+    argument = argument.lower()
+    parts = [part.strip("'").lower() for part in page.split(" [SEP] ")]
+    if name == "search":
+        return "search"
+    if argument not in parts or argument == "search":
+        return "no effect"
+    if argument == "buy now":
+        return "buy"
+    if argument in (*BUTTONS, "next >"):
+        return "back, next, details"
+    if parts[1].startswith("page ") and re.fullmatch("[0-9a-z]{10}", argument):
+        return "product"
+    # The page of a product: buttons, options, title, price, buttons.
+    price = next((n for n, part in enumerate(parts) if part.startswith("price: ")), 0)
+    return "option" if argument in parts[2 : max(price - 1, 2)] else "no effect"
+
+
+def score(played: Played) -> list[Scored]:
+    """Entropy and selection of each transition by the functions of training, and p of o_{t+1}."""
+    cfg, policy, rows = played.cfg, played.policy, played.rows
+    tokens = [row.tokens for row in rows]
+    entropy = score_responses(cfg, policy, tokens).entropy  # (N,)
+    kept = select_transitions(cfg, tokens, entropy)  # (N,) bool
+    p = [logp.exp().tolist() for logp in transitions.observation_logps(cfg, policy, tokens)]
+    kinds = [kind(cfg.env, row) for row in rows]
+    return [Scored(*s) for s in zip(rows, kinds, entropy.tolist(), kept.tolist(), p, strict=True)]
+
+
+def by_kind(scored: list[Scored]) -> dict[str, dict]:
+    """Counts and means of each kind, the most frequent first, and of all."""
+    kinds = defaultdict(list)
+    for s in scored:
+        kinds[s.kind].append(s)
+    kinds = dict(sorted(kinds.items(), key=lambda item: -len(item[1]))) | {"all": scored}
+    return {name: summary(part) for name, part in kinds.items()}
+
+
+def summary(scored: list[Scored]) -> dict[str, int | float | None]:
+    candidates = [s for s in scored if s.p]  # those with a next observation
+    tokens = [p for s in candidates for p in s.p]
+    return {
+        "transitions": len(scored),
+        "candidates": len(candidates),
+        "kept": mean([s.kept for s in candidates]) if candidates else None,
+        "entropy": mean([s.entropy for s in scored]),
+        "mean_p": mean(tokens) if tokens else None,
+    }
+
+
+def examples(scored: list[Scored]) -> list[Scored]:
+    """The kept transitions of highest and the dropped ones of lowest entropy, one per command."""
+    chosen = []
+    for kept in (True, False):
+        part = [s for s in scored if s.p and s.kept == kept]
+        part.sort(key=lambda s: s.entropy, reverse=not kept)  # the extreme comes last and stays
+        commands = {s.row.command: s for s in part}.values()
+        chosen += sorted(commands, key=lambda s: s.entropy, reverse=kept)[:EXAMPLES]
+    return chosen
+
+
+def markdown(s: Scored) -> str:
+    kept = "kept" if s.kept else "dropped"
+    observation, response, following = (
+        transitions.shorten(text, WORDS)
+        for text in (s.row.observation, s.row.response, s.row.next_observation)
+    )
+    return (
+        f"{kept}: {s.kind}, entropy {s.entropy:.4f} nats, mean p of o_t+1 {mean(s.p):.3f}\n\n"
+        f"```\no_t       {observation}\nresponse  {response}\no_t+1     {following}\n```"
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    played = transitions.play(transitions.arguments(__doc__, argv))
+    scored, alpha = score(played), played.cfg.select_ratio
+    kinds = by_kind(scored)
+    header = ["kind", "transitions", "with o_t+1", "of these, kept", "entropy", "mean p of o_t+1"]
+    lines = [[name, *numbers.values()] for name, numbers in kinds.items()]
+    print(
+        f"## Eq. 4 at alpha = {alpha}\n\n{played.summary}\n\n{transitions.table(header, lines)}\n"
+    )
+    for s in examples(scored):
+        print(markdown(s) + "\n")
+    played.save("kept", {"alpha": alpha, "kinds": kinds})
+
+
+if __name__ == "__main__":
+    with transitions.user_errors():
+        main()

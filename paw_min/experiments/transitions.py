@@ -1,0 +1,215 @@
+"""What the analyses of rollouts share: settings, one rollout, its transitions as text and tokens.
+
+    python -m paw_min.experiments.fig2ab SOURCE [--episodes N] [--out FOLDER] [flags]
+
+SOURCE: a benchmark (alfworld, webshop, search), with the settings of its run script, or a run
+folder, with its settings and its newest checkpoint. A run folder is only read. flags: any of the
+run script, for example --model, --preset, --seed, --max-turns. Without --episodes, the rollout has
+the size of a training rollout. --out: folder to write the numbers (JSON) and the figure to.
+
+The tasks are those of the first training update. The responses are drawn with seeds of their own,
+so they are not the episodes that training saw.
+"""
+
+import argparse
+import json
+import runpy
+import sys
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from paw_min.config import Config, Parser, UserError, parse_args
+from paw_min.console import progress_bar
+from paw_min.distributed import start
+from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.model.batches import TokenRow, micro_batches
+from paw_min.model.policy import Policy, load_policy
+from paw_min.rollout import Episode, Rollout, Transition, rollout
+from paw_min.runs import reading, writing
+from paw_min.session import find_tasks, make_sampler, start_model
+from paw_min.tasks import draw_groups
+from paw_min.toy.standins import TEACHERS
+
+ROOT = Path(__file__).parents[2]  # has the run scripts
+
+
+@dataclass
+class TextRow:
+    """A transition with its texts."""
+
+    tokens: Transition | TokenRow  # h_t, a_t, o_{t+1} as ids
+    task: str  # "" with --teacher
+    observation: str  # o_t; "" with --teacher
+    response: str
+    command: str
+    next_observation: str  # o_{t+1}
+
+
+@dataclass
+class Arguments:
+    cfg: Config
+    episodes: int
+    out: Path | None
+    teacher: bool  # play the rule-based teacher of the generated data instead of the model
+
+
+@dataclass
+class Played:
+    """A rollout and the model that played it."""
+
+    cfg: Config
+    out: Path | None
+    policy: Policy
+    rows: list[TextRow]  # of all episodes
+    summary: str  # one sentence
+
+    def save(self, name: str, numbers: dict) -> None:
+        """Write `numbers` to <out>/<name>-<benchmark>.json, if there is an --out."""
+        if self.out:
+            with writing(path := self.out / f"{name}-{self.cfg.env}.json"):
+                text = json.dumps({"rollout": self.summary} | numbers, indent=2)
+                path.write_text(text + "\n")
+
+
+def arguments(doc: str, argv: list[str] | None = None, teacher: bool = False) -> Arguments:
+    """Read the command line. teacher: whether the analysis has the flag --teacher."""
+    layout, others = argparse.RawDescriptionHelpFormatter, "All other flags: see the run scripts."
+    parser = Parser(description=doc, formatter_class=layout, epilog=others, allow_abbrev=False)
+    parser.add_argument("source", help="alfworld, webshop, search, or a run folder")
+    parser.add_argument("--episodes", type=int, help="episodes to play (as in one update)")
+    parser.add_argument("--out", type=Path, help="folder for JSON and figure (not written)")
+    if teacher:
+        text = "score the steps of the generated data's rule-based teacher instead of the model's"
+        parser.add_argument("--teacher", action="store_true", help=text)
+    args, flags = parser.parse_known_args(argv)
+    if args.source in BENCHMARKS:
+        env, presets = args.source, runpy.run_path(ROOT / f"run_{args.source}.py")["PRESETS"]
+    else:
+        env, presets = stored_settings(Path(args.source))
+    cfg, _ = parse_args(env, presets, doc, flags)
+    if args.episodes is None:
+        args.episodes = cfg.groups * cfg.group_size
+    if args.episodes < 1:
+        raise UserError(f"--episodes {args.episodes} is out of range: it must be at least 1.")
+    cfg.groups = -(-args.episodes // cfg.group_size)
+    if args.out:
+        with writing(f"the folder {args.out}"):
+            args.out.mkdir(parents=True, exist_ok=True)
+    return Arguments(cfg, args.episodes, args.out, teacher and args.teacher)
+
+
+def stored_settings(folder: Path) -> tuple[str, dict[str, dict]]:
+    """Benchmark and settings of a run folder, with its newest checkpoint as the model."""
+    path = folder / "config.json"
+    if not path.is_file():
+        names = ", ".join(BENCHMARKS)
+        raise UserError(f"{folder} is neither a run folder (no config.json) nor one of {names}.")
+    with reading(path):
+        stored = asdict(Config(**json.loads(path.read_text())))
+    checkpoint = max(folder.glob("checkpoint-" + 6 * "[0-9]"), default=stored["model"])
+    return stored["env"], {"run": stored | {"model": str(checkpoint)}}
+
+
+def collect(cfg: Config, policy: Policy, sampler, episodes: int) -> Rollout:
+    """Play this many episodes of the training tasks, in groups as in training."""
+    tasks = find_tasks(cfg)
+    drawn = draw_groups(tasks.train, cfg.groups, cfg.seed, 0)
+    entries = [(task, g) for g, task in enumerate(drawn) for _ in range(cfg.group_size)][:episodes]
+    with closing(tasks.make_pool(episodes)) as pool, sampler.sync(policy):
+        return rollout(
+            cfg, policy, sampler, pool, *zip(*entries),
+            temperature=cfg.temperature, seed_key=(cfg.seed, 0),  # training counts from 1
+        )  # fmt: skip
+
+
+def text_rows(cfg: Config, episodes: list[Episode]) -> list[TextRow]:
+    parse, rows = BENCHMARKS[cfg.env].parse, []
+    for e in episodes:
+        for tokens, (observation, response, following) in zip(e.transitions, e.log, strict=True):
+            command = parse(response).text
+            rows.append(TextRow(tokens, e.task, observation, response, command, following))
+    return rows
+
+
+def teacher_rows(cfg: Config, policy: Policy, episodes: int) -> list[TextRow]:
+    """Steps of the teacher on generated data, with h_t, a_t and o_{t+1} as tokens of this model."""
+    teacher, benchmark = TEACHERS[cfg.env], BENCHMARKS[cfg.env]
+    tasks = draw_groups(teacher.training_tasks(), episodes, cfg.seed, 0)
+    render = partial(benchmark.prompts[cfg.prompt], history_length=cfg.history_length)
+    rows = []
+    for prompt, response, following in teacher.demonstrations(tasks, cfg.seed, 0.0, 1, render):
+        response_ids = [*policy.encode(response), policy.eos_ids[0]]
+        obs_ids = policy.encode(following)[: cfg.max_obs_tokens]
+        tokens = TokenRow(policy.encode_chat(prompt), response_ids, obs_ids)
+        rows.append(TextRow(tokens, "", "", response, benchmark.parse(response).text, following))
+    return rows
+
+
+def play(args: Arguments) -> Played:
+    """Load the model, and play with it, or let the teacher play."""
+    cfg = args.cfg
+    torch.set_num_threads(cfg.threads)
+    device = start(cfg.device)
+    precision = cfg.precision
+    if precision == "auto":
+        precision = "bf16" if device.startswith("cuda") else "fp32"
+    model = start_model(cfg)
+    # vLLM measures the free memory, so it comes before the policy.
+    with closing(make_sampler(cfg, model, precision)) as sampler:
+        policy = load_policy(model, cfg.temperature, device, precision, cfg.attention)
+        if args.teacher:
+            rows = teacher_rows(cfg, policy, args.episodes)
+        else:
+            played = collect(cfg, policy, sampler, args.episodes).episodes
+            rows = text_rows(cfg, [e for e in played if not e.failed])
+    if not rows:
+        raise UserError("no episode could be played: check the data with --dry-run of the script.")
+    who = " (the teacher's)" if args.teacher else ""
+    summary = f"{cfg.env}, {cfg.model or 'stand-in model'}: {len(rows)} transitions{who} of "
+    summary += f"{args.episodes} episodes, seed {cfg.seed}."
+    return Played(cfg, args.out, policy, rows, summary)
+
+
+@torch.no_grad()
+def observation_logps(cfg: Config, policy: Policy, rows: list[TokenRow]) -> list[Tensor]:
+    """log p of each token of o_{t+1} given h_t, a_t and the tokens before -> N x (|o|,), nats."""
+    logps = [torch.empty(0)] * len(rows)
+    bar = progress_bar(len(rows), "score", "row")
+    everything, with_obs = list(range(len(rows))), [True] * len(rows)
+    for batch in micro_batches(policy, rows, everything, with_obs, cfg.micro_tokens):
+        logp, _ = policy(batch)  # (B, S)
+        for i, row, mask in zip(batch.index, logp, batch.obs_mask):
+            logps[i] = row[mask].cpu()  # (|o|,)
+        bar.update(len(batch.index))
+    bar.close()
+    return logps
+
+
+def table(header: list[str], lines: list[list]) -> str:
+    """A Markdown table: floats with three digits, a dash for None."""
+
+    def cell(value) -> str:
+        return "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+
+    rows = [header, ["---"] * len(header), *lines]
+    return "\n".join("| " + " | ".join(map(cell, row)) + " |" for row in rows)
+
+
+def shorten(text: str, n: int) -> str:
+    """At most n words, of the beginning and the end."""
+    words = text.split()
+    return " ".join(words if len(words) <= n else [*words[: n // 2], "...", *words[-(n // 2) :]])
+
+
+@contextmanager
+def user_errors():
+    """Exit with one sentence."""
+    try:
+        yield
+    except UserError as error:
+        sys.exit(f"error: {error}")

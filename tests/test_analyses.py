@@ -1,0 +1,235 @@
+"""The analyses of rollouts: Fig. 2, and what Eq. 4 keeps.
+
+python -m pytest tests/test_analyses.py
+"""
+
+import json
+from itertools import combinations
+
+import pytest
+import torch
+from tokenizers import ByteLevelBPETokenizer
+from transformers import PreTrainedTokenizerFast
+
+from paw_min import cmae, select, train
+from paw_min.config import UserError
+from paw_min.envs.webshop import Shop
+from paw_min.envs.webshop.env import WebShopAgent
+from paw_min.experiments import fig2ab, fig2c, kept, transitions
+from paw_min.experiments.transitions import TextRow
+from paw_min.model.batches import TokenRow
+from paw_min.toy import webshop_shops
+from tests.test_policy import make_policy
+
+PAGE = "'Back to Search' [SEP] 'B09QKP7XQL' [SEP] 'WH1000 SONY Tea' [SEP] 'XBOX360 USB Café'"
+
+
+def row(o="o", command="c", following="f", task="t", prompt=(1,)) -> TextRow:
+    return TextRow(TokenRow(list(prompt), [2], [3]), task, o, f"<r>{command}", command, following)
+
+
+def test_rules_of_noise():
+    spans = fig2c.noisy_spans(PAGE)
+    assert [PAGE[a:b] for a, b in spans] == ["B09QKP7XQL", "SONY", "XBOX360"]
+    longer = "XB09QKP7XQL B09QKP7XQ b09qkp7xql SEP ABC1 ABCDe DOVENTA"
+    assert [longer[a:b] for a, b in fig2c.noisy_spans(longer)] == ["DOVENTA"]
+
+
+@pytest.mark.parametrize("trim", [False, True])
+def test_each_subword_of_noise_is_noisy(trim):
+    """A byte-level tokenizer as Qwen's (trim False: a leading space is part of the offsets)."""
+    bpe = ByteLevelBPETokenizer(trim_offsets=trim)
+    bpe.train_from_iterator(["'Back to Search' [SEP] 'Price Soft Silk So'"] * 3, vocab_size=280)
+    policy = make_policy()
+    policy.tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer)
+    ids = policy.encode(PAGE)
+    one = row(following=PAGE)
+    one.tokens.obs_ids = ids
+    noisy = fig2c.observation_classes(policy, one)
+    pieces = [policy.tokenizer.decode([i]) for i in ids]
+    assert len(noisy) == len(ids) and 15 < sum(noisy) < len(ids) - 15
+    letters = "".join(p.strip(" '") for p, n in zip(pieces, noisy) if n)
+    assert letters == "B09QKP7XQLSONYXBOX360"
+    assert any(p.startswith(" ") and n for p, n in zip(pieces, noisy))  # " S"
+    one.tokens.obs_ids = ids[:7]  # cut at --max-obs-tokens
+    assert fig2c.observation_classes(policy, one) == noisy[:7]
+    one.tokens.obs_ids = [*ids[:6], ids[6] + 1]
+    with pytest.raises(RuntimeError, match="other tokens"):
+        fig2c.observation_classes(policy, one)
+
+
+def test_touching_is_not_overlapping():
+    assert fig2c.token_classes([(4, 8)], [(0, 4), (3, 5), (5, 5), (5, 6), (7, 9), (8, 9)]) == [
+        False, True, False, True, True, False,
+    ]  # fmt: skip
+
+
+def test_magnitudes_are_the_gradients_of_the_losses():
+    logits = (2 * torch.randn(1, 50, 7, generator=torch.manual_seed(0))).requires_grad_()
+    target = torch.arange(50)[None, :, None] % 7
+    logp = logits.log_softmax(-1).gather(-1, target)[..., 0]  # (1, 50)
+    mask = torch.ones(1, 50)
+    expected = fig2c.gradients(logp[0].detach().exp(), rho=0.2)
+    losses = {
+        "CE": cmae.cross_entropy(logp, mask), "MAE": cmae.mae(logp, mask),
+        "clipped MAE": cmae.clipped_mae(logp, mask, 0.2),
+    }  # fmt: skip
+    for name, loss in losses.items():
+        (gradient,) = torch.autograd.grad(loss.sum() * 50, logits, retain_graph=True)
+        at_target = gradient.gather(-1, target)[0, :, 0].abs()  # (50,)
+        assert torch.allclose(at_target, expected[name], atol=1e-6)
+    assert 5 < (expected["clipped MAE"] == 0).sum() < 45
+
+
+def test_shares_by_hand():
+    p, noisy = torch.tensor([0.1, 0.5, 0.9]), torch.tensor([True, False, False])
+    shares = fig2c.gradient_shares(p, noisy, rho=0.2)
+    assert shares == pytest.approx({"CE": 0.9 / 1.5, "MAE": 0.09 / 0.43, "clipped MAE": 1.0})
+    assert fig2c.gradient_shares(p[1:], noisy[1:], rho=0.2)["clipped MAE"] is None
+
+
+def test_observations_are_scored_at_temperature_1(config):
+    policy = make_policy(temperature=3.0)
+    rows = [
+        TokenRow([3, 9], [5, 2], [13, 14, 15]),
+        TokenRow([3], [16], []),
+        TokenRow([3], [2], [7]),
+    ]
+    logps = transitions.observation_logps(config(micro_tokens=8), policy, rows)
+    for r, ours in zip(rows, logps):
+        ids = torch.tensor([r.prompt_ids + r.response_ids + r.obs_ids])
+        n = len(r.obs_ids)
+        with torch.no_grad():
+            logp = policy.model(ids).logits[0, ids.shape[1] - n - 1 : -1].log_softmax(-1)
+        assert torch.allclose(
+            ours, logp.gather(-1, ids[0, len(ids[0]) - n :, None])[:, 0], atol=1e-5
+        )
+
+
+def test_conflicts_by_hand():
+    rows = [
+        row("desk", "open", "a pen"), row("desk", "open", "a cup", prompt=(4,)),
+        row("desk", "open", "a pen", task="u"), row("desk", "look", "x"), row("desk", "look", "x"),
+        row("bed", "look", "y", prompt=(5,)), row("bed", "look", ""),
+    ]  # fmt: skip
+    counts = [fig2ab.count(fig2ab.grouped(rows, key)) for key in fig2ab.KEYS]
+    assert counts == [
+        fig2ab.Counts(keys=3, repeated=2, conflicts=1, rows=3),
+        fig2ab.Counts(keys=4, repeated=2, conflicts=1, rows=2),
+        fig2ab.Counts(keys=4, repeated=2, conflicts=0, rows=0),
+    ]
+    assert fig2ab.mark_difference("you see a pen 1", "you see nothing") == (
+        "you see {{a pen 1}}", "you see {{nothing}}",
+    )  # fmt: skip
+    (found,) = fig2ab.conflicts(fig2ab.grouped(rows))
+    assert "3 times, in 2 task(s), with 2 different" in fig2ab.example(found)
+
+
+def test_kinds_of_webshop(tmp_path):
+    shop = Shop.load(webshop_shops.generate(tmp_path / "s", 30, seed=0))
+    goal = next(g for g in shop.goals if len(g["goal_options"]) == 2)
+    title, asin = shop.products[goal["asin"]].name, goal["asin"]
+    agent = WebShopAgent(shop)
+    option = next(iter(goal["goal_options"].values()))
+    script = [
+        ("search", f"search[{goal['name']}]"), ("no effect", "click[b000000000]"),
+        ("back, next, details", "click[next >]"), ("back, next, details", "click[< prev]"),
+        ("product", f"click[{asin}]"), ("option", f"click[{option}]"),
+        ("no effect", f"click[{title}]"), ("no effect", "click[next >]"), ("no effect", option),
+        ("back, next, details", "click[features]"), ("no effect", "click[buy now]"),
+        ("back, next, details", "click[< prev]"), ("buy", "click[buy now]"),
+    ]  # fmt: skip
+    page = agent.reset(str(shop.goals.index(goal))).observation
+    assert kept.webshop_kind("click[search]", page) == "no effect"
+    for expected, command in script:
+        assert kept.webshop_kind(command, page) == expected, command
+        step = agent.step(command)
+        if expected in ("no effect", "option"):
+            assert step.observation == page
+        page = step.observation
+    assert step.done
+
+
+def test_kinds_of_search_and_alfworld():
+    kinds = [kept.kind("search", row(command=c)) for c in
+             ("<search>x</search>", "<answer>x</answer>", "")]  # fmt: skip
+    assert kinds == ["search", "answer", "invalid"]
+    assert kept.kind("alfworld", row(command="go to bed 1")) == "go"
+    assert (
+        kept.kind("alfworld", row(command="go", following="Nothing happens.")) == "nothing happens"
+    )
+
+
+def test_a_run_folder_is_only_read(config, tmp_path):
+    train.train(config(updates=1))
+    folder = tmp_path / "r"
+    before = {f: f.stat().st_mtime_ns for f in folder.rglob("*")}
+    args = transitions.arguments("", [str(folder), "--episodes", "3", "--temperature", "0.5"])
+    assert args.cfg.model == str(folder / "checkpoint-000001")
+    result = transitions.play(args)
+    assert before == {f: f.stat().st_mtime_ns for f in folder.rglob("*")}
+    assert result.cfg.env == "alfworld" and result.policy.temperature == 0.5
+    assert [r.tokens.trajectory for r in result.rows] == [0] * 3 + [1] * 3 + [2] * 3
+    assert len({r.task for r in result.rows}) == 2  # three episodes in groups of two
+    for r in result.rows:
+        assert r.tokens.obs_ids == result.policy.encode(r.next_observation)
+        assert r.tokens.anchor == r.observation
+    other = transitions.arguments("", [str(folder), "--model", "x"])
+    assert other.cfg.model == "x"
+
+
+def test_selection_is_that_of_training(config, tmp_path, capsys):
+    train.train(config(updates=1))
+    argv = [str(tmp_path / "r"), "--select-ratio", "0.5", "--out", str(tmp_path / "out")]
+    result = transitions.play(transitions.arguments("", argv))
+    scored = kept.score(result)
+    entropy = torch.tensor([s.entropy for s in scored])
+    assert [s.kept for s in scored] == select.top_alpha(entropy, 0.5).tolist()
+    kept.main(argv)
+    numbers = json.loads((tmp_path / "out" / "kept-alfworld.json").read_text())["kinds"]
+    assert numbers["all"]["kept"] == 0.5 and numbers["all"]["transitions"] == 12
+    assert sum(k["transitions"] for name, k in numbers.items() if name != "all") == 12
+    shown = capsys.readouterr().out
+    assert "| all | 12 | 12 | 0.500 |" in shown and "\nkept: " in shown and "\ndropped: " in shown
+
+
+def test_fig2ab_on_a_run(config, tmp_path, capsys):
+    train.train(config(updates=1))
+    argv = [str(tmp_path / "r"), "--episodes", "8", "--out", str(tmp_path)]
+    fig2ab.main(argv)
+    counts = json.loads((tmp_path / "fig2ab-alfworld.json").read_text())["o_t, command"]
+    rows = transitions.play(transitions.arguments("", argv)).rows
+    equal = [(a, b) for a, b in combinations(rows, 2)
+             if (a.observation, a.command) == (b.observation, b.command)]  # fmt: skip
+    assert counts["repeated"] == len({(a.observation, a.command) for a, _ in equal})
+    different = {(a.observation, a.command) for a, b in equal
+                 if a.next_observation != b.next_observation}  # fmt: skip
+    assert counts["conflicts"] == len(different)
+    assert f"| o_t, command | {counts['keys']} |" in capsys.readouterr().out
+
+
+def test_fig2c_on_the_teacher(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # the default shop is generated here
+    out = tmp_path / "out"
+    fig2c.main(["webshop", "--teacher", "--episodes", "5", "--out", str(out)])
+    result = json.loads((out / "fig2c-webshop.json").read_text())
+    noisy, meaningful = result["noisy"], result["meaningful"]
+    assert 3 <= result["steps"] <= 12 and noisy["tokens"] > 10 * result["steps"]
+    for key in ("share", "CE", "MAE"):
+        assert noisy[key] + meaningful[key] == pytest.approx(1)
+    assert 0.05 < noisy["share"] < 0.1  # two of about thirty words per product are noise
+    assert (out / "fig2c-webshop.png").stat().st_size > 5000
+    shown = capsys.readouterr().out
+    assert f"| noisy | {noisy['tokens']} |" in shown and "'{{B0" in shown
+
+
+def test_bad_input_is_one_sentence(tmp_path):
+    with pytest.raises(UserError, match="webshp is neither a run folder .* nor one of alfworld"):
+        transitions.arguments("", ["webshp"])
+    with pytest.raises(UserError, match="--episodes 0 is out of range"):
+        transitions.arguments("", ["webshop", "--episodes", "0"])
+    (tmp_path / "config.json").write_text('{"env": "webshop", "nonsense": 1}')
+    with pytest.raises(UserError, match="config.json cannot be read .*nonsense"):
+        transitions.arguments("", [str(tmp_path)])
+    with pytest.raises(SystemExit):
+        transitions.arguments("", ["webshop", "--teacher"])
