@@ -38,9 +38,17 @@ def evaluate(cfg: Config, policy, sampler, pool: Pool, tasks: list[str]) -> Roll
 
 def outcomes(update: int, episodes: list[Episode]) -> str:
     """What became of each episode that was played, as JSON: for tables with paired differences."""
-    keys = ("task", "task_type", "won", "score")
-    played = [{key: getattr(e, key) for key in keys} for e in episodes if not e.failed]
+    played = [
+        {"task": short(e.task), "task_type": e.task_type, "won": e.won, "score": e.score}
+        for e in episodes
+        if not e.failed
+    ]
     return json.dumps({"update": update, "episodes": played}, indent=0) + "\n"
+
+
+def short(task: str) -> str:
+    """A task's name: of a game file, without the folder of the data."""
+    return "/".join(task.split("/")[-3:])
 
 
 def transcript(episodes: list[Episode], limit: int = 4) -> str:
@@ -50,7 +58,7 @@ def transcript(episodes: list[Episode], limit: int = 4) -> str:
     lines = []
     for e in chosen:
         lines += [f"## {e.task_type}: {'won' if e.won else 'not won'} in {len(e.log)} steps", ""]
-        lines += [f"`{'/'.join(e.task.split('/')[-3:])}`", "", "```", e.log[0][0].strip(), ""]
+        lines += [f"`{short(e.task)}`", "", "```", e.log[0][0].strip(), ""]
         for _, response, observation in e.log:
             lines += [f"> {response.strip()}", observation.strip(), ""]
         lines += ["```", ""]

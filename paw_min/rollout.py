@@ -210,8 +210,8 @@ class _Player:
             if cfg.prompt_overflow == "error":
                 raise UserError(
                     f"a prompt of {len(ids)} tokens exceeds max_prompt_tokens="
-                    f"{cfg.max_prompt_tokens}: raise the limit, or cut the beginning of prompts "
-                    "with --prompt-overflow cut"
+                    f"{cfg.max_prompt_tokens}: raise --max-prompt-tokens, or cut the beginning of "
+                    "prompts with --prompt-overflow cut"
                 )
             self.metrics["prompts_cut"] += 1
             ids = ids[-cfg.max_prompt_tokens :]  # loses the beginning, which states the task

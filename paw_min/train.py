@@ -40,6 +40,7 @@ def train(cfg: Config, eval_only: bool = False) -> None:
         console.print_start(s)
         if not done and not s.run.metrics():  # else update 0 was measured already
             before = evaluate(cfg, s.policy, s.sampler, s.pool, s.tasks.held_out)
+            s.run.write("evaluation.json", outcomes(0, before.episodes))
             log(s, {"update": 0} | before.metrics)
 
         for k in range(done + 1, cfg.updates + 1):  # Alg. 1, line 1

@@ -3,6 +3,7 @@
     python -m pytest tests/test_evaluate.py
 """
 
+import json
 from contextlib import contextmanager
 
 import pytest
@@ -10,9 +11,9 @@ import pytest
 from paw_min.config import Config, UserError
 from paw_min.envs.pool import EnvPool
 from paw_min.envs.protocol import Step
-from paw_min.evaluate import evaluate, transcript
+from paw_min.evaluate import evaluate, outcomes, transcript
 from paw_min.model.sampler import HFSampler
-from paw_min.rollout import request_seed
+from paw_min.rollout import Episode, request_seed
 from tests.test_policy import make_policy
 from tests.test_rollout import Script, seeds
 
@@ -143,3 +144,17 @@ def test_the_transcript_shows_won_and_lost_episodes():
     text = transcript(evaluation.episodes)
     assert text.count("## a: won in 1 steps") == 2 and text.count(": not won in 1 steps") == 2
     assert transcript([]) == ""
+
+
+def test_outcomes_name_the_task_and_leave_out_lost_episodes():
+    game = Episode("data/json_2.1.1/train/pick-a/trial_1/game.tw-pddl", 0, 0, task_type="pick")
+    goal = Episode("17", 1, 1, won=True, score=1.0)
+    lost = Episode("18", 2, 2, failed="it broke")
+    assert json.loads(outcomes(5, [game, goal, lost])) == {
+        "update": 5,
+        "episodes": [
+            {"task": "pick-a/trial_1/game.tw-pddl", "task_type": "pick", "won": False,
+             "score": None},
+            {"task": "17", "task_type": "", "won": True, "score": 1.0},
+        ],
+    }  # fmt: skip

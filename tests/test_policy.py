@@ -448,3 +448,33 @@ def test_heads_with_a_bias_are_refused():
     config = PhiConfig(vocab_size=len(tokenizer), pad_token_id=0, **SIZE)
     with pytest.raises(ValueError, match="a head with a bias"):
         Policy(PhiForCausalLM(config), tokenizer)
+
+
+LLAMA_3_2 = (
+    "{% if not date_string is defined %}{% if strftime_now is defined %}"
+    "{% set date_string = strftime_now('%d %b %Y') %}{% endif %}{% endif %}"
+    "Today Date: {{ date_string }}\n{{ messages[0].content }}<agent>"
+)
+SMOLLM3 = "Today Date: {{ strftime_now('%d %B %Y') }}\n{{ messages[0].content }}<agent>"
+QWEN3 = (
+    "{{ messages[0].content }}{% if add_generation_prompt %}<agent>"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n"
+    "{% endif %}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    "template, expected",
+    [
+        (LLAMA_3_2, "Today Date: 26 Jul 2024\nhi<agent>"),
+        (SMOLLM3, "Today Date: 26 July 2024\nhi<agent>"),
+        (QWEN3, "hi<agent><think>\n\n</think>\n\n"),
+    ],
+)
+def test_prompts_have_a_fixed_date_and_no_thinking_of_the_models_own(
+    monkeypatch, template, expected
+):
+    policy = make_policy()
+    policy.tokenizer.chat_template = template
+    monkeypatch.setattr(policy, "encode", lambda text: text)  # the words have no tokens here
+    assert policy.encode_chat("hi") == expected

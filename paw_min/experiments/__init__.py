@@ -1,4 +1,4 @@
-"""The paper's tables and figures as sweeps of the run scripts: sweep, then table or figures.
+"""The paper's tables and figures: sweeps of the run scripts, tables, figures, analyses of rollouts.
 
 Nothing in the core imports this folder.
 """

@@ -12,6 +12,7 @@ Legend: B rows, S scored tokens of the longest row, M scored tokens in all, D hi
 """
 
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 
 import torch
@@ -97,12 +98,12 @@ class Policy(torch.nn.Module):
     def encode_chat(self, message: str) -> list[int]:
         """Token ids of one user message in the model's chat format, up to the response.
 
-        Qwen3 without its own thinking, as in the code base; Llama 3.2 with a date that stays the
-        same from day to day. Other templates ignore these two arguments.
+        Qwen3 without its own thinking, as in the code base; templates that state today's date, such
+        as Llama 3.2's, with a fixed one. Other templates ignore these two arguments.
         """
         text = self.tokenizer.apply_chat_template(
             [{"role": "user", "content": message}], tokenize=False, add_generation_prompt=True,
-            enable_thinking=False, date_string="26 Jul 2024",
+            enable_thinking=False, strftime_now=date(2024, 7, 26).strftime,
         )  # fmt: skip
         return self.encode(text)
 

@@ -1,0 +1,65 @@
+"""The runs behind each table and figure: arms, named as in the paper, and their flags.
+
+{size} stands for the size preset of the sweep (tiny, paper), {episodes} for the episodes per update
+of that preset. The first arm is the one that `table` compares the others to.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Arm:
+    label: str
+    flags: str = ""  # of the run script; without any it trains GRPO w/ PaW
+
+
+def pair(name: str, flags: str) -> list[Arm]:
+    return [Arm(name, f"{flags} --no-paw"), Arm(f"{name} w/ PaW", flags)]
+
+
+GRPO = pair("GRPO", "")
+MAIN = GRPO + pair("GiGPO", "--algo gigpo")
+
+GRIDS = {
+    "table1": MAIN,
+    "table2": MAIN,  # --env search
+    "table5": MAIN,  # Table 1 with standard deviations
+    # A.1: PPO plays as many episodes as the others, each in an environment of its own.
+    "table3-algorithms": [
+        *pair("PPO", "--algo ppo --groups {episodes} --group-size 1"),
+        *pair("RLOO", "--algo rloo"),
+    ],
+    "table3-models": [  # with -- --preset paper
+        *pair("Qwen3-1.7B", "--model Qwen/Qwen3-1.7B --kl-coef 0"),
+        *pair("Llama3.2-3B-Instruct", "--model meta-llama/Llama-3.2-3B-Instruct"),
+        *pair("Qwen2.5-14B-Instruct", "--model Qwen/Qwen2.5-14B-Instruct"),
+    ],
+    # The last two are not in the paper. At rho = 1, Eq. 7 keeps every token and Eq. 8 is Eq. 6:
+    # "w/o clipping" is --wm-loss mae, so one arm covers both.
+    "table4": [
+        *GRPO,
+        Arm("w/o Ada. Coef.", "--wm-weight constant"),
+        Arm("w/ CE loss", "--wm-loss ce"),
+        Arm("w/o clipping (MAE)", "--wm-loss mae"),
+        Arm("w/o selection", "--select-ratio 1"),
+    ],
+    "fig6-alpha": [
+        Arm("α = 0.25", "--select-ratio 0.25"),
+        Arm("α = 0.5", "--select-ratio 0.5"),
+        Arm("α = 0.75", "--select-ratio 0.75"),
+        Arm("α = 1", "--select-ratio 1"),
+    ],
+    "fig6-rho": [
+        Arm("ρ = 0.1", "--rho 0.1"),
+        Arm("ρ = 0.2", "--rho 0.2"),
+        Arm("ρ = 0.4", "--rho 0.4"),
+        Arm("ρ = 0.8", "--rho 0.8"),
+        Arm("ρ = 1", "--rho 1"),
+    ],
+    "neighbors": [
+        *GRPO,
+        Arm("ECHO", "--preset {size} echo"),
+        Arm("placebo: shuffled targets", "--wm-target shuffled"),
+        Arm("world-model loss x 0.1", "--wm-scale 0.1"),
+    ],
+}

@@ -1,0 +1,200 @@
+"""Run the arms of a table or figure on several seeds, as many at once as cores or GPUs are idle.
+
+    python -m paw_min.experiments.sweep table1 --env alfworld [--seeds 0 1 2] [-- FLAGS]
+
+FLAGS go to every run, such as `--preset paper --data DIR`. Each run is a process of run_<env>.py;
+its output is in <run folder>.log. Rerun the same command to resume: finished runs are kept. Runs
+are named after their flags, so what several grids contain is trained once. OUT/GRID-ENV.json lists
+them for `table` and `figures`.
+"""
+
+import argparse
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from paw_min.cli import INTERRUPTED
+from paw_min.config import Config, UserError, differences, parse_args
+from paw_min.console import progress_bar
+from paw_min.experiments.grids import GRIDS
+from paw_min.experiments.table import Entry
+from paw_min.runs import read_metrics, reading, writing
+
+ROOT = Path(__file__).parents[2]  # of the run scripts
+OURS = {"--seed", "--name", "--out", "--dry-run", "--eval-only"}  # not for FLAGS
+
+
+@dataclass
+class Job:
+    """One run: an arm with a seed."""
+
+    label: str
+    flags: list[str]
+    cfg: Config
+
+    def __str__(self) -> str:
+        return f"{self.label}, seed {self.cfg.seed}"
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.cfg.out) / self.cfg.name
+
+    @property
+    def log(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, str(ROOT / f"run_{self.cfg.env}.py"), *self.flags]
+
+    def done(self) -> int:
+        """Updates so far; -1 before the evaluation of update 0."""
+        lines = read_metrics(self.folder)
+        return min(lines[-1]["update"], self.cfg.updates) if lines else -1
+
+
+def plan(grid: str, env: str, seeds: list[int], out: str, extra: list[str]) -> list[Job]:
+    """All runs, first those of the first seed; UserError if settings or folders do not fit."""
+    if taken := OURS & set(extra):
+        raise UserError(f"{' '.join(sorted(taken))} after --: use the options of the sweep.")
+    presets = runpy.run_path(str(ROOT / f"run_{env}.py"))["PRESETS"]
+    size = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    size.add_argument("--preset", nargs="+", default=list(presets)[:1])
+    sizes = size.parse_known_args(extra)[0].preset
+    base, _ = parse_args(env, presets, "", extra)
+    values = {"size": " ".join(sizes), "episodes": base.groups * base.group_size}
+    jobs = []
+    for seed in seeds:
+        for arm in GRIDS[grid]:
+            flags = [*extra, *arm.flags.format(**values).split(), "--seed", str(seed), "--out", out]
+            job = Job(arm.label, flags, parse_args(env, presets, "", flags)[0])
+            if job.done() >= 0:  # with these settings?
+                with reading(job.folder / "config.json") as path:
+                    changed = differences(json.loads(path.read_text()), job.cfg)
+                if changed:
+                    raise UserError(f"{job.folder} belongs to a run with {', '.join(changed)}: "
+                                    "repeat those settings, or choose another --out.")  # fmt: skip
+            jobs.append(job)
+    return jobs
+
+
+def slots(jobs: int | None, device: str) -> list[str]:
+    """One entry per run at a time: the GPU that it sees, or "" on a CPU."""
+    n_gpus = torch.cuda.device_count() if device != "cpu" else 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(n_gpus))))
+    gpus = visible.split(",")[:n_gpus]
+    idle = int(len(os.sched_getaffinity(0)) - os.getloadavg()[0] + 0.5)
+    return [gpus[k % n_gpus] if gpus else "" for k in range(jobs or n_gpus or max(1, idle))]
+
+
+def start(job: Job, gpu: str) -> subprocess.Popen:
+    env = os.environ | {"OMP_NUM_THREADS": "1"} | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
+    with writing(str(job.log)), open(job.log, "w") as log:
+        return subprocess.Popen(
+            job.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env,
+            start_new_session=True,  # Ctrl-C reaches the sweep only, which passes it on
+        )  # fmt: skip
+
+
+def run_all(jobs: list[Job], free: list[str]) -> list[str]:
+    """Run what is not finished -> one sentence per failed run."""
+    waiting, active, failures = [j for j in jobs if j.done() < j.cfg.updates], [], []
+    bar = progress_bar(sum(job.cfg.updates for job in jobs), "sweep", "update")
+    bar.initial = sum(max(0, job.done()) for job in jobs)  # the time left is that of the others
+    try:
+        while waiting or active:
+            while waiting and free:
+                job, gpu = waiting.pop(0), free.pop()
+                active.append((job, gpu, start(job, gpu)))
+            time.sleep(1)
+            for job, gpu, process in [entry for entry in active if entry[2].poll() is not None]:
+                active.remove((job, gpu, process))
+                free.append(gpu)
+                lines = job.log.read_text(errors="replace").strip().splitlines() or ["no output"]
+                bar.write(f"{job}: {lines[-1]}")
+                if code := process.returncode:
+                    failures.append(f"{job}: exit code {code}: {lines[-1]} ({job.log})")
+            bar.n = sum(max(0, job.done()) for job in jobs)
+            bar.refresh()
+    finally:
+        bar.close()
+        stop([process for _, _, process in active])
+    return failures
+
+
+def stop(processes: list[subprocess.Popen], patience_s: float = 20.0) -> None:
+    """Interrupt each run, so that it ends its own processes; kill what does not end."""
+    for process in processes:
+        process.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + patience_s
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def dry_run(jobs: list[Job]) -> list[str]:
+    """Check model and data with the run script's --dry-run -> one sentence per failed check."""
+    failures = []
+    for job in jobs:
+        result = subprocess.run([*job.command, "--dry-run"], capture_output=True, text=True)
+        print(f"\n{job}\n{result.stdout}{result.stderr}", end="", flush=True)
+        if result.returncode:
+            failures.append(f"{job}: {result.stderr.strip()}")
+    return failures
+
+
+def main(argv: list[str]) -> None:
+    cut = argv.index("--") if "--" in argv else len(argv)
+    own, extra = argv[:cut], argv[cut + 1 :]
+    layout = argparse.RawDescriptionHelpFormatter
+    usage = "%(prog)s GRID --env ENV [options] [-- FLAGS]"
+    parser = argparse.ArgumentParser(usage=usage, description=__doc__, formatter_class=layout)
+    add = parser.add_argument
+    add("grid", choices=list(GRIDS), help="table or figure of the paper; neighbors: other methods")
+    add("--env", choices=sorted(p.stem[4:] for p in ROOT.glob("run_*.py")), required=True)
+    add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default: 0 1 2")
+    add("--jobs", type=int, help="runs at a time (default: one per GPU, or per idle core)")
+    add("--out", default="runs", help="folder of the run folders (default: runs)")
+    add("--dry-run", action="store_true", help="check model and data of every run, and exit")
+    args = parser.parse_args(own)
+    if args.jobs is not None and args.jobs < 1:
+        raise UserError(f"--jobs {args.jobs} is out of range: it must be at least 1.")
+    jobs = plan(args.grid, args.env, list(dict.fromkeys(args.seeds)), args.out, extra)
+    for job in jobs:
+        print(f"{max(0, job.done()):4d} of {job.cfg.updates} updates  {job.folder}  {job}")
+    if args.dry_run:
+        failures = dry_run(jobs[: len(GRIDS[args.grid])])  # the other seeds differ in nothing
+    else:
+        path = Path(args.out) / f"{args.grid}-{args.env}.json"
+        entries = [asdict(Entry(job.label, job.cfg.seed, job.cfg.name)) for job in jobs]
+        with writing(str(path)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(entries, indent=1, ensure_ascii=False) + "\n")
+        free = slots(args.jobs, jobs[0].cfg.device)
+        print(f"{len(free)} at a time; output: {args.out}/<run>.log", flush=True)
+        failures = run_all(jobs, free)
+        print(f"table: python -m paw_min.experiments.table {path}")
+    if failures:
+        raise UserError(f"{len(failures)} of {len(jobs)} runs failed.\n" + "\n".join(failures))
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell started us with & or nohup
+        signal.signal(number, signal.default_int_handler)
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED.rstrip("\n"))

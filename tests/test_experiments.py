@@ -1,0 +1,301 @@
+"""Sweeps in real processes, the statistics of the tables by hand, and the figures.
+
+python -m pytest tests/test_experiments.py
+"""
+
+import itertools
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from paw_min import cmae, config, runs
+from paw_min.config import UserError, flag
+from paw_min.experiments import figures, sweep, table
+from paw_min.experiments.grids import GRIDS, Arm
+from tests.conftest import SMALL
+
+# --- grids and plans -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env", ["alfworld", "webshop", "search"])
+@pytest.mark.parametrize("size", ["tiny", "paper"])
+def test_every_arm_is_a_run_of_its_own_with_the_same_episodes(env, size, tmp_path):
+    for grid, arms in GRIDS.items():
+        extra = [] if size == "tiny" else ["--preset", size, "--device", "cpu"]
+        jobs = sweep.plan(grid, env, [0, 1], str(tmp_path), extra)
+        assert [j.cfg.seed for j in jobs] == [0] * len(arms) + [1] * len(arms)
+        assert len({j.folder for j in jobs}) == len(jobs), grid
+        assert len({j.cfg.groups * j.cfg.group_size for j in jobs}) == 1, grid
+        assert len({(j.cfg.max_turns, j.cfg.prompt, j.cfg.lr) for j in jobs}) == 1, grid
+        for job in jobs:
+            assert not job.cfg.paw or "w/o PaW" not in job.label
+            if job.label.removesuffix(" w/ PaW") in ("GRPO", "GiGPO", "PPO", "RLOO"):
+                assert job.cfg.algo == job.label.removesuffix(" w/ PaW").lower()
+                assert job.cfg.paw == job.label.endswith("w/ PaW")
+
+
+def test_settings_of_the_arms(tmp_path):
+    def cfg(grid, label, *extra):
+        jobs = sweep.plan(grid, "webshop", [0], str(tmp_path), list(extra))
+        return next(job.cfg for job in jobs if job.label == label)
+
+    for extra in ((), ("--preset", "paper")):
+        echo = cfg("neighbors", "ECHO", *extra)
+        assert (echo.wm_loss, echo.select_ratio, echo.wm_scale) == ("ce", 1.0, 0.05)
+        assert echo.max_turns == (15 if extra else 8)
+    ppo = cfg("table3-algorithms", "PPO w/ PaW", "--groups", "3", "--group-size", "5")
+    assert (ppo.groups, ppo.group_size) == (15, 1)
+    assert cfg("table4", "w/o Ada. Coef.").wm_weight == "constant"
+    assert [cfg("fig6-rho", f"ρ = {r:g}").rho for r in (0.1, 0.4, 1)] == [0.1, 0.4, 1.0]
+    # What several grids need is one run.
+    same = [("table1", "GRPO w/ PaW"), ("table4", "GRPO w/ PaW"), ("fig6-alpha", "α = 0.75"),
+            ("fig6-rho", "ρ = 0.2")]  # fmt: skip
+    assert len({cfg(*arm).name for arm in same}) == 1
+
+
+def test_without_clipping_is_mae():
+    """The reason why table4 has one arm for both."""
+    logp = torch.cat([torch.zeros(1, 3), torch.randn(5, 3).log_softmax(-1)])
+    mask = torch.ones(6, 3)
+    assert torch.equal(cmae.clipped_mae(logp, mask, 1.0), cmae.mae(logp, mask))
+
+
+def test_plans_that_cannot_work(tmp_path):
+    for extra in (["--seed", "3"], ["--dry-run"]):
+        with pytest.raises(UserError, match=f"{extra[0]} after --"):
+            sweep.plan("table1", "alfworld", [0], str(tmp_path), extra)
+    job = sweep.plan("table1", "alfworld", [0], str(tmp_path), [])[0]
+    write_run(job.folder, [{"update": 0}], config.public(job.cfg) | {"lr": 0.5})
+    with pytest.raises(UserError, match=r"belongs to a run with --lr 0.5: .* another --out"):
+        sweep.plan("table1", "alfworld", [0], str(tmp_path), [])
+
+
+def test_one_run_per_gpu_or_idle_core(monkeypatch):
+    cores = len(os.sched_getaffinity(0))
+    monkeypatch.setattr(os, "getloadavg", lambda: (cores - 0.9, 0, 0))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert sweep.slots(None, "auto") == [""] and sweep.slots(2, "auto") == ["", ""]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert sweep.slots(None, "auto") == ["0", "1"] and sweep.slots(3, "cuda") == ["0", "1", "0"]
+    assert sweep.slots(None, "cpu") == [""]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    assert sweep.slots(None, "auto") == ["3", "5"]
+
+
+# --- a sweep in real processes ---------------------------------------------------------------
+
+
+def test_a_sweep_is_interrupted_fails_resumes_and_becomes_a_table(
+    tmp_path, monkeypatch, model, games_root, capsys
+):
+    flags = {k: v for k, v in SMALL.items() if k != "name"}
+    flags |= {"data": games_root, "model": model, "device": "cpu", "updates": 2}
+    flags |= {"eval_every": 0, "kl_coef": 0.0}
+    flags = [str(x) for key, v in flags.items() for x in (flag(key), v)]
+    arms = [Arm("GRPO", "--no-paw"), Arm("GRPO w/ PaW"), Arm("bad", f"--model {tmp_path}/nowhere")]
+    monkeypatch.setitem(sweep.GRIDS, "three", arms)
+    folder = sweep.plan("three", "alfworld", [0], str(tmp_path / "s"), flags)[0].folder
+    started, start = [], sweep.start
+    monkeypatch.setattr(sweep, "start", lambda *a: started.append(start(*a)) or started[-1])
+
+    def run(jobs):
+        argv = f"three --env alfworld --seeds 0 --jobs {jobs} --out {tmp_path}/s --".split()
+        sweep.main([*argv, *flags])
+
+    # Ctrl-C ends the run as well.
+    def interrupt():
+        while not runs.read_metrics(folder):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        run(jobs=1)
+    (process,) = started
+    assert process.poll() == 1 and "rerun the same command" in Path(f"{folder}.log").read_text()
+    first = runs.read_metrics(folder)
+    assert len(first) < 3
+
+    # It resumes; one run fails, another goes on.
+    with pytest.raises(UserError, match=r"1 of 3 runs failed.\nbad, seed 0: exit code 1: error: "):
+        run(jobs=3)
+    lines = runs.read_metrics(folder)
+    assert lines[0] == first[0] and [line["update"] for line in lines] == [0, 1, 2]
+    assert "GRPO, seed 0: held-out success: 0.000 before" in capsys.readouterr().out
+    del arms[2]
+    run(jobs=1)  # nothing is left to start
+    assert len(started) == 4 and "   2 of 2 updates" in capsys.readouterr().out
+
+    path = tmp_path / "s" / "three-alfworld.json"
+    assert [e["label"] for e in json.loads(path.read_text())] == ["GRPO", "GRPO w/ PaW"]
+    table.main([path], tmp_path / "t.json")
+    found = json.loads((tmp_path / "t.json").read_text())["alfworld"]
+    assert found["GRPO"]["All"]["mean"] == pytest.approx(100 * lines[-1]["eval_success"])
+    assert "2000 draws of tasks." in capsys.readouterr().out
+    assert found["GRPO w/ PaW"]["All"]["low"] is not None  # from evaluation.json
+    figures.bands(path, ["eval_success", "memory_gb"], None)
+    figures.overhead(folder, folder, None)
+    pngs = capsys.readouterr().out.split("\n")
+    assert Path(pngs[0]).read_bytes().startswith(b"\x89PNG")
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+
+def write_run(folder: Path, lines: list[dict], settings: dict, episodes=None) -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(settings))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if episodes is not None:
+        outcome = {"update": lines[-1]["update"], "episodes": episodes}
+        (folder / "evaluation.json").write_text(json.dumps(outcome))
+
+
+def won(**tasks) -> list[dict]:
+    """Episodes of the type in the first letter: won(a1=[1, 0]) are two of task a1."""
+    return [
+        {"task": task, "task_type": task[0], "won": bool(w), "score": None}
+        for task, outcomes in tasks.items()
+        for w in outcomes
+    ]
+
+
+def test_columns_by_hand():
+    episodes = won(b1=[1, 0], b2=[1, 1], a1=[0, 0])  # two episodes per task
+    search = table.of_episodes("search", episodes)
+    assert list(search) == ["a", "b", "Avg."]
+    assert [table.value(c) for c in search.values()] == [0.0, 75.0, 37.5]  # unweighted
+    kinds = {"a": "pick_two_obj_and_place", "b": "look_at_obj_in_light"}
+    games = [e | {"task_type": kinds[e["task_type"]]} for e in episodes]
+    assert {n: table.value(c) for n, c in table.of_episodes("alfworld", games).items()} == {
+        "Look": 75.0, "Pick2": 0.0, "All": 50.0}  # fmt: skip
+    shop = table.of_episodes("webshop", [e | {"score": 0.5 + 0.5 * e["won"]} for e in episodes])
+    assert {name: table.value(c) for name, c in shop.items()} == {"Score": 75.0, "Success": 50.0}
+    line = {"eval_success": 0.5, "eval_success/b": 0.75, "eval_success/a": 0.0, "eval_score": 75.0,
+            "eval_success_types": 0.375}  # fmt: skip
+    for env in ("search", "webshop"):
+        ours = {"search": search, "webshop": shop}[env]
+        theirs = table.of_metrics(env, line)
+        assert {n: table.value(c) for n, c in theirs.items()} == {
+            n: table.value(c) for n, c in ours.items()}  # fmt: skip
+
+
+def test_differences_are_of_the_same_seed_and_task():
+    base = [{"": {"x": 0.0, "y": 100.0, "w": 50.0}}, {"": {"w": 9.0, "y": 0.0, "x": 50.0}}]
+    ours = [{"": {"x": 100.0, "y": 100.0, "z": 0.0}}, {"": {"x": 50.0, "y": 100.0}}]
+    (part,) = table.paired(ours, base)
+    assert part.tolist() == [[100.0, 0.0], [0.0, 100.0]]  # w and z are not in all runs
+    cell = table.compare({7: ours[0], 0: ours[0], 1: ours[1]}, {1: base[1], 0: base[0]}, True)
+    assert cell.mean == pytest.approx((200 / 3 + 75 + 200 / 3) / 3)  # of its own three runs ...
+    assert cell.std == pytest.approx(np.std([200 / 3, 75, 200 / 3], ddof=1))
+    assert cell.difference == 50.0  # ... but paired in two
+    assert table.compare({0: base[0]}, {}, True) == table.Cell(1, 50.0)
+    one = table.compare({0: {"": {"": 70.0}}}, {0: {"": {"": 60.0}}}, per_task=False)
+    assert one == table.Cell(1, 70.0, None, 10.0)  # one seed and no tasks: no interval
+
+
+def test_the_interval_resamples_seeds_and_then_tasks():
+    assert table.interval([np.full((3, 5), 4.0)]) == (4.0, 4.0)
+    assert table.interval([np.array([[0.0, 100.0]])]) == (0.0, 100.0)  # 0, 50, 100: 1/4, 1/2, 1/4
+    assert table.interval([np.array([[0.0], [100.0]])]) == (0.0, 100.0)
+    tasks = np.arange(400) % 2 * 100.0
+    sigma = 50 / 400**0.5
+    # One draw of tasks for all seeds: more seeds with the same outcomes add no information.
+    for part in (tasks[None], np.tile(tasks, (9, 1))):
+        assert table.interval([part]) == pytest.approx(
+            (50 - 1.96 * sigma, 50 + 1.96 * sigma), abs=0.5
+        )
+    seeds = np.tile(np.arange(400)[:, None] % 2 * 100.0, (1, 3))  # all variance between seeds
+    assert table.interval([seeds]) == pytest.approx((50 - 1.96 * sigma, 50 + 1.96 * sigma), abs=0.5)
+    # Two independent parts with equal weights: their mean has 1/sqrt(2) of the deviation.
+    low, high = table.interval([tasks[None], tasks[None]])
+    assert high - low == pytest.approx(2 * 1.96 * sigma / 2**0.5, abs=0.7)
+
+
+def sweep_file(root: Path, episodes: bool) -> Path:
+    """Arms A and B with seeds 0 and 1: 25, 50 and 75, 75 % of four tasks."""
+    entries = []
+    for (label, seed), k in zip(itertools.product("AB", (0, 1)), (1, 2, 3, 3)):
+        name = f"{label}-seed{seed}"
+        lines = [{"update": 0, "eval_success": 0.0},
+                 {"update": 4, "eval_success": k / 4, "eval_success/a": k / 4, "loss": seed + k,
+                  "seconds_rollout": 1.0, "seconds_old_pass": 0.5, "seconds_update": 1.0 * k,
+                  "memory_gb": 1.0 * k}]  # fmt: skip
+        tasks = won(**{f"a{i}": [i < k] for i in range(4)}) if episodes else None
+        settings = dict(env="alfworld", seed=seed, updates=4, rho=0.2 if label == "A" else 0.4,
+                      select_ratio=0.75)  # fmt: skip
+        write_run(root / name, lines, settings, tasks)
+        entries.append({"label": label, "seed": seed, "folder": name})
+    (root / "s.json").write_text(json.dumps(entries))
+    return root / "s.json"
+
+
+def test_markdown(tmp_path, capsys):
+    table.main([sweep_file(tmp_path / "e", True)], tmp_path / "t.md")
+    text = capsys.readouterr().out
+    assert (tmp_path / "t.md").read_text() == text.rstrip() + "\n"
+    assert "| method | a | All |" in text and "| difference to A | a | All |" in text
+    assert "| A | 37.5 ± 17.7 | 37.5 ± 17.7 |" in text and "| B | 75.0 ± 0.0 |" in text
+    assert "over 2 seeds" in text and "2000 draws of seeds and tasks" in text
+    # B wins a1 and a2 of seed 0, and a2 of seed 1, which A loses: 0 tasks of four to all of them.
+    assert "| B | +37.5 [+0.0, +87.5] |" in text
+
+    # Run folders, without evaluation.json: seeds only. An unfinished run is named.
+    sweep_file(tmp_path / "m", False)
+    folders = [tmp_path / "m" / f"{label}-seed{seed}" for label in "AB" for seed in (0, 1)]
+    file = folders[0] / "config.json"
+    file.write_text(file.read_text().replace('"updates": 4', '"updates": 5'))
+    table.main(folders, None)
+    text = capsys.readouterr().out
+    assert (
+        "| B | +37.5 [+25.0, +50.0] |" in text
+        and "draws of seeds (a run has no evaluation.json" in text
+    )
+    assert f"Not finished: {folders[0]}, 4 of 5 updates." in text
+    table.main(folders[::2], None)
+    assert "no interval (a run has" in capsys.readouterr().out
+    with pytest.raises(UserError, match="A, seed 0, is both"):
+        table.main([folders[0], tmp_path / "e" / "A-seed0"], None)
+
+
+# --- figures ---------------------------------------------------------------------------------
+
+
+def test_curves_over_seeds_by_hand():
+    updates, mean, std = figures.over_seeds([{0: 1.0, 2: 5.0, 3: 0.0}, {0: 3.0, 2: 5.0}])
+    assert (updates.tolist(), mean.tolist()) == ([0, 2], [2.0, 5.0])
+    assert std.tolist() == [2**0.5, 0.0]
+    assert figures.over_seeds([{0: 1.0}])[2].tolist() == [0.0]
+
+
+def test_figures_from_the_command_line(tmp_path, monkeypatch, capsys):
+    path = sweep_file(tmp_path / "s", True)
+    monkeypatch.setattr(sys, "argv", ["figures", "sensitivity", str(path)])
+    figures.main()
+    assert Path(capsys.readouterr().out.strip()) == path.with_suffix(".png")
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_overhead_by_hand(tmp_path, capsys):
+    sweep_file(tmp_path / "s", True)
+    figures.overhead(tmp_path / "s/A-seed1", tmp_path / "s/B-seed0", tmp_path / "o.png")
+    text = capsys.readouterr().out
+    assert "| s, update | 2.00 | 3.00 | +50.0 % |" in text
+    assert "| s, all | 3.50 | 4.50 | +28.6 % |" in text
+    assert "| GB, memory peak | 2.00 | 3.00 | +50.0 % |" in text
+    with pytest.raises(UserError, match="has the metric lost: choose from eval_success, "):
+        figures.bands(tmp_path / "s" / "s.json", ["lost"], None)
+    for entry in json.loads((tmp_path / "s" / "s.json").read_text()):
+        file = tmp_path / "s" / entry["folder"] / "config.json"
+        file.write_text(file.read_text().replace("0.4", "0.2"))
+    with pytest.raises(UserError, match="differ in neither"):
+        figures.sensitivity(tmp_path / "s" / "s.json", None)

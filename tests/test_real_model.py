@@ -1,0 +1,255 @@
+"""SmolLM2-135M-Instruct: what a real tokenizer, chat template and vocabulary could break.
+
+    python -m pytest tests/test_real_model.py
+
+The other tests use random models with a word-level tokenizer and 25 tokens. This one has byte-level
+BPE, 49,152 tokens, digits that are tokens of their own, a system prompt, padding with the end
+token, and 30 layers. The file takes about a minute, vLLM included.
+"""
+
+import json
+import sys
+from collections import deque
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from paw_min import runs, train
+from paw_min.config import Config
+from paw_min.envs.alfworld import prompts
+from paw_min.envs.protocol import Context
+from paw_min.model.batches import TokenRow, collate
+from paw_min.model.policy import Policy, load_policy
+from paw_min.model.sampler import HFSampler, Request
+from paw_min.model.scoring import MAX_GAP, check_sync
+from paw_min.model.vllm_sampler import VLLMSampler
+from paw_min.rollout import Episode, Transition
+from paw_min.toy import smollm2
+
+ROOM = (
+    "-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room. Looking quickly "
+    "around you, you see a cabinet 10, and a drawer 2.\n\nYour task is to: put some mug on shelf."
+)
+COMMANDS = ["go to cabinet 10", "go to drawer 2", "inventory", "look"]
+OBSERVATIONS = [
+    "You arrive at cabinet 10. On the cabinet 10, you see a mug 1, and a plate 12.",
+    "You pick up the mug 1 from the cabinet 10.",
+    "Nothing happens.",
+    "The drawer 2 is closed.",
+    '"Back to Search" "Page 1 (Total results: 50)" "$17.99"',
+    "\n<information>Doc 1(Title: Zürich) 1 846–1 900, Łódź\n</information>\n",
+]
+THOUGHT = "<think>The mug may be in cabinet 10.</think>"
+RESPONSE = THOUGHT + "<action>go to cabinet 10</action>"
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory) -> Path:
+    """Made once, as a user would, after an earlier attempt that was killed."""
+    out = tmp_path_factory.mktemp("real") / smollm2.NAME
+    left = out.with_name(out.name + ".partial") / "left.safetensors"
+    left.parent.mkdir()
+    left.write_text("half of it")
+    smollm2.write(out)
+    return out
+
+
+@pytest.fixture(scope="session")
+def policy(folder) -> Policy:
+    policy = load_policy(str(folder))
+    policy.requires_grad_(False)
+    return policy
+
+
+@pytest.fixture(scope="session")
+def prompt_ids(policy) -> list[int]:
+    return policy.encode_chat(prompts.compact(Context("put some mug on shelf", ROOM, COMMANDS), 2))
+
+
+def sample(policy, sampler, prompt, n: int, max_tokens: int, temperature=1.0) -> list:
+    with sampler.sync(policy):
+        queue = deque(Request(i, prompt, seed=i) for i in range(n))
+        parts = list(sampler.generate(queue, temperature, max_tokens))
+    return sorted((r for part in parts for r in part), key=lambda r: r.slot)
+
+
+@pytest.fixture(scope="session")
+def answered(policy, prompt_ids) -> list[TokenRow]:
+    """Four sampled responses, each with an observation; some end and some are cut."""
+    responses = sample(policy, HFSampler(), prompt_ids, 2, max_tokens=24)
+    short = policy.encode_chat("Answer with one word: what is the capital of France?")
+    responses += sample(policy, HFSampler(), short, 2, max_tokens=24)
+    asked = [prompt_ids, prompt_ids, short, short]
+    return [
+        Transition(p, r.ids, policy.encode(o), r.logps, 0.0, True, "", k, k)
+        for k, (p, r, o) in enumerate(zip(asked, responses, OBSERVATIONS))
+    ]
+
+
+# --- the folder
+
+
+def test_the_model_answers(policy):
+    for question, answer in [("What is the capital of France?", "Paris"), ("2+2?", "4")]:
+        (response,) = sample(policy, HFSampler(), policy.encode_chat(question), 1, 24, 0.0)
+        assert answer in policy.decode(response.ids)
+        assert response.ids[-1] in policy.eos_ids
+
+
+def test_the_folder_is_plain_and_complete(folder, policy):
+    assert sorted(f.name for f in folder.parent.iterdir()) == [folder.name]  # nothing partial
+    assert len(list(folder.glob("*.safetensors"))) == 1
+    config = json.loads((folder / "config.json").read_text())
+    assert not {"quantization_config", "auto_map"} & set(config)
+    weights = load_file(folder / "model.safetensors")
+    assert {w.dtype for w in weights.values()} == {torch.bfloat16}
+    assert sum(w.numel() for w in weights.values()) == 134_515_008
+    before = (folder / "model.safetensors").stat()
+    smollm2.write(folder)  # a second time
+    assert (folder / "model.safetensors").stat().st_mtime_ns == before.st_mtime_ns
+    tokenizer = policy.tokenizer
+    assert tokenizer.convert_ids_to_tokens(policy.eos_ids) == ["<|im_end|>"]
+    assert len(tokenizer) == policy.model.get_input_embeddings().num_embeddings == 49_152
+
+
+def test_without_the_packages_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["smollm2", "--out", str(tmp_path / "model")])
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(SystemExit) as exit:
+        smollm2.main()
+    assert exit.value.code.startswith("error: ") and "\n" not in exit.value.code
+    assert smollm2.INSTALL in exit.value.code
+    assert not list(tmp_path.iterdir())
+
+
+# --- tokens
+
+
+def test_encoding_loses_nothing(policy):
+    for text in (RESPONSE, *OBSERVATIONS, prompts.INSTRUCTIONS, ROOM, "a  b\n\n\n12"):
+        assert policy.decode(policy.encode(text)) == text
+    # As published, digits are split before words are: "\n\n" is one token here, too.
+    assert policy.tokenizer.tokenize("a\n\n12") == ["a", "ĊĊ", "1", "2"]
+
+
+def test_an_observation_is_encoded_alike_after_a_finished_response(policy):
+    """The end token separates: tokens of o in context are those of o alone."""
+    for response in (RESPONSE, "go", THOUGHT + "<action>look"):
+        for o in OBSERVATIONS:
+            together = policy.encode(f"{response}<|im_end|>{o}")
+            assert together == policy.encode(response) + policy.eos_ids + policy.encode(o)
+
+
+def test_a_row_keeps_its_ids_where_its_text_would_merge(policy):
+    """A response that was cut before its end token, and the observation after it."""
+    response, o = policy.encode("<action>look "), policy.encode("Nothing happens.")
+    assert policy.encode("<action>look Nothing happens.") != response + o
+    row = TokenRow(policy.encode_chat("hi"), response, o)
+    batch = collate([row, row], [True, False], policy.pad_id)
+    assert batch.ids[0].tolist() == row.prompt_ids + response + o
+    assert batch.ids.flatten()[batch.at].tolist() == response * 2 + o
+    text = policy.tokenizer.decode(batch.ids[0])
+    assert text.endswith("<|im_start|>assistant\n<action>look Nothing happens.")
+
+
+def test_the_chat_has_one_system_prompt_and_one_open_answer(policy):
+    message = prompts.paper(Context("", ROOM, COMMANDS), 2)
+    ids = policy.encode_chat(message)
+    text = policy.tokenizer.decode(ids)
+    system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    assert text == (
+        f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{message}<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert policy.encode(text) == ids
+
+
+def test_a_response_in_the_papers_format_survives(policy):
+    ids = policy.encode(RESPONSE) + policy.eos_ids
+    assert policy.decode(ids) == RESPONSE
+    assert prompts.parse(policy.decode(ids)) == ("go to cabinet 10", True)
+    for k in range(1, len(ids) - 4):  # cut anywhere before </action>: executed, but not valid
+        assert not prompts.parse(policy.decode(ids[:k])).valid
+
+
+# --- sampler and trainer
+
+
+def test_responses_end_with_the_end_token_or_are_cut(policy, answered):
+    lengths = [len(r.response_ids) for r in answered]
+    ended = [r for r in answered if r.response_ids[-1] in policy.eos_ids]
+    cut = [r for r in answered if r.response_ids[-1] not in policy.eos_ids]
+    assert ended and cut, lengths
+    assert all(len(r.response_ids) == 24 for r in cut)
+    for r in answered:
+        assert not set(r.response_ids[:-1]) & set(policy.eos_ids)
+        assert "<|im_end|>" not in policy.decode(r.response_ids)
+
+
+def test_log_probs_of_the_sampler_are_the_trainers(policy, answered):
+    episodes = [Episode("a task", t.group, t.trajectory, [t]) for t in answered]
+    gap = check_sync(Config(micro_tokens=1000), policy, episodes, 1)
+    print(f"gap {gap:.1e} nats per token")
+    assert gap < 1e-4 < MAX_GAP["fp32"]
+
+
+@torch.no_grad()
+def test_an_appended_observation_changes_no_action_log_prob(policy, answered):
+    """Causal isolation, padding with the end token included."""
+    n = len(answered)
+    bare = collate(answered, [False] * n, policy.pad_id)
+    joint = collate(answered, [True] * n, policy.pad_id)
+    (logp_bare, entropy_bare), (logp, entropy) = policy(bare), policy(joint)
+    width, mask = logp_bare.shape[1], bare.response_mask
+    for a, b in ((logp, logp_bare), (entropy, entropy_bare)):
+        torch.testing.assert_close(a[:, :width][mask], b[mask], atol=2e-4, rtol=0)
+    # Other observations of the same length: not one bit differs.
+    other = joint.ids.flatten()[joint.at[joint.n_response :]].flip(0)
+    joint.ids.view(-1)[joint.at[joint.n_response :]] = other
+    swapped, _ = policy(joint)
+    assert torch.equal(swapped[joint.response_mask], logp[joint.response_mask])
+    assert not torch.equal(swapped[joint.obs_mask], logp[joint.obs_mask])
+
+
+def test_log_probs_of_vllm_are_the_trainers(folder, policy, prompt_ids):
+    sampler = VLLMSampler(str(folder), 640, "fp32", memory_share=0.2, seed=0)
+    torch.set_num_threads(1)
+    try:
+        responses = sample(policy, sampler, prompt_ids, 4, max_tokens=24)
+    finally:
+        sampler.close()
+    episodes = [
+        Episode("a task", k, k, [Transition(prompt_ids, r.ids, [], r.logps, 0, True, "", k, k)])
+        for k, r in enumerate(responses)
+    ]
+    gap = check_sync(Config(micro_tokens=1000), policy, episodes, 1)
+    print(f"gap {gap:.1e} nats per token")
+    assert gap < 1e-4 < MAX_GAP["fp32"]
+    assert len({tuple(r.ids) for r in responses}) == 4
+
+
+# --- training
+
+
+def test_an_update_of_alfworld_with_paw(config, folder, tmp_path, monkeypatch):
+    """A whole run: both evaluations, the rollout, Eq. 4, one optimizer step, the checkpoint."""
+    monkeypatch.setattr(train, "draw", lambda folders: None)
+    cfg = config(
+        model=str(folder), updates=1, groups=2, group_size=2, max_turns=2, eval_tasks=1,
+        max_response_tokens=16, prompt="compact", max_prompt_tokens=800, lr=1e-5, kl_coef=0.0,
+        mini_batch=0, micro_tokens=1024, precision="fp32",
+    )  # fmt: skip
+    train.train(cfg)
+    _, line = runs.read_metrics(tmp_path / "r")
+    assert line["rows"] == 8 and line["lambda"] == 1.0 and line["sampler_gap"] < 1e-4
+    assert 0 < line["wm_loss"] < 1 and 0 < line["grad_norm"] < 1e4
+    hard = 1 - line["wm_clipped_tokens"]
+    print(f"share of observation tokens with p <= rho: {hard:.2f}")
+    assert 0.3 < hard < 0.95
+    before = load_file(folder / "model.safetensors")
+    after = load_file(tmp_path / "r" / "checkpoint-000001" / "model.safetensors")
+    assert before.keys() == after.keys()
+    moved = [not torch.equal(w.float(), after[name].float()) for name, w in before.items()]
+    assert all(moved) and all(w.isfinite().all() for w in after.values())
