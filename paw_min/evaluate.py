@@ -18,13 +18,18 @@ def evaluate(cfg: Config, policy, sampler, pool: Pool, tasks: list[str]) -> Roll
             cfg, policy, sampler, pool, *zip(*repeated), temperature=cfg.eval_temperature,
             seed_key=(-1, cfg.eval_seed) if cfg.eval_seed else (-1,), label="evaluate",
         ).episodes  # fmt: skip
-    played = [e for e in episodes if not e.failed]
-    if not played:
+    if all(e.failed for e in episodes):
         raise UserError(f"no episode of the evaluation could be played: {episodes[0].failed}")
+    return Rollout(episodes, panel_metrics(episodes))
+
+
+def panel_metrics(episodes: list[Episode]) -> dict[str, float]:
+    """Success of the panel: pooled, by task type, and its standard error over the tasks."""
+    played = [e for e in episodes if not e.failed]
     by_type, by_task = defaultdict(list), defaultdict(list)
     for e in played:
         by_type[e.task_type].append(e.won)
-        by_task[e.group].append(e.won)
+        by_task[e.task].append(e.won)
     types = {f"eval_success/{t}": mean(won) for t, won in sorted(by_type.items())}
     # Table 2 averages the data sets of search without weights; eval_success pools all episodes.
     metrics = {"eval_success_types": mean(list(types.values()))}
@@ -33,7 +38,7 @@ def evaluate(cfg: Config, policy, sampler, pool: Pool, tasks: list[str]) -> Roll
     metrics |= {f"eval_{key}": described[key] for key in shown if key in described}
     means = [mean(won) for won in by_task.values()]  # repeats of a task are not independent
     metrics["eval_success_se"] = stdev(means) / len(means) ** 0.5 if len(means) > 1 else 0.0
-    return Rollout(episodes, metrics | types)
+    return metrics | types
 
 
 def outcomes(update: int, episodes: list[Episode]) -> str:

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 import torch
 
-from paw_min import cmae, config, runs
-from paw_min.config import UserError, flag
+import run_alfworld
+from paw_min import cmae, config, runs, train
+from paw_min.config import UserError, flag, parse_args
 from paw_min.experiments import figures, sweep, table
 from paw_min.experiments.grids import GRIDS, Arm
 from tests.conftest import SMALL
@@ -36,7 +37,6 @@ def test_every_arm_is_a_run_of_its_own_with_the_same_episodes(env, size, tmp_pat
         assert len({j.cfg.groups * j.cfg.group_size for j in jobs}) == 1, grid
         assert len({(j.cfg.max_turns, j.cfg.prompt, j.cfg.lr) for j in jobs}) == 1, grid
         for job in jobs:
-            assert not job.cfg.paw or "w/o PaW" not in job.label
             if job.label.removesuffix(" w/ PaW") in ("GRPO", "GiGPO", "PPO", "RLOO"):
                 assert job.cfg.algo == job.label.removesuffix(" w/ PaW").lower()
                 assert job.cfg.paw == job.label.endswith("w/ PaW")
@@ -59,6 +59,29 @@ def test_settings_of_the_arms(tmp_path):
     same = [("table1", "GRPO w/ PaW"), ("table4", "GRPO w/ PaW"), ("fig6-alpha", "α = 0.75"),
             ("fig6-rho", "ρ = 0.2")]  # fmt: skip
     assert len({cfg(*arm).name for arm in same}) == 1
+
+
+ARMS = {
+    job.cfg.name: (grid, job.label)
+    for grid in GRIDS
+    if grid != "table3-models"  # weights of several gigabytes
+    for job in sweep.plan(grid, "alfworld", [0], "runs", [])
+}
+
+
+@pytest.mark.parametrize("grid, label", ARMS.values(), ids=ARMS)
+def test_every_arm_trains(config, tmp_path, grid, label):
+    """One update with the settings of the arm, on the real engine."""
+    arm = next(arm for arm in GRIDS[grid] if arm.label == label)
+    flags = arm.flags.format(size="tiny", episodes=4).split()
+    small = {flag(key): str(value) for key, value in vars(config()).items()
+             if key in (*SMALL, "data", "model", "out") and f"{flag(key)}" not in flags}
+    argv = [x for pair in (small | {"--updates": "1"}).items() for x in pair]
+    cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", argv + flags)
+    train.train(cfg)
+    first, last = runs.read_metrics(tmp_path / "r")
+    assert last["update"] == 1 and "eval_success" in first and "eval_success" in last
+    assert ("wm_loss" in last) == cfg.paw == ("no-paw" not in arm.flags)
 
 
 def test_without_clipping_is_mae():

@@ -59,7 +59,7 @@ class SearchClient:
         self.url = _masked(url.rstrip("/").removesuffix("/retrieve")) + "/retrieve"  # for messages
         self.timeout, self.patience = timeout, patience
         self._session = requests.Session()
-        self._session.mount("http://", adapter := _adapter())
+        self._session.mount("http://", adapter := timed_adapter())
         self._session.mount("https://", adapter)
         self._session.trust_env = False  # an internet proxy would not find a local server
         self._base = self._log_in(url)
@@ -240,7 +240,7 @@ class _TimedResponse(HTTPResponse):
         self.fp.raw.readinto = readinto
 
 
-def _adapter() -> requests.adapters.HTTPAdapter:
+def timed_adapter() -> requests.adapters.HTTPAdapter:
     """An adapter of requests with `_TimedResponse`."""
     adapter = requests.adapters.HTTPAdapter(pool_maxsize=THREADS)
     adapter.poolmanager.pool_classes_by_scheme = classes = {}

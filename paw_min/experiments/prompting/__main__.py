@@ -1,0 +1,202 @@
+"""The prompting rows of Tables 1 and 5: plain, ReAct and Reflexion agents, without training.
+
+    python -m paw_min.experiments.prompting alfworld --agent react --preset paper --data DIR \\
+        --model Qwen/Qwen2.5-1.5B-Instruct
+    python -m paw_min.experiments.prompting webshop --agent reflexion --data DIR \\
+        --endpoint https://api.openai.com/v1 --model gpt-4o          key: $OPENAI_API_KEY
+
+The first argument is the benchmark. All flags of its run script are accepted as well (python
+run_alfworld.py --help). Panel, environments, parsers and metrics are those of its --eval-only.
+agents.py describes the agents, endpoint.py the endpoint. Results, in runs/<name>/: metrics.json,
+evaluation.json, episodes.md and, of an endpoint, responses.jsonl.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+
+from paw_min.cli import INTERRUPTED
+from paw_min.config import Config, Parser, UserError, parse_args
+from paw_min.console import say
+from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.evaluate import evaluate, outcomes, panel_metrics, transcript
+from paw_min.experiments.prompting.agents import React, count, reflexion
+from paw_min.experiments.prompting.demonstrations import EXAMPLES
+from paw_min.experiments.prompting.endpoint import Endpoint
+from paw_min.retrieval.client import THREADS
+from paw_min.rollout import Episode
+from paw_min.runs import Run
+from paw_min.session import PANEL_SLOTS, Session, find_tasks, open_session
+
+# A trajectory is longer than a plain prompt. The stand-ins have 2,048 positions, Qwen2.5 32,768.
+TRAJECTORY_TOKENS = {"tiny": 1900, "paper": 16384}
+CHARACTERS = 4  # of a token, for endpoints
+UNLIMITED = 10**9
+
+
+@dataclass
+class Options:
+    """The flags that the run scripts do not have."""
+
+    env: str
+    agent: str
+    endpoint: str
+    name: str
+    trials: int
+    concurrency: int
+    deadline: float
+    price_in: float
+    price_out: float
+
+
+def parse(argv: list[str]) -> tuple[Config, Options, bool]:
+    """-> settings, own flags, whether this is a dry run."""
+    layout = argparse.RawDescriptionHelpFormatter
+    usage = "%(prog)s BENCHMARK [flags of run_BENCHMARK.py] [flags below]"
+    parser = Parser(usage=usage, description=__doc__, formatter_class=layout, allow_abbrev=False)
+    add = parser.add_argument
+    add("env", choices=tuple(BENCHMARKS), metavar="BENCHMARK", help="alfworld, webshop or search")
+    add("--agent", choices=("plain", "react", "reflexion"), default="plain", help="(plain)")
+    add("--endpoint", default="", help="URL before /chat/completions; --model is then the model's "
+        "name there, and the preset is paper; the key is read from $OPENAI_API_KEY")  # fmt: skip
+    add("--name", default="", help="run name; default: from the settings")
+    add("--trials", type=int, default=3, help="reflexion: trials per task, at most (3)")
+    add("--concurrency", type=int, default=8, help="endpoint: requests at a time (8)")
+    add("--deadline", type=float, default=300, help="endpoint: seconds for one request, with all "
+        "its retries (300)")  # fmt: skip
+    add("--price-in", type=float, default=0, help="USD per million prompt tokens")
+    add("--price-out", type=float, default=0, help="USD per million generated tokens")
+    known, rest = parser.parse_known_args(argv)
+    options = Options(**vars(known))
+    check(options)
+    presets = find_presets(options)
+    rest += ["--no-paw"] + (["--name", options.name] if options.name else [])
+    cfg, mode = parse_args(options.env, presets, "", rest)
+    if not options.name:
+        cfg.name = cfg.name.replace(f"-{cfg.algo}", f"-{options.agent}")
+        cfg.name += f"-eval{cfg.eval_seed}" if cfg.eval_seed else ""
+    cfg.groups = 1  # nothing is trained, so there may be few training tasks
+    if options.endpoint and not cfg.model:
+        raise UserError("--endpoint needs --model, the name of a model there: add it.")
+    if options.agent == "reflexion" and cfg.eval_repeats > 1:
+        raise UserError(f"--eval-repeats {cfg.eval_repeats}: Reflexion's trials are repeats of a "
+                        "task; use --trials.")  # fmt: skip
+    return cfg, options, mode == "dry-run"
+
+
+def find_presets(options: Options) -> dict[str, dict]:
+    """Those of the run script; the first is the default."""
+    try:
+        presets = importlib.import_module(f"run_{options.env}").PRESETS
+    except ModuleNotFoundError as error:
+        raise UserError(f"{error}: start it in the folder that has run_{options.env}.py") from error
+    sizes = ("paper", "tiny") if options.endpoint else ("tiny", "paper")
+    limits = TRAJECTORY_TOKENS if options.agent != "plain" else {}
+    return {
+        size: presets[size] | ({"max_prompt_tokens": limits[size]} if limits else {})
+        for size in sizes
+    }
+
+
+def check(options: Options) -> None:
+    bounds = dict(trials=(1, 100), concurrency=(1, THREADS), deadline=(1, 86400),
+                  price_in=(0, 1e6), price_out=(0, 1e6))  # fmt: skip
+    for key, (low, high) in bounds.items():
+        if not low <= (value := getattr(options, key)) <= high:
+            flag = "--" + key.replace("_", "-")
+            raise UserError(f"{flag} {value} is out of range: use {low} to {high:g}.")
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise UserError("prompting runs in one process: start it without torchrun.")
+
+
+@contextmanager
+def open_endpoint(cfg: Config, options: Options) -> Iterator[Session]:
+    """As session.open_session, with the endpoint as policy and sampler."""
+    run = Run(cfg)
+    file = run.folder / "responses.jsonl"
+    endpoint = Endpoint(options.endpoint, cfg.model, file, options.concurrency, options.deadline)
+    tasks = find_tasks(cfg)
+    slots = min(len(tasks.held_out), PANEL_SLOTS)
+    with closing(endpoint), closing(tasks.make_pool(slots)) as pool:
+        yield Session(run, endpoint, None, None, endpoint, pool, tasks)
+
+
+def play(cfg: Config, s: Session, options: Options) -> tuple[list[Episode], dict, Counter]:
+    """Play the panel -> episodes, their metrics, calls and tokens (of an endpoint: characters)."""
+    limit, tokens, styles = cfg.max_prompt_tokens, Counter(), BENCHMARKS[cfg.env].prompts
+    if options.endpoint:  # the server has a limit of its own
+        limit, cfg = CHARACTERS * limit, replace(cfg, max_prompt_tokens=UNLIMITED)
+    if options.agent != "plain":
+
+        def length(text: str) -> int:
+            return len(s.policy.encode_chat(text))
+
+        react = React(styles[cfg.prompt], EXAMPLES[cfg.env], length, limit)
+        styles["react"] = react.prompt  # one more style, for this process
+        cfg = replace(cfg, prompt="react")
+    if options.agent == "reflexion":
+        episodes, success = reflexion(cfg, s, react, options.trials, tokens)
+        return episodes, panel_metrics(episodes) | success, tokens
+    evaluation = evaluate(cfg, s.policy, s.sampler, s.pool, s.tasks.held_out)
+    return evaluation.episodes, evaluation.metrics, count(evaluation.episodes)
+
+
+def costs(options: Options, tokens: Counter, endpoint: Endpoint | None) -> dict[str, float]:
+    """Calls and tokens; of an endpoint as it reports them, answers of earlier starts included."""
+    if endpoint:
+        answers = list(endpoint.used.values())
+        tokens = Counter(calls=len(answers), calls_of_this_start=endpoint.n_sent)
+        tokens["calls_without_usage"] = sum(a.prompt_tokens is None for a in answers)
+        for key in ("prompt_tokens", "completion_tokens"):
+            tokens[key] = sum(getattr(answer, key) or 0 for answer in answers)
+    metrics = dict(tokens)
+    if options.price_in or options.price_out:
+        usd = options.price_in * tokens["prompt_tokens"]
+        metrics["cost_usd"] = (usd + options.price_out * tokens["completion_tokens"]) / 1e6
+    return metrics
+
+
+def run(cfg: Config, options: Options) -> None:
+    """Play, write the files of the run, and print its metrics."""
+    start = time.perf_counter()
+    opened = open_endpoint(cfg, options) if options.endpoint else open_session(cfg, eval_only=True)
+    with opened as s:
+        episodes, metrics, tokens = play(cfg, s, options)
+        endpoint = s.sampler if options.endpoint else None
+        metrics |= costs(options, tokens, endpoint) | {"seconds": time.perf_counter() - start}
+        s.run.write("episodes.md", transcript(episodes))
+        s.run.write("evaluation.json", outcomes(0, episodes))
+        about = {"env": cfg.env, "agent": options.agent, "model": cfg.model or "stand-in"}
+        s.run.write("metrics.json", json.dumps(about | metrics, indent=2) + "\n")
+        for key, value in metrics.items():
+            say(f"{key:48s} {value:12,.{3 * isinstance(value, float)}f}")
+        say(f"{' '.join(about.values())}: {s.run.folder}")
+
+
+def plan(cfg: Config, options: Options) -> None:
+    """What a run may cost, before it starts."""
+    n = len(find_tasks(cfg).held_out) * cfg.eval_repeats
+    trials = options.trials if options.agent == "reflexion" else 1
+    calls = n * (cfg.max_turns * trials + trials - 1)
+    say(f"panel of {n}, at most {cfg.max_turns} turns and {trials} trials: up to {calls:,} calls")
+
+
+def main(argv: list[str]) -> None:
+    try:
+        cfg, options, dry_run = parse(argv)
+        plan(cfg, options) if dry_run else run(cfg, options)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED.rstrip("\n"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

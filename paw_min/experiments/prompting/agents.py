@@ -1,0 +1,193 @@
+"""The ReAct and Reflexion agents: their prompts, trials and reflections.
+
+PaW reports both without describing them. Here:
+
+ReAct (Yao et al., 2023): one demonstration, then all thoughts, actions and observations so far,
+then the benchmark's plain prompt, without its history. Of a trajectory that is too long, the oldest
+steps are left out; the task, the demonstration and the reflections stay. Deviations: one
+demonstration per benchmark, written for this project (the authors: one or two, HotpotQA six); each
+step has a thought, in <think> tags, where the authors' are sparse in ALFWorld and WebShop; the
+admissible commands are listed, as in the plain prompt; the prompt is one message to a chat model.
+
+Reflexion (Shinn et al., 2023): up to three trials per task with the ReAct agent. After a failed
+trial, the model reads its transcript and writes a reflection, which the prompts of later trials
+show. A task is solved if one trial solves it. As in the original, the tasks are those of the
+evaluation, and the feedback is the environment's success signal alone. Deviations: the number of
+trials (the authors: 12 in ALFWorld); a reflection prompt of our own, without examples; a trial ends
+as an evaluation episode does, not when the agent repeats itself.
+"""
+
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from paw_min.config import Config
+from paw_min.console import say
+from paw_min.envs.protocol import Answer, Context, Pool
+from paw_min.evaluate import evaluate
+from paw_min.metrics import mean
+from paw_min.model.sampler import Request
+from paw_min.rollout import Episode, request_seed
+from paw_min.session import Session
+
+TRIAL_SEEDS = 1000  # added to the evaluation seed from trial to trial
+
+REACT = """\
+Solve a task step by step. In each step, first think about what you have seen and what is left to
+do, then act. This example solves another task:
+
+{example}
+
+Now it is your turn. Your task: {task}
+{steps}
+"""
+
+LESSONS = "\n\nYou have failed at this task before. What you noted after each trial:\n"
+
+REFLECT = """\
+You are an agent that tried to solve a task. Your task: {task}
+
+This is what you did. It did not solve the task:
+{steps}
+
+In two or three sentences, say which mistake you made, and what you will do instead when you try
+the same task again. Name the objects, places or words that matter. Do not act now.
+"""
+
+
+@dataclass
+class React:
+    """The prompts of the ReAct agent in one benchmark."""
+
+    plain: Callable[[Context, int], str]  # the benchmark's own prompt
+    example: str
+    length: Callable[[str], int]  # of a prompt, in tokens
+    limit: int
+
+    def prompt(self, context: Context, history_length: int) -> str:
+        """h_t, with the whole trajectory; a style of Benchmark.prompts."""
+        turns = zip(context.history, context.responses, strict=True)
+        steps = [step(turn.observation, response) for turn, response in turns]
+        instruction = context.task.partition(LESSONS)[0]
+        now = self.plain(replace(context, task=instruction, history=[]), history_length)
+        if steps and not (context.observation and context.observation in now):
+            steps.append(step(context.observation))  # search shows it as a part of the history
+
+        def render(text: str) -> str:
+            return REACT.format(example=self.example, task=context.task, steps=text) + now
+
+        return self._fit(steps, render)
+
+    def reflection(self, task: str, episode: Episode) -> str:
+        """The request for a reflection on a failed trial."""
+        steps = [step(observation, response) for observation, response, _ in episode.log]
+        steps.append(step(episode.log[-1][2]))
+        return self._fit(steps, lambda text: REFLECT.format(task=task, steps=text))
+
+    def _fit(self, steps: list[str], render: Callable[[str], str]) -> str:
+        """Render all steps, or else leave out as many of the oldest as the limit requires."""
+
+        def without(n: int) -> str:
+            note = [f"(the first {n} steps are left out)"] if n else []
+            return render("\n".join(note + steps[n:]))
+
+        def fits(n: int) -> bool:
+            return self.length(without(n)) <= self.limit
+
+        return without(0 if fits(0) else bisect_left(range(len(steps)), True, key=fits))
+
+
+def step(observation: str, response: str = "") -> str:
+    return f"Observation: {observation.strip()}\n{response.strip()}".strip()
+
+
+@dataclass
+class Remembering:
+    """A pool that appends the reflections on a task to its instruction.
+
+    A prompt function knows only the instruction, which several games can share; the pool knows the
+    task itself.
+    """
+
+    pool: Pool
+    lessons: dict[str, list[str]] = field(default_factory=dict)  # by task, oldest first
+    instructions: dict[str, str] = field(default_factory=dict)  # by task, lessons included
+    tasks: dict[int, str] = field(default_factory=dict)  # by slot
+
+    @property
+    def n_envs(self) -> int:
+        return self.pool.n_envs
+
+    def reset(self, slot: int, task: str) -> None:
+        self.tasks[slot] = task
+        self.pool.reset(slot, task)
+
+    def step(self, slot: int, command: str) -> None:
+        self.pool.step(slot, command)
+
+    def recv(self, timeout: float | None = None) -> Answer | None:
+        answer = self.pool.recv(timeout)
+        if answer is not None:
+            task, seen = self.tasks[answer.slot], answer.step
+            notes = [f"Trial {n}: {note}" for n, note in enumerate(self.lessons.get(task, []), 1)]
+            if notes:
+                seen = replace(seen, task=seen.task + LESSONS + "\n".join(notes))
+            self.instructions.setdefault(task, seen.task)
+            answer = Answer(answer.slot, seen)
+        return answer
+
+    def close(self) -> None:
+        self.pool.close()
+
+
+def reflexion(
+    cfg: Config, s: Session, react: React, trials: int, tokens: Counter
+) -> tuple[list[Episode], dict[str, float]]:
+    """Up to `trials` trials per task -> the last episode of each task, success after each trial.
+
+    tokens: what the model processes is added to it.
+    """
+    lessons, last, success = {}, {}, {}
+    remaining = s.tasks.held_out
+    for trial in range(1, trials + 1):
+        if remaining:  # else all tasks are solved
+            memory = Remembering(s.pool, lessons)
+            trial_cfg = replace(cfg, eval_seed=cfg.eval_seed + TRIAL_SEEDS * (trial - 1))
+            played = evaluate(trial_cfg, s.policy, s.sampler, memory, remaining).episodes
+            tokens += count(played)
+            last |= {e.task: e for e in played}
+            lost = [e for e in played if not e.won and not e.failed]  # a broken game stays broken
+            remaining = [e.task for e in lost]
+            if trial < trials and lost:
+                reflect(trial_cfg, s, react, memory, lost, tokens)
+        solved = mean([e.won for e in last.values() if not e.failed])
+        success[f"eval_success_trial_{trial}"] = solved
+        say(f"trial {trial}: success {solved:.3f}, {len(remaining)} tasks left")
+    return list(last.values()), success
+
+
+def reflect(
+    cfg: Config, s: Session, react: React, memory: Remembering, lost: list[Episode], tokens: Counter
+) -> None:
+    """Let the model write one reflection per failed episode, and add it to the memory."""
+    prompts = [react.reflection(memory.instructions[e.task], e) for e in lost]
+    ids = [s.policy.encode_chat(prompt) for prompt in prompts]
+    seeds = [request_seed(-2, cfg.eval_seed, e.trajectory) for e in lost]
+    queue = deque(Request(n, *pair) for n, pair in enumerate(zip(ids, seeds, strict=True)))
+    with s.sampler.sync(s.policy):
+        for finished in s.sampler.generate(queue, cfg.eval_temperature, cfg.max_response_tokens):
+            for response in finished:
+                tokens += used(ids[response.slot], response.ids)
+                note = " ".join(s.policy.decode(response.ids).split())
+                memory.lessons.setdefault(lost[response.slot].task, []).append(note)
+
+
+def count(episodes: list[Episode]) -> Counter:
+    """Calls and tokens of episodes."""
+    rows = [row for e in episodes for row in e.transitions]
+    return sum((used(row.prompt_ids, row.response_ids) for row in rows), Counter())
+
+
+def used(prompt_ids: list[int], response_ids: list[int]) -> Counter:
+    return Counter(calls=1, prompt_tokens=len(prompt_ids), completion_tokens=len(response_ids))

@@ -1,0 +1,528 @@
+"""Prompting baselines: agents, and an OpenAI-compatible endpoint over real HTTP.
+
+python -m pytest tests/test_prompting.py
+"""
+
+import json
+import multiprocessing
+import re
+import socket
+import threading
+import time
+from collections import deque
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+import run_alfworld
+from paw_min.config import Config, UserError, parse_args
+from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.pool import EnvPool
+from paw_min.envs.protocol import Context, Step, Tasks, Turn
+from paw_min.experiments.prompting import __main__ as prompting
+from paw_min.experiments.prompting import endpoint as endpoints
+from paw_min.experiments.prompting.agents import LESSONS, React
+from paw_min.experiments.prompting.demonstrations import EXAMPLES
+from paw_min.experiments.prompting.endpoint import Answer, Endpoint, parse, retry_after
+from paw_min.model.policy import load_policy
+from paw_min.model.sampler import HFSampler, Request
+from paw_min.rollout import Episode
+from paw_min.session import Session
+from paw_min.toy import default_model
+from paw_min.train import train
+
+KEY = "sk-test/0123456789abcdef"
+LOOK = "<think>hm</think><action>look</action>"
+
+
+class Server:
+    """A server of chat completions. `answer`: prompt -> text, or body -> the whole answer.
+
+    faults: functions of the handler, each of which spoils one request.
+    """
+
+    def __init__(self, answer):
+        self.answer, self.faults = answer, deque()
+        self.bodies, self.keys, self.paths = [], [], []
+        self.busy = self.most_busy = 0
+        server, lock = self, threading.Lock()
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with lock:
+                    server.paths.append(self.path)
+                    server.bodies.append(body)
+                    server.keys.append(self.headers["Authorization"])
+                    fault = server.faults.popleft() if server.faults else None
+                    server.busy += 1
+                    server.most_busy = max(server.most_busy, server.busy)
+                try:
+                    fault(self) if fault else send(self, 200, server.reply(body))
+                finally:
+                    with lock:
+                        server.busy -= 1
+
+            def log_message(self, *_):
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+
+    def reply(self, body: dict) -> dict:
+        answer = self.answer(body)
+        return answer if isinstance(answer, dict) else completion(answer)
+
+    @property
+    def prompts(self) -> list[str]:
+        return [body["messages"][0]["content"] for body in self.bodies]
+
+
+def completion(text: str | None, **usage) -> dict:
+    return {"choices": [{"message": {"role": "assistant", "content": text}}], "usage": usage}
+
+
+def send(handler, status: int, content, **headers) -> None:
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    handler.send_response(status)
+    for name, value in headers.items():
+        handler.send_header(name.replace("_", "-"), value)
+    handler.send_header("Content-Length", str(len(data)))
+    handler.end_headers()
+    handler.wfile.write(data)
+
+
+@pytest.fixture
+def serve():
+    servers = []
+
+    def start(answer=lambda body: LOOK) -> Server:
+        servers.append(Server(answer))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.http.shutdown()
+        server.http.server_close()
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    monkeypatch.setattr(endpoints, "FIRST_WAIT", 0.01)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+
+
+@pytest.fixture
+def connect(tmp_path):
+    def make(server, threads=2, deadline=20.0, name="responses.jsonl") -> Endpoint:
+        return Endpoint(server.url, "m", tmp_path / name, threads, deadline)
+
+    return make
+
+
+def ask(endpoint: Endpoint, *prompts: str) -> list[str]:
+    queue = deque(Request(n, endpoint.encode_chat(p), n << 40) for n, p in enumerate(prompts))
+    found = {}
+    for responses in endpoint.generate(queue, 0.4, 7):
+        found |= {r.slot: endpoint.decode(r.ids) for r in responses}
+        assert all(len(r.ids) == len(r.logps) for r in responses)
+    return [found[n] for n in range(len(prompts))]
+
+
+def flags(games_root, tmp_path, *more) -> list[str]:
+    base = ["--data", str(games_root), "--out", str(tmp_path), "--eval-tasks", "2", "--max-turns",
+            "3", "--eval-temperature", "0", "--preset", "tiny"]  # fmt: skip
+    return ["alfworld", *base, *more]
+
+
+def play(argv) -> dict:
+    """Run the command in this process -> what it wrote."""
+    cfg, options, _ = prompting.parse(argv)
+    prompting.run(cfg, options)
+    return results(Path(cfg.out) / cfg.name)
+
+
+def results(folder: Path) -> dict:
+    texts = {p.name: p.read_text() for p in folder.iterdir()}
+    return texts | {"metrics": json.loads(texts["metrics.json"])}
+
+
+# The agents with a local model and with the same model behind an endpoint.
+
+
+@pytest.fixture(scope="module")
+def stand_in():
+    policy, lock = load_policy(default_model("alfworld")), threading.Lock()
+
+    def answer(body: dict) -> dict:
+        ids = policy.encode_chat(body["messages"][0]["content"])
+        sampler, queue = HFSampler(), deque([Request(0, ids, body["seed"])])
+        with lock, sampler.sync(policy):
+            ((response,),) = sampler.generate(queue, body["temperature"], body["max_tokens"])
+        usage = dict(prompt_tokens=len(ids), completion_tokens=len(response.ids))
+        return completion(policy.decode(response.ids), **usage)
+
+    return answer
+
+
+def test_plain_is_the_evaluation_of_the_run_script(games_root, tmp_path, capsys):
+    argv = flags(games_root, tmp_path, "--eval-temperature", "0.7")
+    ours = play(argv)["metrics"]
+    assert (ours["agent"], ours["model"]) == ("plain", "stand-in")
+    capsys.readouterr()
+    cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", [*argv[1:], "--name", "e"])
+    train(cfg, eval_only=True)
+    printed = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    assert len(printed) > 8
+    assert printed == {key: f"{ours[key]:.3f}" for key in printed}
+
+
+@pytest.mark.parametrize("agent", ["plain", "reflexion"])  # the second plays react trials
+def test_an_endpoint_plays_as_the_same_model_does_locally(
+    agent, games_root, tmp_path, serve, stand_in
+):
+    argv = flags(games_root, tmp_path, "--agent", agent, "--trials", "2",
+                 "--max-turns", "2")  # fmt: skip
+    local = play(argv)
+    server = serve(stand_in)
+    price = ["--price-in", "2", "--price-out", "10"]
+    remote = play([*argv, "--endpoint", server.url, "--model", "m", *price])
+    assert remote["episodes.md"] == local["episodes.md"] and "> <think>" in local["episodes.md"]
+    assert remote["evaluation.json"] == local["evaluation.json"]
+    a, b = local["metrics"], remote["metrics"]
+    assert a["calls"] == len(server.bodies) >= 4 and a["completion_tokens"] > a["calls"]
+    differ = ("seconds", "model")
+    assert {k: v for k, v in a.items() if k not in differ}.items() <= b.items()
+    assert b["cost_usd"] == (2 * a["prompt_tokens"] + 10 * a["completion_tokens"]) / 1e6
+    assert set(server.keys) == {f"Bearer {KEY}"} and set(server.paths) == {"/v1/chat/completions"}
+    assert not any(KEY in str(text) for text in remote.values())
+    if agent == "reflexion":
+        assert "eval_success_trial_2" in a and a["calls"] >= 6  # of two tasks, and reflections
+        seen = [LESSONS in prompt for prompt in server.prompts]
+        assert any(seen) and not seen[0]
+
+
+# ReAct and Reflexion prompts.
+
+HISTORY = [Turn(f"o{n}", f"c{n}") for n in (1, 2, 3)]
+RESPONSES = [f"<think>t{n}</think>\n<action>c{n}</action>" for n in (1, 2, 3)]
+NOW = Context("put mug" + LESSONS + "Trial 1: hm", "o4", ["look"], HISTORY, RESPONSES)
+
+
+def react(env: str, style="paper", limit=10**6) -> React:
+    return React(BENCHMARKS[env].prompts[style], EXAMPLES[env], len, limit)
+
+
+@pytest.mark.parametrize("env", EXAMPLES)
+@pytest.mark.parametrize("style", ["paper", "compact"])
+def test_react_shows_the_example_all_thoughts_and_the_plain_prompt(env, style):
+    context = replace(NOW, admissible=[]) if env == "search" else NOW
+    context = replace(context, observation='<information>{"result": "o4"}</information>')
+    agent = react(env, style)
+    prompt = agent.prompt(context, 1)
+    steps = "\n".join(f"Observation: o{n}\n{said}" for n, said in enumerate(RESPONSES, start=1))
+    assert EXAMPLES[env] in prompt and steps in prompt and NOW.task in prompt
+    plain = agent.plain(replace(context, task="put mug", history=[]), 0)
+    assert prompt.endswith(plain) and LESSONS not in plain
+    assert prompt.count(context.observation) == 1
+    first = agent.prompt(replace(context, history=[], responses=[]), 1)
+    assert "t1" not in first and first.count("Observation:") == EXAMPLES[env].count("Observation:")
+
+
+def test_the_oldest_steps_of_a_long_trajectory_are_left_out():
+    full = react("alfworld").prompt(NOW, 2)
+    assert react("alfworld", limit=len(full)).prompt(NOW, 2) == full
+    for limit in (len(full) - 1, len(full) - 30, len(full) - 80):
+        prompt = react("alfworld", limit=limit).prompt(NOW, 2)
+        assert len(prompt) <= limit and NOW.task in prompt and EXAMPLES["alfworld"] in prompt
+        n = int(re.search(r"first (\d) steps are left out", prompt)[1])
+        left = [f"t{k}" in prompt for k in (1, 2, 3)]
+        assert n >= 1 and left == [k > n for k in (1, 2, 3)]
+        assert n == 1 or len(full) - 38 * (n - 1) + 40 > limit  # and no more of them
+    none = react("alfworld", limit=1).prompt(NOW, 2)  # the rollout reports that it is too long
+    assert "t3" not in none and NOW.task in none
+    log = [(f"o{n}", said, f"o{n + 1}") for n, said in enumerate(RESPONSES, start=1)]
+    lost = Episode("game", 0, 0, log=log)
+    request = react("alfworld").reflection("put mug", lost)
+    assert "put mug" in request and all(f"t{k}" in request for k in (1, 2, 3)) and "o4" in request
+    assert "t1" not in react("alfworld", limit=len(request) - 1).reflection("put mug", lost)
+
+
+def test_the_demonstrations_are_well_formed():
+    for env, example in EXAMPLES.items():
+        turns = re.split(r"^Observation: ", example, flags=re.MULTILINE)[1:]
+        commands = [BENCHMARKS[env].parse(turn[turn.index("<think>") :]) for turn in turns]
+        assert len(commands) >= 3 and all(command.valid for command in commands)
+
+
+class Door:
+    """Three doors with the same instruction; "broken" breaks in its first step."""
+
+    played: list[str] = []
+
+    def reset(self, task):
+        self.opens = {"easy": "push", "hard": "knock"}.get(task, "-")
+        self.task, self.left = task, 2
+        Door.played.append(task)
+        return Step("A door.", "get in", "door", ["push", "knock"])
+
+    def step(self, command):
+        if self.task == "broken":
+            raise OSError("no door")
+        won, self.left = command == self.opens, self.left - 1
+        return Step("In." if won else "Out.", "", "door", ["push"], 10.0 * won, won, won)
+
+
+def doorman(body: dict) -> str:
+    prompt = body["messages"][0]["content"]
+    if "It did not solve the task" in prompt:
+        return "<think>so</think> Next time\n I knock." if "push" in prompt else "?"
+    command = "knock" if "Trial 1: <think>so</think> Next time I knock." in prompt else "push"
+    return f"<think>try</think><action>{command}</action>"
+
+
+def test_reflexion_learns_from_its_reflections_and_replays_only_lost_tasks(serve, connect, capsys):
+    server, Door.played = serve(doorman), []
+    endpoint = connect(server)
+    tasks = Tasks([], ["easy", "hard", "broken", "wall"], None)
+    cfg = Config(max_turns=2, eval_temperature=0.0)
+    _, options, _ = prompting.parse(["alfworld", "--agent", "reflexion", "--endpoint", server.url])
+    with EnvPool(Door, 2) as pool:
+        s = Session(None, endpoint, None, None, endpoint, pool, tasks)
+        episodes, metrics, _ = prompting.play(cfg, s, options)
+    assert Door.played == ["easy", "hard", "broken", "wall", "hard", "wall", "wall"]
+    assert [e.won for e in episodes] == [True, True, False, False]
+    trials = [metrics[f"eval_success_trial_{n}"] for n in (1, 2, 3)]
+    assert trials == pytest.approx([1 / 3, 2 / 3, 2 / 3])  # "broken" is not counted
+    assert metrics["eval_success"] == pytest.approx(2 / 3) == metrics["eval_success/door"]
+    assert metrics["eval_failed"] == 1 and "trial 2: success 0.667" in capsys.readouterr().out
+    reflections = [p for p in server.prompts if "It did not solve the task" in p]
+    assert len(reflections) == 3  # hard and wall after trial 1, wall after trial 2, none after 3
+    third = [p for p in server.prompts if "Trial 2: " in p and "It did not" not in p]
+    assert len(third) == 2  # the second reflection is on a transcript without "push"
+    assert all("Next time I knock.\nTrial 2: ?\n" in p for p in third)
+    assert len({body["seed"] for body in server.bodies}) == len(server.bodies)
+
+
+# Failures of an endpoint.
+
+
+def drop(handler):
+    handler.close_connection = True
+    handler.connection.shutdown(socket.SHUT_RDWR)
+
+
+def cut(handler):
+    handler.send_response(200)
+    handler.send_header("Content-Length", "1000")
+    handler.end_headers()
+    handler.wfile.write(b'{"choices"')
+    drop(handler)
+
+
+def status(code, content=b"{}", **headers):
+    return lambda handler: send(handler, code, content, **headers)
+
+
+FAULTS = {
+    "500 thrice": [status(500)] * 3,
+    "408, 503": [status(408), status(503, b"<html>\xff")],
+    "dropped": [drop],
+    "cut": [cut],
+    "malformed": [status(200, b'{"choices": [{"mess'), status(200, b""), status(200, b"[" * 9999)],
+    "no choices": [status(200, {"choices": []}), status(200, {"error": "x"}), status(200, [1])],
+    "no text": [status(200, {"choices": [{"message": {"content": 5}}]})],
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_temporary_failures_are_retried(name, serve, connect):
+    server = serve()
+    server.faults.extend(FAULTS[name])
+    assert ask(connect(server), "a") == [LOOK]
+    assert len(server.bodies) == len(FAULTS[name]) + 1
+    assert all(body == server.bodies[0] for body in server.bodies)
+    expected = {"model": "m", "messages": [{"role": "user", "content": "a"}], "seed": 0}
+    assert server.bodies[0] == expected | {"temperature": 0.4, "max_tokens": 7}
+
+
+def test_retry_after_is_waited_for(serve, connect):
+    server = serve()
+    server.faults.append(status(429, Retry_After="1"))
+    start = time.monotonic()
+    assert ask(connect(server), "a") == [LOOK] and time.monotonic() - start >= 1
+    server.faults.append(status(429, {"error": {"message": "slow down"}}, Retry_After="99"))
+    with pytest.raises(UserError, match=r"HTTP 429 \(slow down\) and asks to wait 99 s; no answer"):
+        ask(connect(server), "b")
+    assert len(server.bodies) == 3  # at once, without another attempt
+    later = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 60))
+    assert 57 < retry_after(later) <= 60 and retry_after("1.5") == 1.5
+    assert [retry_after(x) for x in ("", "soon", "-3", "nan", "Mon, 1 Jan 2001 00:00:00 GMT")] == [
+        0.0
+    ] * 5
+
+
+def test_a_deadline_ends_silence_and_dripping(serve, connect):
+    def drip(handler):
+        handler.send_response(200)
+        handler.send_header("Content-Length", "1000")
+        handler.end_headers()
+        for _ in range(60):
+            handler.wfile.write(b" ")
+            handler.wfile.flush()
+            time.sleep(0.05)
+
+    for fault in (lambda handler: time.sleep(3), drip):
+        server = serve()
+        server.faults.append(fault)
+        start = time.monotonic()
+        with pytest.raises(UserError, match="no complete answer.*no answer within --deadline 1 s"):
+            ask(connect(server, deadline=1.0), "a")
+        assert time.monotonic() - start < 2.5
+    with pytest.raises(UserError, match="ConnectionError.*within --deadline 1 s"):
+        server = serve()
+        server.http.server_close()
+        ask(connect(server, deadline=1.0), "a")
+
+
+def test_a_refused_key_ends_in_one_sentence_without_the_key(
+    games_root, tmp_path, serve, capsys, caplog
+):
+    server = serve()
+    escaped = json.dumps({"error": {"message": f"Bad key {KEY}.\n" + 999 * "x"}}).replace(
+        "/", "\\/"
+    )
+    argv = flags(games_root, tmp_path, "--endpoint", server.url, "--model", "m", "--name", "k")
+    for fault in (status(401, escaped.encode()), status(500, f"oh {KEY}".encode())):
+        server.faults.extend([fault] * 100)
+        with pytest.raises(SystemExit) as error:
+            prompting.main([*argv, "--deadline", "1"])
+        server.faults.clear()
+        message = str(error.value)
+        assert re.search(
+            r"error: http://\S+ (answers )?HTTP (401 \(Bad key|500 \(oh) \*\*\*", message
+        )
+        assert "\n" not in message and len(message) < 500
+        out = message + str(capsys.readouterr()) + caplog.text
+        out += "".join(p.read_text() for p in (tmp_path / "k").iterdir())
+        assert KEY not in out and KEY[8:] not in out
+    assert "next attempt in" in caplog.text
+
+
+def test_a_redirect_is_refused(serve, connect):
+    server = serve()
+    server.faults.append(status(307, Location="/v1/elsewhere"))
+    with pytest.raises(UserError, match="answers HTTP 307"):
+        ask(connect(server), "a")
+    assert server.paths == ["/v1/chat/completions"]
+
+
+def test_after_an_error_requests_under_way_are_kept_and_no_more_are_sent(serve, connect):
+    server = serve(lambda body: time.sleep(0.3) or LOOK)
+    server.faults.append(status(400))
+    endpoint = connect(server, threads=3)
+    with pytest.raises(UserError, match="HTTP 400"):
+        ask(endpoint, *"abcdefgh")
+    assert len(server.bodies) <= 4 and server.most_busy == 3
+    assert len(connect(server).kept) == len(server.bodies) - 1 >= 2
+
+
+def test_answers_are_read_in_all_their_forms():
+    def read(content, **more) -> Answer:
+        return parse(json.dumps(completion(content) | more).encode())
+
+    assert read("a") == Answer("a", None, None)
+    assert read(None).text == ""  # a refusal
+    assert read("x\ud800\U0001f600").text == "x?\U0001f600"  # can be written to a file
+    usage = {"prompt_tokens": 5, "completion_tokens": "9", "total_tokens": 6}
+    assert read("a", usage=usage) == Answer("a", 5, None)
+    assert read("a", usage=None) == Answer("a", None, None)
+
+
+# Resuming.
+
+
+def test_a_killed_run_resumes_without_asking_twice(games_root, tmp_path, serve, capsys):
+    def answer(body):
+        time.sleep(0.02)
+        return completion(LOOK, prompt_tokens=100, completion_tokens=10)
+
+    server = serve(answer)
+    argv = flags(games_root, tmp_path, "--endpoint", server.url, "--model", "m", "--name", "k",
+                 "--concurrency", "1", "--agent", "reflexion", "--max-turns", "10")  # fmt: skip
+    # A fork, because a new process would take seconds to import torch, which is not used here.
+    process = multiprocessing.get_context("fork").Process(target=prompting.main, args=(argv,))
+    process.start()
+    file = tmp_path / "k" / "responses.jsonl"
+    while not (file.exists() and file.read_bytes().count(b"\n") >= 5):
+        assert process.is_alive()
+        time.sleep(0.01)
+    process.kill()
+    process.join()
+    time.sleep(0.2)  # the request under way
+    with open(file, "a") as damaged:
+        damaged.write('{"key": "cut by the ki')
+    asked, kept = len(server.bodies), file.read_bytes().count(b"\n")
+    assert kept <= asked <= kept + 1
+    metrics = play(argv)["metrics"]
+    assert metrics["calls"] == 2 * 3 * 10 + 2 * 2 == kept + metrics["calls_of_this_start"]
+    assert len(server.bodies) == asked + metrics["calls_of_this_start"]
+    assert metrics["prompt_tokens"] == 100 * metrics["calls"]  # of both starts
+    again = play(argv)["metrics"]
+    assert again["calls_of_this_start"] == 0 and again["calls_without_usage"] == 0
+    differ = ("seconds", "calls_of_this_start")
+    assert all(again[key] == metrics[key] for key in metrics if key not in differ)
+    file.write_text("{}\n")
+    with pytest.raises(UserError, match="responses.jsonl cannot be read"):
+        play(argv)
+
+
+# Flags.
+
+
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        (["--endpoint", "http://h/v1", "--preset", "tiny"], "--endpoint needs --model"),
+        (["--endpoint", "http://u:p@h/v1", "--model", "m"], "--endpoint must be"),
+        (["--endpoint", "http://h/v1?key=1", "--model", "m"], "--endpoint must be"),
+        (["--endpoint", "h/v1", "--model", "m"], "--endpoint must be"),
+        (["--agent", "reflexion", "--eval-repeats", "2"], "--eval-repeats 2: .*use --trials"),
+        (["--trials", "0"], "--trials 0 is out of range"),
+        (["--price-in", "nan"], "--price-in nan is out of range"),
+        (["--concurrency", "99"], "--concurrency 99 is out of range: use 1 to 32"),
+    ],
+)
+def test_user_errors(more, message, games_root, tmp_path, capsys):
+    with pytest.raises(SystemExit, match=f"^error: {message}"):
+        prompting.main(["alfworld", "--data", str(games_root), "--out", str(tmp_path), *more])
+
+
+def test_a_key_that_cannot_be_sent_is_not_shown(serve, connect, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret\nX-Other: 1")
+    with pytest.raises(UserError) as error:
+        connect(serve())
+    assert "secret" not in str(error.value)
+
+
+def test_names_presets_and_plan(games_root, tmp_path, capsys, monkeypatch):
+    def names(*argv):
+        return prompting.parse(["webshop", *argv])[0]
+
+    assert names().name == "webshop-tiny-plain-seed0"
+    cfg = names("--agent", "react", "--endpoint", "http://h/v1", "--model", "org/m-1")
+    assert cfg.name == "webshop-m-1-react-seed0" and cfg.prompt == "paper"
+    assert cfg.max_prompt_tokens == prompting.TRAJECTORY_TOKENS["paper"]
+    assert names("--agent", "react", "--max-prompt-tokens", "700").max_prompt_tokens == 700
+    assert names("--eval-seed", "3").name == "webshop-tiny-plain-seed0-eval3"
+    prompting.main(flags(games_root, tmp_path, "--agent", "reflexion", "--dry-run"))
+    assert "panel of 2, at most 3 turns and 3 trials: up to 22 calls" in capsys.readouterr().out
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit, match="without torchrun"):
+        prompting.main(["webshop"])
