@@ -87,7 +87,8 @@ class Config:
                             low=0, high=1)
     gae_lambda: float = opt(RL, 1.0, "PPO: lambda of the advantages of tokens; code base", low=0,
                             high=1)
-    critic_lr: float = opt(RL, 1e-5, "PPO: learning rate of the critic; code base", above=0, high=1)
+    critic_lr: float = opt(RL, 0.0, "PPO: learning rate of the critic; 0: ten times --lr, as in the "
+                           "code base (1e-5)", low=0, high=1)
     invalid_penalty: float = opt(RL, 0.1, "subtracted for a malformed response, A.1", low=0)
     lr: float = opt(RL, 1e-6, "learning rate of AdamW, constant, A.1", above=0, high=1)
     weight_decay: float = opt(RL, 0.01, "of AdamW; code base", low=0)

@@ -61,7 +61,7 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     trained = [{"params": policy.model.parameters()}]
     if cfg.algo == "ppo" and not eval_only:
         policy.critic = load_critic(start, policy, cfg.attention)
-        trained.append({"params": policy.critic.parameters(), "lr": cfg.critic_lr})
+        trained.append({"params": policy.critic.parameters(), "lr": cfg.critic_lr or 10 * cfg.lr})
     if cfg.grad_checkpointing:
         policy.model.gradient_checkpointing_enable()
         if policy.critic:

@@ -290,3 +290,15 @@ def test_gae_of_the_code_base_is_score_minus_value():
     close(estimate, [9.0, 8.0, 7.0, -4.1, -5.1])
     whole = advantages.gae(torch.tensor([0, 2]), torch.tensor([1, 1]), [0, 0], gamma=1, lam=1)
     close(whole, [1.0, 1.0])  # integers are no reason to round
+
+
+def test_gigpo_adds_eps_to_both_stds():
+    ones = torch.tensor([1.0, 0.0])
+    half = 0.5 / (math.sqrt(0.5) + 1)
+    close(advantages.gigpo(ones, ones, [0, 0], ["s", "s"], eps=1.0), [2 * half, -2 * half])
+
+
+def test_step_returns_keep_the_type_of_the_rewards():
+    for dtype in (torch.float32, torch.float64):
+        rewards = torch.tensor([0.0, 1.0], dtype=dtype)
+        assert advantages.discounted_returns(rewards, [0, 0], 0.9).dtype == dtype

@@ -32,7 +32,7 @@ A1 = dict(  # PaW A.1 and section 4.1, for all three benchmarks
 )  # fmt: skip
 CODE_BASE = dict(  # verl-agent, where the paper gives no number
     clip=0.2, dual_clip=3.0, weight_decay=0.01, grad_clip=1.0, statistics="rows",
-    old_logp="recomputed", train_split="train", gae_lambda=1.0, critic_lr=1e-5,
+    old_logp="recomputed", train_split="train", gae_lambda=1.0, critic_lr=0.0,
 )  # fmt: skip
 OURS = dict(  # neither says; max_obs_tokens cuts nothing: Eq. 5-8 sum over all of |o|
     entropy="full", max_obs_tokens=4096, is_cap=2.0, name="", out="runs", seed=0, eval_seed=0,

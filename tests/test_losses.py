@@ -126,3 +126,58 @@ def test_random_mini_batches_are_unbiased():
         mini = order[:2]
         estimates.append((weights[mini] * loss[mini]).sum() * 6 / 2)
     assert torch.stack(estimates).mean().item() == pytest.approx(whole.item(), rel=0.05)
+
+
+def test_clip_fraction_counts_only_what_the_clip_has_changed():
+    ratio = torch.tensor([[1.5], [1.5], [0.5]])  # with A > 0, a ratio below 1 - clip is kept
+    zero, one = torch.zeros(3, 1), torch.ones(3, 1)
+    _, metrics = losses.clipped_surrogate(ratio.log(), zero, torch.ones(3), one)
+    assert metrics["clip_fraction"].item() == pytest.approx(2 / 3)
+    _, metrics = losses.truncated_is(zero, zero, torch.ones(3), one, cap=1.0)
+    assert metrics["clip_fraction"].item() == 0.0  # a weight of exactly `cap` is not truncated
+
+
+def test_the_default_cap_is_two():
+    logp, zero = torch.tensor([[0.0], [0.0]]), torch.tensor([[math.log(1.8)], [math.log(2.2)]])
+    _, metrics = losses.truncated_is(logp, -zero, torch.ones(2), torch.ones(2, 1))
+    assert metrics["clip_fraction"].item() == 0.5
+
+
+def test_advantages_per_token_in_both_losses():
+    logp = torch.tensor([[-1.0, -2.0], [-0.5, -3.0]], requires_grad=True)
+    advantage = torch.tensor([[1.0, -2.0], [0.5, 3.0]])
+    for loss in (losses.clipped_surrogate, losses.truncated_is):
+        (grad,) = torch.autograd.grad(
+            loss(logp, logp.detach(), advantage, torch.ones(2, 2))[0], logp
+        )
+        torch.testing.assert_close(grad, -advantage / 4)
+
+
+def test_no_tokens_are_a_loss_of_zero():
+    """A rank that repeats another's row has an empty mask."""
+    logp, none = torch.full((1, 2), -1.0), torch.zeros(1, 2)
+    for loss in (losses.clipped_surrogate, losses.truncated_is):
+        value, metrics = loss(logp, logp, torch.ones(1), none)
+        assert value == 0 and all(metric == 0 for metric in metrics.values())
+    assert losses.k3_kl(logp, logp, none) == 0
+
+
+def test_padding_may_hold_anything_in_the_kl_too():
+    logp = torch.tensor([[0.0, -math.inf, -1.0]], requires_grad=True)
+    ref, mask = torch.tensor([[-1.0, 0.0, math.nan]]), torch.tensor([[1, 0, 0]])
+    kl = losses.k3_kl(logp, ref, mask)
+    kl.backward()
+    assert kl.item() == pytest.approx(math.exp(-1)) and torch.isfinite(logp.grad).all()
+
+
+def test_metrics_have_no_graph():
+    logp = torch.zeros(1, 1, requires_grad=True)
+    for loss in (losses.clipped_surrogate, losses.truncated_is):
+        value, metrics = loss(logp, torch.zeros(1, 1), torch.ones(1), torch.ones(1, 1))
+        assert value.requires_grad and not any(m.requires_grad for m in metrics.values())
+
+
+def test_each_row_needs_a_group():
+    for group in (GROUP[:5], [*GROUP, "c"]):
+        with pytest.raises(ValueError):
+            losses.row_weights(group, SELECTED, LAM)

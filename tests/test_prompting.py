@@ -158,7 +158,12 @@ def results(folder: Path) -> dict:
 
 @pytest.fixture(scope="module")
 def stand_in():
-    policy, lock = load_policy(default_model("alfworld")), threading.Lock()
+    return answers_of(load_policy(default_model("alfworld")))
+
+
+def answers_of(policy):
+    """A server's answers from a model of this process."""
+    lock = threading.Lock()
 
     def answer(body: dict) -> dict:
         ids = policy.encode_chat(body["messages"][0]["content"])

@@ -27,6 +27,7 @@ from paw_min.model.scoring import MAX_GAP, check_sync
 from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.rollout import Episode, Transition
 from paw_min.toy import smollm2
+from tests.test_prompting import Server, answers_of, play
 
 ROOM = (
     "-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room. Looking quickly "
@@ -253,3 +254,22 @@ def test_an_update_of_alfworld_with_paw(config, folder, tmp_path, monkeypatch):
     assert before.keys() == after.keys()
     moved = [not torch.equal(w.float(), after[name].float()) for name, w in before.items()]
     assert all(moved) and all(w.isfinite().all() for w in after.values())
+
+
+def test_behind_an_endpoint_it_plays_react_as_it_does_here(
+    policy, folder, games_root, tmp_path, monkeypatch
+):
+    """A real chat template, end token and subwords on both sides of HTTP; greedy, one game."""
+    size = ["--agent", "react", "--preset", "tiny", "--eval-tasks", "1", "--max-turns", "2",
+            "--max-response-tokens", "12", "--eval-temperature", "0"]  # fmt: skip
+    argv = ["alfworld", "--data", str(games_root), "--out", str(tmp_path), *size]
+    local = play([*argv, "--model", str(folder)])
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    server = Server(answers_of(policy))
+    remote = play([*argv, "--endpoint", server.url, "--model", "m"])
+    server.http.shutdown()
+    server.http.server_close()
+    assert remote["episodes.md"] == local["episodes.md"]
+    for key in ("calls", "prompt_tokens", "completion_tokens", "eval_valid", "eval_success"):
+        assert remote["metrics"][key] == local["metrics"][key], key
+    assert local["metrics"]["calls"] == 2 and set(server.keys) == {None}

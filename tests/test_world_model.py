@@ -156,3 +156,40 @@ def test_mean_return_counts_episodes():
         "a": pytest.approx(10 / 3),
         "b": 10.0,
     }
+
+
+def test_the_entropy_of_the_vocabulary_is_over_the_last_axis():
+    """(B, S, V), as a model has them: uniform at one token, certain at the other."""
+    logits = torch.tensor([[[0.0, 0.0, 0.0], [99.0, 0.0, 0.0]]])
+    torch.testing.assert_close(select.full_entropy(logits), torch.tensor([[math.log(3), 0.0]]))
+
+
+def test_action_entropy_is_exact_and_0_without_action_tokens():
+    tokens = torch.tensor([[0.5, 1.0], [9.0, 9.0]])
+    mask = torch.tensor([[1, 1], [0, 0]])
+    assert select.action_entropy(tokens, mask).tolist() == [0.75, 0.0]
+
+
+def test_top_alpha_takes_one_entropy_per_row():
+    for wrong in (torch.ones(2, 2), torch.tensor(1.0)):
+        with pytest.raises(ValueError, match="expected .N,."):
+            select.top_alpha(wrong, 0.5)
+
+
+@pytest.mark.parametrize("logp, mask", [((2, 4), (2, 3)), ((3,), (3,)), ((2, 2, 2), (2, 2, 2))])
+def test_more_shapes_are_checked(logp, mask):
+    with pytest.raises(ValueError, match="need .N, T."):
+        cmae.mae(torch.zeros(logp), torch.ones(mask))
+
+
+def test_lambda_at_the_r_max_of_search_and_of_integers():
+    assert balance.wm_weight(0.25, 1.0) == 0.75
+    assert balance.wm_weight(0.1, 0.4) == pytest.approx(0.75)
+    assert balance.wm_weight(torch.tensor([5]), 10).dtype == torch.float32
+    assert balance.wm_weight(torch.tensor(5.0, dtype=torch.float64), 10).dtype == torch.float64
+
+
+def test_each_return_needs_a_group():
+    for group in ("a", "abc"):
+        with pytest.raises(ValueError):
+            balance.group_mean_return([1.0, 0.0], group)
