@@ -18,10 +18,7 @@ def wm_weight(mean_return: Tensor | float, r_max: float) -> Tensor:
     """Eq. 10, elementwise: mean episode return of each group -> lambda_g in [0, 1]."""
     if not r_max > 0:
         raise ValueError(f"r_max={r_max} must be positive: it is the highest episode return")
-    mean_return = torch.as_tensor(mean_return)
-    if not mean_return.is_floating_point():
-        mean_return = mean_return.float()
-    return (1.0 - mean_return / r_max).clamp(0.0, 1.0)
+    return (1.0 - torch.as_tensor(mean_return) / r_max).clamp(0.0, 1.0)
 
 
 def group_mean_return(returns: Sequence[float], group: Sequence[Hashable]) -> dict:

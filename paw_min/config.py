@@ -61,7 +61,7 @@ class Config:
     workers: int = opt(ENV, 0, "processes that run environments; 0: none but this", low=0,
                        only=("alfworld", "webshop"))
     env_timeout: float = opt(ENV, 60.0, "seconds after which a silent worker counts as dead",
-                             above=0, only=("alfworld", "webshop"))
+                             above=0, high=86_400, only=("alfworld", "webshop"))
     model: str = opt(MODEL, "", "Hugging Face folder or name; default: the stand-in model")
     prompt: str = opt(MODEL, ("paper", "compact"), "the paper's prompt, or a short one")
     history_length: int = opt(MODEL, 2, "earlier steps in the prompt, A.1", low=0)
@@ -87,8 +87,8 @@ class Config:
                             low=0, high=1)
     gae_lambda: float = opt(RL, 1.0, "PPO: lambda of the advantages of tokens; code base", low=0,
                             high=1)
-    critic_lr: float = opt(RL, 0.0, "PPO: learning rate of the critic; 0: ten times --lr, as in the "
-                           "code base (1e-5)", low=0, high=1)
+    critic_lr: float = opt(RL, 0.0, "PPO: learning rate of the critic; 0: ten times --lr, as in "
+                           "the code base", low=0, high=1)
     invalid_penalty: float = opt(RL, 0.1, "subtracted for a malformed response, A.1", low=0)
     lr: float = opt(RL, 1e-6, "learning rate of AdamW, constant, A.1", above=0, high=1)
     weight_decay: float = opt(RL, 0.01, "of AdamW; code base", low=0)
@@ -162,7 +162,8 @@ def check(cfg: Config) -> None:
     if cfg.algo in ("gigpo", "ppo") and cfg.statistics == "trajectories":
         raise UserError(f"--statistics trajectories is not for --algo {cfg.algo}: omit it.")
     if not re.fullmatch(r"(?!\.\.?$)[^/\x00-\x1f\ud800-\udfff]{0,200}", cfg.name):
-        raise UserError(f"--name {cfg.name:.80} cannot be a folder in --out: use a plain name.")
+        shown = cfg.name[:80].encode("unicode_escape").decode()  # no control characters
+        raise UserError(f"--name {shown} cannot be a folder in --out: use a plain name.")
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", cfg.device):
         raise UserError(f"--device {cfg.device} is not supported: use cpu, cuda or cuda:0 etc.")
     if cfg.shard and cfg.sampler != "vllm":

@@ -15,6 +15,7 @@ then. Resuming drops later metrics, so a run that dies at any moment resumes con
 import fcntl
 import json
 import os
+import pickle
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,7 +78,7 @@ class Run:
             others = policy.save(partial, weights)
             state = {"done": done, "optimizer": state, "weights": others}
             torch.save(state, partial / "trainer.pt")
-            for file in partial.iterdir():
+            for file in [*partial.iterdir(), partial]:
                 flush(file)
             if final.exists():
                 shutil.rmtree(final)
@@ -98,7 +99,7 @@ class Run:
                 state_dict.set_optimizer_state_dict(
                     policy, optimizer, state["optimizer"], options=options
                 )
-                done = state["done"]
+                done = int(state["done"])
         if distributed.rank() == 0:
             kept = [line for line in read_metrics(self.folder) if line["update"] <= done]
             self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
@@ -139,7 +140,8 @@ def read_metrics(folder: str | Path) -> list[dict]:
     with reading(Path(folder) / "metrics.jsonl") as path:
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         metrics = [json.loads(line) for line in lines if line.endswith("\n")]
-        sum(line["update"] for line in metrics)  # raises if a line has no update
+        for line in metrics:
+            float(line["update"]), sum(line.values())  # raises if a value is missing or no number
     return metrics
 
 
@@ -171,6 +173,8 @@ def reading(path: Path):
         yield path
     except Exception as error:  # each library has errors of its own
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        if isinstance(error, pickle.UnpicklingError):  # torch's text proposes to run such code
+            reason = "it is damaged, or has code in it, which is not run"
         raise UserError(
             f"{path} cannot be read ({reason}): restore it, or choose another --name."
         ) from error

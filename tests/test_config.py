@@ -144,7 +144,9 @@ def test_tiny_presets_cut_no_observation(env, games_root, tmp_path):
         (["--name", "a/b"], "--name a/b cannot be a folder"),
         (["--name", ".."], "--name .. cannot be a folder"),
         (["--name", "."], "--name . cannot be a folder"),
-        (["--name", "a\nb"], "cannot be a folder"),
+        (["--name", "a\nb"], r"--name a\\nb cannot be a folder"),
+        (["--name", "a\x1b[2J"], r"--name a\\x1b.2J cannot be a folder"),  # clears the screen
+        (["--env-timeout", "1e300"], "--env-timeout 1e.300 is out of range"),
         (["--name", "a\udcff"], "cannot be a folder"),  # a byte that is not UTF-8
         (["--name", 300 * "x"], "--name x+ cannot be a folder"),
     ],

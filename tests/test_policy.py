@@ -441,6 +441,15 @@ def test_models_that_touch_their_logits_afterwards_are_refused():
         Policy(GraniteForCausalLM(config), tokenizer)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(tmp_path, value):
+    policy = make_policy()
+    policy.model.model.norm.weight.data[3] = value
+    policy.save(tmp_path)
+    with pytest.raises(UserError, match="has weights that are NaN or infinite: use another"):
+        load_policy(str(tmp_path))
+
+
 def test_heads_with_a_bias_are_refused():
     from transformers import PhiConfig, PhiForCausalLM
 

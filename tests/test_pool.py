@@ -384,6 +384,17 @@ def test_make_env_must_not_fail(workers):
         reset(pool, "ab")
 
 
+def no_space():
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_no_place_for_temporary_files_is_one_sentence(workers):
+    text = r"No environment can be created \(.Errno 28. No space left .* free .* or set TMPDIR"
+    with EnvPool(no_space, 2, workers) as pool, raises_user_error(text):
+        reset(pool, "ab")
+
+
 def alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -204,6 +204,20 @@ def become_folder(path: Path) -> None:
     path.mkdir()
 
 
+def other_done(path: Path) -> None:
+    state = torch.load(path, weights_only=True)
+    torch.save(state | {"done": "one"}, path)
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.system, ("exit 1",)
+
+
+def bomb(path: Path) -> None:
+    torch.save({"done": Bomb()}, path)
+
+
 WEIGHTS, TRAINER = "checkpoint-000001/model.safetensors", "checkpoint-000001/trainer.pt"
 DAMAGE = [
     (TRAINER, Path.unlink), (TRAINER, cut), (TRAINER, holding(b"")), (TRAINER, become_folder),
@@ -218,6 +232,8 @@ DAMAGE = [
     ("metrics.jsonl", holding(b'{"update": null}\n')), ("metrics.jsonl", holding(b"\n")),
     ("metrics.jsonl", holding(b'{"update": 0}\n\xff\xfe\n')), ("metrics.jsonl", become_folder),
     ("metrics.jsonl", holding(b"[" * 100_000 + b"\n")),
+    ("metrics.jsonl", holding(b'{"update": 1, "success": "x"}\n')), (TRAINER, other_done),
+    (TRAINER, bomb),
 ]  # fmt: skip
 
 
@@ -228,6 +244,7 @@ def test_a_damaged_run_folder_is_one_sentence(folder, config, name, damage):
     with pytest.raises(UserError) as error:
         train.train(config(updates=2))
     text = one_line(error)
+    assert "weights_only" not in text
     path = folder / name
     model_file = path.parent != folder and name != TRAINER  # transformers names the folder
     assert str(path.parent if model_file else path) in text

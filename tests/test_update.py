@@ -458,3 +458,69 @@ def test_losses_module_is_what_runs(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, changed)
             assert (step_of() - plain).norm() > 1e-3, name
+
+
+def test_the_kl_term_is_the_same_in_any_micro_batch_split():
+    """In the second update the policy differs from the reference, so the term has a gradient."""
+    settings = dict(kl_coef=1.0, updates=2, lr=0.05, paw=False)
+    whole, micro = run(**settings)[0], run(micro_tokens=20, **settings)[0]
+    effect = (whole - run(**settings | {"kl_coef": 0.0})[0]).norm()
+    assert effect > 1e-3 and (micro - whole).norm() < 0.02 * effect
+
+
+def test_the_world_model_loss_is_scaled_by_the_rows_of_its_mini_batch():
+    """Exactly, where the mini-batches have unequal sizes."""
+    cfg = Config(**BASE | dict(mini_batch=6, lr=1e-12))
+    policy, expected = make_policy(), []
+    optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)  # the policy stays as it is
+    rows = prepare(cfg, policy, None, EPISODES)
+    together = learn(cfg, policy, optimizer, rows, (0,))
+    for mini in mini_batches(cfg, len(ROWS), (0,)):
+        of_mini = copy.copy(rows)
+        of_mini.tokens = [rows.tokens[i] for i in mini]
+        for name in ("advantage", "old_logp", "row_weight"):
+            setattr(of_mini, name, getattr(rows, name)[mini])
+        alone = learn(Config(**BASE), policy, optimizer, of_mini, (0,))
+        expected.append(alone["loss_wm"] * len(ROWS) / len(mini))
+    assert together["loss_wm"] == pytest.approx(sum(expected) / len(expected), rel=1e-4)
+
+
+def test_as_many_rows_as_a_mini_batch_need_no_old_pass(monkeypatch):
+    monkeypatch.setattr(scoring, "score_responses", None)  # would fail if it were called
+    run(paw=False, mini_batch=len(ROWS))
+
+
+def test_without_paw_no_row_has_a_weight():
+    rows = prepare(Config(**BASE | {"paw": False}), make_policy(), None, EPISODES)
+    assert rows.selected.dtype == torch.bool and not rows.selected.any()
+    assert not rows.lam.any() and not rows.row_weight.any()
+
+
+def test_a_gradient_that_is_no_number_stops_before_the_step():
+    """The loss is finite, its gradient is not."""
+    policy = make_policy()
+    optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
+    with pytest.raises(NonFinite, match="the gradient norm became (inf|nan)") as error:
+        update(Config(**BASE | {"entropy_coef": 1e38}), policy, None, optimizer, EPISODES, (0,))
+    assert len(error.value.rows) == len(ROWS)
+    weights = [p.detach().flatten() for p in policy.model.parameters()]
+    assert torch.equal(torch.cat(weights), start())
+
+
+def test_the_message_of_a_loss_that_is_no_number_names_its_terms():
+    policy = make_policy()
+    with torch.no_grad():
+        policy.model.get_output_embeddings().weight[3, 3] = float("nan")
+    optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
+    with pytest.raises(NonFinite) as error:
+        update(Config(**BASE), policy, None, optimizer, EPISODES, (0,))
+    assert str(error.value).startswith("the loss became nan (pg nan, entropy ")
+
+
+def test_similar_anchors_reach_the_advantages():
+    cfg = dict(gamma=0.95, algo="gigpo", normalize="mean")
+    exact, similar = (
+        row_advantages(Config(**BASE | cfg | {"similarity": ratio}), golden_episodes())
+        for ratio in (0.0, 0.5)  # "s0" and "s1" have half of their letters in common
+    )
+    assert not torch.equal(exact, similar)

@@ -132,6 +132,9 @@ class EnvPool:
 
     def _answer(self, slot, good, content):
         """Queue the Answer for what `_serve` returned."""
+        if isinstance(content, OSError):
+            raise _user_error(f"No environment can be created ({content}): free space in the "
+                              "folder for temporary files, or set TMPDIR.") from content
         if good is None:
             raise RuntimeError(f"make_env failed, so no episode can be played:\n{content}")
         if not good:
@@ -275,10 +278,12 @@ def _work(make_env, connection):
 
 
 def _serve(envs, make_env, slot, calls):
-    """Make the calls; (True, last Step), (False, reason) or (None, make_env's traceback)."""
+    """Make the calls; (True, last Step), (False, reason) or (None, make_env's error)."""
     if slot not in envs:
         try:
             envs[slot] = make_env()
+        except OSError as error:  # no place for temporary files, above all
+            return None, error
         except Exception:  # noqa: BLE001 - any error; the pool raises it
             return None, traceback.format_exc()
     try:

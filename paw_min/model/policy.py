@@ -67,6 +67,8 @@ class Policy(torch.nn.Module):
         ids = torch.tensor([[self.pad_id, self.eos_ids[0]]], device=self.device)
         hidden = self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
         ours, theirs = head(hidden), self.model(ids).logits
+        if not ours.isfinite().all():
+            raise UserError(f"{name} has weights that are NaN or infinite: use another model")
         if not torch.allclose(ours.float(), theirs.float(), atol=1e-2, rtol=1e-2):
             raise UserError(f"{name} changes its logits after the head, which is not supported")
 
