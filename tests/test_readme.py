@@ -70,7 +70,7 @@ def test_the_core_stays_small():
 
     package = ROOT / "paw_min"
     extras = {package / f"{name}.py" for name in ("critic", "targets", "conflict")}
-    assert lines(*set(package.glob("*.py")) - extras, *package.glob("model/*.py")) < 2850
+    assert lines(*set(package.glob("*.py")) - extras, *package.glob("model/*.py")) < 2860
     eight = "train update rollout advantages select cmae balance losses".split()
     assert lines(*(package / f"{name}.py" for name in eight)) < 990
 
@@ -152,6 +152,47 @@ def test_every_metric_is_explained():
     for folder in (ROOT / "results").glob("*seed*"):
         for line in read_metrics(folder):
             assert {key.split("/")[0] for key in line} - {"update"} <= explained
+
+
+def test_the_commands_of_the_reproduce_table_exist():
+    """Their smallest runs are in test_experiments, test_analyses and test_prompting."""
+    from paw_min.experiments import figures, sweep
+    from paw_min.experiments.grids import GRIDS
+
+    table = README.partition("## Reproduce")[2].partition("\n## ")[0].partition("|---")[2]
+    commands = re.findall(r"`(\w[\w-]*) ?([^`]*)`", table)
+    named = {name for name, _ in commands} - {"plain", "reflexion", "webshop", "search"}
+    assert named <= {"sweep", "prompting", "figures", "fig2ab", "fig2c", "kept"} | GRIDS.keys()
+    swept = set()
+    for name, rest in commands:
+        if name == "sweep":
+            grid, _, env, *extra = rest.split()
+            arms = sweep.plan(grid, env, [0], "runs", [x for x in extra if x != "--"])
+            swept.add(grid)
+            assert len(arms) == len(GRIDS[grid])
+        elif name == "figures":
+            assert callable(getattr(figures, rest.split()[0]))
+    assert swept | {"fig6-rho", "table5"} == set(GRIDS)
+
+
+def test_the_small_checks_are_in_their_files():
+    """Minutes and shares in the README, and the tables of results/small."""
+    from paw_min.experiments.table import compute, load, markdown
+
+    small = ROOT / "results/small"
+    page, table = (small / "README.md").read_text(), README.partition("## Reproduce")[2]
+    for name, seconds in re.findall(r"^\| ([\w-]+) \| (\d+) \|$", page, flags=re.M):
+        results, notes = load([small / f"{name}.json"])
+        assert not notes and markdown(*compute(results)).strip() in page
+        grid, _, env = name.rpartition("-")
+        row = next(x for x in table.splitlines() if re.search(rf"`(sweep )?{grid}( --env|`)", x))
+        assert f"{int(seconds) / 60:.0f}" in row.rpartition(" | ")[2] and env in row, name
+    shares = json.loads((small / "fig2c-webshop.json").read_text())["noisy"]
+    text = " ".join(README.split())
+    phrases = {"share": "are {} % of the tokens", "CE": "get {} % of the gradient",
+               "MAE": "and {} % with MAE", "clipped MAE": "they get {} %,"}  # fmt: skip
+    for key, phrase in phrases.items():
+        assert phrase.format(round(100 * shares[key])) in text
 
 
 def test_links_lead_somewhere():
