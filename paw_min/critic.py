@@ -89,7 +89,7 @@ def _fit(cfg: Config, policy: Policy, optimizer, rows: Rows, old, returns, seed_
         n_tokens = sum(len(rows.tokens[i].response_ids) for i in mini)
         optimizer.zero_grad()
         for batch in micro_batches(policy, rows.tokens, mini, no_obs, cfg.micro_tokens):
-            value, i = policy.values(batch), batch.index  # (B, S)
+            value, i = policy.critic(batch), batch.index  # (B, S)
             per_token = value_loss(value, fit(old[i], value), fit(returns[i], value))
             share = int(batch.response_mask.sum()) / n_tokens
             loss = share * losses.masked_mean(per_token, batch.response_mask)
@@ -118,7 +118,7 @@ def token_values(cfg: Config, policy: Policy, rows: Rows) -> Tensor:
     result = torch.zeros(_response_mask(rows).shape)  # (N, T)
     everything, no_obs = list(range(len(rows.tokens))), [False] * len(rows.tokens)
     for batch in micro_batches(policy, rows.tokens, everything, no_obs, cfg.micro_tokens):
-        value, mask = policy.values(batch), batch.response_mask  # (B, S), (B, S)
+        value, mask = policy.critic(batch), batch.response_mask  # (B, S), (B, S)
         result[batch.index, : mask.shape[1]] += value.masked_fill(~mask, 0.0).cpu()
     distributed.all_reduce([result])  # each row is 0 on all ranks but one
     return result

@@ -17,11 +17,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import (
-    MixedPrecisionPolicy,
-    fully_shard,
-    register_fsdp_forward_method,
-)
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from paw_min.config import UserError
 
@@ -115,14 +111,13 @@ def shard(policy) -> None:
     dtype = torch.bfloat16 if policy.precision == "bf16" else None
     mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     parts = [*policy.model.get_decoder().layers, policy]
-    if policy.critic:
+    if policy.critic:  # FSDP needs the first pass to be the policy's: that of check_sync
         parts[-1:-1] = [*policy.critic.decoder.layers, policy.critic]
     for part in parts:
         fully_shard(part, mesh=mesh, mp_policy=mixed)
     for part in parts:
         part.set_gradient_divide_factor(1.0)  # sum the gradients, as without FSDP ...
         part.set_force_sum_reduction_for_comms(True)  # ... by the one reduction that gloo supports
-    register_fsdp_forward_method(policy, "values")
 
 
 @contextmanager

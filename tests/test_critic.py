@@ -15,6 +15,7 @@ import torch
 from paw_min import critic, runs, train
 from paw_min.config import Config, UserError, parse_args
 from paw_min.model.batches import collate
+from paw_min.session import open_session
 from paw_min.update import learn, prepare
 from run_alfworld import PRESETS
 from tests.test_policy import make_policy
@@ -44,7 +45,7 @@ def test_values_belong_to_the_state_before_each_token():
     policy = make_critic(make_policy())
     rows = ROWS[:4]
     batch = collate(rows, [True, False, True, True], policy.pad_id)
-    values = policy.values(batch)
+    values = policy.critic(batch)
     for b, row in enumerate(rows):
         for k in range(len(row.response_ids)):
             prefix = torch.tensor([row.prompt_ids + row.response_ids[:k]])
@@ -83,7 +84,7 @@ def test_advantages_are_score_minus_value_whitened_over_the_update():
     flat, values = [], []
     scores = [e.episode_return for e in EPISODES for _ in e.transitions]
     for row, score in zip(ROWS, scores):
-        value = policy.values(collate([row], [False], policy.pad_id))[0].detach()
+        value = policy.critic(collate([row], [False], policy.pad_id))[0].detach()
         values.append(value)
         flat.append(score - 0.1 * (not row.valid) - value)
     everything = torch.cat(flat)
@@ -148,6 +149,17 @@ def test_a_run_with_ppo_resumes_with_the_same_numbers(config, tmp_path):
     assert without[: len(whole)] == without[len(whole) :]
     state = torch.load(runs.Run(cfg).checkpoint() / "trainer.pt", weights_only=True)
     assert "critic.head.weight" in state["weights"]
+
+
+@pytest.mark.parametrize("given, expected", [({}, 0.02), ({"critic_lr": 0.5}, 0.5)])
+def test_the_critic_starts_from_the_model_with_a_learning_rate_of_its_own(config, given, expected):
+    with open_session(config(algo="ppo", lr=0.002, **given)) as s:
+        assert [group["lr"] for group in s.optimizer.param_groups] == [0.002, expected]
+        ours = dict(s.policy.critic.decoder.named_parameters())
+        for name, weight in s.policy.model.get_decoder().named_parameters():
+            assert torch.equal(ours[name], weight) and ours[name] is not weight
+    with open_session(config()) as s:
+        assert s.policy.critic is None and len(s.optimizer.param_groups) == 1
 
 
 def test_group_size_one_is_for_ppo():

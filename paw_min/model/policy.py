@@ -93,10 +93,6 @@ class Policy(torch.nn.Module):
         logp, entropy = [empty.index_put((batch.row, batch.column), x) for x in scores]
         return logp, entropy
 
-    def values(self, batch: Batch) -> Tensor:
-        """The critic's value before each response token -> (B, S)."""
-        return self.critic(batch)
-
     def encode_chat(self, message: str) -> list[int]:
         """Token ids of one user message in the model's chat format, up to the response.
 
