@@ -19,7 +19,7 @@ step group with a single row gets 0 in GiGPO (its own value is the mean). Statis
 float64: in float32, the rounding error of a mean of equal scores, divided by eps = 1e-6, would be
 an advantage of order one.
 
-Legend: N rows; every tensor is (N,), in gae(), (M,) for M tokens.
+Legend: N rows; every tensor is (N,); in gae(), (M,) over M tokens.
 """
 
 from collections import Counter, defaultdict
@@ -73,10 +73,10 @@ def grpo(
 def rloo(
     scores: Tensor, group: Keys, trajectory: Keys | None = None, *, over: str = "rows"
 ) -> Tensor:
-    """Leave-one-out advantage of each row: its score minus the mean of the *others* -> (N,).
+    """n / (n - 1) * (s_i - mean_g), with n counted rows (or trajectories) in the group -> (N,).
 
-    n / (n - 1) * (s_i - mean_g) is the same, for the n rows (or trajectories) of the group. The
-    arguments are those of grpo().
+    Over rows: s_i minus the mean of the group's other rows, those of its own trajectory included.
+    Over trajectories: leave-one-out, for rows with the penalty of their trajectory's first row.
     """
     labels, counted = _labels(group, len(scores), "group"), _counted(trajectory, len(scores), over)
     n = Counter(labels[i] for i in counted)
@@ -88,8 +88,8 @@ def gae(rewards: Tensor, values: Tensor, trajectory: Keys, *, gamma: float, lam:
     """Generalized advantage estimates -> (M,); the returns that a critic fits are these + values.
 
     delta_k = r_k + gamma * V_{k+1} - V_k and A_k = delta_k + gamma * lam * A_{k+1}, zero after the
-    end of a trajectory. rewards, values: (M,), in time order within each trajectory. The code base
-    estimates per token, and its trajectories are single responses: no value crosses a step.
+    end of a trajectory. rewards, values: (M,), in time order within each trajectory. In the code
+    base (and critic.py) an entry is a token, and each response is its own trajectory.
     """
     labels = _labels(trajectory, len(rewards), "trajectory")
     reward, value = rewards.double().tolist(), values.double().tolist()

@@ -68,7 +68,7 @@ class Config:
     max_prompt_tokens: int = opt(MODEL, 2048, "prompt limit in tokens, A.1", low=1)
     prompt_overflow: str = opt(MODEL, ("error", "cut"), "longer prompts: stop, or cut their start")
     max_response_tokens: int = opt(MODEL, 512, "response limit in tokens, A.1", low=1)
-    max_obs_tokens: int = opt(MODEL, 4096, "next-observation tokens per row in the loss", low=1)
+    max_obs_tokens: int = opt(MODEL, 4096, "tokens of one next observation in the loss", low=1)
     grad_checkpointing: bool = opt(MODEL, False, "recompute activations in the backward pass")
     attention: str = opt(MODEL, ("sdpa", "flash_attention_2"), "flash packs rows without padding")
     ref_offload: bool = opt(MODEL, False, "keep the reference model in CPU memory between passes")
@@ -87,8 +87,8 @@ class Config:
                             low=0, high=1)
     gae_lambda: float = opt(RL, 1.0, "PPO: lambda of the advantages of tokens; code base", low=0,
                             high=1)
-    critic_lr: float = opt(RL, 0.0, "PPO: learning rate of the critic; 0: ten times --lr, as in "
-                           "the code base", low=0, high=1)
+    critic_lr: float = opt(RL, 0.0, "PPO: critic's learning rate; 0: ten times --lr, A.1", low=0,
+                           high=1)
     invalid_penalty: float = opt(RL, 0.1, "subtracted for a malformed response, A.1", low=0)
     lr: float = opt(RL, 1e-6, "learning rate of AdamW, constant, A.1", above=0, high=1)
     weight_decay: float = opt(RL, 0.01, "of AdamW; code base", low=0)

@@ -1,8 +1,8 @@
-"""What the two losses do to each other: their gradients' norms, and the cosine between them.
+"""Gradient conflict: the norms of the two losses' gradients, and their cosine.
 
 Both are gradients of the same mini-batch of an update, the first that learn() takes, at the weights
 before its step: of the RL terms of Eq. 11 together, and of the weighted world-model term. A cosine
-near -1 means that the world model undoes what RL wants, near 0 that they do not meet. Costs two
+near -1: the world-model step undoes the RL step. Near 0: the gradients are orthogonal. Costs two
 passes over one mini-batch and a copy of the gradient, every --conflict-every updates.
 """
 
@@ -35,7 +35,7 @@ def _gradient(cfg: Config, policy: Policy, rows: Rows, mini, world_model: bool) 
         rest = sum(terms.values())
         # Every pass needs a backward pass on all ranks, with FSDP: here one of zeros.
         (0.0 * rest + wm if world_model else rest).backward()
-    gradients = [p.grad for p in policy.model.parameters()]
+    gradients = [p.grad for p in policy.model.parameters() if p.grad is not None]
     if not cfg.shard:
         distributed.all_reduce(gradients)
     policy.zero_grad()

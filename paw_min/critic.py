@@ -5,8 +5,8 @@
     value loss         max((V - G)^2, (clip(V, V_old +- 0.5) - G)^2), token mean
 
 In the code base's multi-turn form, each row is an episode of its own: its last token is rewarded
-with the row's score s_i (return of the whole trajectory, minus the row's penalty), and no value
-crosses a step of the environment. With gamma = lambda = 1, A_k = s_i - V_k.
+with the row's score s_i (return of the whole trajectory, minus the row's penalty), and nothing is
+bootstrapped from the next step of the environment. With gamma = lambda = 1, A_k = s_i - V_k.
 
 The critic is `policy.critic`, so checkpoints, resuming and FSDP hold it. It shares the policy's
 AdamW, with a learning rate of its own, but is stepped alone: AdamW skips parameters without a
@@ -26,7 +26,6 @@ from paw_min.model.policy import Policy, load_policy
 from paw_min.model.scoring import fit
 from paw_min.update import Rows, gradient_step, mini_batches
 
-GAMMA = 1.0  # between tokens
 VALUE_CLIP = 0.5
 
 
@@ -72,7 +71,7 @@ def learn_values(
     reward[torch.arange(len(last)), last] = rows.advantage.to(old)
     label = torch.arange(len(mask))[:, None].expand_as(mask)[mask]  # (M,) the row of each token
     estimate = torch.zeros_like(old)
-    estimate[mask] = advantages.gae(reward[mask], old[mask], label, gamma=GAMMA, lam=cfg.gae_lambda)
+    estimate[mask] = advantages.gae(reward[mask], old[mask], label, gamma=1.0, lam=cfg.gae_lambda)
     returns = estimate + old  # G, (N, T)
     rows.advantage = whiten(estimate, mask)
     loss = _fit(cfg, policy, optimizer, rows, old, returns, seed_key)
@@ -107,9 +106,10 @@ def value_loss(value: Tensor, old: Tensor, returns: Tensor) -> Tensor:
 
 def whiten(values: Tensor, mask: Tensor) -> Tensor:
     """(value - mean) / sqrt(var + 1e-8) where mask is 1, with the unbiased var; 0 elsewhere."""
-    inside = values[mask]  # (M,)
+    inside = values[mask].double()  # (M,), exact enough where all values are equal
     variance = inside.var() if len(inside) > 1 else torch.zeros(())
-    return ((values - inside.mean()) / (variance + 1e-8).sqrt()).masked_fill(~mask, 0.0)
+    whitened = (values.double() - inside.mean()) / (variance + 1e-8).sqrt()
+    return whitened.masked_fill(~mask, 0.0).to(values)
 
 
 @torch.no_grad()

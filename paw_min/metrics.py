@@ -39,6 +39,7 @@ def describe_episodes(episodes: list) -> dict[str, float]:
         "no_variance": mean([len(values) == 1 for values in returns.values()]),
         "failed": len(episodes) - len(played),
         "rows": len(rows),
+        "duplicates": mean([not first for first in targets.first_occurrences(rows)]),
     }
 
 
@@ -50,7 +51,6 @@ def describe_selection(rows) -> dict[str, float]:
         "lambda_min": min(lam),
         "lambda_max": max(lam),
         "selected": rows.selected.float().mean().item(),
-        "duplicates": 1.0 - mean(targets.first_occurrences(rows.tokens)),
     }
 
 

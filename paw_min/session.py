@@ -120,7 +120,10 @@ def dry_run(cfg: Config) -> None:
     episodes = cfg.groups * cfg.group_size
     rows = episodes * cfg.max_turns
     steps = -(-rows // cfg.mini_batch) if cfg.mini_batch else 1
-    length = cfg.max_prompt_tokens + cfg.max_response_tokens + cfg.max_obs_tokens * cfg.paw
+    length = cfg.max_prompt_tokens + cfg.max_response_tokens
+    if cfg.paw:
+        between = cfg.max_response_tokens * (cfg.wm_steps - 1)
+        length += cfg.max_obs_tokens * cfg.wm_steps + between
     evaluations = 2 + (cfg.updates - 1) // cfg.eval_every if cfg.eval_every else 2
     print(
         f"updates   {cfg.updates} of {cfg.groups} tasks x {cfg.group_size} = {episodes} episodes, "

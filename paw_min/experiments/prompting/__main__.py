@@ -1,4 +1,4 @@
-"""The prompting rows of Tables 1 and 5: plain, ReAct and Reflexion agents, without training.
+"""The prompting rows of Table 1: plain, ReAct and Reflexion agents, without training.
 
     python -m paw_min.experiments.prompting alfworld --agent react --preset paper --data DIR \\
         --model Qwen/Qwen2.5-1.5B-Instruct
