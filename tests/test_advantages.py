@@ -288,6 +288,8 @@ def test_gae_of_the_code_base_is_score_minus_value():
     rewards, values = torch.tensor([0, 0, 10, 0, -0.1]), torch.tensor([1.0, 2, 3, 4, 5])
     estimate = advantages.gae(rewards, values, torch.tensor([7, 7, 7, 8, 8]), gamma=1.0, lam=1.0)
     close(estimate, [9.0, 8.0, 7.0, -4.1, -5.1])
+    double = advantages.gae(rewards.double(), values.double(), [7, 7, 7, 8, 8], gamma=1.0, lam=1.0)
+    assert double.dtype == torch.float64
     whole = advantages.gae(torch.tensor([0, 2]), torch.tensor([1, 1]), [0, 0], gamma=1, lam=1)
     close(whole, [1.0, 1.0])  # integers are no reason to round
 

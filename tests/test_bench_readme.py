@@ -132,6 +132,15 @@ def soak() -> tuple[list[str], list[str]]:
     return ["| " + " | ".join(str(load("soak")[name]) for name in names) + " |"], []
 
 
+def mutants() -> tuple[list[str], list[str]]:
+    files = load("mutants")["files"]
+    assert list(files) == ["balance", "cmae", "select", "losses", "advantages", "update"]
+    rows = [f"| {name} | {r['mutants']} | {r['killed']} |" for name, r in files.items()]
+    total, killed = (sum(r[key] for r in files.values()) for key in ("mutants", "killed"))
+    assert all(len(r["survivors"]) == r["mutants"] - r["killed"] for r in files.values())
+    return [*rows, f"| all | {total} | {killed} |"], [f"{100 * killed / total:.1f} % are noticed"]
+
+
 SECTIONS = {
     "Overhead of PaW": overhead,
     "Forward and backward passes": update,
@@ -142,6 +151,7 @@ SECTIONS = {
     "GiGPO's similar states": anchors,
     "BM25": retrievers,
     "Soak test": soak,
+    "Mutants of the method": mutants,
 }
 
 

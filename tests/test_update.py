@@ -384,6 +384,8 @@ def golden_episodes() -> list[Episode]:
         (dict(algo="grpo", statistics="trajectories"),
          [0.707107, 0.692964, 0.707107, -0.707107, -0.707107]),
         (dict(algo="grpo", normalize="mean"), [4.02, 3.92, 4.02, -5.98, -5.98]),
+        (dict(algo="rloo"), [5.025, 4.9, 5.025, -7.475, -7.475]),
+        (dict(algo="rloo", statistics="trajectories"), [10.0, 9.8, 10.0, -10.0, -10.0]),
         (dict(algo="gigpo"), [1.443489, 1.425171, 0.736382, -1.802521, -1.802521]),
         (dict(algo="gigpo", normalize="mean"), [8.5325, 8.62, 4.02, -10.4925, -10.68]),
     ],
