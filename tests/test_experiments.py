@@ -117,8 +117,16 @@ def test_one_run_per_gpu_or_idle_core(monkeypatch):
 # --- a sweep in real processes ---------------------------------------------------------------
 
 
+@pytest.fixture
+def interruptible():
+    """A shell may have started pytest with & or nohup, so that it ignores Ctrl-C."""
+    old = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, old)
+
+
 def test_a_sweep_is_interrupted_fails_resumes_and_becomes_a_table(
-    tmp_path, monkeypatch, model, games_root, capsys
+    tmp_path, monkeypatch, model, games_root, capsys, interruptible
 ):
     flags = {k: v for k, v in SMALL.items() if k != "name"}
     flags |= {"data": games_root, "model": model, "device": "cpu", "updates": 2}
