@@ -41,9 +41,7 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     """Load everything, with the weights of the newest checkpoint or else of the start model."""
     torch.set_num_threads(cfg.threads)
     device = distributed.start(cfg.device)
-    precision = cfg.precision
-    if precision == "auto":
-        precision = "bf16" if device.startswith("cuda") else "fp32"
+    precision = forward_precision(cfg, device)
     start = start_model(cfg)
     if cfg.sampler == "vllm":
         check_installed()
@@ -78,6 +76,11 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     slots = -(-slots // distributed.world())
     with closing(sampler), distributed.leave_together(), closing(tasks.make_pool(slots)) as pool:
         yield Session(run, policy, reference, optimizer, sampler, pool, tasks)
+
+
+def forward_precision(cfg: Config, device: str) -> str:
+    gpu = device.startswith("cuda")
+    return {"auto": "bf16" if gpu else "fp32"}.get(cfg.precision, cfg.precision)
 
 
 def make_sampler(cfg: Config, folder: str, precision: str) -> HFSampler | VLLMSampler:

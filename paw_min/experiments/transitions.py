@@ -31,7 +31,7 @@ from paw_min.model.batches import TokenRow, micro_batches
 from paw_min.model.policy import Policy, load_policy
 from paw_min.rollout import Episode, Rollout, Transition, rollout
 from paw_min.runs import reading, writing
-from paw_min.session import find_tasks, make_sampler, start_model
+from paw_min.session import find_tasks, forward_precision, make_sampler, start_model
 from paw_min.tasks import draw_groups
 from paw_min.toy.standins import TEACHERS
 
@@ -155,9 +155,7 @@ def play(args: Arguments) -> Played:
     cfg = args.cfg
     torch.set_num_threads(cfg.threads)
     device = start(cfg.device)
-    precision = cfg.precision
-    if precision == "auto":
-        precision = "bf16" if device.startswith("cuda") else "fp32"
+    precision = forward_precision(cfg, device)
     model = start_model(cfg)
     # vLLM measures the free memory, so it comes before the policy.
     with closing(make_sampler(cfg, model, precision)) as sampler:

@@ -190,7 +190,11 @@ def generate(folder: str | Path, n_entities: int = 3000, n_train: int = N_TRAIN,
     files["corpus.jsonl"] = [{"id": str(i), "contents": entity.passage()}
                              for i, entity in enumerate(passages)]
     files["manifest.json"] = [manifest]
+    return _write(folder, files) or _check(folder, manifest)
 
+
+def _write(folder: Path, files: dict[str, list[dict]]) -> Path | None:
+    """Write the folder, complete or not at all; None if another process was faster."""
     partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -203,7 +207,7 @@ def generate(folder: str | Path, n_entities: int = 3000, n_train: int = N_TRAIN,
         shutil.rmtree(partial)
         if not folder.exists():
             raise
-        return _check(folder, manifest)  # another process was faster
+        return None
     return folder
 
 

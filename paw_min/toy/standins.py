@@ -128,15 +128,9 @@ def make_model(tokenizer, seed: int) -> Qwen3ForCausalLM:
 
 
 def imitate(
-    model,
-    tokenizer,
-    rows: list[Demonstration],
-    seed: int,
-    steps: int,
-    peak: float,
-    kind: str = "words",
-    stop: int | None = None,
-) -> list[float]:
+    model, tokenizer, rows: list[Demonstration], seed: int, steps: int, peak: float,
+    kind: str = "words", stop: int | None = None,
+) -> list[float]:  # fmt: skip
     """Train `model` with cross entropy on the demonstrations; returns the loss of each step.
 
     Each step draws BATCH random rows. The learning rate warms up to `peak` in 50 steps and decays

@@ -152,17 +152,13 @@ def make_product(rng: random.Random, index: int, asin: str) -> tuple[dict, dict,
     product = {
         "asin": asin,
         "name": f"{brand} {' '.join([*titled, kind.name]).title()}",
-        "category": kind.category,
-        "query": kind.name,
-        "product_category": kind.path,
+        "category": kind.category, "query": kind.name, "product_category": kind.path,
         "pricing": pricing,
         "full_description": "" if odd == "no description" else
                             f"{brand} makes this {titled[0]} {kind.name} for {place}.",
         "small_description": bullets[0] if odd == "one string" else bullets,
         "customization_options": options,
-        "images": [f"https://img.example/{asin}.jpg"],
-        "brand": brand,
-        **UNREAD,
+        "images": [f"https://img.example/{asin}.jpg"], "brand": brand, **UNREAD,
     }
     instruction = None if odd == "no instruction" else f"Find me {', '.join(asked)} {kind.name}"
     goal = {"attributes": attributes, "instruction": instruction, "instruction_attributes": asked}
