@@ -9,16 +9,22 @@ Rerun the same command to resume. Results: runs/<name>/, with plots.
 
 from paw_min.cli import main
 
+# 0.9 million parameters and small generated games: trains on a laptop CPU in minutes.
+TINY = dict(
+    prompt="compact", history_length=1, max_prompt_tokens=400, max_response_tokens=16,
+    max_obs_tokens=64, max_turns=16, groups=8, group_size=8, updates=12, eval_every=4,
+    eval_tasks=60, lr=2e-4, mini_batch=256, micro_tokens=2048, kl_coef=0.0, entropy_coef=0.0,
+    # With std normalization, a group whose episodes differ only in format would get full-size
+    # advantages.
+    invalid_penalty=0.0, threads=1,
+)  # fmt: skip
+
 PRESETS = {
-    # 0.9 million parameters and small generated games: trains on a laptop CPU in minutes.
-    "tiny": dict(
-        prompt="compact", history_length=1, max_prompt_tokens=400, max_response_tokens=16,
-        max_obs_tokens=64, max_turns=16, groups=8, group_size=8, updates=12, eval_every=4,
-        eval_tasks=60, lr=2e-4, mini_batch=256, micro_tokens=2048, kl_coef=0.0, entropy_coef=0.0,
-        # With std normalization, a group whose episodes differ only in format would get full-size
-        # advantages.
-        invalid_penalty=0.0, threads=1,
-    ),
+    "tiny": TINY,
+    # Regimes of the study in results/: a start that almost never wins, and a world that the start
+    # model knows by its words only.
+    "sparse": TINY | dict(model="sparse"),
+    "changed": TINY | dict(world="changed"),
     # PaW A.1; what it leaves open is taken from the code base it builds on. Qwen2.5-1.5B/7B.
     "paper": dict(
         model="Qwen/Qwen2.5-1.5B-Instruct", updates=150, eval_every=5, save_every=5,

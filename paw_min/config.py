@@ -47,6 +47,8 @@ class Config:
     precision: str = opt(RUN, ("auto", "fp32", "bf16"), "of forward passes; auto: bf16 on a GPU")
     shard: bool = opt(RUN, False, "shard weights and optimizer across ranks (FSDP2); needs vLLM")
     data: str = opt(ENV, "", "data folder; default: generated (ALFWorld: $ALFWORLD_DATA)")
+    world: str = opt(ENV, ("home", "changed"), "generated games: the warm start's things and places, "
+                     "or others", only=("alfworld",))
     train_split: str = opt(ENV, "train", "training split")
     eval_split: str = opt(ENV, "valid_seen", "held-out split (WebShop: test or eval)")
     eval_tasks: int = opt(ENV, 128, "tasks of the fixed evaluation panel; 0: whole split", low=0)
@@ -62,7 +64,8 @@ class Config:
                        only=("alfworld", "webshop"))
     env_timeout: float = opt(ENV, 60.0, "seconds after which a silent worker counts as dead",
                              above=0, high=86_400, only=("alfworld", "webshop"))
-    model: str = opt(MODEL, "", "Hugging Face folder or name; default: the stand-in model")
+    model: str = opt(MODEL, "", "Hugging Face folder or name; default: the stand-in model; "
+                     "sparse: one that almost never wins")
     prompt: str = opt(MODEL, ("paper", "compact"), "the paper's prompt, or a short one")
     history_length: int = opt(MODEL, 2, "earlier steps in the prompt, A.1", low=0)
     max_prompt_tokens: int = opt(MODEL, 2048, "prompt limit in tokens, A.1", low=1)
@@ -218,7 +221,7 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     cfg = Config(**base | given)
     check(cfg)
     if not cfg.name:  # from what differs from the preset; Run refuses a collision
-        model = cfg.model.rstrip("/").split("/")[-1] or "tiny"
+        model = cfg.model.rstrip("/").split("/")[-1] or (sizes or [default])[0]
         auxiliary = next((name for name in names if name in METHODS), "paw")
         method = cfg.algo + (f"-{auxiliary}" if cfg.paw else "")
         base = asdict(Config()) | base

@@ -61,3 +61,9 @@ def report(folder, lines: list[dict[str, float]]) -> None:
                 after = f"{ends[1]} after {evaluated[-1]['update']} updates"
                 say(f"held-out {name}: {ends[0]} before, {after} ({folder})")
             shown.append(ends)
+    if "-paw-" in folder.name:  # the name that a run has by default
+        other = folder.with_name(folder.name.replace("-paw-", "-"))
+        say(
+            "two runs, one picture: the same command with --no-paw, then\n"
+            f"python -m paw_min.plot {other} {folder} --out compared"
+        )

@@ -91,13 +91,13 @@ def make_sampler(cfg: Config, folder: str, precision: str) -> HFSampler | VLLMSa
 
 
 def start_model(cfg: Config) -> str:
-    return cfg.model or toy.default_model(cfg.env)
+    return toy.default_model(cfg.model or cfg.env) if cfg.model in ("", "sparse") else cfg.model
 
 
 def find_tasks(cfg: Config) -> Tasks:
     """The training tasks and the evaluation panel; UserError for unusable data."""
     try:
-        tasks = BENCHMARKS[cfg.env].load(cfg, cfg.data or toy.default_data(cfg.env))
+        tasks = BENCHMARKS[cfg.env].load(cfg, cfg.data or toy.default_data(cfg.env, cfg.world))
         draw_groups(tasks.train, cfg.groups, cfg.seed, 0)  # raises if there are too few
         n_panel = min(cfg.eval_tasks or len(tasks.held_out), len(tasks.held_out))
         return Tasks(tasks.train, panel(tasks.held_out, n_panel, seed=0), tasks.make_pool)

@@ -61,6 +61,9 @@ def test_default_data_is_generated_once(games_root, tmp_path, monkeypatch):
     games = list_games(default_data("alfworld"), "valid_seen")
     assert [Path(g).read_bytes() for g in games] == [
         Path(g).read_bytes() for g in list_games(games_root, "valid_seen")]
+    monkeypatch.setenv("ALFWORLD_DATA", "elsewhere")  # has no games of the changed world
+    assert default_data("alfworld") == "elsewhere"
+    assert default_data("alfworld", "changed") == str(DATA / "alfworld-changed")
 
 
 def test_missing_data_is_an_error_with_value_and_remedy(tmp_path):

@@ -30,8 +30,8 @@ def env():
     return AlfworldEnv()
 
 
-def sample(split, n, seed=0, size=SMALL):
-    return [games.make_game(split, i, seed, size) for i in range(n)]
+def sample(split, n, seed=0, size=SMALL, world="home"):
+    return [games.make_game(split, i, seed, size, world) for i in range(n)]
 
 
 def digest():
@@ -70,10 +70,11 @@ def test_seed_split_and_size_change_the_games():
 # --- what is in a game -----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("world", ["home", "changed"])
 @pytest.mark.parametrize("size", [Size(), Size((14, 21), (10, 20))])
-def test_games_obey_alfworlds_tables(size):
+def test_games_obey_alfworlds_tables(size, world):
     for split in SPLITS:
-        for number, game in enumerate(sample(split, 120, size=size)):
+        for number, game in enumerate(sample(split, 120, size=size, world=world)):
             room, things = game["room"], game["things"]
             assert game["task"] == list(TASKS)[number % 6]
             assert game["scene"] in SCENES[split]
@@ -104,6 +105,21 @@ def test_names_are_those_of_the_demangler():
         ids = {games._mangle(t.id).lower(): t.name for t in game["room"] + game["things"]}
         demangler = Demangler(game_infos={id: Info(id) for id in ids})
         assert {id: demangler.demangle_alfred_name(id) for id in ids} == ids
+
+
+def test_the_changed_world_has_other_things_and_can_be_won(tmp_path):
+    """Lamp and tools are the same, since the six task types need them; all the rest is new."""
+    needed = {*games.BASE_RECEPTACLES, *games.LAMP_RECEPTACLES, "GarbageCan", "DeskLamp"}
+    kinds = {}
+    for world in ("home", "changed"):
+        drawn = sample("train", 200, world=world)
+        kinds[world] = {t.kind for game in drawn for t in game["room"] + game["things"]}
+    assert kinds["home"] & kinds["changed"] <= needed
+    assert len(kinds["changed"] - needed) == 15 + 6
+    paths = games.generate(tmp_path, "train", 6, seed=0, world="changed")  # plays each walkthrough
+    assert len(paths) == 6
+    with pytest.raises(ValueError, match="'world': 'changed'}, but .*'world': 'home'"):
+        games.generate(tmp_path, "train", 6, seed=0)
 
 
 def test_small_games_require_some_search():

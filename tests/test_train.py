@@ -369,6 +369,7 @@ def test_the_stand_in_is_what_its_command_makes(games_root):
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert 0.8e6 < model.num_parameters() < 1.2e6
     rows = standins.demonstrations("alfworld", games, 0, haste, episodes)
+    assert all(row.observation != "Nothing happens." for row in rows)  # of another command
     loss = standins.imitate(model, tokenizer, rows, 0, 60, 1e-9, stop=6)
     assert sum(loss) / 6 == pytest.approx(record["haste"][-1], rel=0.25)
 
@@ -378,19 +379,25 @@ def test_the_warm_start_supervises_what_its_kind_says():
     folder = default_model("alfworld")
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
+    end = tokenizer.eos_token_id
     response = "<think>find mug</think><action>go to desk 1</action>"
-    row = ("go to desk 1", response, "You arrive at desk 1.")
-    prompt = tokenizer(f"<user>{row[0]}<agent>", add_special_tokens=False)["input_ids"]
-    response = tokenizer(row[1], add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
-    observation = tokenizer(row[2], add_special_tokens=False)["input_ids"]
-    ids = torch.tensor(prompt + response + observation)
-    logp = model(ids[None]).logits[0, :-1].log_softmax(-1)
-    nll = -logp.gather(-1, ids[1:, None])[:, 0]
-    n, m = len(prompt) - 1, len(response)
-    expected = {"sft": nll[n : n + m].mean(), "actobs": nll[n:].mean()}
-    weight = torch.full((len(nll),), 0.3)
-    weight[n : n + m] = 1.0
-    expected["words"] = (weight * nll).sum() / weight.sum()
+    row = standins.Demonstration("go to desk 1", response, "You arrive at desk 1.")
+
+    def ids(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def nll(tokens: list[int]) -> torch.Tensor:
+        logp = model(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
+        return -logp.gather(-1, torch.tensor(tokens)[1:, None])[:, 0]
+
+    prompt, observation = ids(f"<user>{row.prompt}<agent>"), ids(row.observation)
+    steps = nll(prompt + ids(row.response) + [end] + observation)[len(prompt) - 1 :]
+    acts, document = steps[: -len(observation)], nll([end] + observation)
+    both = acts.sum() + 0.3 * document.sum()
+    expected = {
+        "sft": acts.mean(), "actobs": steps.mean(),
+        "words": both / (len(acts) + 0.3 * len(document)),
+    }  # fmt: skip
     for kind, value in expected.items():
         (loss,) = standins.imitate(model, tokenizer, [row], 0, 60, 1e-9, kind, stop=1)
         assert loss == pytest.approx(value.item(), rel=1e-3), kind

@@ -54,6 +54,14 @@ GRIDS = {
         Arm("ρ = 0.8", "--rho 0.8"),
         Arm("ρ = 1", "--rho 1"),
     ],
+    "study": [  # results/PROTOCOL.md
+        *GRPO,
+        Arm("w/o Ada. Coef.", "--wm-weight constant"),
+        Arm("w/ CE loss", "--wm-loss ce"),
+        Arm("ECHO", "--preset {size} echo"),
+        Arm("placebo: shuffled targets", "--wm-target shuffled"),
+        *pair("GiGPO", "--algo gigpo"),
+    ],
     "neighbors": [
         *GRPO,
         Arm("ECHO", "--preset {size} echo"),

@@ -19,17 +19,18 @@ class Demonstration(NamedTuple):
     observation: str  # what followed in the environment
 
 
-def default_data(env: str) -> str:
+def default_data(env: str, world: str = "home") -> str:
     """The data folder of a run without --data; generated on first use (ALFWorld: a minute).
 
-    ALFWorld's own variable, $ALFWORLD_DATA, is used where it is set.
+    ALFWorld's own variable, $ALFWORLD_DATA, is used where it is set, unless world is "changed".
     """
     if env == "alfworld":
-        if folder := os.environ.get("ALFWORLD_DATA"):
+        if world == "home" and (folder := os.environ.get("ALFWORLD_DATA")):
             return folder
         from paw_min.toy import alfworld_games
 
-        return str(alfworld_games.default(DATA / "alfworld"))
+        name = "alfworld" if world == "home" else f"alfworld-{world}"
+        return str(alfworld_games.default(DATA / name, world))
     if env == "webshop":
         from paw_min.toy import webshop_shops
 
@@ -41,6 +42,6 @@ def default_data(env: str) -> str:
     raise ValueError(f"there are no generated data for {env}: pass --data")
 
 
-def default_model(env: str) -> str:
-    """The folder of a benchmark's stand-in model (see standins.py)."""
-    return str(Path(__file__).parent / "weights" / env)
+def default_model(name: str) -> str:
+    """The folder of a stand-in model (see standins.py): a benchmark's, or sparse."""
+    return str(Path(__file__).parent / "weights" / name)

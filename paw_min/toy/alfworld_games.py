@@ -8,7 +8,8 @@ templates and the tables of what fits where come from the `alfworld` package.
 
 Source: the ALFWorld release (json_2.1.1) and `alfworld.gen`. Deviations: the rooms are invented,
 and so small (6-8 receptacles, 5-7 objects and a lamp, 27 classes in all) that a language model of a
-million parameters can learn them on a CPU; the goal text is always the first template.
+million parameters can learn them on a CPU; the goal text is always the first template. The rooms of
+the world `changed` have other objects and receptacles.
 
 Every new game is verified: its walkthrough, which needs no search because the generator knows where
 everything is, is played in the engine and must win. The same (split, n, seed, size) gives the same
@@ -46,7 +47,7 @@ def _alfworld():
 
 CAN, FITS, GOALS, DOMAIN, GRAMMAR = _alfworld()
 VERSION = 2  # increment it whenever the bytes of a game change
-GENERATED = {"train": 400, "valid_seen": 60, "valid_unseen": 60}  # games of the default data
+GENERATED = {"train": 400, "valid_seen": 120, "valid_unseen": 60}  # games of the default data
 SCENES = {"train": range(6, 30), "valid_seen": range(6, 30), "valid_unseen": range(6)}
 SEEN_SHARE = 5  # 1 of 5 (scene, goal) pairs belongs to valid_seen, the others to train
 
@@ -63,12 +64,21 @@ TASKS = {
 # Each room has these and a Desk or SideTable for the lamp, as the six task types require ...
 BASE_RECEPTACLES = ("Cabinet", "CounterTop", "Fridge", "Microwave", "SinkBasin")
 LAMP_RECEPTACLES = ("Desk", "SideTable")
-# ... and some of these; several per class, so that there are a "cabinet 1" and a "cabinet 2".
-MORE_RECEPTACLES = (("Cabinet",) * 6 + ("CounterTop",) * 3 + ("Drawer",) * 3 + ("Shelf",) * 3
-                    + ("DiningTable", "GarbageCan"))
-OPENABLE = {"Cabinet", "Drawer", "Fridge", "Microwave"}  # closed at the start
-OBJECTS = ("Apple", "Book", "Bowl", "CellPhone", "Cloth", "Cup", "Egg", "Fork", "Mug", "Pen",
-           "Plate", "Potato", "Spoon", "Tomato", "Watch")  # no Knife: it would add `slice`
+# ... and some of its world; several per class, so that there are a "cabinet 1" and a "cabinet 2".
+MORE_RECEPTACLES = {
+    "home": (("Cabinet",) * 6 + ("CounterTop",) * 3 + ("Drawer",) * 3 + ("Shelf",) * 3
+             + ("DiningTable", "GarbageCan")),
+    "changed": (("Safe",) * 4 + ("Dresser",) * 4 + ("CoffeeTable",) * 3 + ("Sofa",) * 3
+                + ("Cart",) * 2 + ("Toilet", "GarbageCan")),
+}
+OPENABLE = {"Cabinet", "Drawer", "Fridge", "Microwave", "Safe"}  # closed at the start
+OBJECTS = {  # no Knife: it would add `slice`
+    "home": ("Apple", "Book", "Bowl", "CellPhone", "Cloth", "Cup", "Egg", "Fork", "Mug", "Pen",
+             "Plate", "Potato", "Spoon", "Tomato", "Watch"),
+    # With these and the receptacles above, objects and places that the warm start never handled.
+    "changed": ("Bread", "Candle", "CreditCard", "DishSponge", "Kettle", "KeyChain", "Ladle",
+                "Lettuce", "Newspaper", "Pan", "Pencil", "Pot", "RemoteControl", "SoapBar", "Vase"),
+}
 HOLDERS = {"Bowl", "Cup", "Mug", "Plate"}  # isReceptacleObject, as in the release
 
 
@@ -79,7 +89,7 @@ class Size:
 
     def __post_init__(self):
         fewest = len(BASE_RECEPTACLES) + 1
-        most = fewest + len(MORE_RECEPTACLES)
+        most = fewest + min(len(more) for more in MORE_RECEPTACLES.values())
         if not (fewest <= self.receptacles[0] <= self.receptacles[1] <= most
                 and 2 <= self.objects[0] <= self.objects[1]):
             raise ValueError(f"{self}: choose a minimum and a maximum of receptacles from {fewest} "
@@ -96,24 +106,24 @@ class Thing:
     name: str = ""  # in observations: countertop 1
 
 
-def make_room(scene: int, size: Size) -> list[Thing]:
+def make_room(scene: int, size: Size, world: str = "home") -> list[Thing]:
     """The receptacles of a scene."""
     rng = random.Random(f"room {scene} {size}")  # a str seed: the same everywhere
     kinds = [*BASE_RECEPTACLES, rng.choice(LAMP_RECEPTACLES)]
-    kinds += rng.sample(MORE_RECEPTACLES, rng.randint(*size.receptacles) - len(kinds))
+    kinds += rng.sample(MORE_RECEPTACLES[world], rng.randint(*size.receptacles) - len(kinds))
     return _identify([Thing(kind) for kind in sorted(kinds)], rng)
 
 
-def make_game(split: str, index: int, seed: int, size: Size) -> dict:
+def make_game(split: str, index: int, seed: int, size: Size, world: str = "home") -> dict:
     """Draw one game: its task, scene, target class, goal class, room and things."""
     rng = random.Random(f"game {split} {seed} {size} {index}")
     task = list(TASKS)[index % len(TASKS)]
     while True:  # until (scene, goal) belongs to this split: 5 draws on average for valid_seen
         scene = rng.choice(SCENES[split])
-        room = make_room(scene, size)
+        room = make_room(scene, size, world)
         lamp_place = next(r for r in room if r.kind in LAMP_RECEPTACLES)
         need = TASKS[task]
-        target = rng.choice([o for o in OBJECTS if not need or o in CAN[need[0]]])
+        target = rng.choice([o for o in OBJECTS[world] if not need or o in CAN[need[0]]])
         # The goal is never the tool itself ("heat an egg and put it in the microwave").
         goals = sorted({r.kind for r in room if target in FITS[r.kind]} - {need and need[1]})
         goal = "DeskLamp" if task == "look_at_obj_in_light" else rng.choice(goals)
@@ -122,7 +132,7 @@ def make_game(split: str, index: int, seed: int, size: Size) -> dict:
             break
     count = rng.randint(*size.objects)
     kinds = [target] * (2 if task == "pick_two_obj_and_place" else 1)
-    kinds += rng.choices(OBJECTS, k=count - len(kinds))
+    kinds += rng.choices(OBJECTS[world], k=count - len(kinds))
     things = [Thing("DeskLamp", lamp_place)]
     for kind in kinds:
         # No target starts in a goal receptacle, so the game is not won at the start.
@@ -239,20 +249,20 @@ def verify(env, path: Path, content: dict):
                            f"command; won: {won}.")
 
 
-def generate(root, split: str, n: int, seed: int, size: Size = Size(),
+def generate(root, split: str, n: int, seed: int, size: Size = Size(), world: str = "home",
              progress: bool = False) -> list[str]:
     """Generate a split of n games under `root`, or complete it; returns their paths, sorted.
 
     A game file is written only after its game was verified, so the same call completes an
     interrupted one; a complete split is returned unread. Two processes may make the same call at
-    the same time. Raises ValueError if the folder has games of another (n, seed, size).
+    the same time. Raises ValueError if the folder has games of another (n, seed, size, world).
     """
     if split not in SCENES or n < 1:
         raise ValueError(f"split is {split!r} and n is {n}; choose one of {', '.join(SCENES)}, and "
                          "1 game or more.")
     folder = Path(root).expanduser() / "json_2.1.1" / split
     manifest = folder / "manifest.json"
-    asked = {"generator": VERSION, "n": n, "seed": seed, "size": str(size)}
+    asked = {"generator": VERSION, "n": n, "seed": seed, "size": str(size), "world": world}
     # In this order, as another process writes the manifest before its first game.
     has_games = folder.exists() and any(p.is_dir() for p in folder.iterdir())
     if manifest.exists():
@@ -274,7 +284,7 @@ def generate(root, split: str, n: int, seed: int, size: Size = Size(),
 
     env, paths = None, []
     for index in tqdm(range(n), f"games {split}", unit="game", disable=None if progress else True):
-        game = make_game(split, index, seed, size)
+        game = make_game(split, index, seed, size, world)
         name = f"{game['task']}-{game['target']}-None-{game['goal']}-{game['scene']}"
         path = folder / name / f"trial_T{index:05d}" / "game.tw-pddl"
         paths.append(path.relative_to(folder).as_posix())
@@ -289,10 +299,10 @@ def generate(root, split: str, n: int, seed: int, size: Size = Size(),
     return [str(folder / p) for p in sorted(paths)]
 
 
-def default(root: Path) -> Path:
-    """Generate the default data, 520 games, unless they exist (a minute); returns `root`."""
+def default(root: Path, world: str = "home") -> Path:
+    """Generate the default data, 580 games, unless they exist (a minute); returns `root`."""
     for split, n in GENERATED.items():
-        generate(root, split, n, seed=0, progress=True)
+        generate(root, split, n, seed=0, world=world, progress=True)
     return root
 
 
@@ -310,6 +320,7 @@ def main():
     parser.add_argument("--split", required=True, choices=list(SCENES))
     parser.add_argument("--n", type=int, required=True, help="number of games")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--world", choices=list(OBJECTS), default="home", help="things and places")
     paths = generate(**vars(parser.parse_args()), progress=True)
     print(f"{len(paths)} games; first: {paths[0]}")
 

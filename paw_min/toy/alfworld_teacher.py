@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from paw_min.envs.alfworld import AlfworldEnv, list_games
 from paw_min.envs.protocol import Context, Turn
-from paw_min.toy import DATA, Demonstration, alfworld_games
+from paw_min.toy import Demonstration, default_data
 
 SLIPS = 0.2  # share of demonstrated steps in which a random command is executed
 MAX_STEPS = 25  # per demonstration
@@ -146,9 +146,9 @@ class Expert:
             yield from (f"move {self.hand} to {goal}", f"go to {goal}")
 
 
-def training_tasks() -> list[str]:
-    """The default training games by trial number, so that task types alternate."""
-    games = list_games(alfworld_games.default(DATA / "alfworld"), "train")
+def training_tasks(world: str = "home") -> list[str]:
+    """The generated training games by trial number, so that task types alternate."""
+    games = list_games(default_data("alfworld", world), "train")
     return sorted(games, key=lambda game: Path(game).parent.name)
 
 
@@ -164,8 +164,8 @@ def demonstrations(
     haste: in steps in which something can be taken or moved, the probability of doing so at random,
         against the thought.
     In SLIPS of the steps a random command is executed instead of the demonstrated one, so that the
-    data include states that the expert never reaches. The observation is that of the executed
-    command.
+    data include states that the expert never reaches. The observation of such a step is "", since
+    it does not follow from the response.
     """
     rng = random.Random(f"demonstrations {seed} {haste}")
     env, rows = AlfworldEnv(), []
@@ -182,10 +182,11 @@ def demonstrations(
                 command = rng.choice(hasty)
             prompt = render(context)
             response = f"<think>{expert.thought()}</think><action>{command}</action>"
-            if rng.random() < SLIPS:
+            slip = rng.random() < SLIPS
+            if slip:
                 command = rng.choice(step.admissible)
             step = env.step(command)
-            rows.append(Demonstration(prompt, response, step.observation))
+            rows.append(Demonstration(prompt, response, "" if slip else step.observation))
             context.history.append(Turn(context.observation, command))
             context.observation, context.admissible = step.observation, step.admissible
             if step.done:

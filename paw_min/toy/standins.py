@@ -1,12 +1,14 @@
 """Training of the stand-in models: language models of 0.9 million parameters that play poorly.
 
 The default policy of each benchmark is a tiny Qwen3 with a word-level tokenizer, so that runs need
-no download and no GPU. It takes the place of the pretrained model: it knows the environment's
-language, observations included, and how to act, and it has a bad habit for RL to correct. It is an
-ordinary Hugging Face folder.
+no download and no GPU. It takes the place of the pretrained model: it knows the words of the
+environment and how to act, and it has a bad habit for RL to correct. What its actions do, it has
+not been taught, so that a world-model loss has something to teach. It is an ordinary Hugging Face
+folder.
 
 Not in the paper. The model imitates a rule-based teacher with the agent's observations
-(<benchmark>_teacher.py), in two phases:
+(<benchmark>_teacher.py). The loss is on the tokens of responses, and on observations as documents
+of their own: it has read what the environment may say, but never after an action. Two phases:
 
     skill   the teacher's commands; in some of the steps another command is executed, so that the
             data include states that the teacher never reaches
@@ -19,9 +21,12 @@ last few words mostly, which a model of this size learns much faster.
 The weights are part of the repository, because training takes up to ten minutes each. To train them
 again:
 
-    python -m paw_min.toy.standins alfworld --out paw_min/toy/weights/alfworld --threads 2
+    python -m paw_min.toy.standins alfworld --out paw_min/toy/weights/alfworld
+    python -m paw_min.toy.standins sparse --out paw_min/toy/weights/sparse
     python -m paw_min.toy.standins webshop --out paw_min/toy/weights/webshop
     python -m paw_min.toy.standins search --out paw_min/toy/weights/search
+
+sparse continues alfworld with a teacher so hasty that almost no episode is won.
 """
 
 import argparse
@@ -29,31 +34,46 @@ import hashlib
 import json
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.protocol import Context
-from paw_min.toy import Demonstration, alfworld_teacher, search_teacher, webshop_teacher
+from paw_min.toy import (
+    Demonstration,
+    alfworld_teacher,
+    default_model,
+    search_teacher,
+    webshop_teacher,
+)
 
 TEACHERS = {
     "alfworld": alfworld_teacher,
     "webshop": webshop_teacher,
     "search": search_teacher,
 }
-BATCH = 16  # demonstrated steps per training step
-WEIGHTS = {  # of the loss on tokens of prompt, response and observation
-    "words": (0.3, 1.0, 0.3),  # the weights in the repository: a small model has to learn all words
-    "sft": (0.0, 1.0, 0.0),  # plain imitation
-    "actobs": (0.0, 1.0, 1.0),  # ActObs (arXiv 2609.20715): observations weigh as much as actions
+CHANGED, HASTY = 200, 0.6  # games of the changed world, and the haste there: few are won
+BATCH = 16  # demonstrated steps per training step, and as many documents
+WEIGHTS = {  # of the loss on tokens of response, observation after it, and observation alone
+    "words": (1.0, 0.0, 0.3),  # the weights in the repository
+    "sft": (1.0, 0.0, 0.0),  # plain imitation
+    "actobs": (1.0, 1.0, 0.0),  # ActObs (arXiv 2609.20715): observations weigh as much as actions
 }
 HISTORY = {"alfworld": 1, "webshop": 3, "search": 4}  # history length of the prompts
 # phase: probability of haste, episodes per task, training steps, peak learning rate
 PHASES = {
     "alfworld": {"skill": (0.0, 4, 1500, 3e-3), "haste": (0.35, 1, 60, 3e-4)},
+    "sparse": {"haste": (0.8, 1, 150, 3e-4)},
     "webshop": {"skill": (0.0, 2, 1400, 3e-3), "haste": (0.35, 1, 60, 3e-4)},
     "search": {"skill": (0.0, 1, 2000, 3e-3), "haste": (0.35, 1, 60, 3e-4)},
 }
@@ -61,6 +81,15 @@ PHASES = {
 SPECIAL = ["<pad>", "<unk>", "<end>", "<user>", "<agent>"]
 # Not special, since decoding must keep them; a vocabulary has those that its teacher uses.
 TAGS = [f"<{slash}{tag}>" for tag in ("think", "action", "search", "answer") for slash in ("", "/")]
+
+
+class Weighted(NamedTuple):
+    """A training sequence."""
+
+    ids: list[int]
+    weights: list[float]  # of each token's cross entropy
+
+
 CHAT = "{% for m in messages %}<user>{{ m['content'] }}{% endfor %}<agent>"
 
 
@@ -127,27 +156,53 @@ def make_model(tokenizer, seed: int) -> Qwen3ForCausalLM:
         return Qwen3ForCausalLM(config)
 
 
-def imitate(
-    model, tokenizer, rows: list[Demonstration], seed: int, steps: int, peak: float,
-    kind: str = "words", stop: int | None = None,
-) -> list[float]:  # fmt: skip
-    """Train `model` with cross entropy on the demonstrations; returns the loss of each step.
-
-    Each step draws BATCH random rows. The learning rate warms up to `peak` in 50 steps and decays
-    linearly to 5 % of it. kind: a name in WEIGHTS. stop: end after this many of the `steps`.
-    """
-
-    def ids(text: str) -> list[int]:
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    encoded = []  # (token ids, loss weights) per row
+def encode(tokenizer, rows: list[Demonstration], kind: str) -> list[Weighted]:
+    """The demonstrated steps: chat, response with end token, observation. kind: see WEIGHTS."""
+    encoded = []
     for prompt, response, observation in rows:
         chat = tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
         )
-        parts = [ids(chat), ids(response) + [tokenizer.eos_token_id], ids(observation)]
-        tokens = parts[0] + parts[1] + parts[2]
-        encoded.append((tokens, [w for p, w in zip(parts, WEIGHTS[kind]) for _ in p]))
+        parts = [chat, response + tokenizer.eos_token, observation]
+        ids = [tokenizer(part, add_special_tokens=False)["input_ids"] for part in parts]
+        weights = [w for w, part in zip((0.0, *WEIGHTS[kind][:2]), ids) for _ in part]
+        encoded.append(Weighted(sum(ids, []), weights))
+    return encoded
+
+
+def documents(tokenizer, observations: list[str], weight: float) -> list[Weighted]:
+    """Observations alone, without what led to them; of WebShop's pages, each text alone."""
+    texts = dict.fromkeys(part for text in observations for part in text.split(" [SEP] ") if part)
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    return [Weighted([tokenizer.eos_token_id, *part], [0.0] + [weight] * len(part)) for part in ids]
+
+
+def weighted_loss(model, batch: list[Weighted]) -> tuple[torch.Tensor, float]:
+    """(weighted sum of the cross entropy of all tokens, sum of the weights)."""
+    length = max(len(row.ids) for row in batch)
+    ids = torch.zeros(len(batch), length, dtype=torch.long)  # (B, L), padded on the right
+    weight = torch.zeros(len(batch), length)  # (B, L)
+    for k, row in enumerate(batch):
+        ids[k, : len(row.ids)] = torch.tensor(row.ids)
+        weight[k, : len(row.ids)] = torch.tensor(row.weights)
+    logits = model(ids).logits[:, :-1]  # (B, L - 1, V)
+    loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+    return (loss * weight[:, 1:]).sum(), weight[:, 1:].sum().item()
+
+
+def imitate(
+    model, tokenizer, rows: list[Demonstration], seed: int, steps: int, peak: float,
+    kind: str = "words", stop: int | None = None,
+) -> list[float]:  # fmt: skip
+    """Train `model` with cross entropy; returns the loss of each step.
+
+    Each step draws BATCH of the rows and, where the kind has weight on them, BATCH documents. The
+    learning rate warms up to `peak` in 50 steps and decays linearly to 5 % of it. kind: a name in
+    WEIGHTS. stop: end after this many of the `steps`.
+    """
+    encoded = encode(tokenizer, rows, kind)
+    weight = WEIGHTS[kind][2]
+    texts = documents(tokenizer, [row.observation for row in rows], weight) if weight else []
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.98))
     generator = torch.Generator().manual_seed(seed)
     model.train()
@@ -155,19 +210,12 @@ def imitate(
     for step in tqdm(range(stop or steps), "warm start", unit="step", leave=False, disable=None):
         for group in optimizer.param_groups:
             group["lr"] = peak * min((step + 1) / 50, max(1 - step / steps, 0.05))
-        chosen = torch.randint(len(encoded), (BATCH,), generator=generator).tolist()
-        length = max(len(encoded[i][0]) for i in chosen)
-        batch = torch.full((BATCH, length), tokenizer.pad_token_id)  # (B, L)
-        weight = torch.zeros(BATCH, length)  # (B, L)
-        for k, i in enumerate(chosen):
-            tokens, weights = encoded[i]
-            batch[k, : len(tokens)] = torch.tensor(tokens)
-            weight[k, : len(tokens)] = torch.tensor(weights)
-        logits = model(batch).logits[:, :-1]  # (B, L - 1, V)
-        loss = torch.nn.functional.cross_entropy(
-            logits.transpose(1, 2), batch[:, 1:], reduction="none"
-        )  # (B, L - 1)
-        loss = (loss * weight[:, 1:]).sum() / weight[:, 1:].sum()
+        total, weights = 0.0, 0.0
+        for source in filter(None, (encoded, texts)):
+            chosen = torch.randint(len(source), (BATCH,), generator=generator).tolist()
+            loss, weight = weighted_loss(model, [source[i] for i in chosen])
+            total, weights = total + loss, weights + weight
+        loss = total / weights
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -176,35 +224,41 @@ def imitate(
     return history
 
 
-def warm_start(env: str, out: Path, seed: int = 0, kind: str = "words") -> None:
-    """Train a stand-in from scratch (up to ten minutes); write it to `out` with record.json.
+def warm_start(name: str, out: Path, seed: int = 0, kind: str = "words") -> None:
+    """Train a stand-in (up to ten minutes); write it to `out` with record.json.
 
     kind: a name in WEIGHTS. record.json: by phase, the mean loss of each hundred steps, and the
     result of `miniature`, with which a test checks that the current code is the code that trained
     the weights in the repository.
     """
+    env, record = "alfworld" if name == "sparse" else name, {}
     tasks = TEACHERS[env].training_tasks()
-    model = tokenizer = None
-    record = {}
-    for phase, (haste, episodes, steps, peak) in PHASES[env].items():
-        rows = demonstrations(env, tasks, seed, haste, episodes)
-        if model is None:
+    aimless = []
+    if env == "alfworld":
+        changed = alfworld_teacher.training_tasks("changed")[:CHANGED]
+        aimless = demonstrations(env, changed, seed, HASTY, 1)
+    if name != env:
+        model = AutoModelForCausalLM.from_pretrained(default_model(env))
+        tokenizer = AutoTokenizer.from_pretrained(default_model(env))
+    for phase, (haste, episodes, steps, peak) in PHASES[name].items():
+        rows = demonstrations(env, tasks, seed, haste, episodes) + aimless
+        if name == env and not record:
             tokenizer = make_tokenizer([text for row in rows for text in row])
             model = make_model(tokenizer, seed)
         losses = imitate(model, tokenizer, rows, seed, steps, peak, kind)
         hundreds = [losses[i : i + 100] for i in range(0, steps, 100)]
         record[phase] = [round(sum(part) / len(part), 4) for part in hundreds]
-    record["miniature"] = miniature(env, tasks[:12], tokenizer, seed)
+    record["miniature"] = miniature(name, tasks[:12], tokenizer, seed)
     out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     (out / "record.json").write_text(json.dumps(record) + "\n")
 
 
-def miniature(env: str, tasks: list[str], tokenizer, seed: int) -> dict:
+def miniature(name: str, tasks: list[str], tokenizer, seed: int) -> dict:
     """Three steps per phase on a few tasks: digest of the demonstrations, and losses."""
-    result = {}
-    for phase, (haste, episodes, steps, peak) in PHASES[env].items():
+    env, result = "alfworld" if name == "sparse" else name, {}
+    for phase, (haste, episodes, steps, peak) in PHASES[name].items():
         rows = demonstrations(env, tasks, seed, haste, episodes)
         text = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
         model = make_model(tokenizer, seed)
@@ -215,11 +269,11 @@ def miniature(env: str, tasks: list[str], tokenizer, seed: int) -> dict:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train a stand-in model (minutes).")
-    parser.add_argument("benchmark", choices=list(PHASES))
+    parser.add_argument("name", choices=list(PHASES), metavar="NAME", help=", ".join(PHASES))
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    kinds = "loss on: words: everything; sft: responses; actobs: responses and observations"
+    kinds = "loss on responses, and, words: observations alone; actobs: observations after them"
     parser.add_argument("--warm-start", choices=list(WEIGHTS), default="words", help=kinds)
     parser.add_argument("--threads", type=int, default=1, help="affects the last bits")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    warm_start(args.benchmark, args.out, kind=args.warm_start)
+    warm_start(args.name, args.out, kind=args.warm_start)

@@ -1,0 +1,148 @@
+"""What policies know about their world, and how they fail: finished runs compared.
+
+    python -m paw_min.experiments.knowledge runs/study-alfworld.json ... | RUN ... [--out FILE.json]
+
+World knowledge. The runs' start model plays held-out tasks, once and at the training temperature.
+Each run's last weights, and the start model's, then score the same transitions:
+
+    p       mean probability of a token of o_{t+1}, given h_t, a_t and the tokens before it
+    easy    share of these tokens with p > rho, which Eq. 7 leaves out
+    exact   share of transitions whose whole o_{t+1} is the greedy continuation of (h_t, a_t)
+
+Failures. The weights play the evaluation panel. Counted are, as shares of the steps:
+
+    nothing    the environment answers "Nothing happens." (ALFWorld)
+    repeated   a command that this episode has already tried on the same observation
+    tool       cleaning, heating or cooling that the task does not ask for (ALFWorld)
+
+Not in the paper.
+"""
+
+import argparse
+import json
+import sys
+from collections import defaultdict, deque
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from paw_min.config import Config, UserError
+from paw_min.console import progress_bar
+from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.evaluate import evaluate
+from paw_min.experiments.table import Entry, find, read_json
+from paw_min.experiments.transitions import observation_logps, table
+from paw_min.model.policy import Policy, load_policy
+from paw_min.model.sampler import HFSampler, Request
+from paw_min.rollout import Episode, Transition
+from paw_min.runs import Run, writing
+from paw_min.session import find_tasks, start_model
+
+TRANSITIONS = 400  # scored with each policy
+
+
+@dataclass
+class Report:
+    """What one policy knows, and how it fails; see the top of the file."""
+
+    label: str  # arm, or "start model"
+    seed: int
+    success: float
+    p: float
+    easy: float
+    exact: float
+    nothing: float
+    repeated: float
+    tool: float
+
+
+def report(cfg: Config, entry: Entry, weights: str, rows: list[Transition]) -> tuple[Report, list]:
+    """Report on these weights, and the transitions that they play. rows: to score; []: their own"""
+    policy = load_policy(weights, cfg.temperature, "cpu", "fp32", "sdpa")
+    tasks, sampler = find_tasks(cfg), HFSampler()
+    with closing(tasks.make_pool(min(128, len(tasks.held_out)))) as pool:
+        played = evaluate(cfg, policy, sampler, pool, tasks.held_out)
+    episodes = [e for e in played.episodes if not e.failed]
+    own = [t for e in episodes for t in e.transitions if t.obs_ids]
+    rows = rows or own[:: -(-len(own) // TRANSITIONS)]
+    logps = observation_logps(cfg, policy, rows)
+    p = torch.cat(logps).exp()  # (tokens,)
+    exact = sum(greedy_matches(policy, sampler, rows)) / len(rows)
+    success = played.metrics["eval_success"]
+    known = p.mean().item(), (p > cfg.rho).float().mean().item(), exact
+    return Report(entry.label, entry.seed, success, *known, *failures(cfg, episodes)), rows
+
+
+def greedy_matches(policy: Policy, sampler: HFSampler, rows: list[Transition]) -> list[bool]:
+    """For each row: does the policy, asked to continue (h_t, a_t), write o_{t+1}?"""
+    matches = [False] * len(rows)
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i].obs_ids))
+    bar = progress_bar(len(rows), "continue", "row")
+    with sampler.sync(policy):
+        for start in range(0, len(order), sampler.batch_size):
+            part = order[start : start + sampler.batch_size]  # of similar length
+            queue = deque(Request(i, rows[i].prompt_ids + rows[i].response_ids, 0) for i in part)
+            longest = len(rows[part[-1]].obs_ids)
+            for finished in sampler.generate(queue, 0.0, longest):
+                for response in finished:
+                    target = rows[response.slot].obs_ids
+                    matches[response.slot] = response.ids[: len(target)] == target
+            bar.update(len(part))
+    bar.close()
+    return matches
+
+
+def failures(cfg: Config, episodes: list[Episode]) -> tuple[float, float, float]:
+    """Shares of the steps: no effect, repeated, wrong tool."""
+    parse, steps, nothing, repeated, tool = BENCHMARKS[cfg.env].parse, 0, 0, 0, 0
+    for e in episodes:
+        tried = set()
+        for observation, response, following in e.log:
+            command = parse(response).text
+            steps += 1
+            nothing += following.startswith("Nothing happens")
+            repeated += (observation, command) in tried
+            tried.add((observation, command))
+            verb = command.split(" ")[0]
+            tool += verb in ("clean", "heat", "cool") and verb not in e.task_type
+    return nothing / steps, repeated / steps, tool / steps
+
+
+def main(paths: list[Path], out: Path | None) -> None:
+    by_start = defaultdict(list)  # runs that share their start and tasks
+    for entry in find(paths):
+        cfg = Config(**read_json(Path(entry.folder) / "config.json"))
+        by_start[cfg.env, cfg.model, cfg.data, cfg.world].append((entry, cfg))
+    reports = []
+    for runs in by_start.values():
+        entry, cfg = runs[0]
+        torch.set_num_threads(cfg.threads)
+        # Sampled as in training, so that the transitions are those that training meets.
+        first = replace(cfg, eval_temperature=cfg.temperature, eval_repeats=1)
+        start = Entry("start model", 0, "")
+        found, rows = report(first, start, start_model(cfg), [])
+        reports.append(found)
+        print(f"{cfg.env}: {len(rows)} transitions of {start_model(cfg)}")
+        for entry, cfg in runs:
+            checkpoint = max(Path(entry.folder).glob("checkpoint-" + 6 * "[0-9]"), default=None)
+            if checkpoint is None:
+                raise UserError(f"{entry.folder} has no checkpoint: train the run first.")
+            reports.append(report(replace(cfg, eval_repeats=1), entry, str(checkpoint), rows)[0])
+            print(reports[-1])
+    if out:
+        with writing(str(out)):
+            out.write_text(json.dumps([asdict(r) for r in reports], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
+    parser.add_argument("paths", nargs="+", type=Path, help="sweep files or run folders")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    args = parser.parse_args()
+    try:
+        main(args.paths, args.out)
+    except UserError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,149 @@
+"""Tables and picture of the study in results/: what PaW teaches, and what that does to success.
+
+    python -m paw_min.experiments.study runs/REGIME/study-alfworld.json ... --out FOLDER
+
+A regime is a folder with a sweep of the grid `study` and study-alfworld-knowledge.json, which
+knowledge.py has made from it. Measures of a run, in percent:
+
+    success     held-out success at the end
+    area        success of all training episodes: the mean height of the learning curve
+    p, exact, nothing, repeated, tool    see knowledge.py
+
+Each arm is compared with the first one, GRPO, seed by seed. Intervals: 95 %, bootstrap as in
+table.py, for success over seeds and tasks, else over seeds. Writes study.md, study.json, study.png.
+"""
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from paw_min.config import UserError
+from paw_min.experiments.table import Cell, compare, load, read_json
+from paw_min.plot import plt
+from paw_min.runs import read_metrics, writing
+
+KNOWN = ("p", "exact", "nothing", "repeated", "tool")
+TITLES = {"p": "mean p of the next observation's tokens (%)", "success": "held-out success (%)"}
+
+
+@dataclass
+class Regime:
+    name: str
+    start: dict[str, float]  # measures of the start model
+    seeds: dict[str, dict[str, list[float]]]  # arm -> measure -> one value per seed
+    cells: dict[str, dict[str, Cell]]  # arm -> measure -> mean, difference, interval
+
+
+def read(sweep: Path) -> Regime:
+    results, notes = load([sweep])
+    if notes:
+        raise UserError(" ".join(notes) + " Finish the sweep first.")
+    knowledge = sweep.with_name(f"{sweep.stem}-knowledge.json")
+    reports = {(r["label"], r["seed"]): r for r in read_json(knowledge)}
+    columns = defaultdict(lambda: defaultdict(dict))  # measure -> arm -> seed -> column
+    for r in results:
+        found = reports.get((r.label, r.seed))
+        if not found:
+            raise UserError(f"{knowledge} has no {r.label}, seed {r.seed}: run knowledge again.")
+        curve = [m["success"] for m in read_metrics(r.folder) if "success" in m]
+        single = {key: found[key] for key in KNOWN} | {"area": float(np.mean(curve))}
+        columns["success"][r.label][r.seed] = r.columns(per_task=True)["All"]
+        for key, value in single.items():
+            columns[key][r.label][r.seed] = {"": {"": 100 * value}}
+    order = ("success", "area", *KNOWN)
+    cells, seeds = defaultdict(dict), defaultdict(dict)
+    for key in order:
+        first, *_ = columns[key]
+        for label, runs in columns[key].items():
+            base = {} if label == first else columns[key][first]
+            cells[label][key] = compare(runs, base, per_task=key == "success")
+            parts = [[np.mean(list(part.values())) for part in run.values()] for run in runs.values()]
+            seeds[label][key] = [float(np.mean(p)) for p in parts]
+    start = {key: 100 * reports["start model", 0][key] for key in ("success", *KNOWN)}
+    return Regime(sweep.parent.name, start, dict(seeds), dict(cells))
+
+
+def markdown(regime: Regime) -> str:
+    labels, keys = list(regime.cells), list(regime.cells[next(iter(regime.cells))])
+    head = f"| {{}} | {' | '.join(keys)} |\n" + "|---" * (1 + len(keys)) + "|\n"
+
+    def line(label: str, texts: list[str]) -> str:
+        return f"| {label} | {' | '.join(texts)} |\n"
+
+    def mean(c: Cell) -> str:
+        return f"{c.mean:.1f}" + (f" ± {c.std:.1f}" if c.std is not None else "")
+
+    def difference(c: Cell) -> str:
+        return f"{c.difference:+.1f}" + (f" [{c.low:+.1f}, {c.high:+.1f}]" if c.low is not None else "")
+
+    start = [f"{regime.start[k]:.1f}" if k in regime.start else "" for k in keys]
+    text = f"### {regime.name}\n\n" + head.format("method") + line("start model", start)
+    text += "".join(line(a, [mean(c) for c in regime.cells[a].values()]) for a in labels)
+    text += "\n" + head.format(f"difference to {labels[0]}")
+    for label in labels[1:]:
+        text += line(label, [difference(c) for c in regime.cells[label].values()])
+    return text
+
+
+def picture(regimes: list[Regime], out: Path) -> None:
+    """Per regime, a row: what the arms know, and how often they succeed."""
+    figure, axes = plt.subplots(
+        len(regimes), len(TITLES), figsize=(9, 0.6 + 2.6 * len(regimes)), layout="constrained",
+        squeeze=False, sharey="row", sharex="col",
+    )  # fmt: skip
+    for row, regime in zip(axes, regimes):
+        labels = list(regime.cells)
+        for axis, (key, title) in zip(row, TITLES.items()):
+            axis.axvline(regime.start[key], color="0.6", ls=":", label="start model")
+            for y, label in enumerate(labels):
+                cell, color = regime.cells[label][key], "C0" if "PaW" in label else "0.25"
+                axis.plot(regime.seeds[label][key], [y] * cell.seeds, "|", color=color, alpha=0.5)
+                low, high = seed_interval(regime.seeds[label][key])
+                axis.plot([low, high], [y, y], color=color, lw=2)
+                axis.plot(cell.mean, y, "o", color=color)
+            axis.set_yticks(range(len(labels)), labels)
+            axis.invert_yaxis() if axis is row[0] else None
+            axis.grid(alpha=0.3)
+            if regime is regimes[-1]:
+                axis.set_xlabel(title)
+        row[0].set_title(regime.name, loc="left", fontsize=10, fontweight="bold")
+    with writing(str(out)):
+        figure.savefig(out, dpi=130)
+    plt.close(figure)
+
+
+def seed_interval(values: list[float], draws: int = 2000) -> tuple[float, float]:
+    """95 % bootstrap interval of the mean over seeds."""
+    rng, x = np.random.default_rng(0), np.array(values)
+    means = x[rng.integers(len(x), size=(draws, len(x)))].mean(1)
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def main(sweeps: list[Path], out: Path) -> None:
+    regimes = [read(sweep) for sweep in sweeps]
+    text = "\n".join(markdown(regime) for regime in regimes)
+    print(text)
+    with writing(str(out)):
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "study.md").write_text(text)
+        plain = json.dumps([asdict(regime) for regime in regimes], indent=1, ensure_ascii=False)
+        (out / "study.json").write_text(plain + "\n")
+    picture(regimes, out / "study.png")
+
+
+if __name__ == "__main__":
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
+    parser.add_argument("sweeps", nargs="+", type=Path, help="JSON files of the sweeps")
+    parser.add_argument("--out", type=Path, required=True, help="folder of table and picture")
+    args = parser.parse_args()
+    try:
+        main(args.sweeps, args.out)
+    except UserError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,87 @@
+"""What a policy knows and how it fails, counted by hand, and the tables of the study.
+
+python -m pytest tests/test_study.py
+"""
+
+import json
+from collections import deque
+
+import pytest
+import torch
+
+from paw_min import train
+from paw_min.config import Config, UserError
+from paw_min.experiments import knowledge, study
+from paw_min.model.sampler import HFSampler, Request
+from paw_min.rollout import Episode, Transition
+from paw_min.runs import read_metrics
+from tests.test_policy import make_policy
+
+
+def row(prompt: list[int], response: list[int], obs: list[int]) -> Transition:
+    return Transition(prompt, response, obs, [0.0] * len(response), 0.0, True, "", 0, 0)
+
+
+def test_exact_means_that_greedy_decoding_writes_the_whole_observation():
+    policy, sampler = make_policy(), HFSampler(batch_size=2)
+    prompts, obs = [[5, 6, 7], [9, 4], [8, 8, 8, 8]], []
+    with sampler.sync(policy):
+        queue = deque(Request(i, prompt + [3], 0) for i, prompt in enumerate(prompts))
+        for finished in sampler.generate(queue, 0.0, 5):
+            obs += [(response.slot, response.ids) for response in finished]
+    obs = [ids[: 2 + i] for i, ids in sorted(obs)]  # of different length
+    rows = [row(prompt, [3], ids) for prompt, ids in zip(prompts, obs)]
+    assert knowledge.greedy_matches(policy, sampler, rows) == [True] * 3
+    rows[1].obs_ids = [*obs[1][:-1], obs[1][-1] + 1]
+    assert knowledge.greedy_matches(policy, sampler, rows) == [True, False, True]
+
+
+def test_failures_are_shares_of_the_steps():
+    log = [  # (o_t, response, o_{t+1})
+        ("a", "<think>x</think><action>open box</action>", "Nothing happens."),
+        ("Nothing happens.", "<think>x</think><action>open box</action>", "Nothing happens."),
+        ("Nothing happens.", "<think>x</think><action>open box</action>", "b"),  # repeated
+        ("b", "<think>x</think><action>heat egg 1 with microwave 1</action>", "c"),
+        ("c", "<think>x</think><action>cool egg 1 with fridge 1</action>", "d"),  # wrong tool
+    ]
+    episode = Episode("t", 0, 0, log=log, task_type="pick_heat_then_place_in_recep")
+    assert knowledge.failures(Config(), [episode]) == (2 / 5, 1 / 5, 1 / 5)
+
+
+@pytest.fixture
+def sweep(config, tmp_path):
+    """Two arms, two seeds, one update each."""
+    entries = []
+    for label, paw in (("GRPO", False), ("GRPO w/ PaW", True)):
+        for seed in (0, 1):
+            name = f"{paw}{seed}"
+            train.train(config(name=name, paw=paw, seed=seed, updates=1, eval_every=0))
+            entries.append({"label": label, "seed": seed, "folder": name})
+    path = tmp_path / "study-alfworld.json"
+    path.write_text(json.dumps(entries))
+    return path
+
+
+def test_from_runs_to_table_and_picture(sweep, tmp_path, capsys):
+    file, out = tmp_path / "study-alfworld-knowledge.json", tmp_path / "out"
+    with pytest.raises(UserError, match="knowledge.json"):
+        study.main([sweep], out)
+    knowledge.main([sweep], file)
+    reports = {(r["label"], r["seed"]): r for r in json.loads(file.read_text())}
+    assert len(reports) == 5
+    start, trained = reports["start model", 0], reports["GRPO w/ PaW", 1]
+    assert 0 < start["p"] < 1 and start["p"] != trained["p"]  # of random weights, one update
+    study.main([sweep], out)
+    (regime,) = json.loads((out / "study.json").read_text())
+    curve = [m["success"] for m in read_metrics(tmp_path / "True1") if "success" in m]
+    assert regime["seeds"]["GRPO w/ PaW"]["area"][1] == pytest.approx(100 * curve[0])
+    cell = regime["cells"]["GRPO w/ PaW"]["p"]
+    by_hand = [100 * reports["GRPO w/ PaW", s]["p"] - 100 * reports["GRPO", s]["p"] for s in (0, 1)]
+    assert cell["difference"] == pytest.approx(sum(by_hand) / 2)
+    assert min(by_hand) - 1e-9 <= cell["low"] <= cell["high"] <= max(by_hand) + 1e-9
+    assert (out / "study.png").stat().st_size > 5000
+    assert "difference to GRPO" in (out / "study.md").read_text()
+    file.write_text(json.dumps([r for r in reports.values() if r["seed"] == 0]))
+    with pytest.raises(UserError, match="has no GRPO, seed 1"):
+        study.main([sweep], out)
+    torch.set_num_threads(1)
