@@ -65,7 +65,9 @@ class Run:
 
     def save(self, policy, optimizer, done: int) -> None:
         """Write the checkpoint after `done` updates, then remove the older ones."""
-        options = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
+        options = state_dict.StateDictOptions(
+            full_state_dict=True, cpu_offload=True, ignore_frozen_params=True
+        )
         weights, state = state_dict.get_state_dict(policy, optimizer, options=options)
         if not all(weight.isfinite().all() for weight in weights.values()):
             raise UserError(f"update {done} made weights NaN or infinite; not saved: lower --lr")
