@@ -71,8 +71,7 @@ class Config:
     max_obs_tokens: int = opt(MODEL, 4096, "tokens of one next observation in the loss", low=1)
     grad_checkpointing: bool = opt(MODEL, False, "recompute activations in the backward pass")
     attention: str = opt(MODEL, ("sdpa", "flash_attention_2"), "flash packs rows without padding")
-    lora_rank: int = opt(MODEL, 0, "train LoRA adapters of this rank, at about ten times the --lr "
-                         "of full training; 0: train all weights", low=0, high=4096)
+    lora_rank: int = opt(MODEL, 0, "rank of LoRA adapters; 0: full training", low=0, high=4096)
     ref_offload: bool = opt(MODEL, False, "keep the reference model in CPU memory between passes")
     groups: int = opt(ROLLOUT, 16, "tasks per update, A.1", low=1, high=100_000)
     group_size: int = opt(ROLLOUT, 8, "episodes per task, A.1", low=1, high=10_000)

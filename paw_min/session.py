@@ -44,7 +44,10 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     device = distributed.start(cfg.device)
     precision = forward_precision(cfg, device)
     start = start_model(cfg)
-    check_packages(cfg)
+    if cfg.sampler == "vllm":
+        check_installed()
+    if cfg.lora_rank:
+        lora.check_installed()
     with distributed.rank_0_first():
         run = Run(cfg)
         load_tokenizer(start)  # raises for a folder that is no model, before data are generated
@@ -59,7 +62,8 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
         raise UserError(f"{start} has {positions} positions: lower {limits}, together {length}.")
     if cfg.lora_rank:
         lora.attach(policy.model, cfg.lora_rank, precision, cfg.seed, checkpoint)
-    trained = [{"params": [p for p in policy.model.parameters() if p.requires_grad]}]
+    # A generator, read after sharding, which replaces the parameters.
+    trained = [{"params": (p for p in policy.model.parameters() if p.requires_grad)}]
     if cfg.algo == "ppo" and not eval_only:
         policy.critic = load_critic(start, policy, cfg.attention)
         trained.append({"params": policy.critic.parameters(), "lr": cfg.critic_lr or 10 * cfg.lr})
@@ -70,10 +74,8 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     if cfg.shard:
         distributed.shard(policy)
     optimizer = torch.optim.AdamW(trained, lr=cfg.lr, weight_decay=cfg.weight_decay)
-    reference = None
-    if cfg.kl_coef > 0 and cfg.lora_rank:
-        reference = policy
-    elif cfg.kl_coef > 0 and not eval_only:
+    reference = policy if cfg.kl_coef > 0 and cfg.lora_rank else None
+    if cfg.kl_coef > 0 and not (cfg.lora_rank or eval_only):
         where = "cpu" if cfg.ref_offload else device
         reference = load_policy(start, cfg.temperature, where, precision, cfg.attention)
         reference.requires_grad_(False)
@@ -95,14 +97,6 @@ def make_sampler(cfg: Config, folder: str, precision: str) -> HFSampler | VLLMSa
     return VLLMSampler(folder, length, precision, cfg.vllm_memory, cfg.seed)
 
 
-def check_packages(cfg: Config) -> None:
-    """UserError for a package that these settings need and that is not installed."""
-    if cfg.sampler == "vllm":
-        check_installed()
-    if cfg.lora_rank:
-        lora.check_installed()
-
-
 def start_model(cfg: Config) -> str:
     return cfg.model or toy.default_model(cfg.env)
 
@@ -122,7 +116,10 @@ def dry_run(cfg: Config) -> None:
     """Check the model's folder and the data, and print the plan; loads no weights."""
     model, missing = start_model(cfg), []
     try:
-        check_packages(cfg)
+        if cfg.sampler == "vllm":
+            check_installed()
+        if cfg.lora_rank:
+            lora.check_installed()
         load_tokenizer(model)
         print(f"model     {model}")
     except UserError as error:

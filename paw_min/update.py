@@ -53,10 +53,12 @@ def prepare(cfg: Config, policy: Policy, reference: Policy | None, episodes: lis
     old = old_policy_scores(cfg, policy, rows, one_step)
     ref_logp = None
     if reference is not None:
-        reference.to(policy.device)  # from CPU memory, with --ref-offload
+        if cfg.ref_offload:
+            reference.to(policy.device)
         with adapters_off(reference):  # with LoRA, the reference is the policy without adapters
             ref_logp = score_responses(cfg, reference, rows).logp
-        reference.to("cpu" if cfg.ref_offload else policy.device)
+        if cfg.ref_offload:
+            reference.to("cpu")
     group = [t.group for t in rows]
     lam = dict.fromkeys(group, 0.0)
     selected = torch.zeros(len(rows), dtype=torch.bool)  # (N,)

@@ -67,9 +67,8 @@ class TokenScores(torch.autograd.Function):
         hidden, weight, target, total, entropy = ctx.saved_tensors
         w = weight.to(hidden.dtype)  # (V, D)
         d_hidden = torch.empty_like(hidden)  # (M, D)
-        d_weight = None  # (V, D), accumulated in fp32; not needed with LoRA
-        if ctx.needs_input_grad[1]:
-            d_weight = torch.zeros_like(weight, dtype=total.dtype)
+        # (V, D), accumulated in fp32; a head that is frozen (LoRA) needs none.
+        d_weight = torch.zeros_like(weight, dtype=total.dtype) if ctx.needs_input_grad[1] else None
         for part, with_entropy in spans(ctx.n_entropy, len(hidden), len(weight)):
             logits = (hidden[part] @ w.T).to(total.dtype)  # (C, V)
             all_logp = logits.sub_(total[part, None])

@@ -14,7 +14,8 @@ layers of the decoder; embeddings, norms and head stay those of the start model.
                          python -m paw_min.model.lora runs/NAME --out DIR
 
 PPO's critic, a model of its own, is trained in full. With bf16 passes, each frozen W is stored in
-bf16: the passes round it to that anyway, so no log-probability changes.
+bf16: the passes round it to that anyway, so no log-probability changes. A learning rate is about
+ten times that of full training.
 """
 
 import json

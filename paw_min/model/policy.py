@@ -115,8 +115,7 @@ class Policy(torch.nn.Module):
     def save(self, folder: Path, weights: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Write a Hugging Face folder -> the weights that do not belong to the language model.
 
-        weights: the unsharded state_dict(), where this module is sharded. With LoRA, the folder has
-        the adapter in place of the model's weights.
+        weights: the unsharded state_dict(), where this module is sharded. LoRA: only the adapter.
         """
         weights = self.state_dict() if weights is None else weights
         ours = {k.removeprefix(MODEL): w for k, w in weights.items() if k.startswith(MODEL)}
