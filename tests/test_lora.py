@@ -20,7 +20,7 @@ from paw_min.config import Config, UserError, parse_args
 from paw_min.metrics import UpdateMetrics
 from paw_min.model import lora
 from paw_min.model.batches import collate, micro_batches
-from paw_min.model.policy import load_policy
+from paw_min.model.policy import Policy, load_policy
 from paw_min.update import learn, loss_terms, prepare
 from run_alfworld import PRESETS
 from tests.conftest import SMALL
@@ -158,7 +158,14 @@ def test_recomputed_activations_change_no_gradient():
 
 
 @pytest.mark.parametrize("settings", [{}, dict(algo="ppo", group_size=1, groups=4)])
-def test_a_run_resumes_bit_for_bit_from_its_adapter(config, model, tmp_path, settings):
+def test_a_run_resumes_bit_for_bit_from_its_adapter(config, model, tmp_path, monkeypatch, settings):
+    gathered, save = set(), Policy.save
+
+    def spy(policy, folder, weights):
+        gathered.update(weights)
+        return save(policy, folder, weights)
+
+    monkeypatch.setattr(Policy, "save", spy)
     settings = RUN | dict(updates=2) | settings
     train.train(config(**settings, name="whole"))
     train.train(config(**settings | {"updates": 1}))
@@ -175,9 +182,11 @@ def test_a_run_resumes_bit_for_bit_from_its_adapter(config, model, tmp_path, set
     state = torch.load(a / "trainer.pt", weights_only=True)
     assert bool(state["weights"]) == (cfg.algo == "ppo")
     assert all(name.startswith("critic.") for name in state["weights"])
-    trained = state["optimizer"]["state"]
+    groups = state["optimizer"]["param_groups"]
+    trained = {name for group in groups for name in group["params"]}
     assert all("lora_" in name or name.startswith("critic.") for name in trained)
     assert len(trained) == 2 * 2 * 7 + len(state["weights"])
+    assert trained == set(state["optimizer"]["state"]) == gathered
     with session.open_session(cfg, eval_only=True) as s:  # evaluates the adapter, too
         for name, weight in load_policy(model).model.state_dict().items():
             kept = s.policy.model.state_dict()
@@ -225,6 +234,9 @@ def test_a_checkpoint_is_a_start_model(config, checkpoint, tmp_path, rank):
     end = load_policy(str(runs.Run(config(**settings)).checkpoint())).model.state_dict()
     changed = [name for name in end if not torch.equal(end[name], start[name])]
     assert len(changed) == (2 * 7 if rank else len(end))
+    with session.open_session(config(**settings, updates=1), eval_only=True) as s:
+        for name, weight in lora.full_weights(s.policy.model):
+            torch.testing.assert_close(end[name], weight, atol=1e-6, rtol=0)
     train.train(config(**settings, updates=2))
     assert numbers(tmp_path / "next")[2]["ref_kl"] > 1e-6
 
