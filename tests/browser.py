@@ -31,7 +31,7 @@ class Browser:
     """One page of a headless Chromium. `problems`: what it wrote to its console, and errors."""
 
     def __init__(self, profile: Path):
-        program = shutil.which("chromium") or shutil.which("chromium-browser")
+        program = shutil.which("chromium") or shutil.which("google-chrome")
         assert program, INSTALL  # a failure, not a skip
         # Above 9: the browser reads commands from descriptor 3 and answers on descriptor 4.
         read, self.to, self.source, write = (above_9(fd) for fd in (*os.pipe(), *os.pipe()))

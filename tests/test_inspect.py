@@ -132,8 +132,9 @@ def test_whole_episodes_of_both_outcomes_in_order():
     def chosen(limit):
         return [e.trajectory for e in samples.choose(episodes, limit)]
 
-    assert chosen(48) == [0, 2, 3, 4, 5]
-    assert chosen(8) == [0, 2, 3]  # not 5, although it would fit: nothing prefers short episodes
+    assert chosen(48) == [0, 1, 2, 3, 4, 5]
+    assert chosen(19) == [0, 2, 3, 4, 5]
+    assert chosen(9) == [0, 2, 3]  # not 5, although it would fit: nothing prefers short episodes
     assert chosen(2) == [0]
 
 

@@ -64,15 +64,15 @@ class Sample:
 
 
 def choose(episodes: list[Episode], limit: int = LIMIT) -> list[Episode]:
-    """The first lost and the first won episode of each group, in order, up to `limit` steps."""
-    first = {(e.group, e.won): e for e in reversed(episodes)}.values()
+    """The first lost and the first won episode of each group, then others, up to `limit` steps."""
+    first = {(e.group, e.won): e for e in reversed(episodes)}
     chosen, total = [], 0
-    for e in sorted(first, key=lambda e: (e.group, e.trajectory)):
+    for e in sorted(episodes, key=lambda e: first[e.group, e.won] is not e):
         total += len(e.transitions)
         if chosen and total > limit:
             break
         chosen.append(e)
-    return chosen
+    return sorted(chosen, key=lambda e: e.trajectory)
 
 
 def sample(cfg: Config, update: int, episodes: list[Episode], rows: Rows) -> str:
@@ -132,6 +132,8 @@ def read(path: Path, vocabulary: int) -> Sample:
                     raise ValueError(f"token ids must be integers from 0 to {vocabulary - 1}")
                 if not (s.prompt_ids and s.response_ids):
                     raise ValueError("a step without a prompt or a response")
+                sum((s.reward, s.weight, s.entropy or 0.0, s.rank or 0))  # raises if no number
+        sum((*stored.values(), *(x for g in groups for x in (g.lam, *g.returns))))
         if not all(e.steps for e in episodes) or not episodes:
             raise ValueError("no episode, or an episode without steps")
         return Sample(groups=groups, episodes=episodes, **stored)
