@@ -314,6 +314,11 @@ def test_counts_on_the_page_equal_the_tensors(browser, page, trained, model):
     assert {key: shown[key] for key in expected} == expected
     assert expected["teach-before"] != expected["teach-after"] and expected["kept"] < len(steps)
 
+    spans = "[...document.querySelectorAll('#observation .{}')]"
+    for kind, low, high in (("teach", 0.6, 0.7), ("easy", 0.2, 0.3)):  # shade: 1 - p, and the kind
+        shades = browser.run(spans.format(kind) + ".map(x => +x.style.getPropertyValue('--a'))")
+        assert all(low < a < high for a in shades) and shades
+
     # The same, from the tokens as they are drawn, one transition after another.
     browser.press(*"p" * 10, *["ArrowLeft"] * 20)
     blue, tokens, places = 0, 0, []
