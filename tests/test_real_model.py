@@ -140,8 +140,8 @@ def test_encoding_loses_nothing(policy):
 def test_the_page_of_a_run_shows_each_subword(policy):
     check_pieces(policy.tokenizer)
     parts = pieces(policy.tokenizer, policy.encode(" two  spaces\n\ncafé 😀👩 日本 go"))
-    assert parts[:6] == [" two", " ", " spaces", "\n\n", "c", "af"]
-    assert parts[6:] == ["é", " 😀", "", "👩", "", "", " 日", "", "", "本", " go"]
+    assert parts[:7] == [" two", " ", " spaces", "\n", "\n", "c", "af"]
+    assert parts[7:] == ["é", " 😀", "", "👩", "", "", " 日", "", "", "本", " go"]
 
 
 def test_an_observation_is_encoded_alike_after_a_finished_response(policy):
