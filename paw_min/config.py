@@ -74,6 +74,7 @@ class Config:
     max_obs_tokens: int = opt(MODEL, 4096, "tokens of one next observation in the loss", low=1)
     grad_checkpointing: bool = opt(MODEL, False, "recompute activations in the backward pass")
     attention: str = opt(MODEL, ("sdpa", "flash_attention_2"), "flash packs rows without padding")
+    lora_rank: int = opt(MODEL, 0, "rank of LoRA adapters; 0: full training", low=0, high=4096)
     ref_offload: bool = opt(MODEL, False, "keep the reference model in CPU memory between passes")
     groups: int = opt(ROLLOUT, 16, "tasks per update, A.1", low=1, high=100_000)
     group_size: int = opt(ROLLOUT, 8, "episodes per task, A.1", low=1, high=10_000)
@@ -169,6 +170,8 @@ def check(cfg: Config) -> None:
         raise UserError(f"--name {shown} cannot be a folder in --out: use a plain name.")
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", cfg.device):
         raise UserError(f"--device {cfg.device} is not supported: use cpu, cuda or cuda:0 etc.")
+    if cfg.ref_offload and cfg.lora_rank:
+        raise UserError("--ref-offload has no second model to move with --lora-rank: omit it.")
     if cfg.shard and cfg.sampler != "vllm":
         raise UserError("--shard leaves no rank a model to generate with: add --sampler vllm.")
     if cfg.sampler == "vllm" and max(cfg.temperature, cfg.eval_temperature) > 2:

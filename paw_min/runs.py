@@ -5,6 +5,7 @@
                 episodes.md           a few episodes of the latest evaluation as text
                 evaluation.json       all its outcomes, per task
                 curves.png, paw.png   the metrics as curves
+                samples/000012.json   some episodes of update 12, for paw_min.inspect
                 checkpoint-000012/    Hugging Face folder + trainer.pt, after update 12
 
 A checkpoint is renamed when it is complete and on the disk, and the previous one is removed only
@@ -36,9 +37,9 @@ class Run:
             return
         path = self.folder / "config.json"
         with writing(f"the run folder {self.folder}"):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / "samples").mkdir(parents=True, exist_ok=True)
             self._lock()
-            for partial in self.folder.glob("*.partial"):  # of a run that was killed while writing
+            for partial in list(self.folder.rglob("*.partial")):  # of a run killed while writing
                 shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
         if read_metrics(self.folder) or self.checkpoint():
             with reading(path):
@@ -65,7 +66,9 @@ class Run:
 
     def save(self, policy, optimizer, done: int) -> None:
         """Write the checkpoint after `done` updates, then remove the older ones."""
-        options = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
+        options = state_dict.StateDictOptions(
+            full_state_dict=True, cpu_offload=True, ignore_frozen_params=True
+        )
         weights, state = state_dict.get_state_dict(policy, optimizer, options=options)
         if not all(weight.isfinite().all() for weight in weights.values()):
             raise UserError(f"update {done} made weights NaN or infinite; not saved: lower --lr")
@@ -123,7 +126,7 @@ class Run:
                 partial.write_text(text)
                 flush(partial)
                 os.replace(partial, self.folder / name)
-                flush(self.folder)
+                flush(partial.parent)
 
     def log(self, metrics: dict) -> None:
         """Append one line to metrics.jsonl."""

@@ -16,6 +16,7 @@ from paw_min.config import Config, UserError
 from paw_min.critic import load_critic
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.protocol import Pool, Tasks
+from paw_min.model import lora
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.model.sampler import HFSampler
 from paw_min.model.vllm_sampler import VLLMSampler, check_installed
@@ -29,7 +30,7 @@ PANEL_SLOTS = 128  # slots of the pool for the panel, even if training needs few
 class Session:
     run: Run
     policy: Policy
-    reference: Policy | None  # frozen, of the KL term
+    reference: Policy | None  # frozen, of the KL term; the policy itself with LoRA
     optimizer: torch.optim.Optimizer
     sampler: HFSampler | VLLMSampler
     pool: Pool
@@ -45,18 +46,24 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     start = start_model(cfg)
     if cfg.sampler == "vllm":
         check_installed()
+    if cfg.lora_rank:
+        lora.check_installed()
     with distributed.rank_0_first():
         run = Run(cfg)
         load_tokenizer(start)  # raises for a folder that is no model, before data are generated
         tasks = find_tasks(cfg)
-    weights = str(run.checkpoint() or start)
+    checkpoint = run.checkpoint()
+    weights = start if cfg.lora_rank else str(checkpoint or start)
     sampler = make_sampler(cfg, weights, precision)
     policy = load_policy(weights, cfg.temperature, device, precision, cfg.attention)
     length = cfg.max_prompt_tokens + cfg.max_response_tokens
     if (positions := getattr(policy.model.config, "max_position_embeddings", length)) < length:
         limits = "--max-prompt-tokens and --max-response-tokens"
         raise UserError(f"{start} has {positions} positions: lower {limits}, together {length}.")
-    trained = [{"params": policy.model.parameters()}]
+    if cfg.lora_rank:
+        lora.attach(policy.model, cfg.lora_rank, precision, cfg.seed, checkpoint)
+    # A generator, read after sharding, which replaces the parameters.
+    trained = [{"params": (p for p in policy.model.parameters() if p.requires_grad)}]
     if cfg.algo == "ppo" and not eval_only:
         policy.critic = load_critic(start, policy, cfg.attention)
         trained.append({"params": policy.critic.parameters(), "lr": cfg.critic_lr or 10 * cfg.lr})
@@ -67,8 +74,8 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     if cfg.shard:
         distributed.shard(policy)
     optimizer = torch.optim.AdamW(trained, lr=cfg.lr, weight_decay=cfg.weight_decay)
-    reference = None
-    if cfg.kl_coef > 0 and not eval_only:
+    reference = policy if cfg.kl_coef > 0 and cfg.lora_rank else None
+    if cfg.kl_coef > 0 and not (cfg.lora_rank or eval_only):
         where = "cpu" if cfg.ref_offload else device
         reference = load_policy(start, cfg.temperature, where, precision, cfg.attention)
         reference.requires_grad_(False)
@@ -111,6 +118,8 @@ def dry_run(cfg: Config) -> None:
     try:
         if cfg.sampler == "vllm":
             check_installed()
+        if cfg.lora_rank:
+            lora.check_installed()
         load_tokenizer(model)
         print(f"model     {model}")
     except UserError as error:

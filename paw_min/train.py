@@ -13,6 +13,7 @@ from paw_min.config import Config, UserError
 from paw_min.conflict import gradient_conflict
 from paw_min.critic import learn_values
 from paw_min.evaluate import evaluate, outcomes, transcript
+from paw_min.inspect.samples import sample
 from paw_min.metrics import describe_episodes, describe_selection, peak_memory
 from paw_min.model.scoring import check_sync
 from paw_min.plot import draw
@@ -104,6 +105,7 @@ def update(cfg: Config, s: Session, k: int) -> dict[str, float]:
             f"--grad-clip and continue under another --name with --model set to {start}."
         ) from error
     learned |= describe_selection(rows) if cfg.paw else {}
+    s.run.write(f"samples/{k:06d}.json", sample(cfg, k, episodes, rows))  # for paw_min.inspect
     seconds = {
         "seconds_rollout": times[1] - times[0],
         "seconds_old_pass": times[3] - times[2],

@@ -21,6 +21,7 @@ from paw_min.config import Config
 from paw_min.console import progress_bar
 from paw_min.metrics import UpdateMetrics
 from paw_min.model.batches import Batch, TokenRow, micro_batches
+from paw_min.model.lora import adapters_off
 from paw_min.model.policy import Policy
 from paw_min.model.scoring import fit, old_policy_scores, score_responses
 from paw_min.rollout import Episode, Transition
@@ -52,9 +53,12 @@ def prepare(cfg: Config, policy: Policy, reference: Policy | None, episodes: lis
     old = old_policy_scores(cfg, policy, rows, one_step)
     ref_logp = None
     if reference is not None:
-        reference.to(policy.device)  # from CPU memory, with --ref-offload
-        ref_logp = score_responses(cfg, reference, rows).logp
-        reference.to("cpu" if cfg.ref_offload else policy.device)
+        if cfg.ref_offload:
+            reference.to(policy.device)
+        with adapters_off(reference):  # with LoRA, the reference is the policy without adapters
+            ref_logp = score_responses(cfg, reference, rows).logp
+        if cfg.ref_offload:
+            reference.to("cpu")
     group = [t.group for t in rows]
     lam = dict.fromkeys(group, 0.0)
     selected = torch.zeros(len(rows), dtype=torch.bool)  # (N,)

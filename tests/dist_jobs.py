@@ -12,7 +12,9 @@ from paw_min import distributed
 from paw_min.config import Config
 from paw_min.conflict import gradient_conflict
 from paw_min.critic import learn_values
+from paw_min.model.lora import full_weights
 from paw_min.update import learn, prepare
+from tests.test_lora import with_adapters
 from tests.test_policy import make_policy
 from tests.test_update import BASE, make_episodes, update
 
@@ -22,7 +24,9 @@ CASES = {
     "one batch": dict(mini_batch=0, select_ratio=0.3, algo="gigpo"),
     "fewer rows than ranks": dict(mini_batch=2, micro_tokens=20),
     "baseline": dict(mini_batch=9, paw=False),
+    "LoRA": dict(mini_batch=7, kl_coef=0.1, lora_rank=4),
     "bf16": dict(mini_batch=0, paw=False, precision="bf16"),
+    "LoRA in bf16": dict(mini_batch=0, paw=False, precision="bf16", lora_rank=4),
 }
 
 
@@ -36,15 +40,20 @@ def updated(settings: dict, shard: bool = False) -> dict:
     policy = make_policy()  # Qwen2 with a tied head
     policy.precision = cfg.precision
     reference = make_policy() if cfg.kl_coef else None
+    if cfg.lora_rank:
+        with_adapters(policy, cfg.precision)
+        reference = policy if reference else None
     if shard:
         cfg.shard = True
         distributed.shard(policy)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.lr, eps=1e-6)
+    trained = {n: p for n, p in policy.named_parameters() if p.requires_grad}
+    optimizer = torch.optim.AdamW(trained.values(), lr=cfg.lr, eps=1e-6)
     metrics = update(cfg, policy, reference, optimizer, EPISODES, (0, 0))
     return {
         "metrics": {k: v for k, v in metrics.items() if not k.startswith("seconds")},
-        "gradients": {n: whole(p.grad) for n, p in policy.named_parameters()},
+        "gradients": {n: whole(p.grad) for n, p in trained.items()},
         "weights": {n: whole(p).detach() for n, p in policy.named_parameters()},
+        "merged": dict(full_weights(policy.model)),
     }
 
 

@@ -20,6 +20,7 @@ from paw_min import runs, train
 from paw_min.config import Config
 from paw_min.envs.alfworld import prompts
 from paw_min.envs.protocol import Context
+from paw_min.inspect.__main__ import pieces
 from paw_min.model.batches import TokenRow, collate
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler, Request
@@ -27,6 +28,7 @@ from paw_min.model.scoring import MAX_GAP, check_sync
 from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.rollout import Episode, Transition
 from paw_min.toy import smollm2
+from tests.test_inspect import check_pieces
 from tests.test_prompting import Server, answers_of, play
 
 ROOM = (
@@ -133,6 +135,13 @@ def test_encoding_loses_nothing(policy):
         assert policy.decode(policy.encode(text)) == text
     # As published, digits are split before words are: "\n\n" is one token here, too.
     assert policy.tokenizer.tokenize("a\n\n12") == ["a", "ĊĊ", "1", "2"]
+
+
+def test_the_page_of_a_run_shows_each_subword(policy):
+    check_pieces(policy.tokenizer)
+    parts = pieces(policy.tokenizer, policy.encode(" two  spaces\n\ncafé 😀👩 日本 go"))
+    assert parts[:7] == [" two", " ", " spaces", "\n", "\n", "c", "af"]
+    assert parts[7:] == ["é", " 😀", "", "👩", "", "", " 日", "", "", "本", " go"]
 
 
 def test_an_observation_is_encoded_alike_after_a_finished_response(policy):

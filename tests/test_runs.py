@@ -144,6 +144,7 @@ def test_a_full_disk_elsewhere_is_a_sentence_too(folder, config):
         "config.json": lambda: runs.Run(config()),
         "metrics.jsonl": lambda: run.log({"update": 2, "success": 0.5}),
         "episodes.md": lambda: run.write("episodes.md", "text"),
+        "samples/000002.json": lambda: run.write("samples/000002.json", "text"),
         "curves.png": lambda: plot.draw([folder]),
         "nonfinite-000002.pt": lambda: run.dump_rows([], 2),
     }
@@ -160,10 +161,11 @@ def test_leftovers_are_removed_before_anything_is_written(folder, config, monkey
     (folder / "checkpoint-000002.partial").mkdir()
     (folder / "checkpoint-000002.partial" / "model.safetensors").write_bytes(bytes(1000))
     (folder / "curves.png.partial").write_bytes(bytes(1000))
+    (folder / "samples" / "000002.json.partial").write_bytes(bytes(1000))
     seen = []
-    monkeypatch.setattr(runs.Run, "write", lambda *args: seen.extend(folder.glob("*.partial")))
+    monkeypatch.setattr(runs.Run, "write", lambda *args: seen.extend(folder.rglob("*.partial")))
     runs.Run(config())
-    assert not seen and not list(folder.glob("*.partial"))
+    assert not seen and not list(folder.rglob("*.partial"))
 
 
 def read_only(*args, **kwargs):

@@ -22,13 +22,14 @@ from torch.distributed.fsdp import fully_shard
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from paw_min.config import Config, UserError
-from paw_min.model import vllm_sampler
+from paw_min.model import lora, vllm_sampler
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.model.scoring import check_sync
 from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.rollout import Episode, Transition
 from paw_min.toy import standins
+from tests.test_lora import with_adapters
 
 TEXTS = ["go to shelf 1", "<think></think><action>take mug 1 from desk 2</action>", "a b c d e f g"]
 ROUNDING, BROKEN = 1e-4, 5e-2  # the limit of the trainer lies between
@@ -197,6 +198,23 @@ def test_bf16_engine_takes_fp32_weights(engines, tmp_path):
     assert ROUNDING < gap(policy, requests(8), answers) < 0.1  # the trainer's limit for bf16
     learn(policy, 4)
     assert gap(policy, requests(8), answers) > 0.3
+
+
+@pytest.mark.parametrize("name, most", [("tied", ROUNDING), ("untied", ROUNDING), ("bf16", 0.1)])
+def test_adapters_arrive_merged(engines, monkeypatch, tmp_path, name, most):
+    """The trainer has W and A, B apart, the engine their sum; its names have no adapters."""
+    if name not in engines:
+        engines[name] = start(tmp_path, tied=True, precision="bf16")
+    policy = with_adapters(make_policy(name != "untied"), name if name == "bf16" else "fp32")
+    sampler, asked = engines[name][1], requests(8)
+    learn(policy, 5)
+    with torch.autocast("cpu", torch.bfloat16, enabled=name == "bf16"):
+        assert gap(policy, asked, answer(policy, sampler, asked)) < most
+        with monkeypatch.context() as patch:
+            patch.setattr(lora, "SCALE", 0.0)
+            answers = answer(policy, sampler, asked)
+        assert gap(policy, asked, answers) > 2 * most + BROKEN
+    assert stops(policy, asked, answers)
 
 
 def test_samples_follow_the_whole_distribution(tied):

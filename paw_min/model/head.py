@@ -67,7 +67,8 @@ class TokenScores(torch.autograd.Function):
         hidden, weight, target, total, entropy = ctx.saved_tensors
         w = weight.to(hidden.dtype)  # (V, D)
         d_hidden = torch.empty_like(hidden)  # (M, D)
-        d_weight = torch.zeros_like(weight, dtype=total.dtype)  # (V, D), accumulated in fp32
+        # (V, D), accumulated in fp32; a head that is frozen (LoRA) needs none.
+        d_weight = torch.zeros_like(weight, dtype=total.dtype) if ctx.needs_input_grad[1] else None
         for part, with_entropy in spans(ctx.n_entropy, len(hidden), len(weight)):
             logits = (hidden[part] @ w.T).to(total.dtype)  # (C, V)
             all_logp = logits.sub_(total[part, None])
@@ -82,5 +83,6 @@ class TokenScores(torch.autograd.Function):
             d_logits.scatter_add_(1, target[part, None], g)  # [v = y] g
             d_logits = d_logits.to(hidden.dtype)
             d_hidden[part] = d_logits @ w
-            d_weight += d_logits.T @ hidden[part]
-        return d_hidden, d_weight.to(weight.dtype), None, None
+            if d_weight is not None:
+                d_weight += d_logits.T @ hidden[part]
+        return d_hidden, d_weight if d_weight is None else d_weight.to(weight.dtype), None, None

@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.utils import logging as transformers_logging
 
 from paw_min.config import UserError
+from paw_min.model import lora
 from paw_min.model.batches import Batch
 from paw_min.model.head import token_scores
 
@@ -114,11 +115,12 @@ class Policy(torch.nn.Module):
     def save(self, folder: Path, weights: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Write a Hugging Face folder -> the weights that do not belong to the language model.
 
-        weights: the unsharded state_dict(), where this module is sharded.
+        weights: the unsharded state_dict(), where this module is sharded. LoRA: only the adapter.
         """
         weights = self.state_dict() if weights is None else weights
         ours = {k.removeprefix(MODEL): w for k, w in weights.items() if k.startswith(MODEL)}
         self.model.save_pretrained(folder, state_dict=ours)
+        self.model.config.save_pretrained(folder)  # left out beside an adapter
         self.tokenizer.save_pretrained(folder)
         return {k: w for k, w in weights.items() if not k.startswith(MODEL)}
 
@@ -142,10 +144,14 @@ def load_policy(
 ) -> Policy:  # fmt: skip
     """Policy from a Hugging Face folder or hub name, with fp32 weights; see load_tokenizer.
 
+    The folder of an adapter (lora.py) gives its start model with the adapter merged.
     attention: as transformers names it; "flash_attention_2" packs rows and needs bf16.
     """
     tokenizer = load_tokenizer(folder)
     with _load_errors(folder):
+        if start := lora.base_model(folder):
+            model = load_policy(start, device=device, attention=attention).model
+            return Policy(lora.merge(model, folder), tokenizer, temperature, precision)
         model, info = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation=attention, output_loading_info=True
         )

@@ -15,20 +15,12 @@ from importlib.util import find_spec
 from itertools import count
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from paw_min import distributed
 from paw_min.config import UserError
+from paw_min.model.lora import full_weights
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import Request, Response
-
-
-def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Name and unsharded tensor of every weight. Collective: every rank must iterate."""
-    # named_parameters() omits a head that is tied to the embedding; vLLM's CPU build needs it.
-    for name, tensor in model.state_dict().items():
-        yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 class VLLMSampler:

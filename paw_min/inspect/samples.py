@@ -1,0 +1,139 @@
+"""The episodes that a run stores of each update: token ids, and what training knew of each row.
+
+One file per update, samples/000012.json in the run folder. It depends only on the rollout and on
+`update.prepare`, so an update that is redone after a kill writes the same file. Scores per token
+are not stored: paw_min.inspect computes them, under the weights before and after training.
+"""
+
+import json
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from paw_min.config import Config
+from paw_min.evaluate import short
+from paw_min.model.batches import TokenRow
+from paw_min.rollout import Episode
+from paw_min.runs import reading
+from paw_min.update import Rows, select_transitions
+
+LIMIT = 48  # transitions of an update, in whole episodes; more only if the first one is longer
+
+
+@dataclass
+class Step(TokenRow):
+    """One row of an update; its tokens are those that training scored."""
+
+    reward: float  # r_t of the environment
+    valid: bool  # is the response well formed?
+    selected: bool  # Eq. 4
+    entropy: float | None  # H(a_t | h_t), Eq. 4; None: not needed, since all rows are selected
+    rank: int | None  # of that entropy among the rows that compete in Eq. 4, 1: the highest
+    weight: float  # of the world-model loss in Eq. 11: lambda_g / (G |S_g|) or 0
+
+
+@dataclass
+class Played:
+    """One episode."""
+
+    group: int
+    trajectory: int
+    task: str
+    task_type: str
+    won: bool
+    episode_return: float
+    steps: list[Step]
+
+
+@dataclass
+class Group:
+    group: int
+    lam: float  # lambda_g, Eq. 10
+    returns: list[float]  # of all episodes of the group, also of those that are not stored
+
+
+@dataclass
+class Sample:
+    update: int
+    candidates: int  # rows of the update that compete in Eq. 4
+    kept: int  # how many of these Eq. 4 selected
+    groups: list[Group]  # of the episodes below
+    episodes: list[Played]
+
+
+def choose(episodes: list[Episode], limit: int = LIMIT) -> list[Episode]:
+    """The first lost and the first won episode of each group, then others, up to `limit` steps."""
+    first = {(e.group, e.won): e for e in reversed(episodes)}
+    chosen, total = [], 0
+    for e in sorted(episodes, key=lambda e: first[e.group, e.won] is not e):
+        total += len(e.transitions)
+        if chosen and total > limit:
+            break
+        chosen.append(e)
+    return sorted(chosen, key=lambda e: e.trajectory)
+
+
+def sample(cfg: Config, update: int, episodes: list[Episode], rows: Rows) -> str:
+    """The file of this update, as JSON. rows: of the same episodes, in their order."""
+    transitions = [t for e in episodes for t in e.transitions]
+    competing = select_transitions(cfg, transitions, None)  # (N,) bool: before Eq. 4
+    rank = torch.zeros(len(transitions), dtype=torch.long)  # (N,)
+    if rows.entropy is not None:
+        rank[competing] = ranks(rows.entropy[competing])
+
+    def step(i: int) -> Step:
+        t = rows.tokens[i]
+        entropy = None if rows.entropy is None else rows.entropy[i].item()
+        return Step(
+            t.prompt_ids, t.response_ids, t.obs_ids, given=t.given,
+            reward=transitions[i].reward, valid=transitions[i].valid,
+            selected=rows.selected[i].item(), entropy=entropy, rank=rank[i].item() or None,
+            weight=rows.row_weight[i].item(),
+        )  # fmt: skip
+
+    indices, returns = defaultdict(list), defaultdict(list)
+    for i, t in enumerate(transitions):
+        indices[t.trajectory].append(i)
+    for e in episodes:
+        returns[e.group].append(e.episode_return)
+    played = [
+        Played(
+            e.group, e.trajectory, short(e.task), e.task_type, e.won, e.episode_return,
+            [step(i) for i in indices[e.trajectory]],
+        )
+        for e in choose(episodes)
+    ]  # fmt: skip
+    lam = dict(zip(rows.group, rows.lam.tolist()))
+    groups = [Group(g, lam[g], returns[g]) for g in dict.fromkeys(e.group for e in played)]
+    kept = int(rows.selected.sum())
+    stored = Sample(update, int(competing.sum()), kept, groups, played)
+    return json.dumps(asdict(stored), separators=(",", ":")) + "\n"
+
+
+def ranks(entropy: torch.Tensor) -> torch.Tensor:
+    """1 for the highest entropy; ties as in select.top_alpha: (N,) -> (N,)."""
+    order = torch.sort(entropy, descending=True, stable=True).indices
+    return torch.empty_like(order).index_put_((order,), torch.arange(1, len(order) + 1))
+
+
+def read(path: Path, vocabulary: int) -> Sample:
+    """The sample of a file, which is data from anyone: UserError if it is none."""
+    with reading(path):
+        stored = json.loads(path.read_text())
+        groups = [Group(**group) for group in stored.pop("groups")]
+        episodes = [Played(**e) for e in stored.pop("episodes")]
+        for e in episodes:
+            e.steps = [Step(**step) for step in e.steps]
+            for s in e.steps:
+                ids = [*s.prompt_ids, *s.response_ids, *s.obs_ids]
+                if not all(type(i) is int and 0 <= i < vocabulary for i in ids):
+                    raise ValueError(f"token ids must be integers from 0 to {vocabulary - 1}")
+                if not (s.prompt_ids and s.response_ids):
+                    raise ValueError("a step without a prompt or a response")
+                sum((s.reward, s.weight, s.entropy or 0.0, s.rank or 0))  # raises if no number
+        sum((*stored.values(), *(x for g in groups for x in (g.lam, *g.returns))))
+        if not all(e.steps for e in episodes) or not episodes:
+            raise ValueError("no episode, or an episode without steps")
+        return Sample(groups=groups, episodes=episodes, **stored)

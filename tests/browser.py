@@ -1,0 +1,118 @@
+"""A real browser for tests: headless Chromium, driven by the DevTools protocol over two pipes.
+
+It needs Debian's package `chromium` and nothing from PyPI. No page can reach a network: tests open
+files, and the browser resolves no host name.
+"""
+
+import fcntl
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
+    "--disable-background-networking --disable-component-update --disable-dev-shm-usage "
+    "--remote-debugging-pipe"
+).split()  # no sandbox: tests may run as root, and open only our own file
+INSTALL = "the tests of paw_min.inspect need a browser: apt-get install chromium"
+
+
+def above_9(fd: int) -> int:
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10)
+    os.close(fd)
+    return moved
+
+
+class Browser:
+    """One page of a headless Chromium. `problems`: what it wrote to its console, and errors."""
+
+    def __init__(self, profile: Path):
+        program = shutil.which("chromium") or shutil.which("google-chrome")
+        assert program, INSTALL  # a failure, not a skip
+        # Above 9: the browser reads commands from descriptor 3 and answers on descriptor 4.
+        read, self.to, self.source, write = (above_9(fd) for fd in (*os.pipe(), *os.pipe()))
+        command = [program, *FLAGS, "--host-resolver-rules=MAP * ~NOTFOUND"]
+        command += [f"--user-data-dir={profile}", "about:blank"]
+        script = f'exec "$@" 3<&{read} 4>&{write}'
+        self.process = subprocess.Popen(
+            ["bash", "-c", script, "bash", *command], pass_fds=(read, write),
+            env=os.environ | {"HOME": str(profile)}, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(read), os.close(write)
+        self.rest, self.number, self.session, self.problems = b"", 0, None, []
+        (page,) = [t for t in self("Target.getTargets")["targetInfos"] if t["type"] == "page"]
+        attached = self("Target.attachToTarget", targetId=page["targetId"], flatten=True)
+        self.session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self(f"{domain}.enable")
+
+    def __call__(self, method: str, **parameters) -> dict:
+        """Send a command -> its result."""
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": parameters}
+        if self.session:
+            message["sessionId"] = self.session
+        os.write(self.to, json.dumps(message).encode() + b"\0")
+        while (answer := self._receive()).get("id") != self.number:
+            self._event(answer)
+        assert "error" not in answer, (method, answer["error"])
+        return answer["result"]
+
+    def _receive(self, seconds: float = 60) -> dict:
+        end = time.monotonic() + seconds
+        while b"\0" not in self.rest:
+            ready, _, _ = select.select([self.source], [], [], max(0, end - time.monotonic()))
+            assert ready, f"the browser did not answer within {seconds} s"
+            part = os.read(self.source, 1 << 20)
+            assert part, f"the browser ended with code {self.process.wait()}"
+            self.rest += part
+        message, self.rest = self.rest.split(b"\0", 1)
+        return json.loads(message)
+
+    def _event(self, event: dict) -> None:
+        method, parameters = event.get("method"), event.get("params")
+        if method in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded"):
+            self.problems.append(json.dumps(parameters)[:500])
+        elif method == "Network.requestWillBeSent":
+            if not parameters["request"]["url"].startswith("file:"):
+                self.problems.append(f"a request to {parameters['request']['url']}")
+
+    def open(self, file: Path, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        """Load a file in a window of this size."""
+        self("Emulation.setDeviceMetricsOverride", width=width, height=height, mobile=False,
+             deviceScaleFactor=1)  # fmt: skip
+        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self("Emulation.setEmulatedMedia", features=scheme)
+        url = file.resolve().as_uri()
+        self("Page.navigate", url="about:blank")
+        self("Page.navigate", url=url)
+        end = time.monotonic() + 60
+        while self.run("location.href.split('#')[0] + document.readyState") != url + "complete":
+            assert time.monotonic() < end, f"{file} did not load"
+            time.sleep(0.02)
+
+    def run(self, expression: str):
+        """The value of a JavaScript expression."""
+        result = self("Runtime.evaluate", expression=expression, returnByValue=True,
+                      awaitPromise=True)  # fmt: skip
+        assert "exceptionDetails" not in result, (expression, result["exceptionDetails"])
+        return result["result"].get("value")
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            text = {"text": key} if len(key) == 1 else {}
+            self("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
+            self("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+    def close(self) -> None:
+        os.close(self.to)  # the browser ends with its pipe
+        os.close(self.source)
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()

@@ -1,0 +1,433 @@
+"""The page of paw_min.inspect: what training stores for it, its numbers, and a real browser.
+
+    python -m pytest tests/test_inspect.py
+
+Needs Debian's package chromium. The run is a small one on ALFWorld with a random model, whose p lie
+on both sides of its rho; tests compare the page with that model's own logits.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import ByteLevelBPETokenizer
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from paw_min import train
+from paw_min.config import Config, UserError
+from paw_min.inspect import __main__ as inspect
+from paw_min.inspect import samples
+from paw_min.rollout import Episode
+from paw_min.runs import Run, read_metrics
+from paw_min.update import prepare
+from tests.browser import Browser
+from tests.conftest import SMALL
+from tests.test_policy import make_policy
+
+RHO = 0.06
+TEXT = " two  spaces\n\n\tcafé 😀👩‍👧 日本 &amp; \u2028 \x1b[0m"
+TEXT += '</script><img src=x onerror="console.log(1)">'
+
+
+def small(out: Path, model: str, games_root, **settings) -> Config:
+    base = dict(data=str(games_root), model=model, out=str(out), updates=2, eval_every=0, rho=RHO,
+                lr=1e-4)  # fmt: skip
+    return Config(**SMALL | base | settings)
+
+
+@pytest.fixture(scope="module")
+def prepared() -> list:
+    """(episodes, rows) of each update of `trained`."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, model, games_root, prepared) -> Path:
+    """The folder of a run of two updates. Shared: read only."""
+
+    def spy(cfg, policy, reference, episodes):
+        prepared.append((episodes, prepare(cfg, policy, reference, episodes)))
+        return prepared[-1][1]
+
+    out = tmp_path_factory.mktemp("inspected")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "prepare", spy)
+        train.train(small(out, model, games_root))
+    return out / "r"
+
+
+@pytest.fixture(scope="module")
+def page(trained, tmp_path_factory) -> Path:
+    """Its page, against its own weights."""
+    out = tmp_path_factory.mktemp("page") / "page.html"
+    inspect.main([str(trained), "--against", str(trained), "--out", str(out)])
+    return out
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+def stored_steps(folder: Path) -> list[dict]:
+    files = sorted((folder / "samples").iterdir())
+    return [s for f in files for e in json.loads(f.read_text())["episodes"] for s in e["steps"]]
+
+
+def own_numbers(weights, step: dict) -> tuple[list[float], list[float]]:
+    """Entropies of the response and p of the observation, from the logits of transformers."""
+    prompt, response, obs = (step[f"{part}_ids"] for part in ("prompt", "response", "obs"))
+    ids = torch.tensor([prompt + response + obs])
+    with torch.no_grad():
+        p = weights(ids).logits[0].float().softmax(-1)  # (L, V); temperature 1
+    first, n = len(prompt) - 1, len(response)
+    entropy = torch.special.entr(p[first : first + n]).sum(-1)
+    return entropy.tolist(), [p[first + n + k, token].item() for k, token in enumerate(obs)]
+
+
+# ---- what training stores ----
+
+
+def test_the_sample_is_what_training_used(trained, prepared):
+    for k, (episodes, rows) in enumerate(prepared, start=1):
+        text = (trained / "samples" / f"{k:06d}.json").read_text()
+        stored = json.loads(text)
+        entropy, n = rows.entropy.tolist(), len(rows.tokens)
+        kept = 0.75 * n  # the default alpha; every row has an observation
+        by_entropy = sorted(range(n), key=lambda i: -entropy[i])  # stable: ties in order
+        assert stored["update"] == k and stored["candidates"] == n
+        assert stored["kept"] == sum(rows.selected.tolist()) == kept
+        assert [g["group"] for g in stored["groups"]] == [0, 1]
+        for g in stored["groups"]:
+            returns = [e.episode_return for e in episodes if e.group == g["group"]]
+            assert g["returns"] == returns
+            assert g["lam"] == pytest.approx(1 - sum(returns) / len(returns) / 10)
+        for e in stored["episodes"]:
+            index = [i for i in range(n) if rows.trajectory[i] == e["trajectory"]]
+            assert len(e["steps"]) == len(index) == len(episodes[e["trajectory"]].transitions)
+            assert e["task"] in episodes[e["trajectory"]].task
+            for i, s in zip(index, e["steps"]):
+                t = rows.tokens[i]
+                ids = [t.prompt_ids, t.response_ids, t.obs_ids]
+                assert ids == [s["prompt_ids"], s["response_ids"], s["obs_ids"]]
+                assert by_entropy[s["rank"] - 1] == i and s["entropy"] == entropy[i]
+                assert s["selected"] == (s["rank"] <= kept) == rows.selected[i].item()
+                assert s["weight"] == rows.row_weight[i].item()
+        assert text == samples.sample(Config(), k, episodes, rows)
+
+
+def test_whole_episodes_of_both_outcomes_in_order():
+    def episode(group, trajectory, won, n):
+        return Episode("t", group, trajectory, [None] * n, won=won)
+
+    episodes = [
+        episode(0, 0, False, 3), episode(0, 1, False, 2), episode(0, 2, True, 4),
+        episode(1, 3, True, 1), episode(2, 4, False, 9), episode(3, 5, True, 1),
+    ]  # fmt: skip
+
+    def chosen(limit):
+        return [e.trajectory for e in samples.choose(episodes, limit)]
+
+    assert chosen(48) == [0, 1, 2, 3, 4, 5]
+    assert chosen(19) == [0, 2, 3, 4, 5]
+    assert chosen(9) == [0, 2, 3]  # not 5, although it would fit: nothing prefers short episodes
+    assert chosen(2) == [0]
+
+
+def test_no_number_of_training_changes_and_a_redone_update_writes_the_same(
+    trained, tmp_path, model, games_root, monkeypatch
+):
+    cfg, log = small(tmp_path, model, games_root), Run.log
+    with monkeypatch.context() as patch:  # killed after the sample of update 2, before its metrics
+        patch.setattr(train, "sample", lambda *args: "no sample")
+        patch.setattr(Run, "log", lambda run, m: log(run, m) if m["update"] < 2 else 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train.train(cfg)
+    stored = tmp_path / "r" / "samples"
+    assert (stored / "000002.json").read_text() == "no sample"
+    (stored / "000002.json.partial").write_text("{")
+    train.train(cfg)
+    assert sorted(f.name for f in stored.iterdir()) == ["000001.json", "000002.json"]
+    expected = (trained / "samples" / "000002.json").read_bytes()
+    assert (stored / "000002.json").read_bytes() == expected
+
+    def numbers(folder):
+        own = ("seconds", "memory", "generator", "env_wait")
+        return [{k: v for k, v in m.items() if not k.startswith(own)} for m in read_metrics(folder)]
+
+    assert numbers(tmp_path / "r") == numbers(trained)
+
+
+# ---- the numbers of the page ----
+
+
+@pytest.mark.parametrize("column, name", [(0, "start"), (1, "checkpoint")])
+def test_numbers_are_those_of_the_models_own_logits(trained, column, name, model):
+    run = inspect.open_run(trained)
+    weights = AutoModelForCausalLM.from_pretrained(model if name == "start" else run.checkpoint)
+    columns = inspect.weights_of(run, None)
+    stored = [samples.read(f, 10_000) for f in inspect.choose_files(run, 2)]
+    data = inspect.page_data(run, columns, stored)
+    steps = stored_steps(trained)
+    assert len(data["steps"]) == len(steps) >= 12
+    hard = ""
+    for s, step in zip(data["steps"], steps):
+        entropy, p = own_numbers(weights, step)
+        seen = s["seen"][column]
+        assert seen["entropy"] == pytest.approx(entropy, abs=1e-4)
+        assert seen["p"] == pytest.approx(p, abs=1e-4)
+        assert seen["hard"] == "".join("01"[x <= RHO] for x in p)
+        loss = sum(1 - x for x in p if x <= RHO) / len(p)  # Eq. 8
+        assert seen["loss"] == pytest.approx(loss, abs=1e-4)
+        hard += seen["hard"]
+    assert set(hard) == {"0", "1"}
+
+
+def test_no_world_model_several_observations_and_other_losses(tmp_path, model, games_root):
+    base = dict(updates=1, max_turns=2, eval_tasks=1, mini_batch=0)
+    for name, settings in {
+        "base": dict(paw=False), "steps": dict(wm_steps=2, dedup=True, mini_batch=4),
+        "ce": dict(wm_loss="ce", select_ratio=1.0),
+    }.items():  # fmt: skip
+        train.train(small(tmp_path, model, games_root, **base | settings | {"name": name}))
+        run = inspect.open_run(tmp_path / name)
+        (stored,) = [samples.read(f, 10_000) for f in inspect.choose_files(run, 4)]
+        data = inspect.page_data(run, inspect.weights_of(run, None), [stored])
+        hard = "".join(s["seen"][0]["hard"] for s in data["steps"])
+        steps = [s for e in stored.episodes for s in e.steps]
+        assert ("-" in hard) == (name == "steps")
+        assert ("0" in hard) == (name != "ce")
+        assert any(s.selected and s.weight > 0 for s in steps) == (name != "base")
+        assert all(s.rank is None for s in steps) == (name != "steps")
+        given = [k for s in steps for k in s.given]
+        assert hard.count("-") == len(given)
+        json.dumps(data, allow_nan=False)
+
+
+def test_subwords_join_to_the_text():
+    """Each token has its text, a character of several tokens belongs to the first of them.
+
+    The same with the tokenizer of SmolLM2: test_real_model.py.
+    """
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator([" two spaces café" * 9], vocab_size=270)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer)
+    check_pieces(tokenizer)
+    parts = inspect.pieces(tokenizer, tokenizer(TEXT)["input_ids"])
+    emoji = parts.index("😀")
+    assert parts[emoji + 1 : emoji + 4] == [""] * 3  # its other bytes
+
+
+def check_pieces(tokenizer) -> None:
+    ids = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+    parts = inspect.pieces(tokenizer, ids)
+    assert len(parts) == len(ids) and "".join(parts) == TEXT
+    assert parts[0].startswith(" ") and "" in parts
+    broken = [i for i in range(len(tokenizer)) if "\ufffd" in tokenizer.decode([i])]
+    pool = broken + list(range(len(tokenizer) - len(broken), len(tokenizer)))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(100):  # bytes that are no UTF-8, as a model may write
+        ids = [pool[i] for i in torch.randint(len(pool), (12,), generator=generator)]
+        assert "".join(inspect.pieces(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+# ---- errors ----
+
+
+def test_errors_are_one_sentence(trained, tmp_path, games_root):
+    folder = tmp_path / "r"
+    shutil.copytree(trained, folder)
+    argv = [str(folder)]
+
+    def fails(match, argv=argv):
+        with pytest.raises(UserError, match=match) as error:
+            inspect.main(argv)
+        assert "\n" not in str(error.value) and len(str(error.value)) < 600
+
+    fails("nowhere has no config.json: give a run folder", ["nowhere"])
+    fails("--updates 0 is out of range", [*argv, "--updates", "0"])
+    fails("page.html cannot be written", [*argv, "--out", str(tmp_path / "no" / "page.html")])
+    file = folder / "samples" / "000002.json"
+    good = file.read_text()
+    damaged = json.loads(good)
+    damaged["episodes"][0]["steps"][0]["obs_ids"][0] = 10**6
+    for text in ("{", "[]", good.replace('"reward"', '"rewards"'), json.dumps(damaged)):
+        file.write_text(text)
+        fails("000002.json cannot be read")
+    file.write_text(good)
+    shutil.copytree(folder, tmp_path / "other")
+    other = make_policy("qwen3")
+    other.tokenizer.add_tokens(["newword"])
+    other.tokenizer.save_pretrained(tmp_path / "other" / "checkpoint-000002")
+    fails("has another tokenizer than", [*argv, "--against", str(tmp_path / "other")])
+    shutil.rmtree(folder / "samples")
+    fails("has no samples of its updates.*train it again")
+    shutil.rmtree(folder / "checkpoint-000002")
+    fails("has no checkpoint yet")
+
+
+def test_updates_are_spread_and_not_ahead_of_the_checkpoint(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "r")
+    run = inspect.open_run(tmp_path / "r")
+    for k in range(3, 11):
+        shutil.copy(run.folder / "samples" / "000001.json", run.folder / f"samples/{k:06d}.json")
+    run.done = 9
+
+    def chosen(n):
+        return [int(f.stem) for f in inspect.choose_files(run, n)]
+
+    assert chosen(4) == [1, 3, 6, 9] and chosen(1) == [1] and chosen(2) == [1, 9]
+    assert chosen(100) == list(range(1, 10))
+
+
+# ---- the browser ----
+
+
+def counts(browser) -> dict[str, int]:
+    cells = "[...document.querySelectorAll('[data-count]')]"
+    shown = browser.run(cells + ".map(x => [x.dataset.count, x.textContent])")
+    return {name: int(value) for name, value in shown}
+
+
+def place(browser) -> str:
+    return browser.run("document.getElementById('place').textContent")
+
+
+def test_counts_on_the_page_equal_the_tensors(browser, page, trained, model):
+    steps = stored_steps(trained)
+    trains = [s for s in steps if s["weight"] > 0]
+    browser.open(page)
+    shown = counts(browser)
+    expected = {
+        "transitions": len(steps), "kept": sum(s["selected"] for s in steps),
+        "trains": len(trains), "tokens": sum(len(s["obs_ids"]) for s in trains),
+    }  # fmt: skip
+    checkpoint = str(trained / "checkpoint-000002")
+    for label, weights in (("before", model), ("after", checkpoint), ("against", checkpoint)):
+        weights = AutoModelForCausalLM.from_pretrained(weights)
+        p = [x for s in trains for x in own_numbers(weights, s)[1]]
+        expected[f"teach-{label}"] = sum(x <= RHO for x in p)
+    assert {key: shown[key] for key in expected} == expected
+    assert expected["teach-before"] != expected["teach-after"] and expected["kept"] < len(steps)
+
+    spans = "[...document.querySelectorAll('#observation .{}')]"
+    for kind, low, high in (("teach", 0.6, 0.7), ("easy", 0.2, 0.3)):  # shade: 1 - p, and the kind
+        shades = browser.run(spans.format(kind) + ".map(x => +x.style.getPropertyValue('--a'))")
+        assert all(low < a < high for a in shades) and shades
+
+    # The same, from the tokens as they are drawn, one transition after another.
+    browser.press(*"p" * 10, *["ArrowLeft"] * 20)
+    blue, tokens, places = 0, 0, []
+    for s in steps:
+        places.append(place(browser))
+        column = "#observation [data-weights=before] .text"
+        idle = browser.run(f"document.querySelector('{column}').classList.contains('idle')")
+        assert idle == (s["weight"] == 0)
+        blue += 0 if idle else browser.run(f"document.querySelectorAll('{column} .teach').length")
+        tokens += browser.run("document.querySelectorAll('#response [data-i]').length")
+        browser.press("j")
+    assert blue == expected["teach-before"] and len(set(places)) == len(steps)
+    assert tokens == 3 * sum(len(s["response_ids"]) for s in steps)
+    filled = browser.run("document.querySelectorAll('#strip .cell.kept').length")
+    assert filled == expected["kept"] and place(browser) == places[-1]  # the end
+    assert browser.problems == []
+
+
+def test_keys_filters_and_links(browser, page, trained):
+    browser.open(page)
+    browser.press(*"p" * 10)
+    first = place(browser)
+    assert first.startswith("Update 1 · group 0 · episode 0") and first.endswith("step 1 of 3")
+    browser.press("ArrowRight")
+    assert place(browser).endswith("step 2 of 3")
+    browser.press("k")
+    assert place(browser) == first
+    browser.press("n")
+    assert place(browser).startswith("Update 1 · group 1 ·")
+    link = browser.run("location.hash")
+    browser.press("n", "o", "?")
+    assert place(browser).startswith("Update 2 · group 0 ·")
+    assert browser.run("document.getElementById('prompting').open")
+    assert browser.run("document.getElementById('help').open")
+    browser.press("j")  # the help is open: keys do nothing else
+    assert place(browser).endswith("step 1 of 3")
+    browser.run(f"document.getElementById('help').close(); location.hash = '{link}'")
+    browser.run("new Promise(resolve => setTimeout(resolve, 50))")
+    assert place(browser).startswith("Update 1 · group 1 ·")
+
+    def choose(key, value):
+        browser.run(f"document.getElementById('{key}').value = '{value}'")
+        browser.run(f"document.getElementById('{key}').dispatchEvent(new Event('change'))")
+        return counts(browser)["transitions"]
+
+    steps = stored_steps(trained)
+    assert choose("eq4", "kept by Eq. 4") == sum(s["selected"] for s in steps)
+    choose("eq4", "")
+    assert 0 < choose("group", "update 2, group 1") < len(steps)
+    assert place(browser).startswith("Update 2 · group 1 ·")
+    browser.press("n", "j", "j", "j", "j")
+    assert place(browser).startswith("Update 2 · group 1 ·")
+    assert choose("group", "") == len(steps) == choose("outcome", "lost")
+    assert browser.run("document.querySelectorAll('#outcome option').length") == 2  # none was won
+    assert browser.problems == []
+
+
+def test_narrow_and_dark(browser, page):
+    colors = {}
+    for dark in (False, True):
+        for width in (340, 1280):
+            browser.open(page, width, dark=dark)
+            for _ in range(3):
+                assert browser.run("document.documentElement.scrollWidth") <= width
+                browser.press("j", "o")
+        colors[dark] = browser.run(
+            "['body', '.soft', '.column', '.observation > .teach'].map(x => {"
+            "const s = getComputedStyle(document.querySelector(x));"
+            "return [s.color, s.backgroundColor]})"
+        )
+    light, night = colors[False], colors[True]
+    assert all(a != b for a, b in zip(light, night))
+    for body, soft, column, _ in (light, night):
+        assert contrast(body[0], column[1]) > 7 and contrast(soft[0], column[1]) > 4.5
+    assert browser.problems == []
+
+
+def contrast(one: str, two: str) -> float:
+    """WCAG's ratio of two colors, rgb(r, g, b)."""
+
+    def luminance(color):
+        parts = [int(x) / 255 for x in color[4:-1].split(",")]
+        linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(one), luminance(two)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_texts_are_only_texts(browser, page, tmp_path):
+    """Markup and line separators in an observation neither end the data nor become elements."""
+    source = page.read_text().partition('id="data">')[2].partition("</script>")[0]
+    data = json.loads(source)
+    assert inspect.render(data) == page.read_text()
+    step = data["steps"][0]
+    step["prompt"] = step["task"] = step["type"] = data["run"] = TEXT
+    step["response"] = [TEXT] * len(step["response"])
+    step["obs"] = [TEXT] + [""] * (len(step["obs"]) - 1)
+    (tmp_path / "page.html").write_text(inspect.render(data))
+    assert len(data["steps"]) > 3 and "\u2028" not in (tmp_path / "page.html").read_text()
+    browser.open(tmp_path / "page.html")
+    browser.press(*"p" * 10)
+    shown = browser.run("document.querySelector('#observation .text').textContent")
+    assert shown == TEXT.replace("\x1b", "␛")
+    assert "<img src=x" in browser.run("document.title") and browser.problems == []
+    assert browser.run("document.querySelectorAll('img').length") == 0
+    browser.run("document.getElementById('numbers').open = true")
+    browser.run("new Promise(resolve => setTimeout(resolve, 50))")
+    assert browser.run("document.querySelectorAll('#table tbody tr').length") == len(
+        step["response"] + step["obs"]
+    )
+    assert browser.problems == []

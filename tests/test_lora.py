@@ -1,0 +1,268 @@
+"""LoRA: gradients of the merged model, the start model as reference, checkpoints, export.
+
+    python -m pytest tests/test_lora.py
+
+With the real peft. Over several ranks: tests/test_dist.py; in vLLM: tests/test_vllm.py.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from paw_min import runs, session, train
+from paw_min.config import Config, UserError, parse_args
+from paw_min.metrics import UpdateMetrics
+from paw_min.model import lora
+from paw_min.model.batches import collate, micro_batches
+from paw_min.model.policy import Policy, load_policy
+from paw_min.update import learn, loss_terms, prepare
+from run_alfworld import PRESETS
+from tests.conftest import SMALL
+from tests.test_policy import FAMILIES, ROUNDING, make_policy
+from tests.test_policy import ROWS as TOKEN_ROWS
+from tests.test_train import numbers
+from tests.test_update import BASE, EPISODES
+
+RUN = dict(lora_rank=4, updates=1, eval_every=1, kl_coef=0.1, lr=1e-2)
+SETTINGS = BASE | dict(kl_coef=0.1, entropy_coef=0.01, lora_rank=4)
+
+
+def with_adapters(policy, precision="fp32"):
+    """Adapters of rank 4, as if trained: B is not zero."""
+    policy.precision = precision
+    lora.attach(policy.model, 4, precision, seed=0, checkpoint=None)
+    generator = torch.Generator().manual_seed(1)
+    for name, p in policy.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(p, std=0.2, generator=generator)
+    return policy
+
+
+def merged(policy, family: str):
+    """A policy without adapters, with the weights that vLLM gets."""
+    plain = make_policy(family)
+    plain.model.load_state_dict(dict(lora.full_weights(policy.model)))
+    return plain
+
+
+def gradients(policy, cfg: Config) -> dict[str, torch.Tensor]:
+    """Of Eq. 11 with all its terms, on fixed rows."""
+    rows = prepare(cfg, policy, make_policy(), EPISODES)
+    everything = list(range(len(rows.tokens)))
+    with_obs = (rows.row_weight > 0).tolist()
+    for batch in micro_batches(policy, rows.tokens, everything, with_obs, cfg.micro_tokens):
+        terms = loss_terms(cfg, policy, rows, everything, batch, UpdateMetrics(1))
+        assert set(terms) == {"pg", "entropy", "kl", "wm"} and all(terms.values())
+        sum(terms.values()).backward()
+    return {name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_are_those_of_the_merged_weights(family):
+    """y = (W + 2 B A) x: dL/dA = 2 B^T dL/dW and dL/dB = 2 dL/dW A^T, by autograd without peft."""
+    policy = with_adapters(make_policy(family))
+    weights = dict(policy.model.named_parameters())
+    ours = gradients(policy, Config(**SETTINGS))
+    theirs = gradients(merged(policy, family), Config(**SETTINGS))
+    names = [name.removesuffix(".weight") for name in theirs if "proj" in name]
+    names = [name for name in names if not name.endswith("bias")]
+    assert len(names) == 2 * 7 and len(ours) == 2 * len(names)  # all linear layers, nothing else
+    for name in names:
+        a, b = (f"{name}.lora_{x}.default.weight" for x in "AB")
+        d_weight = theirs[f"{name}.weight"]
+        torch.testing.assert_close(ours[a], 2 * weights[b].T @ d_weight, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(ours[b], 2 * d_weight @ weights[a].T, atol=1e-6, rtol=1e-4)
+        assert ours[a].shape[0] == ours[b].shape[1] == 4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_merged_weights_score_like_the_adapters(family):
+    policy = with_adapters(make_policy(family))
+    batch = collate(TOKEN_ROWS, [True] * 3, policy.pad_id)
+    logp, start = policy(batch)[0], make_policy(family)(batch)[0]
+    torch.testing.assert_close(merged(policy, family)(batch)[0], logp, **ROUNDING)
+    assert (logp - start).abs().max() > 0.1
+
+
+def test_new_adapters_change_nothing_and_belong_to_the_seed():
+    policies, drawn = [make_policy() for _ in range(3)], []
+    state = torch.get_rng_state()
+    for policy, seed in zip(policies, (5, 5, 6)):
+        lora.attach(policy.model, 4, "fp32", seed, None)
+        drawn.append(policy.model.model.layers[1].mlp.up_proj.lora_A["default"].weight)
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+    assert torch.equal(state, torch.get_rng_state())
+    batch = collate(TOKEN_ROWS, [True] * 3, policies[0].pad_id)
+    assert torch.equal(policies[0](batch)[0], make_policy()(batch)[0])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_policy_without_adapters_is_the_reference_bit_for_bit(precision):
+    """An update with it, and with a second model, which has fp32 weights in bf16 passes too."""
+    outcomes = []
+    for second_model in (True, False):
+        cfg = Config(**SETTINGS | dict(mini_batch=8))
+        policy = with_adapters(make_policy(), precision)
+        reference = make_policy(precision=precision) if second_model else policy
+        rows = prepare(cfg, policy, reference, EPISODES)
+        optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], cfg.lr)
+        metrics = learn(cfg, policy, optimizer, rows, (0, 0))
+        assert (rows.ref_logp - rows.old_logp).abs().max() > 0.1 and metrics["ref_kl"] > 0.01
+        outcomes.append((rows.ref_logp, metrics, dict(policy.named_parameters())))
+    (theirs, metrics, weights), (ours, same_metrics, same_weights) = outcomes
+    assert torch.equal(ours, theirs) and same_metrics == metrics
+    assert all(torch.equal(weights[name], same_weights[name]) for name in weights)
+
+
+def test_adapters_are_back_on_after_an_error():
+    policy = with_adapters(make_policy())
+    batch = collate(TOKEN_ROWS, [True] * 3, policy.pad_id)
+    before = policy(batch)[0]
+    with pytest.raises(KeyError), lora.adapters_off(policy):
+        assert not torch.equal(policy(batch)[0], before)
+        raise KeyError
+    assert torch.equal(policy(batch)[0], before)
+    assert {p.requires_grad for name, p in policy.named_parameters() if "lora" in name} == {True}
+
+
+def test_frozen_matrices_in_bf16_change_no_bit_of_a_bf16_pass():
+    wide, narrow = (with_adapters(make_policy(precision="bf16"), p) for p in ("fp32", "bf16"))
+    wide.precision = "bf16"
+    batch, results = collate(TOKEN_ROWS, [True] * 3, wide.pad_id), []
+    for policy in (wide, narrow):
+        logp, entropy = policy(batch)
+        (logp.sum() + entropy.sum()).backward()
+        grads = [p.grad for p in policy.parameters() if p.grad is not None]
+        results.append([logp, entropy, *grads])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    types = {name: p.dtype for name, p in narrow.named_parameters()}
+    narrow_ones = {name for name, dtype in types.items() if dtype == torch.bfloat16}
+    assert narrow_ones == {name for name in types if "base_layer" in name}
+
+
+def test_recomputed_activations_change_no_gradient():
+    both = []
+    for checkpointing in (False, True):
+        policy = with_adapters(make_policy())
+        if checkpointing:
+            policy.model.gradient_checkpointing_enable()
+        policy.train()
+        both.append(gradients(policy, Config(**SETTINGS)))
+    assert both[0] and all(torch.equal(both[0][name], both[1][name]) for name in both[0])
+
+
+@pytest.mark.parametrize("settings", [{}, dict(algo="ppo", group_size=1, groups=4)])
+def test_a_run_resumes_bit_for_bit_from_its_adapter(config, model, tmp_path, monkeypatch, settings):
+    gathered, save = set(), Policy.save
+
+    def spy(policy, folder, weights):
+        gathered.update(weights)
+        return save(policy, folder, weights)
+
+    monkeypatch.setattr(Policy, "save", spy)
+    settings = RUN | dict(updates=2) | settings
+    train.train(config(**settings, name="whole"))
+    train.train(config(**settings | {"updates": 1}))
+    cfg = config(**settings)
+    train.train(cfg)
+    whole = numbers(tmp_path / "whole")
+    assert numbers(tmp_path / "r") == whole
+    assert whole[-1]["ref_kl"] > 1e-6 and max(m["sampler_gap"] for m in whole[1:]) < 1e-5
+    a, b = (tmp_path / name / "checkpoint-000002" for name in ("r", "whole"))
+    file = "adapter_model.safetensors"
+    assert (a / file).read_bytes() == (b / file).read_bytes()
+    # The adapter, PPO's critic, and the optimizer's state of what is trained: no frozen weight.
+    assert not list(a.glob("model*.safetensors")) and len(load_file(a / file)) == 2 * 2 * 7
+    state = torch.load(a / "trainer.pt", weights_only=True)
+    assert bool(state["weights"]) == (cfg.algo == "ppo")
+    assert all(name.startswith("critic.") for name in state["weights"])
+    groups = state["optimizer"]["param_groups"]
+    trained = {name for group in groups for name in group["params"]}
+    assert all("lora_" in name or name.startswith("critic.") for name in trained)
+    assert len(trained) == 2 * 2 * 7 + len(state["weights"])
+    assert trained == set(state["optimizer"]["state"]) == gathered
+    with session.open_session(cfg, eval_only=True) as s:  # evaluates the adapter, too
+        for name, weight in load_policy(model).model.state_dict().items():
+            kept = s.policy.model.state_dict()
+            assert torch.equal(kept.get(name.replace("proj.", "proj.base_layer."), weight), weight)
+        assert all(p.any() for name, p in s.policy.named_parameters() if "lora_B" in name)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, model, games_root):
+    """The folder of a run of one update."""
+    out = tmp_path_factory.mktemp("trained")
+    train.train(Config(**SMALL | RUN, data=str(games_root), model=model, out=str(out)))
+    return out / "r"
+
+
+@pytest.fixture
+def checkpoint(trained, tmp_path):
+    """Of a copy of that run, which config(**RUN) resumes."""
+    return Path(shutil.copytree(trained, tmp_path / "r")) / "checkpoint-000001"
+
+
+def test_a_plain_folder_with_merged_weights(config, model, checkpoint, tmp_path, capsys):
+    lora.main([str(checkpoint.parent), "--out", str(tmp_path / "plain")])
+    assert f"plain: the policy of {checkpoint}" in capsys.readouterr().out
+    assert not (tmp_path / "plain" / "adapter_config.json").exists()
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
+    with session.open_session(config(**RUN), eval_only=True) as s:
+        weights = dict(lora.full_weights(s.policy.model))
+    start = load_policy(model).model.state_dict()
+    for name, weight in plain.state_dict().items():
+        torch.testing.assert_close(weight, weights[name], atol=1e-6, rtol=0)
+        assert ("proj" in name) == (not torch.equal(weight, start[name]))
+    with pytest.raises(UserError, match="has no checkpoint: give the folder of a run, runs/NAME"):
+        lora.main([str(tmp_path / "plain"), "--out", "nowhere"])
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_checkpoint_is_a_start_model(config, checkpoint, tmp_path, rank):
+    """Its adapter is merged; then everything is trained, or a new adapter on top."""
+    settings = dict(model=str(checkpoint), lora_rank=rank, name="next", mini_batch=0, eval_every=0)
+    start = load_policy(str(checkpoint)).model.state_dict()
+    train.train(config(**settings, updates=1))
+    line = numbers(tmp_path / "next")[1]
+    assert line["sampler_gap"] < 1e-5 and line["ref_kl"] < 1e-6  # starts at its reference
+    end = load_policy(str(runs.Run(config(**settings)).checkpoint())).model.state_dict()
+    changed = [name for name in end if not torch.equal(end[name], start[name])]
+    assert len(changed) == (2 * 7 if rank else len(end))
+    with session.open_session(config(**settings, updates=1), eval_only=True) as s:
+        for name, weight in lora.full_weights(s.policy.model):
+            torch.testing.assert_close(end[name], weight, atol=1e-6, rtol=0)
+    train.train(config(**settings, updates=2))
+    assert numbers(tmp_path / "next")[2]["ref_kl"] > 1e-6
+
+
+def test_without_peft(config, monkeypatch, tmp_path, checkpoint):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    train.train(config(updates=1, name="plain"))  # not needed
+    remedy = "LoRA needs peft: pip install peft, or omit --lora-rank"
+    for start in (train.train, session.dry_run):
+        with pytest.raises(UserError, match=remedy):
+            start(config(lora_rank=4, name="new"))
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(UserError, match=remedy):
+        load_policy(str(checkpoint))
+
+
+def test_what_is_wrong_is_said_in_a_sentence(config, checkpoint):
+    with pytest.raises(UserError, match="--ref-offload has no second model to move with --lora"):
+        parse_args("alfworld", PRESETS, "", ["--lora-rank", "4", "--ref-offload"])
+    with pytest.raises(UserError, match="belongs to a run with --lora-rank 4"):
+        train.train(config(**RUN | {"lora_rank": 8}))
+    (checkpoint / "adapter_model.safetensors").write_bytes(b"cut")
+    with pytest.raises(UserError, match="adapter_model.safetensors cannot be read .*restore it"):
+        train.train(config(**RUN))
+    path = checkpoint / "adapter_config.json"
+    content = json.loads(path.read_text()) | {"base_model_name_or_path": "no/model/x"}
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="the model no/model/x cannot be loaded"):
+        load_policy(str(checkpoint))
