@@ -3,7 +3,7 @@
     python bench/update.py {alfworld,webshop,search} [--gpu] [--out bench/results/update.json]
 
 All get the same rows, weights and loss (clipped surrogate, entropy bonus, clipped MAE on the
-observations of three rows in four), and make the same number of passes:
+observations of three rows in four), and make the same number of passes, one for MICRO_ROWS rows:
 
     plain       rows padded to the longest of the mini-batch; logits, log_softmax and entropy at all
                 positions (ALFWorld only: the others need too much memory)
@@ -16,18 +16,18 @@ observations of three rows in four), and make the same number of passes:
                 positions only and in tiles (head.py)
 
 Row lengths: SHAPES. The generation batch has 1,024 rows, fewer than an update of the paper; the
-mini-batch has 256 of them. Times are those of every 64th of its rows by length (GPU: every 4th);
-memory is that of one micro-batch of all 256, ours the one with the longest row (TRL's and the plain
-trainer's are all equal). Model: random weights, the config of Qwen2.5-1.5B with its vocabulary of
-151,936. On a CPU the hidden size is 64 instead of 1,536, which keeps the head's fraction of the
-work about the same, and rows have half their length. fp32 on a CPU, bf16 on a GPU; all recompute
-activations in the backward pass (gradient checkpointing).
+mini-batch has 256 of them. Times are those of KEEP rows: neighbors by length, since these share a
+pass in paw_min. Memory is that of the largest pass over the mini-batch. Model: random weights, the
+config of Qwen2.5-1.5B with its vocabulary of 151,936. On a CPU the hidden size is 64 instead of
+1,536, which keeps the head's fraction of the work about the same, and rows have half their length.
+fp32 on a CPU, bf16 on a GPU; all recompute activations in the backward pass (gradient
+checkpointing).
 
 Each measurement runs in a process of its own. Tokens are counted without padding. Time: CPU seconds
-of one thread (GPU: seconds), the best of --repeats. Memory: the peak in excess of weights and
-gradients. Losses and gradients are compared with ours: |difference| / |gradient|, worst parameter.
-A benchmark takes three to six minutes; the results of the others are kept. TRL is in
-requirements-test.txt.
+of one thread (GPU: seconds), the best of --repeats. Memory: the peak of the tensors in a pass,
+without weights and gradients. Losses and gradients are compared with ours: |difference| /
+|gradient|, worst parameter. A benchmark takes two to six minutes; the results of the others are
+kept. TRL is in requirements-test.txt.
 """
 
 import argparse
@@ -35,14 +35,15 @@ import json
 import os
 import platform
 import random
-import resource
 import subprocess
 import sys
 import tempfile
 import time
 from bisect import bisect_left
+from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.metadata import version
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -57,6 +58,7 @@ import torch
 import transformers
 from accelerate import Accelerator
 from tokenizers import Tokenizer, models
+from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from paw_min import cmae, losses
@@ -202,12 +204,17 @@ def trl_parts(policy: Policy, rows, with_obs, widths: Widths, batches):
     return map(part, batches)
 
 
+def budget_for(lengths: list[int], passes: int) -> int:
+    """The lowest --micro-tokens with which paw_min makes so many passes over the rows."""
+    budgets = range(max(lengths), len(lengths) * max(lengths) + 1)
+    fits = bisect_left(budgets, True, key=lambda b: len(split(lengths, b)) <= passes)
+    return budgets[fits]
+
+
 def our_parts(policy: Policy, rows, with_obs, widths: Widths, batches):
-    """The same by paw_min, in as many batches."""
-    lengths = [len(x) for x in sequences(rows, with_obs)]
-    budgets = range(max(lengths), sum(lengths) + 1)
-    fits = bisect_left(budgets, True, key=lambda b: len(split(lengths, b)) <= len(batches))
-    for batch in micro_batches(policy, rows, [*range(len(rows))], with_obs, budgets[fits]):
+    """The same by paw_min, in as many passes."""
+    budget = budget_for(list(map(len, sequences(rows, with_obs))), len(batches))
+    for batch in micro_batches(policy, rows, [*range(len(rows))], with_obs, budget):
         yield *policy(batch), batch.response_mask, batch.obs_mask, batch.index
 
 
@@ -217,47 +224,59 @@ PARTS = {"plain": plain_parts, "trl": trl_parts, "trl_valid": trl_parts, "ours":
 def measure(shape: str, variant: str, what: str, device: str, samples: Path) -> dict:
     """Forward and backward passes over rows of a mini-batch, in this process.
 
-    what: "time", over KEEP of its rows, or "memory", of the first micro-batch of all. samples: file
-    to write a part of the gradient to.
+    what: "time", over KEEP of its rows, or "memory", of its largest pass. samples: file to write a
+    part of the gradient to.
     """
     torch.set_num_threads(1)
-    size = NARROW if device == "cpu" else QWEN
+    size, micro_rows = NARROW if device == "cpu" else QWEN, MICRO_ROWS[device]
     config = Qwen2Config(vocab_size=VOCABULARY, **size, **REST, pad_token_id=0, eos_token_id=1)
     policy = make_policy(config, device, "fp32" if device == "cpu" else "bf16")
     rows = make_rows(shape, GENERATION_BATCH, VOCABULARY, SCALE[device])
     with_obs = [random.Random(i).random() < SELECTED for i in range(len(rows))]
     prompts = [len(row.prompt_ids) for row in rows]
     lengths = [len(x) for x in sequences(rows, with_obs)]
-    completion = max(length - prompt for length, prompt in zip(lengths, prompts))
-    widths = Widths(max(lengths[:MINI_BATCH]), max(prompts), completion)
-    stride = MINI_BATCH // KEEP[device] if what == "time" else 1
+    prompt, completion = max(prompts), max(n - p for n, p in zip(lengths, prompts))
+    lengths = lengths[:MINI_BATCH]
+    widths = Widths(max(lengths), prompt, completion)
     by_length = sorted(range(MINI_BATCH), key=lengths.__getitem__)
-    chosen = sorted(by_length[stride // 2 :: stride])
+    if what == "memory" and variant == "ours":
+        parts = split(lengths, budget_for(lengths, MINI_BATCH // micro_rows))
+        chosen = max(parts, key=lambda part: len(part) * lengths[part[0]])
+    elif what == "memory":
+        chosen = by_length[-micro_rows:]
+    else:  # neighbors by length, which paw_min passes together
+        stride = MINI_BATCH * micro_rows // KEEP[device]
+        first = range((stride - micro_rows) // 2, MINI_BATCH, stride)
+        chosen = sorted(i for k in first for i in by_length[k : k + micro_rows])
     rows, with_obs = [rows[i] for i in chosen], [with_obs[i] for i in chosen]
-    batches = torch.arange(len(rows)).split(MICRO_ROWS[device])
     advantage = torch.randn(len(rows), generator=torch.Generator().manual_seed(0)).to(device)
     n_tokens = sum(len(r.response_ids) for r in rows)
     for p in policy.parameters():
-        p.grad = torch.ones_like(p).zero_()  # written to, so that its memory is resident
-    parts = PARTS[variant](policy, rows, with_obs, widths, batches)
-    # This function decides whether TRL's head scores the valid positions only.
-    valid = patch("trl.trainer.utils._use_triton", lambda device: True)
-    with valid if variant == "trl_valid" else nullcontext():
-        base, start, total = memory(device), now(device), 0.0
-        for *scored, micro in parts:
+        p.grad = torch.zeros_like(p)
+    batches = torch.arange(len(rows)).split(len(rows) if what == "memory" else micro_rows)
+    passes = PARTS[variant](policy, rows, with_obs, widths, batches)
+
+    def learn() -> float:
+        total = 0.0
+        for *scored, micro in passes:
             part = joint_loss(*scored, advantage[micro], n_tokens, len(rows))
             part.backward()
             total += part.item()
             del scored, part
-            if what == "memory":
-                break
-    seconds, peak = now(device) - start, memory(device) - base
+        return total
+
+    # This function decides whether TRL's head scores the valid positions only.
+    valid = patch("trl.trainer.utils._use_triton", lambda device: True)
+    start = now(device)
+    with valid if variant == "trl_valid" else nullcontext():
+        total, peak = (learn(), None) if what == "time" else tensor_peak(learn, device)
+    seconds = now(device) - start
     sampled = {name: p.grad.flatten()[:: 1 + p.numel() // 2**16].cpu().clone()
                for name, p in policy.named_parameters()}  # fmt: skip
     torch.save(sampled, samples)
     return {
         "seconds": seconds,
-        "peak_mb": peak / 2**20,
+        "peak_mb": peak and peak / 2**20,
         "loss": total,
         "rows": len(rows),
         "tokens": sum(lengths[i] for i in chosen),
@@ -267,18 +286,23 @@ def measure(shape: str, variant: str, what: str, device: str, samples: Path) -> 
     }
 
 
+def tensor_peak(function: Callable, device: str) -> tuple[float, int]:
+    """The result of a function, and the peak of the tensors that it allocates, in bytes."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        base = torch.cuda.memory_allocated()
+        return function(), torch.cuda.max_memory_allocated() - base
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as log:
+        result = function()
+    events = [e for e in log.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return result, max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
+
+
 def now(device: str) -> float:
     if device == "cuda":
         torch.cuda.synchronize()
         return time.perf_counter()
     return time.process_time()
-
-
-def memory(device: str) -> int:
-    """The peak so far, in bytes."""
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 # glibc's malloc, for a CPU. Times: keep freed memory, since getting it back from the system takes
@@ -341,7 +365,8 @@ def main():
         def run(variant: str, what: str) -> dict:
             samples = Path(folder) / variant
             one = child(__file__, what, args.shape, *flags, "--child", variant, what, samples)
-            print(f"{variant:10}{one['peak_mb']:9.0f} MB{one['seconds']:9.1f} s, for {what}")
+            shown = f"{one['seconds']:.1f} s" if what == "time" else f"{one['peak_mb']:.0f} MB"
+            print(f"{variant:10} {shown}", flush=True)
             return one
 
         for variant in variants:

@@ -34,7 +34,7 @@ def token_scores(
 
 
 def tiles(hidden: Tensor, weight: Tensor, target: Tensor):
-    """(slice of the vocabulary, W (C, D), logits (M, C), the target's column (M, 1), is it here?)"""
+    """(slice of the vocabulary, W (C, D), logits (M, C), target's column (M, 1), is it here?)"""
     wide = torch.promote_types(hidden.dtype, torch.float32)  # softmax in fp32 at least
     size = max(1, TILE // max(1, len(hidden)))
     for start in range(0, len(weight), size):
