@@ -131,10 +131,14 @@ def test_with_it_the_gradient_is_ours(run, settings):
     ours = {name: p.grad for name, p in policy.model.named_parameters()}
     logged = on.trainer.state.log_history[0]["wm_loss"]
     assert logged == pytest.approx(total, rel=1e-5)
-    for name, gradient in on.gradient.items():
-        theirs = gradient - off.gradient[name]
-        rounding = 1e-5 * off.gradient[name].norm()  # of the RL term, which is subtracted
-        assert (theirs - ours[name]).norm() <= 1e-4 * ours[name].norm() + rounding, name
+    apart = {name: g - off.gradient[name] - ours[name] for name, g in on.gradient.items()}
+    for name in apart:  # rounding: the terms of some parameters cancel
+        assert apart[name].norm() < 1e-3 * ours[name].norm(), name
+    assert norm(apart) < 5e-5 * norm(ours)
+
+
+def norm(gradient: dict) -> float:
+    return sum(g.square().sum().item() for g in gradient.values()) ** 0.5
 
 
 def test_another_temperature_is_refused(tmp_path):
