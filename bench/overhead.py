@@ -13,7 +13,7 @@ Target: at most +1.0 %, or the observations' fraction of the tokens plus 0.3 poi
 
 Model: random weights. GPU: the config of Qwen2.5-1.5B, bf16, 512 rows, the paper's mini-batches.
 CPU: a small model with the same fraction of parameters in the head, fp32, 32 rows of half the
-length, and chunks of the head with as many positions as there. Activations are recomputed in the
+length, and tiles of the head in proportion to the vocabulary. Activations are recomputed in the
 backward pass.
 
 Time: GRPO and PaW alternate in one process, measured in CPU seconds of one thread (GPU: seconds).
@@ -65,7 +65,7 @@ SMALL = dict(hidden_size=64, num_attention_heads=2, num_key_value_heads=1, inter
              num_hidden_layers=4, tie_word_embeddings=True, vocab_size=2500)  # fmt: skip
 ROWS, SCALE = {"cpu": 32, "cuda": 512}, {"cpu": 0.5, "cuda": 1.0}
 MICRO_TOKENS = 2048  # for times on a CPU
-CHUNK = head.CHUNK * SMALL["vocab_size"] // VOCABULARY  # as many positions as on a GPU
+TILE = head.TILE * SMALL["vocab_size"] // VOCABULARY
 DRAWS = 4  # for the memory
 MINI_BATCHES = {"alfworld": 256, "webshop": 64}  # rows, A.1
 STEPS, GROUP = 4, 4  # rows of an episode, episodes of a group
@@ -97,7 +97,7 @@ class Bench:
         self.seed, self.device = seed, device
         if device == "cpu":
             config, precision = Qwen2Config(**SMALL), "fp32"
-            head.CHUNK = CHUNK
+            head.TILE = TILE
         else:
             config, precision = Qwen2Config(vocab_size=VOCABULARY, **QWEN, **REST), "bf16"
         self.episodes = make_episodes(shape, device, n_rows, config.vocab_size, seed)

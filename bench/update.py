@@ -1,27 +1,33 @@
-"""Speed and memory of the forward and backward passes, compared with a plain trainer.
+"""Speed and memory of the forward and backward passes, compared with TRL and a plain trainer.
 
-    python bench/update.py [--gpu] [--out bench/results/update.json]
+    python bench/update.py {alfworld,webshop,search} [--gpu] [--out bench/results/update.json]
 
-Both get the same rows, weights, losses (clipped surrogate, entropy bonus, clipped MAE on the
-observations of three rows in four) and tokens per forward pass:
+All get the same rows, weights and loss (clipped surrogate, entropy bonus, clipped MAE on the
+observations of three rows in four), and make the same number of passes, one for MICRO_ROWS rows:
 
-    plain   as most trainers are written: rows in their given order, a fixed number per micro-batch,
-            padded to the longest row of the mini-batch; logits, log_softmax and entropy at all
-            positions
-    ours    paw_min: micro-batches of rows of similar length (batches.py), logits at the scored
-            positions only and in chunks (head.py)
+    plain       rows padded to the longest of the mini-batch; logits, log_softmax and entropy at all
+                positions (ALFWorld only: the others need too much memory)
+    trl         the scoring of TRL's GRPOTrainer and its padding: prompts on the left, completions
+                (responses and observations) on the right, each to the longest of the generation
+                batch; its head computes logits in tiles, on a CPU at all positions
+    trl_valid   the same, with logits at completion tokens only, as TRL does where it has Triton; on
+                a GPU, `trl` does so itself
+    ours        paw_min: micro-batches of rows of similar length (batches.py), logits at the scored
+                positions only and in tiles (head.py)
 
-Row lengths are those of ALFWorld (SHAPES). The mini-batch has 256 rows; every 64th by length is
-computed (GPU: every 4th), and the plain trainer pads to the longest of the 256. Model: random
-weights, the config of Qwen2.5-1.5B with its vocabulary of 151,936. On a CPU the hidden size is 64
-instead of 1,536, which keeps the head's fraction of the work about the same, and rows have half
-their length. fp32 on a CPU, bf16 on a GPU; both recompute activations in the backward pass
-(gradient checkpointing).
+Row lengths: SHAPES. The generation batch has 1,024 rows, fewer than an update of the paper; the
+mini-batch has 256 of them. Times are those of KEEP rows: neighbors by length, since these share a
+pass in paw_min. Memory is that of the largest pass over the mini-batch. Model: random weights, the
+config of Qwen2.5-1.5B with its vocabulary of 151,936. On a CPU the hidden size is 64 instead of
+1,536, which keeps the head's fraction of the work about the same, and rows have half their length.
+fp32 on a CPU, bf16 on a GPU; all recompute activations in the backward pass (gradient
+checkpointing).
 
 Each measurement runs in a process of its own. Tokens are counted without padding. Time: CPU seconds
-of one thread (GPU: seconds). Memory: the peak in excess of weights and gradients, over the first
-micro-batch (ours: the largest; the plain trainer's are all equal). The gradients of the two are
-compared: |difference| / |gradient|, worst parameter. Takes two minutes.
+of one thread (GPU: seconds), the best of --repeats. Memory: the peak of the tensors in a pass,
+without weights and gradients. Losses and gradients are compared with ours: |difference| /
+|gradient|, worst parameter. A benchmark takes two to six minutes; the results of the others are
+kept. TRL is in requirements-test.txt.
 """
 
 import argparse
@@ -29,12 +35,19 @@ import json
 import os
 import platform
 import random
-import resource
 import subprocess
 import sys
 import tempfile
 import time
+from bisect import bisect_left
+from collections.abc import Callable
+from contextlib import nullcontext
+from importlib.metadata import version
+from itertools import accumulate
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -43,24 +56,28 @@ import paw_min  # noqa: F401 - before torch, for OMP_WAIT_POLICY
 # isort: split
 import torch
 import transformers
+from accelerate import Accelerator
 from tokenizers import Tokenizer, models
+from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from paw_min import cmae, losses
-from paw_min.model.batches import micro_batches
+from paw_min.model.batches import micro_batches, split
 from paw_min.model.policy import Policy
 from paw_min.rollout import Transition
 
 # Tokens of Qwen2.5: (median, standard deviation of the logarithm, minimum, maximum). Prompts and
 # observations: measured on the paper's prompts with our environments (ALFWorld: games of 22
-# receptacles and more than 20 objects; WebShop: the generated shop, observations cut at 512).
-# Responses: only the limit of 512 is published; the rest is an assumption.
+# receptacles and more than 20 objects; WebShop: the generated shop, observations cut at 512;
+# search: three passages of 100 words per query). Responses: only the limit of 512 is published; the
+# rest is an assumption, as is the number of queries before a prompt of search (0 to 3).
 RESPONSE = (80, 0.6, 20, 512)
 SHAPES = {
     "alfworld": {"prompt": (460, 0.09, 424, 608), "response": RESPONSE, "obs": (16, 0.5, 3, 43)},
     "webshop": {"prompt": (760, 0.35, 190, 1358), "response": RESPONSE, "obs": (150, 0.6, 3, 424)},
+    "search": {"prompt": (660, 0.7, 174, 1532), "response": RESPONSE, "obs": (415, 0.1, 330, 512)},
 }
-MINI_BATCH = 256
+GENERATION_BATCH, MINI_BATCH = 1024, 256
 SCALE, KEEP, MICRO_ROWS = {"cpu": 0.5, "cuda": 1.0}, {"cpu": 4, "cuda": 64}, {"cpu": 2, "cuda": 8}
 SELECTED = 0.75  # fraction of the rows, Eq. 4
 VOCABULARY = 151_936
@@ -120,11 +137,22 @@ def joint_loss(logp, entropy, response_mask, obs_mask, advantage, n_tokens: int,
     return share * (surrogate - 0.001 * bonus) + world_model
 
 
-def plain_parts(policy: Policy, rows, with_obs, width: int, micro_rows: int):
+class Widths(NamedTuple):
+    """Tokens to pad to."""
+
+    row: int  # longest row of the mini-batch
+    prompt: int  # longest prompt of the generation batch
+    completion: int  # longest response with its observation
+
+
+def sequences(rows, with_obs) -> list[list[int]]:
+    return [r.prompt_ids + r.response_ids + r.obs_ids * keep for r, keep in zip(rows, with_obs)]
+
+
+def plain_parts(policy: Policy, rows, with_obs, widths: Widths, batches):
     """The plain trainer: (logp, entropy, response mask, observation mask, rows) of each batch."""
-    for start in range(0, len(rows), micro_rows):
-        micro = list(range(start, min(start + micro_rows, len(rows))))
-        ids = torch.full((len(micro), width), policy.pad_id)  # (B, L)
+    for micro in batches:
+        ids = torch.full((len(micro), widths.row), policy.pad_id)  # (B, L)
         present, response_mask, obs_mask = (torch.zeros_like(ids) for _ in range(3))
         for k, i in enumerate(micro):
             row = rows[i]
@@ -144,58 +172,130 @@ def plain_parts(policy: Policy, rows, with_obs, width: int, micro_rows: int):
         del logits, all_logp
 
 
-def our_parts(policy: Policy, rows, with_obs, width: int, micro_rows: int):
-    """The same by paw_min."""
-    for batch in micro_batches(policy, rows, [*range(len(rows))], with_obs, width * micro_rows):
+def trl_parts(policy: Policy, rows, with_obs, widths: Widths, batches):
+    """The same by TRL. Observations are part of the completions, as in its multi-turn rollouts."""
+    from trl import GRPOTrainer
+    from trl.trainer.utils import add_fused_lm_head
+
+    add_fused_lm_head(policy.model, outputs=("log_probs", "entropy"))  # as GRPOTrainer does
+    precision = {"fp32": "no", "bf16": "bf16"}[policy.precision]
+    accelerator = Accelerator(mixed_precision=precision, cpu=policy.device.type == "cpu")
+    trainer = SimpleNamespace(accelerator=accelerator, args=SimpleNamespace(report_to=[]))
+    score = GRPOTrainer._get_per_token_logps_and_entropies
+
+    def part(micro):
+        ids = torch.full((len(micro), widths.prompt + widths.completion), policy.pad_id)  # (B, P+C)
+        present, response_mask, obs_mask = (torch.zeros_like(ids) for _ in range(3))
+        for k, i in enumerate(micro):
+            row, p = rows[i], widths.prompt
+            tokens = row.prompt_ids + row.response_ids + row.obs_ids * with_obs[i]
+            first, o = p - len(row.prompt_ids), p + len(row.response_ids)
+            end = first + len(tokens)
+            ids[k, first:end], present[k, first:end] = torch.tensor(tokens), 1
+            response_mask[k, p:o], obs_mask[k, o:end] = 1, 1
+        on_device = [x.to(policy.device) for x in (ids, present, response_mask, obs_mask)]
+        ids, present, response_mask, obs_mask = on_device
+        logp, entropy, _ = score(
+            trainer, policy.model, ids, present, widths.completion, compute_entropy=True
+        )  # (B, C), (B, C)
+        completion = slice(widths.prompt, None)
+        return logp, entropy, response_mask[:, completion], obs_mask[:, completion], micro
+
+    return map(part, batches)
+
+
+def budget_for(lengths: list[int], passes: int) -> int:
+    """The lowest --micro-tokens with which paw_min makes so many passes over the rows."""
+    budgets = range(max(lengths), len(lengths) * max(lengths) + 1)
+    fits = bisect_left(budgets, True, key=lambda b: len(split(lengths, b)) <= passes)
+    return budgets[fits]
+
+
+def our_parts(policy: Policy, rows, with_obs, widths: Widths, batches):
+    """The same by paw_min, in as many passes."""
+    budget = budget_for(list(map(len, sequences(rows, with_obs))), len(batches))
+    for batch in micro_batches(policy, rows, [*range(len(rows))], with_obs, budget):
         yield *policy(batch), batch.response_mask, batch.obs_mask, batch.index
 
 
-def measure(variant: str, what: str, device: str, samples: Path) -> dict:
-    """One forward and backward pass over KEEP rows of a mini-batch, in this process.
+PARTS = {"plain": plain_parts, "trl": trl_parts, "trl_valid": trl_parts, "ours": our_parts}
 
-    what: "time", or "memory", which stops after the first micro-batch. samples: file to write a
+
+def measure(shape: str, variant: str, what: str, device: str, samples: Path) -> dict:
+    """Forward and backward passes over rows of a mini-batch, in this process.
+
+    what: "time", over KEEP of its rows, or "memory", of its largest pass. samples: file to write a
     part of the gradient to.
     """
     torch.set_num_threads(1)
-    size = NARROW if device == "cpu" else QWEN
+    size, micro_rows = NARROW if device == "cpu" else QWEN, MICRO_ROWS[device]
     config = Qwen2Config(vocab_size=VOCABULARY, **size, **REST, pad_token_id=0, eos_token_id=1)
     policy = make_policy(config, device, "fp32" if device == "cpu" else "bf16")
-    rows = make_rows("alfworld", MINI_BATCH, VOCABULARY, SCALE[device])
+    rows = make_rows(shape, GENERATION_BATCH, VOCABULARY, SCALE[device])
     with_obs = [random.Random(i).random() < SELECTED for i in range(len(rows))]
-    length = [len(r.prompt_ids + r.response_ids) + len(r.obs_ids) * keep
-              for r, keep in zip(rows, with_obs)]  # fmt: skip
-    stride = MINI_BATCH // KEEP[device]
-    chosen = sorted(sorted(range(len(rows)), key=length.__getitem__)[stride // 2 :: stride])
-    width = max(length)
+    prompts = [len(row.prompt_ids) for row in rows]
+    lengths = [len(x) for x in sequences(rows, with_obs)]
+    prompt, completion = max(prompts), max(n - p for n, p in zip(lengths, prompts))
+    lengths = lengths[:MINI_BATCH]
+    widths = Widths(max(lengths), prompt, completion)
+    by_length = sorted(range(MINI_BATCH), key=lengths.__getitem__)
+    if what == "memory" and variant == "ours":
+        parts = split(lengths, budget_for(lengths, MINI_BATCH // micro_rows))
+        chosen = max(parts, key=lambda part: len(part) * lengths[part[0]])
+    elif what == "memory":
+        chosen = by_length[-micro_rows:]
+    else:  # neighbors by length, which paw_min passes together
+        stride = MINI_BATCH * micro_rows // KEEP[device]
+        first = range((stride - micro_rows) // 2, MINI_BATCH, stride)
+        chosen = sorted(i for k in first for i in by_length[k : k + micro_rows])
     rows, with_obs = [rows[i] for i in chosen], [with_obs[i] for i in chosen]
     advantage = torch.randn(len(rows), generator=torch.Generator().manual_seed(0)).to(device)
     n_tokens = sum(len(r.response_ids) for r in rows)
     for p in policy.parameters():
-        p.grad = torch.ones_like(p).zero_()  # written to, so that its memory is resident
-    base, start = memory(device), now(device)
-    parts = plain_parts if variant == "plain" else our_parts
-    total = 0.0
-    for *scored, micro in parts(policy, rows, with_obs, width, MICRO_ROWS[device]):
-        part = joint_loss(*scored, advantage[micro], n_tokens, len(rows))
-        part.backward()
-        total += part.item()
-        del scored, part
-        if what == "memory":
-            break
-    seconds, peak = now(device) - start, memory(device) - base
+        p.grad = torch.zeros_like(p)
+    batches = torch.arange(len(rows)).split(len(rows) if what == "memory" else micro_rows)
+    passes = PARTS[variant](policy, rows, with_obs, widths, batches)
+
+    def learn() -> float:
+        total = 0.0
+        for *scored, micro in passes:
+            part = joint_loss(*scored, advantage[micro], n_tokens, len(rows))
+            part.backward()
+            total += part.item()
+            del scored, part
+        return total
+
+    # This function decides whether TRL's head scores the valid positions only.
+    valid = patch("trl.trainer.utils._use_triton", lambda device: True)
+    start = now(device)
+    with valid if variant == "trl_valid" else nullcontext():
+        total, peak = (learn(), None) if what == "time" else tensor_peak(learn, device)
+    seconds = now(device) - start
     sampled = {name: p.grad.flatten()[:: 1 + p.numel() // 2**16].cpu().clone()
                for name, p in policy.named_parameters()}  # fmt: skip
     torch.save(sampled, samples)
     return {
         "seconds": seconds,
-        "peak_mb": peak / 2**20,
+        "peak_mb": peak and peak / 2**20,
         "loss": total,
         "rows": len(rows),
-        "tokens": sum(length[i] for i in chosen),
-        "longest": width,
+        "tokens": sum(lengths[i] for i in chosen),
+        "widths": widths._asdict(),
         "parameters": policy.model.num_parameters(),
         **versions(device),
     }
+
+
+def tensor_peak(function: Callable, device: str) -> tuple[float, int]:
+    """The result of a function, and the peak of the tensors that it allocates, in bytes."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        base = torch.cuda.memory_allocated()
+        return function(), torch.cuda.max_memory_allocated() - base
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as log:
+        result = function()
+    events = [e for e in log.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return result, max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
 
 
 def now(device: str) -> float:
@@ -203,13 +303,6 @@ def now(device: str) -> float:
         torch.cuda.synchronize()
         return time.perf_counter()
     return time.process_time()
-
-
-def memory(device: str) -> int:
-    """The peak so far, in bytes."""
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 # glibc's malloc, for a CPU. Times: keep freed memory, since getting it back from the system takes
@@ -251,49 +344,59 @@ def write(report: dict, out: str) -> None:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("shape", choices=SHAPES, help="lengths of the rows")
     parser.add_argument("--gpu", action="store_true", help="the size of Qwen2.5-1.5B, on a GPU")
-    parser.add_argument("--out", default="bench/results/update.json")
+    parser.add_argument("--repeats", type=int, default=1, help="time: the best of so many")
+    parser.add_argument("--out", type=Path, default="bench/results/update.json")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)  # variant, what, gradient file
     args = parser.parse_args()
     device = "cuda" if args.gpu else "cpu"
     if args.child:
         variant, what, samples = args.child
-        print(json.dumps(measure(variant, what, device, Path(samples))))
+        print(json.dumps(measure(args.shape, variant, what, device, Path(samples))))
         return
 
     flags = ["--gpu"] * args.gpu
-    found = {}
+    variants = [v for v in PARTS if v != "plain" or args.shape == "alfworld"]
+    variants = [v for v in variants if v != "trl_valid" or device == "cpu"]
+    seconds, peak, result, apart = {}, {}, {}, {}
     with tempfile.TemporaryDirectory() as folder:
-        for what in ("memory", "time"):
-            for variant in ("plain", "ours"):
-                samples = Path(folder) / variant
-                one = child(__file__, what, *flags, "--child", variant, what, samples)
-                found[variant, what] = one
-                print(f"{variant:8}{one['peak_mb']:9.0f} MB{one['seconds']:9.1f} s, for {what}")
-        apart = distance(Path(folder) / "plain", Path(folder) / "ours")
-    if not apart < (1e-3 if device == "cpu" else 5e-2):
-        raise SystemExit(f"The gradients differ by {apart:.1e}: see tests/test_policy.py.")
-    one, ours = found["plain", "time"], found["ours", "time"]
-    peak = {variant: found[variant, "memory"]["peak_mb"] for variant in ("plain", "ours")}
+
+        def run(variant: str, what: str) -> dict:
+            samples = Path(folder) / variant
+            one = child(__file__, what, args.shape, *flags, "--child", variant, what, samples)
+            shown = f"{one['seconds']:.1f} s" if what == "time" else f"{one['peak_mb']:.0f} MB"
+            print(f"{variant:10} {shown}", flush=True)
+            return one
+
+        for variant in variants:
+            peak[variant] = run(variant, "memory")["peak_mb"]
+        for variant in variants * args.repeats:
+            one = result[variant] = run(variant, "time")
+            seconds[variant] = min(one["seconds"], seconds.get(variant, one["seconds"]))
+        for variant in variants[:-1]:
+            apart[variant] = distance(Path(folder) / variant, Path(folder) / "ours")
+    if not max(apart.values()) < (1e-3 if device == "cpu" else 5e-2):
+        raise SystemExit(f"The gradients differ by {apart}: see tests/test_policy.py.")
+    ours = result["ours"]
     report = {
-        "command": " ".join(["python bench/update.py", *flags]),
-        "parameters": one["parameters"],
-        "vocabulary": VOCABULARY,
-        "rows": one["rows"],
-        "tokens": one["tokens"],
-        "longest_of_mini_batch": one["longest"],
-        "plain_tokens_per_s": round(one["tokens"] / one["seconds"], 1),
-        "ours_tokens_per_s": round(one["tokens"] / ours["seconds"], 1),
-        "speed_ratio": round(one["seconds"] / ours["seconds"], 2),
-        "plain_peak_mb": round(peak["plain"]),
-        "ours_peak_mb": round(peak["ours"]),
-        "memory_ratio": round(peak["ours"] / peak["plain"], 3),
-        "gradient_difference": float(f"{apart:.1e}"),
-        "loss_difference": float(f"{abs(one['loss'] - ours['loss']):.1e}"),
-        "device": one["device"],
-        "versions": one["versions"],
+        "parameters": ours["parameters"],
+        "rows": ours["rows"],
+        "tokens": ours["tokens"],
+        "widths": ours["widths"],
+        "tokens_per_s": {v: round(ours["tokens"] / seconds[v], 1) for v in variants},
+        "peak_mb": {v: round(peak[v]) for v in variants},
+        "speed_ratio": {v: round(seconds[v] / seconds["ours"], 2) for v in variants[:-1]},
+        "memory_ratio": {v: round(peak["ours"] / peak[v], 2) for v in variants[:-1]},
+        "gradient_difference": {v: float(f"{x:.1e}") for v, x in apart.items()},
+        "loss_difference": {v: abs(result[v]["loss"] - ours["loss"]) for v in apart},
+        "device": ours["device"],
+        "versions": ours["versions"] | {"trl": version("trl")},
     }
-    write(report, args.out)
+    kept = json.loads(args.out.read_text()) if args.out.exists() else {}
+    kept = {shape: kept[shape] for shape in SHAPES if shape in kept} | {args.shape: report}
+    command = " ".join(["python bench/update.py", "SHAPE", *flags])
+    write({"command": command, "vocabulary": VOCABULARY} | kept, args.out)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The head in chunks, its gradient by hand: equal to the plain formula, and never wide.
+"""The head in tiles, its gradient by hand: equal to the plain formula, and never wide.
 
     python -m pytest tests/test_head.py
 
-Fifty words, eleven positions, chunks of one to a hundred positions.
+Fifty words, eleven positions, tiles of one to a hundred words.
 """
 
 import pytest
@@ -28,15 +28,15 @@ def plain(hidden, weight, target, n_entropy):
     return logp, torch.cat([entropy, entropy.new_zeros(len(hidden) - n_entropy)])
 
 
-@pytest.fixture(params=[1, 3, 4, 7, 100])
-def chunk(request, monkeypatch):
-    """Positions of a chunk; 3 and 4 leave a remainder, 7 cuts exactly where entropy ends."""
-    monkeypatch.setattr(head, "CHUNK", request.param * V + V // 2)
+@pytest.fixture(params=[1, 3, 7, 25, 100])
+def words(request, monkeypatch):
+    """Words of a tile; 3 and 7 leave a remainder, 100 are more than the vocabulary."""
+    monkeypatch.setattr(head, "TILE", request.param * M + M // 2)
     return request.param
 
 
 @pytest.mark.parametrize("n_entropy", [0, N_ENTROPY, M])
-def test_values_and_gradients_equal_the_plain_formula(chunk, n_entropy):
+def test_values_and_gradients_equal_the_plain_formula(words, n_entropy):
     results = []
     for function in (head.token_scores, plain):
         hidden, weight, target = inputs()
@@ -48,14 +48,14 @@ def test_values_and_gradients_equal_the_plain_formula(chunk, n_entropy):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
-def test_gradients_equal_finite_differences(chunk):
+def test_gradients_equal_finite_differences(words):
     hidden, weight, target = inputs(torch.float64)
     assert torch.autograd.gradcheck(
         lambda h, w: head.token_scores(h, w, target, N_ENTROPY), (hidden, weight)
     )
 
 
-def test_a_tied_weight_gets_both_gradients(chunk):
+def test_a_tied_weight_gets_both_gradients(words):
     results = []
     for function in (head.token_scores, plain):
         _, weight, target = inputs()
@@ -66,16 +66,15 @@ def test_a_tied_weight_gets_both_gradients(chunk):
 
 
 @pytest.mark.parametrize("with_gradient", [True, False])
-def test_no_tensor_is_wider_than_a_chunk(chunk, with_gradient):
+def test_no_logits_are_wider_than_a_tile(words, with_gradient):
     largest = 0
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             nonlocal largest
             out = func(*args, **(kwargs or {}))
-            wide = isinstance(out, torch.Tensor) and out.ndim == 2 and out.shape[1] == V
-            if wide and len(out) != D:  # (D, V) is the weight seen from the side
-                largest = max(largest, len(out))
+            if isinstance(out, torch.Tensor) and out.numel() != V * D:  # nor W, nor its gradient
+                largest = max(largest, out.numel())
             return out
 
     hidden, weight, target = inputs()
@@ -83,11 +82,11 @@ def test_no_tensor_is_wider_than_a_chunk(chunk, with_gradient):
         logp, entropy = head.token_scores(hidden, weight, target, N_ENTROPY)
         if with_gradient:
             (logp.sum() + entropy.sum()).backward()
-    assert largest == min(chunk, N_ENTROPY)
+    assert largest == max(M * max(2, min(words, V)), M * D * with_gradient)
     assert logp.requires_grad == with_gradient
 
 
-def test_bf16_products_give_fp32_results(chunk):
+def test_bf16_products_give_fp32_results(words):
     """Only products are rounded: log-probabilities still sum to 1, gradients of W are fp32."""
     hidden, weight, _ = inputs()
     everything = torch.arange(V)

@@ -1,0 +1,150 @@
+"""PaW in TRL: GRPOTrainer with the world-model loss, playing ALFWorld with a stand-in on a CPU.
+
+    pip install trl==1.16.0 && python -m examples.trl_paw --output_dir runs/trl [--wm_scale 0]
+
+A row of TRL is an episode, h_0 a_0 o_1 h_1 a_1 o_2 ..., not a step: an action is predicted from
+everything before it. TRL scores all tokens after h_0; its loss masks those that the model did not
+generate. PaW uses their log-probabilities, so a step scores nothing else; Eq. 4 adds a pass before.
+Legend: N rows, C tokens of the longest completion, K steps of the longest episode.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+from transformers import HfArgumentParser
+from trl import GRPOConfig, GRPOTrainer
+
+from paw_min import balance, cmae, losses, select, toy
+from paw_min.envs.alfworld import AlfworldEnv, list_games, prompts
+from paw_min.envs.protocol import Context, Turn
+
+
+@dataclass
+class PaWConfig(GRPOConfig):
+    wm_scale: float = 1.0  # factor of the world-model loss; 0: TRL's GRPO
+    select_ratio: float = 0.75  # alpha, Eq. 4
+    rho: float = 0.2  # Eq. 7
+    r_max: float = 10.0  # highest possible return of an episode, Eq. 10
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.temperature != 1:  # TRL divides the logits of observations by it, too
+            raise ValueError(f"temperature {self.temperature} is not supported: use 1")
+
+
+class PaWTrainer(GRPOTrainer):
+    """GRPOTrainer with Eq. 11; its rollout_func returns env_mask, obs_mask and episode_return."""
+
+    def _generate_and_score_completions(self, inputs):
+        batch = super()._generate_and_score_completions(inputs)
+        batch["obs_mask"] = torch.zeros_like(batch["completion_ids"])  # (N, C)
+        for row, x in zip(batch["obs_mask"], inputs):
+            row[: len(x["obs_mask"])] = torch.tensor(x["obs_mask"])
+        return batch | {"wm_weight": self._transition_weights(batch, inputs)}  # (N, K)
+
+    @torch.no_grad()
+    def _transition_weights(self, batch, inputs) -> torch.Tensor:
+        """lambda_g / (G |S_g|) of each selected transition of all processes, else 0 -> (N, K)."""
+        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+        present = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+        size, width = self.args.per_device_train_batch_size, batch["completion_ids"].shape[1]
+        _, entropy, _ = self._get_per_token_logps_and_entropies(
+            self.model, ids, present, width, batch_size=size, compute_entropy=True
+        )  # (N, C)
+        actions, targets = transitions(batch)  # (N, K, C) each
+        entropy = select.action_entropy(entropy[:, None].expand(actions.shape), actions)  # (N, K)
+        exists = targets.any(-1)  # (N, K)
+        rank = self.accelerator.process_index
+        group = [(rank * len(inputs) + n) // self.num_generations for n in range(len(inputs))]
+        returns = gather_object([x["episode_return"] for x in inputs])
+        means = balance.group_mean_return(returns, gather_object(group))
+        lam = {g: balance.wm_weight(mean, self.args.r_max) for g, mean in means.items()}  # Eq. 10
+        pool = [(rank, group[n], entropy[n, k].item()) for n, k in exists.nonzero().tolist()]
+        ranks, groups, entropies = zip(*gather_object(pool))
+        selected = select.top_alpha(torch.tensor(entropies), self.args.select_ratio)  # Eq. 4
+        weights = losses.row_weights(groups, selected, lam)  # Eq. 9 and 11
+        mine = weights[torch.tensor(ranks) == rank].to(entropy)
+        return torch.zeros_like(entropy).masked_scatter(exists, mine)
+
+    def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+        self._scores = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        return self._scores
+
+    def _compute_loss(self, model, inputs):
+        loss = super()._compute_loss(model, inputs)
+        _, targets = transitions(inputs)  # (N, K, C), of a micro-batch
+        logp = self._scores[0][:, None].expand(targets.shape)  # of the pass that TRL just made
+        row_loss = cmae.clipped_mae(logp.flatten(0, 1), targets.flatten(0, 1), self.args.rho)
+        # TRL makes `steps` optimizer steps per generation batch and averages over the processes.
+        steps = self.args.steps_per_generation / self.current_gradient_accumulation_steps
+        wm = self.accelerator.num_processes * steps * (inputs["wm_weight"].flatten() @ row_loss)
+        self._metrics["train"]["wm_loss"].append(wm.item() * self.args.gradient_accumulation_steps)
+        return loss + self.args.wm_scale * wm
+
+
+def transitions(batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Masks of the action and of the next observation of each step -> (N, K, C) each."""
+    generated = (batch["completion_mask"] * batch["tool_mask"]).bool()  # (N, C), from env_mask
+    begins = generated & ~torch.nn.functional.pad(generated, (1, 0))[:, :-1]
+    step = begins.cumsum(-1)[:, None]  # (N, 1, C): 1 at a_0, o_1 and h_1, 2 at a_1 ...
+    last = batch["wm_weight"].shape[1] if "wm_weight" in batch else int(step.max())  # K
+    own = step == torch.arange(1, last + 1, device=step.device)[:, None]  # (N, K, C)
+    return own & generated[:, None], own & batch["obs_mask"][:, None].bool()
+
+
+def play(games: list[str], trainer: GRPOTrainer, max_turns: int = 8) -> dict[str, list]:
+    """rollout_func: an episode per entry of `games`, with the prompts of run_alfworld.py."""
+    tokenizer, envs = trainer.processing_class, [AlfworldEnv() for _ in games]
+    first = map(AlfworldEnv.reset, envs, games)
+    contexts = [Context(step.task, step.observation, step.admissible) for step in first]
+    completion_ids, env_mask, obs_mask = ([[] for _ in games] for _ in range(3))
+    playing, returns = list(range(len(games))), [0.0] * len(games)
+
+    def encode(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def prompt(context: Context) -> list[int]:
+        chat = [{"role": "user", "content": prompts.compact(context, 1)}]
+        options = dict(tokenize=False, add_generation_prompt=True)
+        return encode(tokenizer.apply_chat_template(chat, **options))
+
+    def add(n: int, ids: list[int], generated: int = 0, observed: int = 0) -> None:
+        completion_ids[n] += ids
+        env_mask[n] += [generated] * len(ids)
+        obs_mask[n] += [observed] * len(ids)
+
+    prompt_ids = list(map(prompt, contexts))  # h_0
+    while playing:
+        so_far = [prompt_ids[n] + completion_ids[n] for n in playing]
+        responses, _ = trainer._generate_single_turn(so_far, None, {}, num_generations=1)
+        for n, ids in list(zip(playing, responses)):
+            command = prompts.parse(tokenizer.decode(ids, skip_special_tokens=True)).text
+            step, context = envs[n].step(command), contexts[n]
+            context.history.append(Turn(context.observation, command))
+            context.observation, context.admissible = step.observation, step.admissible
+            returns[n] += step.reward
+            add(n, ids, generated=1)  # a_t
+            add(n, encode(step.observation), observed=1)  # o_{t+1}
+            if step.done or len(context.history) == max_turns:
+                playing.remove(n)
+            else:
+                add(n, prompt(context))  # h_{t+1}: neither generated nor a target
+    return dict(prompt_ids=prompt_ids, completion_ids=completion_ids, env_mask=env_mask,
+                obs_mask=obs_mask, episode_return=returns, logprobs=None)  # fmt: skip
+
+
+def reward(episode_return: list[float], **_) -> list[float]:
+    return episode_return
+
+
+if __name__ == "__main__":
+    parser = HfArgumentParser(PaWConfig)
+    parser.set_defaults(use_cpu=True, bf16=False, per_device_train_batch_size=8, max_steps=8,
+                        gradient_accumulation_steps=4, max_completion_length=16,
+                        learning_rate=2e-4, logging_steps=1)  # fmt: skip
+    (config,) = parser.parse_args_into_dataclasses()
+    games = Dataset.from_dict({"prompt": list_games(toy.default_data("alfworld"), "train")})
+    model = toy.default_model("alfworld")
+    PaWTrainer(model, reward, config, train_dataset=games, rollout_func=play).train()

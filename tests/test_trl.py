@@ -1,0 +1,152 @@
+"""PaW in TRL: its update without the world-model term, our gradient with it.
+
+    python -m pytest tests/test_trl.py
+
+Two groups of four episodes of two turns, with the quick start's model; a third counts as won.
+"""
+
+import functools
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import TrainerCallback
+from trl import GRPOTrainer
+
+from examples.trl_paw import PaWConfig, PaWTrainer, play, reward
+from paw_min import toy
+from paw_min.config import Config
+from paw_min.envs.alfworld import list_games
+from paw_min.metrics import UpdateMetrics
+from paw_min.model.batches import micro_batches
+from paw_min.model.policy import load_policy
+from paw_min.rollout import Episode, Transition
+from paw_min.update import loss_terms, prepare
+
+MODEL = toy.default_model("alfworld")
+GROUP = 4
+
+
+class Watch(TrainerCallback):
+    """The gradient of the first optimizer step."""
+
+    gradient = None
+
+    def on_pre_optimizer_step(self, args, state, control, model, **_):
+        if self.gradient is None:
+            self.gradient = {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+class Run:
+    """A run of a trainer: what it played, its first gradient and its last weights."""
+
+    def __init__(self, trainer, folder, games_root, steps=1, **settings):
+        self.played = None
+        torch.manual_seed(0)
+        config = PaWConfig(
+            str(folder), use_cpu=True, bf16=False, gradient_checkpointing=False, max_steps=steps,
+            per_device_train_batch_size=2, gradient_accumulation_steps=GROUP, max_grad_norm=0,
+            num_generations=GROUP, max_completion_length=16, learning_rate=1e-3, logging_steps=1,
+            save_strategy="no", report_to="none", disable_tqdm=True, **settings,
+        )  # fmt: skip
+        games = Dataset.from_dict({"prompt": list_games(games_root, "train")})
+        watch = Watch()
+        self.trainer = trainer(
+            MODEL, reward, config, train_dataset=games, rollout_func=self.play, callbacks=[watch]
+        )
+        self.trainer.train()
+        self.gradient, self.weights = watch.gradient, self.trainer.model.state_dict()
+
+    def play(self, games, trainer):
+        columns = play(games, trainer, max_turns=2)
+        columns["episode_return"] = [10.0 * (n % 3 == 0) for n in range(len(games))]
+        self.played = self.played or columns
+        return columns
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, games_root):
+    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+    return functools.cache(
+        lambda trainer, **settings: Run(
+            trainer, tmp_path_factory.mktemp("trl"), games_root, **settings
+        )
+    )
+
+
+def equal(a: dict, b: dict) -> bool:
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_without_the_world_model_it_is_trl_to_the_last_digit(run):
+    plain, off = run(GRPOTrainer, steps=2), run(PaWTrainer, wm_scale=0.0, steps=2)
+    assert plain.gradient.keys() == off.gradient.keys() and equal(plain.gradient, off.gradient)
+    assert plain.weights.keys() == off.weights.keys() and equal(plain.weights, off.weights)
+    assert any(g.any() for g in plain.gradient.values())  # the rewards differ within groups
+
+
+def episodes(played: dict) -> list[Episode]:
+    """The same episodes as rows of paw_min: each action after everything before it."""
+    found = []
+    for n, ids in enumerate(played["completion_ids"]):
+        episode, generated, observed = Episode("", n // GROUP, n), [], []
+        kinds = list(zip(played["env_mask"][n], played["obs_mask"][n]))
+        starts = [k for k, (a, _) in enumerate(kinds) if a and (not k or not kinds[k - 1][0])]
+        for start, end in zip(starts, [*starts[1:], len(ids)]):
+            generated = [ids[k] for k in range(start, end) if kinds[k] == (1, 0)]
+            observed = [ids[k] for k in range(start, end) if kinds[k] == (0, 1)]
+            episode.transitions.append(
+                Transition(
+                    played["prompt_ids"][n] + ids[:start], generated, observed,
+                    response_logps=[], reward=0.0, valid=True, anchor="", group=n // GROUP,
+                    trajectory=n,
+                )
+            )  # fmt: skip
+        episode.transitions[-1].reward = played["episode_return"][n]
+        found.append(episode)
+    return found
+
+
+@pytest.mark.parametrize("settings", [{}, {"select_ratio": 1.0, "rho": 0.9, "r_max": 20.0}])
+def test_with_it_the_gradient_is_ours(run, settings):
+    on, off = run(PaWTrainer, **settings), run(PaWTrainer, wm_scale=0.0, steps=2)
+    assert on.played == off.played
+    cfg = Config(
+        mini_batch=0, kl_coef=0.0, entropy_coef=0.0, select_ratio=on.trainer.args.select_ratio,
+        rho=on.trainer.args.rho, r_max=on.trainer.args.r_max, micro_tokens=1024,
+    )  # fmt: skip
+    policy = load_policy(MODEL)
+    rows = prepare(cfg, policy, None, episodes(on.played))
+    assert len(rows.tokens) == 16 and len(set(rows.row_weight.tolist())) > 1
+    everything = list(range(len(rows.tokens)))
+    with_obs, metrics = (rows.row_weight > 0).tolist(), UpdateMetrics(1)
+    total = 0.0
+    for batch in micro_batches(policy, rows.tokens, everything, with_obs, cfg.micro_tokens):
+        terms = loss_terms(cfg, policy, rows, everything, batch, metrics)
+        if "wm" in terms:
+            terms["wm"].backward()
+            total += terms["wm"].item()
+    ours = {name: p.grad for name, p in policy.model.named_parameters()}
+    logged = on.trainer.state.log_history[0]["wm_loss"]
+    assert logged == pytest.approx(total, rel=1e-5)
+    apart = {name: g - off.gradient[name] - ours[name] for name, g in on.gradient.items()}
+    for name in apart:  # rounding: the terms of some parameters cancel
+        assert apart[name].norm() < 1e-3 * ours[name].norm(), name
+    assert norm(apart) < 5e-5 * norm(ours)
+
+
+def norm(gradient: dict) -> float:
+    return sum(g.square().sum().item() for g in gradient.values()) ** 0.5
+
+
+def test_another_temperature_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="temperature 0.5 is not supported: use 1"):
+        PaWConfig(str(tmp_path), temperature=0.5, bf16=False, use_cpu=True)
+
+
+def test_the_example_is_short():
+    """150 lines: it is there to be copied."""
+    source = (Path(__file__).parent.parent / "examples/trl_paw.py").read_text()
+    assert len(source.splitlines()) <= 150
