@@ -84,16 +84,16 @@ def score(played: Played) -> list[Scored]:
     return [Scored(*s) for s in zip(rows, kinds, entropy.tolist(), kept.tolist(), p, strict=True)]
 
 
-def by_kind(scored: list[Scored]) -> dict[str, dict]:
+def by_kind(scored: list[Scored], rho: float) -> dict[str, dict]:
     """Counts and means of each kind, the most frequent first, and of all."""
     kinds = defaultdict(list)
     for s in scored:
         kinds[s.kind].append(s)
     kinds = dict(sorted(kinds.items(), key=lambda item: -len(item[1]))) | {"all": scored}
-    return {name: summary(part) for name, part in kinds.items()}
+    return {name: summary(part, rho) for name, part in kinds.items()}
 
 
-def summary(scored: list[Scored]) -> dict[str, int | float | None]:
+def summary(scored: list[Scored], rho: float) -> dict[str, int | float | None]:
     candidates = [s for s in scored if s.p]  # those with a next observation
     tokens = [p for s in candidates for p in s.p]
     return {
@@ -102,6 +102,7 @@ def summary(scored: list[Scored]) -> dict[str, int | float | None]:
         "kept": mean([s.kept for s in candidates]) if candidates else None,
         "entropy": mean([s.entropy for s in scored]),
         "mean_p": mean(tokens) if tokens else None,
+        "hard": mean([p <= rho for p in tokens]) if tokens else None,  # Eq. 7 keeps these tokens
     }
 
 
@@ -131,8 +132,9 @@ def markdown(s: Scored) -> str:
 def main(argv: list[str] | None = None) -> None:
     played = transitions.play(transitions.arguments(__doc__, argv))
     scored, alpha = score(played), played.cfg.select_ratio
-    kinds = by_kind(scored)
+    kinds = by_kind(scored, played.cfg.rho)
     header = ["kind", "transitions", "with o_t+1", "of these, kept", "entropy", "mean p of o_t+1"]
+    header += ["p ≤ ρ"]
     lines = [[name, *numbers.values()] for name, numbers in kinds.items()]
     print(
         f"## Eq. 4 at alpha = {alpha}\n\n{played.summary}\n\n{transitions.table(header, lines)}\n"
