@@ -14,8 +14,8 @@ TINY = dict(
     prompt="compact", history_length=1, max_prompt_tokens=400, max_response_tokens=16,
     max_obs_tokens=64, max_turns=16, groups=8, group_size=8, updates=8, eval_every=4,
     eval_tasks=60, lr=2e-4, mini_batch=256, micro_tokens=2048, entropy_coef=0.0, threads=1,
-    # KL term and format penalty are the paper's (the defaults): where no episode is won, lambda is 1
-    # and the policy gradient 0, and the world-model loss alone would wear the format away.
+    # KL term and format penalty are the paper's (the defaults). Where no episode of a group is won,
+    # the policy gradient is 0 and lambda is 1: the world-model loss alone wears the format away.
 )  # fmt: skip
 
 PRESETS = {

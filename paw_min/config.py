@@ -47,8 +47,8 @@ class Config:
     precision: str = opt(RUN, ("auto", "fp32", "bf16"), "of forward passes; auto: bf16 on a GPU")
     shard: bool = opt(RUN, False, "shard weights and optimizer across ranks (FSDP2); needs vLLM")
     data: str = opt(ENV, "", "data folder; default: generated (ALFWorld: $ALFWORLD_DATA)")
-    world: str = opt(ENV, ("home", "changed"), "generated games: the warm start's things and places, "
-                     "or others", only=("alfworld",))
+    world: str = opt(ENV, ("home", "changed"), "generated games: with the things and places of the "
+                     "warm start, or others", only=("alfworld",))
     train_split: str = opt(ENV, "train", "training split")
     eval_split: str = opt(ENV, "valid_seen", "held-out split (WebShop: test or eval)")
     eval_tasks: int = opt(ENV, 128, "tasks of the fixed evaluation panel; 0: whole split", low=0)

@@ -187,6 +187,8 @@ def test_selection_is_that_of_training(config, tmp_path, capsys):
     assert [s.kept for s in scored] == select.top_alpha(entropy, 0.5).tolist()
     kept.main(argv)
     numbers = json.loads((tmp_path / "out" / "kept-alfworld.json").read_text())["kinds"]
+    p = [p for s in scored for p in s.p]
+    assert numbers["all"]["hard"] == pytest.approx(sum(x <= 0.2 for x in p) / len(p))
     assert numbers["all"]["kept"] == 0.5 and numbers["all"]["transitions"] == 12
     assert sum(k["transitions"] for name, k in numbers.items() if name != "all") == 12
     shown = capsys.readouterr().out

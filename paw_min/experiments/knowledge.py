@@ -33,11 +33,11 @@ from paw_min.console import progress_bar
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.evaluate import evaluate
 from paw_min.experiments.table import Entry, find, read_json
-from paw_min.experiments.transitions import observation_logps, table
+from paw_min.experiments.transitions import observation_logps
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.rollout import Episode, Transition
-from paw_min.runs import Run, writing
+from paw_min.runs import writing
 from paw_min.session import find_tasks, start_model
 
 TRANSITIONS = 400  # scored with each policy

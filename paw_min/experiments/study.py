@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from paw_min.config import UserError
-from paw_min.experiments.table import Cell, compare, load, read_json
+from paw_min.experiments.table import Cell, compare, interval, load, read_json, value
 from paw_min.plot import plt
 from paw_min.runs import read_metrics, writing
 
@@ -53,17 +53,15 @@ def read(sweep: Path) -> Regime:
         curve = [m["success"] for m in read_metrics(r.folder) if "success" in m]
         single = {key: found[key] for key in KNOWN} | {"area": float(np.mean(curve))}
         columns["success"][r.label][r.seed] = r.columns(per_task=True)["All"]
-        for key, value in single.items():
-            columns[key][r.label][r.seed] = {"": {"": 100 * value}}
-    order = ("success", "area", *KNOWN)
+        for key, share in single.items():
+            columns[key][r.label][r.seed] = {"": {"": 100 * share}}
     cells, seeds = defaultdict(dict), defaultdict(dict)
-    for key in order:
+    for key in ("success", "area", *KNOWN):
         first, *_ = columns[key]
         for label, runs in columns[key].items():
             base = {} if label == first else columns[key][first]
             cells[label][key] = compare(runs, base, per_task=key == "success")
-            parts = [[np.mean(list(part.values())) for part in run.values()] for run in runs.values()]
-            seeds[label][key] = [float(np.mean(p)) for p in parts]
+            seeds[label][key] = [value(run) for run in runs.values()]
     start = {key: 100 * reports["start model", 0][key] for key in ("success", *KNOWN)}
     return Regime(sweep.parent.name, start, dict(seeds), dict(cells))
 
@@ -76,10 +74,11 @@ def markdown(regime: Regime) -> str:
         return f"| {label} | {' | '.join(texts)} |\n"
 
     def mean(c: Cell) -> str:
-        return f"{c.mean:.1f}" + (f" ± {c.std:.1f}" if c.std is not None else "")
+        return f"{c.mean:.1f}" if c.std is None else f"{c.mean:.1f} ± {c.std:.1f}"
 
     def difference(c: Cell) -> str:
-        return f"{c.difference:+.1f}" + (f" [{c.low:+.1f}, {c.high:+.1f}]" if c.low is not None else "")
+        span = "" if c.low is None else f" [{c.low:+.1f}, {c.high:+.1f}]"
+        return f"{c.difference:+.1f}{span}"
 
     start = [f"{regime.start[k]:.1f}" if k in regime.start else "" for k in keys]
     text = f"### {regime.name}\n\n" + head.format("method") + line("start model", start)
@@ -103,26 +102,18 @@ def picture(regimes: list[Regime], out: Path) -> None:
             for y, label in enumerate(labels):
                 cell, color = regime.cells[label][key], "C0" if "PaW" in label else "0.25"
                 axis.plot(regime.seeds[label][key], [y] * cell.seeds, "|", color=color, alpha=0.5)
-                low, high = seed_interval(regime.seeds[label][key])
-                axis.plot([low, high], [y, y], color=color, lw=2)
+                ends = interval([np.array(regime.seeds[label][key])[:, None]])  # over seeds
+                axis.plot(ends, [y, y], color=color, lw=2)
                 axis.plot(cell.mean, y, "o", color=color)
             axis.set_yticks(range(len(labels)), labels)
-            axis.invert_yaxis() if axis is row[0] else None
             axis.grid(alpha=0.3)
             if regime is regimes[-1]:
                 axis.set_xlabel(title)
+        row[0].invert_yaxis()  # of the row: the first arm is at the top
         row[0].set_title(regime.name, loc="left", fontsize=10, fontweight="bold")
     with writing(str(out)):
         figure.savefig(out, dpi=130)
     plt.close(figure)
-
-
-def seed_interval(values: list[float], draws: int = 2000) -> tuple[float, float]:
-    """95 % bootstrap interval of the mean over seeds."""
-    rng, x = np.random.default_rng(0), np.array(values)
-    means = x[rng.integers(len(x), size=(draws, len(x)))].mean(1)
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)
 
 
 def main(sweeps: list[Path], out: Path) -> None:
