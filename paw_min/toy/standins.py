@@ -11,22 +11,23 @@ Not in the paper. The model imitates a rule-based teacher with the agent's obser
 of their own: it has read what the environment may say, but never after an action. Two phases:
 
     skill   the teacher's commands; in some of the steps another command is executed, so that the
-            data include states that the teacher never reaches
+            data include states that the teacher never reaches (such a step has no observation)
     haste   a few steps on a teacher that often acts too early, against its own thought: it takes or
             drops objects at random, buys before all options are chosen, answers before it has read
 
 The thought in a response is the current subgoal ("find mug"). The next command then depends on the
 last few words mostly, which a model of this size learns much faster.
 
-The weights are part of the repository, because training takes up to ten minutes each. To train them
-again:
+The weights are part of the repository, because training takes ten minutes on one core (sparse: two;
+webshop: twenty). To train them again:
 
     python -m paw_min.toy.standins alfworld --out paw_min/toy/weights/alfworld
     python -m paw_min.toy.standins sparse --out paw_min/toy/weights/sparse
     python -m paw_min.toy.standins webshop --out paw_min/toy/weights/webshop
     python -m paw_min.toy.standins search --out paw_min/toy/weights/search
 
-sparse continues alfworld with a teacher so hasty that almost no episode is won.
+sparse continues alfworld with a teacher so hasty that almost no episode is won. Both have also seen
+some games of the changed world, with a hasty teacher only.
 """
 
 import argparse
@@ -225,7 +226,7 @@ def imitate(
 
 
 def warm_start(name: str, out: Path, seed: int = 0, kind: str = "words") -> None:
-    """Train a stand-in (up to ten minutes); write it to `out` with record.json.
+    """Train a stand-in (minutes); write it to `out` with record.json.
 
     kind: a name in WEIGHTS. record.json: by phase, the mean loss of each hundred steps, and the
     result of `miniature`, with which a test checks that the current code is the code that trained
