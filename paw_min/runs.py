@@ -37,7 +37,7 @@ class Run:
             return
         path = self.folder / "config.json"
         with writing(f"the run folder {self.folder}"):
-            (self.folder / "samples").mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             self._lock()
             for partial in list(self.folder.rglob("*.partial")):  # of a run killed while writing
                 shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
@@ -123,6 +123,7 @@ class Run:
         if distributed.rank() == 0:
             partial = self.folder / f"{name}.partial"
             with writing(name):
+                partial.parent.mkdir(exist_ok=True)  # samples/
                 partial.write_text(text)
                 flush(partial)
                 os.replace(partial, self.folder / name)
