@@ -358,6 +358,11 @@ def test_keys_filters_and_links(browser, page, trained):
     browser.run(f"document.getElementById('help').close(); location.hash = '{link}'")
     browser.run("new Promise(resolve => setTimeout(resolve, 50))")
     assert place(browser).startswith("Update 1 · group 1 ·")
+    browser.press("n")
+    browser.run(f"history.replaceState(null, '', '{link}')")
+    browser("Page.reload")
+    browser.run("new Promise(resolve => setTimeout(resolve, 500))")
+    assert place(browser).startswith("Update 1 · group 1 ·")  # a link opens its transition
 
     def choose(key, value):
         browser.run(f"document.getElementById('{key}').value = '{value}'")

@@ -352,15 +352,16 @@ def test_the_paper_preset_is_the_same_code(model, games_root, tmp_path):
     assert line["valid"] == 0 and line["prompts_cut"] == 0
 
 
-def test_the_stand_in_is_what_its_command_makes(games_root):
+@pytest.mark.parametrize("name", ["alfworld", "sparse"])
+def test_the_stand_in_is_what_its_command_makes(name, games_root):
     """The whole remake takes ten minutes; its miniature on 12 games repeats what was recorded."""
-    folder = Path(default_model("alfworld"))
+    folder = Path(default_model(name))
     record = json.loads((folder / "record.json").read_text())
     games = sorted(alfworld.list_games(games_root, "train"), key=lambda g: Path(g).parent.name)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     torch.manual_seed(5)  # nobody else's generator matters
-    again = standins.miniature("alfworld", games, tokenizer, seed=0)
-    for phase, (haste, episodes, steps, peak) in standins.PHASES["alfworld"].items():
+    again = standins.miniature(name, games, tokenizer, seed=0)
+    for phase, (haste, episodes, steps, peak) in standins.PHASES[name].items():
         expected = record["miniature"][phase]
         assert again[phase]["demonstrations"] == expected["demonstrations"]
         assert again[phase]["loss"] == pytest.approx(expected["loss"], rel=1e-4)

@@ -73,7 +73,7 @@ WEIGHTS = {  # of the loss on tokens of response, observation after it, and obse
 HISTORY = {"alfworld": 1, "webshop": 3, "search": 4}  # history length of the prompts
 # phase: probability of haste, episodes per task, training steps, peak learning rate
 PHASES = {
-    "alfworld": {"skill": (0.0, 4, 1500, 3e-3), "haste": (0.6, 1, 60, 6e-4)},
+    "alfworld": {"skill": (0.0, 4, 1500, 3e-3), "haste": (0.5, 1, 60, 4e-4)},
     "sparse": {"haste": (0.8, 1, 100, 6e-4)},
     "webshop": {"skill": (0.0, 2, 1400, 3e-3), "haste": (0.35, 1, 60, 3e-4)},
     "search": {"skill": (0.0, 1, 2000, 3e-3), "haste": (0.35, 1, 60, 3e-4)},
