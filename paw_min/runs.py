@@ -61,8 +61,7 @@ class Run:
             ) from error
 
     def checkpoint(self) -> Path | None:
-        """The newest complete checkpoint."""
-        return max(self.folder.glob("checkpoint-" + 6 * "[0-9]"), default=None)
+        return newest_checkpoint(self.folder)
 
     def save(self, policy, optimizer, done: int) -> None:
         """Write the checkpoint after `done` updates, then remove the older ones."""
@@ -137,6 +136,11 @@ class Run:
             file.write(json.dumps(metrics) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+def newest_checkpoint(folder: str | Path) -> Path | None:
+    """The newest complete checkpoint of a run folder."""
+    return max(Path(folder).glob("checkpoint-" + 6 * "[0-9]"), default=None)
 
 
 def read_metrics(folder: str | Path) -> list[dict]:

@@ -20,7 +20,6 @@ Not in the paper.
 
 import argparse
 import json
-import sys
 from collections import defaultdict, deque
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -33,11 +32,11 @@ from paw_min.console import progress_bar
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.evaluate import evaluate
 from paw_min.experiments.table import Entry, find, read_json
-from paw_min.experiments.transitions import observation_logps
+from paw_min.experiments.transitions import observation_logps, user_errors
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.rollout import Episode, Transition
-from paw_min.runs import writing
+from paw_min.runs import newest_checkpoint, writing
 from paw_min.session import find_tasks, start_model
 
 TRANSITIONS = 400  # scored with each policy
@@ -126,7 +125,7 @@ def main(paths: list[Path], out: Path | None) -> None:
         reports.append(found)
         print(f"{cfg.env}: {len(rows)} transitions of {start_model(cfg)}")
         for entry, cfg in runs:
-            checkpoint = max(Path(entry.folder).glob("checkpoint-" + 6 * "[0-9]"), default=None)
+            checkpoint = newest_checkpoint(entry.folder)
             if checkpoint is None:
                 raise UserError(f"{entry.folder} has no checkpoint: train the run first.")
             reports.append(report(replace(cfg, eval_repeats=1), entry, str(checkpoint), rows)[0])
@@ -142,7 +141,5 @@ if __name__ == "__main__":
     parser.add_argument("paths", nargs="+", type=Path, help="sweep files or run folders")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
-    try:
+    with user_errors():
         main(args.paths, args.out)
-    except UserError as error:
-        sys.exit(f"error: {error}")

@@ -15,7 +15,6 @@ table.py, for success over seeds and tasks, else over seeds. Writes study.md, st
 
 import argparse
 import json
-import sys
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ import numpy as np
 
 from paw_min.config import UserError
 from paw_min.experiments.table import Cell, compare, interval, load, read_json, value
+from paw_min.experiments.transitions import user_errors
 from paw_min.plot import plt
 from paw_min.runs import read_metrics, writing
 
@@ -134,7 +134,5 @@ if __name__ == "__main__":
     parser.add_argument("sweeps", nargs="+", type=Path, help="JSON files of the sweeps")
     parser.add_argument("--out", type=Path, required=True, help="folder of table and picture")
     args = parser.parse_args()
-    try:
+    with user_errors():
         main(args.sweeps, args.out)
-    except UserError as error:
-        sys.exit(f"error: {error}")

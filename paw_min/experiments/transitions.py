@@ -30,7 +30,7 @@ from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.model.batches import TokenRow, micro_batches
 from paw_min.model.policy import Policy, load_policy
 from paw_min.rollout import Episode, Rollout, Transition, rollout
-from paw_min.runs import reading, writing
+from paw_min.runs import newest_checkpoint, reading, writing
 from paw_min.session import find_tasks, forward_precision, make_sampler, start_model
 from paw_min.tasks import draw_groups
 from paw_min.toy.standins import TEACHERS
@@ -111,7 +111,7 @@ def stored_settings(folder: Path) -> tuple[str, dict[str, dict]]:
         raise UserError(f"{folder} is neither a run folder (no config.json) nor one of {names}.")
     with reading(path):
         stored = asdict(Config(**json.loads(path.read_text())))
-    checkpoint = max(folder.glob("checkpoint-" + 6 * "[0-9]"), default=stored["model"])
+    checkpoint = newest_checkpoint(folder) or stored["model"]
     return stored["env"], {"run": stored | {"model": str(checkpoint)}}
 
 

@@ -27,7 +27,7 @@ from paw_min.experiments.transitions import user_errors
 from paw_min.inspect.samples import Sample, Step, read
 from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
-from paw_min.runs import reading, writing
+from paw_min.runs import newest_checkpoint, reading, writing
 from paw_min.session import forward_precision, start_model
 from paw_min.update import observation_loss
 
@@ -71,7 +71,7 @@ def open_run(folder: Path) -> Stored:
     with reading(path):  # settings of the machine are those of this one
         here = dict(device="auto", sampler="transformers", shard=False, attention="sdpa")
         check(cfg := Config(**json.loads(path.read_text()) | here))
-    checkpoint = max(folder.glob("checkpoint-" + 6 * "[0-9]"), default=None)
+    checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
         raise UserError(f"{folder} has no checkpoint yet: wait for one, or see --save-every.")
     return Stored(cfg, folder, checkpoint, int(checkpoint.name[-6:]))

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from paw_min.config import Parser, UserError
-from paw_min.runs import reading
+from paw_min.runs import newest_checkpoint, reading
 
 SCALE = 2  # s; peft's lora_alpha is s r
 PREFIX = "base_model.model."  # of the names in peft's files
@@ -115,7 +115,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("run", help="run folder, of which the newest checkpoint is taken")
     parser.add_argument("--out", required=True, help="folder to write")
     args = parser.parse_args(argv)
-    checkpoint = max(Path(args.run).glob("checkpoint-" + 6 * "[0-9]"), default=None)
+    checkpoint = newest_checkpoint(args.run)
     if checkpoint is None:
         raise UserError(f"{args.run} has no checkpoint: give the folder of a run, runs/NAME.")
     load_policy(str(checkpoint)).save(Path(args.out))
