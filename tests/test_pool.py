@@ -398,7 +398,7 @@ def test_no_place_for_temporary_files_is_one_sentence(workers):
 def alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # before open, or between open and read
         return False
 
 

@@ -45,8 +45,9 @@ def corpus(tmp_path_factory) -> Path:
 
 def start_server(*arguments) -> subprocess.Popen:
     command = [sys.executable, "-m", "paw_min.retrieval.server", *map(str, arguments)]
-    return subprocess.Popen(command, cwd=ROOT, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return subprocess.Popen(
+        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
 
 
 def wait_for(process, word) -> str:
@@ -70,30 +71,33 @@ def serving(*arguments):
 @pytest.fixture
 def serving_here(monkeypatch):
     """Start our server in this process: uvicorn's Server and the URL."""
-    running = []
+    servers = []  # the one server of a test, as soon as main has made it
+    threads = []
 
     class Server(uvicorn.Server):
         def __init__(self, config):
             super().__init__(config)
-            running.append(self)
+            servers.append(self)
 
     def start(retriever):
         # uvloop, which uvicorn prefers where it is installed, treats sockets differently.
         monkeypatch.setattr(uvicorn, "Config", partial(uvicorn.Config, loop="asyncio"))
         monkeypatch.setattr(uvicorn, "Server", Server)
         monkeypatch.setattr(search_server, "load", lambda args: retriever)
-        thread = threading.Thread(target=search_server.main, args=[["--corpus", "", "--port", "0"]])
-        thread.start()
-        running.append(thread)
-        while len(running) < 2 or not running[-1].started:
+        arguments = ["--corpus", "", "--port", "0"]
+        # A daemon: a thread that a failed test leaves behind would keep pytest from exiting.
+        threads.append(threading.Thread(target=search_server.main, args=[arguments], daemon=True))
+        threads[0].start()
+        while not servers or not servers[0].started:
+            assert threads[0].is_alive()
             time.sleep(0.01)
-        port = running[-1].servers[0].sockets[0].getsockname()[1]
-        return running[-1], f"http://127.0.0.1:{port}/retrieve"
+        port = servers[0].servers[0].sockets[0].getsockname()[1]
+        return servers[0], f"http://127.0.0.1:{port}/retrieve"
 
     yield start
-    thread, server = running
-    server.should_exit = True
-    thread.join()
+    servers[0].should_exit = True
+    threads[0].join(10)
+    assert not threads[0].is_alive()
 
 
 class SlowRetriever:
@@ -122,6 +126,7 @@ def impatient(monkeypatch):
 
 
 # ---- the fake server ----
+
 
 def hits_for(query, k) -> list[dict]:
     return [{"document": {"id": str(n), "contents": f"{query} {n}"}, "score": 1 / (n + 1)}
@@ -198,6 +203,7 @@ def one_sentence(raised) -> str:
 
 # ---- our server ----
 
+
 def test_both_protocols_and_bare_documents(server, corpus):
     expected = open_retriever(corpus).search(QUERIES, 2)
 
@@ -235,8 +241,9 @@ DEEP = "[" * 100_000 + "]" * 100_000
     pytest.param(f'{{"query": {DEEP[:900]}{DEEP[-900:]}}}', id="less deep"),
 ])  # fmt: skip
 def test_damaged_requests_are_refused(server, body):
-    answer = requests.post(server, body.encode("latin-1"), timeout=60,
-                           headers={"Content-Type": "application/json"})
+    answer = requests.post(
+        server, body.encode("latin-1"), timeout=60, headers={"Content-Type": "application/json"}
+    )
     assert answer.status_code in (400, 422) and answer.json()["detail"]
     assert len(answer.text) < 1000  # does not repeat the request
 
@@ -253,7 +260,7 @@ def test_a_large_request_does_not_block_the_others(serving_here):
     retriever = SlowRetriever()
     _, url = serving_here(retriever)
     large = {"queries": ["large"] * 650, "topk": 1}
-    thread = threading.Thread(target=requests.post, args=[url], kwargs={"json": large})
+    thread = threading.Thread(target=requests.post, args=[url], kwargs={"json": large}, daemon=True)
     thread.start()
     while not retriever.calls:
         time.sleep(0.001)
@@ -359,12 +366,14 @@ def say(line, **how):
 search_server.print = say
 search_server.main(["--corpus", {str(corpus)!r}, "--port", "0"])
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, text=True, timeout=60,
-                          capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, text=True, timeout=60, capture_output=True
+    )
     assert done.returncode == 0 and "ready after" in done.stdout and not done.stderr
 
 
 # ---- other servers ----
+
 
 def test_search_r1_gets_one_batched_request(fake):
     server = fake("queries")
@@ -395,6 +404,7 @@ def test_documents_without_an_id(fake):
 
 
 # ---- servers that fail ----
+
 
 def free_port() -> int:
     server = Fake()
@@ -699,6 +709,7 @@ def test_waits_double_up_to_a_limit_within_the_patience(fake, monkeypatch):
 
 
 # ---- with a pool ----
+
 
 def test_a_server_that_dies_in_an_episode_and_returns(corpus):
     questions = [Question("who wrote Hamlet?", ("Shakespeare",), "nq")]
