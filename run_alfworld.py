@@ -18,16 +18,25 @@ TINY = dict(
     # the policy gradient is 0 and lambda is 1: the world-model loss alone wears the format away.
 )  # fmt: skip
 
+# PaW A.1; what it leaves open is taken from the code base it builds on. Qwen2.5-1.5B/7B.
+PAPER = dict(
+    model="Qwen/Qwen2.5-1.5B-Instruct", updates=150, eval_every=5, save_every=5,
+    grad_checkpointing=True, sampler="vllm", workers=4,
+)  # fmt: skip
+
 PRESETS = {
     "tiny": TINY,
     # Regimes of the study in results/: a start that almost never wins, and a world that the start
     # model knows by its words only.
     "sparse": TINY | dict(model="sparse"),
     "changed": TINY | dict(world="changed"),
-    # PaW A.1; what it leaves open is taken from the code base it builds on. Qwen2.5-1.5B/7B.
-    "paper": dict(
-        model="Qwen/Qwen2.5-1.5B-Instruct", updates=150, eval_every=5, save_every=5,
-        grad_checkpointing=True, sampler="vllm", workers=4,
+    "paper": PAPER,
+    # The paper's settings but for LoRA and its learning rate, for one GPU of 24 or 80 GB.
+    "24gb": PAPER | dict(
+        model="Qwen/Qwen2.5-1.5B-Instruct", lora_rank=16, lr=1e-5, vllm_memory=0.6,
+    ),
+    "80gb": PAPER | dict(
+        model="Qwen/Qwen2.5-7B-Instruct", lora_rank=16, lr=1e-5, vllm_memory=0.5,
     ),
 }  # fmt: skip
 

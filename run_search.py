@@ -11,6 +11,15 @@ plan. Rerun the same command to resume. Results: runs/<name>/, with plots.
 
 from paw_min.cli import main
 
+# PaW A.1; what it leaves open is taken from the code base it builds on. Qwen2.5-3B/7B.
+PAPER = dict(
+    train_split="train", eval_split="test", model="Qwen/Qwen2.5-3B-Instruct",
+    updates=200, eval_every=50, eval_tasks=0, save_every=10, max_turns=4, history_length=4,
+    max_prompt_tokens=4096, prompt_overflow="cut", groups=256, group_size=5, mini_batch=512,
+    invalid_penalty=0.01, r_max=1.0, similarity=0.9, eval_temperature=0.0,
+    kl_coef=0.001, entropy_coef=0.0, grad_checkpointing=True, sampler="vllm",
+)  # fmt: skip
+
 PRESETS = {
     # 0.9 million parameters and a generated world: trains on a laptop CPU in minutes.
     "tiny": dict(
@@ -20,13 +29,13 @@ PRESETS = {
         micro_tokens=2048, kl_coef=0.001, entropy_coef=0.0, invalid_penalty=0.01, r_max=1.0,
         similarity=0.9, threads=1,
     ),
-    # PaW A.1; what it leaves open is taken from the code base it builds on. Qwen2.5-3B/7B.
-    "paper": dict(
-        train_split="train", eval_split="test", model="Qwen/Qwen2.5-3B-Instruct",
-        updates=200, eval_every=50, eval_tasks=0, save_every=10, max_turns=4, history_length=4,
-        max_prompt_tokens=4096, prompt_overflow="cut", groups=256, group_size=5, mini_batch=512,
-        invalid_penalty=0.01, r_max=1.0, similarity=0.9, eval_temperature=0.0,
-        kl_coef=0.001, entropy_coef=0.0, grad_checkpointing=True, sampler="vllm",
+    "paper": PAPER,
+    # The paper's settings but for LoRA and its learning rate, for one GPU of 24 or 80 GB.
+    "24gb": PAPER | dict(
+        model="Qwen/Qwen2.5-1.5B-Instruct", lora_rank=16, lr=1e-5, vllm_memory=0.6,
+    ),
+    "80gb": PAPER | dict(
+        model="Qwen/Qwen2.5-7B-Instruct", lora_rank=16, lr=1e-5, vllm_memory=0.5,
     ),
 }  # fmt: skip
 

@@ -45,6 +45,7 @@ class Config:
     threads: int = opt(RUN, 1, "CPU threads of torch; more than the idle cores is slow", low=1,
                        high=1024)
     precision: str = opt(RUN, ("auto", "fp32", "bf16"), "of forward passes; auto: bf16 on a GPU")
+    track: str = opt(RUN, ("none", "tensorboard", "wandb"), "show metrics.jsonl in a tracker, too")
     shard: bool = opt(RUN, False, "shard weights and optimizer across ranks (FSDP2); needs vLLM")
     data: str = opt(ENV, "", "data folder; default: generated (ALFWorld: $ALFWORLD_DATA)")
     world: str = opt(ENV, ("home", "changed"), "generated games: with the things and places of the "
@@ -131,8 +132,8 @@ METHODS = {
 # Settings that may differ on resume: of run length, speed, memory and evaluation.
 FREE_TO_CHANGE = (
     "out", "updates", "eval_every", "eval_seed", "eval_repeats", "save_every", "workers",
-    "env_timeout", "device", "threads", "shard", "grad_checkpointing", "ref_offload", "attention",
-    "vllm_memory", "micro_tokens", "conflict_every",
+    "env_timeout", "device", "threads", "track", "shard", "grad_checkpointing", "ref_offload",
+    "attention", "vllm_memory", "micro_tokens", "conflict_every",
 )  # fmt: skip
 
 
@@ -225,6 +226,7 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     check(cfg)
     if not cfg.name:  # from what differs from the preset; Run refuses a collision
         model = cfg.model.rstrip("/").split("/")[-1] or (sizes or [default])[0]
+        model += "".join(f"-{name}" for name in sizes if name.endswith("gb"))  # paper's model
         auxiliary = next((name for name in names if name in METHODS), "paw")
         method = cfg.algo + (f"-{auxiliary}" if cfg.paw else "")
         base = asdict(Config()) | base

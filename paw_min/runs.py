@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from torch.distributed.checkpoint import state_dict
 
-from paw_min import distributed
+from paw_min import distributed, track
 from paw_min.config import Config, UserError, differences, public
 
 
@@ -32,7 +32,7 @@ class Run:
     """A run folder; opening it checks that it belongs to these settings."""
 
     def __init__(self, cfg: Config):
-        self.folder = Path(cfg.out) / cfg.name
+        self.cfg, self.folder, self.tracker = cfg, Path(cfg.out) / cfg.name, None
         if distributed.rank() > 0:
             return
         path = self.folder / "config.json"
@@ -105,6 +105,8 @@ class Run:
         if distributed.rank() == 0:
             kept = [line for line in read_metrics(self.folder) if line["update"] <= done]
             self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+            if self.cfg.track != "none":
+                self.tracker = track.Tracker(self.cfg, self.folder, kept)
         return done
 
     def metrics(self) -> list[dict]:  # on every rank
@@ -136,6 +138,12 @@ class Run:
             file.write(json.dumps(metrics) + "\n")
             file.flush()
             os.fsync(file.fileno())
+        if self.tracker:
+            self.tracker.log(metrics)
+
+    def close(self) -> None:
+        if self.tracker:
+            self.tracker.close()
 
 
 def newest_checkpoint(folder: str | Path) -> Path | None:

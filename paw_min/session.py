@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from paw_min import distributed, toy
+from paw_min import distributed, memory, toy, track
 from paw_min.config import Config, UserError
 from paw_min.critic import load_critic
 from paw_min.envs.benchmarks import BENCHMARKS
@@ -44,13 +44,12 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     device = distributed.start(cfg.device)
     precision = forward_precision(cfg, device)
     start = start_model(cfg)
-    if cfg.sampler == "vllm":
-        check_installed()
-    if cfg.lora_rank:
-        lora.check_installed()
+    check_packages(cfg)
     with distributed.rank_0_first():
         run = Run(cfg)
         load_tokenizer(start)  # raises for a folder that is no model, before data are generated
+        if not eval_only:
+            memory.announce(cfg, start, device)
         tasks = find_tasks(cfg)
     checkpoint = run.checkpoint()
     weights = start if cfg.lora_rank else str(checkpoint or start)
@@ -81,8 +80,18 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
         reference.requires_grad_(False)
     slots = max(cfg.groups * cfg.group_size, min(len(tasks.held_out), PANEL_SLOTS))
     slots = -(-slots // distributed.world())
-    with closing(sampler), distributed.leave_together(), closing(tasks.make_pool(slots)) as pool:
+    together = distributed.leave_together()
+    with closing(run), closing(sampler), together, closing(tasks.make_pool(slots)) as pool:
         yield Session(run, policy, reference, optimizer, sampler, pool, tasks)
+
+
+def check_packages(cfg: Config) -> None:
+    """UserError for a package that these settings need and that is not installed."""
+    if cfg.sampler == "vllm":
+        check_installed()
+    if cfg.lora_rank:
+        lora.check_installed()
+    track.check_installed(cfg.track)
 
 
 def forward_precision(cfg: Config, device: str) -> str:
@@ -116,12 +125,10 @@ def dry_run(cfg: Config) -> None:
     """Check the model's folder and the data, and print the plan; loads no weights."""
     model, missing = start_model(cfg), []
     try:
-        if cfg.sampler == "vllm":
-            check_installed()
-        if cfg.lora_rank:
-            lora.check_installed()
+        check_packages(cfg)
         load_tokenizer(model)
         print(f"model     {model}")
+        print(memory.table(cfg, model, cfg.device))
     except UserError as error:
         missing.append(str(error))
     try:

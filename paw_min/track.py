@@ -1,0 +1,65 @@
+"""The lines of metrics.jsonl, as curves in TensorBoard or Weights & Biases (--track).
+
+metrics.jsonl stays the source; rank 0 writes both. A resumed run continues its curves, without the
+updates that it repeats: TensorBoard drops them (purge_step), wandb ignores steps that it has. Its
+run id is stored in the run folder. A tracker that is new to a run first gets the earlier lines.
+With WANDB_MODE=offline, nothing is sent: `wandb sync` does that later.
+"""
+
+from importlib.util import find_spec
+from pathlib import Path
+from uuid import uuid4
+
+from paw_min.config import Config, UserError, public
+
+
+def check_installed(name: str) -> None:
+    if name != "none" and find_spec(name) is None:
+        raise UserError(f"--track {name} needs {name}: pip install {name}, or omit --track.")
+
+
+class Tracker:
+    """Open a tracker for the run in `folder`, of which metrics.jsonl has the lines `done`."""
+
+    def __init__(self, cfg: Config, folder: Path, done: list[dict]):
+        self.writer = self.run = None
+        if cfg.track == "tensorboard":
+            from torch.utils.tensorboard import SummaryWriter
+
+            known = (folder / "tensorboard").exists()
+            following = done[-1]["update"] + 1 if done else 0
+            self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=following)
+        else:
+            known = (folder / "wandb-id").exists()
+            self.run = _open_wandb(cfg, folder)
+        for line in [] if known else done:
+            self.log(line)
+
+    def log(self, metrics: dict[str, float]) -> None:
+        if self.writer:
+            for name, value in metrics.items():
+                self.writer.add_scalar(name, value, metrics["update"])
+            self.writer.flush()  # a killed run has what metrics.jsonl has
+        else:
+            self.run.log(metrics, step=metrics["update"])
+
+    def close(self) -> None:
+        self.writer.close() if self.writer else self.run.finish()
+
+
+def _open_wandb(cfg: Config, folder: Path):
+    import wandb
+
+    path = folder / "wandb-id"
+    if not path.exists():
+        path.write_text(uuid4().hex)
+    try:
+        return wandb.init(
+            project="paw_min", name=cfg.name, id=path.read_text(), resume="allow",
+            dir=str(folder), config=public(cfg), settings=wandb.Settings(silent=True),
+        )  # fmt: skip
+    except wandb.Error as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"--track wandb cannot start ({reason}): run wandb login, or set WANDB_MODE=offline."
+        ) from error
