@@ -56,7 +56,8 @@ def _open_wandb(cfg: Config, folder: Path):
     try:
         return wandb.init(
             project="paw_min", name=cfg.name, id=path.read_text(), resume="allow",
-            dir=str(folder), config=public(cfg), settings=wandb.Settings(silent=True),
+            dir=str(folder), config=public(cfg),
+            settings=wandb.Settings(silent=True, console="off"),
         )  # fmt: skip
     except wandb.Error as error:
         reason = " ".join(str(error).split())[:200]

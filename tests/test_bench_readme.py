@@ -49,6 +49,27 @@ def update() -> tuple[list[str], list[str]]:
     return rows, [f"{r['vocabulary']:,} tokens", f"differ by {r['gradient_difference']:g} at most"]
 
 
+def memory() -> tuple[list[str], list[str]]:
+    rows, mb = [], 1e6
+    for r in load("memory")["rows"]:
+        settings = {"precision": "fp32", "micro_tokens": 2000} | r["settings"]
+        names = [settings["precision"], f"LoRA {settings.get('lora_rank')}",
+                 "checkpointing"]  # fmt: skip
+        kept = [True, "lora_rank" in settings, "grad_checkpointing" in settings]
+        shown = ", ".join(name for name, keep in zip(names, kept) if keep)
+        planned = r["plan"]["peak"] - r["held"]
+        assert r["error"] == {
+            "passes": planned / r["passes"] - 1, "all": r["plan"]["peak"] / r["peak"] - 1,
+        } and r["peak"] == r["held"] + max(r["passes"], r["scoring"])  # fmt: skip
+        rows.append(f"| {r['model']}, {shown} | {settings['micro_tokens']:,} | "
+                    f"{r['held'] / mb:.0f} | {planned / mb:.0f} | {r['passes'] / mb:.0f} | "
+                    f"{100 * r['error']['passes']:+.1f} | {100 * r['error']['all']:+.1f} |")
+    ranges = [[100 * f(r["error"][k] for r in load("memory")["rows"]) for f in (min, max)]
+              for k in ("passes", "all")]  # fmt: skip
+    return rows, ["from {:.1f} to {:+.1f} % for the passes".format(*ranges[0]),
+                  "from {:.1f} to {:+.1f} % in all".format(*ranges[1])]  # fmt: skip
+
+
 def rollout() -> tuple[list[str], list[str]]:
     report, rows = load("rollout"), []
     for r in report["results"]:
@@ -144,6 +165,7 @@ def mutants() -> tuple[list[str], list[str]]:
 SECTIONS = {
     "Overhead of PaW": overhead,
     "Forward and backward passes": update,
+    "Memory before the start": memory,
     "Asynchronous rollout": rollout,
     "Scaling": scaling,
     "ALFWorld engine": engine,

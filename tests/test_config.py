@@ -39,7 +39,7 @@ OURS = dict(  # neither says; max_obs_tokens cuts nothing: Eq. 5-8 sum over all 
     eval_repeats=1, data="", device="auto", threads=1, precision="auto", shard=False,
     grad_checkpointing=True, attention="sdpa", ref_offload=False, sampler="vllm", vllm_memory=0.4,
     micro_tokens=16384, conflict_every=0, human_goals=False, retriever="", encoder="",
-    env_timeout=60.0, topk=3, lora_rank=0, world="home",
+    env_timeout=60.0, topk=3, lora_rank=0, world="home", track="none",
 )  # fmt: skip
 DECISIONS = dict(  # ALFWorld and WebShop
     groups=16, group_size=8, r_max=10.0, invalid_penalty=0.1, history_length=2,
@@ -79,7 +79,7 @@ def test_every_setting_of_the_paper_presets(env):
 @pytest.mark.parametrize("env", SCRIPTS)
 def test_presets_pass_their_own_check_and_the_first_is_tiny(env):
     regimes = ["sparse", "changed"] if env == "alfworld" else []
-    assert list(SCRIPTS[env].PRESETS) == ["tiny", *regimes, "paper"]
+    assert list(SCRIPTS[env].PRESETS) == ["tiny", *regimes, "paper", "24gb", "80gb"]
     for name in regimes:
         assert parse("--preset", name, env=env).name == f"alfworld-{name}-grpo-paw-seed0"
     for preset in SCRIPTS[env].PRESETS.values():

@@ -1,0 +1,161 @@
+"""Trackers: what TensorBoard and wandb show of a run, of a resumed one, and without the package.
+
+    python -m pytest tests/test_track.py
+
+With the real packages; wandb offline.
+"""
+
+import json
+import struct
+import sys
+import time
+
+import pytest
+
+from paw_min import session, track, train
+from paw_min.config import Config, UserError
+from paw_min.runs import Run, read_metrics
+from tests.test_train import numbers
+
+LINES = [{"update": k, "success": k / 10, "eval_success_types/pick": 1.0} for k in range(4)]
+
+
+def curves(folder) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    tags = events.Tags()["scalars"]
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in tags}
+
+
+def records(path) -> list[bytes]:
+    """Of a wandb file, which is a log of LevelDB: blocks of 32 KiB, with records in parts."""
+    data, at, found, parts = path.read_bytes(), 7, [], b""  # after ":W&B", magic, version
+    while at < len(data):
+        if 2**15 - at % 2**15 < 7:  # no room for a header
+            at += 2**15 - at % 2**15
+            continue
+        size, kind = struct.unpack("<HB", data[at + 4 : at + 7])  # after the checksum
+        parts += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            found.append(parts)
+            parts = b""
+    return found
+
+
+def offline(folder) -> list[list[dict]]:
+    """The lines that each process wrote; wandb's own process may still be writing."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    processes, deadline = [], time.monotonic() + 30
+    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        while True:
+            written = [Record.FromString(data) for data in records(path)]
+            if written and written[-1].HasField("exit"):
+                break
+            assert time.monotonic() < deadline, path
+            time.sleep(0.1)
+        lines = [{i.key or "/".join(i.nested_key): json.loads(i.value_json)
+                  for i in record.history.item} for record in written]  # fmt: skip
+        lines = [{k: v for k, v in line.items() if not k.startswith("_")} for line in lines]
+        processes.append([line for line in lines if line])
+    return processes
+
+
+@pytest.fixture
+def tracker(tmp_path, monkeypatch):
+    """A function that opens the tracker of a run in tmp_path."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    return lambda name, done: track.Tracker(Config(track=name, name="r"), tmp_path, done)
+
+
+def close(numbers) -> list:
+    return [(step, pytest.approx(value)) for step, value in numbers]  # TensorBoard has fp32
+
+
+def test_tensorboard_without_points_twice(tracker, tmp_path):
+    """A run killed after update 3, whose checkpoint is of update 1, repeats 2 and 3."""
+    first = tracker("tensorboard", [])
+    for line in LINES:
+        first.log(line)
+    assert curves(tmp_path)["success"] == close((k, k / 10) for k in range(4))  # without close()
+    again = tracker("tensorboard", LINES[:2])
+    for line in LINES[2:]:
+        again.log(line | {"success": 0.9})
+    again.close()
+    shown = curves(tmp_path)
+    assert shown["success"] == close([(0, 0.0), (1, 0.1), (2, 0.9), (3, 0.9)])
+    assert shown["eval_success_types/pick"] == [(k, 1.0) for k in range(4)]
+
+
+def test_a_tracker_that_is_new_to_a_run_gets_its_earlier_lines(tracker, tmp_path):
+    for name in ("tensorboard", "wandb"):
+        opened = tracker(name, LINES[:3])
+        opened.log(LINES[3])
+        opened.close()
+    assert curves(tmp_path)["success"] == close((k, k / 10) for k in range(4))
+    assert offline(tmp_path) == [LINES]
+
+
+def test_wandb_offline_resumes_the_same_run(tracker, tmp_path):
+    first = tracker("wandb", [])
+    for line in LINES[:2]:
+        first.log(line)
+    first.close()
+    again = tracker("wandb", LINES[:2])
+    for line in LINES[2:]:
+        again.log(line)
+    again.close()
+    name = (tmp_path / "wandb-id").read_text()
+    files = list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    assert len(name) == 32 and [path.name for path in files] == 2 * [f"run-{name}.wandb"]
+    assert offline(tmp_path) == [LINES[:2], LINES[2:]]
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_a_run_and_its_resumption(config, tmp_path, monkeypatch, name):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    train.train(config(name="plain", updates=2, eval_every=1))
+    assert not {"tensorboard", "wandb", "wandb-id"} & {x.name for x in (tmp_path / "plain").iterdir()}
+    train.train(config(track=name, updates=1, eval_every=1))
+    train.train(config(track=name, updates=2, eval_every=1))
+    lines = read_metrics(tmp_path / "r")
+    assert numbers(tmp_path / "r") == numbers(tmp_path / "plain")  # it changes no number
+    if name == "wandb":
+        assert [line for part in offline(tmp_path / "r") for line in part] == lines
+    else:
+        shown = curves(tmp_path / "r")
+        assert set(shown) == {key for line in lines for key in line}
+        for key, points in shown.items():
+            assert points == close((m["update"], m[key]) for m in lines if key in m)
+
+
+def test_only_rank_0_opens_one(config, tmp_path, monkeypatch):
+    monkeypatch.setattr("paw_min.distributed.rank", lambda: 1)
+    run = Run(config(track="tensorboard"))
+    assert run.restore(None, None) == 0
+    run.log({"update": 0})
+    run.close()
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_without_the_package(config, tmp_path, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    for start in (train.train, session.dry_run):
+        with pytest.raises(UserError, match=f"--track {name} needs {name}: pip install {name}, or"):
+            start(config(track=name))
+    assert not (tmp_path / "r").exists()
+    track.check_installed("none")
+
+
+def test_wandb_that_cannot_start(tracker, monkeypatch):
+    import wandb
+
+    def fail(**settings):
+        raise wandb.errors.UsageError("No API key\nconfigured")
+
+    monkeypatch.setattr(wandb, "init", fail)
+    with pytest.raises(UserError, match=r"\(No API key configured\): run wandb login, or set"):
+        tracker("wandb", [])
