@@ -117,7 +117,8 @@ def test_wandb_offline_resumes_the_same_run(tracker, tmp_path):
 def test_a_run_and_its_resumption(config, tmp_path, monkeypatch, name):
     monkeypatch.setenv("WANDB_MODE", "offline")
     train.train(config(name="plain", updates=2, eval_every=1))
-    assert not {"tensorboard", "wandb", "wandb-id"} & {x.name for x in (tmp_path / "plain").iterdir()}
+    names = {path.name for path in (tmp_path / "plain").iterdir()}
+    assert not {"tensorboard", "wandb", "wandb-id"} & names
     train.train(config(track=name, updates=1, eval_every=1))
     train.train(config(track=name, updates=2, eval_every=1))
     lines = read_metrics(tmp_path / "r")
