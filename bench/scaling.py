@@ -10,8 +10,11 @@ starts 1 and N processes alternately, twice each. Measured is the wall time of o
 from barrier to barrier, after a small update as a warm-up; the ratios are those of the sums. Each
 process computes with one thread and needs an idle core.
 
-CPU size: preset tiny with the stand-in model. --gpu: preset paper with vLLM and 16 groups of 8 per
-rank, Qwen2.5-1.5B-Instruct from the hub. --quick: one start each. Takes two minutes.
+CPU size: preset tiny with the stand-in model, each rank on a core of its own. What every rank
+repeats (Python, the optimizer) weighs more there than in large models. So the update of a model of
+the size LARGE is measured, too, on the same rows with the lengths of ALFWorld's in all starts.
+--gpu: preset paper with vLLM and 16 groups of 8 per rank, Qwen2.5-1.5B-Instruct from the
+hub. --quick: one start each. Takes three minutes.
 """
 
 import argparse
@@ -34,6 +37,9 @@ import paw_min  # noqa: F401 - before torch, for OMP_WAIT_POLICY
 # isort: split
 import torch
 import transformers
+from overhead import make_episodes
+from transformers import Qwen2Config
+from update import make_policy
 
 import run_webshop
 from paw_min import distributed
@@ -46,6 +52,8 @@ from paw_min.toy import default_data
 from paw_min.update import learn, prepare
 
 PARTS = ("rollout", "update", "whole")
+LARGE = dict(hidden_size=384, num_attention_heads=6, num_key_value_heads=2, intermediate_size=1536,
+             num_hidden_layers=6, vocab_size=2500, tie_word_embeddings=True)  # fmt: skip
 
 
 def work(gpu: bool, shares: int, draw: int, out: str) -> None:
@@ -53,6 +61,9 @@ def work(gpu: bool, shares: int, draw: int, out: str) -> None:
     preset, groups = ("paper", 16) if gpu else ("tiny", 4)
     cfg = Config(env="webshop", **run_webshop.PRESETS[preset])
     device = distributed.start("cuda" if gpu else "cpu")
+    if not gpu:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[distributed.rank() % len(cores)]})
     precision, folder = "bf16" if gpu else "fp32", start_model(cfg)
     torch.set_num_threads(1)
     tasks = find_tasks(cfg)
@@ -83,9 +94,24 @@ def work(gpu: bool, shares: int, draw: int, out: str) -> None:
                 "rows": len(rows.tokens),
                 "tokens": played.metrics["tokens_generated"],
             }
+    if not gpu:
+        line["large_update"] = large_update()
     if distributed.rank() == 0:
         Path(out).write_text(json.dumps(line))
     distributed.finish()
+
+
+def large_update() -> float:
+    """Seconds of one update of a model with random weights."""
+    policy = make_policy(Qwen2Config(**LARGE), "cpu", "fp32")
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=0.0)
+    cfg = Config(mini_batch=16, micro_tokens=2048, kl_coef=0.0)
+    for n_rows in (8, 32):  # the first is the warm-up
+        episodes = make_episodes("alfworld", "cpu", n_rows, LARGE["vocab_size"], seed=0)
+        start = now()
+        learn(cfg, policy, optimizer, prepare(cfg, policy, None, episodes), (0, 0))
+        seconds = now() - start
+    return seconds
 
 
 def now() -> float:
@@ -123,14 +149,15 @@ def main() -> None:
     for draw in range(1 if args.quick else 2):
         for ranks in lines:
             lines[ranks].append(launch(ranks, args, draw))
-    one, many = ({part: sum(line[part] for line in those) for part in (*PARTS, "rows", "tokens")}
+    parts = PARTS if args.gpu else (*PARTS, "large_update")
+    one, many = ({part: sum(line[part] for line in those) for part in (*parts, "rows", "tokens")}
                  for those in lines.values())  # fmt: skip
     report = {
         "command": "python bench/scaling.py" + " --gpu" * args.gpu + " --quick" * args.quick,
         "ranks": args.ranks,
         **{f"{part}_seconds": {1: round(one[part], 2), args.ranks: round(many[part], 2)}
-           for part in PARTS},
-        **{f"{part}_ratio": round(one[part] / many[part], 2) for part in PARTS},
+           for part in parts},
+        **{f"{part}_ratio": round(one[part] / many[part], 2) for part in parts},
         "whole_ratios": [round(a["whole"] / b["whole"], 2) for a, b in zip(*lines.values())],
         **{name: {1: one[name], args.ranks: many[name]} for name in ("rows", "tokens")},
         "device": torch.cuda.get_device_name() if args.gpu else f"CPU, {os.cpu_count()} cores",

@@ -87,12 +87,14 @@ def _fit(cfg: Config, policy: Policy, optimizer, rows: Rows, old, returns, seed_
     for mini in minis:
         n_tokens = sum(len(rows.tokens[i].response_ids) for i in mini)
         optimizer.zero_grad()
-        for batch in micro_batches(policy, rows.tokens, mini, no_obs, cfg.micro_tokens):
+        batches = list(micro_batches(policy, rows.tokens, mini, no_obs, cfg.micro_tokens))
+        for batch in batches:
             value, i = policy.critic(batch), batch.index  # (B, S)
             per_token = value_loss(value, fit(old[i], value), fit(returns[i], value))
             share = int(batch.response_mask.sum()) / n_tokens
             loss = share * losses.masked_mean(per_token, batch.response_mask)
-            loss.backward()
+            with distributed.gradient_sums(policy, now=batch is batches[-1] and not cfg.shard):
+                loss.backward()
             total += loss.item() / len(minis)
         gradient_step(cfg, policy, optimizer, rows, mini)
     return sum(distributed.all_gather([total]))

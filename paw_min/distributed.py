@@ -5,7 +5,8 @@
 Each rank has environments and a sampler of its own and plays whole groups. Then every rank gets
 the rows of all ranks (a few megabytes), so that group statistics, Eq. 4 and lambda_g come from the
 same numbers everywhere. Only forward and backward passes are split, by rows. Gradients are summed,
-not averaged: a row's weight is its part of the whole. Without torchrun there is one rank.
+not averaged: a row's weight is its part of the whole. The last backward pass of an optimizer step
+does it (with FSDP every pass: no rank stores a whole gradient). Without torchrun: one rank.
 """
 
 import os
@@ -19,10 +20,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from paw_min.config import UserError
 
 TIMEOUT = timedelta(hours=2)  # of a collective call; longer than the slowest rollout
+BUCKET = 2**23  # numbers: gradients are summed in parts of this size or more
 
 LOST = (
     "this rank lost the others: one of them ended (its own message says why); rerun the same "
@@ -92,6 +95,39 @@ def all_reduce(tensors: list[torch.Tensor]) -> None:
         with _lost_ranks():
             for tensor in tensors:
                 dist.all_reduce(tensor)
+
+
+@contextmanager
+def gradient_sums(module, now: bool):
+    """If now, sum the module's gradients over the ranks during the backward pass in this block.
+
+    The pass completes them in the same order on all ranks. The sum of a bucket runs while the pass
+    computes the next one.
+    """
+    bucket, sums = [], []
+
+    def add(p) -> None:
+        bucket.append(p.grad)
+        if sum(grad.numel() for grad in bucket) >= BUCKET:
+            start()
+
+    def start() -> None:
+        flat = parameters_to_vector(bucket)
+        vector_to_parameters(flat, bucket)  # the gradients are parts of `flat` from now on
+        bucket.clear()
+        with _lost_ranks():
+            sums.append(dist.all_reduce(flat, async_op=True))
+
+    trained = [p for p in module.parameters() if p.requires_grad and now and world() > 1]
+    hooks = [p.register_post_accumulate_grad_hook(add) for p in trained]
+    yield
+    for hook in hooks:
+        hook.remove()
+    if bucket:
+        start()
+    with _lost_ranks():
+        for one in sums:
+            one.wait()
 
 
 @contextmanager

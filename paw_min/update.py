@@ -86,11 +86,13 @@ def learn(cfg: Config, policy: Policy, optimizer, rows: Rows, seed_key: tuple) -
     metrics, bar = UpdateMetrics(len(minis)), progress_bar(n_rows, "update", "row")
     for mini in minis:  # line 5, over random rows of all groups
         optimizer.zero_grad()
-        for batch in micro_batches(policy, rows.tokens, mini, with_obs, cfg.micro_tokens):
+        batches = list(micro_batches(policy, rows.tokens, mini, with_obs, cfg.micro_tokens))
+        for batch in batches:
             terms = loss_terms(cfg, policy, rows, mini, batch, metrics)
             loss = sum(terms.values())  # line 11, Eq. 11: this micro-batch's part
             check_finite(loss, terms, rows, batch.index)
-            loss.backward()  # gradients of the micro-batches add up
+            with distributed.gradient_sums(policy, now=batch is batches[-1] and not cfg.shard):
+                loss.backward()  # gradients of the micro-batches add up
             bar.update(len(batch.index) * distributed.world())  # the ranks advance together
         metrics.add_step(gradient_step(cfg, policy, optimizer, rows, mini))
     bar.close()
@@ -198,9 +200,7 @@ def policy_loss(cfg: Config, logp, old_logp, advantage, mask) -> tuple[Tensor, d
 
 
 def gradient_step(cfg: Config, policy: Policy, optimizer, rows: Rows, mini: list[int]) -> Tensor:
-    """Sum the gradients over the ranks, clip them, and step -> their norm before clipping, ()."""
-    if not cfg.shard:  # FSDP has summed them in the backward passes
-        distributed.all_reduce([p.grad for p in policy.parameters() if p.grad is not None])
+    """Clip the gradients, summed over the ranks, and step -> their norm before clipping, ()."""
     norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), cfg.grad_clip)
     norm = norm.full_tensor() if cfg.shard else norm
     if not torch.isfinite(norm):

@@ -1,18 +1,23 @@
-"""What each rank of tests/test_dist.py does: `torchrun ... -m tests.dist_jobs OUT`, and each of
-tests/test_critic.py: `... -m tests.dist_jobs ppo OUT`.
+"""What each rank of tests/test_dist.py does: `torchrun ... -m tests.dist_jobs OUT`, or `...
+resume FOLDER`, or `... resume-sharded FOLDER`, and each of tests/test_critic.py: `... ppo OUT`.
 
 In one process, without torchrun, the same functions give the numbers to compare with.
 """
 
 import sys
+from contextlib import contextmanager
+from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 
 from paw_min import distributed
 from paw_min.config import Config
 from paw_min.conflict import gradient_conflict
 from paw_min.critic import learn_values
 from paw_min.model.lora import full_weights
+from paw_min.model.policy import load_policy
+from paw_min.runs import Run
 from paw_min.update import learn, prepare
 from tests.test_lora import with_adapters
 from tests.test_policy import make_policy
@@ -22,6 +27,7 @@ EPISODES = make_episodes(n_groups=4, size=3)
 CASES = {
     "mini-batches": dict(mini_batch=7, kl_coef=0.1, entropy_coef=0.01),
     "one batch": dict(mini_batch=0, select_ratio=0.3, algo="gigpo"),
+    "accumulation": dict(mini_batch=0, micro_tokens=40),
     "fewer rows than ranks": dict(mini_batch=2, micro_tokens=20),
     "baseline": dict(mini_batch=9, paw=False),
     "LoRA": dict(mini_batch=7, kl_coef=0.1, lora_rank=4),
@@ -48,13 +54,50 @@ def updated(settings: dict, shard: bool = False) -> dict:
         distributed.shard(policy)
     trained = {n: p for n, p in policy.named_parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(trained.values(), lr=cfg.lr, eps=1e-6)
-    metrics = update(cfg, policy, reference, optimizer, EPISODES, (0, 0))
+    with watched() as events:
+        metrics = update(cfg, policy, reference, optimizer, EPISODES, (0, 0))
     return {
+        "events": events,
         "metrics": {k: v for k, v in metrics.items() if not k.startswith("seconds")},
         "gradients": {n: whole(p.grad) for n, p in trained.items()},
         "weights": {n: whole(p).detach() for n, p in policy.named_parameters()},
         "merged": dict(full_weights(policy.model)),
     }
+
+
+@contextmanager
+def watched():
+    """Backward passes, with the sums over the ranks that start in them: "(" "sum" ... ")"."""
+    events, backward, all_reduce = [], torch.Tensor.backward, dist.all_reduce
+
+    def watched_backward(loss):
+        events.append("(")
+        backward(loss)
+        events.append(")")
+
+    def watched_sum(*args, **options):
+        events.append("sum")
+        return all_reduce(*args, **options)
+
+    with patch.object(torch.Tensor, "backward", watched_backward):
+        with patch.object(dist, "all_reduce", watched_sum):
+            yield events
+
+
+def resume(folder: str, shard: bool = False) -> dict[str, torch.Tensor]:
+    """One more update of the run in `folder`, from its checkpoint to the next -> weights."""
+    cfg = Config(**BASE | dict(mini_batch=7, precision="fp32", shard=shard, out=folder, name="r"))
+    with distributed.rank_0_first():
+        run = Run(cfg)
+    checkpoint = run.checkpoint()
+    policy = load_policy(str(checkpoint)) if checkpoint else make_policy()
+    if shard:
+        distributed.shard(policy)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.lr, eps=1e-6)
+    done = run.restore(policy, optimizer)
+    update(cfg, policy, None, optimizer, EPISODES, (0, done))
+    run.save(policy, optimizer, done + 1)
+    return {n: whole(p).detach() for n, p in policy.named_parameters()}
 
 
 def ppo_updated(shard: bool) -> dict:
@@ -78,6 +121,11 @@ def ppo_updated(shard: bool) -> dict:
 def main() -> None:
     torch.set_num_threads(1)
     distributed.start("cpu")
+    distributed.BUCKET = 5000  # several in the small model
+    if sys.argv[1].startswith("resume"):
+        resume(sys.argv[2], shard=sys.argv[1] == "resume-sharded")
+        distributed.finish()
+        return
     if sys.argv[1] == "ppo":
         results = {"replicated": ppo_updated(shard=False), "sharded": ppo_updated(shard=True)}
         if distributed.rank() == 0:

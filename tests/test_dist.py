@@ -5,6 +5,8 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import socket
@@ -17,12 +19,14 @@ import pytest
 import torch
 
 from paw_min import distributed, runs
+from paw_min.model.policy import load_policy
 from paw_min.toy import default_model
 from paw_min.toy import webshop_shops as shops
-from tests.dist_jobs import CASES, updated
+from tests.dist_jobs import CASES, resume, updated
 from tests.test_policy import make_policy
 
 ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 SMALL = dict(
     groups=3, group_size=2, updates=2, eval_every=1, eval_tasks=4, max_turns=3, mini_batch=6,
@@ -37,16 +41,15 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def command(n: int, *script, nodes: tuple[int, int] = (1, 0), port: int = 0) -> list[str]:
-    """torchrun with n processes on each node; nodes: (how many, which one is this)."""
-    flags = ["--nproc-per-node", n, "--nnodes", nodes[0], "--node-rank", nodes[1]]
-    flags += ["--master-addr", "127.0.0.1", "--master-port", port or free_port()]
-    return [str(x) for x in [*TORCHRUN, *flags, *script]]
+def start(n: int, *script) -> subprocess.Popen:
+    """torchrun with n processes."""
+    flags = ["--nproc-per-node", n, "--master-addr", "127.0.0.1", "--master-port", free_port()]
+    return launch([*TORCHRUN, *flags, *script])
 
 
-def start(*args, **kwargs) -> subprocess.Popen:
+def launch(command: list) -> subprocess.Popen:
     return subprocess.Popen(
-        command(*args, **kwargs), cwd=ROOT, text=True, stdout=subprocess.PIPE,
+        list(map(str, command)), cwd=ROOT, text=True, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
@@ -99,6 +102,26 @@ def test_bf16_passes_over_fp32_weights(together, how, case):
         distance = (rounded["gradients"][name] - gradient).norm() / gradient.norm()
         assert 1e-3 < distance < 0.15, name
         assert rounded["weights"][name].dtype == rounded["gradients"][name].dtype == torch.float32
+
+
+def test_only_the_last_pass_of_a_step_sums_gradients_while_it_runs(together):
+    """Without FSDP. A step: passes without sums, and one during which sums of buckets start."""
+    events = "".join(together["replicated"]["accumulation"]["events"])
+    assert re.fullmatch(r"(sum)*(\(\)){2,}\((sum){2,}\)(sum)?", events)
+
+
+def test_a_checkpoint_fits_any_number_of_ranks(tmp_path):
+    """FSDP2 on three ranks, one process, FSDP2 on two, three without: one update each."""
+    for n, how in ((3, "resume-sharded"), (1, ""), (2, "resume-sharded"), (3, "resume")):
+        if n == 1:
+            resume(str(tmp_path / "several"))
+        else:
+            finish(start(n, "-m", "tests.dist_jobs", how, tmp_path / "several"))
+    for _ in range(4):
+        expected = resume(str(tmp_path / "one"))
+    saved = load_policy(str(runs.newest_checkpoint(tmp_path / "several" / "r")))
+    for name, weight in saved.named_parameters():  # four updates at a learning rate of 1e-3
+        torch.testing.assert_close(weight, expected[name], atol=1e-4, rtol=0)
 
 
 def test_without_torchrun_there_is_one_rank():
@@ -172,12 +195,17 @@ def test_vllm_on_sharded_ranks_then_one_that_is_whole(script, tmp_path, rank):
 
 
 def test_two_launchers_are_one_run(script, one_rank, tmp_path):
-    """The README's recipe for two nodes, both of them this machine."""
-    port = free_port()
-    nodes = [
-        start(1, *script, f"--out={tmp_path}", nodes=(2, node), port=port) for node in range(2)
-    ]
+    """The README's commands for two nodes, with small sizes and both nodes on this machine."""
+    shown = re.findall(r"^ {4}(torchrun --nnodes 2 .*?) *#.*$", README, re.M)
+    here = {"HOST": "127.0.0.1", "29500": str(free_port()), "4": "1", "SHARED": str(tmp_path)}
+    nodes = []
+    for line in shown:
+        flags = [here.get(word, word) for word in shlex.split(line)]
+        cut = flags.index("run_alfworld.py")  # ... --preset paper --data DIR --out SHARED
+        assert flags[cut + 1 : -2] == ["--preset", "paper", "--data", "DIR"]
+        nodes.append(launch([*TORCHRUN, *flags[1:cut], *script, *flags[-2:]]))
     outputs = [finish(node) for node in nodes]
+    assert len(outputs) == 2
     assert "2 ranks" in outputs[0] and "2 ranks" not in outputs[1]
     assert same(numbers(tmp_path / "r"), one_rank[:3])
 
