@@ -1,6 +1,6 @@
 """Time and memory that PaW adds to GRPO in one update on the same rows.
 
-    python bench/overhead.py [--quick] [--gpu] [--out bench/results/overhead.json]
+    python bench/overhead.py [--shape alfworld webshop] [--quick] [--gpu] [--out FILE]
 
 The paper measures a whole step of ALFWorld with Qwen2.5-1.5B, rollout included: +2.1 % time and
 +2.4 % peak memory (Fig. 5). This script measures the update alone (update.prepare and
@@ -29,10 +29,12 @@ reference are skipped, since they need less. The rows of that micro-batch and it
 random, so the result is averaged over DRAWS draws of rows and entropies; `memory_draws` has the
 difference in each.
 
---quick: one turn instead of six. Takes four minutes.
+--quick: one turn instead of six. --tiny: a rehearsal for bench/gpu.sh, in one process; its numbers
+mean nothing. Takes four minutes.
 """
 
 import argparse
+import gc
 import json
 import os
 import statistics
@@ -173,6 +175,7 @@ class Bench:
 def peak(shape: str, device: str, paw: bool, seed: int) -> int:
     """The peak of all tensors in an update, in bytes."""
     if device == "cuda":
+        gc.collect()  # the models of the last draw
         torch.cuda.reset_peak_memory_stats()
         Bench(shape, device, "memory", seed).first_micro_batch(paw)
         return torch.cuda.max_memory_allocated()
@@ -241,9 +244,18 @@ def summary(timing: dict, peaks: dict, tokens: int) -> dict:
     }  # fmt: skip
 
 
+def make_tiny() -> None:
+    global DRAWS
+    SMALL.update(hidden_size=16, intermediate_size=32, num_hidden_layers=1)
+    ROWS["cpu"], DRAWS = 8, 1
+    MINI_BATCHES.update(alfworld=8, webshop=8)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--shape", nargs="+", default=["alfworld", "webshop"], help="of the rows")
     parser.add_argument("--quick", action="store_true", help="one turn instead of six")
+    parser.add_argument("--tiny", action="store_true", help="a rehearsal of a few seconds")
     parser.add_argument("--gpu", action="store_true", help="the size of Qwen2.5-1.5B, on a GPU")
     parser.add_argument("--out", default="bench/results/overhead.json")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)  # shape, what
@@ -253,11 +265,16 @@ def main():
         print(json.dumps(measure(*args.child, device, turns)))
         return
 
+    if args.tiny:
+        make_tiny()
     flags = ["--quick"] * args.quick + ["--gpu"] * args.gpu
     report = {"command": " ".join(["python bench/overhead.py", *flags])}
-    for shape in ("alfworld", "webshop"):
-        peaks = child(__file__, "memory", *flags, "--child", shape, "memory")
-        timing = child(__file__, "time", *flags, "--child", shape, "time")
+    for shape in args.shape:
+        if args.tiny:
+            peaks, timing = (measure(shape, what, device, 1) for what in ("memory", "time"))
+        else:
+            peaks = child(__file__, "memory", *flags, "--child", shape, "memory")
+            timing = child(__file__, "time", *flags, "--child", shape, "time")
         rows = make_rows(shape, ROWS[device], 10, SCALE[device])
         tokens = sum(len(r.prompt_ids) + len(r.response_ids) for r in rows)
         report[shape] = summary(timing, peaks, tokens)

@@ -27,7 +27,8 @@ Each measurement runs in a process of its own. Tokens are counted without paddin
 of one thread (GPU: seconds), the best of --repeats. Memory: the peak of the tensors in a pass,
 without weights and gradients. Losses and gradients are compared with ours: |difference| /
 |gradient|, worst parameter. A benchmark takes two to six minutes; the results of the others are
-kept. TRL is in requirements-test.txt.
+kept. TRL is in requirements-test.txt; left out if it is not installed. --tiny: a rehearsal for
+bench/gpu.sh, in one process and without TRL; its numbers mean nothing.
 """
 
 import argparse
@@ -43,6 +44,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
@@ -56,7 +58,6 @@ import paw_min  # noqa: F401 - before torch, for OMP_WAIT_POLICY
 # isort: split
 import torch
 import transformers
-from accelerate import Accelerator
 from tokenizers import Tokenizer, models
 from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -174,6 +175,7 @@ def plain_parts(policy: Policy, rows, with_obs, widths: Widths, batches):
 
 def trl_parts(policy: Policy, rows, with_obs, widths: Widths, batches):
     """The same by TRL. Observations are part of the completions, as in its multi-turn rollouts."""
+    from accelerate import Accelerator
     from trl import GRPOTrainer
     from trl.trainer.utils import add_fused_lm_head
 
@@ -342,10 +344,17 @@ def write(report: dict, out: str) -> None:
     print(f"\nWritten to {out}")
 
 
+def make_tiny() -> None:
+    global VOCABULARY, GENERATION_BATCH, MINI_BATCH
+    VOCABULARY, GENERATION_BATCH, MINI_BATCH = 500, 8, 8
+    REST.update(intermediate_size=32, num_hidden_layers=1)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("shape", choices=SHAPES, help="lengths of the rows")
     parser.add_argument("--gpu", action="store_true", help="the size of Qwen2.5-1.5B, on a GPU")
+    parser.add_argument("--tiny", action="store_true", help="a rehearsal of a few seconds")
     parser.add_argument("--repeats", type=int, default=1, help="time: the best of so many")
     parser.add_argument("--out", type=Path, default="bench/results/update.json")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)  # variant, what, gradient file
@@ -356,15 +365,22 @@ def main():
         print(json.dumps(measure(args.shape, variant, what, device, Path(samples))))
         return
 
+    if args.tiny:
+        make_tiny()
     flags = ["--gpu"] * args.gpu
     variants = [v for v in PARTS if v != "plain" or args.shape == "alfworld"]
     variants = [v for v in variants if v != "trl_valid" or device == "cpu"]
+    if args.tiny or not find_spec("trl"):
+        variants = [v for v in variants if not v.startswith("trl")]
     seconds, peak, result, apart = {}, {}, {}, {}
     with tempfile.TemporaryDirectory() as folder:
 
         def run(variant: str, what: str) -> dict:
             samples = Path(folder) / variant
-            one = child(__file__, what, args.shape, *flags, "--child", variant, what, samples)
+            if args.tiny:
+                one = measure(args.shape, variant, what, device, samples)
+            else:
+                one = child(__file__, what, args.shape, *flags, "--child", variant, what, samples)
             shown = f"{one['seconds']:.1f} s" if what == "time" else f"{one['peak_mb']:.0f} MB"
             print(f"{variant:10} {shown}", flush=True)
             return one
@@ -391,7 +407,7 @@ def main():
         "gradient_difference": {v: float(f"{x:.1e}") for v, x in apart.items()},
         "loss_difference": {v: abs(result[v]["loss"] - ours["loss"]) for v in apart},
         "device": ours["device"],
-        "versions": ours["versions"] | {"trl": version("trl")},
+        "versions": ours["versions"] | ({"trl": version("trl")} if "trl" in variants else {}),
     }
     kept = json.loads(args.out.read_text()) if args.out.exists() else {}
     kept = {shape: kept[shape] for shape in SHAPES if shape in kept} | {args.shape: report}

@@ -1,0 +1,276 @@
+"""Parts of bench/gpu.sh that no other script measures, and the table of all its results.
+
+    python bench/gpu.py {correctness,roofline,lora} [--tiny] --out FILE
+    python bench/gpu.py table FOLDER
+
+correctness   The stand-in model, trained weights of 0.9 M parameters. Sampler against trainer in
+              bf16: mean difference of log-probabilities, in nats per token. Gradients of packed
+              rows against padded ones, fp32 and bf16: |difference| / |gradient|. Checkpoint: two
+              updates with one between them that a CPU loads and writes again, against two without:
+              largest difference of a weight, in learning rates.
+roofline      Forward and backward passes at the size of Qwen2.5-1.5B, random weights, bf16, rows
+              with the lengths of ALFWorld and WebShop: tokens per second, and as fraction of what
+              the device would do at the speed of a large bf16 matrix product. Counted are matrix
+              products and attention, with the recomputation of the activations.
+lora          The same model with LoRA of rank 16 on a card that is limited to 24 GB: peak memory of
+              an update of ALFWorld's rows with PaW and KL, at 8,192 tokens per pass.
+
+--tiny: small sizes on a CPU, a rehearsal. Its numbers mean nothing.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import deque
+from importlib.util import find_spec
+from pathlib import Path
+
+GIB = 2**30
+CARD = 24 * GIB  # of the part lora
+RANK, LR = 16, 1e-4
+BOUNDS = {"fp32": 1e-3, "bf16": 0.15}  # of packed against padded, as in tests/test_dist.py
+TITLES = {"alfworld": "ALFWorld", "webshop": "WebShop", "search": "search"}
+
+
+def correctness(device: str, tiny: bool) -> dict:
+    from paw_min.toy import default_model
+
+    folder = default_model("alfworld")
+    report = {"gap_bf16": sampler_gaps(folder, device, tiny)}
+    report["packed"] = packed_differences(folder, device)
+    report["checkpoint"] = checkpoint_difference(folder, device)
+    if report["checkpoint"] > 0.1 or any(
+        not x < BOUNDS[name.split()[-1]] for name, x in report["packed"].items()
+    ):
+        raise SystemExit(f"Differences that rounding does not explain: {report}")
+    return report
+
+
+def sampler_gaps(folder: str, device: str, tiny: bool) -> dict[str, float]:
+    """{sampler: mean |log pi - log mu| in nats per token}; more than rounding is an error."""
+    from update import make_rows
+
+    from paw_min.config import Config
+    from paw_min.model.policy import load_policy
+    from paw_min.model.sampler import HFSampler, Request
+    from paw_min.model.scoring import check_sync
+    from paw_min.model.vllm_sampler import VLLMSampler
+    from paw_min.rollout import Episode
+
+    samplers = {}
+    if find_spec("vllm") and not tiny:  # before the policy: it measures the free memory
+        samplers["vllm"] = VLLMSampler(folder, 1024, "bf16", 0.3, 0)
+    samplers["transformers"] = HFSampler()
+    policy = load_policy(folder, device=device, precision="bf16")
+    rows = make_rows("alfworld", 4 if tiny else 64, len(policy.tokenizer), scale=0.5)
+    episodes = [Episode("", i, i, [row]) for i, row in enumerate(rows)]  # a group each
+    gaps = {}
+    for name, sampler in samplers.items():
+        with sampler.sync(policy):
+            queue = deque(Request(i, row.prompt_ids, i) for i, row in enumerate(rows))
+            for finished in sampler.generate(queue, 1.0, 8 if tiny else 64):
+                for r in finished:
+                    rows[r.slot].response_ids, rows[r.slot].response_logps = r.ids, r.logps
+        gaps[name] = check_sync(Config(), policy, episodes, 0)
+        sampler.close()
+    return gaps
+
+
+def packed_differences(folder: str, device: str) -> dict[str, float]:
+    """{attention and precision: relative distance from the gradient of padded rows}."""
+    import torch
+    from update import joint_loss, make_rows
+
+    from paw_min.model.batches import micro_batches
+    from paw_min.model.policy import load_policy
+
+    def gradient(attention: str, precision: str, packed: bool) -> torch.Tensor:
+        policy = load_policy(folder, 1.0, device, precision, attention).train()
+        policy.packed = packed
+        rows = make_rows("alfworld", 8, len(policy.tokenizer), scale=0.25)
+        advantage = torch.linspace(-1, 1, len(rows)).to(device)  # (N,)
+        n_tokens = sum(len(row.response_ids) for row in rows)
+        for batch in micro_batches(policy, rows, [*range(8)], [True] * 8, 1024):
+            scored = (*policy(batch), batch.response_mask, batch.obs_mask)
+            joint_loss(*scored, advantage[batch.index], n_tokens, len(rows)).backward()
+        return torch.cat([p.grad.flatten() for p in policy.parameters()])
+
+    pairs = [("sdpa", "fp32"), ("sdpa", "bf16")]
+    if find_spec("flash_attn") and device == "cuda":
+        pairs.append(("flash_attention_2", "bf16"))
+    found = {}
+    for attention, precision in pairs:
+        padded, packed = gradient("sdpa", precision, False), gradient(attention, precision, True)
+        found[f"{attention} {precision}"] = ((packed - padded).norm() / padded.norm()).item()
+    return found
+
+
+def checkpoint_difference(folder: str, device: str) -> float:
+    """Largest difference of a weight after two updates, in learning rates."""
+    import torch
+    from overhead import make_episodes
+
+    from paw_min.config import Config
+    from paw_min.model.policy import load_policy
+    from paw_min.runs import Run
+    from paw_min.update import learn, prepare
+
+    with tempfile.TemporaryDirectory() as out:
+        cfg = Config(out=out, name="r", mini_batch=0, kl_coef=0.0, lr=LR)
+        run = Run(cfg)
+
+        def load(where: str):
+            policy = load_policy(str(run.checkpoint() or folder), device=where).train()
+            optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.lr)
+            run.restore(policy, optimizer)
+            return policy, optimizer
+
+        def update(policy, optimizer, k: int) -> None:
+            episodes = make_episodes("alfworld", "cpu", 16, len(policy.tokenizer), seed=k)
+            learn(cfg, policy, optimizer, prepare(cfg, policy, None, episodes), (0, k))
+
+        straight = load(device)
+        update(*straight, 1)
+        run.save(*straight, 1)
+        update(*straight, 2)
+        run.save(*load("cpu"), 1)
+        resumed = load(device)
+        update(*resumed, 2)
+        pairs = zip(straight[0].parameters(), resumed[0].parameters(), strict=True)
+        return max((a - b).abs().max().item() for a, b in pairs) / LR
+
+
+def model_config(tiny: bool):
+    from transformers import Qwen2Config
+    from update import NARROW, QWEN, REST, VOCABULARY
+
+    if tiny:
+        small = dict(intermediate_size=64, num_hidden_layers=2, tie_word_embeddings=True)
+        return Qwen2Config(vocab_size=500, **NARROW, **small)
+    return Qwen2Config(vocab_size=VOCABULARY, **QWEN, **REST)
+
+
+def roofline(device: str, tiny: bool) -> dict:
+    import torch
+    from overhead import make_episodes
+    from torch.utils.flop_counter import FlopCounterMode
+    from update import make_policy, now
+
+    from paw_min.config import Config
+    from paw_min.update import learn, prepare
+
+    n = 256 if tiny else 8192
+    a, peak = torch.randn(n, n, device=device, dtype=torch.bfloat16), 0.0
+    for _ in range(8):
+        start = now(device)
+        a @ a
+        peak = max(peak, 2 * n**3 / (now(device) - start))
+    config = model_config(tiny)
+    policy, report = make_policy(config, device, "bf16"), {"matmul_tflops": peak / 1e12}
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6)
+    cfg = Config(mini_batch=0, kl_coef=0.0, select_ratio=1.0)  # a single step without an old pass
+    for shape in ("alfworld", "webshop"):
+        episodes = make_episodes(shape, device, 16 if tiny else 128, config.vocab_size, seed=0)
+        rows = prepare(cfg, policy, None, episodes)
+        with FlopCounterMode(display=False) as counter:
+            metrics = learn(cfg, policy, optimizer, rows, (0, 0))
+        seconds = []
+        for _ in range(1 if tiny else 3):
+            start = now(device)
+            learn(cfg, policy, optimizer, rows, (0, 0))
+            seconds.append(now(device) - start)
+        speed = counter.get_total_flops() / min(seconds)
+        report[shape] = {"tokens_per_s": metrics["tokens_trained"] / min(seconds),
+                         "tflops": speed / 1e12, "fraction": speed / peak}  # fmt: skip
+    return report
+
+
+def lora(device: str, tiny: bool) -> dict:
+    import torch
+    from overhead import make_episodes
+    from update import make_policy, tensor_peak
+
+    from paw_min.config import Config
+    from paw_min.model.lora import attach
+    from paw_min.update import learn, prepare
+
+    config = model_config(tiny)
+    if device == "cuda":
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, CARD / total))
+
+    def run() -> int:
+        policy = make_policy(config, device, "bf16")
+        attach(policy.model, RANK, "bf16", 0, None)
+        trained = [p for p in policy.parameters() if p.requires_grad]
+        cfg = Config(mini_batch=8 if tiny else 64, micro_tokens=8192, lora_rank=RANK)
+        episodes = make_episodes("alfworld", device, 16 if tiny else 128, config.vocab_size, 0)
+        rows = prepare(cfg, policy, policy, episodes)
+        learn(cfg, policy, torch.optim.AdamW(trained, lr=LR), rows, (0, 0))
+        return sum(p.numel() for p in trained)
+
+    trained, peak = tensor_peak(run, device)
+    return {"peak_gib": peak / GIB, "card_gib": CARD / GIB, "trained_parameters": trained}
+
+
+def table(folder: Path) -> str:
+    """All results of a folder, as Markdown; parts without a file are not run."""
+    found = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    lines = ["| part | what | measured | target |", "|---|---|---|---|"]
+
+    def add(part: str, what: str, measured: str, target: str = "-") -> None:
+        lines.append(f"| {part} | {what} | {measured} | {target} |")
+
+    if r := found.get("correctness"):
+        for name, gap in r["gap_bf16"].items():
+            add("correctness", f"{name} against the trainer, nats per token", f"{gap:.1e}", "0.1")
+        for name, x in r["packed"].items():
+            target = f"{BOUNDS[name.split()[-1]]:g}"
+            add("correctness", f"packed against padded gradients, {name}", f"{x:.1e}", target)
+        add("correctness", "checkpoint to and fro, steps", f"{r['checkpoint']:.1e}", "0.1")
+    for shape, title in TITLES.items():
+        if r := found.get(f"overhead-{shape}"):
+            percent = r[shape]["percent"]
+            for what in ("time", "memory"):
+                value, aim = f"{percent[what]:+.1f} %", f"{percent['aim']:+.1f} %"
+                add("overhead", f"PaW on {title}'s rows, {what}", value, aim)
+        if r := found.get(f"update-{shape}"):
+            for name, ratio in r[shape]["speed_ratio"].items():
+                what, memory = f"{name}, {title}", r[shape]["memory_ratio"][name]
+                add("update", f"speed over {what}", f"{ratio:.2f}", "2")
+                add("update", f"memory over {what}", f"{memory:.2f}", "0.5")
+        if r := found.get("roofline", {}).get(shape):
+            add("roofline", f"{title}'s rows, tokens per second", f"{r['tokens_per_s']:,.0f}")
+            add("roofline", f"{title}'s rows, fraction of a matmul", f"{r['fraction']:.2f}")
+    for r in found.get("rollout", {}).get("results", []):
+        what = f"idle {r['sampler']}, delays of {r['mean_delay_s']} s"
+        add("rollout", what, f"{100 * r['idle']['ours']:.0f} %")
+    if r := found.get("lora"):
+        add("lora", "peak, GiB", f"{r['peak_gib']:.2f}", f"{r['card_gib']:.0f}")
+    return "\n".join(lines) + "\n"
+
+
+PARTS = {"correctness": correctness, "roofline": roofline, "lora": lora}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("part", choices=[*PARTS, "table"])
+    parser.add_argument("folder", nargs="?", type=Path, help="table: the results")
+    parser.add_argument("--gpu", action="store_true", help="the size of Qwen2.5-1.5B, on a GPU")
+    parser.add_argument("--tiny", action="store_true", help="a rehearsal on a CPU")
+    parser.add_argument("--out", type=Path, help="file to write")
+    args = parser.parse_args()
+    if args.part == "table":
+        print(table(args.folder), end="")
+        return
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from update import versions, write
+
+    device = "cpu" if args.tiny else "cuda"
+    write(PARTS[args.part](device, args.tiny) | versions(device), args.out)
+
+
+if __name__ == "__main__":
+    main()
