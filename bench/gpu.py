@@ -1,7 +1,6 @@
-"""Parts of bench/gpu.sh that no other script measures, and the table of all its results.
+"""The parts of bench/gpu.sh that no other script measures.
 
-    python bench/gpu.py {correctness,roofline,lora} [--tiny] --out FILE
-    python bench/gpu.py table FOLDER
+    python bench/gpu.py {correctness,roofline,lora} {--gpu,--tiny} --out FILE
 
 correctness   The stand-in model, trained weights of 0.9 M parameters. Sampler against trainer in
               bf16: mean difference of log-probabilities, in nats per token. Gradients of packed
@@ -13,29 +12,60 @@ roofline      Forward and backward passes at the size of Qwen2.5-1.5B, random we
               the device would do at the speed of a large bf16 matrix product. Counted are matrix
               products and attention, with the recomputation of the activations.
 lora          The same model with LoRA of rank 16 on a card that is limited to 24 GB: peak memory of
-              an update of ALFWorld's rows with PaW and KL, at 8,192 tokens per pass.
+              an update of ALFWorld's rows with PaW and KL, 8,192 tokens per pass, no sampler.
 
 --tiny: small sizes on a CPU, a rehearsal. Its numbers mean nothing.
 """
 
 import argparse
-import json
 import sys
 import tempfile
 from collections import deque
 from importlib.util import find_spec
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import paw_min  # noqa: F401 - before torch, for OMP_WAIT_POLICY
+
+# isort: split
+import torch
+from overhead import make_episodes
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import Qwen2Config
+from update import (
+    NARROW,
+    QWEN,
+    REST,
+    VOCABULARY,
+    joint_loss,
+    make_policy,
+    make_rows,
+    now,
+    tensor_peak,
+    versions,
+    write,
+)
+
+from paw_min.config import Config
+from paw_min.model.batches import micro_batches
+from paw_min.model.lora import attach
+from paw_min.model.policy import load_policy
+from paw_min.model.sampler import HFSampler, Request
+from paw_min.model.scoring import check_sync
+from paw_min.model.vllm_sampler import VLLMSampler
+from paw_min.rollout import Episode
+from paw_min.runs import Run
+from paw_min.toy import default_model
+from paw_min.update import learn, prepare
+
 GIB = 2**30
 CARD = 24 * GIB  # of the part lora
 RANK, LR = 16, 1e-4
 BOUNDS = {"fp32": 1e-3, "bf16": 0.15}  # of packed against padded, as in tests/test_dist.py
-TITLES = {"alfworld": "ALFWorld", "webshop": "WebShop", "search": "search"}
 
 
 def correctness(device: str, tiny: bool) -> dict:
-    from paw_min.toy import default_model
-
     folder = default_model("alfworld")
     report = {"gap_bf16": sampler_gaps(folder, device, tiny)}
     report["packed"] = packed_differences(folder, device)
@@ -49,15 +79,6 @@ def correctness(device: str, tiny: bool) -> dict:
 
 def sampler_gaps(folder: str, device: str, tiny: bool) -> dict[str, float]:
     """{sampler: mean |log pi - log mu| in nats per token}; more than rounding is an error."""
-    from update import make_rows
-
-    from paw_min.config import Config
-    from paw_min.model.policy import load_policy
-    from paw_min.model.sampler import HFSampler, Request
-    from paw_min.model.scoring import check_sync
-    from paw_min.model.vllm_sampler import VLLMSampler
-    from paw_min.rollout import Episode
-
     samplers = {}
     if find_spec("vllm") and not tiny:  # before the policy: it measures the free memory
         samplers["vllm"] = VLLMSampler(folder, 1024, "bf16", 0.3, 0)
@@ -79,11 +100,6 @@ def sampler_gaps(folder: str, device: str, tiny: bool) -> dict[str, float]:
 
 def packed_differences(folder: str, device: str) -> dict[str, float]:
     """{attention and precision: relative distance from the gradient of padded rows}."""
-    import torch
-    from update import joint_loss, make_rows
-
-    from paw_min.model.batches import micro_batches
-    from paw_min.model.policy import load_policy
 
     def gradient(attention: str, precision: str, packed: bool) -> torch.Tensor:
         policy = load_policy(folder, 1.0, device, precision, attention).train()
@@ -108,14 +124,6 @@ def packed_differences(folder: str, device: str) -> dict[str, float]:
 
 def checkpoint_difference(folder: str, device: str) -> float:
     """Largest difference of a weight after two updates, in learning rates."""
-    import torch
-    from overhead import make_episodes
-
-    from paw_min.config import Config
-    from paw_min.model.policy import load_policy
-    from paw_min.runs import Run
-    from paw_min.update import learn, prepare
-
     with tempfile.TemporaryDirectory() as out:
         cfg = Config(out=out, name="r", mini_batch=0, kl_coef=0.0, lr=LR)
         run = Run(cfg)
@@ -142,9 +150,6 @@ def checkpoint_difference(folder: str, device: str) -> float:
 
 
 def model_config(tiny: bool):
-    from transformers import Qwen2Config
-    from update import NARROW, QWEN, REST, VOCABULARY
-
     if tiny:
         small = dict(intermediate_size=64, num_hidden_layers=2, tie_word_embeddings=True)
         return Qwen2Config(vocab_size=500, **NARROW, **small)
@@ -152,14 +157,6 @@ def model_config(tiny: bool):
 
 
 def roofline(device: str, tiny: bool) -> dict:
-    import torch
-    from overhead import make_episodes
-    from torch.utils.flop_counter import FlopCounterMode
-    from update import make_policy, now
-
-    from paw_min.config import Config
-    from paw_min.update import learn, prepare
-
     n = 256 if tiny else 8192
     a, peak = torch.randn(n, n, device=device, dtype=torch.bfloat16), 0.0
     for _ in range(8):
@@ -187,14 +184,6 @@ def roofline(device: str, tiny: bool) -> dict:
 
 
 def lora(device: str, tiny: bool) -> dict:
-    import torch
-    from overhead import make_episodes
-    from update import make_policy, tensor_peak
-
-    from paw_min.config import Config
-    from paw_min.model.lora import attach
-    from paw_min.update import learn, prepare
-
     config = model_config(tiny)
     if device == "cuda":
         total = torch.cuda.get_device_properties(0).total_memory
@@ -214,60 +203,17 @@ def lora(device: str, tiny: bool) -> dict:
     return {"peak_gib": peak / GIB, "card_gib": CARD / GIB, "trained_parameters": trained}
 
 
-def table(folder: Path) -> str:
-    """All results of a folder, as Markdown; parts without a file are not run."""
-    found = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
-    lines = ["| part | what | measured | target |", "|---|---|---|---|"]
-
-    def add(part: str, what: str, measured: str, target: str = "-") -> None:
-        lines.append(f"| {part} | {what} | {measured} | {target} |")
-
-    if r := found.get("correctness"):
-        for name, gap in r["gap_bf16"].items():
-            add("correctness", f"{name} against the trainer, nats per token", f"{gap:.1e}", "0.1")
-        for name, x in r["packed"].items():
-            target = f"{BOUNDS[name.split()[-1]]:g}"
-            add("correctness", f"packed against padded gradients, {name}", f"{x:.1e}", target)
-        add("correctness", "checkpoint to and fro, steps", f"{r['checkpoint']:.1e}", "0.1")
-    for shape, title in TITLES.items():
-        if r := found.get(f"overhead-{shape}"):
-            percent = r[shape]["percent"]
-            for what in ("time", "memory"):
-                value, aim = f"{percent[what]:+.1f} %", f"{percent['aim']:+.1f} %"
-                add("overhead", f"PaW on {title}'s rows, {what}", value, aim)
-        if r := found.get(f"update-{shape}"):
-            for name, ratio in r[shape]["speed_ratio"].items():
-                what, memory = f"{name}, {title}", r[shape]["memory_ratio"][name]
-                add("update", f"speed over {what}", f"{ratio:.2f}", "2")
-                add("update", f"memory over {what}", f"{memory:.2f}", "0.5")
-        if r := found.get("roofline", {}).get(shape):
-            add("roofline", f"{title}'s rows, tokens per second", f"{r['tokens_per_s']:,.0f}")
-            add("roofline", f"{title}'s rows, fraction of a matmul", f"{r['fraction']:.2f}")
-    for r in found.get("rollout", {}).get("results", []):
-        what = f"idle {r['sampler']}, delays of {r['mean_delay_s']} s"
-        add("rollout", what, f"{100 * r['idle']['ours']:.0f} %")
-    if r := found.get("lora"):
-        add("lora", "peak, GiB", f"{r['peak_gib']:.2f}", f"{r['card_gib']:.0f}")
-    return "\n".join(lines) + "\n"
-
-
 PARTS = {"correctness": correctness, "roofline": roofline, "lora": lora}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("part", choices=[*PARTS, "table"])
-    parser.add_argument("folder", nargs="?", type=Path, help="table: the results")
-    parser.add_argument("--gpu", action="store_true", help="the size of Qwen2.5-1.5B, on a GPU")
-    parser.add_argument("--tiny", action="store_true", help="a rehearsal on a CPU")
-    parser.add_argument("--out", type=Path, help="file to write")
+    parser.add_argument("part", choices=PARTS)
+    size = parser.add_mutually_exclusive_group(required=True)
+    size.add_argument("--gpu", action="store_true", help="the size of Qwen2.5-1.5B, on a GPU")
+    size.add_argument("--tiny", action="store_true", help="a rehearsal on a CPU")
+    parser.add_argument("--out", type=Path, required=True, help="file to write")
     args = parser.parse_args()
-    if args.part == "table":
-        print(table(args.folder), end="")
-        return
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from update import versions, write
-
     device = "cpu" if args.tiny else "cuda"
     write(PARTS[args.part](device, args.tiny) | versions(device), args.out)
 

@@ -60,5 +60,5 @@ if has peft; then
 else
     echo "peft is not installed: no LoRA"
 fi
-"$python" bench/gpu.py table "$out" | tee "$out/table.md"
+"$python" bench/gpu_table.py "$out" | tee "$out/table.md"
 exit $failed
