@@ -84,9 +84,21 @@ def watched():
             yield events
 
 
-def resume(folder: str, shard: bool = False) -> dict[str, torch.Tensor]:
-    """One more update of the run in `folder`, from its checkpoint to the next -> weights."""
-    cfg = Config(**BASE | dict(mini_batch=7, precision="fp32", shard=shard, out=folder, name="r"))
+RESUME = BASE | dict(mini_batch=7, precision="fp32", name="r")
+
+
+def uninterrupted(updates: int) -> dict[str, torch.Tensor]:
+    """Weights after so many updates, without a checkpoint."""
+    cfg, policy = Config(**RESUME), make_policy()
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.lr, eps=1e-6)
+    for k in range(updates):
+        update(cfg, policy, None, optimizer, EPISODES, (0, k))
+    return dict(policy.named_parameters())
+
+
+def resume(folder: str, shard: bool = False) -> None:
+    """One more update of the run in `folder`, from its checkpoint to the next."""
+    cfg = Config(**RESUME | dict(shard=shard, out=folder))
     with distributed.rank_0_first():
         run = Run(cfg)
     checkpoint = run.checkpoint()
@@ -97,7 +109,6 @@ def resume(folder: str, shard: bool = False) -> dict[str, torch.Tensor]:
     done = run.restore(policy, optimizer)
     update(cfg, policy, None, optimizer, EPISODES, (0, done))
     run.save(policy, optimizer, done + 1)
-    return {n: whole(p).detach() for n, p in policy.named_parameters()}
 
 
 def ppo_updated(shard: bool) -> dict:

@@ -22,7 +22,7 @@ from paw_min import distributed, runs
 from paw_min.model.policy import load_policy
 from paw_min.toy import default_model
 from paw_min.toy import webshop_shops as shops
-from tests.dist_jobs import CASES, resume, updated
+from tests.dist_jobs import CASES, resume, uninterrupted, updated
 from tests.test_policy import make_policy
 
 ROOT = Path(__file__).parent.parent
@@ -117,8 +117,7 @@ def test_a_checkpoint_fits_any_number_of_ranks(tmp_path):
             resume(str(tmp_path / "several"))
         else:
             finish(start(n, "-m", "tests.dist_jobs", how, tmp_path / "several"))
-    for _ in range(4):
-        expected = resume(str(tmp_path / "one"))
+    expected = uninterrupted(4)
     saved = load_policy(str(runs.newest_checkpoint(tmp_path / "several" / "r")))
     for name, weight in saved.named_parameters():  # four updates at a learning rate of 1e-3
         torch.testing.assert_close(weight, expected[name], atol=1e-4, rtol=0)
