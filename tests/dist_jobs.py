@@ -1,5 +1,5 @@
 """What each rank of tests/test_dist.py does: `torchrun ... -m tests.dist_jobs OUT`, or `...
-resume FOLDER`, or `... resume-sharded FOLDER`, and each of tests/test_critic.py: `... ppo OUT`.
+resume-sharded FOLDER`, and each of tests/test_critic.py: `... ppo OUT`.
 
 In one process, without torchrun, the same functions give the numbers to compare with.
 """
@@ -133,8 +133,8 @@ def main() -> None:
     torch.set_num_threads(1)
     distributed.start("cpu")
     distributed.BUCKET = 5000  # several in the small model
-    if sys.argv[1].startswith("resume"):
-        resume(sys.argv[2], shard=sys.argv[1] == "resume-sharded")
+    if sys.argv[1] == "resume-sharded":
+        resume(sys.argv[2], shard=True)
         distributed.finish()
         return
     if sys.argv[1] == "ppo":

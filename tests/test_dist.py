@@ -111,15 +111,15 @@ def test_only_the_last_pass_of_a_step_sums_gradients_while_it_runs(together):
 
 
 def test_a_checkpoint_fits_any_number_of_ranks(tmp_path):
-    """FSDP2 on three ranks, one process, FSDP2 on two, three without: one update each."""
-    for n, how in ((3, "resume-sharded"), (1, ""), (2, "resume-sharded"), (3, "resume")):
+    """FSDP2 on three ranks, one process, FSDP2 on two: one update each."""
+    for n, how in ((3, "resume-sharded"), (1, ""), (2, "resume-sharded")):
         if n == 1:
             resume(str(tmp_path / "several"))
         else:
             finish(start(n, "-m", "tests.dist_jobs", how, tmp_path / "several"))
-    expected = uninterrupted(4)
+    expected = uninterrupted(3)
     saved = load_policy(str(runs.newest_checkpoint(tmp_path / "several" / "r")))
-    for name, weight in saved.named_parameters():  # four updates at a learning rate of 1e-3
+    for name, weight in saved.named_parameters():  # three updates at a learning rate of 1e-3
         torch.testing.assert_close(weight, expected[name], atol=1e-4, rtol=0)
 
 
