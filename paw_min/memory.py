@@ -68,7 +68,8 @@ def plan(cfg: Config, model: PretrainedConfig, ranks: int, bf16: bool, gpu: floa
     trained = n if full else sum(cfg.lora_rank * (x.in_features + x.out_features) for x in linear)
     stored = 4 * n if full else 4 * (n + trained) + (w - 4) * in_matrices
     shards = ranks if cfg.shard else 1
-    d, f, layers = model.hidden_size, model.intermediate_size, model.num_hidden_layers
+    d, layers = model.hidden_size, model.num_hidden_layers
+    f = getattr(model, "intermediate_size", None) or 4 * d  # GPT-2 names none
     width = getattr(model, "head_dim", None) or d // model.num_attention_heads
     heads = width * (model.num_attention_heads + model.num_key_value_heads)
     row = cfg.max_prompt_tokens + cfg.max_response_tokens + cfg.max_obs_tokens * cfg.wm_steps

@@ -74,7 +74,7 @@ def test_the_core_stays_small():
     package = ROOT / "paw_min"
     extras = {package / f"{name}.py" for name in EXTRAS}
     core = {*package.glob("*.py"), *package.glob("model/*.py")} - extras
-    assert lines(*core) < 2920
+    assert lines(*core) < 2960
     eight = "train update rollout advantages select cmae balance losses".split()
     assert lines(*(package / f"{name}.py" for name in eight)) < 990
 
