@@ -48,8 +48,8 @@ class Config:
     track: str = opt(RUN, ("none", "tensorboard", "wandb"), "show metrics.jsonl in a tracker, too")
     shard: bool = opt(RUN, False, "shard weights and optimizer across ranks (FSDP2); needs vLLM")
     data: str = opt(ENV, "", "data folder; default: generated (ALFWorld: $ALFWORLD_DATA)")
-    world: str = opt(ENV, ("home", "changed"), "generated games: with the things and places of the "
-                     "warm start, or others", only=("alfworld",))
+    world: str = opt(ENV, ("home", "changed"), "generated games: with the tools of the warm start, "
+                     "or other ones", only=("alfworld",))
     train_split: str = opt(ENV, "train", "training split")
     eval_split: str = opt(ENV, "valid_seen", "held-out split (WebShop: test or eval)")
     eval_tasks: int = opt(ENV, 128, "tasks of the fixed evaluation panel; 0: whole split", low=0)

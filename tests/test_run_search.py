@@ -244,11 +244,9 @@ def test_the_stand_in_matches_its_recipe():
     torch.manual_seed(5)  # the global generator must not matter
     tasks = search_teacher.training_tasks()[:12]
     again = standins.miniature("search", tasks, policy.tokenizer, seed=0)
-    for phase, (_, _, steps, _) in standins.PHASES["search"].items():
-        expected = record["miniature"][phase]
-        assert again[phase]["demonstrations"] == expected["demonstrations"]
-        assert again[phase]["loss"] == pytest.approx(expected["loss"], rel=1e-4)
-        assert len(record[phase]) == -(-steps // 100)
+    assert again["demonstrations"] == record["miniature"]["demonstrations"]
+    assert again["loss"] == pytest.approx(record["miniature"]["loss"], rel=1e-4)
+    assert len(record["loss"]) == -(-standins.LESSONS["search"].steps // 100)
     text = "<think>need author</think><search>Galado Toresk</search>"
     decoded = policy.decode(policy.encode(text))
     assert BENCHMARK.parse(decoded) == ("<search>galado toresk</search>", True)

@@ -8,8 +8,8 @@ templates and the tables of what fits where come from the `alfworld` package.
 
 Source: the ALFWorld release (json_2.1.1) and `alfworld.gen`. Deviations: the rooms are invented,
 and so small (6-8 receptacles, 5-7 objects and a lamp, 27 classes in all) that a language model of a
-million parameters can learn them on a CPU; the goal text is always the first template. The rooms of
-the world `changed` have other objects and receptacles.
+million parameters can learn them on a CPU; the goal text is always the first template. In the world
+`changed`, other receptacles clean, heat and cool (TOOLS); all words are the same.
 
 Every new game is verified: its walkthrough, which needs no search because the generator knows where
 everything is, is played in the engine and must win. The same (split, n, seed, size) gives the same
@@ -23,6 +23,7 @@ import argparse
 import json
 import os
 import random
+import re
 import zlib
 from collections import Counter
 from dataclasses import dataclass
@@ -51,34 +52,30 @@ GENERATED = {"train": 400, "valid_seen": 120, "valid_unseen": 60}  # games of th
 SCENES = {"train": range(6, 30), "valid_seen": range(6, 30), "valid_unseen": range(6)}
 SEEN_SHARE = 5  # 1 of 5 (scene, goal) pairs belongs to valid_seen, the others to train
 
-# task type -> (property that the object must have, receptacle class to use, verb)
+# task type -> (property that the object must have, verb)
 TASKS = {
     "pick_and_place_simple": None,
     "look_at_obj_in_light": None,
-    "pick_clean_then_place_in_recep": ("Cleanable", "SinkBasin", "clean"),
-    "pick_heat_then_place_in_recep": ("Heatable", "Microwave", "heat"),
-    "pick_cool_then_place_in_recep": ("Coolable", "Fridge", "cool"),
+    "pick_clean_then_place_in_recep": ("Cleanable", "clean"),
+    "pick_heat_then_place_in_recep": ("Heatable", "heat"),
+    "pick_cool_then_place_in_recep": ("Coolable", "cool"),
     "pick_two_obj_and_place": None,
+}
+# world -> verb -> receptacle class to use; at home it is that of ALFWorld's domain
+TOOLS = {
+    "home": {"clean": "SinkBasin", "heat": "Microwave", "cool": "Fridge"},
+    "changed": {"clean": "Microwave", "heat": "Fridge", "cool": "SinkBasin"},
 }
 
 # Each room has these and a Desk or SideTable for the lamp, as the six task types require ...
 BASE_RECEPTACLES = ("Cabinet", "CounterTop", "Fridge", "Microwave", "SinkBasin")
 LAMP_RECEPTACLES = ("Desk", "SideTable")
-# ... and some of its world; several per class, so that there are a "cabinet 1" and a "cabinet 2".
-MORE_RECEPTACLES = {
-    "home": (("Cabinet",) * 6 + ("CounterTop",) * 3 + ("Drawer",) * 3 + ("Shelf",) * 3
-             + ("DiningTable", "GarbageCan")),
-    "changed": (("Safe",) * 4 + ("Dresser",) * 4 + ("CoffeeTable",) * 3 + ("Sofa",) * 3
-                + ("Cart",) * 2 + ("Toilet", "GarbageCan")),
-}
-OPENABLE = {"Cabinet", "Drawer", "Fridge", "Microwave", "Safe"}  # closed at the start
-OBJECTS = {  # no Knife: it would add `slice`
-    "home": ("Apple", "Book", "Bowl", "CellPhone", "Cloth", "Cup", "Egg", "Fork", "Mug", "Pen",
-             "Plate", "Potato", "Spoon", "Tomato", "Watch"),
-    # With these and the receptacles above, objects and places that the warm start never handled.
-    "changed": ("Bread", "Candle", "CreditCard", "DishSponge", "Kettle", "KeyChain", "Ladle",
-                "Lettuce", "Newspaper", "Pan", "Pencil", "Pot", "RemoteControl", "SoapBar", "Vase"),
-}
+# ... and some of these; several per class, so that there are a "cabinet 1" and a "cabinet 2".
+MORE_RECEPTACLES = (("Cabinet",) * 6 + ("CounterTop",) * 3 + ("Drawer",) * 3 + ("Shelf",) * 3
+                    + ("DiningTable", "GarbageCan"))
+OPENABLE = {"Cabinet", "Drawer", "Fridge", "Microwave"}  # closed at the start
+OBJECTS = ("Apple", "Book", "Bowl", "CellPhone", "Cloth", "Cup", "Egg", "Fork", "Mug", "Pen",
+           "Plate", "Potato", "Spoon", "Tomato", "Watch")  # no Knife: it would add `slice`
 HOLDERS = {"Bowl", "Cup", "Mug", "Plate"}  # isReceptacleObject, as in the release
 
 
@@ -89,7 +86,7 @@ class Size:
 
     def __post_init__(self):
         fewest = len(BASE_RECEPTACLES) + 1
-        most = fewest + min(len(more) for more in MORE_RECEPTACLES.values())
+        most = fewest + len(MORE_RECEPTACLES)
         if not (fewest <= self.receptacles[0] <= self.receptacles[1] <= most
                 and 2 <= self.objects[0] <= self.objects[1]):
             raise ValueError(f"{self}: choose a minimum and a maximum of receptacles from {fewest} "
@@ -106,11 +103,11 @@ class Thing:
     name: str = ""  # in observations: countertop 1
 
 
-def make_room(scene: int, size: Size, world: str = "home") -> list[Thing]:
+def make_room(scene: int, size: Size) -> list[Thing]:
     """The receptacles of a scene."""
     rng = random.Random(f"room {scene} {size}")  # a str seed: the same everywhere
     kinds = [*BASE_RECEPTACLES, rng.choice(LAMP_RECEPTACLES)]
-    kinds += rng.sample(MORE_RECEPTACLES[world], rng.randint(*size.receptacles) - len(kinds))
+    kinds += rng.sample(MORE_RECEPTACLES, rng.randint(*size.receptacles) - len(kinds))
     return _identify([Thing(kind) for kind in sorted(kinds)], rng)
 
 
@@ -120,26 +117,27 @@ def make_game(split: str, index: int, seed: int, size: Size, world: str = "home"
     task = list(TASKS)[index % len(TASKS)]
     while True:  # until (scene, goal) belongs to this split: 5 draws on average for valid_seen
         scene = rng.choice(SCENES[split])
-        room = make_room(scene, size, world)
+        room = make_room(scene, size)
         lamp_place = next(r for r in room if r.kind in LAMP_RECEPTACLES)
-        need = TASKS[task]
-        target = rng.choice([o for o in OBJECTS[world] if not need or o in CAN[need[0]]])
+        able, verb = TASKS[task] or (None, None)
+        tool = TOOLS[world].get(verb)
+        target = rng.choice([o for o in OBJECTS if not able or o in CAN[able]])
         # The goal is never the tool itself ("heat an egg and put it in the microwave").
-        goals = sorted({r.kind for r in room if target in FITS[r.kind]} - {need and need[1]})
+        goals = sorted({r.kind for r in room if target in FITS[r.kind]} - {tool})
         goal = "DeskLamp" if task == "look_at_obj_in_light" else rng.choice(goals)
         held_out = zlib.crc32(f"{scene} {task} {target} {goal}".encode()) % SEEN_SHARE == 0
         if split == "valid_unseen" or held_out == (split == "valid_seen"):
             break
     count = rng.randint(*size.objects)
     kinds = [target] * (2 if task == "pick_two_obj_and_place" else 1)
-    kinds += rng.choices(OBJECTS[world], k=count - len(kinds))
+    kinds += rng.choices(OBJECTS, k=count - len(kinds))
     things = [Thing("DeskLamp", lamp_place)]
     for kind in kinds:
         # No target starts in a goal receptacle, so the game is not won at the start.
         places = [r for r in room if kind in FITS[r.kind] and (kind, r.kind) != (target, goal)]
         things.append(Thing(kind, rng.choice(places)))
     return {"task": task, "scene": scene, "target": target, "goal": goal, "room": room,
-            "things": _identify(things, rng)}
+            "things": _identify(things, rng), "world": world}
 
 
 def solve(game: dict) -> list[str]:
@@ -165,8 +163,8 @@ def solve(game: dict) -> list[str]:
             commands.append(f"use {lamp.name}")
             continue
         if TASKS[game["task"]]:
-            _, kind, verb = TASKS[game["task"]]
-            tool = next(r for r in game["room"] if r.kind == kind)
+            _, verb = TASKS[game["task"]]
+            tool = next(r for r in game["room"] if r.kind == TOOLS[game["world"]][verb])
             go(tool, door=False)  # microwave and fridge work with the door closed, too
             commands.append(f"{verb} {thing.name} with {tool.name}")
         end = next(r for r in game["room"] if r.name == f"{game['goal'].lower()} 1")
@@ -224,6 +222,13 @@ def write_problem(game: dict) -> str:
                       "(:init", *(f"({fact})" for fact in facts), ")", goal])
 
 
+def write_domain(world: str) -> str:
+    """ALFWorld's PDDL domain, with the tools of `world`."""
+    new = {TOOLS["home"][verb]: tool for verb, tool in TOOLS[world].items()}
+    pattern = rf"(receptacleType \?r )({'|'.join(new)})Type"
+    return re.sub(pattern, lambda m: f"{m[1]}{new[m[2]]}Type", DOMAIN)
+
+
 def game_files(game: dict) -> tuple[dict, dict]:
     """The contents of traj_data.json and game.tw-pddl."""
     text = GOALS[game["task"]]["templates"][0].format(
@@ -234,7 +239,8 @@ def game_files(game: dict) -> tuple[dict, dict]:
               "toggle_target": "DeskLamp" if lamp else ""}
     traj = {"task_type": game["task"], "scene": {"scene_num": game["scene"]},
             "pddl_params": params, "turk_annotations": {"anns": [{"task_desc": text}]}}
-    return traj, {"pddl_domain": DOMAIN, "grammar": GRAMMAR.replace("UNKNOWN GOAL", text),
+    return traj, {"pddl_domain": write_domain(game["world"]),
+                  "grammar": GRAMMAR.replace("UNKNOWN GOAL", text),
                   "pddl_problem": write_problem(game), "solvable": True,
                   "walkthrough": solve(game)}
 
@@ -320,7 +326,7 @@ def main():
     parser.add_argument("--split", required=True, choices=list(SCENES))
     parser.add_argument("--n", type=int, required=True, help="number of games")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--world", choices=list(OBJECTS), default="home", help="things and places")
+    parser.add_argument("--world", choices=list(TOOLS), default="home", help="which tools work")
     paths = generate(**vars(parser.parse_args()), progress=True)
     print(f"{len(paths)} games; first: {paths[0]}")
 

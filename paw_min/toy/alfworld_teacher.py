@@ -78,9 +78,10 @@ class Expert:
         self.places |= {c.removeprefix("go to ") for c in gos}
         here = next((c[8:] for c in admissible if c[:8] == "examine " and c[8:] in self.places), "")
         self._read(observation, admissible, here)
-        for command in self._wishes(admissible, here):
-            if command in admissible:
-                return command
+        wishes = [command for command in self._wishes(admissible, here) if command in admissible]
+        self.sees = self.hand is None and bool(wishes)
+        if wishes:
+            return wishes[0]
         for command in (f"open {here}", *(c for c in gos if c > f"go to {here}"), *gos):
             if command in admissible:  # nothing to do here: go to the next place, cyclically
                 return command
@@ -89,7 +90,7 @@ class Expert:
     def thought(self) -> str:
         """The current subgoal, in two to four words; call it after `act`."""
         if self.hand is None or kind(self.hand) != self.target:
-            return f"find {self.target}"
+            return f"{'take' if self.sees else 'find'} {self.target}"
         if self.lamp:
             return f"use {self.lamp}"
         if self.verb and self.hand not in self.ready:
@@ -146,9 +147,9 @@ class Expert:
             yield from (f"move {self.hand} to {goal}", f"go to {goal}")
 
 
-def training_tasks(world: str = "home") -> list[str]:
+def training_tasks() -> list[str]:
     """The generated training games by trial number, so that task types alternate."""
-    games = list_games(default_data("alfworld", world), "train")
+    games = list_games(default_data("alfworld"), "train")
     return sorted(games, key=lambda game: Path(game).parent.name)
 
 

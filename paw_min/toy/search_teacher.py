@@ -148,7 +148,8 @@ def transitions(
               disable=None) as bar:
         for start in range(0, len(plan), pool.n_envs):
             part = plan[start : start + pool.n_envs]
-            rngs = [random.Random(f"demonstrations {seed} {haste} {key}") for key in part]
+            keys = [f"{seed} {haste} {questions[int(task)].question} {n}" for task, n in part]
+            rngs = [random.Random(f"demonstrations {key}") for key in keys]
             rows += _play(pool, [task for task, _ in part], rngs, haste, render)
             bar.update(len(part))
     return rows

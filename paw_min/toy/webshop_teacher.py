@@ -127,7 +127,6 @@ def demonstrations(tasks: list[str], seed: int, haste: float, episodes: int,
     agent, rows = WebShopAgent(shop or Shop.load(default_data("webshop"))), []
     for task in [task for task in tasks for _ in range(episodes)]:
         step = agent.reset(task)
-        rng.random()  # unused, but the stand-in's recorded demonstrations depend on this draw
         shopper = Shopper(step.task)
         context = Context(step.task, step.observation, step.admissible)
         for _ in range(MAX_TURNS):
