@@ -25,7 +25,7 @@ PRESETS = {
     "tiny": dict(
         train_split="train", eval_split="test", prompt="compact", history_length=4,
         max_prompt_tokens=600, max_response_tokens=16, max_obs_tokens=128, max_turns=4, topk=1,
-        groups=16, group_size=8, updates=32, eval_every=8, eval_tasks=100, lr=5e-4, mini_batch=128,
+        groups=16, group_size=8, updates=16, eval_every=4, eval_tasks=100, lr=5e-4, mini_batch=128,
         micro_tokens=2048, kl_coef=0.001, entropy_coef=0.0, invalid_penalty=0.01, r_max=1.0,
         similarity=0.9, threads=1,
     ),

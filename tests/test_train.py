@@ -392,7 +392,7 @@ def test_the_warm_start_supervises_what_its_kind_says():
 
     prompt, observation = ids(f"<user>{row.prompt}<agent>"), ids(row.observation)
     steps = nll(prompt + ids(row.response) + [end] + observation)[len(prompt) - 1 :]
-    acts, document = steps[: -len(observation)], nll([end] + observation)
+    acts, document = steps[: -len(observation)], nll([end, *observation] * 2)
     both = acts.sum() + 0.3 * document.sum()
     expected = {
         "sft": acts.mean(), "actobs": steps.mean(),

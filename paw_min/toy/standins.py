@@ -83,7 +83,7 @@ class Lesson(NamedTuple):
 LESSONS = {
     "alfworld": Lesson("alfworld", 0.5, 4, 1500, 3e-3),
     "sparse": Lesson("alfworld", 0.8, 1, 100, 6e-4),
-    "webshop": Lesson("webshop", 0.4, 2, 600, 3e-3),
+    "webshop": Lesson("webshop", 0.25, 2, 600, 3e-3),
     "search": Lesson("search", 0.5, 1, 1200, 3e-3),
 }
 
