@@ -62,6 +62,7 @@ TEACHERS = {
     "search": search_teacher,
 }
 BATCH = 16  # demonstrated steps per training step, and as many documents
+PASS = 4  # sequences per forward pass
 WEIGHTS = {  # of the loss on tokens of response, observation after it, and observation alone
     "words": (1.0, 0.0, 0.3),  # the weights in the repository
     "sft": (1.0, 0.0, 0.0),  # plain imitation
@@ -83,7 +84,7 @@ class Lesson(NamedTuple):
 LESSONS = {
     "alfworld": Lesson("alfworld", 0.5, 4, 1500, 3e-3),
     "sparse": Lesson("alfworld", 0.8, 1, 100, 6e-4),
-    "webshop": Lesson("webshop", 0.25, 2, 600, 3e-3),
+    "webshop": Lesson("webshop", 0.25, 2, 1000, 3e-3),
     "search": Lesson("search", 0.5, 1, 1200, 3e-3),
 }
 
@@ -230,10 +231,14 @@ def imitate(
         for optimizer, rate in optimizers.items():
             rate *= min((step + 1) / 50, max(1 - step / steps, 0.05))
             optimizer.param_groups[0]["lr"] = rate
-        total, weights = 0.0, 0.0
+        batch = []
         for source in filter(None, (encoded, texts)):
             chosen = torch.randint(len(source), (BATCH,), generator=generator).tolist()
-            loss, weight = weighted_loss(model, [source[i] for i in chosen])
+            batch += [source[i] for i in chosen]
+        batch.sort(key=lambda row: len(row.ids))  # rows of about the same length: little padding
+        total, weights = 0.0, 0.0
+        for start in range(0, len(batch), PASS):
+            loss, weight = weighted_loss(model, batch[start : start + PASS])
             total, weights = total + loss, weights + weight
         loss = total / weights
         model.zero_grad()
