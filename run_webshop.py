@@ -23,7 +23,7 @@ PRESETS = {
     "tiny": dict(
         train_split="train", eval_split="test", prompt="compact", history_length=3,
         max_prompt_tokens=600, max_response_tokens=24, max_obs_tokens=1024, max_turns=8, groups=8,
-        group_size=8, updates=8, eval_every=4, eval_tasks=60, lr=2e-4, mini_batch=256,
+        group_size=8, updates=8, eval_every=4, eval_tasks=60, lr=1e-4, mini_batch=256,
         micro_tokens=2048, entropy_coef=0.0, threads=1,
     ),
     "paper": PAPER,
