@@ -211,7 +211,7 @@ def imitate(
     """Train `model` with cross entropy; returns the loss of each step.
 
     Each step draws BATCH of the rows and, where the kind has weight on them, BATCH documents. Muon
-    trains the matrices of the layers and AdamW the rest, which takes half the steps of AdamW alone.
+    trains the matrices of the layers and AdamW the rest: fewer steps than with AdamW alone.
     The learning rate warms up to `peak` (Muon's to three times that) in 50 steps and decays to 5 %
     of it linearly. kind: a name in WEIGHTS. stop: end after this many of the `steps`.
     """
