@@ -55,7 +55,8 @@ def sweep(config, tmp_path):
     for label, paw in (("GRPO", False), ("GRPO w/ PaW", True)):
         for seed in (0, 1):
             name = f"{paw}{seed}"
-            train.train(config(name=name, paw=paw, seed=seed, updates=1, eval_every=0))
+            train.train(config(name=name, paw=paw, seed=seed, updates=1, eval_every=0,
+                               conflict_every=1))  # fmt: skip
             entries.append({"label": label, "seed": seed, "folder": name})
     path = tmp_path / "study-alfworld.json"
     path.write_text(json.dumps(entries))
@@ -79,6 +80,11 @@ def test_from_runs_to_table_and_picture(sweep, tmp_path, capsys):
     by_hand = [100 * reports["GRPO w/ PaW", s]["p"] - 100 * reports["GRPO", s]["p"] for s in (0, 1)]
     assert cell["difference"] == pytest.approx(sum(by_hand) / 2)
     assert min(by_hand) - 1e-9 <= cell["low"] <= cell["high"] <= max(by_hand) + 1e-9
+    (measured,) = ([m[k] for k in study.GRADIENTS] for m in read_metrics(tmp_path / "True1")[1:])
+    (other,) = ([m[k] for k in study.GRADIENTS] for m in read_metrics(tmp_path / "True0")[1:])
+    assert list(regime["gradients"]) == ["GRPO w/ PaW"]
+    mean = [(a + b) / 2 for a, b in zip(measured, other)]
+    assert regime["gradients"]["GRPO w/ PaW"] == pytest.approx(mean) and mean[1] > 0
     assert (out / "study.png").stat().st_size > 5000
     assert "difference to GRPO" in (out / "study.md").read_text()
     file.write_text(json.dumps([r for r in reports.values() if r["seed"] == 0]))

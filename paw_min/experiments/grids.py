@@ -19,6 +19,11 @@ def pair(name: str, flags: str) -> list[Arm]:
 
 GRPO = pair("GRPO", "")
 MAIN = GRPO + pair("GiGPO", "--algo gigpo")
+STUDY = [  # results/PROTOCOL.md
+    *GRPO,
+    Arm("placebo: shuffled targets", "--wm-target shuffled"),
+    Arm("world-model loss x 0.1", "--wm-scale 0.1"),
+]
 
 GRIDS = {
     "table1": MAIN,  # and Table 5, its standard deviations
@@ -54,18 +59,13 @@ GRIDS = {
         Arm("ρ = 0.8", "--rho 0.8"),
         Arm("ρ = 1", "--rho 1"),
     ],
-    "study": [  # results/PROTOCOL.md
-        *GRPO,
+    "study": STUDY,
+    "study-all": [
+        *STUDY,
         Arm("w/o Ada. Coef.", "--wm-weight constant"),
         Arm("w/ CE loss", "--wm-loss ce"),
         Arm("ECHO", "--preset {size} echo"),
-        Arm("placebo: shuffled targets", "--wm-target shuffled"),
         *pair("GiGPO", "--algo gigpo"),
     ],
-    "neighbors": [
-        *GRPO,
-        Arm("ECHO", "--preset {size} echo"),
-        Arm("placebo: shuffled targets", "--wm-target shuffled"),
-        Arm("world-model loss x 0.1", "--wm-scale 0.1"),
-    ],
+    "neighbors": [*STUDY, Arm("ECHO", "--preset {size} echo")],
 }

@@ -9,7 +9,8 @@ knowledge.py has made from it. Measures of a run, in percent:
     area        success of all training episodes: the mean height of the learning curve
     p, exact, nothing, repeated, tool    see knowledge.py
 
-Each arm is compared with the first one, GRPO, seed by seed. Intervals: 95 %, bootstrap as in
+and, where a run has them (--conflict-every), the norms of the two gradients and their cosine,
+averaged over updates and seeds. Each arm is compared with the first one, GRPO, seed by seed. Intervals: 95 %, bootstrap as in
 table.py, for success over seeds and tasks, else over seeds. Writes study.md, study.json, study.png.
 """
 
@@ -28,6 +29,7 @@ from paw_min.plot import plt
 from paw_min.runs import read_metrics, writing
 
 KNOWN = ("p", "exact", "nothing", "repeated", "tool")
+GRADIENTS = ("grad_norm_rl", "grad_norm_wm", "grad_cosine")
 TITLES = {"p": "mean p of the next observation's tokens (%)", "success": "held-out success (%)"}
 
 
@@ -37,6 +39,7 @@ class Regime:
     start: dict[str, float]  # measures of the start model
     seeds: dict[str, dict[str, list[float]]]  # arm -> measure -> one value per seed
     cells: dict[str, dict[str, Cell]]  # arm -> measure -> mean, difference, interval
+    gradients: dict[str, list[float]]  # arm -> means of GRADIENTS
 
 
 def read(sweep: Path) -> Regime:
@@ -46,11 +49,14 @@ def read(sweep: Path) -> Regime:
     knowledge = sweep.with_name(f"{sweep.stem}-knowledge.json")
     reports = {(r["label"], r["seed"]): r for r in read_json(knowledge)}
     columns = defaultdict(lambda: defaultdict(dict))  # measure -> arm -> seed -> column
+    gradients = defaultdict(list)
     for r in results:
         found = reports.get((r.label, r.seed))
         if not found:
             raise UserError(f"{knowledge} has no {r.label}, seed {r.seed}: run knowledge again.")
-        curve = [m["success"] for m in read_metrics(r.folder) if "success" in m]
+        lines = read_metrics(r.folder)
+        gradients[r.label] += [[m[k] for k in GRADIENTS] for m in lines if GRADIENTS[0] in m]
+        curve = [m["success"] for m in lines if "success" in m]
         single = {key: found[key] for key in KNOWN} | {"area": float(np.mean(curve))}
         columns["success"][r.label][r.seed] = r.columns(per_task=True)["All"]
         for key, share in single.items():
@@ -63,7 +69,8 @@ def read(sweep: Path) -> Regime:
             cells[label][key] = compare(runs, base, per_task=key == "success")
             seeds[label][key] = [value(run) for run in runs.values()]
     start = {key: 100 * reports["start model", 0][key] for key in ("success", *KNOWN)}
-    return Regime(sweep.parent.name, start, dict(seeds), dict(cells))
+    means = {label: np.mean(found, 0).tolist() for label, found in gradients.items() if found}
+    return Regime(sweep.parent.name, start, dict(seeds), dict(cells), means)
 
 
 def markdown(regime: Regime) -> str:
@@ -86,6 +93,9 @@ def markdown(regime: Regime) -> str:
     text += "\n" + head.format(f"difference to {labels[0]}")
     for label in labels[1:]:
         text += line(label, [difference(c) for c in regime.cells[label].values()])
+    if regime.gradients:
+        text += "\n| gradients | norm, RL | norm, world model | cosine |\n|---|---|---|---|\n"
+        text += "".join(line(a, [f"{x:.3f}" for x in g]) for a, g in regime.gradients.items())
     return text
 
 
