@@ -26,10 +26,14 @@ PAPER = dict(
 
 PRESETS = {
     "tiny": TINY,
-    # Regimes of the study in results/: a start that almost never wins, and a world that the start
-    # model knows by its words only.
+    # Settings of the study in results/: a start that almost never wins; a world that the start
+    # model knows by its words only; a pretrained model, for a GPU.
     "sparse": TINY | dict(model="sparse"),
     "changed": TINY | dict(world="changed"),
+    "smollm2": TINY | dict(
+        model="smollm2", lora_rank=8, lr=1e-4, max_response_tokens=40, max_obs_tokens=128,
+        save_every=1,
+    ),
     "paper": PAPER,
     # The paper's settings but for LoRA and its learning rate, for one GPU of 24 or 80 GB.
     "24gb": PAPER | dict(

@@ -13,8 +13,10 @@ process computes with one thread and needs an idle core.
 CPU size: preset tiny with the stand-in model, each rank on a core of its own. What every rank
 repeats (Python, the optimizer) weighs more there than in large models. So the update of a model of
 the size LARGE is measured, too, on the same rows with the lengths of ALFWorld's in all starts.
+Cores share caches and memory, so N ranks cannot be N times as fast: "limit" is the speedup of N
+processes that do this update at the same time without any communication.
 --gpu: preset paper with vLLM and 16 groups of 8 per rank, Qwen2.5-1.5B-Instruct from the
-hub. --quick: one start each. Takes three minutes.
+hub. --quick: one start each. Takes five minutes.
 """
 
 import argparse
@@ -56,16 +58,19 @@ LARGE = dict(hidden_size=384, num_attention_heads=6, num_key_value_heads=2, inte
              num_hidden_layers=6, vocab_size=2500, tie_word_embeddings=True)  # fmt: skip
 
 
-def work(gpu: bool, shares: int, draw: int, out: str) -> None:
-    """The work of each rank; rank 0 writes its measurements as JSON."""
+def work(gpu: bool, shares: int, draw: int, out: str, core: int | None) -> None:
+    """The work of each rank; rank 0 writes its measurements as JSON. core: only the large update"""
     preset, groups = ("paper", 16) if gpu else ("tiny", 4)
     cfg = Config(env="webshop", **run_webshop.PRESETS[preset])
     device = distributed.start("cuda" if gpu else "cpu")
     if not gpu:
         cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[distributed.rank() % len(cores)]})
+        os.sched_setaffinity(0, {cores[(core or distributed.rank()) % len(cores)]})
     precision, folder = "bf16" if gpu else "fp32", start_model(cfg)
     torch.set_num_threads(1)
+    if core is not None:
+        Path(out).write_text(json.dumps({"large_update": large_update()}))
+        return distributed.finish()
     tasks = find_tasks(cfg)
     sampler = make_sampler(cfg, folder, precision)
     policy = load_policy(folder, cfg.temperature, device, precision)
@@ -121,13 +126,30 @@ def now() -> float:
 
 
 def launch(ranks: int, args, draw: int) -> dict:
+    return together([["--nproc-per-node", str(ranks)]], args, ["--draw", str(draw)])[0]
+
+
+def limit(args) -> float:
+    """Speedup of the large update by processes that do not communicate, each on a core."""
+    flags = ["--standalone", "--nproc-per-node", "1"]
+    alone = together([flags], args, ["--core", "0"])
+    many = together([flags] * args.ranks, args, ["--core", "{}"])
+    slowest = max(line["large_update"] for line in many)
+    return args.ranks * alone[0]["large_update"] / slowest
+
+
+def together(starts: list[list[str]], args, flags: list[str]) -> list[dict]:
+    """Start torchrun with each list of options at the same time -> what their rank 0 measured."""
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "line.json"
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-        command += [__file__, "--worker", str(out), "--draw", str(draw)]
-        command += ["--ranks", str(args.ranks)]
-        subprocess.run(command + ["--gpu"] * args.gpu, check=True)
-        return json.loads(out.read_text())
+        outs = [Path(folder) / f"{k}.json" for k in range(len(starts))]
+        processes = []
+        for k, (options, out) in enumerate(zip(starts, outs)):
+            command = [sys.executable, "-m", "torch.distributed.run", *options, __file__]
+            command += ["--worker", str(out), "--ranks", str(args.ranks), *["--gpu"] * args.gpu]
+            processes.append(subprocess.Popen(command + [flag.format(k) for flag in flags]))
+        if any([process.wait() for process in processes]):
+            raise SystemExit("A process failed: see above.")
+        return [json.loads(out.read_text()) for out in outs]
 
 
 def main() -> None:
@@ -138,9 +160,10 @@ def main() -> None:
     parser.add_argument("--out", default="bench/results/scaling.json")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     parser.add_argument("--draw", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--core", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        return work(args.gpu, args.ranks, args.draw, args.worker)
+        return work(args.gpu, args.ranks, args.draw, args.worker, args.core)
     if args.ranks < 2:
         parser.error(f"--ranks {args.ranks} leaves nothing to compare with one process: use 2 or "
                      "more")
@@ -158,6 +181,7 @@ def main() -> None:
         **{f"{part}_seconds": {1: round(one[part], 2), args.ranks: round(many[part], 2)}
            for part in parts},
         **{f"{part}_ratio": round(one[part] / many[part], 2) for part in parts},
+        **({} if args.gpu else {"large_update_limit": round(limit(args), 2)}),
         "whole_ratios": [round(a["whole"] / b["whole"], 2) for a, b in zip(*lines.values())],
         **{name: {1: one[name], args.ranks: many[name]} for name in ("rows", "tokens")},
         "device": torch.cuda.get_device_name() if args.gpu else f"CPU, {os.cpu_count()} cores",

@@ -3,7 +3,8 @@
     python bench/update.py {alfworld,webshop,search} [--gpu] [--out bench/results/update.json]
 
 All get the same rows, weights and loss (clipped surrogate, entropy bonus, clipped MAE on the
-observations of three rows in four), and make the same number of passes, one for MICRO_ROWS rows:
+observations of three rows in four). A pass takes MICRO_ROWS rows; in paw_min, whose limit is a
+number of tokens, half as many as the positions that TRL pads them to:
 
     plain       rows padded to the longest of the mini-batch; logits, log_softmax and entropy at all
                 positions (ALFWorld only: the others need too much memory)
@@ -16,9 +17,9 @@ observations of three rows in four), and make the same number of passes, one for
                 positions only and in tiles (head.py)
 
 Row lengths: SHAPES. The generation batch has 1,024 rows, fewer than an update of the paper; the
-mini-batch has 256 of them. Times are those of KEEP rows: neighbors by length, since these share a
-pass in paw_min. Memory is that of the largest pass over the mini-batch. Model: random weights, the
-config of Qwen2.5-1.5B with its vocabulary of 151,936. On a CPU the hidden size is 64 instead of
+mini-batch has 256 of them. Times are those of KEEP rows: neighbors by length, since these can share
+a pass in paw_min. Memory is that of the largest pass over the mini-batch. Model: random weights,
+the config of Qwen2.5-1.5B with its vocabulary of 151,936. On a CPU the hidden size is 64 instead of
 1,536, which keeps the head's fraction of the work about the same, and rows have half their length.
 fp32 on a CPU, bf16 on a GPU; all recompute activations in the backward pass (gradient
 checkpointing).
@@ -40,7 +41,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.metadata import version
@@ -144,6 +144,7 @@ class Widths(NamedTuple):
     row: int  # longest row of the mini-batch
     prompt: int  # longest prompt of the generation batch
     completion: int  # longest response with its observation
+    budget: int  # tokens per pass of paw_min, --micro-tokens
 
 
 def sequences(rows, with_obs) -> list[list[int]]:
@@ -206,17 +207,9 @@ def trl_parts(policy: Policy, rows, with_obs, widths: Widths, batches):
     return map(part, batches)
 
 
-def budget_for(lengths: list[int], passes: int) -> int:
-    """The lowest --micro-tokens with which paw_min makes so many passes over the rows."""
-    budgets = range(max(lengths), len(lengths) * max(lengths) + 1)
-    fits = bisect_left(budgets, True, key=lambda b: len(split(lengths, b)) <= passes)
-    return budgets[fits]
-
-
 def our_parts(policy: Policy, rows, with_obs, widths: Widths, batches):
-    """The same by paw_min, in as many passes."""
-    budget = budget_for(list(map(len, sequences(rows, with_obs))), len(batches))
-    for batch in micro_batches(policy, rows, [*range(len(rows))], with_obs, budget):
+    """The same by paw_min."""
+    for batch in micro_batches(policy, rows, [*range(len(rows))], with_obs, widths.budget):
         yield *policy(batch), batch.response_mask, batch.obs_mask, batch.index
 
 
@@ -239,10 +232,11 @@ def measure(shape: str, variant: str, what: str, device: str, samples: Path) -> 
     lengths = [len(x) for x in sequences(rows, with_obs)]
     prompt, completion = max(prompts), max(n - p for n, p in zip(lengths, prompts))
     lengths = lengths[:MINI_BATCH]
-    widths = Widths(max(lengths), prompt, completion)
+    longest, half = max(lengths), micro_rows * (prompt + completion) // 2
+    widths = Widths(longest, prompt, completion, budget=max(longest, half))
+    parts = split(lengths, widths.budget)
     by_length = sorted(range(MINI_BATCH), key=lengths.__getitem__)
     if what == "memory" and variant == "ours":
-        parts = split(lengths, budget_for(lengths, MINI_BATCH // micro_rows))
         chosen = max(parts, key=lambda part: len(part) * lengths[part[0]])
     elif what == "memory":
         chosen = by_length[-micro_rows:]
@@ -283,6 +277,7 @@ def measure(shape: str, variant: str, what: str, device: str, samples: Path) -> 
         "rows": len(rows),
         "tokens": sum(lengths[i] for i in chosen),
         "widths": widths._asdict(),
+        "passes": {"TRL": MINI_BATCH // micro_rows, "ours": len(parts)},  # of the mini-batch
         "parameters": policy.model.num_parameters(),
         **versions(device),
     }
@@ -400,6 +395,7 @@ def main():
         "rows": ours["rows"],
         "tokens": ours["tokens"],
         "widths": ours["widths"],
+        "passes": ours["passes"],
         "tokens_per_s": {v: round(ours["tokens"] / seconds[v], 1) for v in variants},
         "peak_mb": {v: round(peak[v]) for v in variants},
         "speed_ratio": {v: round(seconds[v] / seconds["ours"], 2) for v in variants[:-1]},

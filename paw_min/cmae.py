@@ -1,4 +1,4 @@
-"""World-model losses on next-observation tokens, Eq. 5-9 of PaW.
+"""World-model losses on next-observation tokens, Eq. 5-8 of PaW.
 
 With p_i = pi(o_i | h, a, o_<i) for each token of the next observation o, a transition's loss is
 
@@ -10,8 +10,8 @@ The gradient of cross entropy is largest on tokens that cannot be predicted (ide
 several possible outcomes). MAE bounds it, and the confidence mask drops a token once its
 probability exceeds rho. The means over transitions (Eq. 9) and groups (Eq. 11) are in losses.py.
 
-Legend: N transitions, T tokens; `mask` is 1 on observation tokens. |o| counts all of them, with
-those that the confidence mask drops. The loss of a row without observation tokens is 0.
+Legend: N transitions, T tokens; `mask` is 1 on observation tokens. |o| counts all of them,
+including those that the confidence mask drops. The loss of a row without observation tokens is 0.
 """
 
 import torch

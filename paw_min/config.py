@@ -7,6 +7,8 @@ both. "A.1" marks the paper's settings, "code base" those of the code that the p
 import argparse
 import math
 import re
+import sys
+from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, field, fields
 
 import torch
@@ -17,6 +19,15 @@ RL, PAW = "reinforcement learning", "PaW"
 
 class UserError(ValueError):
     """An error that the user can fix: shown as one sentence, without a traceback."""
+
+
+@contextmanager
+def user_errors():
+    """Turn a UserError into the end of the process, with one sentence."""
+    try:
+        yield
+    except UserError as error:
+        sys.exit(f"error: {error}")
 
 
 def opt(group: str, default, help: str, *, low=None, above=None, high=None, only=()):
@@ -66,7 +77,7 @@ class Config:
     env_timeout: float = opt(ENV, 60.0, "seconds after which a silent worker counts as dead",
                              above=0, high=86_400, only=("alfworld", "webshop"))
     model: str = opt(MODEL, "", "Hugging Face folder or name; default: the stand-in model; "
-                     "sparse: one that almost never wins")
+                     "sparse: one that almost never wins; smollm2: a pretrained one")
     prompt: str = opt(MODEL, ("paper", "compact"), "the paper's prompt, or a short one")
     history_length: int = opt(MODEL, 2, "earlier steps in the prompt, A.1", low=0)
     max_prompt_tokens: int = opt(MODEL, 2048, "prompt limit in tokens, A.1", low=1)
@@ -239,7 +250,12 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
 
 def public(cfg: Config) -> dict:
     """All settings, without the password in a URL."""
-    return asdict(cfg) | {"retriever": re.sub(r"(://)[^/@]*@", r"\1***@", cfg.retriever)}
+    return asdict(cfg) | {"retriever": masked(cfg.retriever)}
+
+
+def masked(url: str) -> str:
+    """A URL without its name and password, for files and messages; works for invalid URLs, too."""
+    return re.sub("//.*@", "//***@", url, flags=re.DOTALL)
 
 
 def differences(old: dict, cfg: Config) -> list[str]:

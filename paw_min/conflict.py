@@ -20,8 +20,8 @@ def gradient_conflict(cfg: Config, policy: Policy, rows: Rows, seed_key: tuple) 
     """Measure it -> grad_norm_rl, grad_norm_wm, grad_cosine (0 if one of the norms is 0)."""
     mini = mini_batches(cfg, len(rows.tokens), seed_key)[0]
     rl, wm = (_gradient(cfg, policy, rows, mini, world_model) for world_model in (False, True))
-    product = sum(_number((a * b).sum()) for a, b in zip(rl, wm))
-    rl, wm = (sum(_number((g * g).sum()) for g in gradient) ** 0.5 for gradient in (rl, wm))
+    product = sum(distributed.whole((a * b).sum()).item() for a, b in zip(rl, wm))
+    rl, wm = (sum(distributed.whole((g * g).sum()).item() for g in x) ** 0.5 for x in (rl, wm))
     cosine = product / (rl * wm) if rl and wm else 0.0
     return {"grad_norm_rl": rl, "grad_norm_wm": wm, "grad_cosine": cosine}
 
@@ -40,7 +40,3 @@ def _gradient(cfg: Config, policy: Policy, rows: Rows, mini, world_model: bool) 
         distributed.all_reduce(gradients)
     policy.zero_grad()
     return gradients
-
-
-def _number(value: Tensor) -> float:
-    return (value.full_tensor() if hasattr(value, "full_tensor") else value).item()

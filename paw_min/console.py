@@ -15,27 +15,22 @@ def progress_bar(total: int, label: str, unit: str) -> tqdm:
     return tqdm(total=total, desc=label, unit=unit, leave=False, disable=hidden)
 
 
-HEADER = " update  success  return  length  valid  lambda  wm loss  entropy  clipped  kl old    s"
-HEADER += "  held out"
+COLUMNS = {  # of the table of updates: metric -> title, width, format
+    "update": ("update", 7, "d"), "success": ("success", 7, ".3f"), "return": ("return", 6, ".2f"),
+    "length": ("length", 6, ".1f"), "valid": ("valid", 5, ".3f"), "lambda": ("lambda", 6, ".3f"),
+    "wm_loss": ("wm loss", 7, ".4f"), "entropy": ("entropy", 7, ".4f"),
+    "clip_fraction": ("clipped", 7, ".4f"), "approx_kl": ("kl old", 6, ".4f"),
+    "seconds": ("s", 3, ".0f"), "eval_success": ("held out", 8, ".3f"),
+}  # fmt: skip
+HEADER = "  ".join(f"{title:>{width}}" for title, width, _ in COLUMNS.values())
 
 
 def table_line(m: dict[str, float]) -> str:
     """One line per update, aligned with HEADER; blank where a metric does not exist."""
-
-    def cell(key: str, form: str) -> str:
-        width = int(form.split(".")[0])
-        return f"{m[key]:{form}}" if key in m else " " * width
-
     if "seconds_rollout" in m:
         m = m | {"seconds": m["seconds_rollout"] + m["seconds_old_pass"] + m["seconds_update"]}
-    return "  ".join(
-        [
-            f"{m['update']:7d}", cell("success", "7.3f"), cell("return", "6.2f"),
-            cell("length", "6.1f"), cell("valid", "5.3f"), cell("lambda", "6.3f"),
-            cell("wm_loss", "7.4f"), cell("entropy", "7.4f"), cell("clip_fraction", "7.4f"),
-            cell("approx_kl", "6.4f"), cell("seconds", "3.0f"), cell("eval_success", "8.3f"),
-        ]
-    )  # fmt: skip
+    cells = (f"{m[k]:{w}{form}}" if k in m else " " * w for k, (_, w, form) in COLUMNS.items())
+    return "  ".join(cells)
 
 
 def print_start(s) -> None:

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from paw_min.config import UserError
@@ -62,6 +63,11 @@ def finish() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A sharded tensor gathered, or any other as it is. Collective if it is sharded."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def rank() -> int:

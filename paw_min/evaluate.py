@@ -56,10 +56,10 @@ def short(task: str) -> str:
     return "/".join(task.split("/")[-3:])
 
 
-def transcript(episodes: list[Episode], limit: int = 4) -> str:
-    """A few lost and won episodes as Markdown."""
+def transcript(episodes: list[Episode]) -> str:
+    """Two lost and two won episodes as Markdown."""
     chosen = sorted((e for e in episodes if e.log), key=lambda e: e.won)
-    chosen = chosen[: limit // 2] + chosen[limit // 2 :][-(limit - limit // 2) :]
+    chosen = chosen[:2] + chosen[2:][-2:]
     lines = []
     for e in chosen:
         lines += [f"## {e.task_type}: {'won' if e.won else 'not won'} in {len(e.log)} steps", ""]

@@ -1,4 +1,4 @@
-"""The losses of one PaW update: clipped surrogate, KL, and the joint objective (Eq. 11).
+"""The losses of one PaW update: clipped surrogate, KL, and the row weights of Eq. 11.
 
     L = token mean over the mini-batch of  [clipped surrogate + beta * KL - c_H * entropy]
       + E_g [ lambda_g * mean over S_alpha,g of the world-model loss ]

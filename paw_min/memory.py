@@ -69,7 +69,7 @@ def plan(cfg: Config, model: PretrainedConfig, ranks: int, bf16: bool, gpu: floa
     stored = 4 * n if full else 4 * (n + trained) + (w - 4) * in_matrices
     shards = ranks if cfg.shard else 1
     d, layers = model.hidden_size, model.num_hidden_layers
-    f = getattr(model, "intermediate_size", None) or 4 * d  # GPT-2 names none
+    f = model.intermediate_size
     width = getattr(model, "head_dim", None) or d // model.num_attention_heads
     heads = width * (model.num_attention_heads + model.num_key_value_heads)
     row = cfg.max_prompt_tokens + cfg.max_response_tokens + cfg.max_obs_tokens * cfg.wm_steps
@@ -95,7 +95,7 @@ def plan(cfg: Config, model: PretrainedConfig, ranks: int, bf16: bool, gpu: floa
 
 
 def announce(cfg: Config, folder: str, device: str) -> None:
-    """Stop a run that cannot fit; on a GPU, say in one line what it takes. Rank 0 looks first."""
+    """Stop a run that cannot fit; on a GPU, say in one line what it takes. Only rank 0 looks."""
     if distributed.rank() == 0:
         text = table(cfg, folder, device)
         if device.startswith("cuda"):

@@ -7,14 +7,13 @@ black line is the held-out success averaged over the runs.
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from paw_min.config import UserError
+from paw_min.config import UserError, user_errors
 from paw_min.runs import read_metrics, writing
 
 matplotlib.use("Agg")  # no display needed
@@ -72,9 +71,7 @@ if __name__ == "__main__":
     parser.add_argument("folders", nargs="+", type=Path, help="run folders, runs/<name>")
     parser.add_argument("--out", type=Path, help="folder of the figures (default: first run)")
     args = parser.parse_args()
-    try:
+    with user_errors():
         if empty := [str(f) for f in args.folders if not read_metrics(f)]:
             raise UserError(f"no metrics.jsonl with a complete line in {', '.join(empty)}")
         draw(args.folders, args.out)
-    except UserError as error:
-        sys.exit(f"error: {error}")

@@ -7,6 +7,9 @@
                 curves.png, paw.png   the metrics as curves
                 samples/000012.json   some episodes of update 12, for paw_min.inspect
                 checkpoint-000012/    Hugging Face folder + trainer.pt, after update 12
+                lock                  held by the process that writes here
+                nonfinite-*.pt        the rows of a loss or gradient that is not finite
+                tensorboard/, wandb-id    with --track
 
 A checkpoint is renamed when it is complete and on the disk, and the previous one is removed only
 then. Resuming drops later metrics, so a run that dies at any moment resumes consistently. Only rank

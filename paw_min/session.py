@@ -43,10 +43,9 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     torch.set_num_threads(cfg.threads)
     device = distributed.start(cfg.device)
     precision = forward_precision(cfg, device)
-    start = start_model(cfg)
     check_packages(cfg)
     with distributed.rank_0_first():
-        run = Run(cfg)
+        run, start = Run(cfg), start_model(cfg)
         load_tokenizer(start)  # raises for a folder that is no model, before data are generated
         if not eval_only:
             memory.announce(cfg, start, device)
@@ -107,7 +106,8 @@ def make_sampler(cfg: Config, folder: str, precision: str) -> HFSampler | VLLMSa
 
 
 def start_model(cfg: Config) -> str:
-    return toy.default_model(cfg.model or cfg.env) if cfg.model in ("", "sparse") else cfg.model
+    own = cfg.model in ("", *toy.STANDINS)
+    return toy.default_model(cfg.model or cfg.env) if own else cfg.model
 
 
 def find_tasks(cfg: Config) -> Tasks:

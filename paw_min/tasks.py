@@ -11,8 +11,8 @@ from itertools import pairwise
 def draw_groups(tasks: list[str], n_groups: int, seed: int, update: int) -> list[str]:
     """The tasks of training update `update` (from 0), one per group, all different.
 
-    Each epoch is a permutation drawn from (seed, epoch). The up to n_groups - 1 tasks left at its
-    end are skipped, so that no update has a task twice.
+    Each epoch is a permutation drawn from (seed, epoch). If fewer than n_groups tasks are left at
+    its end, they are skipped, so that no update has a task twice.
     """
     if not 1 <= n_groups <= len(tasks):
         raise ValueError(f"n_groups is {n_groups} with {len(tasks)} tasks; choose from 1 to "

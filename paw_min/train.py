@@ -28,30 +28,22 @@ def train(cfg: Config, eval_only: bool = False) -> None:
     """Run `cfg` to its end, or only evaluate it. runs.py lists the files that it writes."""
     with open_session(cfg, eval_only) as s:  # policy, sampler, optimizer, pool, tasks
         if eval_only:
-            evaluation = evaluate(cfg, s.policy, s.sampler, s.pool, s.tasks.held_out)
-            s.run.write("episodes.md", transcript(evaluation.episodes))
-            done = max((line["update"] for line in s.run.metrics()), default=0)
-            s.run.write("evaluation.json", outcomes(done, evaluation.episodes))
-            metrics = evaluation.metrics.items()
-            console.say("\n".join(f"{key:48s} {value:8.3f}" for key, value in metrics))
+            checkpoint = s.run.checkpoint()
+            metrics = play_panel(cfg, s, int(checkpoint.name[-6:]) if checkpoint else 0)
+            console.say("\n".join(f"{key:48s} {value:8.3f}" for key, value in metrics.items()))
             return
 
         done = s.run.restore(s.policy, s.optimizer)  # 0, unless this is a resumed run
         s.policy.train()  # gradient checkpointing is off in eval mode
         console.print_start(s)
         if not done and not s.run.metrics():  # else update 0 was measured already
-            before = evaluate(cfg, s.policy, s.sampler, s.pool, s.tasks.held_out)
-            s.run.write("evaluation.json", outcomes(0, before.episodes))
-            log(s, {"update": 0} | before.metrics)
+            log(s, {"update": 0} | play_panel(cfg, s, 0))
 
         for k in range(done + 1, cfg.updates + 1):  # Alg. 1, line 1
             metrics = {"update": k} | update(cfg, s, k)
             last = k == cfg.updates  # always evaluated and saved
             if last or (cfg.eval_every and k % cfg.eval_every == 0):
-                evaluation = evaluate(cfg, s.policy, s.sampler, s.pool, s.tasks.held_out)
-                metrics |= evaluation.metrics
-                s.run.write("episodes.md", transcript(evaluation.episodes))
-                s.run.write("evaluation.json", outcomes(k, evaluation.episodes))
+                metrics |= play_panel(cfg, s, k)
             # Metrics first: a kill between the two writes repeats the update, and resuming drops
             # the line that is ahead of the checkpoint.
             log(s, metrics)
@@ -62,6 +54,14 @@ def train(cfg: Config, eval_only: bool = False) -> None:
         if distributed.rank() == 0:
             draw([s.run.folder])
             console.report(s.run.folder, read_metrics(s.run.folder))
+
+
+def play_panel(cfg: Config, s: Session, done: int) -> dict[str, float]:
+    """Evaluate after `done` updates; write outcomes and a transcript -> metrics."""
+    played = evaluate(cfg, s.policy, s.sampler, s.pool, s.tasks.held_out)
+    s.run.write("episodes.md", transcript(played.episodes))
+    s.run.write("evaluation.json", outcomes(done, played.episodes))
+    return played.metrics
 
 
 def update(cfg: Config, s: Session, k: int) -> dict[str, float]:
@@ -99,10 +99,10 @@ def update(cfg: Config, s: Session, k: int) -> dict[str, float]:
             learned |= gradient_conflict(cfg, s.policy, rows, seed_key)
         learned |= learn(cfg, s.policy, s.optimizer, rows, seed_key)
     except NonFinite as error:
-        start = s.run.checkpoint() or "the start model"
+        weights = s.run.checkpoint() or "the start model"
         raise UserError(
             f"update {k}: {error}; its rows are in {s.run.dump_rows(error.rows, k)}: lower --lr or "
-            f"--grad-clip and continue under another --name with --model set to {start}."
+            f"--grad-clip and continue under another --name with --model set to {weights}."
         ) from error
     learned |= describe_selection(rows) if cfg.paw else {}
     s.run.write(f"samples/{k:06d}.json", sample(cfg, k, episodes, rows))  # for paw_min.inspect

@@ -37,7 +37,7 @@ class Rows:
     advantage: Tensor  # (N,), one A per response, or (N, T), one per response token
     old_logp: Tensor | None  # (N, T) log pi_old(a_t); None: a single step, which starts at pi_old
     ref_logp: Tensor | None  # (N, T) log pi_ref(a_t); None: no KL term
-    entropy: Tensor | None  # (N,) H(a_t | h_t), Eq. 4; None: all transitions are selected
+    entropy: Tensor | None  # (N,) H(a_t | h_t), Eq. 4; None: the selection needs none
     selected: Tensor  # (N,) bool, Eq. 4; all False without PaW
     lam: Tensor  # (N,) lambda_g of the row's group, Eq. 10; 0 without PaW
     row_weight: Tensor  # (N,) weight of the world-model loss in Eq. 11: lambda_g / (G |S_g|) or 0
@@ -202,7 +202,7 @@ def policy_loss(cfg: Config, logp, old_logp, advantage, mask) -> tuple[Tensor, d
 def gradient_step(cfg: Config, policy: Policy, optimizer, rows: Rows, mini: list[int]) -> Tensor:
     """Clip the gradients, summed over the ranks, and step -> their norm before clipping, ()."""
     norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), cfg.grad_clip)
-    norm = norm.full_tensor() if cfg.shard else norm
+    norm = distributed.whole(norm)
     if not torch.isfinite(norm):
         raise NonFinite(f"the gradient norm became {norm.item()}", [rows.tokens[i] for i in mini])
     optimizer.step()

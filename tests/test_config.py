@@ -12,7 +12,16 @@ from transformers import AutoTokenizer
 import run_alfworld
 import run_search
 import run_webshop
-from paw_min.config import FREE_TO_CHANGE, Config, UserError, check, flag, parse_args, settings
+from paw_min.config import (
+    FREE_TO_CHANGE,
+    Config,
+    UserError,
+    check,
+    flag,
+    parse_args,
+    public,
+    settings,
+)
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.toy import default_model, search_world, webshop_shops
 
@@ -76,11 +85,17 @@ def test_every_setting_of_the_paper_presets(env):
     assert cfg.name == f"{env}-{model}-grpo-paw-seed0"
 
 
+@pytest.mark.parametrize("url", ["http://me:p@ss@host", "http://me:p/ss@host:80/retrieve"])
+def test_a_password_is_not_stored(url):
+    stored = public(Config(env="search", retriever=url))["retriever"]
+    assert stored.startswith("http://***@host") and "ss" not in stored
+
+
 @pytest.mark.parametrize("env", SCRIPTS)
 def test_presets_pass_their_own_check_and_the_first_is_tiny(env):
-    regimes = ["sparse", "changed"] if env == "alfworld" else []
-    assert list(SCRIPTS[env].PRESETS) == ["tiny", *regimes, "paper", "24gb", "80gb"]
-    for name in regimes:
+    settings = ["sparse", "changed", "smollm2"] if env == "alfworld" else []
+    assert list(SCRIPTS[env].PRESETS) == ["tiny", *settings, "paper", "24gb", "80gb"]
+    for name in settings:
         assert parse("--preset", name, env=env).name == f"alfworld-{name}-grpo-paw-seed0"
     for preset in SCRIPTS[env].PRESETS.values():
         check(Config(**{"env": env} | preset))
@@ -91,8 +106,8 @@ def test_presets_pass_their_own_check_and_the_first_is_tiny(env):
 @pytest.mark.parametrize("env", SCRIPTS)
 def test_tiny_presets_cut_no_observation(env, games_root, tmp_path):
     """Random episodes in the generated data: the longest observation has room to spare."""
-    generate = {"alfworld": lambda folder: games_root, "webshop": webshop_shops.default,
-                "search": search_world.default}  # fmt: skip
+    generate = {"alfworld": lambda folder: games_root, "webshop": webshop_shops.generate,
+                "search": search_world.generate}  # fmt: skip
     cfg, rng = parse(env=env), random.Random(0)
     tasks = BENCHMARKS[env].load(cfg, str(generate[env](tmp_path / env)))
     tokenizer = AutoTokenizer.from_pretrained(default_model(env))

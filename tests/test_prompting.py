@@ -196,15 +196,13 @@ def test_an_endpoint_plays_as_the_same_model_does_locally(
                  "--max-turns", "2")  # fmt: skip
     local = play(argv)
     server = serve(stand_in)
-    price = ["--price-in", "2", "--price-out", "10"]
-    remote = play([*argv, "--endpoint", server.url, "--model", "m", *price])
+    remote = play([*argv, "--endpoint", server.url, "--model", "m"])
     assert remote["episodes.md"] == local["episodes.md"] and "> <think>" in local["episodes.md"]
     assert remote["evaluation.json"] == local["evaluation.json"]
     a, b = local["metrics"], remote["metrics"]
     assert a["calls"] == len(server.bodies) >= 4 and a["completion_tokens"] > a["calls"]
     differ = ("seconds", "model")
     assert {k: v for k, v in a.items() if k not in differ}.items() <= b.items()
-    assert b["cost_usd"] == (2 * a["prompt_tokens"] + 10 * a["completion_tokens"]) / 1e6
     assert set(server.keys) == {f"Bearer {KEY}"} and set(server.paths) == {"/v1/chat/completions"}
     assert not any(KEY in str(text) for text in remote.values())
     if agent == "reflexion":
@@ -500,7 +498,7 @@ def test_a_killed_run_resumes_without_asking_twice(games_root, tmp_path, serve, 
         (["--endpoint", "h/v1", "--model", "m"], "--endpoint must be"),
         (["--agent", "reflexion", "--eval-repeats", "2"], "--eval-repeats 2: .*use --trials"),
         (["--trials", "0"], "--trials 0 is out of range"),
-        (["--price-in", "nan"], "--price-in nan is out of range"),
+        (["--deadline", "nan"], "--deadline nan is out of range"),
         (["--concurrency", "99"], "--concurrency 99 is out of range: use 1 to 32"),
     ],
 )

@@ -290,6 +290,15 @@ def test_eval_only(config, capsys, tmp_path):
     assert not (tmp_path / "r" / "metrics.jsonl").exists()
 
 
+def test_eval_only_names_the_update_of_its_weights(config, tmp_path):
+    """That of the checkpoint, even if a killed run has logged a later one."""
+    train.train(config(updates=1, eval_every=0))
+    with open(tmp_path / "r" / "metrics.jsonl", "a") as file:
+        file.write('{"update": 2, "success": 0.0}\n')
+    train.train(config(updates=1, eval_every=0), eval_only=True)
+    assert json.loads((tmp_path / "r" / "evaluation.json").read_text())["update"] == 1
+
+
 @pytest.mark.parametrize(
     "settings, message",
     [

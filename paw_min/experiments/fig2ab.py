@@ -19,6 +19,7 @@ from collections.abc import Hashable
 from dataclasses import asdict, dataclass
 from difflib import SequenceMatcher
 
+from paw_min.config import user_errors
 from paw_min.experiments import transitions
 from paw_min.experiments.transitions import TextRow
 
@@ -58,7 +59,7 @@ def count(groups: dict[Hashable, list[TextRow]]) -> Counts:
     return Counts(len(groups), repeated, len(found), sum(map(len, found)))
 
 
-def mark_difference(a: str, b: str) -> tuple[str, str]:
+def mark_difference(a: str, b: str) -> tuple[str, ...]:
     """Both texts with {{ }} around what differs, and equal passages shortened."""
     a_words, b_words = a.split(), b.split()
     parts = [], []
@@ -66,9 +67,7 @@ def mark_difference(a: str, b: str) -> tuple[str, str]:
         for part, words, i, j in zip(parts, (a_words, b_words), bounds[::2], bounds[1::2]):
             text = transitions.shorten(" ".join(words[i:j]), WORDS)
             part.append(text if tag == "equal" else f"{{{{{text}}}}}")
-    return transitions.shorten(" ".join(parts[0]), 5 * WORDS), transitions.shorten(
-        " ".join(parts[1]), 5 * WORDS
-    )
+    return tuple(transitions.shorten(" ".join(part), 5 * WORDS) for part in parts)
 
 
 def example(rows: list[TextRow]) -> str:
@@ -98,5 +97,5 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    with transitions.user_errors():
+    with user_errors():
         main()

@@ -26,20 +26,17 @@ import random
 import re
 from pathlib import Path
 
-import matplotlib
 import torch
 from torch import Tensor
 
 from paw_min import cmae
-from paw_min.config import UserError
+from paw_min.config import UserError, user_errors
 from paw_min.experiments import transitions
+from paw_min.experiments.figures import save
 from paw_min.experiments.transitions import Played, TextRow
 from paw_min.metrics import mean
 from paw_min.model.policy import Policy
-from paw_min.runs import writing
-
-matplotlib.use("Agg")  # no display needed
-import matplotlib.pyplot as plt
+from paw_min.plot import plt
 
 STEPS = 100  # A.4
 RESULTS = "'Back to Search' [SEP] 'Page "  # how a page of search results begins
@@ -127,9 +124,7 @@ def draw(result: dict, path: Path) -> None:
     axis.set_ylabel("share (%)")
     axis.set_title(f"Gradient magnitude by class, {result['steps']} steps", fontsize=10)
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
-    with writing(path.name):
-        figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, path)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -151,5 +146,5 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    with transitions.user_errors():
+    with user_errors():
         main()

@@ -9,14 +9,13 @@ standard deviation (sample). Each command writes one PNG (--out FILE) and prints
 """
 
 import argparse
-import sys
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from paw_min.config import UserError
+from paw_min.config import UserError, user_errors
 from paw_min.experiments.table import compute, find, load
 from paw_min.plot import FIGURES, plt
 from paw_min.runs import read_metrics, writing
@@ -158,10 +157,8 @@ def main() -> None:
         sub.add_argument("--out", type=Path, help="the PNG (default: next to the input)")
     args = vars(parser.parse_args())
     draw = dict(bands=bands, sensitivity=sensitivity, overhead=overhead)[args.pop("command")]
-    try:
+    with user_errors():
         draw(**args)
-    except UserError as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

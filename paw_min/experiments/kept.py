@@ -15,6 +15,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 
+from paw_min.config import user_errors
 from paw_min.envs.search.env import last_answer, search_query
 from paw_min.envs.webshop.pages import BUTTONS
 from paw_min.experiments import transitions
@@ -145,5 +146,5 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    with transitions.user_errors():
+    with user_errors():
         main()

@@ -27,17 +27,17 @@ from pathlib import Path
 
 import torch
 
-from paw_min.config import Config, UserError
+from paw_min.config import Config, UserError, user_errors
 from paw_min.console import progress_bar
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.evaluate import evaluate
 from paw_min.experiments.table import Entry, find, read_json
-from paw_min.experiments.transitions import observation_logps, user_errors
+from paw_min.experiments.transitions import observation_logps
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.rollout import Episode, Transition
 from paw_min.runs import newest_checkpoint, writing
-from paw_min.session import find_tasks, start_model
+from paw_min.session import PANEL_SLOTS, find_tasks, start_model
 
 TRANSITIONS = 400  # scored with each policy
 
@@ -58,10 +58,13 @@ class Report:
 
 
 def report(cfg: Config, entry: Entry, weights: str, rows: list[Transition]) -> tuple[Report, list]:
-    """Report on these weights, and the transitions that they play. rows: to score; []: their own"""
-    policy = load_policy(weights, cfg.temperature, "cpu", "fp32", "sdpa")
+    """Report on these weights, and the rows that were scored.
+
+    rows: the transitions to score; if empty, up to TRANSITIONS of those just played.
+    """
+    policy = load_policy(weights, cfg.temperature)
     tasks, sampler = find_tasks(cfg), HFSampler()
-    with closing(tasks.make_pool(min(128, len(tasks.held_out)))) as pool:
+    with closing(tasks.make_pool(min(PANEL_SLOTS, len(tasks.held_out)))) as pool:
         played = evaluate(cfg, policy, sampler, pool, tasks.held_out)
     episodes = [e for e in played.episodes if not e.failed]
     own = [t for e in episodes for t in e.transitions if t.obs_ids]
@@ -121,8 +124,8 @@ def main(paths: list[Path], out: Path | None) -> None:
         # Sampled as in training, so that the transitions are those that training meets.
         first = replace(cfg, eval_temperature=cfg.temperature, eval_repeats=1)
         start = Entry("start model", 0, "")
-        found, rows = report(first, start, start_model(cfg), [])
-        reports.append(found)
+        _, rows = report(first, start, start_model(cfg), [])
+        reports.append(report(replace(cfg, eval_repeats=1), start, start_model(cfg), rows)[0])
         print(f"{cfg.env}: {len(rows)} transitions of {start_model(cfg)}")
         for entry, cfg in runs:
             checkpoint = newest_checkpoint(entry.folder)

@@ -1,17 +1,18 @@
 """Tables and picture of the study in results/: what PaW teaches, and what that does to success.
 
-    python -m paw_min.experiments.study runs/REGIME/study-alfworld.json ... --out FOLDER
+    python -m paw_min.experiments.study runs/SETTING/study-alfworld.json ... --out FOLDER
 
-A regime is a folder with a sweep of the grid `study` and study-alfworld-knowledge.json, which
-knowledge.py has made from it. Measures of a run, in percent:
+A setting is a folder with a sweep, GRID-ENV.json, and GRID-ENV-knowledge.json, which knowledge.py
+has made from it. Measures of a run, in percent:
 
     success     held-out success at the end
     area        success of all training episodes: the mean height of the learning curve
     p, exact, nothing, repeated, tool    see knowledge.py
 
 and, where a run has them (--conflict-every), the norms of the two gradients and their cosine,
-averaged over updates and seeds. Each arm is compared with the first one, GRPO, seed by seed. Intervals: 95 %, bootstrap as in
-table.py, for success over seeds and tasks, else over seeds. Writes study.md, study.json, study.png.
+averaged over updates and seeds. Each arm is compared with the first one, GRPO, seed by seed.
+Intervals: 95 %, bootstrap as in table.py, for success over seeds and tasks, else over seeds. Writes
+study.md, study.json, study.png.
 """
 
 import argparse
@@ -22,9 +23,9 @@ from pathlib import Path
 
 import numpy as np
 
-from paw_min.config import UserError
+from paw_min.config import UserError, user_errors
+from paw_min.experiments.figures import save
 from paw_min.experiments.table import Cell, compare, interval, load, read_json, value
-from paw_min.experiments.transitions import user_errors
 from paw_min.plot import plt
 from paw_min.runs import read_metrics, writing
 
@@ -34,7 +35,7 @@ TITLES = {"p": "mean p of the next observation's tokens (%)", "success": "held-o
 
 
 @dataclass
-class Regime:
+class Setting:
     name: str
     start: dict[str, float]  # measures of the start model
     seeds: dict[str, dict[str, list[float]]]  # arm -> measure -> one value per seed
@@ -42,7 +43,7 @@ class Regime:
     gradients: dict[str, list[float]]  # arm -> means of GRADIENTS
 
 
-def read(sweep: Path) -> Regime:
+def read(sweep: Path) -> Setting:
     results, notes = load([sweep])
     if notes:
         raise UserError(" ".join(notes) + " Finish the sweep first.")
@@ -70,72 +71,63 @@ def read(sweep: Path) -> Regime:
             seeds[label][key] = [value(run) for run in runs.values()]
     start = {key: 100 * reports["start model", 0][key] for key in ("success", *KNOWN)}
     means = {label: np.mean(found, 0).tolist() for label, found in gradients.items() if found}
-    return Regime(sweep.parent.name, start, dict(seeds), dict(cells), means)
+    return Setting(sweep.parent.name, start, dict(seeds), dict(cells), means)
 
 
-def markdown(regime: Regime) -> str:
-    labels, keys = list(regime.cells), list(regime.cells[next(iter(regime.cells))])
+def markdown(setting: Setting) -> str:
+    labels, keys = list(setting.cells), list(setting.cells[next(iter(setting.cells))])
     head = f"| {{}} | {' | '.join(keys)} |\n" + "|---" * (1 + len(keys)) + "|\n"
 
     def line(label: str, texts: list[str]) -> str:
         return f"| {label} | {' | '.join(texts)} |\n"
 
-    def mean(c: Cell) -> str:
-        return f"{c.mean:.1f}" if c.std is None else f"{c.mean:.1f} ± {c.std:.1f}"
-
-    def difference(c: Cell) -> str:
-        span = "" if c.low is None else f" [{c.low:+.1f}, {c.high:+.1f}]"
-        return f"{c.difference:+.1f}{span}"
-
-    start = [f"{regime.start[k]:.1f}" if k in regime.start else "" for k in keys]
-    text = f"### {regime.name}\n\n" + head.format("method") + line("start model", start)
-    text += "".join(line(a, [mean(c) for c in regime.cells[a].values()]) for a in labels)
+    start = [f"{setting.start[k]:.1f}" if k in setting.start else "" for k in keys]
+    text = f"### {setting.name}\n\n" + head.format("method") + line("start model", start)
+    text += "".join(line(a, [c.value() for c in setting.cells[a].values()]) for a in labels)
     text += "\n" + head.format(f"difference to {labels[0]}")
     for label in labels[1:]:
-        text += line(label, [difference(c) for c in regime.cells[label].values()])
-    if regime.gradients:
+        text += line(label, [c.change() for c in setting.cells[label].values()])
+    if setting.gradients:
         text += "\n| gradients | norm, RL | norm, world model | cosine |\n|---|---|---|---|\n"
-        text += "".join(line(a, [f"{x:.3f}" for x in g]) for a, g in regime.gradients.items())
+        text += "".join(line(a, [f"{x:.3f}" for x in g]) for a, g in setting.gradients.items())
     return text
 
 
-def picture(regimes: list[Regime], out: Path) -> None:
-    """Per regime, a row: what the arms know, and how often they succeed."""
+def picture(settings: list[Setting], out: Path) -> None:
+    """Per setting, a row: what the arms know, and how often they succeed."""
     figure, axes = plt.subplots(
-        len(regimes), len(TITLES), figsize=(9, 0.6 + 2.6 * len(regimes)), layout="constrained",
+        len(settings), len(TITLES), figsize=(9, 0.6 + 2.6 * len(settings)), layout="constrained",
         squeeze=False, sharey="row", sharex="col",
     )  # fmt: skip
-    for row, regime in zip(axes, regimes):
-        labels = list(regime.cells)
+    for row, setting in zip(axes, settings):
+        labels = list(setting.cells)
         for axis, (key, title) in zip(row, TITLES.items()):
-            axis.axvline(regime.start[key], color="0.6", ls=":", label="start model")
+            axis.axvline(setting.start[key], color="0.6", ls=":", label="start model")
             for y, label in enumerate(labels):
-                cell, color = regime.cells[label][key], "C0" if "PaW" in label else "0.25"
-                axis.plot(regime.seeds[label][key], [y] * cell.seeds, "|", color=color, alpha=0.5)
-                ends = interval([np.array(regime.seeds[label][key])[:, None]])  # over seeds
+                cell, color = setting.cells[label][key], "C0" if "PaW" in label else "0.25"
+                axis.plot(setting.seeds[label][key], [y] * cell.seeds, "|", color=color, alpha=0.5)
+                ends = interval([np.array(setting.seeds[label][key])[:, None]])  # over seeds
                 axis.plot(ends, [y, y], color=color, lw=2)
                 axis.plot(cell.mean, y, "o", color=color)
             axis.set_yticks(range(len(labels)), labels)
             axis.grid(alpha=0.3)
-            if regime is regimes[-1]:
+            if setting is settings[-1]:
                 axis.set_xlabel(title)
         row[0].invert_yaxis()  # of the row: the first arm is at the top
-        row[0].set_title(regime.name, loc="left", fontsize=10, fontweight="bold")
-    with writing(str(out)):
-        figure.savefig(out, dpi=130)
-    plt.close(figure)
+        row[0].set_title(setting.name, loc="left", fontsize=10, fontweight="bold")
+    save(figure, out)
 
 
 def main(sweeps: list[Path], out: Path) -> None:
-    regimes = [read(sweep) for sweep in sweeps]
-    text = "\n".join(markdown(regime) for regime in regimes)
+    settings = [read(sweep) for sweep in sweeps]
+    text = "\n".join(markdown(setting) for setting in settings)
     print(text)
     with writing(str(out)):
         out.mkdir(parents=True, exist_ok=True)
         (out / "study.md").write_text(text)
-        plain = json.dumps([asdict(regime) for regime in regimes], indent=1, ensure_ascii=False)
+        plain = json.dumps([asdict(setting) for setting in settings], indent=1, ensure_ascii=False)
         (out / "study.json").write_text(plain + "\n")
-    picture(regimes, out / "study.png")
+    picture(settings, out / "study.png")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Run the arms of a table or figure on several seeds, as many at once as cores or GPUs are idle.
+"""Run the arms of a table or figure on several seeds, one at a time per GPU, or per idle core.
 
     python -m paw_min.experiments.sweep table1 --env alfworld [--seeds 0 1 2] [-- FLAGS]
 

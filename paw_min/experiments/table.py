@@ -14,14 +14,13 @@ cases if the distribution is symmetric.
 import argparse
 import json
 import re
-import sys
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from paw_min.config import UserError
+from paw_min.config import UserError, user_errors
 from paw_min.runs import read_metrics, reading, writing
 
 DRAWS = 2000
@@ -68,6 +67,13 @@ class Cell:
     difference: float | None = None  # to the first arm, over the seeds of both
     low: float | None = None
     high: float | None = None
+
+    def value(self) -> str:
+        return f"{self.mean:.1f}" + (f" ± {self.std:.1f}" if self.std is not None else "")
+
+    def change(self) -> str:
+        span = f" [{self.low:+.1f}, {self.high:+.1f}]" if self.low is not None else ""
+        return f"{self.difference:+.1f}{span}" if self.difference is not None else "–"
 
 
 def value(column: Column) -> float:
@@ -207,16 +213,9 @@ def markdown(table: dict[str, dict[str, Cell]], per_task: bool) -> str:
         rows = [f"| {' | '.join([label, *map(show, table[label].values())])} |" for label in labels]
         return [f"| {corner} | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|", *rows, ""]
 
-    def mean(c: Cell) -> str:
-        return f"{c.mean:.1f}" + (f" ± {c.std:.1f}" if c.std is not None else "")
-
-    def difference(c: Cell) -> str:
-        span = f" [{c.low:+.1f}, {c.high:+.1f}]" if c.low is not None else ""
-        return f"{c.difference:+.1f}{span}" if c.difference is not None else "–"
-
     over = f"over {' or '.join(map(str, sorted(counts)))} seeds" if counts != {1} else "of one seed"
     spread = "" if counts == {1} else " ± standard deviation"
-    lines = block("method", list(table), mean)
+    lines = block("method", list(table), Cell.value)
     lines += [f"Mean{spread} {over}; last evaluation, in percent.", ""]
     if others:
         drawn = ["seeds"] * (counts != {1}) + ["tasks"] * per_task
@@ -224,7 +223,7 @@ def markdown(table: dict[str, dict[str, Cell]], per_task: bool) -> str:
         text = text if drawn else "no interval"
         if not per_task:
             text += " (a run has no evaluation.json, so tasks are not drawn)"
-        lines += block(f"difference to {first}", others, difference)
+        lines += block(f"difference to {first}", others, Cell.change)
         lines += [f"Points, same seeds and tasks; {text}.", ""]
     return "\n".join(lines)
 
@@ -250,7 +249,5 @@ if __name__ == "__main__":
     parser.add_argument("paths", nargs="+", type=Path, help="sweep files or run folders")
     parser.add_argument("--out", type=Path, help="also write it there, as .md or .json")
     args = parser.parse_args()
-    try:
+    with user_errors():
         main(args.paths, args.out)
-    except UserError as error:
-        sys.exit(f"error: {error}")

@@ -14,8 +14,7 @@ so they are not the episodes that training saw.
 import argparse
 import json
 import runpy
-import sys
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -81,8 +80,8 @@ def arguments(doc: str, argv: list[str] | None = None, teacher: bool = False) ->
     layout, others = argparse.RawDescriptionHelpFormatter, "All other flags: see the run scripts."
     parser = Parser(description=doc, formatter_class=layout, epilog=others, allow_abbrev=False)
     parser.add_argument("source", help="alfworld, webshop, search, or a run folder")
-    parser.add_argument("--episodes", type=int, help="episodes to play (as in one update)")
-    parser.add_argument("--out", type=Path, help="folder for JSON and figure (not written)")
+    parser.add_argument("--episodes", type=int, help="episodes to play (default: as in one update)")
+    parser.add_argument("--out", type=Path, help="folder for JSON and figure (default: none)")
     if teacher:
         text = "score the steps of the generated data's rule-based teacher instead of the model's"
         parser.add_argument("--teacher", action="store_true", help=text)
@@ -202,12 +201,3 @@ def shorten(text: str, n: int) -> str:
     """At most n words, of the beginning and the end."""
     words = text.split()
     return " ".join(words if len(words) <= n else [*words[: n // 2], "...", *words[-(n // 2) :]])
-
-
-@contextmanager
-def user_errors():
-    """Exit with one sentence."""
-    try:
-        yield
-    except UserError as error:
-        sys.exit(f"error: {error}")

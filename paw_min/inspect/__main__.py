@@ -12,7 +12,6 @@ those of training. The probabilities before training are what training saw in up
 """
 
 import json
-import os
 from argparse import RawDescriptionHelpFormatter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,11 +19,10 @@ from pathlib import Path
 import torch
 
 from paw_min import cmae
-from paw_min.config import Config, Parser, UserError, check
+from paw_min.config import Config, Parser, UserError, check, user_errors
 from paw_min.console import progress_bar
 from paw_min.distributed import start
-from paw_min.experiments.transitions import user_errors
-from paw_min.inspect.samples import Sample, Step, read
+from paw_min.inspect.samples import Sample, StoredRow, read
 from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.runs import newest_checkpoint, reading, writing
@@ -116,7 +114,7 @@ def updates(n: int) -> str:
 
 
 @torch.no_grad()
-def score(cfg: Config, policy: Policy, steps: list[Step], label: str = "score") -> list[Seen]:
+def score(cfg: Config, policy: Policy, steps: list[StoredRow], label: str = "score") -> list[Seen]:
     """One pass over h_t, a_t and o_{t+1} of each step, by the functions of training."""
     seen, everything = [None] * len(steps), list(range(len(steps)))
     with progress_bar(len(steps), label, "row") as bar:
@@ -200,7 +198,7 @@ def page_data(run: Stored, columns: list[Weights], samples: list[Sample]) -> dic
     )  # fmt: skip
 
 
-def step_data(tokenizer, s: Step, seen: list[Seen]) -> dict:
+def step_data(tokenizer, s: StoredRow, seen: list[Seen]) -> dict:
     prompt = tokenizer.decode(s.prompt_ids, clean_up_tokenization_spaces=False)
     return dict(
         reward=s.reward, valid=s.valid, selected=s.selected, entropy=s.entropy, rank=s.rank,
@@ -246,9 +244,7 @@ def main(argv: list[str] | None = None) -> None:
     data = page_data(run, columns, [read(file, vocabulary) for file in files])
     out = args.out or args.run / "inspect.html"
     with writing(out):
-        partial = out.with_name(out.name + ".partial")
-        partial.write_text(render(data), encoding="utf-8")
-        os.replace(partial, out)
+        out.write_text(render(data), encoding="utf-8")
     print(f"{out} ({out.stat().st_size / 1e6:.1f} MB): {summary(data)}")
 
 

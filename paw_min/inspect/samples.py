@@ -23,7 +23,7 @@ LIMIT = 48  # transitions of an update, in whole episodes; more only if the firs
 
 
 @dataclass
-class Step(TokenRow):
+class StoredRow(TokenRow):
     """One row of an update; its tokens are those that training scored."""
 
     reward: float  # r_t of the environment
@@ -35,7 +35,7 @@ class Step(TokenRow):
 
 
 @dataclass
-class Played:
+class StoredEpisode:
     """One episode."""
 
     group: int
@@ -44,7 +44,7 @@ class Played:
     task_type: str
     won: bool
     episode_return: float
-    steps: list[Step]
+    steps: list[StoredRow]
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Sample:
     candidates: int  # rows of the update that compete in Eq. 4
     kept: int  # how many of these Eq. 4 selected
     groups: list[Group]  # of the episodes below
-    episodes: list[Played]
+    episodes: list[StoredEpisode]
 
 
 def choose(episodes: list[Episode], limit: int = LIMIT) -> list[Episode]:
@@ -83,10 +83,10 @@ def sample(cfg: Config, update: int, episodes: list[Episode], rows: Rows) -> str
     if rows.entropy is not None:
         rank[competing] = ranks(rows.entropy[competing])
 
-    def step(i: int) -> Step:
+    def step(i: int) -> StoredRow:
         t = rows.tokens[i]
         entropy = None if rows.entropy is None else rows.entropy[i].item()
-        return Step(
+        return StoredRow(
             t.prompt_ids, t.response_ids, t.obs_ids, given=t.given,
             reward=transitions[i].reward, valid=transitions[i].valid,
             selected=rows.selected[i].item(), entropy=entropy, rank=rank[i].item() or None,
@@ -99,7 +99,7 @@ def sample(cfg: Config, update: int, episodes: list[Episode], rows: Rows) -> str
     for e in episodes:
         returns[e.group].append(e.episode_return)
     played = [
-        Played(
+        StoredEpisode(
             e.group, e.trajectory, short(e.task), e.task_type, e.won, e.episode_return,
             [step(i) for i in indices[e.trajectory]],
         )
@@ -123,9 +123,9 @@ def read(path: Path, vocabulary: int) -> Sample:
     with reading(path):
         stored = json.loads(path.read_text())
         groups = [Group(**group) for group in stored.pop("groups")]
-        episodes = [Played(**e) for e in stored.pop("episodes")]
+        episodes = [StoredEpisode(**e) for e in stored.pop("episodes")]
         for e in episodes:
-            e.steps = [Step(**step) for step in e.steps]
+            e.steps = [StoredRow(**step) for step in e.steps]
             for s in e.steps:
                 ids = [*s.prompt_ids, *s.response_ids, *s.obs_ids]
                 if not all(type(i) is int and 0 <= i < vocabulary for i in ids):

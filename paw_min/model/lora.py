@@ -19,7 +19,6 @@ ten times that of full training.
 """
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -28,9 +27,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
-from paw_min.config import Parser, UserError
+from paw_min.config import Parser, UserError, user_errors
+from paw_min.distributed import whole
 from paw_min.runs import newest_checkpoint, reading
 
 SCALE = 2  # s; peft's lora_alpha is s r
@@ -80,15 +79,11 @@ def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     # named_parameters() omits a head that is tied to the embedding; vLLM's CPU build needs it.
     weights = model.state_dict()
     for name in (name for name in weights if ".lora_" not in name):
-        weight, layer = _whole(weights[name]), name.removesuffix("base_layer.weight")
+        weight, layer = whole(weights[name]), name.removesuffix("base_layer.weight")
         if layer != name:
-            a, b = (_whole(weights[f"{layer}lora_{x}.default.weight"]) for x in "AB")
+            a, b = (whole(weights[f"{layer}lora_{x}.default.weight"]) for x in "AB")
             weight = torch.addmm(weight.float(), b, a, alpha=SCALE)  # W + s B A
         yield name.replace(".base_layer", ""), weight
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def base_model(folder: str) -> str | None:
@@ -123,7 +118,5 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with user_errors():
         main()
-    except UserError as error:
-        sys.exit(f"error: {error}")

@@ -16,7 +16,6 @@ redirected POST becomes a GET.
 import json
 import logging
 import math
-import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPResponse
@@ -26,7 +25,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 import requests
 import urllib3
 
-from paw_min.config import UserError
+from paw_min.config import UserError, masked
 from paw_min.retrieval import MAX_HITS, Hit
 
 THREADS = 32  # concurrent requests, for servers that take one query each
@@ -56,7 +55,7 @@ class SearchClient:
     """
 
     def __init__(self, url: str, timeout: float = 120.0, patience: float = 600.0):
-        self.url = _masked(url.rstrip("/").removesuffix("/retrieve")) + "/retrieve"  # for messages
+        self.url = masked(url.rstrip("/").removesuffix("/retrieve")) + "/retrieve"  # for messages
         self.timeout, self.patience = timeout, patience
         self._session = requests.Session()
         self._session.mount("http://", adapter := timed_adapter())
@@ -87,7 +86,7 @@ class SearchClient:
         except ValueError:  # for example a port above 65535
             valid = False
         if not valid:
-            raise RetrieverError(f"{_masked(url)!r} is not the address of a server: give "
+            raise RetrieverError(f"{masked(url)!r} is not the address of a server: give "
                                  "http://HOST:PORT or https://HOST:PORT.")
         if parts.username is not None:
             login = parts.username, parts.password or ""
@@ -153,7 +152,7 @@ class SearchClient:
     def _post(self, payload: dict) -> _Reply:
         reply = self._send("POST", "/retrieve", payload)
         if 300 <= reply.status < 400:
-            raise RetrieverError(f"The server {self.url} redirects to {_masked(reply.location)!r} "
+            raise RetrieverError(f"The server {self.url} redirects to {masked(reply.location)!r} "
                                  f"(HTTP {reply.status}): give the final address.")
         return reply
 
@@ -209,11 +208,6 @@ class SearchClient:
         if isinstance(error, requests.Timeout) or "Read timed out" in str(error):
             return f"no answer within {self.timeout:g} s"
         return "connection refused" if "refused" in str(error) else "connection lost"
-
-
-def _masked(url: str) -> str:
-    """A URL without its name and password, for messages; works for invalid URLs, too."""
-    return re.sub("//.*@", "//***@", url, flags=re.DOTALL)
 
 
 def _excerpt(reply: _Reply) -> str:

@@ -14,7 +14,6 @@ Needs fastapi and uvicorn.
 
 import argparse
 import json
-import resource
 import socket
 import sys
 import threading
@@ -106,12 +105,6 @@ def load(args: argparse.Namespace):
                  passage_prefix=args.passage_prefix, device=args.device)
 
 
-def peak_memory() -> float:
-    """The peak memory of this process, in GB."""
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB on Linux
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
-
-
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -150,8 +143,8 @@ def main(argv: list[str] | None = None) -> None:
             state.retriever = load(args)
             while not server.started:  # from here on, uvicorn handles Ctrl-C
                 time.sleep(0.01)
-            print(f"ready after {time.monotonic() - start:.1f} s, peak memory "
-                  f"{peak_memory():.2f} GB: {args.retriever} at {url}/retrieve", flush=True)
+            print(f"ready after {time.monotonic() - start:.1f} s: {args.retriever} at "
+                  f"{url}/retrieve", flush=True)
         except (ValueError, OSError) as error:
             state.error = f"error: {error}"
         finally:  # stop after any failure: the server must not report "loading" forever

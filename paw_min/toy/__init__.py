@@ -1,14 +1,17 @@
-"""What exists because no weights and no data can be downloaded: invented data, teachers, stand-ins.
+"""Generated data, rule-based teachers and stand-in models, so that runs need no download.
 
-`default_data` and `default_model` are all that the rest of the project uses, for runs that name no
-data or no model.
+Runs that name no data or no model use `default_data` and `default_model`.
 """
 
+import json
 import os
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 DATA = Path("data")  # below the current folder
+STANDINS = ("sparse", "smollm2")  # models by name, besides one per benchmark
 
 
 class Demonstration(NamedTuple):
@@ -34,14 +37,53 @@ def default_data(env: str, world: str = "home") -> str:
     if env == "webshop":
         from paw_min.toy import webshop_shops
 
-        return str(webshop_shops.default(DATA / "webshop"))
+        return str(webshop_shops.generate(DATA / "webshop"))
     if env == "search":
         from paw_min.toy import search_world
 
-        return str(search_world.default(DATA / "search"))
+        return str(search_world.generate(DATA / "search"))
     raise ValueError(f"there are no generated data for {env}: pass --data")
 
 
 def default_model(name: str) -> str:
-    """The folder of a stand-in model (see standins.py): a benchmark's, or sparse."""
+    """The folder of a stand-in model (see standins.py): a benchmark's, sparse, or smollm2.
+
+    smollm2 is an adapter; its start model is written on first use.
+    """
+    if name == "smollm2":
+        from paw_min.toy import smollm2
+
+        smollm2.write()
     return str(Path(__file__).parent / "weights" / name)
+
+
+def write_folder(folder: Path, texts: dict[str, str], manifest: dict) -> Path:
+    """Write these ASCII files and manifest.json, all or none, with the same bytes on every system.
+
+    Another process may do the same at the same time.
+    """
+    partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for name, text in (texts | {"manifest.json": json.dumps(manifest) + "\n"}).items():
+        (partial / name).write_bytes(text.encode("ascii"))
+    try:
+        os.replace(partial, folder)
+    except OSError:
+        shutil.rmtree(partial)
+        if not folder.exists():
+            raise
+        return check_folder(folder, texts, manifest)  # the other process was faster
+    return folder
+
+
+def check_folder(folder: Path, names: Iterable[str], manifest: dict) -> Path:
+    """The folder, if it is complete and has this manifest; else ValueError."""
+    try:
+        found = json.loads((folder / "manifest.json").read_text("ascii"))
+    except (OSError, ValueError, RecursionError):
+        found = "something else"
+    if found != manifest or not all((folder / name).is_file() for name in names):
+        raise ValueError(f"{folder} holds {found}, but {manifest} was requested: choose another "
+                         "folder or delete this one.")
+    return folder

@@ -11,7 +11,6 @@ import argparse
 import importlib.util
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import torch
@@ -20,7 +19,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from paw_min.config import UserError
+from paw_min.config import UserError, user_errors
 from paw_min.runs import writing
 from paw_min.toy import DATA
 
@@ -77,10 +76,10 @@ def load_tokenizer(file: Path) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def write(out: Path) -> None:
-    """Write the folder, complete or not at all; does nothing if it exists."""
+def write(out: Path = DATA / NAME) -> Path:
+    """Write the folder, complete or not at all, unless it exists; returns it."""
     if (out / "config.json").is_file():
-        return
+        return out
     file, partial = find_file(), out.with_name(out.name + ".partial")
     logging.disable_progress_bar()
     with writing(f"the model folder {out}"):
@@ -88,16 +87,15 @@ def write(out: Path) -> None:
         load_model(file).save_pretrained(partial)
         load_tokenizer(file).save_pretrained(partial)
         os.replace(partial, out)
+    return out
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=f"Write {NAME} as a model folder (20 seconds).")
     parser.add_argument("--out", type=Path, default=DATA / NAME, help="folder (%(default)s)")
     out = parser.parse_args().out
-    try:
+    with user_errors():
         write(out)
-    except UserError as error:
-        sys.exit(f"error: {error}")
     print(f"{out} is complete. One small update on ALFWorld (minutes):\n{NEXT.format(out)}")
 
 

@@ -1,10 +1,10 @@
-"""Training of the stand-in models: language models of 0.9 million parameters that play poorly.
+"""Training of the stand-in models: small language models that play poorly.
 
-The default policy of each benchmark is a tiny Qwen3 with a word-level tokenizer, so that runs need
-no download and no GPU. It takes the place of the pretrained model: it knows the words of the
-environment and how to act, and it has a bad habit for RL to correct. What its actions do, it has
-not been taught, so that a world-model loss has something to teach. It is an ordinary Hugging Face
-folder.
+The default policy of each benchmark is a Qwen3 of 0.9 million parameters with a word-level
+tokenizer, so that runs need no download and no GPU. It takes the place of the pretrained model: it
+knows the words of the environment and how to act, and it has a bad habit for RL to correct. It has
+not been taught what its actions do, so a world-model loss has something to teach. It is an ordinary
+Hugging Face folder.
 
 Not in the paper. The model imitates a rule-based teacher with the agent's observations
 (<benchmark>_teacher.py). The teacher is hasty: it often acts too early, against its own thought. It
@@ -18,14 +18,17 @@ current subgoal ("find mug"). The next command then depends on the last few word
 model of this size learns much faster.
 
 The weights are part of the repository, because training takes 7 to 14 minutes on one core (sparse:
-two). To train them again:
+two; smollm2: 30). To train them again:
 
     python -m paw_min.toy.standins alfworld --out paw_min/toy/weights/alfworld
     python -m paw_min.toy.standins sparse --out paw_min/toy/weights/sparse
     python -m paw_min.toy.standins webshop --out paw_min/toy/weights/webshop
     python -m paw_min.toy.standins search --out paw_min/toy/weights/search
+    python -m paw_min.toy.standins smollm2 --out paw_min/toy/weights/smollm2
 
-sparse continues alfworld with a teacher so hasty that almost no episode is won.
+sparse continues alfworld with a teacher so hasty that almost no episode is won. smollm2 is a LoRA
+adapter that teaches a pretrained model, SmolLM2-135M-Instruct (smollm2.py), the format of
+responses.
 """
 
 import argparse
@@ -38,21 +41,18 @@ from typing import NamedTuple
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tqdm import tqdm
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.protocol import Context
+from paw_min.model import lora
+from paw_min.model.policy import Policy, load_policy
 from paw_min.toy import (
     Demonstration,
     alfworld_teacher,
     default_model,
     search_teacher,
+    smollm2,
     webshop_teacher,
 )
 
@@ -64,8 +64,8 @@ TEACHERS = {
 BATCH = 16  # demonstrated steps per training step, and as many documents
 PASS = 4  # sequences per forward pass
 WEIGHTS = {  # of the loss on tokens of response, observation after it, and observation alone
-    "words": (1.0, 0.0, 0.3),  # the weights in the repository
-    "sft": (1.0, 0.0, 0.0),  # plain imitation
+    "words": (1.0, 0.0, 0.3),  # the stand-ins
+    "sft": (1.0, 0.0, 0.0),  # plain imitation: smollm2, which has read enough
     "actobs": (1.0, 1.0, 0.0),  # ActObs (arXiv 2609.20715): observations weigh as much as actions
 }
 HISTORY = {"alfworld": 1, "webshop": 3, "search": 4}  # history length of the prompts
@@ -79,13 +79,16 @@ class Lesson(NamedTuple):
     episodes: int  # per task
     steps: int  # of training
     peak: float  # learning rate
+    kind: str = "words"
 
 
+RANK = 4  # of the adapter smollm2
 LESSONS = {
     "alfworld": Lesson("alfworld", 0.5, 4, 1500, 3e-3),
     "sparse": Lesson("alfworld", 0.8, 1, 100, 6e-4),
     "webshop": Lesson("webshop", 0.25, 2, 1000, 3e-3),
     "search": Lesson("search", 0.5, 1, 1200, 3e-3),
+    "smollm2": Lesson("alfworld", 0.5, 1, 100, 2e-3, "sft"),
 }
 
 SPECIAL = ["<pad>", "<unk>", "<end>", "<user>", "<agent>"]
@@ -199,9 +202,11 @@ def weighted_loss(model, batch: list[Weighted]) -> tuple[torch.Tensor, float]:
     for k, row in enumerate(batch):
         ids[k, : len(row.ids)] = torch.tensor(row.ids)
         weight[k, : len(row.ids)] = torch.tensor(row.weights)
-    logits = model(ids).logits[:, :-1]  # (B, L - 1, V)
-    loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
-    return (loss * weight[:, 1:]).sum(), weight[:, 1:].sum().item()
+    scored = weight[:, 1:] > 0  # (B, L - 1); the head on M of them only: it costs most
+    hidden = model.get_decoder()(ids).last_hidden_state[:, :-1][scored]  # (M, D)
+    logits = model.get_output_embeddings()(hidden)  # (M, V)
+    loss = torch.nn.functional.cross_entropy(logits, ids[:, 1:][scored], reduction="none")
+    return (loss * weight[:, 1:][scored]).sum(), weight[:, 1:].sum().item()
 
 
 def imitate(
@@ -211,19 +216,21 @@ def imitate(
     """Train `model` with cross entropy; returns the loss of each step.
 
     Each step draws BATCH of the rows and, where the kind has weight on them, BATCH documents. Muon
-    trains the matrices of the layers and AdamW the rest: fewer steps than with AdamW alone.
-    The learning rate warms up to `peak` (Muon's to three times that) in 50 steps and decays to 5 %
-    of it linearly. kind: a name in WEIGHTS. stop: end after this many of the `steps`.
+    trains the matrices of the layers and AdamW the rest: fewer steps than with AdamW alone. AdamW
+    trains adapters. The learning rate warms up to `peak` (Muon's to three times that) in 50 steps
+    and decays to 5 % of it linearly. kind: a name in WEIGHTS. stop: end after this many of the
+    `steps`.
     """
     encoded = encode(tokenizer, rows, kind)
     weight = WEIGHTS[kind][2]
     texts = documents(tokenizer, [row.observation for row in rows], weight) if weight else []
-    layers = [p for p in model.model.layers.parameters() if p.ndim == 2]
-    rest = [p for p in model.parameters() if all(p is not q for q in layers)]
-    optimizers = {
-        torch.optim.Muon(layers, weight_decay=0.0): 3 * peak,
-        torch.optim.AdamW(rest, betas=(0.9, 0.98)): peak,
-    }
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    layers = {n for n, p in trained.items() if ".layers." in n and p.ndim == 2 and "lora" not in n}
+    rest = [p for name, p in trained.items() if name not in layers]
+    optimizers = {torch.optim.AdamW(rest, betas=(0.9, 0.98)): peak}
+    if layers:
+        matrices = [trained[name] for name in trained if name in layers]
+        optimizers[torch.optim.Muon(matrices, weight_decay=0.0)] = 3 * peak
     generator = torch.Generator().manual_seed(seed)
     model.train()
     history = []
@@ -250,37 +257,39 @@ def imitate(
     return history
 
 
-def warm_start(name: str, out: Path, seed: int = 0, kind: str = "words") -> None:
+def warm_start(name: str, out: Path, seed: int = 0, kind: str | None = None) -> None:
     """Train a stand-in (minutes); write it to `out` with record.json.
 
-    kind: a name in WEIGHTS. record.json: the mean loss of each hundred steps, and the result of
-    `miniature`, with which a test checks that the current code is the code that trained the weights
-    in the repository.
+    kind: a name in WEIGHTS; None: that of the lesson. record.json: the mean loss of each hundred
+    steps, and the result of `miniature`, with which a test checks that the current code is the code
+    that trained the weights in the repository.
     """
-    env, haste, episodes, steps, peak = LESSONS[name]
-    tasks = TEACHERS[env].training_tasks()
-    rows = demonstrations(env, tasks, seed, haste, episodes)
-    if name == env:
+    lesson = LESSONS[name]
+    tasks = TEACHERS[lesson.env].training_tasks()
+    rows = demonstrations(lesson.env, tasks, seed, lesson.haste, lesson.episodes)
+    if name == lesson.env:
         tokenizer = make_tokenizer([text for row in rows for text in row])
-        model = make_model(tokenizer, seed)
+        policy = Policy(make_model(tokenizer, seed), tokenizer)
+    elif name == "smollm2":
+        policy = load_policy(str(smollm2.write()))
+        lora.attach(policy.model, RANK, "fp32", seed, None)
     else:
-        tokenizer = AutoTokenizer.from_pretrained(default_model(env))
-        model = AutoModelForCausalLM.from_pretrained(default_model(env))
-    losses = imitate(model, tokenizer, rows, seed, steps, peak, kind)
-    hundreds = [losses[i : i + 100] for i in range(0, steps, 100)]
+        policy = load_policy(default_model(lesson.env))
+    model, tokenizer = policy.model, policy.tokenizer
+    losses = imitate(model, tokenizer, rows, seed, lesson.steps, lesson.peak, kind or lesson.kind)
+    hundreds = [losses[i : i + 100] for i in range(0, len(losses), 100)]
     record = {"loss": [round(sum(part) / len(part), 4) for part in hundreds]}
     record["miniature"] = miniature(name, tasks[:12], tokenizer, seed)
-    out.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    policy.save(out)
     (out / "record.json").write_text(json.dumps(record) + "\n")
 
 
 def miniature(name: str, tasks: list[str], tokenizer, seed: int) -> dict:
     """Three steps on a few tasks: digest of the demonstrations, and losses."""
-    env, haste, episodes, steps, peak = LESSONS[name]
+    env, haste, episodes, steps, peak, kind = LESSONS[name]
     rows = demonstrations(env, tasks, seed, haste, episodes)
-    losses = imitate(make_model(tokenizer, seed), tokenizer, rows, seed, steps, peak, stop=3)
+    model = make_model(tokenizer, seed)
+    losses = imitate(model, tokenizer, rows, seed, steps, peak, kind, stop=3)
     return {"demonstrations": hashlib.sha256(json.dumps(rows).encode()).hexdigest(), "loss": losses}
 
 
@@ -289,7 +298,7 @@ if __name__ == "__main__":
     parser.add_argument("name", choices=list(LESSONS), metavar="NAME", help=", ".join(LESSONS))
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     kinds = "loss on responses, and, words: observations alone; actobs: observations after them"
-    parser.add_argument("--warm-start", choices=list(WEIGHTS), default="words", help=kinds)
+    parser.add_argument("--warm-start", choices=list(WEIGHTS), help=kinds)
     parser.add_argument("--threads", type=int, default=1, help="affects the last bits")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

@@ -11,16 +11,16 @@ agents.py describes the agents, endpoint.py the endpoint. Results, in runs/<name
 evaluation.json, episodes.md and, of an endpoint, responses.jsonl.
 """
 
-import argparse
-import importlib
 import json
 import os
+import runpy
 import sys
 import time
+from argparse import Namespace, RawDescriptionHelpFormatter
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from paw_min.cli import INTERRUPTED
 from paw_min.config import Config, Parser, UserError, parse_args
@@ -30,6 +30,7 @@ from paw_min.evaluate import evaluate, outcomes, panel_metrics, transcript
 from paw_min.experiments.prompting.agents import React, count, reflexion
 from paw_min.experiments.prompting.demonstrations import EXAMPLES
 from paw_min.experiments.prompting.endpoint import Endpoint
+from paw_min.experiments.sweep import ROOT
 from paw_min.retrieval.client import THREADS
 from paw_min.rollout import Episode
 from paw_min.runs import Run
@@ -41,40 +42,22 @@ CHARACTERS = 4  # of a token, for endpoints
 UNLIMITED = 10**9
 
 
-@dataclass
-class Options:
-    """The flags that the run scripts do not have."""
-
-    env: str
-    agent: str
-    endpoint: str
-    name: str
-    trials: int
-    concurrency: int
-    deadline: float
-    price_in: float
-    price_out: float
-
-
-def parse(argv: list[str]) -> tuple[Config, Options, bool]:
-    """-> settings, own flags, whether this is a dry run."""
-    layout = argparse.RawDescriptionHelpFormatter
+def parse(argv: list[str]) -> tuple[Config, Namespace, bool]:
+    """-> settings, the flags that the run scripts do not have, whether this is a dry run."""
+    layout = RawDescriptionHelpFormatter
     usage = "%(prog)s BENCHMARK [flags of run_BENCHMARK.py] [flags below]"
     parser = Parser(usage=usage, description=__doc__, formatter_class=layout, allow_abbrev=False)
     add = parser.add_argument
     add("env", choices=tuple(BENCHMARKS), metavar="BENCHMARK", help="alfworld, webshop or search")
-    add("--agent", choices=("plain", "react", "reflexion"), default="plain", help="(plain)")
+    add("--agent", choices=("plain", "react", "reflexion"), default="plain", help="default: plain")
     add("--endpoint", default="", help="URL before /chat/completions; --model is then the model's "
         "name there, and the preset is paper; the key is read from $OPENAI_API_KEY")  # fmt: skip
     add("--name", default="", help="run name; default: from the settings")
-    add("--trials", type=int, default=3, help="reflexion: trials per task, at most (3)")
-    add("--concurrency", type=int, default=8, help="endpoint: requests at a time (8)")
+    add("--trials", type=int, default=3, help="reflexion: trials per task, at most (default: 3)")
+    add("--concurrency", type=int, default=8, help="endpoint: requests at a time (default: 8)")
     add("--deadline", type=float, default=300, help="endpoint: seconds for one request, with all "
-        "its retries (300)")  # fmt: skip
-    add("--price-in", type=float, default=0, help="USD per million prompt tokens")
-    add("--price-out", type=float, default=0, help="USD per million generated tokens")
-    known, rest = parser.parse_known_args(argv)
-    options = Options(**vars(known))
+        "its retries (default: 300)")  # fmt: skip
+    options, rest = parser.parse_known_args(argv)
     check(options)
     presets = find_presets(options)
     rest += ["--no-paw"] + (["--name", options.name] if options.name else [])
@@ -91,12 +74,9 @@ def parse(argv: list[str]) -> tuple[Config, Options, bool]:
     return cfg, options, mode == "dry-run"
 
 
-def find_presets(options: Options) -> dict[str, dict]:
+def find_presets(options: Namespace) -> dict[str, dict]:
     """Those of the run script; the first is the default."""
-    try:
-        presets = importlib.import_module(f"run_{options.env}").PRESETS
-    except ModuleNotFoundError as error:
-        raise UserError(f"{error}: start it in the folder that has run_{options.env}.py") from error
+    presets = runpy.run_path(str(ROOT / f"run_{options.env}.py"))["PRESETS"]
     sizes = ("paper", "tiny") if options.endpoint else ("tiny", "paper")
     limits = TRAJECTORY_TOKENS if options.agent != "plain" else {}
     return {
@@ -105,19 +85,17 @@ def find_presets(options: Options) -> dict[str, dict]:
     }
 
 
-def check(options: Options) -> None:
-    bounds = dict(trials=(1, 100), concurrency=(1, THREADS), deadline=(1, 86400),
-                  price_in=(0, 1e6), price_out=(0, 1e6))  # fmt: skip
+def check(options: Namespace) -> None:
+    bounds = dict(trials=(1, 100), concurrency=(1, THREADS), deadline=(1, 86400))
     for key, (low, high) in bounds.items():
         if not low <= (value := getattr(options, key)) <= high:
-            flag = "--" + key.replace("_", "-")
-            raise UserError(f"{flag} {value} is out of range: use {low} to {high:g}.")
+            raise UserError(f"--{key} {value} is out of range: use {low} to {high}.")
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise UserError("prompting runs in one process: start it without torchrun.")
 
 
 @contextmanager
-def open_endpoint(cfg: Config, options: Options) -> Iterator[Session]:
+def open_endpoint(cfg: Config, options: Namespace) -> Iterator[Session]:
     """As session.open_session, with the endpoint as policy and sampler."""
     run = Run(cfg)
     file = run.folder / "responses.jsonl"
@@ -128,7 +106,7 @@ def open_endpoint(cfg: Config, options: Options) -> Iterator[Session]:
         yield Session(run, endpoint, None, None, endpoint, pool, tasks)
 
 
-def play(cfg: Config, s: Session, options: Options) -> tuple[list[Episode], dict, Counter]:
+def play(cfg: Config, s: Session, options: Namespace) -> tuple[list[Episode], dict, Counter]:
     """Play the panel -> episodes, their metrics, calls and tokens (of an endpoint: characters)."""
     limit, tokens, styles = cfg.max_prompt_tokens, Counter(), BENCHMARKS[cfg.env].prompts
     if options.endpoint:  # the server has a limit of its own
@@ -148,7 +126,7 @@ def play(cfg: Config, s: Session, options: Options) -> tuple[list[Episode], dict
     return evaluation.episodes, evaluation.metrics, count(evaluation.episodes)
 
 
-def costs(options: Options, tokens: Counter, endpoint: Endpoint | None) -> dict[str, float]:
+def costs(tokens: Counter, endpoint: Endpoint | None) -> dict[str, float]:
     """Calls and tokens; of an endpoint as it reports them, answers of earlier starts included."""
     if endpoint:
         answers = list(endpoint.used.values())
@@ -156,21 +134,17 @@ def costs(options: Options, tokens: Counter, endpoint: Endpoint | None) -> dict[
         tokens["calls_without_usage"] = sum(a.prompt_tokens is None for a in answers)
         for key in ("prompt_tokens", "completion_tokens"):
             tokens[key] = sum(getattr(answer, key) or 0 for answer in answers)
-    metrics = dict(tokens)
-    if options.price_in or options.price_out:
-        usd = options.price_in * tokens["prompt_tokens"]
-        metrics["cost_usd"] = (usd + options.price_out * tokens["completion_tokens"]) / 1e6
-    return metrics
+    return dict(tokens)
 
 
-def run(cfg: Config, options: Options) -> None:
+def run(cfg: Config, options: Namespace) -> None:
     """Play, write the files of the run, and print its metrics."""
     start = time.perf_counter()
     opened = open_endpoint(cfg, options) if options.endpoint else open_session(cfg, eval_only=True)
     with opened as s:
         episodes, metrics, tokens = play(cfg, s, options)
         endpoint = s.sampler if options.endpoint else None
-        metrics |= costs(options, tokens, endpoint) | {"seconds": time.perf_counter() - start}
+        metrics |= costs(tokens, endpoint) | {"seconds": time.perf_counter() - start}
         s.run.write("episodes.md", transcript(episodes))
         s.run.write("evaluation.json", outcomes(0, episodes))
         about = {"env": cfg.env, "agent": options.agent, "model": cfg.model or "stand-in"}
@@ -180,7 +154,7 @@ def run(cfg: Config, options: Options) -> None:
         say(f"{' '.join(about.values())}: {s.run.folder}")
 
 
-def plan(cfg: Config, options: Options) -> None:
+def plan(cfg: Config, options: Namespace) -> None:
     """What a run may cost, before it starts."""
     n = len(find_tasks(cfg).held_out) * cfg.eval_repeats
     trials = options.trials if options.agent == "reflexion" else 1

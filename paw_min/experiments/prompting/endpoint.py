@@ -71,8 +71,6 @@ class Endpoint:
     threads: concurrent requests, at most. deadline: seconds for one request, retries included.
     """
 
-    eos_ids: list[int] = []
-
     def __init__(self, url: str, model: str, file: Path, threads: int, deadline: float):
         if not re.fullmatch(r"https?://[^\s@?#/:]+(:\d{1,5})?(/[^\s@?#]*)?", url):
             raise UserError("--endpoint must be http(s)://HOST[:PORT]/PATH, without a key or query")
