@@ -63,11 +63,20 @@ def sweep(config, tmp_path):
     return path
 
 
-def test_from_runs_to_table_and_picture(sweep, tmp_path, capsys):
+def test_from_runs_to_table_and_picture(sweep, tmp_path, monkeypatch):
     file, out = tmp_path / "study-alfworld-knowledge.json", tmp_path / "out"
     with pytest.raises(UserError, match="knowledge.json"):
         study.main([sweep], out)
+    evaluate, temperatures = knowledge.evaluate, []
+
+    def spy(cfg, *args):
+        temperatures.append(cfg.eval_temperature)
+        return evaluate(cfg, *args)
+
+    monkeypatch.setattr(knowledge, "evaluate", spy)
     knowledge.main([sweep], file)
+    # Transitions as training meets them; then all five are compared at the same temperature.
+    assert temperatures == [1.0, *5 * [0.4]]
     reports = {(r["label"], r["seed"]): r for r in json.loads(file.read_text())}
     assert len(reports) == 5
     start, trained = reports["start model", 0], reports["GRPO w/ PaW", 1]

@@ -289,6 +289,8 @@ def miniature(name: str, tasks: list[str], tokenizer, seed: int) -> dict:
     env, haste, episodes, steps, peak, kind = LESSONS[name]
     rows = demonstrations(env, tasks, seed, haste, episodes)
     model = make_model(tokenizer, seed)
+    if name == "smollm2":
+        lora.attach(model, RANK, "fp32", seed, None)
     losses = imitate(model, tokenizer, rows, seed, steps, peak, kind, stop=3)
     return {"demonstrations": hashlib.sha256(json.dumps(rows).encode()).hexdigest(), "loss": losses}
 
