@@ -82,18 +82,18 @@ def test_from_runs_to_table_and_picture(sweep, tmp_path, monkeypatch):
     start, trained = reports["start model", 0], reports["GRPO w/ PaW", 1]
     assert 0 < start["p"] < 1 and start["p"] != trained["p"]  # of random weights, one update
     study.main([sweep], out)
-    (regime,) = json.loads((out / "study.json").read_text())
+    (setting,) = json.loads((out / "study.json").read_text())
     curve = [m["success"] for m in read_metrics(tmp_path / "True1") if "success" in m]
-    assert regime["seeds"]["GRPO w/ PaW"]["area"][1] == pytest.approx(100 * curve[0])
-    cell = regime["cells"]["GRPO w/ PaW"]["p"]
+    assert setting["seeds"]["GRPO w/ PaW"]["area"][1] == pytest.approx(100 * curve[0])
+    cell = setting["cells"]["GRPO w/ PaW"]["p"]
     by_hand = [100 * reports["GRPO w/ PaW", s]["p"] - 100 * reports["GRPO", s]["p"] for s in (0, 1)]
     assert cell["difference"] == pytest.approx(sum(by_hand) / 2)
     assert min(by_hand) - 1e-9 <= cell["low"] <= cell["high"] <= max(by_hand) + 1e-9
     (measured,) = ([m[k] for k in study.GRADIENTS] for m in read_metrics(tmp_path / "True1")[1:])
     (other,) = ([m[k] for k in study.GRADIENTS] for m in read_metrics(tmp_path / "True0")[1:])
-    assert list(regime["gradients"]) == ["GRPO w/ PaW"]
+    assert list(setting["gradients"]) == ["GRPO w/ PaW"]
     mean = [(a + b) / 2 for a, b in zip(measured, other)]
-    assert regime["gradients"]["GRPO w/ PaW"] == pytest.approx(mean) and mean[1] > 0
+    assert setting["gradients"]["GRPO w/ PaW"] == pytest.approx(mean) and mean[1] > 0
     assert (out / "study.png").stat().st_size > 5000
     assert "difference to GRPO" in (out / "study.md").read_text()
     file.write_text(json.dumps([r for r in reports.values() if r["seed"] == 0]))
