@@ -123,8 +123,8 @@ def run_all(jobs: list[Job], free: list[str]) -> list[str]:
                 active.remove((job, gpu, process))
                 free.append(gpu)
                 lines = job.log.read_text(errors="replace").strip().splitlines() or ["no output"]
-                result = [line for line in lines if line.startswith("held-out")] or lines
-                bar.write(f"{job}: {result[-1]}")
+                result = [line for line in lines if line.startswith("held-out success:")]
+                bar.write(f"{job}: {(result or lines)[-1]}")
                 if code := process.returncode:
                     failures.append(f"{job}: exit code {code}: {lines[-1]} ({job.log})")
             bar.n = sum(max(0, job.done()) for job in jobs)
