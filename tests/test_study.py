@@ -50,13 +50,14 @@ def test_failures_are_shares_of_the_steps():
 
 @pytest.fixture
 def sweep(config, tmp_path):
-    """Two arms, two seeds, one update each."""
+    """Three arms, two seeds, one update each."""
     entries = []
-    for label, paw in (("GRPO", False), ("GRPO w/ PaW", True)):
+    arms = {study.PAW: {}, study.PLACEBO: {"wm_target": "shuffled"}}
+    for label, flags in {"GRPO": {"paw": False}, **arms}.items():
         for seed in (0, 1):
-            name = f"{paw}{seed}"
-            train.train(config(name=name, paw=paw, seed=seed, updates=1, eval_every=0,
-                               conflict_every=1))  # fmt: skip
+            name = f"{label}{seed}"
+            train.train(config(name=name, seed=seed, updates=1, eval_every=0,
+                               conflict_every=1, **flags))  # fmt: skip
             entries.append({"label": label, "seed": seed, "folder": name})
     path = tmp_path / "study-alfworld.json"
     path.write_text(json.dumps(entries))
@@ -75,24 +76,33 @@ def test_from_runs_to_table_and_picture(sweep, tmp_path, monkeypatch):
 
     monkeypatch.setattr(knowledge, "evaluate", spy)
     knowledge.main([sweep], file)
-    # Transitions as training meets them; then all five are compared at the same temperature.
-    assert temperatures == [1.0, *5 * [0.4]]
+    # Transitions as training meets them; then all seven are compared at the same temperature.
+    assert temperatures == [1.0, *7 * [0.4]]
+    measured = json.loads(file.read_text())
+    file.write_text(json.dumps(measured[:-1]))
+    knowledge.main([sweep], file)  # resumes
+    assert temperatures[8:] == [1.0, 0.4, 0.4] and json.loads(file.read_text()) == measured
     reports = {(r["label"], r["seed"]): r for r in json.loads(file.read_text())}
-    assert len(reports) == 5
+    assert len(reports) == 7
     start, trained = reports["start model", 0], reports["GRPO w/ PaW", 1]
     assert 0 < start["p"] < 1 and start["p"] != trained["p"]  # of random weights, one update
     study.main([sweep], out)
     (setting,) = json.loads((out / "study.json").read_text())
-    curve = [m["success"] for m in read_metrics(tmp_path / "True1") if "success" in m]
+    curve = [m["success"] for m in read_metrics(tmp_path / f"{study.PAW}1") if "success" in m]
     assert setting["seeds"]["GRPO w/ PaW"]["area"][1] == pytest.approx(100 * curve[0])
     cell = setting["cells"]["GRPO w/ PaW"]["p"]
     by_hand = [100 * reports["GRPO w/ PaW", s]["p"] - 100 * reports["GRPO", s]["p"] for s in (0, 1)]
     assert cell["difference"] == pytest.approx(sum(by_hand) / 2)
+    placebo = [100 * reports[study.PLACEBO, s]["p"] for s in (0, 1)]
+    to_placebo = setting["true_targets"]["p"]["difference"]
+    assert to_placebo == pytest.approx(cell["mean"] - sum(placebo) / 2) != cell["difference"]
     assert min(by_hand) - 1e-9 <= cell["low"] <= cell["high"] <= max(by_hand) + 1e-9
-    (measured,) = ([m[k] for k in study.GRADIENTS] for m in read_metrics(tmp_path / "True1")[1:])
-    (other,) = ([m[k] for k in study.GRADIENTS] for m in read_metrics(tmp_path / "True0")[1:])
-    assert list(setting["gradients"]) == ["GRPO w/ PaW"]
-    mean = [(a + b) / 2 for a, b in zip(measured, other)]
+    one, other = (
+        [m[k] for k in study.GRADIENTS for m in read_metrics(tmp_path / f"{study.PAW}{s}")[1:]]
+        for s in (0, 1)
+    )
+    assert list(setting["gradients"]) == [study.PAW, study.PLACEBO]
+    mean = [(a + b) / 2 for a, b in zip(one, other)]
     assert setting["gradients"]["GRPO w/ PaW"] == pytest.approx(mean) and mean[1] > 0
     assert (out / "study.png").stat().st_size > 5000
     assert "difference to GRPO" in (out / "study.md").read_text()

@@ -15,7 +15,7 @@ Failures. The weights play the evaluation panel. Counted are, as shares of the s
     repeated   a command that this episode has already tried on the same observation
     tool       cleaning, heating or cooling that the task does not ask for (ALFWorld)
 
-Not in the paper.
+With --out, every report is written at once, and the same command resumes. Not in the paper.
 """
 
 import argparse
@@ -48,6 +48,7 @@ class Report:
 
     label: str  # arm, or "start model"
     seed: int
+    checkpoint: str  # the last two folders of its path: "RUN/checkpoint-000008"
     success: float
     p: float
     easy: float
@@ -72,9 +73,10 @@ def report(cfg: Config, entry: Entry, weights: str, rows: list[Transition]) -> t
     logps = observation_logps(cfg, policy, rows)
     p = torch.cat(logps).exp()  # (tokens,)
     exact = sum(greedy_matches(policy, sampler, rows)) / len(rows)
+    name = "/".join(Path(weights).parts[-2:])
     success = played.metrics["eval_success"]
     known = p.mean().item(), (p > cfg.rho).float().mean().item(), exact
-    return Report(entry.label, entry.seed, success, *known, *failures(cfg, episodes)), rows
+    return Report(entry.label, entry.seed, name, success, *known, *failures(cfg, episodes)), rows
 
 
 def greedy_matches(policy: Policy, sampler: HFSampler, rows: list[Transition]) -> list[bool]:
@@ -117,7 +119,15 @@ def main(paths: list[Path], out: Path | None) -> None:
     for entry in find(paths):
         cfg = Config(**read_json(Path(entry.folder) / "config.json"))
         by_start[cfg.env, cfg.model, cfg.data, cfg.world].append((entry, cfg))
-    reports = []
+    stored, reports = read_json(out) if out and out.exists() else [], []
+
+    def add(new: dict) -> None:
+        reports.append(new)
+        print(new, flush=True)
+        if out:
+            with writing(str(out)):
+                out.write_text(json.dumps(reports, indent=1) + "\n")
+
     for runs in by_start.values():
         entry, cfg = runs[0]
         torch.set_num_threads(cfg.threads)
@@ -125,17 +135,21 @@ def main(paths: list[Path], out: Path | None) -> None:
         first = replace(cfg, eval_temperature=cfg.temperature, eval_repeats=1)
         start = Entry("start model", 0, "")
         _, rows = report(first, start, start_model(cfg), [])
-        reports.append(report(replace(cfg, eval_repeats=1), start, start_model(cfg), rows)[0])
+        new, _ = report(replace(cfg, eval_repeats=1), start, start_model(cfg), rows)
         print(f"{cfg.env}: {len(rows)} transitions of {start_model(cfg)}")
+        if asdict(new) not in stored:  # other transitions: what was measured is not comparable
+            stored = []
+        add(asdict(new))
+        measured = {r["checkpoint"]: r for r in stored}
         for entry, cfg in runs:
-            checkpoint = newest_checkpoint(entry.folder)
-            if checkpoint is None:
+            weights = newest_checkpoint(entry.folder)
+            if weights is None:
                 raise UserError(f"{entry.folder} has no checkpoint: train the run first.")
-            reports.append(report(replace(cfg, eval_repeats=1), entry, str(checkpoint), rows)[0])
-            print(reports[-1])
-    if out:
-        with writing(str(out)):
-            out.write_text(json.dumps([asdict(r) for r in reports], indent=1) + "\n")
+            found = measured.get(f"{weights.parent.name}/{weights.name}")
+            if not found:
+                new, _ = report(replace(cfg, eval_repeats=1), entry, str(weights), rows)
+                found = asdict(new)
+            add(found | {"label": entry.label})
 
 
 if __name__ == "__main__":

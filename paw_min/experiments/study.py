@@ -10,9 +10,9 @@ has made from it. Measures of a run, in percent:
     p, exact, nothing, repeated, tool    see knowledge.py
 
 and, where a run has them (--conflict-every), the norms of the two gradients and their cosine,
-averaged over updates and seeds. Each arm is compared with the first one, GRPO, seed by seed.
-Intervals: 95 %, bootstrap as in table.py, for success over seeds and tasks, else over seeds. Writes
-study.md, study.json, study.png.
+averaged over updates and seeds. Each arm is compared with the first one, GRPO, and PaW with the
+placebo, seed by seed. Intervals: 95 %, bootstrap as in table.py, for success over seeds and tasks,
+else over seeds. Writes study.md, study.json, study.png.
 """
 
 import argparse
@@ -30,6 +30,7 @@ from paw_min.plot import plt
 from paw_min.runs import read_metrics, writing
 
 KNOWN = ("p", "exact", "nothing", "repeated", "tool")
+PAW, PLACEBO = "GRPO w/ PaW", "placebo: shuffled targets"
 GRADIENTS = ("grad_norm_rl", "grad_norm_wm", "grad_cosine")
 TITLES = {"p": "mean p of the next observation's tokens (%)", "success": "held-out success (%)"}
 
@@ -39,7 +40,8 @@ class Setting:
     name: str
     start: dict[str, float]  # measures of the start model
     seeds: dict[str, dict[str, list[float]]]  # arm -> measure -> one value per seed
-    cells: dict[str, dict[str, Cell]]  # arm -> measure -> mean, difference, interval
+    cells: dict[str, dict[str, Cell]]  # arm -> measure -> mean, difference to GRPO, interval
+    true_targets: dict[str, Cell]  # measure -> PaW's difference to the placebo, interval
     gradients: dict[str, list[float]]  # arm -> means of GRADIENTS
 
 
@@ -62,16 +64,19 @@ def read(sweep: Path) -> Setting:
         columns["success"][r.label][r.seed] = r.columns(per_task=True)["All"]
         for key, share in single.items():
             columns[key][r.label][r.seed] = {"": {"": 100 * share}}
-    cells, seeds = defaultdict(dict), defaultdict(dict)
+    cells, seeds, true_targets = defaultdict(dict), defaultdict(dict), {}
     for key in ("success", "area", *KNOWN):
         first, *_ = columns[key]
         for label, runs in columns[key].items():
             base = {} if label == first else columns[key][first]
             cells[label][key] = compare(runs, base, per_task=key == "success")
             seeds[label][key] = [value(run) for run in runs.values()]
+        if {PAW, PLACEBO} <= columns[key].keys():
+            pair = columns[key][PAW], columns[key][PLACEBO]
+            true_targets[key] = compare(*pair, per_task=key == "success")
     start = {key: 100 * reports["start model", 0][key] for key in ("success", *KNOWN)}
     means = {label: np.mean(found, 0).tolist() for label, found in gradients.items() if found}
-    return Setting(sweep.parent.name, start, dict(seeds), dict(cells), means)
+    return Setting(sweep.parent.name, start, dict(seeds), dict(cells), true_targets, means)
 
 
 def markdown(setting: Setting) -> str:
@@ -87,6 +92,9 @@ def markdown(setting: Setting) -> str:
     text += "\n" + head.format(f"difference to {labels[0]}")
     for label in labels[1:]:
         text += line(label, [c.change() for c in setting.cells[label].values()])
+    if setting.true_targets:
+        text += "\n" + head.format("difference to the placebo")
+        text += line(PAW, [c.change() for c in setting.true_targets.values()])
     if setting.gradients:
         text += "\n| gradients | norm, RL | norm, world model | cosine |\n|---|---|---|---|\n"
         text += "".join(line(a, [f"{x:.3f}" for x in g]) for a, g in setting.gradients.items())
