@@ -14,11 +14,11 @@ TINY = dict(
     prompt="compact", history_length=1, max_prompt_tokens=400, max_response_tokens=16,
     max_obs_tokens=64, max_turns=16, groups=8, group_size=8, updates=8, eval_every=4,
     eval_tasks=60, lr=2e-4, mini_batch=256, micro_tokens=2048, entropy_coef=0.0, threads=1,
-    # KL term and format penalty are the paper's (the defaults). Where no episode of a group is won,
-    # the policy gradient is 0 and lambda is 1: the world-model loss alone wears the format away.
+    # KL term and format penalty have their defaults, those of the preset `paper`. Where no episode
+    # of a group is won, only the world-model loss has a gradient: responses would become malformed.
 )  # fmt: skip
 
-# PaW A.1; what it leaves open is taken from the code base it builds on. Qwen2.5-1.5B/7B.
+# PaW A.1; what it leaves open is taken from verl-agent, which it builds on. Qwen2.5-1.5B/7B.
 PAPER = dict(
     model="Qwen/Qwen2.5-1.5B-Instruct", updates=150, eval_every=5, save_every=5,
     grad_checkpointing=True, sampler="vllm", workers=4,
@@ -26,8 +26,8 @@ PAPER = dict(
 
 PRESETS = {
     "tiny": TINY,
-    # Settings of the study in results/: a start that almost never wins; a world that the start
-    # model knows by its words only; a pretrained model, for a GPU.
+    # Settings of the study in results/: a start model that almost never wins; a world with other
+    # tools than those of the warm start; a pretrained model, for a GPU.
     "sparse": TINY | dict(model="sparse"),
     "changed": TINY | dict(world="changed"),
     "smollm2": TINY | dict(
@@ -35,7 +35,7 @@ PRESETS = {
         save_every=1,
     ),
     "paper": PAPER,
-    # The paper's settings but for LoRA and its learning rate, for one GPU of 24 or 80 GB.
+    # For one GPU of 24 or 80 GB: as the preset paper, but with LoRA and its learning rate.
     "24gb": PAPER | dict(
         model="Qwen/Qwen2.5-1.5B-Instruct", lora_rank=16, lr=1e-5, vllm_memory=0.6,
     ),

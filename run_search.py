@@ -11,7 +11,7 @@ plan. Rerun the same command to resume. Results: runs/<name>/, with plots.
 
 from paw_min.cli import main
 
-# PaW A.1; what it leaves open is taken from the code base it builds on. Qwen2.5-3B/7B.
+# PaW A.1; what it leaves open is taken from verl-agent, which it builds on. Qwen2.5-3B/7B.
 PAPER = dict(
     train_split="train", eval_split="test", model="Qwen/Qwen2.5-3B-Instruct",
     updates=200, eval_every=50, eval_tasks=0, save_every=10, max_turns=4, history_length=4,
@@ -30,7 +30,7 @@ PRESETS = {
         similarity=0.9, threads=1,
     ),
     "paper": PAPER,
-    # The paper's settings but for LoRA and its learning rate, for one GPU of 24 or 80 GB.
+    # For one GPU of 24 or 80 GB: as the preset paper, but with LoRA and its learning rate.
     "24gb": PAPER | dict(
         model="Qwen/Qwen2.5-1.5B-Instruct", lora_rank=16, lr=1e-5, vllm_memory=0.6,
     ),

@@ -4,13 +4,13 @@
     python run_webshop.py --algo gigpo --no-paw --seed 1    the GiGPO baseline, another seed
     python run_webshop.py --preset paper --model Qwen/Qwen2.5-1.5B-Instruct --data DIR
 
-DIR holds the official items_shuffle*.json, items_ins_v2*.json and items_human_ins.json. Rerun
-the same command to resume. Results: runs/<name>/, with plots.
+DIR holds the official items_shuffle*.json, items_ins_v2*.json and, for --human-goals,
+items_human_ins.json. Rerun the same command to resume. Results: runs/<name>/, with plots.
 """
 
 from paw_min.cli import main
 
-# PaW A.1; what it leaves open is taken from the code base it builds on. Qwen2.5-1.5B/7B.
+# PaW A.1; what it leaves open is taken from verl-agent, which it builds on. Qwen2.5-1.5B/7B.
 PAPER = dict(
     train_split="train", eval_split="test",
     model="Qwen/Qwen2.5-1.5B-Instruct", updates=150, eval_every=5, save_every=5, max_turns=15,
@@ -27,7 +27,7 @@ PRESETS = {
         micro_tokens=2048, entropy_coef=0.0, threads=1,
     ),
     "paper": PAPER,
-    # The paper's settings but for LoRA and its learning rate, for one GPU of 24 or 80 GB.
+    # For one GPU of 24 or 80 GB: as the preset paper, but with LoRA and its learning rate.
     "24gb": PAPER | dict(
         model="Qwen/Qwen2.5-1.5B-Instruct", lora_rank=16, lr=1e-5, vllm_memory=0.6,
     ),

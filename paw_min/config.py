@@ -1,7 +1,7 @@
 """Every setting of a run: one flat dataclass with the bounds beside each field, and its flags.
 
 A run script has presets: dictionaries that override the defaults below; the command line overrides
-both. "A.1" marks the paper's settings, "code base" those of the code that the paper builds on.
+both. "A.1" marks the paper's settings, "verl-agent" those of the code that it builds on.
 """
 
 import argparse
@@ -53,84 +53,77 @@ class Config:
     eval_every: int = opt(RUN, 5, "updates between evaluations; 0: only first and last", low=0)
     save_every: int = opt(RUN, 1, "updates between checkpoints; only the latest is kept", low=1)
     device: str = opt(RUN, "auto", "cpu, cuda, cuda:0 ...; auto: cuda if available")
-    threads: int = opt(RUN, 1, "CPU threads of torch; more than the idle cores is slow", low=1,
+    threads: int = opt(RUN, 1, "CPU threads of torch, at most the number of idle cores", low=1,
                        high=1024)
-    precision: str = opt(RUN, ("auto", "fp32", "bf16"), "of forward passes; auto: bf16 on a GPU")
-    track: str = opt(RUN, ("none", "tensorboard", "wandb"), "show metrics.jsonl in a tracker, too")
+    precision: str = opt(RUN, ("auto", "fp32", "bf16"), "precision of passes; auto: bf16 on a GPU")
+    track: str = opt(RUN, ("none", "tensorboard", "wandb"), "also log the metrics to a tracker")
     shard: bool = opt(RUN, False, "shard weights and optimizer across ranks (FSDP2); needs vLLM")
     data: str = opt(ENV, "", "data folder; default: generated (ALFWorld: $ALFWORLD_DATA)")
-    world: str = opt(ENV, ("home", "changed"), "generated games: with the tools of the warm start, "
-                     "or other ones", only=("alfworld",))
+    world: str = opt(ENV, ("home", "changed"), "generated games: which receptacles clean, heat and "
+                     "cool, ALFWorld's or others", only=("alfworld",))
     train_split: str = opt(ENV, "train", "training split")
-    eval_split: str = opt(ENV, "valid_seen", "held-out split (WebShop: test or eval)")
+    eval_split: str = opt(ENV, "valid_seen", "held-out split")
     eval_tasks: int = opt(ENV, 128, "tasks of the fixed evaluation panel; 0: whole split", low=0)
-    human_goals: bool = opt(ENV, False, "instructions written by people instead of synthetic ones",
-                            only=("webshop",))
+    human_goals: bool = opt(ENV, False, "use instructions written by people", only=("webshop",))
     n_products: int = opt(ENV, 0, "take the first N products; 0: all", low=0, only=("webshop",))
     retriever: str = opt(ENV, "", "server URL or corpus; default: corpus.jsonl in the data folder",
                          only=("search",))
     encoder: str = opt(ENV, "", "sentence encoder for a corpus; default: BM25", only=("search",))
     topk: int = opt(ENV, 3, "passages per query", low=1, only=("search",))
     max_turns: int = opt(ENV, 50, "environment steps per episode, A.1", low=1)
-    workers: int = opt(ENV, 0, "processes that run environments; 0: none but this", low=0,
+    workers: int = opt(ENV, 0, "processes that run environments; 0: this process", low=0,
                        only=("alfworld", "webshop"))
-    env_timeout: float = opt(ENV, 60.0, "seconds after which a silent worker counts as dead",
+    env_timeout: float = opt(ENV, 60.0, "seconds without an answer before a worker is restarted",
                              above=0, high=86_400, only=("alfworld", "webshop"))
     model: str = opt(MODEL, "", "Hugging Face folder or name; default: the stand-in model; "
                      "sparse: one that almost never wins; smollm2: a pretrained one")
     prompt: str = opt(MODEL, ("paper", "compact"), "the paper's prompt, or a short one")
     history_length: int = opt(MODEL, 2, "earlier steps in the prompt, A.1", low=0)
     max_prompt_tokens: int = opt(MODEL, 2048, "prompt limit in tokens, A.1", low=1)
-    prompt_overflow: str = opt(MODEL, ("error", "cut"), "longer prompts: stop, or cut their start")
+    prompt_overflow: str = opt(MODEL, ("error", "cut"), "prompts over the limit: stop or cut")
     max_response_tokens: int = opt(MODEL, 512, "response limit in tokens, A.1", low=1)
     max_obs_tokens: int = opt(MODEL, 4096, "tokens of one next observation in the loss", low=1)
     grad_checkpointing: bool = opt(MODEL, False, "recompute activations in the backward pass")
-    attention: str = opt(MODEL, ("sdpa", "flash_attention_2"), "flash packs rows without padding")
+    attention: str = opt(MODEL, ("sdpa", "flash_attention_2"), "kernel; flash packs rows")
     lora_rank: int = opt(MODEL, 0, "rank of LoRA adapters; 0: full training", low=0, high=4096)
     ref_offload: bool = opt(MODEL, False, "keep the reference model in CPU memory between passes")
     groups: int = opt(ROLLOUT, 16, "tasks per update, A.1", low=1, high=100_000)
     group_size: int = opt(ROLLOUT, 8, "episodes per task, A.1", low=1, high=10_000)
     sampler: str = opt(ROLLOUT, ("transformers", "vllm"), "generates the responses")
     vllm_memory: float = opt(ROLLOUT, 0.4, "vLLM's fraction of the GPU memory", above=0, high=1)
-    temperature: float = opt(ROLLOUT, 1.0, "of sampling in training, A.1", low=0.01, high=100)
-    eval_temperature: float = opt(ROLLOUT, 0.4, "in evaluation, A.1; 0: greedy", low=0)
+    temperature: float = opt(ROLLOUT, 1.0, "sampling in training, A.1", low=0.01, high=100)
+    eval_temperature: float = opt(ROLLOUT, 0.4, "sampling in evaluation, A.1; 0: greedy", low=0)
     algo: str = opt(RL, ("grpo", "gigpo", "rloo", "ppo"), "advantage estimator")
     normalize: str = opt(RL, ("std", "mean"), "GRPO, GiGPO: divide by the group's std, or not")
-    statistics: str = opt(RL, ("rows", "trajectories"), "GRPO, RLOO: group statistics over")
+    statistics: str = opt(RL, ("rows", "trajectories"), "GRPO, RLOO: unit of group statistics")
     gamma: float = opt(RL, 0.95, "GiGPO discount of step returns, A.1", low=0, high=1)
     step_weight: float = opt(RL, 1.0, "GiGPO weight of the step advantage (omega), A.1")
-    similarity: float = opt(RL, 0.0, "GiGPO: merge anchors at least this similar; 0: equal",
-                            low=0, high=1)
-    gae_lambda: float = opt(RL, 1.0, "PPO: lambda of the advantages of tokens; code base", low=0,
-                            high=1)
-    critic_lr: float = opt(RL, 0.0, "PPO: critic's learning rate; 0: ten times --lr, A.1", low=0,
-                           high=1)
+    similarity: float = opt(RL, 0.0, "GiGPO: merge anchors this similar; 0: equal", low=0, high=1)
+    gae_lambda: float = opt(RL, 1.0, "PPO: lambda of GAE; verl-agent", low=0, high=1)
+    critic_lr: float = opt(RL, 0.0, "PPO: critic's rate; 0: ten times --lr, A.1", low=0, high=1)
     invalid_penalty: float = opt(RL, 0.1, "subtracted for a malformed response, A.1", low=0)
     lr: float = opt(RL, 1e-6, "learning rate of AdamW, constant, A.1", above=0, high=1)
-    weight_decay: float = opt(RL, 0.01, "of AdamW; code base", low=0)
-    grad_clip: float = opt(RL, 1.0, "maximum gradient norm; code base", above=0)
+    weight_decay: float = opt(RL, 0.01, "weight decay of AdamW; verl-agent", low=0)
+    grad_clip: float = opt(RL, 1.0, "maximum gradient norm; verl-agent", above=0)
     mini_batch: int = opt(RL, 256, "rows per optimizer step, A.1; 0: all rows", low=0)
     micro_tokens: int = opt(RL, 16384, "tokens per forward pass, padding included", low=1)
     old_logp: str = opt(RL, ("recomputed", "sampler"), "old log-probs: the trainer's or sampler's")
     is_cap: float = opt(RL, 2.0, "maximum weight with --old-logp sampler", low=1, high=1000)
-    clip: float = opt(RL, 0.2, "PPO ratio clip; code base", above=0, high=1)
-    dual_clip: float = opt(RL, 3.0, "bound of the loss for negative advantages; code base", above=1)
-    kl_coef: float = opt(RL, 0.01, "k3 KL to the initial policy; 0: no reference model; code base",
-                         low=0)
-    entropy_coef: float = opt(RL, 0.001, "entropy bonus; code base", low=0)
+    clip: float = opt(RL, 0.2, "PPO ratio clip; verl-agent", above=0, high=1)
+    dual_clip: float = opt(RL, 3.0, "loss bound for negative advantages; verl-agent", above=1)
+    kl_coef: float = opt(RL, 0.01, "k3 KL to the start model; 0: without; verl-agent", low=0)
+    entropy_coef: float = opt(RL, 0.001, "entropy bonus; verl-agent", low=0)
     paw: bool = opt(PAW, True, "world-model co-training; off: the RL baseline")
     wm_loss: str = opt(PAW, ("cmae", "mae", "ce"), "observation loss: Eq. 8, 6 or 5")
     rho: float = opt(PAW, 0.2, "confidence threshold of clipped MAE, Eq. 7", above=0, high=1)
-    select_ratio: float = opt(PAW, 0.75, "fraction of transitions to keep, alpha, Eq. 4",
-                              above=0, high=1)
-    entropy: str = opt(PAW, ("full", "sampled"), "Eq. 4: of the vocabulary, or the sampled token")
+    select_ratio: float = opt(PAW, 0.75, "alpha, Eq. 4: selected fraction", above=0, high=1)
+    entropy: str = opt(PAW, ("full", "sampled"), "entropy in Eq. 4: full, or of the sampled token")
     wm_weight: str = opt(PAW, ("adaptive", "constant"), "lambda_g: Eq. 10, or 1")
     wm_scale: float = opt(PAW, 1.0, "factor of the world-model loss; 1 in Eq. 11", above=0)
     wm_target: str = opt(PAW, ("next", "shuffled"), "next observation, or another row's (placebo)")
     wm_steps: int = opt(PAW, 1, "next observations to predict, given the actions between", low=1)
     dedup: bool = opt(PAW, False, "Eq. 4: count equal transitions of an update once")
-    conflict_every: int = opt(PAW, 0, "updates between measurements of the cosine between the "
-                              "gradients of RL and world model; 0: never", low=0)
+    conflict_every: int = opt(PAW, 0, "updates between gradient-conflict logs; 0: never", low=0)
     r_max: float = opt(PAW, 10.0, "highest possible episode return, A.1", above=0)
 
 
@@ -198,17 +191,19 @@ def check(cfg: Config) -> None:
 
 
 class Parser(argparse.ArgumentParser):
+    def __init__(self, **options):
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
     def error(self, message: str):  # without the usage, which fills the screen
         self.exit(1, f"error: {message}; see --help\n")
 
 
 def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple[Config, str]:
     """Settings of a run script, and its mode: train, eval-only or dry-run."""
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = Parser(usage="%(prog)s [flags]", description=doc, formatter_class=layout)
+    parser = Parser(usage="%(prog)s [flags]", description=doc)
     add, default = parser.add_argument, next(iter(presets))
     add("--preset", choices=[*presets, *METHODS], nargs="+", default=[default],
-        help=f"base settings: a size (default {default}), a method on top, or both")
+        help=f"base settings (default {default}), optionally followed by a method: echo")
     for mode, text in (("eval-only", "evaluate --model or the checkpoint, and exit"),
                        ("dry-run", "check model and data, print the plan, and exit")):  # fmt: skip
         add(f"--{mode}", dest="mode", action="store_const", const=mode, default="train", help=text)

@@ -4,13 +4,13 @@
     A_k                advantages.gae over the tokens of each response, whitened over the update
     value loss         max((V - G)^2, (clip(V, V_old +- 0.5) - G)^2), token mean
 
-In the code base's multi-turn form, each row is an episode of its own: its last token is rewarded
+In verl-agent's multi-turn form, each row is an episode of its own: its last token is rewarded
 with the row's score s_i (return of the whole trajectory, minus the row's penalty), and nothing is
 bootstrapped from the next step of the environment. With gamma = lambda = 1, A_k = s_i - V_k.
 
 The critic is `policy.critic`, so checkpoints, resuming and FSDP hold it. It shares the policy's
 AdamW, with a learning rate of its own, but is stepped alone: AdamW skips parameters without a
-gradient. Its head starts at zero, the code base's at random.
+gradient. Its head starts at zero, verl-agent's at random.
 
 Legend: N rows, T tokens of the longest response, B rows of a micro-batch, S scored tokens, D hidden
 size, M response tokens.

@@ -4,9 +4,9 @@
       + E_g [ lambda_g * mean over S_alpha,g of the world-model loss ]
 
 The paper writes Eq. 11 per group, for the whole update. Here the RL term is the token mean over the
-mini-batch, as in the code base of PaW's baselines. The world-model term is a weighted sum over rows
-(`row_weights`): gradients of micro-batches add up exactly, and random mini-batches, scaled by (rows
-of the update / rows of the mini-batch), estimate it without bias at fixed weights of the model.
+mini-batch, as in verl-agent. The world-model term is a weighted sum over rows (`row_weights`):
+gradients of micro-batches add up exactly, and random mini-batches, scaled by (rows of the update /
+rows of the mini-batch), estimate it without bias at fixed weights of the model.
 
 Legend: N rows, T tokens, G groups; masks are 1 on the tokens that count.
 """
@@ -74,7 +74,7 @@ def _ratio_metrics(log_ratio: Tensor, clipped: Tensor, mask: Tensor) -> dict[str
 def k3_kl(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
     """KL(policy || reference) by Schulman's k3, exp(d) - d - 1, token mean -> (), in nats.
 
-    d = ref_logp - logp. Values are clamped to [-10, 10], as in the code base of the baselines.
+    d = ref_logp - logp. Values are clamped to [-10, 10], as in verl-agent.
     """
     d = (ref_logp - logp).masked_fill(~mask.bool(), 0.0)  # (N, T)
     return masked_mean((d.exp() - d - 1).clamp(-10, 10), mask)

@@ -72,8 +72,7 @@ def plan(cfg: Config, model: PretrainedConfig, ranks: int, bf16: bool, gpu: floa
     f = model.intermediate_size
     width = getattr(model, "head_dim", None) or d // model.num_attention_heads
     heads = width * (model.num_attention_heads + model.num_key_value_heads)
-    row = cfg.max_prompt_tokens + cfg.max_response_tokens + cfg.max_obs_tokens * cfg.wm_steps
-    tokens = min(cfg.micro_tokens, row * cfg.groups * cfg.group_size * cfg.max_turns)
+    tokens = min(cfg.micro_tokens, row_tokens(cfg) * cfg.groups * cfg.group_size * cfg.max_turns)
     # Two norms with their results, attention, and four tensors in the MLP; then its gradients.
     kept = tokens * ((24 if full else 16) * d + w * (2 * heads + 4 * f))
     work = tokens * w * 3 * f
@@ -92,6 +91,14 @@ def plan(cfg: Config, model: PretrainedConfig, ranks: int, bf16: bool, gpu: floa
         vllm=cfg.sampler == "vllm" and (cfg.vllm_memory * gpu or w * n + 2**30),
         offload=cfg.ref_offload,
     )  # fmt: skip
+
+
+def row_tokens(cfg: Config) -> int:
+    """Most tokens of one row: prompt, response and, with PaW, the next observations."""
+    length = cfg.max_prompt_tokens + cfg.max_response_tokens
+    if cfg.paw:  # --wm-steps: with the responses between the observations
+        length += cfg.wm_steps * cfg.max_obs_tokens + (cfg.wm_steps - 1) * cfg.max_response_tokens
+    return length
 
 
 def announce(cfg: Config, folder: str, device: str) -> None:

@@ -39,7 +39,7 @@ def draw(folders: list[Path], out: Path | None = None) -> None:
     out = Path(out or folders[0])
     with writing(f"the folder {out}"):
         out.mkdir(parents=True, exist_ok=True)
-    runs = {Path(folder).name: read_metrics(folder) for folder in folders}
+    runs = {str(folder): read_metrics(folder) for folder in folders}
     for line in (line for lines in runs.values() for line in lines if "seconds_update" in line):
         line["seconds"] = sum(line[f"seconds_{p}"] for p in ("rollout", "old_pass", "update"))
     for name, panels in FIGURES.items():

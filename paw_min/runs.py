@@ -106,7 +106,10 @@ class Run:
                 )
                 done = int(state["done"])
         if distributed.rank() == 0:
-            kept = [line for line in read_metrics(self.folder) if line["update"] <= done]
+            lines = read_metrics(self.folder)
+            if not done and lines and lines[-1]["update"] > self.cfg.save_every:
+                raise UserError(f"{self.folder} has metrics, but no checkpoint: use another --name")
+            kept = [line for line in lines if line["update"] <= done]
             self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
             if self.cfg.track != "none":
                 self.tracker = track.Tracker(self.cfg, self.folder, kept)

@@ -54,10 +54,10 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     weights = start if cfg.lora_rank else str(checkpoint or start)
     sampler = make_sampler(cfg, weights, precision)
     policy = load_policy(weights, cfg.temperature, device, precision, cfg.attention)
-    length = cfg.max_prompt_tokens + cfg.max_response_tokens
+    length = memory.row_tokens(cfg)
     if (positions := getattr(policy.model.config, "max_position_embeddings", length)) < length:
-        limits = "--max-prompt-tokens and --max-response-tokens"
-        raise UserError(f"{start} has {positions} positions: lower {limits}, together {length}.")
+        raise UserError(f"{start} has {positions} positions, but rows up to {length} tokens: lower "
+                        "--max-prompt-tokens, --max-response-tokens or --max-obs-tokens.")
     if cfg.lora_rank:
         lora.attach(policy.model, cfg.lora_rank, precision, cfg.seed, checkpoint)
     # A generator, read after sharding, which replaces the parameters.
@@ -139,14 +139,11 @@ def dry_run(cfg: Config) -> None:
     episodes = cfg.groups * cfg.group_size
     rows = episodes * cfg.max_turns
     steps = -(-rows // cfg.mini_batch) if cfg.mini_batch else 1
-    length = cfg.max_prompt_tokens + cfg.max_response_tokens
-    if cfg.paw:
-        between = cfg.max_response_tokens * (cfg.wm_steps - 1)
-        length += cfg.max_obs_tokens * cfg.wm_steps + between
     evaluations = 2 + (cfg.updates - 1) // cfg.eval_every if cfg.eval_every else 2
     print(
         f"updates   {cfg.updates} of {cfg.groups} tasks x {cfg.group_size} = {episodes} episodes, "
-        f"at most {cfg.max_turns} turns: up to {rows} rows of up to {length} tokens\n"
+        f"at most {cfg.max_turns} turns: up to {rows} rows of up to {memory.row_tokens(cfg)} "
+        "tokens\n"
         f"training  {cfg.algo}{' with PaW' if cfg.paw else ''}, up to {steps} optimizer steps per "
         f"update, {cfg.micro_tokens} tokens per pass\n"
         f"panel     {evaluations} times, every {cfg.eval_every or cfg.updates} updates\n"

@@ -1,7 +1,7 @@
 """Which tasks to play: the groups of an update, and the fixed panel of evaluation tasks.
 
 Groups are drawn from (seed, update) and the panel from a seed, both without repeats. Every
-evaluation plays the same panel; the code base of the baselines draws a new one, with repeats.
+evaluation plays the same panel; verl-agent draws a new one, with repeats.
 """
 
 import random

@@ -51,14 +51,15 @@ def _open_wandb(cfg: Config, folder: Path):
     import wandb
 
     path = folder / "wandb-id"
-    if not path.exists():
-        path.write_text(uuid4().hex)
+    name = path.read_text() if path.exists() else uuid4().hex
     try:
-        return wandb.init(
-            project="paw_min", name=cfg.name, id=path.read_text(), resume="allow",
+        run = wandb.init(
+            project="paw_min", name=cfg.name, id=name, resume="allow",
             dir=str(folder), config=public(cfg),
             settings=wandb.Settings(silent=True, console="off"),
         )  # fmt: skip
+        path.write_text(name)
+        return run
     except wandb.Error as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(

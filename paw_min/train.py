@@ -19,7 +19,7 @@ from paw_min.model.scoring import check_sync
 from paw_min.plot import draw
 from paw_min.rollout import rollout
 from paw_min.runs import read_metrics
-from paw_min.session import Session, open_session
+from paw_min.session import Session, open_session, start_model
 from paw_min.tasks import draw_groups
 from paw_min.update import NonFinite, learn, prepare
 
@@ -30,7 +30,8 @@ def train(cfg: Config, eval_only: bool = False) -> None:
         if eval_only:
             checkpoint = s.run.checkpoint()
             metrics = play_panel(cfg, s, int(checkpoint.name[-6:]) if checkpoint else 0)
-            console.say("\n".join(f"{key:48s} {value:8.3f}" for key, value in metrics.items()))
+            lines = [f"{key:48s} {value:8.3f}" for key, value in metrics.items()]
+            console.say("\n".join([f"weights: {checkpoint or start_model(cfg)}", *lines]))
             return
 
         done = s.run.restore(s.policy, s.optimizer)  # 0, unless this is a resumed run
@@ -77,9 +78,8 @@ def update(cfg: Config, s: Session, k: int) -> dict[str, float]:
         )  # fmt: skip
     # An episode whose environment broke is neither trained on nor counted in its group.
     episodes = [e for e in played.episodes if not e.failed]
-    for episode in played.episodes:
-        if episode.failed:
-            console.say(f"episode lost: {episode.failed}")
+    for reason in (e.failed for e in played.episodes if e.failed):
+        console.say(f"episode lost: {reason}")
     if not episodes:
         raise UserError("every episode of the rollout failed; the reasons are printed above.")
     times = [start, time.perf_counter()]

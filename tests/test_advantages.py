@@ -172,10 +172,10 @@ def random_texts(rng, n):
     return texts
 
 
-@pytest.mark.parametrize("threshold", [0.3, 0.6, 0.8, 0.9, 0.95, 1.0])
+@pytest.mark.parametrize("threshold", [0.6, 0.9, 1.0])
 def test_similar_anchors_equals_the_plain_rule(threshold):
     joined = 0
-    for seed in range(30):
+    for seed in range(10):
         rng = random.Random(f"{threshold} {seed}")
         texts = random_texts(rng, 40)
         group = [rng.randrange(2) for _ in texts]

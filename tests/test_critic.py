@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from paw_min import critic, runs, train
-from paw_min.config import Config, UserError, parse_args
+from paw_min.config import Config
 from paw_min.model.batches import collate
 from paw_min.session import open_session
 from paw_min.update import learn, prepare
-from run_alfworld import PRESETS
 from tests.test_policy import make_policy
 from tests.test_train import numbers
 from tests.test_update import BASE, EPISODES, ROWS
@@ -149,8 +149,10 @@ def test_a_run_with_ppo_resumes_with_the_same_numbers(config, tmp_path):
     resumed = numbers(tmp_path / "two")  # update 2 was evaluated there, as the last
     without = [{k: v for k, v in m.items() if not k.startswith("eval")} for m in (*whole, *resumed)]
     assert without[: len(whole)] == without[len(whole) :]
-    state = torch.load(runs.Run(cfg).checkpoint() / "trainer.pt", weights_only=True)
+    checkpoint = runs.Run(cfg).checkpoint()
+    state = torch.load(checkpoint / "trainer.pt", weights_only=True)
     assert "critic.head.weight" in state["weights"]
+    AutoModelForCausalLM.from_pretrained(checkpoint)  # still a plain Hugging Face folder
 
 
 @pytest.mark.parametrize("given, expected", [({}, 0.02), ({"critic_lr": 0.5}, 0.5)])
@@ -162,13 +164,6 @@ def test_the_critic_starts_from_the_model_with_a_learning_rate_of_its_own(config
             assert torch.equal(ours[name], weight) and ours[name] is not weight
     with open_session(config()) as s:
         assert s.policy.critic is None and len(s.optimizer.param_groups) == 1
-
-
-def test_group_size_one_is_for_ppo():
-    with pytest.raises(UserError, match="--group-size 1 leaves nothing to compare"):
-        parse_args("alfworld", PRESETS, "", ["--group-size", "1"])
-    argv = ["--algo", "ppo", "--group-size", "1"]
-    assert parse_args("alfworld", PRESETS, "", argv)[0].group_size == 1
 
 
 def test_two_ranks_give_the_same_critic(tmp_path):

@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from paw_min import distributed, runs
+from paw_min import runs
 from paw_min.model.policy import load_policy
 from paw_min.toy import default_model
 from paw_min.toy import webshop_shops as shops
+from tests.conftest import argv
 from tests.dist_jobs import CASES, resume, uninterrupted, updated
-from tests.test_policy import make_policy
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -71,10 +71,11 @@ def alone() -> dict:
     return {name: updated(settings) for name, settings in CASES.items()}
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def together(request, tmp_path_factory) -> dict:
+@pytest.fixture(scope="module")
+def together(tmp_path_factory) -> dict:
+    """The same on three ranks."""
     out = tmp_path_factory.mktemp("dist") / "out.pt"
-    finish(start(request.param, "-m", "tests.dist_jobs", out))
+    finish(start(3, "-m", "tests.dist_jobs", out))
     return torch.load(out)
 
 
@@ -123,25 +124,14 @@ def test_a_checkpoint_fits_any_number_of_ranks(tmp_path):
         torch.testing.assert_close(weight, expected[name], atol=1e-4, rtol=0)
 
 
-def test_without_torchrun_there_is_one_rank():
-    assert (distributed.rank(), distributed.world()) == (0, 1) and distributed.start("cpu") == "cpu"
-    tensor = torch.ones(3)
-    distributed.all_reduce([tensor])
-    assert tensor.tolist() == [1.0, 1.0, 1.0] and distributed.all_gather([1, 2]) == [1, 2]
-
-
 # ---- whole runs ----
 
 
 @pytest.fixture(scope="module")
-def script(tmp_path_factory) -> list[str]:
+def script(tmp_path_factory, model) -> list[str]:
     """run_webshop.py with a tiny random model and a small shop; without --out."""
-    folder = tmp_path_factory.mktemp("webshop")
-    make_policy("qwen3").save(folder / "model")
-    settings = SMALL | {"data": shops.generate(folder / "shop", 30, seed=0)}
-    settings |= {"model": folder / "model"}
-    flags = [f"--{key.replace('_', '-')}={value}" for key, value in settings.items()]
-    return ["run_webshop.py", *flags]
+    shop = shops.generate(tmp_path_factory.mktemp("webshop") / "shop", 30, seed=0)
+    return ["run_webshop.py", *argv(SMALL | dict(data=shop, model=model))]
 
 
 def numbers(folder: Path) -> list[dict]:
@@ -177,12 +167,11 @@ def test_two_ranks_then_one_or_three(script, one_rank, tmp_path):
         assert same(numbers(tmp_path / str(n) / "r"), one_rank)
 
 
-@pytest.mark.parametrize("rank", [0, 4])
-def test_vllm_on_sharded_ranks_then_one_that_is_whole(script, tmp_path, rank):
-    """Same draws, rows and weights as one unsharded rank with an engine; then the same again."""
+def test_vllm_on_sharded_ranks_then_one_that_is_whole(script, tmp_path):
+    """LoRA: draws, rows and weights of one unsharded rank with an engine; then the same again."""
     tiny = f"--model={default_model('webshop')}"  # the engine needs heads of 32
-    flags = [*script, tiny, "--sampler=vllm", "--groups=2", "--max-response-tokens=6"]
-    flags += [f"--lora-rank={rank}"]
+    flags = [*script, tiny, "--sampler=vllm", "--groups=2", "--max-response-tokens=6",
+             "--lora-rank=4"]  # fmt: skip
     subprocess.run(
         [sys.executable, *flags, "--updates=3", f"--out={tmp_path / 'one'}"], cwd=ROOT, check=True
     )

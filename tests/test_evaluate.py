@@ -4,7 +4,6 @@
 """
 
 import json
-from contextlib import contextmanager
 
 import pytest
 
@@ -12,8 +11,9 @@ from paw_min.config import Config, UserError
 from paw_min.envs.pool import EnvPool
 from paw_min.envs.protocol import Step
 from paw_min.evaluate import evaluate, outcomes, transcript
+from paw_min.metrics import describe_episodes
 from paw_min.model.sampler import HFSampler
-from paw_min.rollout import Episode, request_seed
+from paw_min.rollout import Episode, Transition, request_seed
 from tests.test_policy import make_policy
 from tests.test_rollout import Script, seeds
 
@@ -36,16 +36,10 @@ class Series:
                     score=0.75)  # fmt: skip
 
 
-class Scripted(Script):
-    @contextmanager
-    def sync(self, policy):
-        yield
-
-
 def run(tasks, policy=None, sampler=None, slots=3, make_env=Series, **settings):
     Series.played = {}
     policy = policy or make_policy()
-    sampler = sampler or Scripted(policy)
+    sampler = sampler or Script(policy)
     with EnvPool(make_env, slots) as pool:
         cfg = Config(**{"prompt": "compact", "eval_temperature": 0.7} | settings)
         return evaluate(cfg, policy, sampler, pool, tasks), sampler
@@ -157,4 +151,21 @@ def test_outcomes_name_the_task_and_leave_out_lost_episodes():
              "score": None},
             {"task": "17", "task_type": "", "won": True, "score": 1.0},
         ],
+    }  # fmt: skip
+
+
+def test_episodes_are_described():
+    def episode(group, rewards, valid, failed=""):
+        steps = [Transition([1], [2], [k], [0.0], r, v, "", group, 0)
+                 for k, (r, v) in enumerate(zip(rewards, valid))]  # fmt: skip
+        return Episode("task", group, 0, steps, won=rewards[-1] == 10.0, failed=failed)
+
+    episodes = [
+        episode(0, [0.0, 10.0], [True, True]), episode(0, [0.0], [True]),
+        episode(1, [5.0, 0.0, 5.0], [True, False, False]), episode(1, [10.0], [False]),
+        episode(1, [0.0] * 9, [False] * 9, failed="it broke"),
+    ]  # fmt: skip
+    assert describe_episodes(episodes) == {
+        "success": 0.5, "return": 7.5, "length": 7 / 4, "valid": 4 / 7, "no_variance": 0.5,
+        "failed": 1, "rows": 7, "duplicates": 4 / 7,
     }  # fmt: skip

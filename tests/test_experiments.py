@@ -6,6 +6,7 @@ python -m pytest tests/test_experiments.py
 import itertools
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -17,11 +18,11 @@ import pytest
 import torch
 
 import run_alfworld
-from paw_min import cmae, config, runs, train
-from paw_min.config import UserError, flag, parse_args
+from paw_min import config, runs, train
+from paw_min.config import UserError, parse_args
 from paw_min.experiments import figures, sweep, table
 from paw_min.experiments.grids import GRIDS, Arm
-from tests.conftest import SMALL
+from tests.conftest import SMALL, argv
 
 # --- grids and plans -------------------------------------------------------------------------
 
@@ -61,34 +62,27 @@ def test_settings_of_the_arms(tmp_path):
     assert len({cfg(*arm).name for arm in same}) == 1
 
 
-ARMS = {
-    job.cfg.name: (grid, job.label)
-    for grid in GRIDS
+NUMBERS = re.compile(r"--(rho|select-ratio|wm-scale) [\d.]+")
+ARMS = {  # one of those that differ in a number only, and without PaW only GRPO
+    NUMBERS.sub("", arm.flags): arm
+    for grid, arms in GRIDS.items()
     if grid != "table3-models"  # weights of several gigabytes
-    for job in sweep.plan(grid, "alfworld", [0], "runs", [])
+    for arm in arms
+    if arm.label == "GRPO" or "--no-paw" not in arm.flags
 }
 
 
-@pytest.mark.parametrize("grid, label", ARMS.values(), ids=ARMS)
-def test_every_arm_trains(config, tmp_path, grid, label):
+@pytest.mark.parametrize("arm", ARMS.values(), ids=lambda arm: arm.label)
+def test_every_kind_of_arm_trains(config, tmp_path, arm):
     """One update with the settings of the arm, on the real engine."""
-    arm = next(arm for arm in GRIDS[grid] if arm.label == label)
-    flags = arm.flags.format(size="tiny", episodes=4).split()
-    small = {flag(key): str(value) for key, value in vars(config()).items()
-             if key in (*SMALL, "data", "model", "out") and f"{flag(key)}" not in flags}
-    argv = [x for pair in (small | {"--updates": "1"}).items() for x in pair]
-    cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", argv + flags)
+    given = vars(config(updates=1))
+    small = {key: given[key] for key in (*SMALL, "data", "model", "out")}
+    flags = [*argv(small), *arm.flags.format(size="tiny", episodes=4).split()]
+    cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", flags)
     train.train(cfg)
     first, last = runs.read_metrics(tmp_path / "r")
     assert last["update"] == 1 and "eval_success" in first and "eval_success" in last
     assert ("wm_loss" in last) == cfg.paw == ("no-paw" not in arm.flags)
-
-
-def test_without_clipping_is_mae():
-    """The reason why table4 has one arm for both."""
-    logp = torch.cat([torch.zeros(1, 3), torch.randn(5, 3).log_softmax(-1)])
-    mask = torch.ones(6, 3)
-    assert torch.equal(cmae.clipped_mae(logp, mask, 1.0), cmae.mae(logp, mask))
 
 
 def test_plans_that_cannot_work(tmp_path):
@@ -128,10 +122,8 @@ def interruptible():
 def test_a_sweep_is_interrupted_fails_resumes_and_becomes_a_table(
     tmp_path, monkeypatch, model, games_root, capsys, interruptible
 ):
-    flags = {k: v for k, v in SMALL.items() if k != "name"}
-    flags |= {"data": games_root, "model": model, "device": "cpu", "updates": 2}
-    flags |= {"eval_every": 0, "kl_coef": 0.0}
-    flags = [str(x) for key, v in flags.items() for x in (flag(key), v)]
+    small = SMALL | dict(data=games_root, model=model, device="cpu", updates=2, eval_every=0)
+    flags = argv({k: v for k, v in small.items() if k not in ("name", "kl_coef")})
     arms = [Arm("GRPO", "--no-paw"), Arm("GRPO w/ PaW"), Arm("bad", f"--model {tmp_path}/nowhere")]
     monkeypatch.setitem(sweep.GRIDS, "three", arms)
     folder = sweep.plan("three", "alfworld", [0], str(tmp_path / "s"), flags)[0].folder
@@ -139,8 +131,8 @@ def test_a_sweep_is_interrupted_fails_resumes_and_becomes_a_table(
     monkeypatch.setattr(sweep, "start", lambda *a: started.append(start(*a)) or started[-1])
 
     def run(jobs):
-        argv = f"three --env alfworld --seeds 0 --jobs {jobs} --out {tmp_path}/s --".split()
-        sweep.main([*argv, *flags])
+        own = f"three --env alfworld --seeds 0 --jobs {jobs} --out {tmp_path}/s --".split()
+        sweep.main([*own, *flags])
 
     # Ctrl-C ends the run as well.
     def interrupt():
@@ -165,6 +157,9 @@ def test_a_sweep_is_interrupted_fails_resumes_and_becomes_a_table(
     del arms[2]
     run(jobs=1)  # nothing is left to start
     assert len(started) == 4 and "   2 of 2 updates" in capsys.readouterr().out
+    (folder / "checkpoint-000002").rename(folder / "checkpoint-000001")  # the last was not written
+    assert sweep.plan("three", "alfworld", [0], str(tmp_path / "s"), flags)[0].done() == 1
+    (folder / "checkpoint-000001").rename(folder / "checkpoint-000002")
 
     path = tmp_path / "s" / "three-alfworld.json"
     assert [e["label"] for e in json.loads(path.read_text())] == ["GRPO", "GRPO w/ PaW"]

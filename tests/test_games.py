@@ -74,7 +74,7 @@ def test_seed_split_and_size_change_the_games():
 @pytest.mark.parametrize("size", [Size(), Size((14, 21), (10, 20))])
 def test_games_obey_alfworlds_tables(size, world):
     for split in SPLITS:
-        for number, game in enumerate(sample(split, 120, size=size, world=world)):
+        for number, game in enumerate(sample(split, 30, size=size, world=world)):
             room, things = game["room"], game["things"]
             assert game["task"] == list(TASKS)[number % 6]
             assert game["scene"] in SCENES[split]
@@ -291,48 +291,6 @@ def test_expert_wins_in_spite_of_random_commands(games_root, env, noise):
         assert play(env, path, seed, noise)[1], path
 
 
-def test_expert_searches_in_the_order_of_the_commands():
-    gos = [f"go to {p}" for p in ("cabinet 1", "cabinet 2", "desk 1", "fridge 1")]
-    expert = Expert(random.Random(0))
-    expert.reset("you see a fridge 1, a cabinet 2, a cabinet 1, and a desk 1.\n\n"
-                 "Your task is to: put two mug in cabinet.")
-
-    def act(observation, *commands, here=None):
-        others = [go for go in gos if go != f"go to {here}"]
-        return expert.act(observation, [*commands, *others, f"examine {here}", "look"])
-
-    assert act("You are in the middle of a room.") == "go to cabinet 1"
-    assert act("The cabinet 1 is closed.", "open cabinet 1", here="cabinet 1") == "open cabinet 1"
-    assert act("In it, you see nothing.", "close cabinet 1", here="cabinet 1") == "go to cabinet 2"
-    assert act("On the desk 1, you see a mug 3.", "take mug 3 from desk 1",
-               here="desk 1") == "take mug 3 from desk 1"
-    assert act("You pick up the mug 3 from the desk 1.", "move mug 3 to desk 1",
-               here="desk 1") == "go to cabinet 1"
-    assert act("You arrive.", "move mug 3 to cabinet 1", here="cabinet 1") == (
-        "move mug 3 to cabinet 1")
-    assert act("You move the mug 3 to the cabinet 1.", "take mug 3 from cabinet 1",
-               here="cabinet 1") == "go to cabinet 2"  # leaves the first of the two there
-    assert act("", "take mug 1 from cabinet 2", here="cabinet 2") == "take mug 1 from cabinet 2"
-    assert act("", "take pen 1 from fridge 1", here="fridge 1") == "go to cabinet 1"  # cyclic
-    assert act("You pick up the pen 1 from the desk 1.", "move pen 1 to desk 1",
-               here="desk 1") == "move pen 1 to desk 1"  # not the expert's command
-    assert act("", "take mug 2 from desk 1", here="desk 1") == (
-        "take mug 2 from desk 1")  # an admissible `take` means empty hands
-    assert expert.act("", ["inventory"]) == "inventory"  # no rule applies
-
-
-def test_expert_heats_a_cooled_object_again():
-    expert = Expert(random.Random(0))
-    expert.reset("you see a fridge 1, a microwave 1, and a desk 1.\n\n"
-                 "Your task is to: heat some mug and put it in desk.")
-    rest = ["go to desk 1", "go to microwave 1", "examine fridge 1"]
-    here = ["go to desk 1", "go to fridge 1", "examine microwave 1", "heat mug 1 with microwave 1"]
-    assert expert.act("You pick up the mug 1 from the fridge 1.", rest) == "go to microwave 1"
-    assert expert.act("You arrive at microwave 1.", here) == "heat mug 1 with microwave 1"
-    assert expert.act("You heat the mug 1 using the microwave 1.", here) == "go to desk 1"
-    assert expert.act("You cool the mug 1 using the fridge 1.", rest) == "go to microwave 1"
-
-
 def test_expert_reads_every_goal_template_of_alfworld():
     for task, needs in TASKS.items():
         for template in games.GOALS[task]["templates"]:
@@ -346,10 +304,3 @@ def test_expert_reads_every_goal_template_of_alfworld():
     with pytest.raises(ValueError, match="boil an egg"):
         Expert(random.Random(0)).reset("Your task is to: boil an egg.")
     assert kind("countertop 12") == "countertop"
-
-
-def test_goal_text_is_one_plain_sentence(games_root, env):
-    for path in list_games(games_root, "train"):
-        task = env.reset(path).task
-        assert re.fullmatch(r"(put (a|two)( clean| hot| cool)? \w+ in \w+|"
-                            r"look at \w+ under the desklamp)\.", task)

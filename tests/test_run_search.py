@@ -3,7 +3,6 @@
     python -m pytest tests/test_run_search.py
 """
 
-import json
 import subprocess
 import sys
 from collections import Counter
@@ -12,36 +11,27 @@ from pathlib import Path
 
 import pyarrow
 import pytest
-import torch
 from pyarrow import parquet
 
 import run_search
 from paw_min import runs, session, train
-from paw_min.config import Config, UserError, check, parse_args
+from paw_min.config import Config, UserError, parse_args
 from paw_min.envs.search import BENCHMARK
 from paw_min.envs.search.questions import load_questions
 from paw_min.model.policy import load_policy
 from paw_min.model.sampler import Response
 from paw_min.retrieval import client as search_client
 from paw_min.rollout import rollout
-from paw_min.toy import default_data, default_model, search_teacher, search_world, standins
-from tests.test_policy import make_policy
+from paw_min.toy import default_data, default_model, search_teacher, search_world
+from tests import conftest
 from tests.test_search_server import serving
 from tests.test_train import numbers
 
 ROOT = Path(__file__).parent.parent
-SMALL = dict(
-    env="search", train_split="train", eval_split="test", groups=2, group_size=2, updates=1,
-    eval_tasks=4, max_turns=2, micro_tokens=1024, mini_batch=4, max_response_tokens=4, r_max=1.0,
-    prompt="compact", max_prompt_tokens=600, lr=1e-3, name="r", kl_coef=0.0, history_length=4,
+SMALL = conftest.SMALL | dict(
+    env="search", eval_split="test", updates=1, eval_tasks=4, max_turns=2, r_max=1.0,
+    max_prompt_tokens=600, kl_coef=0.0, history_length=4,
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    make_policy("qwen3").save(folder)
-    return str(folder)
 
 
 @pytest.fixture(scope="module")
@@ -175,15 +165,8 @@ def published(folder: Path) -> Path:
 
 def test_the_papers_preset_on_published_files(model, tmp_path, world):
     """The prompts of Fig. 9 and the settings of A.1; only the sizes are reduced."""
-    small = {"model": model, "data": published(tmp_path), "retriever": world, "out": tmp_path,
-             "name": "paper", "updates": 1, "groups": 2, "group-size": 2, "max-turns": 2,
-             "micro-tokens": 4096, "sampler": "transformers",
-             "mini-batch": 4, "max-response-tokens": 4}  # fmt: skip
-    argv = ["--preset", "paper"]
-    for key, value in small.items():
-        argv += [f"--{key}", str(value)]
-    cfg, _ = parse_args("search", run_search.PRESETS, "", argv)
-    train.train(cfg)
+    where = dict(model=model, data=published(tmp_path), retriever=world, out=tmp_path)
+    train.train(conftest.paper_config(run_search, "search", **where, eval_tasks=0))
     before, after = runs.read_metrics(tmp_path / "paper")
     assert {f"eval_success/{s}" for s in ("nq", "hotpotqa", "bamboogle")} <= set(before)
     assert after["rows"] == 8 and after["loss_kl"] >= 0
@@ -208,48 +191,10 @@ def test_dry_run_checks_everything_and_reports_what_is_missing(model, tmp_path, 
         assert missing in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        (dict(data="no/such/folder"), "no/such/folder.*Also: The corpus"),
-        (dict(eval_split="valid"), "has neither valid.parquet nor valid.jsonl"),
-        (dict(retriever="no/corpus.jsonl"), "The corpus no/corpus.jsonl does not exist"),
-        (dict(groups=99), "n_groups is 99 with 40 tasks"),
-    ],
-)
-def test_bad_input_is_one_sentence(config, settings, message):
-    with pytest.raises(UserError, match=message) as error:
-        train.train(config(**settings))
+def test_bad_input_is_one_sentence(config):
+    with pytest.raises(UserError, match="no/such/folder.*Also: The corpus") as error:
+        train.train(config(data="no/such/folder"))
     assert "\n" not in str(error.value)
-
-
-def test_presets_are_the_papers():
-    cfg, _ = parse_args("search", run_search.PRESETS, "", ["--preset", "paper"])
-    a1 = dict(
-        max_prompt_tokens=4096, max_response_tokens=512, max_turns=4, lr=1e-6, r_max=1.0,
-        invalid_penalty=0.01, group_size=5, groups=256, step_weight=1.0, gamma=0.95,
-        temperature=1.0, eval_temperature=0.0, mini_batch=512, similarity=0.9, select_ratio=0.75,
-        rho=0.2, wm_loss="cmae", wm_weight="adaptive", paw=True, prompt="paper", topk=3,
-    )  # fmt: skip
-    assert {key: getattr(cfg, key) for key in a1} == a1
-    for preset in run_search.PRESETS.values():
-        check(Config(**preset))
-
-
-def test_the_stand_in_matches_its_recipe():
-    """Retraining takes minutes; a miniature on 12 questions must repeat its recorded results."""
-    folder = Path(default_model("search"))
-    record = json.loads((folder / "record.json").read_text())
-    policy = load_policy(str(folder))
-    torch.manual_seed(5)  # the global generator must not matter
-    tasks = search_teacher.training_tasks()[:12]
-    again = standins.miniature("search", tasks, policy.tokenizer, seed=0)
-    assert again["demonstrations"] == record["miniature"]["demonstrations"]
-    assert again["loss"] == pytest.approx(record["miniature"]["loss"], rel=1e-4)
-    assert len(record["loss"]) == -(-standins.LESSONS["search"].steps // 100)
-    text = "<think>need author</think><search>Galado Toresk</search>"
-    decoded = policy.decode(policy.encode(text))
-    assert BENCHMARK.parse(decoded) == ("<search>galado toresk</search>", True)
 
 
 def test_default_data(tmp_path, monkeypatch):

@@ -1,36 +1,25 @@
-"""Whole runs of run_webshop.py in small shops: outputs, targets, both kinds of goals, bad input."""
+"""Whole runs of run_webshop.py in small shops: outputs, targets, both kinds of goals."""
 
-import json
 from pathlib import Path
 
 import pytest
-import torch
 
 import run_webshop
 from paw_min import runs, train
-from paw_min.config import Config, UserError, check, parse_args
+from paw_min.config import Config
 from paw_min.envs.webshop import BENCHMARK, Shop
 from paw_min.model.policy import load_policy
 from paw_min.rollout import rollout
-from paw_min.toy import default_data, default_model, standins, webshop_shops, webshop_teacher
-from tests.test_policy import make_policy
+from paw_min.toy import default_data, default_model, webshop_shops
+from tests import conftest
 from tests.test_run_search import Script
 from tests.test_train import numbers
 
 ROOT = Path(__file__).parent.parent
 OFFICIAL = ROOT / "tests" / "data" / "webshop"  # an invented shop in the official format
-SMALL = dict(
-    env="webshop", train_split="train", eval_split="test", groups=2, group_size=2, updates=1,
-    eval_tasks=3, max_turns=3, micro_tokens=1024, mini_batch=4, max_response_tokens=4,
-    prompt="compact", max_prompt_tokens=1000, lr=1e-3, name="r", kl_coef=0.0,
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    make_policy("qwen3").save(folder)
-    return str(folder)
+SMALL = conftest.SMALL | dict(
+    env="webshop", eval_split="test", updates=1, eval_tasks=3, max_prompt_tokens=1000, kl_coef=0.0
+)
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +50,8 @@ def test_a_run_reports_score_and_success(config, tmp_path, capsys):
 @pytest.mark.parametrize("human", [False, True])
 def test_the_papers_preset_on_official_files(model, tmp_path, human):
     """The prompts of Fig. 8, limits and penalties of A.1; only the sizes are reduced."""
-    small = {"model": model, "data": OFFICIAL, "out": tmp_path, "name": "paper", "updates": 1,
-             "groups": 2, "group-size": 2, "max-turns": 2, "eval-tasks": 2, "micro-tokens": 4096,
-             "sampler": "transformers", "mini-batch": 4, "max-response-tokens": 4}  # fmt: skip
-    argv = ["--preset", "paper"] + ["--human-goals"] * human
-    for key, value in small.items():
-        argv += [f"--{key}", str(value)]
-    cfg, _ = parse_args("webshop", run_webshop.PRESETS, "", argv)
-    train.train(cfg)
+    where = dict(model=model, data=OFFICIAL, out=tmp_path)
+    train.train(conftest.paper_config(run_webshop, "webshop", **where, human_goals=human))
     line = runs.read_metrics(tmp_path / "paper")[1]
     assert line["rows"] == 8 and line["loss_kl"] >= 0 and line["wm_loss"] > 0
 
@@ -108,48 +91,6 @@ def test_worker_processes_give_the_same_numbers(config, tmp_path):
         lines.append(numbers(tmp_path / f"workers{workers}")[1])
     # Batches depend on which environment answers first, and rounding depends on the batch.
     assert lines[0] == pytest.approx(lines[1], abs=1e-4, rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        (dict(data="no/such/folder"), "no/such/folder"),
-        (dict(eval_split="valid_seen"), "--eval-split valid_seen is not a split of WebShop; use"),
-        (dict(groups=99999), "n_groups is 99999 with"),
-        (dict(max_prompt_tokens=8), "a prompt of .* tokens exceeds max_prompt_tokens=8"),
-    ],
-)
-def test_bad_input_is_one_sentence(config, settings, message):
-    with pytest.raises(UserError, match=message) as error:
-        train.train(config(**settings))
-    assert "\n" not in str(error.value)
-
-
-def test_presets_are_the_papers():
-    cfg, _ = parse_args("webshop", run_webshop.PRESETS, "", ["--preset", "paper"])
-    a1 = dict(
-        max_prompt_tokens=4096, max_response_tokens=512, max_turns=15, lr=1e-6, r_max=10.0,
-        invalid_penalty=0.1, group_size=8, groups=16, step_weight=1.0, gamma=0.95, normalize="std",
-        temperature=1.0, eval_temperature=0.4, mini_batch=64, history_length=2, select_ratio=0.75,
-        rho=0.2, wm_loss="cmae", wm_weight="adaptive", paw=True, prompt="paper", human_goals=False,
-    )  # fmt: skip
-    assert {key: getattr(cfg, key) for key in a1} == a1
-    for preset in run_webshop.PRESETS.values():
-        check(Config(**{"env": "webshop"} | preset))
-
-
-def test_the_stand_in_is_what_its_command_makes(tmp_path, monkeypatch):
-    """Training it takes minutes; a miniature on 12 goals gives the recorded numbers."""
-    monkeypatch.chdir(tmp_path)  # the default shop is generated here
-    folder = Path(default_model("webshop"))
-    record = json.loads((folder / "record.json").read_text())
-    tasks = webshop_teacher.training_tasks()[:12]
-    tokenizer = load_policy(str(folder)).tokenizer
-    torch.manual_seed(5)  # the global generator does not matter
-    again = standins.miniature("webshop", tasks, tokenizer, seed=0)
-    assert again["demonstrations"] == record["miniature"]["demonstrations"]
-    assert again["loss"] == pytest.approx(record["miniature"]["loss"], rel=1e-4)
-    assert len(record["loss"]) == -(-standins.LESSONS["webshop"].steps // 100)
 
 
 def test_the_stand_in_has_the_words_of_the_shop(tmp_path, monkeypatch):

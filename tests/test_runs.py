@@ -17,27 +17,11 @@ import pytest
 import torch
 
 from paw_min import plot, runs, train
-from paw_min.config import Config, UserError
-from tests.conftest import SMALL
+from paw_min.config import UserError
+from tests.conftest import SMALL, argv
 from tests.test_policy import make_policy
 
 ROOT = Path(__file__).parent.parent
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, model, games_root) -> Path:
-    """The folder of a run after one update. Shared: copied by `folder`."""
-    out = tmp_path_factory.mktemp("trained")
-    base = dict(data=str(games_root), model=model, out=str(out), updates=1, eval_every=0)
-    train.train(Config(**SMALL | base))
-    return out / "r"
-
-
-@pytest.fixture
-def folder(trained, tmp_path) -> Path:
-    """A copy of that run, which `config()` resumes."""
-    shutil.copytree(trained, tmp_path / "r")
-    return tmp_path / "r"
 
 
 @pytest.fixture
@@ -61,11 +45,9 @@ def one_line(error) -> str:
 
 def test_two_processes_in_one_folder(config, tmp_path):
     """One of them ends in one sentence, and the folder is free after a kill -9 of the other."""
-    flags = {"out": tmp_path, "name": "r", "updates": 1000, "save-every": 1000, "eval-every": 0,
-             "groups": 2, "group-size": 2, "max-turns": 3, "eval-tasks": 2,
-             "data": config().data, "model": config().model}  # fmt: skip
-    command = [sys.executable, str(ROOT / "run_alfworld.py")]
-    command += [str(x) for key, value in flags.items() for x in (f"--{key}", value)]
+    changed = dict(out=tmp_path, updates=1000, save_every=1000, eval_every=0,
+                   data=config().data, model=config().model)  # fmt: skip
+    command = [sys.executable, str(ROOT / "run_alfworld.py"), *argv(SMALL | changed)]
     both = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
@@ -108,7 +90,7 @@ def disk_of(n_bytes: int):
 
 
 @pytest.mark.parametrize("n_bytes", [0, 3_000, 40_000, 100_000])
-def test_a_full_disk_while_a_checkpoint_is_written(folder, config, policy, n_bytes):
+def test_a_full_disk_while_a_checkpoint_is_written(finished, config, policy, n_bytes):
     """In config.json, tokenizer.json, model.safetensors (80 KB) and trainer.pt (160 KB)."""
     run = runs.Run(config())
     with pytest.raises(UserError, match="^a checkpoint cannot be written") as error:
@@ -116,9 +98,9 @@ def test_a_full_disk_while_a_checkpoint_is_written(folder, config, policy, n_byt
             run.save(*policy, 2)
     assert "free space" in one_line(error) and "if there is one" in one_line(error)
     assert runs.Run(config()).checkpoint().name == "checkpoint-000001"
-    assert not list(folder.glob("*.partial"))
+    assert not list(finished.glob("*.partial"))
     run.save(*policy, 2)  # space again
-    assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-000002"]
+    assert [path.name for path in finished.glob("checkpoint-*")] == ["checkpoint-000002"]
 
 
 def full(*args, **kwargs):
@@ -127,7 +109,7 @@ def full(*args, **kwargs):
 
 @pytest.mark.parametrize("target, name", [(torch, "save"), (runs, "flush"), (os, "replace")])
 def test_a_failing_call_while_a_checkpoint_is_written(
-    folder, config, policy, monkeypatch, target, name
+    finished, config, policy, monkeypatch, target, name
 ):
     run = runs.Run(config())
     with monkeypatch.context() as patch:
@@ -137,35 +119,35 @@ def test_a_failing_call_while_a_checkpoint_is_written(
     assert runs.Run(config()).checkpoint().name == "checkpoint-000001"
 
 
-def test_a_full_disk_elsewhere_is_a_sentence_too(folder, config):
+def test_a_full_disk_elsewhere_is_a_sentence_too(finished, config):
     run = runs.Run(config())
-    before = (folder / "config.json").read_bytes(), (folder / "metrics.jsonl").read_bytes()
+    before = (finished / "config.json").read_bytes(), (finished / "metrics.jsonl").read_bytes()
     writes = {
         "config.json": lambda: runs.Run(config()),
         "metrics.jsonl": lambda: run.log({"update": 2, "success": 0.5}),
         "episodes.md": lambda: run.write("episodes.md", "text"),
         "samples/000002.json": lambda: run.write("samples/000002.json", "text"),
-        "curves.png": lambda: plot.draw([folder]),
+        "curves.png": lambda: plot.draw([finished]),
         "nonfinite-000002.pt": lambda: run.dump_rows([], 2),
     }
     for name, write in writes.items():
         with pytest.raises(UserError, match=f"{name} cannot be written") as error, disk_of(0):
             write()
         assert "File too large" in one_line(error) or name.endswith(".pt")
-    after = (folder / "config.json").read_bytes(), (folder / "metrics.jsonl").read_bytes()
+    after = (finished / "config.json").read_bytes(), (finished / "metrics.jsonl").read_bytes()
     assert before == after
 
 
-def test_leftovers_are_removed_before_anything_is_written(folder, config, monkeypatch):
+def test_leftovers_are_removed_before_anything_is_written(finished, config, monkeypatch):
     """After a full disk, they may be what fills it."""
-    (folder / "checkpoint-000002.partial").mkdir()
-    (folder / "checkpoint-000002.partial" / "model.safetensors").write_bytes(bytes(1000))
-    (folder / "curves.png.partial").write_bytes(bytes(1000))
-    (folder / "samples" / "000002.json.partial").write_bytes(bytes(1000))
+    (finished / "checkpoint-000002.partial").mkdir()
+    (finished / "checkpoint-000002.partial" / "model.safetensors").write_bytes(bytes(1000))
+    (finished / "curves.png.partial").write_bytes(bytes(1000))
+    (finished / "samples" / "000002.json.partial").write_bytes(bytes(1000))
     seen = []
-    monkeypatch.setattr(runs.Run, "write", lambda *args: seen.extend(folder.rglob("*.partial")))
+    monkeypatch.setattr(runs.Run, "write", lambda *args: seen.extend(finished.rglob("*.partial")))
     runs.Run(config())
-    assert not seen and not list(folder.rglob("*.partial"))
+    assert not seen and not list(finished.rglob("*.partial"))
 
 
 def read_only(*args, **kwargs):
@@ -201,11 +183,6 @@ def holding(content: bytes):
     return lambda path: path.write_bytes(content)
 
 
-def become_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
 def other_done(path: Path) -> None:
     state = torch.load(path, weights_only=True)
     torch.save(state | {"done": "one"}, path)
@@ -222,64 +199,60 @@ def bomb(path: Path) -> None:
 
 WEIGHTS, TRAINER = "checkpoint-000001/model.safetensors", "checkpoint-000001/trainer.pt"
 DAMAGE = [
-    (TRAINER, Path.unlink), (TRAINER, cut), (TRAINER, holding(b"")), (TRAINER, become_folder),
-    (TRAINER, holding(b"junk")), (WEIGHTS, Path.unlink), (WEIGHTS, cut), (WEIGHTS, holding(b"")),
-    (WEIGHTS, holding(b"junk" * 100)), ("checkpoint-000001/config.json", Path.unlink),
-    ("checkpoint-000001/config.json", cut), ("checkpoint-000001/config.json", holding(b"[]")),
-    ("checkpoint-000001/tokenizer.json", cut), ("config.json", cut),
-    ("config.json", holding(b"[]")), ("config.json", holding(b"")),
-    ("config.json", Path.unlink), ("config.json", become_folder), ("config.json", holding(b"\xff")),
-    ("metrics.jsonl", holding(b"garbage\n")), ("metrics.jsonl", holding(b"[1]\n")),
-    ("metrics.jsonl", holding(b'{"loss": 1}\n')), ("metrics.jsonl", holding(b'{"update": "1"}\n')),
-    ("metrics.jsonl", holding(b'{"update": null}\n')), ("metrics.jsonl", holding(b"\n")),
-    ("metrics.jsonl", holding(b'{"update": 0}\n\xff\xfe\n')), ("metrics.jsonl", become_folder),
+    (TRAINER, cut), (TRAINER, other_done), (TRAINER, bomb), (WEIGHTS, cut),
+    ("checkpoint-000001/config.json", cut),
+    ("config.json", cut), ("config.json", holding(b"[]")), ("config.json", Path.unlink),
+    ("metrics.jsonl", holding(b"garbage\n")), ("metrics.jsonl", holding(b'{"loss": 1}\n')),
+    ("metrics.jsonl", holding(b'{"update": "1"}\n')),
     ("metrics.jsonl", holding(b"[" * 100_000 + b"\n")),
-    ("metrics.jsonl", holding(b'{"update": 1, "success": "x"}\n')), (TRAINER, other_done),
-    (TRAINER, bomb),
+    ("metrics.jsonl", holding(b'{"update": 1, "success": "x"}\n')),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name, damage", DAMAGE)
-def test_a_damaged_run_folder_is_one_sentence(folder, config, name, damage):
-    damage(folder / name)
-    rest = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+def test_a_damaged_run_folder_is_one_sentence(finished, config, name, damage):
+    damage(finished / name)
+    rest = {p: p.read_bytes() for p in finished.rglob("*") if p.is_file()}
     with pytest.raises(UserError) as error:
         train.train(config(updates=2))
     text = one_line(error)
     assert "weights_only" not in text
-    path = folder / name
-    model_file = path.parent != folder and name != TRAINER  # transformers names the folder
+    path = finished / name
+    model_file = path.parent != finished and name != TRAINER  # transformers names the folder
     assert str(path.parent if model_file else path) in text
     # Nothing was changed that a repair would need.
     kept = [p for p in rest if p.name != "config.json"]
     assert [p.read_bytes() for p in kept] == [rest[p] for p in kept]
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage", b'{"update": 0}\n{"upda'])
-def test_a_line_that_was_cut_off_is_ignored(folder, content):
-    (folder / "metrics.jsonl").write_bytes(content)
-    assert [line["update"] for line in runs.read_metrics(folder)] in ([], [0])
-
-
-def test_without_metrics_a_run_resumes_and_measures_no_update_0(folder, config, capsys):
+def test_without_metrics_a_run_resumes_and_measures_no_update_0(finished, config, capsys):
     """The policy is trained by then: it is not what the run started from."""
-    (folder / "metrics.jsonl").unlink()
+    (finished / "metrics.jsonl").unlink()
     with pytest.raises(UserError, match="belongs to a run with --lr 0.001"):
         train.train(config(updates=2, lr=0.5))
     train.train(config(updates=2))
-    lines = runs.read_metrics(folder)
+    lines = runs.read_metrics(finished)
     assert [line["update"] for line in lines] == [2] and "eval_success" in lines[0]
     assert " before, " not in capsys.readouterr().out
 
 
-def test_without_its_config_a_run_does_not_take_other_settings(folder, config):
-    (folder / "config.json").unlink()
+def test_a_run_without_its_checkpoint_keeps_its_metrics(finished, config):
+    shutil.rmtree(finished / "checkpoint-000001")
+    with open(finished / "metrics.jsonl", "a") as file:
+        file.write('{"update": 2}\n')
+    with pytest.raises(UserError, match="has metrics, but no checkpoint: use another --name"):
+        train.train(config(updates=3))
+    assert [line["update"] for line in runs.read_metrics(finished)] == [0, 1, 2]
+
+
+def test_without_its_config_a_run_does_not_take_other_settings(finished, config):
+    (finished / "config.json").unlink()
     with pytest.raises(UserError, match="config.json cannot be read"):
         train.train(config(updates=2, lr=0.5))
-    assert not (folder / "config.json").exists()
+    assert not (finished / "config.json").exists()
 
 
-def test_a_run_belongs_to_its_settings_and_free_ones_may_change(folder, config, tmp_path):
+def test_a_run_belongs_to_its_settings_and_free_ones_may_change(finished, config, tmp_path):
     for changed, text in (
         (dict(lr=2e-3), "--lr 0.001"),
         (dict(paw=False, rho=0.3), "--paw True, --rho 0.2"),
@@ -292,24 +265,24 @@ def test_a_run_belongs_to_its_settings_and_free_ones_may_change(folder, config, 
         assert text in one_line(error)
     free = dict(updates=9, eval_every=1, eval_seed=5, eval_repeats=3, save_every=2, threads=2)
     runs.Run(config(**free))
-    assert json.loads((folder / "config.json").read_text())["eval_seed"] == 5
+    assert json.loads((finished / "config.json").read_text())["eval_seed"] == 5
 
 
 @pytest.mark.parametrize(
     "name", ["checkpoint-old9", "checkpoint-9", "checkpoint-0000009", "checkpoint-00000x"]
 )
-def test_other_folders_are_no_checkpoints(folder, config, policy, name):
-    (folder / name).mkdir()
+def test_other_folders_are_no_checkpoints(finished, config, policy, name):
+    (finished / name).mkdir()
     run = runs.Run(config())
     assert run.checkpoint().name == "checkpoint-000001"
     assert run.restore(*policy) == 1
     run.save(*policy, 2)
-    assert (folder / name).is_dir() and run.checkpoint().name == "checkpoint-000002"
+    assert (finished / name).is_dir() and run.checkpoint().name == "checkpoint-000002"
 
 
-def test_the_newest_checkpoint_counts(folder, config):
+def test_the_newest_checkpoint_counts(finished, config):
     for done in (10, 9, 100_000):
-        shutil.copytree(folder / "checkpoint-000001", folder / f"checkpoint-{done:06d}")
+        shutil.copytree(finished / "checkpoint-000001", finished / f"checkpoint-{done:06d}")
     assert runs.Run(config()).checkpoint().name == "checkpoint-100000"
 
 
@@ -317,13 +290,13 @@ def test_the_newest_checkpoint_counts(folder, config):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_weights_that_are_not_finite_are_never_saved(folder, config, policy, value):
+def test_weights_that_are_not_finite_are_never_saved(finished, config, policy, value):
     run = runs.Run(config())
     with torch.no_grad():
         list(policy[0].parameters())[-1].view(-1)[-1] = value
     with pytest.raises(UserError, match="update 2 made weights NaN or infinite; not saved: lower"):
         run.save(*policy, 2)
-    names = sorted(path.name for path in folder.iterdir() if path.name.startswith("checkpoint"))
+    names = sorted(path.name for path in finished.iterdir() if path.name.startswith("checkpoint"))
     assert names == ["checkpoint-000001"]
 
 

@@ -14,7 +14,7 @@ from paw_min.envs.search.env import SearchPool
 from paw_min.envs.search.questions import load_questions
 from paw_min.retrieval import open_retriever
 from paw_min.toy import search_world
-from paw_min.toy.search_teacher import SLIPS, Scholar, read_question, transitions
+from paw_min.toy.search_teacher import SLIPS, Scholar, transitions
 from tests.test_search import reset, step
 
 
@@ -67,27 +67,6 @@ def test_success_with_haste(folder, retriever):
 
 
 @pytest.mark.parametrize(
-    "question, name, relations",
-    [
-        ("Where was Barado Marelk born?", "Barado Marelk", ["birthplace"]),
-        ("Whom did Barado Marelk marry?", "Barado Marelk", ["spouse"]),
-        ("Which town is the capital of Barado Marelk?", "Barado Marelk", ["capital"]),
-        ("Who wrote Oka Unk?", "Oka Unk", ["author"]),
-        ("In which country does the river at Oka Unk rise?", "Oka Unk", ["river", "source"]),
-        ("Where was the spouse of Oka Unk born?", "Oka Unk", ["spouse", "birthplace"]),
-        ("Which town is the capital of the country where Oka Unk rises?", "Oka Unk",
-         ["source", "capital"]),
-        ("Which town is the capital of the country of Oka Unk?", "Oka Unk",
-         ["country", "capital"]),
-        ("In which country lies the town where Oka Unk was born?", "Oka Unk",
-         ["birthplace", "country"]),
-    ],
-)  # fmt: skip
-def test_questions_are_read(question, name, relations):
-    assert read_question(question) == (name, relations)
-
-
-@pytest.mark.parametrize(
     "question",
     ["", "Who is the president?", "Who wrote it?", "Where was the dog of Oka Unk born?",
      "Where was the spouse of the author of Oka Unk born?"],
@@ -95,63 +74,6 @@ def test_questions_are_read(question, name, relations):
 def test_other_questions_are_refused(question):
     with pytest.raises(ValueError, match="understands the questions of .*search_world only"):
         Scholar(random.Random(0)).reset(question)
-
-
-def page(*sentences):
-    """An information block, escaped like JSON."""
-    text = "".join(
-        f'Doc {n}: \\"{" ".join(s.split()[2:4])}\\"\\n{s}\\n' for n, s in enumerate(sentences, 1)
-    )
-    return '<information>{"result": "' + text + '"}</information>'
-
-
-def test_commands_follow_from_the_observations():
-    question = "Where was the author of Barado Marelk born?"
-    scholar = Scholar(random.Random(0))
-    scholar.reset(question)
-    assert scholar.act(question) == "<search>Barado Marelk</search>"
-    assert scholar.thought == "need author"
-    # A useless page, or none: repeat the search.
-    other = page("The book Barado Torunk is by the author Galado Sarelk.")
-    for observation in (other, "", page()):
-        assert scholar.act(observation) == "<search>Barado Marelk</search>"
-        assert scholar.thought == "need author"
-    # Both facts on one page, beside similar ones.
-    both = page(
-        "The book Marado Marelk is by the author Sarado Sarelk.",
-        "The citizen Valado Sarelk was born in the town Tora Marunk "
-        "and has the spouse Galado Torolt.",
-        "The book Barado Marelk is by the author Galado Torolt.",
-    )
-    assert scholar.act(both) == "<search>Galado Torolt</search>"
-    assert scholar.thought == "need town"
-    last = page(
-        "The citizen Valado Sarelk was born in the town Tora Marunk "
-        "and has the spouse Galado Torolt.",
-        "The citizen Galado Torolt was born in the town Kelado Peladum "
-        "and has the spouse Valado Sarelk.",
-    )
-    assert scholar.act(last) == "<answer>Kelado Peladum</answer>"
-    assert scholar.thought == "know town"
-    # A new episode forgets the facts.
-    scholar.reset("Who wrote Barado Marelk?")
-    assert scholar.act("Who wrote Barado Marelk?") == "<search>Barado Marelk</search>"
-    scholar.reset(question)
-    assert scholar.act(both.replace("Valado Sarelk was born", "Galado Torolt was born")) == (
-        "<answer>Tora Marunk</answer>"
-    )
-
-
-def test_haste_answers_with_the_name_to_be_searched_for():
-    question = "Where was the author of Barado Marelk born?"
-    scholar = Scholar(random.Random(0), haste=1.0)
-    scholar.reset(question)
-    assert scholar.act(question) == "<answer>Barado Marelk</answer>"
-    assert scholar.thought == "need author"
-    assert scholar.act(page("The book Barado Marelk is by the author Galado Torolt.")) == (
-        "<answer>Galado Torolt</answer>"
-    )
-    assert scholar.thought == "need town"
 
 
 def demonstrate(folder, retriever, n_envs=64, seed=0, haste=0.0, episodes=1, n=200, contexts=None):
@@ -216,6 +138,9 @@ def test_demonstrations_of_haste_and_several_episodes(folder, retriever):
     hasty = sum("<answer>" in response for response in firsts) / len(firsts)
     assert hasty == pytest.approx(0.35, abs=0.07)
     assert all("need" in response for response in firsts)
+    answers = [(prompt.split("\n")[0], re.search("need.*<answer>(.+)</answer>", response))
+               for prompt, response, _ in rows]  # fmt: skip
+    assert any(name[1] not in question for question, name in answers if name)  # of the first fact
     # The episodes of a question differ.
     by_prompt = {}
     for prompt, response, _ in rows:

@@ -17,27 +17,13 @@ from paw_min.envs.protocol import Context, Step, Turn
 from paw_min.envs.search import env, prompts
 from paw_min.envs.search.env import SearchPool, information, last_answer
 from paw_min.envs.search.questions import Question, exact_match, load_questions, normalize
+from tests.test_pool import reset, step
 
 QUESTIONS = [
     Question("who wrote Hamlet?", ("William Shakespeare", "Shakespeare"), "nq"),
     Question("where is Rovaniemi?", ("Finland",), "hotpotqa"),
 ]
 SEARCH, ANSWER = "<search>hamlet</search>", "<answer>the Shakespeare!</answer>"
-
-
-def reset(pool, tasks) -> list[Step]:
-    """Reset slot i to tasks[i], all at once."""
-    for slot, task in enumerate(tasks):
-        pool.reset(slot, task)
-    answers = dict(pool.recv() for _ in tasks)
-    return [answers[slot] for slot in range(len(tasks))]
-
-
-def step(pool, commands: dict[int, str]) -> dict[int, Step]:
-    """Step the slots of `commands`, all at once."""
-    for slot, command in commands.items():
-        pool.step(slot, command)
-    return dict(pool.recv() for _ in commands)
 
 
 class Library:
@@ -500,15 +486,11 @@ DEEP = "[" * 100_000 + "]" * 100_000
 
 
 @pytest.mark.parametrize("row, sentence", [
-    ('{"question": "who?", "golden_answers": 5}', "row 2 has no answers (found 5): "),
     ('{"question": "who?", "golden_answers": {"a": 1}}', "row 2 has no answers (found {'a': 1}): "),
-    ('{"question": "who?", "golden_answers": true}', "row 2 has no answers (found True): "),
     ('{"question": "who?", "env_kwargs": 5}', "row 2 has the env_kwargs 5: it must be"),
-    ('{"question": "who?", "golden_answers": ["me"], "env_kwargs": [1]}', "the env_kwargs [1]: "),
     ('{"question": "who?", "reward_model": [1]}', "row 2 has the reward_model [1]: it must be"),
     ('{"question": "who?", "reward_model": {"ground_truth": "me"}}', "the ground_truth 'me': it"),
     ('{"question": "who?", "ground_truth": 5}', "row 2 has the ground_truth 5: it must be"),
-    ('{"question": "who?", "ground_truth": {"target": 5}}', "row 2 has no answers (found 5): "),
     ('{"question": "who?", "golden_answers": ["me"], "data_source": [1]}', "data_source [1]: it"),
     ('{"question": 5, "golden_answers": ["me"]}', "row 2 has no question: "),
     ("5", "row 2 has no question: "),
@@ -529,6 +511,12 @@ def test_damaged_rows_of_questions(tmp_path, row, sentence):
     assert len(text) < 300 + len(str(path))
 
 
+def test_one_file_for_training_and_test_is_refused(tmp_path):
+    path = write_parquet(tmp_path / "a.parquet", [dict(question="who?", golden_answers=["me"])])
+    with pytest.raises(ValueError, match="a.parquet is one file, and its questions would be both"):
+        env.load(Config(env="search", retriever="http://localhost:1"), str(path))
+
+
 def test_a_folder_without_the_split(tmp_path):
     with pytest.raises(FileNotFoundError, match="neither dev.parquet nor dev.jsonl"):
         load_questions(tmp_path, "dev")
@@ -539,9 +527,3 @@ def test_a_parquet_file_that_is_not_unicode(tmp_path):
     parquet.write_table(pa.table({"question": text}), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match="a.parquet is not a readable parquet file"):
         load_questions(tmp_path / "a.parquet")
-
-
-def test_a_parquet_file_without_questions(tmp_path):
-    path = write_parquet(tmp_path / "a.parquet", [{"text": "who?"}])
-    with pytest.raises(ValueError, match="row 1 has no question"):
-        load_questions(path)

@@ -7,7 +7,6 @@ their failures.
 """
 
 import base64
-import json
 import signal
 import socket
 import subprocess
@@ -17,7 +16,6 @@ import time
 import traceback
 from contextlib import contextmanager
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,6 +29,7 @@ from paw_min.retrieval import client as search_client
 from paw_min.retrieval import open_retriever
 from paw_min.retrieval import server as search_server
 from paw_min.retrieval.client import RetrieverError, SearchClient
+from tests.http_server import Server
 from tests.test_retrievers import TEXTS, make_encoder, write_corpus
 from tests.test_search import reset, step
 
@@ -133,61 +132,37 @@ def hits_for(query, k) -> list[dict]:
             for n in range(k)]  # fmt: skip
 
 
-class Server(ThreadingHTTPServer):
-    request_queue_size = 128  # with the default of 5, further connections wait for a second
+class Fake(Server):
+    """A server with one protocol."""
+
+    def __init__(self, key="queries"):
+        super().__init__()
+        self.key = key
+
+    def answer(self, handler, request):
+        if self.key not in request or handler.path != "/retrieve":
+            handler.reply(422, {"detail": [{"msg": "Field required"}]})
+        else:
+            queries = request[self.key]
+            queries = [queries] if self.key == "query" else queries
+            handler.reply(200, {"result": [hits_for(q, request["topk"]) for q in queries]})
 
 
-class Fake:
-    """A server with one protocol; `misbehave(handler, request)` replaces its answers if set."""
+def answers(status: int, content="", **headers):
+    """The same answer to every request."""
+    return lambda handler, request: handler.reply(status, content, **headers)
 
-    def __init__(self, key="queries", port=0):
-        self.key, self.requests, self.health, self.misbehave = key, [], 404, None
-        fake = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, *_):
-                pass
-
-            def do_GET(self):
-                status = fake.health.pop(0) if isinstance(fake.health, list) else fake.health
-                self.reply(status, {"detail": "health"})
-
-            def do_POST(self):
-                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                fake.requests.append(request)
-                if fake.misbehave:
-                    fake.misbehave(self, request)
-                elif fake.key not in request or self.path != "/retrieve":
-                    self.reply(422, {"detail": [{"msg": "Field required"}]})
-                else:
-                    queries = request[fake.key]
-                    queries = [queries] if fake.key == "query" else queries
-                    self.reply(200, {"result": [hits_for(q, request["topk"]) for q in queries]})
-
-            def reply(self, status, content):
-                text = content if isinstance(content, str) else json.dumps(content)
-                body = text.encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-        self.http = Server(("127.0.0.1", port), Handler)
-        self.port = self.http.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
-
-    def close(self):
-        self.http.shutdown()
-        self.http.server_close()
+def sleeps(seconds: float):
+    return lambda handler, request: time.sleep(seconds)
 
 
 @pytest.fixture
 def fake():
     fakes = []
 
-    def make(*arguments, **keywords) -> Fake:
-        fakes.append(Fake(*arguments, **keywords))
+    def make(key="queries") -> Fake:
+        fakes.append(Fake(key))
         return fakes[-1]
 
     yield make
@@ -378,27 +353,26 @@ search_server.main(["--corpus", {str(corpus)!r}, "--port", "0"])
 def test_search_r1_gets_one_batched_request(fake):
     server = fake("queries")
     client = SearchClient(f"{server.url}/retrieve")
-    server.requests.clear()
+    server.bodies.clear()
     assert client.search(QUERIES, 2) == [hits_for(query, 2) for query in QUERIES]
-    assert server.requests == [{"queries": QUERIES, "topk": 2, "return_scores": True}]
+    assert server.bodies == [{"queries": QUERIES, "topk": 2, "return_scores": True}]
 
 
 def test_verl_agent_gets_one_request_per_query(fake):
     server = fake("query")
     client = SearchClient(server.url)
-    server.requests.clear()
+    server.bodies.clear()
     queries = [f"q{n}" for n in range(70)]  # more than THREADS
     assert client.search(queries, 2) == [hits_for(query, 2) for query in queries]
-    assert sorted(r["query"] for r in server.requests) == sorted(queries)
-    assert all(r["topk"] == 2 and r["return_scores"] is True for r in server.requests)
+    assert sorted(r["query"] for r in server.bodies) == sorted(queries)
+    assert all(r["topk"] == 2 and r["return_scores"] is True for r in server.bodies)
 
 
 def test_documents_without_an_id(fake):
     """Search-R1's BM25 server sends title, text and contents."""
     server = fake()
     document = {"title": "A", "text": "b", "contents": '"A"\nb'}
-    server.misbehave = lambda handler, request: handler.reply(
-        200, {"result": [[{"document": document, "score": 3}]]})  # fmt: skip
+    server.answer = answers(200, {"result": [[{"document": document, "score": 3}]]})
     assert SearchClient(server.url).search(["q"], 1) == [
         [{"document": {"id": "", "contents": '"A"\nb'}, "score": 3.0}]]  # fmt: skip
 
@@ -409,7 +383,7 @@ def test_documents_without_an_id(fake):
 def free_port() -> int:
     server = Fake()
     server.close()
-    return server.port
+    return server.http.server_port
 
 
 def test_no_server_at_the_start():
@@ -424,11 +398,12 @@ def test_no_server_at_the_start():
 
 def test_a_server_that_loads_too_long(fake, capsys):
     server = fake()
-    server.health = 503
+    handler, statuses = server.http.RequestHandlerClass, iter([503, 503, 503, 200])
+    handler.do_GET = lambda self: self.reply(503)
     with pytest.raises(RetrieverError, match="loading for more than 0.2 s") as raised:
         SearchClient(server.url, patience=0.2)
     one_sentence(raised)
-    server.health = [503, 503, 503, 200]
+    handler.do_GET = lambda self: self.reply(next(statuses))
     assert SearchClient(server.url).search(["q"], 1) == [hits_for("q", 1)]
     assert capsys.readouterr().out.count("is loading") == 2  # once for each client
 
@@ -439,6 +414,7 @@ GARBAGE = ["<html>Welcome</html>", "", "[]", "{}", '{"result": 3}', '{"result": 
            '{"result": [[{"document": "a", "score": 1}]]}', '{"error": "x"}',
            pytest.param('{"result": [[{"document": {"contents": "a"}, "score": %s}]]}' % 10**400,
                         id="large"),
+           "<html><title>Bienvenue au caf\udce9",  # a byte that is not UTF-8
            pytest.param(f'{{"result": {DEEP}}}', id="deep")]  # fmt: skip
 
 
@@ -446,7 +422,7 @@ GARBAGE = ["<html>Welcome</html>", "", "[]", "{}", '{"result": 3}', '{"result": 
 def test_garbage_instead_of_an_answer(fake, body):
     server = fake()
     client = SearchClient(server.url)
-    server.misbehave = lambda handler, request: handler.reply(200, body)
+    server.answer = answers(200, body)
     for ask in (lambda: SearchClient(server.url), lambda: client.search(["q"], 1)):
         with pytest.raises(RetrieverError, match="not a retrieval server's") as raised:
             ask()
@@ -458,7 +434,7 @@ def test_scores_that_are_not_finite(fake, score):
     server = fake()
     client = SearchClient(server.url)
     body = '{"result": [[{"document": {"contents": "a"}, "score": %s}]]}' % score
-    server.misbehave = lambda handler, request: handler.reply(200, body)
+    server.answer = answers(200, body)
     with pytest.raises(RetrieverError, match="the score (nan|inf|-inf): look") as raised:
         client.search(["q"], 1)
     one_sentence(raised)
@@ -467,15 +443,7 @@ def test_scores_that_are_not_finite(fake, score):
 def test_damaged_compression(fake):
     server = fake()
     client = SearchClient(server.url)
-
-    def compress(handler, request):
-        handler.send_response(200)
-        handler.send_header("Content-Encoding", "gzip")
-        handler.send_header("Content-Length", "11")
-        handler.end_headers()
-        handler.wfile.write(b"not gzipped")
-
-    server.misbehave = compress
+    server.answer = answers(200, "not gzipped", Content_Encoding="gzip")
     with pytest.raises(RetrieverError, match="cannot be used .ContentDecodingError") as raised:
         client.search(["q"], 1)
     one_sentence(raised)
@@ -494,18 +462,12 @@ def test_an_answer_that_is_too_long(fake, monkeypatch):
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_redirects_are_refused(fake, status):
     server, other = fake(), fake()
-
-    def redirect(handler, request):
-        handler.send_response(status)
-        handler.send_header("Location", other.url.replace("//", "//user:secret@") + "/retrieve")
-        handler.send_header("Content-Length", "0")
-        handler.end_headers()
-
-    server.misbehave = redirect
+    target = other.url.replace("//", "//user:secret@") + "/retrieve"
+    server.answer = answers(status, Location=target)
     location = other.url.replace("//", r"//\*\*\*@")
     with pytest.raises(RetrieverError, match=f"redirects to '{location}/retrieve'") as raised:
         SearchClient(server.url)
-    assert f"HTTP {status}" in one_sentence(raised) and not other.requests
+    assert f"HTTP {status}" in one_sentence(raised) and not other.bodies
 
 
 @pytest.mark.parametrize("url", [
@@ -532,35 +494,25 @@ def test_the_scheme_may_be_in_upper_case(fake):
 
 def test_a_password_is_sent_but_not_shown(fake, caplog):
     caplog.set_level("DEBUG")
-    server, words = fake(), []
-
-    def check(handler, request):
-        words.append(handler.headers["Authorization"])
-        handler.reply(200, {"result": [hits_for("q", 1)]})
-
-    server.misbehave = check
-    password = f"pw{server.port}"
+    server = fake()
+    port = server.http.server_port
+    password = f"pw{port}"
     url = server.url.replace("//", f"//me:{password}%C3%A9@")
     client = SearchClient(url, timeout=0.2, patience=0.1)
     assert client.search(["q"], 1) == [hits_for("q", 1)]
     expected = "Basic " + base64.b64encode(f"me:{password}é".encode()).decode()
-    assert set(words) == {expected}
+    assert set(server.keys) == {expected}
 
-    def failure(misbehave, ask) -> str:
-        server.misbehave = misbehave
+    def failure(answer, ask) -> str:
+        server.answer = answer
         with pytest.raises(RetrieverError) as raised:
             ask()
-        assert f"//***@127.0.0.1:{server.port}/retrieve" in one_sentence(raised)
+        assert f"//***@127.0.0.1:{port}/retrieve" in one_sentence(raised)
         return "".join(traceback.format_exception(raised.value))
 
-    for misbehave in (
-        lambda handler, request: handler.reply(401, "who are you?"),
-        lambda handler, request: handler.reply(500, ""),
-        lambda handler, request: handler.reply(200, "{}"),
-        lambda handler, request: time.sleep(0.3),
-    ):
+    for answer in (answers(401, "who are you?"), answers(500), answers(200, "{}"), sleeps(0.3)):
         for ask in (lambda: client.search(["q"], 1), lambda: SearchClient(url, timeout=0.2)):
-            assert password not in failure(misbehave, ask)
+            assert password not in failure(answer, ask)
     server.close()
     assert password not in failure(None, lambda: SearchClient(url))
     assert "***" in caplog.text and password not in caplog.text
@@ -569,7 +521,7 @@ def test_a_password_is_sent_but_not_shown(fake, caplog):
 def test_fewer_answers_than_questions(fake):
     server = fake()
     client = SearchClient(server.url)
-    server.misbehave = lambda handler, request: handler.reply(200, {"result": [[]]})
+    server.answer = answers(200, {"result": [[]]})
     with pytest.raises(RetrieverError, match="answered 1 queries of 2") as raised:
         client.search(["a", "b"], 1)
     one_sentence(raised)
@@ -582,7 +534,7 @@ def test_fewer_answers_than_questions(fake):
 ])  # fmt: skip
 def test_other_servers_at_the_start(fake, status, words):
     server = fake()
-    server.misbehave = lambda handler, request: handler.reply(status, {"detail": "nope"})
+    server.answer = answers(status, {"detail": "nope"})
     with pytest.raises(RetrieverError, match=words) as raised:
         SearchClient(server.url)
     one_sentence(raised)
@@ -590,26 +542,19 @@ def test_other_servers_at_the_start(fake, status, words):
 
 def test_a_slow_server(fake, caplog):
     server = fake()
+    server.faults.append(sleeps(1))
     with pytest.raises(RetrieverError, match="no answer within 0.5 s") as raised:
-        server.misbehave = lambda handler, request: time.sleep(1)
         SearchClient(server.url, timeout=0.5)
     one_sentence(raised)
-    server.misbehave = None
     client = SearchClient(server.url, timeout=0.5, patience=60)
-    slow = [1, 1, 0]
-
-    def dawdle(handler, request):
-        time.sleep(slow.pop(0))
-        handler.reply(200, {"result": [hits_for("late", 1)]})
-
-    server.misbehave = dawdle
-    assert client.search(["q"], 1) == [hits_for("late", 1)]  # at the third attempt
+    server.faults.extend([sleeps(1)] * 2)
+    assert client.search(["q"], 1) == [hits_for("q", 1)]  # at the third attempt
     assert [record.getMessage() for record in caplog.records] == [
         f"retrieval server {client.url}: no answer within 0.5 s; next attempt in {wait:g} s"
         for wait in (0.02, 0.04)]  # fmt: skip
 
 
-def drip(handler, request, start: bytes) -> None:
+def drip(handler, start: bytes) -> None:
     """Send `start`, then a byte every 50 ms."""
     handler.wfile.write(start)
     try:
@@ -630,7 +575,7 @@ def drip(handler, request, start: bytes) -> None:
 def test_an_answer_that_drips(fake, start):
     server = fake()
     client = SearchClient(server.url, timeout=0.3, patience=0.1)
-    server.misbehave = lambda handler, request: drip(handler, request, start)
+    server.answer = lambda handler, request: drip(handler, start)
     begin = time.monotonic()
     for ask in (lambda: SearchClient(server.url, timeout=0.3), lambda: client.search(["q"], 1)):
         with pytest.raises(RetrieverError, match="no answer within 0.3 s") as raised:
@@ -642,14 +587,13 @@ def test_an_answer_that_drips(fake, start):
 def test_each_answer_has_the_whole_timeout(fake):
     """On one connection: the time that an answer took does not count for the next."""
     server = fake()
-    server.http.RequestHandlerClass.protocol_version = "HTTP/1.1"
     client = SearchClient(server.url, timeout=3.0, patience=0)
 
     def dawdle(handler, request):
         time.sleep(0.8)
         handler.reply(200, {"result": [hits_for("q", 1)]})
 
-    server.misbehave = dawdle
+    server.answer = dawdle
     for _ in range(4):
         assert client.search(["q"], 1) == [hits_for("q", 1)]
 
@@ -664,21 +608,16 @@ def hang_up(handler, request):
 
 
 @pytest.mark.parametrize("failure, word", [
-    (lambda handler, request: handler.reply(503, "Service Unavailable"), "HTTP 503"),
+    (answers(503, "Service Unavailable"), "HTTP 503"),
     (hang_up, "connection lost"),
 ])  # fmt: skip
 @pytest.mark.parametrize("key", ["queries", "query"])
 def test_temporary_failures_are_retried_for_a_while(fake, failure, word, key):
     server = fake(key)
     client = SearchClient(server.url, patience=1.0)
-
-    def fail_twice(handler, request):
-        server.misbehave = lambda *both: (failure(*both), setattr(server, "misbehave", None))
-        failure(handler, request)
-
-    server.misbehave = fail_twice
+    server.faults.extend([failure] * 2)
     assert client.search(["q"], 1) == [hits_for("q", 1)]
-    server.misbehave = failure
+    server.answer = failure
     start = time.monotonic()
     with pytest.raises(RetrieverError, match="did not come back within 1 s") as raised:
         client.search([f"q{n}" for n in range(50)], 1)
@@ -689,11 +628,11 @@ def test_temporary_failures_are_retried_for_a_while(fake, failure, word, key):
 def test_a_refusal_in_training_is_not_retried(fake):
     server = fake()
     client = SearchClient(server.url)
-    server.misbehave = lambda handler, request: handler.reply(400, {"detail": "nope"})
-    server.requests.clear()
+    server.answer = answers(400, {"detail": "nope"})
+    server.bodies.clear()
     with pytest.raises(RetrieverError, match="HTTP 400"):
         client.search(["q"], 1)
-    assert len(server.requests) == 1
+    assert len(server.bodies) == 1
 
 
 def test_waits_double_up_to_a_limit_within_the_patience(fake, monkeypatch):
@@ -702,7 +641,7 @@ def test_waits_double_up_to_a_limit_within_the_patience(fake, monkeypatch):
     clock = SimpleNamespace(sleep=waits.append, monotonic=lambda: 5.0 + sum(waits))
     monkeypatch.setattr(search_client, "FIRST_WAIT", 1.0)
     monkeypatch.setattr(search_client, "time", clock)
-    server.misbehave = lambda handler, request: handler.reply(500, "")
+    server.answer = answers(500)
     with pytest.raises(RetrieverError, match="within 100 s"):
         client.search(["q"], 1)
     assert waits == [1, 2, 4, 8, 16, 30, 30]  # 91 s; another 30 would be too long
@@ -729,17 +668,3 @@ def test_a_server_that_dies_in_an_episode_and_returns(corpus):
         finally:
             again.kill()
             again.communicate()
-
-
-def test_a_server_that_stays_away_ends_the_rollout_and_a_new_one_resumes_it(fake):
-    questions = [Question("who?", ("me",), "nq")]
-    server = fake()
-    pool = SearchPool(questions, SearchClient(server.url, patience=0.1), n_envs=1)
-    reset(pool, ["0"])
-    server.close()
-    with pytest.raises(RetrieverError, match="connection refused"):
-        step(pool, {0: "<search>a</search>"})
-    again = fake(port=server.port)
-    pool = SearchPool(questions, SearchClient(again.url), n_envs=1)  # the same command again
-    reset(pool, ["0"])
-    assert "a 0" in step(pool, {0: "<search>a</search>"})[0].observation

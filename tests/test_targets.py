@@ -15,7 +15,7 @@ from paw_min.metrics import describe_episodes
 from paw_min.model.batches import TokenRow, collate
 from paw_min.update import learn, mini_batches, prepare, select_transitions
 from tests.test_policy import make_policy
-from tests.test_update import BASE, EPISODES, ROWS, run, start, step_of
+from tests.test_update import BASE, EPISODES, ROWS, of_mini, run, start, step_of
 
 THREE = [TokenRow([1], [10 * k, 10 * k + 1], [10 * k + 5]) for k in (1, 2, 3)]  # one trajectory
 
@@ -124,10 +124,11 @@ def test_conflict_is_that_of_the_two_gradients(mini_batch):
     rows = prepare(cfg, policy, None, EPISODES)
     measured = gradient_conflict(cfg, policy, rows, (0, 0))
     assert all(p.grad is None for p in policy.parameters())
-    if mini_batch:
-        mini = mini_batches(cfg, len(rows.tokens), (0, 0))[0]
-        assert len(mini) < len(rows.tokens)
-        assert measured["grad_norm_wm"] > 0 and -1 <= measured["grad_cosine"] <= 1
+    if mini_batch:  # those of its first mini-batch alone, the world model's scaled up
+        mini = mini_batches(cfg, len(ROWS), (0, 0))[0]
+        alone = gradient_conflict(Config(**BASE), policy, of_mini(rows, mini), (0, 0))
+        alone["grad_norm_wm"] *= len(ROWS) / len(mini)
+        assert measured == pytest.approx(alone, rel=1e-3) and len(mini) < len(ROWS)
         return
     rl = step_of(paw=False)
     wm = step_of() - rl

@@ -21,6 +21,7 @@ from difflib import SequenceMatcher
 
 from paw_min.config import user_errors
 from paw_min.experiments import transitions
+from paw_min.experiments.table import markdown_table
 from paw_min.experiments.transitions import TextRow
 
 KEYS = ("o_t, command", "o_t, command, task", "h_t, command")
@@ -89,7 +90,7 @@ def main(argv: list[str] | None = None) -> None:
     counts = {key: asdict(count(groups[key])) for key in KEYS}
     header = ["equal", "different keys", "twice or more", "of these, in conflict", "transitions"]
     lines = [[key, *counts[key].values()] for key in KEYS]
-    print(f"## Fig. 2a, 2b\n\n{played.summary}\n\n{transitions.table(header, lines)}\n")
+    print(f"## Fig. 2a, 2b\n\n{played.summary}\n\n{markdown_table(header, lines)}\n")
     # Different tasks may be of different games or shops, so conflicts within a task come first.
     for rows in (conflicts(groups[KEYS[1]]) or conflicts(groups[KEYS[0]]))[:EXAMPLES]:
         print(example(rows) + "\n")

@@ -33,6 +33,7 @@ from paw_min import cmae
 from paw_min.config import UserError, user_errors
 from paw_min.experiments import transitions
 from paw_min.experiments.figures import save
+from paw_min.experiments.table import markdown_table
 from paw_min.experiments.transitions import Played, TextRow
 from paw_min.metrics import mean
 from paw_min.model.policy import Policy
@@ -135,7 +136,7 @@ def main(argv: list[str] | None = None) -> None:
     header += [f"{loss} gradient" for loss in ("CE", "MAE", "clipped MAE")]
     lines = [[name, *result[name].values()] for name in ("noisy", "meaningful")]
     print(f"## Fig. 2c\n\n{played.summary} {len(steps)} sampled steps.\n")
-    print(transitions.table(header, lines))
+    print(markdown_table(header, lines))
     marked = NOISE.sub(r"{{\g<0>}}", steps[0].next_observation)
     print(
         f"\nOne of the observations, noise marked:\n\n```\n{transitions.shorten(marked, 60)}\n```"

@@ -8,14 +8,13 @@ Curves are averaged over seeds, at the updates that all seeds of an arm have, wi
 standard deviation (sample). Each command writes one PNG (--out FILE) and prints its path.
 """
 
-import argparse
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from paw_min.config import UserError, user_errors
+from paw_min.config import Parser, UserError, user_errors
 from paw_min.experiments.table import compute, find, load
 from paw_min.plot import FIGURES, plt
 from paw_min.runs import read_metrics, writing
@@ -141,8 +140,7 @@ def overhead(without: Path, with_paw: Path, out: Path | None) -> None:
 
 
 def main() -> None:
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
+    parser = Parser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("bands", "sensitivity", "overhead"):
         sub = commands.add_parser(name)

@@ -19,6 +19,7 @@ from paw_min.config import user_errors
 from paw_min.envs.search.env import last_answer, search_query
 from paw_min.envs.webshop.pages import BUTTONS
 from paw_min.experiments import transitions
+from paw_min.experiments.table import markdown_table
 from paw_min.experiments.transitions import Played, TextRow
 from paw_min.metrics import mean
 from paw_min.model.scoring import score_responses
@@ -138,7 +139,7 @@ def main(argv: list[str] | None = None) -> None:
     header += ["p ≤ ρ"]
     lines = [[name, *numbers.values()] for name, numbers in kinds.items()]
     print(
-        f"## Eq. 4 at alpha = {alpha}\n\n{played.summary}\n\n{transitions.table(header, lines)}\n"
+        f"## Eq. 4 at alpha = {alpha}\n\n{played.summary}\n\n{markdown_table(header, lines)}\n"
     )
     for s in examples(scored):
         print(markdown(s) + "\n")

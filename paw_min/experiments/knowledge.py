@@ -18,7 +18,6 @@ Failures. The weights play the evaluation panel. Counted are, as shares of the s
 With --out, every report is written at once, and the same command resumes. Not in the paper.
 """
 
-import argparse
 import json
 from collections import defaultdict, deque
 from contextlib import closing
@@ -27,7 +26,8 @@ from pathlib import Path
 
 import torch
 
-from paw_min.config import Config, UserError, user_errors
+from paw_min import distributed
+from paw_min.config import Config, Parser, UserError, user_errors
 from paw_min.console import progress_bar
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.evaluate import evaluate
@@ -37,7 +37,7 @@ from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.rollout import Episode, Transition
 from paw_min.runs import newest_checkpoint, writing
-from paw_min.session import PANEL_SLOTS, find_tasks, start_model
+from paw_min.session import PANEL_SLOTS, find_tasks, forward_precision, start_model
 
 TRANSITIONS = 400  # scored with each policy
 
@@ -63,7 +63,8 @@ def report(cfg: Config, entry: Entry, weights: str, rows: list[Transition]) -> t
 
     rows: the transitions to score; if empty, up to TRANSITIONS of those just played.
     """
-    policy = load_policy(weights, cfg.temperature)
+    device = distributed.start(cfg.device)
+    policy = load_policy(weights, cfg.temperature, device, forward_precision(cfg, device))
     tasks, sampler = find_tasks(cfg), HFSampler()
     with closing(tasks.make_pool(min(PANEL_SLOTS, len(tasks.held_out)))) as pool:
         played = evaluate(cfg, policy, sampler, pool, tasks.held_out)
@@ -153,8 +154,7 @@ def main(paths: list[Path], out: Path | None) -> None:
 
 
 if __name__ == "__main__":
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
+    parser = Parser(description=__doc__)
     parser.add_argument("paths", nargs="+", type=Path, help="sweep files or run folders")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()

@@ -15,7 +15,6 @@ placebo, seed by seed. Intervals: 95 %, bootstrap as in table.py, for success ov
 else over seeds. Writes study.md, study.json, study.png.
 """
 
-import argparse
 import json
 from collections import defaultdict
 from dataclasses import asdict, dataclass
@@ -23,9 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
-from paw_min.config import UserError, user_errors
+from paw_min.config import Parser, UserError, user_errors
+from paw_min.experiments import table
 from paw_min.experiments.figures import save
-from paw_min.experiments.table import Cell, compare, interval, load, read_json, value
+from paw_min.experiments.table import Cell, compare, interval, load, markdown_table, read_json
 from paw_min.plot import plt
 from paw_min.runs import read_metrics, writing
 
@@ -61,7 +61,9 @@ def read(sweep: Path) -> Setting:
         gradients[r.label] += [[m[k] for k in GRADIENTS] for m in lines if GRADIENTS[0] in m]
         curve = [m["success"] for m in lines if "success" in m]
         single = {key: found[key] for key in KNOWN} | {"area": float(np.mean(curve))}
-        columns["success"][r.label][r.seed] = r.columns(per_task=True)["All"]
+        if r.episodes is None:
+            raise UserError(f"{r.folder} has no evaluation.json: train the run again.")
+        *_, columns["success"][r.label][r.seed] = r.columns(per_task=True).values()  # overall
         for key, share in single.items():
             columns[key][r.label][r.seed] = {"": {"": 100 * share}}
     cells, seeds, true_targets = defaultdict(dict), defaultdict(dict), {}
@@ -70,7 +72,7 @@ def read(sweep: Path) -> Setting:
         for label, runs in columns[key].items():
             base = {} if label == first else columns[key][first]
             cells[label][key] = compare(runs, base, per_task=key == "success")
-            seeds[label][key] = [value(run) for run in runs.values()]
+            seeds[label][key] = [table.value(run) for run in runs.values()]
         if {PAW, PLACEBO} <= columns[key].keys():
             pair = columns[key][PAW], columns[key][PLACEBO]
             true_targets[key] = compare(*pair, per_task=key == "success")
@@ -80,25 +82,21 @@ def read(sweep: Path) -> Setting:
 
 
 def markdown(setting: Setting) -> str:
-    labels, keys = list(setting.cells), list(setting.cells[next(iter(setting.cells))])
-    head = f"| {{}} | {' | '.join(keys)} |\n" + "|---" * (1 + len(keys)) + "|\n"
-
-    def line(label: str, texts: list[str]) -> str:
-        return f"| {label} | {' | '.join(texts)} |\n"
-
-    start = [f"{setting.start[k]:.1f}" if k in setting.start else "" for k in keys]
-    text = f"### {setting.name}\n\n" + head.format("method") + line("start model", start)
-    text += "".join(line(a, [c.value() for c in setting.cells[a].values()]) for a in labels)
-    text += "\n" + head.format(f"difference to {labels[0]}")
-    for label in labels[1:]:
-        text += line(label, [c.change() for c in setting.cells[label].values()])
+    (first, cells), *others = setting.cells.items()
+    start = [f"{setting.start[k]:.1f}" if k in setting.start else "" for k in cells]
+    values = [[a, *map(Cell.value, row.values())] for a, row in setting.cells.items()]
+    changes = [[a, *map(Cell.change, row.values())] for a, row in others]
+    tables = [
+        markdown_table(["method", *cells], [["start model", *start], *values]),
+        markdown_table([f"difference to {first}", *cells], changes),
+    ]
     if setting.true_targets:
-        text += "\n" + head.format("difference to the placebo")
-        text += line(PAW, [c.change() for c in setting.true_targets.values()])
+        changes = [[PAW, *map(Cell.change, setting.true_targets.values())]]
+        tables += [markdown_table(["difference to the placebo", *cells], changes)]
     if setting.gradients:
-        text += "\n| gradients | norm, RL | norm, world model | cosine |\n|---|---|---|---|\n"
-        text += "".join(line(a, [f"{x:.3f}" for x in g]) for a, g in setting.gradients.items())
-    return text
+        header = ["gradients", "norm, RL", "norm, world model", "cosine"]
+        tables += [markdown_table(header, [[a, *x] for a, x in setting.gradients.items()])]
+    return "\n\n".join([f"### {setting.name}", *tables]) + "\n"
 
 
 def picture(settings: list[Setting], out: Path) -> None:
@@ -139,8 +137,7 @@ def main(sweeps: list[Path], out: Path) -> None:
 
 
 if __name__ == "__main__":
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
+    parser = Parser(description=__doc__)
     parser.add_argument("sweeps", nargs="+", type=Path, help="JSON files of the sweeps")
     parser.add_argument("--out", type=Path, required=True, help="folder of table and picture")
     args = parser.parse_args()

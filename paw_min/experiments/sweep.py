@@ -11,7 +11,6 @@ them for `table` and `figures`.
 import argparse
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -22,13 +21,13 @@ from pathlib import Path
 import torch
 
 from paw_min.cli import INTERRUPTED
-from paw_min.config import Config, UserError, differences, parse_args
+from paw_min.config import Config, Parser, UserError, differences, parse_args
 from paw_min.console import progress_bar
+from paw_min.experiments import ROOT, presets_of
 from paw_min.experiments.grids import GRIDS
 from paw_min.experiments.table import Entry
-from paw_min.runs import read_metrics, reading, writing
+from paw_min.runs import newest_checkpoint, read_metrics, reading, writing
 
-ROOT = Path(__file__).parents[2]  # of the run scripts
 OURS = {"--seed", "--name", "--out", "--dry-run", "--eval-only"}  # not for FLAGS
 
 
@@ -57,8 +56,10 @@ class Job:
 
     def done(self) -> int:
         """Updates so far; -1 before the evaluation of update 0."""
-        lines = read_metrics(self.folder)
-        return min(lines[-1]["update"], self.cfg.updates) if lines else -1
+        lines, checkpoint = read_metrics(self.folder), newest_checkpoint(self.folder)
+        # Metrics are ahead of the checkpoint where it could not be written. It may be deleted.
+        saved = int(checkpoint.name[-6:]) if checkpoint else self.cfg.updates
+        return min(lines[-1]["update"], saved, self.cfg.updates) if lines else -1
 
 
 def plan(grid: str, env: str, seeds: list[int], out: str, extra: list[str]) -> list[Job]:
@@ -66,7 +67,7 @@ def plan(grid: str, env: str, seeds: list[int], out: str, extra: list[str]) -> l
     names = {x.partition("=")[0] for x in extra if x.startswith("--")}
     if taken := {x for x in names if any(own.startswith(x) for own in OURS)}:  # or abbreviated
         raise UserError(f"{' '.join(sorted(taken))} after --: use the options of the sweep.")
-    presets = runpy.run_path(str(ROOT / f"run_{env}.py"))["PRESETS"]
+    presets = presets_of(env)
     size = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     size.add_argument("--preset", nargs="+", default=list(presets)[:1])
     sizes = size.parse_known_args(extra)[0].preset
@@ -162,9 +163,8 @@ def dry_run(jobs: list[Job]) -> list[str]:
 def main(argv: list[str]) -> None:
     cut = argv.index("--") if "--" in argv else len(argv)
     own, extra = argv[:cut], argv[cut + 1 :]
-    layout = argparse.RawDescriptionHelpFormatter
     usage = "%(prog)s GRID --env ENV [options] [-- FLAGS]"
-    parser = argparse.ArgumentParser(usage=usage, description=__doc__, formatter_class=layout)
+    parser = Parser(usage=usage, description=__doc__)
     add = parser.add_argument
     add("grid", choices=list(GRIDS), help="table or figure of the paper; neighbors: other methods")
     add("--env", choices=sorted(p.stem[4:] for p in ROOT.glob("run_*.py")), required=True)

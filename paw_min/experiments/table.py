@@ -11,7 +11,6 @@ interval is the range from the worst to the best seed, which holds the true mean
 cases if the distribution is symmetric.
 """
 
-import argparse
 import json
 import re
 from collections import defaultdict
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paw_min.config import UserError, user_errors
+from paw_min.config import Parser, UserError, user_errors
 from paw_min.runs import read_metrics, reading, writing
 
 DRAWS = 2000
@@ -204,14 +203,24 @@ def compute(results: list[Result]) -> tuple[dict[str, dict[str, Cell]], bool]:
     return table, per_task
 
 
+def markdown_table(header: list[str], lines: list[list]) -> str:
+    """Floats with three digits, a dash for None."""
+
+    def cell(value) -> str:
+        return "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+
+    first, *rows = [f"| {' | '.join(map(cell, line))} |" for line in [header, *lines]]
+    return "\n".join([first, "|---" * len(header) + "|", *rows])
+
+
 def markdown(table: dict[str, dict[str, Cell]], per_task: bool) -> str:
     """Two tables, means and differences, with the notes that they need."""
     first, *others = table
     names, counts = list(table[first]), {c.seeds for row in table.values() for c in row.values()}
 
     def block(corner: str, labels: list[str], show) -> list[str]:
-        rows = [f"| {' | '.join([label, *map(show, table[label].values())])} |" for label in labels]
-        return [f"| {corner} | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|", *rows, ""]
+        rows = [[label, *map(show, table[label].values())] for label in labels]
+        return [markdown_table([corner, *names], rows), ""]
 
     over = f"over {' or '.join(map(str, sorted(counts)))} seeds" if counts != {1} else "of one seed"
     spread = "" if counts == {1} else " ± standard deviation"
@@ -244,8 +253,7 @@ def main(paths: list[Path], out: Path | None) -> None:
 
 
 if __name__ == "__main__":
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
+    parser = Parser(description=__doc__)
     parser.add_argument("paths", nargs="+", type=Path, help="sweep files or run folders")
     parser.add_argument("--out", type=Path, help="also write it there, as .md or .json")
     args = parser.parse_args()

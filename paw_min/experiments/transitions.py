@@ -11,9 +11,7 @@ The tasks are those of the first training update. The responses are drawn with s
 so they are not the episodes that training saw.
 """
 
-import argparse
 import json
-import runpy
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -26,6 +24,7 @@ from paw_min.config import Config, Parser, UserError, parse_args
 from paw_min.console import progress_bar
 from paw_min.distributed import start
 from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.experiments import presets_of
 from paw_min.model.batches import TokenRow, micro_batches
 from paw_min.model.policy import Policy, load_policy
 from paw_min.rollout import Episode, Rollout, Transition, rollout
@@ -33,8 +32,6 @@ from paw_min.runs import newest_checkpoint, reading, writing
 from paw_min.session import find_tasks, forward_precision, make_sampler, start_model
 from paw_min.tasks import draw_groups
 from paw_min.toy.standins import TEACHERS
-
-ROOT = Path(__file__).parents[2]  # has the run scripts
 
 
 @dataclass
@@ -77,8 +74,8 @@ class Played:
 
 def arguments(doc: str, argv: list[str] | None = None, teacher: bool = False) -> Arguments:
     """Read the command line. teacher: whether the analysis has the flag --teacher."""
-    layout, others = argparse.RawDescriptionHelpFormatter, "All other flags: see the run scripts."
-    parser = Parser(description=doc, formatter_class=layout, epilog=others, allow_abbrev=False)
+    others = "All other flags: see the run scripts."
+    parser = Parser(description=doc, epilog=others, allow_abbrev=False)
     parser.add_argument("source", help="alfworld, webshop, search, or a run folder")
     parser.add_argument("--episodes", type=int, help="episodes to play (default: as in one update)")
     parser.add_argument("--out", type=Path, help="folder for JSON and figure (default: none)")
@@ -87,7 +84,7 @@ def arguments(doc: str, argv: list[str] | None = None, teacher: bool = False) ->
         parser.add_argument("--teacher", action="store_true", help=text)
     args, flags = parser.parse_known_args(argv)
     if args.source in BENCHMARKS:
-        env, presets = args.source, runpy.run_path(ROOT / f"run_{args.source}.py")["PRESETS"]
+        env, presets = args.source, presets_of(args.source)
     else:
         env, presets = stored_settings(Path(args.source))
     cfg, _ = parse_args(env, presets, doc, flags)
@@ -138,7 +135,10 @@ def text_rows(cfg: Config, episodes: list[Episode]) -> list[TextRow]:
 def teacher_rows(cfg: Config, policy: Policy, episodes: int) -> list[TextRow]:
     """Steps of the teacher on generated data, with h_t, a_t and o_{t+1} as tokens of this model."""
     teacher, benchmark = TEACHERS[cfg.env], BENCHMARKS[cfg.env]
-    tasks = draw_groups(teacher.training_tasks(), episodes, cfg.seed, 0)
+    games = teacher.training_tasks()
+    if episodes > len(games):
+        raise UserError(f"--episodes {episodes} is over {len(games)}, the number of tasks.")
+    tasks = draw_groups(games, episodes, cfg.seed, 0)
     render = partial(benchmark.prompts[cfg.prompt], history_length=cfg.history_length)
     rows = []
     for prompt, response, following in teacher.demonstrations(tasks, cfg.seed, 0.0, 1, render):
@@ -185,16 +185,6 @@ def observation_logps(cfg: Config, policy: Policy, rows: list[TokenRow]) -> list
         bar.update(len(batch.index))
     bar.close()
     return logps
-
-
-def table(header: list[str], lines: list[list]) -> str:
-    """A Markdown table: floats with three digits, a dash for None."""
-
-    def cell(value) -> str:
-        return "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
-
-    rows = [header, ["---"] * len(header), *lines]
-    return "\n".join("| " + " | ".join(map(cell, row)) + " |" for row in rows)
 
 
 def shorten(text: str, n: int) -> str:

@@ -12,7 +12,6 @@ those of training. The probabilities before training are what training saw in up
 """
 
 import json
-from argparse import RawDescriptionHelpFormatter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -230,7 +229,7 @@ def summary(data: dict) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = Parser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("run", type=Path, help="run folder")
     parser.add_argument("--against", type=Path, help="run folder whose weights score them as well")
     text = "number of updates to show, spread over training (%(default)s)"

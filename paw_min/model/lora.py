@@ -19,6 +19,7 @@ ten times that of full training.
 """
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -45,6 +46,8 @@ def attach(model, rank: int, precision: str, seed: int, checkpoint: Path | None)
     """Freeze a model of transformers and add adapters: new ones, or those of a checkpoint."""
     from peft import LoraConfig, set_peft_model_state_dict
 
+    if os.path.isdir(model.name_or_path):  # stored in checkpoints: the same in another clone
+        model.name_or_path = os.path.relpath(model.name_or_path)
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)  # A is drawn on the CPU: the same on every rank
         config = LoraConfig(r=rank, lora_alpha=SCALE * rank, target_modules="all-linear")

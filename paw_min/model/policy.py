@@ -65,9 +65,12 @@ class Policy(torch.nn.Module):
         name, head = type(self.model).__name__, self.model.get_output_embeddings()
         if head.bias is not None:
             raise UserError(f"{name} has a head with a bias, which is not supported: use another")
+        if self.packed and self.device.type == "cpu":
+            return  # an offloaded reference: flash attention needs a GPU
         ids = torch.tensor([[self.pad_id, self.eos_ids[0]]], device=self.device)
-        hidden = self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-        ours, theirs = head(hidden), self.model(ids).logits
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.packed):  # not in fp32
+            hidden = self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+            ours, theirs = head(hidden), self.model(ids).logits
         if not ours.isfinite().all():
             raise UserError(f"{name} has weights that are NaN or infinite: use another model")
         if not torch.allclose(ours.float(), theirs.float(), atol=1e-2, rtol=1e-2):
@@ -97,8 +100,8 @@ class Policy(torch.nn.Module):
     def encode_chat(self, message: str) -> list[int]:
         """Token ids of one user message in the model's chat format, up to the response.
 
-        Qwen3 without its own thinking, as in the code base; templates that state today's date, such
-        as Llama 3.2's, with a fixed one. Other templates ignore these two arguments.
+        Qwen3 without its own thinking, as in verl-agent; templates that state today's date, such as
+        Llama 3.2's, with a fixed one. Other templates ignore these two arguments.
         """
         text = self.tokenizer.apply_chat_template(
             [{"role": "user", "content": message}], tokenize=False, add_generation_prompt=True,

@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from paw_min.envs.alfworld import AlfworldEnv, list_games
 from paw_min.envs.protocol import Context, Turn
-from paw_min.toy import Demonstration, default_data
+from paw_min.toy import DATA, Demonstration, alfworld_games
 
 SLIPS = 0.2  # share of demonstrated steps in which a random command is executed
 MAX_STEPS = 25  # per demonstration
@@ -149,7 +149,7 @@ class Expert:
 
 def training_tasks() -> list[str]:
     """The generated training games by trial number, so that task types alternate."""
-    games = list_games(default_data("alfworld"), "train")
+    games = list_games(alfworld_games.default(DATA / "alfworld"), "train")
     return sorted(games, key=lambda game: Path(game).parent.name)
 
 

@@ -77,16 +77,23 @@ def load_tokenizer(file: Path) -> PreTrainedTokenizerFast:
 
 
 def write(out: Path = DATA / NAME) -> Path:
-    """Write the folder, complete or not at all, unless it exists; returns it."""
+    """Write the folder, complete or not at all, unless it exists; returns it.
+
+    Another process may do the same at the same time: a sweep starts several.
+    """
     if (out / "config.json").is_file():
         return out
-    file, partial = find_file(), out.with_name(out.name + ".partial")
+    file, partial = find_file(), out.with_name(f"{out.name}.partial-{os.getpid()}")
     logging.disable_progress_bar()
     with writing(f"the model folder {out}"):
-        shutil.rmtree(partial, ignore_errors=True)
         load_model(file).save_pretrained(partial)
         load_tokenizer(file).save_pretrained(partial)
-        os.replace(partial, out)
+        try:
+            os.replace(partial, out)
+        except OSError:
+            if not (out / "config.json").is_file():
+                raise
+            shutil.rmtree(partial)  # the other process was faster
     return out
 
 

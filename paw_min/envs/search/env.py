@@ -25,6 +25,7 @@ import re
 from collections import deque
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 
@@ -36,6 +37,9 @@ from paw_min.retrieval import Hit, Retriever, is_url, open_retriever
 
 def load(cfg: Config, data: str) -> Tasks:
     """The questions of a run and their pool; one ValueError reports all that is wrong."""
+    if Path(data).is_file():
+        raise ValueError(f"{data} is one file, and its questions would be both trained on and "
+                         "tested: give the folder with one file per split.")
     source = cfg.retriever or data
     loaded, errors = [], []
     for load_one in (

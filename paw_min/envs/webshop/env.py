@@ -1,6 +1,6 @@
 """WebShop for training: the agent's view of the pages, and the tasks of a run.
 
-`WebShopAgent` wraps the official environment (pages.py) as verl-agent does, the code base that PaW
+`WebShopAgent` wraps the official environment (pages.py) as verl-agent does, the code that PaW
 builds on. An observation is the page without the instruction, each text in single quotes. The
 reward is 10 for a purchase with a score of 1.0, else 0.
 

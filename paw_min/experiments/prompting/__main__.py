@@ -13,10 +13,9 @@ evaluation.json, episodes.md and, of an endpoint, responses.jsonl.
 
 import json
 import os
-import runpy
 import sys
 import time
-from argparse import Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -27,10 +26,10 @@ from paw_min.config import Config, Parser, UserError, parse_args
 from paw_min.console import say
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.evaluate import evaluate, outcomes, panel_metrics, transcript
+from paw_min.experiments import presets_of
 from paw_min.experiments.prompting.agents import React, count, reflexion
 from paw_min.experiments.prompting.demonstrations import EXAMPLES
 from paw_min.experiments.prompting.endpoint import Endpoint
-from paw_min.experiments.sweep import ROOT
 from paw_min.retrieval.client import THREADS
 from paw_min.rollout import Episode
 from paw_min.runs import Run
@@ -44,9 +43,8 @@ UNLIMITED = 10**9
 
 def parse(argv: list[str]) -> tuple[Config, Namespace, bool]:
     """-> settings, the flags that the run scripts do not have, whether this is a dry run."""
-    layout = RawDescriptionHelpFormatter
     usage = "%(prog)s BENCHMARK [flags of run_BENCHMARK.py] [flags below]"
-    parser = Parser(usage=usage, description=__doc__, formatter_class=layout, allow_abbrev=False)
+    parser = Parser(usage=usage, description=__doc__, allow_abbrev=False)
     add = parser.add_argument
     add("env", choices=tuple(BENCHMARKS), metavar="BENCHMARK", help="alfworld, webshop or search")
     add("--agent", choices=("plain", "react", "reflexion"), default="plain", help="default: plain")
@@ -76,7 +74,7 @@ def parse(argv: list[str]) -> tuple[Config, Namespace, bool]:
 
 def find_presets(options: Namespace) -> dict[str, dict]:
     """Those of the run script; the first is the default."""
-    presets = runpy.run_path(str(ROOT / f"run_{options.env}.py"))["PRESETS"]
+    presets = presets_of(options.env)
     sizes = ("paper", "tiny") if options.endpoint else ("tiny", "paper")
     limits = TRAJECTORY_TOKENS if options.agent != "plain" else {}
     return {

@@ -156,7 +156,7 @@ def reflexion(
             trial_cfg = replace(cfg, eval_seed=cfg.eval_seed + TRIAL_SEEDS * (trial - 1))
             played = evaluate(trial_cfg, s.policy, s.sampler, memory, remaining).episodes
             tokens += count(played)
-            last |= {e.task: e for e in played}
+            last |= {e.task: e for e in played if not (e.failed and e.task in last)}
             lost = [e for e in played if not e.won and not e.failed]  # a broken game stays broken
             remaining = [e.task for e in lost]
             if trial < trials and lost:
