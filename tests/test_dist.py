@@ -26,7 +26,7 @@ from tests.conftest import argv
 from tests.dist_jobs import CASES, resume, uninterrupted, updated
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+RUNNING = (ROOT / "RUNNING.md").read_text()
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 SMALL = dict(
     groups=3, group_size=2, updates=2, eval_every=1, eval_tasks=4, max_turns=3, mini_batch=6,
@@ -183,8 +183,8 @@ def test_vllm_on_sharded_ranks_then_one_that_is_whole(script, tmp_path):
 
 
 def test_two_launchers_are_one_run(script, one_rank, tmp_path):
-    """The README's commands for two nodes, with small sizes and both nodes on this machine."""
-    shown = re.findall(r"^ {4}(torchrun --nnodes 2 .*?) *#.*$", README, re.M)
+    """The commands of RUNNING.md for two nodes, with small sizes and both nodes on this machine."""
+    shown = re.findall(r"^ {4}(torchrun --nnodes 2 .*?) *#.*$", RUNNING, re.M)
     here = {"HOST": "127.0.0.1", "29500": str(free_port()), "4": "1", "SHARED": str(tmp_path)}
     nodes = []
     for line in shown:

@@ -238,7 +238,7 @@ def test_the_small_checks_are_in_their_files():
 
 
 def test_links_lead_somewhere():
-    for page in (ROOT / "README.md", *ROOT.glob("*/README.md"), ROOT / "paw_min/envs/README.md"):
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("*/README.md"), ROOT / "paw_min/envs/README.md"):
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), (page, target)
 
