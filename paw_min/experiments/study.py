@@ -1,4 +1,4 @@
-"""Tables and picture of the study in results/: what PaW teaches, and what that does to success.
+"""Tables and figure of the study in results/: what PaW teaches, and what that does to success.
 
     python -m paw_min.experiments.study runs/SETTING/study-alfworld.json ... --out FOLDER
 
@@ -32,7 +32,7 @@ from paw_min.runs import read_metrics, writing
 KNOWN = ("p", "exact", "nothing", "repeated", "tool")
 PAW, PLACEBO = "GRPO w/ PaW", "placebo: shuffled targets"
 GRADIENTS = ("grad_norm_rl", "grad_norm_wm", "grad_cosine")
-TITLES = {"p": "mean p of the next observation's tokens (%)", "success": "held-out success (%)"}
+TITLES = {"p": "mean p of next-observation tokens (%)", "success": "held-out success (%)"}
 
 
 @dataclass
@@ -43,6 +43,7 @@ class Setting:
     cells: dict[str, dict[str, Cell]]  # arm -> measure -> mean, difference to GRPO, interval
     true_targets: dict[str, Cell]  # measure -> PaW's difference to the placebo, interval
     gradients: dict[str, list[float]]  # arm -> means of GRADIENTS
+    curves: dict[str, list[list[float]]]  # arm -> training success of each seed and update
 
 
 def read(sweep: Path) -> Setting:
@@ -52,20 +53,21 @@ def read(sweep: Path) -> Setting:
     knowledge = sweep.with_name(f"{sweep.stem}-knowledge.json")
     reports = {(r["label"], r["seed"]): r for r in read_json(knowledge)}
     columns = defaultdict(lambda: defaultdict(dict))  # measure -> arm -> seed -> column
-    gradients = defaultdict(list)
+    gradients, curves = defaultdict(list), defaultdict(list)
     for r in results:
         found = reports.get((r.label, r.seed))
         if not found:
             raise UserError(f"{knowledge} has no {r.label}, seed {r.seed}: run knowledge again.")
         lines = read_metrics(r.folder)
         gradients[r.label] += [[m[k] for k in GRADIENTS] for m in lines if GRADIENTS[0] in m]
-        curve = [m["success"] for m in lines if "success" in m]
-        single = {key: found[key] for key in KNOWN} | {"area": float(np.mean(curve))}
+        curves[r.label].append([100 * m["success"] for m in lines if "success" in m])
+        single = {key: 100 * found[key] for key in KNOWN}
+        single["area"] = float(np.mean(curves[r.label][-1]))
         if r.episodes is None:
             raise UserError(f"{r.folder} has no evaluation.json: train the run again.")
         *_, columns["success"][r.label][r.seed] = r.columns(per_task=True).values()  # overall
         for key, share in single.items():
-            columns[key][r.label][r.seed] = {"": {"": 100 * share}}
+            columns[key][r.label][r.seed] = {"": {"": share}}
     cells, seeds, true_targets = defaultdict(dict), defaultdict(dict), {}
     for key in ("success", "area", *KNOWN):
         first, *_ = columns[key]
@@ -78,7 +80,9 @@ def read(sweep: Path) -> Setting:
             true_targets[key] = compare(*pair, per_task=key == "success")
     start = {key: 100 * reports["start model", 0][key] for key in ("success", *KNOWN)}
     means = {label: np.mean(found, 0).tolist() for label, found in gradients.items() if found}
-    return Setting(sweep.parent.name, start, dict(seeds), dict(cells), true_targets, means)
+    return Setting(
+        sweep.parent.name, start, dict(seeds), dict(cells), true_targets, means, dict(curves)
+    )
 
 
 def markdown(setting: Setting) -> str:
@@ -100,27 +104,34 @@ def markdown(setting: Setting) -> str:
 
 
 def picture(settings: list[Setting], out: Path) -> None:
-    """Per setting, a row: what the arms know, and how often they succeed."""
+    """Per setting, a row: training success, what the arms know, and how often they succeed."""
     figure, axes = plt.subplots(
-        len(settings), len(TITLES), figsize=(9, 0.6 + 2.6 * len(settings)), layout="constrained",
-        squeeze=False, sharey="row", sharex="col",
+        len(settings), 1 + len(TITLES), figsize=(13, 0.6 + 2.7 * len(settings)), squeeze=False,
+        layout="constrained", sharex="col",
     )  # fmt: skip
-    for row, setting in zip(axes, settings):
-        labels = list(setting.cells)
-        for axis, (key, title) in zip(row, TITLES.items()):
-            axis.axvline(setting.start[key], color="0.6", ls=":", label="start model")
-            for y, label in enumerate(labels):
-                cell, color = setting.cells[label][key], "C0" if "PaW" in label else "0.25"
-                axis.plot(setting.seeds[label][key], [y] * cell.seeds, "|", color=color, alpha=0.5)
-                ends = interval([np.array(setting.seeds[label][key])[:, None]])  # over seeds
-                axis.plot(ends, [y, y], color=color, lw=2)
-                axis.plot(cell.mean, y, "o", color=color)
-            axis.set_yticks(range(len(labels)), labels)
+    for (curve, *dots), setting in zip(axes, settings):
+        colors = {label: f"C{k}" if k else "0.25" for k, label in enumerate(setting.cells)}
+        for label, runs in setting.curves.items():
+            updates, values = range(1, 1 + len(runs[0])), np.array(runs)  # (seeds, updates)
+            low, high = zip(*(interval([column[:, None]]) for column in values.T))  # over seeds
+            curve.fill_between(updates, low, high, color=colors[label], alpha=0.15, lw=0)
+            curve.plot(updates, values.mean(0), color=colors[label], label=label)
+        curve.set_title(setting.name, loc="left", fontsize=10, fontweight="bold")
+        for axis, key in zip(dots, TITLES):
+            axis.axvline(setting.start[key], color="0.6", ls=":")
+            for y, (label, color) in enumerate(colors.items()):
+                values = np.array(setting.seeds[label][key])  # (seeds,)
+                axis.plot(values, [y] * len(values), "|", color=color, alpha=0.5)
+                axis.plot(interval([values[:, None]]), [y, y], color=color, lw=2)
+                axis.plot(values.mean(), y, "o", color=color)
+            axis.invert_yaxis()  # the first arm is at the top
+        dots[0].set_yticks(range(len(colors)), colors)
+        dots[1].set_yticks(range(len(colors)), [])
+        for axis in (curve, *dots):
             axis.grid(alpha=0.3)
-            if setting is settings[-1]:
-                axis.set_xlabel(title)
-        row[0].invert_yaxis()  # of the row: the first arm is at the top
-        row[0].set_title(setting.name, loc="left", fontsize=10, fontweight="bold")
+    for axis, title in zip(axes[-1], ("update", *TITLES.values())):
+        axis.set_xlabel(title)
+    axes[0, 0].set_ylabel("training success (%)")
     save(figure, out)
 
 
