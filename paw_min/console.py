@@ -59,6 +59,6 @@ def report(folder, lines: list[dict[str, float]]) -> None:
     if "-paw-" in folder.name:  # the name that a run has by default
         other = folder.with_name(folder.name.replace("-paw-", "-"))
         say(
-            "to compare with the baseline: the same command with --no-paw, then\n"
+            "two runs, one picture: the same command with --no-paw, then\n"
             f"python -m paw_min.plot {other} {folder} --out compared"
         )
