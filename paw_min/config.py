@@ -68,7 +68,7 @@ class Config:
     n_products: int = opt(ENV, 0, "take the first N products; 0: all", low=0, only=("webshop",))
     retriever: str = opt(ENV, "", "server URL or corpus; default: corpus.jsonl in the data folder",
                          only=("search",))
-    encoder: str = opt(ENV, "", "sentence encoder for a corpus; default: BM25", only=("search",))
+    encoder: str = opt(ENV, "", "E5 encoder for a corpus; default: BM25", only=("search",))
     topk: int = opt(ENV, 3, "passages per query", low=1, only=("search",))
     max_turns: int = opt(ENV, 50, "environment steps per episode, A.1", low=1)
     workers: int = opt(ENV, 0, "processes that run environments; 0: this process", low=0,

@@ -62,7 +62,7 @@ class Rollout:
 
 
 def request_seed(*key: int) -> int:
-    """A 63-bit seed from (run seed, update, trajectory, turn), the same on every machine."""
+    """A 63-bit seed from seed_key (run seed, update; evaluation: -1), trajectory and turn."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 

@@ -122,7 +122,7 @@ def find_tasks(cfg: Config) -> Tasks:
 
 
 def dry_run(cfg: Config) -> None:
-    """Check the model's folder and the data, and print the plan; loads no weights."""
+    """Check model and data, generated if needed, and print the plan; loads no weights."""
     model, missing = start_model(cfg), []
     try:
         check_packages(cfg)

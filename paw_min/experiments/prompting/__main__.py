@@ -6,9 +6,9 @@
         --endpoint https://api.openai.com/v1 --model gpt-4o          key: $OPENAI_API_KEY
 
 The first argument is the benchmark. All flags of its run script are accepted as well (python
-run_alfworld.py --help). Panel, environments, parsers and metrics are those of its --eval-only.
-agents.py describes the agents, endpoint.py the endpoint. Results, in runs/<name>/: metrics.json,
-evaluation.json, episodes.md and, of an endpoint, responses.jsonl.
+run_alfworld.py --help), with its presets tiny and paper. Panel, environments, parsers and metrics
+are those of its --eval-only. agents.py describes the agents, endpoint.py the endpoint. Results, in
+runs/<name>/: metrics.json, evaluation.json, episodes.md and, of an endpoint, responses.jsonl.
 """
 
 import json
