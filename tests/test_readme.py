@@ -225,7 +225,8 @@ def test_the_small_checks_are_in_their_files():
     page, table = (small / "README.md").read_text(), README.partition("## Reproduce")[2]
     for name, seconds in re.findall(r"^\| ([\w-]+) \| (\d+) \|$", page, flags=re.M):
         results, notes = load([small / f"{name}.json"])
-        assert not notes and markdown(*compute(results)).strip() in page
+        shown = markdown(*compute(results)).strip() in page
+        assert not notes and shown == (f"`{name}.json`" in page)
         grid, _, env = name.rpartition("-")
         row = next(x for x in table.splitlines() if re.search(rf"`(sweep )?{grid}( --env|`)", x))
         assert f"{int(seconds) / 60:.0f}" in row.rpartition(" | ")[2] and env in row, name
