@@ -8,6 +8,7 @@ of fp32, and its rounding (a KL divergence of 1e-4 nats per token) is small besi
 """
 
 import argparse
+import fcntl
 import importlib.util
 import os
 import shutil
@@ -77,23 +78,21 @@ def load_tokenizer(file: Path) -> PreTrainedTokenizerFast:
 
 
 def write(out: Path = DATA / NAME) -> Path:
-    """Write the folder, complete or not at all, unless it exists; returns it.
-
-    Another process may do the same at the same time: a sweep starts several.
-    """
+    """Write the folder, complete or not at all, unless it exists; returns it."""
     if (out / "config.json").is_file():
         return out
-    file, partial = find_file(), out.with_name(f"{out.name}.partial-{os.getpid()}")
+    file, partial = find_file(), out.with_name(out.name + ".partial")
     logging.disable_progress_bar()
     with writing(f"the model folder {out}"):
-        load_model(file).save_pretrained(partial)
-        load_tokenizer(file).save_pretrained(partial)
-        try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(out.parent, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a sweep starts several processes: one writes
+        if not (out / "config.json").is_file():
+            shutil.rmtree(partial, ignore_errors=True)
+            load_model(file).save_pretrained(partial)
+            load_tokenizer(file).save_pretrained(partial)
             os.replace(partial, out)
-        except OSError:
-            if not (out / "config.json").is_file():
-                raise
-            shutil.rmtree(partial)  # the other process was faster
+        os.close(lock)
     return out
 
 
