@@ -54,10 +54,10 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     weights = start if cfg.lora_rank else str(checkpoint or start)
     sampler = make_sampler(cfg, weights, precision)
     policy = load_policy(weights, cfg.temperature, device, precision, cfg.attention)
-    length = memory.row_tokens(cfg)
+    length = cfg.max_prompt_tokens + cfg.max_response_tokens
     if (positions := getattr(policy.model.config, "max_position_embeddings", length)) < length:
-        raise UserError(f"{start} has {positions} positions, but rows up to {length} tokens: lower "
-                        "--max-prompt-tokens, --max-response-tokens or --max-obs-tokens.")
+        limits = "--max-prompt-tokens and --max-response-tokens"
+        raise UserError(f"{start} has {positions} positions: lower {limits}, together {length}.")
     if cfg.lora_rank:
         lora.attach(policy.model, cfg.lora_rank, precision, cfg.seed, checkpoint)
     # A generator, read after sharding, which replaces the parameters.

@@ -513,7 +513,7 @@ def test_damaged_rows_of_questions(tmp_path, row, sentence):
 
 def test_one_file_for_training_and_test_is_refused(tmp_path):
     path = write_parquet(tmp_path / "a.parquet", [dict(question="who?", golden_answers=["me"])])
-    with pytest.raises(ValueError, match="a.parquet is one file, and its questions would be both"):
+    with pytest.raises(ValueError, match="a.parquet is one file, of training and test"):
         env.load(Config(env="search", retriever="http://localhost:1"), str(path))
 
 

@@ -33,10 +33,10 @@ class Retriever(Protocol):
         """At most k hits for each query, best first."""
 
 
-def open_retriever(source: str | Path, encoder: str = "") -> Retriever:
+def open_retriever(source: str | Path, encoder: str = "", **dense_settings) -> Retriever:
     """The retriever for `source`: a URL, a corpus file, or a folder that contains corpus.jsonl.
 
-    encoder: folder or hub name of a sentence encoder; "" selects BM25.
+    encoder: folder or hub name of a sentence encoder; "" selects BM25. dense_settings: see `Dense`.
     """
     # Imported on demand: torch and transformers, for example, are needed by one of the three only.
     if is_url(source):
@@ -49,7 +49,7 @@ def open_retriever(source: str | Path, encoder: str = "") -> Retriever:
     if encoder:
         from paw_min.retrieval.dense import Dense
 
-        return Dense(corpus, encoder)
+        return Dense(corpus, encoder, **dense_settings)
     from paw_min.retrieval.bm25 import LexicalRetriever
 
     return LexicalRetriever(corpus)
