@@ -10,10 +10,13 @@ import json
 import re
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 from paw_min import train
 from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.experiments import table
+from paw_min.metrics import mean
 from paw_min.runs import read_metrics
 
 ROOT = Path(__file__).parent.parent
@@ -151,6 +154,44 @@ def test_results_are_in_the_files():
     ends = [read_metrics(f)[-1]["eval_success"] for f in (ROOT / "results").glob("alfworld-*")]
     p = sum(ends) / len(ends)
     assert f"a standard error of {100 * (p * (1 - p) / 60) ** 0.5:.0f} points" in README
+
+
+STUDY = ROOT / "results/study"
+
+
+def test_the_study_is_in_its_files():
+    for setting in ("tiny", "sparse", "changed"):
+        cells = json.loads((STUDY / f"{setting}.json").read_text())["alfworld"]
+        grpo, paw = cells["GRPO"]["All"], cells["GRPO w/ PaW"]["All"]
+        change = f"{paw['difference']:+.1f} [{paw['low']:+.1f}, {paw['high']:+.1f}]"
+        row = f"| `{setting}` | {grpo['mean']:.1f} | {paw['mean']:.1f} | {change} |"
+        assert row in README and row in RESULTS and grpo["seeds"] == paw["seeds"]
+        assert f"{paw['seeds']} seeds" in README
+
+
+def test_the_study_follows_from_its_runs(tmp_path):
+    """Its tables, and the numbers of the paragraph "Why"."""
+    with tarfile.open(STUDY / "runs.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    first, drift, cosine = {True: [], False: []}, {True: [], False: []}, []
+    for setting in ("tiny", "sparse", "changed"):
+        sweep, file = tmp_path / setting / "study-alfworld.json", tmp_path / "table.json"
+        table.main([sweep], file)
+        assert file.read_text() == (STUDY / f"{setting}.json").read_text()
+        for paw in (True, False):
+            arm = [e for e in table.find([sweep]) if ("PaW" in e.label) == paw]
+            runs = [read_metrics(entry.folder) for entry in arm]
+            first[paw].append(mean([lines[1]["grad_norm"] for lines in runs]))
+            drift[paw].append(mean([lines[-1]["ref_kl"] for lines in runs]))
+            if paw:
+                lines = [m for lines in runs for m in lines if "grad_cosine" in m]
+                cosine.append(mean([m["grad_cosine"] for m in lines]))
+    numbers = [*first[True], *first[False], *cosine, *drift[True], *drift[False]]
+    why = re.search(r"\*\*Why\.\*\*(.*?)\n\n", RESULTS, flags=re.S)[1]
+    assert re.findall(r"-?\d+\.\d+", why) == [f"{x:.3f}" for x in numbers]
+    ratios = sorted(with_paw / without for with_paw, without in zip(first[True], first[False]))
+    text = f"the gradient {ratios[0]:.1f} to {ratios[-1]:.1f} times as large"
+    assert text in " ".join(README.split())
 
 
 def test_what_the_stand_ins_do_not_know_is_in_the_files():
