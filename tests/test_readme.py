@@ -15,7 +15,7 @@ from pathlib import Path
 
 from paw_min import train
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.experiments import table
+from paw_min.experiments import study, table
 from paw_min.metrics import mean
 from paw_min.runs import read_metrics
 
@@ -160,32 +160,34 @@ STUDY = ROOT / "results/study"
 
 
 def test_the_study_is_in_its_files():
-    for setting in ("tiny", "sparse", "changed"):
-        cells = json.loads((STUDY / f"{setting}.json").read_text())["alfworld"]
-        grpo, paw = cells["GRPO"]["All"], cells["GRPO w/ PaW"]["All"]
-        change = f"{paw['difference']:+.1f} [{paw['low']:+.1f}, {paw['high']:+.1f}]"
-        row = f"| `{setting}` | {grpo['mean']:.1f} | {paw['mean']:.1f} | {change} |"
-        assert row in README and row in RESULTS and grpo["seeds"] == paw["seeds"]
-        assert f"{paw['seeds']} seeds" in README
+    for setting in json.loads((STUDY / "study.json").read_text()):
+        grpo, paw = setting["cells"]["GRPO"], setting["cells"]["GRPO w/ PaW"]
+        values = [arm[key]["mean"] for key in ("p", "success") for arm in (grpo, paw)]
+        change = "{difference:+.1f} [{low:+.1f}, {high:+.1f}]".format(**paw["success"])
+        row = f"| `{setting['name']}` | {' | '.join(f'{x:.1f}' for x in values)} | {change} |"
+        assert row in README and row in RESULTS
+        assert grpo["success"]["seeds"] == paw["success"]["seeds"] == 8
+        assert paw["p"]["difference"] > 25 and 20 < paw["exact"]["mean"] < 28.5
+        assert grpo["exact"]["mean"] == 0
 
 
 def test_the_study_follows_from_its_runs(tmp_path):
     """Its tables, and the numbers of the paragraph "Why"."""
     with tarfile.open(STUDY / "runs.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
-    first, drift, cosine = {True: [], False: []}, {True: [], False: []}, []
-    for setting in ("tiny", "sparse", "changed"):
-        sweep, file = tmp_path / setting / "study-alfworld.json", tmp_path / "table.json"
-        table.main([sweep], file)
-        assert file.read_text() == (STUDY / f"{setting}.json").read_text()
+    sweeps = [tmp_path / name / "study-alfworld.json" for name in ("tiny", "sparse", "changed")]
+    study.main(sweeps, tmp_path / "out")
+    for name in ("study.md", "study.json"):
+        assert (tmp_path / "out" / name).read_text() == (STUDY / name).read_text()
+    first, drift = {True: [], False: []}, {True: [], False: []}
+    for sweep in sweeps:
         for paw in (True, False):
             arm = [e for e in table.find([sweep]) if ("PaW" in e.label) == paw]
             runs = [read_metrics(entry.folder) for entry in arm]
             first[paw].append(mean([lines[1]["grad_norm"] for lines in runs]))
             drift[paw].append(mean([lines[-1]["ref_kl"] for lines in runs]))
-            if paw:
-                lines = [m for lines in runs for m in lines if "grad_cosine" in m]
-                cosine.append(mean([m["grad_cosine"] for m in lines]))
+    settings = json.loads((STUDY / "study.json").read_text())
+    cosine = [setting["gradients"]["GRPO w/ PaW"][2] for setting in settings]
     numbers = [*first[True], *first[False], *cosine, *drift[True], *drift[False]]
     why = re.search(r"\*\*Why\.\*\*(.*?)\n\n", RESULTS, flags=re.S)[1]
     assert re.findall(r"-?\d+\.\d+", why) == [f"{x:.3f}" for x in numbers]

@@ -124,7 +124,7 @@ def picture(settings: list[Setting], out: Path) -> None:
                 axis.plot(values, [y] * len(values), "|", color=color, alpha=0.5)
                 axis.plot(interval([values[:, None]]), [y, y], color=color, lw=2)
                 axis.plot(values.mean(), y, "o", color=color)
-            axis.invert_yaxis()  # the first arm is at the top
+            axis.set_ylim(len(colors) - 0.5, -0.5)  # the first arm is at the top
         dots[0].set_yticks(range(len(colors)), colors)
         dots[1].set_yticks(range(len(colors)), [])
         for axis in (curve, *dots):
