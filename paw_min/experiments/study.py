@@ -115,7 +115,7 @@ def picture(settings: list[Setting], out: Path) -> None:
             updates, values = range(1, 1 + len(runs[0])), np.array(runs)  # (seeds, updates)
             low, high = zip(*(interval([column[:, None]]) for column in values.T))  # over seeds
             curve.fill_between(updates, low, high, color=colors[label], alpha=0.15, lw=0)
-            curve.plot(updates, values.mean(0), color=colors[label], label=label)
+            curve.plot(updates, values.mean(0), color=colors[label])
         curve.set_title(setting.name, loc="left", fontsize=10, fontweight="bold")
         for axis, key in zip(dots, TITLES):
             axis.axvline(setting.start[key], color="0.6", ls=":")
