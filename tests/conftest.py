@@ -1,5 +1,6 @@
 """Shared by all tests: one thread for torch, small ALFWorld games made once (~3 s), small runs."""
 
+import gc
 import os
 import shutil
 from pathlib import Path
@@ -25,6 +26,9 @@ PAPER = dict(  # a run with the preset `paper`, cut down in its sizes only
 
 torch.set_num_threads(1)  # two threads on a busy machine are far slower than one
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
+# Some tests parse lists nested beyond the recursion limit. Should the collector run at that
+# depth, the finalizer of an earlier test's socket fails there, and pytest fails the test for it.
+gc.set_threshold(50_000, *gc.get_threshold()[1:])
 
 
 @pytest.fixture(scope="session")
