@@ -88,8 +88,8 @@ def gae(rewards: Tensor, values: Tensor, trajectory: Keys, *, gamma: float, lam:
     """Generalized advantage estimates -> (M,); the returns that a critic fits are these + values.
 
     delta_k = r_k + gamma * V_{k+1} - V_k and A_k = delta_k + gamma * lam * A_{k+1}, zero after the
-    end of a trajectory. rewards, values: (M,), in time order within each trajectory. In the code
-    base (and critic.py) an entry is a token, and each response is its own trajectory.
+    end of a trajectory. rewards, values: (M,), in time order within each trajectory. In
+    verl-agent (and critic.py) an entry is a token, and each response is its own trajectory.
     """
     labels = _labels(trajectory, len(rewards), "trajectory")
     reward, value = rewards.double().tolist(), values.double().tolist()

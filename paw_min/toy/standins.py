@@ -17,8 +17,8 @@ read what the environment may say, but never after an action. The thought in a r
 current subgoal ("find mug"). The next command then depends on the last few words mostly, which a
 model of this size learns much faster.
 
-The weights are part of the repository, because training takes 7 to 14 minutes on one core (sparse:
-two; smollm2: 40). To train them again:
+The weights are part of the repository, because training takes 7 to 10 minutes on one idle core
+(sparse: two; smollm2: 40). To train them again:
 
     python -m paw_min.toy.standins alfworld --out paw_min/toy/weights/alfworld
     python -m paw_min.toy.standins sparse --out paw_min/toy/weights/sparse
