@@ -18,7 +18,6 @@ import pytest
 from paw_min import train
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.experiments import study, table
-from paw_min.metrics import mean
 from paw_min.runs import read_metrics
 
 ROOT = Path(__file__).parent.parent
@@ -162,19 +161,42 @@ STUDY = ROOT / "results/study"
 
 
 def test_the_study_is_in_its_files():
-    for setting in json.loads((STUDY / "study.json").read_text()):
-        grpo, paw = setting["cells"]["GRPO"], setting["cells"]["GRPO w/ PaW"]
-        values = [arm[key]["mean"] for key in ("p", "success") for arm in (grpo, paw)]
-        change = "{difference:+.1f} [{low:+.1f}, {high:+.1f}]".format(**paw["success"])
-        row = f"| `{setting['name']}` | {' | '.join(f'{x:.1f}' for x in values)} | {change} |"
-        assert row in README and row in RESULTS
-        assert grpo["success"]["seeds"] == paw["success"]["seeds"] == 8
-        assert paw["p"]["difference"] > 25 and 20 < paw["exact"]["mean"] < 28.5
-        assert grpo["exact"]["mean"] == 0
+    """The tables and the numbers of results/README.md and README.md."""
+    settings = json.loads((STUDY / "study.json").read_text())
+    change = "{difference:+.1f} [{low:+.1f}, {high:+.1f}]".format
+    for setting in settings:
+        (_, grpo), *others = setting["cells"].items()
+        differences = [change(**arm["success"]) for _, arm in others]
+        success = " | ".join([f"{grpo['success']['mean']:.1f}", *differences])
+        p = " | ".join(f"{arm['p']['mean']:.1f}" for arm in setting["cells"].values())
+        for row in (f"| `{setting['name']}` | {success} |", f"| `{setting['name']}` | {p} |"):
+            assert row in README and row in RESULTS
+        paw, placebo, tenth = (arm for _, arm in others)
+        assert {arm["success"]["seeds"] for arm in setting["cells"].values()} == {8}
+        assert paw["p"]["difference"] > 25 and tenth["p"]["difference"] > 17
+        assert 20 < paw["exact"]["mean"] < 28.5 and grpo["exact"]["mean"] == 0
+        assert 2.5 < placebo["exact"]["mean"] < 9.5
+        assert 4 < paw["p"]["mean"] - placebo["p"]["mean"] < 7
+        for cell in (setting["true_targets"]["success"], tenth["success"]):
+            assert cell["low"] < 0 < cell["high"]
+    assert change(**settings[1]["true_targets"]["area"]) in RESULTS
+    without, with_paw, _, tenth = settings[0]["cells"]
+    numbers, moved = [], [s["training"] for s in settings]
+    for name, arms, digits in (
+        ("grad_norm, update 1", (with_paw, without), 3), ("grad_cosine", (with_paw,), 3),
+        ("ref_kl, update 2", (with_paw, without), 4), ("ref_kl, last", (with_paw, without), 3),
+        ("grad_norm, update 1", (tenth,), 3),
+    ):  # fmt: skip
+        numbers += [f"{by_arm[arm][name]:.{digits}f}" for arm in arms for by_arm in moved]
+    why = re.search(r"\*\*Why\.\*\*(.*?)\n\n", RESULTS, flags=re.S)[1]
+    assert re.findall(r"-?\d+\.\d+", why) == numbers
+    key = "grad_norm, update 1"
+    ratios = sorted(by_arm[with_paw][key] / by_arm[without][key] for by_arm in moved)
+    text = f"gradient {ratios[0]:.1f} to {ratios[-1]:.1f} times as large"
+    assert text in " ".join(README.split())
 
 
 def test_the_study_follows_from_its_runs(tmp_path):
-    """Its tables, and the numbers of the paragraph "Why"."""
     with tarfile.open(STUDY / "runs.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     sweeps = [tmp_path / name / "study-alfworld.json" for name in ("tiny", "sparse", "changed")]
@@ -183,22 +205,8 @@ def test_the_study_follows_from_its_runs(tmp_path):
         [float(x) for x in re.findall(r"-?\d+\.[\de-]+", (folder / "study.json").read_text())]
         for folder in (tmp_path / "out", STUDY)
     )
-    assert made == pytest.approx(kept, abs=1e-6) and len(kept) > 500
-    first, drift = {True: [], False: []}, {True: [], False: []}
-    for sweep in sweeps:
-        for paw in (True, False):
-            arm = [e for e in table.find([sweep]) if ("PaW" in e.label) == paw]
-            runs = [read_metrics(entry.folder) for entry in arm]
-            first[paw].append(mean([lines[1]["grad_norm"] for lines in runs]))
-            drift[paw].append(mean([lines[-1]["ref_kl"] for lines in runs]))
-    settings = json.loads((STUDY / "study.json").read_text())
-    cosine = [setting["gradients"]["GRPO w/ PaW"][2] for setting in settings]
-    numbers = [*first[True], *first[False], *cosine, *drift[True], *drift[False]]
-    why = re.search(r"\*\*Why\.\*\*(.*?)\n\n", RESULTS, flags=re.S)[1]
-    assert re.findall(r"-?\d+\.\d+", why) == [f"{x:.3f}" for x in numbers]
-    ratios = sorted(with_paw / without for with_paw, without in zip(first[True], first[False]))
-    text = f"the gradient {ratios[0]:.1f} to {ratios[-1]:.1f} times as large"
-    assert text in " ".join(README.split())
+    assert made == pytest.approx(kept, abs=1e-6) and len(kept) > 1000
+    assert sum(len(table.find([sweep])) for sweep in sweeps) == 96
 
 
 def test_what_the_stand_ins_do_not_know_is_in_the_files():

@@ -97,13 +97,14 @@ def test_from_runs_to_table_and_picture(sweep, tmp_path, monkeypatch):
     to_placebo = setting["true_targets"]["p"]["difference"]
     assert to_placebo == pytest.approx(cell["mean"] - sum(placebo) / 2) != cell["difference"]
     assert min(by_hand) - 1e-9 <= cell["low"] <= cell["high"] <= max(by_hand) + 1e-9
-    one, other = (
-        [m[k] for k in study.GRADIENTS for m in read_metrics(tmp_path / f"{study.PAW}{s}")[1:]]
-        for s in (0, 1)
-    )
-    assert list(setting["gradients"]) == [study.PAW, study.PLACEBO]
-    mean = [(a + b) / 2 for a, b in zip(one, other)]
-    assert setting["gradients"]["GRPO w/ PaW"] == pytest.approx(mean) and mean[1] > 0
+    one, other = (read_metrics(tmp_path / f"{study.PAW}{s}")[1] for s in (0, 1))
+    means = {key: (one[key] + other[key]) / 2 for key in study.GRADIENTS}
+    means["grad_norm, update 1"] = (one["grad_norm"] + other["grad_norm"]) / 2
+    means["ref_kl, update 2"] = means["ref_kl, last"] = (one["ref_kl"] + other["ref_kl"]) / 2
+    assert setting["training"]["GRPO w/ PaW"] == pytest.approx(means)
+    assert setting["training"]["GRPO"].keys() == means.keys() - set(study.GRADIENTS)
+    without_kl = [{"update": 0}, {"success": 0.5, "grad_norm": 2.0}, {"success": 1, "grad_norm": 1}]
+    assert study.training(without_kl) == {"grad_norm, update 1": 2.0}
     assert (out / "study.png").stat().st_size > 5000
     assert "difference to GRPO" in (out / "study.md").read_text()
     file.write_text(json.dumps([r for r in reports.values() if r["seed"] == 0]))

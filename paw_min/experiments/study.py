@@ -9,10 +9,9 @@ has made from it. Measures of a run, in percent:
     area        success of all training episodes: the mean height of the learning curve
     p, exact, nothing, repeated, tool    see knowledge.py
 
-and, where a run has them (--conflict-every), the norms of the two gradients and their cosine,
-averaged over updates and seeds. Each arm is compared with the first one, GRPO, and PaW with the
-placebo, seed by seed. Intervals: 95 %, bootstrap as in table.py, for success over seeds and tasks,
-else over seeds. Writes study.md, study.json, study.png.
+Each arm is compared with the first one, GRPO, and PaW with the placebo, seed by seed. Intervals:
+95 %, bootstrap as in table.py, for success over seeds and tasks, else over seeds. A further table
+has metrics of training, see `training`. Writes study.md, study.json, study.png.
 """
 
 import json
@@ -42,8 +41,20 @@ class Setting:
     seeds: dict[str, dict[str, list[float]]]  # arm -> measure -> one value per seed
     cells: dict[str, dict[str, Cell]]  # arm -> measure -> mean, difference to GRPO, interval
     true_targets: dict[str, Cell]  # measure -> PaW's difference to the placebo, interval
-    gradients: dict[str, list[float]]  # arm -> means of GRADIENTS
+    training: dict[str, dict[str, float]]  # arm -> metric -> mean over seeds
     curves: dict[str, list[list[float]]]  # arm -> training success of each seed and update
+
+
+def training(lines: list[dict]) -> dict[str, float]:
+    """How a run moved: gradient norms, and distances from the start model (where there is a KL
+    term); with --conflict-every, the two losses' gradients, averaged over the updates."""
+    updates = [m for m in lines if "success" in m]
+    found = {"grad_norm, update 1": updates[0]["grad_norm"]}
+    if "ref_kl" in updates[0]:
+        second, last = updates[:2][-1], updates[-1]
+        found |= {"ref_kl, update 2": second["ref_kl"], "ref_kl, last": last["ref_kl"]}
+    measured = [m for m in updates if GRADIENTS[0] in m]
+    return found | {k: float(np.mean([m[k] for m in measured])) for k in GRADIENTS if measured}
 
 
 def read(sweep: Path) -> Setting:
@@ -53,13 +64,13 @@ def read(sweep: Path) -> Setting:
     knowledge = sweep.with_name(f"{sweep.stem}-knowledge.json")
     reports = {(r["label"], r["seed"]): r for r in read_json(knowledge)}
     columns = defaultdict(lambda: defaultdict(dict))  # measure -> arm -> seed -> column
-    gradients, curves = defaultdict(list), defaultdict(list)
+    trained, curves = defaultdict(list), defaultdict(list)
     for r in results:
         found = reports.get((r.label, r.seed))
         if not found:
             raise UserError(f"{knowledge} has no {r.label}, seed {r.seed}: run knowledge again.")
         lines = read_metrics(r.folder)
-        gradients[r.label] += [[m[k] for k in GRADIENTS] for m in lines if GRADIENTS[0] in m]
+        trained[r.label].append(training(lines))
         curves[r.label].append([100 * m["success"] for m in lines if "success" in m])
         single = {key: 100 * found[key] for key in KNOWN}
         single["area"] = float(np.mean(curves[r.label][-1]))
@@ -79,7 +90,10 @@ def read(sweep: Path) -> Setting:
             pair = columns[key][PAW], columns[key][PLACEBO]
             true_targets[key] = compare(*pair, per_task=key == "success")
     start = {key: 100 * reports["start model", 0][key] for key in ("success", *KNOWN)}
-    means = {label: np.mean(found, 0).tolist() for label, found in gradients.items() if found}
+    means = {
+        label: {key: float(np.mean([run[key] for run in runs])) for key in runs[0]}
+        for label, runs in trained.items()
+    }
     return Setting(
         sweep.parent.name, start, dict(seeds), dict(cells), true_targets, means, dict(curves)
     )
@@ -97,9 +111,12 @@ def markdown(setting: Setting) -> str:
     if setting.true_targets:
         changes = [[PAW, *map(Cell.change, setting.true_targets.values())]]
         tables += [markdown_table(["difference to the placebo", *cells], changes)]
-    if setting.gradients:
-        header = ["gradients", "norm, RL", "norm, world model", "cosine"]
-        tables += [markdown_table(header, [[a, *x] for a, x in setting.gradients.items()])]
+    names = list(dict.fromkeys(key for row in setting.training.values() for key in row))
+    rows = [
+        [arm, *(f"{row[key]:.4f}" if key in row else "" for key in names)]
+        for arm, row in setting.training.items()
+    ]
+    tables += [markdown_table(["training", *names], rows)]
     return "\n\n".join([f"### {setting.name}", *tables]) + "\n"
 
 
