@@ -13,21 +13,19 @@ from paw_min.cli import main
 
 # PaW A.1; what it leaves open is taken from verl-agent, which it builds on. Qwen2.5-3B/7B.
 PAPER = dict(
-    train_split="train", eval_split="test", model="Qwen/Qwen2.5-3B-Instruct",
-    updates=200, eval_every=50, eval_tasks=0, save_every=10, max_turns=4, history_length=4,
-    max_prompt_tokens=4096, prompt_overflow="cut", groups=256, group_size=5, mini_batch=512,
-    invalid_penalty=0.01, r_max=1.0, similarity=0.9, eval_temperature=0.0,
-    kl_coef=0.001, entropy_coef=0.0, grad_checkpointing=True, sampler="vllm",
+    model="Qwen/Qwen2.5-3B-Instruct", eval_split="test", updates=200, eval_every=50, eval_tasks=0,
+    save_every=10, max_turns=4, history_length=4, max_prompt_tokens=4096, prompt_overflow="cut",
+    groups=256, group_size=5, mini_batch=512, invalid_penalty=0.01, r_max=1.0, similarity=0.9,
+    eval_temperature=0.0, kl_coef=0.001, entropy_coef=0.0, grad_checkpointing=True, sampler="vllm",
 )  # fmt: skip
 
 PRESETS = {
     # 0.9 million parameters and a generated world: trains on a laptop CPU in minutes.
     "tiny": dict(
-        train_split="train", eval_split="test", prompt="compact", history_length=4,
-        max_prompt_tokens=600, max_response_tokens=16, max_obs_tokens=128, max_turns=4, topk=1,
-        groups=16, group_size=8, updates=16, eval_every=4, eval_tasks=100, lr=5e-4, mini_batch=128,
-        micro_tokens=2048, kl_coef=0.001, entropy_coef=0.0, invalid_penalty=0.01, r_max=1.0,
-        similarity=0.9, threads=1,
+        eval_split="test", prompt="compact", history_length=4, max_prompt_tokens=600,
+        max_response_tokens=16, max_obs_tokens=128, max_turns=4, topk=1, groups=16, group_size=8,
+        updates=16, eval_every=4, eval_tasks=100, lr=5e-4, mini_batch=128, micro_tokens=2048,
+        kl_coef=0.001, entropy_coef=0.0, invalid_penalty=0.01, r_max=1.0, similarity=0.9,
     ),
     "paper": PAPER,
     # For one GPU of 24 or 80 GB: as the preset paper, but with LoRA and its learning rate.

@@ -6,7 +6,7 @@
 The paper writes Eq. 11 per group, for the whole update. Here the RL term is the token mean over the
 mini-batch, as in verl-agent. The world-model term is a weighted sum over rows (`row_weights`):
 gradients of micro-batches add up exactly, and random mini-batches, scaled by (rows of the update /
-rows of the mini-batch), estimate it without bias at fixed weights of the model.
+rows of the mini-batch), estimate it without bias at fixed parameters.
 
 Legend: N rows, T tokens, G groups; masks are 1 on the tokens that count.
 """

@@ -82,7 +82,7 @@ def rollout(
     episodes = [Episode(str(task), group, n) for n, (task, group) in entries]
     names = list(dict.fromkeys(groups))
     rank, world = distributed.rank(), distributed.world()
-    my_groups = names[rank * len(names) // world : (rank + 1) * len(names) // world]
+    my_groups = set(names[rank * len(names) // world : (rank + 1) * len(names) // world])
     mine = [e for e in episodes if e.group in my_groups]
     with progress_bar(len(mine), label, "episode") as bar:
         player = _Player(cfg, policy, pool, mine, seed_key, bar)

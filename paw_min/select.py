@@ -49,7 +49,7 @@ def top_alpha(entropy: Tensor, alpha: float) -> Tensor:
         raise ValueError(f"alpha={alpha} must lie in (0, 1]: it is the fraction of rows to keep")
     if entropy.ndim != 1:
         raise ValueError(f"entropy has shape {tuple(entropy.shape)}, expected (N,)")
-    count = math.ceil(alpha * len(entropy) - 1e-9)  # 0.07 * 100 is slightly above 7
+    count = math.ceil(alpha * len(entropy) * (1 - 1e-9))  # 0.07 * 100 is slightly above 7
     order = torch.sort(entropy, descending=True, stable=True).indices
     selected = torch.zeros_like(entropy, dtype=torch.bool)  # (N,)
     selected[order[:count]] = True

@@ -46,7 +46,7 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     check_packages(cfg)
     with distributed.rank_0_first():
         run, start = Run(cfg), start_model(cfg)
-        load_tokenizer(start)  # raises for a folder that is no model, before data are generated
+        load_tokenizer(start, cfg.max_prompt_tokens + cfg.max_response_tokens)  # before the data
         if not eval_only:
             memory.announce(cfg, start, device)
         tasks = find_tasks(cfg)
@@ -54,10 +54,6 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     weights = start if cfg.lora_rank else str(checkpoint or start)
     sampler = make_sampler(cfg, weights, precision)
     policy = load_policy(weights, cfg.temperature, device, precision, cfg.attention)
-    length = cfg.max_prompt_tokens + cfg.max_response_tokens
-    if (positions := getattr(policy.model.config, "max_position_embeddings", length)) < length:
-        limits = "--max-prompt-tokens and --max-response-tokens"
-        raise UserError(f"{start} has {positions} positions: lower {limits}, together {length}.")
     if cfg.lora_rank:
         lora.attach(policy.model, cfg.lora_rank, precision, cfg.seed, checkpoint)
     # A generator, read after sharding, which replaces the parameters.
@@ -126,7 +122,7 @@ def dry_run(cfg: Config) -> None:
     model, missing = start_model(cfg), []
     try:
         check_packages(cfg)
-        load_tokenizer(model)
+        load_tokenizer(model, cfg.max_prompt_tokens + cfg.max_response_tokens)
         print(f"model     {model}")
         print(memory.table(cfg, model, cfg.device))
     except UserError as error:

@@ -28,7 +28,7 @@ def multi_step(rows: list[TokenRow], trajectory: list[int], k: int) -> list[Toke
     """Append a_{t+1} o_{t+2} ... o_{t+k} to each o_{t+1}, until the trajectory ends.
 
     rows: in time order within each trajectory. The actions in between are context, not targets.
-    Nothing is appended behind an empty observation: after a purchase, or at the end of search.
+    An empty observation ends the chain: after a purchase, or an invalid or the last turn of search.
     """
     following: dict[int, list[TokenRow]] = {}  # trajectory -> its later rows, the nearest first
     longer = []

@@ -177,16 +177,17 @@ def test_the_study_is_in_its_files():
         assert 20 < paw["exact"]["mean"] < 28.5 and grpo["exact"]["mean"] == 0
         assert 2.5 < placebo["exact"]["mean"] < 9.5
         assert 4 < paw["p"]["mean"] - placebo["p"]["mean"] < 7
-        for cell in (setting["true_targets"]["success"], tenth["success"]):
+        for cell in (setting["pairs"]["GRPO w/ PaW"]["success"], tenth["success"]):
             assert cell["low"] < 0 < cell["high"]
-    assert change(**settings[1]["true_targets"]["area"]) in " ".join(RESULTS.split())
-    assert settings[1]["true_targets"]["nothing"]["high"] < 0
+    to_placebo = settings[1]["pairs"]["GRPO w/ PaW"]
+    assert change(**to_placebo["area"]) in " ".join(RESULTS.split())
+    assert to_placebo["nothing"]["high"] < 0
     without, with_paw, _, tenth = settings[0]["cells"]
     numbers, moved = [], [s["training"] for s in settings]
     for name, arms, digits in (
-        ("grad_norm, update 1", (with_paw, without), 3), ("grad_cosine", (with_paw,), 3),
+        ("grad_norm, update 1", (with_paw, without), 3),
         ("ref_kl, update 2", (with_paw, without), 4), ("ref_kl, last", (with_paw, without), 3),
-        ("grad_norm, update 1", (tenth,), 3),
+        ("grad_cosine", (with_paw,), 3), ("grad_norm, update 1", (tenth,), 3),
     ):  # fmt: skip
         numbers += [f"{by_arm[arm][name]:.{digits}f}" for arm in arms for by_arm in moved]
     why = re.search(r"\*\*Why\.\*\*(.*?)\n\n", RESULTS, flags=re.S)[1]
@@ -208,6 +209,14 @@ def test_the_study_follows_from_its_runs(tmp_path):
     )
     assert made == pytest.approx(kept, abs=1e-6) and len(kept) > 1000
     assert sum(len(table.find([sweep])) for sweep in sweeps) == 96
+    runs = {(s.parent.name, e.label, e.seed): e.folder for s in sweeps for e in table.find([s])}
+    ends = {key: read_metrics(folder)[-1] for key, folder in runs.items()}
+    paw = {key: m for key, m in ends.items() if key[1] == "GRPO w/ PaW"}
+    over_wm = sum(m["grad_norm_rl"] > m["grad_norm_wm"] for m in paw.values())
+    without = {key: ends[key[0], "GRPO", key[2]]["grad_norm"] for key in paw}
+    over_grpo = sum(m["grad_norm_rl"] > without[key] for key, m in paw.items())
+    text = f"in {over_wm} of {len(paw)} runs, and larger than without PaW in {over_grpo} ("
+    assert text in " ".join(RESULTS.split())
 
 
 def test_what_the_stand_ins_do_not_know_is_in_the_files():
@@ -218,7 +227,7 @@ def test_what_the_stand_ins_do_not_know_is_in_the_files():
         ends.append([f"{100 * (1 - m['wm_clipped_tokens']):.0f}" for m in (lines[1], lines[-1])])
     (a, x), (b, y), (c, z) = ends
     assert f"{a} % on ALFWorld, {b} % on WebShop, {c} % on search" in text
-    assert f"After the last update: {x} %, {y} %, {z} %" in text
+    assert f"In the last update: {x} %, {y} %, {z} %" in text
     real = read_metrics(ROOT / "results/smollm2")
     assert f"it is {100 * (1 - real[1]['wm_clipped_tokens']):.0f} % in the first update" in text
     for m in real + read_metrics(ROOT / "results/smollm2-grpo"):

@@ -17,6 +17,8 @@ from paw_min.rollout import Episode, Transition
 from paw_min.runs import read_metrics
 from tests.test_policy import make_policy
 
+PAW, PLACEBO = "GRPO w/ PaW", "placebo: shuffled targets"
+
 
 def row(prompt: list[int], response: list[int], obs: list[int]) -> Transition:
     return Transition(prompt, response, obs, [0.0] * len(response), 0.0, True, "", 0, 0)
@@ -52,7 +54,7 @@ def test_failures_are_shares_of_the_steps():
 def sweep(config, tmp_path):
     """Three arms, two seeds, one update each."""
     entries = []
-    arms = {study.PAW: {}, study.PLACEBO: {"wm_target": "shuffled"}}
+    arms = {PAW: {}, PLACEBO: {"wm_target": "shuffled"}}
     for label, flags in {"GRPO": {"paw": False}, **arms}.items():
         for seed in (0, 1):
             name = f"{label}{seed}"
@@ -88,16 +90,16 @@ def test_from_runs_to_table_and_picture(sweep, tmp_path, monkeypatch):
     assert 0 < start["p"] < 1 and start["p"] != trained["p"]  # of random weights, one update
     study.main([sweep], out)
     (setting,) = json.loads((out / "study.json").read_text())
-    curve = [m["success"] for m in read_metrics(tmp_path / f"{study.PAW}1") if "success" in m]
+    curve = [m["success"] for m in read_metrics(tmp_path / f"{PAW}1") if "success" in m]
     assert setting["seeds"]["GRPO w/ PaW"]["area"][1] == pytest.approx(100 * curve[0])
     cell = setting["cells"]["GRPO w/ PaW"]["p"]
     by_hand = [100 * reports["GRPO w/ PaW", s]["p"] - 100 * reports["GRPO", s]["p"] for s in (0, 1)]
     assert cell["difference"] == pytest.approx(sum(by_hand) / 2)
-    placebo = [100 * reports[study.PLACEBO, s]["p"] for s in (0, 1)]
-    to_placebo = setting["true_targets"]["p"]["difference"]
+    placebo = [100 * reports[PLACEBO, s]["p"] for s in (0, 1)]
+    to_placebo = setting["pairs"][PAW]["p"]["difference"]
     assert to_placebo == pytest.approx(cell["mean"] - sum(placebo) / 2) != cell["difference"]
     assert min(by_hand) - 1e-9 <= cell["low"] <= cell["high"] <= max(by_hand) + 1e-9
-    one, other = (read_metrics(tmp_path / f"{study.PAW}{s}")[1] for s in (0, 1))
+    one, other = (read_metrics(tmp_path / f"{PAW}{s}")[1] for s in (0, 1))
     means = {key: (one[key] + other[key]) / 2 for key in study.GRADIENTS}
     means["grad_norm, update 1"] = (one["grad_norm"] + other["grad_norm"]) / 2
     means["ref_kl, update 2"] = means["ref_kl, last"] = (one["ref_kl"] + other["ref_kl"]) / 2

@@ -305,6 +305,8 @@ def test_a_model_with_too_few_positions_is_refused(config, tmp_path):
     with pytest.raises(UserError, match="short has 64 positions: .* together 65") as error:
         train.train(config(**short, max_response_tokens=5))
     assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match="short has 64 positions"):
+        session.dry_run(config(**short, max_response_tokens=5))
     with session.open_session(config(**short, max_response_tokens=4)):
         pass
 

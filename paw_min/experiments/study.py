@@ -9,9 +9,9 @@ has made from it. Measures of a run, in percent:
     area        success of all training episodes: the mean height of the learning curve
     p, exact, nothing, repeated, tool    see knowledge.py
 
-Each arm is compared with the first one, GRPO, and PaW with the placebo, seed by seed. Intervals:
-95 %, bootstrap as in table.py, for success over seeds and tasks, else over seeds. A further table
-has metrics of training, see `training`. Writes study.md, study.json, study.png.
+Each arm is compared with the first one, GRPO, and those of PAIRS with their counterpart, seed by
+seed. Intervals: 95 %, bootstrap as in table.py, for success over seeds and tasks, else over seeds.
+A further table has metrics of training, see `training`. Writes study.md, study.json, study.png.
 """
 
 import json
@@ -29,7 +29,7 @@ from paw_min.plot import plt
 from paw_min.runs import read_metrics, writing
 
 KNOWN = ("p", "exact", "nothing", "repeated", "tool")
-PAW, PLACEBO = "GRPO w/ PaW", "placebo: shuffled targets"
+PAIRS = {"GRPO w/ PaW": "placebo: shuffled targets", "GiGPO w/ PaW": "GiGPO"}
 GRADIENTS = ("grad_norm_rl", "grad_norm_wm", "grad_cosine")
 TITLES = {"p": "mean p of next-observation tokens (%)", "success": "held-out success (%)"}
 
@@ -40,7 +40,7 @@ class Setting:
     start: dict[str, float]  # measures of the start model
     seeds: dict[str, dict[str, list[float]]]  # arm -> measure -> one value per seed
     cells: dict[str, dict[str, Cell]]  # arm -> measure -> mean, difference to GRPO, interval
-    true_targets: dict[str, Cell]  # measure -> PaW's difference to the placebo, interval
+    pairs: dict[str, dict[str, Cell]]  # the same for the arms of PAIRS: difference to the other
     training: dict[str, dict[str, float]]  # arm -> metric -> mean over seeds
     curves: dict[str, list[list[float]]]  # arm -> training success of each seed and update
 
@@ -79,23 +79,24 @@ def read(sweep: Path) -> Setting:
         *_, columns["success"][r.label][r.seed] = r.columns(per_task=True).values()  # overall
         for key, share in single.items():
             columns[key][r.label][r.seed] = {"": {"": share}}
-    cells, seeds, true_targets = defaultdict(dict), defaultdict(dict), {}
+    cells, seeds, pairs = defaultdict(dict), defaultdict(dict), defaultdict(dict)
     for key in ("success", "area", *KNOWN):
         first, *_ = columns[key]
         for label, runs in columns[key].items():
             base = {} if label == first else columns[key][first]
             cells[label][key] = compare(runs, base, per_task=key == "success")
             seeds[label][key] = [table.value(run) for run in runs.values()]
-        if {PAW, PLACEBO} <= columns[key].keys():
-            pair = columns[key][PAW], columns[key][PLACEBO]
-            true_targets[key] = compare(*pair, per_task=key == "success")
+        for label, other in PAIRS.items():
+            if {label, other} <= columns[key].keys():
+                runs, base = columns[key][label], columns[key][other]
+                pairs[label][key] = compare(runs, base, per_task=key == "success")
     start = {key: 100 * reports["start model", 0][key] for key in ("success", *KNOWN)}
     means = {
         label: {key: float(np.mean([run[key] for run in runs])) for key in runs[0]}
         for label, runs in trained.items()
     }
     return Setting(
-        sweep.parent.name, start, dict(seeds), dict(cells), true_targets, means, dict(curves)
+        sweep.parent.name, start, dict(seeds), dict(cells), dict(pairs), means, dict(curves)
     )
 
 
@@ -108,9 +109,9 @@ def markdown(setting: Setting) -> str:
         markdown_table(["method", *cells], [["start model", *start], *values]),
         markdown_table([f"difference to {first}", *cells], changes),
     ]
-    if setting.true_targets:
-        changes = [[PAW, *map(Cell.change, setting.true_targets.values())]]
-        tables += [markdown_table(["difference to the placebo", *cells], changes)]
+    for label, row in setting.pairs.items():
+        changes = [[label, *map(Cell.change, row.values())]]
+        tables += [markdown_table([f"difference to {PAIRS[label]}", *cells], changes)]
     names = list(dict.fromkeys(key for row in setting.training.values() for key in row))
     rows = [
         [arm, *(f"{row[key]:.4f}" if key in row else "" for key in names)]

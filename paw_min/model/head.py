@@ -1,4 +1,4 @@
-"""The output head, a few thousand words of the vocabulary at a time, without all logits at once.
+"""The output head, a few thousand tokens of the vocabulary at a time, never all logits at once.
 
     z = W h / T      log p(y) = z_y - log sum_v exp z_v      H = -sum_v p_v log p_v
 
@@ -12,7 +12,7 @@ the backward pass from closed forms:
 Every row of W and of its gradient belongs to one tile, so nothing as large as W is accumulated.
 
 Legend: M scored positions, of which the first N have an entropy, D hidden size, V vocabulary, C
-words of a tile.
+of its tokens in a tile.
 """
 
 import torch
@@ -52,13 +52,13 @@ class TokenScores(torch.autograd.Function):
     def forward(ctx, hidden: Tensor, weight: Tensor, target: Tensor, n_entropy: int):
         wide = torch.promote_types(hidden.dtype, torch.float32)
         chosen, entropy = torch.zeros(2, len(hidden), dtype=wide, device=hidden.device)  # (M,) each
-        total = torch.full_like(chosen, torch.finfo(wide).min)  # log sum exp of the words so far
+        total = torch.full_like(chosen, torch.finfo(wide).min)  # log sum exp of the tokens so far
         some = slice(n_entropy)
         for _, _, logits, column, here in tiles(hidden, weight, target):
             chosen = torch.where(here, logits.gather(-1, column)[:, 0], chosen)
             before, total = total, torch.logaddexp(total, logits.logsumexp(-1))
-            # The entropy of the words so far, from that of the earlier ones and this tile's.
-            log_share = (before - total)[some]  # of the earlier words' probability
+            # The entropy of the tokens so far, from that of the earlier ones and this tile's.
+            log_share = (before - total)[some]  # of the earlier tokens' probability
             logp = logits[some].sub_(total[some, None])  # in place, like most of size (M, C)
             entropy[some] = log_share.exp() * (entropy[some] - log_share)
             entropy[some] -= logp.exp().mul_(logp).sum(-1)

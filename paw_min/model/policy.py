@@ -128,16 +128,22 @@ class Policy(torch.nn.Module):
         return {k: w for k, w in weights.items() if not k.startswith(MODEL)}
 
 
-def load_tokenizer(folder: str):
-    """Tokenizer of a Hugging Face folder or hub name; UserError if it has no model or template."""
+def load_tokenizer(folder: str, positions: int = 0):
+    """Tokenizer of a Hugging Face folder or hub name.
+
+    UserError if it has no model, no chat template, or a model for fewer positions (tokens).
+    """
     if Path(folder).exists() and not (Path(folder) / "config.json").is_file():
         raise UserError(f"{folder} has no config.json: give a Hugging Face model folder")
     with _load_errors(folder):
-        AutoConfig.from_pretrained(folder)
+        limit = getattr(AutoConfig.from_pretrained(folder), "max_position_embeddings", positions)
         tokenizer = AutoTokenizer.from_pretrained(folder)
         if tokenizer.chat_template is None:
             raise UserError(f"{folder} has no chat template: use an instruct model")
         tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
+    if limit < positions:
+        flags = "--max-prompt-tokens and --max-response-tokens"
+        raise UserError(f"{folder} has {limit} positions: lower {flags}, together {positions}.")
     return tokenizer
 
 
