@@ -22,7 +22,7 @@ def table(folder: Path) -> str:
             add("correctness", f"{name} against the trainer, nats per token", f"{gap:.1e}", "0.1")
         for name, x in r["packed"].items():
             add("correctness", f"packed against padded gradients, {name}", f"{x:.1e}")
-        add("correctness", "checkpoint to and fro, steps", f"{r['checkpoint']:.1e}", "0.1")
+        add("correctness", "checkpoint, in learning rates", f"{r['checkpoint']:.1e}", "0.1")
     for shape, title in TITLES.items():
         if r := found.get(f"overhead-{shape}"):
             percent = r[shape]["percent"]

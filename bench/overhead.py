@@ -41,7 +41,6 @@ import statistics
 import sys
 from collections import defaultdict
 from contextlib import suppress
-from itertools import accumulate
 from pathlib import Path
 from unittest.mock import patch
 
@@ -52,10 +51,9 @@ import paw_min  # noqa: F401 - before torch, for OMP_WAIT_POLICY
 
 # isort: split
 import torch
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen2Config
-from update import QWEN, REST, VOCABULARY, child, make_policy, make_rows, now, versions
+from update import QWEN, REST, VOCABULARY, child, make_policy, make_rows, now, tensor_peak, versions
 from update import write as write_report
 
 from paw_min import update
@@ -174,15 +172,12 @@ class Bench:
 
 def peak(shape: str, device: str, paw: bool, seed: int) -> int:
     """The peak of all tensors in an update, in bytes."""
-    if device == "cuda":
-        gc.collect()  # the models of the last draw
-        torch.cuda.reset_peak_memory_stats()
+    gc.collect()  # the models of the last draw
+
+    def build_and_pass():
         Bench(shape, device, "memory", seed).first_micro_batch(paw)
-        return torch.cuda.max_memory_allocated()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as log:
-        Bench(shape, device, "memory", seed).first_micro_batch(paw)
-    events = [e for e in log.profiler.kineto_results.events() if e.name() == "[memory]"]
-    return max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
+
+    return tensor_peak(build_and_pass, device)[1]
 
 
 def measure(shape: str, what: str, device: str, turns: int) -> dict:

@@ -1,4 +1,4 @@
-"""The script for a GPU day, rehearsed on a CPU: bench/gpu.sh --tiny.
+"""bench/gpu.sh, run at small sizes on a CPU (--tiny).
 
     python -m pytest tests/test_gpu_script.py
 """

@@ -165,10 +165,10 @@ def test_the_study_is_in_its_files():
     settings = json.loads((STUDY / "study.json").read_text())
     change = "{difference:+.1f} [{low:+.1f}, {high:+.1f}]".format
     for setting in settings:
-        (_, grpo), *others = setting["cells"].items()
+        (_, grpo), *others = list(setting["cells"].items())[:4]
         differences = [change(**arm["success"]) for _, arm in others]
         success = " | ".join([f"{grpo['success']['mean']:.1f}", *differences])
-        p = " | ".join(f"{arm['p']['mean']:.1f}" for arm in setting["cells"].values())
+        p = " | ".join(f"{arm['p']['mean']:.1f}" for _, arm in [("", grpo), *others])
         for row in (f"| `{setting['name']}` | {success} |", f"| `{setting['name']}` | {p} |"):
             assert row in README and row in RESULTS
         paw, placebo, tenth = (arm for _, arm in others)
@@ -179,8 +179,25 @@ def test_the_study_is_in_its_files():
         assert 4 < paw["p"]["mean"] - placebo["p"]["mean"] < 7
         for cell in (setting["pairs"]["GRPO w/ PaW"]["success"], tenth["success"]):
             assert cell["low"] < 0 < cell["high"]
-    to_placebo = settings[1]["pairs"]["GRPO w/ PaW"]
-    assert change(**to_placebo["area"]) in " ".join(RESULTS.split())
+    sparse, text = settings[1], " ".join(RESULTS.split())
+    for arm, cell in sparse["cells"].items():
+        success = cell["success"]
+        shown = [change(**success) if success["difference"] else f"{success['mean']:.1f}"]
+        shown += [f"{cell[key]['mean']:.1f}" for key in ("p", "exact")]
+        shown += [f"{sparse['training'][arm]['grad_norm, update 1']:.3f}"]
+        assert f"| {arm} | {' | '.join(shown)} |" in RESULTS
+    losses = {arm: -sparse["cells"][arm]["success"]["difference"] for arm in ("ECHO", "w/ CE loss")}
+    told = f"ECHO loses {losses['ECHO']:.1f} points, cross entropy in place of the clipped MAE"
+    assert f"{told} {losses['w/ CE loss']:.1f} (" in " ".join(README.split())
+    assert f"from GiGPO by {change(**sparse['pairs']['GiGPO w/ PaW']['success'])}." in text
+    ranks = [
+        sorted((arm for arm in sparse["cells"] if "GiGPO" not in arm), key=key)
+        for key in (lambda a: sparse["training"][a]["grad_norm, update 1"],
+                    lambda a: -sparse["cells"][a]["success"]["mean"])
+    ]  # fmt: skip
+    assert ranks[0] == ranks[1] and len(ranks[0]) == 7
+    to_placebo = sparse["pairs"]["GRPO w/ PaW"]
+    assert change(**to_placebo["area"]) in text
     assert to_placebo["nothing"]["high"] < 0
     without, with_paw, _, tenth = settings[0]["cells"]
     numbers, moved = [], [s["training"] for s in settings]
@@ -201,14 +218,15 @@ def test_the_study_is_in_its_files():
 def test_the_study_follows_from_its_runs(tmp_path):
     with tarfile.open(STUDY / "runs.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
-    sweeps = [tmp_path / name / "study-alfworld.json" for name in ("tiny", "sparse", "changed")]
+    grids = {"tiny": "study", "sparse": "study-all", "changed": "study"}
+    sweeps = [tmp_path / name / f"{grid}-alfworld.json" for name, grid in grids.items()]
     study.main(sweeps, tmp_path / "out")
     made, kept = (
         [float(x) for x in re.findall(r"-?\d+\.[\de-]+", (folder / "study.json").read_text())]
         for folder in (tmp_path / "out", STUDY)
     )
     assert made == pytest.approx(kept, abs=1e-6) and len(kept) > 1000
-    assert sum(len(table.find([sweep])) for sweep in sweeps) == 96
+    assert sum(len(table.find([sweep])) for sweep in sweeps) == 136
     runs = {(s.parent.name, e.label, e.seed): e.folder for s in sweeps for e in table.find([s])}
     ends = {key: read_metrics(folder)[-1] for key, folder in runs.items()}
     paw = {key: m for key, m in ends.items() if key[1] == "GRPO w/ PaW"}

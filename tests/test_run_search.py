@@ -169,7 +169,7 @@ def test_the_papers_preset_on_published_files(model, tmp_path, world):
     train.train(conftest.paper_config(run_search, "search", **where, eval_tasks=0))
     before, after = runs.read_metrics(tmp_path / "paper")
     assert {f"eval_success/{s}" for s in ("nq", "hotpotqa", "bamboogle")} <= set(before)
-    assert after["rows"] == 8 and after["loss_kl"] >= 0
+    assert after["rows"] == 8 and "loss_kl" in after
 
 
 def test_dry_run_checks_everything_and_reports_what_is_missing(model, tmp_path, world, capsys):

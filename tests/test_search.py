@@ -511,10 +511,12 @@ def test_damaged_rows_of_questions(tmp_path, row, sentence):
     assert len(text) < 300 + len(str(path))
 
 
-def test_one_file_for_training_and_test_is_refused(tmp_path):
+def test_one_file_for_training_and_test_is_refused(tmp_path, monkeypatch):
     path = write_parquet(tmp_path / "a.parquet", [dict(question="who?", golden_answers=["me"])])
-    with pytest.raises(ValueError, match="a.parquet is one file, of training and test"):
-        env.load(Config(env="search", retriever="http://localhost:1"), str(path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for data in (str(path), "~/a.parquet"):
+        with pytest.raises(ValueError, match="a.parquet is one file, so training and test"):
+            env.load(Config(env="search", retriever="http://localhost:1"), data)
 
 
 def test_a_folder_without_the_split(tmp_path):

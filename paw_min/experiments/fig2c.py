@@ -14,9 +14,9 @@ summed per class of tokens and divided by the sum over all tokens of the sampled
 noisy if it overlaps a product identifier or an upper-case brand (noisy_spans). The paper does not
 say whether these patterns may match inside of longer words; here they match whole words.
 
-A stand-in model has learned its small shop by heart: p is near 1 everywhere, and the shares mean
-little. Use a pretrained --model. One that cannot act yet meets no page of results; --teacher lets
-the rule-based teacher of the generated shop play, and the model score what it does.
+Use a pretrained --model: a stand-in has read the words of its shop, not its pages, and the shares
+say little about a pretrained one. A model that cannot act yet reaches no page of results; with
+--teacher, the rule-based teacher of the generated shop plays, and the model scores its steps.
 
 The rules are WebShop's. For other benchmarks, the transitions are drawn from all that have a next
 observation, and the same rules hardly ever apply. SOURCE and the flags: see transitions.py.

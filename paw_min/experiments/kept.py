@@ -44,8 +44,9 @@ def kind(env: str, row: TextRow) -> str:
     if env == "webshop":
         return webshop_kind(row.command, row.observation)
     if env == "search":
-        answered = last_answer(row.command) is not None
-        return "answer" if answered else "search" if search_query(row.command) else "invalid"
+        if last_answer(row.command) is not None:
+            return "answer"
+        return "invalid" if search_query(row.command) is None else "search"
     if row.next_observation.strip() == "Nothing happens.":
         return "nothing happens"
     return row.command.partition(" ")[0]

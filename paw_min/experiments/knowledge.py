@@ -70,6 +70,8 @@ def report(cfg: Config, entry: Entry, weights: str, rows: list[Transition]) -> t
         played = evaluate(cfg, policy, sampler, pool, tasks.held_out)
     episodes = [e for e in played.episodes if not e.failed]
     own = [t for e in episodes for t in e.transitions if t.obs_ids]
+    if not (rows or own):
+        raise UserError(f"{weights} met no observation to score: use more --eval-tasks.")
     rows = rows or own[:: -(-len(own) // TRANSITIONS)]
     logps = observation_logps(cfg, policy, rows)
     p = torch.cat(logps).exp()  # (tokens,)

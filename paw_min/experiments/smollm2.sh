@@ -2,7 +2,7 @@
 # The study with a pretrained model, on one GPU without a network, in parts of at most 8 minutes:
 #
 #     bash paw_min/experiments/smollm2.sh pack DIR                   # once, with a network
-#     bash paw_min/experiments/smollm2.sh run DIR OUT [SWEEP FLAGS]  # again and again, until it ends
+#     bash paw_min/experiments/smollm2.sh run DIR OUT [SWEEP FLAGS]  # rerun until it exits with 0
 #
 # pack writes into DIR, as wheels for this machine's version of Python, what is needed beside torch,
 # transformers and this repository; the one with SmolLM2-135M-Instruct in two halves of less than
@@ -41,7 +41,7 @@ if [ ! -e "$site/complete" ]; then
 fi
 export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
 code=0
-timeout --signal INT --kill-after 20 450 \
+timeout --signal INT --kill-after 30 450 \
     "$python" -m paw_min.experiments.sweep study --env alfworld --out "$out" "$@" || code=$?
-[ $code -ne 124 ] || echo "This part is over: repeat the command, and the runs continue."
+[ $code -ne 124 ] || echo "Time limit of this part: rerun the same command to resume."
 exit $code

@@ -123,9 +123,10 @@ def markdown(setting: Setting) -> str:
 
 def picture(settings: list[Setting], out: Path) -> None:
     """Per setting, a row: training success, what the arms know, and how often they succeed."""
+    heights = [1.5 + 0.3 * len(setting.cells) for setting in settings]  # inches
     figure, axes = plt.subplots(
-        len(settings), 1 + len(TITLES), figsize=(13, 0.6 + 2.7 * len(settings)), squeeze=False,
-        layout="constrained", sharex="col",
+        len(settings), 1 + len(TITLES), figsize=(13, 0.6 + sum(heights)), height_ratios=heights,
+        squeeze=False, layout="constrained", sharex="col",
     )  # fmt: skip
     for (curve, *dots), setting in zip(axes, settings):
         colors = {label: f"C{k}" if k else "0.25" for k, label in enumerate(setting.cells)}

@@ -166,12 +166,12 @@ def main(argv: list[str]) -> None:
     usage = "%(prog)s GRID --env ENV [options] [-- FLAGS]"
     parser = Parser(usage=usage, description=__doc__)
     add = parser.add_argument
-    add("grid", choices=list(GRIDS), help="table or figure of the paper; neighbors: other methods")
+    add("grid", choices=list(GRIDS), help="table or figure of the paper, or neighbors, study")
     add("--env", choices=sorted(p.stem[4:] for p in ROOT.glob("run_*.py")), required=True)
     add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default: 0 1 2")
     add("--jobs", type=int, help="runs at a time (default: one per GPU, or per idle core)")
     add("--out", default="runs", help="folder of the run folders (default: runs)")
-    add("--dry-run", action="store_true", help="check model and data of every run, and exit")
+    add("--dry-run", action="store_true", help="check model and data of every arm, and exit")
     args = parser.parse_args(own)
     if args.jobs is not None and args.jobs < 1:
         raise UserError(f"--jobs {args.jobs} is out of range: it must be at least 1.")
@@ -179,7 +179,8 @@ def main(argv: list[str]) -> None:
     for job in jobs:
         print(f"{max(0, job.done()):4d} of {job.cfg.updates} updates  {job.folder}  {job}")
     if args.dry_run:
-        failures = dry_run(jobs[: len(GRIDS[args.grid])])  # one seed: all use the same data
+        jobs = jobs[: len(GRIDS[args.grid])]  # one seed: all use the same data
+        failures = dry_run(jobs)
     else:
         path = Path(args.out) / f"{args.grid}-{args.env}.json"
         entries = [asdict(Entry(job.label, job.cfg.seed, job.cfg.name)) for job in jobs]

@@ -50,7 +50,7 @@ CAN, FITS, GOALS, DOMAIN, GRAMMAR = _alfworld()
 VERSION = 2  # increment it whenever the bytes of a game change
 GENERATED = {"train": 400, "valid_seen": 120, "valid_unseen": 60}  # games of the default data
 SCENES = {"train": range(6, 30), "valid_seen": range(6, 30), "valid_unseen": range(6)}
-SEEN_SHARE = 5  # 1 of 5 (scene, goal) pairs belongs to valid_seen, the others to train
+SEEN_SHARE = 5  # 1 in 5 (scene, goal) pairs belongs to valid_seen, the others to train
 
 # task type -> (property that the object must have, verb)
 TASKS = {

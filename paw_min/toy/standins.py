@@ -8,9 +8,9 @@ Hugging Face folder.
 
 Not in the paper. The model imitates a rule-based teacher with the agent's observations
 (<benchmark>_teacher.py). The teacher is hasty: it often acts too early, against its own thought. It
-takes or drops objects at random, buys before all options are chosen, answers before it has read. In
-some steps another command than the shown one is executed, so that the data include states that the
-teacher never reaches (such a step has no observation).
+takes or drops objects at random, buys before all options are chosen, answers before it has
+searched. In some steps, a command other than the demonstrated one is executed, so that the data
+include states that the teacher never reaches (such a step has no observation).
 
 The loss is on the tokens of responses, and on observations as documents of their own: the model has
 read what the environment may say, but never after an action. The thought in a response is the
@@ -186,7 +186,7 @@ def encode(tokenizer, rows: list[Demonstration], kind: str) -> list[Weighted]:
 def documents(tokenizer, observations: list[str], weight: float) -> list[Weighted]:
     """Observations alone, without what led to them; of WebShop's pages, each text alone.
 
-    Each text stands there twice, so that the model learns to find again what it has read.
+    Each text appears twice, so that the model learns to copy what it has read.
     """
     texts = dict.fromkeys(part for text in observations for part in text.split(" [SEP] ") if part)
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]

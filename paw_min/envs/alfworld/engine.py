@@ -48,7 +48,7 @@ except ImportError as error:
     ) from error
 
 SUPPORTED_TEXTWORLD = "1.7.0"  # its private names are replaced here
-GAME_CACHE = 160  # translated games (0.2 MB each, 6 MB of ALFRED's size): a panel and a rollout
+GAME_CACHE = 160  # translated games of 0.2 MB (ALFRED's: 6 MB): of a panel and a rollout
 TEXT_CACHE = 4096  # parsed templates and queries; ALFWorld's grammar has about 80
 EXPRESSION_LENGTH = 500  # characters; keeps the nesting far from the limits of Python's compiler
 EXPANSIONS = 10_000  # of the rules of a grammar for one text; published games need fewer than 100

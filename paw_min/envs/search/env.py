@@ -37,9 +37,10 @@ from paw_min.retrieval import Hit, Retriever, is_url, open_retriever
 
 def load(cfg: Config, data: str) -> Tasks:
     """The questions of a run and their pool; one ValueError reports all that is wrong."""
-    if Path(data).is_file() and cfg.train_split != cfg.eval_split:
-        raise ValueError(f"{data} is one file, of training and test questions alike: give the "
-                         "folder with one file per split, or equal --train-split and --eval-split.")
+    if Path(data).expanduser().is_file() and cfg.train_split != cfg.eval_split:
+        raise ValueError(f"{data} is one file, so training and test would have the same questions: "
+                         "give a folder with one file per split, or equal --train-split and "
+                         "--eval-split.")
     source = cfg.retriever or data
     loaded, errors = [], []
     for load_one in (

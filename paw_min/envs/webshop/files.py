@@ -52,7 +52,7 @@ def read_products(items: Path, annotations: dict, rng: random.Random, dropped: C
     for row, record in enumerate(_read_list(items, limit)):
         asin = _text(record, "asin", f"row {row} of {items}")
         reason = ("asin is 'nan'" if asin == "nan" else "asin is too long" if len(asin) > 10
-                  else "asin is there already" if asin in seen else None)
+                  else "repeated asin" if asin in seen else None)
         if reason:
             dropped[reason] += 1
             continue

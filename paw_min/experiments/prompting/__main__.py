@@ -37,7 +37,7 @@ from paw_min.session import PANEL_SLOTS, Session, find_tasks, open_session
 
 # A trajectory is longer than a plain prompt. The stand-ins have 2,048 positions, Qwen2.5 32,768.
 TRAJECTORY_TOKENS = {"tiny": 1900, "paper": 16384}
-CHARACTERS = 4  # of a token, for endpoints
+CHARACTERS = 4  # per token, for endpoints
 UNLIMITED = 10**9
 
 

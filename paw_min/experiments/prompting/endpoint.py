@@ -39,10 +39,9 @@ import urllib3
 
 from paw_min.config import UserError
 from paw_min.model.sampler import Request, Response
-from paw_min.retrieval.client import TEMPORARY, timed_adapter
+from paw_min.retrieval.client import FIRST_WAIT, LONGEST_WAIT, TEMPORARY, timed_adapter
 from paw_min.runs import reading, writing
 
-FIRST_WAIT, LONGEST_WAIT = 1.0, 30.0  # seconds between two attempts: doubled from first to longest
 MAX_BYTES = 1 << 24  # of one answer
 AGAIN = "rerun the same command to resume, its answers so far are kept"
 log = logging.getLogger(__name__)
