@@ -152,8 +152,8 @@ def test_kinds_of_webshop(tmp_path):
 
 def test_kinds_of_search_and_alfworld():
     kinds = [kept.kind("search", row(command=c)) for c in
-             ("<search>x</search>", "<answer>x</answer>", "")]  # fmt: skip
-    assert kinds == ["search", "answer", "invalid"]
+             ("<search>x</search>", "<search></search>", "<answer>x</answer>", "")]  # fmt: skip
+    assert kinds == ["search", "search", "answer", "invalid"]
     assert kept.kind("alfworld", row(command="go to bed 1")) == "go"
     assert (
         kept.kind("alfworld", row(command="go", following="Nothing happens.")) == "nothing happens"

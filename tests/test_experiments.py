@@ -95,6 +95,12 @@ def test_plans_that_cannot_work(tmp_path):
         sweep.plan("table1", "alfworld", [0], str(tmp_path), [])
 
 
+def test_a_dry_run_checks_and_counts_every_arm_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "dry_run", lambda jobs: [str(job) for job in jobs])
+    with pytest.raises(UserError, match=r"4 of 4 runs failed.\nGRPO, seed 0\nGRPO w/ PaW, seed 0"):
+        sweep.main(f"table1 --env alfworld --out {tmp_path} --dry-run".split())
+
+
 def test_one_run_per_gpu_or_idle_core(monkeypatch):
     cores = len(os.sched_getaffinity(0))
     monkeypatch.setattr(os, "getloadavg", lambda: (cores - 0.9, 0, 0))

@@ -169,8 +169,9 @@ def test_the_study_is_in_its_files():
         differences = [change(**arm["success"]) for _, arm in others]
         success = " | ".join([f"{grpo['success']['mean']:.1f}", *differences])
         p = " | ".join(f"{arm['p']['mean']:.1f}" for _, arm in [("", grpo), *others])
-        for row in (f"| `{setting['name']}` | {success} |", f"| `{setting['name']}` | {p} |"):
-            assert row in README and row in RESULTS
+        assert f"| `{setting['name']}` | {success} |" in README
+        for row in (success, p):
+            assert f"| `{setting['name']}` | {row} |" in RESULTS
         paw, placebo, tenth = (arm for _, arm in others)
         assert {arm["success"]["seeds"] for arm in setting["cells"].values()} == {8}
         assert paw["p"]["difference"] > 25 and tenth["p"]["difference"] > 17
@@ -179,6 +180,10 @@ def test_the_study_is_in_its_files():
         assert 4 < paw["p"]["mean"] - placebo["p"]["mean"] < 7
         for cell in (setting["pairs"]["GRPO w/ PaW"]["success"], tenth["success"]):
             assert cell["low"] < 0 < cell["high"]
+    p = [[s["cells"][arm]["p"]["mean"] for s in settings] for arm in list(settings[0]["cells"])[:3]]
+    grpo, paw, placebo = (f"{min(values):.0f} to {max(values):.0f} %" for values in p)
+    told = f"is {grpo} with GRPO, {paw} with PaW, and {placebo} with the placebo"
+    assert told in " ".join(README.split())
     sparse, text = settings[1], " ".join(RESULTS.split())
     for arm, cell in sparse["cells"].items():
         success = cell["success"]

@@ -109,6 +109,16 @@ def test_from_runs_to_table_and_picture(sweep, tmp_path, monkeypatch):
     assert study.training(without_kl) == {"grad_norm, update 1": 2.0}
     assert (out / "study.png").stat().st_size > 5000
     assert "difference to GRPO" in (out / "study.md").read_text()
+
+    def silent(cfg, *args):
+        played = evaluate(cfg, *args)
+        for t in (t for e in played.episodes for t in e.transitions):
+            t.obs_ids = []
+        return played
+
+    monkeypatch.setattr(knowledge, "evaluate", silent)
+    with pytest.raises(UserError, match="met no observation"):
+        knowledge.main([sweep], None)
     file.write_text(json.dumps([r for r in reports.values() if r["seed"] == 0]))
     with pytest.raises(UserError, match="has no GRPO, seed 1"):
         study.main([sweep], out)
