@@ -55,7 +55,7 @@ from paw_min.model.sampler import HFSampler, Request
 from paw_min.model.scoring import check_sync
 from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.rollout import Episode
-from paw_min.runs import Run
+from paw_min.running.runs import Run
 from paw_min.toy import default_model
 from paw_min.update import learn, prepare
 

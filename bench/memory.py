@@ -1,4 +1,4 @@
-"""The plan of paw_min/memory.py compared with the peak of a real update.
+"""The plan of paw_min/running/memory.py compared with the peak of a real update.
 
     python bench/memory.py [--out bench/results/memory.json]
 
@@ -31,11 +31,11 @@ from transformers import (
     Qwen3Config,
 )
 
-from paw_min import memory
 from paw_min.config import Config
 from paw_min.model import lora
 from paw_min.model.policy import Policy
 from paw_min.rollout import Episode, Transition
+from paw_min.running import memory
 from paw_min.update import learn, prepare
 
 VOCABULARY, PROMPT, RESPONSE, OBSERVATION, ROWS = 16_384, 160, 40, 50, 16

@@ -38,8 +38,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ["OMP_NUM_THREADS"] = "1"
 
+from paw_min.envs.interface import Step
 from paw_min.envs.pool import EnvPool  # torch is imported in main(), not in each worker
-from paw_min.envs.protocol import Step
 
 SIGMA = 1.2  # of the logarithm of a delay: the mean is 2.05 medians, 1 in 100 exceeds 16 medians
 SIZES = {  # rounds: (with delays, without); rounds without delays are short and noisy

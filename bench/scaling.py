@@ -44,12 +44,12 @@ from transformers import Qwen2Config
 from update import make_policy
 
 import run_webshop
-from paw_min import distributed
 from paw_min.config import Config
 from paw_min.model.policy import load_policy
 from paw_min.rollout import rollout
-from paw_min.session import find_tasks, make_sampler, start_model
-from paw_min.tasks import draw_groups
+from paw_min.running import distributed
+from paw_min.running.session import find_tasks, make_sampler, start_model
+from paw_min.running.tasks import draw_groups
 from paw_min.toy import default_data
 from paw_min.update import learn, prepare
 

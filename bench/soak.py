@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from paw_min.runs import read_metrics
+from paw_min.running.runs import read_metrics
 from paw_min.toy import default_data
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -18,7 +18,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from paw_min import balance, cmae, losses, select, toy
 from paw_min.envs.alfworld import AlfworldEnv, list_games, prompts
-from paw_min.envs.protocol import Context, Turn
+from paw_min.envs.interface import Context, Turn
 
 
 @dataclass

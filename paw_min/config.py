@@ -7,27 +7,12 @@ both. "A.1" marks the paper's settings, "verl-agent" those of the code that it b
 import argparse
 import math
 import re
-import sys
-from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, field, fields
 
-import torch
+from paw_min.running.errors import Parser, UserError, masked
 
 RUN, ENV, MODEL, ROLLOUT = "run", "environment", "policy and prompt", "rollout"
 RL, PAW = "reinforcement learning", "PaW"
-
-
-class UserError(ValueError):
-    """An error that the user can fix: shown as one sentence, without a traceback."""
-
-
-@contextmanager
-def user_errors():
-    """Turn a UserError into the end of the process, with one sentence."""
-    try:
-        yield
-    except UserError as error:
-        sys.exit(f"error: {error}")
 
 
 def opt(group: str, default, help: str, *, low=None, above=None, high=None, only=()):
@@ -182,20 +167,14 @@ def check(cfg: Config) -> None:
     if cfg.sampler == "vllm" and max(cfg.temperature, cfg.eval_temperature) > 2:
         values = f"--temperature {cfg.temperature} or --eval-temperature {cfg.eval_temperature}"
         raise UserError(f"{values} is over 2, vLLM's limit: lower it or use another --sampler.")
+    import torch  # not at the top: environment workers import this file and need no torch
+
     gpu = torch.cuda.is_available()
     if cfg.device.startswith("cuda") and not gpu:
         raise UserError(f"--device {cfg.device}: torch sees no GPU here; use --device cpu.")
     if cfg.sampler == "vllm" and gpu and cfg.device not in ("auto", "cuda"):
         choose = "omit it and set CUDA_VISIBLE_DEVICES, or use --sampler transformers"
         raise UserError(f"--device {cfg.device}: vLLM uses the first visible GPU; {choose}.")
-
-
-class Parser(argparse.ArgumentParser):
-    def __init__(self, **options):
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
-
-    def error(self, message: str):  # without the usage, which fills the screen
-        self.exit(1, f"error: {message}; see --help\n")
 
 
 def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple[Config, str]:
@@ -246,11 +225,6 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
 def public(cfg: Config) -> dict:
     """All settings, without the password in a URL."""
     return asdict(cfg) | {"retriever": masked(cfg.retriever)}
-
-
-def masked(url: str) -> str:
-    """A URL without its name and password, for files and messages; works for invalid URLs, too."""
-    return re.sub("//.*@", "//***@", url, flags=re.DOTALL)
 
 
 def differences(old: dict, cfg: Config) -> list[str]:

@@ -19,11 +19,12 @@ size, M response tokens.
 import torch
 from torch import Tensor
 
-from paw_min import advantages, distributed, losses
+from paw_min import advantages, losses
 from paw_min.config import Config
 from paw_min.model.batches import Batch, micro_batches
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.scoring import fit
+from paw_min.running import distributed
 from paw_min.update import Rows, gradient_step, mini_batches
 
 VALUE_CLIP = 0.5

@@ -14,13 +14,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from paw_min import distributed
-from paw_min.config import Config, UserError
-from paw_min.console import progress_bar
+from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.envs.protocol import Answer, Command, Context, Pool, Step, Turn
+from paw_min.envs.interface import Answer, Command, Context, Pool, Step, Turn
 from paw_min.model.batches import TokenRow
 from paw_min.model.sampler import Request, Response
+from paw_min.running import distributed
+from paw_min.running.console import progress_bar
+from paw_min.running.errors import UserError
 
 
 @dataclass

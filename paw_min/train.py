@@ -8,19 +8,20 @@ optimizer state alone: on a CPU, with the numbers of an uninterrupted run.
 
 import time
 
-from paw_min import console, distributed
-from paw_min.config import Config, UserError
-from paw_min.conflict import gradient_conflict
+from paw_min.config import Config
 from paw_min.critic import learn_values
-from paw_min.evaluate import evaluate, outcomes, transcript
-from paw_min.inspect.samples import sample
-from paw_min.metrics import describe_episodes, describe_selection, peak_memory
 from paw_min.model.scoring import check_sync
-from paw_min.plot import draw
 from paw_min.rollout import rollout
-from paw_min.runs import read_metrics
-from paw_min.session import Session, open_session, start_model
-from paw_min.tasks import draw_groups
+from paw_min.running import console, distributed
+from paw_min.running.conflict import gradient_conflict
+from paw_min.running.errors import UserError
+from paw_min.running.evaluate import evaluate, outcomes, transcript
+from paw_min.running.metrics import describe_episodes, describe_selection, peak_memory
+from paw_min.running.plot import draw
+from paw_min.running.runs import read_metrics
+from paw_min.running.samples import sample
+from paw_min.running.session import Session, open_session, start_model
+from paw_min.running.tasks import draw_groups
 from paw_min.update import NonFinite, learn, prepare
 
 

@@ -16,15 +16,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paw_min import advantages, balance, cmae, distributed, losses, select, targets
+from paw_min import advantages, balance, cmae, losses, select, targets
 from paw_min.config import Config
-from paw_min.console import progress_bar
-from paw_min.metrics import UpdateMetrics
 from paw_min.model.batches import Batch, TokenRow, micro_batches
 from paw_min.model.lora import adapters_off
 from paw_min.model.policy import Policy
 from paw_min.model.scoring import fit, old_policy_scores, score_responses
 from paw_min.rollout import Episode, Transition
+from paw_min.running import distributed
+from paw_min.running.console import progress_bar
+from paw_min.running.metrics import UpdateMetrics
 
 
 @dataclass

@@ -11,13 +11,13 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from paw_min import distributed
 from paw_min.config import Config
-from paw_min.conflict import gradient_conflict
 from paw_min.critic import learn_values
 from paw_min.model.lora import full_weights
 from paw_min.model.policy import load_policy
-from paw_min.runs import Run
+from paw_min.running import distributed
+from paw_min.running.conflict import gradient_conflict
+from paw_min.running.runs import Run
 from paw_min.update import learn, prepare
 from tests.test_lora import with_adapters
 from tests.test_policy import make_policy

@@ -12,12 +12,12 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
 
 from paw_min import cmae, select
-from paw_min.config import UserError
 from paw_min.envs.webshop import Shop
 from paw_min.envs.webshop.env import WebShopAgent
 from paw_min.experiments import fig2ab, fig2c, kept, transitions
 from paw_min.experiments.transitions import TextRow
 from paw_min.model.batches import TokenRow
+from paw_min.running.errors import UserError
 from paw_min.toy import webshop_shops
 from tests.test_policy import make_policy
 

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from paw_min import distributed
 from paw_min.model.batches import TokenRow, collate, micro_batches, split
+from paw_min.running import distributed
 
 ROWS = [
     TokenRow([1, 2, 3], [4, 5], [6]),

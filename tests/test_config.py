@@ -15,7 +15,6 @@ import run_webshop
 from paw_min.config import (
     FREE_TO_CHANGE,
     Config,
-    UserError,
     check,
     flag,
     parse_args,
@@ -23,7 +22,8 @@ from paw_min.config import (
     settings,
 )
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.session import open_session
+from paw_min.running.errors import UserError
+from paw_min.running.session import open_session
 from paw_min.toy import default_model, search_world, webshop_shops
 
 SCRIPTS = {"alfworld": run_alfworld, "webshop": run_webshop, "search": run_search}

@@ -13,10 +13,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paw_min import critic, runs, train
+from paw_min import critic, train
 from paw_min.config import Config
 from paw_min.model.batches import collate
-from paw_min.session import open_session
+from paw_min.running import runs
+from paw_min.running.session import open_session
 from paw_min.update import learn, prepare
 from tests.test_policy import make_policy
 from tests.test_train import numbers

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from paw_min import runs
 from paw_min.model.policy import load_policy
+from paw_min.running import runs
 from paw_min.toy import default_model
 from paw_min.toy import webshop_shops as shops
 from tests.conftest import argv

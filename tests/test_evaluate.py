@@ -7,13 +7,14 @@ import json
 
 import pytest
 
-from paw_min.config import Config, UserError
+from paw_min.config import Config
+from paw_min.envs.interface import Step
 from paw_min.envs.pool import EnvPool
-from paw_min.envs.protocol import Step
-from paw_min.evaluate import evaluate, outcomes, transcript
-from paw_min.metrics import describe_episodes
 from paw_min.model.sampler import HFSampler
 from paw_min.rollout import Episode, Transition, request_seed
+from paw_min.running.errors import UserError
+from paw_min.running.evaluate import evaluate, outcomes, transcript
+from paw_min.running.metrics import describe_episodes
 from tests.test_policy import make_policy
 from tests.test_rollout import Script, seeds
 

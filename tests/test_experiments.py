@@ -18,10 +18,12 @@ import pytest
 import torch
 
 import run_alfworld
-from paw_min import config, runs, train
-from paw_min.config import UserError, parse_args
+from paw_min import config, train
+from paw_min.config import parse_args
 from paw_min.experiments import figures, sweep, table
 from paw_min.experiments.grids import GRIDS, Arm
+from paw_min.running import runs
+from paw_min.running.errors import UserError
 from tests.conftest import SMALL, argv
 
 # --- grids and plans -------------------------------------------------------------------------

@@ -19,12 +19,13 @@ import run_alfworld
 import run_search
 import run_webshop
 from paw_min import train
-from paw_min.config import Config, UserError, flag, parse_args
+from paw_min.config import Config, flag, parse_args
 from paw_min.config import settings as flags
 from paw_min.envs.alfworld import AlfworldEnv, list_games
 from paw_min.envs.search.questions import load_questions
 from paw_min.envs.webshop import Shop
 from paw_min.retrieval import open_retriever
+from paw_min.running.errors import UserError
 from tests.test_policy import make_policy
 
 SCRIPTS = {"alfworld": run_alfworld, "webshop": run_webshop, "search": run_search}

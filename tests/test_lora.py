@@ -15,12 +15,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from paw_min import runs, session, train
-from paw_min.config import Config, UserError, parse_args
-from paw_min.metrics import UpdateMetrics
+from paw_min import train
+from paw_min.config import Config, parse_args
 from paw_min.model import lora
 from paw_min.model.batches import collate, micro_batches
 from paw_min.model.policy import Policy, load_policy
+from paw_min.running import runs, session
+from paw_min.running.errors import UserError
+from paw_min.running.metrics import UpdateMetrics
 from paw_min.update import learn, loss_terms, prepare
 from run_alfworld import PRESETS
 from tests.conftest import SMALL

@@ -17,11 +17,13 @@ from transformers import AutoConfig, Qwen2Config
 import run_alfworld
 import run_search
 import run_webshop
-from paw_min import memory, session, train
-from paw_min.config import Config, UserError, check, parse_args
-from paw_min.memory import plan
+from paw_min import train
+from paw_min.config import Config, check, parse_args
 from paw_min.model import lora
 from paw_min.model.head import TILE
+from paw_min.running import memory, session
+from paw_min.running.errors import UserError
+from paw_min.running.memory import plan
 from tests.test_policy import make_policy
 
 SCRIPTS = {"alfworld": run_alfworld, "webshop": run_webshop, "search": run_search}

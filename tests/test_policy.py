@@ -23,11 +23,11 @@ from transformers import (
 )  # fmt: skip
 
 from paw_min import losses
-from paw_min.config import UserError
 from paw_min.model import policy as policy_module
 from paw_min.model.batches import TokenRow, collate
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler, Request
+from paw_min.running.errors import UserError
 from paw_min.toy import standins
 
 TEXTS = ["go to shelf 1", "<think></think><action>take mug 1 from desk 2</action>", "a b c d e f g"]

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from paw_min.envs.interface import Step
 from paw_min.envs.pool import EnvPool
-from paw_min.envs.protocol import Step
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -288,7 +288,7 @@ def test_the_death_of_an_idle_worker_costs_nothing(caplog):
 
 
 def raises_user_error(match):
-    from paw_min.config import UserError  # not at the top: it imports torch, in each worker
+    from paw_min.running.errors import UserError  # not at the top: it imports torch, in each worker
 
     return pytest.raises(UserError, match=match)
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 import run_alfworld
-from paw_min.config import Config, UserError, parse_args
+from paw_min.config import Config, parse_args
 from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.interface import Context, Step, Tasks, Turn
 from paw_min.envs.pool import EnvPool
-from paw_min.envs.protocol import Context, Step, Tasks, Turn
 from paw_min.experiments.prompting import __main__ as prompting
 from paw_min.experiments.prompting import endpoint as endpoints
 from paw_min.experiments.prompting.agents import LESSONS, React
@@ -28,7 +28,8 @@ from paw_min.experiments.prompting.endpoint import Answer, Endpoint, parse, retr
 from paw_min.model.policy import load_policy
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.rollout import Episode
-from paw_min.session import Session
+from paw_min.running.errors import UserError
+from paw_min.running.session import Session
 from paw_min.toy import default_model
 from paw_min.train import train
 from tests import http_server

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from paw_min.envs.alfworld import prompts as alfworld
-from paw_min.envs.protocol import Context, Turn
+from paw_min.envs.interface import Context, Turn
 from paw_min.envs.search import prompts as search
 from paw_min.envs.webshop import prompts as webshop
 

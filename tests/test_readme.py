@@ -18,7 +18,7 @@ import pytest
 from paw_min import train
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.experiments import study, table
-from paw_min.runs import read_metrics
+from paw_min.running.runs import read_metrics
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

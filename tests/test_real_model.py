@@ -19,11 +19,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paw_min import runs, toy, train
+from paw_min import toy, train
 from paw_min.config import Config
 from paw_min.envs import alfworld
 from paw_min.envs.alfworld import prompts
-from paw_min.envs.protocol import Context
+from paw_min.envs.interface import Context
 from paw_min.experiments.grids import GRIDS
 from paw_min.inspect.__main__ import pieces
 from paw_min.model.batches import TokenRow, collate
@@ -32,6 +32,7 @@ from paw_min.model.sampler import HFSampler, Request
 from paw_min.model.scoring import MAX_GAP, check_sync
 from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.rollout import Episode, Transition
+from paw_min.running import runs
 from paw_min.toy import smollm2, standins
 from tests.test_inspect import TEXT
 from tests.test_prompting import Server, answers_of, play

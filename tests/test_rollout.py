@@ -9,12 +9,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from paw_min import distributed
-from paw_min.config import Config, UserError
+from paw_min.config import Config
+from paw_min.envs.interface import Answer, Step
 from paw_min.envs.pool import EnvPool
-from paw_min.envs.protocol import Answer, Step
 from paw_min.model.sampler import HFSampler, Response
 from paw_min.rollout import request_seed, rollout
+from paw_min.running import distributed
+from paw_min.running.errors import UserError
 from tests.test_policy import make_policy
 
 WORDS = "<think></think><action>go to shelf 1</action>"

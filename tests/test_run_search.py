@@ -14,14 +14,16 @@ import pytest
 from pyarrow import parquet
 
 import run_search
-from paw_min import runs, session, train
-from paw_min.config import Config, UserError, parse_args
+from paw_min import train
+from paw_min.config import Config, parse_args
 from paw_min.envs.search import BENCHMARK
 from paw_min.envs.search.questions import load_questions
 from paw_min.model.policy import load_policy
 from paw_min.model.sampler import Response
 from paw_min.retrieval import client as search_client
 from paw_min.rollout import rollout
+from paw_min.running import runs, session
+from paw_min.running.errors import UserError
 from paw_min.toy import default_data, default_model, search_teacher, search_world
 from tests import conftest
 from tests.test_search_server import serving

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 import run_webshop
-from paw_min import runs, train
+from paw_min import train
 from paw_min.config import Config
 from paw_min.envs.webshop import BENCHMARK, Shop
 from paw_min.model.policy import load_policy
 from paw_min.rollout import rollout
+from paw_min.running import runs
 from paw_min.toy import default_data, default_model, webshop_shops
 from tests import conftest
 from tests.test_run_search import Script

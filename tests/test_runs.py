@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from paw_min import plot, runs, train
-from paw_min.config import UserError
+from paw_min import train
+from paw_min.running import plot, runs
+from paw_min.running.errors import UserError
 from tests.conftest import SMALL, argv
 from tests.test_policy import make_policy
 

@@ -13,7 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from paw_min.config import Config
-from paw_min.envs.protocol import Context, Step, Turn
+from paw_min.envs.interface import Context, Step, Turn
 from paw_min.envs.search import env, prompts
 from paw_min.envs.search.env import SearchPool, information, last_answer
 from paw_min.envs.search.questions import Question, exact_match, load_questions, normalize

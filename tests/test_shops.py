@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from paw_min.envs.protocol import Context, Turn
+from paw_min.envs.interface import Context, Turn
 from paw_min.envs.webshop import Shop
 from paw_min.envs.webshop.env import WebShopAgent
 from paw_min.toy import default_data

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from paw_min import train
-from paw_min.config import Config, UserError
+from paw_min.config import Config
 from paw_min.experiments import knowledge, study
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.rollout import Episode, Transition
-from paw_min.runs import read_metrics
+from paw_min.running.errors import UserError
+from paw_min.running.runs import read_metrics
 from tests.test_policy import make_policy
 
 PAW, PLACEBO = "GRPO w/ PaW", "placebo: shuffled targets"

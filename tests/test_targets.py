@@ -10,9 +10,9 @@ import torch
 
 from paw_min import cmae, targets
 from paw_min.config import Config
-from paw_min.conflict import gradient_conflict
-from paw_min.metrics import describe_episodes
 from paw_min.model.batches import TokenRow, collate
+from paw_min.running.conflict import gradient_conflict
+from paw_min.running.metrics import describe_episodes
 from paw_min.update import learn, mini_batches, prepare, select_transitions
 from tests.test_policy import make_policy
 from tests.test_update import BASE, EPISODES, ROWS, of_mini, run, start, step_of

@@ -6,7 +6,7 @@ from itertools import chain
 
 import pytest
 
-from paw_min.tasks import draw_groups, panel
+from paw_min.running.tasks import draw_groups, panel
 
 KINDS = ("clean", "cool", "heat", "look", "pick", "pick_two")
 

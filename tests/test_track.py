@@ -12,9 +12,11 @@ import time
 
 import pytest
 
-from paw_min import session, track, train
-from paw_min.config import Config, UserError
-from paw_min.runs import Run, read_metrics
+from paw_min import train
+from paw_min.config import Config
+from paw_min.running import session, track
+from paw_min.running.errors import UserError
+from paw_min.running.runs import Run, read_metrics
 from tests.test_train import numbers
 
 LINES = [{"update": k, "success": k / 10, "eval_success_types/pick": 1.0} for k in range(4)]
@@ -119,7 +121,7 @@ def test_a_run_and_its_resumption(config, one_update, tmp_path, monkeypatch, nam
 
 
 def test_only_rank_0_opens_one(config, tmp_path, monkeypatch):
-    monkeypatch.setattr("paw_min.distributed.rank", lambda: 1)
+    monkeypatch.setattr("paw_min.running.distributed.rank", lambda: 1)
     run = Run(config(track="tensorboard"))
     assert run.restore(None, None) == 0
     run.log({"update": 0})

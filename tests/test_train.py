@@ -20,10 +20,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import run_alfworld
-from paw_min import cli, console, runs, session, train
-from paw_min.config import UserError, settings
+from paw_min import train
+from paw_min.config import settings
 from paw_min.envs.alfworld import list_games
 from paw_min.model.sampler import HFSampler
+from paw_min.running import cli, console, runs, session
+from paw_min.running.errors import UserError
 from paw_min.toy import default_model, standins
 from paw_min.update import NonFinite
 from tests.conftest import argv, paper_config
@@ -278,7 +280,7 @@ def test_eval_only_names_the_update_of_its_weights(config, finished, capsys):
 def test_pictures_of_two_runs(finished, tmp_path):
     """The command that each run prints."""
     shutil.copytree(finished, tmp_path / "b")
-    command = [sys.executable, "-m", "paw_min.plot", finished, tmp_path / "b", "--out"]
+    command = [sys.executable, "-m", "paw_min.running.plot", finished, tmp_path / "b", "--out"]
     subprocess.run([*command, tmp_path / "compared"], check=True, cwd=ROOT)
     for name in ("curves.png", "paw.png"):
         picture = (tmp_path / "compared" / name).read_bytes()

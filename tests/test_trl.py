@@ -19,10 +19,10 @@ from examples.trl_paw import PaWConfig, PaWTrainer, play, reward
 from paw_min import toy
 from paw_min.config import Config
 from paw_min.envs.alfworld import list_games
-from paw_min.metrics import UpdateMetrics
 from paw_min.model.batches import micro_batches
 from paw_min.model.policy import load_policy
 from paw_min.rollout import Episode, Transition
+from paw_min.running.metrics import UpdateMetrics
 from paw_min.update import loss_terms, prepare
 
 MODEL = toy.default_model("alfworld")

@@ -12,10 +12,10 @@ import torch
 
 from paw_min import advantages, balance, critic, losses, select
 from paw_min.config import Config
-from paw_min.metrics import describe_selection
 from paw_min.model import scoring
 from paw_min.model.scoring import check_sync, score_responses
 from paw_min.rollout import Episode, Transition
+from paw_min.running.metrics import describe_selection
 from paw_min.update import (
     NonFinite,
     Rows,

@@ -21,12 +21,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from paw_min.config import Config, UserError
+from paw_min.config import Config
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.model.scoring import check_sync
 from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.rollout import Episode, Transition
+from paw_min.running.errors import UserError
 from paw_min.toy import standins
 from tests.test_lora import with_adapters
 

@@ -18,8 +18,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from paw_min.envs.interface import Step
 from paw_min.envs.pool import EnvPool
-from paw_min.envs.protocol import Step
 from paw_min.envs.webshop import BENCHMARK, Shop, WebShopEnv
 from paw_min.envs.webshop import files as shop_files
 from paw_min.envs.webshop import goals as shop_goals

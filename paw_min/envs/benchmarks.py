@@ -1,7 +1,7 @@
 """The benchmarks by name. To add one, write its folder and add its line."""
 
 from paw_min.envs import alfworld, search, webshop
-from paw_min.envs.protocol import Benchmark
+from paw_min.envs.interface import Benchmark
 
 BENCHMARKS: dict[str, Benchmark] = {
     "alfworld": alfworld.BENCHMARK,

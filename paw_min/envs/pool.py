@@ -1,6 +1,6 @@
 """A fault-tolerant pool of environments, served by worker processes or by this process.
 
-Each slot has one environment (protocol.py: Environment), which must be deterministic: the pool
+Each slot has one environment (interface.py: Environment), which must be deterministic: the pool
 restores a lost episode by replaying its task and commands. In contrast, TextWorld's AsyncBatchEnv
 runs one process per environment, so nothing is shared, and fails for good when one of them dies.
 
@@ -30,7 +30,8 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from queue import SimpleQueue
 
-from paw_min.envs.protocol import Answer, Environment, Step
+from paw_min.envs.interface import Answer, Environment, Step
+from paw_min.running.errors import UserError
 
 START_TIMEOUT = 120.0  # seconds for a worker to start, which includes importing make_env's module
 START_ATTEMPTS = 3
@@ -55,7 +56,7 @@ class EnvPool:
             raise ValueError(f"n_envs={n_envs}, workers={workers}, timeout={timeout}: need 1 or "
                              "more environments, 0 or more workers and a positive timeout.")
         if min(workers, n_envs) > MAX_WORKERS:
-            raise _user_error(f"{workers} workers are too many processes; use {MAX_WORKERS} or "
+            raise UserError(f"{workers} workers are too many processes; use {MAX_WORKERS} or "
                               "fewer, such as one per CPU core.")
         self._make_env, self.n_envs, self._timeout = make_env, n_envs, timeout
         self._open = {}  # slot -> its unanswered call: ("reset", task) or ("step", command)
@@ -133,7 +134,7 @@ class EnvPool:
     def _answer(self, slot, good, content):
         """Queue the Answer for what `_serve` returned."""
         if isinstance(content, OSError):
-            raise _user_error(f"No environment can be created ({content}): free space in the "
+            raise UserError(f"No environment can be created ({content}): free space in the "
                               "folder for temporary files, or set TMPDIR.") from content
         if good is None:
             raise RuntimeError(f"make_env failed, so no episode can be played:\n{content}")
@@ -213,7 +214,7 @@ class EnvPool:
             if attempt < START_ATTEMPTS:
                 log.warning(f"A worker did not start (exit code {code}); starting another one.")
                 self._workers[index] = _Worker(self._make_env)
-        raise _user_error(f"A worker did not start (exit code {code}, {START_ATTEMPTS} attempts): "
+        raise UserError(f"A worker did not start (exit code {code}, {START_ATTEMPTS} attempts): "
                           'see its error above. Scripts need `if __name__ == "__main__":`.')
 
 
@@ -229,7 +230,7 @@ class _Worker:
             self.process = context.Process(target=_work, args=(make_env, theirs), daemon=True)
             self.process.start()
         except OSError as error:  # no more files, processes or memory
-            raise _user_error(f"Cannot start a worker ({error}): use fewer workers.") from error
+            raise UserError(f"Cannot start a worker ({error}): use fewer workers.") from error
         theirs.close()  # otherwise its end would go unnoticed here
 
     def is_ready(self):
@@ -245,12 +246,6 @@ class _Worker:
         self.process.join()
         self.connection.close()
         return self.process.exitcode
-
-
-def _user_error(message):
-    from paw_min.config import UserError  # not at the top: it imports torch, in each worker
-
-    return UserError(message)
 
 
 def _work(make_env, connection):

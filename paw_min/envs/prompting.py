@@ -7,7 +7,7 @@ are never concatenated. Source: verl-agent, which PaW builds on.
 
 import re
 
-from paw_min.envs.protocol import Command, Context
+from paw_min.envs.interface import Command, Context
 
 
 def with_history(template: str, context: Context, history_length: int, admissible: str) -> str:

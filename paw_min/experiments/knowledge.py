@@ -26,18 +26,19 @@ from pathlib import Path
 
 import torch
 
-from paw_min import distributed
-from paw_min.config import Config, Parser, UserError, user_errors
-from paw_min.console import progress_bar
+from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.evaluate import evaluate
 from paw_min.experiments.table import Entry, find, read_json
 from paw_min.experiments.transitions import observation_logps
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.rollout import Episode, Transition
-from paw_min.runs import newest_checkpoint, writing
-from paw_min.session import PANEL_SLOTS, find_tasks, forward_precision, start_model
+from paw_min.running import distributed
+from paw_min.running.console import progress_bar
+from paw_min.running.errors import Parser, UserError, user_errors
+from paw_min.running.evaluate import evaluate
+from paw_min.running.runs import newest_checkpoint, writing
+from paw_min.running.session import PANEL_SLOTS, find_tasks, forward_precision, start_model
 
 TRANSITIONS = 400  # scored with each policy
 

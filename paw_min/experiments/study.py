@@ -21,12 +21,12 @@ from pathlib import Path
 
 import numpy as np
 
-from paw_min.config import Parser, UserError, user_errors
 from paw_min.experiments import table
 from paw_min.experiments.figures import save
 from paw_min.experiments.table import Cell, compare, interval, load, markdown_table, read_json
-from paw_min.plot import plt
-from paw_min.runs import read_metrics, writing
+from paw_min.running.errors import Parser, UserError, user_errors
+from paw_min.running.plot import plt
+from paw_min.running.runs import read_metrics, writing
 
 KNOWN = ("p", "exact", "nothing", "repeated", "tool")
 PAIRS = {"GRPO w/ PaW": "placebo: shuffled targets", "GiGPO w/ PaW": "GiGPO"}

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from paw_min.config import Parser, UserError, user_errors
-from paw_min.runs import read_metrics, reading, writing
+from paw_min.running.errors import Parser, UserError, user_errors
+from paw_min.running.runs import read_metrics, reading, writing
 
 DRAWS = 2000
 TYPES = {  # task type -> the paper's column, in the paper's order

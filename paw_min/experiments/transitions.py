@@ -20,17 +20,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paw_min.config import Config, Parser, UserError, parse_args
-from paw_min.console import progress_bar
-from paw_min.distributed import start
+from paw_min.config import Config, parse_args
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.experiments import presets_of
 from paw_min.model.batches import TokenRow, micro_batches
 from paw_min.model.policy import Policy, load_policy
 from paw_min.rollout import Episode, Rollout, Transition, rollout
-from paw_min.runs import newest_checkpoint, reading, writing
-from paw_min.session import find_tasks, forward_precision, make_sampler, start_model
-from paw_min.tasks import draw_groups
+from paw_min.running.console import progress_bar
+from paw_min.running.distributed import start
+from paw_min.running.errors import Parser, UserError
+from paw_min.running.runs import newest_checkpoint, reading, writing
+from paw_min.running.session import find_tasks, forward_precision, make_sampler, start_model
+from paw_min.running.tasks import draw_groups
 from paw_min.toy.standins import TEACHERS
 
 

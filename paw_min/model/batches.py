@@ -21,7 +21,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from paw_min import distributed
+from paw_min.running import distributed
 
 
 @dataclass

@@ -29,9 +29,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from paw_min.config import Parser, UserError, user_errors
-from paw_min.distributed import whole
-from paw_min.runs import newest_checkpoint, reading
+from paw_min.running.distributed import whole
+from paw_min.running.errors import Parser, UserError, user_errors
+from paw_min.running.runs import newest_checkpoint, reading
 
 SCALE = 2  # s; peft's lora_alpha is s r
 PREFIX = "base_model.model."  # of the names in peft's files

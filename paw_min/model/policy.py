@@ -20,10 +20,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from paw_min.config import UserError
 from paw_min.model import lora
 from paw_min.model.batches import Batch
 from paw_min.model.head import token_scores
+from paw_min.running.errors import UserError
 
 transformers_logging.disable_progress_bar()  # one per file would hide our own
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paw_min import distributed, losses, select
-from paw_min.config import Config, UserError
+from paw_min import losses, select
+from paw_min.config import Config
 from paw_min.model.batches import TokenRow, micro_batches
 from paw_min.model.policy import Policy
+from paw_min.running import distributed
+from paw_min.running.errors import UserError
 
 
 @dataclass

@@ -25,8 +25,8 @@ from urllib.parse import unquote_to_bytes, urlsplit
 import requests
 import urllib3
 
-from paw_min.config import UserError, masked
 from paw_min.retrieval import MAX_HITS, Hit
+from paw_min.running.errors import UserError, masked
 
 THREADS = 32  # concurrent requests, for servers that take one query each
 FIRST_WAIT, LONGEST_WAIT = 1.0, 30.0  # seconds between two attempts: doubled from first to longest

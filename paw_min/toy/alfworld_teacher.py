@@ -28,7 +28,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from paw_min.envs.alfworld import AlfworldEnv, list_games
-from paw_min.envs.protocol import Context, Turn
+from paw_min.envs.interface import Context, Turn
 from paw_min.toy import DATA, Demonstration, alfworld_games
 
 SLIPS = 0.2  # share of demonstrated steps in which a random command is executed

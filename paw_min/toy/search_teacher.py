@@ -23,7 +23,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from paw_min.envs.protocol import Context, Turn
+from paw_min.envs.interface import Context, Turn
 from paw_min.envs.search.env import SearchPool
 from paw_min.envs.search.questions import Question, load_questions
 from paw_min.retrieval import open_retriever

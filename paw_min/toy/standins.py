@@ -44,7 +44,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.envs.protocol import Context
+from paw_min.envs.interface import Context
 from paw_min.model import lora
 from paw_min.model.policy import Policy, load_policy
 from paw_min.toy import (

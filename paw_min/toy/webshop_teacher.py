@@ -24,7 +24,7 @@ import random
 import re
 from collections.abc import Callable
 
-from paw_min.envs.protocol import Context, Turn
+from paw_min.envs.interface import Context, Turn
 from paw_min.envs.webshop.env import WebShopAgent
 from paw_min.envs.webshop.goals import splits
 from paw_min.envs.webshop.shop import Shop

@@ -2,7 +2,7 @@
 
 from paw_min.envs.alfworld import prompts
 from paw_min.envs.alfworld.env import AlfworldEnv, list_games, load
-from paw_min.envs.protocol import Benchmark
+from paw_min.envs.interface import Benchmark
 
 __all__ = ["BENCHMARK", "AlfworldEnv", "list_games"]
 

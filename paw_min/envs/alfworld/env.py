@@ -16,17 +16,14 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import textworld
 from tqdm import tqdm
 
+from paw_min.config import Config
 from paw_min.envs.alfworld import engine
+from paw_min.envs.interface import Step, Tasks
 from paw_min.envs.pool import EnvPool
-from paw_min.envs.protocol import Step, Tasks
-
-if TYPE_CHECKING:
-    from paw_min.config import Config
 
 SPLITS = ("train", "valid_seen", "valid_unseen")  # names of the folders
 TASK_TYPES = (
@@ -42,7 +39,7 @@ REMEDY = ("download the games with `alfworld-download`, or generate small ones w
           "`python -m paw_min.toy.alfworld_games`")
 
 
-def load(cfg: "Config", data: str) -> Tasks:
+def load(cfg: Config, data: str) -> Tasks:
     """The games of a run (a task is the path of a game) and its pool."""
 
     def make_pool(n_envs: int) -> EnvPool:

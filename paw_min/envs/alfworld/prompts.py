@@ -4,8 +4,8 @@
 `compact` states the same facts in about 100 words, for the stand-in models.
 """
 
+from paw_min.envs.interface import Command, Context
 from paw_min.envs.prompting import parse_action, with_history
-from paw_min.envs.protocol import Command, Context
 
 FIRST = """
 You are an expert agent operating in the ALFRED Embodied Environment.

@@ -1,6 +1,6 @@
 """Search-augmented question answering: NQ, HotpotQA and others, with a retriever as the tool."""
 
-from paw_min.envs.protocol import Benchmark
+from paw_min.envs.interface import Benchmark
 from paw_min.envs.search import prompts
 from paw_min.envs.search.env import load
 

@@ -30,7 +30,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 
 from paw_min.config import Config
-from paw_min.envs.protocol import Answer, Step, Tasks
+from paw_min.envs.interface import Answer, Step, Tasks
 from paw_min.envs.search.questions import Question, exact_match, load_questions
 from paw_min.retrieval import Hit, Retriever, is_url, open_retriever
 
@@ -92,7 +92,7 @@ class _Episode:
 
 
 class SearchPool(AbstractContextManager):
-    """A pool of episodes whose searches are batched; see `Pool` in envs/protocol.py.
+    """A pool of episodes whose searches are batched; see `Pool` in envs/interface.py.
 
     One `recv` serves all requests made before it, with one retriever call for all searches; equal
     queries are sent once. If the retriever raises, `recv` does too, no request is lost, and the

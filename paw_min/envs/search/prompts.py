@@ -7,7 +7,7 @@ words as possible, for the stand-in models.
 import json
 import re
 
-from paw_min.envs.protocol import Command, Context
+from paw_min.envs.interface import Command, Context
 
 TASK = """
 You are an expert agent tasked with answering the given question step-by-step.

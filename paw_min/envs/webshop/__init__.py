@@ -1,6 +1,6 @@
 """WebShop (Yao et al., 2022): the official environment, and its agent's view for training."""
 
-from paw_min.envs.protocol import Benchmark
+from paw_min.envs.interface import Benchmark
 from paw_min.envs.webshop import prompts
 from paw_min.envs.webshop.env import load
 from paw_min.envs.webshop.pages import WebShopEnv

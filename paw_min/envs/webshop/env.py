@@ -9,22 +9,19 @@ world-model target. The official last page prints the score.
 """
 
 from functools import cache, partial
-from typing import TYPE_CHECKING
 
+from paw_min.config import Config
+from paw_min.envs.interface import Step, Tasks
 from paw_min.envs.pool import EnvPool
-from paw_min.envs.protocol import Step, Tasks
 from paw_min.envs.webshop.goals import splits
 from paw_min.envs.webshop.pages import WebShopEnv
 from paw_min.envs.webshop.shop import Shop
-
-if TYPE_CHECKING:
-    from paw_min.config import Config
 
 WIN_REWARD = 10.0  # verl-agent
 
 
 class WebShopAgent:
-    """An `Environment` (protocol.py); tasks are goal indices as strings.
+    """An `Environment` (interface.py); tasks are goal indices as strings.
 
     Deterministic: the steps depend only on the shop, the goal and the commands.
     """
@@ -79,7 +76,7 @@ def make_agent(folder: str, human_goals: bool, n_products: int | None) -> WebSho
     return WebShopAgent(load_shop(folder, human_goals, n_products))
 
 
-def load(cfg: "Config", data: str) -> Tasks:
+def load(cfg: Config, data: str) -> Tasks:
     """Load the shop in the folder `data` and split its goals."""
     source = data, cfg.human_goals, cfg.n_products or None
     goals = splits(load_shop(*source).n_goals)

@@ -4,8 +4,8 @@
 `compact` states the same facts in as few words as possible, for the stand-in models.
 """
 
+from paw_min.envs.interface import Command, Context
 from paw_min.envs.prompting import parse_action, with_history
-from paw_min.envs.protocol import Command, Context
 
 FIRST = """
 You are an expert autonomous agent operating in the WebShop e\u2011commerce environment.

@@ -21,19 +21,20 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
-from paw_min.cli import INTERRUPTED
-from paw_min.config import Config, Parser, UserError, parse_args
-from paw_min.console import say
+from paw_min.config import Config, parse_args
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.evaluate import evaluate, outcomes, panel_metrics, transcript
 from paw_min.experiments import presets_of
 from paw_min.experiments.prompting.agents import React, count, reflexion
 from paw_min.experiments.prompting.demonstrations import EXAMPLES
 from paw_min.experiments.prompting.endpoint import Endpoint
 from paw_min.retrieval.client import THREADS
 from paw_min.rollout import Episode
-from paw_min.runs import Run
-from paw_min.session import PANEL_SLOTS, Session, find_tasks, open_session
+from paw_min.running.cli import INTERRUPTED
+from paw_min.running.console import say
+from paw_min.running.errors import Parser, UserError
+from paw_min.running.evaluate import evaluate, outcomes, panel_metrics, transcript
+from paw_min.running.runs import Run
+from paw_min.running.session import PANEL_SLOTS, Session, find_tasks, open_session
 
 # A trajectory is longer than a plain prompt. The stand-ins have 2,048 positions, Qwen2.5 32,768.
 TRAJECTORY_TOKENS = {"tiny": 1900, "paper": 16384}

@@ -23,13 +23,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from paw_min.config import Config
-from paw_min.console import say
-from paw_min.envs.protocol import Answer, Context, Pool
-from paw_min.evaluate import evaluate
-from paw_min.metrics import mean
+from paw_min.envs.interface import Answer, Context, Pool
 from paw_min.model.sampler import Request
 from paw_min.rollout import Episode, request_seed
-from paw_min.session import Session
+from paw_min.running.console import say
+from paw_min.running.evaluate import evaluate
+from paw_min.running.metrics import mean
+from paw_min.running.session import Session
 
 TRIAL_SEEDS = 1000  # added to the evaluation seed from trial to trial
 

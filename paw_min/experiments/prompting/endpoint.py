@@ -37,10 +37,10 @@ from threading import Event, Lock
 import requests
 import urllib3
 
-from paw_min.config import UserError
 from paw_min.model.sampler import Request, Response
 from paw_min.retrieval.client import FIRST_WAIT, LONGEST_WAIT, TEMPORARY, timed_adapter
-from paw_min.runs import reading, writing
+from paw_min.running.errors import UserError
+from paw_min.running.runs import reading, writing
 
 MAX_BYTES = 1 << 24  # of one answer
 AGAIN = "rerun the same command to resume, its answers so far are kept"

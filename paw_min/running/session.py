@@ -11,17 +11,19 @@ from pathlib import Path
 
 import torch
 
-from paw_min import distributed, memory, toy, track
-from paw_min.config import Config, UserError
+from paw_min import toy
+from paw_min.config import Config
 from paw_min.critic import load_critic
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.envs.protocol import Pool, Tasks
+from paw_min.envs.interface import Pool, Tasks
 from paw_min.model import lora
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.model.sampler import HFSampler
 from paw_min.model.vllm_sampler import VLLMSampler, check_installed
-from paw_min.runs import Run
-from paw_min.tasks import draw_groups, panel
+from paw_min.running import distributed, memory, track
+from paw_min.running.errors import UserError
+from paw_min.running.runs import Run
+from paw_min.running.tasks import draw_groups, panel
 
 PANEL_SLOTS = 128  # slots of the pool for the panel, even if training needs fewer
 

@@ -2,7 +2,7 @@
 
 from tqdm import tqdm
 
-from paw_min import distributed
+from paw_min.running import distributed
 
 
 def say(text: str) -> None:
@@ -60,5 +60,5 @@ def report(folder, lines: list[dict[str, float]]) -> None:
         other = folder.with_name(folder.name.replace("-paw-", "-"))
         say(
             "two runs, one picture: the same command with --no-paw, then\n"
-            f"python -m paw_min.plot {other} {folder} --out compared"
+            f"python -m paw_min.running.plot {other} {folder} --out compared"
         )

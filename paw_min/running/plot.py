@@ -1,6 +1,6 @@
 """Curves of one or more runs, from their metrics.jsonl.
 
-    python -m paw_min.plot runs/a runs/b ... [--out FOLDER]
+    python -m paw_min.running.plot runs/a runs/b ... [--out FOLDER]
 
 Writes curves.png, and paw.png with the panels of the paper's Fig. 10 and 11. One color per run; the
 black line is the held-out success averaged over the runs.
@@ -13,8 +13,8 @@ import matplotlib
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from paw_min.config import UserError, user_errors
-from paw_min.runs import read_metrics, writing
+from paw_min.running.errors import UserError, user_errors
+from paw_min.running.runs import read_metrics, writing
 
 matplotlib.use("Agg")  # no display needed
 import matplotlib.pyplot as plt

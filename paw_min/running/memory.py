@@ -26,9 +26,10 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from paw_min import console, distributed
-from paw_min.config import Config, UserError, flag
+from paw_min.config import Config, flag
 from paw_min.model.head import TILE
+from paw_min.running import console, distributed
+from paw_min.running.errors import UserError
 
 ERROR = 0.1  # a run is stopped only if the plan exceeds the free memory by more than this
 

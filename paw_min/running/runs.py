@@ -27,8 +27,9 @@ from pathlib import Path
 import torch
 from torch.distributed.checkpoint import state_dict
 
-from paw_min import distributed, track
-from paw_min.config import Config, UserError, differences, public
+from paw_min.config import Config, differences, public
+from paw_min.running import distributed, track
+from paw_min.running.errors import UserError
 
 
 class Run:

@@ -19,10 +19,9 @@ Glossary, with the paper's symbols:
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    from paw_min.config import Config
+from paw_min.config import Config
 
 
 @dataclass
@@ -110,6 +109,6 @@ class Tasks:
 class Benchmark:
     """Everything that the core asks of a benchmark."""
 
-    load: Callable[["Config", str], Tasks]  # (settings, data folder); ValueError or OSError
+    load: Callable[[Config, str], Tasks]  # (settings, data folder); ValueError or OSError
     prompts: dict[str, Callable[[Context, int], str]]  # style -> (context, history length) -> h_t
     parse: Callable[[str], Command]  # response -> command

@@ -10,7 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from uuid import uuid4
 
-from paw_min.config import Config, UserError, public
+from paw_min.config import Config, public
+from paw_min.running.errors import UserError
 
 
 def check_installed(name: str) -> None:

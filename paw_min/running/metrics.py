@@ -6,7 +6,8 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-from paw_min import distributed, losses, targets
+from paw_min import losses, targets
+from paw_min.running import distributed
 
 
 def mean(values: list) -> float:

@@ -10,9 +10,10 @@ INTERRUPTED = "\ninterrupted: rerun the same command to resume\n"
 def main(env: str, presets: dict[str, dict], doc: str) -> None:
     # The imports take seconds, and libraries turn some KeyboardInterrupts into other errors.
     old = signal.signal(signal.SIGINT, lambda *_: os.write(2, INTERRUPTED.encode()) and os._exit(1))
-    from paw_min import distributed
-    from paw_min.config import UserError, parse_args
-    from paw_min.session import dry_run
+    from paw_min.config import parse_args
+    from paw_min.running import distributed
+    from paw_min.running.errors import UserError
+    from paw_min.running.session import dry_run
     from paw_min.train import train
 
     try:

@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 
 from paw_min.config import Config
-from paw_min.evaluate import short
 from paw_min.model.batches import TokenRow
 from paw_min.rollout import Episode
-from paw_min.runs import reading
+from paw_min.running.evaluate import short
+from paw_min.running.runs import reading
 from paw_min.update import Rows, select_transitions
 
 LIMIT = 48  # transitions of an update, in whole episodes; more only if the first one is longer

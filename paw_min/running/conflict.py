@@ -8,11 +8,11 @@ passes over one mini-batch and a copy of the gradient, every --conflict-every up
 
 from torch import Tensor
 
-from paw_min import distributed
 from paw_min.config import Config
-from paw_min.metrics import UpdateMetrics
 from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy
+from paw_min.running import distributed
+from paw_min.running.metrics import UpdateMetrics
 from paw_min.update import Rows, loss_terms, mini_batches
 
 

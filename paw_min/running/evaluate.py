@@ -4,10 +4,11 @@ import json
 from collections import defaultdict
 from statistics import stdev
 
-from paw_min.config import Config, UserError
-from paw_min.envs.protocol import Pool
-from paw_min.metrics import describe_episodes, mean
+from paw_min.config import Config
+from paw_min.envs.interface import Pool
 from paw_min.rollout import Episode, Rollout, rollout
+from paw_min.running.errors import UserError
+from paw_min.running.metrics import describe_episodes, mean
 
 
 def evaluate(cfg: Config, policy, sampler, pool: Pool, tasks: list[str]) -> Rollout:

@@ -1,0 +1,34 @@
+"""Errors that users see, as one sentence each. Imports no torch, so that workers start fast."""
+
+import argparse
+import re
+import sys
+from contextlib import contextmanager
+
+
+class UserError(ValueError):
+    """An error that the user can fix: shown as one sentence, without a traceback."""
+
+
+@contextmanager
+def user_errors():
+    """Turn a UserError into the end of the process, with one sentence and exit code 1."""
+    try:
+        yield
+    except UserError as error:
+        sys.exit(f"error: {error}")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, without the usage, which would fill the screen."""
+
+    def __init__(self, **options):
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+    def error(self, message: str):
+        self.exit(1, f"error: {message}; see --help\n")
+
+
+def masked(url: str) -> str:
+    """A URL without its name and password, for files and messages; works for invalid URLs, too."""
+    return re.sub("//.*@", "//***@", url, flags=re.DOTALL)
