@@ -29,7 +29,7 @@ PRESETS = {
     # Settings of the study in results/: a start model that almost never wins; a world with other
     # tools than those of the warm start; a pretrained model, for a GPU.
     "sparse": TINY | dict(model="sparse"),
-    "changed": TINY | dict(world="changed"),
+    "changed": TINY | dict(data="changed"),
     "smollm2": TINY | dict(
         model="smollm2", lora_rank=8, lr=1e-4, max_response_tokens=40, max_obs_tokens=128,
     ),

@@ -62,7 +62,7 @@ def work(gpu: bool, shares: int, draw: int, out: str, core: int | None) -> None:
     """The work of each rank; rank 0 writes its measurements as JSON. core: only the large update"""
     preset, groups = ("paper", 16) if gpu else ("tiny", 4)
     cfg = Config(env="webshop", **run_webshop.PRESETS[preset])
-    device = distributed.start("cuda" if gpu else "cpu")
+    device = distributed.join("cuda" if gpu else "cpu")
     if not gpu:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[(core or distributed.rank()) % len(cores)]})

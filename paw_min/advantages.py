@@ -9,7 +9,7 @@ GAE (1506.02438) in the multi-turn form that PaW builds on:
     step return    G_t = r_t + gamma * G_{t+1}, then the same penalty     discounted_returns()
     GRPO           A_i = (s_i - mean_g) / (std_g + eps)                   grpo()
     RLOO           A_i = n / (n - 1) * (s_i - mean_g)                     rloo()
-    GiGPO          A_i = A^E_i + weight * A^S_i                           gigpo()
+    GiGPO          A_i = A^E_i + weight * A^S_i                           gigpo(), its Eq. 8
     PPO            A_k = sum_j (gamma * lam)^j * delta_{k+j}              gae()
 
 Three properties of that form are kept. The mean and std of a group run over its *rows*, so that
@@ -24,8 +24,10 @@ Legend: N rows; every tensor is (N,); in gae(), (M,) over M tokens.
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
+from difflib import SequenceMatcher
 
 import torch
+from rapidfuzz.distance import LCSseq
 from torch import Tensor
 
 Keys = Sequence[Hashable] | Tensor  # one label per row: hashables or an integer tensor
@@ -66,8 +68,14 @@ def grpo(
     over: "rows" computes the statistics over all rows of the group; "trajectories" over the first
         row of each trajectory (with that row's penalty, if it has one).
     """
+    labels = _labels(group, len(scores), "group")
     counted = _counted(trajectory, len(scores), over)
-    return _standardize(scores, _labels(group, len(scores), "group"), counted, normalize, eps, 0.0)
+    mean, std = _statistics(scores, labels, counted)
+    # A group with one counted row has no spread: it keeps its raw score.
+    lone = torch.tensor([n == 1 for n in _sizes(labels, counted)], device=scores.device)  # (N,)
+    mean = mean.masked_fill(lone, 0.0)
+    scale = _scale(std, lone, normalize, eps)
+    return _as(scores, (scores.double() - mean) / scale)
 
 
 def rloo(
@@ -78,10 +86,14 @@ def rloo(
     Over rows: s_i minus the mean of the group's other rows, those of its own trajectory included.
     Over trajectories: leave-one-out, for rows with the penalty of their trajectory's first row.
     """
-    labels, counted = _labels(group, len(scores), "group"), _counted(trajectory, len(scores), over)
-    n = Counter(labels[i] for i in counted)
-    centered = _standardize(scores, labels, counted, "mean", 0.0, 0.0)
-    return centered * torch.tensor([n[g] / max(1, n[g] - 1) for g in labels]).to(centered)
+    labels = _labels(group, len(scores), "group")
+    counted = _counted(trajectory, len(scores), over)
+    mean, _ = _statistics(scores, labels, counted)
+    n = torch.tensor(_sizes(labels, counted), device=scores.device).double()  # (N,)
+    # A lone row has nothing to be compared with: it keeps its raw score.
+    mean = mean.masked_fill(n == 1, 0.0)
+    centered = _as(scores, scores.double() - mean)
+    return centered * (n / (n - 1).clamp(min=1)).to(centered)
 
 
 def gae(rewards: Tensor, values: Tensor, trajectory: Keys, *, gamma: float, lam: float) -> Tensor:
@@ -92,13 +104,17 @@ def gae(rewards: Tensor, values: Tensor, trajectory: Keys, *, gamma: float, lam:
     verl-agent (and critic.py) an entry is a token, and each response is its own trajectory.
     """
     labels = _labels(trajectory, len(rewards), "trajectory")
-    reward, value = rewards.double().tolist(), values.double().tolist()
-    result, after = [0.0] * len(labels), defaultdict(lambda: (0.0, 0.0))  # V_{k+1}, A_{k+1}
+    reward = rewards.double().tolist()
+    value = values.double().tolist()
+    result = [0.0] * len(labels)
+    next_value = defaultdict(float)  # trajectory -> V_{k+1}; 0 after its end
+    next_advantage = defaultdict(float)  # trajectory -> A_{k+1}
     for k in reversed(range(len(labels))):
-        next_value, next_advantage = after[labels[k]]
-        delta = reward[k] + gamma * next_value - value[k]
-        result[k] = delta + gamma * lam * next_advantage
-        after[labels[k]] = value[k], result[k]
+        label = labels[k]
+        delta = reward[k] + gamma * next_value[label] - value[k]
+        result[k] = delta + gamma * lam * next_advantage[label]
+        next_value[label] = value[k]
+        next_advantage[label] = result[k]
     dtype = torch.promote_types(values.dtype, torch.float32)
     return torch.tensor(result, dtype=dtype, device=values.device)
 
@@ -118,14 +134,63 @@ def gigpo(
     groups = _labels(group, len(scores), "group")
     anchors = _labels(anchor, len(scores), "anchor")
     if similarity is not None:
-        from .envs.anchors import similar_anchors
-
         anchors = similar_anchors(groups, anchors, similarity)
     episode = grpo(scores, groups, normalize=normalize, eps=eps)  # A^E
-    step = _standardize(
-        step_returns, list(zip(groups, anchors)), range(len(groups)), normalize, eps, None
-    )  # A^S
-    return episode + weight * step  # Eq. 8
+
+    step_groups = list(zip(groups, anchors))
+    everything = range(len(groups))
+    mean, std = _statistics(step_returns, step_groups, everything)
+    sizes = _sizes(step_groups, everything)
+    # A state that occurs once gets A^S = 0: there is nothing to compare its action with.
+    lone = torch.tensor([n == 1 for n in sizes], device=scores.device)  # (N,)
+    scale = _scale(std, lone, normalize, eps)
+    step = _as(step_returns, (step_returns.double() - mean) / scale)  # A^S
+    return episode + weight * step
+
+
+def similar_anchors(group: Sequence, anchor: Sequence[str], threshold: float) -> list[int]:
+    """Greedy first-fit clusters of texts: the cluster number of each row within its group.
+
+    In search, two result pages are rarely equal, so GiGPO compares states by the similarity of
+    their texts. A row joins the first cluster of its group whose first text is at least `threshold`
+    similar by difflib's ratio (of characters, autojunk on), or opens a new cluster. Source:
+    verl-agent, with a threshold of 0.9.
+    """
+    if not 0.0 < threshold <= 1.0:
+        raise ValueError(f"similarity={threshold} must lie in (0, 1]")
+    first_texts = defaultdict(list)  # group -> the first text of each of its clusters
+    cluster_of = defaultdict(dict)  # group -> text -> cluster; each distinct text is compared once
+    clusters = []
+    for g, text in zip(group, anchor):
+        if text not in cluster_of[g]:
+            number = len(first_texts[g])  # a new cluster, unless an earlier one is similar
+            for earlier, other in enumerate(first_texts[g]):
+                if _is_similar(text, other, threshold):
+                    number = earlier
+                    break
+            if number == len(first_texts[g]):
+                first_texts[g].append(text)
+            cluster_of[g][text] = number
+        clusters.append(cluster_of[g][text])
+    return clusters
+
+
+def may_reach(a: str, b: str, threshold: float) -> bool:
+    """False only if difflib's ratio 2 M / (|a| + |b|) is certainly below `threshold`.
+
+    difflib takes milliseconds for a page of text, a minute per update of 1,280 episodes. The M
+    characters that it matches are a common subsequence, so M is at most the length of the longest
+    one, which rapidfuzz computes 64 characters at a time. (difflib's own quick bound counts
+    letters, in which any two pages of English are similar.)
+    """
+    bound = LCSseq.similarity(a, b)
+    return not a + b or 2.0 * bound / (len(a) + len(b)) >= threshold  # rounds as difflib does
+
+
+def _is_similar(a: str, b: str, threshold: float) -> bool:
+    if not may_reach(a, b, threshold):
+        return False
+    return SequenceMatcher(None, a, b).ratio() >= threshold
 
 
 def _counted(trajectory: Keys | None, n: int, over: str) -> Sequence[int]:
@@ -142,32 +207,45 @@ def _counted(trajectory: Keys | None, n: int, over: str) -> Sequence[int]:
     return list(first.values())
 
 
-def _standardize(values, labels, counted, normalize, eps, lone_mean) -> Tensor:
-    """(value - mean) / (std + eps) per label -> (N,), with statistics of the `counted` rows.
+def _statistics(values: Tensor, labels: list, counted: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Mean and unbiased std of the label of each row, over the `counted` rows -> (N,), (N,).
 
-    A label with one counted row has no spread: std is 1 and the mean is lone_mean (None: the row's
-    own value).
+    float64; the std of a single row is 0.
     """
-    if normalize not in ("std", "mean"):
-        raise ValueError(f'normalize={normalize!r} is unknown: use "std" or "mean"')
-    members = defaultdict(list)
+    exact = values.double()
+    members = defaultdict(list)  # label -> its counted rows
     for i in counted:
         members[labels[i]].append(i)
-    exact = values.double()
-    mean, scale = torch.zeros_like(exact), torch.ones_like(exact)  # (N,)
-    index = defaultdict(list)
+    rows = defaultdict(list)  # label -> all its rows
     for i, label in enumerate(labels):
-        index[label].append(i)
-    for label, rows in members.items():
-        sample = exact[rows]
-        if len(rows) > 1:
-            mean[index[label]] = sample.mean()
-            if normalize == "std":
-                scale[index[label]] = sample.std(unbiased=True) + eps
-        else:
-            mean[index[label]] = sample[0] if lone_mean is None else lone_mean
-    dtype = values.dtype if values.is_floating_point() else torch.get_default_dtype()
-    return ((exact - mean) / scale).to(dtype)
+        rows[label].append(i)
+    mean = torch.zeros_like(exact)
+    std = torch.zeros_like(exact)
+    for label, sample in members.items():
+        mean[rows[label]] = exact[sample].mean()
+        if len(sample) > 1:
+            std[rows[label]] = exact[sample].std(unbiased=True)
+    return mean, std
+
+
+def _sizes(labels: list, counted: Sequence[int]) -> list[int]:
+    """How many counted rows the label of each row has -> N numbers."""
+    size = Counter(labels[i] for i in counted)
+    return [size[label] for label in labels]
+
+
+def _scale(std: Tensor, lone: Tensor, normalize: str, eps: float) -> Tensor:
+    """What a centered value is divided by: std + eps, or 1 -> (N,)."""
+    if normalize not in ("std", "mean"):
+        raise ValueError(f'normalize={normalize!r} is unknown: use "std" or "mean"')
+    if normalize == "mean":
+        return torch.ones_like(std)
+    return (std + eps).masked_fill(lone, 1.0)
+
+
+def _as(values: Tensor, result: Tensor) -> Tensor:
+    """The result in the floating-point type of the values, or the default one."""
+    return result.to(values.dtype if values.is_floating_point() else torch.get_default_dtype())
 
 
 def _labels(keys: Keys, n: int, name: str) -> list:

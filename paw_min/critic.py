@@ -9,25 +9,30 @@ with the row's score s_i (return of the whole trajectory, minus the row's penalt
 bootstrapped from the next step of the environment. With gamma = lambda = 1, A_k = s_i - V_k.
 
 The critic is `policy.critic`, so checkpoints, resuming and FSDP hold it. It shares the policy's
-AdamW, with a learning rate of its own, but is stepped alone: AdamW skips parameters without a
-gradient. Its head starts at zero, verl-agent's at random.
+AdamW, with a learning rate of its own. Its optimizer steps are separate from the policy's: AdamW
+skips parameters without a gradient. Its head starts at zero, verl-agent's at random.
 
 Legend: N rows, T tokens of the longest response, B rows of a micro-batch, S scored tokens, D hidden
 size, M response tokens.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from paw_min import advantages, losses
 from paw_min.config import Config
-from paw_min.model.batches import Batch, micro_batches
+from paw_min.model.batches import Batch, micro_batches, to_columns
 from paw_min.model.policy import Policy, load_policy
-from paw_min.model.scoring import fit
+from paw_min.model.scoring import response_mask
+from paw_min.rollout import Rows
 from paw_min.running import distributed
-from paw_min.update import Rows, gradient_step, mini_batches
+from paw_min.update import gradient_step, mini_batches
 
-VALUE_CLIP = 0.5
+VALUE_CLIP = 0.5  # verl-agent
+GAE_LAMBDA = 1.0  # verl-agent
+LR_FACTOR = 10  # of the policy's learning rate; A.1 has 1e-5 and 1e-6
 
 
 class Critic(torch.nn.Module):
@@ -35,7 +40,8 @@ class Critic(torch.nn.Module):
 
     def __init__(self, decoder: torch.nn.Module, precision: str = "fp32"):
         super().__init__()
-        self.decoder, self.precision = decoder, precision
+        self.decoder = decoder
+        self.precision = precision
         self.head = torch.nn.Linear(decoder.config.hidden_size, 1)
         torch.nn.init.zeros_(self.head.weight)
         torch.nn.init.zeros_(self.head.bias)
@@ -44,7 +50,8 @@ class Critic(torch.nn.Module):
         """V of the state before each response token -> (B, S) fp32, 0 elsewhere."""
         bf16 = self.precision == "bf16"
         with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=bf16):
-            out = self.decoder(input_ids=batch.ids, position_ids=batch.positions, use_cache=False)
+            out = self.decoder(input_ids=batch.ids, use_cache=False)
+        # The state before a token is at the token that precedes it.
         n = batch.n_response
         hidden = out.last_hidden_state.flatten(0, 1)[batch.before[:n]]  # (M, D)
         value = self.head(hidden.to(self.head.weight.dtype))[:, 0].float()  # (M,)
@@ -52,52 +59,73 @@ class Critic(torch.nn.Module):
         return empty.index_put((batch.row[:n], batch.column[:n]), value)
 
 
-def load_critic(folder: str, policy: Policy, attention: str) -> Critic:
+def load_critic(folder: str, policy: Policy) -> Critic:
     """A critic that starts from the language model in `folder`."""
-    model = load_policy(folder, device=str(policy.device), attention=attention).model
+    model = load_policy(folder, device=str(policy.device)).model
     return Critic(model.get_decoder(), policy.precision)
+
+
+@dataclass
+class Values:
+    """What the critic gives an update."""
+
+    advantage: Tensor  # (N, T) whitened; 0 after the end of a response
+    metrics: dict[str, float]
 
 
 def learn_values(
     cfg: Config, policy: Policy, optimizer, rows: Rows, seed_key: tuple
-) -> dict[str, float]:
-    """Set rows.advantage from the critic's values, then fit the critic to the returns -> metrics.
-
-    rows.advantage: on entry (N,), the scores s_i.
-    """
-    mask = _response_mask(rows)  # (N, T)
+) -> Values:
+    """Advantages from the critic's values; then fit the critic to the returns."""
+    mask = response_mask(rows.tokens)  # (N, T)
     old = token_values(cfg, policy, rows)  # (N, T)
-    reward = torch.zeros_like(old)
+    # The score is the reward of the last token, all others get 0.
+    reward = torch.zeros_like(old)  # (N, T)
+    row = torch.arange(len(mask))  # (N,)
     last = mask.sum(-1) - 1  # (N,)
-    reward[torch.arange(len(last)), last] = rows.advantage.to(old)
-    label = torch.arange(len(mask))[:, None].expand_as(mask)[mask]  # (M,) the row of each token
-    estimate = torch.zeros_like(old)
-    estimate[mask] = advantages.gae(reward[mask], old[mask], label, gamma=1.0, lam=cfg.gae_lambda)
+    reward[row, last] = rows.score.to(old)
+    # gae() takes a flat list of tokens, with the row of each as its trajectory.
+    label = row[:, None].expand_as(mask)[mask]  # (M,)
+    estimate = torch.zeros_like(old)  # (N, T)
+    estimate[mask] = advantages.gae(reward[mask], old[mask], label, gamma=1.0, lam=GAE_LAMBDA)
     returns = estimate + old  # G, (N, T)
-    rows.advantage = whiten(estimate, mask)
-    loss = _fit(cfg, policy, optimizer, rows, old, returns, seed_key)
-    error, spread = (returns - old)[mask].var(), returns[mask].var()
-    explained = (1 - error / spread).item() if spread > 0 else 0.0
-    return {"loss_value": loss, "value": old[mask].mean().item(), "explained_variance": explained}
+
+    loss = fit_critic(cfg, policy, optimizer, rows, old, returns, seed_key)
+    error = (returns - old)[mask].var()
+    spread = returns[mask].var()
+    metrics = {
+        "loss_value": loss,
+        "value": old[mask].mean().item(),
+        "explained_variance": (1 - error / spread).item() if spread > 0 else 0.0,
+    }
+    return Values(whiten(estimate, mask), metrics)
 
 
-def _fit(cfg: Config, policy: Policy, optimizer, rows: Rows, old, returns, seed_key) -> float:
-    """One gradient step per mini-batch of learn() -> the mean value loss."""
-    minis, total = mini_batches(cfg, len(rows.tokens), seed_key), 0.0
+def fit_critic(
+    cfg: Config, policy: Policy, optimizer, rows: Rows, old: Tensor, returns: Tensor,
+    seed_key: tuple,
+) -> float:  # fmt: skip
+    """One gradient step per mini-batch of learn() -> the mean value loss. old, returns: (N, T)."""
+    minis = mini_batches(cfg, len(rows.tokens), seed_key)
     no_obs = [False] * len(rows.tokens)
+    total = 0.0
     for mini in minis:
         n_tokens = sum(len(rows.tokens[i].response_ids) for i in mini)
         optimizer.zero_grad()
         batches = list(micro_batches(policy, rows.tokens, mini, no_obs, cfg.micro_tokens))
         for batch in batches:
-            value, i = policy.critic(batch), batch.index  # (B, S)
-            per_token = value_loss(value, fit(old[i], value), fit(returns[i], value))
+            value = policy.values(batch)  # (B, S)
+            old_value = to_columns(old[batch.index], value)  # (B, S)
+            target = to_columns(returns[batch.index], value)  # (B, S)
+            per_token = value_loss(value, old_value, target)
+            # As in update.loss_parts: a part of the token mean over the mini-batch.
             share = int(batch.response_mask.sum()) / n_tokens
             loss = share * losses.masked_mean(per_token, batch.response_mask)
-            with distributed.gradient_sums(policy, now=batch is batches[-1] and not cfg.shard):
+            is_last = batch is batches[-1]
+            with distributed.gradient_sums(policy, now=is_last and not cfg.shard):
                 loss.backward()
             total += loss.item() / len(minis)
-        gradient_step(cfg, policy, optimizer, rows, mini)
+        gradient_step(policy, optimizer, rows, mini)
     return sum(distributed.all_gather([total]))
 
 
@@ -118,15 +146,13 @@ def whiten(values: Tensor, mask: Tensor) -> Tensor:
 @torch.no_grad()
 def token_values(cfg: Config, policy: Policy, rows: Rows) -> Tensor:
     """V of all response tokens, in one pass that is split between the ranks -> (N, T)."""
-    result = torch.zeros(_response_mask(rows).shape)  # (N, T)
-    everything, no_obs = list(range(len(rows.tokens))), [False] * len(rows.tokens)
+    result = torch.zeros(response_mask(rows.tokens).shape)  # (N, T)
+    everything = list(range(len(rows.tokens)))
+    no_obs = [False] * len(rows.tokens)
     for batch in micro_batches(policy, rows.tokens, everything, no_obs, cfg.micro_tokens):
-        value, mask = policy.critic(batch), batch.response_mask  # (B, S), (B, S)
+        value = policy.values(batch)  # (B, S)
+        mask = batch.response_mask
+        # Added, not assigned: a rank that repeats another's row has an empty mask and adds zeros.
         result[batch.index, : mask.shape[1]] += value.masked_fill(~mask, 0.0).cpu()
     distributed.all_reduce([result])  # each row is 0 on all ranks but one
     return result
-
-
-def _response_mask(rows: Rows) -> Tensor:
-    lengths = torch.tensor([len(row.response_ids) for row in rows.tokens])[:, None]  # (N, 1)
-    return torch.arange(int(lengths.max())) < lengths  # (N, T)

@@ -1,27 +1,34 @@
-"""Rollouts: groups of episodes as transition rows (Alg. 1, line 2).
+"""Rollouts: groups of episodes, and their transitions as rows (Alg. 1, lines 2 and 3).
 
-Asynchronous: an episode is queued for generation as soon as its environment returns, and a slot
-starts the next task as soon as its episode ends. Every step becomes one row (h_t, a_t, r_t,
-o_{t+1}), including the last, whose observation appears in no later prompt.
+Asynchronous: an episode is queued for generation as soon as its environment has answered, and a
+slot starts the next episode as soon as its own ends. Every environment step becomes one transition
+(h_t, a_t, r_t, o_{t+1}), including the last, whose observation appears in no later prompt.
+
+`flatten` turns the episodes into `Rows`, one column per quantity. Everything after it reads rows.
 
 With environments in other processes or a retrieval server, batch composition depends on timing, and
 log-probs differ by rounding. Otherwise rollouts are reproducible: each request has its own seed.
+
+Legend: N transitions (rows), T tokens of the longest response.
 """
 
-import hashlib
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
 
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.envs.interface import Answer, Command, Context, Pool, Step, Turn
+from paw_min.envs.interface import Command, Context, Pool, Step, Turn
 from paw_min.model.batches import TokenRow
 from paw_min.model.sampler import Request, Response
 from paw_min.running import distributed
 from paw_min.running.console import progress_bar
 from paw_min.running.errors import UserError
+from paw_min.running.seeds import request_seed
 
 
 @dataclass
@@ -38,7 +45,7 @@ class Transition(TokenRow):
 
 @dataclass
 class Episode:
-    """One trajectory: its rows, its task and its outcome."""
+    """One trajectory: its transitions, its task and its outcome."""
 
     task: str  # e.g. a game file
     group: int
@@ -62,10 +69,50 @@ class Rollout:
     metrics: dict[str, float]
 
 
-def request_seed(*key: int) -> int:
-    """A 63-bit seed from seed_key (run seed, update; evaluation: -1), trajectory and turn."""
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
+@dataclass
+class Rows:
+    """The transition pool P of an update (Alg. 1, line 3), one column per quantity.
+
+    The first block comes from the environment (`flatten`). The second is what training computes
+    from it once per update (`update.prepare`); None before that, or where it is not needed.
+    `update.learn` reads tokens, advantage, row_weight, old_logp and ref_logp only.
+    """
+
+    tokens: list[TokenRow]  # N x (h_t, a_t, o_{t+1})
+    group: list[int]  # N x g
+    trajectory: list[int]  # N x tau
+    reward: list[float]  # N x r_t, without penalties
+    episode_return: list[float]  # N x R(tau), of the row's episode
+    valid: Tensor  # (N,) bool: is the response well formed?
+    anchor: list[str]  # N x o_t, the state in GiGPO's sense
+    sampler_logp: Tensor  # (N, T) the sampler's log-probs of a_t in nats, 0 after its end
+
+    score: Tensor | None = None  # (N,) s_i: R(tau) minus the row's own format penalty
+    advantage: Tensor | None = None  # (N,), one A per response, or (N, T), one per response token
+    old_logp: Tensor | None = None  # (N, T) log pi_old(a_t); None: the training pass starts at it
+    ref_logp: Tensor | None = None  # (N, T) log pi_ref(a_t); None: no KL term
+    entropy: Tensor | None = None  # (N,) H(a_t | h_t), Eq. 4; None: the selection needs none
+    candidates: Tensor | None = None  # (N,) bool: rows that compete in Eq. 4
+    selected: Tensor | None = None  # (N,) bool, Eq. 4; all False without PaW
+    lambda_g: dict[int, float] | None = None  # {group: lambda_g}, Eq. 10; 0 without PaW
+    row_weight: Tensor | None = None  # (N,) lambda_g / (G |S_g|) or 0: weight in Eq. 11
+
+
+def flatten(episodes: list[Episode]) -> Rows:
+    """The transitions of these episodes in order, as columns."""
+    transitions = [t for episode in episodes for t in episode.transitions]
+    returns = [episode.episode_return for episode in episodes for _ in episode.transitions]
+    logps = [torch.tensor(t.response_logps) for t in transitions]
+    return Rows(
+        tokens=transitions,
+        group=[t.group for t in transitions],
+        trajectory=[t.trajectory for t in transitions],
+        reward=[t.reward for t in transitions],
+        episode_return=returns,
+        valid=torch.tensor([t.valid for t in transitions]),
+        anchor=[t.anchor for t in transitions],
+        sampler_logp=torch.nn.utils.rnn.pad_sequence(logps, batch_first=True),
+    )
 
 
 def rollout(
@@ -76,27 +123,45 @@ def rollout(
 
     tasks, groups: one entry per trajectory, group by group; each rank plays whole groups. pool:
     plays pool.n_envs episodes at a time. seed_key: names this rollout; together with trajectory
-    and turn it seeds a request. results/README.md explains the metrics.
+    and turn it seeds a request (seeds.py). paw_min/README.md explains the metrics.
     """
     start = time.perf_counter()
-    entries = enumerate(zip(tasks, groups, strict=True))
-    episodes = [Episode(str(task), group, n) for n, (task, group) in entries]
+    episodes = []
+    for trajectory, (task, group) in enumerate(zip(tasks, groups, strict=True)):
+        episodes.append(Episode(str(task), group, trajectory))
+
+    # Whole groups per rank: the members of a group share a task, so the environment's caches and
+    # the sampler's prefix cache serve all of them.
     names = list(dict.fromkeys(groups))
-    rank, world = distributed.rank(), distributed.world()
-    my_groups = set(names[rank * len(names) // world : (rank + 1) * len(names) // world])
-    mine = [e for e in episodes if e.group in my_groups]
+    first = distributed.rank() * len(names) // distributed.n_ranks()
+    end = (distributed.rank() + 1) * len(names) // distributed.n_ranks()
+    my_groups = set(names[first:end])
+    mine = [episode for episode in episodes if episode.group in my_groups]
+
     with progress_bar(len(mine), label, "episode") as bar:
         player = _Player(cfg, policy, pool, mine, seed_key, bar)
         while player.seats:
+            # No prompt is waiting, so block until an environment has answered.
             player.take_answers(wait=True)
-            work = sampler.generate(player.queue, temperature, cfg.max_response_tokens)
-            for finished in player.timed("seconds_generate", work):
+            # A lazy iterator: each item is a unit of generation work. It also serves requests that
+            # are queued while it runs, and ends when the queue is empty.
+            generated = sampler.generate(player.queue, temperature, cfg.max_response_tokens)
+            while True:
+                began = time.perf_counter()
+                finished = next(generated, None)
+                player.metrics["seconds_generate"] += time.perf_counter() - began
+                if finished is None:
+                    break
                 for response in finished:
-                    player.act(response)
+                    player.on_response(response)
+                # Environments that have answered meanwhile join the next unit of work.
                 player.take_answers(wait=False)
-    seconds, metrics = time.perf_counter() - start, player.metrics
+
+    metrics = player.metrics
+    seconds = time.perf_counter() - start
     metrics["generator_idle"] = 1.0 - metrics["seconds_generate"] / seconds
     metrics["env_wait"] = metrics["seconds_env"] / seconds
+    # From here on, every rank has the episodes of all ranks.
     return Rollout(distributed.all_gather(mine), _over_ranks(distributed.all_gather([metrics])))
 
 
@@ -105,8 +170,11 @@ COUNTS = ("tokens_generated", "prompts_cut", "obs_tokens_cut")
 
 def _over_ranks(metrics: list[dict[str, float]]) -> dict[str, float]:
     """Counts are summed over the ranks, times and fractions averaged."""
-    totals = {key: sum(one[key] for one in metrics) for key in metrics[0]}
-    return {k: v if k in COUNTS else v / len(metrics) for k, v in totals.items()}
+    result = {}
+    for key in metrics[0]:
+        total = sum(one[key] for one in metrics)
+        result[key] = total if key in COUNTS else total / len(metrics)
+    return result
 
 
 @dataclass
@@ -122,88 +190,114 @@ class _Seat:
 
 
 class _Player:
-    """The state of one rollout: which episode is in which slot, and the requests to generate."""
+    """The state of one rollout: which episode is in which slot, and the requests to generate.
+
+    The life of a seat:
+
+        begin          pool.reset(task)
+        on_answer      the first observation   -> prompt -> request
+        on_response    the sampler's response  -> pool.step(command)
+        on_answer      the next observation    -> transition -> next prompt and request, or
+                       the end of the episode  -> begin with the next episode
+    """
 
     def __init__(self, cfg, policy, pool, episodes: list[Episode], seed_key, bar):
-        self.cfg, self.policy, self.pool, self.seed_key = cfg, policy, pool, seed_key
-        self.benchmark, self.bar = BENCHMARKS[cfg.env], bar
+        self.cfg = cfg
+        self.policy = policy
+        self.pool = pool
+        self.seed_key = seed_key
+        self.bar = bar
+        self.benchmark = BENCHMARKS[cfg.env]
         self.metrics = {"seconds_generate": 0.0, "seconds_env": 0.0} | dict.fromkeys(COUNTS, 0)
         self.seats: dict[int, _Seat] = {}  # by slot
-        self.queue: deque[Request] = deque()
+        self.queue: deque[Request] = deque()  # what the sampler generates next
         self.waiting = deque(episodes)  # episodes not started yet
         for slot in range(pool.n_envs):
-            self._begin(slot)
+            self.begin(slot)
 
-    def _begin(self, slot: int) -> None:
+    def begin(self, slot: int) -> None:
         """Give a free slot the next episode, if there is one."""
         if self.waiting:
-            self.seats[slot] = seat = _Seat(self.waiting.popleft())
+            seat = _Seat(self.waiting.popleft())
+            self.seats[slot] = seat
             self.pool.reset(slot, seat.episode.task)
 
-    def act(self, response: Response) -> None:
+    def take_answers(self, wait: bool) -> None:
+        """Process all answers that are ready; with `wait`, block until the first arrives."""
+        timeout = None if wait else 0
+        while True:
+            began = time.perf_counter()
+            answer = self.pool.recv(timeout)
+            self.metrics["seconds_env"] += time.perf_counter() - began
+            if answer is None:
+                return
+            self.on_answer(answer.slot, answer.step)
+            timeout = 0
+
+    def on_response(self, response: Response) -> None:
         """Send the command of a finished response to its environment."""
         seat = self.seats[response.slot]
-        seat.response, seat.text = response, self.policy.decode(response.ids)
+        seat.response = response
+        seat.text = self.policy.decode(response.ids)
+        # A malformed response is executed as far as it can be read; `valid` keeps its penalty.
         seat.command = self.benchmark.parse(seat.text)
         self.metrics["tokens_generated"] += len(response.ids)
         self.pool.step(response.slot, seat.command.text)
 
-    def take_answers(self, wait: bool) -> None:
-        """Process all ready answers; with `wait`, block until the first arrives."""
-        for answer in self.timed("seconds_env", _answers(self.pool, wait)):
-            self._observe(answer.slot, answer.step)
-
-    def timed(self, name: str, work: Iterable) -> Iterator:
-        """The items of `work`; the time spent in producing them is added to metrics[name]."""
-        work = iter(work)
-        while True:
-            start = time.perf_counter()
-            item = next(work, None)
-            self.metrics[name] += time.perf_counter() - start
-            if item is None:
-                return
-            yield item
-
-    def _observe(self, slot: int, step: Step) -> None:
+    def on_answer(self, slot: int, step: Step) -> None:
         """An environment has answered: request the next response, or start the next episode."""
-        seat, over = self.seats[slot], False
+        seat = self.seats[slot]
+        over = False
         if step.failed:
-            seat.episode.failed, over = step.failed, True
-        elif seat.context is None:
+            seat.episode.failed = step.failed
+            over = True
+        elif seat.context is None:  # the answer to the reset
             seat.episode.task_type = step.task_type
             seat.context = Context(step.task, step.observation, step.admissible)
         else:
-            over = self._add_row(seat, step)
+            self.add_transition(seat, step)
+            over = step.done or len(seat.episode.transitions) == self.cfg.max_turns
+
         if over:
             del self.seats[slot]
             self.bar.update()
-            self._begin(slot)
+            self.begin(slot)
         else:
-            seat.prompt_ids = self._prompt(seat.context)
-            key = (*self.seed_key, seat.episode.trajectory, len(seat.episode.transitions))
-            self.queue.append(Request(slot, seat.prompt_ids, request_seed(*key)))
+            seat.prompt_ids = self.prompt(seat.context)
+            turn = len(seat.episode.transitions)
+            seed = request_seed(*self.seed_key, seat.episode.trajectory, turn)
+            self.queue.append(Request(slot, seat.prompt_ids, seed))
 
-    def _add_row(self, seat: _Seat, step: Step) -> bool:
-        """Add the row of a step -> whether the episode is over."""
-        episode, context, limit = seat.episode, seat.context, self.cfg.max_obs_tokens
+    def add_transition(self, seat: _Seat, step: Step) -> None:
+        """Record (h_t, a_t, r_t, o_{t+1}), and make o_{t+1} the state to act in."""
+        episode = seat.episode
+        context = seat.context
         obs_ids = self.policy.encode(step.observation)
+        limit = self.cfg.max_obs_tokens
         self.metrics["obs_tokens_cut"] += max(0, len(obs_ids) - limit)
-        episode.transitions.append(
-            Transition(
-                prompt_ids=seat.prompt_ids, response_ids=seat.response.ids, obs_ids=obs_ids[:limit],
-                response_logps=seat.response.logps, reward=step.reward, valid=seat.command.valid,
-                anchor=context.observation, group=episode.group, trajectory=episode.trajectory,
-            )
-        )  # fmt: skip
+        transition = Transition(
+            prompt_ids=seat.prompt_ids,
+            response_ids=seat.response.ids,
+            obs_ids=obs_ids[:limit],
+            response_logps=seat.response.logps,
+            reward=step.reward,
+            valid=seat.command.valid,
+            anchor=context.observation,  # o_t, before it is replaced below
+            group=episode.group,
+            trajectory=episode.trajectory,
+        )
+        episode.transitions.append(transition)
         episode.log.append((context.observation, seat.text, step.observation))
-        context.history.append(Turn(context.observation, seat.command.text))
-        context.responses.append(seat.text)
-        context.observation, context.admissible = step.observation, step.admissible
         episode.score = step.score
         episode.won = step.done and step.won
-        return step.done or len(episode.transitions) == self.cfg.max_turns
 
-    def _prompt(self, context: Context) -> list[int]:
+        context.history.append(Turn(context.observation, seat.command.text))
+        context.responses.append(seat.text)
+        context.observation = step.observation
+        context.admissible = step.admissible
+
+    def prompt(self, context: Context) -> list[int]:
+        """h_t as token ids: one user message, rendered anew from the context in every step."""
         cfg = self.cfg
         message = self.benchmark.prompts[cfg.prompt](context, cfg.history_length)
         ids = self.policy.encode_chat(message)
@@ -217,11 +311,3 @@ class _Player:
             self.metrics["prompts_cut"] += 1
             ids = ids[-cfg.max_prompt_tokens :]  # loses the beginning, which states the task
         return ids
-
-
-def _answers(pool: Pool, wait: bool) -> Iterator[Answer]:
-    """All ready answers; with `wait`, block until the first arrives."""
-    answer = pool.recv(None if wait else 0)
-    while answer is not None:
-        yield answer
-        answer = pool.recv(0)

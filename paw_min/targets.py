@@ -7,21 +7,26 @@
     --dedup                equal transitions count once in Eq. 4 (the second)
 
 Off by default. Targets only replace `obs_ids` (and `given`) of the rows that learn() gets.
+
+Legend: N rows.
 """
 
-import random
 from dataclasses import replace
 
 from paw_min.config import Config
 from paw_min.model.batches import TokenRow
-from paw_min.rollout import Transition
+from paw_min.running.seeds import generator
 
 
-def world_model_targets(cfg: Config, rows: list[Transition]) -> list[TokenRow]:
-    """The rows of an update with the targets that the settings ask for."""
+def world_model_targets(
+    cfg: Config, rows: list[TokenRow], trajectory: list[int]
+) -> list[TokenRow]:
+    """N rows with the targets that the settings ask for; `trajectory` labels each row."""
     if cfg.wm_steps > 1:
-        rows = multi_step(rows, [t.trajectory for t in rows], cfg.wm_steps)
-    return shuffled(rows, cfg.seed) if cfg.wm_target == "shuffled" else rows
+        rows = multi_step(rows, trajectory, cfg.wm_steps)
+    if cfg.wm_target == "shuffled":
+        rows = shuffled(rows, cfg.seed)
+    return rows
 
 
 def multi_step(rows: list[TokenRow], trajectory: list[int], k: int) -> list[TokenRow]:
@@ -30,11 +35,13 @@ def multi_step(rows: list[TokenRow], trajectory: list[int], k: int) -> list[Toke
     rows: in time order within each trajectory. The actions in between are context, not targets.
     An empty observation ends the chain: after a purchase, or an invalid or the last turn of search.
     """
+    # From the end to the start, so that the later rows of each trajectory are known.
     following: dict[int, list[TokenRow]] = {}  # trajectory -> its later rows, the nearest first
     longer = []
     for row, label in zip(reversed(rows), reversed(trajectory), strict=True):
         later = following.setdefault(label, [])
-        ids, given = list(row.obs_ids), []
+        ids = list(row.obs_ids)
+        given = []
         for step in later:
             if not step.obs_ids or not ids:
                 break
@@ -42,8 +49,9 @@ def multi_step(rows: list[TokenRow], trajectory: list[int], k: int) -> list[Toke
             ids += step.response_ids + step.obs_ids
         longer.append(replace(row, obs_ids=ids, given=given))
         later.insert(0, row)
-        del later[k - 1 :]
-    return longer[::-1]
+        del later[k - 1 :]  # the row before this one reaches no further
+    longer.reverse()
+    return longer
 
 
 def shuffled(rows: list[TokenRow], seed: int) -> list[TokenRow]:
@@ -53,17 +61,21 @@ def shuffled(rows: list[TokenRow], seed: int) -> list[TokenRow]:
     A lone row with an observation gets none.
     """
     order = [i for i, row in enumerate(rows) if row.obs_ids]
-    random.Random(f"shuffled {seed} {len(order)}").shuffle(order)
+    generator("shuffled", seed, len(order)).shuffle(order)
     result = list(rows)
-    for i, source in zip(order, order[1:] + order[:1]):
-        other = rows[source] if source != i else replace(rows[i], obs_ids=[], given=[])
-        result[i] = replace(rows[i], obs_ids=other.obs_ids, given=other.given)
+    next_in_cycle = order[1:] + order[:1]
+    for i, source in zip(order, next_in_cycle):
+        if source == i:
+            result[i] = replace(rows[i], obs_ids=[], given=[])
+        else:
+            result[i] = replace(rows[i], obs_ids=rows[source].obs_ids, given=rows[source].given)
     return result
 
 
 def first_occurrences(rows: list[TokenRow]) -> list[bool]:
     """Whether (h, a, o') is the first of its kind among the rows."""
-    seen, first = set(), []
+    seen = set()
+    first = []
     for row in rows:
         key = (tuple(row.prompt_ids), tuple(row.response_ids), tuple(row.obs_ids))
         first.append(key not in seen)

@@ -3,22 +3,23 @@
     evaluate -> [ rollout -> update -> log -> evaluate -> save ] * updates
 
 Every random draw is derived from (seed, update, ...), so that a run resumes from weights and
-optimizer state alone: on a CPU, with the numbers of an uninterrupted run.
+optimizer state alone: on a CPU, with the numbers of an uninterrupted run (running/seeds.py).
 """
 
 import time
+from dataclasses import replace
 
 from paw_min.config import Config
 from paw_min.critic import learn_values
 from paw_min.model.scoring import check_sync
-from paw_min.rollout import rollout
+from paw_min.rollout import Rollout, flatten, rollout
 from paw_min.running import console, distributed
 from paw_min.running.conflict import gradient_conflict
 from paw_min.running.errors import UserError
 from paw_min.running.evaluate import evaluate, outcomes, transcript
 from paw_min.running.metrics import describe_episodes, describe_selection, peak_memory
 from paw_min.running.plot import draw
-from paw_min.running.runs import read_metrics
+from paw_min.running.runs import read_metrics, updates_done
 from paw_min.running.samples import sample
 from paw_min.running.session import Session, open_session, start_model
 from paw_min.running.tasks import draw_groups
@@ -27,35 +28,104 @@ from paw_min.update import NonFinite, learn, prepare
 
 def train(cfg: Config, eval_only: bool = False) -> None:
     """Run `cfg` to its end, or only evaluate it. runs.py lists the files that it writes."""
-    with open_session(cfg, eval_only) as s:  # policy, sampler, optimizer, pool, tasks
+    # The session has policy, sampler, optimizer, environment pool and tasks; session.py loads them.
+    with open_session(cfg, eval_only) as s:
         if eval_only:
-            checkpoint = s.run.checkpoint()
-            metrics = play_panel(cfg, s, int(checkpoint.name[-6:]) if checkpoint else 0)
-            lines = [f"{key:48s} {value:8.3f}" for key, value in metrics.items()]
-            console.say("\n".join([f"weights: {checkpoint or start_model(cfg)}", *lines]))
+            report_evaluation(cfg, s)
             return
 
         done = s.run.restore(s.policy, s.optimizer)  # 0, unless this is a resumed run
-        s.policy.train()  # gradient checkpointing is off in eval mode
+        # Gradient checkpointing is off in eval mode. There is no dropout that this would turn on.
+        s.policy.train()
         console.print_start(s)
-        if not done and not s.run.metrics():  # else update 0 was measured already
+        # A resumed run has measured its start model already.
+        if not done and not s.run.metrics():
             log(s, {"update": 0} | play_panel(cfg, s, 0))
 
         for k in range(done + 1, cfg.updates + 1):  # Alg. 1, line 1
-            metrics = {"update": k} | update(cfg, s, k)
-            last = k == cfg.updates  # always evaluated and saved
-            if last or (cfg.eval_every and k % cfg.eval_every == 0):
+            metrics = {"update": k} | run_update(cfg, s, k)
+            # The last update is always evaluated and saved.
+            is_last = k == cfg.updates
+            if is_last or (cfg.eval_every and k % cfg.eval_every == 0):
                 metrics |= play_panel(cfg, s, k)
             # Metrics first: a kill between the two writes repeats the update, and resuming drops
             # the line that is ahead of the checkpoint.
             log(s, metrics)
-            if last or k % cfg.save_every == 0:
+            if is_last or k % cfg.save_every == 0:
                 s.run.save(s.policy, s.optimizer, k)
-            if "eval_success" in metrics and not last and distributed.rank() == 0:
-                draw([s.run.folder])  # for a look at the run while it trains
+            # Curves for a look at the run while it trains.
+            if "eval_success" in metrics and not is_last and distributed.rank() == 0:
+                draw([s.run.folder])
         if distributed.rank() == 0:
             draw([s.run.folder])
             console.report(s.run.folder, read_metrics(s.run.folder))
+
+
+def run_update(cfg: Config, s: Session, k: int) -> dict[str, float]:
+    """Update k: collect groups of episodes (line 2), learn from them (lines 3-11) -> metrics."""
+    # Line 2: the sampler generates with the weights of this moment, so the data are on-policy.
+    began = time.perf_counter()
+    played = collect(cfg, s, k)
+    # An episode whose environment broke is neither trained on nor counted in its group.
+    episodes = [e for e in played.episodes if not e.failed]
+    if not episodes:
+        raise UserError("every episode of the rollout failed; the reasons are printed above.")
+    rows = flatten(episodes)  # line 3: the transition pool, the same on every rank
+    seconds_rollout = time.perf_counter() - began
+
+    # Before training: check that the sampler used the current weights.
+    gap = check_sync(cfg, s.policy, rows, k)
+
+    # Lines 3, 4, 6, 9: advantages, old log-probs, selection, lambda_g. All passes without gradient,
+    # before the first optimizer step moves the policy away from pi_old.
+    began = time.perf_counter()
+    rows = prepare(cfg, s.policy, s.reference, rows)
+    seconds_old_pass = time.perf_counter() - began
+
+    # Lines 5, 7, 8, 10, 11: the gradient steps.
+    began = time.perf_counter()
+    learned = {}
+    try:
+        if cfg.algo == "ppo":
+            values = learn_values(cfg, s.policy, s.optimizer, rows, seed_key=(cfg.seed, k))
+            rows = replace(rows, advantage=values.advantage)
+            learned |= values.metrics
+        if cfg.paw and cfg.conflict_every and k % cfg.conflict_every == 0:
+            learned |= gradient_conflict(cfg, s.policy, rows, seed_key=(cfg.seed, k))
+        learned |= learn(cfg, s.policy, s.optimizer, rows, seed_key=(cfg.seed, k))
+    except NonFinite as error:
+        raise stopped_by_nan(s, error, k) from error
+    seconds_update = time.perf_counter() - began
+
+    if cfg.paw:
+        learned |= describe_selection(rows)
+    s.run.write(f"samples/{k:06d}.json", sample(k, episodes, rows))  # for paw_min.inspect
+    return describe_episodes(played.episodes) | learned | played.metrics | {
+        "sampler_gap": gap,
+        "memory_gb": peak_memory(s.policy.device),
+        "seconds_rollout": seconds_rollout,
+        "seconds_old_pass": seconds_old_pass,
+        "seconds_update": seconds_update,
+    }
+
+
+def collect(cfg: Config, s: Session, k: int) -> Rollout:
+    """Line 2: `groups` tasks, `group_size` episodes of each, by the current policy."""
+    tasks = draw_groups(s.tasks.train, cfg.groups, cfg.seed, k - 1)
+    task_of_episode = [task for task in tasks for _ in range(cfg.group_size)]
+    group_of_episode = [g for g in range(len(tasks)) for _ in range(cfg.group_size)]
+    # `sync` loads the current weights into the sampler, and frees its memory at the end.
+    with s.sampler.sync(s.policy):
+        played = rollout(
+            cfg, s.policy, s.sampler, s.pool, task_of_episode, group_of_episode,
+            temperature=cfg.temperature, seed_key=(cfg.seed, k), label=f"rollout {k}",
+        )  # fmt: skip
+    for episode in played.episodes:
+        if episode.failed:
+            console.say(f"episode lost: {episode.failed}")
+    if played.metrics["obs_tokens_cut"] and k == 1:
+        console.say("observations longer than --max-obs-tokens are cut, see obs_tokens_cut")
+    return played
 
 
 def play_panel(cfg: Config, s: Session, done: int) -> dict[str, float]:
@@ -66,56 +136,27 @@ def play_panel(cfg: Config, s: Session, done: int) -> dict[str, float]:
     return played.metrics
 
 
-def update(cfg: Config, s: Session, k: int) -> dict[str, float]:
-    """Update k: collect groups of episodes (line 2), learn from them (lines 3-11) -> metrics."""
-    start = time.perf_counter()
-    drawn = draw_groups(s.tasks.train, cfg.groups, cfg.seed, k - 1)
-    tasks = [task for task in drawn for _ in range(cfg.group_size)]  # one entry per episode
-    groups = [g for g in range(len(drawn)) for _ in range(cfg.group_size)]
-    with s.sampler.sync(s.policy):  # load the current weights; free vLLM's memory afterwards
-        played = rollout(
-            cfg, s.policy, s.sampler, s.pool, tasks, groups,
-            temperature=cfg.temperature, seed_key=(cfg.seed, k), label=f"rollout {k}",
-        )  # fmt: skip
-    # An episode whose environment broke is neither trained on nor counted in its group.
-    episodes = [e for e in played.episodes if not e.failed]
-    for reason in (e.failed for e in played.episodes if e.failed):
-        console.say(f"episode lost: {reason}")
-    if not episodes:
-        raise UserError("every episode of the rollout failed; the reasons are printed above.")
-    times = [start, time.perf_counter()]
+def report_evaluation(cfg: Config, s: Session) -> None:
+    """Evaluate the newest checkpoint, or else the start model, and print the metrics."""
+    checkpoint = s.run.checkpoint()
+    done = updates_done(checkpoint) if checkpoint else 0
+    metrics = play_panel(cfg, s, done)
+    console.say(f"weights: {checkpoint or start_model(cfg)}")
+    for name, value in metrics.items():
+        console.say(f"{name:48s} {value:8.3f}")
 
-    # Before training: check that the sampler used the current weights.
-    gap = check_sync(cfg, s.policy, episodes, k)
-    if played.metrics["obs_tokens_cut"] and k == 1:
-        console.say("observations longer than --max-obs-tokens are cut, see obs_tokens_cut")
-    times.append(time.perf_counter())
-    rows = prepare(cfg, s.policy, s.reference, episodes)  # passes without gradient
-    times.append(time.perf_counter())
-    learned, seed_key = {}, (cfg.seed, k)
-    try:
-        if cfg.algo == "ppo":
-            learned |= learn_values(cfg, s.policy, s.optimizer, rows, seed_key)
-        if cfg.paw and cfg.conflict_every and k % cfg.conflict_every == 0:
-            learned |= gradient_conflict(cfg, s.policy, rows, seed_key)
-        learned |= learn(cfg, s.policy, s.optimizer, rows, seed_key)
-    except NonFinite as error:
-        weights = s.run.checkpoint() or "the start model"
-        raise UserError(
-            f"update {k}: {error}; its rows are in {s.run.dump_rows(error.rows, k)}: lower --lr or "
-            f"--grad-clip and continue under another --name with --model set to {weights}."
-        ) from error
-    learned |= describe_selection(rows) if cfg.paw else {}
-    s.run.write(f"samples/{k:06d}.json", sample(cfg, k, episodes, rows))  # for paw_min.inspect
-    seconds = {
-        "seconds_rollout": times[1] - times[0],
-        "seconds_old_pass": times[3] - times[2],
-        "seconds_update": time.perf_counter() - times[3],
-    }
-    checks = {"sampler_gap": gap, "memory_gb": peak_memory(s.policy.device)}
-    return describe_episodes(played.episodes) | learned | played.metrics | checks | seconds
+
+def stopped_by_nan(s: Session, error: NonFinite, k: int) -> UserError:
+    """Save the rows of a loss that is not finite -> the error that tells the user about it."""
+    weights = s.run.checkpoint() or "the start model"
+    file = s.run.dump_rows(error.rows, k)
+    return UserError(
+        f"update {k}: {error}; its rows are in {file}: lower --lr and continue under another "
+        f"--name with --model set to {weights}."
+    )
 
 
 def log(s: Session, metrics: dict[str, float]) -> None:
+    """One line in metrics.jsonl, one on the console."""
     s.run.log(metrics)
     console.say(console.table_line(metrics))

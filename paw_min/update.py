@@ -1,7 +1,12 @@
 """One PaW update: lines 3-11 of Algorithm 1 (train.py has lines 1 and 2).
 
-    prepare   episodes -> rows: advantages, old log-probs, selected transitions, lambda_g
+    prepare   rows -> rows with advantages, old log-probs, selected transitions, lambda_g, weights
     learn     rows -> gradient steps on the joint objective
+
+The RL loss under PaW is that of verl-agent: PPO's clipped surrogate on group-relative advantages,
+as a mean over the response tokens of a mini-batch, with dual clip, a k3 KL term to the start model,
+an entropy bonus, random mini-batches and one epoch per update. Left out of it: several epochs, an
+adaptive KL coefficient, KL in the reward, clip-higher, other loss aggregations.
 
 The paper loops over groups. Here all groups share one batch, and a row's group sets its weight
 (losses.row_weights), so that batches may be cut anywhere. To train on other rows, build `Rows`.
@@ -10,70 +15,61 @@ Legend: N rows of the update, T tokens of the longest response, B rows of a micr
 tokens of its longest row.
 """
 
-import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from paw_min import advantages, balance, cmae, losses, select, targets
 from paw_min.config import Config
-from paw_min.model.batches import Batch, TokenRow, micro_batches
+from paw_min.model.batches import Batch, TokenRow, micro_batches, to_columns
 from paw_min.model.lora import adapters_off
 from paw_min.model.policy import Policy
-from paw_min.model.scoring import fit, old_policy_scores, score_responses
-from paw_min.rollout import Episode, Transition
+from paw_min.model.scoring import old_policy_scores, score_responses
+from paw_min.rollout import Rows
 from paw_min.running import distributed
 from paw_min.running.console import progress_bar
 from paw_min.running.metrics import UpdateMetrics
+from paw_min.running.seeds import generator
+
+GRAD_CLIP = 1.0  # maximum norm of an optimizer step's gradient; verl-agent
 
 
-@dataclass
-class Rows:
-    """The transition pool P of an update, one column per quantity."""
+def prepare(cfg: Config, policy: Policy, reference: Policy | None, rows: Rows) -> Rows:
+    """Lines 3, 4, 6 and 9: what learn() needs, computed once per update, from all its rows.
 
-    tokens: list[TokenRow]  # N x (h_t, a_t, o_{t+1})
-    group: list[int]  # N x g
-    trajectory: list[int]  # N x tau
-    advantage: Tensor  # (N,), one A per response, or (N, T), one per response token
-    old_logp: Tensor | None  # (N, T) log pi_old(a_t); None: a single step, which starts at pi_old
-    ref_logp: Tensor | None  # (N, T) log pi_ref(a_t); None: no KL term
-    entropy: Tensor | None  # (N,) H(a_t | h_t), Eq. 4; None: the selection needs none
-    selected: Tensor  # (N,) bool, Eq. 4; all False without PaW
-    lam: Tensor  # (N,) lambda_g of the row's group, Eq. 10; 0 without PaW
-    row_weight: Tensor  # (N,) weight of the world-model loss in Eq. 11: lambda_g / (G |S_g|) or 0
-
-
-def prepare(cfg: Config, policy: Policy, reference: Policy | None, episodes: list[Episode]) -> Rows:
-    """Lines 3, 4, 6 and 9: what learn() needs, computed once per update, from all episodes.
-
-    episodes: the same on every rank. reference: frozen policy of the KL term.
+    rows: those of rollout.flatten, the same on every rank; not changed. reference: frozen policy
+    of the KL term.
     """
-    rows = [t for e in episodes for t in e.transitions]  # line 3: the pool P
-    one_step = not cfg.mini_batch or len(rows) <= cfg.mini_batch
-    old = old_policy_scores(cfg, policy, rows, one_step)
+    old = old_policy_scores(cfg, policy, rows)
     ref_logp = None
     if reference is not None:
-        if cfg.ref_offload:
-            reference.to(policy.device)
-        with adapters_off(reference):  # with LoRA, the reference is the policy without adapters
-            ref_logp = score_responses(cfg, reference, rows).logp
-        if cfg.ref_offload:
-            reference.to("cpu")
-    group = [t.group for t in rows]
-    lam = dict.fromkeys(group, 0.0)
-    selected = torch.zeros(len(rows), dtype=torch.bool)  # (N,)
+        ref_logp = reference_logp(cfg, policy, reference, rows)
+
+    score = row_scores(cfg, rows)
+    # PPO's advantages come from its critic, which is a model: critic.py.
+    advantage = None if cfg.algo == "ppo" else row_advantages(cfg, rows, score)  # of line 7, Eq. 1
+
+    candidates = world_model_candidates(cfg, rows)
+    # Without PaW no row is selected, so every weight is 0 and no observation enters a pass.
+    selected = torch.zeros_like(candidates)  # (N,)
+    lambda_g = dict.fromkeys(rows.group, 0.0)
     if cfg.paw:
-        selected = select_transitions(cfg, rows, old.entropy)  # line 4, Eq. 4
-        lam = group_lambdas(cfg, episodes)  # line 9, Eq. 10
-    return Rows(
-        tokens=targets.world_model_targets(cfg, rows), group=group,
-        trajectory=[t.trajectory for t in rows],
-        advantage=row_advantages(cfg, episodes),  # of line 7, Eq. 1
-        old_logp=old.logp, ref_logp=ref_logp, entropy=old.entropy,
-        selected=selected, lam=torch.tensor([lam[g] for g in group]),
-        row_weight=losses.row_weights(group, selected, lam),  # line 6, Eq. 9 and 11
-    )  # fmt: skip
+        selected = select_transitions(cfg, candidates, old.entropy)  # line 4, Eq. 4
+        lambda_g = group_lambdas(cfg, rows)  # line 9, Eq. 10
+    return replace(
+        rows,
+        tokens=targets.world_model_targets(cfg, rows.tokens, rows.trajectory),
+        score=score,
+        advantage=advantage,
+        old_logp=old.logp,
+        ref_logp=ref_logp,
+        entropy=old.entropy,
+        candidates=candidates,
+        selected=selected,
+        lambda_g=lambda_g,
+        row_weight=losses.row_weights(rows.group, selected, lambda_g),  # line 6, Eq. 9 and 11
+    )
 
 
 def learn(cfg: Config, policy: Policy, optimizer, rows: Rows, seed_key: tuple) -> dict[str, float]:
@@ -82,129 +78,190 @@ def learn(cfg: Config, policy: Policy, optimizer, rows: Rows, seed_key: tuple) -
     seed_key: determines the order of the rows. Every rank has all rows; the forward and backward
     passes are split between the ranks (micro_batches).
     """
-    n_rows, minis = len(rows.tokens), mini_batches(cfg, len(rows.tokens), seed_key)
-    with_obs = (rows.row_weight > 0).tolist()  # append o_{t+1} only where its loss counts
-    metrics, bar = UpdateMetrics(len(minis)), progress_bar(n_rows, "update", "row")
+    n_rows = len(rows.tokens)
+    minis = mini_batches(cfg, n_rows, seed_key)
+    # Append o_{t+1} only where its loss counts. Rows of a group at R_max (lambda_g = 0) cost
+    # nothing beyond RL.
+    with_obs = (rows.row_weight > 0).tolist()
+    metrics = UpdateMetrics(n_steps=len(minis))
+    bar = progress_bar(n_rows, "learn", "row")
     for mini in minis:  # line 5, over random rows of all groups
         optimizer.zero_grad()
         batches = list(micro_batches(policy, rows.tokens, mini, with_obs, cfg.micro_tokens))
         for batch in batches:
-            terms = loss_terms(cfg, policy, rows, mini, batch, metrics)
-            loss = sum(terms.values())  # line 11, Eq. 11: this micro-batch's part
-            check_finite(loss, terms, rows, batch.index)
-            with distributed.gradient_sums(policy, now=batch is batches[-1] and not cfg.shard):
-                loss.backward()  # gradients of the micro-batches add up
-            bar.update(len(batch.index) * distributed.world())  # the ranks advance together
-        metrics.add_step(gradient_step(cfg, policy, optimizer, rows, mini))
+            parts = loss_parts(cfg, policy, rows, mini, batch)
+            loss = sum(parts.terms.values())  # line 11, Eq. 11: this micro-batch's part
+            check_finite(loss, parts.terms, rows, batch.index)
+            # Gradients of the micro-batches add up in place. The ranks add theirs once, during the
+            # last backward pass (with FSDP: in every pass, since no rank stores a whole gradient).
+            is_last = batch is batches[-1]
+            with distributed.gradient_sums(policy, now=is_last and not cfg.shard):
+                loss.backward()
+            metrics.add_pass(parts, batch)
+            bar.update(len(batch.index) * distributed.n_ranks())  # the ranks advance together
+        norm = gradient_step(policy, optimizer, rows, mini)
+        metrics.add_step(norm)
     bar.close()
     return metrics.result()
 
 
-def loss_terms(
-    cfg: Config, policy: Policy, rows: Rows, mini: list[int], batch: Batch, metrics: UpdateMetrics
-) -> dict[str, Tensor]:
-    """Lines 7 and 8: the terms of Eq. 11 for one micro-batch, as parts of the mini-batch's."""
-    i, mask = batch.index, batch.response_mask  # B indices of rows, (B, S)
-    logp, token_entropy = policy(batch)  # (B, S) each: one pass over h_t, a_t and o_{t+1}
-    old_logp = logp.detach() if rows.old_logp is None else fit(rows.old_logp[i], logp)
+@dataclass
+class ObservationLoss:
+    """The world-model loss of B rows, and the tokens that it is made of."""
 
-    # Line 7, Eq. 1: the base RL loss on every response. `share` turns the token mean of this
-    # micro-batch into its part of the token mean of the mini-batch.
-    share = int(mask.sum()) / sum(len(rows.tokens[k].response_ids) for k in mini)
-    surrogate, stats = policy_loss(cfg, logp, old_logp, rows.advantage[i], mask)
+    per_row: Tensor  # (B,) mean over |o|, before lambda_g and the other weights
+    counted: Tensor  # (B, S) bool: observation tokens with a gradient; Eq. 7 drops the others
+
+
+@dataclass
+class LossParts:
+    """What one micro-batch contributes to the loss of its mini-batch, and to the metrics."""
+
+    terms: dict[str, Tensor]  # summands of Eq. 11 by name, () each: their sum is the loss
+    stats: dict[str, Tensor]  # means over the micro-batch's response tokens, () each
+    observations: ObservationLoss | None  # None: no row of the micro-batch has an observation
+
+
+def loss_parts(
+    cfg: Config, policy: Policy, rows: Rows, mini: list[int], batch: Batch
+) -> LossParts:
+    """Lines 7 and 8: the terms of Eq. 11 for one micro-batch of the mini-batch `mini`."""
+    index = batch.index  # B rows
+    mask = batch.response_mask  # (B, S)
+    # One pass over h_t, a_t and o_{t+1}. Columns of a_t go to the RL loss, those of o_{t+1} to the
+    # world model's; attention is causal, so the former do not depend on the latter.
+    logp, token_entropy = policy(batch)  # (B, S) each
+    if rows.old_logp is None:
+        old_logp = logp.detach()  # a single step: the ratio is 1, its gradient that of logp
+    else:
+        old_logp = to_columns(rows.old_logp[index], logp)
+    advantage = rows.advantage[index]  # (B,) or (B, T)
+    if advantage.ndim == 2:
+        advantage = to_columns(advantage, logp)  # (B, S)
+
+    # Line 7, Eq. 1: the base RL loss on every response. Each term is a mean over the tokens of this
+    # micro-batch. Times its share of the tokens, it is a part of the mean over the mini-batch, so
+    # that the gradient does not depend on how rows are cut into micro-batches.
+    n_tokens = sum(len(rows.tokens[k].response_ids) for k in mini)
+    share = int(mask.sum()) / n_tokens
+    surrogate, stats = policy_loss(cfg, logp, old_logp, advantage.to(logp), mask)
     stats["entropy"] = losses.masked_mean(token_entropy, mask)
     terms = {"pg": share * surrogate}
-    terms["entropy"] = -cfg.entropy_coef * share * stats["entropy"]
+    terms["entropy"] = -cfg.entropy_coef * share * stats["entropy"]  # a bonus: lowers the loss
     if rows.ref_logp is not None:
-        stats["ref_kl"] = losses.k3_kl(logp, fit(rows.ref_logp[i], logp), mask)
+        stats["ref_kl"] = losses.k3_kl(logp, to_columns(rows.ref_logp[index], logp), mask)
         terms["kl"] = cfg.kl_coef * share * stats["ref_kl"]
 
     # Line 8, Eq. 5-9: the world-model loss of the selected transitions. row_weight has lambda_g and
     # the means of Eq. 9 and 11 (lines 4, 6, 9: see prepare). It refers to the whole update, so the
     # sum over a mini-batch is scaled up to estimate the full sum.
+    observations = None
     if batch.obs_mask.any():
-        row_loss = observation_loss(cfg, logp, batch.obs_mask)  # (B,)
-        weighted = (rows.row_weight[i].to(logp) * row_loss).sum()
+        observations = observation_loss(cfg, logp, batch.obs_mask)
+        weighted = (rows.row_weight[index].to(logp) * observations.per_row).sum()
         terms["wm"] = cfg.wm_scale * weighted * (len(rows.tokens) / len(mini))
-        metrics.add_world_model(row_loss, cmae.hard_tokens(logp, cfg.rho), batch.obs_mask)
-    metrics.add_pass(terms, stats, batch)
-    return terms
+    return LossParts(terms, stats, observations)
 
 
 def mini_batches(cfg: Config, n_rows: int, seed_key: tuple) -> list[list[int]]:
     """Random parts of nearly equal size; no row is repeated or dropped."""
     order = list(range(n_rows))
-    random.Random(repr(seed_key)).shuffle(order)
+    generator(seed_key).shuffle(order)
     n = -(-n_rows // cfg.mini_batch) if cfg.mini_batch else 1
     return [order[k * n_rows // n : (k + 1) * n_rows // n] for k in range(n)]
 
 
-def row_advantages(cfg: Config, episodes: list[Episode]) -> Tensor:
-    """A of each row, from the environment's rewards and the format penalty -> (N,)."""
-    rows = [t for e in episodes for t in e.transitions]
-    valid = torch.tensor([t.valid for t in rows])
-    scores = torch.tensor([e.episode_return for e in episodes for _ in e.transitions])
-    scores = advantages.penalized(scores, valid, cfg.invalid_penalty)  # (N,)
-    group, trajectory = [t.group for t in rows], [t.trajectory for t in rows]
-    if cfg.algo == "ppo":
-        return scores  # critic.py replaces them by estimates per token
+def row_scores(cfg: Config, rows: Rows) -> Tensor:
+    """s_i = R(tau_i) minus the format penalty of the row's own response -> (N,)."""
+    returns = torch.tensor(rows.episode_return)  # (N,)
+    return advantages.penalized(returns, rows.valid, cfg.invalid_penalty)
+
+
+def row_advantages(cfg: Config, rows: Rows, score: Tensor) -> Tensor:
+    """A of each row, by the group-relative estimators: (N,) -> (N,)."""
     if cfg.algo == "rloo":
-        return advantages.rloo(scores, group, trajectory, over=cfg.statistics)
+        return advantages.rloo(score, rows.group, rows.trajectory, over=cfg.statistics)
     if cfg.algo == "grpo":
         return advantages.grpo(
-            scores, group, trajectory, normalize=cfg.normalize, over=cfg.statistics
+            score, rows.group, rows.trajectory, normalize=cfg.normalize, over=cfg.statistics
         )
-    rewards = torch.tensor([t.reward for t in rows])
-    returns = advantages.discounted_returns(rewards, trajectory, cfg.gamma)
-    returns = advantages.penalized(returns, valid, cfg.invalid_penalty)
+    # GiGPO's second return, of the step: the discounted sum of the rewards from here on.
+    rewards = torch.tensor(rows.reward)  # (N,)
+    returns = advantages.discounted_returns(rewards, rows.trajectory, cfg.gamma)
+    returns = advantages.penalized(returns, rows.valid, cfg.invalid_penalty)
     return advantages.gigpo(
-        scores, returns, group, [t.anchor for t in rows],
-        normalize=cfg.normalize, weight=cfg.step_weight, similarity=cfg.similarity or None,
+        score, returns, rows.group, rows.anchor,
+        normalize=cfg.normalize, similarity=cfg.similarity or None,
     )  # fmt: skip
 
 
-def select_transitions(cfg: Config, rows: list[Transition], entropy: Tensor | None) -> Tensor:
-    """Eq. 4 over all rows that have an observation -> bool (N,). entropy: (N,); None: keep all."""
-    selected = torch.tensor([len(t.obs_ids) > 0 for t in rows])  # (N,)
+def world_model_candidates(cfg: Config, rows: Rows) -> Tensor:
+    """The rows that compete in Eq. 4: those with an observation -> bool (N,)."""
+    candidates = torch.tensor([len(row.obs_ids) > 0 for row in rows.tokens])
     if cfg.dedup:
-        selected &= torch.tensor(targets.first_occurrences(rows))
-    if entropy is not None:
-        selected[selected.clone()] = select.top_alpha(entropy[selected], cfg.select_ratio)
+        candidates &= torch.tensor(targets.first_occurrences(rows.tokens))
+    return candidates
+
+
+def select_transitions(cfg: Config, candidates: Tensor, entropy: Tensor | None) -> Tensor:
+    """Eq. 4 among the candidates, of all groups at once: bool (N,), (N,) -> bool (N,).
+
+    entropy: None keeps all candidates (alpha = 1).
+    """
+    if entropy is None:
+        return candidates
+    selected = torch.zeros_like(candidates)
+    selected[candidates] = select.top_alpha(entropy[candidates], cfg.select_ratio)
     return selected
 
 
-def group_lambdas(cfg: Config, episodes: list[Episode]) -> dict[int, float]:
+def group_lambdas(cfg: Config, rows: Rows) -> dict[int, float]:
     """Eq. 10: {group: lambda_g}, from the mean return of its episodes."""
-    returns = balance.group_mean_return(
-        [e.episode_return for e in episodes], [e.group for e in episodes]
-    )
-    if cfg.wm_weight == "constant":
-        return dict.fromkeys(returns, 1.0)
-    return {g: float(balance.wm_weight(r, cfg.r_max)) for g, r in returns.items()}
+    # One entry per episode: in a mean over rows, long episodes would count more.
+    returns = dict(zip(rows.trajectory, rows.episode_return))
+    group = dict(zip(rows.trajectory, rows.group))
+    mean_return = balance.group_mean_return(list(returns.values()), list(group.values()))
+    if cfg.lambda_mode == "constant":
+        return dict.fromkeys(mean_return, 1.0)
+    return {g: float(balance.wm_weight(r, cfg.r_max)) for g, r in mean_return.items()}
 
 
-def observation_loss(cfg: Config, logp: Tensor, obs_mask: Tensor) -> Tensor:
-    """The world-model loss of each row: (B, S), (B, S) -> (B,)."""
+def observation_loss(cfg: Config, logp: Tensor, obs_mask: Tensor) -> ObservationLoss:
+    """The world-model loss of each row: (B, S), bool (B, S) -> (B,), bool (B, S)."""
     if cfg.wm_loss == "ce":
-        return cmae.cross_entropy(logp, obs_mask)  # Eq. 5
+        return ObservationLoss(cmae.cross_entropy(logp, obs_mask), obs_mask)  # Eq. 5
     if cfg.wm_loss == "mae":
-        return cmae.mae(logp, obs_mask)  # Eq. 6
-    return cmae.clipped_mae(logp, obs_mask, cfg.rho)  # Eq. 7-8
+        return ObservationLoss(cmae.mae(logp, obs_mask), obs_mask)  # Eq. 6
+    hard = cmae.hard_tokens(logp, cfg.rho).bool()  # Eq. 7
+    return ObservationLoss(cmae.clipped_mae(logp, obs_mask, cfg.rho), obs_mask & hard)  # Eq. 8
 
 
-def policy_loss(cfg: Config, logp, old_logp, advantage, mask) -> tuple[Tensor, dict[str, Tensor]]:
-    """The policy-gradient loss: (B, S), (B, S), (B,) or (B, T), (B, S) -> (), metrics."""
-    advantage = advantage.to(logp) if advantage.ndim == 1 else fit(advantage, logp)
+def policy_loss(
+    cfg: Config, logp: Tensor, old_logp: Tensor, advantage: Tensor, mask: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The policy-gradient loss: (B, S), (B, S), (B,) or (B, S), (B, S) -> (), metrics."""
     if cfg.old_logp == "sampler":
-        return losses.truncated_is(logp, old_logp, advantage, mask, cfg.is_cap)
-    return losses.clipped_surrogate(logp, old_logp, advantage, mask, cfg.clip, cfg.dual_clip)
+        return losses.truncated_is(logp, old_logp, advantage, mask)
+    return losses.clipped_surrogate(logp, old_logp, advantage, mask, cfg.clip)
 
 
-def gradient_step(cfg: Config, policy: Policy, optimizer, rows: Rows, mini: list[int]) -> Tensor:
+def reference_logp(cfg: Config, policy: Policy, reference: Policy, rows: Rows) -> Tensor:
+    """log pi_ref(a_t) of the start model -> (N, T)."""
+    if cfg.ref_offload:
+        reference.to(policy.device)
+    with adapters_off(reference):  # with LoRA, the reference is the policy without adapters
+        logp = score_responses(cfg, reference, rows.tokens).logp
+    if cfg.ref_offload:
+        reference.to("cpu")
+    return logp
+
+
+def gradient_step(policy: Policy, optimizer, rows: Rows, mini: list[int]) -> Tensor:
     """Clip the gradients, summed over the ranks, and step -> their norm before clipping, ()."""
-    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), cfg.grad_clip)
+    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), GRAD_CLIP)
     norm = distributed.whole(norm)
     if not torch.isfinite(norm):
+        # Before the step: the weights are still those of the last finite one.
         raise NonFinite(f"the gradient norm became {norm.item()}", [rows.tokens[i] for i in mini])
     optimizer.step()
     return norm

@@ -131,7 +131,7 @@ def ppo_updated(shard: bool) -> dict:
 
 def main() -> None:
     torch.set_num_threads(1)
-    distributed.start("cpu")
+    distributed.join("cpu")
     distributed.BUCKET = 5000  # several in the small model
     if sys.argv[1] == "resume-sharded":
         resume(sys.argv[2], shard=True)

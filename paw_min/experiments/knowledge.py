@@ -64,7 +64,7 @@ def report(cfg: Config, entry: Entry, weights: str, rows: list[Transition]) -> t
 
     rows: the transitions to score; if empty, up to TRANSITIONS of those just played.
     """
-    device = distributed.start(cfg.device)
+    device = distributed.join(cfg.device)
     policy = load_policy(weights, cfg.temperature, device, forward_precision(cfg, device))
     tasks, sampler = find_tasks(cfg), HFSampler()
     with closing(tasks.make_pool(min(PANEL_SLOTS, len(tasks.held_out)))) as pool:
@@ -122,7 +122,7 @@ def main(paths: list[Path], out: Path | None) -> None:
     by_start = defaultdict(list)  # runs that share their start and tasks
     for entry in find(paths):
         cfg = Config(**read_json(Path(entry.folder) / "config.json"))
-        by_start[cfg.env, cfg.model, cfg.data, cfg.world].append((entry, cfg))
+        by_start[cfg.env, cfg.model, cfg.data].append((entry, cfg))
     stored, reports = read_json(out) if out and out.exists() else [], []
 
     def add(new: dict) -> None:
@@ -134,7 +134,6 @@ def main(paths: list[Path], out: Path | None) -> None:
 
     for runs in by_start.values():
         entry, cfg = runs[0]
-        torch.set_num_threads(cfg.threads)
         # Sampled as in training, so that the transitions are those that training meets.
         first = replace(cfg, eval_temperature=cfg.temperature, eval_repeats=1)
         start = Entry("start model", 0, "")

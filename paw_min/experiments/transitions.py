@@ -27,7 +27,7 @@ from paw_min.model.batches import TokenRow, micro_batches
 from paw_min.model.policy import Policy, load_policy
 from paw_min.rollout import Episode, Rollout, Transition, rollout
 from paw_min.running.console import progress_bar
-from paw_min.running.distributed import start
+from paw_min.running.distributed import join
 from paw_min.running.errors import Parser, UserError
 from paw_min.running.runs import newest_checkpoint, reading, writing
 from paw_min.running.session import find_tasks, forward_precision, make_sampler, start_model
@@ -153,13 +153,12 @@ def teacher_rows(cfg: Config, policy: Policy, episodes: int) -> list[TextRow]:
 def play(args: Arguments) -> Played:
     """Load the model, and play with it, or let the teacher play."""
     cfg = args.cfg
-    torch.set_num_threads(cfg.threads)
-    device = start(cfg.device)
+    device = join(cfg.device)
     precision = forward_precision(cfg, device)
     model = start_model(cfg)
     # vLLM measures the free memory, so it comes before the policy.
     with closing(make_sampler(cfg, model, precision)) as sampler:
-        policy = load_policy(model, cfg.temperature, device, precision, cfg.attention)
+        policy = load_policy(model, cfg.temperature, device, precision)
         if args.teacher:
             rows = teacher_rows(cfg, policy, args.episodes)
         else:

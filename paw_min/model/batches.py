@@ -1,22 +1,18 @@
 """Micro-batching: which rows share a forward pass, and how their tokens are laid out in it.
 
 Rows of similar length share a batch of bounded size, and each rank gets its part of the batches.
-`collate` lays out a batch in one of two ways:
-
-    padded   one row of the tensor each, right-padded; causal attention never attends to padding
-    packed   all rows end to end in one row of the tensor, positions restarting at 0, without
-             padding; for attention that separates rows by their positions (flash_attention_2;
-             others build a dense mask: correct, but slow)
+Rows are padded on the right: attention is causal, so no token ever attends to padding, and no
+attention mask is needed.
 
 The observation is appended only to rows that train the world model, so it adds only its own tokens.
 
-Legend: B rows, L tokens of the longest row, S scored tokens of the longest row, M scored tokens.
+Legend: N rows of the update, B rows of a batch, L tokens of its longest row, T tokens of the
+longest response, S scored tokens of the longest row, M scored tokens of the batch.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -37,14 +33,26 @@ class TokenRow:
 
 @dataclass
 class Batch:
-    """Rows laid out for one forward pass. Row b scores its response tokens, then its observation's.
+    """Rows laid out for one forward pass.
 
-    The M scored tokens are numbered with the response tokens of all rows first.
+    One row of `ids`, with prompt h, response a, next observation o and padding:
+
+        ids             h h h h a a a o o o o . .      (B, L)
+        scored                  a a a o o o o .        (B, S): the row without its prompt
+        response_mask           1 1 1 0 0 0 0 0
+        obs_mask                0 0 0 1 1 1 1 0
+
+    Results of the forward pass (log-probabilities, entropies, values) are (B, S): column s is the
+    s-th token after the prompt. What is stored for a whole update (old and reference
+    log-probabilities) is (N, T), responses only: the same columns, without those of o.
+    `to_columns` turns the second layout into the first.
+
+    The model computes its head only where it is needed, so the M scored tokens of all rows are also
+    listed one after another, those of responses before those of observations.
     """
 
     index: list[int]  # B positions in the list of rows that the batch was made from
-    ids: Tensor  # (B, L) padded, or (1, total tokens) packed
-    positions: Tensor | None  # (1, total tokens) if packed; None: 0, 1, 2 ...
+    ids: Tensor  # (B, L)
     at: Tensor  # (M,) position of each scored token in ids.flatten()
     before: Tensor  # (M,) position of the token that predicts it
     row: Tensor  # (M,) its row in the (B, S) results
@@ -54,22 +62,42 @@ class Batch:
     obs_mask: Tensor  # (B, S) bool, 1 on observation tokens
 
 
+def to_columns(stored: Tensor, like: Tensor) -> Tensor:
+    """Stored values per response token (B, T), cut or padded with 0 to the (B, S) of `like`."""
+    width = like.shape[1]
+    missing = max(0, width - stored.shape[1])
+    return torch.nn.functional.pad(stored[:, :width], (0, missing)).to(like)
+
+
 def micro_batches(
     policy, rows: list[TokenRow], chosen: list[int], with_obs: list[bool], budget: int
 ) -> Iterator[Batch]:
     """This rank's batches of the rows `chosen`, an equal number of batches on every rank.
 
-    policy: provides pad_id, device and packed. with_obs: whether to append the observation, per row
-    of `rows`. budget: tokens per batch with padding; a longer row gets a batch of its own.
+    policy: provides pad_id and device. with_obs: whether to append the observation, per row of
+    `rows`. budget: tokens per batch with padding; a longer row gets a batch of its own.
     """
-    tails = [len(rows[i].response_ids) + len(rows[i].obs_ids) * with_obs[i] for i in chosen]
-    lengths = [len(rows[i].prompt_ids) + tail for i, tail in zip(chosen, tails)]
-    parts = split(lengths, budget, multiple=distributed.world())
-    parts += [[]] * (-len(parts) % distributed.world())  # fewer rows than ranks
-    for part in parts[distributed.rank() :: distributed.world()]:
-        index = [chosen[k] for k in part] or chosen[:1]
-        part_rows, part_obs = [rows[i] for i in index], [with_obs[i] for i in index]
-        batch = collate(part_rows, part_obs, policy.pad_id, policy.device, policy.packed)
+    lengths = []
+    for i in chosen:
+        length = len(rows[i].prompt_ids) + len(rows[i].response_ids)
+        if with_obs[i]:
+            length += len(rows[i].obs_ids)
+        lengths.append(length)
+
+    # All ranks compute the same parts and take every n-th. The number of parts is a multiple of the
+    # ranks, because gradients are summed in collective calls: a rank with one pass less would leave
+    # the others waiting.
+    n_ranks = distributed.n_ranks()
+    parts = split(lengths, budget, multiple=n_ranks)
+    while len(parts) % n_ranks:  # fewer rows than ranks
+        parts.append([])
+    for part in parts[distributed.rank() :: n_ranks]:
+        index = [chosen[k] for k in part]
+        if not part:
+            index = chosen[:1]
+        part_rows = [rows[i] for i in index]
+        part_obs = [with_obs[i] for i in index]
+        batch = collate(part_rows, part_obs, policy.pad_id, policy.device)
         batch.index = index
         if not part:
             # FSDP needs every rank in every pass. A rank without rows left computes one of the
@@ -83,53 +111,47 @@ def split(lengths: list[int], budget: int, multiple: int = 1) -> list[list[int]]
     """Parts with rows x longest <= budget, as indices into `lengths`; each index exactly once.
 
     As few parts as possible, but a multiple of `multiple` (the ranks); then of sizes as equal as
-    possible. The longest rows come first: a budget that exceeds the memory fails at once.
+    possible. The longest rows come first: if the budget exceeds the memory, the first batch fails.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
 
     def fill(limit: int) -> list[list[int]]:
         parts = []
         for i in order:
+            # The first row of a part is its longest one, to which the others are padded.
             if parts and (len(parts[-1]) + 1) * lengths[parts[-1][0]] <= limit:
                 parts[-1].append(i)
             else:
                 parts.append([i])
         return parts
 
-    count = min(-(-len(fill(budget)) // multiple) * multiple, len(lengths))
+    fewest = len(fill(budget))
+    count = -(-fewest // multiple) * multiple  # rounded up
+    count = min(count, len(lengths))
     # The number of parts never rises with the limit, so a binary search finds the lowest limit that
     # needs at most `count` parts, which balances them.
     limit = bisect_left(range(budget), True, key=lambda limit: len(fill(limit)) <= count)
     parts = fill(limit)
-    while len(parts) < count:  # halve the largest part that has two rows
-        k = max((k for k in range(len(parts)) if len(parts[k]) > 1),
-                key=lambda k: len(parts[k]) * lengths[parts[k][0]])  # fmt: skip
-        half = (len(parts[k]) + 1) // 2
-        parts[k : k + 1] = [parts[k][:half], parts[k][half:]]
+    while len(parts) < count:
+        # Halve the largest part that has two rows or more.
+        divisible = [k for k in range(len(parts)) if len(parts[k]) > 1]
+        largest = max(divisible, key=lambda k: len(parts[k]) * lengths[parts[k][0]])
+        part = parts[largest]
+        half = (len(part) + 1) // 2
+        parts[largest : largest + 1] = [part[:half], part[half:]]
     return parts
 
 
-def collate(
-    rows: list[TokenRow], with_obs: list[bool], pad_id: int, device="cpu", packed: bool = False
-) -> Batch:
+def collate(rows: list[TokenRow], with_obs: list[bool], pad_id: int, device="cpu") -> Batch:
     """Batch of these rows, with the observation of row b where with_obs[b]."""
     # A row's tail has its scored tokens: the response and, where kept, the observation.
-    tails = [r.response_ids + (r.obs_ids if keep else []) for r, keep in zip(rows, with_obs)]
-    sequences = [r.prompt_ids + tail for r, tail in zip(rows, tails)]
-    lengths = [len(s) for s in sequences]
-    if packed:
-        starts = [0, *accumulate(lengths)][:-1]
-        ids = torch.tensor([[token for s in sequences for token in s]])  # (1, total)
-        positions = torch.cat([torch.arange(n) for n in lengths])[None]  # (1, total)
-    else:
-        width = max(lengths)
-        starts = [b * width for b in range(len(rows))]
-        ids = torch.tensor([s + [pad_id] * (width - len(s)) for s in sequences])  # (B, L)
-        positions = None
+    tails = [row.response_ids + (row.obs_ids if keep else []) for row, keep in zip(rows, with_obs)]
+    sequences = [row.prompt_ids + tail for row, tail in zip(rows, tails)]
+    width = max(len(sequence) for sequence in sequences)  # L
+    padded = [sequence + [pad_id] * (width - len(sequence)) for sequence in sequences]
+    ids = torch.tensor(padded)  # (B, L)
 
-    # Where each row's tail begins in ids.flatten(): tail token s is at first + s.
-    first = torch.tensor([start + len(r.prompt_ids) for start, r in zip(starts, rows)])  # (B,)
-    n_response = torch.tensor([len(r.response_ids) for r in rows])[:, None]  # (B, 1)
+    n_response = torch.tensor([len(row.response_ids) for row in rows])[:, None]  # (B, 1)
     n_tail = torch.tensor([len(tail) for tail in tails])[:, None]  # (B, 1)
     columns = torch.arange(int(n_tail.max()))  # (S,)
     response_mask = columns < n_response  # (B, S)
@@ -137,10 +159,23 @@ def collate(
     for b, row in enumerate(rows):
         if with_obs[b] and row.given:
             obs_mask[b, [len(row.response_ids) + k for k in row.given]] = False
+
     # All response tokens come first, since forward() computes entropies for those only.
-    row, column = torch.cat([response_mask.nonzero(), obs_mask.nonzero()]).T  # (M,), (M,)
+    scored = torch.cat([response_mask.nonzero(), obs_mask.nonzero()])  # (M, 2)
+    row = scored[:, 0]  # (M,)
+    column = scored[:, 1]  # (M,)
+    # Row b starts at b * L in ids.flatten(), and its tail after its prompt.
+    n_prompt = torch.tensor([len(row.prompt_ids) for row in rows])  # (B,)
+    first = torch.arange(len(rows)) * width + n_prompt  # (B,)
     at = first[row] + column  # (M,)
-    tensors = dict(ids=ids, at=at, before=at - 1, row=row, column=column, obs_mask=obs_mask,
-                   response_mask=response_mask, positions=positions)  # fmt: skip
-    on_device = {k: None if t is None else t.to(device) for k, t in tensors.items()}
-    return Batch(index=list(range(len(rows))), n_response=int(response_mask.sum()), **on_device)
+    return Batch(
+        index=list(range(len(rows))),
+        ids=ids.to(device),
+        at=at.to(device),
+        before=(at - 1).to(device),
+        row=row.to(device),
+        column=column.to(device),
+        n_response=int(response_mask.sum()),
+        response_mask=response_mask.to(device),
+        obs_mask=obs_mask.to(device),
+    )

@@ -1,4 +1,4 @@
-"""LoRA (arXiv 2106.09685): two thin matrices per linear layer are trained instead of its weight.
+"""LoRA (arXiv 2106.09685): two low-rank matrices per linear layer are trained, not its weight.
 
     y = (W + s B A) x      W (D_out, D_in) frozen, A (r, D_in) random, B (D_out, r) starts at zero
 
@@ -9,9 +9,8 @@ layers of the decoder; embeddings, norms and head stay those of the start model.
     as reference         the policy with its adapters off (adapters_off), no second model
     in a checkpoint      an adapter in peft's format, which names the start model; load_policy takes
                          it as a model, merged
-    for vLLM             the merged weights W + s B A at every sync (full_weights)
-    after training       a plain Hugging Face folder with merged weights:
-                         python -m paw_min.model.lora runs/NAME --out DIR
+    for vLLM             the merged weights W + s B A at every sync (export.py: full_weights)
+    after training       a plain Hugging Face folder with merged weights (export.py)
 
 PPO's critic, a model of its own, is trained in full. With bf16 passes, each frozen W is stored in
 bf16: the passes round it to that anyway, so no log-probability changes. A learning rate is about
@@ -20,18 +19,16 @@ ten times that of full training.
 
 import json
 import os
-from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
-from paw_min.running.distributed import whole
-from paw_min.running.errors import Parser, UserError, user_errors
-from paw_min.running.runs import newest_checkpoint, reading
+from paw_min.running.errors import UserError
+from paw_min.running.runs import reading
 
 SCALE = 2  # s; peft's lora_alpha is s r
 PREFIX = "base_model.model."  # of the names in peft's files
@@ -46,7 +43,8 @@ def attach(model, rank: int, precision: str, seed: int, checkpoint: Path | None)
     """Freeze a model of transformers and add adapters: new ones, or those of a checkpoint."""
     from peft import LoraConfig, set_peft_model_state_dict
 
-    if os.path.isdir(model.name_or_path):  # stored in checkpoints: the same in another clone
+    # The name is stored in checkpoints. A relative one is the same in another clone.
+    if os.path.isdir(model.name_or_path):
         model.name_or_path = os.path.relpath(model.name_or_path)
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)  # A is drawn on the CPU: the same on every rank
@@ -54,45 +52,36 @@ def attach(model, rank: int, precision: str, seed: int, checkpoint: Path | None)
         model.add_adapter(config)
     if checkpoint:
         with reading(checkpoint / "adapter_model.safetensors") as path:
-            weights = {k.removeprefix(PREFIX): weight for k, weight in load_file(path).items()}
+            stored = load_file(path)
+            weights = {name.removeprefix(PREFIX): weight for name, weight in stored.items()}
             set_peft_model_state_dict(model, weights)
     if precision == "bf16":
-        for layer in _layers(model):
+        for layer in adapted_layers(model):
             layer.base_layer.to(torch.bfloat16)
 
 
-def _layers(model: nn.Module) -> list[nn.Module]:
+def adapted_layers(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if hasattr(module, "lora_A")]
 
 
 @contextmanager
 def adapters_off(policy: nn.Module):
     """In this block, a policy with adapters is the start model; any other stays what it is."""
-    for layer in _layers(policy):
+    for layer in adapted_layers(policy):
         layer.enable_adapters(False)
     try:
         yield
     finally:
-        for layer in _layers(policy):
+        for layer in adapted_layers(policy):
             layer.enable_adapters(True)
-
-
-def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor of every weight, unsharded, merged. Collective: every rank must iterate."""
-    # named_parameters() omits a head that is tied to the embedding; vLLM's CPU build needs it.
-    weights = model.state_dict()
-    for name in (name for name in weights if ".lora_" not in name):
-        weight, layer = whole(weights[name]), name.removesuffix("base_layer.weight")
-        if layer != name:
-            a, b = (whole(weights[f"{layer}lora_{x}.default.weight"]) for x in "AB")
-            weight = torch.addmm(weight.float(), b, a, alpha=SCALE)  # W + s B A
-        yield name.replace(".base_layer", ""), weight
 
 
 def base_model(folder: str) -> str | None:
     """The start model of the adapter in `folder`; None if there is no adapter in it."""
     path = Path(folder) / "adapter_config.json"
-    return json.loads(path.read_text())["base_model_name_or_path"] if path.is_file() else None
+    if not path.is_file():
+        return None
+    return json.loads(path.read_text())["base_model_name_or_path"]
 
 
 def merge(model, folder: str):
@@ -103,23 +92,3 @@ def merge(model, folder: str):
     merged = PeftModel.from_pretrained(model, folder).merge_and_unload()
     merged.name_or_path = folder
     return merged.requires_grad_(True)
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Write the policy of a run as a plain Hugging Face folder."""
-    from paw_min.model.policy import load_policy
-
-    parser = Parser(prog="python -m paw_min.model.lora", description=main.__doc__)
-    parser.add_argument("run", help="run folder, of which the newest checkpoint is taken")
-    parser.add_argument("--out", required=True, help="folder to write")
-    args = parser.parse_args(argv)
-    checkpoint = newest_checkpoint(args.run)
-    if checkpoint is None:
-        raise UserError(f"{args.run} has no checkpoint: give the folder of a run, runs/NAME.")
-    load_policy(str(checkpoint)).save(Path(args.out))
-    print(f"{args.out}: the policy of {checkpoint}")
-
-
-if __name__ == "__main__":
-    with user_errors():
-        main()

@@ -4,7 +4,7 @@ One forward pass over (h_t, a_t, o_{t+1}) gives the log-probabilities of the res
 and of the next observation's tokens (world model). Attention is causal: no response token attends
 to the observation after it, so appending one changes no response log-probability.
 
-The paper does not say what stands between a and o, nor at which temperature o is scored. Here: o
+The paper specifies no separator between a and o, nor the temperature at which o is scored. Here: o
 follows the last response token directly (its end-of-turn token, if that was sampled), and only
 response logits are divided by the sampling temperature, since observations are not sampled.
 
@@ -36,20 +36,22 @@ class Policy(torch.nn.Module):
     Everything that is trained belongs in this module: its parameters() are optimized, its
     state_dict() is saved, and it is sharded as a whole. `critic` is there with PPO only.
 
-    precision: of the forward pass, "fp32" or "bf16"; the weights keep their type. packed: whether
-    the attention takes rows end to end (batches.collate).
+    precision: of the forward pass, "fp32" or "bf16"; the weights keep their type.
     """
 
     def __init__(self, model, tokenizer, temperature: float = 1.0, precision: str = "fp32"):
         super().__init__()
-        self.model, self.tokenizer, self.temperature = model, tokenizer, temperature
-        self.precision, self.critic = precision, None
-        self.packed = model.config._attn_implementation == "flash_attention_2"
+        self.model = model
+        self.tokenizer = tokenizer
+        self.temperature = temperature
+        self.precision = precision
+        self.critic = None
         self.pad_id = tokenizer.pad_token_id
         if self.pad_id is None:
             self.pad_id = tokenizer.eos_token_id
         eos = model.generation_config.eos_token_id
-        eos = tokenizer.eos_token_id if eos is None else eos
+        if eos is None:
+            eos = tokenizer.eos_token_id
         self.eos_ids = eos if isinstance(eos, list) else [eos]
         # Published generation defaults (top-p, repetition penalty) would make the sampled
         # distribution differ from the one whose log-probabilities are trained.
@@ -61,16 +63,19 @@ class Policy(torch.nn.Module):
         return self.model.device
 
     @torch.no_grad()
-    def _check_head(self) -> None:  # logits must be hidden states times the head's weight
-        name, head = type(self.model).__name__, self.model.get_output_embeddings()
+    def _check_head(self) -> None:
+        """UserError unless the logits are hidden states times the head's weight, as forward needs.
+
+        Some models scale or cap their logits after the head.
+        """
+        name = type(self.model).__name__
+        head = self.model.get_output_embeddings()
         if head.bias is not None:
             raise UserError(f"{name} has a head with a bias, which is not supported: use another")
-        if self.packed and self.device.type == "cpu":
-            return  # an offloaded reference: flash attention needs a GPU
         ids = torch.tensor([[self.pad_id, self.eos_ids[0]]], device=self.device)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.packed):  # not in fp32
-            hidden = self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-            ours, theirs = head(hidden), self.model(ids).logits
+        hidden = self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+        ours = head(hidden)
+        theirs = self.model(ids).logits
         if not ours.isfinite().all():
             raise UserError(f"{name} has weights that are NaN or infinite: use another model")
         if not torch.allclose(ours.float(), theirs.float(), atol=1e-2, rtol=1e-2):
@@ -81,21 +86,35 @@ class Policy(torch.nn.Module):
 
         The entropy is that of the full vocabulary, and 0 on observation tokens.
         """
+        decoder = self.model.get_decoder()
+        head = self.model.get_output_embeddings()
         bf16 = self.precision == "bf16"
-        decoder, head = self.model.get_decoder(), self.model.get_output_embeddings()
         with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=bf16):
-            out = decoder(input_ids=batch.ids, position_ids=batch.positions, use_cache=False)
-        # Position t - 1 predicts token t.
+            out = decoder(input_ids=batch.ids, use_cache=False)
+
+        # The head only sees scored positions. Position t - 1 predicts token t.
         hidden = out.last_hidden_state.flatten(0, 1)[batch.before]  # (M, D)
+        # Logits are linear in the hidden states, so dividing these applies the temperature. Only
+        # responses were sampled at it: the observation's rows keep 1.
         divisor = torch.ones_like(hidden[:, :1])  # (M, 1)
         divisor[: batch.n_response] = self.temperature
-        hidden = hidden / divisor  # the logits are linear in the hidden states
+        hidden = hidden / divisor
         hidden = hidden.to(torch.bfloat16 if bf16 else head.weight.dtype)
         target = batch.ids.flatten()[batch.at]  # (M,)
-        scores = token_scores(hidden, head.weight, target, batch.n_response)  # (M,), (M,)
+        token_logp, token_entropy = token_scores(
+            hidden, head.weight, target, batch.n_response
+        )  # (M,), (M,)
+
+        # From the flat list back to one row per transition.
+        place = (batch.row, batch.column)
         empty = torch.zeros(batch.response_mask.shape, device=hidden.device)  # (B, S)
-        logp, entropy = [empty.index_put((batch.row, batch.column), x) for x in scores]
+        logp = empty.index_put(place, token_logp)
+        entropy = empty.index_put(place, token_entropy)
         return logp, entropy
+
+    def values(self, batch: Batch) -> Tensor:
+        """The critic's values of response tokens -> (B, S); see critic.py."""
+        return self.critic(batch)
 
     def encode_chat(self, message: str) -> list[int]:
         """Token ids of one user message in the model's chat format, up to the response.
@@ -115,17 +134,25 @@ class Policy(torch.nn.Module):
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
-    def save(self, folder: Path, weights: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Write a Hugging Face folder -> the weights that do not belong to the language model.
+    def save(self, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
+        """Write the language model as a Hugging Face folder. LoRA: only the adapter.
 
-        weights: the unsharded state_dict(), where this module is sharded. LoRA: only the adapter.
+        weights: the unsharded state_dict(), where this module is sharded.
         """
-        weights = self.state_dict() if weights is None else weights
-        ours = {k.removeprefix(MODEL): w for k, w in weights.items() if k.startswith(MODEL)}
+        if weights is None:
+            weights = self.state_dict()
+        ours = {
+            name.removeprefix(MODEL): weight
+            for name, weight in weights.items()
+            if name.startswith(MODEL)
+        }
         self.model.save_pretrained(folder, state_dict=ours)
         self.model.config.save_pretrained(folder)  # left out beside an adapter
         self.tokenizer.save_pretrained(folder)
-        return {k: w for k, w in weights.items() if not k.startswith(MODEL)}
+
+    def besides_the_model(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The part of these weights that `save` does not write, such as PPO's critic."""
+        return {name: weight for name, weight in weights.items() if not name.startswith(MODEL)}
 
 
 def load_tokenizer(folder: str, positions: int = 0):
@@ -148,25 +175,26 @@ def load_tokenizer(folder: str, positions: int = 0):
 
 
 def load_policy(
-    folder: str, temperature: float = 1.0, device: str = "cpu", precision: str = "fp32",
-    attention: str = "sdpa",
-) -> Policy:  # fmt: skip
+    folder: str, temperature: float = 1.0, device: str = "cpu", precision: str = "fp32"
+) -> Policy:
     """Policy from a Hugging Face folder or hub name, with fp32 weights; see load_tokenizer.
 
     The folder of an adapter (lora.py) gives its start model with the adapter merged.
-    attention: as transformers names it; "flash_attention_2" packs rows and needs bf16.
     """
     tokenizer = load_tokenizer(folder)
     with _load_errors(folder):
-        if start := lora.base_model(folder):
-            model = load_policy(start, device=device, attention=attention).model
-            return Policy(lora.merge(model, folder), tokenizer, temperature, precision)
+        start_folder = lora.base_model(folder)
+        if start_folder:
+            start = load_policy(start_folder, device=device).model
+            return Policy(lora.merge(start, folder), tokenizer, temperature, precision)
         model, info = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation=attention, output_loading_info=True
+            folder, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True
         )
-        if info["missing_keys"]:  # transformers would draw them at random
+        # transformers would draw missing weights at random.
+        if info["missing_keys"]:
             raise UserError(f"{folder} has no weights for {min(info['missing_keys'])}: use another")
-        if len(tokenizer) > (size := model.get_input_embeddings().num_embeddings):
+        size = model.get_input_embeddings().num_embeddings
+        if len(tokenizer) > size:
             raise UserError(f"{folder}: {len(tokenizer)} tokens for {size} embeddings: use another")
         return Policy(model.to(device), tokenizer, temperature, precision)
 

@@ -52,14 +52,18 @@ class GumbelNoise(LogitsProcessor):
         self.logps = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # (B, L), (B, V) -> (B, V)
-        noisy = scores = scores / (self.temperature or 1.0)
+        scores = scores / (self.temperature or 1.0)
+        noisy = scores
         if self.temperature > 0:
-            draws = torch.empty(scores.shape)
+            draws = torch.empty(scores.shape)  # (B, V)
             for row, generator in zip(draws, self.generators):
                 row.exponential_(generator=generator)
             noisy = scores - draws.log().to(scores.device)  # -log Exp(1) is Gumbel
+        # Greedy search takes the argmax of what this returns: the log-probability of that token,
+        # without the noise, is the sampler's mu.
         chosen = noisy.argmax(-1, keepdim=True)  # (B, 1)
-        self.logps.append(scores.float().log_softmax(-1).gather(-1, chosen)[:, 0].tolist())
+        logp = scores.float().log_softmax(-1).gather(-1, chosen)[:, 0]  # (B,)
+        self.logps.append(logp.tolist())
         return noisy
 
 
@@ -80,7 +84,8 @@ class HFSampler:
     ) -> Iterator[list[Response]]:
         """Yield finished responses until the queue is empty. temperature: 0 is greedy."""
         while queue:
-            batch = [queue.popleft() for _ in range(min(len(queue), self.batch_size))]
+            size = min(len(queue), self.batch_size)
+            batch = [queue.popleft() for _ in range(size)]
             yield self._generate(batch, temperature, max_tokens)
 
     def close(self) -> None:
@@ -89,15 +94,19 @@ class HFSampler:
     @torch.no_grad()
     def _generate(self, batch: list[Request], temperature, max_tokens) -> list[Response]:
         policy = self.policy
-        width = max(len(r.prompt_ids) for r in batch)
-        ids = torch.full((len(batch), width), policy.pad_id)  # (B, L), padded on the left
-        mask = torch.zeros_like(ids)
+        # Padded on the left, so that all responses start in the same column.
+        width = max(len(request.prompt_ids) for request in batch)
+        ids = torch.full((len(batch), width), policy.pad_id)  # (B, L)
+        mask = torch.zeros_like(ids)  # (B, L)
         for i, request in enumerate(batch):
-            ids[i, width - len(request.prompt_ids) :] = torch.tensor(request.prompt_ids)
-            mask[i, width - len(request.prompt_ids) :] = 1
+            start = width - len(request.prompt_ids)
+            ids[i, start:] = torch.tensor(request.prompt_ids)
+            mask[i, start:] = 1
+
+        # In training mode, gradient checkpointing would switch the cache of keys and values off.
         was_training = policy.model.training
         policy.model.eval()
-        noise = GumbelNoise([r.seed for r in batch], temperature)
+        noise = GumbelNoise([request.seed for request in batch], temperature)
         config = GenerationConfig(
             do_sample=False, max_new_tokens=max_tokens,
             eos_token_id=policy.eos_ids, pad_token_id=policy.pad_id,
@@ -109,9 +118,13 @@ class HFSampler:
                 generation_config=config, logits_processor=LogitsProcessorList([noise]),
             )  # fmt: skip
         policy.model.train(was_training)
-        responses, logps = [], zip(*noise.logps)  # B rows, one value per token
-        for request, ids, row in zip(batch, out[:, width:].tolist(), logps, strict=True):
-            ends = [n for n, token in enumerate(ids, start=1) if token in policy.eos_ids]
-            length = ends[0] if ends else len(ids)
-            responses.append(Response(request.slot, ids[:length], list(row[:length])))
+
+        # A row that has ended is padded until the longest one ends: keep up to its end token.
+        responses = []
+        generated = out[:, width:].tolist()  # B rows, one token per step
+        logps = zip(*noise.logps)  # B rows, one value per step
+        for request, row_ids, row_logps in zip(batch, generated, logps, strict=True):
+            ends = [n for n, token in enumerate(row_ids, start=1) if token in policy.eos_ids]
+            length = ends[0] if ends else len(row_ids)
+            responses.append(Response(request.slot, row_ids[:length], list(row_logps[:length])))
         return responses

@@ -12,6 +12,7 @@ from paw_min import losses, select
 from paw_min.config import Config
 from paw_min.model.batches import TokenRow, micro_batches
 from paw_min.model.policy import Policy
+from paw_min.rollout import Rows
 from paw_min.running import distributed
 from paw_min.running.errors import UserError
 
@@ -19,18 +20,20 @@ from paw_min.running.errors import UserError
 @dataclass
 class Scores:
     logp: Tensor | None  # (N, T) in nats, 0 after the end of a response; None: not needed
-    entropy: Tensor | None  # (N,) H(a_t | h_t) of Eq. 4
+    entropy: Tensor | None  # (N,) H(a_t | h_t) of Eq. 4; None: not needed
 
 
 @torch.no_grad()
 def score_responses(cfg: Config, policy: Policy, rows: list[TokenRow]) -> Scores:
     """One pass over h_t and a_t, split between the ranks; every rank gets all rows."""
-    logp = torch.zeros(len(rows), max(len(r.response_ids) for r in rows))  # (N, T)
+    width = max(len(row.response_ids) for row in rows)  # T
+    logp = torch.zeros(len(rows), width)  # (N, T)
     entropy = torch.zeros(len(rows))  # (N,)
-    everything, no_obs = list(range(len(rows))), [False] * len(rows)
+    everything = list(range(len(rows)))
+    no_obs = [False] * len(rows)
     for batch in micro_batches(policy, rows, everything, no_obs, cfg.micro_tokens):
         token_logp, token_entropy = policy(batch)  # (B, S), (B, S)
-        if cfg.entropy == "sampled":
+        if cfg.select_entropy == "sampled":
             token_entropy = select.sampled_entropy(token_logp)
         mask = batch.response_mask
         # Added, not assigned: a rank that repeats another's row has an empty mask and adds zeros.
@@ -40,36 +43,45 @@ def score_responses(cfg: Config, policy: Policy, rows: list[TokenRow]) -> Scores
     return Scores(logp, entropy)
 
 
-def sampler_logps(rows: list) -> tuple[Tensor, Tensor]:
-    """The sampler's log-probabilities of the responses that it drew -> (N, T), bool mask (N, T)."""
-    parts = [torch.tensor(t.response_logps) for t in rows]
-    logp = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)  # (N, T)
-    lengths = torch.tensor([len(part) for part in parts])
-    return logp, torch.arange(logp.shape[1]) < lengths[:, None]
+def response_mask(rows: list[TokenRow]) -> Tensor:
+    """1 on the tokens of each response -> bool (N, T)."""
+    lengths = torch.tensor([len(row.response_ids) for row in rows])[:, None]  # (N, 1)
+    return torch.arange(int(lengths.max())) < lengths
 
 
-def old_policy_scores(cfg: Config, policy: Policy, rows: list, one_step: bool) -> Scores:
-    """Log-probabilities under pi_old and entropies for Eq. 4, in at most one pass.
+def old_policy_scores(cfg: Config, policy: Policy, rows: Rows) -> Scores:
+    """log pi_old(a_t) for the probability ratio, and H(a_t | h_t) for Eq. 4, in at most one pass.
 
-    rows: transitions. one_step: the update is a single optimizer step. The training pass then
-    starts at pi_old and has the log-probabilities itself.
+    pi_old is the policy before the first optimizer step of the update. Its log-probabilities come
+    from one of three sources:
 
-    --old-logp sampler takes those of the sampler instead, which saves the pass if Eq. 4 uses
-    sampled entropies too (see losses.truncated_is).
+        --old-logp sampler       the sampler stored them (losses.truncated_is says what changes)
+        one mini-batch           the training pass itself starts at pi_old: logp is None
+        several mini-batches     a pass without gradient, since the later ones have other weights
+
+    The pass also has the entropies, for which it is made alone where Eq. 4 needs them. Only the
+    printed -q log q of Eq. 4 (--select-entropy sampled) follows from the sampler's numbers.
     """
-    scores = Scores(None, None)
     from_sampler = cfg.old_logp == "sampler"
+    several_steps = 0 < cfg.mini_batch < len(rows.tokens)
+    selects = cfg.paw and cfg.select_ratio < 1
+    sampled_entropy = from_sampler and cfg.select_entropy == "sampled"
+
+    logp = None
+    entropy = None
     if from_sampler:
-        scores.logp, mask = sampler_logps(rows)
-        if cfg.entropy == "sampled":
-            scores.entropy = select.action_entropy(select.sampled_entropy(scores.logp), mask)
-    needs_logp = not from_sampler and not one_step
-    needs_entropy = cfg.paw and cfg.select_ratio < 1 and scores.entropy is None
-    if needs_logp or needs_entropy:
-        recomputed = score_responses(cfg, policy, rows)
-        scores.logp = scores.logp if from_sampler else recomputed.logp
-        scores.entropy = recomputed.entropy
-    return scores
+        logp = rows.sampler_logp
+        if sampled_entropy:
+            token_entropy = select.sampled_entropy(rows.sampler_logp)  # (N, T)
+            entropy = select.action_entropy(token_entropy, response_mask(rows.tokens))
+    pass_for_logp = several_steps and not from_sampler
+    pass_for_entropy = selects and not sampled_entropy
+    if pass_for_logp or pass_for_entropy:
+        scores = score_responses(cfg, policy, rows.tokens)
+        entropy = scores.entropy
+        if not from_sampler:
+            logp = scores.logp
+    return Scores(logp, entropy)
 
 
 # Mean |log pi - log mu| in nats per token that rounding can explain. Measured: 1e-6 in fp32;
@@ -77,16 +89,23 @@ def old_policy_scores(cfg: Config, policy: Policy, rows: list, one_step: bool) -
 MAX_GAP = {"fp32": 1e-3, "bf16": 0.1}
 
 
-def check_sync(cfg: Config, policy: Policy, episodes: list, update: int) -> float:
-    """Mean |log pi - log mu| of the first responses of an update, in nats per token.
+def check_sync(cfg: Config, policy: Policy, rows: Rows, update: int) -> float:
+    """Mean |log pi - log mu| of some responses of an update, in nats per token.
 
     Raises UserError if it is larger than rounding explains: the sampler then has stale weights or
-    another temperature. The batch has the first turn of one episode per group. These prompts begin
+    another temperature. The first turn of one episode per group is compared. These prompts begin
     alike in every update, so that a prefix cache of old weights is noticed too.
     """
-    rows = list({e.group: e.transitions[0] for e in episodes}.values())
-    theirs, mask = sampler_logps(rows)  # (N, T), (N, T)
-    ours = score_responses(cfg, policy, rows).logp  # (N, T)
+    first_turn = {}  # trajectory -> its first row
+    for i, trajectory in enumerate(rows.trajectory):
+        first_turn.setdefault(trajectory, i)
+    one_per_group = {rows.group[i]: i for i in first_turn.values()}
+    chosen = list(one_per_group.values())
+
+    tokens = [rows.tokens[i] for i in chosen]
+    mask = response_mask(tokens)  # (G, T)
+    ours = score_responses(cfg, policy, tokens).logp  # (G, T)
+    theirs = rows.sampler_logp[chosen][:, : mask.shape[1]]  # (G, T)
     gap = losses.masked_mean((ours - theirs).abs(), mask).item()
     if not gap <= MAX_GAP[policy.precision]:
         raise UserError(
@@ -97,9 +116,3 @@ def check_sync(cfg: Config, policy: Policy, episodes: list, update: int) -> floa
             "in requirements.txt and requirements-vllm.txt."
         )
     return gap
-
-
-def fit(stored: Tensor, logp: Tensor) -> Tensor:
-    """Cut or pad stored per-token values (B, T) to the columns of logp (B, S), on its device."""
-    width = logp.shape[1]
-    return torch.nn.functional.pad(stored[:, :width], (0, max(0, width - stored.shape[1]))).to(logp)

@@ -16,7 +16,7 @@ from itertools import count
 
 import torch
 
-from paw_min.model.lora import full_weights
+from paw_min.model.export import full_weights
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import Request, Response
 from paw_min.running import distributed
@@ -39,13 +39,18 @@ class VLLMSampler:
         check_installed()
         import vllm
 
-        self.gpu, several = torch.cuda.is_available(), distributed.world() > 1
-        here = dict(gpu_memory_utilization=memory_share, enable_sleep_mode=True)
-        if not self.gpu:
+        self.gpu = torch.cuda.is_available()
+        if self.gpu:
+            # In sleep mode, the engine's memory is the trainer's between rollouts.
+            of_device = dict(gpu_memory_utilization=memory_share, enable_sleep_mode=True)
+        else:
             # With chunked prefill, vLLM samples after each chunk and rewinds the generator, which
             # CPU generators cannot do. VLLM_CPU_KVCACHE_SPACE overrides the cache of 1 GiB.
-            here = dict(enforce_eager=True, enable_chunked_prefill=False)
-            here["kv_cache_memory_bytes"] = 2**30
+            of_device = dict(
+                enforce_eager=True, enable_chunked_prefill=False, kv_cache_memory_bytes=2**30
+            )
+        # torchrun has launched the ranks: each has an engine of its own, in its own process.
+        several = distributed.n_ranks() > 1
         set_num_threads = torch.set_num_threads
         try:
             with self._isolated(), warnings.catch_warnings(action="ignore"):
@@ -56,7 +61,7 @@ class VLLMSampler:
                     dtype={"fp32": "float32", "bf16": "bfloat16"}[precision],
                     max_model_len=max_model_len, disable_log_stats=True,
                     distributed_executor_backend="external_launcher" if several else None,
-                    **here,
+                    **of_device,
                 )  # fmt: skip
         except ValueError as error:  # e.g. too many tokens for the model, too little memory
             reason = " ".join(str(error).split())[:400]
@@ -66,7 +71,8 @@ class VLLMSampler:
             ) from error
         torch.set_num_threads = set_num_threads  # on a CPU, vLLM replaces it by a warning
         self._check_reload(vllm.__version__)
-        self.ids, self.running = count(), {}  # running: request id -> Request
+        self.ids = count()  # of requests; vLLM wants each name once
+        self.running = {}  # request id -> Request
         if self.gpu:
             self.llm.sleep(level=1)
 
@@ -98,8 +104,9 @@ class VLLMSampler:
         # All weights in one call, at whose end vLLM copies them over the old ones.
         weights = {"weights_iterator": full_weights(policy.model)}
         self.llm.collective_rpc("reload_weights", kwargs=weights)
+        # Only now: until here, old and new weights needed the space.
         if self.gpu:
-            self.llm.wake_up(tags=["kv_cache"])  # only now: old and new weights needed the space
+            self.llm.wake_up(tags=["kv_cache"])
         # Cached keys and values of common prompt prefixes come from the old weights.
         if not self.llm.reset_prefix_cache():
             raise RuntimeError("vLLM kept its prefix cache: requests are still running")
@@ -117,8 +124,10 @@ class VLLMSampler:
         self._abort()
         engine = self.llm.llm_engine
         while queue or self.running:
+            # Requests that arrived since the last token join the running batch.
             while queue:
-                request, name = queue.popleft(), str(next(self.ids))
+                request = queue.popleft()
+                name = str(next(self.ids))
                 params = self._params(request, temperature, max_tokens)
                 engine.add_request(name, {"prompt_token_ids": request.prompt_ids}, params)
                 self.running[name] = request
@@ -126,9 +135,12 @@ class VLLMSampler:
                 outputs = engine.step()
             finished = []
             for output in outputs:
-                ids, logprobs = list(output.outputs[0].token_ids), output.outputs[0].logprobs
-                logps = [d[token].logprob for token, d in zip(ids, logprobs)]
-                finished.append(Response(self.running.pop(output.request_id).slot, ids, logps))
+                completion = output.outputs[0]
+                ids = list(completion.token_ids)
+                # One dictionary per token, with the sampled token as its only key.
+                logps = [at[token].logprob for token, at in zip(ids, completion.logprobs)]
+                request = self.running.pop(output.request_id)
+                finished.append(Response(request.slot, ids, logps))
             yield finished
 
     def close(self) -> None:

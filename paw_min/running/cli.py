@@ -8,20 +8,29 @@ INTERRUPTED = "\ninterrupted: rerun the same command to resume\n"
 
 
 def main(env: str, presets: dict[str, dict], doc: str) -> None:
-    # The imports take seconds, and libraries turn some KeyboardInterrupts into other errors.
-    old = signal.signal(signal.SIGINT, lambda *_: os.write(2, INTERRUPTED.encode()) and os._exit(1))
+    """Parse the command line and train, evaluate or show the plan."""
+    # The imports below take seconds, and libraries turn some KeyboardInterrupts into other errors.
+    usual = signal.signal(signal.SIGINT, _interrupted)
     from paw_min.config import parse_args
     from paw_min.running import distributed
     from paw_min.running.errors import UserError
     from paw_min.running.session import dry_run
     from paw_min.train import train
 
+    signal.signal(signal.SIGINT, usual)
     try:
-        signal.signal(signal.SIGINT, old)
         cfg, mode = parse_args(env, presets, doc)
-        dry_run(cfg) if mode == "dry-run" else train(cfg, mode == "eval-only")
+        if mode == "dry-run":
+            dry_run(cfg)
+        else:
+            train(cfg, eval_only=mode == "eval-only")
         distributed.finish()
     except UserError as error:
         sys.exit(distributed.with_rank(f"error: {error}"))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED.rstrip("\n"))
+
+
+def _interrupted(*_) -> None:
+    os.write(2, INTERRUPTED.encode())
+    os._exit(1)

@@ -35,7 +35,7 @@ def table_line(m: dict[str, float]) -> str:
 
 def print_start(s) -> None:
     """What a session trains, and the lines so far of a resumed run."""
-    ranks = f", {distributed.world()} ranks" if distributed.world() > 1 else ""
+    ranks = f", {distributed.n_ranks()} ranks" if distributed.n_ranks() > 1 else ""
     say(
         f"run {s.run.folder}: {s.policy.model.num_parameters():,} parameters on "
         f"{s.policy.device}{ranks}, {len(s.tasks.train)} training tasks, "

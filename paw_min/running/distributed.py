@@ -4,9 +4,11 @@
 
 Each rank has environments and a sampler of its own and plays whole groups. Then every rank gets
 the rows of all ranks (a few megabytes), so that group statistics, Eq. 4 and lambda_g come from the
-same numbers everywhere. Only forward and backward passes are split, by rows. Gradients are summed,
-not averaged: a row's weight is its part of the whole. The last backward pass of an optimizer step
-does it (with FSDP every pass: no rank stores a whole gradient). Without torchrun: one rank.
+same numbers everywhere. Only forward and backward passes are split, by rows.
+
+Gradients are summed, not averaged: a row's weight is its part of the whole. The last backward pass
+of an optimizer step all-reduces the gradients. With FSDP every pass reduces its part, since no rank
+stores a whole gradient. Without torchrun there is one rank.
 """
 
 import os
@@ -19,7 +21,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
@@ -29,13 +35,22 @@ TIMEOUT = timedelta(hours=2)  # of a collective call; longer than the slowest ro
 BUCKET = 2**23  # numbers: gradients are summed in parts of this size or more
 
 LOST = (
-    "this rank lost the others: one of them ended (its own message says why); rerun the same "
+    "another rank exited (its own message says why), so this one cannot continue; rerun the same "
     "command to resume"
 )
 
 
-def start(device: str) -> str:
+def limit_threads() -> None:
+    """One CPU thread per process, or $OMP_NUM_THREADS.
+
+    On cores that have anything else to do, two threads are 10 to 30 times slower than one.
+    """
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
+
+
+def join(device: str) -> str:
     """Join the process group if torchrun launched this process -> the device of this rank."""
+    limit_threads()
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if not dist.is_torchelastic_launched():
@@ -74,22 +89,22 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def world() -> int:
+def n_ranks() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def with_rank(message: str) -> str:
     """Name the rank. Before the ranks have met, an error is the same on all: rank 0 reports it."""
-    if world() > 1:
+    if n_ranks() > 1:
         return f"rank {rank()}: {message}"
     return message if os.environ.get("RANK", "0") == "0" else ""
 
 
 def all_gather(items: list) -> list:
     """The lists of all ranks, concatenated, on every rank."""
-    if world() == 1:
+    if n_ranks() == 1:
         return items
-    parts = [None] * world()
+    parts = [None] * n_ranks()
     with _lost_ranks():
         dist.all_gather_object(parts, items)
     return [item for part in parts for item in part]
@@ -97,7 +112,7 @@ def all_gather(items: list) -> list:
 
 def all_reduce(tensors: list[torch.Tensor]) -> None:
     """Replace each tensor by its sum over the ranks; same shapes in the same order on all ranks."""
-    if world() > 1:
+    if n_ranks() > 1:
         with _lost_ranks():
             for tensor in tensors:
                 dist.all_reduce(tensor)
@@ -108,29 +123,33 @@ def gradient_sums(module, now: bool):
     """If now, sum the module's gradients over the ranks during the backward pass in this block.
 
     The pass completes them in the same order on all ranks. The sum of a bucket runs while the pass
-    computes the next one.
+    computes the next one. Used with gloo only so far; NCCL has not been tried.
     """
-    bucket, sums = [], []
+    bucket = []  # gradients that are complete and not being summed yet
+    sums = []  # handles of the sums that are running
 
     def add(p) -> None:
         bucket.append(p.grad)
         if sum(grad.numel() for grad in bucket) >= BUCKET:
-            start()
+            launch_sum()
 
-    def start() -> None:
+    def launch_sum() -> None:
+        # One call for many tensors: `flat` is summed, and the gradients become parts of it.
         flat = parameters_to_vector(bucket)
-        vector_to_parameters(flat, bucket)  # the gradients are parts of `flat` from now on
+        vector_to_parameters(flat, bucket)
         bucket.clear()
         with _lost_ranks():
             sums.append(dist.all_reduce(flat, async_op=True))
 
-    trained = [p for p in module.parameters() if p.requires_grad and now and world() > 1]
+    trained = []
+    if now and n_ranks() > 1:
+        trained = [p for p in module.parameters() if p.requires_grad]
     hooks = [p.register_post_accumulate_grad_hook(add) for p in trained]
     yield
     for hook in hooks:
         hook.remove()
     if bucket:
-        start()
+        launch_sum()
     with _lost_ranks():
         for one in sums:
             one.wait()
@@ -159,17 +178,21 @@ def shard(policy) -> None:
 
     A layer is gathered while it computes, the rest for the whole pass. Stored weights stay fp32.
     """
-    mesh = init_device_mesh(policy.device.type, (world(),))
+    mesh = init_device_mesh(policy.device.type, (n_ranks(),))
     dtype = torch.bfloat16 if policy.precision == "bf16" else None
     mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    parts = [*policy.model.get_decoder().layers, policy]
-    if policy.critic:  # FSDP needs the first pass to be the policy's: that of check_sync
-        parts[-1:-1] = [*policy.critic.decoder.layers, policy.critic]
+    # Inner modules first; the policy, which holds all of them, is the root.
+    parts = list(policy.model.get_decoder().layers)
+    if policy.critic:
+        parts += [*policy.critic.decoder.layers, policy.critic]
+    parts.append(policy)
     for part in parts:
         fully_shard(part, mesh=mesh, mp_policy=mixed)
     for part in parts:
         part.set_gradient_divide_factor(1.0)  # sum the gradients, as without FSDP ...
         part.set_force_sum_reduction_for_comms(True)  # ... by the one reduction that gloo supports
+    # The critic is called through the policy, so that FSDP knows its root whichever pass is first.
+    register_fsdp_forward_method(policy, "values")
 
 
 @contextmanager

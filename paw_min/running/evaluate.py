@@ -1,4 +1,4 @@
-"""Evaluation on a fixed panel with fixed seeds, so that two numbers differ by the policy alone."""
+"""Evaluation on a fixed panel with fixed seeds: only the policy differs between evaluations."""
 
 import json
 from collections import defaultdict
@@ -11,14 +11,23 @@ from paw_min.running.errors import UserError
 from paw_min.running.metrics import describe_episodes, mean
 
 
-def evaluate(cfg: Config, policy, sampler, pool: Pool, tasks: list[str]) -> Rollout:
-    """Play each task of the panel `eval_repeats` times, at the evaluation temperature."""
-    repeated = [(task, g) for g, task in enumerate(tasks) for _ in range(cfg.eval_repeats)]
+def evaluate(
+    cfg: Config, policy, sampler, pool: Pool, tasks: list[str], trial: int = 0
+) -> Rollout:
+    """Play each task of the panel `eval_repeats` times, at the evaluation temperature.
+
+    trial: another one has other seeds, for the same tasks.
+    """
+    task_of_episode = [task for task in tasks for _ in range(cfg.eval_repeats)]
+    group_of_episode = [g for g in range(len(tasks)) for _ in range(cfg.eval_repeats)]
     with sampler.sync(policy):
-        episodes = rollout(
-            cfg, policy, sampler, pool, *zip(*repeated), temperature=cfg.eval_temperature,
-            seed_key=(-1, cfg.eval_seed) if cfg.eval_seed else (-1,), label="evaluate",
-        ).episodes  # fmt: skip
+        played = rollout(
+            cfg, policy, sampler, pool, task_of_episode, group_of_episode,
+            temperature=cfg.eval_temperature,
+            seed_key=(-1, trial) if trial else (-1,),
+            label="evaluate",
+        )  # fmt: skip
+    episodes = played.episodes
     if all(e.failed for e in episodes):
         raise UserError(f"no episode of the evaluation could be played: {episodes[0].failed}")
     return Rollout(episodes, panel_metrics(episodes))
@@ -27,23 +36,26 @@ def evaluate(cfg: Config, policy, sampler, pool: Pool, tasks: list[str]) -> Roll
 def panel_metrics(episodes: list[Episode]) -> dict[str, float]:
     """Success of the panel: pooled, by task type, and its standard error over the tasks."""
     played = [e for e in episodes if not e.failed]
-    by_type, by_task = defaultdict(list), defaultdict(list)
+    by_type = defaultdict(list)
+    by_task = defaultdict(list)
     for e in played:
         by_type[e.task_type].append(e.won)
         by_task[e.task].append(e.won)
-    types = {f"eval_success/{t}": mean(won) for t, won in sorted(by_type.items())}
+    types = {f"eval_success/{name}": mean(won) for name, won in sorted(by_type.items())}
     # Table 2 averages the data sets of search without weights; eval_success pools all episodes.
     metrics = {"eval_success_types": mean(list(types.values()))}
     described = describe_episodes(episodes)
-    shown = ("success", "return", "length", "valid", "score", "failed")
-    metrics |= {f"eval_{key}": described[key] for key in shown if key in described}
-    means = [mean(won) for won in by_task.values()]  # repeats of a task are not independent
+    for key in ("success", "return", "length", "valid", "score", "failed"):
+        if key in described:
+            metrics[f"eval_{key}"] = described[key]
+    # Repeats of a task are not independent: the error is that of the tasks' means.
+    means = [mean(won) for won in by_task.values()]
     metrics["eval_success_se"] = stdev(means) / len(means) ** 0.5 if len(means) > 1 else 0.0
     return metrics | types
 
 
 def outcomes(update: int, episodes: list[Episode]) -> str:
-    """What became of each episode that was played, as JSON: for tables with paired differences."""
+    """Outcome of each completed episode, as JSON: for tables with paired differences."""
     played = [
         {"task": short(e.task), "task_type": e.task_type, "won": e.won, "score": e.score}
         for e in episodes
@@ -59,12 +71,15 @@ def short(task: str) -> str:
 
 def transcript(episodes: list[Episode]) -> str:
     """Two lost and two won episodes as Markdown."""
-    chosen = sorted((e for e in episodes if e.log), key=lambda e: e.won)
-    chosen = chosen[:2] + chosen[2:][-2:]
+    by_outcome = sorted((e for e in episodes if e.log), key=lambda e: e.won)
+    lost_first = by_outcome[:2]
+    won_last = by_outcome[2:][-2:]
     lines = []
-    for e in chosen:
-        lines += [f"## {e.task_type}: {'won' if e.won else 'not won'} in {len(e.log)} steps", ""]
-        lines += [f"`{short(e.task)}`", "", "```", e.log[0][0].strip(), ""]
+    for e in lost_first + won_last:
+        outcome = "won" if e.won else "not won"
+        first_observation = e.log[0][0].strip()
+        lines += [f"## {e.task_type}: {outcome} in {len(e.log)} steps", ""]
+        lines += [f"`{short(e.task)}`", "", "```", first_observation, ""]
         for _, response, observation in e.log:
             lines += [f"> {response.strip()}", observation.strip(), ""]
         lines += ["```", ""]

@@ -1,4 +1,4 @@
-"""The numbers that describe episodes and updates; results/README.md explains each of them."""
+"""The numbers that describe episodes and updates; paw_min/README.md explains each of them."""
 
 import resource
 from collections import defaultdict
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from paw_min import losses, targets
+from paw_min.rollout import Episode, Rows, flatten
 from paw_min.running import distributed
 
 
@@ -23,71 +24,91 @@ def peak_memory(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
-def describe_episodes(episodes: list) -> dict[str, float]:
+def describe_episodes(episodes: list[Episode]) -> dict[str, float]:
     """Success, return, length and format of the episodes that were played to their end."""
     played = [e for e in episodes if not e.failed]
-    rows = [t for e in played for t in e.transitions]
+    rows = flatten(played)
     returns = defaultdict(set)
     for e in played:
         returns[e.group].add(e.episode_return)
-    scores = [e.score for e in played if e.score is not None]
-    metrics = {"score": 100 * mean(scores)} if scores else {}
-    return metrics | {
+    first = targets.first_occurrences(rows.tokens)
+    metrics = {
         "success": mean([e.won for e in played]),
         "return": mean([e.episode_return for e in played]),
         "length": mean([len(e.transitions) for e in played]),
-        "valid": mean([t.valid for t in rows]),
+        "valid": mean(rows.valid.tolist()),
         "no_variance": mean([len(values) == 1 for values in returns.values()]),
         "failed": len(episodes) - len(played),
-        "rows": len(rows),
-        "duplicates": mean([not first for first in targets.first_occurrences(rows)]),
+        "rows": len(rows.tokens),
+        "duplicates": mean([not is_first for is_first in first]),
     }
+    scores = [e.score for e in played if e.score is not None]
+    if scores:
+        metrics["score"] = 100 * mean(scores)
+    return metrics
 
 
-def describe_selection(rows) -> dict[str, float]:
-    """lambda_g over the groups, and the fraction of selected transitions, of update.Rows."""
-    lam = list(dict(zip(rows.group, rows.lam.tolist())).values())
+def describe_selection(rows: Rows) -> dict[str, float]:
+    """lambda_g over the groups, and the fraction of selected transitions."""
+    lambdas = list(rows.lambda_g.values())
     return {
-        "lambda": mean(lam),
-        "lambda_min": min(lam),
-        "lambda_max": max(lam),
+        "lambda": mean(lambdas),
+        "lambda_min": min(lambdas),
+        "lambda_max": max(lambdas),
         "selected": rows.selected.float().mean().item(),
     }
 
 
 class UpdateMetrics:
-    """Weighted means and totals over the micro-batches of an update and over the ranks."""
+    """Means and totals over the micro-batches of an update and over the ranks."""
 
     def __init__(self, n_steps: int):
-        self.sums, self.weights, self.n_steps = defaultdict(float), defaultdict(float), n_steps
+        self.n_steps = n_steps  # optimizer steps of the update
+        self.totals = defaultdict(float)
+        self.sums = defaultdict(float)  # of value * weight
+        self.weights = defaultdict(float)
 
-    def add_pass(self, terms: dict[str, Tensor], stats: dict[str, Tensor], batch) -> None:
-        """terms: parts of the loss as they are summed. stats: means over the response tokens."""
-        n_response, n_obs = int(batch.response_mask.sum()), int(batch.obs_mask.sum())
-        self._add({f"loss_{name}": term / self.n_steps for name, term in terms.items()})
-        self._add({"tokens_trained": n_response + n_obs, "tokens_forward": batch.ids.numel()})
-        self._add(stats, n_response)
-
-    def add_world_model(self, row_loss: Tensor, hard: Tensor, obs_mask: Tensor) -> None:
-        """row_loss: (B,), before weights. hard: (B, S), the confidence mask of Eq. 7."""
-        rows = obs_mask.any(-1)  # (B,)
-        self._add({"wm_loss": row_loss[rows].mean()}, int(rows.sum()))
-        easy = losses.masked_mean(1.0 - hard, obs_mask)
-        self._add({"wm_clipped_tokens": easy}, int(obs_mask.sum()))
+    def add_pass(self, parts, batch) -> None:
+        """One micro-batch: update.LossParts, and its Batch."""
+        # A term is its micro-batch's part of the loss of a step: the parts of a step add up, and
+        # the metric is the mean over the steps.
+        for name, term in parts.terms.items():
+            self.add_total(f"loss_{name}", (term / self.n_steps).item())
+        n_response = int(batch.response_mask.sum())
+        n_obs = int(batch.obs_mask.sum())
+        self.add_total("tokens_trained", n_response + n_obs)
+        self.add_total("tokens_forward", batch.ids.numel())
+        for name, value in parts.stats.items():
+            self.add_mean(name, value.item(), weight=n_response)
+        if parts.observations is not None:
+            scored = batch.obs_mask.any(-1)  # (B,) rows with an observation
+            row_loss = parts.observations.per_row[scored].mean()  # before weights
+            self.add_mean("wm_loss", row_loss.item(), weight=int(scored.sum()))
+            dropped = (~parts.observations.counted).float()  # (B, S)
+            fraction = losses.masked_mean(dropped, batch.obs_mask)
+            self.add_mean("wm_clipped_tokens", fraction.item(), weight=n_obs)
 
     def add_step(self, grad_norm: Tensor) -> None:
-        self._add({"grad_norm": grad_norm}, 1)
+        """One optimizer step."""
+        self.add_mean("grad_norm", grad_norm.item(), weight=1)
 
-    def _add(self, values: dict[str, Tensor | int], weight: int | None = None) -> None:
-        for name, value in values.items():
-            value = value.item() if isinstance(value, Tensor) else value
-            self.sums[name] += value * (1 if weight is None else weight)
-            self.weights[name] += weight or 0
+    def add_total(self, name: str, value: float) -> None:
+        self.totals[name] += value
+
+    def add_mean(self, name: str, value: float, weight: int) -> None:
+        self.sums[name] += value * weight
+        self.weights[name] += weight
 
     def result(self) -> dict[str, float]:
-        sums, weights = defaultdict(float), defaultdict(float)
+        """Over all ranks; a mean without any weight is 0."""
+        totals = defaultdict(float)
+        sums = defaultdict(float)
+        weights = defaultdict(float)
         for rank in distributed.all_gather([self]):
+            for name, value in rank.totals.items():
+                totals[name] += value
             for name, value in rank.sums.items():
                 sums[name] += value
                 weights[name] += rank.weights[name]
-        return {name: value / (weights[name] or 1.0) for name, value in sums.items()}
+        means = {name: value / (weights[name] or 1.0) for name, value in sums.items()}
+        return totals | means

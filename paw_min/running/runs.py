@@ -81,7 +81,8 @@ class Run:
         partial = final.with_suffix(".partial")
         with writing("a checkpoint"):
             shutil.rmtree(partial, ignore_errors=True)
-            others = policy.save(partial, weights)
+            policy.save(partial, weights)
+            others = policy.besides_the_model(weights)
             state = {"done": done, "optimizer": state, "weights": others}
             torch.save(state, partial / "trainer.pt")
             for file in [*partial.iterdir(), partial]:
@@ -158,6 +159,11 @@ def newest_checkpoint(folder: str | Path) -> Path | None:
     return max(Path(folder).glob("checkpoint-" + 6 * "[0-9]"), default=None)
 
 
+def updates_done(checkpoint: Path) -> int:
+    """The number of updates in the name of a checkpoint folder."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
 def read_metrics(folder: str | Path) -> list[dict]:
     """The lines of metrics.jsonl, without an incomplete last line."""
     with reading(Path(folder) / "metrics.jsonl") as path:
@@ -194,6 +200,8 @@ def reading(path: Path):
     """Turn any damage of a file into one sentence that names it."""
     try:
         yield path
+    except UserError:
+        raise
     except Exception as error:  # each library has errors of its own
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         if isinstance(error, pickle.UnpicklingError):  # torch's text proposes to run such code

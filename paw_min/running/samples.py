@@ -12,12 +12,10 @@ from pathlib import Path
 
 import torch
 
-from paw_min.config import Config
 from paw_min.model.batches import TokenRow
-from paw_min.rollout import Episode
+from paw_min.rollout import Episode, Rows
 from paw_min.running.evaluate import short
 from paw_min.running.runs import reading
-from paw_min.update import Rows, select_transitions
 
 LIMIT = 48  # transitions of an update, in whole episodes; more only if the first one is longer
 
@@ -66,8 +64,10 @@ class Sample:
 def choose(episodes: list[Episode], limit: int = LIMIT) -> list[Episode]:
     """The first lost and the first won episode of each group, then others, up to `limit` steps."""
     first = {(e.group, e.won): e for e in reversed(episodes)}
-    chosen, total = [], 0
-    for e in sorted(episodes, key=lambda e: first[e.group, e.won] is not e):
+    in_order_of_interest = sorted(episodes, key=lambda e: first[e.group, e.won] is not e)
+    chosen = []
+    total = 0
+    for e in in_order_of_interest:
         total += len(e.transitions)
         if chosen and total > limit:
             break
@@ -75,40 +75,56 @@ def choose(episodes: list[Episode], limit: int = LIMIT) -> list[Episode]:
     return sorted(chosen, key=lambda e: e.trajectory)
 
 
-def sample(cfg: Config, update: int, episodes: list[Episode], rows: Rows) -> str:
-    """The file of this update, as JSON. rows: of the same episodes, in their order."""
-    transitions = [t for e in episodes for t in e.transitions]
-    competing = select_transitions(cfg, transitions, None)  # (N,) bool: before Eq. 4
-    rank = torch.zeros(len(transitions), dtype=torch.long)  # (N,)
+def sample(update: int, episodes: list[Episode], rows: Rows) -> str:
+    """The file of this update, as JSON. rows: of the same episodes, after `update.prepare`."""
+    rank = torch.zeros(len(rows.tokens), dtype=torch.long)  # (N,)
     if rows.entropy is not None:
-        rank[competing] = ranks(rows.entropy[competing])
+        rank[rows.candidates] = ranks(rows.entropy[rows.candidates])
 
-    def step(i: int) -> StoredRow:
-        t = rows.tokens[i]
-        entropy = None if rows.entropy is None else rows.entropy[i].item()
+    def stored_row(i: int) -> StoredRow:
+        tokens = rows.tokens[i]
         return StoredRow(
-            t.prompt_ids, t.response_ids, t.obs_ids, given=t.given,
-            reward=transitions[i].reward, valid=transitions[i].valid,
-            selected=rows.selected[i].item(), entropy=entropy, rank=rank[i].item() or None,
+            prompt_ids=tokens.prompt_ids,
+            response_ids=tokens.response_ids,
+            obs_ids=tokens.obs_ids,
+            given=tokens.given,
+            reward=rows.reward[i],
+            valid=rows.valid[i].item(),
+            selected=rows.selected[i].item(),
+            entropy=None if rows.entropy is None else rows.entropy[i].item(),
+            rank=rank[i].item() or None,
             weight=rows.row_weight[i].item(),
-        )  # fmt: skip
+        )
 
-    indices, returns = defaultdict(list), defaultdict(list)
-    for i, t in enumerate(transitions):
-        indices[t.trajectory].append(i)
+    indices = defaultdict(list)  # trajectory -> its rows
+    for i, trajectory in enumerate(rows.trajectory):
+        indices[trajectory].append(i)
+    returns = defaultdict(list)  # group -> R(tau) of its episodes
     for e in episodes:
         returns[e.group].append(e.episode_return)
-    played = [
-        StoredEpisode(
-            e.group, e.trajectory, short(e.task), e.task_type, e.won, e.episode_return,
-            [step(i) for i in indices[e.trajectory]],
+
+    played = []
+    for e in choose(episodes):
+        steps = [stored_row(i) for i in indices[e.trajectory]]
+        played.append(
+            StoredEpisode(
+                group=e.group,
+                trajectory=e.trajectory,
+                task=short(e.task),
+                task_type=e.task_type,
+                won=e.won,
+                episode_return=e.episode_return,
+                steps=steps,
+            )
         )
-        for e in choose(episodes)
-    ]  # fmt: skip
-    lam = dict(zip(rows.group, rows.lam.tolist()))
-    groups = [Group(g, lam[g], returns[g]) for g in dict.fromkeys(e.group for e in played)]
-    kept = int(rows.selected.sum())
-    stored = Sample(update, int(competing.sum()), kept, groups, played)
+    shown = dict.fromkeys(e.group for e in played)
+    stored = Sample(
+        update=update,
+        candidates=int(rows.candidates.sum()),
+        kept=int(rows.selected.sum()),
+        groups=[Group(g, rows.lambda_g[g], returns[g]) for g in shown],
+        episodes=played,
+    )
     return json.dumps(asdict(stored), separators=(",", ":")) + "\n"
 
 
@@ -119,7 +135,7 @@ def ranks(entropy: torch.Tensor) -> torch.Tensor:
 
 
 def read(path: Path, vocabulary: int) -> Sample:
-    """The sample of a file, which is data from anyone: UserError if it is none."""
+    """The sample in an untrusted file; UserError if it is malformed."""
     with reading(path):
         stored = json.loads(path.read_text())
         groups = [Group(**group) for group in stored.pop("groups")]

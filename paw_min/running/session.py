@@ -13,7 +13,7 @@ import torch
 
 from paw_min import toy
 from paw_min.config import Config
-from paw_min.critic import load_critic
+from paw_min.critic import LR_FACTOR, load_critic
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Pool, Tasks
 from paw_min.model import lora
@@ -26,6 +26,7 @@ from paw_min.running.runs import Run
 from paw_min.running.tasks import draw_groups, panel
 
 PANEL_SLOTS = 128  # slots of the pool for the panel, even if training needs fewer
+WEIGHT_DECAY = 0.01  # of AdamW; verl-agent
 
 
 @dataclass
@@ -42,58 +43,65 @@ class Session:
 @contextmanager
 def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     """Load everything, with the weights of the newest checkpoint or else of the start model."""
-    torch.set_num_threads(cfg.threads)
-    device = distributed.start(cfg.device)
+    check_machine(cfg)
+    device = distributed.join(cfg.device)
     precision = forward_precision(cfg, device)
-    check_packages(cfg)
     with distributed.rank_0_first():
-        run, start = Run(cfg), start_model(cfg)
-        load_tokenizer(start, cfg.max_prompt_tokens + cfg.max_response_tokens)  # before the data
+        run = Run(cfg)
+        start_folder = start_model(cfg)
+        # Before the data, which may take minutes to generate: can the model be used at all?
+        load_tokenizer(start_folder, cfg.max_prompt_tokens + cfg.max_response_tokens)
         if not eval_only:
-            memory.announce(cfg, start, device)
+            memory.announce(cfg, start_folder, device)
         tasks = find_tasks(cfg)
+
     checkpoint = run.checkpoint()
-    weights = start if cfg.lora_rank else str(checkpoint or start)
+    # With LoRA, a checkpoint is an adapter for the start model.
+    weights = start_folder if cfg.lora_rank else str(checkpoint or start_folder)
     sampler = make_sampler(cfg, weights, precision)
-    policy = load_policy(weights, cfg.temperature, device, precision, cfg.attention)
+    policy = load_policy(weights, cfg.temperature, device, precision)
     if cfg.lora_rank:
         lora.attach(policy.model, cfg.lora_rank, precision, cfg.seed, checkpoint)
-    # A generator, read after sharding, which replaces the parameters.
-    trained = [{"params": (p for p in policy.model.parameters() if p.requires_grad)}]
     if cfg.algo == "ppo" and not eval_only:
-        policy.critic = load_critic(start, policy, cfg.attention)
-        trained.append({"params": policy.critic.parameters(), "lr": cfg.critic_lr or 10 * cfg.lr})
+        policy.critic = load_critic(start_folder, policy)
     if cfg.grad_checkpointing:
         policy.model.gradient_checkpointing_enable()
         if policy.critic:
             policy.critic.decoder.gradient_checkpointing_enable()
     if cfg.shard:
         distributed.shard(policy)
-    optimizer = torch.optim.AdamW(trained, lr=cfg.lr, weight_decay=cfg.weight_decay)
-    reference = policy if cfg.kl_coef > 0 and cfg.lora_rank else None
-    if cfg.kl_coef > 0 and not (cfg.lora_rank or eval_only):
-        where = "cpu" if cfg.ref_offload else device
-        reference = load_policy(start, cfg.temperature, where, precision, cfg.attention)
-        reference.requires_grad_(False)
+    optimizer = make_optimizer(cfg, policy)  # after sharding, which replaces the parameters
+    reference = None if eval_only else make_reference(cfg, policy, start_folder, device, precision)
+
     slots = max(cfg.groups * cfg.group_size, min(len(tasks.held_out), PANEL_SLOTS))
-    slots = -(-slots // distributed.world())
+    slots_per_rank = -(-slots // distributed.n_ranks())  # rounded up
+    pool = tasks.make_pool(slots_per_rank)
     together = distributed.leave_together()
-    with closing(run), closing(sampler), together, closing(tasks.make_pool(slots)) as pool:
+    # Left in the opposite order: the pool's workers end first, the run folder is unlocked last.
+    with closing(run), closing(sampler), together, closing(pool):
         yield Session(run, policy, reference, optimizer, sampler, pool, tasks)
 
 
-def check_packages(cfg: Config) -> None:
-    """UserError for a package that these settings need and that is not installed."""
+def check_machine(cfg: Config) -> None:
+    """UserError for a package or a GPU that these settings need and that is not there."""
     if cfg.sampler == "vllm":
         check_installed()
     if cfg.lora_rank:
         lora.check_installed()
     track.check_installed(cfg.track)
+    gpu = torch.cuda.is_available()
+    if cfg.device.startswith("cuda") and not gpu:
+        raise UserError(f"--device {cfg.device}: torch sees no GPU here; use --device cpu.")
+    if cfg.sampler == "vllm" and gpu and cfg.device not in ("auto", "cuda"):
+        choose = "omit it and set CUDA_VISIBLE_DEVICES, or use --sampler transformers"
+        raise UserError(f"--device {cfg.device}: vLLM uses the first visible GPU; {choose}.")
 
 
 def forward_precision(cfg: Config, device: str) -> str:
-    gpu = device.startswith("cuda")
-    return {"auto": "bf16" if gpu else "fp32"}.get(cfg.precision, cfg.precision)
+    """"fp32" or "bf16"."""
+    if cfg.precision == "auto":
+        return "bf16" if device.startswith("cuda") else "fp32"
+    return cfg.precision
 
 
 def make_sampler(cfg: Config, folder: str, precision: str) -> HFSampler | VLLMSampler:
@@ -103,15 +111,48 @@ def make_sampler(cfg: Config, folder: str, precision: str) -> HFSampler | VLLMSa
     return VLLMSampler(folder, length, precision, cfg.vllm_memory, cfg.seed)
 
 
+def make_optimizer(cfg: Config, policy: Policy) -> torch.optim.Optimizer:
+    """AdamW over the policy, or its adapters, and PPO's critic."""
+    policy_parameters = [p for p in policy.model.parameters() if p.requires_grad]
+    groups = [{"params": policy_parameters}]
+    if policy.critic:
+        critic_parameters = list(policy.critic.parameters())
+        groups.append({"params": critic_parameters, "lr": LR_FACTOR * cfg.lr})
+    return torch.optim.AdamW(groups, lr=cfg.lr, weight_decay=WEIGHT_DECAY)
+
+
+def make_reference(
+    cfg: Config, policy: Policy, folder: str, device: str, precision: str
+) -> Policy | None:
+    """The frozen start model of the KL term; None without one."""
+    if cfg.kl_coef == 0:
+        return None
+    if cfg.lora_rank:
+        return policy  # with its adapters off
+    where = "cpu" if cfg.ref_offload else device
+    reference = load_policy(folder, cfg.temperature, where, precision)
+    reference.requires_grad_(False)
+    return reference
+
+
 def start_model(cfg: Config) -> str:
-    own = cfg.model in ("", *toy.STANDINS)
-    return toy.default_model(cfg.model or cfg.env) if own else cfg.model
+    """The folder or hub name of the model that training starts from."""
+    if cfg.model in ("", *toy.STANDINS):
+        return toy.default_model(cfg.model or cfg.env)
+    return cfg.model
+
+
+def data_folder(cfg: Config) -> str:
+    """The folder of the data, generated on first use where --data names none."""
+    if cfg.data in ("", *toy.WORLDS):
+        return toy.default_data(cfg.env, cfg.data)
+    return cfg.data
 
 
 def find_tasks(cfg: Config) -> Tasks:
     """The training tasks and the evaluation panel; UserError for unusable data."""
     try:
-        tasks = BENCHMARKS[cfg.env].load(cfg, cfg.data or toy.default_data(cfg.env, cfg.world))
+        tasks = BENCHMARKS[cfg.env].load(cfg, data_folder(cfg))
         draw_groups(tasks.train, cfg.groups, cfg.seed, 0)  # raises if there are too few
         n_panel = min(cfg.eval_tasks or len(tasks.held_out), len(tasks.held_out))
         return Tasks(tasks.train, panel(tasks.held_out, n_panel, seed=0), tasks.make_pool)
@@ -121,9 +162,10 @@ def find_tasks(cfg: Config) -> Tasks:
 
 def dry_run(cfg: Config) -> None:
     """Check model and data, generated if needed, and print the plan; loads no weights."""
-    model, missing = start_model(cfg), []
+    missing = []
     try:
-        check_packages(cfg)
+        check_machine(cfg)
+        model = start_model(cfg)
         load_tokenizer(model, cfg.max_prompt_tokens + cfg.max_response_tokens)
         print(f"model     {model}")
         print(memory.table(cfg, model, cfg.device))
@@ -134,10 +176,13 @@ def dry_run(cfg: Config) -> None:
         print(f"data      {len(tasks.train)} training tasks, panel of {len(tasks.held_out)}")
     except UserError as error:
         missing.append(str(error))
+
     episodes = cfg.groups * cfg.group_size
     rows = episodes * cfg.max_turns
     steps = -(-rows // cfg.mini_batch) if cfg.mini_batch else 1
-    evaluations = 2 + (cfg.updates - 1) // cfg.eval_every if cfg.eval_every else 2
+    evaluations = 2
+    if cfg.eval_every:
+        evaluations += (cfg.updates - 1) // cfg.eval_every
     print(
         f"updates   {cfg.updates} of {cfg.groups} tasks x {cfg.group_size} = {episodes} episodes, "
         f"at most {cfg.max_turns} turns: up to {rows} rows of up to {memory.row_tokens(cfg)} "

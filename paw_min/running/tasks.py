@@ -4,8 +4,9 @@ Groups are drawn from (seed, update) and the panel from a seed, both without rep
 evaluation plays the same panel; verl-agent draws a new one, with repeats.
 """
 
-import random
 from itertools import pairwise
+
+from paw_min.running.seeds import generator
 
 
 def draw_groups(tasks: list[str], n_groups: int, seed: int, update: int) -> list[str]:
@@ -18,7 +19,7 @@ def draw_groups(tasks: list[str], n_groups: int, seed: int, update: int) -> list
         raise ValueError(f"n_groups is {n_groups} with {len(tasks)} tasks; choose from 1 to "
                          f"{len(tasks)} or take more tasks.")
     epoch, position = divmod(update, len(tasks) // n_groups)
-    order = random.Random(f"groups {seed} {epoch}").sample(tasks, len(tasks))
+    order = generator("groups", seed, epoch).sample(tasks, len(tasks))
     return order[position * n_groups : (position + 1) * n_groups]
 
 
@@ -30,6 +31,6 @@ def panel(tasks: list[str], n: int, seed: int) -> list[str]:
     """
     if not 1 <= n <= len(tasks):
         raise ValueError(f"A panel of {n} from {len(tasks)} tasks; choose from 1 to {len(tasks)}.")
-    rng = random.Random(f"panel {seed}")
+    rng = generator("panel", seed)
     cuts = [i * len(tasks) // n for i in range(n + 1)]
     return [tasks[rng.randrange(low, high)] for low, high in pairwise(cuts)]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 DATA = Path("data")  # below the current folder
 STANDINS = ("sparse", "smollm2")  # models by name, besides one per benchmark
+WORLDS = ("changed",)  # generated data by name, besides one per benchmark
 
 
 class Demonstration(NamedTuple):
@@ -22,18 +23,19 @@ class Demonstration(NamedTuple):
     observation: str  # what followed in the environment
 
 
-def default_data(env: str, world: str = "home") -> str:
-    """The data folder of a run without --data; generated on first use (ALFWorld: a minute).
+def default_data(env: str, world: str = "") -> str:
+    """The data folder of a run that names none; generated on first use (ALFWorld: a minute).
 
-    ALFWorld's own variable, $ALFWORLD_DATA, is used where it is set, unless world is "changed".
+    world: "changed" (ALFWorld) has other receptacles that clean, heat and cool. Without it,
+    ALFWorld's own variable, $ALFWORLD_DATA, is used where it is set.
     """
     if env == "alfworld":
-        if world == "home" and (folder := os.environ.get("ALFWORLD_DATA")):
+        if not world and (folder := os.environ.get("ALFWORLD_DATA")):
             return folder
         from paw_min.toy import alfworld_games
 
-        name = "alfworld" if world == "home" else f"alfworld-{world}"
-        return str(alfworld_games.default(DATA / name, world))
+        name = f"alfworld-{world}" if world else "alfworld"
+        return str(alfworld_games.default(DATA / name, world or "home"))
     if env == "webshop":
         from paw_min.toy import webshop_shops
 

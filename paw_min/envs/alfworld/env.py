@@ -43,9 +43,9 @@ def load(cfg: Config, data: str) -> Tasks:
     """The games of a run (a task is the path of a game) and its pool."""
 
     def make_pool(n_envs: int) -> EnvPool:
-        return EnvPool(AlfworldEnv, n_envs, cfg.workers, cfg.env_timeout)
+        return EnvPool(AlfworldEnv, n_envs, cfg.workers)
 
-    return Tasks(list_games(data, cfg.train_split), list_games(data, cfg.eval_split), make_pool)
+    return Tasks(list_games(data, "train"), list_games(data, cfg.eval_split), make_pool)
 
 
 def find_data(data: str | Path) -> Path:

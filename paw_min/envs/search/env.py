@@ -37,16 +37,15 @@ from paw_min.retrieval import Hit, Retriever, is_url, open_retriever
 
 def load(cfg: Config, data: str) -> Tasks:
     """The questions of a run and their pool; one ValueError reports all that is wrong."""
-    if Path(data).expanduser().is_file() and cfg.train_split != cfg.eval_split:
+    if Path(data).expanduser().is_file() and cfg.eval_split != "train":
         raise ValueError(f"{data} is one file, so training and test would have the same questions: "
-                         "give a folder with one file per split, or equal --train-split and "
-                         "--eval-split.")
+                         "give a folder with one file per split, or --eval-split train.")
     source = cfg.retriever or data
     loaded, errors = [], []
     for load_one in (
-        lambda: load_questions(data, cfg.train_split),
+        lambda: load_questions(data, "train"),
         lambda: load_questions(data, cfg.eval_split),
-        lambda: open_retriever(source, cfg.encoder),
+        lambda: open_retriever(source),
     ):
         try:
             loaded.append(load_one())

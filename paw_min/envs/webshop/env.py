@@ -80,12 +80,11 @@ def load(cfg: Config, data: str) -> Tasks:
     """Load the shop in the folder `data` and split its goals."""
     source = data, cfg.human_goals, cfg.n_products or None
     goals = splits(load_shop(*source).n_goals)
-    for flag, name in (("--train-split", cfg.train_split), ("--eval-split", cfg.eval_split)):
-        if name not in goals:
-            raise ValueError(f"{flag} {name} is not a split of WebShop; use one of "
-                             f"{', '.join(goals)}.")
+    if cfg.eval_split not in goals:
+        raise ValueError(f"--eval-split {cfg.eval_split} is not a split of WebShop; use one of "
+                         f"{', '.join(goals)}.")
     return Tasks(
-        train=[str(i) for i in goals[cfg.train_split]],
+        train=[str(i) for i in goals["train"]],
         held_out=[str(i) for i in goals[cfg.eval_split]],
-        make_pool=lambda n: EnvPool(partial(make_agent, *source), n, cfg.workers, cfg.env_timeout),
+        make_pool=lambda n: EnvPool(partial(make_agent, *source), n, cfg.workers),
     )

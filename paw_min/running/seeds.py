@@ -1,0 +1,28 @@
+"""Every random draw of a run, from keys alone: no generator has a state that a checkpoint needs.
+
+    draw                         key                                    function
+    ---------------------------  -------------------------------------  -------------------------
+    tasks of an update           "groups", seed, epoch                  tasks.draw_groups
+    evaluation panel             "panel", 0: the same in every run      tasks.panel
+    token of a training rollout  seed, update, trajectory, turn         request_seed, sampler.py
+    token of an evaluation       -1, trajectory, turn                   request_seed, sampler.py
+    order of rows in an update   (seed, update)                         update.mini_batches
+    shuffled targets (placebo)   "shuffled", seed, number of rows       targets.shuffled
+    new LoRA adapters            seed                                   model/lora.py: attach
+
+So an update that is repeated after a kill draws the same numbers.
+"""
+
+import hashlib
+import random
+
+
+def generator(*key) -> random.Random:
+    """A generator for one draw; its key is made of words, numbers and tuples of numbers."""
+    return random.Random(" ".join(str(part) for part in key))
+
+
+def request_seed(*key: int) -> int:
+    """A 63-bit seed for the tokens of one response."""
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
