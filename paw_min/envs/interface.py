@@ -1,20 +1,8 @@
-"""The environment interface and the project's glossary.
+"""The environment interface. paw_min/README.md has the glossary.
 
 A benchmark is a folder of envs/ with a `BENCHMARK` in it (benchmarks.py lists them), an environment
 is any object with the two methods of `Environment`, and everything that passes between environments
 and the rollout has one of the types below.
-
-Glossary, with the paper's symbols:
-
-    task          what an environment is reset with: a game file, the number of a goal or a question
-    group         the episodes of one task in one update, g; their number is the group size
-    trajectory    one episode, tau; a row is one of its steps (h, a, r, o')
-    observation   o_t, the environment's own text
-    context       what the agent knows when it acts; rendered as text it is the prompt, h_t
-    response      a_t, everything that the model generates in one step, its end token included
-    command       the part of a response that the environment executes
-    admissible    the commands that the environment accepts now
-    slot          index into the pool; plays one episode at a time
 """
 
 from collections.abc import Callable
