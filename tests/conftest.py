@@ -1,4 +1,7 @@
-"""Shared by all tests: one thread for torch, small ALFWorld games made once (~3 s), small runs."""
+"""Fixtures of all tests (small ALFWorld games made once, ~3 s; small runs); torch gets one thread.
+
+With the environment variable CI=true, as CI sets it, a skipped test fails the session.
+"""
 
 import gc
 import os
@@ -61,3 +64,24 @@ def one_update(tmp_path_factory, model, games_root) -> Path:
 def finished(one_update, tmp_path) -> Path:
     """A copy of that run in tmp_path / "r", which config() resumes."""
     return Path(shutil.copytree(one_update, tmp_path / "r"))
+
+
+def skips_that_fail(config) -> list[str]:
+    """In CI, the names of the skipped tests and test files; elsewhere none."""
+    if os.environ.get("CI") != "true":
+        return []
+    reports = config.pluginmanager.get_plugin("terminalreporter").stats.get("skipped", [])
+    return [report.nodeid for report in reports]
+
+
+def pytest_sessionfinish(session, exitstatus):
+    # Other codes say already that something failed.
+    if exitstatus == pytest.ExitCode.OK and skips_that_fail(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    names = skips_that_fail(config)
+    if names:
+        sentence = f"Failed: with CI=true no test may be skipped: {', '.join(names)}"
+        terminalreporter.write_line(sentence, red=True)

@@ -39,7 +39,11 @@ from tests.helpers import (
 
 
 def test_paw_off_is_plain_grpo():
-    """A baseline that has never heard of PaW, written here, gives the same weights bit for bit."""
+    """GRPO without the code of paw_min.update, written here, gives the same weights.
+
+    Up to the rounding of float32: the two add the same numbers in another order. The next test
+    compares bit for bit.
+    """
     policy = make_policy()
     optimizer = torch.optim.SGD(policy.parameters(), lr=BASE["lr"])
     scores = torch.tensor([e.episode_return for e in EPISODES for _ in e.transitions])
