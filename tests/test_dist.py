@@ -25,6 +25,7 @@ from paw_min.toy import webshop_shops as shops
 from tests.dist_jobs import CASES, resume, uninterrupted, updated
 from tests.helpers import argv
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
 RUNNING = (ROOT / "RUNNING.md").read_text()
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]

@@ -37,6 +37,7 @@ from paw_min.toy import smollm2, standins
 from tests.chat import ChatServer, answers_of, play
 from tests.helpers import HOSTILE_TEXT
 
+pytestmark = pytest.mark.slow
 ROOM = (
     "-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room. Looking quickly "
     "around you, you see a cabinet 10, and a drawer 2.\n\nYour task is to: put some mug on shelf."

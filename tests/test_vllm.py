@@ -30,6 +30,7 @@ from paw_min.running.errors import UserError
 from tests import helpers
 from tests.helpers import with_adapters
 
+pytestmark = pytest.mark.slow
 ROUNDING, BROKEN = 1e-4, 5e-2  # the limit of the trainer lies between
 LONGEST = 640
 
