@@ -1,4 +1,7 @@
-"""Shared by all tests: one thread for torch, small ALFWorld games made once (~3 s), small runs."""
+"""Fixtures of all tests (small ALFWorld games made once, ~3 s; small runs); torch gets one thread.
+
+With the environment variable CI=true, as CI sets it, a skipped test fails the session.
+"""
 
 import gc
 import os
@@ -9,21 +12,11 @@ import pytest
 import torch
 
 from paw_min import train
-from paw_min.config import Config, flag, parse_args
+from paw_min.config import Config
 from paw_min.toy import alfworld_games as games
+from tests.helpers import SMALL, make_policy
 
 SIZES = {"train": 12, "valid_seen": 6, "valid_unseen": 6}
-SMALL = dict(  # a run of run_alfworld.py in seconds
-    groups=2, group_size=2, updates=3, eval_every=2, eval_tasks=2, max_turns=3, micro_tokens=1024,
-    mini_batch=4, max_response_tokens=4, prompt="compact", max_prompt_tokens=400, lr=1e-3,
-    name="r", kl_coef=0.01,
-)  # fmt: skip
-
-PAPER = dict(  # a run with the preset `paper`, cut down in its sizes only
-    name="paper", updates=1, groups=2, group_size=2, max_turns=2, eval_tasks=2, micro_tokens=4096,
-    sampler="transformers", mini_batch=4, max_response_tokens=4,
-)  # fmt: skip
-
 torch.set_num_threads(1)  # two threads on a busy machine are far slower than one
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
 # Some tests parse lists nested beyond the recursion limit. Should the collector run at that
@@ -43,8 +36,6 @@ def games_root(tmp_path_factory):
 @pytest.fixture(scope="session")
 def model(tmp_path_factory) -> str:
     """The folder of a tiny random model."""
-    from tests.test_policy import make_policy
-
     folder = tmp_path_factory.mktemp("model")
     make_policy("qwen3").save(folder)
     return str(folder)
@@ -75,18 +66,22 @@ def finished(one_update, tmp_path) -> Path:
     return Path(shutil.copytree(one_update, tmp_path / "r"))
 
 
-def argv(settings: dict) -> list[str]:
-    """The flags of these settings."""
-    words = []
-    for name, value in settings.items():
-        if isinstance(value, bool):
-            words.append(flag(name) if value else flag(name).replace("--", "--no-"))
-        else:
-            words.append(f"{flag(name)}={value}")
-    return words
+def skips_that_fail(config) -> list[str]:
+    """In CI, the names of the skipped tests and test files; elsewhere none."""
+    if os.environ.get("CI") != "true":
+        return []
+    reports = config.pluginmanager.get_plugin("terminalreporter").stats.get("skipped", [])
+    return [report.nodeid for report in reports]
 
 
-def paper_config(script, env: str, **settings) -> Config:
-    """The preset `paper` of a run script, with the sizes PAPER and these settings."""
-    flags = ["--preset", "paper", *argv(PAPER | settings)]
-    return parse_args(env, script.PRESETS, "", flags)[0]
+def pytest_sessionfinish(session, exitstatus):
+    # Other codes say already that something failed.
+    if exitstatus == pytest.ExitCode.OK and skips_that_fail(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    names = skips_that_fail(config)
+    if names:
+        sentence = f"Failed: with CI=true no test may be skipped: {', '.join(names)}"
+        terminalreporter.write_line(sentence, red=True)

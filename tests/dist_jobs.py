@@ -19,9 +19,16 @@ from paw_min.running import distributed
 from paw_min.running.conflict import gradient_conflict
 from paw_min.running.runs import Run
 from paw_min.update import learn, prepare
-from tests.test_lora import with_adapters
-from tests.test_policy import make_policy
-from tests.test_update import BASE, make_episodes, update
+from tests.helpers import (
+    BASE,
+    PPO,
+    make_critic,
+    make_episodes,
+    make_policy,
+    optimizer_of,
+    update,
+    with_adapters,
+)
 
 EPISODES = make_episodes(n_groups=4, size=3)
 CASES = {
@@ -113,8 +120,6 @@ def resume(folder: str, shard: bool = False) -> None:
 
 def ppo_updated(shard: bool) -> dict:
     """Metrics and weights after one update of policy and critic with PaW, and their conflict."""
-    from tests.test_critic import PPO, make_critic, optimizer_of
-
     cfg, policy = Config(**PPO | dict(lr=1e-3, critic_lr=1e-3, shard=shard)), make_policy()
     make_critic(policy)
     if shard:

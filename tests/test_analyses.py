@@ -19,7 +19,7 @@ from paw_min.experiments.transitions import TextRow
 from paw_min.model.batches import TokenRow
 from paw_min.running.errors import UserError
 from paw_min.toy import webshop_shops
-from tests.test_policy import make_policy
+from tests.helpers import make_policy
 
 PAGE = "'Back to Search' [SEP] 'B09QKP7XQL' [SEP] 'WH1000 SONY Tea' [SEP] 'XBOX360 USB Café'"
 

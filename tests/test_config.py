@@ -9,9 +9,6 @@ from dataclasses import asdict, fields
 import pytest
 from transformers import AutoTokenizer
 
-import run_alfworld
-import run_search
-import run_webshop
 from paw_min.config import (
     FREE_TO_CHANGE,
     Config,
@@ -25,8 +22,7 @@ from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.running.errors import UserError
 from paw_min.running.session import open_session
 from paw_min.toy import default_model, search_world, webshop_shops
-
-SCRIPTS = {"alfworld": run_alfworld, "webshop": run_webshop, "search": run_search}
+from tests.helpers import SCRIPTS
 
 
 def parse(*argv: str, env: str = "alfworld") -> Config:

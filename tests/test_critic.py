@@ -19,28 +19,10 @@ from paw_min.model.batches import collate
 from paw_min.running import runs
 from paw_min.running.session import open_session
 from paw_min.update import learn, prepare
-from tests.test_policy import make_policy
-from tests.test_train import numbers
-from tests.test_update import BASE, EPISODES, ROWS
+from tests.dist_jobs import ppo_updated
+from tests.helpers import EPISODES, PPO, ROWS, make_critic, make_policy, numbers, optimizer_of
 
 ROOT = Path(__file__).parent.parent
-PPO = BASE | dict(algo="ppo", group_size=1, mini_batch=7, critic_lr=1e-2)
-
-
-def make_critic(policy, scale=0.3):
-    """A critic whose head is not zero, so that values differ from the start."""
-    own = critic.Critic(make_policy().model.get_decoder())
-    torch.nn.init.normal_(own.head.weight, std=scale, generator=torch.Generator().manual_seed(0))
-    policy.critic = own
-    return policy
-
-
-def optimizer_of(policy, cfg):
-    groups = [{"params": policy.model.parameters()}]
-    groups.append({"params": policy.critic.parameters(), "lr": cfg.critic_lr})
-    return torch.optim.AdamW(groups, lr=cfg.lr, weight_decay=0.0)
-
-
 def test_values_belong_to_the_state_before_each_token():
     """Against the decoder run on each prefix alone."""
     policy = make_critic(make_policy())
@@ -169,7 +151,6 @@ def test_the_critic_starts_from_the_model_with_a_learning_rate_of_its_own(config
 
 def test_two_ranks_give_the_same_critic(tmp_path):
     """Replicated and sharded (FSDP2), real torchrun: metrics and weights of one process."""
-    from tests.dist_jobs import ppo_updated
 
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = [*torchrun, "--nproc-per-node=2", "-m", "tests.dist_jobs", "ppo", tmp_path / "out.pt"]

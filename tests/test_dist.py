@@ -22,9 +22,10 @@ from paw_min.model.policy import load_policy
 from paw_min.running import runs
 from paw_min.toy import default_model
 from paw_min.toy import webshop_shops as shops
-from tests.conftest import argv
 from tests.dist_jobs import CASES, resume, uninterrupted, updated
+from tests.helpers import argv
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
 RUNNING = (ROOT / "RUNNING.md").read_text()
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]

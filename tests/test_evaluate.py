@@ -15,8 +15,7 @@ from paw_min.rollout import Episode, Transition, request_seed
 from paw_min.running.errors import UserError
 from paw_min.running.evaluate import evaluate, outcomes, transcript
 from paw_min.running.metrics import describe_episodes
-from tests.test_policy import make_policy
-from tests.test_rollout import Script, seeds
+from tests.helpers import Script, make_policy, seeds
 
 
 class Series:

@@ -24,7 +24,7 @@ from paw_min.experiments import figures, sweep, table
 from paw_min.experiments.grids import GRIDS, Arm
 from paw_min.running import runs
 from paw_min.running.errors import UserError
-from tests.conftest import SMALL, argv
+from tests.helpers import SMALL, argv
 
 # --- grids and plans -------------------------------------------------------------------------
 

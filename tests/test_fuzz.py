@@ -15,9 +15,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import run_alfworld
-import run_search
-import run_webshop
 from paw_min import train
 from paw_min.config import Config, flag, parse_args
 from paw_min.config import settings as flags
@@ -26,9 +23,8 @@ from paw_min.envs.search.questions import load_questions
 from paw_min.envs.webshop import Shop
 from paw_min.retrieval import open_retriever
 from paw_min.running.errors import UserError
-from tests.test_policy import make_policy
+from tests.helpers import SCRIPTS, make_policy
 
-SCRIPTS = {"alfworld": run_alfworld, "webshop": run_webshop, "search": run_search}
 DATA = Path(__file__).parent / "data" / "webshop"
 REFUSED = (UserError, ValueError, OSError)  # session.find_tasks makes UserErrors of the others
 

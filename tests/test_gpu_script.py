@@ -10,6 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
 PARTS = ("correctness", "rollout", "overhead-alfworld", "update-alfworld", "roofline", "lora")
 

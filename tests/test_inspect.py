@@ -17,18 +17,15 @@ from transformers import AutoModelForCausalLM
 from paw_min import train
 from paw_min.config import Config
 from paw_min.inspect import __main__ as inspect
-from paw_min.inspect import samples
 from paw_min.rollout import Episode
+from paw_min.running import samples
 from paw_min.running.errors import UserError
 from paw_min.running.runs import Run, read_metrics
 from paw_min.update import prepare
 from tests.browser import Browser
-from tests.conftest import SMALL
-from tests.test_policy import make_policy
+from tests.helpers import HOSTILE_TEXT, SMALL, make_policy
 
 RHO = 0.06
-TEXT = " two  spaces\n\n\tcafé 😀👩‍👧 日本 &amp; \u2028 \x1b[0m"
-TEXT += '</script><img src=x onerror="console.log(1)">'
 
 
 def small(out: Path, model: str, games_root, **settings) -> Config:
@@ -392,15 +389,15 @@ def test_texts_are_only_texts(browser, page, tmp_path):
     data = json.loads(source)
     assert inspect.render(data) == page.read_text()
     step = data["steps"][0]
-    step["prompt"] = step["task"] = step["type"] = data["run"] = TEXT
-    step["response"] = [TEXT] * len(step["response"])
-    step["obs"] = [TEXT] + [""] * (len(step["obs"]) - 1)
+    step["prompt"] = step["task"] = step["type"] = data["run"] = HOSTILE_TEXT
+    step["response"] = [HOSTILE_TEXT] * len(step["response"])
+    step["obs"] = [HOSTILE_TEXT] + [""] * (len(step["obs"]) - 1)
     (tmp_path / "page.html").write_text(inspect.render(data))
     assert len(data["steps"]) > 3 and "\u2028" not in (tmp_path / "page.html").read_text()
     browser.open(tmp_path / "page.html")
     browser.press(*"p" * 10)
     shown = browser.run("document.querySelector('#observation .text').textContent")
-    assert shown == TEXT.replace("\x1b", "␛")
+    assert shown == HOSTILE_TEXT.replace("\x1b", "␛")
     assert "<img src=x" in browser.run("document.title") and browser.problems == []
     assert browser.run("document.querySelectorAll('img').length") == 0
     browser.run("document.getElementById('numbers').open = true")

@@ -25,25 +25,20 @@ from paw_min.running.errors import UserError
 from paw_min.running.metrics import UpdateMetrics
 from paw_min.update import learn, loss_terms, prepare
 from run_alfworld import PRESETS
-from tests.conftest import SMALL
-from tests.test_policy import FAMILIES, ROUNDING, make_policy
-from tests.test_policy import ROWS as TOKEN_ROWS
-from tests.test_train import numbers
-from tests.test_update import BASE, EPISODES
+from tests.helpers import (
+    BASE,
+    EPISODES,
+    FAMILIES,
+    ROUNDING,
+    SMALL,
+    TOKEN_ROWS,
+    make_policy,
+    numbers,
+    with_adapters,
+)
 
 RUN = dict(lora_rank=4, updates=1, eval_every=1, kl_coef=0.1, lr=1e-2)
 SETTINGS = BASE | dict(kl_coef=0.1, entropy_coef=0.01, lora_rank=4)
-
-
-def with_adapters(policy, precision="fp32"):
-    """Adapters of rank 4, as if trained: B is not zero."""
-    policy.precision = precision
-    lora.attach(policy.model, 4, precision, seed=0, checkpoint=None)
-    generator = torch.Generator().manual_seed(1)
-    for name, p in policy.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(p, std=0.2, generator=generator)
-    return policy
 
 
 def merged(policy, family: str):

@@ -14,9 +14,6 @@ import pytest
 import torch
 from transformers import AutoConfig, Qwen2Config
 
-import run_alfworld
-import run_search
-import run_webshop
 from paw_min import train
 from paw_min.config import Config, check, parse_args
 from paw_min.model import lora
@@ -24,9 +21,8 @@ from paw_min.model.head import TILE
 from paw_min.running import memory, session
 from paw_min.running.errors import UserError
 from paw_min.running.memory import plan
-from tests.test_policy import make_policy
+from tests.helpers import SCRIPTS, make_policy
 
-SCRIPTS = {"alfworld": run_alfworld, "webshop": run_webshop, "search": run_search}
 # The published shapes of Qwen2.5-1.5B and 7B.
 SMALL = dict(vocab_size=151_936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
              num_attention_heads=12, num_key_value_heads=2, tie_word_embeddings=True)  # fmt: skip

@@ -13,14 +13,6 @@ from functools import partial
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)  # fmt: skip
 
 from paw_min import losses
 from paw_min.model import policy as policy_module
@@ -29,30 +21,8 @@ from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.running.errors import UserError
 from paw_min.toy import standins
-
-TEXTS = ["go to shelf 1", "<think></think><action>take mug 1 from desk 2</action>", "a b c d e f g"]
-SIZE = dict(
-    hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2,
-)  # fmt: skip
-ROUNDING = dict(atol=5e-6, rtol=0)
-FAMILIES = {
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 8}),
-    "llama": (LlamaConfig, LlamaForCausalLM, {}),
-}
-
-
-def make_policy(family="qwen2", temperature=1.0, precision="fp32", **extra) -> Policy:
-    config, model, options = FAMILIES[family]
-    tokenizer = standins.make_tokenizer(TEXTS)
-    torch.manual_seed(0)
-    ids = {"pad_token_id": 0, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
-    model = model(config(vocab_size=len(tokenizer), **SIZE, **ids, **options, **extra))
-    for name, p in model.named_parameters():
-        if "norm" not in name:
-            torch.nn.init.normal_(p, std=0.3)  # sharper than the default: differences show
-    return Policy(model, tokenizer, temperature, precision)
+from tests.helpers import FAMILIES, ROUNDING, SIZE, TEXTS, make_policy
+from tests.helpers import TOKEN_ROWS as ROWS
 
 
 def sample(policy, prompts, seeds, temperature, max_tokens, batch_size=64) -> list:
@@ -67,13 +37,6 @@ def sample(policy, prompts, seeds, temperature, max_tokens, batch_size=64) -> li
 
 def tokens(responses: list) -> list[list[int]]:
     return [r.ids for r in responses]
-
-
-ROWS = [
-    TokenRow([3, 9, 10, 11], [5, 6, 7, 12, 8, 2], [13, 14, 15]),
-    TokenRow([3, 14, 9], [16, 2], [9, 10, 11, 12, 13, 14, 15]),
-    TokenRow([3, 10, 11, 12, 13, 14], [17], []),
-]
 
 
 @pytest.fixture(params=FAMILIES)

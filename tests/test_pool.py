@@ -18,6 +18,7 @@ import pytest
 
 from paw_min.envs.interface import Step
 from paw_min.envs.pool import EnvPool
+from tests.pools import reset, step
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -66,21 +67,6 @@ class Toy:
 
 def broken():
     raise ImportError("no such game engine")
-
-
-def reset(pool, tasks):
-    """Reset slot i to tasks[i]; returns their Steps in the order of the slots."""
-    for slot, task in enumerate(tasks):
-        pool.reset(slot, task)
-    answers = dict(pool.recv() for _ in tasks)
-    return [answers[slot] for slot in range(len(tasks))]
-
-
-def step(pool, commands):
-    """{slot: command} -> {slot: Step}"""
-    for slot, command in commands.items():
-        pool.step(slot, command)
-    return dict(pool.recv() for _ in commands)
 
 
 def pid(answer):
@@ -410,6 +396,7 @@ def test_no_orphans(way, tmp_path):
 import sys, time
 sys.path[:0] = [{str(ROOT)!r}, {str(Path(__file__).parent)!r}]
 from paw_min.envs.pool import EnvPool
+from tests.pools import reset, step
 from test_pool import Toy, pid, reset
 if __name__ == "__main__":
     pool = EnvPool(Toy, 2, 2)

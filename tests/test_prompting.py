@@ -7,11 +7,9 @@ import json
 import multiprocessing
 import re
 import socket
-import threading
 import time
 from collections import deque
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -26,45 +24,24 @@ from paw_min.experiments.prompting.agents import LESSONS, React
 from paw_min.experiments.prompting.demonstrations import EXAMPLES
 from paw_min.experiments.prompting.endpoint import Answer, Endpoint, parse, retry_after
 from paw_min.model.policy import load_policy
-from paw_min.model.sampler import HFSampler, Request
+from paw_min.model.sampler import Request
 from paw_min.rollout import Episode
 from paw_min.running.errors import UserError
 from paw_min.running.session import Session
 from paw_min.toy import default_model
 from paw_min.train import train
-from tests import http_server
+from tests.chat import ChatServer, answers_of, completion, play
 
 KEY = "sk-test/0123456789abcdef"
 LOOK = "<think>hm</think><action>look</action>"
-
-
-class Server(http_server.Server):
-    """A server of chat completions. `write`: body -> text, or the whole answer."""
-
-    def __init__(self, write):
-        super().__init__()
-        self.write = write
-        self.url += "/v1"
-
-    def answer(self, handler, body):
-        written = self.write(body)
-        handler.reply(200, written if isinstance(written, dict) else completion(written))
-
-    @property
-    def prompts(self) -> list[str]:
-        return [body["messages"][0]["content"] for body in self.bodies]
-
-
-def completion(text: str | None, **usage) -> dict:
-    return {"choices": [{"message": {"role": "assistant", "content": text}}], "usage": usage}
 
 
 @pytest.fixture
 def serve():
     servers = []
 
-    def start(write=lambda body: LOOK) -> Server:
-        servers.append(Server(write))
+    def start(write=lambda body: LOOK) -> ChatServer:
+        servers.append(ChatServer(write))
         return servers[-1]
 
     yield start
@@ -101,39 +78,12 @@ def flags(games_root, tmp_path, *more) -> list[str]:
     return ["alfworld", *base, *more]
 
 
-def play(argv) -> dict:
-    """Run the command in this process -> what it wrote."""
-    cfg, options, _ = prompting.parse(argv)
-    prompting.run(cfg, options)
-    return results(Path(cfg.out) / cfg.name)
-
-
-def results(folder: Path) -> dict:
-    texts = {p.name: p.read_text() for p in folder.iterdir()}
-    return texts | {"metrics": json.loads(texts["metrics.json"])}
-
-
 # The agents with a local model and with the same model behind an endpoint.
 
 
 @pytest.fixture(scope="module")
 def stand_in():
     return answers_of(load_policy(default_model("alfworld")))
-
-
-def answers_of(policy):
-    """A server's answers from a model of this process."""
-    lock = threading.Lock()
-
-    def answer(body: dict) -> dict:
-        ids = policy.encode_chat(body["messages"][0]["content"])
-        sampler, queue = HFSampler(), deque([Request(0, ids, body["seed"])])
-        with lock, sampler.sync(policy):
-            ((response,),) = sampler.generate(queue, body["temperature"], body["max_tokens"])
-        usage = dict(prompt_tokens=len(ids), completion_tokens=len(response.ids))
-        return completion(policy.decode(response.ids), **usage)
-
-    return answer
 
 
 def test_plain_is_the_evaluation_of_the_run_script(games_root, tmp_path, capsys):

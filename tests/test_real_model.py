@@ -34,9 +34,10 @@ from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.rollout import Episode, Transition
 from paw_min.running import runs
 from paw_min.toy import smollm2, standins
-from tests.test_inspect import TEXT
-from tests.test_prompting import Server, answers_of, play
+from tests.chat import ChatServer, answers_of, play
+from tests.helpers import HOSTILE_TEXT
 
+pytestmark = pytest.mark.slow
 ROOM = (
     "-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room. Looking quickly "
     "around you, you see a cabinet 10, and a drawer 2.\n\nYour task is to: put some mug on shelf."
@@ -195,9 +196,9 @@ def test_encoding_loses_nothing(policy):
 def test_the_page_of_a_run_shows_each_subword(policy):
     """Each token has its text; a character of several tokens belongs to the first of them."""
     tokenizer = policy.tokenizer
-    ids = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+    ids = tokenizer(HOSTILE_TEXT, add_special_tokens=False)["input_ids"]
     parts = pieces(tokenizer, ids)
-    assert len(parts) == len(ids) and "".join(parts) == TEXT
+    assert len(parts) == len(ids) and "".join(parts) == HOSTILE_TEXT
     assert parts[0].startswith(" ") and "" in parts
     broken = [i for i in range(len(tokenizer)) if "\ufffd" in tokenizer.decode([i])]
     pool = broken + list(range(len(tokenizer) - len(broken), len(tokenizer)))
@@ -340,7 +341,7 @@ def test_behind_an_endpoint_it_plays_react_as_it_does_here(
     argv = ["alfworld", "--data", str(games_root), "--out", str(tmp_path), *size]
     local = play([*argv, "--model", str(folder)])
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    server = Server(answers_of(policy))
+    server = ChatServer(answers_of(policy))
     remote = play([*argv, "--endpoint", server.url, "--model", "m"])
     server.http.shutdown()
     server.http.server_close()

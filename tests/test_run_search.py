@@ -5,8 +5,6 @@
 
 import subprocess
 import sys
-from collections import Counter
-from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow
@@ -19,18 +17,17 @@ from paw_min.config import Config, parse_args
 from paw_min.envs.search import BENCHMARK
 from paw_min.envs.search.questions import load_questions
 from paw_min.model.policy import load_policy
-from paw_min.model.sampler import Response
 from paw_min.retrieval import client as search_client
 from paw_min.rollout import rollout
 from paw_min.running import runs, session
 from paw_min.running.errors import UserError
 from paw_min.toy import default_data, default_model, search_teacher, search_world
-from tests import conftest
-from tests.test_search_server import serving
-from tests.test_train import numbers
+from tests import helpers
+from tests.helpers import ScriptByTurn, numbers
+from tests.retrieval import serving
 
 ROOT = Path(__file__).parent.parent
-SMALL = conftest.SMALL | dict(
+SMALL = helpers.SMALL | dict(
     env="search", eval_split="test", updates=1, eval_tasks=4, max_turns=2, r_max=1.0,
     max_prompt_tokens=600, kl_coef=0.0, history_length=4,
 )  # fmt: skip
@@ -59,28 +56,6 @@ def test_a_run_reports_each_data_set(config, tmp_path, capsys):
     assert "held-out success: 0.000 before" in capsys.readouterr().out
 
 
-class Script:
-    """A sampler that returns fixed responses, the same in every slot, turn by turn."""
-
-    def __init__(self, policy, texts):
-        self.responses = [policy.encode(t) + policy.eos_ids for t in texts]
-        self.turns = Counter()  # by slot
-
-    @contextmanager
-    def sync(self, policy):
-        yield
-
-    def close(self):
-        pass
-
-    def generate(self, queue, temperature, max_tokens):
-        while queue:
-            slot = queue.popleft().slot
-            ids = self.responses[self.turns[slot] % len(self.responses)]
-            self.turns[slot] += 1
-            yield [Response(slot, list(ids), [-1.0] * len(ids))]
-
-
 @pytest.mark.parametrize("hits", [True, False])
 def test_rows_of_an_episode(config, world, hits):
     """Reward 1 for an exact match; only information blocks are targets."""
@@ -92,7 +67,7 @@ def test_rows_of_an_episode(config, world, hits):
     question = load_questions(Path(world), "test")[0]
     name, _ = search_teacher.read_question(question.question)
     answer = question.answers[0] if hits else "somebody else"
-    sampler = Script(
+    sampler = ScriptByTurn(
         policy, ["hm", f"<search>{name}</search>", f"<think>x</think><answer>{answer}</answer>"]
     )
     with tasks.make_pool(1) as pool:
@@ -115,7 +90,7 @@ def test_a_server_that_dies_stops_the_run_which_then_resumes(config, world, tmp_
     policy = load_policy(standin)
     responses = ["<search>x y</search>", "<answer>z</answer>"]
 
-    monkeypatch.setattr(session, "HFSampler", lambda: Script(policy, responses))
+    monkeypatch.setattr(session, "HFSampler", lambda: ScriptByTurn(policy, responses))
     monkeypatch.setattr(train, "check_sync", lambda *args: 0.0)  # the responses are not sampled
     with serving("--corpus", f"{world}/corpus.jsonl") as (url, process):
         train.train(config(name="whole", updates=2, retriever=url, model=standin))
@@ -168,7 +143,7 @@ def published(folder: Path) -> Path:
 def test_the_papers_preset_on_published_files(model, tmp_path, world):
     """The prompts of Fig. 9 and the settings of A.1; only the sizes are reduced."""
     where = dict(model=model, data=published(tmp_path), retriever=world, out=tmp_path)
-    train.train(conftest.paper_config(run_search, "search", **where, eval_tasks=0))
+    train.train(helpers.paper_config(run_search, "search", **where, eval_tasks=0))
     before, after = runs.read_metrics(tmp_path / "paper")
     assert {f"eval_success/{s}" for s in ("nq", "hotpotqa", "bamboogle")} <= set(before)
     assert after["rows"] == 8 and "loss_kl" in after

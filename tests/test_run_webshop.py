@@ -12,13 +12,12 @@ from paw_min.model.policy import load_policy
 from paw_min.rollout import rollout
 from paw_min.running import runs
 from paw_min.toy import default_data, default_model, webshop_shops
-from tests import conftest
-from tests.test_run_search import Script
-from tests.test_train import numbers
+from tests import helpers
+from tests.helpers import ScriptByTurn, numbers
 
 ROOT = Path(__file__).parent.parent
 OFFICIAL = ROOT / "tests" / "data" / "webshop"  # an invented shop in the official format
-SMALL = conftest.SMALL | dict(
+SMALL = helpers.SMALL | dict(
     env="webshop", eval_split="test", updates=1, eval_tasks=3, max_prompt_tokens=1000, kl_coef=0.0
 )
 
@@ -52,7 +51,7 @@ def test_a_run_reports_score_and_success(config, tmp_path, capsys):
 def test_the_papers_preset_on_official_files(model, tmp_path, human):
     """The prompts of Fig. 8, limits and penalties of A.1; only the sizes are reduced."""
     where = dict(model=model, data=OFFICIAL, out=tmp_path)
-    train.train(conftest.paper_config(run_webshop, "webshop", **where, human_goals=human))
+    train.train(helpers.paper_config(run_webshop, "webshop", **where, human_goals=human))
     line = runs.read_metrics(tmp_path / "paper")[1]
     assert line["rows"] == 8 and "loss_kl" in line and line["wm_loss"] > 0
 
@@ -70,7 +69,7 @@ def test_rows_of_a_purchase(config, shop):
     good += [f"click[{value}]" for value in goal["goal_options"].values()]
     for commands, won in ((good, True), (good[:-1], False)):
         commands = [*commands, "click[buy now]"]
-        script = Script(policy, [f"<think>x</think><action>{c}</action>" for c in commands])
+        script = ScriptByTurn(policy, [f"<think>x</think><action>{c}</action>" for c in commands])
         with tasks.make_pool(1) as pool:
             (episode,) = rollout(
                 cfg, policy, script, pool, [task], [0], temperature=1.0, seed_key=(0,)

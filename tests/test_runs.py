@@ -19,8 +19,7 @@ import torch
 from paw_min import train
 from paw_min.running import plot, runs
 from paw_min.running.errors import UserError
-from tests.conftest import SMALL, argv
-from tests.test_policy import make_policy
+from tests.helpers import SMALL, argv, make_policy
 
 ROOT = Path(__file__).parent.parent
 

@@ -15,7 +15,7 @@ from paw_min.envs.search.questions import load_questions
 from paw_min.retrieval import open_retriever
 from paw_min.toy import search_world
 from paw_min.toy.search_teacher import SLIPS, Scholar, transitions
-from tests.test_search import reset, step
+from tests.pools import reset, step
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from paw_min.envs.interface import Context, Step, Turn
 from paw_min.envs.search import env, prompts
 from paw_min.envs.search.env import SearchPool, information, last_answer
 from paw_min.envs.search.questions import Question, exact_match, load_questions, normalize
-from tests.test_pool import reset, step
+from tests.pools import reset, step
 
 QUESTIONS = [
     Question("who wrote Hamlet?", ("William Shakespeare", "Shakespeare"), "nq"),

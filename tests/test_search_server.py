@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,8 +29,15 @@ from paw_min.retrieval import open_retriever
 from paw_min.retrieval import server as search_server
 from paw_min.retrieval.client import RetrieverError, SearchClient
 from tests.http_server import Server
-from tests.test_retrievers import TEXTS, make_encoder, write_corpus
-from tests.test_search import reset, step
+from tests.pools import reset, step
+from tests.retrieval import (
+    TEXTS,
+    make_encoder,
+    serving,
+    start_server,
+    wait_for,
+    write_corpus,
+)
 
 ROOT = Path(__file__).parent.parent
 QUERIES = ["Who wrote Hamlet?", "cities of Finland", "zzz", "origin of names"]
@@ -40,31 +46,6 @@ QUERIES = ["Who wrote Hamlet?", "cities of Finland", "zzz", "origin of names"]
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("corpus") / "corpus.jsonl")
-
-
-def start_server(*arguments) -> subprocess.Popen:
-    command = [sys.executable, "-m", "paw_min.retrieval.server", *map(str, arguments)]
-    return subprocess.Popen(
-        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-
-
-def wait_for(process, word) -> str:
-    """The first line of output that contains the word."""
-    for line in process.stdout:
-        if word in line:
-            return line
-    raise AssertionError(f"the server ended without {word!r}")
-
-
-@contextmanager
-def serving(*arguments):
-    process = start_server(*arguments, "--port", 0)
-    try:
-        yield wait_for(process, "ready after").split()[-1], process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.fixture

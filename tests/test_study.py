@@ -16,7 +16,7 @@ from paw_min.model.sampler import HFSampler, Request
 from paw_min.rollout import Episode, Transition
 from paw_min.running.errors import UserError
 from paw_min.running.runs import read_metrics
-from tests.test_policy import make_policy
+from tests.helpers import make_policy
 
 PAW, PLACEBO = "GRPO w/ PaW", "placebo: shuffled targets"
 

@@ -14,8 +14,7 @@ from paw_min.model.batches import TokenRow, collate
 from paw_min.running.conflict import gradient_conflict
 from paw_min.running.metrics import describe_episodes
 from paw_min.update import learn, mini_batches, prepare, select_transitions
-from tests.test_policy import make_policy
-from tests.test_update import BASE, EPISODES, ROWS, of_mini, run, start, step_of
+from tests.helpers import BASE, EPISODES, ROWS, make_policy, of_mini, run, start, step_of
 
 THREE = [TokenRow([1], [10 * k, 10 * k + 1], [10 * k + 5]) for k in (1, 2, 3)]  # one trajectory
 

@@ -17,7 +17,7 @@ from paw_min.config import Config
 from paw_min.running import session, track
 from paw_min.running.errors import UserError
 from paw_min.running.runs import Run, read_metrics
-from tests.test_train import numbers
+from tests.helpers import numbers
 
 LINES = [{"update": k, "success": k / 10, "eval_success_types/pick": 1.0} for k in range(4)]
 

@@ -28,19 +28,9 @@ from paw_min.running import cli, console, runs, session
 from paw_min.running.errors import UserError
 from paw_min.toy import default_model, standins
 from paw_min.update import NonFinite
-from tests.conftest import argv, paper_config
-from tests.test_policy import make_policy
+from tests.helpers import argv, make_policy, numbers, paper_config
 
 ROOT = Path(__file__).parent.parent
-
-
-def numbers(folder) -> list[dict]:
-    """metrics.jsonl without the times, which no run repeats."""
-    timed = ("seconds", "generator_idle", "env_wait", "memory_gb")
-    return [
-        {k: v for k, v in line.items() if not k.startswith(timed)}
-        for line in runs.read_metrics(folder)
-    ]
 
 
 def test_a_run_leaves_everything_behind(config, tmp_path, capsys):

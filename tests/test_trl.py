@@ -25,6 +25,7 @@ from paw_min.rollout import Episode, Transition
 from paw_min.running.metrics import UpdateMetrics
 from paw_min.update import loss_terms, prepare
 
+pytestmark = pytest.mark.slow
 MODEL = toy.default_model("alfworld")
 GROUP = 4
 

@@ -15,10 +15,8 @@ from paw_min.config import Config
 from paw_min.model import scoring
 from paw_min.model.scoring import check_sync, score_responses
 from paw_min.rollout import Episode, Transition
-from paw_min.running.metrics import describe_selection
 from paw_min.update import (
     NonFinite,
-    Rows,
     group_lambdas,
     learn,
     mini_batches,
@@ -27,83 +25,25 @@ from paw_min.update import (
     row_advantages,
     select_transitions,
 )
-from tests.test_policy import make_policy
-
-BASE = dict(
-    mini_batch=0, micro_tokens=10_000, kl_coef=0.0, entropy_coef=0.0, lr=1e-3, invalid_penalty=0.1,
-    grad_clip=1e9, weight_decay=0.0,
-)  # fmt: skip
-
-
-def make_episodes(n_groups=3, size=3) -> list[Episode]:
-    """Random rows; some episodes are won, some responses invalid, one observation is empty."""
-    rng = random.Random(0)
-    episodes = []
-    for trajectory in range(n_groups * size):
-        episode = Episode("toy", trajectory // size, trajectory)
-        turns = rng.randint(1, 4)
-        won = rng.random() < 0.5
-        for turn in range(turns):
-            done = won and turn == turns - 1
-            ids = [[rng.randrange(9, 18) for _ in range(rng.randint(a, b))]
-                   for a, b in ((2, 9), (1, 5), (1, 6))]  # fmt: skip
-            if trajectory == turn == 0:
-                ids[2] = []
-            episode.transitions.append(
-                Transition(
-                    *ids, [-1.0] * len(ids[1]), reward=10.0 * done, valid=rng.random() < 0.8,
-                    anchor=rng.choice("xyz"), group=episode.group, trajectory=trajectory,
-                )
-            )  # fmt: skip
-        episodes.append(episode)
-    return episodes
-
-
-EPISODES = make_episodes()
-ROWS = [t for e in EPISODES for t in e.transitions]
-
-
-def update(cfg, policy, reference, optimizer, episodes, seed_key) -> dict:
-    """Lines 3-11 of Algorithm 1, as train.py runs them -> metrics."""
-    rows = prepare(cfg, policy, reference, episodes)
-    metrics = learn(cfg, policy, optimizer, rows, seed_key)
-    return metrics | (describe_selection(rows) if cfg.paw else {})
-
-
-def run(episodes=EPISODES, updates=1, **settings):
-    """(weights after the update as one vector, metrics)."""
-    cfg = Config(**BASE | settings)
-    policy = make_policy()
-    reference = make_policy() if cfg.kl_coef else None
-    optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)
-    for k in range(updates):
-        metrics = update(cfg, policy, reference, optimizer, episodes, (0, k))
-    weights = [p.detach().flatten() for p in policy.model.parameters()]
-    return torch.cat(weights), metrics
-
-
-def start() -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in make_policy().model.parameters()])
-
-
-def step_of(**settings) -> torch.Tensor:
-    """-lr * gradient: the weight change of one SGD step, in units of lr."""
-    return (run(**settings)[0] - start()) / BASE["lr"]
-
-
-def of_mini(rows: Rows, mini: list[int]) -> Rows:
-    """The rows of one mini-batch alone."""
-
-    def cut(column):
-        if column is None:
-            return None
-        return column[mini] if isinstance(column, torch.Tensor) else [column[i] for i in mini]
-
-    return Rows(**{name: cut(column) for name, column in vars(rows).items()})
+from tests.helpers import (
+    BASE,
+    EPISODES,
+    ROWS,
+    make_policy,
+    of_mini,
+    run,
+    start,
+    step_of,
+    update,
+)
 
 
 def test_paw_off_is_plain_grpo():
-    """A baseline that has never heard of PaW, written here, gives the same weights bit for bit."""
+    """GRPO without the code of paw_min.update, written here, gives the same weights.
+
+    Up to the rounding of float32: the two add the same numbers in another order. The next test
+    compares bit for bit.
+    """
     policy = make_policy()
     optimizer = torch.optim.SGD(policy.parameters(), lr=BASE["lr"])
     scores = torch.tensor([e.episode_return for e in EPISODES for _ in e.transitions])

@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch import multiprocessing
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from paw_min.config import Config
 from paw_min.model.policy import Policy
@@ -28,32 +27,23 @@ from paw_min.model.scoring import check_sync
 from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.rollout import Episode, Transition
 from paw_min.running.errors import UserError
-from paw_min.toy import standins
-from tests.test_lora import with_adapters
+from tests import helpers
+from tests.helpers import with_adapters
 
-TEXTS = ["go to shelf 1", "<think></think><action>take mug 1 from desk 2</action>", "a b c d e f g"]
+pytestmark = pytest.mark.slow
 ROUNDING, BROKEN = 1e-4, 5e-2  # the limit of the trainer lies between
 LONGEST = 640
 
 
-def make_policy(tied: bool) -> Policy:
-    """As in test_policy.py, with heads of 32 numbers: the CPU kernels know none smaller."""
-    tokenizer = standins.make_tokenizer(TEXTS)
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=tied,
-        pad_token_id=0, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
-    )  # fmt: skip
-    model = Qwen2ForCausalLM(config)
-    for name, p in model.named_parameters():
-        if "norm" not in name:
-            torch.nn.init.normal_(p, std=0.3)
-    return Policy(model, tokenizer)
+def small_policy(tied: bool) -> Policy:
+    """With heads of 32 numbers: vLLM's CPU kernels know none smaller."""
+    return helpers.make_policy(
+        hidden_size=64, num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=tied
+    )
 
 
 def start(folder, tied: bool, precision: str = "fp32") -> tuple[Policy, VLLMSampler]:
-    policy = make_policy(tied)
+    policy = small_policy(tied)
     policy.save(folder)
     published = {"top_k": 1, "repetition_penalty": 5.0, "eos_token_id": [3, 4, 5, 6]}
     (folder / "generation_config.json").write_text(json.dumps(published))  # all to be ignored
@@ -79,7 +69,7 @@ def engines(tmp_path_factory):
 def anew(engines, name: str) -> tuple[Policy, VLLMSampler]:
     """The engine, and the policy with the weights it began with."""
     policy, sampler = engines[name]
-    policy.model.load_state_dict(make_policy(name == "tied").model.state_dict())
+    policy.model.load_state_dict(small_policy(name == "tied").model.state_dict())
     return policy, sampler
 
 
@@ -171,7 +161,7 @@ def test_adapters_arrive_merged(engines, tmp_path, name, most):
     """The trainer has W and A, B apart, the engine their sum; its names have no adapters."""
     if name not in engines:
         engines[name] = start(tmp_path, tied=True, precision="bf16")
-    policy = with_adapters(make_policy(name != "untied"), name if name == "bf16" else "fp32")
+    policy = with_adapters(small_policy(name != "untied"), name if name == "bf16" else "fp32")
     sampler, asked = engines[name][1], requests(8)
     learn(policy, 5)
     with torch.autocast("cpu", torch.bfloat16, enabled=name == "bf16"):
@@ -294,7 +284,7 @@ def two_ranks(rank: int, folder) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
     sampler = VLLMSampler(str(folder), LONGEST, "fp32", memory_share=0.4, seed=0)
-    policy, shards = make_policy(tied=True), make_policy(tied=True)
+    policy, shards = small_policy(tied=True), small_policy(tied=True)
     for k, source in enumerate((policy, shards)):
         if source is shards:
             learn(policy, k)
@@ -311,7 +301,7 @@ def two_ranks(rank: int, folder) -> None:
 
 
 def test_two_ranks_with_uneven_work(tmp_path, monkeypatch):
-    make_policy(tied=True).save(tmp_path)
+    small_policy(tied=True).save(tmp_path)
     context = multiprocessing.get_context("spawn")
     ranks = []
     for rank in range(2):

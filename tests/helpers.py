@@ -1,0 +1,267 @@
+"""What several test files share: settings of runs, policies, a fixed rollout, samplers.
+
+Fixtures are in conftest.py. Modules for one topic: pools.py, retrieval.py, http_server.py, chat.py,
+browser.py, dist_jobs.py.
+"""
+
+import random
+import time
+from collections import Counter
+from contextlib import contextmanager
+
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)  # fmt: skip
+
+import run_alfworld
+import run_search
+import run_webshop
+from paw_min import critic
+from paw_min.config import Config, flag, parse_args
+from paw_min.model import lora
+from paw_min.model.batches import TokenRow
+from paw_min.model.policy import Policy
+from paw_min.model.sampler import Response
+from paw_min.rollout import Episode, Transition
+from paw_min.running import runs
+from paw_min.running.metrics import describe_selection
+from paw_min.toy import standins
+from paw_min.update import Rows, learn, prepare
+
+# ---- runs ----
+
+SCRIPTS = {"alfworld": run_alfworld, "webshop": run_webshop, "search": run_search}
+SMALL = dict(  # a run of run_alfworld.py in seconds
+    groups=2, group_size=2, updates=3, eval_every=2, eval_tasks=2, max_turns=3, micro_tokens=1024,
+    mini_batch=4, max_response_tokens=4, prompt="compact", max_prompt_tokens=400, lr=1e-3,
+    name="r", kl_coef=0.01,
+)  # fmt: skip
+PAPER = dict(  # a run with the preset `paper`, cut down in its sizes only
+    name="paper", updates=1, groups=2, group_size=2, max_turns=2, eval_tasks=2, micro_tokens=4096,
+    sampler="transformers", mini_batch=4, max_response_tokens=4,
+)  # fmt: skip
+
+
+def argv(settings: dict) -> list[str]:
+    """The flags of these settings."""
+    words = []
+    for name, value in settings.items():
+        if isinstance(value, bool):
+            words.append(flag(name) if value else flag(name).replace("--", "--no-"))
+        else:
+            words.append(f"{flag(name)}={value}")
+    return words
+
+
+def paper_config(script, env: str, **settings) -> Config:
+    """The preset `paper` of a run script, with the sizes PAPER and these settings."""
+    flags = ["--preset", "paper", *argv(PAPER | settings)]
+    return parse_args(env, script.PRESETS, "", flags)[0]
+
+
+def numbers(folder) -> list[dict]:
+    """metrics.jsonl without the times, which no run repeats."""
+    timed = ("seconds", "generator_idle", "env_wait", "memory_gb")
+    return [
+        {k: v for k, v in line.items() if not k.startswith(timed)}
+        for line in runs.read_metrics(folder)
+    ]
+
+
+# ---- policies ----
+
+TEXTS = ["go to shelf 1", "<think></think><action>take mug 1 from desk 2</action>", "a b c d e f g"]
+SIZE = dict(
+    hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2,
+)  # fmt: skip
+FAMILIES = {
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 8}),
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+}
+ROUNDING = dict(atol=5e-6, rtol=0)
+TOKEN_ROWS = [
+    TokenRow([3, 9, 10, 11], [5, 6, 7, 12, 8, 2], [13, 14, 15]),
+    TokenRow([3, 14, 9], [16, 2], [9, 10, 11, 12, 13, 14, 15]),
+    TokenRow([3, 10, 11, 12, 13, 14], [17], []),
+]
+
+
+def make_policy(family="qwen2", temperature=1.0, precision="fp32", **extra) -> Policy:
+    config, model, options = FAMILIES[family]
+    tokenizer = standins.make_tokenizer(TEXTS)
+    torch.manual_seed(0)
+    ids = {"pad_token_id": 0, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    model = model(config(vocab_size=len(tokenizer), **SIZE | ids | options | extra))
+    for name, p in model.named_parameters():
+        if "norm" not in name:
+            torch.nn.init.normal_(p, std=0.3)  # sharper than the default: differences show
+    return Policy(model, tokenizer, temperature, precision)
+
+
+def with_adapters(policy, precision="fp32"):
+    """Adapters of rank 4, as if trained: B is not zero."""
+    policy.precision = precision
+    lora.attach(policy.model, 4, precision, seed=0, checkpoint=None)
+    generator = torch.Generator().manual_seed(1)
+    for name, p in policy.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(p, std=0.2, generator=generator)
+    return policy
+
+
+def make_critic(policy, scale=0.3):
+    """A critic whose head is not zero, so that values differ from the start."""
+    own = critic.Critic(make_policy().model.get_decoder())
+    torch.nn.init.normal_(own.head.weight, std=scale, generator=torch.Generator().manual_seed(0))
+    policy.critic = own
+    return policy
+
+
+def optimizer_of(policy, cfg):
+    groups = [{"params": policy.model.parameters()}]
+    groups.append({"params": policy.critic.parameters(), "lr": cfg.critic_lr})
+    return torch.optim.AdamW(groups, lr=cfg.lr, weight_decay=0.0)
+
+
+# ---- a fixed rollout and one update on it ----
+
+BASE = dict(
+    mini_batch=0, micro_tokens=10_000, kl_coef=0.0, entropy_coef=0.0, lr=1e-3, invalid_penalty=0.1,
+    grad_clip=1e9, weight_decay=0.0,
+)  # fmt: skip
+PPO = BASE | dict(algo="ppo", group_size=1, mini_batch=7, critic_lr=1e-2)
+
+
+def make_episodes(n_groups=3, size=3) -> list[Episode]:
+    """Random rows; some episodes are won, some responses invalid, one observation is empty."""
+    rng = random.Random(0)
+    episodes = []
+    for trajectory in range(n_groups * size):
+        episode = Episode("toy", trajectory // size, trajectory)
+        turns = rng.randint(1, 4)
+        won = rng.random() < 0.5
+        for turn in range(turns):
+            done = won and turn == turns - 1
+            ids = [[rng.randrange(9, 18) for _ in range(rng.randint(a, b))]
+                   for a, b in ((2, 9), (1, 5), (1, 6))]  # fmt: skip
+            if trajectory == turn == 0:
+                ids[2] = []
+            episode.transitions.append(
+                Transition(
+                    *ids, [-1.0] * len(ids[1]), reward=10.0 * done, valid=rng.random() < 0.8,
+                    anchor=rng.choice("xyz"), group=episode.group, trajectory=trajectory,
+                )
+            )  # fmt: skip
+        episodes.append(episode)
+    return episodes
+
+
+EPISODES = make_episodes()
+ROWS = [t for e in EPISODES for t in e.transitions]
+
+
+def update(cfg, policy, reference, optimizer, episodes, seed_key) -> dict:
+    """Lines 3-11 of Algorithm 1, as train.py runs them -> metrics."""
+    rows = prepare(cfg, policy, reference, episodes)
+    metrics = learn(cfg, policy, optimizer, rows, seed_key)
+    return metrics | (describe_selection(rows) if cfg.paw else {})
+
+
+def run(episodes=EPISODES, updates=1, **settings):
+    """(weights after the update as one vector, metrics)."""
+    cfg = Config(**BASE | settings)
+    policy = make_policy()
+    reference = make_policy() if cfg.kl_coef else None
+    optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)
+    for k in range(updates):
+        metrics = update(cfg, policy, reference, optimizer, episodes, (0, k))
+    weights = [p.detach().flatten() for p in policy.model.parameters()]
+    return torch.cat(weights), metrics
+
+
+def start() -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in make_policy().model.parameters()])
+
+
+def step_of(**settings) -> torch.Tensor:
+    """-lr * gradient: the weight change of one SGD step, in units of lr."""
+    return (run(**settings)[0] - start()) / BASE["lr"]
+
+
+def of_mini(rows: Rows, mini: list[int]) -> Rows:
+    """The rows of one mini-batch alone."""
+
+    def cut(column):
+        if column is None:
+            return None
+        return column[mini] if isinstance(column, torch.Tensor) else [column[i] for i in mini]
+
+    return Rows(**{name: cut(column) for name, column in vars(rows).items()})
+
+
+# ---- samplers ----
+
+WORDS = "<think></think><action>go to shelf 1</action>"
+
+
+class Script:
+    """Answers every prompt with the same words, all that wait at once; remembers the requests."""
+
+    seconds = 0.0  # of work per batch
+
+    def __init__(self, policy):
+        self.ids = policy.encode(WORDS) + policy.eos_ids
+        self.batches, self.settings = [], []
+
+    @contextmanager
+    def sync(self, policy):
+        yield
+
+    def generate(self, queue, temperature, max_tokens):
+        self.settings.append((temperature, max_tokens))
+        while queue:
+            batch = [queue.popleft() for _ in range(len(queue))]
+            self.batches.append(batch)
+            time.sleep(self.seconds)
+            yield [Response(r.slot, list(self.ids), [-r.slot - 0.5] * len(self.ids)) for r in batch]
+
+
+def seeds(sampler):
+    return {request.seed for batch in sampler.batches for request in batch}
+
+
+class ScriptByTurn:
+    """A sampler that returns fixed responses, the same in every slot, turn by turn."""
+
+    def __init__(self, policy, texts):
+        self.responses = [policy.encode(t) + policy.eos_ids for t in texts]
+        self.turns = Counter()  # by slot
+
+    @contextmanager
+    def sync(self, policy):
+        yield
+
+    def close(self):
+        pass
+
+    def generate(self, queue, temperature, max_tokens):
+        while queue:
+            slot = queue.popleft().slot
+            ids = self.responses[self.turns[slot] % len(self.responses)]
+            self.turns[slot] += 1
+            yield [Response(slot, list(ids), [-1.0] * len(ids))]
+
+
+# ---- texts ----
+
+# Spaces, emoji, entities, a control character, and a tag that would end a script.
+HOSTILE_TEXT = " two  spaces\n\n\tcafé 😀👩‍👧 日本 &amp; \u2028 \x1b[0m"
+HOSTILE_TEXT += '</script><img src=x onerror="console.log(1)">'
