@@ -5,7 +5,7 @@ rarely equal, so states are compared by the similarity of their texts.
 
 Source: verl-agent, which compares by difflib at a threshold of 0.9. Written as it reads, that takes
 a minute per update of 1,280 episodes. An upper bound by the longest common subsequence leaves few
-pairs to compare, with the same clusters (bench/anchors.py).
+pairs to compare, with the same clusters.
 """
 
 from collections import defaultdict
