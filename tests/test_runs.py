@@ -75,6 +75,32 @@ def test_two_processes_in_one_folder(config, tmp_path):
     runs.Run(config())
 
 
+def test_a_lock_is_shared_in_a_process_and_its_file_is_never_truncated(config):
+    first = runs.Run(config())
+    lock = first.folder / "lock"
+    lock.write_text("kept")
+    second = runs.Run(config())
+    program = f"""
+from filelock import FileLock, Timeout
+try:
+    FileLock({str(lock)!r}).acquire(blocking=False)
+    print("free")
+except Timeout:
+    print("in use")
+"""
+
+    def other_process() -> str:
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        return done.stdout
+
+    assert other_process() == "in use\n"
+    del second
+    assert other_process() == "in use\n"  # the first still holds it
+    del first
+    assert other_process() == "free\n"
+    assert lock.read_text() == "kept"
+
+
 # ---- writing ----
 
 
@@ -162,10 +188,9 @@ def test_a_run_folder_that_cannot_be_made(config, tmp_path, monkeypatch):
         with pytest.raises(UserError, match=f"{out}/r cannot be written .*fix the path") as error:
             train.train(config(out=str(out)))
         one_line(error)
-    for name in ("mkdir", "open"):
+    for target, name in ((Path, "mkdir"), (os, "open")):  # os.open: of the lock
         with monkeypatch.context() as patch:
-            patch.setattr(*((Path, name) if name == "mkdir" else (runs, name)), read_only,
-                          raising=False)  # fmt: skip
+            patch.setattr(target, name, read_only)
             with pytest.raises(UserError, match="cannot be written .*Read-only file system"):
                 runs.Run(config())
     with pytest.raises(UserError, match="File name too long"):
@@ -278,6 +303,10 @@ def test_other_folders_are_no_checkpoints(finished, config, policy, name):
     assert run.restore(*policy) == 1
     run.save(*policy, 2)
     assert (finished / name).is_dir() and run.checkpoint().name == "checkpoint-000002"
+
+
+def test_the_number_of_a_checkpoint(tmp_path):
+    assert runs.updates_done(tmp_path / "checkpoint-000012") == 12
 
 
 def test_the_newest_checkpoint_counts(finished, config):

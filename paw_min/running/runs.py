@@ -16,7 +16,6 @@ then. Resuming drops later metrics, so a run that dies at any moment resumes con
 0 writes. Checkpoints are not sharded, so that any number of ranks can resume from them.
 """
 
-import fcntl
 import json
 import os
 import pickle
@@ -25,6 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from filelock import FileLock, Timeout
 from torch.distributed.checkpoint import state_dict
 
 from paw_min.config import Config, differences, public
@@ -56,10 +56,13 @@ class Run:
         self.write("config.json", json.dumps(public(cfg), indent=2) + "\n")
 
     def _lock(self) -> None:
-        self.lock_file = open(self.folder / "lock", "w")  # unlocked when the process ends
+        """Hold the folder until this process ends; UserError if another process holds it."""
+        # The system releases the lock of a killed process. A process may open its folder twice:
+        # the two share one lock.
+        self.lock = FileLock(self.folder / "lock", is_singleton=True)
         try:
-            fcntl.lockf(self.lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError) as error:
+            self.lock.acquire(blocking=False)
+        except Timeout as error:
             raise UserError(
                 f"{self.folder} is in use by another process: wait for it, or choose another --name"
             ) from error
@@ -156,7 +159,12 @@ class Run:
 
 def newest_checkpoint(folder: str | Path) -> Path | None:
     """The newest complete checkpoint of a run folder."""
-    return max(Path(folder).glob("checkpoint-" + 6 * "[0-9]"), default=None)
+    return max(Path(folder).glob("checkpoint-" + 6 * "[0-9]"), key=updates_done, default=None)
+
+
+def updates_done(checkpoint: Path) -> int:
+    """The number of updates in the name of a checkpoint, for example 12 for checkpoint-000012."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def updates_done(checkpoint: Path) -> int:
@@ -182,7 +190,7 @@ def flush(path: Path) -> None:  # through to the disk: a file, or the names in a
 
 @contextmanager
 def writing(what: str):
-    """Turn a full disk or a path that cannot be written into one sentence."""
+    """Report a full disk, or a path that cannot be written, as a UserError."""
     try:
         yield
     except UserError:
@@ -197,7 +205,7 @@ def writing(what: str):
 
 @contextmanager
 def reading(path: Path):
-    """Turn any damage of a file into one sentence that names it."""
+    """Report a damaged file as a UserError."""
     try:
         yield path
     except UserError:
