@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM
 from paw_min import train
 from paw_min.config import Config
 from paw_min.inspect import __main__ as inspect
-from paw_min.inspect import samples
 from paw_min.rollout import Episode
+from paw_min.running import samples
 from paw_min.running.errors import UserError
 from paw_min.running.runs import Run, read_metrics
 from paw_min.update import prepare
