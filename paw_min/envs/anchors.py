@@ -3,9 +3,9 @@
 GiGPO groups the steps of a task by the state that they acted in. In search, two result pages are
 rarely equal, so states are compared by the similarity of their texts.
 
-Source: verl-agent, which compares by difflib at a threshold of 0.9. Written as it reads, that takes
-a minute per update of 1,280 episodes. An upper bound by the longest common subsequence leaves few
-pairs to compare, with the same clusters (bench/anchors.py).
+Source: verl-agent, which compares by difflib at a threshold of 0.9. Comparing each pair by difflib
+takes a minute per update of 1,280 episodes. An upper bound by the longest common subsequence leaves
+few pairs to compare, with the same clusters (bench/anchors.py).
 """
 
 from collections import defaultdict
@@ -30,10 +30,12 @@ def similar_anchors(group: Sequence, anchor: Sequence[str], threshold: float) ->
     for g, text in zip(group, anchor):
         if text not in seen[g]:
             for number, other in enumerate(representatives[g]):
+                # The cheap bound first. The order of the arguments of difflib matters: its ratio
+                # is not symmetric.
                 if may_reach(text, other, threshold):
                     if SequenceMatcher(None, text, other).ratio() >= threshold:
                         break
-            else:
+            else:  # no cluster is similar: open a new one
                 number = len(representatives[g])
                 representatives[g].append(text)
             seen[g][text] = number
@@ -48,5 +50,8 @@ def may_reach(a: str, b: str, threshold: float) -> bool:
     any two pages of English are similar. The M characters that it matches are a common subsequence,
     so M is at most the length of the longest one, which rapidfuzz computes 64 characters at a time.
     """
+    if not a and not b:
+        return True
     bound = LCSseq.similarity(a, b)
-    return not a + b or 2.0 * bound / (len(a) + len(b)) >= threshold  # rounds as difflib does
+    # The same operations as in difflib, so that both round in the same way.
+    return 2.0 * bound / (len(a) + len(b)) >= threshold
