@@ -19,12 +19,12 @@ class Step:
     observation: str  # o_{t+1}; an empty one is no world-model target
     task: str  # the instruction, the same in all steps of an episode
     task_type: str  # evaluation is reported for each type
-    admissible: list[str]  # commands; empty where any text is one
+    admissible: list[str]  # commands; empty if any text is accepted
     reward: float = 0.0  # r_t, without format penalties
     done: bool = False
     won: bool = False
     score: float | None = None  # the benchmark's own score in [0, 1], where it has one (WebShop)
-    failed: str = ""  # why the environment broke: the episode is lost (set by the pool)
+    failed: str = ""  # set by the pool: why the environment failed; the episode is lost
 
 
 class Environment(Protocol):
@@ -80,7 +80,7 @@ class Context:
 class Command(NamedTuple):
     """What the parser reads from a response."""
 
-    text: str  # executed even where the format is wrong, as far as it can be read
+    text: str  # executed even if the format is wrong, as far as it can be read
     valid: bool  # is the response well formed?
 
 
@@ -95,7 +95,7 @@ class Tasks:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Everything that the core asks of a benchmark."""
+    """Everything that training needs from a benchmark."""
 
     load: Callable[[Config, str], Tasks]  # (settings, data folder); ValueError or OSError
     prompts: dict[str, Callable[[Context, int], str]]  # style -> (context, history length) -> h_t

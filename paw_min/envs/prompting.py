@@ -13,7 +13,10 @@ from paw_min.envs.interface import Command, Context
 def with_history(template: str, context: Context, history_length: int, admissible: str) -> str:
     """Fill in a template of Fig. 7 or 8, given the admissible commands as text."""
     steps = len(context.history)
-    recent = list(enumerate(context.history, start=1))[-history_length:] if history_length else []
+    numbered = list(enumerate(context.history, start=1))
+    recent = []
+    if history_length > 0:  # numbered[-0:] would be all of them
+        recent = numbered[-history_length:]
     history = "\n".join(f"[Observation {n}: '{o}', Action {n}: '{c}']" for n, (o, c) in recent)
     return template.format(
         task=context.task,
@@ -34,9 +37,11 @@ def parse_action(response: str, tail: int) -> Command:
     the command. Only the format is checked here, not whether the command is admissible.
     """
     lowered = response.lower()
-    start, end = lowered.find("<action>"), lowered.find("</action>")
+    start = lowered.find("<action>")
+    end = lowered.find("</action>")
     if start == -1 or end == -1:
-        return Command(lowered[-tail:], False)
-    thought = "<think>" in response and "</think>" in response
-    chinese = re.search("[\u4e00-\u9fff]", response)
-    return Command(lowered[start + len("<action>") : end].strip(), thought and not chinese)
+        return Command(lowered[-tail:], valid=False)
+    command = lowered[start + len("<action>") : end].strip()
+    has_thought = "<think>" in response and "</think>" in response
+    is_chinese = re.search("[\u4e00-\u9fff]", response) is not None
+    return Command(command, valid=has_thought and not is_chinese)

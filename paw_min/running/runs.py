@@ -167,11 +167,6 @@ def updates_done(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
-def updates_done(checkpoint: Path) -> int:
-    """The number of updates in the name of a checkpoint folder."""
-    return int(checkpoint.name.removeprefix("checkpoint-"))
-
-
 def read_metrics(folder: str | Path) -> list[dict]:
     """The lines of metrics.jsonl, without an incomplete last line."""
     with reading(Path(folder) / "metrics.jsonl") as path:

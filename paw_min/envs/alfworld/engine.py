@@ -14,12 +14,16 @@ of it spent parsing the same texts again. Caching everything that cannot change 
     copies 34 MB of libdownward.so for every environment        1 MB, without debug symbols
 
 Operators, state and goal test are fast-downward's. `install` lists every name that it replaces.
-Create a FIXED number of environments and `load` one game after another: fast-downward's library is
-never unloaded, so an environment that is dropped leaks its memory. Use one thread per process: the
-translator replaces `sys.stdout` while it works.
+
+Shared by all environments of a process: the replaced names, all caches, and thereby the parsed
+grammar and the translation of a game that several of them play. Of its own, an environment has a
+copy of fast-downward's library, which holds the state of the running game. The library is never
+unloaded, so an environment that is dropped leaks its memory: create a FIXED number of environments
+and `load` one game after another. Use one thread per process: the translator replaces `sys.stdout`
+while it works, and shared symbols of a grammar are modified while a text is derived.
 
 TextWorld passes the `{expressions}` of a game's grammar to `eval`. Here `load` refuses those that
-could run code (`_expression`), and rules that call each other without end stop (`_replace`). A
+could run code (`_expression`), and rules that call each other endlessly are stopped (`_replace`). A
 hostile game can still be slow, which the pool's timeout ends.
 """
 
@@ -34,6 +38,7 @@ import sys
 import tempfile
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from typing import NamedTuple
 
 try:
     import fast_downward
@@ -48,7 +53,7 @@ except ImportError as error:
     ) from error
 
 SUPPORTED_TEXTWORLD = "1.7.0"  # its private names are replaced here
-GAME_CACHE = 160  # translated games of 0.2 MB (ALFRED's: 6 MB): of a panel and a rollout
+GAME_CACHE = 160  # translated games of 0.2 MB (ALFRED's: 6 MB); enough for a panel and a rollout
 TEXT_CACHE = 4096  # parsed templates and queries; ALFWorld's grammar has about 80
 EXPRESSION_LENGTH = 500  # characters; keeps the nesting far from the limits of Python's compiler
 EXPANSIONS = 10_000  # of the rules of a grammar for one text; published games need fewer than 100
@@ -81,14 +86,38 @@ def install():
             f"{SUPPORTED_TEXTWORLD} but found textworld {found}: "
             f"pip install 'textworld[pddl]=={SUPPORTED_TEXTWORLD}'."
         )
-    textworld.envs.PddlEnv = FastPddlEnv  # looked up by textworld.start
-    logic.PddlState = _State  # looked up by PddlEnv.load and PddlEnv.reset
-    logic.GameLogic = _game_logic  # looked up by PddlEnv.load
+
+    # The environment. textworld.start creates it by this name; without the replacement, each
+    # environment copies 34 MB, and each step builds all commands again.
+    textworld.envs.PddlEnv = FastPddlEnv
+
+    # The state. PddlEnv.load and PddlEnv.reset create it by this name; without the replacement,
+    # each of them translates the game from PDDL to SAS twice.
+    logic.PddlState = _State
+
+    # Domain and grammar. PddlEnv.load creates them by this name; without the replacement, each
+    # load parses the grammar, and a forbidden expression is found in the middle of an episode.
+    logic.GameLogic = _game_logic
+
+    # The parser of texts with {expressions} and #rules#. Without the replacement, each command of
+    # each step parses its template, and expressions are not checked.
     textgen._parse_and_convert = _symbols
+
+    # The copies that each derivation makes of symbols and variables. Without the replacement,
+    # these are deep copies of everything that they refer to.
     textgen.deepcopy = _copy
+
+    # The evaluation of expressions. Without the replacement, `eval` has all builtins, and fails in
+    # Python 3.13.
     textgen.EvalSymbol.derive = _evaluate
+
+    # The expansion of rules, counted. Without the two replacements, a rule that calls itself
+    # never returns.
     textgen.ContextSensitiveGrammar.derive = _derive
     textgen.ContextSensitiveGrammar.replace = _replace
+
+    # The parser of conditions in a grammar, such as {text|in(o, r)}. Without the replacement, each
+    # description parses its conditions again.
     Rule.parse_conjunctive_query = _query
 
 
@@ -117,12 +146,12 @@ def alfworld_wrappers():
     spec = importlib.util.find_spec("alfworld")  # without importing it
     if spec is None:
         raise ImportError("ALFWorld games need ALFWorld: pip install 'alfworld==0.4.2'.")
-    unset = "ALFWORLD_DATA" not in os.environ
+    was_unset = "ALFWORLD_DATA" not in os.environ
     os.environ.setdefault("ALFWORLD_DATA", os.path.dirname(spec.origin))
     try:
         from alfworld.agents.environment import alfred_tw_env
     finally:
-        if unset:
+        if was_unset:
             del os.environ["ALFWORLD_DATA"]
     return alfred_tw_env.AlfredDemangler, alfred_tw_env.AlfredInfos
 
@@ -137,49 +166,74 @@ def _restored(owner, name):
         setattr(owner, name, value)
 
 
+# TextWorld's own functions, which the replacements call. They are read here, before `install`
+# replaces them: read later, they would be the replacements, which would then call themselves.
+_stock_parse = textgen._parse_and_convert
+_stock_game_logic = logic.GameLogic
+_stock_derive = textgen.ContextSensitiveGrammar.derive
+_stock_replace = textgen.ContextSensitiveGrammar.replace
+
 _query = lru_cache(maxsize=TEXT_CACHE)(Rule.parse_conjunctive_query)
-_parse, _GameLogic = textgen._parse_and_convert, logic.GameLogic  # before `install`
-_Grammar = textgen.ContextSensitiveGrammar
-_grammar_derive, _grammar_replace = _Grammar.derive, _Grammar.replace
 
 
 @lru_cache(maxsize=TEXT_CACHE)
 def _expression(text):
     """The compiled expression; ValueError for one that a grammar may not have."""
     with suppress(SyntaxError, ValueError):  # ValueError: a null character
-        tree = ast.parse(text.strip() if len(text) <= EXPRESSION_LENGTH else "", mode="eval")
-        nodes = list(ast.walk(tree))
-        attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-        constants = [node.value for node in nodes if isinstance(node, ast.Constant)]
-        if (all(isinstance(node, ALLOWED) for node in nodes)
-                and attributes.issubset(EntityInfo.__slots__)
-                and all(isinstance(constant, str) for constant in constants)):
-            return compile(tree, "<grammar>", "eval")
+        if len(text) <= EXPRESSION_LENGTH:
+            tree = ast.parse(text.strip(), mode="eval")
+            if _is_harmless(tree):
+                return compile(tree, "<grammar>", "eval")
     raise ValueError(
         f"the grammar's expression {{{text.strip():.80}}} is refused: only names, attributes such "
         "as .name, texts, + and conditions are evaluated"
     )
 
 
+def _is_harmless(tree):
+    """Whether an expression consists of the ALLOWED nodes, texts, and attributes of an entity.
+
+    An allow-list: a list of what is dangerous would miss something. Attributes are restricted
+    because others, such as __class__, lead from any object to all of Python. Numbers are not
+    allowed, since they have no use here.
+    """
+    for node in ast.walk(tree):
+        if not isinstance(node, ALLOWED):
+            return False
+        if isinstance(node, ast.Attribute) and node.attr not in EntityInfo.__slots__:
+            return False
+        if isinstance(node, ast.Constant) and not isinstance(node.value, str):
+            return False
+    return True
+
+
 @lru_cache(maxsize=TEXT_CACHE)
 def _symbols(text, **options):
-    """Replacement for textgen._parse_and_convert, which checks all expressions of a text.
+    """Replacement for textgen._parse_and_convert: checks all expressions of a text, and caches.
 
-    Also those in a part that the parser ignores: PddlState.replan passes templates to str.format.
+    The expressions are found by a pattern, not in the parsed text, since the parser ignores some
+    parts: PddlState.replan passes whole templates to str.format. All callers share the returned
+    symbols; `derive` sets their context anew before it reads it.
     """
     for expression in re.findall(r"{([^{|}]*)", text):
-        if not expression.lstrip("\t").startswith("#"):  # a rule
+        is_rule = expression.lstrip("\t").startswith("#")
+        if not is_rule:
             _expression(expression)
-    return _parse(text, **options)
+    return _stock_parse(text, **options)
 
 
 @lru_cache(maxsize=GAME_CACHE)
 def _game_logic(domain, grammar):
-    """Replacement for logic.GameLogic, which also parses the templates of the actions."""
-    game_logic = _GameLogic(domain, grammar)
+    """Replacement for logic.GameLogic: also checks the templates of the actions, and caches.
+
+    TextWorld parses the templates when they are first used. Here `load` does, so that it refuses a
+    game with a forbidden expression as a whole. The arguments are those of `derive`, which thus
+    finds the result in the cache.
+    """
+    game_logic = _stock_game_logic(domain, grammar)
     for action in game_logic.actions.values():
         for text in (action.template, action.feedback_rule):
-            _symbols(text, rule_name="symbols", trace=False)  # as `derive` calls it
+            _symbols(text, rule_name="symbols", trace=False)
     return game_logic
 
 
@@ -189,98 +243,147 @@ def _copy(value):
     One level is enough: the only attribute of a symbol that is set is `context`, always right
     before it is read, and the values of a dict are never modified.
     """
-    return [copy.copy(v) for v in value] if isinstance(value, list) else copy.copy(value)
+    if isinstance(value, list):
+        return [copy.copy(symbol) for symbol in value]
+    return copy.copy(value)
 
 
 def _evaluate(self, context=None):
-    """Replacement for textgen.EvalSymbol.derive, which writes to locals(): fails in Python 3.13."""
-    variables = (context or self.context)["variables"]
-    return [textgen.TerminalSymbol(eval(_expression(self.expression), NO_BUILTINS, variables))]
+    """Replacement for textgen.EvalSymbol.derive: evaluates without builtins.
+
+    TextWorld's passes the variables by writing to locals(), which has no effect in Python 3.13.
+    """
+    context = context or self.context
+    value = eval(_expression(self.expression), NO_BUILTINS, context["variables"])
+    return [textgen.TerminalSymbol(value)]
 
 
 def _derive(self, start, context={}):
-    """Replacement for ContextSensitiveGrammar.derive, which starts the count of _replace."""
+    """Replacement for ContextSensitiveGrammar.derive: starts the count of `_replace`."""
     self.expansions = 0
-    return _grammar_derive(self, start, context)
+    return _stock_derive(self, start, context)
 
 
 def _replace(self, start):
-    """Replacement for ContextSensitiveGrammar.replace; ValueError for rules that never end."""
+    """Replacement for ContextSensitiveGrammar.replace: ValueError for rules that never end."""
     self.expansions += 1
     if self.expansions > EXPANSIONS:
         raise ValueError(f"the grammar's rule #{start}# leads to over {EXPANSIONS} expansions")
-    return _grammar_replace(self, start)
+    return _stock_replace(self, start)
 
 
 def _pddl2sas(*source, **options):
+    """fast_downward.pddl2sas, a command-line program in a function: errors are ValueErrors."""
     with _restored(sys, "argv"):  # pddl2sas overwrites it
         try:
             return fast_downward.pddl2sas(*source, **options)
-        except SystemExit as error:  # fast-downward's way to report an error in the PDDL
+        except SystemExit as error:
+            # Not an Exception: without this, an error in a game's PDDL would end the process.
             raise ValueError(error) from error
 
 
 class _Game:
     """A translated game, shared by all environments that play it."""
 
-    def __init__(self, *source):  # domain, problem
-        task, sas = _pddl2sas(*source)
-        self.source, self.sas = source, sas.encode("utf-8")
-        if (longest := max(map(len, self.sas.splitlines()))) > NAME_LENGTH:
+    def __init__(self, domain, problem):
+        task, sas = _pddl2sas(domain, problem)
+        self.domain = domain
+        self.problem = problem
+        self.sas = sas.encode("utf-8")
+        # A longer name overflows a buffer of fast-downward, which would crash the process.
+        longest = max(map(len, self.sas.splitlines()))
+        if longest > NAME_LENGTH:
             raise ValueError(f"a name of {longest} bytes; fast-downward reads up to {NAME_LENGTH}")
         self.sas_replan = None  # the planner's translation, made on demand
-        self.init, self.facts = task.init, None  # the first _State converts init to Propositions
+        self.init = task.init  # of the PDDL; the first _State converts it to `facts`
+        self.facts = None
         self.types = [(t.name, t.supertype_names) for t in task.types]
         self.name2type = {o.name: o.type_name for o in task.objects}
         self.schemas = {a.name: a for a in task.actions}
-        self.changing = {"#"} | {e.literal.predicate for a in task.actions for e in a.effects}
-        self.seen = {}  # grammar and displayed names -> (actions by operator id, named facts)
+        self.changing = {"#"}  # rules, and the predicates that actions change; see _new_action
+        for action in task.actions:
+            self.changing.update(effect.literal.predicate for effect in action.effects)
+        self.seen = {}  # grammar and displayed names -> _Known
 
 
 _game = lru_cache(maxsize=GAME_CACHE)(_Game)
+
+
+class _Bound(NamedTuple):
+    """An operator of fast-downward as TextWorld needs it."""
+
+    operator: str  # name: a schema and its arguments
+    action: Action
+    command: str
+
+
+class _Known(NamedTuple):
+    """What environments have built so far for a game with the same displayed names."""
+
+    actions: dict[int, _Bound]  # operator id -> its Action and command
+    facts: dict[Proposition, Proposition]  # fact -> with displayed names
 
 
 class _State(logic.PddlState):
     """A PddlState that uses the cached translation instead of making it twice."""
 
     def __init__(self, downward_lib, pddl_problem, logic_):
-        self._facts, self._vars_by_type = logic.defaultdict(set), logic.defaultdict(set)
-        self._vars_by_name, self._var_counts = {}, logic.Counter()
-        self._logic, self.downward_lib, self._can_plan = logic_, downward_lib, False
-        self.game = game = _game(logic_.domain, pddl_problem)
-        self.name2type, self._actions = game.name2type, game.schemas
-        for name, supertypes in game.types:
-            with suppress(ValueError):  # already there, from another state
+        # The attributes that PddlState.__init__ sets. It is not called, since it translates the
+        # game, nor is State.__init__, since it refuses the logic of PDDL games.
+        self._facts = logic.defaultdict(set)
+        self._vars_by_type = logic.defaultdict(set)
+        self._vars_by_name = {}
+        self._var_counts = logic.Counter()
+        self._logic = logic_
+        self.downward_lib = downward_lib
+        self.game = _game(logic_.domain, pddl_problem)
+        self.name2type = self.game.name2type
+        self._actions = self.game.schemas
+        self._can_plan = False  # the library has the planner's translation
+        for name, supertypes in self.game.types:
+            with suppress(ValueError):  # already there: logic_ is shared with other states
                 logic_.types.add(Type(name, supertypes))
-        downward_lib.load_sas(game.sas)  # also sets fast-downward to the initial state
-        if game.facts is None:
-            game.facts, game.init = list(self._initial_facts(game.init)), None
-        self.add_facts(game.facts)
+        downward_lib.load_sas(self.game.sas)  # also sets fast-downward to the initial state
+        if self.game.facts is None:
+            # Here and not in _Game, since only a library can list the atoms of the initial state.
+            self.game.facts = list(self._initial_facts(self.game.init))
+            self.game.init = None  # not needed again
+        self.add_facts(self.game.facts)
 
     def _initial_facts(self, init):
         """Yield the facts of (:init ...) without numbers, then those of fast-downward's state."""
         for item in init:
-            is_atom = isinstance(item, fast_downward.translate.pddl.conditions.Atom)
-            name = item.predicate if is_atom else str(item.expression.value)
-            if not (name == "=" or name.isdigit()):
-                arguments = (item if is_atom else item.fluent).args
-                yield Proposition(name, [Variable(a, self.name2type[a]) for a in arguments])
-        atoms = (logic.Atom * self.downward_lib.get_state_size())()
+            if isinstance(item, fast_downward.translate.pddl.conditions.Atom):
+                name = item.predicate
+                arguments = item.args
+            else:  # an assignment, such as (= (distance a b) 3)
+                name = str(item.expression.value)
+                arguments = item.fluent.args
+            if name == "=" or name.isdigit():
+                continue
+            yield Proposition(name, [Variable(a, self.name2type[a]) for a in arguments])
+        # fast-downward's state has the predicates that actions change; (:init ...) repeats some.
+        atoms = (logic.Atom * self.downward_lib.get_state_size())()  # a ctypes array, filled next
         self.downward_lib.get_state(atoms)
-        yield from (f for a in atoms if not (f := a.get_fact(self.name2type)).is_negation)
+        for atom in atoms:
+            fact = atom.get_fact(self.name2type)
+            if not fact.is_negation:
+                yield fact
 
     def applicable_operators(self):
         """The fast_downward.Operators that are applicable now."""
-        operators = (fast_downward.Operator * self.downward_lib.get_applicable_operators_count())()
+        count = self.downward_lib.get_applicable_operators_count()
+        operators = (fast_downward.Operator * count)()  # a ctypes array, filled next
         self.downward_lib.get_applicable_operators(operators)
-        self._operators = {operator.id: operator for operator in operators}
+        self._operators = {operator.id: operator for operator in operators}  # read by `apply`
         return self._operators.values()
 
     def replan(self, infos):
         """As PddlState.replan, except that the first call makes the planner's translation."""
         if not self._can_plan:
             if self.game.sas_replan is None:
-                self.game.sas_replan = _pddl2sas(*self.game.source, optimize=True)[1].encode()
+                _, sas = _pddl2sas(self.game.domain, self.game.problem, optimize=True)
+                self.game.sas_replan = sas.encode("utf-8")
             self.downward_lib.load_sas_replan(self.game.sas_replan)
             self._can_plan = True
         return super().replan(infos)
@@ -290,12 +393,13 @@ class FastPddlEnv(PddlEnv):
     """A PddlEnv whose `load` reports errors and whose `_gather_infos` builds each action once."""
 
     def __init__(self, infos=None):
+        # PddlEnv copies the file at DOWNWARD_LIB_PATH and loads the copy. Point it at a small one.
         interface = fast_downward.interface
         with _restored(interface, "DOWNWARD_LIB_PATH"), tempfile.NamedTemporaryFile() as file:
             file.write(_library())
-            file.flush()
+            file.flush()  # it is read by name, not through this object
             interface.DOWNWARD_LIB_PATH = file.name
-            super().__init__(infos)  # loads a copy of this file
+            super().__init__(infos)
 
     def load(self, filename_or_data):
         """As PddlEnv.load, but raises GameError, after which another game can be loaded."""
@@ -303,21 +407,31 @@ class FastPddlEnv(PddlEnv):
             super().load(filename_or_data)
         except Exception as error:  # FailedParse, ParseError, KeyError, JSONDecodeError, ...
             self._game_data = None  # a reset must not start the previous game, or half of this one
-            name = "the given dict" if isinstance(filename_or_data, dict) else filename_or_data
+            name = filename_or_data
+            if isinstance(filename_or_data, dict):
+                name = "the given dict"
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:250]
             raise GameError(
                 f"{name} is not a playable game ({reason}); generate or download it again."
             ) from error
 
     def reset(self):
-        # The Demangler renames objects after a load, in the same way in all copies of a game.
+        # The Demangler renames objects after a load, in the same way in all copies of a game. A
+        # command contains these names, so its cache is for one grammar and one set of names.
         names = sorted((key, info.name) for key, info in self._entity_infos.items())
-        texts, seen = (self._game_data["grammar"], *names), self._pddl_state.game.seen
-        self._actions, self._named_facts = seen.setdefault(texts, ({}, {}))
+        texts = (self._game_data["grammar"], *names)
+        known = self._pddl_state.game.seen.setdefault(texts, _Known(actions={}, facts={}))
+        self._actions = known.actions
+        self._named_facts = known.facts
         return super().reset()
 
-    def _gather_infos(self):  # as PddlEnv's, in the same order
-        state, infos = self.state, self._entity_infos
+    def _gather_infos(self):
+        """Fill in self.state: PddlEnv's method with the same keys in the same order.
+
+        Instead of building all actions, it looks up those of the applicable operators.
+        """
+        state = self.state
+        infos = self._entity_infos
         state["command_templates"] = sorted({a.template for a in self._logic.actions.values()})
         state["won"] = self._pddl_state.check_goal()
         state["lost"] = False
@@ -327,12 +441,14 @@ class FastPddlEnv(PddlEnv):
             state["facts"] = list(map(self._get_human_readable_fact, state["_facts"]))
         state["last_action"] = None
         state["_last_action"] = self._last_action
-        actions = {}  # operator name -> (Action, command); the first of equal names counts
+        applicable = {}  # operator name -> _Bound; the first of equal names counts
         for operator in self._pddl_state.applicable_operators():
-            name, *known = self._actions.get(operator.id) or self._new_action(operator)
-            actions.setdefault(name, known)
-        state["_valid_actions"] = [action for action, _ in actions.values()]
-        state["_valid_commands"] = [command for _, command in actions.values()]
+            bound = self._actions.get(operator.id)
+            if bound is None:
+                bound = self._new_action(operator)
+            applicable.setdefault(bound.operator, bound)
+        state["_valid_actions"] = [bound.action for bound in applicable.values()]
+        state["_valid_commands"] = [bound.command for bound in applicable.values()]
         state["admissible_commands"] = sorted(set(state["_valid_commands"]))
         if self.request_infos.moves:
             state["moves"] = self._moves
@@ -340,8 +456,9 @@ class FastPddlEnv(PddlEnv):
             state["policy_commands"] = self._pddl_state.replan(infos)
 
     def _new_action(self, operator):
-        """(operator name, Action, command) of an operator that is not in self._actions."""
-        infos, game = self._entity_infos, self._pddl_state.game
+        """The _Bound of an operator that is not in self._actions; cached there if possible."""
+        infos = self._entity_infos
+        game = self._pddl_state.game
         schema, *arguments = operator.name.split()
         action = Action(name=schema, preconditions=[], postconditions=[])
         action.id = operator.id
@@ -351,16 +468,26 @@ class FastPddlEnv(PddlEnv):
         }
         action.feedback_rule = self._logic.actions[schema].feedback_rule
         template = self._logic.actions[schema].template
-        context = {"state": self._pddl_state, "facts": [], "entity_infos": infos}
-        context["variables"] = {ph.name: infos[var.name] for ph, var in action.mapping.items()}
-        context["mapping"] = action.mapping
-        # TextWorld passes the command to str.format, which changes braces only: {x:99999999}.
-        command = action.command_template = self._logic.grammar.derive(template, context)
-        new = operator.name, action, command
-        # Cache it, unless the template has a rule (#) or a predicate that actions change.
-        if game.changing.isdisjoint(re.findall(r"#|\w+", template.replace("not_", ""))):
-            self._actions[operator.id] = new
-        return new
+        # No facts, unlike PddlEnv, which lists them all for each command: expressions cannot name
+        # them, and conditions query `state`.
+        context = {
+            "state": self._pddl_state,
+            "facts": [],
+            "variables": {ph.name: infos[var.name] for ph, var in action.mapping.items()},
+            "mapping": action.mapping,
+            "entity_infos": infos,
+        }
+        # TextWorld also passes the command to str.format, which changes braces only. Not done here:
+        # a name such as {x:99999999} would fill the memory.
+        command = self._logic.grammar.derive(template, context)
+        action.command_template = command
+        bound = _Bound(operator.name, action, command)
+        # The same operator gives the same command in every state, unless the template has a rule
+        # (#), whose conditions may depend on the state, or a predicate that actions change.
+        words = re.findall(r"#|\w+", template.replace("not_", ""))
+        if game.changing.isdisjoint(words):
+            self._actions[operator.id] = bound
+        return bound
 
     def _get_human_readable_fact(self, fact):
         if fact not in self._named_facts:
@@ -373,13 +500,23 @@ def _library():
     """The bytes of libdownward.so without its debug symbols, which are 97 % of the file.
 
     The library's state is global, so each environment loads its own copy. A copy is deleted but
-    stays mapped, and takes up space in $TMPDIR (or memory) until the process ends. Loading needs
-    the segments only, and the symbols come after them in the file.
+    stays mapped, and takes up space in $TMPDIR (or memory) until the process ends.
+
+    The file is in the ELF format: a header, segments, and sections. The loader maps the segments,
+    which the program headers list. Debug symbols are sections after the last segment, and the
+    loader does not read them: what is cut off here is not missed.
     """
     with open(fast_downward.interface.DOWNWARD_LIB_PATH, "rb") as file:
         library = file.read()
-    if library[:6] != b"\x7fELF\x02\x01":  # not a 64-bit little-endian ELF file: use all of it
+    is_elf_64_little_endian = library[:6] == b"\x7fELF\x02\x01"
+    if not is_elf_64_little_endian:  # another system: use all of it
         return library
-    first, size, count = struct.unpack_from("<Q14xHH", library, 32)  # of the program headers
-    segments = (struct.unpack_from("<8xQ16xQ", library, first + k * size) for k in range(count))
-    return library[: max(offset + length for offset, length in segments)]
+    # In the header, from byte 32 on: where the program headers are (8 bytes), 14 other bytes, the
+    # size of one, their number (2 bytes each).
+    first, size, count = struct.unpack_from("<Q14xHH", library, 32)
+    end = 0  # of the last segment
+    for k in range(count):
+        # In a program header: 8 other bytes, offset (8), 16 other bytes, length in the file (8).
+        offset, length = struct.unpack_from("<8xQ16xQ", library, first + k * size)
+        end = max(end, offset + length)
+    return library[:end]

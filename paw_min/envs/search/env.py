@@ -23,11 +23,13 @@ Deviations:
 import json
 import re
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
+from typing import NamedTuple
 
 from paw_min.config import Config
 from paw_min.envs.interface import Answer, Step, Tasks
@@ -41,37 +43,50 @@ def load(cfg: Config, data: str) -> Tasks:
         raise ValueError(f"{data} is one file, so training and test would have the same questions: "
                          "give a folder with one file per split, or --eval-split train.")
     source = cfg.retriever or data
-    loaded, errors = [], []
-    for load_one in (
-        lambda: load_questions(data, "train"),
-        lambda: load_questions(data, cfg.eval_split),
-        lambda: open_retriever(source),
-    ):
+    errors = []
+
+    def attempt(load_one, *arguments):
         try:
-            loaded.append(load_one())
+            return load_one(*arguments)
         except (ValueError, OSError) as error:
             errors.append(str(error))
+
+    # All three are tried before the first error is raised, so that one start finds all errors.
+    train = attempt(load_questions, data, "train")
+    held_out = attempt(load_questions, data, cfg.eval_split)
+    retriever = attempt(open_retriever, source)
     if errors:
-        raise ValueError(" Also: ".join(dict.fromkeys(errors)))
-    train, held_out, retriever = loaded
+        raise ValueError(" Also: ".join(dict.fromkeys(errors)))  # without repetitions
+
+    def make_pool(n_envs: int) -> SearchPool:
+        return SearchPool(
+            questions=train + held_out,
+            retriever=retriever,
+            n_envs=n_envs,
+            max_turns=cfg.max_turns,
+            topk=cfg.topk,
+            remote=is_url(source),
+        )
+
+    # A task is an index into train + held_out, as a string.
     tasks = [str(i) for i in range(len(train) + len(held_out))]
-    return Tasks(
-        train=tasks[: len(train)],
-        held_out=tasks[len(train) :],
-        make_pool=lambda n_envs: SearchPool(
-            train + held_out, retriever, n_envs, cfg.max_turns, cfg.topk, remote=is_url(source)
-        ),
-    )
+    return Tasks(train=tasks[: len(train)], held_out=tasks[len(train) :], make_pool=make_pool)
 
 
 def last_answer(text: str) -> str | None:
+    """The text of the last <answer> block; None if there is none."""
     blocks = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
-    return blocks[-1].strip() if blocks else None
+    if not blocks:
+        return None
+    return blocks[-1].strip()
 
 
 def search_query(command: str) -> str | None:
+    """The text of the first <search> block; None if there is none."""
     block = re.search(r"<search>(.*?)</search>", command, re.DOTALL)
-    return block.group(1) if block else None
+    if not block:
+        return None
+    return block.group(1)
 
 
 def information(hits: list[Hit]) -> str:
@@ -112,12 +127,16 @@ class SearchPool(AbstractContextManager):
         remote: bool = False,
     ):
         self.n_envs = n_envs
-        self._questions, self._retriever = questions, retriever
-        self._max_turns, self._topk = max_turns, topk
+        self._questions = questions
+        self._retriever = retriever
+        self._max_turns = max_turns
+        self._topk = topk
         self._episodes: dict[int, _Episode] = {}  # by slot
         self._open: dict[int, str | None] = {}  # slot -> its unanswered command, None: a reset
         self._answers: deque[Answer] = deque()  # ready for recv
-        self._thread = _SearchThread(self._search) if remote else None
+        self._thread: _SearchThread | None = None
+        if remote:
+            self._thread = _SearchThread(self._search)
         self._searching: set[int] = set()  # open slots whose queries the thread has
 
     def reset(self, slot: int, task: str) -> None:
@@ -147,7 +166,9 @@ class SearchPool(AbstractContextManager):
             return None
         if not self._answers:
             self._serve(timeout)
-        return self._answers.popleft() if self._answers else None
+        if not self._answers:
+            return None
+        return self._answers.popleft()
 
     def close(self) -> None:
         if self._thread:
@@ -164,12 +185,24 @@ class SearchPool(AbstractContextManager):
 
     def _serve(self, timeout: float | None) -> None:
         """Answer all open requests, except those that wait for the thread."""
-        queries = {slot: self._query(slot) for slot in self._open if slot not in self._searching}
-        queries = {slot: query for slot, query in queries.items() if query is not None}
-        hits = self._search_in_thread(queries, timeout) if self._thread else self._search(queries)
-        for slot in [slot for slot in self._open if slot not in self._searching]:
+        queries = {}  # slot -> query, of the searches that were requested since the last call
+        for slot in self._open:
+            if slot in self._searching:
+                continue
+            query = self._query(slot)
+            if query is not None:
+                queries[slot] = query
+        # If the search raises, no request has been changed yet: the next recv tries again.
+        if self._thread:
+            hits = self._search_in_thread(queries, timeout)
+        else:
+            hits = self._search(queries)
+        served = [slot for slot in self._open if slot not in self._searching]
+        for slot in served:
             command = self._open.pop(slot)
-            observation = information(hits[slot]) if slot in hits else ""
+            observation = ""
+            if slot in hits:
+                observation = information(hits[slot])
             self._answers.append(Answer(slot, self._advance(slot, command, observation)))
 
     def _query(self, slot: int) -> str | None:
@@ -180,37 +213,51 @@ class SearchPool(AbstractContextManager):
         return search_query(command)
 
     def _ends(self, slot: int, command: str) -> bool:
+        # As in verl-agent: both tags, not a well-formed block.
         last_turn = self._episodes[slot].turns + 1 >= self._max_turns
         return last_turn or ("<answer>" in command and "</answer>" in command)
 
     def _search(self, queries: dict[int, str]) -> dict[int, list[Hit]]:
         """{slot: query} -> {slot: hits}, in one call."""
+        if not queries:
+            return {}
+        # A group asks the same question, often in the same words.
         distinct = list(dict.fromkeys(queries.values()))
-        found = self._retriever.search(distinct, self._topk) if distinct else []
+        found = self._retriever.search(distinct, self._topk)
         hits = dict(zip(distinct, found, strict=True))
         return {slot: hits[query] for slot, query in queries.items()}
 
     def _search_in_thread(
         self, queries: dict[int, str], timeout: float | None
     ) -> dict[int, list[Hit]]:
-        """Hand the queries to the thread; {slot: hits} of the next call that has finished."""
+        """Hand the queries to the thread; {slot: hits} of the next call that has finished.
+
+        {} if no call has finished within `timeout` seconds.
+        """
         if queries:
             self._thread.put(queries)
             self._searching |= queries.keys()
-        others = self._open.keys() - self._searching  # to be answered without waiting
-        slots, hits, error = self._thread.get(0 if others else timeout)
-        self._searching -= set(slots)  # after an error too: the next recv searches again
-        if error:
-            raise error
-        return hits
+        others = self._open.keys() - self._searching
+        if others:
+            timeout = 0  # they need no search: answer them now
+        finished = self._thread.get(timeout)
+        if finished is None:
+            return {}
+        # After an error, too: the next recv then hands these queries to the thread again.
+        self._searching -= set(finished.slots)
+        if finished.error:
+            raise finished.error
+        return finished.hits
 
     def _advance(self, slot: int, command: str | None, observation: str) -> Step:
         """Execute a request; observation: the information block, "" if nothing was searched."""
-        episode, won = self._episodes[slot], False
+        episode = self._episodes[slot]
         question = episode.question
-        if command is None:
+        won = False
+        if command is None:  # a reset
             observation = question.question
         else:
+            # _ends counts this turn itself, so it has to be called before the count goes up.
             episode.done = self._ends(slot, command)
             episode.turns += 1
             episode.text += command + observation
@@ -226,6 +273,14 @@ class SearchPool(AbstractContextManager):
         )
 
 
+class _Finished(NamedTuple):
+    """A finished call of the search: its hits, or what it raised."""
+
+    slots: list[int]  # whose queries it had
+    hits: dict[int, list[Hit]]  # of each slot; empty after an error
+    error: Exception | None = None
+
+
 class _SearchThread:
     """A thread that searches, so that generation continues while a server is busy.
 
@@ -233,9 +288,10 @@ class _SearchThread:
     the number of concurrent requests does not grow with the number of episodes.
     """
 
-    def __init__(self, search):
+    def __init__(self, search: Callable[[dict[int, str]], dict[int, list[Hit]]]):
         self._search = search  # {slot: query} -> {slot: hits}; slow, may raise
-        self._queries, self._results = SimpleQueue(), SimpleQueue()
+        self._queries = SimpleQueue()  # of {slot: query}, and None to end the thread
+        self._results = SimpleQueue()  # of _Finished
         # A daemon, so that Ctrl-C does not wait for a server that is silent.
         self._thread = Thread(target=self._work, daemon=True)
         self._thread.start()
@@ -243,15 +299,15 @@ class _SearchThread:
     def put(self, queries: dict[int, str]) -> None:
         self._queries.put(queries)
 
-    def get(self, timeout: float | None) -> tuple:
-        """(slots, {slot: hits}, error or None) of the next finished call.
+    def get(self, timeout: float | None) -> _Finished | None:
+        """The next finished call; None if there is none within `timeout` seconds.
 
-        After `timeout` seconds (None: no limit, 0: do not wait) without one: ((), {}, None).
+        timeout: None: no limit; 0: do not wait.
         """
         try:
-            return self._results.get(timeout != 0, timeout)
+            return self._results.get(block=timeout != 0, timeout=timeout)
         except Empty:
-            return (), {}, None
+            return None
 
     def close(self) -> None:
         """End the thread, without waiting for a call in progress."""
@@ -260,12 +316,18 @@ class _SearchThread:
 
     def _work(self) -> None:
         while True:
+            # Wait for one dict of queries, then take all others that are already there.
             waiting = [self._queries.get()]
-            waiting += [self._queries.get() for _ in range(self._queries.qsize())]
+            for _ in range(self._queries.qsize()):
+                waiting.append(self._queries.get())
             if None in waiting:
                 return
-            queries = {slot: query for part in waiting for slot, query in part.items()}
+            queries = {}
+            for part in waiting:
+                queries |= part
+            slots = list(queries)
             try:
-                self._results.put((queries.keys(), self._search(queries), None))
+                finished = _Finished(slots, hits=self._search(queries))
             except Exception as error:  # noqa: BLE001 - raised by the pool
-                self._results.put((queries.keys(), {}, error))
+                finished = _Finished(slots, hits={}, error=error)
+            self._results.put(finished)

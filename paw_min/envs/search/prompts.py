@@ -59,9 +59,13 @@ def compact(context: Context, history_length: int) -> str:
 def _steps(context: Context, history_length: int) -> list[tuple[int, str, str]]:
     """(number, command, next observation) of the last `history_length` steps."""
     commands = [turn.command for turn in context.history]
+    # A command is followed by the observation of the next turn, the last one by the current one.
     observations = [turn.observation for turn in context.history[1:]] + [context.observation]
-    steps = list(zip(range(1, len(commands) + 1), commands, observations))
-    return steps[-history_length:] if history_length else []
+    numbers = range(1, len(commands) + 1)
+    steps = list(zip(numbers, commands, observations))
+    if history_length == 0:
+        return []  # steps[-0:] would be all of them
+    return steps[-history_length:]
 
 
 def _documents(observation: str) -> str:
@@ -79,17 +83,17 @@ def parse(response: str) -> Command:
     both kinds remain, the search is executed. The format is valid if the whole response has exactly
     one opening tag; <think> tags are not required. Only the format is checked here.
     """
+    cut = response
     for closing in ("</search>", "</answer>"):
         if closing in response:
             cut = response[: response.index(closing) + len(closing)]
             break
-    else:
-        cut = response
     command = ""
     for kind in ("search", "answer"):
         found = re.search(f"<{kind}>(.*?)</{kind}>", cut, re.DOTALL | re.IGNORECASE)
         if found:
             command = f"<{kind}>{found.group(1).strip()}</{kind}>"
             break
-    counts = [len(re.findall(f"<{kind}>", response, re.I)) for kind in ("search", "answer")]
-    return Command(command, bool(command) and sorted(counts) == [0, 1])
+    # Count in the whole response: a second tag after the command makes the format wrong, too.
+    opening_tags = re.findall("<(?:search|answer)>", response, re.IGNORECASE)
+    return Command(command, valid=bool(command) and len(opening_tags) == 1)

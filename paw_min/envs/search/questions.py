@@ -44,8 +44,13 @@ def load_questions(path: str | Path, split: str = "") -> list[Question]:
                                 ".jsonl file, or the folder that has one per split.")
     if path.suffix not in (".parquet", ".jsonl"):
         raise ValueError(f"The question file {path} is neither .parquet nor .jsonl: convert it.")
-    rows = _read_parquet(path) if path.suffix == ".parquet" else _read_jsonl(path)
-    questions = [_question(row, f"{path}, row {n}", path.stem) for n, row in enumerate(rows, 1)]
+    if path.suffix == ".parquet":
+        rows = _read_parquet(path)
+    else:
+        rows = _read_jsonl(path)
+    questions = []
+    for number, row in enumerate(rows, start=1):
+        questions.append(_question(row, f"{path}, row {number}", default_source=path.stem))
     if not questions:
         raise ValueError(f"{path} has no questions: download the file again.")
     return questions
@@ -69,8 +74,10 @@ def _read_jsonl(path: Path) -> list[dict]:
     rows = []
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
             try:
-                rows += [json.loads(line)] if line.strip() else []
+                rows.append(json.loads(line))
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}, line {number} is not JSON ({error}): fix or delete "
                                  "it.") from error
@@ -79,15 +86,19 @@ def _read_jsonl(path: Path) -> list[dict]:
 
 def _question(row, where: str, default_source: str) -> Question:
     """Convert one row of either layout; in both, reward_model repeats the answers."""
-    row = row if isinstance(row, dict) else {}
+    if not isinstance(row, dict):
+        row = {}  # reported below as a row without a question
+    # verl-agent: the same keys, one level down.
     row = row | _nested(row, "env_kwargs", where)
     reward_model = _nested(row, "reward_model", where)
     answers = row.get("golden_answers")
     if not answers:
         truth = _nested(row, "ground_truth", where)
-        truth = truth or _nested(reward_model, "ground_truth", where)
+        if not truth:
+            truth = _nested(reward_model, "ground_truth", where)
         answers = truth.get("target") or []
-    answers = [answers] if isinstance(answers, str) else answers
+    if isinstance(answers, str):
+        answers = [answers]
     question = row.get("question")
     source = row.get("data_source") or default_source
     if not isinstance(question, str) or not question.strip():
@@ -113,9 +124,13 @@ def _nested(row: dict, key: str, where: str) -> dict:
 
 
 def normalize(text: str) -> str:
-    """Normalize as SQuAD: lower case, remove punctuation, then articles, then extra spaces."""
+    """Normalize as SQuAD: lower case, remove punctuation, then articles, then extra spaces.
+
+    In this order: without punctuation, "the-end" is one word and keeps its article.
+    """
     text = text.lower().translate(PUNCTUATION)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+    without_articles = re.sub(r"\b(a|an|the)\b", " ", text)
+    return " ".join(without_articles.split())
 
 
 def exact_match(prediction: str | None, answers: Iterable[str]) -> bool:

@@ -47,18 +47,26 @@ class WebShopAgent:
         return self._step(score, done)
 
     def _step(self, score: float = 0.0, done: bool = False) -> Step:
+        """What the agent sees of the current page."""
         env = self._env
         won = score == 1.0
-        texts = [] if done else env.parts[env.head :]
+        reward = 0.0
+        if won:
+            reward = WIN_REWARD
+        texts = []
+        if not done:
+            texts = env.parts[env.head :]  # without the instruction, which is in every prompt
+        admissible = []
+        if env.has_search_bar:
+            admissible.append("search[<your query>]")
         # The start page offers click[search], which does nothing; verl-agent lists it, too.
-        admissible = ["search[<your query>]"] * env.has_search_bar
         admissible += [f"click[{name}]" for name in env.clickables]
         return Step(
             observation=" [SEP] ".join(f"'{text}'" for text in texts),
             task=env.goal["instruction_text"].strip(),
             task_type=env.goal["category"],
             admissible=admissible,
-            reward=WIN_REWARD * won,
+            reward=reward,
             done=done,
             won=won,
             score=score,
@@ -67,7 +75,10 @@ class WebShopAgent:
 
 @cache
 def load_shop(folder: str, human_goals: bool, n_products: int | None, /) -> Shop:
-    """Load a shop once per process; all environments share it."""
+    """Load a shop once per process; all environments share it.
+
+    Positional arguments only: `cache` takes a keyword for another key, and would load it again.
+    """
     return Shop.load(folder, human_goals=human_goals, n_products=n_products)
 
 
@@ -78,13 +89,20 @@ def make_agent(folder: str, human_goals: bool, n_products: int | None) -> WebSho
 
 def load(cfg: Config, data: str) -> Tasks:
     """Load the shop in the folder `data` and split its goals."""
-    source = data, cfg.human_goals, cfg.n_products or None
-    goals = splits(load_shop(*source).n_goals)
+    n_products = cfg.n_products or None  # 0 stands for all
+    # The goals are counted in this process; workers load the shop again, each of them once.
+    shop = load_shop(data, cfg.human_goals, n_products)
+    goals = splits(shop.n_goals)
     if cfg.eval_split not in goals:
         raise ValueError(f"--eval-split {cfg.eval_split} is not a split of WebShop; use one of "
                          f"{', '.join(goals)}.")
+
+    def make_pool(n_envs: int) -> EnvPool:
+        make_env = partial(make_agent, data, cfg.human_goals, n_products)
+        return EnvPool(make_env, n_envs, cfg.workers)
+
     return Tasks(
         train=[str(i) for i in goals["train"]],
         held_out=[str(i) for i in goals[cfg.eval_split]],
-        make_pool=lambda n: EnvPool(partial(make_agent, *source), n, cfg.workers),
+        make_pool=make_pool,
     )

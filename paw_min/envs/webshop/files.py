@@ -48,13 +48,18 @@ def read_products(items: Path, annotations: dict, rng: random.Random, dropped: C
     rng: draws a price for each price range, in file order
     dropped: reason -> number of skipped rows, updated in place
     """
-    products, seen = [], set()
+    products = []
+    seen = set()  # asins
     for row, record in enumerate(_read_list(items, limit)):
         asin = _text(record, "asin", f"row {row} of {items}")
-        reason = ("asin is 'nan'" if asin == "nan" else "asin is too long" if len(asin) > 10
-                  else "repeated asin" if asin in seen else None)
-        if reason:
-            dropped[reason] += 1
+        if asin == "nan":
+            dropped["asin is 'nan'"] += 1
+            continue
+        if len(asin) > 10:
+            dropped["asin is too long"] += 1
+            continue
+        if asin in seen:
+            dropped["repeated asin"] += 1
             continue
         seen.add(asin)
         where = f"product {asin} of {items}"
@@ -70,7 +75,10 @@ def find_file(folder, stem: str, small: bool) -> Path:
     if not folder.is_dir():
         raise FileNotFoundError(f"{str(folder)!r} is not a folder with a shop; {REMEDY}.")
     names = [f"{stem}.json", f"{stem}_{SMALL}.json"]
-    for name in reversed(names) if small else names:
+    preferred_first = names
+    if small:
+        preferred_first = names[::-1]
+    for name in preferred_first:
         if (folder / name).is_file():
             return folder / name
     raise FileNotFoundError(f"{folder} has no {' or '.join(names)}; {REMEDY}.")
@@ -92,24 +100,30 @@ def _read_list(path, limit):
 
     Decoding the whole list would take ten times as much memory as the products.
     """
-    decode, gap = json.JSONDecoder().raw_decode, re.compile(r"[\s,]*")
+    decoder = json.JSONDecoder()
+    gap = re.compile(r"[\s,]*")  # between two elements
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read(CHUNK).lstrip()
+            text = file.read(CHUNK).lstrip()  # what was read and is not decoded, from `at` on
             if text[:1] != "[":
                 raise ValueError("it is not a JSON list")
-            at, count = 1, 0
-            while count != limit:
+            at = 1
+            count = 0
+            while count != limit:  # a limit of None is never reached
                 at = gap.match(text, at).end()
                 if text[at : at + 1] == "]":
                     return
                 try:
-                    record, at = decode(text, at)
-                except ValueError:  # the record continues in the next chunk, or the file is broken
+                    record, at = decoder.raw_decode(text, at)
+                except ValueError:
+                    # The record continues in the next chunk, or the file is broken. A chunk is at
+                    # least as long as what is left over: reading a record of any size by doubling
+                    # takes linear time.
                     more = file.read(max(CHUNK, len(text) - at))
                     if not more:
                         raise
-                    text, at = text[at:] + more, 0
+                    text = text[at:] + more
+                    at = 0
                     continue
                 count += 1
                 yield record
@@ -118,7 +132,9 @@ def _read_list(path, limit):
 
 
 def _text(record, key, where) -> str:
-    value = record.get(key) if isinstance(record, dict) else None
+    value = None
+    if isinstance(record, dict):
+        value = record.get(key)
     if not isinstance(value, str):
         raise ValueError(f"The {where} has no text {key!r}; the file is damaged, get it again.")
     return value
@@ -136,16 +152,19 @@ def _attributes(annotations, asin) -> list[str]:
 
 
 def _options(record, where) -> dict[str, list[str]]:
-    """Clean the options. The last of two equal names wins; null groups are skipped."""
+    """Clean the options. The last of two equal names wins; null groups are skipped.
+
+    Texts are interned, since many products have the same ones.
+    """
     groups = record.get("customization_options") or {}
+    options = {}
     try:
-        return {
-            intern(name.lower()): [
-                intern(each["value"].strip().replace("/", " | ").lower()) for each in values
-            ]
-            for name, values in groups.items()
-            if values is not None
-        }
+        for name, values in groups.items():
+            if values is None:
+                continue
+            texts = [each["value"].strip().replace("/", " | ").lower() for each in values]
+            options[intern(name.lower())] = [intern(text) for text in texts]
+        return options
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"The {where} has options that are not lists of {{'value': text}}; the "
                          "file is damaged, get it again.") from error
@@ -163,7 +182,11 @@ def _price(pricing, rng, where) -> tuple[float, str]:
         raise ValueError(f"The {where} has the price {pricing!r:.99}, which is not a number after "
                          "a '$'; write it like $12.99, or leave it empty.")
     tag = " to ".join(f"${price}" for price in prices)
-    return prices[0] if len(prices) == 1 else rng.uniform(*prices), tag
+    if len(prices) == 1:
+        return prices[0], tag
+    low, high = prices
+    # Draw for ranges only: one draw more would change all later prices and limits.
+    return rng.uniform(low, high), tag
 
 
 def _product(record, attributes, rng, where) -> Product:
@@ -171,11 +194,14 @@ def _product(record, attributes, rng, where) -> Product:
         raise ValueError(f"The {where} has no images, and WebShop requires one; add an image or "
                          "remove the row.")
     price, tag = _price(record.get("pricing"), rng, where)
-    bullets = record.get("small_description") or []
-    bullets = [bullets] if isinstance(bullets, str) else bullets
     description = record.get("full_description") or ""
-    texts = [description, *bullets] if isinstance(bullets, list) else [bullets]
-    if not all(isinstance(text, str) for text in texts):
+    bullets = record.get("small_description") or []
+    if isinstance(bullets, str):
+        bullets = [bullets]
+    are_texts = isinstance(bullets, list) and all(
+        isinstance(text, str) for text in (description, *bullets)
+    )
+    if not are_texts:
         raise ValueError(f"The {where} has a description or features that are not text; the "
                          "file is damaged, get it again.")
     return Product(

@@ -46,24 +46,29 @@ class GoalTemplate:
 
     def goal(self, number: int) -> dict:
         """Generate goal 0 .. count - 1. The alphabetically last option name varies fastest."""
-        options, suffix = self.options, ""
-        if options is None:
-            chosen = []
-            for name in sorted(self.product.options, reverse=True):
-                number, which = divmod(number, len(self.product.options[name]))
-                chosen.append((name, self.product.options[name][which]))
-            options = dict(reversed(chosen))
-            suffix = ", and ".join(f"{name}: {value}" for name, value in options.items())
-            suffix = suffix and f" with {suffix}"
-        limit = f", and price lower than {self.price_upper:.2f} dollars"
         product = self.product
+        options = self.options
+        text = self.text
+        if options is None:
+            # `number` in mixed radix: one digit per option name, the last name first.
+            chosen = []
+            for name in sorted(product.options, reverse=True):
+                values = product.options[name]
+                number, which = divmod(number, len(values))
+                chosen.append((name, values[which]))
+            options = dict(reversed(chosen))
+            if options:
+                pairs = [f"{name}: {value}" for name, value in options.items()]
+                text += " with " + ", and ".join(pairs)
+        if self.price_upper != NO_LIMIT:
+            text += f", and price lower than {self.price_upper:.2f} dollars"
         return {
             "asin": product.asin,
             "category": product.category,
             "query": product.query,
             "name": product.name,
             "product_category": product.product_category,
-            "instruction_text": self.text + suffix + limit * (self.price_upper != NO_LIMIT),
+            "instruction_text": text,
             "attributes": self.attributes,
             "price_upper": self.price_upper,
             "goal_options": options,
@@ -77,7 +82,9 @@ def price_limit(price: float, rng: random.Random) -> float:
     Limits stay below $1000; with fewer than two left, there is NO_LIMIT.
     """
     limits = [10.0 * i for i in range(1, 100) if 10.0 * i > price][:4]
-    return max(rng.sample(limits, 2)) if len(limits) >= 2 else NO_LIMIT
+    if len(limits) < 2:
+        return NO_LIMIT
+    return max(rng.sample(limits, 2))
 
 
 def human_templates(products, instructions: dict, rng, dropped: Counter) -> list[GoalTemplate]:
@@ -134,7 +141,7 @@ def synthetic_templates(products, annotations: dict, rng, dropped: Counter) -> l
         for attribute in template.attributes:
             frequency[attribute] += template.count()
     for template in templates:
-        if template.count():
+        if template.count():  # not 0, as for a product with an empty option group
             inverse = [1 / frequency[attribute] for attribute in template.attributes]
             template.weight = sum(inverse) / len(inverse)
     return templates
@@ -142,10 +149,15 @@ def synthetic_templates(products, annotations: dict, rng, dropped: Counter) -> l
 
 def _field(record, key, kind, where):
     """A text (kind str) or a list of texts (kind list)."""
-    value = record.get(key) if isinstance(record, dict) else None
+    value = None
+    if isinstance(record, dict):
+        value = record.get(key)
+    # The elements of a text are texts, too.
     if not isinstance(value, kind) or not all(isinstance(text, str) for text in value):
-        raise ValueError(f"The {where} has no {'text' if kind is str else 'list of texts'} "
-                         f"{key!r}; the file is damaged, get it again.")
+        wanted = "list of texts"
+        if kind is str:
+            wanted = "text"
+        raise ValueError(f"The {where} has no {wanted} {key!r}; the file is damaged, get it again.")
     return value
 
 
@@ -172,6 +184,8 @@ class Goals:
 
     def __getitem__(self, i: int) -> dict:
         number = int(self._order[i])
+        # The last template that starts at or before this number. side="right": a template without
+        # goals starts where the next one does, and must not be found.
         t = int(np.searchsorted(self._starts, number, side="right")) - 1
         return self._templates[t].goal(number - int(self._starts[t]))
 
@@ -182,7 +196,8 @@ class Goals:
         addition, and goal 0 never.
         """
         position = rng.uniform(0, self._cumulative[-1])
-        return min(int(np.searchsorted(self._cumulative, position, side="right")), len(self) - 1)
+        found = int(np.searchsorted(self._cumulative, position, side="right"))
+        return min(found, len(self) - 1)
 
 
 def splits(n_goals: int) -> dict[str, range]:
@@ -195,6 +210,10 @@ def splits(n_goals: int) -> dict[str, range]:
     if n_goals < 12:
         raise ValueError(f"{n_goals} goals cannot be split; 12 or more are needed, so use a shop "
                          "with more products.")
-    n_test, n_eval = min(500, n_goals // 12), min(1000, n_goals // 6)
-    return {"train": range(n_test + n_eval, n_goals), "eval": range(n_test, n_test + n_eval),
-            "test": range(n_test)}
+    n_test = min(500, n_goals // 12)
+    n_eval = min(1000, n_goals // 6)
+    return {
+        "train": range(n_test + n_eval, n_goals),
+        "eval": range(n_test, n_test + n_eval),
+        "test": range(n_test),
+    }

@@ -43,9 +43,12 @@ def _visible(text: str) -> list[str]:
 
     As in the official HTML parsing, blank text is an empty part unless it has a line break.
     """
-    if not text.strip(" \t\n\r\f"):
-        return [] if "\n" in text or not text else [""]
-    return [text.strip()]
+    is_blank = not text.strip(" \t\n\r\f")  # white space of HTML; strip() removes more
+    if not is_blank:
+        return [text.strip()]
+    if text and "\n" not in text:
+        return [""]
+    return []
 
 
 class WebShopEnv:
@@ -68,7 +71,8 @@ class WebShopEnv:
         """Start the goal with this index. Draw one if it is not an integer, as officially."""
         if not isinstance(goal_index, Integral):
             goal_index = self.shop.draw(self._rng)
-        self.goal_index, self.goal = int(goal_index), self.shop.goal(int(goal_index))
+        self.goal_index = int(goal_index)
+        self.goal = self.shop.goal(self.goal_index)
         self.instruction_text = "Instruction: " + self.goal["instruction_text"]
         self._instruction = ["Instruction:", *_visible(self.goal["instruction_text"])]
         self._show_index()
@@ -81,27 +85,36 @@ class WebShopEnv:
         """
         if self.clickables is None:
             raise RuntimeError("step before the first reset; call reset first.")
-        score, done = 0.0, False
+        score = 0.0
+        done = False
+        name = ""
+        argument = ""
         match = _ACTION.match(action)
-        name, argument = match.groups() if match else ("", "")
-        argument = argument.lower()
+        if match:
+            name = match[1]
+            argument = match[2].lower()
         if name == "search":
             self._results = self.shop.search(argument)
             self._show_results(1)
         elif name == "click" and argument in self.clickables and argument != "search":
             if argument == "buy now":
-                score, done = self._buy(), True
+                score = self._buy()
+                done = True
             else:
                 self._click(argument)
         info = {"clickables": list(self.clickables), "has_search_bar": self.has_search_bar}
         return self.text, score, done, info
 
     def _click(self, name: str):
+        # The order of the cases is the official one: it decides what an option named like a button
+        # does.
         if name == "back to search":
             self._show_index()
         elif self._page == "results":
-            if name in ("next >", "< prev"):
-                self._show_results(self._number + (1 if name == "next >" else -1))
+            if name == "next >":
+                self._show_results(self._number + 1)
+            elif name == "< prev":
+                self._show_results(self._number - 1)
             else:
                 self._product = self.shop.products[self._asins[name]]
                 self._show_item()
@@ -113,35 +126,43 @@ class WebShopEnv:
         elif name in SUB_PAGES:
             self._show_sub_page(name)
         else:  # an option; if several groups have this value, the last one is set
-            group = [g for g, values in self._product.options.items() if name in values][-1]
-            self._options[group] = name
+            groups = [g for g, values in self._product.options.items() if name in values]
+            self._options[groups[-1]] = name
 
     def _buy(self) -> float:
-        product, options = self._product, self._options
-        score = self.shop.reward(self.goal_index, product.asin, options)
+        asin = self._product.asin
+        score = self.shop.reward(self.goal_index, asin, self._options)
         # Flask's JSON for HTML escapes these four characters and everything outside ASCII.
-        shown = json.dumps(options, sort_keys=True)
+        shown = json.dumps(self._options, sort_keys=True)
         for char in "<>&'":
             shown = shown.replace(char, f"\\u{ord(char):04x}")
-        values = {"{asin}": product.asin, "{options}": shown, "{score}": str(score)}
-        self._show("done", [], [values.get(part, part) for part in _DONE_PAGE], [])
+        values = {"{asin}": asin, "{options}": shown, "{score}": str(score)}
+        body = [values.get(part, part) for part in _DONE_PAGE]
+        self._show("done", head=[], body=body, clickables=[])
         return score
 
     # The pages. Only results pages link to products, so they clear the product and its options.
 
     def _show(self, page: str, head: list, body: list, clickables: list):
-        self._page, self.has_search_bar, self.clickables = page, page == "index", clickables
-        self.head, self.parts = len(head), head + body
+        self._page = page  # index, results, item, sub or done
+        self.has_search_bar = page == "index"
+        self.clickables = clickables
+        self.head = len(head)
+        self.parts = head + body
         self.text = " [SEP] ".join(self.parts)
 
     def _show_index(self):
         self._show("index", ["WebShop", *self._instruction], ["Search"], ["search"])
 
     def _show_results(self, number: int):
-        self._number, self._product, self._options = number, None, {}
+        self._number = number
+        self._product = None
+        self._options = {}  # name -> chosen value
         shown = self._results[(number - 1) * PAGE_SIZE : number * PAGE_SIZE]
-        self._asins = {asin.lower(): asin for asin in shown}
-        turn = ["< Prev", "Next >"] if number > 1 else ["Next >"]
+        self._asins = {asin.lower(): asin for asin in shown}  # links are in lower case
+        turn = ["Next >"]
+        if number > 1:
+            turn = ["< Prev", "Next >"]
         body = ["Back to Search", f"Page {number} (Total results: {len(self._results)})", *turn]
         for product in map(self.shop.products.get, shown):
             body += [product.asin, *_visible(product.name), product.price_tag]
@@ -149,22 +170,33 @@ class WebShopEnv:
         self._show("results", self._instruction, body, clickables)
 
     def _show_item(self):
-        product, body = self._product, ["Back to Search", "< Prev"]
+        product = self._product
+        body = ["Back to Search", "< Prev"]
+        clickables = list(BUTTONS)
         for group, values in product.options.items():
-            body += [part for text in (group, *values) for part in _visible(text)]
-        body += [*_visible(product.name), f"Price: {product.price_tag}", "Rating: N.A.",
-                 "Description", "Features", "Reviews", "Buy Now"]
-        values = [value for values in product.options.values() for value in values]
-        self._show("item", self._instruction, body, list(dict.fromkeys(BUTTONS + values)))
+            for text in (group, *values):
+                body += _visible(text)
+            clickables += values
+        body += _visible(product.name)
+        body += [f"Price: {product.price_tag}", "Rating: N.A.", "Description", "Features",
+                 "Reviews", "Buy Now"]
+        # Each name once: an option may be named like a button, or be in two groups.
+        clickables = list(dict.fromkeys(clickables))
+        self._show("item", self._instruction, body, clickables)
 
     def _show_sub_page(self, name: str):
         product = self._product
-        texts = {  # the templates indent bullets and attributes by a space; reviews are never there
-            "description": [product.description],
-            "features": [f" {bullet}" for bullet in product.bullets],
-            "reviews": [],
-            "attributes": [*(f" {attribute}" for attribute in product.attributes),
-                           product.category, product.query, product.product_category],
-        }[name]
-        body = ["Back to Search", "< Prev", *(part for text in texts for part in _visible(text))]
+        # The official templates indent bullets and attributes by a space: a blank one is shown.
+        if name == "description":
+            texts = [product.description]
+        elif name == "features":
+            texts = [f" {bullet}" for bullet in product.bullets]
+        elif name == "reviews":
+            texts = []  # the official data have none
+        else:
+            texts = [f" {attribute}" for attribute in product.attributes]
+            texts += [product.category, product.query, product.product_category]
+        body = ["Back to Search", "< Prev"]
+        for text in texts:
+            body += _visible(text)
         self._show("sub", self._instruction, body, ["back to search", "< prev"])

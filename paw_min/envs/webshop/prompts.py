@@ -61,8 +61,10 @@ def compact(context: Context, history_length: int) -> str:
     No admissible commands: everything that can be clicked is on the page. No earlier pages: a
     click on an option does not change the page, so the commands alone show which are chosen.
     """
-    commands = [f"> {turn.command}" for turn in context.history]
-    commands = commands[-history_length:] if history_length else []
+    recent = []
+    if history_length > 0:  # history[-0:] would be all of it
+        recent = context.history[-history_length:]
+    commands = [f"> {turn.command}" for turn in recent]
     parts = [part.strip("'") for part in context.observation.split(" [SEP] ")]
     page = " | ".join(part for part in parts if part not in BUTTONS)
     return "\n".join([f"task {context.task}", *commands, f"| {page}"])

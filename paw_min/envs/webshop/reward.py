@@ -39,8 +39,10 @@ _LATIN_1 = dict.fromkeys(range(128, 256))  # the characters that thefuzz deletes
 
 def matches(a, b) -> bool:
     """Compare two texts fuzzily; other objects are compared as their str."""
-    a, b = (str(text).translate(_LATIN_1) for text in (a, b))
-    return round(token_set_ratio(a, b, processor=default_process)) > 85
+    a = str(a).translate(_LATIN_1)
+    b = str(b).translate(_LATIN_1)
+    similarity = token_set_ratio(a, b, processor=default_process)  # 0 to 100
+    return round(similarity) > 85
 
 
 def normalize_color(option):
@@ -50,16 +52,21 @@ def normalize_color(option):
     searches the text of a string but the elements of a pair: there, only a value that is exactly
     a color is reduced.
     """
-    return next((color for color in COLORS if color in option), option)
+    for color in COLORS:
+        if color in option:
+            return color
+    return option
 
 
 def attributes_met(product, attributes) -> int:
     """Count the wanted attributes that the product has, as an attribute or in its text."""
     texts = [t.lower() for t in (product.name, " ".join(product.bullets), product.description)]
-    return sum(
-        any(matches(own, wanted) for own in product.attributes) or any(wanted in t for t in texts)
-        for wanted in attributes
-    )
+    count = 0
+    for wanted in attributes:
+        is_attribute = any(matches(own, wanted) for own in product.attributes)
+        if is_attribute or any(wanted in text for text in texts):
+            count += 1
+    return count
 
 
 def options_met(chosen, wanted) -> int:
@@ -68,7 +75,12 @@ def options_met(chosen, wanted) -> int:
     wanted: values (human goals) or (name, value) pairs (synthetic goals)
     """
     chosen = [normalize_color(value) for value in chosen]
-    return sum(any(matches(c, w) for c in chosen) for w in map(normalize_color, wanted))
+    count = 0
+    for option in wanted:
+        option = normalize_color(option)
+        if any(matches(value, option) for value in chosen):
+            count += 1
+    return count
 
 
 def type_factor(product, goal: dict, bought_nouns: list, wanted_nouns: list) -> float:
@@ -77,15 +89,20 @@ def type_factor(product, goal: dict, bought_nouns: list, wanted_nouns: list) -> 
     Titles without a common noun give 0.0, even if query and category agree.
     """
     common = len(set(bought_nouns) & set(wanted_nouns))
-    title_score = common / len(wanted_nouns) if wanted_nouns else 0.2
+    title_score = 0.2  # official, for a title without nouns
+    if wanted_nouns:
+        title_score = common / len(wanted_nouns)
     if title_score == 0.0:
         return 0.0
     if title_score < 0.1:
         return 0.1
     same_query = product.query == goal["query"]
-    paths = [{part.strip() for part in path.split("›")}
-             for path in (product.product_category, goal["product_category"])]
-    return 1.0 if same_query or len(paths[0] & paths[1]) >= 2 or title_score > 0.2 else 0.5
+    own_path = {part.strip() for part in product.product_category.split("›")}
+    wanted_path = {part.strip() for part in goal["product_category"].split("›")}
+    same_category = len(own_path & wanted_path) >= 2
+    if same_query or same_category or title_score > 0.2:
+        return 1.0
+    return 0.5
 
 
 def reward(product, goal: dict, price: float, options: dict, nouns) -> float:
@@ -94,9 +111,12 @@ def reward(product, goal: dict, price: float, options: dict, nouns) -> float:
     nouns: function from a title to its list of nouns
     """
     wanted = goal["goal_options"]
-    pairs = wanted.items() if isinstance(wanted, dict) else wanted  # synthetic or human goal
-    met = attributes_met(product, goal["attributes"]) + options_met(options.values(), pairs)
-    met += price <= goal["price_upper"]
+    if isinstance(wanted, dict):  # a synthetic goal; a human goal has a list of values
+        wanted = list(wanted.items())
+    met = attributes_met(product, goal["attributes"])
+    met += options_met(options.values(), wanted)
+    if price <= goal["price_upper"]:
+        met += 1
     share = met / (len(goal["attributes"]) + len(wanted) + 1)
     return share * type_factor(product, goal, nouns(product.name), nouns(goal["name"]))
 
@@ -114,4 +134,8 @@ def default_tagger():
     import en_core_web_sm
 
     model = en_core_web_sm.load()
-    return lambda text: [t.text.lower() for t in model(text) if t.pos_ in ("NOUN", "PROPN")]
+
+    def nouns(text: str) -> list[str]:
+        return [token.text.lower() for token in model(text) if token.pos_ in ("NOUN", "PROPN")]
+
+    return nouns

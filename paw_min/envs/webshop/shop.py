@@ -34,7 +34,8 @@ class Shop:
         self.dropped = {reason: n for reason, n in dropped.items() if n}
         self._goals = shop_goals.Goals(templates)
         self._index = BM25(list(self.products), map(_indexed_text, products))
-        self.tagger, self._nouns = tagger or shop_reward.default_tagger(), {}
+        self.tagger = tagger or shop_reward.default_tagger()
+        self._nouns = {}  # title -> nouns
 
     @classmethod
     def load(cls, folder, human_goals=False, seed=0, n_products=None, tagger=None) -> "Shop":
@@ -57,14 +58,17 @@ class Shop:
             instructions = read_dict(find_file(folder, "items_human_ins", small))
 
         # One generator, used in the official order: all prices, then all price limits.
-        rng, dropped = random.Random(seed), Counter()
+        rng = random.Random(seed)
+        dropped = Counter()
         products = read_products(items, annotations, rng, dropped, n_products)
         if human_goals:
             templates = shop_goals.human_templates(products, instructions, rng, dropped)
         else:
             templates = shop_goals.synthetic_templates(products, annotations, rng, dropped)
         if not any(template.count() for template in templates):
-            kind = "human" if human_goals else "synthetic"
+            kind = "synthetic"
+            if human_goals:
+                kind = "human"
             raise ValueError(f"{folder} has {len(products)} products and no {kind} goal for any of "
                              f"them; use more products or human_goals={not human_goals}.")
         return cls(products, templates, dropped, tagger)
@@ -98,9 +102,12 @@ class Shop:
         first, *words = query.split(" ")
         if first == "<r>":
             n = min(MAX_RESULTS, len(self.products))
+            # Seeded by the query: the official draw differs each time.
             return random.Random(f"<r> {query}").sample(list(self.products), n)
-        if first == "<c>":  # officially the second word only
-            category = words[0].strip() if words else None
+        if first == "<c>":
+            if not words:
+                return []
+            category = words[0].strip()  # one word only, as officially
             return [p.asin for p in self.products.values() if p.category == category]
         if first == "<q>":
             phrase = " ".join(words).strip()
@@ -119,7 +126,8 @@ class Shop:
         if product is None:
             raise ValueError(f"No product {asin!r} among the {len(self.products)} of this shop; "
                              "choose one that a search lists.")
-        price = product.price if price is None else price
+        if price is None:
+            price = product.price
         return shop_reward.reward(product, self.goal(goal_index), price, options, self.nouns)
 
     def nouns(self, title: str) -> list[str]:
@@ -131,6 +139,9 @@ class Shop:
 
 def _indexed_text(product: Product) -> str:
     """The text that search sees: title, description, first bullet only (official) and options."""
-    options = ", and ".join(f"{name}: {', '.join(v)}" for name, v in product.options.items())
-    first = product.bullets[0] if product.bullets else ""
-    return " ".join([product.name, product.description, first, options]).lower()
+    groups = [f"{name}: {', '.join(values)}" for name, values in product.options.items()]
+    options = ", and ".join(groups)
+    first_bullet = ""
+    if product.bullets:
+        first_bullet = product.bullets[0]
+    return " ".join([product.name, product.description, first_bullet, options]).lower()
