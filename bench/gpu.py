@@ -54,7 +54,7 @@ from paw_min.model.policy import load_policy
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.model.scoring import check_sync
 from paw_min.model.vllm_sampler import VLLMSampler
-from paw_min.rollout import Episode
+from paw_min.rollout import Episode, flatten
 from paw_min.running.runs import Run
 from paw_min.toy import default_model
 from paw_min.update import learn, prepare
@@ -93,7 +93,7 @@ def sampler_gaps(folder: str, device: str, tiny: bool) -> dict[str, float]:
             for finished in sampler.generate(queue, 1.0, 8 if tiny else 64):
                 for r in finished:
                     rows[r.slot].response_ids, rows[r.slot].response_logps = r.ids, r.logps
-        gaps[name] = check_sync(Config(), policy, episodes, 0)
+        gaps[name] = check_sync(Config(), policy, flatten(episodes), 0)
         sampler.close()
     return gaps
 
@@ -136,7 +136,7 @@ def checkpoint_difference(folder: str, device: str) -> float:
 
         def update(policy, optimizer, k: int) -> None:
             episodes = make_episodes("alfworld", "cpu", 16, len(policy.tokenizer), seed=k)
-            learn(cfg, policy, optimizer, prepare(cfg, policy, None, episodes), (0, k))
+            learn(cfg, policy, optimizer, prepare(cfg, policy, None, flatten(episodes)), (0, k))
 
         straight = load(device)
         update(*straight, 1)
@@ -169,7 +169,7 @@ def roofline(device: str, tiny: bool) -> dict:
     cfg = Config(mini_batch=0, kl_coef=0.0, select_ratio=1.0)  # a single step without an old pass
     for shape in ("alfworld", "webshop"):
         episodes = make_episodes(shape, device, 16 if tiny else 128, config.vocab_size, seed=0)
-        rows = prepare(cfg, policy, None, episodes)
+        rows = prepare(cfg, policy, None, flatten(episodes))
         with FlopCounterMode(display=False) as counter:
             metrics = learn(cfg, policy, optimizer, rows, (0, 0))
         seconds = []
@@ -195,7 +195,7 @@ def lora(device: str, tiny: bool) -> dict:
         trained = [p for p in policy.parameters() if p.requires_grad]
         cfg = Config(mini_batch=8 if tiny else 64, micro_tokens=8192, lora_rank=RANK)
         episodes = make_episodes("alfworld", device, 16 if tiny else 128, config.vocab_size, 0)
-        rows = prepare(cfg, policy, policy, episodes)
+        rows = prepare(cfg, policy, policy, flatten(episodes))
         learn(cfg, policy, torch.optim.AdamW(trained, lr=LR), rows, (0, 0))
         return sum(p.numel() for p in trained)
 

@@ -59,7 +59,7 @@ from update import write as write_report
 from paw_min import update
 from paw_min.config import Config
 from paw_min.model import head, scoring
-from paw_min.rollout import Episode
+from paw_min.rollout import Episode, flatten
 
 SMALL = dict(hidden_size=64, num_attention_heads=2, num_key_value_heads=1, intermediate_size=1120,
              num_hidden_layers=4, tie_word_embeddings=True, vocab_size=2500)  # fmt: skip
@@ -162,7 +162,7 @@ class Bench:
         """One update -> seconds of each call by phase, metrics."""
         self.seconds.clear()
         cfg, start = self.cfg[paw], now(self.device)
-        rows = update.prepare(cfg, self.policy, self.reference, self.episodes)
+        rows = update.prepare(cfg, self.policy, self.reference, flatten(self.episodes))
         metrics = update.learn(cfg, self.policy, self.optimizer, rows, (0, 1))
         seconds = {"total": [now(self.device) - start]} | self.seconds
         known = sum(sum(seconds[phase]) for phase in SAME + OWN[:2])

@@ -46,7 +46,7 @@ from update import make_policy
 import run_webshop
 from paw_min.config import Config
 from paw_min.model.policy import load_policy
-from paw_min.rollout import rollout
+from paw_min.rollout import flatten, rollout
 from paw_min.running import distributed
 from paw_min.running.session import find_tasks, make_sampler, start_model
 from paw_min.running.tasks import draw_groups
@@ -89,7 +89,7 @@ def work(gpu: bool, shares: int, draw: int, out: str, core: int | None) -> None:
                     temperature=1.0, seed_key=(0, draw),
                 )  # fmt: skip
             times.append(now())
-            rows = prepare(cfg, policy, None, played.episodes)
+            rows = prepare(cfg, policy, None, flatten(played.episodes))
             learn(cfg, policy, optimizer, rows, (0, draw))
             times.append(now())
             line = {
@@ -114,7 +114,7 @@ def large_update() -> float:
     for n_rows in (8, 32):  # the first is the warm-up
         episodes = make_episodes("alfworld", "cpu", n_rows, LARGE["vocab_size"], seed=0)
         start = now()
-        learn(cfg, policy, optimizer, prepare(cfg, policy, None, episodes), (0, 0))
+        learn(cfg, policy, optimizer, prepare(cfg, policy, None, flatten(episodes)), (0, 0))
         seconds = now() - start
     return seconds
 

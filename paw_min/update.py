@@ -50,7 +50,7 @@ def prepare(cfg: Config, policy: Policy, reference: Policy | None, rows: Rows) -
     # PPO's advantages come from its critic, which is a model: critic.py.
     advantage = None if cfg.algo == "ppo" else row_advantages(cfg, rows, score)  # of line 7, Eq. 1
 
-    candidates = world_model_candidates(cfg, rows)
+    candidates = world_model_candidates(cfg, rows.tokens)
     # Without PaW no row is selected, so every weight is 0 and no observation enters a pass.
     selected = torch.zeros_like(candidates)  # (N,)
     lambda_g = dict.fromkeys(rows.group, 0.0)
@@ -195,11 +195,11 @@ def row_advantages(cfg: Config, rows: Rows, score: Tensor) -> Tensor:
     )  # fmt: skip
 
 
-def world_model_candidates(cfg: Config, rows: Rows) -> Tensor:
+def world_model_candidates(cfg: Config, rows: list[TokenRow]) -> Tensor:
     """The rows that compete in Eq. 4: those with an observation -> bool (N,)."""
-    candidates = torch.tensor([len(row.obs_ids) > 0 for row in rows.tokens])
+    candidates = torch.tensor([len(row.obs_ids) > 0 for row in rows])
     if cfg.dedup:
-        candidates &= torch.tensor(targets.first_occurrences(rows.tokens))
+        candidates &= torch.tensor(targets.first_occurrences(rows))
     return candidates
 
 

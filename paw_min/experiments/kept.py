@@ -23,7 +23,7 @@ from paw_min.experiments.transitions import Played, TextRow
 from paw_min.model.scoring import score_responses
 from paw_min.running.errors import user_errors
 from paw_min.running.metrics import mean
-from paw_min.update import select_transitions
+from paw_min.update import select_transitions, world_model_candidates
 
 EXAMPLES = 2  # kept, and dropped
 WORDS = 40  # of an observation in an example
@@ -81,7 +81,8 @@ def score(played: Played) -> list[Scored]:
     cfg, policy, rows = played.cfg, played.policy, played.rows
     tokens = [row.tokens for row in rows]
     entropy = score_responses(cfg, policy, tokens).entropy  # (N,)
-    kept = select_transitions(cfg, tokens, entropy)  # (N,) bool
+    candidates = world_model_candidates(cfg, tokens)  # (N,) bool
+    kept = select_transitions(cfg, candidates, entropy)  # (N,) bool
     p = [logp.exp().tolist() for logp in transitions.observation_logps(cfg, policy, tokens)]
     kinds = [kind(cfg.env, row) for row in rows]
     return [Scored(*s) for s in zip(rows, kinds, entropy.tolist(), kept.tolist(), p, strict=True)]

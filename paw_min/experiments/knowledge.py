@@ -26,7 +26,7 @@ from pathlib import Path
 
 import torch
 
-from paw_min.config import Config
+from paw_min.config import Config, from_stored
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.experiments.table import Entry, find, read_json
 from paw_min.experiments.transitions import observation_logps
@@ -121,7 +121,7 @@ def failures(cfg: Config, episodes: list[Episode]) -> tuple[float, float, float]
 def main(paths: list[Path], out: Path | None) -> None:
     by_start = defaultdict(list)  # runs that share their start and tasks
     for entry in find(paths):
-        cfg = Config(**read_json(Path(entry.folder) / "config.json"))
+        cfg = from_stored(read_json(Path(entry.folder) / "config.json"))
         by_start[cfg.env, cfg.model, cfg.data].append((entry, cfg))
     stored, reports = read_json(out) if out and out.exists() else [], []
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paw_min.config import Config, parse_args
+from paw_min.config import Config, from_stored, parse_args
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.experiments import presets_of
 from paw_min.model.batches import TokenRow, micro_batches
@@ -107,7 +107,7 @@ def stored_settings(folder: Path) -> tuple[str, dict[str, dict]]:
         names = ", ".join(BENCHMARKS)
         raise UserError(f"{folder} is neither a run folder (no config.json) nor one of {names}.")
     with reading(path):
-        stored = asdict(Config(**json.loads(path.read_text())))
+        stored = asdict(from_stored(json.loads(path.read_text())))
     checkpoint = newest_checkpoint(folder) or stored["model"]
     return stored["env"], {"run": stored | {"model": str(checkpoint)}}
 

@@ -12,19 +12,18 @@ those of training. The probabilities before training are what training saw in up
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
-from paw_min import cmae
-from paw_min.config import Config, check
+from paw_min.config import Config, check, from_stored
 from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.running.console import progress_bar
-from paw_min.running.distributed import start
+from paw_min.running.distributed import join
 from paw_min.running.errors import Parser, UserError, user_errors
-from paw_min.running.runs import newest_checkpoint, reading, writing
+from paw_min.running.runs import newest_checkpoint, reading, updates_done, writing
 from paw_min.running.samples import Sample, StoredRow, read
 from paw_min.running.session import forward_precision, start_model
 from paw_min.update import observation_loss
@@ -67,12 +66,13 @@ def open_run(folder: Path) -> Stored:
     if not path.is_file():
         raise UserError(f"{folder} has no config.json: give a run folder, such as runs/NAME.")
     with reading(path):  # settings of the machine are those of this one
-        here = dict(device="auto", sampler="transformers", shard=False, attention="sdpa")
-        check(cfg := Config(**json.loads(path.read_text()) | here))
+        stored = from_stored(json.loads(path.read_text()))
+        cfg = replace(stored, device="auto", sampler="transformers", shard=False)
+        check(cfg)
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
         raise UserError(f"{folder} has no checkpoint yet: wait for one, or see --save-every.")
-    return Stored(cfg, folder, checkpoint, int(checkpoint.name[-6:]))
+    return Stored(cfg, folder, checkpoint, updates_done(checkpoint))
 
 
 def choose_files(run: Stored, n: int) -> list[Path]:
@@ -121,21 +121,18 @@ def score(cfg: Config, policy: Policy, steps: list[StoredRow], label: str = "sco
         with_obs = [True] * len(steps)
         for batch in micro_batches(policy, steps, everything, with_obs, cfg.micro_tokens):
             logp, entropy = policy(batch)  # (B, S), (B, S)
-            hard = torch.ones_like(logp)  # (B, S); without Eq. 7, each token counts
-            if cfg.wm_loss == "cmae":
-                hard = cmae.hard_tokens(logp, cfg.rho)
-            loss = observation_loss(cfg, logp, batch.obs_mask)  # (B,)
+            observations = observation_loss(cfg, logp, batch.obs_mask)
             for b, i in enumerate(batch.index):
                 n = len(steps[i].response_ids)
                 obs = slice(n, n + len(steps[i].obs_ids))
                 targets = batch.obs_mask[b, obs].tolist()
                 p = [rounded(x) for x in logp[b, obs].exp().tolist()]
-                counted = hard[b, obs].int().tolist()
+                counted = observations.counted[b, obs].int().tolist()
                 seen[i] = Seen(
                     [rounded(x) for x in entropy[b, :n].tolist()],
                     [x if target else None for x, target in zip(p, targets)],
                     "".join(str(x) if t else "-" for x, t in zip(counted, targets)),
-                    rounded(loss[b].item()),
+                    rounded(observations.per_row[b].item()),
                 )
             bar.update(len(batch.index))
     return seen
@@ -168,7 +165,7 @@ def pieces(tokenizer, ids: list[int]) -> list[str]:
 def page_data(run: Stored, columns: list[Weights], samples: list[Sample]) -> dict:
     """All that the page shows: run, weights, updates, and the steps of all episodes in order."""
     cfg, steps = run.cfg, [s for sample in samples for e in sample.episodes for s in e.steps]
-    device, seen = start("auto"), []
+    device, seen = join("auto"), []
     precision = forward_precision(cfg, device)
     for column in columns:  # one model in memory at a time
         policy = load_policy(column.folder, cfg.temperature, device, precision)
@@ -185,7 +182,7 @@ def page_data(run: Stored, columns: list[Weights], samples: list[Sample]) -> dic
                     of_step = step_data(policy.tokenizer, s, next(scores))
                     shown.append(of_episode | {"n": n} | of_step)
                     bar.update()
-    keys = ("env", "algo", "paw", "rho", "select_ratio", "wm_loss", "wm_weight", "r_max")
+    keys = ("env", "algo", "paw", "rho", "select_ratio", "wm_loss", "lambda_mode", "r_max")
     return dict(
         run=run.folder.resolve().name, done=run.done, steps=shown,
         settings={key: getattr(cfg, key) for key in keys},
