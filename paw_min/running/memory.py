@@ -1,97 +1,98 @@
-"""The memory of a run on one device, before it starts: what each part takes, and whether it fits.
+"""An estimate of the memory of a run on one device, before it starts.
 
-For N parameters, R of them trained (LoRA: those of the adapters; F of the others are in frozen
-matrices), w bytes of a number in a pass (4; bf16: 2) and T tokens of the largest micro-batch:
+    states      16 bytes per trained parameter: weight, gradient and both moments of AdamW, in fp32.
+                LoRA adds the frozen weights. PPO's critic is one more decoder, trained in full.
+                --shard divides all of this by the number of ranks
+    reference   4 bytes per parameter, with a KL term and without LoRA
+    one pass    activations of --micro-tokens tokens, forward and backward
+    vLLM        its fraction of the GPU
 
-    weights      4 N; with LoRA w F + 4 (N - F) + 4 R
-    gradients    4 R; those of head and embedding once more until the backward pass ends
-    optimizer    8 R, the two moments of AdamW. Full training thus takes 16 N in all
-    reference    4 N; none without a KL term, and with LoRA
-    activations  what the backward pass needs of T tokens; bf16 copies of fp32 matrices
-    layer        what the backward pass through one layer adds
-    logits       hidden states at the head, and tiles of the vocabulary
-    vllm         its fraction of the GPU; on a CPU, its weights and 1 GiB
+The peak adds states, reference and the larger of one pass and vLLM, which take turns.
 
-PPO's critic has the first three of a decoder; policy and critic are stepped in turn, so the larger
-gradient counts. FSDP divides the first three by the ranks, and gathers the head and two layers.
+Left out: rows longer than --micro-tokens, the weights that --shard gathers, temporary gradients and
+temporary numbers of AdamW, the cache of the transformers sampler, vLLM on a CPU, CUDA itself,
+fragmentation. PPO's peak is too high by 4 bytes per parameter: the gradients of policy and critic
+take turns too.
 
-Not counted: the parts of a row over --micro-tokens, the cache of the transformers sampler, CUDA
-itself, fragmentation. bench/memory.py compares with measured peaks.
+Measured on a CPU, without PPO, --shard and vLLM (bench/memory.py): the estimates of a pass and
+of the peak were within 10 %. A run is stopped only if its estimated peak exceeds the free memory by
+more than 20 %.
 """
 
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from paw_min.config import Config, flag
+from paw_min.config import Config
 from paw_min.model.head import TILE
 from paw_min.running import console, distributed
 from paw_min.running.errors import UserError
 
-ERROR = 0.1  # a run is stopped only if the plan exceeds the free memory by more than this
+MARGIN = 1.2  # a run is stopped if its estimated peak exceeds the free memory times this
 
 
 @dataclass
-class Plan:
+class Estimate:
     """Bytes on one device."""
 
-    weights: float
-    gradients: float
-    optimizer: float
+    states: float
     reference: float
-    activations: float
-    layer: float
-    logits: float
+    one_pass: float
     vllm: float
-    offload: bool  # keep the reference on the CPU outside of its own pass
-
-    def peak(self) -> float:
-        """Of the phases of an update. The gradients stay until the next ones are computed."""
-        held = self.weights + self.gradients + self.optimizer
-        resident, work = self.reference * (not self.offload), max(self.layer, self.logits)
-        rollout, scoring = resident + self.vllm, self.reference + work
-        step = resident + self.optimizer / 2  # AdamW on a GPU: one more number per parameter
-        return held + max(rollout, scoring, resident + self.activations + work, step)
+    peak: float
 
 
-def plan(cfg: Config, model: PretrainedConfig, ranks: int, bf16: bool, gpu: float) -> Plan:
-    """The plan for a model of transformers. gpu: bytes of the whole GPU; 0: a CPU."""
+def estimate(
+    cfg: Config, model_config: PretrainedConfig, ranks: int, bf16: bool, gpu_bytes: float
+) -> Estimate:
+    """The parts and their peak. bf16: type of the passes. gpu_bytes: of the whole GPU; 0: a CPU."""
     with torch.device("meta"):  # shapes only
-        whole = AutoModelForCausalLM.from_config(model)
-    decoder, head = whole.get_decoder(), whole.get_output_embeddings().weight.numel()
-    linear = [x for x in decoder.modules() if isinstance(x, torch.nn.Linear)]
-    n, in_matrices = whole.num_parameters(), sum(p.numel() for x in linear for p in x.parameters())
-    w, full = 2 if bf16 else 4, not cfg.lora_rank
-    critic = decoder.num_parameters() if cfg.algo == "ppo" else 0
-    trained = n if full else sum(cfg.lora_rank * (x.in_features + x.out_features) for x in linear)
-    stored = 4 * n if full else 4 * (n + trained) + (w - 4) * in_matrices
-    shards = ranks if cfg.shard else 1
-    d, layers = model.hidden_size, model.num_hidden_layers
-    f = model.intermediate_size
-    width = getattr(model, "head_dim", None) or d // model.num_attention_heads
-    heads = width * (model.num_attention_heads + model.num_key_value_heads)
-    tokens = min(cfg.micro_tokens, row_tokens(cfg) * cfg.groups * cfg.group_size * cfg.max_turns)
-    # Two norms with their results, attention, and four tensors in the MLP; then its gradients.
-    kept = tokens * ((24 if full else 16) * d + w * (2 * heads + 4 * f))
-    work = tokens * w * 3 * f
-    copies = 2 * in_matrices if bf16 and full else 0  # by autocast
-    if cfg.shard:  # gathered in the type of the pass
-        copies = w * (n - in_matrices * (1 - 2 / layers))
-    again = cfg.grad_checkpointing  # keep a layer's input only
-    return Plan(
-        weights=(stored + 4 * critic) / shards,
-        gradients=4 * max(trained, critic) / shards + (8 * head if full else 0),
-        optimizer=8 * (trained + critic) / shards,
-        reference=4 * n if cfg.kl_coef and full else 0,
-        activations=copies + layers * (tokens * 4 * d if again else kept),
-        layer=kept + work if again else work,
-        logits=tokens * 16 * d + 3 * 4 * TILE,
-        vllm=cfg.sampler == "vllm" and (cfg.vllm_memory * gpu or w * n + 2**30),
-        offload=cfg.ref_offload,
-    )  # fmt: skip
+        model = AutoModelForCausalLM.from_config(model_config)
+    decoder = model.get_decoder()
+    linear = [module for module in decoder.modules() if isinstance(module, torch.nn.Linear)]
+    # In numbers of parameters.
+    total = model.num_parameters()
+    in_linear = sum(weight.numel() for module in linear for weight in module.parameters())
+    in_adapters = sum(cfg.lora_rank * (part.in_features + part.out_features) for part in linear)
+    number = 2 if bf16 else 4  # bytes of a number in a pass
+
+    states = 16 * total
+    if cfg.lora_rank:
+        # Frozen weights of linear layers are stored in the type of the passes.
+        states = number * in_linear + 4 * (total - in_linear) + 16 * in_adapters
+    if cfg.algo == "ppo":
+        states += 16 * decoder.num_parameters()
+    if cfg.shard:
+        states /= ranks
+    reference = 4 * total if cfg.kl_coef > 0 and not cfg.lora_rank else 0
+
+    # Per token, a layer saves two norms in fp32, four tensors of the MLP, and the queries, keys,
+    # values and results of the attention: with few key heads, about three times the width.
+    # A norm's result is saved for the gradient of its weight, which LoRA does not train.
+    width = model_config.hidden_size
+    inner = model_config.intermediate_size
+    layer = (16 if cfg.lora_rank else 24) * width + number * (3 * width + 4 * inner)
+    layer_backward = 3 * number * inner
+    saved = model_config.num_hidden_layers * layer
+    if cfg.grad_checkpointing:
+        # Each layer saves its input only. The backward pass computes one layer again at a time.
+        saved = model_config.num_hidden_layers * 4 * width
+        layer_backward += layer
+    # The head is done before the backward pass of the layers starts: the larger of the two counts.
+    # It takes about 15 bytes per logit of a tile: measured.
+    head = cfg.micro_tokens * 16 * width + 15 * TILE
+    one_pass = cfg.micro_tokens * saved + max(cfg.micro_tokens * layer_backward, head)
+    if bf16 and not cfg.lora_rank:
+        one_pass += 2 * in_linear  # autocast keeps copies of the weights
+
+    vllm = cfg.vllm_memory * gpu_bytes if cfg.sampler == "vllm" else 0
+    peak = states + reference + max(one_pass, vllm)
+    if cfg.ref_offload:  # the reference is on the device for its own pass only
+        peak = states + max(one_pass, vllm, reference)
+    return Estimate(states, reference, one_pass, vllm, peak)
 
 
 def row_tokens(cfg: Config) -> int:
@@ -103,47 +104,36 @@ def row_tokens(cfg: Config) -> int:
 
 
 def announce(cfg: Config, folder: str, device: str) -> None:
-    """Stop a run that cannot fit; on a GPU, say in one line what it takes. Only rank 0 looks."""
+    """Stop a run that cannot fit; on a GPU, print the estimate. Rank 0 only."""
     if distributed.rank() == 0:
-        text = table(cfg, folder, device)
+        sizes = check(cfg, folder, device)
         if device.startswith("cuda"):
-            console.say(" ".join(text.split()))
+            console.say(f"memory    {sizes}")
 
 
-def table(cfg: Config, folder: str, device: str) -> str:
-    """The plan as text; UserError for a run that cannot fit into the memory that is free now."""
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+def check(cfg: Config, folder: str, device: str) -> str:
+    """The estimate in one line; UserError if it clearly exceeds the free memory."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     bf16 = cfg.precision == "bf16" or cfg.precision == "auto" and device.startswith("cuda")
-    model, ranks = AutoConfig.from_pretrained(folder), int(os.environ.get("WORLD_SIZE", 1))
-    free, gpu = free_bytes(device)
-
-    def planned(**changes) -> Plan:
-        return plan(replace(cfg, **changes), model, ranks, bf16, gpu)
-
-    ours = planned()
-    total = f"{ours.peak() / 1e9:.2f} GB at the peak, {free / 1e9:.2f} GB free on {device}"
-    if (1 - ERROR) * ours.peak() > free:
-        tries = remedies(cfg, ours)
-        enough = (x for x in tries if (1 - ERROR) * planned(**x).peak() <= free)
-        flags = [f"{flag(k)} {v}".removesuffix(" True") for k, v in next(enough, {}).items() if v]
-        remedy = " ".join(flags) or "a smaller --model, or --shard on more GPUs"
-        raise UserError(f"the run needs {total}: use {remedy}.")
-    sizes = {name: size for name, size in asdict(ours).items() if name != "offload" and size}
-    parts = "".join(f"\n{'':10}{name:12}{size / 1e9:8.2f} GB" for name, size in sizes.items())
-    return f"memory    {total}{parts}"
-
-
-def remedies(cfg: Config, ours: Plan) -> list[dict]:
-    """Settings that save memory, those without other effects first, and all of them together."""
-    tries = [dict(grad_checkpointing=True), dict(micro_tokens=-(-cfg.micro_tokens // 4))]
-    tries += [dict(ref_offload=True)] if ours.reference else []
-    tries += [dict(vllm_memory=round(cfg.vllm_memory / 2, 2))] if ours.vllm else []
-    tries += [] if cfg.lora_rank else [dict(lora_rank=16, ref_offload=False)]
-    return [*tries, {key: value for change in tries for key, value in change.items()}]
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    free, gpu_bytes = free_bytes(device)
+    ours = estimate(cfg, AutoConfig.from_pretrained(folder), ranks, bf16, gpu_bytes)
+    sizes = (
+        f"{ours.peak / 1e9:.2f} GB (states {ours.states / 1e9:.2f}, reference "
+        f"{ours.reference / 1e9:.2f}, one pass {ours.one_pass / 1e9:.2f}, vLLM "
+        f"{ours.vllm / 1e9:.2f}), {free / 1e9:.2f} GB free on {device}"
+    )
+    if ours.peak > MARGIN * free:
+        raise UserError(
+            f"the run needs about {sizes}: use --grad-checkpointing, a smaller --micro-tokens, "
+            "--vllm-memory or --model, --lora-rank, or --shard on more GPUs."
+        )
+    return sizes
 
 
 def free_bytes(device: str) -> tuple[float, float]:
-    """Free memory for this process, and that of the whole GPU, or 0."""
+    """Free memory for this process, and that of the whole GPU; 0 on a CPU."""
     if device.startswith("cuda"):
         return torch.cuda.mem_get_info(device)
     meminfo = Path("/proc/meminfo")

@@ -168,7 +168,7 @@ def dry_run(cfg: Config) -> None:
         model = start_model(cfg)
         load_tokenizer(model, cfg.max_prompt_tokens + cfg.max_response_tokens)
         print(f"model     {model}")
-        print(memory.table(cfg, model, cfg.device))
+        print(f"memory    {memory.check(cfg, model, cfg.device)}")
     except UserError as error:
         missing.append(str(error))
     try:
