@@ -74,6 +74,7 @@ ARMS = {  # one of those that differ in a number only, and without PaW only GRPO
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arm", ARMS.values(), ids=lambda arm: arm.label)
 def test_every_kind_of_arm_trains(config, tmp_path, arm):
     """One update with the settings of the arm, on the real engine."""
@@ -127,6 +128,7 @@ def interruptible():
     signal.signal(signal.SIGINT, old)
 
 
+@pytest.mark.slow
 def test_a_sweep_is_interrupted_fails_resumes_and_becomes_a_table(
     tmp_path, monkeypatch, model, games_root, capsys, interruptible
 ):

@@ -362,6 +362,7 @@ def test_answers_are_read_in_all_their_forms():
 # Resuming.
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_without_asking_twice(games_root, tmp_path, serve, capsys):
     def answer(body):
         time.sleep(0.02)

@@ -220,6 +220,7 @@ def test_the_study_is_in_its_files():
     assert text in " ".join(README.split())
 
 
+@pytest.mark.slow
 def test_the_study_follows_from_its_runs(tmp_path):
     with tarfile.open(STUDY / "runs.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")

@@ -84,6 +84,7 @@ def test_rows_of_a_purchase(config, shop):
         assert "back to search" in target and "instruction" not in target
 
 
+@pytest.mark.slow
 def test_worker_processes_give_the_same_numbers(config, tmp_path):
     lines = []
     for workers in (0, 2):
