@@ -239,6 +239,7 @@ def test_differences_are_of_the_same_seed_and_task():
     assert one == table.Cell(1, 70.0, None, 10.0)  # one seed and no tasks: no interval
 
 
+@pytest.mark.slow
 def test_the_interval_resamples_seeds_and_then_tasks():
     assert table.interval([np.full((3, 5), 4.0)]) == (4.0, 4.0)
     assert table.interval([np.array([[0.0, 100.0]])]) == (0.0, 100.0)  # 0, 50, 100: 1/4, 1/2, 1/4

@@ -156,6 +156,7 @@ def test_presets_are_the_papers_but_for_lora(env):
 # ---- a run ----
 
 
+@pytest.mark.slow
 def test_the_dry_run_prints_the_table_without_weights(config, model, tmp_path, capsys):
     folder = tmp_path / "published"
     folder.mkdir()

@@ -308,6 +308,7 @@ def test_the_commands_of_the_reproduce_table_exist():
     assert swept | {"fig6-rho"} == set(GRIDS)
 
 
+@pytest.mark.slow
 def test_the_small_checks_are_in_their_files():
     """Minutes and shares in the README, and the tables of results/small."""
     from paw_min.experiments.table import compute, load, markdown

@@ -141,6 +141,7 @@ def published(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_papers_preset_on_published_files(model, tmp_path, world):
     """The prompts of Fig. 9 and the settings of A.1; only the sizes are reduced."""
     where = dict(model=model, data=published(tmp_path), retriever=world, out=tmp_path)

@@ -47,6 +47,7 @@ def test_a_run_reports_score_and_success(config, tmp_path, capsys):
     assert "'Search'" in (tmp_path / "r" / "episodes.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("human", [False, True])
 def test_the_papers_preset_on_official_files(model, tmp_path, human):
     """The prompts of Fig. 8, limits and penalties of A.1; only the sizes are reduced."""

@@ -157,6 +157,7 @@ def test_killed_before_the_first_checkpoint(config, finished):
     assert numbers(finished) == expected
 
 
+@pytest.mark.slow
 def test_killed_between_two_checkpoints(config, finished, tmp_path, monkeypatch):
     """With --save-every 2, a run that has logged update 3 resumes from update 2."""
     whole = tmp_path / "whole"
@@ -270,6 +271,7 @@ def test_eval_only_names_the_update_of_its_weights(config, finished, capsys):
     assert json.loads((finished / "evaluation.json").read_text())["update"] == 1
 
 
+@pytest.mark.slow
 def test_pictures_of_two_runs(finished, tmp_path):
     """The command that each run prints."""
     shutil.copytree(finished, tmp_path / "b")
@@ -317,6 +319,7 @@ def test_corrupt_game_is_named(config, games_root, tmp_path):
         train.train(config(data=str(copy)))
 
 
+@pytest.mark.slow
 def test_the_paper_preset_is_the_same_code(model, games_root, tmp_path):
     """Fig. 7's prompts, KL, checkpointed activations: only the sizes are cut down."""
     where = dict(model=model, data=games_root, out=tmp_path)
