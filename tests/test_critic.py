@@ -119,6 +119,7 @@ def test_policy_and_critic_step_apart_and_values_come_to_fit():
     assert losses[-1] < 0.5 * losses[0] and metrics["explained_variance"] > 0.3
 
 
+@pytest.mark.slow
 def test_a_run_with_ppo_resumes_with_the_same_numbers(config, tmp_path):
     settings = dict(algo="ppo", groups=4, group_size=1, updates=4, lr=1e-3, critic_lr=1e-2)
     train.train(config(**settings))
@@ -149,6 +150,7 @@ def test_the_critic_starts_from_the_model_with_a_learning_rate_of_its_own(config
         assert s.policy.critic is None and len(s.optimizer.param_groups) == 1
 
 
+@pytest.mark.slow
 def test_two_ranks_give_the_same_critic(tmp_path):
     """Replicated and sharded (FSDP2), real torchrun: metrics and weights of one process."""
 

@@ -106,6 +106,7 @@ def env():
     return make_env(textworld.EnvInfos(won=True, admissible_commands=True))
 
 
+@pytest.mark.slow
 def test_plays_like_the_original_packages(paths, tricky, tmp_path):
     transcripts = {}
     for engine in ("stock", "fast"):

@@ -74,6 +74,7 @@ ARMS = {  # one of those that differ in a number only, and without PaW only GRPO
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arm", ARMS.values(), ids=lambda arm: arm.label)
 def test_every_kind_of_arm_trains(config, tmp_path, arm):
     """One update with the settings of the arm, on the real engine."""
@@ -127,6 +128,7 @@ def interruptible():
     signal.signal(signal.SIGINT, old)
 
 
+@pytest.mark.slow
 def test_a_sweep_is_interrupted_fails_resumes_and_becomes_a_table(
     tmp_path, monkeypatch, model, games_root, capsys, interruptible
 ):
@@ -237,6 +239,7 @@ def test_differences_are_of_the_same_seed_and_task():
     assert one == table.Cell(1, 70.0, None, 10.0)  # one seed and no tasks: no interval
 
 
+@pytest.mark.slow
 def test_the_interval_resamples_seeds_and_then_tasks():
     assert table.interval([np.full((3, 5), 4.0)]) == (4.0, 4.0)
     assert table.interval([np.array([[0.0, 100.0]])]) == (0.0, 100.0)  # 0, 50, 100: 1/4, 1/2, 1/4

@@ -25,6 +25,7 @@ from paw_min.retrieval import open_retriever
 from paw_min.running.errors import UserError
 from tests.helpers import SCRIPTS, make_policy
 
+pytestmark = pytest.mark.slow
 DATA = Path(__file__).parent / "data" / "webshop"
 REFUSED = (UserError, ValueError, OSError)  # session.find_tasks makes UserErrors of the others
 

@@ -48,6 +48,7 @@ def test_bytes_are_pinned():
         "the games have changed: increment games.VERSION and update this digest")
 
 
+@pytest.mark.slow
 def test_bytes_on_disk_do_not_depend_on_hash_seed_or_n(games_root, tmp_path):
     code = ("import sys; from paw_min.toy import alfworld_games as games; "
             "games.generate(sys.argv[1], 'train', 3, seed=0)")
@@ -203,6 +204,7 @@ def test_the_same_call_completes_an_interrupted_one(games_root, tmp_path, monkey
     assert Path(paths[1]).read_bytes() == content
 
 
+@pytest.mark.slow
 def test_two_processes_generate_the_same_split_at_the_same_time(tmp_path):
     code = """if True:
         import sys

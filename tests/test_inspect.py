@@ -184,6 +184,7 @@ def test_numbers_are_those_of_the_models_own_logits(trained, column, name, model
     assert set(hard) == {"0", "1"}
 
 
+@pytest.mark.slow
 def test_no_world_model_several_observations_and_other_losses(tmp_path, model, games_root):
     base = dict(updates=1, max_turns=2, eval_tasks=1, mini_batch=0)
     for name, settings in {
@@ -267,6 +268,7 @@ def place(browser) -> str:
     return browser.run("document.getElementById('place').textContent")
 
 
+@pytest.mark.slow
 def test_counts_on_the_page_equal_the_tensors(browser, page, trained, model):
     steps = stored_steps(trained)
     trains = [s for s in steps if s["weight"] > 0]
@@ -307,6 +309,7 @@ def test_counts_on_the_page_equal_the_tensors(browser, page, trained, model):
     assert browser.problems == []
 
 
+@pytest.mark.slow
 def test_keys_filters_and_links(browser, page, trained):
     browser.open(page)
     browser.press(*"p" * 10)
@@ -351,6 +354,7 @@ def test_keys_filters_and_links(browser, page, trained):
     assert browser.problems == []
 
 
+@pytest.mark.slow
 def test_narrow_and_dark(browser, page):
     colors = {}
     for dark in (False, True):
@@ -383,6 +387,7 @@ def contrast(one: str, two: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
+@pytest.mark.slow
 def test_texts_are_only_texts(browser, page, tmp_path):
     """Markup and line separators in an observation neither end the data nor become elements."""
     source = page.read_text().partition('id="data">')[2].partition("</script>")[0]

@@ -154,6 +154,7 @@ def test_recomputed_activations_change_no_gradient():
     assert both[0] and all(torch.equal(both[0][name], both[1][name]) for name in both[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, dict(algo="ppo", group_size=1, groups=4)])
 def test_a_run_resumes_bit_for_bit_from_its_adapter(config, model, tmp_path, monkeypatch, settings):
     gathered, save = set(), Policy.save
@@ -205,6 +206,7 @@ def checkpoint(trained, tmp_path):
     return Path(shutil.copytree(trained, tmp_path / "r")) / "checkpoint-000001"
 
 
+@pytest.mark.slow
 def test_a_plain_folder_with_merged_weights(config, model, checkpoint, tmp_path, capsys):
     lora.main([str(checkpoint.parent), "--out", str(tmp_path / "plain")])
     assert f"plain: the policy of {checkpoint}" in capsys.readouterr().out
@@ -220,6 +222,7 @@ def test_a_plain_folder_with_merged_weights(config, model, checkpoint, tmp_path,
         lora.main([str(tmp_path / "plain"), "--out", "nowhere"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 4])
 def test_a_checkpoint_is_a_start_model(config, checkpoint, tmp_path, rank):
     """Its adapter is merged; then everything is trained, or a new adapter on top."""

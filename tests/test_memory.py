@@ -164,6 +164,7 @@ def published(folder: Path) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 def test_the_dry_run_prints_the_estimate_without_weights(config, model, tmp_path, capsys):
     folder = tmp_path / "published"
     folder.mkdir()

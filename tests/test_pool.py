@@ -227,6 +227,7 @@ def test_a_crash_or_hang_costs_one_episode(command, reason, caplog):
         assert len(caplog.messages) == 1
 
 
+@pytest.mark.slow
 def test_the_timeout_is_per_call(caplog):
     """It does not apply to a queue of requests as a whole, nor to a replay as a whole."""
     with EnvPool(Toy, 4, 1, timeout=1.5) as pool:
@@ -308,6 +309,7 @@ def fragile(tmp_path, monkeypatch):
     return make
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_while_starting_is_started_again(fragile, tmp_path, caplog):
     make_env, pids = fragile("dies_once", "{1, 4}.__contains__")
     with EnvPool(make_env, 2, 2) as pool:
@@ -320,6 +322,7 @@ def test_a_worker_that_dies_while_starting_is_started_again(fragile, tmp_path, c
     wait_until(lambda: not any(map(alive, pids())))
 
 
+@pytest.mark.slow
 def test_workers_that_never_start_end_in_one_sentence_and_leave_no_process(fragile):
     make_env, pids = fragile("second_never", "(1).__lt__")
     with raises_user_error(r"did not start \(exit code 7, 3 attempts\): see its error above"):

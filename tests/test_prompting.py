@@ -99,6 +99,7 @@ def test_plain_is_the_evaluation_of_the_run_script(games_root, tmp_path, capsys)
     assert printed == {key: f"{ours[key]:.3f}" for key in printed}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", ["plain", "reflexion"])  # the second plays react trials
 def test_an_endpoint_plays_as_the_same_model_does_locally(
     agent, games_root, tmp_path, serve, stand_in
@@ -282,6 +283,7 @@ def test_retry_after_is_waited_for(serve, connect):
     ] * 5
 
 
+@pytest.mark.slow
 def test_a_deadline_ends_silence_and_dripping(serve, connect):
     def drip(handler, body):
         handler.send_response(200)
@@ -362,6 +364,7 @@ def test_answers_are_read_in_all_their_forms():
 # Resuming.
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_without_asking_twice(games_root, tmp_path, serve, capsys):
     def answer(body):
         time.sleep(0.02)

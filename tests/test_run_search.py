@@ -81,6 +81,7 @@ def test_rows_of_an_episode(config, world, hits):
     assert "information" in policy.decode(episode.transitions[1].obs_ids)
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_stops_the_run_which_then_resumes(config, world, tmp_path, monkeypatch):
     """The run stops with one sentence; resumed with a new server, it has the same numbers."""
     monkeypatch.setattr(search_client, "FIRST_WAIT", 0.02)
@@ -140,6 +141,7 @@ def published(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_papers_preset_on_published_files(model, tmp_path, world):
     """The prompts of Fig. 9 and the settings of A.1; only the sizes are reduced."""
     where = dict(model=model, data=published(tmp_path), retriever=world, out=tmp_path)
@@ -149,6 +151,7 @@ def test_the_papers_preset_on_published_files(model, tmp_path, world):
     assert after["rows"] == 8 and "loss_kl" in after
 
 
+@pytest.mark.slow
 def test_dry_run_checks_everything_and_reports_what_is_missing(model, tmp_path, world, capsys):
     data = str(published(tmp_path))
     argv = ["--preset", "paper", "--model", model, "--data", data, "--retriever", world]

@@ -47,6 +47,7 @@ def test_a_run_reports_score_and_success(config, tmp_path, capsys):
     assert "'Search'" in (tmp_path / "r" / "episodes.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("human", [False, True])
 def test_the_papers_preset_on_official_files(model, tmp_path, human):
     """The prompts of Fig. 8, limits and penalties of A.1; only the sizes are reduced."""
@@ -84,6 +85,7 @@ def test_rows_of_a_purchase(config, shop):
         assert "back to search" in target and "instruction" not in target
 
 
+@pytest.mark.slow
 def test_worker_processes_give_the_same_numbers(config, tmp_path):
     lines = []
     for workers in (0, 2):

@@ -43,6 +43,7 @@ def one_line(error) -> str:
 # ---- two processes ----
 
 
+@pytest.mark.slow
 def test_two_processes_in_one_folder(config, tmp_path):
     """One of them ends in one sentence, and the folder is free after a kill -9 of the other."""
     changed = dict(out=tmp_path, updates=1000, save_every=1000, eval_every=0,

@@ -264,6 +264,7 @@ def test_the_flags_of_a_dense_server(tmp_path):
         search_server.load(search_server.parse_args(flags))
 
 
+@pytest.mark.slow
 def test_the_port_is_open_while_the_server_loads(tmp_path, capsys):
     corpus = write_corpus(tmp_path / "c.jsonl", [f"word{n} " * 20 for n in range(30_000)])
     process = start_server("--corpus", corpus, "--port", 0)
@@ -300,6 +301,7 @@ def test_a_server_that_cannot_start(tmp_path, server):
         assert "Traceback" not in output
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_server_quietly(corpus):
     with serving("--corpus", corpus) as (_, process):
         process.send_signal(signal.SIGINT)
@@ -307,6 +309,7 @@ def test_ctrl_c_ends_the_server_quietly(corpus):
         assert process.returncode == 0 and not output.strip()
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_the_moment_it_is_ready(corpus):
     """The loading thread has printed "ready" but not ended; it must not undo the signal."""
     program = f"""
@@ -565,6 +568,7 @@ def test_an_answer_that_drips(fake, start):
     assert time.monotonic() - begin < 5
 
 
+@pytest.mark.slow
 def test_each_answer_has_the_whole_timeout(fake):
     """On one connection: the time that an answer took does not count for the next."""
     server = fake()
@@ -631,6 +635,7 @@ def test_waits_double_up_to_a_limit_within_the_patience(fake, monkeypatch):
 # ---- with a pool ----
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_in_an_episode_and_returns(corpus):
     questions = [Question("who wrote Hamlet?", ("Shakespeare",), "nq")]
     search, answer = "<search>Hamlet</search>", "<answer>Shakespeare</answer>"

@@ -67,6 +67,7 @@ def sweep(config, tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_from_runs_to_table_and_picture(sweep, tmp_path, monkeypatch):
     file, out = tmp_path / "study-alfworld-knowledge.json", tmp_path / "out"
     with pytest.raises(UserError, match="knowledge.json"):

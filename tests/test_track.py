@@ -100,6 +100,7 @@ def test_a_tracker_that_is_new_to_a_run_gets_its_earlier_lines(tracker, tmp_path
     assert offline(tmp_path) == [LINES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
 def test_a_run_and_its_resumption(config, one_update, tmp_path, monkeypatch, name):
     monkeypatch.setenv("WANDB_MODE", "offline")

@@ -78,6 +78,7 @@ def test_the_seed_reaches_the_run(config, one_update, tmp_path):
     assert numbers(tmp_path / "r")[1]["entropy"] != numbers(one_update)[1]["entropy"]
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_resumes_bit_for_bit(config, tmp_path):
     """kill -9 after each new line of metrics, at shifting moments, until the run is through."""
     cfg = config(updates=3, eval_every=2)
@@ -156,6 +157,7 @@ def test_killed_before_the_first_checkpoint(config, finished):
     assert numbers(finished) == expected
 
 
+@pytest.mark.slow
 def test_killed_between_two_checkpoints(config, finished, tmp_path, monkeypatch):
     """With --save-every 2, a run that has logged update 3 resumes from update 2."""
     whole = tmp_path / "whole"
@@ -221,6 +223,7 @@ def cpu_seconds(pid: int) -> float:
     return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 @pytest.mark.parametrize("seconds", [0.3, 2, 8])
 def test_ctrl_c_is_one_sentence(config, seconds):
@@ -242,6 +245,7 @@ def test_ctrl_c_is_one_sentence(config, seconds):
     assert "Traceback" not in errors
 
 
+@pytest.mark.slow
 def test_environments_in_processes_of_their_own_give_the_same_numbers(config, one_update, tmp_path):
     train.train(config(updates=1, workers=2))
     for inside, outside in zip(numbers(one_update), numbers(tmp_path / "r"), strict=True):
@@ -267,6 +271,7 @@ def test_eval_only_names_the_update_of_its_weights(config, finished, capsys):
     assert json.loads((finished / "evaluation.json").read_text())["update"] == 1
 
 
+@pytest.mark.slow
 def test_pictures_of_two_runs(finished, tmp_path):
     """The command that each run prints."""
     shutil.copytree(finished, tmp_path / "b")
@@ -314,6 +319,7 @@ def test_corrupt_game_is_named(config, games_root, tmp_path):
         train.train(config(data=str(copy)))
 
 
+@pytest.mark.slow
 def test_the_paper_preset_is_the_same_code(model, games_root, tmp_path):
     """Fig. 7's prompts, KL, checkpointed activations: only the sizes are cut down."""
     where = dict(model=model, data=games_root, out=tmp_path)
@@ -323,6 +329,7 @@ def test_the_paper_preset_is_the_same_code(model, games_root, tmp_path):
     assert line["valid"] == 0 and line["prompts_cut"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["alfworld", "sparse", "webshop", "search"])
 def test_the_stand_in_is_what_its_command_makes(name, games_root, tmp_path, monkeypatch):
     """The whole remake takes minutes; its miniature on 12 tasks repeats what was recorded."""
