@@ -110,7 +110,7 @@ def test_names_are_those_of_the_demangler():
 
 
 def test_the_changed_world_has_other_tools_and_can_be_won(tmp_path):
-    assert games.write_domain("home") == games.DOMAIN
+    assert games.write_domain("home") == ALFWORLD.domain
     paths = games.generate(tmp_path, "train", 12, seed=0, world="changed")  # plays each walkthrough
     env, tried = AlfworldEnv(), set()
     for path in paths:

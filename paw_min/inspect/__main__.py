@@ -181,7 +181,7 @@ def _seen(
             hard += "-"
             continue
         p_of_targets.append(rounded(value))
-        hard += "1" if counts else "0"
+        hard += str(int(counts))
     return Seen(
         entropy=[rounded(value) for value in entropy[:n_response].tolist()],
         p=p_of_targets,

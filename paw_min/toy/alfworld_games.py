@@ -387,7 +387,9 @@ def generate(
 
     env = None
     paths = []
-    hidden = None if progress else True  # None: shown on a terminal only
+    hidden = True
+    if progress:
+        hidden = None  # tqdm: shown on a terminal only
     for index in tqdm(range(n), f"games {split}", unit="game", disable=hidden):
         game = make_game(split, index, seed, world=world)
         name = f"{game['task']}-{game['target']}-None-{game['goal']}-{game['scene']}"

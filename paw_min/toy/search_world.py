@@ -213,7 +213,9 @@ def generate(folder: str | Path, n_entities: int = 3000, n_train: int = N_TRAIN,
                 })
         files[f"{split}.jsonl"] = rows
     rng.shuffle(entities)
-    hidden = None if progress else True  # None: shown on a terminal only
+    hidden = True
+    if progress:
+        hidden = None  # tqdm: shown on a terminal only
     files["corpus.jsonl"] = []
     for i, entity in enumerate(tqdm(entities, "passages", unit="passage", disable=hidden)):
         files["corpus.jsonl"].append({"id": str(i), "contents": entity.passage()})

@@ -250,7 +250,9 @@ def generate(folder, n_products: int = DEFAULT_PRODUCTS, seed: int = 0,
     products = []
     goals = []
     humans = []
-    hidden = None if progress else True  # None: shown on a terminal only
+    hidden = True
+    if progress:
+        hidden = None  # tqdm: shown on a terminal only
     for index in tqdm(range(n_products), "products", disable=hidden):
         while True:
             asin = "B0" + "".join(rng.choices(string.digits + string.ascii_uppercase, k=8))
