@@ -17,7 +17,7 @@ pytest.importorskip("textworld")
 
 from paw_min.envs.alfworld import AlfworldEnv, list_games
 from paw_min.toy import alfworld_games as games
-from paw_min.toy.alfworld_games import CAN, FITS, SCENES, TASKS, Size
+from paw_min.toy.alfworld_games import ABLE, ALFWORLD, SCENES, TASKS, Size
 from paw_min.toy.alfworld_teacher import Expert, kind
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -83,15 +83,17 @@ def test_games_obey_alfworlds_tables(size, world):
             assert size.objects[0] <= len(things) - 1 <= size.objects[1]
             assert [t.inside.kind in ("Desk", "SideTable") for t in things
                     if t.kind == "DeskLamp"] == [True]
-            assert all(t.kind in FITS[t.inside.kind] for t in things if t.kind != "DeskLamp")
+            movable = [t for t in things if t.kind != "DeskLamp"]
+            assert all(t.kind in ALFWORLD.fits[t.inside.kind] for t in movable)
             wanted = [t for t in things if t.kind == game["target"]]
             assert len(wanted) >= 1 + (game["task"] == "pick_two_obj_and_place")
             assert all(t.inside.kind != game["goal"] for t in wanted)
             if game["goal"] != "DeskLamp":
-                assert game["target"] in FITS[game["goal"]]
+                assert game["target"] in ALFWORLD.fits[game["goal"]]
                 assert game["goal"] in {r.kind for r in room}
-            if TASKS[game["task"]]:
-                assert game["target"] in CAN[TASKS[game["task"]][0]]
+            verb = TASKS[game["task"]]
+            if verb:
+                assert game["target"] in ALFWORLD.can[ABLE[verb]]
             assert len({t.id for t in room + things}) == len({t.name for t in room + things})
 
 
@@ -109,7 +111,7 @@ def test_names_are_those_of_the_demangler():
 
 
 def test_the_changed_world_has_other_tools_and_can_be_won(tmp_path):
-    assert games.write_domain("home") == games.DOMAIN
+    assert games.write_domain("home") == ALFWORLD.domain
     paths = games.generate(tmp_path, "train", 12, seed=0, world="changed")  # plays each walkthrough
     env, tried = AlfworldEnv(), set()
     for path in paths:
@@ -294,15 +296,14 @@ def test_expert_wins_in_spite_of_random_commands(games_root, env, noise):
 
 
 def test_expert_reads_every_goal_template_of_alfworld():
-    for task, needs in TASKS.items():
-        for template in games.GOALS[task]["templates"]:
+    for task, verb in TASKS.items():
+        for template in ALFWORLD.goals[task]["templates"]:
             text = template.format(obj="egg", recep="shelf", toggle="desklamp")
             expert = Expert(random.Random(0))
             expert.reset(f"you see a shelf 1.\n\nYour task is to: {text}.")
             lamp = task == "look_at_obj_in_light"
             assert (expert.target, expert.goal, expert.lamp, expert.verb) == (
-                "egg", None if lamp else "shelf", "desklamp" if lamp else None,
-                needs and needs[1]), text
+                "egg", None if lamp else "shelf", "desklamp" if lamp else None, verb), text
     with pytest.raises(ValueError, match="boil an egg"):
         Expert(random.Random(0)).reset("Your task is to: boil an egg.")
     assert kind("countertop 12") == "countertop"

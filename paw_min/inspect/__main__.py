@@ -65,7 +65,8 @@ def open_run(folder: Path) -> Stored:
     path = folder / "config.json"
     if not path.is_file():
         raise UserError(f"{folder} has no config.json: give a run folder, such as runs/NAME.")
-    with reading(path):  # settings of the machine are those of this one
+    # The settings of the run, except those of its machine: this may be another one.
+    with reading(path):
         stored = from_stored(json.loads(path.read_text()))
         cfg = replace(stored, device="auto", sampler="transformers", shard=False)
         check(cfg)
@@ -87,7 +88,10 @@ def choose_files(run: Stored, n: int) -> list[Path]:
     if n < 1:
         raise UserError(f"--updates {n} is out of range: it must be at least 1.")
     n = min(n, len(files))
-    return [files[k * (len(files) - 1) // max(n - 1, 1)] for k in range(n)]
+    if n == 1:
+        return files[:1]
+    # n positions at equal distances from the first file to the last.
+    return [files[k * (len(files) - 1) // (n - 1)] for k in range(n)]
 
 
 def weights_of(run: Stored, against: Stored | None) -> list[Weights]:
@@ -110,36 +114,69 @@ def weights_of(run: Stored, against: Stored | None) -> list[Weights]:
 
 
 def updates(n: int) -> str:
-    return f"{n} update{'s' * (n != 1)}"
+    if n == 1:
+        return "1 update"
+    return f"{n} updates"
 
 
 @torch.no_grad()
 def score(cfg: Config, policy: Policy, steps: list[StoredRow], label: str = "score") -> list[Seen]:
     """One pass over h_t, a_t and o_{t+1} of each step, by the functions of training."""
-    seen, everything = [None] * len(steps), list(range(len(steps)))
+    seen = [None] * len(steps)
+    everything = list(range(len(steps)))
+    with_obs = [True] * len(steps)
     with progress_bar(len(steps), label, "row") as bar:
-        with_obs = [True] * len(steps)
+        # Batches have rows of similar lengths, in another order than the steps.
         for batch in micro_batches(policy, steps, everything, with_obs, cfg.micro_tokens):
             logp, entropy = policy(batch)  # (B, S), (B, S)
             observations = observation_loss(cfg, logp, batch.obs_mask)
             for b, i in enumerate(batch.index):
-                n = len(steps[i].response_ids)
-                obs = slice(n, n + len(steps[i].obs_ids))
-                targets = batch.obs_mask[b, obs].tolist()
-                p = [rounded(x) for x in logp[b, obs].exp().tolist()]
-                counted = observations.counted[b, obs].int().tolist()
-                seen[i] = Seen(
-                    [rounded(x) for x in entropy[b, :n].tolist()],
-                    [x if target else None for x, target in zip(p, targets)],
-                    "".join(str(x) if t else "-" for x, t in zip(counted, targets)),
-                    rounded(observations.per_row[b].item()),
+                seen[i] = _seen(
+                    n_response=len(steps[i].response_ids),
+                    n_obs=len(steps[i].obs_ids),
+                    entropy=entropy[b],
+                    p=logp[b].exp(),
+                    is_target=batch.obs_mask[b].bool(),
+                    counted=observations.counted[b],
+                    loss=observations.per_row[b],
                 )
             bar.update(len(batch.index))
     return seen
 
 
+def _seen(
+    n_response: int,
+    n_obs: int,
+    entropy: torch.Tensor,
+    p: torch.Tensor,
+    is_target: torch.Tensor,
+    counted: torch.Tensor,
+    loss: torch.Tensor,
+) -> Seen:
+    """One row of a batch, (S,) each: the response, the observation, then padding. loss: ()."""
+    obs = slice(n_response, n_response + n_obs)
+    p_of_targets = []
+    hard = ""
+    for value, target, counts in zip(
+        p[obs].tolist(), is_target[obs].tolist(), counted[obs].tolist()
+    ):
+        if not target:  # given, as the text between two observations
+            p_of_targets.append(None)
+            hard += "-"
+            continue
+        p_of_targets.append(rounded(value))
+        hard += str(int(counts))
+    return Seen(
+        entropy=[rounded(value) for value in entropy[:n_response].tolist()],
+        p=p_of_targets,
+        hard=hard,
+        loss=rounded(loss.item()),
+    )
+
+
 def rounded(x: float) -> float:
-    return round(x, 4) + 0.0  # without -0.0
+    """Four digits for the page; + 0.0 turns -0.0 into 0.0."""
+    return round(x, 4) + 0.0
 
 
 def pieces(tokenizer, ids: list[int]) -> list[str]:
@@ -152,91 +189,136 @@ def pieces(tokenizer, ids: list[int]) -> list[str]:
     def text(first: int, end: int) -> str:
         return tokenizer.decode(ids[first:end], clean_up_tokenization_spaces=False)
 
-    parts, first = [""] * len(ids), 0
+    parts = [""] * len(ids)
+    first = 0  # of the tokens that have no text yet
     for end in range(1, len(ids) + 1):
         context = max(first - 1, 0)
         new = text(context, end)[len(text(context, first)) :]
-        if new.endswith("\ufffd") and end < len(ids):  # a character that is not complete yet
+        # The decoder writes U+FFFD for a character that is not complete yet: add a token.
+        if new.endswith("\ufffd") and end < len(ids):
             continue
-        parts[first], first = new, end
+        parts[first] = new
+        first = end
     return parts
 
 
 def page_data(run: Stored, columns: list[Weights], samples: list[Sample]) -> dict:
     """All that the page shows: run, weights, updates, and the steps of all episodes in order."""
-    cfg, steps = run.cfg, [s for sample in samples for e in sample.episodes for s in e.steps]
-    device, seen = join("auto"), []
-    precision = forward_precision(cfg, device)
-    for column in columns:  # one model in memory at a time
-        policy = load_policy(column.folder, cfg.temperature, device, precision)
-        seen.append(score(cfg, policy, steps, column.label))
-    scores, shown = zip(*seen), []
+    steps = []
+    for sample in samples:
+        for episode in sample.episodes:
+            steps += episode.steps
+    device = join("auto")
+    scores = [score_under(column, run.cfg, steps, device) for column in columns]
+    tokenizer = load_tokenizer(str(run.checkpoint))  # that of all columns: see weights_of
+    shown = []
     with progress_bar(len(steps), "text", "row") as bar:
         for k, sample in enumerate(samples):
-            for e in sample.episodes:
+            for episode in sample.episodes:
                 of_episode = dict(
-                    update=k, group=e.group, episode=e.trajectory, task=e.task, type=e.task_type,
-                    won=e.won, ret=e.episode_return, of=len(e.steps),
-                )  # fmt: skip
-                for n, s in enumerate(e.steps, start=1):
-                    of_step = step_data(policy.tokenizer, s, next(scores))
+                    update=k,
+                    group=episode.group,
+                    episode=episode.trajectory,
+                    task=episode.task,
+                    type=episode.task_type,
+                    won=episode.won,
+                    ret=episode.episode_return,
+                    of=len(episode.steps),
+                )
+                for n, step in enumerate(episode.steps, start=1):
+                    seen = [column[len(shown)] for column in scores]  # of this step
+                    of_step = step_data(tokenizer, step, seen)
                     shown.append(of_episode | {"n": n} | of_step)
                     bar.update()
     keys = ("env", "algo", "paw", "rho", "select_ratio", "wm_loss", "lambda_mode", "r_max")
     return dict(
-        run=run.folder.resolve().name, done=run.done, steps=shown,
-        settings={key: getattr(cfg, key) for key in keys},
+        run=run.folder.resolve().name,
+        done=run.done,
+        steps=shown,
+        settings={key: getattr(run.cfg, key) for key in keys},
         weights=[dict(label=column.label, detail=column.detail) for column in columns],
-        updates=[
-            dict(update=x.update, candidates=x.candidates, kept=x.kept,
-                 groups=[asdict(group) for group in x.groups])
-            for x in samples
-        ],
-    )  # fmt: skip
+        updates=[update_data(sample) for sample in samples],
+    )
 
 
-def step_data(tokenizer, s: StoredRow, seen: list[Seen]) -> dict:
-    prompt = tokenizer.decode(s.prompt_ids, clean_up_tokenization_spaces=False)
+def score_under(
+    column: Weights, cfg: Config, steps: list[StoredRow], device: str
+) -> list[Seen]:
+    """Load the weights of a column and score; a function, so that one model is in memory."""
+    policy = load_policy(column.folder, cfg.temperature, device, forward_precision(cfg, device))
+    return score(cfg, policy, steps, column.label)
+
+
+def update_data(sample: Sample) -> dict:
     return dict(
-        reward=s.reward, valid=s.valid, selected=s.selected, entropy=s.entropy, rank=s.rank,
-        weight=s.weight, prompt=prompt, promptTokens=len(s.prompt_ids),
-        response=pieces(tokenizer, s.response_ids), obs=pieces(tokenizer, s.obs_ids),
+        update=sample.update,
+        candidates=sample.candidates,
+        kept=sample.kept,
+        groups=[asdict(group) for group in sample.groups],
+    )
+
+
+def step_data(tokenizer, step: StoredRow, seen: list[Seen]) -> dict:
+    prompt = tokenizer.decode(step.prompt_ids, clean_up_tokenization_spaces=False)
+    return dict(
+        reward=step.reward,
+        valid=step.valid,
+        selected=step.selected,
+        entropy=step.entropy,
+        rank=step.rank,
+        weight=step.weight,
+        prompt=prompt,
+        promptTokens=len(step.prompt_ids),
+        response=pieces(tokenizer, step.response_ids),
+        obs=pieces(tokenizer, step.obs_ids),
         seen=[asdict(x) for x in seen],
-    )  # fmt: skip
+    )
 
 
 def render(data: dict) -> str:
     """The page. Texts of environments are untrusted: none of their characters can end the data."""
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")  # all ASCII
+    text = json.dumps(data, separators=(",", ":"))  # all ASCII
+    text = text.replace("<", "\\u003c")  # in JSON, the same character; in HTML, no </script>
     return TEMPLATE.read_text(encoding="utf-8").replace("__DATA__", text)
 
 
 def summary(data: dict) -> str:
     """What the page contains, in two lines."""
-    steps, weights = data["steps"], data["weights"]
-    episodes = {(s["update"], s["episode"]) for s in steps}
-    names = ", ".join(str(u["update"]) for u in data["updates"])
-    lines = f"{len(steps)} transitions of {len(episodes)} episodes, updates {names}; Eq. 4 kept "
-    lines += f"{sum(s['selected'] for s in steps)}.\nObservation tokens that the loss counts: "
-    kept = [s for s in steps if s["weight"] > 0]
+    steps = data["steps"]
+    n_episodes = len({(step["update"], step["episode"]) for step in steps})
+    names = ", ".join(str(update["update"]) for update in data["updates"])
+    n_selected = sum(step["selected"] for step in steps)
     shares = []
-    for k, column in enumerate(weights):
-        hard = "".join(s["seen"][k]["hard"] for s in kept).replace("-", "")
+    for k, column in enumerate(data["weights"]):
+        # Of the transitions with a weight in Eq. 11, without the given tokens.
+        hard = "".join(step["seen"][k]["hard"] for step in steps if step["weight"] > 0)
+        hard = hard.replace("-", "")
         shares.append(f"{hard.count('1')} of {len(hard)} {column['label']}")
-    return lines + ", ".join(shares) + "."
+    return (
+        f"{len(steps)} transitions of {n_episodes} episodes, updates {names}; "
+        f"Eq. 4 kept {n_selected}.\n"
+        f"Observation tokens that the loss counts: {', '.join(shares)}."
+    )
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("run", type=Path, help="run folder")
     parser.add_argument("--against", type=Path, help="run folder whose weights score them as well")
-    text = "number of updates to show, spread over training (%(default)s)"
-    parser.add_argument("--updates", type=int, default=4, help=text)
+    parser.add_argument(
+        "--updates",
+        type=int,
+        default=4,
+        help="number of updates to show, spread over training (%(default)s)",
+    )
     parser.add_argument("--out", type=Path, help="file to write (RUN/inspect.html)")
     args = parser.parse_args(argv)
     run = open_run(args.run)
     files = choose_files(run, args.updates)
-    columns = weights_of(run, open_run(args.against) if args.against else None)
+    against = None
+    if args.against:
+        against = open_run(args.against)
+    columns = weights_of(run, against)
     vocabulary = len(load_tokenizer(str(run.checkpoint)))
     data = page_data(run, columns, [read(file, vocabulary) for file in files])
     out = args.out or args.run / "inspect.html"

@@ -29,8 +29,10 @@ def default_data(env: str, world: str = "") -> str:
     world: "changed" (ALFWorld) has other receptacles that clean, heat and cool. Without it,
     ALFWorld's own variable, $ALFWORLD_DATA, is used where it is set.
     """
+    # Imported here: each generator needs its benchmark's packages, a run only those of its own.
     if env == "alfworld":
-        if not world and (folder := os.environ.get("ALFWORLD_DATA")):
+        folder = os.environ.get("ALFWORLD_DATA")
+        if folder and not world:
             return folder
         from paw_min.toy import alfworld_games
 
@@ -64,18 +66,21 @@ def write_folder(folder: Path, texts: dict[str, str], manifest: dict) -> Path:
 
     Another process may do the same at the same time.
     """
+    files = texts | {"manifest.json": json.dumps(manifest) + "\n"}
+    # Write elsewhere, then rename: a folder of this name is always complete.
     partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(partial, ignore_errors=True)  # of a killed process that had the same number
     partial.mkdir(parents=True)
-    for name, text in (texts | {"manifest.json": json.dumps(manifest) + "\n"}).items():
-        (partial / name).write_bytes(text.encode("ascii"))
+    for name, text in files.items():
+        (partial / name).write_bytes(text.encode("ascii"))  # text mode may change line ends
     try:
         os.replace(partial, folder)
     except OSError:
         shutil.rmtree(partial)
         if not folder.exists():
             raise
-        return check_folder(folder, texts, manifest)  # the other process was faster
+        # Another process was faster. It may have had other arguments.
+        return check_folder(folder, texts, manifest)
     return folder
 
 

@@ -28,6 +28,7 @@ import zlib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import textworld
 from tqdm import tqdm
@@ -35,32 +36,46 @@ from tqdm import tqdm
 from paw_min.envs.alfworld import engine
 
 
-def _alfworld():
-    """alfworld's tables: property -> objects, receptacle -> objects, goals; domain, grammar."""
+class _Tables(NamedTuple):
+    """What the generator uses of the alfworld package."""
+
+    can: dict[str, set[str]]  # property -> objects that have it
+    fits: dict[str, set[str]]  # receptacle -> objects that may be in it
+    goals: dict[str, dict]  # task type -> PDDL and templates of its goal
+    domain: str  # PDDL
+    grammar: str
+
+
+def _read_tables() -> _Tables:
     engine.alfworld_wrappers()  # imports alfworld without its side effects on ~ and os.environ
     from alfworld import info
     from alfworld.gen import constants, goal_library
 
-    texts = [Path(p).read_text("utf-8") for p in (info.ALFRED_PDDL_PATH, info.ALFRED_TWL2_PATH)]
-    tables = constants.VAL_ACTION_OBJECTS, constants.VAL_RECEPTACLE_OBJECTS
-    return *tables, goal_library.gdict, *texts
+    return _Tables(
+        can=constants.VAL_ACTION_OBJECTS,
+        fits=constants.VAL_RECEPTACLE_OBJECTS,
+        goals=goal_library.gdict,
+        domain=Path(info.ALFRED_PDDL_PATH).read_text("utf-8"),
+        grammar=Path(info.ALFRED_TWL2_PATH).read_text("utf-8"),
+    )
 
 
-CAN, FITS, GOALS, DOMAIN, GRAMMAR = _alfworld()
+ALFWORLD = _read_tables()
 VERSION = 2  # increment it whenever the bytes of a game change
 GENERATED = {"train": 400, "valid_seen": 120, "valid_unseen": 60}  # games of the default data
 SCENES = {"train": range(6, 30), "valid_seen": range(6, 30), "valid_unseen": range(6)}
 SEEN_SHARE = 5  # 1 in 5 (scene, goal) pairs belongs to valid_seen, the others to train
 
-# task type -> (property that the object must have, verb)
+# task type -> verb to apply to the object before it is placed
 TASKS = {
     "pick_and_place_simple": None,
     "look_at_obj_in_light": None,
-    "pick_clean_then_place_in_recep": ("Cleanable", "clean"),
-    "pick_heat_then_place_in_recep": ("Heatable", "heat"),
-    "pick_cool_then_place_in_recep": ("Coolable", "cool"),
+    "pick_clean_then_place_in_recep": "clean",
+    "pick_heat_then_place_in_recep": "heat",
+    "pick_cool_then_place_in_recep": "cool",
     "pick_two_obj_and_place": None,
 }
+ABLE = {"clean": "Cleanable", "heat": "Heatable", "cool": "Coolable"}  # verb -> property it needs
 # world -> verb -> receptacle class to use; at home it is that of ALFWorld's domain
 TOOLS = {
     "home": {"clean": "SinkBasin", "heat": "Microwave", "cool": "Fridge"},
@@ -109,36 +124,61 @@ def make_game(
     """Draw one game: its task, scene, target class, goal class, room and things."""
     rng = random.Random(f"game {split} {seed} {size} {index}")
     task = list(TASKS)[index % len(TASKS)]
-    while True:  # until (scene, goal) belongs to this split: 5 draws on average for valid_seen
+    verb = TASKS[task]
+    tool = None
+    candidates = list(OBJECTS)
+    if verb:
+        tool = TOOLS[world][verb]
+        candidates = [kind for kind in OBJECTS if kind in ALFWORLD.can[ABLE[verb]]]
+    # Draw until (scene, goal) belongs to this split: 5 draws on average for valid_seen.
+    while True:
         scene = rng.choice(SCENES[split])
         room = make_room(scene, size)
         lamp_place = next(r for r in room if r.kind in LAMP_RECEPTACLES)
-        able, verb = TASKS[task] or (None, None)
-        tool = TOOLS[world].get(verb)
-        target = rng.choice([o for o in OBJECTS if not able or o in CAN[able]])
+        target = rng.choice(candidates)
         # The goal is never the tool itself ("heat an egg and put it in the microwave").
-        goals = sorted({r.kind for r in room if target in FITS[r.kind]} - {tool})
-        goal = "DeskLamp" if task == "look_at_obj_in_light" else rng.choice(goals)
+        goals = {r.kind for r in room if target in ALFWORLD.fits[r.kind]} - {tool}
+        if task == "look_at_obj_in_light":
+            goal = "DeskLamp"
+        else:
+            goal = rng.choice(sorted(goals))  # sorted: the order of a set differs between processes
+        # A hash, not a draw: a pair has to fall into the same split in every game.
         held_out = zlib.crc32(f"{scene} {task} {target} {goal}".encode()) % SEEN_SHARE == 0
-        if split == "valid_unseen" or held_out == (split == "valid_seen"):
+        if split == "valid_unseen":  # has scenes of its own
+            break
+        if held_out == (split == "valid_seen"):
             break
     count = rng.randint(*size.objects)
-    kinds = [target] * (2 if task == "pick_two_obj_and_place" else 1)
+    kinds = [target]
+    if task == "pick_two_obj_and_place":
+        kinds = [target, target]
     kinds += rng.choices(OBJECTS, k=count - len(kinds))
     things = [Thing("DeskLamp", lamp_place)]
     for kind in kinds:
-        # No target starts in a goal receptacle, so the game is not won at the start.
-        places = [r for r in room if kind in FITS[r.kind] and (kind, r.kind) != (target, goal)]
+        places = [r for r in room if kind in ALFWORLD.fits[r.kind]]
+        if kind == target:
+            # No target starts in a goal receptacle, so the game is not won at the start.
+            places = [r for r in places if r.kind != goal]
         things.append(Thing(kind, rng.choice(places)))
-    return {"task": task, "scene": scene, "target": target, "goal": goal, "room": room,
-            "things": _identify(things, rng), "world": world}
+    return {
+        "task": task,
+        "scene": scene,
+        "target": target,
+        "goal": goal,
+        "room": room,
+        "things": _identify(things, rng),
+        "world": world,
+    }
 
 
 def solve(game: dict) -> list[str]:
     """The walkthrough: commands that win the game."""
-    commands, here, opened = [], None, set()
+    commands = []
+    here = None  # receptacle
+    opened = set()  # names of receptacles
 
     def go(place: Thing, door: bool = True):
+        """Go to a place; with `door`, open it as well."""
         nonlocal here
         if here is not place:
             commands.append(f"go to {place.name}")
@@ -147,8 +187,13 @@ def solve(game: dict) -> list[str]:
             commands.append(f"open {place.name}")
             opened.add(place.name)
 
-    wanted = [thing for thing in game["things"] if thing.kind == game["target"]]
-    for thing in wanted[:2 if game["task"] == "pick_two_obj_and_place" else 1]:
+    targets = [thing for thing in game["things"] if thing.kind == game["target"]]
+    # There may be more: other objects are drawn from all classes.
+    n_wanted = 1
+    if game["task"] == "pick_two_obj_and_place":
+        n_wanted = 2
+    verb = TASKS[game["task"]]
+    for thing in targets[:n_wanted]:
         go(thing.inside)
         commands.append(f"take {thing.name} from {thing.inside.name}")
         if game["goal"] == "DeskLamp":
@@ -156,11 +201,11 @@ def solve(game: dict) -> list[str]:
             go(lamp.inside)
             commands.append(f"use {lamp.name}")
             continue
-        if TASKS[game["task"]]:
-            _, verb = TASKS[game["task"]]
+        if verb:
             tool = next(r for r in game["room"] if r.kind == TOOLS[game["world"]][verb])
             go(tool, door=False)  # microwave and fridge work with the door closed, too
             commands.append(f"{verb} {thing.name} with {tool.name}")
+        # Both objects of pick_two have to end in the same receptacle, not only in one class.
         end = next(r for r in game["room"] if r.name == f"{game['goal'].lower()} 1")
         go(end)
         commands.append(f"move {thing.name} to {end.name}")
@@ -172,10 +217,16 @@ def _identify(things: list[Thing], rng: random.Random) -> list[Thing]:
     spots = rng.sample(range(-400, 400), len(things))  # centimeters; all different, so ids are, too
     for thing, spot in zip(things, spots):
         thing.id = f"{thing.kind.removesuffix('Basin')}|{spot / 100:+06.2f}|+00.90|+01.00"
-        thing.id += f"|{thing.kind}" * thing.kind.endswith("Basin")  # Sink|x|y|z|SinkBasin
+        if thing.kind.endswith("Basin"):
+            thing.id += f"|{thing.kind}"  # Sink|x|y|z|SinkBasin
+
+    def mangled(thing: Thing) -> str:
+        return _mangle(thing.id).lower()
+
+    # The Demangler numbers the things of a class from the last id to the first.
     numbers = Counter()
-    for thing in sorted(things, key=lambda t: _mangle(t.id).lower(), reverse=True):
-        numbers[thing.kind] += 1  # the Demangler counts from the last id to the first
+    for thing in sorted(things, key=mangled, reverse=True):
+        numbers[thing.kind] += 1
         thing.name = f"{thing.kind.lower()} {numbers[thing.kind]}"
     return things
 
@@ -188,62 +239,112 @@ def _mangle(text: str) -> str:
 
 def write_problem(game: dict) -> str:
     """The PDDL problem: objects, places, what fits where, and the goal."""
-    room, things = game["room"], game["things"]
+    room = game["room"]
+    things = game["things"]
     start = _mangle("loc|0|0|0|30")  # no receptacle: "You are in the middle of a room"
-    spot = {r.name: _mangle(f"loc|{i + 1}|{-i}|{i % 4}|60") for i, r in enumerate(room)}
-    rkinds, okinds = sorted({r.kind for r in room}), sorted({t.kind for t in things})
-    objects = ["agent1 - agent", *(f"{place} - location" for place in [start, *spot.values()])]
+    spot = {}  # name of a receptacle -> its location
+    for i, r in enumerate(room):
+        spot[r.name] = _mangle(f"loc|{i + 1}|{-i}|{i % 4}|60")
+    room_kinds = sorted({r.kind for r in room})
+    thing_kinds = sorted({t.kind for t in things})
+
+    objects = ["agent1 - agent"]
+    objects += [f"{place} - location" for place in [start, *spot.values()]]
     objects += [f"{_mangle(r.id)} - receptacle" for r in room]
     objects += [f"{_mangle(t.id)} - object" for t in things]
-    objects += [f"{k}Type - otype" for k in okinds] + [f"{k}Type - rtype" for k in rkinds]
+    objects += [f"{kind}Type - otype" for kind in thing_kinds]
+    objects += [f"{kind}Type - rtype" for kind in room_kinds]
+
     facts = [f"atLocation agent1 {start}"]
-    facts += [f"canContain {r}Type {o}Type" for r in rkinds for o in okinds if o in FITS[r]]
+    for place in room_kinds:
+        fitting = [kind for kind in thing_kinds if kind in ALFWORLD.fits[place]]
+        facts += [f"canContain {place}Type {kind}Type" for kind in fitting]
     for r in room:
         id = _mangle(r.id)
-        facts += [f"receptacleType {id} {r.kind}Type", f"receptacleAtLocation {id} {spot[r.name]}"]
-        facts += [f"openable {id}"] * (r.kind in OPENABLE)
+        facts.append(f"receptacleType {id} {r.kind}Type")
+        facts.append(f"receptacleAtLocation {id} {spot[r.name]}")
+        if r.kind in OPENABLE:
+            facts.append(f"openable {id}")  # and closed: `opened` is not stated
     for t in things:
         id = _mangle(t.id)
-        facts += [f"objectType {id} {t.kind}Type", f"inReceptacle {id} {_mangle(t.inside.id)}",
-                  f"objectAtLocation {id} {spot[t.inside.name]}"]
-        facts += [f"pickupable {id}"] * (t.kind != "DeskLamp")
-        facts += [f"isReceptacleObject {id}"] * (t.kind in HOLDERS)
-        facts += [f"{able.lower()} {id}" for able in sorted(CAN) if t.kind in CAN[able]]
-    goal = GOALS[game["task"]]["pddl"].format(obj=game["target"], recep=game["goal"],
-                                              toggle="DeskLamp").replace("#", "-")
-    # `goal` has the parenthesis that closes `(define`.
-    return "\n".join(["(define (problem game) (:domain alfred)", "(:objects", *objects, ")",
-                      "(:init", *(f"({fact})" for fact in facts), ")", goal])
+        facts.append(f"objectType {id} {t.kind}Type")
+        facts.append(f"inReceptacle {id} {_mangle(t.inside.id)}")
+        facts.append(f"objectAtLocation {id} {spot[t.inside.name]}")
+        if t.kind != "DeskLamp":
+            facts.append(f"pickupable {id}")
+        if t.kind in HOLDERS:
+            facts.append(f"isReceptacleObject {id}")
+        abilities = [able for able in sorted(ALFWORLD.can) if t.kind in ALFWORLD.can[able]]
+        facts += [f"{able.lower()} {id}" for able in abilities]
+
+    goal = ALFWORLD.goals[game["task"]]["pddl"]
+    goal = goal.format(obj=game["target"], recep=game["goal"], toggle="DeskLamp")
+    goal = goal.replace("#", "-")
+    return "\n".join([
+        "(define (problem game) (:domain alfred)",
+        "(:objects",
+        *objects,
+        ")",
+        "(:init",
+        *(f"({fact})" for fact in facts),
+        ")",
+        goal,  # has the parenthesis that closes `(define`
+    ])
 
 
 def write_domain(world: str) -> str:
     """ALFWorld's PDDL domain, with the tools of `world`."""
-    new = {TOOLS["home"][verb]: tool for verb, tool in TOOLS[world].items()}
-    pattern = rf"(receptacleType \?r )({'|'.join(new)})Type"
-    return re.sub(pattern, lambda m: f"{m[1]}{new[m[2]]}Type", DOMAIN)
+    new = {}  # tool at home -> tool in `world`
+    for verb, tool in TOOLS[world].items():
+        new[TOOLS["home"][verb]] = tool
+
+    def exchange(match: re.Match) -> str:
+        return f"{match[1]}{new[match[2]]}Type"
+
+    # All in one pass: one after another, the second exchange would undo the first.
+    return re.sub(rf"(receptacleType \?r )({'|'.join(new)})Type", exchange, ALFWORLD.domain)
 
 
 def game_files(game: dict) -> tuple[dict, dict]:
     """The contents of traj_data.json and game.tw-pddl."""
-    text = GOALS[game["task"]]["templates"][0].format(
-        obj=game["target"].lower(), recep=game["goal"].lower(), toggle="desklamp")
-    lamp = game["goal"] == "DeskLamp"
-    params = {"object_target": game["target"], "object_sliced": False, "mrecep_target": "",
-              "parent_target": "" if lamp else game["goal"],
-              "toggle_target": "DeskLamp" if lamp else ""}
-    traj = {"task_type": game["task"], "scene": {"scene_num": game["scene"]},
-            "pddl_params": params, "turk_annotations": {"anns": [{"task_desc": text}]}}
-    return traj, {"pddl_domain": write_domain(game["world"]),
-                  "grammar": GRAMMAR.replace("UNKNOWN GOAL", text),
-                  "pddl_problem": write_problem(game), "solvable": True,
-                  "walkthrough": solve(game)}
+    template = ALFWORLD.goals[game["task"]]["templates"][0]
+    text = template.format(
+        obj=game["target"].lower(), recep=game["goal"].lower(), toggle="desklamp"
+    )
+    params = {
+        "object_target": game["target"],
+        "object_sliced": False,
+        "mrecep_target": "",
+        "parent_target": game["goal"],
+        "toggle_target": "",
+    }
+    if game["goal"] == "DeskLamp":  # a lamp is switched on, it contains nothing
+        params["parent_target"] = ""
+        params["toggle_target"] = "DeskLamp"
+    traj = {
+        "task_type": game["task"],
+        "scene": {"scene_num": game["scene"]},
+        "pddl_params": params,
+        "turk_annotations": {"anns": [{"task_desc": text}]},
+    }
+    content = {
+        "pddl_domain": write_domain(game["world"]),
+        "grammar": ALFWORLD.grammar.replace("UNKNOWN GOAL", text),
+        "pddl_problem": write_problem(game),
+        "solvable": True,
+        "walkthrough": solve(game),
+    }
+    return traj, content
 
 
 def verify(env, path: Path, content: dict):
     """Play the walkthrough of a game.tw-pddl; raises unless it wins with its last command."""
     walkthrough = content["walkthrough"]
     env.load(content)
-    won = [env.reset()["won"]] + [env.step(command)[0]["won"] for command in walkthrough]
+    won = [env.reset()["won"]]
+    for command in walkthrough:
+        state, _, _ = env.step(command)
+        won.append(state["won"])
     if won != [False] * len(walkthrough) + [True]:
         raise RuntimeError(f"{path}: the walkthrough {walkthrough} does not win with its last "
                            f"command; won: {won}.")
@@ -264,7 +365,8 @@ def generate(
     folder = Path(root).expanduser() / "json_2.1.1" / split
     manifest = folder / "manifest.json"
     asked = {"generator": VERSION, "n": n, "seed": seed, "size": str(Size()), "world": world}
-    # In this order, as another process writes the manifest before its first game.
+    # Look for games first and for the manifest afterwards: another process writes the manifest
+    # before its first game, so that games without a manifest are not its own.
     has_games = folder.exists() and any(p.is_dir() for p in folder.iterdir())
     if manifest.exists():
         try:
@@ -283,8 +385,12 @@ def generate(
     else:
         _write(manifest, asked)
 
-    env, paths = None, []
-    for index in tqdm(range(n), f"games {split}", unit="game", disable=None if progress else True):
+    env = None
+    paths = []
+    hidden = True
+    if progress:
+        hidden = None  # tqdm: shown on a terminal only
+    for index in tqdm(range(n), f"games {split}", unit="game", disable=hidden):
         game = make_game(split, index, seed, world=world)
         name = f"{game['task']}-{game['target']}-None-{game['goal']}-{game['scene']}"
         path = folder / name / f"trial_T{index:05d}" / "game.tw-pddl"
@@ -292,8 +398,10 @@ def generate(
         if path.exists():
             continue
         traj, content = game_files(game)
-        env = env or engine.make_env(textworld.EnvInfos(won=True))
+        if env is None:
+            env = engine.make_env(textworld.EnvInfos(won=True))
         verify(env, path, content)
+        # game.tw-pddl last: if it exists, the game is complete.
         _write(path.with_name("traj_data.json"), traj)
         _write(path, content)
     _write(manifest, asked | {"games": sorted(paths)})

@@ -56,18 +56,23 @@ class Expert:
 
     def reset(self, observation: str):
         """Start a game, given its first observation; ValueError if it cannot read the task."""
-        put, light = PUT_TASK.search(observation), LIGHT_TASK.search(observation)
+        put = PUT_TASK.search(observation)
+        light = LIGHT_TASK.search(observation)
         if not put and not light:
             raise ValueError(f"{observation[-80:]!r} matches no task template of ALFWorld; the "
                              "expert reads generated task texts only.")
-        self.verb = self.goal = self.lamp = None
+        self.verb = None  # clean, heat or cool
+        self.goal = None  # receptacle class
+        self.lamp = None  # object class
         if light:
             self.target, self.lamp = light.groups()
         else:
             first, state, self.target, self.goal = put.groups()
+            # "put a hot egg" states the verb in "hot", "heat some egg and put it" in "heat".
             self.verb = VERBS.get(state or first)
         self.places = set(re.findall(r"\ba ([a-z]+ \d+)", observation))
         self.hand = None  # name of the object that it holds
+        self.sees = False  # the wanted object is in view
         self.ready = set()  # objects cleaned, heated or cooled as required
         self.lamp_place = None
         self.dark = set()  # places without a lamp
@@ -76,21 +81,30 @@ class Expert:
         """The next command, one of `admissible` (with a `go to X` for every other place)."""
         gos = [c for c in admissible if c.startswith("go to ")]
         self.places |= {c.removeprefix("go to ") for c in gos}
-        here = next((c[8:] for c in admissible if c[:8] == "examine " and c[8:] in self.places), "")
+        # Only the place where the agent is can be examined; objects can be, too.
+        examined = [c.removeprefix("examine ") for c in admissible if c.startswith("examine ")]
+        here = next((name for name in examined if name in self.places), "")
         self._read(observation, admissible, here)
         wishes = [command for command in self._wishes(admissible, here) if command in admissible]
         self.sees = self.hand is None and bool(wishes)
         if wishes:
             return wishes[0]
-        for command in (f"open {here}", *(c for c in gos if c > f"go to {here}"), *gos):
-            if command in admissible:  # nothing to do here: go to the next place, cyclically
-                return command
+        # Nothing to do here: look inside, else go to the next place, after the last to the first.
+        if f"open {here}" in admissible:
+            return f"open {here}"
+        later = [c for c in gos if c > f"go to {here}"]
+        if later:
+            return later[0]
+        if gos:
+            return gos[0]
         return self.rng.choice(admissible)
 
     def thought(self) -> str:
         """The current subgoal, in two to four words; call it after `act`."""
         if self.hand is None or kind(self.hand) != self.target:
-            return f"{'take' if self.sees else 'find'} {self.target}"
+            if self.sees:
+                return f"take {self.target}"
+            return f"find {self.target}"
         if self.lamp:
             return f"use {self.lamp}"
         if self.verb and self.hand not in self.ready:
@@ -98,25 +112,30 @@ class Expert:
         return f"put {self.target} in {self.goal}"
 
     def _read(self, observation: str, admissible: list[str], here: str):
-        """Update the memory."""
-        if found := re.search(r"You pick up the (.+?) from", observation):
-            self.hand = found[1]
+        """Update the memory: what it holds, what is ready, where the lamp is or is not."""
+        picked = re.search(r"You pick up the (.+?) from", observation)
+        carried = re.search(r"You are carrying: an? (.+?)\.", observation)
+        changed = re.search(r"You (clean|heat|cool) the (.+?) using", observation)
+        if picked:
+            self.hand = picked[1]
         elif "You move the " in observation or "not carrying anything" in observation:
             self.hand = None
-        elif found := re.search(r"You are carrying: an? (.+?)\.", observation):
-            self.hand = found[1]
-        elif found := re.search(r"You (clean|heat|cool) the (.+?) using", observation):
-            self.hand = found[2]
-            if found[1] == self.verb:
+        elif carried:
+            self.hand = carried[1]
+        elif changed:
+            verb, self.hand = changed.groups()
+            if verb == self.verb:
                 self.ready.add(self.hand)
-            elif found[1] != "clean" and self.verb != "clean":  # cooling undoes heating
+            elif verb != "clean" and self.verb != "clean":  # cooling undoes heating
                 self.ready.discard(self.hand)
-        # The admissible commands are more reliable than remembered observations.
+        # The admissible commands are more reliable than remembered observations: only empty hands
+        # can take something, and only what is held can be moved, cleaned, heated or cooled.
         if any(c.startswith("take ") for c in admissible):
             self.hand = None
         for command in admissible:
-            if found := re.match(r"move (.+) to |(?:clean|heat|cool) (.+) with ", command):
-                self.hand = found[1] or found[2]
+            held = re.match(r"move (.+) to |(?:clean|heat|cool) (.+) with ", command)
+            if held:
+                self.hand = held[1] or held[2]
         if self.lamp and here:
             if any(c.startswith(f"use {self.lamp}") for c in admissible):
                 self.lamp_place = here
@@ -125,6 +144,7 @@ class Expert:
 
     def _wishes(self, admissible: list[str], here: str):
         """Yield useful commands, best first, admissible or not."""
+        # Number 1 of its class: the two objects of pick_two have to go to the same place.
         goal = min((p for p in self.places if kind(p) == self.goal), default=None)
         if self.hand is None:
             # An object at the goal stays there, unless it must be cleaned, heated or cooled.
@@ -136,21 +156,25 @@ class Expert:
             yield from (c for c in admissible if c.startswith(f"use {self.lamp}"))
             if self.lamp_place:
                 yield f"go to {self.lamp_place}"
-            likely = sorted((LAMP_PLACES.index(kind(p)), p) for p in self.places - self.dark
-                            if kind(p) in LAMP_PLACES)
+            unseen = [p for p in self.places - self.dark if kind(p) in LAMP_PLACES]
+            likely = sorted((LAMP_PLACES.index(kind(p)), p) for p in unseen)
             yield from (f"go to {place}" for _, place in likely)
         elif self.verb and self.hand not in self.ready:
             tools = sorted(p for p in self.places if kind(p) == TOOLS[self.verb])
             yield from (f"{self.verb} {self.hand} with {tool}" for tool in tools)
             yield from (f"go to {tool}" for tool in tools)
         else:
-            yield from (f"move {self.hand} to {goal}", f"go to {goal}")
+            yield f"move {self.hand} to {goal}"
+            yield f"go to {goal}"
 
 
 def training_tasks() -> list[str]:
     """The generated training games by trial number, so that task types alternate."""
-    games = list_games(alfworld_games.default(DATA / "alfworld"), "train")
-    return sorted(games, key=lambda game: Path(game).parent.name)
+
+    def trial(game: str) -> str:
+        return Path(game).parent.name
+
+    return sorted(list_games(alfworld_games.default(DATA / "alfworld"), "train"), key=trial)
 
 
 def demonstrations(
@@ -169,27 +193,46 @@ def demonstrations(
     it does not follow from the response.
     """
     rng = random.Random(f"demonstrations {seed} {haste}")
-    env, rows = AlfworldEnv(), []
-    progress = tqdm(tasks, "demonstrations", unit="game", leave=False, disable=None)
-    for task in [task for task in progress for _ in range(episodes)]:
-        step = env.reset(task)
-        expert = Expert(random.Random(rng.random()))
-        expert.reset(step.observation)
-        context = Context(step.task, step.observation, step.admissible)
-        for _ in range(MAX_STEPS):
-            command = expert.act(step.observation, step.admissible)
-            hasty = [c for c in step.admissible if c.startswith(("take ", "move "))]
-            if hasty and rng.random() < haste:
-                command = rng.choice(hasty)
-            prompt = render(context)
-            response = f"<think>{expert.thought()}</think><action>{command}</action>"
-            slip = rng.random() < SLIPS
-            if slip:
-                command = rng.choice(step.admissible)
-            step = env.step(command)
-            rows.append(Demonstration(prompt, response, "" if slip else step.observation))
-            context.history.append(Turn(context.observation, command))
-            context.observation, context.admissible = step.observation, step.admissible
-            if step.done:
-                break
+    env = AlfworldEnv()
+    rows = []
+    for task in tqdm(tasks, "demonstrations", unit="game", leave=False, disable=None):
+        for _ in range(episodes):
+            rows += _play(env, task, rng, haste, render)
+    return rows
+
+
+def _play(
+    env: AlfworldEnv,
+    task: str,
+    rng: random.Random,
+    haste: float,
+    render: Callable[[Context], str],
+) -> list[Demonstration]:
+    """The steps of one episode."""
+    step = env.reset(task)
+    expert = Expert(random.Random(rng.random()))
+    expert.reset(step.observation)
+    context = Context(step.task, step.observation, step.admissible)
+    rows = []
+    for _ in range(MAX_STEPS):
+        command = expert.act(step.observation, step.admissible)
+        hasty = [c for c in step.admissible if c.startswith(("take ", "move "))]
+        if hasty and rng.random() < haste:
+            command = rng.choice(hasty)
+        prompt = render(context)
+        response = f"<think>{expert.thought()}</think><action>{command}</action>"
+        # Only the executed command changes: the response stays a good one to imitate.
+        slip = rng.random() < SLIPS
+        if slip:
+            command = rng.choice(step.admissible)
+        step = env.step(command)
+        observation = step.observation
+        if slip:
+            observation = ""
+        rows.append(Demonstration(prompt, response, observation))
+        context.history.append(Turn(context.observation, command))
+        context.observation = step.observation
+        context.admissible = step.admissible
+        if step.done:
+            break
     return rows

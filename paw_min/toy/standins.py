@@ -14,7 +14,7 @@ include states that the teacher never reaches (such a step has no observation).
 
 The loss is on the tokens of responses, and on observations as documents of their own: the model has
 read what the environment may say, but never after an action. The thought in a response is the
-current subgoal ("find mug"). The next command then depends on the last few words mostly, which a
+current subgoal ("find mug"). The next command then depends mostly on the last few words, which a
 model of this size learns much faster.
 
 The weights are part of the repository, because training takes 7 to 10 minutes on one idle core
@@ -35,6 +35,7 @@ import argparse
 import hashlib
 import json
 import re
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,19 +57,31 @@ from paw_min.toy import (
     webshop_teacher,
 )
 
-TEACHERS = {
+TEACHERS = {  # each has training_tasks() and demonstrations(...)
     "alfworld": alfworld_teacher,
     "webshop": webshop_teacher,
     "search": search_teacher,
 }
 BATCH = 16  # demonstrated steps per training step, and as many documents
 PASS = 4  # sequences per forward pass
-WEIGHTS = {  # of the loss on tokens of response, observation after it, and observation alone
-    "words": (1.0, 0.0, 0.3),  # the stand-ins
-    "sft": (1.0, 0.0, 0.0),  # plain imitation: smollm2, which has read enough
-    "actobs": (1.0, 1.0, 0.0),  # ActObs (arXiv 2609.20715): observations weigh as much as actions
-}
 HISTORY = {"alfworld": 1, "webshop": 3, "search": 4}  # history length of the prompts
+
+
+class Weights(NamedTuple):
+    """Of the cross entropy of a token."""
+
+    response: float
+    observation: float  # after the response
+    document: float  # an observation alone
+
+
+WEIGHTS = {
+    "words": Weights(response=1.0, observation=0.0, document=0.3),  # the stand-ins
+    # Plain imitation, for smollm2, which has read enough.
+    "sft": Weights(response=1.0, observation=0.0, document=0.0),
+    # ActObs (arXiv 2609.20715): observations weigh as much as actions.
+    "actobs": Weights(response=1.0, observation=1.0, document=0.0),
+}
 
 
 class Lesson(NamedTuple):
@@ -79,21 +92,22 @@ class Lesson(NamedTuple):
     episodes: int  # per task
     steps: int  # of training
     peak: float  # learning rate
-    kind: str = "words"
+    kind: str = "words"  # a name in WEIGHTS
 
 
-RANK = 4  # of the adapter smollm2
 LESSONS = {
-    "alfworld": Lesson("alfworld", 0.5, 4, 1500, 3e-3),
-    "sparse": Lesson("alfworld", 0.8, 1, 100, 6e-4),
-    "webshop": Lesson("webshop", 0.25, 2, 1000, 3e-3),
-    "search": Lesson("search", 0.5, 1, 1200, 3e-3),
-    "smollm2": Lesson("alfworld", 0.5, 1, 100, 2e-3, "sft"),
+    "alfworld": Lesson("alfworld", haste=0.5, episodes=4, steps=1500, peak=3e-3),
+    "sparse": Lesson("alfworld", haste=0.8, episodes=1, steps=100, peak=6e-4),
+    "webshop": Lesson("webshop", haste=0.25, episodes=2, steps=1000, peak=3e-3),
+    "search": Lesson("search", haste=0.5, episodes=1, steps=1200, peak=3e-3),
+    "smollm2": Lesson("alfworld", haste=0.5, episodes=1, steps=100, peak=2e-3, kind="sft"),
 }
+RANK = 4  # of the adapter smollm2
 
 SPECIAL = ["<pad>", "<unk>", "<end>", "<user>", "<agent>"]
 # Not special, since decoding must keep them; a vocabulary has those that its teacher uses.
-TAGS = [f"<{slash}{tag}>" for tag in ("think", "action", "search", "answer") for slash in ("", "/")]
+TAGS = ["<think>", "</think>", "<action>", "</action>", "<search>", "</search>", "<answer>",
+        "</answer>"]
 
 
 class Weighted(NamedTuple):
@@ -121,6 +135,7 @@ def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     """A word-level tokenizer for the lower-case words and runs of punctuation in `texts`."""
     words = set()
     for text in texts:
+        # Without the tags, which would fall apart into words and brackets.
         text = re.sub("|".join(TAGS), " ", text.lower())
         words.update(re.findall(r"\w+|[^\w\s]+", text))
     tags = [tag for tag in TAGS if any(tag in text for text in texts)]
@@ -128,7 +143,8 @@ def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.decoder = decoders.Sequence(  # spaces between words, but not inside brackets
+    # Spaces between words, but not inside brackets: WebShop's commands are like search[red mug].
+    tokenizer.decoder = decoders.Sequence(
         [
             decoders.WordPiece(cleanup=False),
             decoders.Fuse(),
@@ -171,15 +187,23 @@ def make_model(tokenizer, seed: int) -> Qwen3ForCausalLM:
 
 def encode(tokenizer, rows: list[Demonstration], kind: str) -> list[Weighted]:
     """The demonstrated steps: chat, response with end token, observation. kind: see WEIGHTS."""
+    weights = WEIGHTS[kind]
     encoded = []
     for prompt, response, observation in rows:
         chat = tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
         )
-        parts = [chat, response + tokenizer.eos_token, observation]
-        ids = [tokenizer(part, add_special_tokens=False)["input_ids"] for part in parts]
-        weights = [w for w, part in zip((0.0, *WEIGHTS[kind][:2]), ids) for _ in part]
-        encoded.append(Weighted(sum(ids, []), weights))
+        # Tokenized separately, as in training: no token reaches over the end of a part.
+        row = Weighted(ids=[], weights=[])
+        for text, weight in (
+            (chat, 0.0),
+            (response + tokenizer.eos_token, weights.response),
+            (observation, weights.observation),
+        ):
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            row.ids.extend(ids)
+            row.weights.extend([weight] * len(ids))
+        encoded.append(row)
     return encoded
 
 
@@ -188,25 +212,37 @@ def documents(tokenizer, observations: list[str], weight: float) -> list[Weighte
 
     Each text appears twice, so that the model learns to copy what it has read.
     """
-    texts = dict.fromkeys(part for text in observations for part in text.split(" [SEP] ") if part)
-    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    twice = [[tokenizer.eos_token_id, *part] * 2 for part in ids]
-    return [Weighted(part, [weight] * len(part)) for part in twice]
+    texts = {}  # as an ordered set: each text once, in the order of its first appearance
+    for observation in observations:
+        texts |= dict.fromkeys(observation.split(" [SEP] "))
+    texts.pop("", None)
+    encoded = []
+    for text in texts:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        # An end token before each: that is what separates documents.
+        twice = [tokenizer.eos_token_id, *ids] * 2
+        encoded.append(Weighted(twice, [weight] * len(twice)))
+    return encoded
 
 
 def weighted_loss(model, batch: list[Weighted]) -> tuple[torch.Tensor, float]:
-    """(weighted sum of the cross entropy of all tokens, sum of the weights)."""
+    """(weighted sum of the cross entropy of all tokens in nats, sum of the weights)."""
     length = max(len(row.ids) for row in batch)
     ids = torch.zeros(len(batch), length, dtype=torch.long)  # (B, L), padded on the right
     weight = torch.zeros(len(batch), length)  # (B, L)
     for k, row in enumerate(batch):
         ids[k, : len(row.ids)] = torch.tensor(row.ids)
         weight[k, : len(row.ids)] = torch.tensor(row.weights)
-    scored = weight[:, 1:] > 0  # (B, L - 1); the head on M of them only: it costs most
-    hidden = model.get_decoder()(ids).last_hidden_state[:, :-1][scored]  # (M, D)
-    logits = model.get_output_embeddings()(hidden)  # (M, V)
-    loss = torch.nn.functional.cross_entropy(logits, ids[:, 1:][scored], reduction="none")
-    return (loss * weight[:, 1:][scored]).sum(), weight[:, 1:].sum().item()
+    # A position predicts the next token: targets and their weights start at the second.
+    targets = ids[:, 1:]  # (B, L - 1)
+    weight = weight[:, 1:]  # (B, L - 1)
+    # No mask: padding is on the right, where no scored position attends to it.
+    hidden = model.get_decoder()(ids).last_hidden_state[:, :-1]  # (B, L - 1, D)
+    # The head on the M positions with weight only: in a model of this size, it costs most.
+    scored = weight > 0  # (B, L - 1)
+    logits = model.get_output_embeddings()(hidden[scored])  # (M, V)
+    loss = torch.nn.functional.cross_entropy(logits, targets[scored], reduction="none")  # (M,)
+    return (loss * weight[scored]).sum(), weight.sum().item()
 
 
 def imitate(
@@ -222,32 +258,23 @@ def imitate(
     `steps`.
     """
     encoded = encode(tokenizer, rows, kind)
-    weight = WEIGHTS[kind][2]
-    texts = documents(tokenizer, [row.observation for row in rows], weight) if weight else []
-    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    muon = [n for n, p in trained.items() if ".layers." in n and p.ndim == 2 and "lora" not in n]
-    rest = [p for n, p in trained.items() if n not in muon]
-    optimizers = {torch.optim.AdamW(rest, betas=(0.9, 0.98)): peak}
-    if muon:
-        matrices = [trained[n] for n in muon]
-        optimizers[torch.optim.Muon(matrices, weight_decay=0.0)] = 3 * peak
+    document_weight = WEIGHTS[kind].document
+    texts = []
+    if document_weight:
+        texts = documents(tokenizer, [row.observation for row in rows], document_weight)
+    optimizers = _make_optimizers(model, peak)
     generator = torch.Generator().manual_seed(seed)
     model.train()
     history = []
     for step in tqdm(range(stop or steps), "warm start", unit="step", leave=False, disable=None):
+        warm_up = (step + 1) / 50
+        decay = max(1 - step / steps, 0.05)
         for optimizer, rate in optimizers.items():
-            rate *= min((step + 1) / 50, max(1 - step / steps, 0.05))
-            optimizer.param_groups[0]["lr"] = rate
-        batch = []
-        for source in filter(None, (encoded, texts)):
-            chosen = torch.randint(len(source), (BATCH,), generator=generator).tolist()
-            batch += [source[i] for i in chosen]
-        batch.sort(key=lambda row: len(row.ids))  # rows of about the same length: little padding
-        total, weights = 0.0, 0.0
-        for start in range(0, len(batch), PASS):
-            loss, weight = weighted_loss(model, batch[start : start + PASS])
-            total, weights = total + loss, weights + weight
-        loss = total / weights
+            optimizer.param_groups[0]["lr"] = rate * min(warm_up, decay)
+        batch = _draw(encoded, generator)
+        if texts:
+            batch += _draw(texts, generator)
+        loss = _mean_loss(model, batch)
         model.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -255,6 +282,43 @@ def imitate(
             optimizer.step()
         history.append(loss.item())
     return history
+
+
+def _make_optimizers(model, peak: float) -> dict[torch.optim.Optimizer, float]:
+    """Optimizer -> peak of its learning rate."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    matrices = []  # of the layers, and not of an adapter
+    rest = []
+    for name, parameter in trained.items():
+        if ".layers." in name and parameter.ndim == 2 and "lora" not in name:
+            matrices.append(parameter)
+        else:
+            rest.append(parameter)
+    optimizers = {torch.optim.AdamW(rest, betas=(0.9, 0.98)): peak}
+    if matrices:
+        optimizers[torch.optim.Muon(matrices, weight_decay=0.0)] = 3 * peak
+    return optimizers
+
+
+def _draw(source: list[Weighted], generator: torch.Generator) -> list[Weighted]:
+    chosen = torch.randint(len(source), (BATCH,), generator=generator).tolist()
+    return [source[i] for i in chosen]
+
+
+def _mean_loss(model, batch: list[Weighted]) -> torch.Tensor:
+    """The weighted mean of the cross entropy over all tokens of a batch, PASS rows at a time."""
+
+    def length(row: Weighted) -> int:
+        return len(row.ids)
+
+    total = 0.0
+    weights = 0.0
+    rows = sorted(batch, key=length)  # rows of about the same length: little padding
+    for start in range(0, len(rows), PASS):
+        loss, weight = weighted_loss(model, rows[start : start + PASS])
+        total = total + loss
+        weights = weights + weight
+    return total / weights
 
 
 def warm_start(name: str, out: Path, seed: int = 0, kind: str | None = None) -> None:
@@ -267,16 +331,24 @@ def warm_start(name: str, out: Path, seed: int = 0, kind: str | None = None) -> 
     lesson = LESSONS[name]
     tasks = TEACHERS[lesson.env].training_tasks()
     rows = demonstrations(lesson.env, tasks, seed, lesson.haste, lesson.episodes)
-    if name == lesson.env:
-        tokenizer = make_tokenizer([text for row in rows for text in row])
+    if name == lesson.env:  # from scratch
+        tokenizer = make_tokenizer(list(chain.from_iterable(rows)))
         policy = Policy(make_model(tokenizer, seed), tokenizer)
-    elif name == "smollm2":
+    elif name == "smollm2":  # an adapter of a pretrained model
         policy = load_policy(str(smollm2.write()))
         lora.attach(policy.model, RANK, "fp32", seed, None)
-    else:
+    else:  # sparse: continue the benchmark's own
         policy = load_policy(default_model(lesson.env))
-    model, tokenizer = policy.model, policy.tokenizer
-    losses = imitate(model, tokenizer, rows, seed, lesson.steps, lesson.peak, kind or lesson.kind)
+    tokenizer = policy.tokenizer
+    losses = imitate(
+        policy.model,
+        tokenizer,
+        rows,
+        seed,
+        steps=lesson.steps,
+        peak=lesson.peak,
+        kind=kind or lesson.kind,
+    )
     hundreds = [losses[i : i + 100] for i in range(0, len(losses), 100)]
     record = {"loss": [round(sum(part) / len(part), 4) for part in hundreds]}
     record["miniature"] = miniature(name, tasks[:12], tokenizer, seed)
@@ -286,13 +358,23 @@ def warm_start(name: str, out: Path, seed: int = 0, kind: str | None = None) -> 
 
 def miniature(name: str, tasks: list[str], tokenizer, seed: int) -> dict:
     """Three steps on a few tasks: digest of the demonstrations, and losses."""
-    env, haste, episodes, steps, peak, kind = LESSONS[name]
-    rows = demonstrations(env, tasks, seed, haste, episodes)
-    model = make_model(tokenizer, seed)
+    lesson = LESSONS[name]
+    rows = demonstrations(lesson.env, tasks, seed, lesson.haste, lesson.episodes)
+    model = make_model(tokenizer, seed)  # for smollm2, too: its own would take minutes
     if name == "smollm2":
         lora.attach(model, RANK, "fp32", seed, None)
-    losses = imitate(model, tokenizer, rows, seed, steps, peak, kind, stop=3)
-    return {"demonstrations": hashlib.sha256(json.dumps(rows).encode()).hexdigest(), "loss": losses}
+    losses = imitate(
+        model,
+        tokenizer,
+        rows,
+        seed,
+        steps=lesson.steps,
+        peak=lesson.peak,
+        kind=lesson.kind,
+        stop=3,
+    )
+    digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+    return {"demonstrations": digest, "loss": losses}
 
 
 if __name__ == "__main__":

@@ -129,53 +129,105 @@ UNREAD = {"product_information": {}, "brand_url": "", "list_price": "", "seller_
 
 def make_product(rng: random.Random, index: int, asin: str) -> tuple[dict, dict, list[dict]]:
     """Make product number `index`: its records in the three files (the last may be empty)."""
-    odd = ODDITIES[index // 9 % len(ODDITIES)] if index % 9 == 8 else None
+    # Do not change the order of the draws: each one changes all later ones.
+    odd = None
+    if index % 9 == 8:
+        odd = ODDITIES[index // 9 % len(ODDITIES)]
     kind = KINDS[index % len(KINDS)]  # 9 and 20 are coprime: every kind can be odd
     titled = rng.sample(kind.attributes[:4], 2)  # of four only, so that products look alike
     attributes = [*titled, rng.choice([a for a in kind.attributes if a not in titled])]
-    asked = titled[:1 + (rng.random() < 0.8)]
-    brand, place = rng.choice(BRANDS), rng.choice(PLACES)
+    asked = titled[:1]
+    if rng.random() < 0.8:
+        asked = titled
+    brand = rng.choice(BRANDS)
+    place = rng.choice(PLACES)
 
+    groups = kind.groups
+    if rng.random() < 0.1:
+        groups = groups[:1]
     options = {}
-    for group in kind.groups[:1 if rng.random() < 0.1 else 2]:
-        values = rng.sample(OPTIONS[group], rng.randint(3, min(5, len(OPTIONS[group]))))
+    for group in groups:
+        n_values = rng.randint(3, min(5, len(OPTIONS[group])))
+        values = rng.sample(OPTIONS[group], n_values)
         options[group.title()] = [{"value": value.title(), "image": None} for value in values]
     if odd == "no options":
         options = None
     elif odd == "null group":
         options["Style"] = None
 
-    low = kind.level + rng.randrange(4)
-    price, more = (f"${DOLLARS[i]}.{rng.choice(CENTS)}" for i in (low, low + 2))
-    pricing = {"no price": rng.choice(("", None)), "high price": "$1,099.99",
-               "range": price + more, "dashed range": f"{price} - {more}"}.get(odd, price)
+    level = kind.level + rng.randrange(4)
+    price = f"${DOLLARS[level]}.{rng.choice(CENTS)}"
+    higher = f"${DOLLARS[level + 2]}.{rng.choice(CENTS)}"
+    missing = rng.choice(("", None))
+    if odd == "no price":
+        pricing = missing
+    elif odd == "high price":
+        pricing = "$1,099.99"
+    elif odd == "range":
+        pricing = price + higher
+    elif odd == "dashed range":
+        pricing = f"{price} - {higher}"
+    else:
+        pricing = price
+
+    description = f"{brand} makes this {titled[0]} {kind.name} for {place}."
+    if odd == "no description":
+        description = ""
     bullets = [f"{attributes[2]} {kind.name}", f"{' and '.join(titled)}", f"for {place}"]
+    if odd == "one string":
+        bullets = bullets[0]
     product = {
         "asin": asin,
         "name": f"{brand} {' '.join([*titled, kind.name]).title()}",
-        "category": kind.category, "query": kind.name, "product_category": kind.path,
+        "category": kind.category,
+        "query": kind.name,
+        "product_category": kind.path,
         "pricing": pricing,
-        "full_description": "" if odd == "no description" else
-                            f"{brand} makes this {titled[0]} {kind.name} for {place}.",
-        "small_description": bullets[0] if odd == "one string" else bullets,
+        "full_description": description,
+        "small_description": bullets,
         "customization_options": options,
-        "images": [f"https://img.example/{asin}.jpg"], "brand": brand, **UNREAD,
+        "images": [f"https://img.example/{asin}.jpg"],
+        "brand": brand,
+        **UNREAD,
     }
-    instruction = None if odd == "no instruction" else f"Find me {', '.join(asked)} {kind.name}"
+
+    instruction = f"Find me {', '.join(asked)} {kind.name}"
+    if odd == "no instruction":
+        instruction = None
     goal = {"attributes": attributes, "instruction": instruction, "instruction_attributes": asked}
+
     human = []
     if index % 3 == 2:
-        chosen = [rng.choice(values)["value"].lower().replace("/", " | ")
-                  for values in (options or {}).values() if values]
-        text = rng.choice(("i need some {0}, {1}", "i am looking for {1} {0}", "get me {1} {0}"))
-        text = text.format(kind.name, " and ".join(asked)) + " in " * bool(chosen)
-        names = [name.lower() for name in options or ()]
-        human = [{"asin": asin, "instruction": text + ", ".join(chosen) + ".",
-                  "attributes": attributes,
-                  "options": [f"{name}: {value}" for name, value in zip(names, chosen)],
-                  "instruction_attributes": [] if odd == "no human attributes" else asked,
-                  "instruction_options": chosen, "assignment_id": "", "worker_id": ""}]
+        human = [_human_instruction(rng, asin, kind, attributes, asked, options or {}, odd)]
     return product, goal, human
+
+
+def _human_instruction(rng: random.Random, asin: str, kind: Kind, attributes: list[str],
+                       asked: list[str], options: dict, odd: str | None) -> dict:
+    """Make a record of items_human_ins.json, with one value of each option group."""
+    chosen = []
+    for values in options.values():
+        if values:  # not a null group
+            chosen.append(rng.choice(values)["value"].lower().replace("/", " | "))
+    template = rng.choice(("i need some {0}, {1}", "i am looking for {1} {0}", "get me {1} {0}"))
+    text = template.format(kind.name, " and ".join(asked))
+    if chosen:
+        text += " in "
+    text += ", ".join(chosen) + "."
+    asked_attributes = asked
+    if odd == "no human attributes":
+        asked_attributes = []
+    names = [name.lower() for name in options]
+    return {
+        "asin": asin,
+        "instruction": text,
+        "attributes": attributes,
+        "options": [f"{name}: {value}" for name, value in zip(names, chosen)],
+        "instruction_attributes": asked_attributes,
+        "instruction_options": chosen,
+        "assignment_id": "",
+        "worker_id": "",
+    }
 
 
 def generate(folder, n_products: int = DEFAULT_PRODUCTS, seed: int = 0,
@@ -192,9 +244,16 @@ def generate(folder, n_products: int = DEFAULT_PRODUCTS, seed: int = 0,
     if folder.is_file() or folder.is_dir() and any(folder.iterdir()):
         return check_folder(folder, FILES, manifest)
 
-    rng, asins = random.Random(f"shop {seed}"), set()
-    products, goals, humans = [], [], []  # as JSON lines, which take much less memory
-    for index in tqdm(range(n_products), "products", disable=None if progress else True):
+    rng = random.Random(f"shop {seed}")
+    asins = set()
+    # As JSON lines, which take much less memory than the records.
+    products = []
+    goals = []
+    humans = []
+    hidden = True
+    if progress:
+        hidden = None  # tqdm: shown on a terminal only
+    for index in tqdm(range(n_products), "products", disable=hidden):
         while True:
             asin = "B0" + "".join(rng.choices(string.digits + string.ascii_uppercase, k=8))
             if asin not in asins:
@@ -205,9 +264,17 @@ def generate(folder, n_products: int = DEFAULT_PRODUCTS, seed: int = 0,
         goals.append(f'"{asin}": {json.dumps(goal)}')
         if human:
             humans.append(f'"{asin}": {json.dumps(human)}')
-    lists = zip(FILES, (products, goals, humans), ("[]", "{}", "{}"))
-    texts = {n: "\n".join([a, ",\n".join(lines), z]) + "\n" for n, lines, (a, z) in lists}
+    texts = {
+        "items_shuffle.json": _json_text("[", products, "]"),
+        "items_ins_v2.json": _json_text("{", goals, "}"),
+        "items_human_ins.json": _json_text("{", humans, "}"),
+    }
     return write_folder(folder, texts, manifest)
+
+
+def _json_text(opening: str, lines: list[str], closing: str) -> str:
+    """A list or dict in JSON, one element per line."""
+    return "\n".join([opening, ",\n".join(lines), closing]) + "\n"
 
 
 def main():

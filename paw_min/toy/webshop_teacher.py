@@ -20,6 +20,7 @@ commands, and a product with more than three wanted options is never bought. Onl
 instructions are understood ("Find me loose leaf herbal tea with flavor: mint, and ...").
 """
 
+import math
 import random
 import re
 from collections.abc import Callable
@@ -49,9 +50,14 @@ class Shopper:
         wanted, options, limit = found.groups()
         self.words = re.findall(r"\w+", wanted)  # attributes and kind
         self.kind = " ".join(self.words[-2:])
-        pairs = options.split(", and ") if options else []
-        self.options = dict(pair.split(": ", 1) for pair in pairs)  # group -> wanted value
-        self.limit = float(limit) if limit else float("inf")
+        self.options = {}  # group -> wanted value
+        if options:
+            for pair in options.split(", and "):
+                group, value = pair.split(": ", 1)
+                self.options[group] = value
+        self.limit = math.inf  # dollars
+        if limit:
+            self.limit = float(limit)
 
     def act(self, context: Context) -> tuple[str, str]:
         """Return (command, thought of two to four words)."""
@@ -67,9 +73,14 @@ class Shopper:
 
     def _at_results(self, page: list[str], recent: list[str]) -> tuple[str, str]:
         products = page[page.index("Next >") + 1:]  # asin, title, price tag, and so on
-        good = [asin.lower() for asin, title, tag in zip(*[iter(products)] * 3)
-                if self._fits(title, tag)]
-        clicked = [found[1] for command in recent if (found := PRODUCT.fullmatch(command))]
+        good = []  # asins in lower case, as in commands
+        for first in range(0, len(products) - 2, 3):
+            asin, title, tag = products[first : first + 3]
+            if self._fits(title, tag):
+                good.append(asin.lower())
+        # It came back from the last product that it clicked: only those after it are left.
+        matches = [PRODUCT.fullmatch(command) for command in recent]
+        clicked = [match[1] for match in matches if match]
         if clicked and clicked[-1] in good:
             good = good[good.index(clicked[-1]) + 1:]
         if good:
@@ -80,19 +91,22 @@ class Shopper:
         return "click[back to search]", f"find {self.kind}"
 
     def _at_product(self, page: list[str], admissible: list[str], recent: list[str]):
-        end = next(i for i, text in enumerate(page) if text.startswith("Price: ")) - 1
+        # The page: two buttons, the options, the title, the price and more.
+        price = next(i for i, text in enumerate(page) if text.startswith("Price: "))
+        title = price - 1
         offered = all(f"click[{value}]" in admissible for value in self.options.values())
-        if not offered or not self._fits(page[end], page[end + 1]):
+        if not offered or not self._fits(page[title], page[price]):
             return "click[< prev]", "go back"
         chosen = {}  # group -> value clicked since this product was opened
         for command in recent:
-            value = command[6:-1]  # of click[...]
+            value = command[len("click[") : -len("]")]
             if PRODUCT.fullmatch(command):
                 chosen = {}
-            elif value in page[:end]:
+            elif value in page[:title]:
                 # A value belongs to the last group name before it.
                 names = [text for text in page[:page.index(value)] if text in self.options]
-                chosen |= {name: value for name in names[-1:]}
+                if names:
+                    chosen[names[-1]] = value
         for name, value in self.options.items():
             if chosen.get(name) != value:
                 return f"click[{value}]", f"{name} {value}"
@@ -106,7 +120,8 @@ class Shopper:
 
 def training_tasks() -> list[str]:
     """The training goals of the default shop."""
-    return [str(i) for i in splits(Shop.load(default_data("webshop")).n_goals)["train"]]
+    shop = Shop.load(default_data("webshop"))
+    return [str(i) for i in splits(shop.n_goals)["train"]]
 
 
 def demonstrations(tasks: list[str], seed: int, haste: float, episodes: int,
@@ -124,31 +139,48 @@ def demonstrations(tasks: list[str], seed: int, haste: float, episodes: int,
     from the response.
     """
     rng = random.Random(f"demonstrations {seed} {haste}")
-    agent, rows = WebShopAgent(shop or Shop.load(default_data("webshop"))), []
-    for task in [task for task in tasks for _ in range(episodes)]:
-        step = agent.reset(task)
-        shopper = Shopper(step.task)
-        context = Context(step.task, step.observation, step.admissible)
-        for _ in range(MAX_TURNS):
-            command, thought = shopper.act(context)
-            hasty = [c for c in step.admissible if c == "click[buy now]" or PRODUCT.fullmatch(c)]
-            if hasty and rng.random() < haste:
-                command = hasty[0]
-            prompt = render(context)
-            response = f"<think>{thought}</think><action>{command}</action>"
-            slip = rng.random() < SLIPS
-            if slip:
-                command = _slip(rng, shopper.words, step.admissible)
-            step = agent.step(command)
-            rows.append(Demonstration(prompt, response, "" if slip else step.observation))
-            context.history.append(Turn(context.observation, command))
-            context.observation, context.admissible = step.observation, step.admissible
-            if step.done:
-                break
+    agent = WebShopAgent(shop or Shop.load(default_data("webshop")))
+    rows = []
+    for task in tasks:
+        for _ in range(episodes):
+            rows += _play(agent, task, rng, haste, render)
+    return rows
+
+
+def _play(agent: WebShopAgent, task: str, rng: random.Random, haste: float,
+          render: Callable[[Context], str]) -> list[Demonstration]:
+    """The steps of one episode."""
+    step = agent.reset(task)
+    shopper = Shopper(step.task)
+    context = Context(step.task, step.observation, step.admissible)
+    rows = []
+    for _ in range(MAX_TURNS):
+        command, thought = shopper.act(context)
+        hasty = [c for c in step.admissible if c == "click[buy now]" or PRODUCT.fullmatch(c)]
+        if hasty and rng.random() < haste:
+            command = hasty[0]
+        prompt = render(context)
+        response = f"<think>{thought}</think><action>{command}</action>"
+        # Only the executed command changes: the response stays a good one to imitate.
+        slip = rng.random() < SLIPS
+        if slip:
+            command = _slip(rng, shopper.words, step.admissible)
+        step = agent.step(command)
+        observation = step.observation
+        if slip:
+            observation = ""
+        rows.append(Demonstration(prompt, response, observation))
+        context.history.append(Turn(context.observation, command))
+        context.observation = step.observation
+        context.admissible = step.admissible
+        if step.done:
+            break
     return rows
 
 
 def _slip(rng: random.Random, words: list[str], admissible: list[str]) -> str:
     """Draw any admissible command except buying, which cannot be undone."""
     command = rng.choice([c for c in admissible if c != "click[buy now]"])
-    return f"search[{rng.choice(words)}]" if command == "search[<your query>]" else command
+    if command == "search[<your query>]":
+        command = f"search[{rng.choice(words)}]"
+    return command
