@@ -38,7 +38,11 @@ from paw_min.rollout import Episode, Transition
 from paw_min.running import memory
 from paw_min.update import learn, prepare
 
-VOCABULARY, PROMPT, RESPONSE, OBSERVATION, ROWS = 16_384, 160, 40, 50, 16
+VOCABULARY = 16_384
+PROMPT = 160  # tokens of a row, as the next two
+RESPONSE = 40
+OBSERVATION = 50
+ROWS = 16  # of an update
 SHAPE = dict(vocab_size=VOCABULARY, hidden_size=256, intermediate_size=1024, num_hidden_layers=4,
              num_attention_heads=4, num_key_value_heads=2, pad_token_id=0,
              eos_token_id=1)  # fmt: skip
@@ -50,7 +54,8 @@ MODELS = {
 BASE = dict(groups=2, group_size=2, max_turns=ROWS // 4, mini_batch=0, select_ratio=1.0,
             max_prompt_tokens=PROMPT, max_response_tokens=RESPONSE, max_obs_tokens=OBSERVATION,
             micro_tokens=2000)  # fmt: skip
-LORA, AGAIN = dict(lora_rank=16), dict(grad_checkpointing=True)
+LORA = dict(lora_rank=16)
+AGAIN = dict(grad_checkpointing=True)
 CASES = [
     ("Qwen2", {}), ("Qwen2", dict(micro_tokens=1000)), ("Qwen2", AGAIN), ("Qwen2", LORA),
     ("Qwen2", LORA | AGAIN), ("Qwen3", {}), ("Qwen3", LORA | AGAIN), ("Llama", {}),
@@ -95,7 +100,8 @@ def measure(name: str, settings: dict) -> dict:
     """Bytes of an update: what is there before it, and the peaks of its two parts above that."""
     torch.manual_seed(0)
     cfg = Config(**BASE | dict(precision="fp32") | settings)
-    config, bf16 = MODELS[name], cfg.precision == "bf16"
+    config = MODELS[name]
+    bf16 = cfg.precision == "bf16"
     policy = reference = make_policy(config, cfg)
     if cfg.lora_rank:
         lora.attach(policy.model, cfg.lora_rank, cfg.precision, 0, None)

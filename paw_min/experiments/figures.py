@@ -30,8 +30,9 @@ def over_seeds(curves: list[dict[int, float]]) -> tuple[np.ndarray, np.ndarray, 
     for curve in curves:
         shared &= curve.keys()
     updates = sorted(shared)
-    values = np.array([[curve[update] for update in updates] for curve in curves])
-    mean = values.mean(0)  # (updates,), over the seeds
+    rows = [[curve[update] for update in updates] for curve in curves]
+    values = np.array(rows)  # (seeds, updates)
+    mean = values.mean(0)
     std = values.std(0, ddof=1) if len(curves) > 1 else np.zeros(len(updates))
     return np.array(updates), mean, std
 
