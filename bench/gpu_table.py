@@ -17,31 +17,41 @@ def table(folder: Path) -> str:
     def add(part: str, what: str, measured: str, target: str = "-") -> None:
         lines.append(f"| {part} | {what} | {measured} | {target} |")
 
-    if r := found.get("correctness"):
-        for name, gap in r["gap_bf16"].items():
+    correctness = found.get("correctness")
+    if correctness:
+        for name, gap in correctness["gap_bf16"].items():
             add("correctness", f"{name} against the trainer, nats per token", f"{gap:.1e}", "0.1")
-        for name, x in r["packed"].items():
-            add("correctness", f"packed against padded gradients, {name}", f"{x:.1e}")
-        add("correctness", "checkpoint, in learning rates", f"{r['checkpoint']:.1e}", "0.1")
+        for name, apart in correctness["packed"].items():
+            add("correctness", f"packed against padded gradients, {name}", f"{apart:.1e}")
+        apart = f"{correctness['checkpoint']:.1e}"
+        add("correctness", "checkpoint, in learning rates", apart, "0.1")
     for shape, title in TITLES.items():
-        if r := found.get(f"overhead-{shape}"):
-            percent = r[shape]["percent"]
+        overhead = found.get(f"overhead-{shape}")
+        if overhead:
+            percent = overhead[shape]["percent"]
             for what in ("time", "memory"):
-                value, aim = f"{percent[what]:+.1f} %", f"{percent['aim']:+.1f} %"
+                value = f"{percent[what]:+.1f} %"
+                aim = f"{percent['aim']:+.1f} %"
                 add("overhead", f"PaW on {title}'s rows, {what}", value, aim)
-        if r := found.get(f"update-{shape}"):
-            for name, ratio in r[shape]["speed_ratio"].items():
-                what, memory = f"{name}, {title}", r[shape]["memory_ratio"][name]
+        update = found.get(f"update-{shape}")
+        if update:
+            for name, ratio in update[shape]["speed_ratio"].items():
+                what = f"{name}, {title}"
+                memory = update[shape]["memory_ratio"][name]
                 add("update", f"speed over {what}", f"{ratio:.2f}", "2")
                 add("update", f"memory over {what}", f"{memory:.2f}", "0.5")
-        if r := found.get("roofline", {}).get(shape):
-            add("roofline", f"{title}'s rows, tokens per second", f"{r['tokens_per_s']:,.0f}")
-            add("roofline", f"{title}'s rows, fraction of a matmul", f"{r['fraction']:.2f}")
-    for r in found.get("rollout", {}).get("results", []):
-        what = f"idle {r['sampler']}, delays of {r['mean_delay_s']} s"
-        add("rollout", what, f"{100 * r['idle']['ours']:.0f} %")
-    if r := found.get("lora"):
-        add("lora", "peak, GiB", f"{r['peak_gib']:.2f}", f"{r['card_gib']:.0f}")
+        roofline = found.get("roofline", {}).get(shape)
+        if roofline:
+            speed = f"{roofline['tokens_per_s']:,.0f}"
+            add("roofline", f"{title}'s rows, tokens per second", speed)
+            fraction = f"{roofline['fraction']:.2f}"
+            add("roofline", f"{title}'s rows, fraction of a matmul", fraction)
+    for line in found.get("rollout", {}).get("results", []):
+        what = f"idle {line['sampler']}, delays of {line['mean_delay_s']} s"
+        add("rollout", what, f"{100 * line['idle']['ours']:.0f} %")
+    lora = found.get("lora")
+    if lora:
+        add("lora", "peak, GiB", f"{lora['peak_gib']:.2f}", f"{lora['card_gib']:.0f}")
     return "\n".join(lines) + "\n"
 
 

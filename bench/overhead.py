@@ -63,13 +63,16 @@ from paw_min.rollout import Episode, flatten
 
 SMALL = dict(hidden_size=64, num_attention_heads=2, num_key_value_heads=1, intermediate_size=1120,
              num_hidden_layers=4, tie_word_embeddings=True, vocab_size=2500)  # fmt: skip
-ROWS, SCALE = {"cpu": 32, "cuda": 512}, {"cpu": 0.5, "cuda": 1.0}
+ROWS = {"cpu": 32, "cuda": 512}
+SCALE = {"cpu": 0.5, "cuda": 1.0}
 MICRO_TOKENS = 2048  # for times on a CPU
 TILE = head.TILE * SMALL["vocab_size"] // VOCABULARY
 DRAWS = 4  # for the memory
 MINI_BATCHES = {"alfworld": 256, "webshop": 64}  # rows, A.1
-STEPS, GROUP = 4, 4  # rows of an episode, episodes of a group
-SAME, OWN = ("old_pass", "reference", "optimizer"), ("forward", "backward", "rest")  # phases
+STEPS = 4  # rows of an episode
+GROUP = 4  # episodes
+SAME = ("old_pass", "reference", "optimizer")  # phases that cost the same with and without PaW
+OWN = ("forward", "backward", "rest")
 
 
 def make_episodes(shape: str, device: str, n_rows: int, vocabulary: int, seed) -> list[Episode]:
@@ -77,9 +80,11 @@ def make_episodes(shape: str, device: str, n_rows: int, vocabulary: int, seed) -
     rows = make_rows(shape, n_rows, vocabulary, SCALE[device], seed)
     episodes = []
     for n in range(0, len(rows), STEPS):
-        group, number = n // STEPS // GROUP, n // STEPS
+        group = n // STEPS // GROUP
+        number = n // STEPS
         for row in rows[n : n + STEPS]:
-            row.group, row.trajectory = group, number
+            row.group = group
+            row.trajectory = number
         rows[n + STEPS - 1].reward = 10.0 * (number % 2)
         episodes.append(Episode("", group, number, rows[n : n + STEPS]))
     return episodes
@@ -90,16 +95,21 @@ class Bench:
 
     def __init__(self, shape: str, device: str, what: str, seed: int = 0):
         torch.set_num_threads(1)
-        mini, tokens = MINI_BATCHES[shape], round(SCALE[device] * Config.micro_tokens)
+        mini = MINI_BATCHES[shape]
+        tokens = round(SCALE[device] * Config.micro_tokens)
         n_rows = ROWS[device] if what == "time" else mini
         if device == "cpu" and what == "time":
-            mini, tokens = n_rows // 2, MICRO_TOKENS
-        self.seed, self.device = seed, device
+            mini = n_rows // 2
+            tokens = MICRO_TOKENS
+        self.seed = seed
+        self.device = device
         if device == "cpu":
-            config, precision = Qwen2Config(**SMALL), "fp32"
+            config = Qwen2Config(**SMALL)
+            precision = "fp32"
             head.TILE = TILE
         else:
-            config, precision = Qwen2Config(vocab_size=VOCABULARY, **QWEN, **REST), "bf16"
+            config = Qwen2Config(vocab_size=VOCABULARY, **QWEN, **REST)
+            precision = "bf16"
         self.episodes = make_episodes(shape, device, n_rows, config.vocab_size, seed)
         self.policy = make_policy(config, device, precision)
         self.reference = make_policy(config, device, precision).requires_grad_(False)
@@ -109,7 +119,8 @@ class Bench:
         self.optimizer.step()
         self.cfg = {paw: Config(paw=paw, mini_batch=mini, micro_tokens=tokens, precision=precision)
                     for paw in (False, True)}  # fmt: skip
-        self.seconds, self.scored = defaultdict(list), {}
+        self.seconds = defaultdict(list)
+        self.scored = {}
         if what == "time":
             self.watch()
 
@@ -161,7 +172,8 @@ class Bench:
     def update(self, paw: bool) -> tuple[dict, dict]:
         """One update -> seconds of each call by phase, metrics."""
         self.seconds.clear()
-        cfg, start = self.cfg[paw], now(self.device)
+        cfg = self.cfg[paw]
+        start = now(self.device)
         rows = update.prepare(cfg, self.policy, self.reference, flatten(self.episodes))
         metrics = update.learn(cfg, self.policy, self.optimizer, rows, (0, 1))
         seconds = {"total": [now(self.device) - start]} | self.seconds
@@ -183,8 +195,11 @@ def peak(shape: str, device: str, paw: bool, seed: int) -> int:
 def measure(shape: str, what: str, device: str, turns: int) -> dict:
     """what: "time" or "memory"."""
     if what == "memory":
-        return {name: [peak(shape, device, name == "paw", seed) / 2**20 for seed in range(DRAWS)]
-                for name in ("grpo", "paw")}  # fmt: skip
+        peaks = {}  # MiB
+        for name in ("grpo", "paw"):
+            bytes_of = [peak(shape, device, name == "paw", seed) for seed in range(DRAWS)]
+            peaks[name] = [count / 2**20 for count in bytes_of]
+        return peaks
     bench = Bench(shape, device, what)
     bench.update(True)  # warm-up
     found = {False: [], True: []}
@@ -206,18 +221,22 @@ def measure(shape: str, what: str, device: str, turns: int) -> dict:
 
 def summary(timing: dict, peaks: dict, tokens: int) -> dict:
     """Relative differences in percent, and the breakdown in seconds."""
-    grpo, paw = ([seconds for seconds, _ in timing[name]] for name in ("grpo", "paw"))
+    grpo = [seconds for seconds, _ in timing["grpo"]]
+    paw = [seconds for seconds, _ in timing["paw"]]
 
     def least(turns: list, phase: str) -> float:
-        return sum(min(times) for times in zip(*(s[phase] for s in turns), strict=True))
+        """Every call with its minimum over the turns, which make the same calls."""
+        calls = zip(*(seconds[phase] for seconds in turns), strict=True)
+        return sum(min(times) for times in calls)
 
     first = grpo[:1] + paw[:1]
-    best = {
-        name: {phase: least(first, phase) for phase in SAME[:2]}
-        | {"optimizer": least(grpo + paw, "optimizer")}
-        | {phase: least(own, phase) for phase in OWN}
-        for name, own in (("grpo", grpo), ("paw", paw))
-    }
+    best = {}
+    for name, own in (("grpo", grpo), ("paw", paw)):
+        phases = {phase: least(first, phase) for phase in SAME[:2]}
+        phases["optimizer"] = least(grpo + paw, "optimizer")
+        for phase in OWN:
+            phases[phase] = least(own, phase)
+        best[name] = phases
     total = {name: sum(phases.values()) for name, phases in best.items()}
     more = timing["paw"][0][1]["tokens_trained"] - timing["grpo"][0][1]["tokens_trained"]
     percent = {
@@ -227,13 +246,17 @@ def summary(timing: dict, peaks: dict, tokens: int) -> dict:
         "memory": sum(peaks["paw"]) / sum(peaks["grpo"]) - 1,
     }
     percent["aim"] = max(0.01, percent["observation_tokens"] + 0.003)
+    draws = zip(peaks["grpo"], peaks["paw"])
+    seconds = {}
+    for name, phases in best.items():
+        seconds[name] = {"total": round(total[name], 3)}
+        for phase, value in phases.items():
+            seconds[name][phase] = round(value, 3)
     return {
         "percent": {name: round(100 * value, 2) for name, value in percent.items()},
-        "memory_draws": [round(100 * (b / a - 1), 2) for a, b in zip(peaks["grpo"], peaks["paw"])],
-        "peak_mb": {name: round(statistics.mean(p), 1) for name, p in peaks.items()},
-        "seconds": {name: {"total": round(total[name], 3)}
-                    | {phase: round(value, 3) for phase, value in phases.items()}
-                    for name, phases in best.items()},
+        "memory_draws": [round(100 * (more / less - 1), 2) for less, more in draws],
+        "peak_mb": {name: round(statistics.mean(drawn), 1) for name, drawn in peaks.items()},
+        "seconds": seconds,
         "tokens": tokens,
         "tokens_forward": {name: int(timing[name][0][1]["tokens_forward"]) for name in peaks},
     }  # fmt: skip
@@ -242,7 +265,8 @@ def summary(timing: dict, peaks: dict, tokens: int) -> dict:
 def make_tiny() -> None:
     global DRAWS
     SMALL.update(hidden_size=16, intermediate_size=32, num_hidden_layers=1)
-    ROWS["cpu"], DRAWS = 8, 1
+    ROWS["cpu"] = 8
+    DRAWS = 1
     MINI_BATCHES.update(alfworld=8, webshop=8)
 
 
@@ -255,7 +279,8 @@ def main():
     parser.add_argument("--out", default="bench/results/overhead.json")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)  # shape, what
     args = parser.parse_args()
-    device, turns = "cuda" if args.gpu else "cpu", 1 if args.quick else 6
+    device = "cuda" if args.gpu else "cpu"
+    turns = 1 if args.quick else 6
     if args.child:
         print(json.dumps(measure(*args.child, device, turns)))
         return
@@ -266,7 +291,8 @@ def main():
     report = {"command": " ".join(["python bench/overhead.py", *flags])}
     for shape in args.shape:
         if args.tiny:
-            peaks, timing = (measure(shape, what, device, 1) for what in ("memory", "time"))
+            peaks = measure(shape, "memory", device, 1)
+            timing = measure(shape, "time", device, 1)
         else:
             peaks = child(__file__, "memory", *flags, "--child", shape, "memory")
             timing = child(__file__, "time", *flags, "--child", shape, "time")

@@ -26,8 +26,11 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-WORDS, LENGTH, QUERIES = 200_000, 100, 200
-HTTP_PASSAGES, SEARCHES = 1000, 100
+WORDS = 200_000
+LENGTH = 100
+QUERIES = 200
+HTTP_PASSAGES = 1000
+SEARCHES = 100
 
 SERVER = """
 import functools, socket, sys, types, uvicorn
@@ -62,7 +65,8 @@ def measure(corpus: str) -> dict:
     from paw_min.retrieval.bm25 import LexicalRetriever
     from paw_min.retrieval.corpus import Corpus
 
-    imports, start = memory("VmRSS"), time.perf_counter()
+    imports = memory("VmRSS")
+    start = time.perf_counter()
     retriever = LexicalRetriever(Corpus(corpus))
     load_s = time.perf_counter() - start
     rng = random.Random(1)
@@ -83,7 +87,9 @@ def measure_http(corpus: Path) -> dict:
     sys.path.insert(0, str(ROOT))
     from paw_min.retrieval.client import SearchClient
 
-    rng, servers, clients = random.Random(1), [], {}
+    rng = random.Random(1)
+    servers = []
+    clients = {}
     try:
         for listener in ("nagle", "no_delay"):
             command = [sys.executable, "-c", SERVER, listener, "--corpus", str(corpus)]

@@ -62,10 +62,12 @@ class Sleeper:
     """An environment that sleeps; its task determines the delays and the number of steps."""
 
     def __init__(self, median: float, turns: tuple[int, int]):
-        self.median, self.turns = median, turns
+        self.median = median
+        self.turns = turns
 
     def reset(self, task: str) -> Step:
-        self.task, self.random = task, random.Random(task)
+        self.task = task
+        self.random = random.Random(task)
         self.left = self.random.randint(*self.turns)
         return self._answer()
 
@@ -75,7 +77,8 @@ class Sleeper:
 
     def _answer(self) -> Step:
         time.sleep(self.median * self.random.lognormvariate(0, SIGMA))
-        observation, done = " ".join(self.random.choices(WORDS, k=30)), self.left == 0
+        observation = " ".join(self.random.choices(WORDS, k=30))
+        done = self.left == 0
         return Step(observation, self.task, "sleep", [], float(done), done, won=done)
 
 
@@ -83,7 +86,10 @@ class LockStepPool:
     """A pool that answers nothing before it has the answers to all requests."""
 
     def __init__(self, pool: EnvPool):
-        self.pool, self.n_envs, self.sent, self.ready = pool, pool.n_envs, 0, deque()
+        self.pool = pool
+        self.n_envs = pool.n_envs
+        self.sent = 0
+        self.ready = deque()
 
     def reset(self, slot, task):
         self.pool.reset(slot, task)
@@ -148,7 +154,8 @@ def play(how: str, cfg, policy, sampler, pool, size: dict) -> dict:
     from paw_min.rollout import rollout
 
     if how == "lock-step":
-        sampler, pool = LockStepSampler(sampler), LockStepPool(pool)
+        sampler = LockStepSampler(sampler)
+        pool = LockStepPool(pool)
     tasks = [f"task {i}" for i in range(size["episodes"])]
     start = time.perf_counter()
     played = rollout(
@@ -171,7 +178,8 @@ def compare(cfg, policy, sampler, size: dict, median: float) -> dict:
             for _ in range(size["rounds"][median == 0]):
                 for how, results in runs.items():
                     results.append(play(how, cfg, policy, sampler, pool, size))
-    ratios = [b["steps_per_s"] / a["steps_per_s"] for a, b in zip(*runs.values())]
+    rounds = zip(runs["lock-step"], runs["ours"])
+    ratios = [ours["steps_per_s"] / base["steps_per_s"] for base, ours in rounds]
     pairs = list(zip(runs["lock-step"][0]["responses"], runs["ours"][0]["responses"], strict=True))
     line = {"mean_delay_s": round(median * math.exp(SIGMA**2 / 2), 3), "steps": len(pairs)}
     line["tokens_per_response"] = round(statistics.mean(len(a) for a, _ in pairs), 1)

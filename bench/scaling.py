@@ -60,13 +60,14 @@ LARGE = dict(hidden_size=384, num_attention_heads=6, num_key_value_heads=2, inte
 
 def work(gpu: bool, shares: int, draw: int, out: str, core: int | None) -> None:
     """The work of each rank; rank 0 writes its measurements as JSON. core: only the large update"""
-    preset, groups = ("paper", 16) if gpu else ("tiny", 4)
-    cfg = Config(env="webshop", **run_webshop.PRESETS[preset])
+    groups = 16 if gpu else 4
+    cfg = Config(env="webshop", **run_webshop.PRESETS["paper" if gpu else "tiny"])
     device = distributed.join("cuda" if gpu else "cpu")
     if not gpu:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[(core or distributed.rank()) % len(cores)]})
-    precision, folder = "bf16" if gpu else "fp32", start_model(cfg)
+    precision = "bf16" if gpu else "fp32"
+    folder = start_model(cfg)
     torch.set_num_threads(1)
     if core is not None:
         Path(out).write_text(json.dumps({"large_update": large_update()}))
@@ -141,15 +142,20 @@ def limit(args) -> float:
 def together(starts: list[list[str]], args, flags: list[str]) -> list[dict]:
     """Start torchrun with each list of options at the same time -> what their rank 0 measured."""
     with tempfile.TemporaryDirectory() as folder:
-        outs = [Path(folder) / f"{k}.json" for k in range(len(starts))]
+        outs = [Path(folder) / f"{number}.json" for number in range(len(starts))]
         processes = []
-        for k, (options, out) in enumerate(zip(starts, outs)):
+        for number, (options, out) in enumerate(zip(starts, outs)):
             command = [sys.executable, "-m", "torch.distributed.run", *options, __file__]
             command += ["--worker", str(out), "--ranks", str(args.ranks), *["--gpu"] * args.gpu]
-            processes.append(subprocess.Popen(command + [flag.format(k) for flag in flags]))
+            processes.append(subprocess.Popen(command + [flag.format(number) for flag in flags]))
         if any([process.wait() for process in processes]):
             raise SystemExit("A process failed: see above.")
         return [json.loads(out.read_text()) for out in outs]
+
+
+def totals(lines: list[dict], parts: tuple[str, ...]) -> dict[str, float]:
+    """Sums over the starts."""
+    return {part: sum(line[part] for line in lines) for part in (*parts, "rows", "tokens")}
 
 
 def main() -> None:
@@ -173,8 +179,9 @@ def main() -> None:
         for ranks in lines:
             lines[ranks].append(launch(ranks, args, draw))
     parts = PARTS if args.gpu else (*PARTS, "large_update")
-    one, many = ({part: sum(line[part] for line in those) for part in (*parts, "rows", "tokens")}
-                 for those in lines.values())  # fmt: skip
+    one = totals(lines[1], parts)
+    many = totals(lines[args.ranks], parts)
+    pairs = zip(lines[1], lines[args.ranks])
     report = {
         "command": "python bench/scaling.py" + " --gpu" * args.gpu + " --quick" * args.quick,
         "ranks": args.ranks,
@@ -182,7 +189,7 @@ def main() -> None:
            for part in parts},
         **{f"{part}_ratio": round(one[part] / many[part], 2) for part in parts},
         **({} if args.gpu else {"large_update_limit": round(limit(args), 2)}),
-        "whole_ratios": [round(a["whole"] / b["whole"], 2) for a, b in zip(*lines.values())],
+        "whole_ratios": [round(alone["whole"] / both["whole"], 2) for alone, both in pairs],
         **{name: {1: one[name], args.ranks: many[name]} for name in ("rows", "tokens")},
         "device": torch.cuda.get_device_name() if args.gpu else f"CPU, {os.cpu_count()} cores",
         "versions": {"python": platform.python_version(), "torch": torch.__version__,

@@ -46,6 +46,7 @@ from contextlib import nullcontext
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import accumulate
+from operator import methodcaller
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -78,8 +79,11 @@ SHAPES = {
     "webshop": {"prompt": (760, 0.35, 190, 1358), "response": RESPONSE, "obs": (150, 0.6, 3, 424)},
     "search": {"prompt": (660, 0.7, 174, 1532), "response": RESPONSE, "obs": (415, 0.1, 330, 512)},
 }
-GENERATION_BATCH, MINI_BATCH = 1024, 256
-SCALE, KEEP, MICRO_ROWS = {"cpu": 0.5, "cuda": 1.0}, {"cpu": 4, "cuda": 64}, {"cpu": 2, "cuda": 8}
+GENERATION_BATCH = 1024
+MINI_BATCH = 256
+SCALE = {"cpu": 0.5, "cuda": 1.0}
+KEEP = {"cpu": 4, "cuda": 64}
+MICRO_ROWS = {"cpu": 2, "cuda": 8}
 SELECTED = 0.75  # fraction of the rows, Eq. 4
 VOCABULARY = 151_936
 QWEN = dict(hidden_size=1536, num_attention_heads=12, num_key_value_heads=2)  # Qwen2.5-1.5B
@@ -98,7 +102,9 @@ def make_rows(shape: str, n: int, vocabulary: int, scale=1.0, seed: int = 0) -> 
 
     rows = []
     for i in range(n):
-        prompt, response, obs = tokens("prompt"), tokens("response"), tokens("obs")
+        prompt = tokens("prompt")
+        response = tokens("response")
+        obs = tokens("obs")
         rows.append(
             Transition(
                 prompt, response, obs, response_logps=[-1.0] * len(response), reward=0.0,
@@ -156,12 +162,15 @@ def plain_parts(policy: Policy, rows, with_obs, widths: Widths, batches):
     for micro in batches:
         ids = torch.full((len(micro), widths.row), policy.pad_id)  # (B, L)
         present, response_mask, obs_mask = (torch.zeros_like(ids) for _ in range(3))
-        for k, i in enumerate(micro):
-            row = rows[i]
-            tokens = row.prompt_ids + row.response_ids + row.obs_ids * with_obs[i]
-            a, o = len(row.prompt_ids), len(row.prompt_ids) + len(row.response_ids)
-            ids[k, : len(tokens)], present[k, : len(tokens)] = torch.tensor(tokens), 1
-            response_mask[k, a:o], obs_mask[k, o : len(tokens)] = 1, 1
+        for line, number in enumerate(micro):
+            row = rows[number]
+            tokens = row.prompt_ids + row.response_ids + row.obs_ids * with_obs[number]
+            response = len(row.prompt_ids)  # where it begins
+            obs = response + len(row.response_ids)
+            ids[line, : len(tokens)] = torch.tensor(tokens)
+            present[line, : len(tokens)] = 1
+            response_mask[line, response:obs] = 1
+            obs_mask[line, obs : len(tokens)] = 1
         on_device = [x.to(policy.device) for x in (ids, present, response_mask, obs_mask)]
         ids, present, response_mask, obs_mask = on_device
         bf16 = policy.precision == "bf16"
@@ -189,13 +198,18 @@ def trl_parts(policy: Policy, rows, with_obs, widths: Widths, batches):
     def part(micro):
         ids = torch.full((len(micro), widths.prompt + widths.completion), policy.pad_id)  # (B, P+C)
         present, response_mask, obs_mask = (torch.zeros_like(ids) for _ in range(3))
-        for k, i in enumerate(micro):
-            row, p = rows[i], widths.prompt
-            tokens = row.prompt_ids + row.response_ids + row.obs_ids * with_obs[i]
-            first, o = p - len(row.prompt_ids), p + len(row.response_ids)
+        for line, number in enumerate(micro):
+            row = rows[number]
+            tokens = row.prompt_ids + row.response_ids + row.obs_ids * with_obs[number]
+            # Prompts are padded on the left, so that all completions begin at the same column.
+            response = widths.prompt
+            first = response - len(row.prompt_ids)
+            obs = response + len(row.response_ids)
             end = first + len(tokens)
-            ids[k, first:end], present[k, first:end] = torch.tensor(tokens), 1
-            response_mask[k, p:o], obs_mask[k, o:end] = 1, 1
+            ids[line, first:end] = torch.tensor(tokens)
+            present[line, first:end] = 1
+            response_mask[line, response:obs] = 1
+            obs_mask[line, obs:end] = 1
         on_device = [x.to(policy.device) for x in (ids, present, response_mask, obs_mask)]
         ids, present, response_mask, obs_mask = on_device
         logp, entropy, _ = score(
@@ -223,28 +237,33 @@ def measure(shape: str, variant: str, what: str, device: str, samples: Path) -> 
     part of the gradient to.
     """
     torch.set_num_threads(1)
-    size, micro_rows = NARROW if device == "cpu" else QWEN, MICRO_ROWS[device]
+    size = NARROW if device == "cpu" else QWEN
+    micro_rows = MICRO_ROWS[device]
     config = Qwen2Config(vocab_size=VOCABULARY, **size, **REST, pad_token_id=0, eos_token_id=1)
     policy = make_policy(config, device, "fp32" if device == "cpu" else "bf16")
     rows = make_rows(shape, GENERATION_BATCH, VOCABULARY, SCALE[device])
     with_obs = [random.Random(i).random() < SELECTED for i in range(len(rows))]
     prompts = [len(row.prompt_ids) for row in rows]
     lengths = [len(x) for x in sequences(rows, with_obs)]
-    prompt, completion = max(prompts), max(n - p for n, p in zip(lengths, prompts))
+    prompt = max(prompts)
+    completion = max(n - p for n, p in zip(lengths, prompts))
     lengths = lengths[:MINI_BATCH]
-    longest, half = max(lengths), micro_rows * (prompt + completion) // 2
+    longest = max(lengths)
+    half = micro_rows * (prompt + completion) // 2
     widths = Widths(longest, prompt, completion, budget=max(longest, half))
     parts = split(lengths, widths.budget)
     by_length = sorted(range(MINI_BATCH), key=lengths.__getitem__)
     if what == "memory" and variant == "ours":
-        chosen = max(parts, key=lambda part: len(part) * lengths[part[0]])
+        sizes = [len(part) * lengths[part[0]] for part in parts]  # with padding
+        chosen = parts[sizes.index(max(sizes))]
     elif what == "memory":
         chosen = by_length[-micro_rows:]
     else:  # neighbors by length, which paw_min passes together
         stride = MINI_BATCH * micro_rows // KEEP[device]
         first = range((stride - micro_rows) // 2, MINI_BATCH, stride)
         chosen = sorted(i for k in first for i in by_length[k : k + micro_rows])
-    rows, with_obs = [rows[i] for i in chosen], [with_obs[i] for i in chosen]
+    rows = [rows[i] for i in chosen]
+    with_obs = [with_obs[i] for i in chosen]
     advantage = torch.randn(len(rows), generator=torch.Generator().manual_seed(0)).to(device)
     n_tokens = sum(len(r.response_ids) for r in rows)
     for p in policy.parameters():
@@ -265,7 +284,11 @@ def measure(shape: str, variant: str, what: str, device: str, samples: Path) -> 
     valid = patch("trl.trainer.utils._use_triton", lambda device: True)
     start = now(device)
     with valid if variant == "trl_valid" else nullcontext():
-        total, peak = (learn(), None) if what == "time" else tensor_peak(learn, device)
+        if what == "time":
+            total = learn()
+            peak = None
+        else:
+            total, peak = tensor_peak(learn, device)
     seconds = now(device) - start
     sampled = {name: p.grad.flatten()[:: 1 + p.numel() // 2**16].cpu().clone()
                for name, p in policy.named_parameters()}  # fmt: skip
@@ -291,8 +314,10 @@ def tensor_peak(function: Callable, device: str) -> tuple[float, int]:
         return function(), torch.cuda.max_memory_allocated() - base
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as log:
         result = function()
-    events = [e for e in log.profiler.kineto_results.events() if e.name() == "[memory]"]
-    return result, max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
+    recorded = log.profiler.kineto_results.events()
+    events = [event for event in recorded if event.name() == "[memory]"]
+    events.sort(key=methodcaller("start_ns"))
+    return result, max(accumulate(event.nbytes() for event in events))
 
 
 def now(device: str) -> float:
@@ -320,15 +345,20 @@ def child(script: str, what: str, *arguments) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def distance(a: Path, b: Path) -> float:
+def distance(one: Path, other: Path) -> float:
     """Largest relative difference of two gradients over the parameters.
 
     Gradients that are 0 up to rounding (a key's bias does not change the attention weights) are
     compared with the largest gradient instead of their own.
     """
-    a, b = torch.load(a), torch.load(b)
-    floor = 1e-4 * max(x.norm() for x in a.values())
-    return max(((a[k] - b[k]).norm() / max(a[k].norm(), floor)).item() for k in a)
+    gradients = torch.load(one)
+    others = torch.load(other)
+    floor = 1e-4 * max(gradient.norm() for gradient in gradients.values())
+    found = []
+    for name, gradient in gradients.items():
+        apart = (gradient - others[name]).norm() / max(gradient.norm(), floor)
+        found.append(apart.item())
+    return max(found)
 
 
 def write(report: dict, out: str) -> None:
@@ -341,7 +371,9 @@ def write(report: dict, out: str) -> None:
 
 def make_tiny() -> None:
     global VOCABULARY, GENERATION_BATCH, MINI_BATCH
-    VOCABULARY, GENERATION_BATCH, MINI_BATCH = 500, 8, 8
+    VOCABULARY = 500
+    GENERATION_BATCH = 8
+    MINI_BATCH = 8
     REST.update(intermediate_size=32, num_hidden_layers=1)
 
 
@@ -367,7 +399,10 @@ def main():
     variants = [v for v in variants if v != "trl_valid" or device == "cpu"]
     if args.tiny or not find_spec("trl"):
         variants = [v for v in variants if not v.startswith("trl")]
-    seconds, peak, result, apart = {}, {}, {}, {}
+    seconds = {}
+    peak = {}
+    result = {}
+    apart = {}
     with tempfile.TemporaryDirectory() as folder:
 
         def run(variant: str, what: str) -> dict:

@@ -50,10 +50,12 @@ def random_action(env, rng):
 def walk(env, rng, steps, goals):
     """Play random episodes; return {kind of step or "reset": list of CPU seconds}."""
     seconds = {kind: [] for kind in ("reset", *RECORDED)}
-    done, turn = True, 0
+    done = True
+    turn = 0
     for _ in range(steps):
         if done or turn == 15:
-            goal, turn = rng.randrange(goals), 0
+            goal = rng.randrange(goals)
+            turn = 0
             start = process_time()
             env.reset(goal)
             seconds["reset"].append(process_time() - start)
@@ -69,7 +71,8 @@ def measure_steps(folder, steps):
     """Return {kind: {"ms", "n"}}, measured after a short walk that warms the caches."""
     from paw_min.envs.webshop import Shop, WebShopEnv
 
-    shop, rng = Shop.load(folder), random.Random(0)
+    shop = Shop.load(folder)
+    rng = random.Random(0)
     env = WebShopEnv(shop)
     walk(env, rng, steps // 10, shop.n_goals)
     seconds = walk(env, rng, steps, shop.n_goals)
@@ -88,7 +91,9 @@ def measure_shop(folder, n_envs):
 
     from paw_min.envs.webshop import Shop, WebShopEnv
 
-    before, wall, cpu = megabytes("VmRSS"), perf_counter(), process_time()
+    before = megabytes("VmRSS")
+    wall = perf_counter()
+    cpu = process_time()
     shop = Shop.load(folder)
     row = {"load_s": perf_counter() - wall, "load_cpu_s": process_time() - cpu,
            "goals": shop.n_goals, "imports_mb": before, "loaded_mb": megabytes("VmRSS")}

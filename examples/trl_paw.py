@@ -40,8 +40,8 @@ class PaWTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs):
         batch = super()._generate_and_score_completions(inputs)
         batch["obs_mask"] = torch.zeros_like(batch["completion_ids"])  # (N, C)
-        for row, x in zip(batch["obs_mask"], inputs):
-            row[: len(x["obs_mask"])] = torch.tensor(x["obs_mask"])
+        for row, episode in zip(batch["obs_mask"], inputs):
+            row[: len(episode["obs_mask"])] = torch.tensor(episode["obs_mask"])
         return batch | {"wm_weight": self._transition_weights(batch, inputs)}  # (N, K)
 
     @torch.no_grad()
@@ -49,7 +49,8 @@ class PaWTrainer(GRPOTrainer):
         """lambda_g / (G |S_g|) of each selected transition of all processes, else 0 -> (N, K)."""
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         present = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-        size, width = self.args.per_device_train_batch_size, batch["completion_ids"].shape[1]
+        size = self.args.per_device_train_batch_size
+        width = batch["completion_ids"].shape[1]
         _, entropy, _ = self._get_per_token_logps_and_entropies(
             self.model, ids, present, width, batch_size=size, compute_entropy=True
         )  # (N, C)
@@ -58,14 +59,17 @@ class PaWTrainer(GRPOTrainer):
         exists = targets.any(-1)  # (N, K)
         rank = self.accelerator.process_index
         group = [(rank * len(inputs) + n) // self.num_generations for n in range(len(inputs))]
-        returns = gather_object([x["episode_return"] for x in inputs])
+        returns = gather_object([episode["episode_return"] for episode in inputs])
         means = balance.group_mean_return(returns, gather_object(group))
         lam = {g: balance.wm_weight(mean, self.args.r_max) for g, mean in means.items()}  # Eq. 10
         pool = [(rank, group[n], entropy[n, k].item()) for n, k in exists.nonzero().tolist()]
-        ranks, groups, entropies = zip(*gather_object(pool))
-        selected = select.top_alpha(torch.tensor(entropies), self.args.select_ratio)  # Eq. 4
+        pool = gather_object(pool)  # of all processes
+        ranks = torch.tensor([entry[0] for entry in pool])
+        groups = [entry[1] for entry in pool]
+        entropies = torch.tensor([entry[2] for entry in pool])
+        selected = select.top_alpha(entropies, self.args.select_ratio)  # Eq. 4
         weights = losses.row_weights(groups, selected, lam)  # Eq. 9 and 11
-        mine = weights[torch.tensor(ranks) == rank].to(entropy)
+        mine = weights[ranks == rank].to(entropy)
         return torch.zeros_like(entropy).masked_scatter(exists, mine)
 
     def _get_per_token_logps_and_entropies(self, *args, **kwargs):
@@ -96,11 +100,17 @@ def transitions(batch) -> tuple[torch.Tensor, torch.Tensor]:
 
 def play(games: list[str], trainer: GRPOTrainer, max_turns: int = 8) -> dict[str, list]:
     """rollout_func: an episode per entry of `games`, with the prompts of run_alfworld.py."""
-    tokenizer, envs = trainer.processing_class, [AlfworldEnv() for _ in games]
-    first = map(AlfworldEnv.reset, envs, games)
-    contexts = [Context(step.task, step.observation, step.admissible) for step in first]
-    completion_ids, env_mask, obs_mask = ([[] for _ in games] for _ in range(3))
-    playing, returns = list(range(len(games))), [0.0] * len(games)
+    tokenizer = trainer.processing_class
+    envs = [AlfworldEnv() for _ in games]
+    contexts = []
+    for env, game in zip(envs, games):
+        step = env.reset(game)
+        contexts.append(Context(step.task, step.observation, step.admissible))
+    completion_ids = [[] for _ in games]
+    env_mask = [[] for _ in games]
+    obs_mask = [[] for _ in games]
+    playing = list(range(len(games)))
+    returns = [0.0] * len(games)
 
     def encode(text: str) -> list[int]:
         return tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -115,15 +125,17 @@ def play(games: list[str], trainer: GRPOTrainer, max_turns: int = 8) -> dict[str
         env_mask[n] += [generated] * len(ids)
         obs_mask[n] += [observed] * len(ids)
 
-    prompt_ids = list(map(prompt, contexts))  # h_0
+    prompt_ids = [prompt(context) for context in contexts]  # h_0
     while playing:
         so_far = [prompt_ids[n] + completion_ids[n] for n in playing]
         responses, _ = trainer._generate_single_turn(so_far, None, {}, num_generations=1)
         for n, ids in list(zip(playing, responses)):
             command = prompts.parse(tokenizer.decode(ids, skip_special_tokens=True)).text
-            step, context = envs[n].step(command), contexts[n]
+            step = envs[n].step(command)
+            context = contexts[n]
             context.history.append(Turn(context.observation, command))
-            context.observation, context.admissible = step.observation, step.admissible
+            context.observation = step.observation
+            context.admissible = step.admissible
             returns[n] += step.reward
             add(n, ids, generated=1)  # a_t
             add(n, encode(step.observation), observed=1)  # o_{t+1}

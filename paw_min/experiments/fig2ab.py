@@ -41,41 +41,59 @@ def grouped(rows: list[TextRow], key: str = KEYS[0]) -> dict[Hashable, list[Text
     """The transitions with a next observation, by key."""
     groups = defaultdict(list)
     for row in rows:
-        if row.next_observation:
-            state = row.tokens.prompt_ids if key == KEYS[2] else row.observation
-            task = row.task if key == KEYS[1] else ""
-            groups[tuple(state), row.command, task].append(row)
+        if not row.next_observation:
+            continue
+        state = row.tokens.prompt_ids if key == KEYS[2] else row.observation
+        task = row.task if key == KEYS[1] else ""
+        groups[tuple(state), row.command, task].append(row)
     return groups
 
 
 def conflicts(groups: dict[Hashable, list[TextRow]]) -> list[list[TextRow]]:
     """The groups with different next observations, the largest first."""
-    found = [rows for rows in groups.values() if len({r.next_observation for r in rows}) > 1]
+    found = []
+    for rows in groups.values():
+        results = {row.next_observation for row in rows}
+        if len(results) > 1:
+            found.append(rows)
     return sorted(found, key=len, reverse=True)
 
 
 def count(groups: dict[Hashable, list[TextRow]]) -> Counts:
     found = conflicts(groups)
     repeated = sum(len(rows) > 1 for rows in groups.values())
-    return Counts(len(groups), repeated, len(found), sum(map(len, found)))
+    return Counts(
+        keys=len(groups),
+        repeated=repeated,
+        conflicts=len(found),
+        rows=sum(len(rows) for rows in found),
+    )
 
 
 def mark_difference(a: str, b: str) -> tuple[str, ...]:
     """Both texts with {{ }} around what differs, and equal passages shortened."""
-    a_words, b_words = a.split(), b.split()
-    parts = [], []
-    for tag, *bounds in SequenceMatcher(None, a_words, b_words, autojunk=False).get_opcodes():
-        for part, words, i, j in zip(parts, (a_words, b_words), bounds[::2], bounds[1::2]):
-            text = transitions.shorten(" ".join(words[i:j]), WORDS)
-            part.append(text if tag == "equal" else f"{{{{{text}}}}}")
-    return tuple(transitions.shorten(" ".join(part), 5 * WORDS) for part in parts)
+    words = a.split()
+    others = b.split()
+    one = []
+    two = []
+    matcher = SequenceMatcher(None, words, others, autojunk=False)
+    for tag, first, last, other_first, other_last in matcher.get_opcodes():
+        one.append(passage(words[first:last], tag))
+        two.append(passage(others[other_first:other_last], tag))
+    return tuple(transitions.shorten(" ".join(part), 5 * WORDS) for part in (one, two))
+
+
+def passage(words: list[str], tag: str) -> str:
+    text = transitions.shorten(" ".join(words), WORDS)
+    return text if tag == "equal" else "{{" + text + "}}"
 
 
 def example(rows: list[TextRow]) -> str:
     """One conflict as Markdown: o_t, the command, and two of its next observations."""
     first = rows[0]
-    other = next(r for r in rows if r.next_observation != first.next_observation)
-    tasks, results = len({r.task for r in rows}), len({r.next_observation for r in rows})
+    other = next(row for row in rows if row.next_observation != first.next_observation)
+    tasks = len({row.task for row in rows})
+    results = len({row.next_observation for row in rows})
     one, two = mark_difference(first.next_observation, other.next_observation)
     return (
         f"{len(rows)} times, in {tasks} task(s), with {results} different next observations:\n\n"
@@ -92,7 +110,8 @@ def main(argv: list[str] | None = None) -> None:
     lines = [[key, *counts[key].values()] for key in KEYS]
     print(f"## Fig. 2a, 2b\n\n{played.summary}\n\n{markdown_table(header, lines)}\n")
     # Different tasks may be of different games or shops, so conflicts within a task come first.
-    for rows in (conflicts(groups[KEYS[1]]) or conflicts(groups[KEYS[0]]))[:EXAMPLES]:
+    found = conflicts(groups[KEYS[1]]) or conflicts(groups[KEYS[0]])
+    for rows in found[:EXAMPLES]:
         print(example(rows) + "\n")
     played.save("fig2ab", counts)
 

@@ -56,7 +56,12 @@ def token_classes(spans: list[Span], offsets: list[Span]) -> list[bool]:
     A byte-level tokenizer includes the leading space in a token. Spans contain no space, so that
     space never causes an overlap.
     """
-    return [any(max(i, a) < min(j, b) for i, j in spans) for a, b in offsets]
+    return [any(overlap(span, token) for span in spans) for token in offsets]
+
+
+def overlap(one: Span, other: Span) -> bool:
+    """Whether two spans share a character; touching is not overlapping."""
+    return max(one[0], other[0]) < min(one[1], other[1])
 
 
 def gradients(p: Tensor, rho: float) -> dict[str, Tensor]:
@@ -70,8 +75,12 @@ def gradient_shares(p: Tensor, marked: Tensor, rho: float) -> dict[str, float | 
 
     p: (M,). marked: (M,) bool.
     """
-    sums = {name: (g[marked].sum().item(), g.sum().item()) for name, g in gradients(p, rho).items()}
-    return {name: part / whole if whole else None for name, (part, whole) in sums.items()}
+    shares = {}
+    for name, gradient in gradients(p, rho).items():
+        part = gradient[marked].sum().item()
+        whole = gradient.sum().item()
+        shares[name] = part / whole if whole else None
+    return shares
 
 
 def observation_classes(policy: Policy, row: TextRow) -> list[bool]:
@@ -88,7 +97,8 @@ def observation_classes(policy: Policy, row: TextRow) -> list[bool]:
 def sample_steps(played: Played) -> list[TextRow]:
     """Up to 100 transitions to a page of search results (not WebShop: to any observation)."""
     start = RESULTS if played.cfg.env == "webshop" else ""
-    rows = [r for r in played.rows if r.next_observation and r.next_observation.startswith(start)]
+    rows = [row for row in played.rows if row.next_observation]
+    rows = [row for row in rows if row.next_observation.startswith(start)]
     if not rows:
         raise UserError("no transition to sample from in this rollout: raise --episodes.")
     return random.Random(f"fig2c {played.cfg.seed}").sample(rows, min(STEPS, len(rows)))
@@ -96,25 +106,30 @@ def sample_steps(played: Played) -> list[TextRow]:
 
 def measure(played: Played, rows: list[TextRow]) -> dict:
     """Number of tokens, probabilities and gradient shares of both classes, over all rows."""
-    cfg, policy = played.cfg, played.policy
-    logps = transitions.observation_logps(cfg, policy, [r.tokens for r in rows])
+    cfg = played.cfg
+    logps = transitions.observation_logps(cfg, played.policy, [row.tokens for row in rows])
     p = torch.cat(logps).exp()  # (M,)
-    noisy = torch.tensor([c for r in rows for c in observation_classes(policy, r)])  # (M,)
+    classes = []
+    for row in rows:
+        classes += observation_classes(played.policy, row)
+    noisy = torch.tensor(classes)  # (M,) bool
     result = {"steps": len(rows), "rho": cfg.rho}
     for name, mask in (("noisy", noisy), ("meaningful", ~noisy)):
         part = p[mask]
         result[name] = {
-            "tokens": len(part), "share": len(part) / len(p),
+            "tokens": len(part),
+            "share": len(part) / len(p),
             "mean_p": mean(part.tolist()) if len(part) else None,
             "hard": mean((part <= cfg.rho).tolist()) if len(part) else None,  # Eq. 7 keeps
-        } | gradient_shares(p, mask, cfg.rho)  # fmt: skip
+        }
+        result[name] |= gradient_shares(p, mask, cfg.rho)
     return result
 
 
 def draw(result: dict, path: Path) -> None:
     """Stacked bars: the noisy and the meaningful share of the tokens and of each gradient."""
     bars = {"share": "tokens", "CE": "CE", "MAE": "MAE", "clipped MAE": "clipped MAE"}
-    bars = {k: name for k, name in bars.items() if result["noisy"][k] is not None}
+    bars = {key: name for key, name in bars.items() if result["noisy"][key] is not None}
     figure, axis = plt.subplots(figsize=(5, 3.2), layout="constrained")
     bottom = [0.0] * len(bars)
     for name, color in (("noisy", "tab:red"), ("meaningful", "tab:blue")):

@@ -26,10 +26,15 @@ AXES = {"select_ratio": "selection ratio α", "rho": "clipping threshold ρ"}
 
 def over_seeds(curves: list[dict[int, float]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Curves {update: value} -> updates of all curves, mean, standard deviation (one seed: 0)."""
-    shared = sorted(set.intersection(*map(set, curves)))
-    values = np.array([[curve[k] for k in shared] for curve in curves])  # (seeds, updates)
-    std = values.std(0, ddof=1) if len(curves) > 1 else np.zeros(len(shared))
-    return np.array(shared), values.mean(0), std
+    shared = set(curves[0])
+    for curve in curves:
+        shared &= curve.keys()
+    updates = sorted(shared)
+    rows = [[curve[update] for update in updates] for curve in curves]
+    values = np.array(rows)  # (seeds, updates)
+    mean = values.mean(0)
+    std = values.std(0, ddof=1) if len(curves) > 1 else np.zeros(len(updates))
+    return np.array(updates), mean, std
 
 
 def save(figure, out: Path) -> None:
@@ -39,27 +44,39 @@ def save(figure, out: Path) -> None:
     print(out)
 
 
+def curve_of(lines: list[dict], key: str) -> dict[int, float]:
+    """A metric of a run by update."""
+    return {line["update"]: line[key] for line in lines if key in line}
+
+
 def bands(sweep: Path, keys: list[str], out: Path | None) -> None:
     by_arm = defaultdict(list)
     for entry in find([sweep]):
         by_arm[entry.label].append(read_metrics(entry.folder))
-    known = {key for runs in by_arm.values() for lines in runs for m in lines for key in m}
-    if unknown := [key for key in keys if key not in known]:
+    known = set()
+    for runs in by_arm.values():
+        for lines in runs:
+            known.update(*lines)
+    unknown = [key for key in keys if key not in known]
+    if unknown:
         raise UserError(f"no run of {sweep} has the metric {', '.join(unknown)}: choose from "
                         f"{', '.join(sorted(known))}.")  # fmt: skip
     n_columns = 2 if len(keys) == 4 else min(3, len(keys))
-    n_rows = -(-len(keys) // n_columns)
+    n_rows = -(-len(keys) // n_columns)  # rounded up
     figure, axes = plt.subplots(n_rows, n_columns, figsize=(4 * n_columns + 0.6, 3 * n_rows + 0.6),
                                 layout="constrained", squeeze=False)  # fmt: skip
     handles = {}
     for axis, key in zip(axes.flat, keys):
         for number, (label, runs) in enumerate(by_arm.items()):
-            curves = [{m["update"]: m[key] for m in lines if key in m} for lines in runs]
-            updates, mean, std = over_seeds([c for c in curves if c] or [{}])
-            if len(updates):
-                color = f"C{number}"
-                axis.fill_between(updates, mean - std, mean + std, color=color, alpha=0.2, lw=0)
-                (handles[label],) = axis.plot(updates, mean, color=color, marker=".", label=label)
+            curves = [curve for curve in (curve_of(lines, key) for lines in runs) if curve]
+            if not curves:  # no run of this arm has the metric
+                continue
+            updates, mean, std = over_seeds(curves)
+            if not len(updates):
+                continue
+            color = f"C{number}"
+            axis.fill_between(updates, mean - std, mean + std, color=color, alpha=0.2, lw=0)
+            (handles[label],) = axis.plot(updates, mean, color=color, marker=".", label=label)
         axis.set_title(TITLES.get(key, key), fontsize=10)
         axis.set_xlabel("update", fontsize=9)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -73,57 +90,68 @@ def bands(sweep: Path, keys: list[str], out: Path | None) -> None:
 
 def sensitivity(sweep: Path, out: Path | None) -> None:
     results, notes = load([sweep])
-    varied = [key for key in AXES if len({r.config[key] for r in results}) > 1]
+    varied = [key for key in AXES if len({result.config[key] for result in results}) > 1]
     if len(varied) != 1:
         raise UserError(f"the runs of {sweep} differ in {' and '.join(varied) or 'neither'} of "
                         "--select-ratio and --rho: use fig6-alpha or fig6-rho.")  # fmt: skip
+    (setting,) = varied
+    value_of = {result.label: result.config[setting] for result in results}
     table, _ = compute(results)
-    setting = {r.label: r.config[varied[0]] for r in results}
-    labels, name = sorted(table, key=setting.get), list(results[0].columns(False))[-1]
+    labels = sorted(table, key=value_of.get)
+    name = list(results[0].columns(per_task=False))[-1]  # the overall success
     cells = [table[label][name] for label in labels]
-    x, mean = [setting[label] for label in labels], [c.mean for c in cells]
+    values = [value_of[label] for label in labels]
+    means = [cell.mean for cell in cells]
+    deviations = [cell.std or 0.0 for cell in cells]  # of one seed: none
     figure, axis = plt.subplots(figsize=(5, 3.4), layout="constrained")
-    axis.errorbar(x, mean, yerr=[c.std or 0.0 for c in cells], marker="o", capsize=4)
-    axis.set_xticks(x, [f"{tick:g}" for tick in x])
-    axis.set_xlabel(AXES[varied[0]])
+    axis.errorbar(values, means, yerr=deviations, marker="o", capsize=4)
+    axis.set_xticks(values, [f"{value:g}" for value in values])
+    axis.set_xlabel(AXES[setting])
     axis.set_ylabel(f"held-out {'mean over sets' if name == 'Avg.' else 'success'} (%)")
     axis.set_title("mean ± standard deviation over seeds", fontsize=10)
     axis.grid(alpha=0.3)
-    print(*notes, sep="\n", end="\n" if notes else "")
+    for note in notes:
+        print(note)
     save(figure, out or sweep.with_suffix(".png"))
 
 
 def costs(folder: Path) -> dict[str, float]:
     """Seconds per update, averaged over the updates, and memory (GB), where it was measured."""
-    lines = [m for m in read_metrics(folder) if "seconds_update" in m]
+    lines = [line for line in read_metrics(folder) if "seconds_update" in line]
     if not lines:
         raise UserError(f"{folder} has no finished update: run it first.")
-    found = {name: float(np.mean([m[key] for m in lines])) for key, name in SECONDS.items()}
+    found = {}
+    for key, name in SECONDS.items():
+        found[name] = float(np.mean([line[key] for line in lines]))
     found["all"] = sum(found.values())
-    if memory := [m["memory_gb"] for m in lines if "memory_gb" in m]:
-        found |= {"peak": max(memory), "mean": float(np.mean(memory))}
+    memory = [line["memory_gb"] for line in lines if "memory_gb" in line]
+    if memory:
+        found["peak"] = max(memory)
+        found["mean"] = float(np.mean(memory))
     return found
 
 
 def overhead(without: Path, with_paw: Path, out: Path | None) -> None:
     runs = {"without PaW": costs(without), "with PaW": costs(with_paw)}
-    a, b = runs.values()
-    shared = [key for key in a if key in b]
+    base = runs["without PaW"]
+    ours = runs["with PaW"]
+    shared = [key for key in base if key in ours]
     print("| per update | without PaW | with PaW | difference |\n|---|---|---|---|")
     for key in shared:
         unit = "GB, memory" if key in ("peak", "mean") else "s,"
-        percent = f"{100 * (b[key] / a[key] - 1):+.1f} %" if a[key] else "–"
-        print(f"| {unit} {key} | {a[key]:.2f} | {b[key]:.2f} | {percent} |")
+        percent = f"{100 * (ours[key] / base[key] - 1):+.1f} %" if base[key] else "–"
+        print(f"| {unit} {key} | {base[key]:.2f} | {ours[key]:.2f} | {percent} |")
     n_panels = 2 if "peak" in shared else 1
     figure, axes = plt.subplots(1, n_panels, figsize=(4.4 * n_panels, 3.6), layout="constrained",
                                 squeeze=False)  # fmt: skip
-    bottom = np.zeros(2)
+    seconds = axes[0, 0]
+    bottom = np.zeros(2)  # of the next part of each bar
     for name in SECONDS.values():
         heights = np.array([run[name] for run in runs.values()])
-        bars = axes[0, 0].bar(list(runs), heights, 0.55, bottom=bottom, label=name)
-        axes[0, 0].bar_label(bars, fmt="%.1f", label_type="center", color="white", fontsize=8)
+        bars = seconds.bar(list(runs), heights, 0.55, bottom=bottom, label=name)
+        seconds.bar_label(bars, fmt="%.1f", label_type="center", color="white", fontsize=8)
         bottom += heights
-    axes[0, 0].set_ylabel("seconds per update")
+    seconds.set_ylabel("seconds per update")
     for axis in axes.flat[1:]:
         for k, (name, run) in enumerate(runs.items()):
             bars = axis.bar(np.arange(2) + 0.38 * (k - 0.5), [run["peak"], run["mean"]], 0.36,
@@ -135,7 +163,7 @@ def overhead(without: Path, with_paw: Path, out: Path | None) -> None:
         axis.margins(y=0.12)
         axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=3, frameon=False)
     for k, total in enumerate(bottom):
-        axes[0, 0].text(k, total, f"{total:.1f} s", ha="center", va="bottom", fontsize=9)
+        seconds.text(k, total, f"{total:.1f} s", ha="center", va="bottom", fontsize=9)
     save(figure, out or with_paw / "overhead.png")
 
 

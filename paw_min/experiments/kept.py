@@ -14,6 +14,7 @@ that o_t shows. Search: what the parser reads from the response.
 import re
 from collections import defaultdict
 from dataclasses import dataclass
+from operator import attrgetter
 
 from paw_min.envs.search.env import last_answer, search_query
 from paw_min.envs.webshop.pages import BUTTONS
@@ -58,11 +59,12 @@ def webshop_kind(command: str, page: str) -> str:
     Names of option groups, which cannot be clicked, count as options.
     """
     match = re.match(r"(search|click)\[([^\[]+)\]", command)
-    name, argument = match.groups() if match else ("", "")
-    argument = argument.lower()
-    parts = [part.strip("'").lower() for part in page.split(" [SEP] ")]
-    if name == "search":
+    if not match:
+        return "no effect"
+    if match[1] == "search":
         return "search"
+    argument = match[2].lower()
+    parts = [part.strip("'").lower() for part in page.split(" [SEP] ")]
     if argument not in parts or argument == "search":
         return "no effect"
     if argument == "buy now":
@@ -72,39 +74,53 @@ def webshop_kind(command: str, page: str) -> str:
     if parts[1].startswith("page ") and re.fullmatch("[0-9a-z]{10}", argument):
         return "product"
     # The page of a product: buttons, options, title, price, buttons.
-    price = next((n for n, part in enumerate(parts) if part.startswith("price: ")), 0)
-    return "option" if argument in parts[2 : max(price - 1, 2)] else "no effect"
+    prices = [number for number, part in enumerate(parts) if part.startswith("price: ")]
+    if prices:
+        title = prices[0] - 1
+        if argument in parts[2 : max(title, 2)]:
+            return "option"
+    return "no effect"
 
 
 def score(played: Played) -> list[Scored]:
     """Entropy and selection of each transition by the functions of training, and p of o_{t+1}."""
-    cfg, policy, rows = played.cfg, played.policy, played.rows
-    tokens = [row.tokens for row in rows]
-    entropy = score_responses(cfg, policy, tokens).entropy  # (N,)
+    cfg = played.cfg
+    tokens = [row.tokens for row in played.rows]
+    entropy = score_responses(cfg, played.policy, tokens).entropy  # (N,)
     candidates = world_model_candidates(cfg, tokens)  # (N,) bool
     kept = select_transitions(cfg, candidates, entropy)  # (N,) bool
-    p = [logp.exp().tolist() for logp in transitions.observation_logps(cfg, policy, tokens)]
-    kinds = [kind(cfg.env, row) for row in rows]
-    return [Scored(*s) for s in zip(rows, kinds, entropy.tolist(), kept.tolist(), p, strict=True)]
+    logps = transitions.observation_logps(cfg, played.policy, tokens)
+    return [
+        Scored(
+            row=row,
+            kind=kind(cfg.env, row),
+            entropy=entropy[number].item(),
+            kept=kept[number].item(),
+            p=logps[number].exp().tolist(),
+        )
+        for number, row in enumerate(played.rows)
+    ]
 
 
 def by_kind(scored: list[Scored], rho: float) -> dict[str, dict]:
     """Counts and means of each kind, the most frequent first, and of all."""
     kinds = defaultdict(list)
-    for s in scored:
-        kinds[s.kind].append(s)
-    kinds = dict(sorted(kinds.items(), key=lambda item: -len(item[1]))) | {"all": scored}
-    return {name: summary(part, rho) for name, part in kinds.items()}
+    for one in scored:
+        kinds[one.kind].append(one)
+    parts = sorted(kinds.values(), key=len, reverse=True)
+    found = {part[0].kind: summary(part, rho) for part in parts}
+    found["all"] = summary(scored, rho)
+    return found
 
 
 def summary(scored: list[Scored], rho: float) -> dict[str, int | float | None]:
-    candidates = [s for s in scored if s.p]  # those with a next observation
-    tokens = [p for s in candidates for p in s.p]
+    candidates = [one for one in scored if one.p]  # those with a next observation
+    tokens = [p for one in candidates for p in one.p]
     return {
         "transitions": len(scored),
         "candidates": len(candidates),
-        "kept": mean([s.kept for s in candidates]) if candidates else None,
-        "entropy": mean([s.entropy for s in scored]),
+        "kept": mean([one.kept for one in candidates]) if candidates else None,
+        "entropy": mean([one.entropy for one in scored]),
         "mean_p": mean(tokens) if tokens else None,
         "hard": mean([p <= rho for p in tokens]) if tokens else None,  # Eq. 7 keeps these tokens
     }
@@ -114,28 +130,31 @@ def examples(scored: list[Scored]) -> list[Scored]:
     """The kept transitions of highest and the dropped ones of lowest entropy, one per command."""
     chosen = []
     for kept in (True, False):
-        part = [s for s in scored if s.p and s.kept == kept]
-        part.sort(key=lambda s: s.entropy, reverse=not kept)  # the extreme comes last and stays
-        commands = {s.row.command: s for s in part}.values()
-        chosen += sorted(commands, key=lambda s: s.entropy, reverse=kept)[:EXAMPLES]
+        part = [one for one in scored if one.p and one.kept == kept]
+        # The extreme comes last, so that of each command it is the one that stays.
+        part.sort(key=attrgetter("entropy"), reverse=not kept)
+        by_command = {one.row.command: one for one in part}
+        by_entropy = sorted(by_command.values(), key=attrgetter("entropy"), reverse=kept)
+        chosen += by_entropy[:EXAMPLES]
     return chosen
 
 
-def markdown(s: Scored) -> str:
-    kept = "kept" if s.kept else "dropped"
-    observation, response, following = (
-        transitions.shorten(text, WORDS)
-        for text in (s.row.observation, s.row.response, s.row.next_observation)
-    )
+def markdown(one: Scored) -> str:
+    kept = "kept" if one.kept else "dropped"
+    observation = transitions.shorten(one.row.observation, WORDS)
+    response = transitions.shorten(one.row.response, WORDS)
+    following = transitions.shorten(one.row.next_observation, WORDS)
     return (
-        f"{kept}: {s.kind}, entropy {s.entropy:.4f} nats, mean p of o_t+1 {mean(s.p):.3f}\n\n"
+        f"{kept}: {one.kind}, entropy {one.entropy:.4f} nats, "
+        f"mean p of o_t+1 {mean(one.p):.3f}\n\n"
         f"```\no_t       {observation}\nresponse  {response}\no_t+1     {following}\n```"
     )
 
 
 def main(argv: list[str] | None = None) -> None:
     played = transitions.play(transitions.arguments(__doc__, argv))
-    scored, alpha = score(played), played.cfg.select_ratio
+    scored = score(played)
+    alpha = played.cfg.select_ratio
     kinds = by_kind(scored, played.cfg.rho)
     header = ["kind", "transitions", "with o_t+1", "of these, kept", "entropy", "mean p of o_t+1"]
     header += ["p ≤ ρ"]
@@ -143,8 +162,8 @@ def main(argv: list[str] | None = None) -> None:
     print(
         f"## Eq. 4 at alpha = {alpha}\n\n{played.summary}\n\n{markdown_table(header, lines)}\n"
     )
-    for s in examples(scored):
-        print(markdown(s) + "\n")
+    for one in examples(scored):
+        print(markdown(one) + "\n")
     played.save("kept", {"alpha": alpha, "kinds": kinds})
 
 

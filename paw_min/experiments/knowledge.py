@@ -66,33 +66,57 @@ def report(cfg: Config, entry: Entry, weights: str, rows: list[Transition]) -> t
     """
     device = distributed.join(cfg.device)
     policy = load_policy(weights, cfg.temperature, device, forward_precision(cfg, device))
-    tasks, sampler = find_tasks(cfg), HFSampler()
+    tasks = find_tasks(cfg)
+    sampler = HFSampler()
     with closing(tasks.make_pool(min(PANEL_SLOTS, len(tasks.held_out)))) as pool:
         played = evaluate(cfg, policy, sampler, pool, tasks.held_out)
-    episodes = [e for e in played.episodes if not e.failed]
-    own = [t for e in episodes for t in e.transitions if t.obs_ids]
-    if not (rows or own):
+    episodes = [episode for episode in played.episodes if not episode.failed]
+    if not rows:
+        rows = sample(episodes)
+    if not rows:
         raise UserError(f"{weights} met no observation to score: use more --eval-tasks.")
-    rows = rows or own[:: -(-len(own) // TRANSITIONS)]
     logps = observation_logps(cfg, policy, rows)
     p = torch.cat(logps).exp()  # (tokens,)
-    exact = sum(greedy_matches(policy, sampler, rows)) / len(rows)
-    name = "/".join(Path(weights).parts[-2:])
-    success = played.metrics["eval_success"]
-    known = p.mean().item(), (p > cfg.rho).float().mean().item(), exact
-    return Report(entry.label, entry.seed, name, success, *known, *failures(cfg, episodes)), rows
+    nothing, repeated, tool = failures(cfg, episodes)
+    found = Report(
+        label=entry.label,
+        seed=entry.seed,
+        checkpoint="/".join(Path(weights).parts[-2:]),
+        success=played.metrics["eval_success"],
+        p=p.mean().item(),
+        easy=(p > cfg.rho).float().mean().item(),
+        exact=sum(greedy_matches(policy, sampler, rows)) / len(rows),
+        nothing=nothing,
+        repeated=repeated,
+        tool=tool,
+    )
+    return found, rows
+
+
+def sample(episodes: list[Episode]) -> list[Transition]:
+    """At most TRANSITIONS with a next observation, at equal distances in the order of play."""
+    found = []
+    for episode in episodes:
+        found += [row for row in episode.transitions if row.obs_ids]
+    step = max(1, -(-len(found) // TRANSITIONS))  # rounded up
+    return found[::step]
 
 
 def greedy_matches(policy: Policy, sampler: HFSampler, rows: list[Transition]) -> list[bool]:
     """For each row: does the policy, asked to continue (h_t, a_t), write o_{t+1}?"""
     matches = [False] * len(rows)
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i].obs_ids))
+    # Rows of similar length together: a batch generates as long as its longest observation.
+    lengths = [len(row.obs_ids) for row in rows]
+    order = sorted(range(len(rows)), key=lengths.__getitem__)
     bar = progress_bar(len(rows), "continue", "row")
     with sampler.sync(policy):
         for start in range(0, len(order), sampler.batch_size):
-            part = order[start : start + sampler.batch_size]  # of similar length
-            queue = deque(Request(i, rows[i].prompt_ids + rows[i].response_ids, 0) for i in part)
-            longest = len(rows[part[-1]].obs_ids)
+            part = order[start : start + sampler.batch_size]
+            queue = deque()
+            for number in part:
+                row = rows[number]
+                queue.append(Request(number, row.prompt_ids + row.response_ids, 0))
+            longest = lengths[part[-1]]
             for finished in sampler.generate(queue, 0.0, longest):
                 for response in finished:
                     target = rows[response.slot].obs_ids
@@ -104,17 +128,21 @@ def greedy_matches(policy: Policy, sampler: HFSampler, rows: list[Transition]) -
 
 def failures(cfg: Config, episodes: list[Episode]) -> tuple[float, float, float]:
     """Shares of the steps: no effect, repeated, wrong tool."""
-    parse, steps, nothing, repeated, tool = BENCHMARKS[cfg.env].parse, 0, 0, 0, 0
-    for e in episodes:
+    parse = BENCHMARKS[cfg.env].parse
+    steps = 0
+    nothing = 0
+    repeated = 0
+    tool = 0
+    for episode in episodes:
         tried = set()
-        for observation, response, following in e.log:
+        for observation, response, following in episode.log:
             command = parse(response).text
             steps += 1
             nothing += following.startswith("Nothing happens")
             repeated += (observation, command) in tried
             tried.add((observation, command))
             verb = command.split(" ")[0]
-            tool += verb in ("clean", "heat", "cool") and verb not in e.task_type
+            tool += verb in ("clean", "heat", "cool") and verb not in episode.task_type
     return nothing / steps, repeated / steps, tool / steps
 
 
@@ -123,7 +151,8 @@ def main(paths: list[Path], out: Path | None) -> None:
     for entry in find(paths):
         cfg = from_stored(read_json(Path(entry.folder) / "config.json"))
         by_start[cfg.env, cfg.model, cfg.data].append((entry, cfg))
-    stored, reports = read_json(out) if out and out.exists() else [], []
+    stored = read_json(out) if out and out.exists() else []
+    reports = []
 
     def add(new: dict) -> None:
         reports.append(new)
@@ -143,7 +172,7 @@ def main(paths: list[Path], out: Path | None) -> None:
         if asdict(new) not in stored:  # other transitions: what was measured is not comparable
             stored = []
         add(asdict(new))
-        measured = {r["checkpoint"]: r for r in stored}
+        measured = {known["checkpoint"]: known for known in stored}
         for entry, cfg in runs:
             weights = newest_checkpoint(entry.folder)
             if weights is None:

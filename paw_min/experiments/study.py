@@ -15,7 +15,6 @@ A further table has metrics of training, see `training`. Writes study.md, study.
 """
 
 import json
-from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,15 +22,27 @@ import numpy as np
 
 from paw_min.experiments import table
 from paw_min.experiments.figures import save
-from paw_min.experiments.table import Cell, compare, interval, load, markdown_table, read_json
+from paw_min.experiments.table import (
+    Cell,
+    Column,
+    Result,
+    compare,
+    interval,
+    load,
+    markdown_table,
+    read_json,
+)
 from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.plot import plt
 from paw_min.running.runs import read_metrics, writing
 
 KNOWN = ("p", "exact", "nothing", "repeated", "tool")
+MEASURES = ("success", "area", *KNOWN)
 PAIRS = {"GRPO w/ PaW": "placebo: shuffled targets", "GiGPO w/ PaW": "GiGPO"}
 GRADIENTS = ("grad_norm_rl", "grad_norm_wm", "grad_cosine")
 TITLES = {"p": "mean p of next-observation tokens (%)", "success": "held-out success (%)"}
+
+Measured = dict[str, dict[int, Column]]  # of an arm: measure -> seed -> column of table.py
 
 
 @dataclass
@@ -46,79 +57,165 @@ class Setting:
 
 
 def training(lines: list[dict]) -> dict[str, float]:
-    """How a run moved: gradient norms, and distances from the start model (where there is a KL
-    term); with --conflict-every, the two losses' gradients, averaged over the updates."""
-    updates = [m for m in lines if "success" in m]
-    found = {"grad_norm, update 1": updates[0]["grad_norm"]}
-    if "ref_kl" in updates[0]:
-        second, last = updates[:2][-1], updates[-1]
-        found |= {"ref_kl, update 2": second["ref_kl"], "ref_kl, last": last["ref_kl"]}
-    measured = [m for m in updates if GRADIENTS[0] in m]
-    return found | {k: float(np.mean([m[k] for m in measured])) for k in GRADIENTS if measured}
+    """Gradient norms of a run, and its distances from the start model if there is a KL term.
+
+    With --conflict-every also the gradients of both losses, averaged over the measured updates.
+    """
+    updates = [line for line in lines if "success" in line]
+    first = updates[0]
+    last = updates[-1]
+    found = {"grad_norm, update 1": first["grad_norm"]}
+    if "ref_kl" in first:
+        # Update 1 starts at the start model, so its KL is 0. A run of one update has no other.
+        second = updates[1] if len(updates) > 1 else first
+        found["ref_kl, update 2"] = second["ref_kl"]
+        found["ref_kl, last"] = last["ref_kl"]
+    measured = [line for line in updates if GRADIENTS[0] in line]
+    if measured:
+        for key in GRADIENTS:
+            found[key] = float(np.mean([line[key] for line in measured]))
+    return found
+
+
+def measure(result: Result, report: dict, curve: list[float]) -> dict[str, Column]:
+    """All measures of a run. Success keeps its tasks, for pairing; the others are one number.
+
+    report: of this run, by knowledge.py. curve: training success by update, in percent.
+    """
+    if result.episodes is None:
+        raise UserError(f"{result.folder} has no evaluation.json: train the run again.")
+    by_type = result.columns(per_task=True)
+    *_, overall = by_type.values()
+    found = {"success": overall, "area": single(float(np.mean(curve)))}
+    for key in KNOWN:
+        found[key] = single(100 * report[key])
+    return found
+
+
+def single(percent: float) -> Column:
+    """A measure without parts and tasks."""
+    return {"": {"": percent}}
+
+
+def compare_arms(arm: Measured, base: Measured | None) -> dict[str, Cell]:
+    """Cells by measure. base: the arm to take differences to, if any."""
+    cells = {}
+    for name in MEASURES:
+        other = base[name] if base else {}
+        cells[name] = compare(arm[name], other, per_task=name == "success")
+    return cells
+
+
+def mean_by_key(runs: list[dict[str, float]]) -> dict[str, float]:
+    return {key: float(np.mean([run[key] for run in runs])) for key in runs[0]}
 
 
 def read(sweep: Path) -> Setting:
+    """The measures of a setting. UserError if a run or its report is missing."""
     results, notes = load([sweep])
     if notes:
         raise UserError(" ".join(notes) + " Finish the sweep first.")
-    knowledge = sweep.with_name(f"{sweep.stem}-knowledge.json")
-    reports = {(r["label"], r["seed"]): r for r in read_json(knowledge)}
-    columns = defaultdict(lambda: defaultdict(dict))  # measure -> arm -> seed -> column
-    trained, curves = defaultdict(list), defaultdict(list)
-    for r in results:
-        found = reports.get((r.label, r.seed))
-        if not found:
-            raise UserError(f"{knowledge} has no {r.label}, seed {r.seed}: run knowledge again.")
-        lines = read_metrics(r.folder)
-        trained[r.label].append(training(lines))
-        curves[r.label].append([100 * m["success"] for m in lines if "success" in m])
-        single = {key: 100 * found[key] for key in KNOWN}
-        single["area"] = float(np.mean(curves[r.label][-1]))
-        if r.episodes is None:
-            raise UserError(f"{r.folder} has no evaluation.json: train the run again.")
-        *_, columns["success"][r.label][r.seed] = r.columns(per_task=True).values()  # overall
-        for key, share in single.items():
-            columns[key][r.label][r.seed] = {"": {"": share}}
-    cells, seeds, pairs = defaultdict(dict), defaultdict(dict), defaultdict(dict)
-    for key in ("success", "area", *KNOWN):
-        first, *_ = columns[key]
-        for label, runs in columns[key].items():
-            base = {} if label == first else columns[key][first]
-            cells[label][key] = compare(runs, base, per_task=key == "success")
-            seeds[label][key] = [table.value(run) for run in runs.values()]
-        for label, other in PAIRS.items():
-            if {label, other} <= columns[key].keys():
-                runs, base = columns[key][label], columns[key][other]
-                pairs[label][key] = compare(runs, base, per_task=key == "success")
-    start = {key: 100 * reports["start model", 0][key] for key in ("success", *KNOWN)}
-    means = {
-        label: {key: float(np.mean([run[key] for run in runs])) for key in runs[0]}
-        for label, runs in trained.items()
+    file = sweep.with_name(f"{sweep.stem}-knowledge.json")
+    reports = {(report["label"], report["seed"]): report for report in read_json(file)}
+
+    arms = list(dict.fromkeys(result.label for result in results))
+    measured: dict[str, Measured] = {arm: {name: {} for name in MEASURES} for arm in arms}
+    trained = {arm: [] for arm in arms}
+    curves = {arm: [] for arm in arms}
+    for result in results:
+        arm = result.label
+        report = reports.get((arm, result.seed))
+        if not report:
+            raise UserError(f"{file} has no {arm}, seed {result.seed}: run knowledge again.")
+        lines = read_metrics(result.folder)
+        curve = [100 * line["success"] for line in lines if "success" in line]
+        curves[arm].append(curve)
+        trained[arm].append(training(lines))
+        for name, column in measure(result, report, curve).items():
+            measured[arm][name][result.seed] = column
+
+    first = arms[0]
+    cells = {}
+    seeds = {}
+    for arm in arms:
+        base = None if arm == first else measured[first]
+        cells[arm] = compare_arms(measured[arm], base)
+        seeds[arm] = {
+            name: [table.value(column) for column in by_seed.values()]
+            for name, by_seed in measured[arm].items()
+        }
+    pairs = {
+        arm: compare_arms(measured[arm], measured[other])
+        for arm, other in PAIRS.items()
+        if arm in arms and other in arms
     }
+    start = reports["start model", 0]
     return Setting(
-        sweep.parent.name, start, dict(seeds), dict(cells), dict(pairs), means, dict(curves)
+        name=sweep.parent.name,
+        start={key: 100 * start[key] for key in ("success", *KNOWN)},
+        seeds=seeds,
+        cells=cells,
+        pairs=pairs,
+        training={arm: mean_by_key(runs) for arm, runs in trained.items()},
+        curves=curves,
     )
 
 
 def markdown(setting: Setting) -> str:
-    (first, cells), *others = setting.cells.items()
-    start = [f"{setting.start[k]:.1f}" if k in setting.start else "" for k in cells]
-    values = [[a, *map(Cell.value, row.values())] for a, row in setting.cells.items()]
-    changes = [[a, *map(Cell.change, row.values())] for a, row in others]
+    """Tables of a setting: values, differences to the first arm and to PAIRS, training."""
+    first, *others = setting.cells
+    shown = {arm: [cell.value() for cell in row.values()] for arm, row in setting.cells.items()}
+    changes = {arm: [cell.change() for cell in row.values()] for arm, row in setting.cells.items()}
+    start = {key: f"{value:.1f}" for key, value in setting.start.items()}
+
+    values = [["start model", *(start.get(name, "") for name in MEASURES)]]
+    values += [[arm, *cells] for arm, cells in shown.items()]
+    differences = [[arm, *changes[arm]] for arm in others]
     tables = [
-        markdown_table(["method", *cells], [["start model", *start], *values]),
-        markdown_table([f"difference to {first}", *cells], changes),
+        markdown_table(["method", *MEASURES], values),
+        markdown_table([f"difference to {first}", *MEASURES], differences),
     ]
-    for label, row in setting.pairs.items():
-        changes = [[label, *map(Cell.change, row.values())]]
-        tables += [markdown_table([f"difference to {PAIRS[label]}", *cells], changes)]
-    names = list(dict.fromkeys(key for row in setting.training.values() for key in row))
-    rows = [
-        [arm, *(f"{row[key]:.4f}" if key in row else "" for key in names)]
-        for arm, row in setting.training.items()
-    ]
-    tables += [markdown_table(["training", *names], rows)]
+    for arm, row in setting.pairs.items():
+        line = [arm, *(cell.change() for cell in row.values())]
+        tables.append(markdown_table([f"difference to {PAIRS[arm]}", *MEASURES], [line]))
+
+    # Arms without PaW have no gradient of the world model: their cells stay empty.
+    metrics = list(dict.fromkeys(key for row in setting.training.values() for key in row))
+    lines = []
+    for arm, row in setting.training.items():
+        lines.append([arm, *(f"{row[key]:.4f}" if key in row else "" for key in metrics)])
+    tables.append(markdown_table(["training", *metrics], lines))
     return "\n\n".join([f"### {setting.name}", *tables]) + "\n"
+
+
+def over_seeds(values: np.ndarray) -> tuple[float, float]:
+    """The 95 % interval of the mean of one value per seed, (seeds,)."""
+    return interval([values[:, None]])
+
+
+def draw_curves(axis, setting: Setting, colors: dict[str, str]) -> None:
+    """Training success by update: mean and interval over the seeds."""
+    for arm, runs in setting.curves.items():
+        values = np.array(runs)  # (seeds, updates)
+        updates = range(1, 1 + values.shape[1])
+        intervals = np.array([over_seeds(column) for column in values.T])  # (updates, 2)
+        low = intervals[:, 0]
+        high = intervals[:, 1]
+        axis.fill_between(updates, low, high, color=colors[arm], alpha=0.15, lw=0)
+        axis.plot(updates, values.mean(0), color=colors[arm])
+    axis.set_title(setting.name, loc="left", fontsize=10, fontweight="bold")
+
+
+def draw_dots(axis, setting: Setting, name: str, colors: dict[str, str]) -> None:
+    """A measure of each arm: seeds as ticks, their mean and interval. Dotted: the start model."""
+    axis.axvline(setting.start[name], color="0.6", ls=":")
+    for height, (arm, color) in enumerate(colors.items()):
+        values = np.array(setting.seeds[arm][name])  # (seeds,)
+        axis.plot(values, [height] * len(values), "|", color=color, alpha=0.5)
+        axis.plot(over_seeds(values), [height, height], color=color, lw=2)
+        axis.plot(values.mean(), height, "o", color=color)
+    # From high to low, so that the first arm is at the top.
+    axis.set_ylim(len(colors) - 0.5, -0.5)
 
 
 def picture(settings: list[Setting], out: Path) -> None:
@@ -128,25 +225,16 @@ def picture(settings: list[Setting], out: Path) -> None:
         len(settings), 1 + len(TITLES), figsize=(13, 0.6 + sum(heights)), height_ratios=heights,
         squeeze=False, layout="constrained", sharex="col",
     )  # fmt: skip
-    for (curve, *dots), setting in zip(axes, settings):
-        colors = {label: f"C{k}" if k else "0.25" for k, label in enumerate(setting.cells)}
-        for label, runs in setting.curves.items():
-            updates, values = range(1, 1 + len(runs[0])), np.array(runs)  # (seeds, updates)
-            low, high = zip(*(interval([column[:, None]]) for column in values.T))  # over seeds
-            curve.fill_between(updates, low, high, color=colors[label], alpha=0.15, lw=0)
-            curve.plot(updates, values.mean(0), color=colors[label])
-        curve.set_title(setting.name, loc="left", fontsize=10, fontweight="bold")
-        for axis, key in zip(dots, TITLES):
-            axis.axvline(setting.start[key], color="0.6", ls=":")
-            for y, (label, color) in enumerate(colors.items()):
-                values = np.array(setting.seeds[label][key])  # (seeds,)
-                axis.plot(values, [y] * len(values), "|", color=color, alpha=0.5)
-                axis.plot(interval([values[:, None]]), [y, y], color=color, lw=2)
-                axis.plot(values.mean(), y, "o", color=color)
-            axis.set_ylim(len(colors) - 0.5, -0.5)  # the first arm is at the top
+    for row, setting in zip(axes, settings):
+        curve, *dots = row
+        colors = {arm: f"C{k}" if k else "0.25" for k, arm in enumerate(setting.cells)}
+        draw_curves(curve, setting, colors)
+        for axis, name in zip(dots, TITLES):
+            draw_dots(axis, setting, name, colors)
+        # All panels of a row have the same order of arms, so one has their names.
         dots[0].set_yticks(range(len(colors)), colors)
         dots[1].set_yticks(range(len(colors)), [])
-        for axis in (curve, *dots):
+        for axis in row:
             axis.grid(alpha=0.3)
     for axis, title in zip(axes[-1], ("update", *TITLES.values())):
         axis.set_xlabel(title)
@@ -161,7 +249,8 @@ def main(sweeps: list[Path], out: Path) -> None:
     with writing(str(out)):
         out.mkdir(parents=True, exist_ok=True)
         (out / "study.md").write_text(text)
-        plain = json.dumps([asdict(setting) for setting in settings], indent=1, ensure_ascii=False)
+        numbers = [asdict(setting) for setting in settings]
+        plain = json.dumps(numbers, indent=1, ensure_ascii=False)
         (out / "study.json").write_text(plain + "\n")
     picture(settings, out / "study.png")
 

@@ -57,16 +57,23 @@ class Job:
 
     def done(self) -> int:
         """Updates so far; -1 before the evaluation of update 0."""
-        lines, checkpoint = read_metrics(self.folder), newest_checkpoint(self.folder)
-        # Metrics are ahead of the checkpoint where it could not be written. It may be deleted.
-        saved = int(checkpoint.name[-6:]) if checkpoint else self.cfg.updates
-        return min(lines[-1]["update"], saved, self.cfg.updates) if lines else -1
+        lines = read_metrics(self.folder)
+        if not lines:
+            return -1
+        updates = min(lines[-1]["update"], self.cfg.updates)
+        # Metrics are ahead of a checkpoint that could not be written. A finished run may have none.
+        checkpoint = newest_checkpoint(self.folder)
+        if checkpoint:
+            updates = min(updates, int(checkpoint.name[-6:]))
+        return updates
 
 
 def plan(grid: str, env: str, seeds: list[int], out: str, extra: list[str]) -> list[Job]:
     """All runs, first those of the first seed; UserError if settings or folders do not fit."""
-    names = {x.partition("=")[0] for x in extra if x.startswith("--")}
-    if taken := {x for x in names if any(own.startswith(x) for own in OURS)}:  # or abbreviated
+    names = {word.partition("=")[0] for word in extra if word.startswith("--")}
+    # A prefix counts as well: argparse takes it for the flag.
+    taken = {name for name in names if any(own.startswith(name) for own in OURS)}
+    if taken:
         raise UserError(f"{' '.join(sorted(taken))} after --: use the options of the sweep.")
     presets = presets_of(env)
     size = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -80,16 +87,23 @@ def plan(grid: str, env: str, seeds: list[int], out: str, extra: list[str]) -> l
     jobs = []
     for seed in seeds:
         for arm in GRIDS[grid]:
-            flags = [*extra, *arm.flags.format(**values).split(), "--seed", str(seed), "--out", out]
-            job = Job(arm.label, flags, parse_args(env, presets, "", flags)[0])
-            if job.done() >= 0:  # with these settings?
-                with reading(job.folder / "config.json") as path:
-                    changed = differences(json.loads(path.read_text()), job.cfg)
-                if changed:
-                    raise UserError(f"{job.folder} belongs to a run with {', '.join(changed)}: "
-                                    "repeat those settings, or choose another --out.")  # fmt: skip
+            own = arm.flags.format(**values).split()
+            flags = [*extra, *own, "--seed", str(seed), "--out", out]
+            cfg, _ = parse_args(env, presets, "", flags)
+            job = Job(arm.label, flags, cfg)
+            if job.done() >= 0:
+                check_settings(job)
             jobs.append(job)
     return jobs
+
+
+def check_settings(job: Job) -> None:
+    """UserError if the folder of a job belongs to a run with other settings."""
+    with reading(job.folder / "config.json") as path:
+        changed = differences(json.loads(path.read_text()), job.cfg)
+    if changed:
+        raise UserError(f"{job.folder} belongs to a run with {', '.join(changed)}: "
+                        "repeat those settings, or choose another --out.")  # fmt: skip
 
 
 def slots(jobs: int | None, device: str) -> list[str]:
@@ -97,12 +111,16 @@ def slots(jobs: int | None, device: str) -> list[str]:
     n_gpus = torch.cuda.device_count() if device != "cpu" else 0
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(n_gpus))))
     gpus = visible.split(",")[:n_gpus]
-    idle = int(len(os.sched_getaffinity(0)) - os.getloadavg()[0] + 0.5)
-    return [gpus[k % n_gpus] if gpus else "" for k in range(jobs or n_gpus or max(1, idle))]
+    if gpus:
+        return [gpus[k % n_gpus] for k in range(jobs or n_gpus)]
+    idle = int(len(os.sched_getaffinity(0)) - os.getloadavg()[0] + 0.5)  # cores
+    return [""] * (jobs or max(1, idle))
 
 
 def start(job: Job, gpu: str) -> subprocess.Popen:
-    env = os.environ | {"OMP_NUM_THREADS": "1"} | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    if gpu:
+        env["CUDA_VISIBLE_DEVICES"] = gpu
     with writing(str(job.log)), open(job.log, "w") as log:
         return subprocess.Popen(
             job.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env,
@@ -110,30 +128,48 @@ def start(job: Job, gpu: str) -> subprocess.Popen:
         )  # fmt: skip
 
 
+@dataclass
+class Active:
+    """A run that is going on."""
+
+    job: Job
+    gpu: str
+    process: subprocess.Popen
+
+
+def updates_done(jobs: list[Job]) -> int:
+    return sum(max(0, job.done()) for job in jobs)
+
+
 def run_all(jobs: list[Job], free: list[str]) -> list[str]:
-    """Run what is not finished -> one sentence per failed run."""
-    waiting, active, failures = [j for j in jobs if j.done() < j.cfg.updates], [], []
+    """Run what is not finished -> one sentence per failed run. free: see slots; it is used up."""
+    waiting = [job for job in jobs if job.done() < job.cfg.updates]
+    active = []
+    failures = []
     bar = progress_bar(sum(job.cfg.updates for job in jobs), "sweep", "update")
-    bar.initial = sum(max(0, job.done()) for job in jobs)  # the time left is that of the others
+    bar.initial = updates_done(jobs)  # tqdm computes the time left from the others
     try:
         while waiting or active:
             while waiting and free:
-                job, gpu = waiting.pop(0), free.pop()
-                active.append((job, gpu, start(job, gpu)))
+                job = waiting.pop(0)
+                gpu = free.pop()
+                active.append(Active(job, gpu, start(job, gpu)))
             time.sleep(1)
-            for job, gpu, process in [entry for entry in active if entry[2].poll() is not None]:
-                active.remove((job, gpu, process))
-                free.append(gpu)
-                lines = job.log.read_text(errors="replace").strip().splitlines() or ["no output"]
+            for run in [run for run in active if run.process.poll() is not None]:
+                active.remove(run)
+                free.append(run.gpu)
+                lines = run.job.log.read_text(errors="replace").strip().splitlines()
+                lines = lines or ["no output"]
                 result = [line for line in lines if line.startswith("held-out success:")]
-                bar.write(f"{job}: {(result or lines)[-1]}")
-                if code := process.returncode:
-                    failures.append(f"{job}: exit code {code}: {lines[-1]} ({job.log})")
-            bar.n = sum(max(0, job.done()) for job in jobs)
+                bar.write(f"{run.job}: {(result or lines)[-1]}")
+                code = run.process.returncode
+                if code:
+                    failures.append(f"{run.job}: exit code {code}: {lines[-1]} ({run.job.log})")
+            bar.n = updates_done(jobs)
             bar.refresh()
     finally:
         bar.close()
-        stop([process for _, _, process in active])
+        stop([run.process for run in active])
     return failures
 
 
@@ -163,7 +199,8 @@ def dry_run(jobs: list[Job]) -> list[str]:
 
 def main(argv: list[str]) -> None:
     cut = argv.index("--") if "--" in argv else len(argv)
-    own, extra = argv[:cut], argv[cut + 1 :]
+    own = argv[:cut]
+    extra = argv[cut + 1 :]
     usage = "%(prog)s GRID --env ENV [options] [-- FLAGS]"
     parser = Parser(usage=usage, description=__doc__)
     add = parser.add_argument

@@ -53,7 +53,9 @@ class Result(Entry):
 
     def columns(self, per_task: bool) -> dict[str, Column]:
         env = self.config["env"]
-        return of_episodes(env, self.episodes) if per_task else of_metrics(env, self.metrics)
+        if per_task:
+            return of_episodes(env, self.episodes)
+        return of_metrics(env, self.metrics)
 
 
 @dataclass
@@ -68,14 +70,20 @@ class Cell:
     high: float | None = None
 
     def value(self) -> str:
-        return f"{self.mean:.1f}" + (f" ± {self.std:.1f}" if self.std is not None else "")
+        if self.std is None:
+            return f"{self.mean:.1f}"
+        return f"{self.mean:.1f} ± {self.std:.1f}"
 
     def change(self) -> str:
-        span = f" [{self.low:+.1f}, {self.high:+.1f}]" if self.low is not None else ""
-        return f"{self.difference:+.1f}{span}" if self.difference is not None else "–"
+        if self.difference is None:
+            return "–"
+        if self.low is None:
+            return f"{self.difference:+.1f}"
+        return f"{self.difference:+.1f} [{self.low:+.1f}, {self.high:+.1f}]"
 
 
 def value(column: Column) -> float:
+    """The mean over the parts of the mean over their tasks."""
     return float(np.mean([np.mean(list(tasks.values())) for tasks in column.values()]))
 
 
@@ -83,21 +91,31 @@ def paired(ours: list[Column], base: list[Column]) -> list[np.ndarray]:
     """Differences by seed and task -> (seeds, tasks) for each part; only what all runs have."""
     runs = ours + base
     parts = [part for part in base[0] if all(part in run for run in runs)]
-    shared = {p: [t for t in base[0][p] if all(t in run[p] for run in runs)] for p in parts}
-    return [
-        np.array([[a[part][t] - b[part][t] for t in tasks] for a, b in zip(ours, base)])
-        for part, tasks in shared.items()
-        if tasks
-    ]
+    differences = []
+    for part in parts:
+        tasks = [task for task in base[0][part] if all(task in run[part] for run in runs)]
+        if not tasks:
+            continue
+        rows = []
+        for own, other in zip(ours, base):
+            rows.append([own[part][task] - other[part][task] for task in tasks])
+        differences.append(np.array(rows))  # (seeds, tasks)
+    return differences
 
 
 def interval(parts: list[np.ndarray], draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
     """95 % bootstrap interval of the mean of the parts' means, parts: (seeds, tasks) each."""
-    rng, n_seeds, means = np.random.default_rng(seed), len(parts[0]), []
+    rng = np.random.default_rng(seed)
+    n_seeds = len(parts[0])
+    means = []
     for _ in range(draws):
         seeds = rng.integers(n_seeds, size=n_seeds)
-        by_task = [part[seeds].mean(0) for part in parts]  # (tasks,) each
-        drawn = [d[rng.integers(len(d), size=len(d))].mean() for d in by_task]
+        drawn = []
+        for part in parts:
+            # All seeds share the tasks of a draw: average over the seeds first.
+            by_task = part[seeds].mean(0)  # (tasks,)
+            tasks = rng.integers(len(by_task), size=len(by_task))
+            drawn.append(by_task[tasks].mean())
         means.append(np.mean(drawn))
     low, high = np.percentile(means, [2.5, 97.5])
     return float(low), float(high)
@@ -106,12 +124,19 @@ def interval(parts: list[np.ndarray], draws: int = DRAWS, seed: int = 0) -> tupl
 def compare(ours: dict[int, Column], base: dict[int, Column], per_task: bool) -> Cell:
     """One cell from the columns by seed; base: those of the first arm, {} for that arm itself."""
     values = [value(column) for column in ours.values()]
-    std = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    cell, seeds = Cell(len(values), float(np.mean(values)), std), sorted(ours.keys() & base.keys())
-    if parts := paired([ours[s] for s in seeds], [base[s] for s in seeds]) if seeds else []:
-        cell.difference = float(np.mean([part.mean() for part in parts]))
-        if per_task or len(seeds) > 1:
-            cell.low, cell.high = interval(parts)
+    cell = Cell(seeds=len(values), mean=float(np.mean(values)))
+    if len(values) > 1:
+        cell.std = float(np.std(values, ddof=1))
+    seeds = sorted(ours.keys() & base.keys())
+    if not seeds:
+        return cell
+    parts = paired([ours[seed] for seed in seeds], [base[seed] for seed in seeds])
+    if not parts:
+        return cell
+    cell.difference = float(np.mean([part.mean() for part in parts]))
+    # One seed without tasks is a single number: there is nothing to draw.
+    if per_task or len(seeds) > 1:
+        cell.low, cell.high = interval(parts)
     return cell
 
 
@@ -119,27 +144,44 @@ def columns(env: str, by_type: Column, pooled: dict, score: dict) -> dict[str, C
     """The paper's columns of a benchmark; the last one is the overall success."""
     if env == "webshop":
         return {"Score": {"": score}, "Success": {"": pooled}}
-    order = [t for t in TYPES if t in by_type] + sorted(by_type.keys() - TYPES.keys())
-    types = {TYPES.get(t, t): {"": by_type[t]} for t in order}
-    return types | ({"Avg.": by_type} if env == "search" else {"All": {"": pooled}})
+    order = [kind for kind in TYPES if kind in by_type]
+    order += sorted(by_type.keys() - TYPES.keys())
+    found = {TYPES.get(kind, kind): {"": by_type[kind]} for kind in order}
+    if env == "search":
+        found["Avg."] = by_type  # the types have equal weights
+    else:
+        found["All"] = {"": pooled}
+    return found
 
 
 def of_episodes(env: str, episodes: list[dict]) -> dict[str, Column]:
     """Columns from the outcomes in evaluation.json."""
-    won, score, types = defaultdict(list), defaultdict(list), defaultdict(set)
-    for e in episodes:
-        won[e["task"]].append(100 * e["won"])
-        score[e["task"]].append(100 * (e["score"] or 0))
-        types[e["task_type"]].add(e["task"])
-    pooled, score = ({t: float(np.mean(x)) for t, x in d.items()} for d in (won, score))
-    by_type = {kind: {t: pooled[t] for t in pooled if t in types[kind]} for kind in types}
-    return columns(env, by_type, pooled, score)
+    won = defaultdict(list)
+    score = defaultdict(list)
+    tasks_of = defaultdict(set)  # of a task type
+    for episode in episodes:
+        task = episode["task"]
+        won[task].append(100 * episode["won"])
+        score[task].append(100 * (episode["score"] or 0))
+        tasks_of[episode["task_type"]].add(task)
+    pooled = mean_by_task(won)
+    by_type = {}
+    for kind, tasks in tasks_of.items():
+        by_type[kind] = {task: percent for task, percent in pooled.items() if task in tasks}
+    return columns(env, by_type, pooled, mean_by_task(score))
+
+
+def mean_by_task(percents: dict[str, list[float]]) -> dict[str, float]:
+    return {task: float(np.mean(played)) for task, played in percents.items()}
 
 
 def of_metrics(env: str, line: dict) -> dict[str, Column]:
     """Columns from a line of metrics.jsonl; the whole panel stands for one task."""
-    types = {k.partition("/")[2]: v for k, v in line.items() if k.startswith("eval_success/")}
-    by_type = {kind: {"": 100 * v} for kind, v in types.items()}
+    by_type = {}
+    for name, share in line.items():
+        metric, _, kind = name.partition("/")
+        if metric == "eval_success" and kind:
+            by_type[kind] = {"": 100 * share}
     pooled = {"": 100 * line["eval_success"]}
     return columns(env, by_type, pooled, {"": line.get("eval_score", 0.0)})
 
@@ -157,30 +199,41 @@ def find(paths: list[Path]) -> list[Entry]:
             label = re.sub(r"-seed\d+$", "", path.resolve().name)
             entries.append(Entry(label, read_json(path / "config.json")["seed"], str(path)))
         else:
-            found = [Entry(**entry) for entry in read_json(path)]
-            entries += [Entry(e.label, e.seed, str(path.parent / e.folder)) for e in found]
+            for stored in read_json(path):
+                entry = Entry(**stored)
+                entry.folder = str(path.parent / entry.folder)
+                entries.append(entry)
     return entries
 
 
 def load(paths: list[Path]) -> tuple[list[Result], list[str]]:
     """The last evaluations of the runs, and notes on those that are not finished."""
-    results, notes = {}, []
-    for e in find(paths):
-        lines, folder = read_metrics(e.folder), Path(e.folder)
-        evaluated = [m for m in lines if "eval_success" in m]
+    results = {}
+    notes = []
+    for entry in find(paths):
+        folder = Path(entry.folder)
+        lines = read_metrics(entry.folder)
+        evaluated = [line for line in lines if "eval_success" in line]
         if not evaluated:
             notes.append(f"No evaluation yet: {folder}.")
             continue
-        config, file = read_json(folder / "config.json"), folder / "evaluation.json"
+        config = read_json(folder / "config.json")
         if lines[-1]["update"] < config["updates"]:
             progress = f"{lines[-1]['update']} of {config['updates']} updates"
             notes.append(f"Not finished: {folder}, {progress}.")
-        episodes = read_json(file)["episodes"] if file.exists() else None
-        result = Result(e.label, e.seed, e.folder, config, evaluated[-1], episodes)
-        same = results.setdefault((config["env"], e.label, e.seed), result)
-        if same.folder != e.folder:
-            raise UserError(f"{e.label}, seed {e.seed}, is both {same.folder} and {folder}: leave "
-                            "one of them out.")  # fmt: skip
+        file = folder / "evaluation.json"
+        result = Result(
+            label=entry.label,
+            seed=entry.seed,
+            folder=entry.folder,
+            config=config,
+            metrics=evaluated[-1],
+            episodes=read_json(file)["episodes"] if file.exists() else None,
+        )
+        same = results.setdefault((config["env"], entry.label, entry.seed), result)
+        if same.folder != entry.folder:
+            raise UserError(f"{entry.label}, seed {entry.seed}, is both {same.folder} and {folder}:"
+                            " leave one of them out.")  # fmt: skip
     if not results:
         raise UserError(f"no evaluation in {', '.join(map(str, paths))}: run the sweep first.")
     return list(results.values()), notes
@@ -188,62 +241,85 @@ def load(paths: list[Path]) -> tuple[list[Result], list[str]]:
 
 def compute(results: list[Result]) -> tuple[dict[str, dict[str, Cell]], bool]:
     """label -> column -> cell, for the runs of one benchmark; do all have outcomes per task?"""
-    per_task, by_arm = all(r.episodes is not None for r in results), defaultdict(dict)
-    for r in results:
-        by_arm[r.label][r.seed] = r.columns(per_task)
-    first, found = results[0].label, [c for arm in by_arm.values() for c in arm.values()]
-    names = [name for name in found[0] if all(name in columns for columns in found)]
+    per_task = all(result.episodes is not None for result in results)
+    by_arm = defaultdict(dict)  # label -> seed -> name -> column
+    for result in results:
+        by_arm[result.label][result.seed] = result.columns(per_task)
+
+    # Only columns that all runs have, in the order of the first run.
+    runs = [columns for arm in by_arm.values() for columns in arm.values()]
+    names = [name for name in runs[0] if all(name in columns for columns in runs)]
+    first = results[0].label
     table = {}
-    for label, runs in by_arm.items():
+    for label, arm in by_arm.items():
         base = {} if label == first else by_arm[first]
-        table[label] = {
-            name: compare(*({s: c[name] for s, c in arm.items()} for arm in (runs, base)), per_task)
-            for name in names
-        }
+        table[label] = {}
+        for name in names:
+            ours = {seed: columns[name] for seed, columns in arm.items()}
+            theirs = {seed: columns[name] for seed, columns in base.items()}
+            table[label][name] = compare(ours, theirs, per_task)
     return table, per_task
 
 
 def markdown_table(header: list[str], lines: list[list]) -> str:
     """Floats with three digits, a dash for None."""
+    rows = []
+    for line in [header, *lines]:
+        rows.append(f"| {' | '.join(shown(entry) for entry in line)} |")
+    rows.insert(1, "|---" * len(header) + "|")
+    return "\n".join(rows)
 
-    def cell(value) -> str:
-        return "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
 
-    first, *rows = [f"| {' | '.join(map(cell, line))} |" for line in [header, *lines]]
-    return "\n".join([first, "|---" * len(header) + "|", *rows])
+def shown(entry: str | int | float | None) -> str:
+    if entry is None:
+        return "-"
+    if isinstance(entry, float):
+        return f"{entry:.3f}"
+    return str(entry)
 
 
 def markdown(table: dict[str, dict[str, Cell]], per_task: bool) -> str:
     """Two tables, means and differences, with the notes that they need."""
     first, *others = table
-    names, counts = list(table[first]), {c.seeds for row in table.values() for c in row.values()}
+    names = list(table[first])
+    counts = sorted({cell.seeds for row in table.values() for cell in row.values()})
+    several = counts != [1]
 
-    def block(corner: str, labels: list[str], show) -> list[str]:
-        rows = [[label, *map(show, table[label].values())] for label in labels]
-        return [markdown_table([corner, *names], rows), ""]
+    means = [[arm, *(cell.value() for cell in row.values())] for arm, row in table.items()]
+    note = "Mean of one seed"
+    if several:
+        note = f"Mean ± standard deviation over {' or '.join(map(str, counts))} seeds"
+    lines = [markdown_table(["method", *names], means), ""]
+    lines += [f"{note}; last evaluation, in percent.", ""]
+    if not others:
+        return "\n".join(lines)
 
-    over = f"over {' or '.join(map(str, sorted(counts)))} seeds" if counts != {1} else "of one seed"
-    spread = "" if counts == {1} else " ± standard deviation"
-    lines = block("method", list(table), Cell.value)
-    lines += [f"Mean{spread} {over}; last evaluation, in percent.", ""]
-    if others:
-        drawn = ["seeds"] * (counts != {1}) + ["tasks"] * per_task
+    drawn = []
+    if several:
+        drawn.append("seeds")
+    if per_task:
+        drawn.append("tasks")
+    text = "no interval"
+    if drawn:
         text = f"95 % bootstrap interval, {DRAWS} draws of {' and '.join(drawn)}"
-        text = text if drawn else "no interval"
-        if not per_task:
-            text += " (a run has no evaluation.json, so tasks are not drawn)"
-        lines += block(f"difference to {first}", others, Cell.change)
-        lines += [f"Points, same seeds and tasks; {text}.", ""]
+    if not per_task:
+        text += " (a run has no evaluation.json, so tasks are not drawn)"
+    changes = [[arm, *(cell.change() for cell in table[arm].values())] for arm in others]
+    lines += [markdown_table([f"difference to {first}", *names], changes), ""]
+    lines += [f"Points, same seeds and tasks; {text}.", ""]
     return "\n".join(lines)
 
 
 def main(paths: list[Path], out: Path | None) -> None:
     results, notes = load(paths)
-    text, tables = "", {}
-    for env in dict.fromkeys(r.config["env"] for r in results):
-        table, per_task = compute([r for r in results if r.config["env"] == env])
+    text = ""
+    tables = {}
+    for env in dict.fromkeys(result.config["env"] for result in results):
+        table, per_task = compute([result for result in results if result.config["env"] == env])
         text += f"### {env}\n\n{markdown(table, per_task)}\n"
-        tables[env] = {a: {n: asdict(c) for n, c in row.items()} for a, row in table.items()}
+        tables[env] = {
+            arm: {name: asdict(cell) for name, cell in row.items()} for arm, row in table.items()
+        }
     text = (text + "\n".join(notes)).rstrip()
     print(text)
     if out:

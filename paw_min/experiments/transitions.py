@@ -67,10 +67,12 @@ class Played:
 
     def save(self, name: str, numbers: dict) -> None:
         """Write `numbers` to <out>/<name>-<benchmark>.json, if there is an --out."""
-        if self.out:
-            with writing(path := self.out / f"{name}-{self.cfg.env}.json"):
-                text = json.dumps({"rollout": self.summary} | numbers, indent=2)
-                path.write_text(text + "\n")
+        if not self.out:
+            return
+        path = self.out / f"{name}-{self.cfg.env}.json"
+        with writing(path):
+            text = json.dumps({"rollout": self.summary} | numbers, indent=2)
+            path.write_text(text + "\n")
 
 
 def arguments(doc: str, argv: list[str] | None = None, teacher: bool = False) -> Arguments:
@@ -85,7 +87,8 @@ def arguments(doc: str, argv: list[str] | None = None, teacher: bool = False) ->
         parser.add_argument("--teacher", action="store_true", help=text)
     args, flags = parser.parse_known_args(argv)
     if args.source in BENCHMARKS:
-        env, presets = args.source, presets_of(args.source)
+        env = args.source
+        presets = presets_of(env)
     else:
         env, presets = stored_settings(Path(args.source))
     cfg, _ = parse_args(env, presets, doc, flags)
@@ -93,11 +96,16 @@ def arguments(doc: str, argv: list[str] | None = None, teacher: bool = False) ->
         args.episodes = cfg.groups * cfg.group_size
     if args.episodes < 1:
         raise UserError(f"--episodes {args.episodes} is out of range: it must be at least 1.")
-    cfg.groups = -(-args.episodes // cfg.group_size)
+    cfg.groups = -(-args.episodes // cfg.group_size)  # rounded up: the last may be smaller
     if args.out:
         with writing(f"the folder {args.out}"):
             args.out.mkdir(parents=True, exist_ok=True)
-    return Arguments(cfg, args.episodes, args.out, teacher and args.teacher)
+    return Arguments(
+        cfg=cfg,
+        episodes=args.episodes,
+        out=args.out,
+        teacher=teacher and args.teacher,
+    )
 
 
 def stored_settings(folder: Path) -> tuple[str, dict[str, dict]]:
@@ -116,26 +124,37 @@ def collect(cfg: Config, policy: Policy, sampler, episodes: int) -> Rollout:
     """Play this many episodes of the training tasks, in groups as in training."""
     tasks = find_tasks(cfg)
     drawn = draw_groups(tasks.train, cfg.groups, cfg.seed, 0)
-    entries = [(task, g) for g, task in enumerate(drawn) for _ in range(cfg.group_size)][:episodes]
+    groups = [number // cfg.group_size for number in range(episodes)]
+    played = [drawn[group] for group in groups]
     with closing(tasks.make_pool(episodes)) as pool, sampler.sync(policy):
         return rollout(
-            cfg, policy, sampler, pool, *zip(*entries),
+            cfg, policy, sampler, pool, played, groups,
             temperature=cfg.temperature, seed_key=(cfg.seed, 0),  # training counts from 1
         )  # fmt: skip
 
 
 def text_rows(cfg: Config, episodes: list[Episode]) -> list[TextRow]:
-    parse, rows = BENCHMARKS[cfg.env].parse, []
-    for e in episodes:
-        for tokens, (observation, response, following) in zip(e.transitions, e.log, strict=True):
-            command = parse(response).text
-            rows.append(TextRow(tokens, e.task, observation, response, command, following))
+    parse = BENCHMARKS[cfg.env].parse
+    rows = []
+    for episode in episodes:
+        for tokens, texts in zip(episode.transitions, episode.log, strict=True):
+            observation, response, following = texts
+            row = TextRow(
+                tokens=tokens,
+                task=episode.task,
+                observation=observation,
+                response=response,
+                command=parse(response).text,
+                next_observation=following,
+            )
+            rows.append(row)
     return rows
 
 
 def teacher_rows(cfg: Config, policy: Policy, episodes: int) -> list[TextRow]:
     """Steps of the teacher on generated data, with h_t, a_t and o_{t+1} as tokens of this model."""
-    teacher, benchmark = TEACHERS[cfg.env], BENCHMARKS[cfg.env]
+    teacher = TEACHERS[cfg.env]
+    benchmark = BENCHMARKS[cfg.env]
     games = teacher.training_tasks()
     if episodes > len(games):
         raise UserError(f"--episodes {episodes} is over {len(games)}, the number of tasks.")
@@ -146,7 +165,15 @@ def teacher_rows(cfg: Config, policy: Policy, episodes: int) -> list[TextRow]:
         response_ids = [*policy.encode(response), policy.eos_ids[0]]
         obs_ids = policy.encode(following)[: cfg.max_obs_tokens]
         tokens = TokenRow(policy.encode_chat(prompt), response_ids, obs_ids)
-        rows.append(TextRow(tokens, "", "", response, benchmark.parse(response).text, following))
+        row = TextRow(
+            tokens=tokens,
+            task="",
+            observation="",
+            response=response,
+            command=benchmark.parse(response).text,
+            next_observation=following,
+        )
+        rows.append(row)
     return rows
 
 
@@ -163,7 +190,7 @@ def play(args: Arguments) -> Played:
             rows = teacher_rows(cfg, policy, args.episodes)
         else:
             played = collect(cfg, policy, sampler, args.episodes).episodes
-            rows = text_rows(cfg, [e for e in played if not e.failed])
+            rows = text_rows(cfg, [episode for episode in played if not episode.failed])
     if not rows:
         raise UserError("no episode could be played: check the data with --dry-run of the script.")
     who = " (the teacher's)" if args.teacher else ""
@@ -177,11 +204,12 @@ def observation_logps(cfg: Config, policy: Policy, rows: list[TokenRow]) -> list
     """log p of each token of o_{t+1} given h_t, a_t and the tokens before -> N x (|o|,), nats."""
     logps = [torch.empty(0)] * len(rows)
     bar = progress_bar(len(rows), "score", "row")
-    everything, with_obs = list(range(len(rows))), [True] * len(rows)
+    everything = list(range(len(rows)))
+    with_obs = [True] * len(rows)
     for batch in micro_batches(policy, rows, everything, with_obs, cfg.micro_tokens):
         logp, _ = policy(batch)  # (B, S)
-        for i, row, mask in zip(batch.index, logp, batch.obs_mask):
-            logps[i] = row[mask].cpu()  # (|o|,)
+        for number, row, mask in zip(batch.index, logp, batch.obs_mask):
+            logps[number] = row[mask].cpu()  # (|o|,)
         bar.update(len(batch.index))
     bar.close()
     return logps
@@ -190,4 +218,7 @@ def observation_logps(cfg: Config, policy: Policy, rows: list[TokenRow]) -> list
 def shorten(text: str, n: int) -> str:
     """At most n words, of the beginning and the end."""
     words = text.split()
-    return " ".join(words if len(words) <= n else [*words[: n // 2], "...", *words[-(n // 2) :]])
+    if len(words) > n:
+        half = n // 2
+        words = [*words[:half], "...", *words[-half:]]
+    return " ".join(words)
