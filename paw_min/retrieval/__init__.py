@@ -38,7 +38,7 @@ def open_retriever(source: str | Path, encoder: str = "", **dense_settings) -> R
 
     encoder: folder or hub name of a sentence encoder; "" selects BM25. dense_settings: see `Dense`.
     """
-    # Imported on demand: torch and transformers, for example, are needed by one of the three only.
+    # Imported on demand: only one of the three needs torch and transformers, for example.
     if is_url(source):
         from paw_min.retrieval.client import SearchClient
 

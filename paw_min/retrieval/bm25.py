@@ -33,12 +33,15 @@ from tqdm import tqdm
 from paw_min.retrieval import Hit
 from paw_min.retrieval.corpus import Corpus
 
-K1, B = np.float32(0.9), np.float32(0.4)  # Pyserini's defaults; Lucene's own are 1.2 and 0.75
+# Pyserini's defaults; Lucene's own are 1.2 and 0.75.
+K1 = np.float32(0.9)
+B = np.float32(0.4)
 
 STOP_WORDS = frozenset(
     "a an and are as at be but by for if in into is it no not of on or such that the their then "
     "there these they this to was will with".split()
 )
+POSSESSIVES = ("'s", "'S", "’s", "’S", "＇s", "＇S")
 
 # Words by UAX 29, as Lucene's tokenizer implements it: runs of letters, digits and "_" with at
 # least one letter or digit. Inside a word, "." and "'" may join two letters or two digits, ":" two
@@ -74,10 +77,16 @@ class _Terms(dict):
 
         self._stem = PorterStemmer(PorterStemmer.MARTIN_EXTENSIONS).stem
 
-    def __missing__(self, word):
-        term = word[:-2] if word[-2:] in ("'s", "'S", "’s", "’S", "＇s", "＇S") else word
+    def __missing__(self, word: str) -> str:
+        term = word
+        if word.endswith(POSSESSIVES):
+            term = word[:-2]
         term = term.lower()
-        term = self[word] = "" if term in STOP_WORDS else self._stem(term, to_lowercase=False)
+        if term in STOP_WORDS:
+            term = ""
+        else:
+            term = self._stem(term, to_lowercase=False)
+        self[word] = term
         return term
 
 
@@ -86,9 +95,11 @@ def analyze(text: str, terms: dict | None = None) -> list[str]:
 
     terms: a `_Terms` cache; pass the same one for many texts to save time.
     """
-    terms = _Terms() if terms is None else terms
-    words = _ASCII_WORD if text.isascii() else _WORD
-    return [term for word in words.findall(text) if (term := terms[word])]
+    if terms is None:
+        terms = _Terms()
+    pattern = _ASCII_WORD if text.isascii() else _WORD
+    found = [terms[word] for word in pattern.findall(text)]
+    return [term for term in found if term]
 
 
 def lossy_length(length: np.ndarray) -> np.ndarray:
@@ -111,20 +122,24 @@ class BM25:
         rank = np.empty(len(ids), np.int64)
         rank[order] = np.arange(len(ids))
 
-        self._terms, numbers = _Terms(), {}  # numbers: term -> 0, 1, 2, ...
-        tokens, lengths = array("i"), array("i")
+        self._terms = _Terms()
+        self._numbers = {}  # term -> 0, 1, 2, ...
+        # Arrays of C integers: a list of the tokens of a large corpus would take eight times as
+        # much memory.
+        tokens = array("i")
+        lengths = array("i")
         for _, text in zip(ids, texts, strict=True):
             found = analyze(text, self._terms)
-            tokens.extend([numbers.setdefault(term, len(numbers)) for term in found])
+            tokens.extend([self._numbers.setdefault(term, len(self._numbers)) for term in found])
             lengths.append(len(found))
-        self._numbers, n = numbers, max(1, len(ids))
-        dl = np.frombuffer(lengths, np.int32) if lengths else np.zeros(0, np.int32)  # (documents,)
-        term = np.frombuffer(tokens, np.int32) if tokens else np.zeros(0, np.int32)  # (tokens,)
+        dl = np.asarray(lengths, np.int32)  # (documents,)
+        term = np.asarray(tokens, np.int32)  # (tokens,)
 
         # Postings sorted by term, then document: one key for each (term, document), with its tf.
+        n = max(1, len(ids))
         key, tf = np.unique(term * np.int64(n) + np.repeat(rank, dl), return_counts=True)
         self._documents = (key % n).astype(np.int32)  # (postings,)
-        self._starts = np.searchsorted(key, np.arange(len(numbers) + 1) * n)  # (terms + 1,)
+        self._starts = np.searchsorted(key, np.arange(len(self._numbers) + 1) * n)  # (terms + 1,)
         df = np.diff(self._starts)  # (terms,)
 
         n_used = np.count_nonzero(dl)  # N; documents without tokens do not count for avgdl either
@@ -142,7 +157,8 @@ class BM25:
             raise ValueError(f"k is {k}: ask for 1 document or more.")
         scores = np.zeros(len(self.ids))  # (documents,) float64
         for term, count in Counter(analyze(query, self._terms)).items():
-            if (number := self._numbers.get(term)) is None:
+            number = self._numbers.get(term)
+            if number is None:
                 continue
             postings = slice(self._starts[number], self._starts[number + 1])
             weight = np.float32(count) * self._idf[number]
@@ -150,9 +166,12 @@ class BM25:
             scores[self._documents[postings]] += part
         found = np.flatnonzero(scores)
         scores = scores[found].astype(np.float32)
-        if len(found) > k:  # sort only the candidates for the first k, ties with the k-th included
+        if len(found) > k:
+            # Sort only the candidates for the first k. Ties with the k-th are candidates, too:
+            # the ids decide among them.
             keep = scores >= np.partition(scores, -k)[-k]
-            found, scores = found[keep], scores[keep]
+            found = found[keep]
+            scores = scores[keep]
         best = np.argsort(-scores, kind="stable")[:k]
         return [(self.ids[found[i]], float(scores[i])) for i in best]
 
@@ -172,8 +191,10 @@ class LexicalRetriever:
         self._index = BM25(ids, (corpus[row]["contents"] for row in rows))
 
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:
-        return [
-            [{"document": self.corpus[self._rows[id]], "score": score}
-             for id, score in self._index.search(query, k)]
-            for query in queries
-        ]  # fmt: skip
+        found = []
+        for query in queries:
+            hits = []
+            for id, score in self._index.search(query, k):
+                hits.append({"document": self.corpus[self._rows[id]], "score": score})
+            found.append(hits)
+        return found

@@ -31,15 +31,19 @@ class Corpus:
         path = Path(path).expanduser()
         self.path = path / "corpus.jsonl" if path.is_dir() else path
         if not self.path.is_file():
-            raise FileNotFoundError(f"The corpus {self.path} does not exist: give a jsonl file "
-                                    f"with {FORMAT}, or the folder of a corpus.jsonl.")
-        newlines, size = [], self.path.stat().st_size
+            raise FileNotFoundError(
+                f"The corpus {self.path} does not exist: give a jsonl file with {FORMAT}, or the "
+                "folder of a corpus.jsonl."
+            )
+        size = self.path.stat().st_size
+        newlines = []
         for start, chunk in self._chunks("reading lines of"):
             newlines.append(np.flatnonzero(np.frombuffer(chunk, np.uint8) == ord("\n")) + start)
         ends = np.concatenate([*newlines, [size]])  # (lines,)
         starts = np.concatenate([[0], ends[:-1] + 1])  # (lines,)
         filled = ends - starts > 1  # skip empty lines and those that are only "\r"
-        self._starts, self._ends = starts[filled], ends[filled]  # (passages,)
+        self._starts = starts[filled]  # (passages,)
+        self._ends = ends[filled]  # (passages,)
         if not len(self):
             raise ValueError(f"The corpus {self.path} is empty: it needs {FORMAT}.")
         with self.path.open("rb") as file:
@@ -51,13 +55,18 @@ class Corpus:
 
     def __getitem__(self, row: int) -> Document:
         """The passage of a row; rows are numbered from 0 and skip empty lines."""
-        line = self._map[self._starts[row]:self._ends[row]]
+        line = self._map[self._starts[row] : self._ends[row]]
         try:
             passage = json.loads(line)
-            return {"id": str(passage["id"]), "contents": passage["contents"] + ""}
+            contents = passage["contents"]
+            if not isinstance(contents, str):
+                raise TypeError("contents is not a text")
+            return {"id": str(passage["id"]), "contents": contents}
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f"{self.path}, passage {row + 1} cannot be read "
-                             f"({type(error).__name__}: {error}): it needs {FORMAT}.") from error
+            reason = f"{type(error).__name__}: {error}"
+            raise ValueError(
+                f"{self.path}, passage {row + 1} cannot be read ({reason}): it needs {FORMAT}."
+            ) from error
 
     def fingerprint(self) -> str:
         """A hash of the whole file; cached vectors are valid for this content only."""
@@ -68,11 +77,17 @@ class Corpus:
 
     def _chunks(self, label: str) -> Iterator[tuple[int, bytes]]:
         """(position, bytes) of consecutive chunks; large files show a progress bar."""
-        size, position = self.path.stat().st_size, 0
-        with self.path.open("rb") as file, tqdm(
-            total=size, desc=f"{label} {self.path.name}", unit="B", unit_scale=True,
-            disable=None if size > 16 * CHUNK else True,
-        ) as bar:  # fmt: skip
+        size = self.path.stat().st_size
+        hidden = None if size > 16 * CHUNK else True  # None: shown on a terminal only
+        bar = tqdm(
+            total=size,
+            desc=f"{label} {self.path.name}",
+            unit="B",
+            unit_scale=True,
+            disable=hidden,
+        )
+        with bar, self.path.open("rb") as file:
+            position = 0
             while chunk := file.read(CHUNK):
                 yield position, chunk
                 position += len(chunk)

@@ -38,20 +38,30 @@ class Encoder:
     name: folder or hub name. batch: texts per forward pass.
     """
 
-    def __init__(self, name, query_prefix="query: ", passage_prefix="passage: ", max_tokens=256,
-                 batch=64, device="cpu"):  # fmt: skip
+    def __init__(
+        self,
+        name: str,
+        query_prefix: str = "query: ",
+        passage_prefix: str = "passage: ",
+        max_tokens: int = 256,
+        batch: int = 64,
+        device: str = "cpu",
+    ):
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(name)
             self.model = AutoModel.from_pretrained(name).float().eval().to(device)
         except Exception as error:  # noqa: BLE001 - transformers raises many types for damaged files
             reason = str(error).partition("\n")[0] or type(error).__name__
-            raise ValueError(f"The encoder {name!r} cannot be loaded ({reason}): give the folder "
-                             "or hub name of a sentence encoder, and a device of this machine."
-                             ) from error
+            raise ValueError(
+                f"The encoder {name!r} cannot be loaded ({reason}): give the folder or hub name of "
+                "a sentence encoder, and a device of this machine."
+            ) from error
         if self.model.device.type == "cuda":
             self.model.half()  # as in the published server
-        self.query_prefix, self.passage_prefix = query_prefix, passage_prefix
-        self.max_tokens, self.batch = max_tokens, batch
+        self.query_prefix = query_prefix
+        self.passage_prefix = passage_prefix
+        self.max_tokens = max_tokens
+        self.batch = batch
 
     def queries(self, texts: list[str]) -> np.ndarray:
         """(N, D) float32, rows of length 1."""
@@ -60,12 +70,13 @@ class Encoder:
     def passages(self, texts: Iterable[str], n: int) -> np.ndarray:
         """(n, D) float32, rows of length 1. The n texts are read in parts, to save memory."""
         vectors = np.empty((n, self.model.config.hidden_size), np.float32)
-        row, part = 0, []
+        row = 0
+        part = []
         with tqdm(total=n, desc="encoding passages", unit="passage", disable=None) as bar:
             for text in texts:
                 part.append(self.passage_prefix + text)
                 if len(part) == 16 * self.batch or row + len(part) == n:
-                    vectors[row:row + len(part)] = self._encode(part)
+                    vectors[row : row + len(part)] = self._encode(part)
                     row += len(part)
                     bar.update(len(part))
                     part = []
@@ -77,10 +88,14 @@ class Encoder:
         vectors = np.empty((len(texts), self.model.config.hidden_size), np.float32)
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # less padding
         for start in range(0, len(order), self.batch):
-            rows = order[start:start + self.batch]
-            inputs = self.tokenizer([texts[i] for i in rows], padding=True, truncation=True,
-                                    max_length=self.max_tokens, return_tensors="pt")
-            inputs = inputs.to(self.model.device)
+            rows = order[start : start + self.batch]
+            inputs = self.tokenizer(
+                [texts[row] for row in rows],
+                padding=True,
+                truncation=True,
+                max_length=self.max_tokens,
+                return_tensors="pt",
+            ).to(self.model.device)
             states = self.model(**inputs).last_hidden_state.float()  # (B, T, D)
             mask = inputs["attention_mask"][..., None].float()  # (B, T, 1), 1 = not padding
             mean = (states * mask).sum(1) / mask.sum(1)  # (B, D)
@@ -90,7 +105,8 @@ class Encoder:
     def fingerprint(self) -> str:
         """A hash of everything that passage vectors depend on."""
         digest = hashlib.blake2b(digest_size=8)
-        settings = self.passage_prefix, self.max_tokens, sorted(self.tokenizer.get_vocab().items())
+        vocabulary = sorted(self.tokenizer.get_vocab().items())
+        settings = (self.passage_prefix, self.max_tokens, vocabulary)
         digest.update(repr(settings).encode())
         for name, weight in sorted(self.model.state_dict().items()):
             digest.update(name.encode() + weight.cpu().numpy().tobytes())
@@ -101,13 +117,15 @@ def passage_vectors(corpus: Corpus, encoder: Encoder) -> np.ndarray:
     """(N, D), read from the cache (beside the corpus or in ~/.cache/paw_min), else computed."""
     name = f"{corpus.path.name}.{corpus.fingerprint()}-{encoder.fingerprint()}.npy"
     places = [corpus.path.with_name(name), Path.home() / ".cache" / "paw_min" / name]
-    shape = len(corpus), encoder.model.config.hidden_size
+    shape = (len(corpus), encoder.model.config.hidden_size)
     for place in places:
         vectors = _read_vectors(place, shape)
         if vectors is not None:
             return vectors
-    vectors = encoder.passages((corpus[i]["contents"] for i in range(len(corpus))), len(corpus))
+    texts = (corpus[row]["contents"] for row in range(len(corpus)))
+    vectors = encoder.passages(texts, len(corpus))
     for place in places:
+        # Renamed when complete. The process id keeps two processes from writing one file.
         partial = place.with_name(f"{name}.{os.getpid()}")
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -126,9 +144,10 @@ def _read_vectors(place: Path, shape: tuple[int, int]) -> np.ndarray | None:
         return None
     try:
         vectors = np.load(place, allow_pickle=False)
-        intact = (vectors.shape, vectors.dtype) == (shape, np.float32)
-        # False if a length is NaN
-        intact = intact and np.allclose(np.einsum("nd,nd->n", vectors, vectors), 1, atol=1e-3)
+        intact = vectors.shape == shape and vectors.dtype == np.float32
+        if intact:
+            lengths = np.einsum("nd,nd->n", vectors, vectors)  # (N,), squared
+            intact = np.allclose(lengths, 1, atol=1e-3)  # False if one is NaN
     except Exception:  # noqa: BLE001 - numpy raises nearly any type for a damaged file
         intact = False
     if not intact:
@@ -145,25 +164,31 @@ class Dense:
     """
 
     def __init__(self, corpus: Corpus, encoder: str, index: str = "", **settings):
-        self.corpus, self.encoder = corpus, Encoder(encoder, **settings)
-        self._vectors = self._index = None  # one of them is set
+        self.corpus = corpus
+        self.encoder = Encoder(encoder, **settings)
+        # One of the two is set.
+        self._vectors = None
+        self._index = None
         if index:
             self._index = _read_index(Path(index), len(corpus), self.encoder)
+            return
+        vectors = passage_vectors(corpus, self.encoder)
+        if len(corpus) > EXACT_LIMIT:
+            self._index = _faiss().IndexFlatIP(vectors.shape[1])
+            self._index.add(vectors)  # copies them
         else:
-            self._vectors = passage_vectors(corpus, self.encoder)
-            if len(corpus) > EXACT_LIMIT:
-                self._index = _faiss().IndexFlatIP(self._vectors.shape[1])
-                self._index.add(self._vectors)
-                self._vectors = None  # the index has its own copy
+            self._vectors = vectors
 
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:
-        vectors, k = self.encoder.queries(queries), min(k, len(self.corpus))
+        vectors = self.encoder.queries(queries)  # (Q, D)
+        k = min(k, len(self.corpus))
         found = []
         for start in range(0, len(queries), BLOCK):
-            for rows, scores in self._nearest(vectors[start:start + BLOCK], k):
-                hits = [{"document": self.corpus[int(row)], "score": float(score)}
-                        for row, score in zip(rows, np.round(scores, DIGITS))]
-                hits.sort(key=lambda hit: (-hit["score"], hit["document"]["id"]))
+            for rows, scores in self._nearest(vectors[start : start + BLOCK], k):
+                hits = []
+                for row, score in zip(rows, np.round(scores, DIGITS), strict=True):
+                    hits.append({"document": self.corpus[int(row)], "score": float(score)})
+                hits.sort(key=_rank)
                 found.append(hits[:k])
         return found
 
@@ -181,12 +206,19 @@ class Dense:
             yield rows, scores[rows]
 
 
+def _rank(hit: Hit) -> tuple[float, str]:
+    """The sort key of a hit: best score first, equal scores by id."""
+    return -hit["score"], hit["document"]["id"]
+
+
 def _faiss():
     try:
         import faiss
     except ImportError as error:
-        raise ValueError(f"More than {EXACT_LIMIT:,} passages, or a ready index, need FAISS: "
-                         "`pip install faiss-cpu`.") from error
+        raise ValueError(
+            f"More than {EXACT_LIMIT:,} passages, or a ready index, need FAISS: "
+            "`pip install faiss-cpu`."
+        ) from error
     return faiss
 
 
@@ -194,12 +226,15 @@ def _read_index(path: Path, n: int, encoder: Encoder):
     """Read a FAISS index file into memory, with a progress bar, and check that it fits."""
     faiss = _faiss()
     if not path.is_file():
-        raise FileNotFoundError(f"The index {path} does not exist: give a FAISS file (join its "
-                                "parts with `cat`), or none to have the vectors computed.")
+        raise FileNotFoundError(
+            f"The index {path} does not exist: give a FAISS file (join its parts with `cat`), or "
+            "none to have the vectors computed."
+        )
     size = path.stat().st_size
     print(f"reading {path.name}: {size / 1e9:.1f} GB, kept in memory", flush=True)
-    with path.open("rb") as file, tqdm(total=size, desc=f"reading {path.name}", unit="B",
-                                       unit_scale=True, disable=None) as bar:  # fmt: skip
+    bar = tqdm(total=size, desc=f"reading {path.name}", unit="B", unit_scale=True, disable=None)
+    with bar, path.open("rb") as file:
+
         def read(n_bytes: int) -> bytes:
             bar.update(n_bytes)
             return file.read(n_bytes)
@@ -207,13 +242,18 @@ def _read_index(path: Path, n: int, encoder: Encoder):
         try:
             index = faiss.read_index(faiss.PyCallbackIOReader(read, 1 << 22))
         except (RuntimeError, MemoryError) as error:  # MemoryError: a damaged size, for example
-            raise ValueError(f"The index {path} cannot be read ({str(error).splitlines()[0]}): "
-                             "check that it is complete, its parts joined with `cat`.") from error
+            reason = str(error).splitlines()[0]
+            raise ValueError(
+                f"The index {path} cannot be read ({reason}): check that it is complete, its parts "
+                "joined with `cat`."
+            ) from error
     width = encoder.model.config.hidden_size
     if (index.ntotal, index.d) != (n, width):
-        raise ValueError(f"The index {path} holds {index.ntotal:,} vectors of {index.d} numbers, "
-                         f"but the corpus has {n:,} passages and the encoder's vectors have "
-                         f"{width}: give an index that was built from both.")
+        raise ValueError(
+            f"The index {path} holds {index.ntotal:,} vectors of {index.d} numbers, but the corpus "
+            f"has {n:,} passages and the encoder's vectors have {width}: give an index that was "
+            "built from both."
+        )
     if index.metric_type != faiss.METRIC_INNER_PRODUCT:
         raise ValueError(f"The index {path} does not rank by inner product: give one that does.")
     return index

@@ -54,7 +54,7 @@ class State:
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:
         found = []
         for start in range(0, len(queries), SLICE):
-            part = queries[start:start + SLICE]
+            part = queries[start : start + SLICE]
             found += self.worker.submit(self.retriever.search, part, k).result()
         return found
 
@@ -65,7 +65,9 @@ def make_app(state: State) -> FastAPI:
     @app.exception_handler(RequestValidationError)
     async def refuse(_, error):
         # FastAPI repeats the rejected input, which may be large, or NaN, which ends in a 500.
-        detail = [{key: part[key] for key in ("type", "loc", "msg")} for part in error.errors()]
+        detail = []
+        for part in error.errors():
+            detail.append({"type": part["type"], "loc": part["loc"], "msg": part["msg"]})
         return JSONResponse({"detail": detail}, 422)
 
     @app.get("/health")
@@ -81,8 +83,11 @@ def make_app(state: State) -> FastAPI:
         queries = [request.query] if request.queries is None else request.queries
         topk = request.topk or 3
         if len(queries) * topk > MAX_HITS:
-            raise HTTPException(422, f"{len(queries)} queries x topk {topk} exceed {MAX_HITS} "
-                                     "hits: send fewer queries per request, or a smaller topk")
+            raise HTTPException(
+                422,
+                f"{len(queries)} queries x topk {topk} exceed {MAX_HITS} hits: send fewer queries "
+                "per request, or a smaller topk",
+            )
         if state.retriever is None:
             raise HTTPException(503, LOADING)
         found = state.search(queries, topk)
@@ -101,37 +106,54 @@ def load(args: argparse.Namespace):
         return LexicalRetriever(corpus)
     from paw_min.retrieval.dense import Dense  # imports torch and transformers
 
-    return Dense(corpus, args.encoder, args.index, query_prefix=args.query_prefix,
-                 passage_prefix=args.passage_prefix, device=args.device)
+    return Dense(
+        corpus,
+        args.encoder,
+        index=args.index,
+        query_prefix=args.query_prefix,
+        passage_prefix=args.passage_prefix,
+        device=args.device,
+    )
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", required=True, help="jsonl file, one passage per line")
-    parser.add_argument("--retriever", choices=("bm25", "dense"), default="bm25")
-    parser.add_argument("--encoder", default="intfloat/e5-base-v2", help="folder or hub name")
-    parser.add_argument("--index", default="", help="FAISS file; default: compute the vectors")
-    parser.add_argument("--query-prefix", default="query: ", help="E5's; '' for other encoders")
-    parser.add_argument("--passage-prefix", default="passage: ", help="E5's; '' for others")
-    parser.add_argument("--device", default="cpu", help="of the encoder: cpu, cuda, cuda:0 ...")
-    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0: reachable from elsewhere")
-    parser.add_argument("--port", type=int, default=8000, help="0: any free port")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--corpus", required=True, help="jsonl file, one passage per line")
+    add("--retriever", choices=("bm25", "dense"), default="bm25")
+    add("--encoder", default="intfloat/e5-base-v2", help="folder or hub name")
+    add("--index", default="", help="FAISS file; default: compute the vectors")
+    add("--query-prefix", default="query: ", help="E5's; '' for other encoders")
+    add("--passage-prefix", default="passage: ", help="E5's; '' for others")
+    add("--device", default="cpu", help="of the encoder: cpu, cuda, cuda:0 ...")
+    add("--host", default="127.0.0.1", help="0.0.0.0: reachable from elsewhere")
+    add("--port", type=int, default=8000, help="0: any free port")
     return parser.parse_args(argv)
 
 
-def main(argv: list[str] | None = None) -> None:
-    args, start = parse_args(argv), time.monotonic()
+def listen(host: str, port: int) -> socket.socket:
+    """An open port; ends the process with one sentence if it cannot be opened."""
     # asyncio disables Nagle's algorithm, which delays each answer by 40 ms, only where it sees TCP.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # rebind at once after a crash
     try:
-        listener.bind((args.host, args.port))
+        listener.bind((host, port))
         listener.listen()  # requests that arrive before uvicorn starts wait in the queue
     except (OSError, OverflowError) as error:  # OverflowError: above 65535
         reason = getattr(error, "strerror", error)
-        sys.exit(f"error: port {args.port} of {args.host} cannot be opened ({reason}): "
-                 "choose another --port, or stop the server that uses it.")
+        sys.exit(
+            f"error: port {port} of {host} cannot be opened ({reason}): choose another --port, or "
+            "stop the server that uses it."
+        )
+    return listener
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_args(argv)
+    start = time.monotonic()
+    listener = listen(args.host, args.port)
     url = f"http://{args.host}:{listener.getsockname()[1]}"
     state = State()
     # Without lifespan="off", a second Ctrl-C prints a traceback.
@@ -143,8 +165,8 @@ def main(argv: list[str] | None = None) -> None:
             state.retriever = load(args)
             while not server.started:  # from here on, uvicorn handles Ctrl-C
                 time.sleep(0.01)
-            print(f"ready after {time.monotonic() - start:.1f} s: {args.retriever} at "
-                  f"{url}/retrieve", flush=True)
+            seconds = time.monotonic() - start
+            print(f"ready after {seconds:.1f} s: {args.retriever} at {url}/retrieve", flush=True)
         except (ValueError, OSError) as error:
             state.error = f"error: {error}"
         finally:  # stop after any failure: the server must not report "loading" forever

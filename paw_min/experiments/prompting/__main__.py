@@ -27,7 +27,6 @@ from paw_min.experiments import presets_of
 from paw_min.experiments.prompting.agents import React, count, reflexion
 from paw_min.experiments.prompting.demonstrations import EXAMPLES
 from paw_min.experiments.prompting.endpoint import Endpoint
-from paw_min.retrieval.client import THREADS
 from paw_min.rollout import Episode
 from paw_min.running.cli import INTERRUPTED
 from paw_min.running.console import say
@@ -40,6 +39,7 @@ from paw_min.running.session import PANEL_SLOTS, Session, find_tasks, open_sessi
 TRAJECTORY_TOKENS = {"tiny": 1900, "paper": 16384}
 CHARACTERS = 4  # per token, for endpoints
 UNLIMITED = 10**9
+MAX_CONCURRENCY = 32
 
 
 def parse(argv: list[str]) -> tuple[Config, Namespace, bool]:
@@ -49,45 +49,58 @@ def parse(argv: list[str]) -> tuple[Config, Namespace, bool]:
     add = parser.add_argument
     add("env", choices=tuple(BENCHMARKS), metavar="BENCHMARK", help="alfworld, webshop or search")
     add("--agent", choices=("plain", "react", "reflexion"), default="plain", help="default: plain")
-    add("--endpoint", default="", help="URL before /chat/completions; --model is then the model's "
-        "name there, and the preset is paper; the key is read from $OPENAI_API_KEY")  # fmt: skip
+    add(
+        "--endpoint",
+        default="",
+        help="URL before /chat/completions; --model is then the model's name there, and the preset "
+        "is paper; the key is read from $OPENAI_API_KEY; needs `pip install openai`",
+    )
     add("--name", default="", help="run name; default: from the settings")
     add("--trials", type=int, default=3, help="reflexion: trials per task, at most (default: 3)")
     add("--concurrency", type=int, default=8, help="endpoint: requests at a time (default: 8)")
-    add("--deadline", type=float, default=300, help="endpoint: seconds for one request, with all "
-        "its retries (default: 300)")  # fmt: skip
+    add(
+        "--deadline",
+        type=float,
+        default=300,
+        help="endpoint: seconds for one request, with all its retries (default: 300)",
+    )
     options, rest = parser.parse_known_args(argv)
     check(options)
     presets = find_presets(options)
-    rest += ["--no-paw"] + (["--name", options.name] if options.name else [])
+    rest.append("--no-paw")
+    if options.name:
+        rest += ["--name", options.name]
     cfg, mode = parse_args(options.env, presets, "", rest)
     if not options.name:
         cfg.name = cfg.name.replace(f"-{cfg.algo}", f"-{options.agent}")
-        cfg.name += f"-eval{cfg.eval_seed}" if cfg.eval_seed else ""
+        if cfg.eval_seed:
+            cfg.name += f"-eval{cfg.eval_seed}"
     cfg.groups = 1  # nothing is trained, so there may be few training tasks
     if options.endpoint and not cfg.model:
         raise UserError("--endpoint needs --model, the name of a model there: add it.")
     if options.agent == "reflexion" and cfg.eval_repeats > 1:
-        raise UserError(f"--eval-repeats {cfg.eval_repeats}: Reflexion's trials are repeats of a "
-                        "task; use --trials.")  # fmt: skip
+        raise UserError(
+            f"--eval-repeats {cfg.eval_repeats}: Reflexion's trials are repeats of a task; use "
+            "--trials."
+        )
     return cfg, options, mode == "dry-run"
 
 
 def find_presets(options: Namespace) -> dict[str, dict]:
     """Those of the run script; the first is the default."""
-    presets = presets_of(options.env)
-    sizes = ("paper", "tiny") if options.endpoint else ("tiny", "paper")
-    limits = TRAJECTORY_TOKENS if options.agent != "plain" else {}
-    return {
-        size: presets[size] | ({"max_prompt_tokens": limits[size]} if limits else {})
-        for size in sizes
-    }
+    presets = {}
+    for size in ("paper", "tiny") if options.endpoint else ("tiny", "paper"):
+        presets[size] = presets_of(options.env)[size]
+        if options.agent != "plain":
+            presets[size] = presets[size] | {"max_prompt_tokens": TRAJECTORY_TOKENS[size]}
+    return presets
 
 
 def check(options: Namespace) -> None:
-    bounds = dict(trials=(1, 100), concurrency=(1, THREADS), deadline=(1, 86400))
+    bounds = {"trials": (1, 100), "concurrency": (1, MAX_CONCURRENCY), "deadline": (1, 86400)}
     for key, (low, high) in bounds.items():
-        if not low <= (value := getattr(options, key)) <= high:
+        value = getattr(options, key)
+        if not low <= value <= high:  # so that NaN is out of range, too
             raise UserError(f"--{key} {value} is out of range: use {low} to {high}.")
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise UserError("prompting runs in one process: start it without torchrun.")
@@ -107,9 +120,12 @@ def open_endpoint(cfg: Config, options: Namespace) -> Iterator[Session]:
 
 def play(cfg: Config, s: Session, options: Namespace) -> tuple[list[Episode], dict, Counter]:
     """Play the panel -> episodes, their metrics, calls and tokens (of an endpoint: characters)."""
-    limit, tokens, styles = cfg.max_prompt_tokens, Counter(), BENCHMARKS[cfg.env].prompts
+    tokens = Counter()
+    styles = BENCHMARKS[cfg.env].prompts
+    limit = cfg.max_prompt_tokens
     if options.endpoint:  # the server has a limit of its own
-        limit, cfg = CHARACTERS * limit, replace(cfg, max_prompt_tokens=UNLIMITED)
+        limit = CHARACTERS * limit
+        cfg = replace(cfg, max_prompt_tokens=UNLIMITED)
     if options.agent != "plain":
 
         def length(text: str) -> int:
@@ -130,7 +146,7 @@ def costs(tokens: Counter, endpoint: Endpoint | None) -> dict[str, float]:
     if endpoint:
         answers = list(endpoint.used.values())
         tokens = Counter(calls=len(answers), calls_of_this_start=endpoint.n_sent)
-        tokens["calls_without_usage"] = sum(a.prompt_tokens is None for a in answers)
+        tokens["calls_without_usage"] = sum(answer.prompt_tokens is None for answer in answers)
         for key in ("prompt_tokens", "completion_tokens"):
             tokens[key] = sum(getattr(answer, key) or 0 for answer in answers)
     return dict(tokens)
@@ -139,7 +155,10 @@ def costs(tokens: Counter, endpoint: Endpoint | None) -> dict[str, float]:
 def run(cfg: Config, options: Namespace) -> None:
     """Play, write the files of the run, and print its metrics."""
     start = time.perf_counter()
-    opened = open_endpoint(cfg, options) if options.endpoint else open_session(cfg, eval_only=True)
+    if options.endpoint:
+        opened = open_endpoint(cfg, options)
+    else:
+        opened = open_session(cfg, eval_only=True)
     with opened as s:
         episodes, metrics, tokens = play(cfg, s, options)
         endpoint = s.sampler if options.endpoint else None
@@ -149,7 +168,8 @@ def run(cfg: Config, options: Namespace) -> None:
         about = {"env": cfg.env, "agent": options.agent, "model": cfg.model or "stand-in"}
         s.run.write("metrics.json", json.dumps(about | metrics, indent=2) + "\n")
         for key, value in metrics.items():
-            say(f"{key:48s} {value:12,.{3 * isinstance(value, float)}f}")
+            digits = 3 if isinstance(value, float) else 0
+            say(f"{key:48s} {value:12,.{digits}f}")
         say(f"{' '.join(about.values())}: {s.run.folder}")
 
 
@@ -164,7 +184,10 @@ def plan(cfg: Config, options: Namespace) -> None:
 def main(argv: list[str]) -> None:
     try:
         cfg, options, dry_run = parse(argv)
-        plan(cfg, options) if dry_run else run(cfg, options)
+        if dry_run:
+            plan(cfg, options)
+        else:
+            run(cfg, options)
     except UserError as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:

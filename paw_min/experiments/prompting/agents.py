@@ -67,12 +67,16 @@ class React:
 
     def prompt(self, context: Context, history_length: int) -> str:
         """h_t, with the whole trajectory; a style of Benchmark.prompts."""
-        turns = zip(context.history, context.responses, strict=True)
-        steps = [step(turn.observation, response) for turn, response in turns]
+        steps = []
+        for turn, response in zip(context.history, context.responses, strict=True):
+            steps.append(step(turn.observation, response))
+        # The plain prompt comes last. The history and the reflections stand above it already.
         instruction = context.task.partition(LESSONS)[0]
         now = self.plain(replace(context, task=instruction, history=[]), history_length)
-        if steps and not (context.observation and context.observation in now):
-            steps.append(step(context.observation))  # search shows it as a part of the history
+        # Search shows the current observation as a part of the history, which is left out here.
+        shown = context.observation and context.observation in now
+        if steps and not shown:
+            steps.append(step(context.observation))
 
         def render(text: str) -> str:
             return REACT.format(example=self.example, task=context.task, steps=text) + now
@@ -82,20 +86,32 @@ class React:
     def reflection(self, task: str, episode: Episode) -> str:
         """The request for a reflection on a failed trial."""
         steps = [step(observation, response) for observation, response, _ in episode.log]
-        steps.append(step(episode.log[-1][2]))
-        return self._fit(steps, lambda text: REFLECT.format(task=task, steps=text))
+        last_observation = episode.log[-1][2]
+        steps.append(step(last_observation))
+
+        def render(text: str) -> str:
+            return REFLECT.format(task=task, steps=text)
+
+        return self._fit(steps, render)
 
     def _fit(self, steps: list[str], render: Callable[[str], str]) -> str:
         """Render all steps, or else leave out as many of the oldest as the limit requires."""
 
         def without(n: int) -> str:
-            note = [f"(the first {n} steps are left out)"] if n else []
-            return render("\n".join(note + steps[n:]))
+            shown = steps[n:]
+            if n > 0:
+                shown = [f"(the first {n} steps are left out)", *shown]
+            return render("\n".join(shown))
 
         def fits(n: int) -> bool:
             return self.length(without(n)) <= self.limit
 
-        return without(0 if fits(0) else bisect_left(range(len(steps)), True, key=fits))
+        if fits(0):
+            return without(0)
+        # The smallest n that fits, by bisection: a prompt is tokenized to know its length. If none
+        # fits, all steps are left out, and the rollout reports the prompt as too long.
+        n = bisect_left(range(len(steps)), True, key=fits)
+        return without(n)
 
 
 def step(observation: str, response: str = "") -> str:
@@ -128,14 +144,16 @@ class Remembering:
 
     def recv(self, timeout: float | None = None) -> Answer | None:
         answer = self.pool.recv(timeout)
-        if answer is not None:
-            task, seen = self.tasks[answer.slot], answer.step
-            notes = [f"Trial {n}: {note}" for n, note in enumerate(self.lessons.get(task, []), 1)]
-            if notes:
-                seen = replace(seen, task=seen.task + LESSONS + "\n".join(notes))
-            self.instructions.setdefault(task, seen.task)
-            answer = Answer(answer.slot, seen)
-        return answer
+        if answer is None:
+            return None
+        task = self.tasks[answer.slot]
+        seen = answer.step
+        lessons = self.lessons.get(task, [])
+        notes = [f"Trial {n}: {note}" for n, note in enumerate(lessons, start=1)]
+        if notes:
+            seen = replace(seen, task=seen.task + LESSONS + "\n".join(notes))
+        self.instructions.setdefault(task, seen.task)
+        return Answer(answer.slot, seen)
 
     def close(self) -> None:
         self.pool.close()
@@ -148,7 +166,9 @@ def reflexion(
 
     tokens: what the model processes is added to it.
     """
-    lessons, last, success = {}, {}, {}
+    lessons: dict[str, list[str]] = {}  # by task
+    last: dict[str, Episode] = {}  # by task
+    success: dict[str, float] = {}
     remaining = s.tasks.held_out
     for trial in range(1, trials + 1):
         if remaining:  # else all tasks are solved
@@ -156,12 +176,16 @@ def reflexion(
             trial_cfg = replace(cfg, eval_seed=cfg.eval_seed + TRIAL_SEEDS * (trial - 1))
             played = evaluate(trial_cfg, s.policy, s.sampler, memory, remaining).episodes
             tokens += count(played)
-            last |= {e.task: e for e in played if not (e.failed and e.task in last)}
-            lost = [e for e in played if not e.won and not e.failed]  # a broken game stays broken
-            remaining = [e.task for e in lost]
+            for episode in played:
+                # A game that breaks in a later trial does not replace its earlier episode.
+                if not episode.failed or episode.task not in last:
+                    last[episode.task] = episode
+            # A broken game is not played again: it stays broken.
+            lost = [episode for episode in played if not episode.won and not episode.failed]
+            remaining = [episode.task for episode in lost]
             if trial < trials and lost:
                 reflect(trial_cfg, s, react, memory, lost, tokens)
-        solved = mean([e.won for e in last.values() if not e.failed])
+        solved = mean([episode.won for episode in last.values() if not episode.failed])
         success[f"eval_success_trial_{trial}"] = solved
         say(f"trial {trial}: success {solved:.3f}, {len(remaining)} tasks left")
     return list(last.values()), success
@@ -171,22 +195,27 @@ def reflect(
     cfg: Config, s: Session, react: React, memory: Remembering, lost: list[Episode], tokens: Counter
 ) -> None:
     """Let the model write one reflection per failed episode, and add it to the memory."""
-    prompts = [react.reflection(memory.instructions[e.task], e) for e in lost]
-    ids = [s.policy.encode_chat(prompt) for prompt in prompts]
-    seeds = [request_seed(-2, cfg.eval_seed, e.trajectory) for e in lost]
-    queue = deque(Request(n, *pair) for n, pair in enumerate(zip(ids, seeds, strict=True)))
+    requests = []
+    for n, episode in enumerate(lost):
+        prompt = react.reflection(memory.instructions[episode.task], episode)
+        ids = s.policy.encode_chat(prompt)
+        requests.append(Request(n, ids, request_seed(-2, cfg.eval_seed, episode.trajectory)))
+    queue = deque(requests)  # the sampler empties it
     with s.sampler.sync(s.policy):
         for finished in s.sampler.generate(queue, cfg.eval_temperature, cfg.max_response_tokens):
             for response in finished:
-                tokens += used(ids[response.slot], response.ids)
+                tokens += used(requests[response.slot].prompt_ids, response.ids)
                 note = " ".join(s.policy.decode(response.ids).split())
                 memory.lessons.setdefault(lost[response.slot].task, []).append(note)
 
 
 def count(episodes: list[Episode]) -> Counter:
     """Calls and tokens of episodes."""
-    rows = [row for e in episodes for row in e.transitions]
-    return sum((used(row.prompt_ids, row.response_ids) for row in rows), Counter())
+    total = Counter()
+    for episode in episodes:
+        for row in episode.transitions:
+            total += used(row.prompt_ids, row.response_ids)
+    return total
 
 
 def used(prompt_ids: list[int], response_ids: list[int]) -> Counter:

@@ -6,10 +6,11 @@ The rollout works on token ids, but an endpoint has no tokenizer. Here a token i
 its id the Unicode code point, so that prompt limits count characters; `max_tokens` is the server's.
 Log-probs are zeros, which evaluations do not read.
 
-Failures: no connection, no complete answer in time, HTTP 408, 429 or 5xx, and an answer that is no
-chat completion are retried after 1, 2, 4 .. 30 s with jitter, or after as long as Retry-After says,
-within the deadline of the request. After it, and at once for a redirect or another 4xx, the run
-ends with one sentence. Requests under way are still answered and kept: they are paid for.
+Failures: the client of the openai package retries no connection and HTTP 408, 409, 429 and 5xx,
+after 0.5, 1, 2 .. 8 s with jitter, or after as long as Retry-After says (two minutes at most). One
+request has a deadline, retries included. After it, and at once for a redirect, another 4xx and an
+answer that is not a chat completion, the run ends with one sentence. Requests under way are still
+answered and kept: they are paid for.
 
 Every answer is appended to a file, under a hash of its request, and the same command reads it from
 there: a run that was interrupted or failed does not pay twice.
@@ -18,33 +19,23 @@ The key is read from $OPENAI_API_KEY. It is sent to URL alone (no redirect is fo
 masked in everything that is printed or stored.
 """
 
+import asyncio
 import hashlib
 import json
-import logging
 import os
-import random
 import re
-import time
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from email.utils import parsedate_to_datetime
 from pathlib import Path
-from threading import Event, Lock
-
-import requests
-import urllib3
 
 from paw_min.model.sampler import Request, Response
-from paw_min.retrieval.client import FIRST_WAIT, LONGEST_WAIT, TEMPORARY, timed_adapter
 from paw_min.running.errors import UserError
 from paw_min.running.runs import reading, writing
 
-MAX_BYTES = 1 << 24  # of one answer
+LONGEST_WAIT = 8  # seconds between two attempts of the openai package
 AGAIN = "rerun the same command to resume, its answers so far are kept"
-log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -56,36 +47,45 @@ class Answer:
     completion_tokens: int | None
 
 
-class Temporary(Exception):
-    """A failure that another attempt may not have; `wait`: seconds that the server asks for."""
-
-    def __init__(self, reason: str, wait: float = 0.0):
-        super().__init__(reason)
-        self.wait = wait
-
-
 class Endpoint:
     """url: up to and without /chat/completions. file: where the answers are kept.
 
-    threads: concurrent requests, at most. deadline: seconds for one request, retries included.
+    concurrency: requests at a time. deadline: seconds for one request, retries included.
     """
 
-    def __init__(self, url: str, model: str, file: Path, threads: int, deadline: float):
+    def __init__(self, url: str, model: str, file: Path, concurrency: int, deadline: float):
         if not re.fullmatch(r"https?://[^\s@?#/:]+(:\d{1,5})?(/[^\s@?#]*)?", url):
             raise UserError("--endpoint must be http(s)://HOST[:PORT]/PATH, without a key or query")
-        self.url, self.model, self.file = url.rstrip("/"), model, file
-        self.threads, self.deadline = threads, deadline
+        self.url = url.rstrip("/")
+        self.model = model
+        self.file = file
+        self.concurrency = concurrency
+        self.deadline = deadline
         self._key = os.environ.get("OPENAI_API_KEY", "").strip()
-        if not re.fullmatch("[!-~]*", self._key):  # requests would quote it in its own error
+        if not re.fullmatch("[!-~]*", self._key):  # the HTTP library would quote it in its error
             raise UserError("OPENAI_API_KEY has a character that no key has: set it again")
-        self._session = requests.Session()
-        self._session.auth = self._authorize  # a header would lose against ~/.netrc
-        self._session.mount("http://", adapter := timed_adapter())
-        self._session.mount("https://", adapter)
-        self._stopping, self._lock = Event(), Lock()
+        self._client = self._connect()
+        self._runner = asyncio.Runner()
         self.kept = self._load()  # answers of earlier starts, by key
         self.used: dict[str, Answer] = {}  # answers of this run, by key
         self.n_sent = 0  # of them, those that this start has paid for
+
+    def _connect(self):
+        """The client, an openai.AsyncOpenAI."""
+        try:
+            import openai
+        except ImportError as error:
+            raise UserError("--endpoint needs a package: `pip install openai`") from error
+        return openai.AsyncOpenAI(
+            base_url=self.url,
+            api_key=self._key or "none",  # local servers need no key, but the package does
+            timeout=self.deadline,
+            # As many as fit into the deadline, so that the last failure is reported, not only the
+            # deadline.
+            max_retries=int(self.deadline // LONGEST_WAIT),
+            # A redirect would send the key to another server.
+            http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),
+        )
 
     # The policy's part: text to "token ids" and back.
 
@@ -108,23 +108,28 @@ class Endpoint:
     def generate(
         self, queue: deque[Request], temperature: float, max_tokens: int
     ) -> Iterator[list[Response]]:
-        """Yield answers until the queue is empty; the queue may grow in between."""
-        executor, running = ThreadPoolExecutor(self.threads), set()
+        """Yield answers until the queue is empty; the queue may grow in between.
+
+        Requests make progress while this waits for an answer, not while the caller works on one.
+        """
+        loop = self._runner.get_loop()
+        running = set()
         try:
             while queue or running:
-                while queue:
+                while queue and len(running) < self.concurrency:
                     request = queue.popleft()
                     body = self._body(request, temperature, max_tokens)
-                    running.add(executor.submit(self._answer, request.slot, body))
-                done, running = wait(running, return_when=FIRST_COMPLETED)
-                yield [future.result() for future in done]
-        finally:  # after an error or Ctrl-C: no new attempts, but wait for what is under way
-            self._stopping.set()
-            executor.shutdown(cancel_futures=True)
-            self._stopping.clear()
+                    running.add(loop.create_task(self._answer(request.slot, body)))
+                first = asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = self._runner.run(first)
+                yield [task.result() for task in done]
+                running -= done
+        finally:  # after an error or Ctrl-C: nothing new, but wait for what is under way
+            self._runner.run(_settle(running))
 
     def close(self) -> None:
-        self._session.close()
+        self._runner.run(self._client.close())
+        self._runner.close()
 
     def _body(self, request: Request, temperature: float, max_tokens: int) -> dict:
         return {
@@ -135,17 +140,17 @@ class Endpoint:
             "max_tokens": max_tokens,
         }
 
-    def _answer(self, slot: int, body: dict) -> Response:
-        """In a thread: the kept answer to a request, or the endpoint's, which is then kept."""
+    async def _answer(self, slot: int, body: dict) -> Response:
+        """The kept answer to a request, or the endpoint's, which is then kept."""
         key = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-        answer = self.kept.get(key) or self._ask(body)
-        with self._lock:
-            self.used[key] = answer
-            if key not in self.kept:
-                self.n_sent += 1
-                self.kept[key] = answer
-                with writing(str(self.file)), open(self.file, "a") as file:
-                    file.write(json.dumps({"key": key} | asdict(answer)) + "\n")
+        answer = self.kept.get(key)
+        if answer is None:
+            answer = await self._ask(body)
+            self.n_sent += 1
+            self.kept[key] = answer
+            with writing(str(self.file)), open(self.file, "a") as file:
+                file.write(json.dumps({"key": key} | asdict(answer)) + "\n")
+        self.used[key] = answer
         ids = self.encode(answer.text)
         return Response(slot, ids, [0.0] * len(ids))
 
@@ -161,82 +166,59 @@ class Endpoint:
             lines = [json.loads(line) for line in complete.splitlines()]
             return {line.pop("key"): Answer(**line) for line in lines}
 
-    def _ask(self, body: dict) -> Answer:
+    async def _ask(self, body: dict) -> Answer:
         """The endpoint's answer, after retries; UserError if there is none by the deadline."""
-        deadline, pause = time.monotonic() + self.deadline, FIRST_WAIT
-        while True:
-            try:
-                return self._exchange(body, deadline - time.monotonic())
-            except Temporary as error:
-                seconds = max(error.wait, pause * random.uniform(0.5, 1.0))
-                if time.monotonic() + seconds >= deadline:
-                    asks = f" and asks to wait {error.wait:.0f} s" if error.wait else ""
-                    raise UserError(f"{self.url}: {error}{asks}; no answer within --deadline "
-                                    f"{self.deadline:g} s: {AGAIN}") from None  # fmt: skip
-                log.warning("%s: %s; next attempt in %.1f s", self.url, error, seconds)
-                if self._stopping.wait(seconds):
-                    raise UserError(f"{self.url}: {error}; stopped: {AGAIN}") from None
-                pause = min(2 * pause, LONGEST_WAIT)
+        import openai
 
-    def _exchange(self, body: dict, seconds: float) -> Answer:
-        """One attempt of `seconds` at most."""
-        content, url = bytearray(), f"{self.url}/chat/completions"
-        options = dict(timeout=max(seconds, 0.1), stream=True, allow_redirects=False)
+        # "from None": the errors of HTTP libraries may quote headers, the key among them.
         try:
-            with self._session.post(url, json=body, **options) as reply:
-                for part in reply.iter_content(1 << 16):
-                    content += part
-                    if len(content) > MAX_BYTES:
-                        raise UserError(f"{url}: an answer has over {MAX_BYTES} bytes: check it")
-        except TEMPORARY as error:
-            raise Temporary(f"no complete answer ({type(error).__name__})") from None
-        except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
-            # Errors of requests may quote headers, so only their type is shown.
-            raise UserError(f"{url} cannot be used ({type(error).__name__}): check it") from None
-        status = reply.status_code
-        if status in (408, 429) or status >= 500:
-            wait = retry_after(reply.headers.get("Retry-After", ""))
-            raise Temporary(f"HTTP {status}{self._excerpt(content)}", wait)
-        if status != 200:
+            async with asyncio.timeout(self.deadline):
+                return read(await self._client.chat.completions.create(**body))
+        except TimeoutError:
+            raise UserError(
+                f"{self.url}: no answer within --deadline {self.deadline:g} s: {AGAIN}"
+            ) from None
+        except openai.APIConnectionError as error:
+            reason = type(error.__cause__).__name__
+            raise UserError(f"{self.url}: no connection ({reason}): {AGAIN}") from None
+        except openai.APIStatusError as error:
+            status = f"HTTP {error.status_code}{self._message(error.body)}"
+            if error.status_code in (408, 409, 429) or error.status_code >= 500:
+                raise UserError(f"{self.url}: {status}, after retries: {AGAIN}") from None
             remedy = "check --endpoint, --model, $OPENAI_API_KEY and the flags"
-            raise UserError(f"{url} answers HTTP {status}{self._excerpt(content)}: {remedy}")
-        try:
-            return parse(bytes(content))
+            raise UserError(f"{self.url} answers {status}: {remedy}") from None
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise Temporary(f"no chat completion{self._excerpt(content)}") from None
+            raise UserError(f"{self.url}: no chat completion: check it; {AGAIN}") from None
 
-    def _authorize(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        if self._key:
-            request.headers["Authorization"] = f"Bearer {self._key}"
-        return request
-
-    def _excerpt(self, content: bytearray) -> str:
+    def _message(self, body: object) -> str:
         """The server's own message, in parentheses: on one line, bounded and without the key."""
-        text = content.decode(errors="replace").replace("\\/", "/")
+        if isinstance(body, dict):
+            body = body.get("message", body)
+        text = str(body or "")
         if self._key:
             text = text.replace(self._key, "***")
-        if found := re.search(r'"(?:message|error|detail)"\s*:\s*"((?:[^"\\]|\\.)+)"', text):
-            text = found[1]
-        text = " ".join(re.sub(r"[^ -~]|\\[nrt]", " ", text).split())
+        text = " ".join(re.sub("[^ -~]", " ", text).split())
         return f" ({text[:200]})" if text else ""
 
 
-def parse(content: bytes) -> Answer:
-    """Read a chat completion; ValueError or other errors of access if it is none."""
-    data = json.loads(content)
-    text = data["choices"][0]["message"]["content"]
-    text = "" if text is None else text  # a refusal, or all tokens spent on hidden reasoning
-    usage = data.get("usage") or {}
-    counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
-    counts = [n if type(n) is int and n >= 0 else None for n in counts]
-    return Answer(text.encode(errors="replace").decode(), *counts)
+async def _settle(tasks: set[asyncio.Task]) -> None:
+    """Wait until all have ended, in whichever way."""
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def retry_after(header: str) -> float:
-    """Seconds to wait, from a number or a date; 0 if the header is missing or has neither."""
-    try:
-        if re.fullmatch(r"\d{1,9}(\.\d+)?", header.strip()):
-            return float(header)
-        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
-    except (ValueError, TypeError, OverflowError):
-        return 0.0
+def read(completion) -> Answer:
+    """Read an openai ChatCompletion, whose fields are not checked; any error if it is none."""
+    text = completion.choices[0].message.content
+    if text is None:  # a refusal, or all tokens spent on hidden reasoning
+        text = ""
+    usage = completion.usage
+    return Answer(
+        text=text.encode(errors="replace").decode(),
+        prompt_tokens=_count(usage, "prompt_tokens"),
+        completion_tokens=_count(usage, "completion_tokens"),
+    )
+
+
+def _count(usage, name: str) -> int | None:
+    n = getattr(usage, name, None)
+    return n if isinstance(n, int) else None
