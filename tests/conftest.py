@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paw_min import train
+from paw_min import train, update
 from paw_min.config import Config
 from paw_min.toy import alfworld_games as games
 from tests.helpers import SMALL, make_policy
@@ -64,6 +64,12 @@ def one_update(tmp_path_factory, model, games_root) -> Path:
 def finished(one_update, tmp_path) -> Path:
     """A copy of that run in tmp_path / "r", which config() resumes."""
     return Path(shutil.copytree(one_update, tmp_path / "r"))
+
+
+@pytest.fixture
+def without_gradient_clipping(monkeypatch):
+    """A step of SGD is then the gradient, whatever its norm."""
+    monkeypatch.setattr(update, "GRAD_CLIP", 1e9)
 
 
 def skips_that_fail(config) -> list[str]:

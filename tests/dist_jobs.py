@@ -1,11 +1,12 @@
 """What each rank of tests/test_dist.py does: `torchrun ... -m tests.dist_jobs OUT`, or `...
-resume-sharded FOLDER`, and each of tests/test_critic.py: `... ppo OUT`.
+resume-sharded FOLDER`, and each of tests/test_critic.py: `... ppo OUT CASE`.
 
 In one process, without torchrun, the same functions give the numbers to compare with.
 """
 
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from unittest.mock import patch
 
 import torch
@@ -13,8 +14,9 @@ import torch.distributed as dist
 
 from paw_min.config import Config
 from paw_min.critic import learn_values
-from paw_min.model.lora import full_weights
+from paw_min.model.export import full_weights
 from paw_min.model.policy import load_policy
+from paw_min.rollout import flatten
 from paw_min.running import distributed
 from paw_min.running.conflict import gradient_conflict
 from paw_min.running.runs import Run
@@ -43,13 +45,20 @@ CASES = {
 }
 
 
+PPO_CASES = {
+    "old pass first": {},
+    "critic first": dict(mini_batch=0, select_ratio=1.0),  # no pass of the policy before its own
+}
+UNCLIPPED = patch("paw_min.update.GRAD_CLIP", 1e9)
+
+
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()
 
 
 def updated(settings: dict, shard: bool = False) -> dict:
     """Metrics, gradients of the last mini-batch and weights after one update of fixed rows."""
-    cfg = Config(**BASE | dict(grad_clip=1.0, lr=1e-3, precision="fp32") | settings)
+    cfg = Config(**BASE | dict(lr=1e-3, precision="fp32") | settings)
     policy = make_policy()  # Qwen2 with a tied head
     policy.precision = cfg.precision
     reference = make_policy() if cfg.kl_coef else None
@@ -94,6 +103,7 @@ def watched():
 RESUME = BASE | dict(mini_batch=7, precision="fp32", name="r")
 
 
+@UNCLIPPED
 def uninterrupted(updates: int) -> dict[str, torch.Tensor]:
     """Weights after so many updates, without a checkpoint."""
     cfg, policy = Config(**RESUME), make_policy()
@@ -103,6 +113,7 @@ def uninterrupted(updates: int) -> dict[str, torch.Tensor]:
     return dict(policy.named_parameters())
 
 
+@UNCLIPPED
 def resume(folder: str, shard: bool = False) -> None:
     """One more update of the run in `folder`, from its checkpoint to the next."""
     cfg = Config(**RESUME | dict(shard=shard, out=folder))
@@ -118,15 +129,18 @@ def resume(folder: str, shard: bool = False) -> None:
     run.save(policy, optimizer, done + 1)
 
 
-def ppo_updated(shard: bool) -> dict:
+@UNCLIPPED
+def ppo_updated(case: str, shard: bool) -> dict:
     """Metrics and weights after one update of policy and critic with PaW, and their conflict."""
-    cfg, policy = Config(**PPO | dict(lr=1e-3, critic_lr=1e-3, shard=shard)), make_policy()
-    make_critic(policy)
+    cfg = Config(**PPO | dict(lr=1e-3, shard=shard) | PPO_CASES[case])
+    policy = make_critic(make_policy())
     if shard:
         distributed.shard(policy)
-    optimizer = optimizer_of(policy, cfg)
-    rows = prepare(cfg, policy, None, EPISODES)
-    metrics = learn_values(cfg, policy, optimizer, rows, (0, 0))
+    optimizer = optimizer_of(policy, cfg, lr_factor=1)
+    rows = prepare(cfg, policy, None, flatten(EPISODES))
+    values = learn_values(cfg, policy, optimizer, rows, (0, 0))
+    rows = replace(rows, advantage=values.advantage)
+    metrics = values.metrics
     metrics |= gradient_conflict(cfg, policy, rows, (0, 0))
     metrics |= learn(cfg, policy, optimizer, rows, (0, 0))
     timeless = {k: v for k, v in metrics.items() if k != "tokens_forward"}
@@ -143,7 +157,9 @@ def main() -> None:
         distributed.finish()
         return
     if sys.argv[1] == "ppo":
-        results = {"replicated": ppo_updated(shard=False), "sharded": ppo_updated(shard=True)}
+        case = sys.argv[3]
+        results = {"sharded": ppo_updated(case, shard=True)}
+        results["replicated"] = ppo_updated(case, shard=False)
         if distributed.rank() == 0:
             torch.save(results, sys.argv[2])
         distributed.finish()

@@ -28,11 +28,11 @@ from paw_min.model import lora
 from paw_min.model.batches import TokenRow
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import Response
-from paw_min.rollout import Episode, Transition
+from paw_min.rollout import Episode, Rows, Transition, flatten
 from paw_min.running import runs
 from paw_min.running.metrics import describe_selection
 from paw_min.toy import standins
-from paw_min.update import Rows, learn, prepare
+from paw_min.update import learn, prepare
 
 # ---- runs ----
 
@@ -125,9 +125,9 @@ def make_critic(policy, scale=0.3):
     return policy
 
 
-def optimizer_of(policy, cfg):
+def optimizer_of(policy, cfg, lr_factor=critic.LR_FACTOR):
     groups = [{"params": policy.model.parameters()}]
-    groups.append({"params": policy.critic.parameters(), "lr": cfg.critic_lr})
+    groups.append({"params": policy.critic.parameters(), "lr": lr_factor * cfg.lr})
     return torch.optim.AdamW(groups, lr=cfg.lr, weight_decay=0.0)
 
 
@@ -135,9 +135,8 @@ def optimizer_of(policy, cfg):
 
 BASE = dict(
     mini_batch=0, micro_tokens=10_000, kl_coef=0.0, entropy_coef=0.0, lr=1e-3, invalid_penalty=0.1,
-    grad_clip=1e9, weight_decay=0.0,
 )  # fmt: skip
-PPO = BASE | dict(algo="ppo", group_size=1, mini_batch=7, critic_lr=1e-2)
+PPO = BASE | dict(algo="ppo", group_size=1, mini_batch=7)
 
 
 def make_episodes(n_groups=3, size=3) -> list[Episode]:
@@ -170,7 +169,7 @@ ROWS = [t for e in EPISODES for t in e.transitions]
 
 def update(cfg, policy, reference, optimizer, episodes, seed_key) -> dict:
     """Lines 3-11 of Algorithm 1, as train.py runs them -> metrics."""
-    rows = prepare(cfg, policy, reference, episodes)
+    rows = prepare(cfg, policy, reference, flatten(episodes))
     metrics = learn(cfg, policy, optimizer, rows, seed_key)
     return metrics | (describe_selection(rows) if cfg.paw else {})
 
@@ -200,11 +199,21 @@ def of_mini(rows: Rows, mini: list[int]) -> Rows:
     """The rows of one mini-batch alone."""
 
     def cut(column):
-        if column is None:
-            return None
+        if column is None or isinstance(column, dict):  # lambda_g is of the whole update
+            return column
         return column[mini] if isinstance(column, torch.Tensor) else [column[i] for i in mini]
 
     return Rows(**{name: cut(column) for name, column in vars(rows).items()})
+
+
+def assert_equal_rows(ours: Rows, theirs: Rows) -> None:
+    """Every column, to the last bit."""
+    for name, column in vars(ours).items():
+        other = getattr(theirs, name)
+        if isinstance(column, torch.Tensor):
+            assert torch.equal(column, other), name
+        else:
+            assert column == other, name
 
 
 # ---- samplers ----

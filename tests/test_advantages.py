@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from paw_min import advantages
-from paw_min.envs import anchors
 
 TRAJECTORY = ["A", "A", "A", "B", "B"]
 GROUP = [0, 0, 0, 0, 0]
@@ -122,11 +121,11 @@ def test_eps_is_added_to_std():
 def test_similarity_is_greedy_first_fit_within_a_group():
     near = "You are at desk 1. On it you see a mug 1, a pen 2 and a book 1."
     texts = [near, "Nothing happens.", near.replace("pen 2", "pen 3"), near]
-    assert anchors.similar_anchors([0] * 4, texts, 0.9) == [0, 1, 0, 0]
-    assert anchors.similar_anchors([0] * 4, texts, 1.0) == [0, 1, 2, 0]
-    assert anchors.similar_anchors([0, 0, 1, 1], texts, 0.9) == [0, 1, 0, 0]
+    assert advantages.similar_anchors([0] * 4, texts, 0.9) == [0, 1, 0, 0]
+    assert advantages.similar_anchors([0] * 4, texts, 1.0) == [0, 1, 2, 0]
+    assert advantages.similar_anchors([0, 0, 1, 1], texts, 0.9) == [0, 1, 0, 0]
     # First fit, not best fit: row 2 would be nearer to cluster 1 than to cluster 0.
-    assert anchors.similar_anchors([0] * 3, ["aaaa", "abbb", "aabb"], 0.5) == [0, 1, 0]
+    assert advantages.similar_anchors([0] * 3, ["aaaa", "abbb", "aabb"], 0.5) == [0, 1, 0]
     returns = torch.tensor([4.0, 1.0, 2.0, 0.0])
     joined = advantages.gigpo(
         torch.zeros(4), returns, [0] * 4, texts, normalize="mean", similarity=0.9
@@ -180,7 +179,7 @@ def test_similar_anchors_equals_the_plain_rule(threshold):
         texts = random_texts(rng, 40)
         group = [rng.randrange(2) for _ in texts]
         expected = first_fit(group, texts, threshold)
-        assert anchors.similar_anchors(group, texts, threshold) == expected
+        assert advantages.similar_anchors(group, texts, threshold) == expected
         joined += len({*zip(group, texts)}) - len({*zip(group, expected)})
     assert joined >= 10 or threshold == 1.0  # texts that differ and are alike did occur
 
@@ -194,8 +193,8 @@ def test_the_bound_is_one_and_it_is_sharp_at_the_threshold():
         b = a[:place] + "-" * rng.randrange(1, 30) + a[place + rng.randrange(3) :]
         exact = ratio(a, b)
         for x, y in ((a, b), (b, a)):
-            assert anchors.may_reach(x, y, exact)
-            assert not anchors.may_reach(x, y, math.nextafter(exact, 2.0))
+            assert advantages.may_reach(x, y, exact)
+            assert not advantages.may_reach(x, y, math.nextafter(exact, 2.0))
 
 
 def test_pages_that_share_a_passage_do_not_cost_a_call_of_difflib(monkeypatch):
@@ -207,8 +206,8 @@ def test_pages_that_share_a_passage_do_not_cost_a_call_of_difflib(monkeypatch):
     pages.append("!" + "\n".join(passages[i] for i in (0, 1, 4)))  # alike, but for both ends
     assert first_fit([0] * 5, pages, 0.9) == [0, 1, 2, 3, 4]
     calls = []
-    monkeypatch.setattr(anchors, "SequenceMatcher", lambda *texts: calls.append(texts))
-    assert anchors.similar_anchors([0] * 5, pages, 0.9) == [0, 1, 2, 3, 4]
+    monkeypatch.setattr(advantages, "SequenceMatcher", lambda *texts: calls.append(texts))
+    assert advantages.similar_anchors([0] * 5, pages, 0.9) == [0, 1, 2, 3, 4]
     assert calls == []
 
 

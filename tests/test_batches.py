@@ -21,9 +21,8 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_scored_tokens_are_found_where_they_lie(packed):
-    batch = collate(ROWS, [True, True, True], pad_id=0, packed=packed)
+def test_scored_tokens_are_found_where_they_lie():
+    batch = collate(ROWS, [True, True, True], pad_id=0)
     found = [[None] * 4 for _ in ROWS]
     for row, column, at in zip(batch.row.tolist(), batch.column.tolist(), batch.at.tolist()):
         found[row][column] = batch.ids.flatten()[at].item()
@@ -35,24 +34,20 @@ def test_scored_tokens_are_found_where_they_lie(packed):
     assert torch.equal(batch.before, batch.at - 1)
 
 
-def test_padded_and_packed_layouts():
+def test_rows_are_padded_on_the_right():
     padded = collate(ROWS, [True, False, True], pad_id=0)
     assert padded.ids.tolist() == [[1, 2, 3, 4, 5, 6], [1, 7, 0, 0, 0, 0], [2, 2, 3, 4, 5, 0]]
-    assert padded.positions is None
-    packed = collate(ROWS, [True, False, True], pad_id=0, packed=True)
-    assert packed.ids.tolist() == [[1, 2, 3, 4, 5, 6, 1, 7, 2, 2, 3, 4, 5]]
-    assert packed.positions.tolist() == [[0, 1, 2, 3, 4, 5, 0, 1, 0, 1, 2, 3, 4]]
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_micro_batches_give_each_rank_its_part(monkeypatch, world):
+@pytest.mark.parametrize("n_ranks", [1, 2, 4])
+def test_micro_batches_give_each_rank_its_part(monkeypatch, n_ranks):
     """Every chosen row on exactly one rank; equally many batches on all, empty ones masked out."""
     rows, chosen = ROWS * 3, [8, 1, 3, 5, 0]
     with_obs = [k % 2 == 0 for k in range(9)]
-    policy = SimpleNamespace(pad_id=0, device="cpu", packed=False)
-    monkeypatch.setattr(distributed, "world", lambda: world)
+    policy = SimpleNamespace(pad_id=0, device="cpu")
+    monkeypatch.setattr(distributed, "n_ranks", lambda: n_ranks)
     counts, seen = set(), []
-    for rank in range(world):
+    for rank in range(n_ranks):
         monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
         batches = list(micro_batches(policy, rows, chosen, with_obs, budget=6))
         counts.add(len(batches))
@@ -68,10 +63,11 @@ def test_micro_batches_give_each_rank_its_part(monkeypatch, world):
 
 
 def test_an_observation_costs_its_own_tokens_and_nothing_else():
-    without = collate(ROWS, [False] * 3, pad_id=0, packed=True)
+    without = collate(ROWS, [False] * 3, pad_id=0)
     for i, r in enumerate(ROWS):
-        one = collate(ROWS, [i == k for k in range(3)], pad_id=0, packed=True)
-        assert one.ids.numel() - without.ids.numel() == len(r.obs_ids)
+        one = collate(ROWS, [i == k for k in range(3)], pad_id=0)
+        alone = [collate([r], [with_obs], pad_id=0) for with_obs in (False, True)]
+        assert alone[1].ids.numel() - alone[0].ids.numel() == len(r.obs_ids)
         assert len(one.at) - len(without.at) == len(r.obs_ids)
         assert one.n_response == without.n_response
 
@@ -133,6 +129,6 @@ def test_length_sorted_micro_batches_waste_little():
 
 
 def test_on_device_of_choice():
-    batch = collate(ROWS, [True] * 3, pad_id=0, device="meta", packed=True)
+    batch = collate(ROWS, [True] * 3, pad_id=0, device="meta")
     moved = [v for v in vars(batch).values() if isinstance(v, torch.Tensor)]
-    assert len(moved) == 8 and all(t.is_meta for t in moved)
+    assert len(moved) == 7 and all(t.is_meta for t in moved)

@@ -7,6 +7,7 @@ import copy
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,26 @@ from transformers import AutoModelForCausalLM
 from paw_min import critic, train
 from paw_min.config import Config
 from paw_min.model.batches import collate
+from paw_min.rollout import flatten
 from paw_min.running import runs
 from paw_min.running.session import open_session
 from paw_min.update import learn, prepare
-from tests.dist_jobs import ppo_updated
-from tests.helpers import EPISODES, PPO, ROWS, make_critic, make_policy, numbers, optimizer_of
+from tests.dist_jobs import PPO_CASES, ppo_updated
+from tests.helpers import (
+    EPISODES,
+    PPO,
+    ROWS,
+    assert_equal_rows,
+    make_critic,
+    make_policy,
+    numbers,
+    optimizer_of,
+)
 
+pytestmark = pytest.mark.usefixtures("without_gradient_clipping")
 ROOT = Path(__file__).parent.parent
+
+
 def test_values_belong_to_the_state_before_each_token():
     """Against the decoder run on each prefix alone."""
     policy = make_critic(make_policy())
@@ -59,9 +73,11 @@ def test_whitening():
 
 
 def learned(cfg, policy, optimizer=None):
-    rows = prepare(cfg, policy, None, EPISODES)
+    """The rows with the critic's advantages, and its metrics."""
+    rows = prepare(cfg, policy, None, flatten(EPISODES))
     optimizer = optimizer or optimizer_of(policy, cfg)
-    return rows, critic.learn_values(cfg, policy, optimizer, rows, (0, 0)), optimizer
+    values = critic.learn_values(cfg, policy, optimizer, rows, (0, 0))
+    return replace(rows, advantage=values.advantage), values.metrics
 
 
 def test_advantages_are_score_minus_value_whitened_over_the_update():
@@ -73,7 +89,7 @@ def test_advantages_are_score_minus_value_whitened_over_the_update():
         values.append(value)
         flat.append(score - 0.1 * (not row.valid) - value)
     everything = torch.cat(flat)
-    rows, metrics, _ = learned(cfg, policy)
+    rows, metrics = learned(cfg, policy)
     for i, row in enumerate(ROWS):
         expected = (flat[i] - everything.mean()) / everything.std()
         n = len(row.response_ids)
@@ -85,12 +101,24 @@ def test_advantages_are_score_minus_value_whitened_over_the_update():
     assert metrics["value"] == pytest.approx(torch.cat(values).mean().item(), abs=1e-5)
 
 
+def test_only_the_critic_gives_advantages():
+    """Rows have none before it, and it does not change the rows that it reads."""
+    cfg, policy = Config(**PPO), make_critic(make_policy())
+    rows = prepare(cfg, policy, None, flatten(EPISODES))
+    assert rows.advantage is None and rows.score.shape == (len(ROWS),)
+    before = copy.deepcopy(rows)
+    values = critic.learn_values(cfg, policy, optimizer_of(policy, cfg), rows, (0, 0))
+    assert_equal_rows(rows, before)
+    width = max(len(t.response_ids) for t in ROWS)
+    assert values.advantage.shape == (len(ROWS), width)
+
+
 def test_one_step_of_the_critic_is_adamw_on_the_value_loss():
     cfg, policy = Config(**PPO | {"mini_batch": 0, "micro_tokens": 60}), make_critic(make_policy())
     twin = copy.deepcopy(policy.critic)
     before = copy.deepcopy(policy.model.state_dict())
     learned(cfg, policy)
-    optimizer = torch.optim.AdamW(twin.parameters(), lr=cfg.critic_lr, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(twin.parameters(), lr=critic.LR_FACTOR * cfg.lr, weight_decay=0.0)
     scores = [e.episode_return for e in EPISODES for _ in e.transitions]
     errors = []
     for row, score in zip(ROWS, scores):
@@ -109,7 +137,7 @@ def test_policy_and_critic_step_apart_and_values_come_to_fit():
     optimizer = optimizer_of(policy, cfg)
     losses = []
     for _ in range(12):
-        rows, metrics, _ = learned(cfg, policy, optimizer)
+        rows, metrics = learned(cfg, policy, optimizer)
         losses.append(metrics["loss_value"])
         values = copy.deepcopy(policy.critic.state_dict())
         weight = policy.model.lm_head.weight.clone()
@@ -121,7 +149,7 @@ def test_policy_and_critic_step_apart_and_values_come_to_fit():
 
 @pytest.mark.slow
 def test_a_run_with_ppo_resumes_with_the_same_numbers(config, tmp_path):
-    settings = dict(algo="ppo", groups=4, group_size=1, updates=4, lr=1e-3, critic_lr=1e-2)
+    settings = dict(algo="ppo", groups=4, group_size=1, updates=4, lr=1e-3)
     train.train(config(**settings))
     whole = numbers(tmp_path / "r")
     expected = {"loss_value", "value", "explained_variance", "lambda", "loss_wm"}
@@ -139,10 +167,9 @@ def test_a_run_with_ppo_resumes_with_the_same_numbers(config, tmp_path):
     AutoModelForCausalLM.from_pretrained(checkpoint)  # still a plain Hugging Face folder
 
 
-@pytest.mark.parametrize("given, expected", [({}, 0.02), ({"critic_lr": 0.5}, 0.5)])
-def test_the_critic_starts_from_the_model_with_a_learning_rate_of_its_own(config, given, expected):
-    with open_session(config(algo="ppo", lr=0.002, **given)) as s:
-        assert [group["lr"] for group in s.optimizer.param_groups] == [0.002, expected]
+def test_the_critic_starts_from_the_model_with_a_learning_rate_of_its_own(config):
+    with open_session(config(algo="ppo", lr=0.002)) as s:
+        assert [group["lr"] for group in s.optimizer.param_groups] == [0.002, 0.02]
         ours = dict(s.policy.critic.decoder.named_parameters())
         for name, weight in s.policy.model.get_decoder().named_parameters():
             assert torch.equal(ours[name], weight) and ours[name] is not weight
@@ -151,13 +178,14 @@ def test_the_critic_starts_from_the_model_with_a_learning_rate_of_its_own(config
 
 
 @pytest.mark.slow
-def test_two_ranks_give_the_same_critic(tmp_path):
+@pytest.mark.parametrize("case", PPO_CASES)
+def test_two_ranks_give_the_same_critic(tmp_path, case):
     """Replicated and sharded (FSDP2), real torchrun: metrics and weights of one process."""
-
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*torchrun, "--nproc-per-node=2", "-m", "tests.dist_jobs", "ppo", tmp_path / "out.pt"]
+    command = [*torchrun, "--nproc-per-node=2", "-m", "tests.dist_jobs"]
+    command += ["ppo", tmp_path / "out.pt", case]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
-    results, alone = torch.load(tmp_path / "out.pt"), ppo_updated(shard=False)
+    results, alone = torch.load(tmp_path / "out.pt"), ppo_updated(case, shard=False)
     for how in ("replicated", "sharded"):
         for key, value in alone["metrics"].items():
             assert results[how]["metrics"][key] == pytest.approx(value, abs=1e-4), (how, key)

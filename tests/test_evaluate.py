@@ -11,10 +11,11 @@ from paw_min.config import Config
 from paw_min.envs.interface import Step
 from paw_min.envs.pool import EnvPool
 from paw_min.model.sampler import HFSampler
-from paw_min.rollout import Episode, Transition, request_seed
+from paw_min.rollout import Episode, Transition
 from paw_min.running.errors import UserError
 from paw_min.running.evaluate import evaluate, outcomes, transcript
 from paw_min.running.metrics import describe_episodes
+from paw_min.running.seeds import request_seed
 from tests.helpers import Script, make_policy, seeds
 
 
@@ -36,13 +37,13 @@ class Series:
                     score=0.75)  # fmt: skip
 
 
-def run(tasks, policy=None, sampler=None, slots=3, make_env=Series, **settings):
+def run(tasks, policy=None, sampler=None, slots=3, make_env=Series, trial=0, **settings):
     Series.played = {}
     policy = policy or make_policy()
     sampler = sampler or Script(policy)
     with EnvPool(make_env, slots) as pool:
         cfg = Config(**{"prompt": "compact", "eval_temperature": 0.7} | settings)
-        return evaluate(cfg, policy, sampler, pool, tasks), sampler
+        return evaluate(cfg, policy, sampler, pool, tasks, trial), sampler
 
 
 def test_each_task_is_played_eval_repeats_times():
@@ -94,14 +95,14 @@ def test_an_evaluation_without_a_played_episode_stops():
 
 
 def test_seeds_of_the_default_are_pinned():
-    """--eval-seed 0 with one repeat draws what evaluations without these flags drew."""
+    """An evaluation with one repeat draws what it drew before there were repeats and trials."""
     assert seeds(run(["a 1", "a 0"])[1]) == {request_seed(-1, i, 0) for i in range(2)}
     assert request_seed(-1, 0, 0) == 3007455550225861608  # the same on every machine
 
 
-def test_another_eval_seed_draws_anew_and_repeats_draw_their_own():
+def test_another_trial_draws_anew_and_repeats_draw_their_own():
     tasks = ["a 111", "b 000"]
-    drawn = [seeds(run(tasks, eval_seed=s, eval_repeats=3)[1]) for s in (0, 1, 2)]
+    drawn = [seeds(run(tasks, trial=k, eval_repeats=3)[1]) for k in (0, 1, 2)]
     assert all(len(one) == 6 for one in drawn) and len(set.union(*drawn)) == 18
     # The seed of training does not matter.
     assert seeds(run(tasks, seed=5)[1]) == seeds(run(tasks)[1])
@@ -127,8 +128,8 @@ def test_an_evaluation_replays_on_a_real_model():
 
     plain = responses()
     assert plain == responses() and plain[0] != plain[1]
-    other, repeated = responses(eval_seed=1), responses(eval_repeats=2)
-    assert other != plain and other == responses(eval_seed=1)
+    other, repeated = responses(trial=1), responses(eval_repeats=2)
+    assert other != plain and other == responses(trial=1)
     assert len(repeated) == 4 and repeated[0] == plain[0]  # trajectory 0 of both
     assert repeated[0] != repeated[1]
 

@@ -17,13 +17,13 @@ from transformers import AutoModelForCausalLM
 
 from paw_min import train
 from paw_min.config import Config, parse_args
-from paw_min.model import lora
+from paw_min.model import export, lora
 from paw_min.model.batches import collate, micro_batches
 from paw_min.model.policy import Policy, load_policy
+from paw_min.rollout import flatten
 from paw_min.running import runs, session
 from paw_min.running.errors import UserError
-from paw_min.running.metrics import UpdateMetrics
-from paw_min.update import learn, loss_terms, prepare
+from paw_min.update import learn, loss_parts, prepare
 from run_alfworld import PRESETS
 from tests.helpers import (
     BASE,
@@ -37,6 +37,7 @@ from tests.helpers import (
     with_adapters,
 )
 
+pytestmark = pytest.mark.usefixtures("without_gradient_clipping")
 RUN = dict(lora_rank=4, updates=1, eval_every=1, kl_coef=0.1, lr=1e-2)
 SETTINGS = BASE | dict(kl_coef=0.1, entropy_coef=0.01, lora_rank=4)
 
@@ -44,17 +45,17 @@ SETTINGS = BASE | dict(kl_coef=0.1, entropy_coef=0.01, lora_rank=4)
 def merged(policy, family: str):
     """A policy without adapters, with the weights that vLLM gets."""
     plain = make_policy(family)
-    plain.model.load_state_dict(dict(lora.full_weights(policy.model)))
+    plain.model.load_state_dict(dict(export.full_weights(policy.model)))
     return plain
 
 
 def gradients(policy, cfg: Config) -> dict[str, torch.Tensor]:
     """Of Eq. 11 with all its terms, on fixed rows."""
-    rows = prepare(cfg, policy, make_policy(), EPISODES)
+    rows = prepare(cfg, policy, make_policy(), flatten(EPISODES))
     everything = list(range(len(rows.tokens)))
     with_obs = (rows.row_weight > 0).tolist()
     for batch in micro_batches(policy, rows.tokens, everything, with_obs, cfg.micro_tokens):
-        terms = loss_terms(cfg, policy, rows, everything, batch, UpdateMetrics(1))
+        terms = loss_parts(cfg, policy, rows, everything, batch).terms
         assert set(terms) == {"pg", "entropy", "kl", "wm"} and all(terms.values())
         sum(terms.values()).backward()
     return {name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None}
@@ -107,7 +108,7 @@ def test_the_policy_without_adapters_is_the_reference_bit_for_bit(precision):
         cfg = Config(**SETTINGS | dict(mini_batch=8))
         policy = with_adapters(make_policy(), precision)
         reference = make_policy(precision=precision) if second_model else policy
-        rows = prepare(cfg, policy, reference, EPISODES)
+        rows = prepare(cfg, policy, reference, flatten(EPISODES))
         optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], cfg.lr)
         metrics = learn(cfg, policy, optimizer, rows, (0, 0))
         assert (rows.ref_logp - rows.old_logp).abs().max() > 0.1 and metrics["ref_kl"] > 0.01
@@ -208,18 +209,18 @@ def checkpoint(trained, tmp_path):
 
 @pytest.mark.slow
 def test_a_plain_folder_with_merged_weights(config, model, checkpoint, tmp_path, capsys):
-    lora.main([str(checkpoint.parent), "--out", str(tmp_path / "plain")])
+    export.main([str(checkpoint.parent), "--out", str(tmp_path / "plain")])
     assert f"plain: the policy of {checkpoint}" in capsys.readouterr().out
     assert not (tmp_path / "plain" / "adapter_config.json").exists()
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
     with session.open_session(config(**RUN), eval_only=True) as s:
-        weights = dict(lora.full_weights(s.policy.model))
+        weights = dict(export.full_weights(s.policy.model))
     start = load_policy(model).model.state_dict()
     for name, weight in plain.state_dict().items():
         torch.testing.assert_close(weight, weights[name], atol=1e-6, rtol=0)
         assert ("proj" in name) == (not torch.equal(weight, start[name]))
     with pytest.raises(UserError, match="has no checkpoint: give the folder of a run, runs/NAME"):
-        lora.main([str(tmp_path / "plain"), "--out", "nowhere"])
+        export.main([str(tmp_path / "plain"), "--out", "nowhere"])
 
 
 @pytest.mark.slow
@@ -237,7 +238,7 @@ def test_a_checkpoint_is_a_start_model(config, checkpoint, tmp_path, rank):
     changed = [name for name in end if not torch.equal(end[name], start[name])]
     assert len(changed) == (2 * 7 if rank else len(end))
     with session.open_session(config(**settings, updates=1), eval_only=True) as s:
-        for name, weight in lora.full_weights(s.policy.model):
+        for name, weight in export.full_weights(s.policy.model):
             torch.testing.assert_close(end[name], weight, atol=1e-6, rtol=0)
     train.train(config(**settings, updates=2))
     assert numbers(tmp_path / "next")[2]["ref_kl"] > 1e-6

@@ -93,19 +93,6 @@ def test_gradients_equal_those_of_the_plain_formula(policy):
         torch.testing.assert_close(grad, p.grad, atol=2e-5, rtol=1e-4, msg=name)
 
 
-def test_packed_rows_score_like_padded_ones(policy):
-    """With sdpa, too: transformers sees by the positions where a row begins."""
-    results = []
-    for packed in (False, True):
-        batch = collate(ROWS, [True, False, True], policy.pad_id, packed=packed)
-        policy.zero_grad()
-        logp, entropy = policy(batch)
-        (logp.sum() + entropy.sum()).backward()
-        results.append([logp, entropy, *(p.grad.clone() for p in policy.parameters())])
-    for padded, packed in zip(*results):
-        torch.testing.assert_close(packed, padded, atol=2e-5, rtol=1e-4)
-
-
 def test_bf16_is_near_and_weights_stay_fp32():
     fp32, bf16 = make_policy(), make_policy(precision="bf16")
     batch = collate(ROWS, [True] * 3, fp32.pad_id)

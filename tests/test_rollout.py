@@ -7,15 +7,17 @@ import time
 from collections import deque
 
 import pytest
+import torch
 
 from paw_min.config import Config
 from paw_min.envs.interface import Answer, Step
 from paw_min.envs.pool import EnvPool
 from paw_min.model.sampler import HFSampler, Response
-from paw_min.rollout import request_seed, rollout
+from paw_min.rollout import flatten, rollout
 from paw_min.running import distributed
 from paw_min.running.errors import UserError
-from tests.helpers import Script, make_policy, seeds
+from paw_min.running.seeds import request_seed
+from tests.helpers import EPISODES, ROWS, Script, make_policy, seeds
 
 
 class Countdown:
@@ -80,6 +82,27 @@ def test_rows():
     assert stats["tokens_generated"] == 2 * len(sampler.ids)
 
 
+def test_columns_of_an_update_are_those_of_its_transitions():
+    rows = flatten(EPISODES)
+    assert rows.tokens == ROWS
+    for name in ("group", "trajectory", "reward", "anchor"):
+        assert getattr(rows, name) == [getattr(t, name) for t in ROWS], name
+    assert rows.valid.dtype == torch.bool and rows.valid.tolist() == [t.valid for t in ROWS]
+    assert rows.episode_return == [
+        sum(t.reward for t in ROWS if t.trajectory == row.trajectory) for row in ROWS
+    ]
+    assert 0.0 in rows.episode_return and 10.0 in rows.episode_return
+    width = max(len(t.response_ids) for t in ROWS)
+    assert rows.sampler_logp.tolist() == [
+        t.response_logps + [0.0] * (width - len(t.response_ids)) for t in ROWS
+    ]
+    computed = {name for name, column in vars(rows).items() if column is None}
+    assert computed == {
+        "score", "advantage", "old_logp", "ref_logp", "entropy", "candidates", "selected",
+        "lambda_g", "row_weight",
+    }  # fmt: skip
+
+
 def test_an_episode_may_end_without_being_won():
     _, _, (lost, won), _ = play(["-2", "2"])
     assert not lost.won and not lost.failed and lost.episode_return == 0.0
@@ -141,9 +164,9 @@ def test_ranks_play_whole_groups_and_draw_as_one_would(monkeypatch):
     policy = make_policy()
     cfg, groups = Config(prompt="compact", max_turns=5), [0, 0, 1, 1, 2, 2]
 
-    def play(rank, world):
+    def play(rank, n_ranks):
         monkeypatch.setattr(distributed, "rank", lambda: rank)
-        monkeypatch.setattr(distributed, "world", lambda: world)
+        monkeypatch.setattr(distributed, "n_ranks", lambda: n_ranks)
         monkeypatch.setattr(distributed, "all_gather", lambda items: items)
         sampler = Script(policy)
         with EnvPool(Countdown, 2) as pool:

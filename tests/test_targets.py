@@ -11,11 +11,19 @@ import torch
 from paw_min import cmae, targets
 from paw_min.config import Config
 from paw_min.model.batches import TokenRow, collate
+from paw_min.rollout import flatten
 from paw_min.running.conflict import gradient_conflict
 from paw_min.running.metrics import describe_episodes
-from paw_min.update import learn, mini_batches, prepare, select_transitions
+from paw_min.update import (
+    learn,
+    mini_batches,
+    prepare,
+    select_transitions,
+    world_model_candidates,
+)
 from tests.helpers import BASE, EPISODES, ROWS, make_policy, of_mini, run, start, step_of
 
+pytestmark = pytest.mark.usefixtures("without_gradient_clipping")
 THREE = [TokenRow([1], [10 * k, 10 * k + 1], [10 * k + 5]) for k in (1, 2, 3)]  # one trajectory
 
 
@@ -43,11 +51,12 @@ def test_the_placebo_is_fixed_by_the_seed_and_a_lone_row_has_none():
 
 def test_the_placebo_changes_targets_and_nothing_else():
     cfg = Config(**BASE | dict(wm_target="shuffled"))
-    plain = prepare(Config(**BASE), make_policy(), None, EPISODES)
-    placebo = prepare(cfg, make_policy(), None, EPISODES)
+    plain = prepare(Config(**BASE), make_policy(), None, flatten(EPISODES))
+    placebo = prepare(cfg, make_policy(), None, flatten(EPISODES))
     assert placebo.tokens == targets.shuffled(ROWS, cfg.seed) != plain.tokens == ROWS
-    for name in ("selected", "row_weight", "advantage", "entropy", "lam"):
+    for name in ("selected", "row_weight", "advantage", "entropy"):
         assert torch.equal(getattr(placebo, name), getattr(plain, name)), name
+    assert placebo.lambda_g == plain.lambda_g
     assert not torch.equal(run(wm_target="shuffled")[0], run()[0])
     assert torch.equal(run(wm_target="shuffled", paw=False)[0], run(paw=False)[0])
 
@@ -82,7 +91,7 @@ def test_only_observations_are_scored():
 
 
 def test_several_steps_in_an_update():
-    rows = prepare(Config(**BASE | dict(wm_steps=3)), make_policy(), None, EPISODES)
+    rows = prepare(Config(**BASE | dict(wm_steps=3)), make_policy(), None, flatten(EPISODES))
     assert max(len(r.given) for r in rows.tokens) > 0
     assert not torch.equal(run(wm_steps=2)[0], run()[0])
     assert run(wm_steps=2)[1]["tokens_trained"] > run()[1]["tokens_trained"]
@@ -95,10 +104,13 @@ def test_equal_transitions_count_once():
     rows = [THREE[0], THREE[1], THREE[0], TokenRow([1], [10, 11], [99]), THREE[0]]
     assert targets.first_occurrences(rows) == [True, True, False, True, False]
     cfg = Config(**BASE | dict(dedup=True, select_ratio=1.0))
-    assert select_transitions(cfg, rows, None).tolist() == [True, True, False, True, False]
+    candidates = world_model_candidates(cfg, rows)
+    assert candidates.tolist() == [True, True, False, True, False]
+    assert select_transitions(cfg, candidates, None).tolist() == candidates.tolist()
     entropy = torch.tensor([0.0, 2.0, 9.0, 1.0, 9.0])  # the copies do not compete
     cfg.select_ratio = 0.5
-    assert select_transitions(cfg, rows, entropy).tolist() == [False, True, False, True, False]
+    selected = select_transitions(cfg, candidates, entropy)
+    assert selected.tolist() == [False, True, False, True, False]
 
 
 def test_their_share_is_logged():
@@ -120,7 +132,7 @@ def test_the_scale_multiplies_the_world_model_term():
 def test_conflict_is_that_of_the_two_gradients(mini_batch):
     """With one mini-batch, the two gradients are those of whole updates, from SGD's steps."""
     cfg, policy = Config(**BASE | dict(mini_batch=mini_batch, micro_tokens=60)), make_policy()
-    rows = prepare(cfg, policy, None, EPISODES)
+    rows = prepare(cfg, policy, None, flatten(EPISODES))
     measured = gradient_conflict(cfg, policy, rows, (0, 0))
     assert all(p.grad is None for p in policy.parameters())
     if mini_batch:  # those of its first mini-batch alone, the world model's scaled up
@@ -140,7 +152,7 @@ def test_conflict_is_that_of_the_two_gradients(mini_batch):
 def test_measuring_the_conflict_changes_nothing():
     cfg, policy = Config(**BASE), make_policy()
     optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)
-    rows = prepare(cfg, policy, None, EPISODES)
+    rows = prepare(cfg, policy, None, flatten(EPISODES))
     gradient_conflict(cfg, policy, rows, (0, 0))
     learn(cfg, policy, optimizer, rows, (0, 0))
     weights = torch.cat([p.detach().flatten() for p in policy.model.parameters()])
@@ -149,7 +161,7 @@ def test_measuring_the_conflict_changes_nothing():
 
 def test_without_a_world_model_the_cosine_is_zero():
     cfg, policy = Config(**BASE | dict(paw=False)), make_policy()
-    rows = prepare(cfg, policy, None, EPISODES)
+    rows = prepare(cfg, policy, None, flatten(EPISODES))
     measured = gradient_conflict(cfg, policy, rows, (0, 0))
     assert measured["grad_norm_wm"] == measured["grad_cosine"] == 0.0
     assert measured["grad_norm_rl"] > 0 and math.isfinite(measured["grad_norm_rl"])

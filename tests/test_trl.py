@@ -20,9 +20,8 @@ from paw_min.config import Config
 from paw_min.envs.alfworld import list_games
 from paw_min.model.batches import micro_batches
 from paw_min.model.policy import load_policy
-from paw_min.rollout import Episode, Transition
-from paw_min.running.metrics import UpdateMetrics
-from paw_min.update import loss_terms, prepare
+from paw_min.rollout import Episode, Transition, flatten
+from paw_min.update import loss_parts, prepare
 
 pytestmark = pytest.mark.slow
 MODEL = toy.default_model("alfworld")
@@ -118,13 +117,13 @@ def test_with_it_the_gradient_is_ours(run, settings):
         rho=on.trainer.args.rho, r_max=on.trainer.args.r_max, micro_tokens=1024,
     )  # fmt: skip
     policy = load_policy(MODEL)
-    rows = prepare(cfg, policy, None, episodes(on.played))
+    rows = prepare(cfg, policy, None, flatten(episodes(on.played)))
     assert len(rows.tokens) == 16 and len(set(rows.row_weight.tolist())) > 1
     everything = list(range(len(rows.tokens)))
-    with_obs, metrics = (rows.row_weight > 0).tolist(), UpdateMetrics(1)
+    with_obs = (rows.row_weight > 0).tolist()
     total = 0.0
     for batch in micro_batches(policy, rows.tokens, everything, with_obs, cfg.micro_tokens):
-        terms = loss_terms(cfg, policy, rows, everything, batch, metrics)
+        terms = loss_parts(cfg, policy, rows, everything, batch).terms
         if "wm" in terms:
             terms["wm"].backward()
             total += terms["wm"].item()

@@ -12,11 +12,11 @@ from paw_min.running.metrics import describe_episodes, mean
 
 
 def evaluate(
-    cfg: Config, policy, sampler, pool: Pool, tasks: list[str], trial: int = 0
+    cfg: Config, policy, sampler, pool: Pool, tasks: list[str], trial_seed: int = 0
 ) -> Rollout:
     """Play each task of the panel `eval_repeats` times, at the evaluation temperature.
 
-    trial: another one has other seeds, for the same tasks.
+    trial_seed: another one draws other responses to the same tasks.
     """
     task_of_episode = [task for task in tasks for _ in range(cfg.eval_repeats)]
     group_of_episode = [g for g in range(len(tasks)) for _ in range(cfg.eval_repeats)]
@@ -24,7 +24,7 @@ def evaluate(
         played = rollout(
             cfg, policy, sampler, pool, task_of_episode, group_of_episode,
             temperature=cfg.eval_temperature,
-            seed_key=(-1, trial) if trial else (-1,),
+            seed_key=(-1, trial_seed) if trial_seed else (-1,),
             label="evaluate",
         )  # fmt: skip
     episodes = played.episodes

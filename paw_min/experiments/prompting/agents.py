@@ -25,13 +25,14 @@ from dataclasses import dataclass, field, replace
 from paw_min.config import Config
 from paw_min.envs.interface import Answer, Context, Pool
 from paw_min.model.sampler import Request
-from paw_min.rollout import Episode, request_seed
+from paw_min.rollout import Episode
 from paw_min.running.console import say
 from paw_min.running.evaluate import evaluate
 from paw_min.running.metrics import mean
+from paw_min.running.seeds import request_seed
 from paw_min.running.session import Session
 
-TRIAL_SEEDS = 1000  # added to the evaluation seed from trial to trial
+TRIAL_SEEDS = 1000  # between the seeds of two trials
 
 REACT = """\
 Solve a task step by step. In each step, first think about what you have seen and what is left to
@@ -173,8 +174,8 @@ def reflexion(
     for trial in range(1, trials + 1):
         if remaining:  # else all tasks are solved
             memory = Remembering(s.pool, lessons)
-            trial_cfg = replace(cfg, eval_seed=cfg.eval_seed + TRIAL_SEEDS * (trial - 1))
-            played = evaluate(trial_cfg, s.policy, s.sampler, memory, remaining).episodes
+            trial_seed = TRIAL_SEEDS * (trial - 1)
+            played = evaluate(cfg, s.policy, s.sampler, memory, remaining, trial_seed).episodes
             tokens += count(played)
             for episode in played:
                 # A game that breaks in a later trial does not replace its earlier episode.
@@ -184,7 +185,7 @@ def reflexion(
             lost = [episode for episode in played if not episode.won and not episode.failed]
             remaining = [episode.task for episode in lost]
             if trial < trials and lost:
-                reflect(trial_cfg, s, react, memory, lost, tokens)
+                reflect(cfg, s, react, memory, lost, tokens, trial_seed)
         solved = mean([episode.won for episode in last.values() if not episode.failed])
         success[f"eval_success_trial_{trial}"] = solved
         say(f"trial {trial}: success {solved:.3f}, {len(remaining)} tasks left")
@@ -192,14 +193,16 @@ def reflexion(
 
 
 def reflect(
-    cfg: Config, s: Session, react: React, memory: Remembering, lost: list[Episode], tokens: Counter
-) -> None:
+    cfg: Config, s: Session, react: React, memory: Remembering, lost: list[Episode],
+    tokens: Counter, trial_seed: int,
+) -> None:  # fmt: skip
     """Let the model write one reflection per failed episode, and add it to the memory."""
     requests = []
     for n, episode in enumerate(lost):
         prompt = react.reflection(memory.instructions[episode.task], episode)
         ids = s.policy.encode_chat(prompt)
-        requests.append(Request(n, ids, request_seed(-2, cfg.eval_seed, episode.trajectory)))
+        seed = request_seed(-2, trial_seed, episode.trajectory)
+        requests.append(Request(n, ids, seed))
     queue = deque(requests)  # the sampler empties it
     with s.sampler.sync(s.policy):
         for finished in s.sampler.generate(queue, cfg.eval_temperature, cfg.max_response_tokens):
