@@ -20,8 +20,6 @@ def table(folder: Path) -> str:
     if r := found.get("correctness"):
         for name, gap in r["gap_bf16"].items():
             add("correctness", f"{name} against the trainer, nats per token", f"{gap:.1e}", "0.1")
-        for name, x in r["packed"].items():
-            add("correctness", f"packed against padded gradients, {name}", f"{x:.1e}")
         add("correctness", "checkpoint, in learning rates", f"{r['checkpoint']:.1e}", "0.1")
     for shape, title in TITLES.items():
         if r := found.get(f"overhead-{shape}"):
