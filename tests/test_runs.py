@@ -349,7 +349,7 @@ def test_weights_that_are_not_finite_are_never_saved(finished, config, policy, v
 
 
 def test_a_run_that_overflows_saves_nothing_and_promises_nothing(config, tmp_path, monkeypatch):
-    def overflow(cfg, policy, *args):
+    def overflow(cfg, policy, *args, **key):
         with torch.no_grad():
             next(policy.parameters()).fill_(float("nan"))
         return {}
