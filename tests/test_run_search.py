@@ -98,15 +98,15 @@ def test_a_server_that_dies_stops_the_run_which_then_resumes(config, world, tmp_
         assert runs.read_metrics(tmp_path / "whole")[1]["wm_loss"] > 0
         train.train(config(name="cut", retriever=url, model=standin))
         port = url.rsplit(":", 1)[1].split("/")[0]
-        update = train.update
+        run_update = train.run_update
 
         def dying(*args):
             process.kill()
             process.wait()
-            return update(*args)
+            return run_update(*args)
 
         with monkeypatch.context() as patch:
-            patch.setattr(train, "update", dying)
+            patch.setattr(train, "run_update", dying)
             with pytest.raises(UserError, match="did not come back within .* start it again"):
                 train.train(config(name="cut", updates=2, retriever=url, model=standin))
         with pytest.raises(UserError, match="cannot be reached"):

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from paw_min import train
+from paw_min.config import FORMER_SETTINGS
 from paw_min.running import plot, runs
 from paw_min.running.errors import UserError
 from tests.helpers import SMALL, argv, make_policy
@@ -289,9 +290,27 @@ def test_a_run_belongs_to_its_settings_and_free_ones_may_change(finished, config
         with pytest.raises(UserError, match="belongs to a run with.*another --name") as error:
             runs.Run(config(**changed))
         assert text in one_line(error)
-    free = dict(updates=9, eval_every=1, eval_seed=5, eval_repeats=3, save_every=2, threads=2)
+    free = dict(updates=9, eval_every=1, eval_repeats=3, save_every=2, workers=2)
     runs.Run(config(**free))
-    assert json.loads((finished / "config.json").read_text())["eval_seed"] == 5
+    assert json.loads((finished / "config.json").read_text())["eval_repeats"] == 3
+
+
+def test_a_run_of_an_earlier_version_resumes_unless_a_former_setting_differs(finished, config):
+    path = finished / "config.json"
+    stored = json.loads(path.read_text())
+    stored["wm_weight"] = stored.pop("lambda_mode")
+    stored["entropy"] = stored.pop("select_entropy")
+    stored |= FORMER_SETTINGS | {"eval_seed": 5, "threads": 2}
+    path.write_text(json.dumps(stored | {"grad_clip": 0.5}))
+    with pytest.raises(UserError, match="^the run has --grad-clip 0.5, .*another --name") as error:
+        train.train(config(updates=2))
+    assert "uses 1.0" in one_line(error)
+    path.write_text(json.dumps(stored))
+    with pytest.raises(UserError, match="belongs to a run with --lambda-mode 'adaptive'"):
+        train.train(config(updates=2, lambda_mode="constant"))
+    train.train(config(updates=2))
+    assert [line["update"] for line in runs.read_metrics(finished)] == [0, 1, 2]
+    assert json.loads(path.read_text()).keys().isdisjoint({"grad_clip", "wm_weight"})
 
 
 @pytest.mark.parametrize(
@@ -331,7 +350,7 @@ def test_weights_that_are_not_finite_are_never_saved(finished, config, policy, v
 
 
 def test_a_run_that_overflows_saves_nothing_and_promises_nothing(config, tmp_path, monkeypatch):
-    def overflow(cfg, policy, *args):
+    def overflow(cfg, policy, *args, **key):
         with torch.no_grad():
             next(policy.parameters()).fill_(float("nan"))
         return {}

@@ -377,7 +377,7 @@ def test_only_a_server_is_called_in_a_thread(tmp_path, monkeypatch, library):
     for split in ("train", "test"):
         row = {"question": "who?", "golden_answers": ["me"]}
         (tmp_path / f"{split}.jsonl").write_text(json.dumps(row))
-    monkeypatch.setattr(env, "open_retriever", lambda source, encoder: library)
+    monkeypatch.setattr(env, "open_retriever", lambda source: library)
     for source, has_thread in (("http://127.0.0.1:1", True), (str(tmp_path), False)):
         tasks = env.load(Config(eval_split="test", retriever=source), str(tmp_path))
         assert (tasks.train, tasks.held_out) == (["0"], ["1"])

@@ -25,7 +25,7 @@ from paw_min.model.policy import Policy
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.model.scoring import check_sync
 from paw_min.model.vllm_sampler import VLLMSampler
-from paw_min.rollout import Episode, Transition
+from paw_min.rollout import Episode, Transition, flatten
 from paw_min.running.errors import UserError
 from tests import helpers
 from tests.helpers import with_adapters
@@ -116,7 +116,7 @@ def stops(policy, asked, answers, temperature=1.0) -> bool:
             Transition(r.prompt_ids, ids, [], logps, 0.0, True, "", e.group, e.trajectory)
         )
     try:
-        check_sync(Config(), policy, episodes, 3)
+        check_sync(Config(), policy, flatten(episodes), 3)
     except UserError as error:
         assert "update 3: the sampler's log-probabilities differ" in str(error)
         return True

@@ -741,8 +741,8 @@ def test_environments_of_a_process_share_one_shop():
 
 
 def settings(**changes):
-    return SimpleNamespace(**dict(human_goals=False, n_products=0, train_split="train",
-                                  eval_split="test", workers=0, env_timeout=60.0) | changes)
+    default = dict(human_goals=False, n_products=0, eval_split="test", workers=0)
+    return SimpleNamespace(**default | changes)
 
 
 @pytest.mark.parametrize("human, n_goals", [(False, 788), (True, 97)])
@@ -758,7 +758,7 @@ def test_load_splits_the_goals(human, n_goals):
 
 
 @pytest.mark.parametrize("changes, message", [
-    (dict(train_split="all"), "--train-split all is not a split of WebShop; use one of train, "),
+    (dict(eval_split="all"), "--eval-split all is not a split of WebShop; use one of train, "),
     (dict(eval_split="valid_seen"), "--eval-split valid_seen is not a split of WebShop; use one"),
     (dict(n_products=1), "4 goals cannot be split"),
 ])

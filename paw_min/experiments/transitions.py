@@ -30,7 +30,13 @@ from paw_min.running.console import progress_bar
 from paw_min.running.distributed import join
 from paw_min.running.errors import Parser, UserError
 from paw_min.running.runs import newest_checkpoint, reading, writing
-from paw_min.running.session import find_tasks, forward_precision, make_sampler, start_model
+from paw_min.running.session import (
+    check_machine,
+    find_tasks,
+    forward_precision,
+    make_sampler,
+    start_model,
+)
 from paw_min.running.tasks import draw_groups
 from paw_min.toy.standins import TEACHERS
 
@@ -180,6 +186,7 @@ def teacher_rows(cfg: Config, policy: Policy, episodes: int) -> list[TextRow]:
 def play(args: Arguments) -> Played:
     """Load the model, and play with it, or let the teacher play."""
     cfg = args.cfg
+    check_machine(cfg)
     device = join(cfg.device)
     precision = forward_precision(cfg, device)
     model = start_model(cfg)
