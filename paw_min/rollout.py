@@ -212,6 +212,8 @@ class _Player:
         self.seats: dict[int, _Seat] = {}  # by slot
         self.queue: deque[Request] = deque()  # what the sampler generates next
         self.waiting = deque(episodes)  # episodes not started yet
+        # Fill the pool. From here on, a slot gets its next episode when its own has ended, so that
+        # a short episode does not wait for a long one.
         for slot in range(pool.n_envs):
             self.begin(slot)
 
@@ -232,6 +234,7 @@ class _Player:
             if answer is None:
                 return
             self.on_answer(answer.slot, answer.step)
+            # Others may be ready as well: take them all, so that they generate in one batch.
             timeout = 0
 
     def on_response(self, response: Response) -> None:
@@ -249,6 +252,8 @@ class _Player:
         seat = self.seats[slot]
         over = False
         if step.failed:
+            # The environment broke. Its transitions so far stay in the episode, but train.py leaves
+            # the whole episode out: its return is unknown.
             seat.episode.failed = step.failed
             over = True
         elif seat.context is None:  # the answer to the reset
@@ -264,6 +269,8 @@ class _Player:
             self.begin(slot)
         else:
             seat.prompt_ids = self.prompt(seat.context)
+            # A seed of its own for each response: what is drawn does not depend on which requests
+            # happen to share a batch.
             turn = len(seat.episode.transitions)
             seed = request_seed(*self.seed_key, seat.episode.trajectory, turn)
             self.queue.append(Request(slot, seat.prompt_ids, seed))
@@ -272,12 +279,14 @@ class _Player:
         """Record (h_t, a_t, r_t, o_{t+1}), and make o_{t+1} the state to act in."""
         episode = seat.episode
         context = seat.context
+        # o_{t+1} is tokenized alone, not with the prompt that will show it: the target of the
+        # world model is this observation, whatever the next prompt looks like.
         obs_ids = self.policy.encode(step.observation)
         limit = self.cfg.max_obs_tokens
         self.metrics["obs_tokens_cut"] += max(0, len(obs_ids) - limit)
         transition = Transition(
             prompt_ids=seat.prompt_ids,
-            response_ids=seat.response.ids,
+            response_ids=seat.response.ids,  # as sampled: decoding and encoding may differ
             obs_ids=obs_ids[:limit],
             response_logps=seat.response.logps,
             reward=step.reward,

@@ -34,6 +34,8 @@ def train(cfg: Config, eval_only: bool = False) -> None:
             report_evaluation(cfg, s)
             return
 
+        # Weights were loaded with the session. This loads the optimizer's moments, and drops the
+        # metrics of updates that the checkpoint does not know.
         done = s.run.restore(s.policy, s.optimizer)  # 0, unless this is a resumed run
         # Gradient checkpointing is off in eval mode. There is no dropout that this would turn on.
         s.policy.train()
@@ -44,7 +46,7 @@ def train(cfg: Config, eval_only: bool = False) -> None:
 
         for k in range(done + 1, cfg.updates + 1):  # Alg. 1, line 1
             metrics = {"update": k} | run_update(cfg, s, k)
-            # The last update is always evaluated and saved.
+            # The last update is always evaluated and saved, whatever the intervals.
             is_last = k == cfg.updates
             if is_last or (cfg.eval_every and k % cfg.eval_every == 0):
                 metrics |= play_panel(cfg, s, k)
@@ -120,6 +122,7 @@ def collect(cfg: Config, s: Session, k: int) -> Rollout:
             cfg, s.policy, s.sampler, s.pool, task_of_episode, group_of_episode,
             temperature=cfg.temperature, seed_key=(cfg.seed, k), label=f"rollout {k}",
         )  # fmt: skip
+    # A broken environment costs its episode, not the run; say so, since it changes the data.
     for episode in played.episodes:
         if episode.failed:
             console.say(f"episode lost: {episode.failed}")

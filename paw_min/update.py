@@ -41,6 +41,8 @@ def prepare(cfg: Config, policy: Policy, reference: Policy | None, rows: Rows) -
     rows: those of rollout.flatten, the same on every rank; not changed. reference: frozen policy
     of the KL term.
     """
+    # One pass without gradient gives log pi_old and the entropies of Eq. 4. It comes before the
+    # first optimizer step, because both belong to the policy that sampled.
     old = old_policy_scores(cfg, policy, rows)
     ref_logp = None
     if reference is not None:
@@ -50,6 +52,8 @@ def prepare(cfg: Config, policy: Policy, reference: Policy | None, rows: Rows) -
     # PPO's advantages come from its critic, which is a model: critic.py.
     advantage = None if cfg.algo == "ppo" else row_advantages(cfg, rows, score)  # of line 7, Eq. 1
 
+    # Selection and lambda_g need all rows of the update: Eq. 4 ranks them globally, Eq. 10 averages
+    # whole groups. So they come before the rows are cut into mini-batches.
     candidates = world_model_candidates(cfg, rows.tokens)
     # Without PaW no row is selected, so every weight is 0 and no observation enters a pass.
     selected = torch.zeros_like(candidates)  # (N,)
@@ -83,10 +87,12 @@ def learn(cfg: Config, policy: Policy, optimizer, rows: Rows, seed_key: tuple) -
     # Append o_{t+1} only where its loss counts. Rows of a group at R_max (lambda_g = 0) cost
     # nothing beyond RL.
     with_obs = (rows.row_weight > 0).tolist()
+    # One epoch: each row is used once, so the ratio pi / pi_old stays near 1.
     metrics = UpdateMetrics(n_steps=len(minis))
     bar = progress_bar(n_rows, "learn", "row")
     for mini in minis:  # line 5, over random rows of all groups
         optimizer.zero_grad()
+        # Micro-batches only bound the memory; they change neither the loss nor its gradient.
         batches = list(micro_batches(policy, rows.tokens, mini, with_obs, cfg.micro_tokens))
         for batch in batches:
             parts = loss_parts(cfg, policy, rows, mini, batch)
@@ -210,6 +216,7 @@ def select_transitions(cfg: Config, candidates: Tensor, entropy: Tensor | None) 
     """
     if entropy is None:
         return candidates
+    # Rows without an observation do not compete: alpha is a fraction of those that could train.
     selected = torch.zeros_like(candidates)
     selected[candidates] = select.top_alpha(entropy[candidates], cfg.select_ratio)
     return selected
@@ -232,7 +239,8 @@ def observation_loss(cfg: Config, logp: Tensor, obs_mask: Tensor) -> Observation
         return ObservationLoss(cmae.cross_entropy(logp, obs_mask), obs_mask)  # Eq. 5
     if cfg.wm_loss == "mae":
         return ObservationLoss(cmae.mae(logp, obs_mask), obs_mask)  # Eq. 6
-    hard = cmae.hard_tokens(logp, cfg.rho).bool()  # Eq. 7
+    # Eq. 7 drops tokens that the policy knows; they still count in |o|, the divisor of Eq. 8.
+    hard = cmae.hard_tokens(logp, cfg.rho).bool()
     return ObservationLoss(cmae.clipped_mae(logp, obs_mask, cfg.rho), obs_mask & hard)  # Eq. 8
 
 
@@ -240,6 +248,8 @@ def policy_loss(
     cfg: Config, logp: Tensor, old_logp: Tensor, advantage: Tensor, mask: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The policy-gradient loss: (B, S), (B, S), (B,) or (B, S), (B, S) -> (), metrics."""
+    # The sampler's log-probs differ from the trainer's by rounding, which a clip would treat as a
+    # change of the policy: truncated importance weights correct for it instead.
     if cfg.old_logp == "sampler":
         return losses.truncated_is(logp, old_logp, advantage, mask)
     return losses.clipped_surrogate(logp, old_logp, advantage, mask, cfg.clip)
@@ -258,6 +268,7 @@ def reference_logp(cfg: Config, policy: Policy, reference: Policy, rows: Rows) -
 
 def gradient_step(policy: Policy, optimizer, rows: Rows, mini: list[int]) -> Tensor:
     """Clip the gradients, summed over the ranks, and step -> their norm before clipping, ()."""
+    # The clip comes after the sum of both losses: a large world-model gradient shrinks RL's part.
     norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), GRAD_CLIP)
     norm = distributed.whole(norm)
     if not torch.isfinite(norm):

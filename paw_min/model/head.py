@@ -51,14 +51,19 @@ class TokenScores(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden: Tensor, weight: Tensor, target: Tensor, n_entropy: int):
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        chosen, entropy = torch.zeros(2, len(hidden), dtype=wide, device=hidden.device)  # (M,) each
-        total = torch.full_like(chosen, torch.finfo(wide).min)  # log sum exp of the tokens so far
+        chosen = torch.zeros(len(hidden), dtype=wide, device=hidden.device)  # (M,) z_y
+        entropy = torch.zeros_like(chosen)  # (M,) of the vocabulary so far
+        total = torch.full_like(chosen, torch.finfo(wide).min)  # (M,) log sum exp so far
         some = slice(n_entropy)
         for _, _, logits, column, here in tiles(hidden, weight, target):
             chosen = torch.where(here, logits.gather(-1, column)[:, 0], chosen)
-            before, total = total, torch.logaddexp(total, logits.logsumexp(-1))
-            # The entropy of the tokens so far, from that of the earlier ones and this tile's.
-            log_share = (before - total)[some]  # of the earlier tokens' probability
+            before = total
+            total = torch.logaddexp(before, logits.logsumexp(-1))
+            # Merge the entropy H of the tokens before this tile with the tile's. A token before it
+            # had the probability p under the old total and has s p now, with s = exp(before -
+            # total), the share of the old tokens in the new total:
+            #     -sum s p log(s p)  =  s H - s log s  =  s (H - log s)
+            log_share = (before - total)[some]  # log s
             logp = logits[some].sub_(total[some, None])  # in place, like most of size (M, C)
             entropy[some] = log_share.exp() * (entropy[some] - log_share)
             entropy[some] -= logp.exp().mul_(logp).sum(-1)
@@ -70,11 +75,13 @@ class TokenScores(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, d_logp: Tensor, d_entropy: Tensor):  # (M,), (M,)
         hidden, weight, target, total, entropy = ctx.saved_tensors
-        some, rest = slice(ctx.n_entropy), slice(ctx.n_entropy, None)
+        some = slice(ctx.n_entropy)  # positions with an entropy
+        rest = slice(ctx.n_entropy, None)
         d_hidden = torch.zeros_like(hidden, dtype=total.dtype)  # (M, D), accumulated in fp32
         # (V, D); a head that is frozen (LoRA) needs none.
         d_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
-        g, h = d_logp[:, None], d_entropy[some, None]  # (M, 1), (N, 1)
+        g = d_logp[:, None]  # (M, 1)
+        h = d_entropy[some, None]  # (N, 1)
         for part, w, logits, column, here in tiles(hidden, weight, target):
             logp = logits.sub_(total[:, None])
             factor = (logp[some] + entropy[some, None]).mul_(h).add_(g[some])  # g + h (log p + H)

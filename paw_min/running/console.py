@@ -25,11 +25,15 @@ COLUMNS = {  # of the table of updates: metric -> title, width, format
 HEADER = "  ".join(f"{title:>{width}}" for title, width, _ in COLUMNS.values())
 
 
-def table_line(m: dict[str, float]) -> str:
+def table_line(metrics: dict[str, float]) -> str:
     """One line per update, aligned with HEADER; blank where a metric does not exist."""
-    if "seconds_rollout" in m:
-        m = m | {"seconds": m["seconds_rollout"] + m["seconds_old_pass"] + m["seconds_update"]}
-    cells = (f"{m[k]:{w}{form}}" if k in m else " " * w for k, (_, w, form) in COLUMNS.items())
+    shown = dict(metrics)
+    if "seconds_rollout" in shown:
+        parts = ("seconds_rollout", "seconds_old_pass", "seconds_update")
+        shown["seconds"] = sum(shown[part] for part in parts)
+    cells = []
+    for name, (_, width, form) in COLUMNS.items():
+        cells.append(f"{shown[name]:{width}{form}}" if name in shown else " " * width)
     return "  ".join(cells)
 
 
@@ -47,18 +51,27 @@ def print_start(s) -> None:
 
 def report(folder, lines: list[dict[str, float]]) -> None:
     """Held-out success (pooled, then averaged over task types) and score, before and after."""
-    evaluated, shown = [line for line in lines if "eval_success" in line], []
-    for key, form in (("success", ".3f"), ("success_types", ".3f"), ("score", ".1f")):
-        if evaluated and not evaluated[0]["update"] and f"eval_{key}" in evaluated[0]:
-            ends = [f"{m[f'eval_{key}']:{form}}" for m in (evaluated[0], evaluated[-1])]
-            name = key.replace("_types", " averaged over task types")
-            if ends not in shown:  # the average is that of all tasks where types are equally many
-                after = f"{ends[1]} after {evaluated[-1]['update']} updates"
-                say(f"held-out {name}: {ends[0]} before, {after} ({folder})")
-            shown.append(ends)
+    evaluated = [line for line in lines if "eval_success" in line]
+    # A run that was not evaluated before training has nothing to compare with.
+    if evaluated and not evaluated[0]["update"]:
+        first = evaluated[0]
+        last = evaluated[-1]
+        shown = []
+        for name, form in (("success", ".3f"), ("success_types", ".3f"), ("score", ".1f")):
+            key = f"eval_{name}"
+            if key not in first:
+                continue
+            before = f"{first[key]:{form}}"
+            after = f"{last[key]:{form}}"
+            # The average over types is that of all tasks where types are equally many.
+            if (before, after) not in shown:
+                shown.append((before, after))
+                title = name.replace("_types", " averaged over task types")
+                change = f"{before} before, {after} after {last['update']} updates"
+                say(f"held-out {title}: {change} ({folder})")
     if "-paw-" in folder.name:  # the name that a run has by default
         other = folder.with_name(folder.name.replace("-paw-", "-"))
         say(
-            "two runs, one picture: the same command with --no-paw, then\n"
+            "to compare with the baseline, run the same command with --no-paw, then\n"
             f"python -m paw_min.running.plot {other} {folder} --out compared"
         )

@@ -39,31 +39,46 @@ def draw(folders: list[Path], out: Path | None = None) -> None:
     out = Path(out or folders[0])
     with writing(f"the folder {out}"):
         out.mkdir(parents=True, exist_ok=True)
-    runs = {str(folder): read_metrics(folder) for folder in folders}
-    for line in (line for lines in runs.values() for line in lines if "seconds_update" in line):
-        line["seconds"] = sum(line[f"seconds_{p}"] for p in ("rollout", "old_pass", "update"))
+    runs = {str(folder): with_seconds(read_metrics(folder)) for folder in folders}
     for name, panels in FIGURES.items():
         figure, axes = plt.subplots(2, 3, figsize=(11, 6), layout="constrained")
         for axis, (key, title) in zip(axes.flat, panels.items()):
-            curves = [{m["update"]: m[key] for m in lines if key in m} for lines in runs.values()]
-            for label, curve in zip(runs, curves):
-                axis.plot(list(curve), list(curve.values()), label=label, marker=".", alpha=0.8)
-            shared = sorted(set.intersection(*map(set, curves)))  # updates of all runs
-            if key == "eval_success" and len(runs) > 1:
-                average = [np.mean([curve[update] for curve in curves]) for update in shared]
-                axis.plot(shared, average, color="black", linewidth=2.5)
-            if "success" in key:
-                axis.set_ylim(0, 1)
-            axis.set_title(title, fontsize=10)
-            axis.set_xlabel("update", fontsize=9)
-            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-            axis.grid(alpha=0.3)
+            draw_panel(axis, runs, key, title)
         handles, labels = axes.flat[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+        # Renamed when complete: somebody may be looking at the old picture.
         with writing(name):
             figure.savefig(out / f"{name}.partial", dpi=110, format="png")
             (out / f"{name}.partial").replace(out / name)
         plt.close(figure)
+
+
+def with_seconds(lines: list[dict]) -> list[dict]:
+    """The metrics, with the wall time of a whole update."""
+    parts = ("seconds_rollout", "seconds_old_pass", "seconds_update")
+    return [
+        line | {"seconds": sum(line[part] for part in parts)} if "seconds_update" in line else line
+        for line in lines
+    ]
+
+
+def draw_panel(axis, runs: dict[str, list[dict]], key: str, title: str) -> None:
+    """One metric of all runs over the updates."""
+    curves = []
+    for label, lines in runs.items():
+        curve = {line["update"]: line[key] for line in lines if key in line}
+        axis.plot(list(curve), list(curve.values()), label=label, marker=".", alpha=0.8)
+        curves.append(curve)
+    if key == "eval_success" and len(runs) > 1:
+        shared = sorted(set.intersection(*map(set, curves)))  # updates that all runs have
+        average = [np.mean([curve[update] for curve in curves]) for update in shared]
+        axis.plot(shared, average, color="black", linewidth=2.5)
+    if "success" in key:
+        axis.set_ylim(0, 1)
+    axis.set_title(title, fontsize=10)
+    axis.set_xlabel("update", fontsize=9)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.grid(alpha=0.3)
 
 
 if __name__ == "__main__":
@@ -72,6 +87,7 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, help="folder of the figures (default: first run)")
     args = parser.parse_args()
     with user_errors():
-        if empty := [str(f) for f in args.folders if not read_metrics(f)]:
+        empty = [str(folder) for folder in args.folders if not read_metrics(folder)]
+        if empty:
             raise UserError(f"no metrics.jsonl with a complete line in {', '.join(empty)}")
         draw(args.folders, args.out)

@@ -36,7 +36,9 @@ class Run:
     """A run folder; opening it checks that it belongs to these settings."""
 
     def __init__(self, cfg: Config):
-        self.cfg, self.folder, self.tracker = cfg, Path(cfg.out) / cfg.name, None
+        self.cfg = cfg
+        self.folder = Path(cfg.out) / cfg.name
+        self.tracker = None
         if distributed.rank() > 0:
             return
         path = self.folder / "config.json"
@@ -171,9 +173,12 @@ def read_metrics(folder: str | Path) -> list[dict]:
     """The lines of metrics.jsonl, without an incomplete last line."""
     with reading(Path(folder) / "metrics.jsonl") as path:
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        # A run that was killed while it wrote a line left one without its end.
         metrics = [json.loads(line) for line in lines if line.endswith("\n")]
         for line in metrics:
-            float(line["update"]), sum(line.values())  # raises if a value is missing or no number
+            values = [line["update"], *line.values()]
+            if not all(isinstance(value, (int, float)) for value in values):
+                raise ValueError("a metric is not a number")
     return metrics
 
 
