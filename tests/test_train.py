@@ -185,6 +185,7 @@ def test_a_run_of_an_earlier_version_resumes(config, finished):
         (dict(grad_clip=0.5), "the run has --grad-clip 0.5, but this version .* and uses 1.0: start"
                               " another run, with another --name"),
         (dict(wm_weight="constant"), "belongs to a run with --lambda-mode 'constant'"),
+        (dict(world="changed", data=""), "belongs to a run with --data 'changed'"),
         (dict(entropy="sampled"), "belongs to a run with --select-entropy 'sampled'"),
     ],
 )  # fmt: skip
@@ -244,7 +245,7 @@ def test_lost_episodes_are_neither_trained_on_nor_counted(config, finished, monk
 def test_the_rows_of_a_nan_loss_are_saved(config, tmp_path, monkeypatch):
     """The message names the weights to continue with: a checkpoint only where there is one."""
 
-    def broken(*args):
+    def broken(*args, **options):
         raise NonFinite("the loss became nan (pg nan)", [])
 
     for update, start in ((1, "the start model"), (2, tmp_path / "r" / "checkpoint-000001")):
