@@ -34,7 +34,7 @@ from transformers import (
 from paw_min.config import Config
 from paw_min.model import lora
 from paw_min.model.policy import Policy
-from paw_min.rollout import Episode, Transition
+from paw_min.rollout import Episode, Transition, flatten
 from paw_min.running import memory
 from paw_min.update import learn, prepare
 
@@ -115,7 +115,8 @@ def measure(name: str, settings: dict) -> dict:
     moments = [x for state in optimizer.state.values() for x in state.values() if x.ndim]
     held = size([*policy.parameters(), *trained, *moments])
     held += 0 if reference is policy else size(reference.parameters())
-    rows, scoring = tensor_peak(lambda: prepare(cfg, policy, reference, make_episodes()), "cpu")
+    flat = flatten(make_episodes())
+    rows, scoring = tensor_peak(lambda: prepare(cfg, policy, reference, flat), "cpu")
     gradients()
     _, passes = tensor_peak(lambda: learn(cfg, policy, optimizer, rows, (0, 0)), "cpu")
     ours = memory.plan(cfg, config, 1, bf16, 0)

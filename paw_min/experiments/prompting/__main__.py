@@ -63,7 +63,6 @@ def parse(argv: list[str]) -> tuple[Config, Namespace, bool]:
     cfg, mode = parse_args(options.env, presets, "", rest)
     if not options.name:
         cfg.name = cfg.name.replace(f"-{cfg.algo}", f"-{options.agent}")
-        cfg.name += f"-eval{cfg.eval_seed}" if cfg.eval_seed else ""
     cfg.groups = 1  # nothing is trained, so there may be few training tasks
     if options.endpoint and not cfg.model:
         raise UserError("--endpoint needs --model, the name of a model there: add it.")

@@ -31,7 +31,7 @@ from paw_min.running.evaluate import evaluate
 from paw_min.running.metrics import mean
 from paw_min.running.session import Session
 
-TRIAL_SEEDS = 1000  # added to the evaluation seed from trial to trial
+TRIAL_SEEDS = 1000  # between the seeds of one trial and the next
 
 REACT = """\
 Solve a task step by step. In each step, first think about what you have seen and what is left to
@@ -153,14 +153,15 @@ def reflexion(
     for trial in range(1, trials + 1):
         if remaining:  # else all tasks are solved
             memory = Remembering(s.pool, lessons)
-            trial_cfg = replace(cfg, eval_seed=cfg.eval_seed + TRIAL_SEEDS * (trial - 1))
-            played = evaluate(trial_cfg, s.policy, s.sampler, memory, remaining).episodes
+            seed = TRIAL_SEEDS * (trial - 1)  # 0, as in any evaluation, in the first trial
+            evaluation = evaluate(cfg, s.policy, s.sampler, memory, remaining, trial=seed)
+            played = evaluation.episodes
             tokens += count(played)
             last |= {e.task: e for e in played if not (e.failed and e.task in last)}
             lost = [e for e in played if not e.won and not e.failed]  # a broken game stays broken
             remaining = [e.task for e in lost]
             if trial < trials and lost:
-                reflect(trial_cfg, s, react, memory, lost, tokens)
+                reflect(cfg, s, react, memory, lost, tokens, seed)
         solved = mean([e.won for e in last.values() if not e.failed])
         success[f"eval_success_trial_{trial}"] = solved
         say(f"trial {trial}: success {solved:.3f}, {len(remaining)} tasks left")
@@ -168,12 +169,13 @@ def reflexion(
 
 
 def reflect(
-    cfg: Config, s: Session, react: React, memory: Remembering, lost: list[Episode], tokens: Counter
-) -> None:
+    cfg: Config, s: Session, react: React, memory: Remembering, lost: list[Episode],
+    tokens: Counter, seed: int,
+) -> None:  # fmt: skip
     """Let the model write one reflection per failed episode, and add it to the memory."""
     prompts = [react.reflection(memory.instructions[e.task], e) for e in lost]
     ids = [s.policy.encode_chat(prompt) for prompt in prompts]
-    seeds = [request_seed(-2, cfg.eval_seed, e.trajectory) for e in lost]
+    seeds = [request_seed(-2, seed, e.trajectory) for e in lost]
     queue = deque(Request(n, *pair) for n, pair in enumerate(zip(ids, seeds, strict=True)))
     with s.sampler.sync(s.policy):
         for finished in s.sampler.generate(queue, cfg.eval_temperature, cfg.max_response_tokens):
