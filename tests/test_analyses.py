@@ -231,3 +231,10 @@ def test_bad_input_is_one_sentence(tmp_path):
         transitions.arguments("", [str(tmp_path)])
     with pytest.raises(SystemExit):
         transitions.arguments("", ["webshop", "--teacher"])
+
+
+def test_an_analysis_checks_the_machine_first(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", bool)
+    args = transitions.arguments("", ["webshop", "--device", "cuda"])
+    with pytest.raises(UserError, match="--device cuda: torch sees no GPU here"):
+        transitions.play(args)

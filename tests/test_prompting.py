@@ -468,7 +468,6 @@ def test_names_presets_and_plan(games_root, tmp_path, capsys, monkeypatch):
     assert cfg.name == "webshop-m-1-react-seed0" and cfg.prompt == "paper"
     assert cfg.max_prompt_tokens == prompting.TRAJECTORY_TOKENS["paper"]
     assert names("--agent", "react", "--max-prompt-tokens", "700").max_prompt_tokens == 700
-    assert names("--eval-seed", "3").name == "webshop-tiny-plain-seed0-eval3"
     prompting.main(flags(games_root, tmp_path, "--agent", "reflexion", "--dry-run"))
     assert "panel of 2, at most 3 turns and 3 trials: up to 22 calls" in capsys.readouterr().out
     monkeypatch.setenv("WORLD_SIZE", "2")

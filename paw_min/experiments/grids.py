@@ -41,7 +41,7 @@ GRIDS = {
     # The last two are not in the paper. At rho = 1, Eq. 7 keeps every token and Eq. 8 is Eq. 6.
     "table4": [
         *GRPO,
-        Arm("w/o Ada. Coef.", "--wm-weight constant"),
+        Arm("w/o Ada. Coef.", "--lambda-mode constant"),
         Arm("w/ CE loss", "--wm-loss ce"),
         Arm("w/o clipping (MAE)", "--rho 1"),
         Arm("w/o selection", "--select-ratio 1"),
@@ -62,7 +62,7 @@ GRIDS = {
     "study": STUDY,
     "study-all": [
         *STUDY,
-        Arm("w/o Ada. Coef.", "--wm-weight constant"),
+        Arm("w/o Ada. Coef.", "--lambda-mode constant"),
         Arm("w/ CE loss", "--wm-loss ce"),
         Arm("ECHO", "--preset {size} echo"),
         *pair("GiGPO", "--algo gigpo"),

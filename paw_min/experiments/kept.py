@@ -2,9 +2,10 @@
 
     python -m paw_min.experiments.kept SOURCE [--episodes N] [--out FOLDER] [flags]
 
-The selection is that of training: full-vocabulary entropy of the response (or --entropy sampled),
-the fraction --select-ratio (alpha) of the transitions that have a next observation. The examples
-are the transitions of highest and lowest entropy. SOURCE and the flags: see transitions.py.
+The selection is that of training: full-vocabulary entropy of the response (or --select-entropy
+sampled), the fraction --select-ratio (alpha) of the transitions that have a next observation. The
+examples are the transitions of highest and lowest entropy. SOURCE and the flags: see
+transitions.py.
 
 The kinds are read from the texts alone. ALFWorld: the first word of the command, or "nothing
 happens", the answer to a command that is not admissible. WebShop: what the command does on the page
