@@ -27,7 +27,7 @@ from paw_min.experiments.table import Entry
 from paw_min.running.cli import INTERRUPTED
 from paw_min.running.console import progress_bar
 from paw_min.running.errors import Parser, UserError
-from paw_min.running.runs import newest_checkpoint, read_metrics, reading, writing
+from paw_min.running.runs import newest_checkpoint, read_metrics, reading, updates_done, writing
 
 OURS = {"--seed", "--name", "--out", "--dry-run", "--eval-only"}  # not for FLAGS
 
@@ -64,7 +64,7 @@ class Job:
         # Metrics are ahead of a checkpoint that could not be written. A finished run may have none.
         checkpoint = newest_checkpoint(self.folder)
         if checkpoint:
-            updates = min(updates, int(checkpoint.name[-6:]))
+            updates = min(updates, updates_done(checkpoint))
         return updates
 
 
@@ -137,7 +137,7 @@ class Active:
     process: subprocess.Popen
 
 
-def updates_done(jobs: list[Job]) -> int:
+def progress(jobs: list[Job]) -> int:
     return sum(max(0, job.done()) for job in jobs)
 
 
@@ -147,7 +147,7 @@ def run_all(jobs: list[Job], free: list[str]) -> list[str]:
     active = []
     failures = []
     bar = progress_bar(sum(job.cfg.updates for job in jobs), "sweep", "update")
-    bar.initial = updates_done(jobs)  # tqdm computes the time left from the others
+    bar.initial = progress(jobs)  # tqdm computes the time left from the others
     try:
         while waiting or active:
             while waiting and free:
@@ -165,7 +165,7 @@ def run_all(jobs: list[Job], free: list[str]) -> list[str]:
                 code = run.process.returncode
                 if code:
                     failures.append(f"{run.job}: exit code {code}: {lines[-1]} ({run.job.log})")
-            bar.n = updates_done(jobs)
+            bar.n = progress(jobs)
             bar.refresh()
     finally:
         bar.close()
