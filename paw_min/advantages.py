@@ -129,7 +129,7 @@ def gigpo(
     anchor: the environment state that each row acted in, here its observation o_t. Rows of a group
         with equal anchors form a step group, across trajectories and across time.
     similarity: None compares anchors exactly; a ratio in (0, 1] merges texts at least that similar
-        (by envs/anchors.py; everything else in this file stands alone).
+        (similar_anchors).
     """
     groups = _labels(group, len(scores), "group")
     anchors = _labels(anchor, len(scores), "anchor")
