@@ -6,8 +6,8 @@
     evaluation panel             "panel", 0: the same in every run      tasks.panel
     token of a training rollout  seed, update, trajectory, turn         request_seed, sampler.py
     token of an evaluation       -1, trajectory, turn                   request_seed, sampler.py
-    token of a later trial       -1, trial seed, trajectory, turn       request_seed (Reflexion)
-    token of a reflection        -2, trial seed, trajectory             request_seed (Reflexion)
+    token of a later trial       -1, trial seed, trajectory, turn       request_seed, agents.py
+    token of a reflection        -2, trial seed, trajectory             request_seed, agents.py
     order of rows in an update   (seed, update)                         update.mini_batches
     shuffled targets (placebo)   "shuffled", seed, number of rows       targets.shuffled
     new LoRA adapters            seed                                   model/lora.py: attach
