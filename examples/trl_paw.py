@@ -42,7 +42,7 @@ class PaWTrainer(GRPOTrainer):
         batch["obs_mask"] = torch.zeros_like(batch["completion_ids"])  # (N, C)
         for row, episode in zip(batch["obs_mask"], inputs):
             row[: len(episode["obs_mask"])] = torch.tensor(episode["obs_mask"])
-        return batch | {"wm_weight": self._transition_weights(batch, inputs)}  # (N, K)
+        return batch | {"row_weight": self._transition_weights(batch, inputs)}  # (N, K)
 
     @torch.no_grad()
     def _transition_weights(self, batch, inputs) -> torch.Tensor:
@@ -83,7 +83,7 @@ class PaWTrainer(GRPOTrainer):
         row_loss = cmae.clipped_mae(logp.flatten(0, 1), targets.flatten(0, 1), self.args.rho)
         # TRL makes `steps` optimizer steps per generation batch and averages over the processes.
         steps = self.args.steps_per_generation / self.current_gradient_accumulation_steps
-        wm = self.accelerator.num_processes * steps * (inputs["wm_weight"].flatten() @ row_loss)
+        wm = self.accelerator.num_processes * steps * (inputs["row_weight"].flatten() @ row_loss)
         self._metrics["train"]["wm_loss"].append(wm.item() * self.args.gradient_accumulation_steps)
         return loss + self.args.wm_scale * wm
 
@@ -93,7 +93,7 @@ def transitions(batch) -> tuple[torch.Tensor, torch.Tensor]:
     generated = (batch["completion_mask"] * batch["tool_mask"]).bool()  # (N, C), from env_mask
     begins = generated & ~torch.nn.functional.pad(generated, (1, 0))[:, :-1]
     step = begins.cumsum(-1)[:, None]  # (N, 1, C): 1 at a_0, o_1 and h_1, 2 at a_1 ...
-    last = batch["wm_weight"].shape[1] if "wm_weight" in batch else int(step.max())  # K
+    last = batch["row_weight"].shape[1] if "row_weight" in batch else int(step.max())  # K
     own = step == torch.arange(1, last + 1, device=step.device)[:, None]  # (N, K, C)
     return own & generated[:, None], own & batch["obs_mask"][:, None].bool()
 

@@ -42,7 +42,11 @@ def clipped_surrogate(
     ratio = log_ratio.exp()
     plain = -advantage * ratio
     clipped = -advantage * ratio.clamp(1 - clip, 1 + clip)
+    # The larger loss is the pessimistic one. Once the ratio has moved as far as the clip in the
+    # direction that A rewards, the loss is constant and has no gradient: no reason to go farther.
+    # A ratio that moved the wrong way keeps its gradient, which brings it back.
     loss = torch.maximum(plain, clipped)
+    # For A < 0 the plain loss has no bound as the ratio grows: the second clip gives it one.
     loss = torch.where(advantage < 0, torch.minimum(loss, -advantage * dual_clip), loss)
     return masked_mean(loss, mask), _ratio_metrics(log_ratio, clipped > plain, mask)
 

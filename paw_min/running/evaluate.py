@@ -24,6 +24,7 @@ def evaluate(
         played = rollout(
             cfg, policy, sampler, pool, task_of_episode, group_of_episode,
             temperature=cfg.eval_temperature,
+            # -1 in place of the run's seed and update: every evaluation of every run draws alike.
             seed_key=(-1, trial_seed) if trial_seed else (-1,),
             label="evaluate",
         )  # fmt: skip
