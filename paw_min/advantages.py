@@ -1,4 +1,4 @@
-"""Advantages of multi-turn, group-based RL, as pure functions over rows.
+"""Advantages of multi-turn RL, as pure functions over rows.
 
 A row is one environment step of one trajectory (GiGPO's step-independent rollout). Its response
 gets one number A_i, shared by all its tokens (PPO: one per token). PaW (Eq. 1) takes A_i from the
@@ -183,8 +183,10 @@ def may_reach(a: str, b: str, threshold: float) -> bool:
     one, which rapidfuzz computes 64 characters at a time. (difflib's own quick bound counts
     letters, in which any two pages of English are similar.)
     """
+    if not a and not b:
+        return True
     bound = LCSseq.similarity(a, b)
-    return not a + b or 2.0 * bound / (len(a) + len(b)) >= threshold  # rounds as difflib does
+    return 2.0 * bound / (len(a) + len(b)) >= threshold  # rounds as difflib does
 
 
 def _is_similar(a: str, b: str, threshold: float) -> bool:

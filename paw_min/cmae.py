@@ -10,8 +10,9 @@ The gradient of cross entropy is largest on tokens that cannot be predicted (ide
 several possible outcomes). MAE bounds it, and the confidence mask drops a token once its
 probability exceeds rho. The means over transitions (Eq. 9) and groups (Eq. 11) are in losses.py.
 
-Legend: N transitions, T tokens; `mask` is 1 on observation tokens. |o| counts all of them,
-including those that the confidence mask drops. The loss of a row without observation tokens is 0.
+Legend: N transitions, T tokens (update.py calls these functions with its (B, S) columns); `mask` is
+1 on observation tokens. |o| counts all of them, including those that the confidence mask drops. The
+loss of a row without observation tokens is 0.
 """
 
 import torch
@@ -24,7 +25,7 @@ def cross_entropy(logp: Tensor, mask: Tensor) -> Tensor:
 
 
 def mae(logp: Tensor, mask: Tensor) -> Tensor:
-    """Mean of 1 - p per transition: logp, mask (N, T) -> (N,), in [0, 1]."""
+    """Eq. 6 per transition, the mean of 1 - p: logp, mask (N, T) -> (N,), in [0, 1]."""
     return (mask.bool() * (1.0 - _observed(logp, mask).exp())).sum(-1) / _length(mask)
 
 

@@ -1,8 +1,10 @@
 """Every setting of a run: one flat dataclass with the bounds beside each field, and its flags.
 
-The defaults are the paper's (A.1) and, where it is silent, those of verl-agent, the code that it
-builds on; the help texts say which. A run script has presets, dictionaries that override the
-defaults: `paper` adds model, schedule and hardware. The command line overrides both.
+The defaults are the paper's for ALFWorld (A.1) and, where it is silent, those of verl-agent, the
+code that it builds on; the help texts say which. A run script has presets, dictionaries that
+override the defaults: `paper` adds model, schedule and hardware, and the paper's settings for its
+benchmark. Without --preset, a run has the script's first preset, `tiny`. The command line overrides
+both.
 """
 
 import argparse
@@ -10,7 +12,7 @@ import math
 import re
 from dataclasses import MISSING, asdict, dataclass, field, fields
 
-from paw_min.running.errors import Parser, UserError, masked
+from paw_min.running.errors import Parser, UserError
 
 RUN = "run"
 ENV = "environment"
@@ -149,7 +151,7 @@ class Config:
     r_max: float = opt(PAW, 10.0, "highest possible episode return, A.1", above=0)
 
 
-# Presets of the method, on top of one of the size (--preset paper echo).
+# Presets of a method, combined with one of a size: --preset paper echo.
 METHODS = {
     # ECHO (arXiv 2605.24517): cross entropy on all observation tokens, constant weight 0.05.
     "echo": dict(wm_loss="ce", select_ratio=1.0, lambda_mode="constant", wm_scale=0.05),
@@ -160,15 +162,6 @@ FREE_TO_CHANGE = (
     "out", "updates", "eval_every", "eval_repeats", "save_every", "workers", "device", "track",
     "shard", "grad_checkpointing", "ref_offload", "vllm_memory", "micro_tokens", "conflict_every",
 )  # fmt: skip
-
-# Settings of earlier versions that are constants now, with the constant. A run folder that has
-# another value cannot be resumed. None: the value never changed the numbers.
-FORMER_SETTINGS = {
-    "eval_seed": None, "threads": None, "env_timeout": None, "attention": None, "encoder": "",
-    "train_split": "train", "step_weight": 1.0, "gae_lambda": 1.0, "critic_lr": 0.0,
-    "weight_decay": 0.01, "grad_clip": 1.0, "is_cap": 2.0, "dual_clip": 3.0, "world": "home",
-}  # fmt: skip
-
 
 def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
@@ -304,43 +297,3 @@ def default_name(
     changes = [f"{key}={given[key]}".replace("_", "-") for key in changed]
     parts = [cfg.env, model, method, *changes, f"seed{cfg.seed}"]
     return "-".join(parts).replace("/", "_")
-
-
-# ---- settings in run folders ----
-
-
-def public(cfg: Config) -> dict:
-    """All settings, without the password in a URL."""
-    return asdict(cfg) | {"retriever": masked(cfg.retriever)}
-
-
-def from_stored(stored: dict) -> Config:
-    """The settings in a run folder's config.json, also of an earlier version.
-
-    UserError for a former setting whose value is not today's constant.
-    """
-    current = stored.copy()
-    if current.get("world") == "changed":
-        current["world"] = "home"
-        current["data"] = current.get("data") or "changed"
-    for f in settings():
-        if f.metadata["was"] in current:
-            current[f.name] = current.pop(f.metadata["was"])
-    for name, constant in FORMER_SETTINGS.items():
-        value = current.pop(name, constant)
-        if constant is not None and value != constant:
-            raise UserError(
-                f"the run has {flag(name)} {value}, but this version of paw_min has no such flag "
-                f"and uses {constant}: start another run, with another --name."
-            )
-    return Config(**current)
-
-
-def differences(stored: dict, cfg: Config) -> list[str]:
-    """The flags of a stored config that differ from `cfg`, without those that may change."""
-    old = asdict(from_stored(stored))
-    return [
-        f"{flag(key)} {old[key]!r}"
-        for key, value in public(cfg).items()
-        if key not in FREE_TO_CHANGE and old[key] != value
-    ]

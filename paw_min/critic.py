@@ -4,13 +4,15 @@
     A_k                advantages.gae over the tokens of each response, whitened over the update
     value loss         max((V - G)^2, (clip(V, V_old +- 0.5) - G)^2), token mean
 
-In verl-agent's multi-turn form, each row is an episode of its own: its last token is rewarded
-with the row's score s_i (return of the whole trajectory, minus the row's penalty), and nothing is
-bootstrapped from the next step of the environment. With gamma = lambda = 1, A_k = s_i - V_k.
+In verl-agent's multi-turn form, GAE treats each row as its own trajectory. Its last token is
+rewarded with the row's score s_i (return of the whole episode, minus the row's penalty), and
+nothing is bootstrapped from the next step of the environment. With gamma = lambda = 1,
+A_k = s_i - V_k.
 
 The critic is `policy.critic`, so checkpoints, resuming and FSDP hold it. It shares the policy's
 AdamW, with a learning rate of its own. Its optimizer steps are separate from the policy's: AdamW
-skips parameters without a gradient. Its head starts at zero, verl-agent's at random.
+skips parameters without a gradient, so a step of one leaves the other alone. Its head starts at
+zero, verl-agent's at random.
 
 Legend: N rows, T tokens of the longest response, B rows of a micro-batch, S scored tokens, D hidden
 size, M response tokens.
@@ -32,7 +34,7 @@ from paw_min.update import gradient_step, mini_batches
 
 VALUE_CLIP = 0.5  # verl-agent
 GAE_LAMBDA = 1.0  # verl-agent
-LR_FACTOR = 10  # of the policy's learning rate; A.1 has 1e-5 and 1e-6
+LR_FACTOR = 10  # of the policy's learning rate; A.1: critic 1e-5, policy 1e-6
 
 
 class Critic(torch.nn.Module):

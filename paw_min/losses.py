@@ -8,7 +8,8 @@ mini-batch, as in verl-agent. The world-model term is a weighted sum over rows (
 gradients of micro-batches add up exactly, and random mini-batches, scaled by (rows of the update /
 rows of the mini-batch), estimate it without bias at fixed parameters.
 
-Legend: N rows, T tokens, G groups; masks are 1 on the tokens that count.
+Legend: N rows, T tokens (update.py calls these functions with its (B, S) columns), G groups; masks
+are 1 on the tokens that count. beta is --kl-coef, c_H is --entropy-coef.
 """
 
 from collections import Counter
@@ -89,8 +90,7 @@ def row_weights(group: Sequence[Hashable], selected: Tensor, lam: dict[Hashable,
 
     w_i = lambda_g / (G * |S_alpha,g|) for a selected row of group g, else 0.
     selected: bool (N,), Eq. 4. lam: {group: lambda_g} for every group of the update; G is their
-    number, so a group without selected rows adds 0 (its term "is omitted") and does not change the
-    weight of the others.
+    number, so a group without selected rows adds 0 and does not change the weight of the others.
     """
     sizes = Counter(g for g, keep in zip(group, selected.tolist(), strict=True) if keep)
     weights = [
@@ -98,4 +98,3 @@ def row_weights(group: Sequence[Hashable], selected: Tensor, lam: dict[Hashable,
         for g, keep in zip(group, selected.tolist())
     ]
     return torch.tensor(weights, device=selected.device)
-

@@ -73,9 +73,10 @@ class Rollout:
 class Rows:
     """The transition pool P of an update (Alg. 1, line 3), one column per quantity.
 
-    The first block comes from the environment (`flatten`). The second is what training computes
-    from it once per update (`update.prepare`); None before that, or where it is not needed.
-    `update.learn` reads tokens, advantage, row_weight, old_logp and ref_logp only.
+    `flatten` fills the first block. `update.prepare` returns a copy with the second block, and with
+    other targets in `tokens` if the settings ask for them; PPO's advantage follows in
+    train.run_update. Nobody changes a `Rows`. `update.learn` reads tokens, advantage and
+    row_weight, and, unless they are None, old_logp and ref_logp.
     """
 
     tokens: list[TokenRow]  # N x (h_t, a_t, o_{t+1})
@@ -89,9 +90,9 @@ class Rows:
 
     score: Tensor | None = None  # (N,) s_i: R(tau) minus the row's own format penalty
     advantage: Tensor | None = None  # (N,), one A per response, or (N, T), one per response token
-    old_logp: Tensor | None = None  # (N, T) log pi_old(a_t); None: the training pass starts at it
+    old_logp: Tensor | None = None  # (N, T) log pi_old(a_t); None: not computed, see loss_parts
     ref_logp: Tensor | None = None  # (N, T) log pi_ref(a_t); None: no KL term
-    entropy: Tensor | None = None  # (N,) H(a_t | h_t), Eq. 4; None: the selection needs none
+    entropy: Tensor | None = None  # (N,) H(a_t | h_t), Eq. 4; None: no pass was made for it
     candidates: Tensor | None = None  # (N,) bool: rows that compete in Eq. 4
     selected: Tensor | None = None  # (N,) bool, Eq. 4; all False without PaW
     lambda_g: dict[int, float] | None = None  # {group: lambda_g}, Eq. 10; 0 without PaW
@@ -143,8 +144,9 @@ def rollout(
         while player.seats:
             # No prompt is waiting, so block until an environment has answered.
             player.take_answers(wait=True)
-            # A lazy iterator: each item is a unit of generation work. It also serves requests that
-            # are queued while it runs, and ends when the queue is empty.
+            # A lazy iterator: the sampler works while the next item is asked for, a batch or one
+            # token of each running sequence. It serves requests that are queued meanwhile, too, and
+            # ends when the queue is empty.
             generated = sampler.generate(player.queue, temperature, cfg.max_response_tokens)
             while True:
                 began = time.perf_counter()

@@ -8,7 +8,8 @@ drawn. Transitions without an observation (|o| = 0) do not compete.
 
 The paper's text says the entropy of the action-token distributions; the printed formula has
 -q log q of the *sampled* token only. Here: both, and the entropy of the full vocabulary by default
-(in training by model/head.py), because -q log q goes to 0 for very unlikely tokens too.
+(in training by model/head.py), because -q log q goes to 0 for very unlikely tokens as well as for
+certain ones.
 
 Legend: N transitions, T tokens, V vocabulary.
 """

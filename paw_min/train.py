@@ -2,8 +2,8 @@
 
     evaluate -> [ rollout -> update -> log -> evaluate -> save ] * updates
 
-Every random draw is derived from (seed, update, ...), so that a run resumes from weights and
-optimizer state alone: on a CPU, with the numbers of an uninterrupted run (running/seeds.py).
+Every random draw has a key instead of a state (running/seeds.py), so that a run resumes from
+weights and optimizer state alone: on a CPU, with the numbers of an uninterrupted run.
 """
 
 import time
@@ -37,7 +37,7 @@ def train(cfg: Config, eval_only: bool = False) -> None:
         # Weights were loaded with the session. This loads the optimizer's moments, and drops the
         # metrics of updates that the checkpoint does not know.
         done = s.run.restore(s.policy, s.optimizer)  # 0, unless this is a resumed run
-        # Gradient checkpointing is off in eval mode. There is no dropout that this would turn on.
+        # Gradient checkpointing works in training mode only. These models have no dropout.
         s.policy.train()
         console.print_start(s)
         # A resumed run has measured its start model already.

@@ -1,12 +1,25 @@
-"""One PaW update: lines 3-11 of Algorithm 1 (train.py has lines 1 and 2).
+"""One PaW update: lines 3-11 of Algorithm 1.
+
+     1  for each RL update:                                               train.train
+     2    sample tasks, collect rollout groups with pi_theta              train.collect
+     3    form the pool P of their transitions                            rollout.flatten
+     4    select S_alpha from P (Eq. 4)                                   prepare
+     5    for each group g:                                               learn, by mini-batches
+     6      S_alpha,g = the selected transitions of g                     prepare: row_weights
+     7      compute the RL loss (Eq. 1)                                   learn: loss_parts
+     8      compute the world-model loss on S_alpha,g (Eq. 5-9)           learn: loss_parts
+     9      compute lambda_g (Eq. 10)                                     prepare
+    10    end for
+    11    optimize the joint objective (Eq. 11)                           learn
 
     prepare   rows -> rows with advantages, old log-probs, selected transitions, lambda_g, weights
     learn     rows -> gradient steps on the joint objective
 
-The RL loss under PaW is that of verl-agent: PPO's clipped surrogate on group-relative advantages,
-as a mean over the response tokens of a mini-batch, with dual clip, a k3 KL term to the start model,
-an entropy bonus, random mini-batches and one epoch per update. Left out of it: several epochs, an
-adaptive KL coefficient, KL in the reward, clip-higher, other loss aggregations.
+The RL loss under PaW is that of verl-agent, the code of GiGPO, on which the paper builds: PPO's
+clipped surrogate on group-relative advantages, as a mean over the response tokens of a mini-batch,
+with dual clip, a k3 KL term to the start model, an entropy bonus, random mini-batches and one epoch
+per update. Not implemented: several epochs, an adaptive KL coefficient, KL in the reward,
+clip-higher, other loss aggregations.
 
 The paper loops over groups. Here all groups share one batch, and a row's group sets its weight
 (losses.row_weights), so that batches may be cut anywhere. To train on other rows, build `Rows`.
@@ -49,8 +62,8 @@ def prepare(cfg: Config, policy: Policy, reference: Policy | None, rows: Rows) -
         ref_logp = reference_logp(cfg, policy, reference, rows)
 
     score = row_scores(cfg, rows)
-    # PPO's advantages come from its critic, which is a model: critic.py.
-    advantage = None if cfg.algo == "ppo" else row_advantages(cfg, rows, score)  # of line 7, Eq. 1
+    # A of Eq. 1. PPO's come from its critic, which is a model: train.run_update adds them.
+    advantage = None if cfg.algo == "ppo" else row_advantages(cfg, rows, score)
 
     # Selection and lambda_g need all rows of the update: Eq. 4 ranks them globally, Eq. 10 averages
     # whole groups. So they come before the rows are cut into mini-batches.
@@ -138,7 +151,9 @@ def loss_parts(
     # world model's; attention is causal, so the former do not depend on the latter.
     logp, token_entropy = policy(batch)  # (B, S) each
     if rows.old_logp is None:
-        old_logp = logp.detach()  # a single step: the ratio is 1, its gradient that of logp
+        # No pass was made for it, since this update is a single step: the policy is still pi_old.
+        # The ratio is 1, and its gradient that of logp.
+        old_logp = logp.detach()
     else:
         old_logp = to_columns(rows.old_logp[index], logp)
     advantage = rows.advantage[index]  # (B,) or (B, T)
@@ -148,7 +163,7 @@ def loss_parts(
     # Line 7, Eq. 1: the base RL loss on every response. Each term is a mean over the tokens of this
     # micro-batch. Times its share of the tokens, it is a part of the mean over the mini-batch, so
     # that the gradient does not depend on how rows are cut into micro-batches.
-    n_tokens = sum(len(rows.tokens[k].response_ids) for k in mini)
+    n_tokens = sum(len(rows.tokens[i].response_ids) for i in mini)
     share = int(mask.sum()) / n_tokens
     surrogate, stats = policy_loss(cfg, logp, old_logp, advantage.to(logp), mask)
     stats["entropy"] = losses.masked_mean(token_entropy, mask)
@@ -184,13 +199,18 @@ def row_scores(cfg: Config, rows: Rows) -> Tensor:
 
 
 def row_advantages(cfg: Config, rows: Rows, score: Tensor) -> Tensor:
-    """A of each row, by the group-relative estimators: (N,) -> (N,)."""
+    """A of each row, by the group-relative estimators: (N,) -> (N,).
+
+    Another estimator may return one value per response token, (N, T).
+    """
     if cfg.algo == "rloo":
         return advantages.rloo(score, rows.group, rows.trajectory, over=cfg.statistics)
     if cfg.algo == "grpo":
         return advantages.grpo(
             score, rows.group, rows.trajectory, normalize=cfg.normalize, over=cfg.statistics
         )
+    if cfg.algo != "gigpo":
+        raise ValueError(f"algo={cfg.algo!r} has no branch in row_advantages")
     # GiGPO's second return, of the step: the discounted sum of the rewards from here on.
     rewards = torch.tensor(rows.reward)  # (N,)
     returns = advantages.discounted_returns(rewards, rows.trajectory, cfg.gamma)
@@ -239,6 +259,8 @@ def observation_loss(cfg: Config, logp: Tensor, obs_mask: Tensor) -> Observation
         return ObservationLoss(cmae.cross_entropy(logp, obs_mask), obs_mask)  # Eq. 5
     if cfg.wm_loss == "mae":
         return ObservationLoss(cmae.mae(logp, obs_mask), obs_mask)  # Eq. 6
+    if cfg.wm_loss != "cmae":
+        raise ValueError(f"wm_loss={cfg.wm_loss!r} has no branch in observation_loss")
     # Eq. 7 drops tokens that the policy knows; they still count in |o|, the divisor of Eq. 8.
     hard = cmae.hard_tokens(logp, cfg.rho).bool()
     return ObservationLoss(cmae.clipped_mae(logp, obs_mask, cfg.rho), obs_mask & hard)  # Eq. 8

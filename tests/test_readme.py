@@ -25,12 +25,13 @@ import run_alfworld
 import run_search
 import run_webshop
 from paw_min import advantages, train
-from paw_min.config import differences, parse_args
+from paw_min.config import parse_args
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.experiments import figures, study, sweep, table, transitions
 from paw_min.experiments.grids import GRIDS
 from paw_min.running import seeds
 from paw_min.running.runs import read_metrics
+from paw_min.running.stored import differences
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from paw_min import train
-from paw_min.config import FORMER_SETTINGS
 from paw_min.running import plot, runs
 from paw_min.running.errors import UserError
+from paw_min.running.stored import FORMER_SETTINGS
 from tests.helpers import SMALL, argv, make_policy
 
 ROOT = Path(__file__).parent.parent

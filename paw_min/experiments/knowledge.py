@@ -26,7 +26,7 @@ from pathlib import Path
 
 import torch
 
-from paw_min.config import Config, from_stored
+from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.experiments.table import Entry, find, read_json
 from paw_min.experiments.transitions import observation_logps
@@ -39,6 +39,7 @@ from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.evaluate import evaluate
 from paw_min.running.runs import newest_checkpoint, writing
 from paw_min.running.session import PANEL_SLOTS, find_tasks, forward_precision, start_model
+from paw_min.running.stored import from_stored
 
 TRANSITIONS = 400  # scored with each policy
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paw_min.config import Config, from_stored, parse_args
+from paw_min.config import Config, parse_args
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.experiments import presets_of
 from paw_min.model.batches import TokenRow, micro_batches
@@ -37,6 +37,7 @@ from paw_min.running.session import (
     make_sampler,
     start_model,
 )
+from paw_min.running.stored import from_stored
 from paw_min.running.tasks import draw_groups
 from paw_min.toy.standins import TEACHERS
 

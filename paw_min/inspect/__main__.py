@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from paw_min.config import Config, check, from_stored
+from paw_min.config import Config, check
 from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.running.console import progress_bar
@@ -26,6 +26,7 @@ from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.runs import newest_checkpoint, reading, updates_done, writing
 from paw_min.running.samples import Sample, StoredRow, read
 from paw_min.running.session import forward_precision, start_model
+from paw_min.running.stored import from_stored
 from paw_min.update import observation_loss
 
 TEMPLATE = Path(__file__).with_name("page.html")

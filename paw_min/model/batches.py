@@ -160,21 +160,21 @@ def collate(rows: list[TokenRow], with_obs: list[bool], pad_id: int, device="cpu
         if with_obs[b] and row.given:
             obs_mask[b, [len(row.response_ids) + k for k in row.given]] = False
 
-    # All response tokens come first, since forward() computes entropies for those only.
+    # All response tokens come first, since Policy.forward computes entropies for those only.
     scored = torch.cat([response_mask.nonzero(), obs_mask.nonzero()])  # (M, 2)
-    row = scored[:, 0]  # (M,)
-    column = scored[:, 1]  # (M,)
+    row_of = scored[:, 0]  # (M,)
+    column_of = scored[:, 1]  # (M,)
     # Row b starts at b * L in ids.flatten(), and its tail after its prompt.
     n_prompt = torch.tensor([len(row.prompt_ids) for row in rows])  # (B,)
     first = torch.arange(len(rows)) * width + n_prompt  # (B,)
-    at = first[row] + column  # (M,)
+    at = first[row_of] + column_of  # (M,)
     return Batch(
         index=list(range(len(rows))),
         ids=ids.to(device),
         at=at.to(device),
         before=(at - 1).to(device),
-        row=row.to(device),
-        column=column.to(device),
+        row=row_of.to(device),
+        column=column_of.to(device),
         n_response=int(response_mask.sum()),
         response_mask=response_mask.to(device),
         obs_mask=obs_mask.to(device),

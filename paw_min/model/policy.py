@@ -33,8 +33,8 @@ MODEL = "model."  # prefix of the language model's weights in Policy.state_dict(
 class Policy(torch.nn.Module):
     """A causal language model of transformers with its tokenizer and sampling temperature.
 
-    Everything that is trained belongs in this module: its parameters() are optimized, its
-    state_dict() is saved, and it is sharded as a whole. `critic` is there with PPO only.
+    Everything that is trained belongs in this module: it is sharded, saved and restored as a whole
+    (session.make_optimizer lists what is optimized). `critic` is there with PPO only.
 
     precision: of the forward pass, "fp32" or "bf16"; the weights keep their type.
     """
@@ -113,7 +113,10 @@ class Policy(torch.nn.Module):
         return logp, entropy
 
     def values(self, batch: Batch) -> Tensor:
-        """The critic's values of response tokens -> (B, S); see critic.py."""
+        """The critic's values of response tokens -> (B, S); see critic.py.
+
+        Called through the policy, which is the root that FSDP shards (distributed.shard).
+        """
         return self.critic(batch)
 
     def encode_chat(self, message: str) -> list[int]:

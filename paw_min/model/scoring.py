@@ -56,11 +56,12 @@ def old_policy_scores(cfg: Config, policy: Policy, rows: Rows) -> Scores:
     from one of three sources:
 
         --old-logp sampler       the sampler stored them (losses.truncated_is says what changes)
-        one mini-batch           the training pass itself starts at pi_old: logp is None
         several mini-batches     a pass without gradient, since the later ones have other weights
+        one mini-batch           the training pass itself starts at pi_old: no pass is needed for
+                                 them, and logp is None unless one is made for the entropies
 
-    The pass also has the entropies, for which it is made alone where Eq. 4 needs them. Only the
-    printed -q log q of Eq. 4 (--select-entropy sampled) follows from the sampler's numbers.
+    The same pass gives the entropies of Eq. 4. With --old-logp sampler and --select-entropy sampled
+    these follow from the sampler's numbers, and no pass is made.
     """
     from_sampler = cfg.old_logp == "sampler"
     several_steps = 0 < cfg.mini_batch < len(rows.tokens)

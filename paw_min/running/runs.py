@@ -27,9 +27,10 @@ import torch
 from filelock import FileLock, Timeout
 from torch.distributed.checkpoint import state_dict
 
-from paw_min.config import Config, differences, public
+from paw_min.config import Config
 from paw_min.running import distributed, track
 from paw_min.running.errors import UserError
+from paw_min.running.stored import differences, public
 
 
 class Run:

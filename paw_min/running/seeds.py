@@ -9,7 +9,7 @@
     token of a later trial       -1, trial seed, trajectory, turn       request_seed, agents.py
     token of a reflection        -2, trial seed, trajectory             request_seed, agents.py
     order of rows in an update   (seed, update)                         update.mini_batches
-    shuffled targets (placebo)   "shuffled", seed, number of rows       targets.shuffled
+    shuffled targets (placebo)   "shuffled", seed, rows with an o'       targets.shuffled
     new LoRA adapters            seed                                   model/lora.py: attach
 
 So an update that is repeated after a kill draws the same numbers.

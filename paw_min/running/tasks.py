@@ -1,6 +1,6 @@
 """Which tasks to play: the groups of an update, and the fixed panel of evaluation tasks.
 
-Groups are drawn from (seed, update) and the panel from a seed, both without repeats. Every
+Groups are drawn from (seed, epoch) and the panel from a seed, both without repeats. Every
 evaluation plays the same panel; verl-agent draws a new one, with repeats.
 """
 

@@ -1,0 +1,51 @@
+"""The settings in a run folder's config.json, also of runs of earlier versions."""
+
+from dataclasses import asdict
+
+from paw_min.config import FREE_TO_CHANGE, Config, flag, settings
+from paw_min.running.errors import UserError, masked
+
+# Settings of earlier versions that are constants now, with the constant. A run folder that has
+# another value cannot be resumed. None: the value never changed the numbers.
+FORMER_SETTINGS = {
+    "eval_seed": None, "threads": None, "env_timeout": None, "attention": None, "encoder": "",
+    "train_split": "train", "step_weight": 1.0, "gae_lambda": 1.0, "critic_lr": 0.0,
+    "weight_decay": 0.01, "grad_clip": 1.0, "is_cap": 2.0, "dual_clip": 3.0, "world": "home",
+}  # fmt: skip
+
+
+def public(cfg: Config) -> dict:
+    """All settings, without the password in a URL."""
+    return asdict(cfg) | {"retriever": masked(cfg.retriever)}
+
+
+def from_stored(stored: dict) -> Config:
+    """The settings in a run folder's config.json, also of an earlier version.
+
+    UserError for a former setting whose value is not today's constant.
+    """
+    current = stored.copy()
+    if current.get("world") == "changed":
+        current["world"] = "home"
+        current["data"] = current.get("data") or "changed"
+    for f in settings():
+        if f.metadata["was"] in current:
+            current[f.name] = current.pop(f.metadata["was"])
+    for name, constant in FORMER_SETTINGS.items():
+        value = current.pop(name, constant)
+        if constant is not None and value != constant:
+            raise UserError(
+                f"the run has {flag(name)} {value}, but this version of paw_min has no such flag "
+                f"and uses {constant}: start another run, with another --name."
+            )
+    return Config(**current)
+
+
+def differences(stored: dict, cfg: Config) -> list[str]:
+    """The flags of a stored config that differ from `cfg`, without those that may change."""
+    old = asdict(from_stored(stored))
+    return [
+        f"{flag(key)} {old[key]!r}"
+        for key, value in public(cfg).items()
+        if key not in FREE_TO_CHANGE and old[key] != value
+    ]
