@@ -521,10 +521,11 @@ def test_the_response_tokens_of_an_episode_are_in_the_files():
                 of_runs += [m["tokens_generated"] / episodes for m in lines if m["update"] == 1]
     assert len(of_runs) == 72
     sparse = sum(of_runs) / len(of_runs)
-    (shown,) = re.findall(r"this is (\d+) .*? and (\d+) ", prose(PAGES["CHOICES.md"]))
+    pattern = r"(\d+) in the first update of the quick start, (\d+) in that of the preset `sparse`"
+    (shown,) = re.findall(pattern, prose(PAGES["CHOICES.md"]))
     assert shown == (f"{quick_start:.0f}", f"{sparse:.0f}")
     # The printed scale of the world-model term.
-    (scale,) = re.findall(r"printed scale is `--wm-scale ([\d.]+)`", PAGES["CHOICES.md"])
+    (scale,) = re.findall(r"`--wm-scale ([\d.]+)` is the printed scale", PAGES["CHOICES.md"])
     assert scale == f"{1 / quick_start:.3f}" == f"{1 / sparse:.3f}"
 
 
