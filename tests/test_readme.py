@@ -15,8 +15,10 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterable
+from functools import cache
 from math import ceil, floor
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -466,8 +468,57 @@ def known_tokens() -> set[str]:
     return {f"{100 * share:.0f}" for share in shares}
 
 
+@cache
+def open_questions() -> list[str]:
+    """What the page says of gradient norms per run, success by update and areas, from the files."""
+    runs = {}  # (setting, run) -> metrics
+    with tarfile.open(RESULTS / "study/runs.tar.xz") as archive:
+        for member in archive:
+            if member.name.endswith("/metrics.jsonl"):
+                setting, name, _ = member.name.split("/")
+                lines = archive.extractfile(member).read().decode().splitlines()
+                runs[setting, name] = [json.loads(line) for line in lines]
+
+    def pairs(setting: str) -> list[tuple[list[dict], list[dict]]]:
+        """Metrics of GRPO and of GRPO w/ PaW, for each of the eight seeds."""
+        name = f"alfworld-{setting}-grpo{{}}-eval-tasks=120-seed{{}}"
+        return [
+            (runs[setting, name.format("", seed)], runs[setting, name.format("-paw", seed)])
+            for seed in range(8)
+        ]
+
+    def ratios(setting: str) -> list[float]:
+        return sorted(paw[1]["grad_norm"] / grpo[1]["grad_norm"] for grpo, paw in pairs(setting))
+
+    def lost(update: int) -> str:
+        changes = [paw[update]["success"] - grpo[update]["success"] for grpo, paw in pairs("tiny")]
+        return f"{100 * sum(changes) / len(changes):.1f}"
+
+    cells = {one["name"]: one["cells"] for one in load("results/study/study.json")}
+
+    def below(setting: str, arm: str) -> str:
+        area = cells[setting][arm]["area"]
+        assert area["high"] < 0  # the interval does not contain 0
+        return f"{-area['difference']:.1f} [{-area['high']:.1f}, {-area['low']:.1f}]"
+
+    tiny, sparse, changed = (ratios(setting) for setting in ("tiny", "sparse", "changed"))
+    paw = "GRPO w/ PaW"
+    tenth = "world-model loss x 0.1"
+    return [
+        f"is {tiny[0]:.1f} to {tiny[-1]:.1f} times that of GRPO",
+        f"`tiny` (median {median(tiny):.1f})",
+        f"{sparse[0]:.1f} to {sparse[-1]:.1f} in `sparse` (median {median(sparse):.1f})",
+        f"{changed[0]:.1f} to {changed[-1]:.1f} in `changed` (median {median(changed):.1f})",
+        f"by {lost(2)}, {lost(3)}, {lost(4)} and {lost(5)} points in updates 2 to 5",
+        f"by {lost(6)}, {lost(7)} and {lost(8)} points in updates 6 to 8",
+        f"by {below('tiny', paw)}, {below('sparse', paw)} and {below('changed', paw)} points",
+        f"`tiny`, by {below('tiny', tenth)}, and in `sparse`, by {below('sparse', tenth)}",
+    ]
+
+
 def recorded_decimals() -> set[str]:
     found = Study().numbers()
+    found |= decimals(" ".join(open_questions()))
     found |= {f"{sum(values) / len(values):.1f}" for values in rises().values()}
     found |= {f"{value:.1f}" for value in alfworld_curve().values()}
     overhead, update = load("bench/results/overhead.json"), load("bench/results/update.json")
@@ -502,6 +553,12 @@ WITH_NUMBERS = [
 def test_numbers_are_in_the_files(page):
     assert decimals(PAGES[page]) <= recorded_decimals() | CONSTANTS
     assert percentages(PAGES[page]) <= recorded_percentages() | PERCENT_CONSTANTS
+
+
+def test_what_the_explanation_of_the_study_leaves_open():
+    page = " ".join(PAGES["results/README.md"].split())
+    for sentence in open_questions():
+        assert sentence in page
 
 
 def test_the_response_tokens_of_an_episode_are_in_the_files():
