@@ -19,7 +19,7 @@ from torch import Tensor
 from paw_min.config import Config, parse_args
 from paw_min.experiments import presets_of
 from paw_min.experiments.transitions import observation_logps
-from paw_min.inspect.__main__ import pieces, score
+from paw_min.inspect.__main__ import Seen, pieces, score
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler
 from paw_min.rollout import Episode, Rows, flatten, rollout
@@ -124,36 +124,15 @@ def measure() -> Report:
     p_before = probabilities(cfg, policy, rows)
     seed_key = (cfg.seed, UPDATE)
     conflict = gradient_conflict(cfg, policy, rows, seed_key)
-    shown = [row_of(rows, trajectory, turn) for trajectory, turn in SHOWN]
-    seen = score(cfg, policy, [rows.tokens[i] for i in shown])
+    indices = [row_of(rows, trajectory, turn) for trajectory, turn in SHOWN]
+    seen = score(cfg, policy, [rows.tokens[i] for i in indices])
     learned = learn(cfg, policy, optimizer, rows, seed_key)  # one step: 243 rows, mini-batch 256
     p_after = probabilities(cfg, policy, rows)
 
-    def show(i: int, turn: int, entropies: list[float], counted: str, loss: float) -> Shown:
-        tokens = rows.tokens[i]
-        words = pieces(policy.tokenizer, tokens.obs_ids)
-        observation = [
-            Token(word, before, mark == "1", after)
-            for word, before, mark, after in zip(
-                words, p_before[i].tolist(), counted, p_after[i].tolist(), strict=True
-            )
-        ]
-        response = list(zip(pieces(policy.tokenizer, tokens.response_ids), entropies, strict=True))
-        return Shown(
-            trajectory=rows.trajectory[i],
-            turn=turn,
-            group=rows.group[i],
-            prompt=policy.decode(tokens.prompt_ids),
-            response=response,
-            observation=observation,
-            entropy=rows.entropy[i].item(),
-            selected=bool(rows.selected[i]),
-            advantage=rows.advantage[i].item(),
-            lambda_g=rows.lambda_g[rows.group[i]],
-            row_weight=rows.row_weight[i].item(),
-            loss=loss,
-        )
-
+    shown = [
+        show(policy, rows, i, turn, one, p_before[i], p_after[i])
+        for i, (_, turn), one in zip(indices, SHOWN, seen, strict=True)
+    ]
     trained = (rows.row_weight > 0).nonzero()[:, 0].tolist()
     before = torch.cat([p_before[i] for i in trained])  # (observation tokens,)
     after = torch.cat([p_after[i] for i in trained])
@@ -161,10 +140,7 @@ def measure() -> Report:
         groups=[describe(rows, episodes, g) for g in range(GROUPS)],
         rows=len(rows.tokens),
         threshold=rows.entropy[rows.selected].min().item(),
-        shown=[
-            show(i, turn, one.entropy, one.hard, one.loss)
-            for i, (_, turn), one in zip(shown, SHOWN, seen)
-        ],
+        shown=shown,
         metrics=conflict | {name: learned[name] for name in METRICS},
         p_before=before.mean().item(),
         p_after=after.mean().item(),
@@ -173,6 +149,35 @@ def measure() -> Report:
             band(before, after, low=0.01, high=cfg.rho),
             band(before, after, low=cfg.rho, high=1.0),
         ],
+    )
+
+
+def show(
+    policy: Policy, rows: Rows, i: int, turn: int, seen: Seen, before: Tensor, after: Tensor
+) -> Shown:
+    """Row i for the page. before, after: p of its observation tokens, (|o|,)."""
+    tokens = rows.tokens[i]
+    words = pieces(policy.tokenizer, tokens.obs_ids)
+    observation = [
+        Token(text=word, before=old, counted=mark == "1", after=new)
+        for word, old, mark, new in zip(
+            words, before.tolist(), seen.hard, after.tolist(), strict=True
+        )
+    ]
+    response = zip(pieces(policy.tokenizer, tokens.response_ids), seen.entropy, strict=True)
+    return Shown(
+        trajectory=rows.trajectory[i],
+        turn=turn,
+        group=rows.group[i],
+        prompt=policy.decode(tokens.prompt_ids),
+        response=list(response),
+        observation=observation,
+        entropy=rows.entropy[i].item(),
+        selected=bool(rows.selected[i]),
+        advantage=rows.advantage[i].item(),
+        lambda_g=rows.lambda_g[rows.group[i]],
+        row_weight=rows.row_weight[i].item(),
+        loss=seen.loss,
     )
 
 
