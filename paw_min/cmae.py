@@ -7,7 +7,8 @@ With p_i = pi(o_i | h, a, o_<i) for each token of the next observation o, a tran
     clipped MAE    (1 / |o|) sum [p_i <= rho] (1 - p_i)         Eq. 7-8    0 where p > rho
 
 The gradient of cross entropy is largest on tokens that cannot be predicted (identifiers, one of
-several possible outcomes). MAE bounds it, and the confidence mask drops a token once its
+several possible outcomes). MAE bounds it: at a token's own logit its gradient is p (1 - p), so that
+a token with p near 0 is hardly learned, either. The confidence mask drops a token once its
 probability exceeds rho. The means over transitions (Eq. 9) and groups (Eq. 11) are in losses.py.
 
 Legend: N transitions, T tokens (update.py calls these functions with its (B, S) columns); `mask` is

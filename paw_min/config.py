@@ -44,7 +44,7 @@ class Config:
 
     name: str = opt(RUN, "", "run name; default: from the settings that differ from the preset")
     out: str = opt(RUN, "runs", "folder of the run folders")
-    seed: int = opt(RUN, 0, "seed of tasks, sampling and row order")
+    seed: int = opt(RUN, 0, "seed of training: tasks, sampling, row order")
     updates: int = opt(RUN, 150, "RL updates, the outer loop of Alg. 1", low=0, high=999_999)
     eval_every: int = opt(RUN, 5, "updates between evaluations; 0: only first and last", low=0)
     eval_repeats: int = opt(RUN, 1, "episodes per task in an evaluation", low=1, high=1000)
@@ -140,7 +140,7 @@ class Config:
         PAW, "adaptive", "lambda_g: Eq. 10, or 1", choices=("adaptive", "constant"),
         was="wm_weight",
     )  # fmt: skip
-    wm_scale: float = opt(PAW, 1.0, "factor of the world-model loss; 1 in Eq. 11", above=0)
+    wm_scale: float = opt(PAW, 1.0, "factor of the world-model loss", above=0)
     wm_target: str = opt(
         PAW, "next", "the next observation, or another row's (placebo)",
         choices=("next", "shuffled"),

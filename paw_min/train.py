@@ -1,4 +1,4 @@
-"""The training loop: lines 1 and 2 of Algorithm 1 (update.py has lines 3-11).
+"""The training loop: lines 1 and 2 of Algorithm 1 (update.py lists all eleven).
 
     evaluate -> [ rollout -> update -> log -> evaluate -> save ] * updates
 
@@ -64,7 +64,7 @@ def train(cfg: Config, eval_only: bool = False) -> None:
 
 
 def run_update(cfg: Config, s: Session, k: int) -> dict[str, float]:
-    """Update k: collect groups of episodes (line 2), learn from them (lines 3-11) -> metrics."""
+    """Update k, from 1: collect groups of episodes, learn from them -> metrics."""
     # Line 2: the sampler generates with the weights of this moment, so the data are on-policy.
     began = time.perf_counter()
     played = collect(cfg, s, k)
@@ -78,7 +78,7 @@ def run_update(cfg: Config, s: Session, k: int) -> dict[str, float]:
     # Before training: check that the sampler used the current weights.
     gap = check_sync(cfg, s.policy, rows, k)
 
-    # Lines 3, 4, 6, 9: advantages, old log-probs, selection, lambda_g. All passes without gradient,
+    # Lines 4, 6, 9: advantages, old log-probs, selection, lambda_g. All passes without gradient,
     # before the first optimizer step moves the policy away from pi_old.
     began = time.perf_counter()
     rows = prepare(cfg, s.policy, s.reference, rows)

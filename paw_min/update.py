@@ -49,7 +49,7 @@ GRAD_CLIP = 1.0  # maximum norm of an optimizer step's gradient; verl-agent
 
 
 def prepare(cfg: Config, policy: Policy, reference: Policy | None, rows: Rows) -> Rows:
-    """Lines 3, 4, 6 and 9: what learn() needs, computed once per update, from all its rows.
+    """Lines 4, 6 and 9: what learn() needs, computed once per update, from all its rows.
 
     rows: those of rollout.flatten, the same on every rank; not changed. reference: frozen policy
     of the KL term.
@@ -72,7 +72,9 @@ def prepare(cfg: Config, policy: Policy, reference: Policy | None, rows: Rows) -
     selected = torch.zeros_like(candidates)  # (N,)
     lambda_g = dict.fromkeys(rows.group, 0.0)
     if cfg.paw:
-        selected = select_transitions(cfg, candidates, old.entropy)  # line 4, Eq. 4
+        # Line 4, Eq. 4. Within a mini-batch, alpha would be a quota of each, and the entropies of
+        # later ones would be those of a policy that has moved.
+        selected = select_transitions(cfg, candidates, old.entropy)
         lambda_g = group_lambdas(cfg, rows)  # line 9, Eq. 10
     return replace(
         rows,

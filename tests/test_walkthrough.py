@@ -36,7 +36,7 @@ def test_the_page_has_the_recorded_numbers():
         f"| {100 * report.metrics['wm_clipped_tokens']:.1f} % |",
         f"{report.metrics['grad_norm_wm'] / report.metrics['grad_norm_rl']:.1f} times as large",
         f"goes from {report.p_before:.3f} to {report.p_after:.3f}",
-        f"that is kept is {report.threshold:.4f} nats",
+        f"that is selected is {report.threshold:.4f} nats",
         f"p of `nothing` is {report.shown[2].observation[0].before:.0e}",
         f"⌈0.75 · {report.rows}⌉ = {sum(group.selected for group in report.groups)}",
     ):

@@ -37,7 +37,7 @@ import matplotlib.pyplot as plt
 GROUPS = 2  # of the eight groups of the update
 UPDATE = 1
 # (trajectory, turn) of the transitions that are shown: an outcome that was unlikely, a step that
-# Eq. 4 leaves out, and an action without effect.
+# Eq. 4 leaves out, and an action without effect, in this order.
 SHOWN = ((0, 10), (0, 8), (8, 7))
 
 
@@ -86,6 +86,7 @@ class Report:
 
     groups: list[Group]
     rows: int
+    rho: float  # Eq. 7
     threshold: float  # lowest entropy that Eq. 4 keeps, in nats
     shown: list[Shown]
     metrics: dict[str, float]  # of the update
@@ -139,6 +140,7 @@ def measure() -> Report:
     return Report(
         groups=[describe(rows, episodes, g) for g in range(GROUPS)],
         rows=len(rows.tokens),
+        rho=cfg.rho,
         threshold=rows.entropy[rows.selected].min().item(),
         shown=shown,
         metrics=conflict | {name: learned[name] for name in METRICS},
@@ -228,7 +230,7 @@ def band(before: Tensor, after: Tensor, low: float, high: float) -> tuple[int, f
 
 def tables(report: Report) -> str:
     """The tables of WALKTHROUGH.md as Markdown."""
-    lines = ["| group | task type | won | λ_g | rows | kept by Eq. 4 |"]
+    lines = ["| group | task type | won | λ_g | rows | selected (Eq. 4) |"]
     lines.append("|---|---|---|---|---|---|")
     for g, group in enumerate(report.groups):
         won = sum(r > 0 for r in group.returns)
@@ -246,7 +248,7 @@ def tables(report: Report) -> str:
             f"{'kept' if token.counted else 'dropped'} | {token.after:.4f} |"
             for token in shown.observation
         ]
-        lines += ["", "| H | kept by Eq. 4 | A | λ_g | weight | loss, Eq. 8 |"]
+        lines += ["", "| H | selected (Eq. 4) | A | λ_g | weight | loss, Eq. 8 |"]
         lines.append("|---|---|---|---|---|---|")
         kept = "yes" if shown.selected else "no"
         lines.append(
@@ -254,7 +256,7 @@ def tables(report: Report) -> str:
             f"{shown.row_weight:.5f} | {shown.loss:.3f} |"
         )
     lines += ["", "| p before the update | tokens | mean p before | after |", "|---|---|---|---|"]
-    names = ("at most 0.01", "from 0.01 to ρ = 0.2", "above ρ")
+    names = ("at most 0.01", f"from 0.01 to ρ = {report.rho}", "above ρ")
     for name, (count, before, after) in zip(names, report.bands):
         lines.append(f"| {name} | {count} | {before:.4f} | {after:.4f} |")
     return "\n".join(lines)
@@ -269,8 +271,8 @@ def draw(report: Report, file: Path) -> None:
             axis.plot(x, token.before, marker="o", color=color)
             axis.plot([x, x], [token.before, token.after], color="tab:blue")
             axis.plot(x, token.after, marker="_", color="tab:blue", markersize=10)
-        axis.axhline(0.2, color="black", linewidth=0.8, linestyle=":")
-        axis.text(1.01, 0.2, "ρ", va="center", transform=axis.get_yaxis_transform())
+        axis.axhline(report.rho, color="black", linewidth=0.8, linestyle=":")
+        axis.text(1.01, report.rho, "ρ", va="center", transform=axis.get_yaxis_transform())
         axis.set_xlim(-0.7, len(shown.observation) - 0.3)
         words = [token.text.strip() for token in shown.observation]
         axis.set_xticks(range(len(words)), words, rotation=30, ha="right", fontsize=8)
@@ -278,11 +280,11 @@ def draw(report: Report, file: Path) -> None:
         axis.set_ylim(1e-7, 3)
         axis.set_ylabel("p")
         axis.grid(axis="y", alpha=0.3)
-        kept = "kept" if shown.selected else "left out"
+        choice = "selected" if shown.selected else "left out"
         response = "".join(word for word, _ in shown.response)
         command = response.split("<action>")[-1].split("</action>")[0].strip()
         axis.set_title(
-            f"{command}: entropy {shown.entropy:.3f}, {kept} by Eq. 4, λ = {shown.lambda_g:.3f}",
+            f"{command}: entropy {shown.entropy:.3f}, {choice} by Eq. 4, λ = {shown.lambda_g:.3f}",
             fontsize=10,
         )
     handles = [

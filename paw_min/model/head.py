@@ -1,4 +1,4 @@
-"""The output head, a few thousand tokens of the vocabulary at a time, never all logits at once.
+"""The output head, a few thousand tokens of the vocabulary at a time.
 
     z = W h / T      log p(y) = z_y - log sum_v exp z_v      H = -sum_v p_v log p_v
 
@@ -9,7 +9,7 @@ the backward pass from closed forms:
 
     d log p(y) / d z_v = [v = y] - p_v        d H / d z_v = -p_v (log p_v + H)
 
-Every row of W and of its gradient belongs to one tile, so nothing as large as W is accumulated.
+Every row of W belongs to one tile, so each row of its gradient is written once, not accumulated.
 
 Legend: M scored positions, of which the first N have an entropy, D hidden size, V vocabulary, C
 of its tokens in a tile.
@@ -80,8 +80,8 @@ class TokenScores(torch.autograd.Function):
         d_hidden = torch.zeros_like(hidden, dtype=total.dtype)  # (M, D), accumulated in fp32
         # (V, D); a head that is frozen (LoRA) needs none.
         d_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
-        g = d_logp[:, None]  # (M, 1)
-        h = d_entropy[some, None]  # (N, 1)
+        g = d_logp[:, None]  # (M, 1), the incoming gradient of log p(y)
+        h = d_entropy[some, None]  # (N, 1), that of the entropy H
         for part, w, logits, column, here in tiles(hidden, weight, target):
             logp = logits.sub_(total[:, None])
             factor = (logp[some] + entropy[some, None]).mul_(h).add_(g[some])  # g + h (log p + H)

@@ -13,8 +13,8 @@ layers of the decoder; embeddings, norms and head stay those of the start model.
     after training       a plain Hugging Face folder with merged weights (export.py)
 
 PPO's critic, a model of its own, is trained in full. With bf16 passes, each frozen W is stored in
-bf16: the passes round it to that anyway, so no log-probability changes. A learning rate is about
-ten times that of full training.
+bf16: the passes round it to that anyway, so no log-probability changes. Use about ten times the
+learning rate of full training.
 """
 
 import json
@@ -43,7 +43,8 @@ def attach(model, rank: int, precision: str, seed: int, checkpoint: Path | None)
     """Freeze a model of transformers and add adapters: new ones, or those of a checkpoint."""
     from peft import LoraConfig, set_peft_model_state_dict
 
-    # The name is stored in checkpoints. A relative one is the same in another clone.
+    # The name is stored in checkpoints. A relative one also works in another clone, if it is used
+    # from the same working folder.
     if os.path.isdir(model.name_or_path):
         model.name_or_path = os.path.relpath(model.name_or_path)
     with torch.random.fork_rng([]):

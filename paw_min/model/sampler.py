@@ -9,9 +9,9 @@
 the slowest one of a batch. In `sync`, a sampler with weights of its own (vllm_sampler.py) loads the
 trainer's, and frees its memory at the end.
 
-Each request has a seed. Tokens are drawn by the Gumbel-max rule, argmax(logits / temperature +
-Gumbel noise), from a generator per request, so that runs replay, equal prompts of a group get
-different responses, and a response does not depend on its batch.
+Each request has a seed and a generator of its own. Tokens are drawn by the Gumbel-max rule,
+argmax(logits / temperature + Gumbel noise). So runs replay, and equal prompts of a group get
+different responses. Except for rounding, a response does not depend on its batch.
 """
 
 from collections import deque

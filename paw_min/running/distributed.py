@@ -122,8 +122,9 @@ def all_reduce(tensors: list[torch.Tensor]) -> None:
 def gradient_sums(module, now: bool):
     """If now, sum the module's gradients over the ranks during the backward pass in this block.
 
-    The pass completes them in the same order on all ranks. The sum of a bucket runs while the pass
-    computes the next one. Used with gloo only so far; NCCL has not been tried.
+    Gradients become ready in the same order on all ranks, provided that the pass uses every trained
+    parameter on every rank. The sum of a bucket runs while the pass computes the next one. Used
+    with gloo only so far; NCCL has not been tried.
     """
     bucket = []  # gradients that are complete and not being summed yet
     sums = []  # handles of the sums that are running
@@ -176,7 +177,8 @@ def leave_together():
 def shard(policy) -> None:
     """Shard weights, gradients and optimizer state across the ranks (FSDP2), in place.
 
-    A layer is gathered while it computes, the rest for the whole pass. Stored weights stay fp32.
+    A layer is gathered while it computes; embeddings and head stay gathered for the whole pass.
+    Stored weights stay fp32.
     """
     mesh = init_device_mesh(policy.device.type, (n_ranks(),))
     dtype = torch.bfloat16 if policy.precision == "bf16" else None
@@ -196,7 +198,8 @@ def shard(policy) -> None:
 
 
 @contextmanager
-def _lost_ranks():  # turn a failed collective call into one sentence
+def _lost_ranks():
+    """Report a failed collective call as a UserError."""
     try:
         yield
     except RuntimeError as error:

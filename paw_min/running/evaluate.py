@@ -71,7 +71,7 @@ def short(task: str) -> str:
 
 
 def transcript(episodes: list[Episode]) -> str:
-    """Two lost and two won episodes as Markdown."""
+    """At most four episodes as Markdown: two lost ones and two won ones, if there are."""
     by_outcome = sorted((e for e in episodes if e.log), key=lambda e: e.won)
     lost_first = by_outcome[:2]
     won_last = by_outcome[2:][-2:]

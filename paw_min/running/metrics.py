@@ -1,6 +1,7 @@
 """The numbers that describe episodes and updates; paw_min/README.md explains each of them."""
 
 import resource
+import sys
 from collections import defaultdict
 
 import torch
@@ -21,11 +22,12 @@ def peak_memory(device: torch.device) -> float:
         peak = torch.cuda.max_memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         return peak / 1e9
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB on Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 
 
 def describe_episodes(episodes: list[Episode]) -> dict[str, float]:
-    """Success, return, length and format of the episodes that were played to their end."""
+    """Success, return, length and format of the episodes that did not fail."""
     played = [e for e in episodes if not e.failed]
     rows = flatten(played)
     returns = defaultdict(set)

@@ -25,7 +25,7 @@ from paw_min.running.errors import UserError
 from paw_min.running.runs import Run
 from paw_min.running.tasks import draw_groups, panel
 
-PANEL_SLOTS = 128  # slots of the pool for the panel, even if training needs fewer
+PANEL_SLOTS = 128  # at most this many slots of the pool serve the panel
 WEIGHT_DECAY = 0.01  # of AdamW; verl-agent
 
 
@@ -33,7 +33,7 @@ WEIGHT_DECAY = 0.01  # of AdamW; verl-agent
 class Session:
     run: Run
     policy: Policy
-    reference: Policy | None  # frozen, of the KL term; the policy itself with LoRA
+    reference: Policy | None  # frozen model of the KL term; with LoRA the policy itself
     optimizer: torch.optim.Optimizer
     sampler: HFSampler | VLLMSampler
     pool: Pool
@@ -77,7 +77,7 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     slots_per_rank = -(-slots // distributed.n_ranks())  # rounded up
     pool = tasks.make_pool(slots_per_rank)
     together = distributed.leave_together()
-    # Left in the opposite order: the pool's workers end first, the run folder is unlocked last.
+    # Left in the opposite order: the pool's workers end first, the tracker is closed last.
     with closing(run), closing(sampler), together, closing(pool):
         yield Session(run, policy, reference, optimizer, sampler, pool, tasks)
 
