@@ -265,16 +265,25 @@ def add_settings(parser: Parser, env: str, presets: dict[str, dict]) -> None:
             kind = dict(choices=f.metadata["choices"])
         else:
             kind = dict(type=f.type, metavar=f.type.__name__.upper())
-        values = [repr(f.default)]
-        values += [f"{name} {preset[f.name]}" for name, preset in presets.items()
-                   if f.name in preset]  # fmt: skip
-        text = f"{f.metadata['help']} (default {'; '.join(values)})"
+        text = f"{f.metadata['help']} {defaults_of(f, presets)}".strip()
         groups[title].add_argument(flag(f.name), default=MISSING, help=text, **kind)
         if f.metadata["was"]:
             parser.add_argument(
                 flag(f.metadata["was"]), dest=f.name, default=MISSING, help=argparse.SUPPRESS,
                 **kind,
             )  # fmt: skip
+
+
+def defaults_of(f, presets: dict[str, dict]) -> str:
+    """A setting's default and the presets that have another value, for the help."""
+    names = {}  # value -> presets that have it
+    for name, preset in presets.items():
+        value = preset.get(f.name, f.default)
+        if value != f.default:
+            names.setdefault(value, []).append(name)
+    texts = [f"default {f.default}"] if f.default != "" else []
+    texts += [f"{', '.join(having)}: {value}" for value, having in names.items()]
+    return f"({'; '.join(texts)})" if texts else ""
 
 
 def default_name(
