@@ -652,6 +652,7 @@ def test_wall_times_are_in_the_file():
     assert shown and set(shown) <= set(times)
 
 
+@pytest.mark.slow
 def test_the_study_follows_from_its_runs(tmp_path):
     with tarfile.open(RESULTS / "study/runs.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
@@ -688,6 +689,7 @@ def test_every_metric_is_explained():
             assert {key.split("/")[0] for key in line} - {"update"} <= explained
 
 
+@pytest.mark.slow
 def test_the_small_checks_are_in_their_files():
     """The tables of results/small, and their minutes, wherever a table shows them."""
     small = RESULTS / "small"

@@ -91,6 +91,7 @@ def test_tensorboard_without_points_twice(tracker, tmp_path):
     assert shown["eval_success_types/pick"] == [(k, 1.0) for k in range(4)]
 
 
+@pytest.mark.slow
 def test_a_tracker_that_is_new_to_a_run_gets_its_earlier_lines(tracker, tmp_path):
     for name in ("tensorboard", "wandb"):
         opened = tracker(name, LINES[:3])

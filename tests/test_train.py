@@ -73,6 +73,7 @@ def test_a_run_leaves_everything_behind(config, tmp_path, capsys):
     assert runs.read_metrics(folder)[:4] == lines and len(runs.read_metrics(folder)) == 5
 
 
+@pytest.mark.slow
 def test_the_seed_reaches_the_run(config, one_update, tmp_path):
     train.train(config(updates=1, seed=1))
     assert numbers(tmp_path / "r")[1]["entropy"] != numbers(one_update)[1]["entropy"]
