@@ -24,7 +24,7 @@ from torch import Tensor
 
 from paw_min.cmae import hard_tokens
 from paw_min.config import Config
-from paw_min.experiments.fig2c import gradients
+from paw_min.experiments.fig2c import gradient_shares
 from paw_min.experiments.table import markdown_table
 from paw_min.experiments.transitions import Arguments, arguments, collect, observation_logps
 from paw_min.losses import row_weights
@@ -41,7 +41,7 @@ from paw_min.running.session import check_machine, forward_precision, make_sampl
 from paw_min.update import prepare
 
 UPDATE = 1
-LOW = 0.01  # p below which a token is treated as unpredictable here
+LOW = 0.01  # far below rho: such tokens have almost no gradient, p (1 - p)
 TAIL_ROWS = 40  # 5 % of them are two rows
 TAIL = 0.05
 
@@ -63,12 +63,12 @@ class Start:
     low: float  # ... with p <= LOW
     middle: float  # ... with LOW < p <= rho
     first_p: float  # median p of the first token of o'
-    first_share: float  # its share of its row's gradient, see gradient_by_token
-    tail_rows: int
-    tail_share: float | None  # see tail_share
+    first_share: float  # mean of first_token_share, over the rows that have a gradient
+    tail_rows: int  # see tail_share
+    tail_share: float | None
     # Keys: those of gradient_conflict, and ratio = grad_norm_wm / grad_norm_rl.
     real: dict[str, float | None]  # with the advantages and lambda_g of training
-    unit: dict[str, float | None]  # with advantages of 1 or -1 by trajectory, and lambda_g = 1
+    unit: dict[str, float | None]  # of unit_rows
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -115,25 +115,24 @@ def divide_logits(policy: Policy, tau: float) -> None:
 
 
 def describe(cfg: Config, policy: Policy, played: list[Episode], name: str) -> Start:
+    """Everything that the tables show, of these episodes by this policy."""
     episodes = [episode for episode in played if not episode.failed]
-    if not episodes:
-        raise UserError("no episode could be played: check the data with --dry-run of the script.")
+    if not any(row.obs_ids for episode in episodes for row in episode.transitions):
+        raise UserError("no observation in any episode: check the data with --dry-run.")
     play = describe_episodes(episodes)
-    # No reference: at the start model itself, the gradient of the KL term is 0.
+    # No reference: the KL to the start model has no gradient at the start model.
     rows = prepare(cfg, policy, None, flatten(episodes))
     lengths = torch.tensor([len(row.response_ids) for row in rows.tokens])  # (N,)
     entropy = score_responses(replace(cfg, select_entropy="full"), policy, rows.tokens).entropy
 
     logps = observation_logps(cfg, policy, rows.tokens)  # N x (|o|,)
     observed = [logp.exp() for logp in logps if len(logp)]
-    if not observed:
-        raise UserError("no response was followed by an observation: play more --episodes.")
     p = torch.cat(observed)  # (observation tokens,)
     hard = hard_tokens(p.log(), cfg.rho).bool()
-    by_token = [gradient_by_token(one, cfg.rho) for one in observed]
+    first_shares = [first_token_share(one, cfg.rho) for one in observed]
 
     seed_key = (cfg.seed, UPDATE)
-    tail_rows, share = tail_share(cfg, policy, rows)
+    tail_rows, top_share = tail_share(cfg, policy, rows)
     return Start(
         name=name,
         episodes=len(episodes),
@@ -148,22 +147,22 @@ def describe(cfg: Config, policy: Policy, played: list[Episode], name: str) -> S
         low=(p <= LOW).float().mean().item(),
         middle=(hard & (p > LOW)).float().mean().item(),
         first_p=torch.stack([one[0] for one in observed]).median().item(),
-        first_share=mean([one[0].item() for one in by_token if one is not None]),
+        first_share=mean([share for share in first_shares if share is not None]),
         tail_rows=tail_rows,
-        tail_share=share,
+        tail_share=top_share,
         real=compare(cfg, policy, rows, seed_key),
         unit=compare(cfg, policy, unit_rows(cfg, rows), seed_key),
     )
 
 
-def gradient_by_token(p: Tensor, rho: float) -> Tensor | None:
-    """Each token's share of its row's clipped-MAE gradient: (|o|,) -> (|o|,).
+def first_token_share(p: Tensor, rho: float) -> float | None:
+    """The first token's share of the clipped-MAE gradient of its row: (|o|,) -> a number.
 
     The size of a token's gradient is that at its own logit: p (1 - p), or 0 where p > rho. None:
     all tokens have p > rho.
     """
-    size = gradients(p, rho)["clipped MAE"]
-    return size / size.sum() if size.sum() > 0 else None
+    is_first = torch.arange(len(p)) == 0  # (|o|,)
+    return gradient_shares(p, is_first, rho)["clipped MAE"]
 
 
 def compare(cfg: Config, policy: Policy, rows: Rows, seed_key: tuple) -> dict[str, float | None]:
@@ -236,10 +235,10 @@ def tables(starts: list[Start]) -> str:
     found = [markdown_table(header, lines)]
 
     header = ["start", "p ≤ ρ", f"p ≤ {LOW}", f"{LOW} < p ≤ ρ", "p of the first, median"]
-    header += ["its gradient share", "top 5 % of rows"]
+    header += ["its gradient share", "top 5 % of rows", "rows"]
     lines = [
         [one.name, one.hard, one.low, one.middle, f"{one.first_p:.1e}", one.first_share,
-         one.tail_share]
+         one.tail_share, one.tail_rows]
         for one in starts
     ]  # fmt: skip
     found.append(markdown_table(header, lines))
