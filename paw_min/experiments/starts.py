@@ -63,6 +63,7 @@ class Start:
     low: float  # ... with p <= LOW
     middle: float  # ... with LOW < p <= rho
     first_p: float  # median p of the first token of o'
+    first_low: float  # share of rows whose first token has p <= LOW
     first_share: float  # mean of first_token_share, over the rows that have a gradient
     tail_rows: int  # see tail_share
     tail_share: float | None
@@ -129,6 +130,7 @@ def describe(cfg: Config, policy: Policy, played: list[Episode], name: str) -> S
     observed = [logp.exp() for logp in logps if len(logp)]
     p = torch.cat(observed)  # (observation tokens,)
     hard = hard_tokens(p.log(), cfg.rho).bool()
+    first = torch.stack([one[0] for one in observed])  # (rows with an observation,)
     first_shares = [first_token_share(one, cfg.rho) for one in observed]
 
     seed_key = (cfg.seed, UPDATE)
@@ -146,7 +148,8 @@ def describe(cfg: Config, policy: Policy, played: list[Episode], name: str) -> S
         hard=hard.float().mean().item(),
         low=(p <= LOW).float().mean().item(),
         middle=(hard & (p > LOW)).float().mean().item(),
-        first_p=torch.stack([one[0] for one in observed]).median().item(),
+        first_p=first.median().item(),
+        first_low=(first <= LOW).float().mean().item(),
         first_share=mean([share for share in first_shares if share is not None]),
         tail_rows=tail_rows,
         tail_share=top_share,
@@ -235,10 +238,10 @@ def tables(starts: list[Start]) -> str:
     found = [markdown_table(header, lines)]
 
     header = ["start", "p ≤ ρ", f"p ≤ {LOW}", f"{LOW} < p ≤ ρ", "p of the first, median"]
-    header += ["its gradient share", "top 5 % of rows", "rows"]
+    header += [f"its p ≤ {LOW}", "its gradient share", "top 5 % of rows", "rows"]
     lines = [
-        [one.name, one.hard, one.low, one.middle, f"{one.first_p:.1e}", one.first_share,
-         one.tail_share, one.tail_rows]
+        [one.name, one.hard, one.low, one.middle, f"{one.first_p:.1e}", one.first_low,
+         one.first_share, one.tail_share, one.tail_rows]
         for one in starts
     ]  # fmt: skip
     found.append(markdown_table(header, lines))
