@@ -50,7 +50,7 @@ TAIL = 0.05
 class Start:
     """One row of the tables. Shares are between 0 and 1; None: undefined."""
 
-    name: str
+    name: str  # as a run's
     episodes: int
     rows: int
     entropy_tokens: float  # nats per response token, mean over tokens
@@ -103,9 +103,8 @@ def measure(args: Arguments, tau: float) -> Start:
         policy = load_policy(model, cfg.temperature, device, precision)
         divide_logits(policy, tau)
         played = collect(cfg, policy, sampler, args.episodes, UPDATE).episodes
-    name = f"{cfg.env} {Path(cfg.model).name or 'stand-in'}"
-    if tau != 1:
-        name += f", τ = {tau:g}"
+    # A run's name has the settings that differ from its preset.
+    name = cfg.name if tau == 1 else f"{cfg.name}, τ = {tau:g}"
     return describe(cfg, policy, played, name)
 
 
