@@ -345,7 +345,28 @@ def test_starts_play_the_episodes_of_the_first_update(finished, model, tmp_path,
 def test_the_page_of_starts_has_the_recorded_numbers():
     folder = Path(__file__).parent.parent / "results/starts"
     page = (folder / "README.md").read_text()
-    assert starts.tables(starts.read(folder / "starts.json")) in page
+    stored = starts.read(folder / "starts.json")
+    for table in starts.tables(stored).split("\n\n"):
+        assert table in page
+    by_name = {start.name: start for start in stored}
+    alfworld = "alfworld-tiny-grpo-paw"
+    sparse = by_name["alfworld-sparse-grpo-paw-seed0"]
+    at_16 = by_name[f"{alfworld}-seed0, τ = 1.6"]
+    at_2 = by_name[f"{alfworld}-seed0, τ = 2"]
+    no_penalty = by_name[f"{alfworld}-invalid-penalty=0.0-seed0, τ = 1.6"]
+    tails = [100 * start.tail_share for start in stored if start.tail_rows == 40]
+    text = " ".join(page.split())
+    for sentence in (
+        f"the ratio is {sparse.real['ratio']:.1f}. With advantages of 1 or -1, it is "
+        f"{sparse.unit['ratio']:.1f}. {100 * sparse.no_variance:.0f} % of its groups",
+        f"At τ = 1.6, {100 * at_16.valid:.0f} % of the responses are well-formed. At τ = 2, "
+        f"{100 * at_2.valid:.0f} % are.",
+        f"its norm is {at_16.real['grad_norm_rl']:.3f}. Without the penalty, it is "
+        f"{no_penalty.real['grad_norm_rl']:.3f}.",
+        f"τ = 2, {100 * at_2.first_low:.0f} % of the first tokens have p ≤ 0.01",
+        f"have {min(tails):.0f} to {max(tails):.0f} % of the squared norms",
+    ):
+        assert sentence in text
 
 
 def test_bad_input_is_one_sentence(tmp_path):
