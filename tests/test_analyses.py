@@ -350,6 +350,8 @@ def test_the_page_of_starts_has_the_recorded_numbers():
         assert table in page
     by_name = {start.name: start for start in stored}
     alfworld = "alfworld-tiny-grpo-paw"
+    standin = by_name[f"{alfworld}-seed0"]
+    (smollm2,) = [start for start in stored if "smollm2" in start.name]
     sparse = by_name["alfworld-sparse-grpo-paw-seed0"]
     at_16 = by_name[f"{alfworld}-seed0, τ = 1.6"]
     at_2 = by_name[f"{alfworld}-seed0, τ = 2"]
@@ -364,6 +366,10 @@ def test_the_page_of_starts_has_the_recorded_numbers():
         f"its norm is {at_16.real['grad_norm_rl']:.3f}. Without the penalty, it is "
         f"{no_penalty.real['grad_norm_rl']:.3f}.",
         f"τ = 2, {100 * at_2.first_low:.0f} % of the first tokens have p ≤ 0.01",
+        f"{smollm2.entropy_tokens:.3f} and {standin.entropy_tokens:.3f} nats per token",
+        f"in {100 * smollm2.first_low:.0f} % of its rows, with a median of {smollm2.first_p:.1e}.",
+        f"Of its tokens, {smollm2.middle:.3f} are between 0.01 and ρ. Of the stand-in's, "
+        f"{standin.middle:.3f} are.",
         f"have {min(tails):.0f} to {max(tails):.0f} % of the squared norms",
     ):
         assert sentence in text
