@@ -1,10 +1,12 @@
-"""The analyses of rollouts: Fig. 2, and what Eq. 4 keeps.
+"""The analyses of rollouts: Fig. 2, what Eq. 4 keeps, and start models compared.
 
 python -m pytest tests/test_analyses.py
 """
 
 import json
+from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,14 +14,19 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
 
 from paw_min import cmae, select
+from paw_min.config import Config
 from paw_min.envs.webshop import Shop
 from paw_min.envs.webshop.env import WebShopAgent
-from paw_min.experiments import fig2ab, fig2c, kept, transitions
+from paw_min.experiments import fig2ab, fig2c, kept, starts, transitions
 from paw_min.experiments.transitions import TextRow
 from paw_min.model.batches import TokenRow
+from paw_min.rollout import flatten
+from paw_min.running import conflict
 from paw_min.running.errors import UserError
+from paw_min.running.runs import read_metrics
 from paw_min.toy import webshop_shops
-from tests.helpers import make_policy
+from paw_min.update import mini_batches, prepare
+from tests.helpers import BASE, EPISODES, make_policy
 
 PAGE = "'Back to Search' [SEP] 'B09QKP7XQL' [SEP] 'WH1000 SONY Tea' [SEP] 'XBOX360 USB Café'"
 
@@ -219,6 +226,153 @@ def test_fig2c_on_the_teacher(tmp_path, monkeypatch, capsys):
     assert (out / "fig2c-webshop.png").stat().st_size > 5000
     shown = capsys.readouterr().out
     assert f"| noisy | {noisy['tokens']} |" in shown and "'{{B0" in shown
+
+
+def start_settings(**settings) -> Config:
+    return Config(**BASE | dict(mini_batch=8) | settings)
+
+
+def test_starts_shares_of_tokens():
+    share = starts.first_token_share(torch.tensor([0.1, 0.2, 0.9]), rho=0.2)
+    assert share == pytest.approx(0.09 / (0.09 + 0.16))
+    assert starts.first_token_share(torch.tensor([0.3]), rho=0.2) is None
+    cfg = start_settings()
+    policy = make_policy()
+    found = starts.describe(cfg, policy, EPISODES, "tiny")
+    rows = flatten(EPISODES).tokens
+    p = [logp.exp() for logp in transitions.observation_logps(cfg, policy, rows)]
+    easy = (torch.cat(p) > 0.2).float().mean().item()
+    assert found.low + found.middle + easy == pytest.approx(1.0)
+    assert found.low + found.middle == pytest.approx(found.hard)
+    assert 0.1 < found.low < found.hard < 0.99
+    firsts = []
+    for one in p:
+        size = (one * (1 - one)).where(one <= 0.2, 0.0)
+        if size.sum() > 0:
+            firsts.append((size[0] / size.sum()).item())
+    assert found.first_share == pytest.approx(sum(firsts) / len(firsts))
+    tokens = sum(len(row.response_ids) for row in rows)
+    assert found.response_tokens == pytest.approx(tokens / len(EPISODES))
+    returns = [{e.episode_return for e in EPISODES if e.group == g} for g in range(3)]
+    assert found.no_variance == pytest.approx(sum(len(one) == 1 for one in returns) / 3)
+
+
+def test_starts_gradients_by_hand():
+    cfg = start_settings()
+    policy = make_policy()
+    found = starts.describe(cfg, policy, EPISODES, "tiny")
+    rows = prepare(cfg, policy, None, flatten(EPISODES))
+    mini = mini_batches(cfg, len(rows.tokens), (0, 1))[0]  # of update 1
+    unit = starts.unit_rows(cfg, rows)
+    # |S_g| of Eq. 9: with lambda_g = 1, the weights of each of the three groups sum to 1 / 3.
+    assert unit.row_weight.sum().item() == pytest.approx(1.0)
+    signs = dict(zip(unit.trajectory, unit.advantage.tolist()))
+    assert set(signs.values()) == {-1.0, 1.0}
+    assert [signs[t] for t in unit.trajectory] == unit.advantage.tolist()
+    for ours, theirs in ((found.real, rows), (found.unit, unit)):
+        parts = [
+            torch.cat([g.flatten() for g in conflict.gradient(cfg, policy, theirs, mini, of_wm)])
+            for of_wm in (False, True)
+        ]
+        norms = [part.norm().item() for part in parts]
+        assert [ours["grad_norm_rl"], ours["grad_norm_wm"]] == pytest.approx(norms, rel=1e-4)
+        assert ours["ratio"] == pytest.approx(norms[1] / norms[0], rel=1e-4)
+        cosine = torch.cosine_similarity(*parts, dim=0).item()
+        assert ours["cosine"] == pytest.approx(cosine, abs=1e-4)
+    # Without advantages there is no RL gradient, and so no ratio.
+    none = replace(rows, advantage=torch.zeros(len(rows.tokens)))
+    lost = starts.compare(cfg, policy, none, (0, 1))
+    assert lost["grad_norm_rl"] == 0 and lost["ratio"] is None and lost["cosine"] is None
+
+
+def test_starts_tail_is_that_of_single_rows():
+    """Each row's loss alone, by autograd; all selected rows are drawn, since there are few."""
+    cfg = start_settings()
+    policy = make_policy()
+    rows = prepare(cfg, policy, None, flatten(EPISODES))
+    selected = rows.selected.nonzero()[:, 0].tolist()
+    squares = []
+    for i in selected:
+        one = rows.tokens[i]
+        ids = torch.tensor([one.prompt_ids + one.response_ids + one.obs_ids])
+        logits = policy.model(ids).logits[0, -len(one.obs_ids) - 1 : -1]
+        logp = logits.log_softmax(-1).gather(-1, torch.tensor(one.obs_ids)[:, None]).T  # (1, |o|)
+        loss = cmae.clipped_mae(logp, torch.ones_like(logp), cfg.rho)
+        found = torch.autograd.grad(loss.sum(), list(policy.model.parameters()))
+        squares.append(sum((g * g).sum().item() for g in found))
+    assert 3 < len(squares) <= 20  # 5 % of them, rounded up, is one row
+    count, share = starts.tail_share(cfg, policy, rows)
+    assert count == len(squares)
+    assert share == pytest.approx(max(squares) / sum(squares), rel=1e-4)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+def test_starts_divide_the_logits(family):
+    ids = torch.tensor([[3, 9, 10, 11]])
+    with torch.no_grad():
+        before = make_policy(family).model(ids).logits
+        for tau in (2.0, 1.5):
+            policy = make_policy(family)
+            starts.divide_logits(policy, tau)
+            after = policy.model(ids).logits
+            # A division by two rounds nothing.
+            exact = torch.equal(after, before / tau)
+            assert exact if tau == 2 else torch.allclose(after, before / tau, atol=1e-5)
+
+
+def test_starts_play_the_episodes_of_the_first_update(finished, model, tmp_path, capsys):
+    out = tmp_path / "out"
+    starts.main([str(finished), "--model", model, "--out", str(out)])
+    (start,) = starts.read(out / "starts.json")
+    (trained,) = [line for line in read_metrics(finished) if line["update"] == 1]
+    assert start.rows == trained["rows"]
+    assert start.response_tokens * start.episodes == trained["tokens_generated"]
+    assert [start.valid, start.won] == [trained["valid"], trained["success"]]
+    assert start.no_variance == trained["no_variance"]
+    # The same start again takes the place of its row; another one follows it.
+    argv = [str(finished), "--model", model, "--out", str(out)]
+    starts.main(argv)
+    capsys.readouterr()
+    starts.main([*argv, "--temperature-scale", "3"])
+    stored = starts.read(out / "starts.json")
+    assert stored[0] == start and len(stored) == 2
+    assert stored[1].entropy_tokens > start.entropy_tokens
+    assert capsys.readouterr().out == starts.tables(stored) + "\n"
+    with pytest.raises(UserError, match="--temperature-scale 0.0 is out of range"):
+        starts.main([*argv, "--temperature-scale", "0"])
+
+
+def test_the_page_of_starts_has_the_recorded_numbers():
+    folder = Path(__file__).parent.parent / "results/starts"
+    page = (folder / "README.md").read_text()
+    stored = starts.read(folder / "starts.json")
+    for table in starts.tables(stored).split("\n\n"):
+        assert table in page
+    by_name = {start.name: start for start in stored}
+    alfworld = "alfworld-tiny-grpo-paw"
+    standin = by_name[f"{alfworld}-seed0"]
+    (smollm2,) = [start for start in stored if "smollm2" in start.name]
+    sparse = by_name["alfworld-sparse-grpo-paw-seed0"]
+    at_16 = by_name[f"{alfworld}-seed0, τ = 1.6"]
+    at_2 = by_name[f"{alfworld}-seed0, τ = 2"]
+    no_penalty = by_name[f"{alfworld}-invalid-penalty=0.0-seed0, τ = 1.6"]
+    tails = [100 * start.tail_share for start in stored if start.tail_rows == 40]
+    text = " ".join(page.split())
+    for sentence in (
+        f"the ratio is {sparse.real['ratio']:.1f}. With advantages of 1 or -1, it is "
+        f"{sparse.unit['ratio']:.1f}. {100 * sparse.no_variance:.0f} % of its groups",
+        f"At τ = 1.6, {100 * at_16.valid:.0f} % of the responses are well-formed. At τ = 2, "
+        f"{100 * at_2.valid:.0f} % are.",
+        f"its norm is {at_16.real['grad_norm_rl']:.3f}. Without the penalty, it is "
+        f"{no_penalty.real['grad_norm_rl']:.3f}.",
+        f"τ = 2, {100 * at_2.first_low:.0f} % of the first tokens have p ≤ 0.01",
+        f"{smollm2.entropy_tokens:.3f} and {standin.entropy_tokens:.3f} nats per token",
+        f"in {100 * smollm2.first_low:.0f} % of its rows, with a median of {smollm2.first_p:.1e}.",
+        f"Of its tokens, {smollm2.middle:.3f} are between 0.01 and ρ. Of the stand-in's, "
+        f"{standin.middle:.3f} are.",
+        f"have {min(tails):.0f} to {max(tails):.0f} % of the squared norms",
+    ):
+        assert sentence in text
 
 
 def test_bad_input_is_one_sentence(tmp_path):

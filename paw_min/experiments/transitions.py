@@ -127,8 +127,13 @@ def stored_settings(folder: Path) -> tuple[str, dict[str, dict]]:
     return stored["env"], {"run": stored | {"model": str(checkpoint)}}
 
 
-def collect(cfg: Config, policy: Policy, sampler, episodes: int) -> Rollout:
-    """Play this many episodes of the training tasks, in groups as in training."""
+def collect(
+    cfg: Config, policy: Policy, sampler, episodes: int, update: int = 0
+) -> Rollout:
+    """Play this many episodes of the training tasks, in groups as in training.
+
+    update: whose seeds the responses have. Training counts from 1, so 0 gives other responses.
+    """
     tasks = find_tasks(cfg)
     drawn = draw_groups(tasks.train, cfg.groups, cfg.seed, 0)
     groups = [number // cfg.group_size for number in range(episodes)]
@@ -136,7 +141,7 @@ def collect(cfg: Config, policy: Policy, sampler, episodes: int) -> Rollout:
     with closing(tasks.make_pool(episodes)) as pool, sampler.sync(policy):
         return rollout(
             cfg, policy, sampler, pool, played, groups,
-            temperature=cfg.temperature, seed_key=(cfg.seed, 0),  # training counts from 1
+            temperature=cfg.temperature, seed_key=(cfg.seed, update),
         )  # fmt: skip
 
 
