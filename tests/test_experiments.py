@@ -18,12 +18,13 @@ import pytest
 import torch
 
 import run_alfworld
-from paw_min import config, train
+from paw_min import train
 from paw_min.config import parse_args
 from paw_min.experiments import figures, sweep, table
 from paw_min.experiments.grids import GRIDS, Arm
 from paw_min.running import runs
 from paw_min.running.errors import UserError
+from paw_min.running.stored import public
 from tests.helpers import SMALL, argv
 
 # --- grids and plans -------------------------------------------------------------------------
@@ -93,7 +94,7 @@ def test_plans_that_cannot_work(tmp_path):
         with pytest.raises(UserError, match=f"{extra[0][:6]}.* after --"):
             sweep.plan("table1", "alfworld", [0], str(tmp_path), extra)
     job = sweep.plan("table1", "alfworld", [0], str(tmp_path), [])[0]
-    write_run(job.folder, [{"update": 0}], config.public(job.cfg) | {"lr": 0.5})
+    write_run(job.folder, [{"update": 0}], public(job.cfg) | {"lr": 0.5})
     with pytest.raises(UserError, match=r"belongs to a run with --lr 0.5: .* another --out"):
         sweep.plan("table1", "alfworld", [0], str(tmp_path), [])
 
