@@ -305,6 +305,32 @@ def test_markdown(tmp_path, capsys):
         table.main([folders[0], tmp_path / "e" / "A-seed0"], None)
 
 
+EPISODE = {"task": "t", "task_type": "a", "won": True, "score": None}
+GARBAGE = {
+    "evaluation.json": [
+        [], {}, {"update": 4, "episodes": [1]}, {"update": 4, "episodes": []},
+        {"update": 4, "episodes": [EPISODE | {"won": "x"}]},
+        {"update": 4, "episodes": [EPISODE | {"score": float("nan")}]},
+    ],
+    "config.json": [0, None, {"env": "alfworld"}],
+    "s.json": [[1], [{}], None, [{"label": "A", "seed": 0, "folder": 5}],
+               [{"label": ["a"], "seed": 0, "folder": "A-seed0"}]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GARBAGE)
+def test_garbage_in_a_table_is_one_sentence(tmp_path, name):
+    path = sweep_file(tmp_path, True)
+    file = path
+    if name != "s.json":
+        file = tmp_path / "A-seed0" / name
+    for garbage in GARBAGE[name]:
+        file.write_text(json.dumps(garbage))
+        with pytest.raises(UserError, match=f"{file} cannot be read") as error:
+            table.main([path], None)
+        assert "\n" not in str(error.value) and len(str(error.value)) < 400
+
+
 # --- figures ---------------------------------------------------------------------------------
 
 
