@@ -400,7 +400,8 @@ GARBAGE = ["<html>Welcome</html>", "", "[]", "{}", '{"result": 3}', '{"result": 
            pytest.param('{"result": [[{"document": {"contents": "a"}, "score": %s}]]}' % 10**400,
                         id="large"),
            "<html><title>Bienvenue au caf\udce9",  # a byte that is not UTF-8
-           pytest.param(f'{{"result": {DEEP}}}', id="deep")]  # fmt: skip
+           pytest.param(f'{{"result": {DEEP}}}', id="deep"),
+           '{"result": [[{"document": {"contents": "\\ud800"}, "score": 1}]]}']  # fmt: skip
 
 
 @pytest.mark.parametrize("body", GARBAGE)

@@ -261,6 +261,7 @@ def _hit(entry: dict) -> Hit:
     contents = document["contents"]
     if not isinstance(contents, str):
         raise TypeError("`contents` is not a text")
+    contents.encode()  # raises UnicodeEncodeError for half of a surrogate pair
     return {
         "document": {"id": str(document.get("id", "")), "contents": contents},
         "score": float(entry["score"]),
