@@ -20,7 +20,7 @@ import torch
 import run_alfworld
 from paw_min import train
 from paw_min.config import parse_args
-from paw_min.experiments import figures, sweep, table
+from paw_min.experiments import figures, study, sweep, table
 from paw_min.experiments.grids import GRIDS, Arm
 from paw_min.running import runs
 from paw_min.running.errors import UserError
@@ -329,6 +329,15 @@ def test_garbage_in_a_table_is_one_sentence(tmp_path, name):
         with pytest.raises(UserError, match=f"{file} cannot be read") as error:
             table.main([path], None)
         assert "\n" not in str(error.value) and len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize("garbage", [1, [1], [{}], {"label": "A"}])
+def test_garbage_in_a_report_is_one_sentence(tmp_path, garbage):
+    path = sweep_file(tmp_path, True)
+    file = tmp_path / "s-knowledge.json"
+    file.write_text(json.dumps(garbage))
+    with pytest.raises(UserError, match=f"{file} cannot be read"):
+        study.read(path)
 
 
 # --- figures ---------------------------------------------------------------------------------

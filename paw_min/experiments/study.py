@@ -150,10 +150,12 @@ def read(sweep: Path) -> Setting:
         for arm, other in PAIRS.items()
         if arm in arms and other in arms
     }
-    start = reports["start model", 0]
+    start = reports.get(("start model", 0))
+    if not start:
+        raise UserError(f"{file} has no start model: run knowledge again.")
     return Setting(
         name=sweep.parent.name,
-        start={key: 100 * start[key] for key in ("success", *KNOWN)},
+        start={key: 100 * getattr(start, key) for key in ("success", *KNOWN)},
         seeds=seeds,
         cells=cells,
         pairs=pairs,
