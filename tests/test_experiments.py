@@ -365,6 +365,9 @@ def test_overhead_by_hand(tmp_path, capsys):
     assert "| s, update | 2.00 | 3.00 | +50.0 % |" in text
     assert "| s, all | 3.50 | 4.50 | +28.6 % |" in text
     assert "| GB, memory peak | 2.00 | 3.00 | +50.0 % |" in text
+    write_run(tmp_path / "untimed", [{"update": 1, "seconds_update": 1.0}], {})
+    with pytest.raises(UserError, match="untimed has no finished update: run it first"):
+        figures.costs(tmp_path / "untimed")
     with pytest.raises(UserError, match="has the metric lost: choose from eval_success, "):
         figures.bands(tmp_path / "s" / "s.json", ["lost"], None)
     for entry in json.loads((tmp_path / "s" / "s.json").read_text()):

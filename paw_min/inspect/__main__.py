@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 
 from paw_min.config import Config, check
-from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.running.console import progress_bar
@@ -70,8 +69,6 @@ def open_run(folder: Path) -> Stored:
     # The settings of the run, except those of its machine: this may be another one.
     cfg = replace(read_config(path), device="auto", sampler="transformers", shard=False)
     check(cfg)
-    if cfg.env not in BENCHMARKS:
-        raise UserError(f"{path} is of {cfg.env!r}, not of {', '.join(BENCHMARKS)}: restore it.")
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
         raise UserError(f"{folder} has no checkpoint yet: wait for one, or see --save-every.")

@@ -32,5 +32,10 @@ def read_json(path: Path, kind: type):
 
 def read_config(path: Path) -> Config:
     """The settings in a config.json; UserError unless each has its type and is a choice."""
+    from paw_min.envs.benchmarks import BENCHMARKS  # takes a second: not for tables
+
     with reading(path):
-        return from_stored(json.loads(path.read_text()))
+        cfg = from_stored(json.loads(path.read_text()))
+        if cfg.env not in BENCHMARKS:
+            raise ValueError(f"env is {cfg.env!r}, expected {' or '.join(BENCHMARKS)}")
+        return cfg
