@@ -72,6 +72,8 @@ def test_missing_data_is_an_error_with_value_and_remedy(tmp_path):
         assert remedy in str(error.value)
     with pytest.raises(FileNotFoundError, match="data folder .* has no json_2.1.1"):
         find_data(tmp_path)
+    with pytest.raises(ValueError, match="~nobodyx/y begins with a home folder that does not"):
+        find_data("~nobodyx/y")
     (tmp_path / "json_2.1.1" / "train").mkdir(parents=True)
     with pytest.raises(FileNotFoundError, match="train has 0 games"):  # AlfredTWEnv hangs
         list_games(tmp_path, "train")
@@ -111,7 +113,8 @@ def test_games_are_those_of_alfredtwenv_sorted(data):
 
 
 @pytest.mark.parametrize("content", [
-    b'{"task_type": "pick', b"[1, 2]", b"\xff\xfe{}", b"[" * 100_000])
+    b'{"task_type": "pick', b"[1, 2]", b"\xff\xfe{}", b"[" * 100_000,
+    b'{"grammar": "\\uD800"}', b'{"grammar": "\xed\xa0\x80"}'])
 @pytest.mark.parametrize("name", ["game.tw-pddl", "traj_data.json"])
 def test_broken_json_is_named(data, name, content):
     path = Path(list_games(data, "train")[5]).with_name(name)

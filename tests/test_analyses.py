@@ -383,6 +383,10 @@ def test_bad_input_is_one_sentence(tmp_path):
     (tmp_path / "config.json").write_text('{"env": "webshop", "nonsense": 1}')
     with pytest.raises(UserError, match="config.json cannot be read .*nonsense"):
         transitions.arguments("", [str(tmp_path)])
+    for wrong in ({"env": "zzz"}, {"env": ["webshop"]}, {"rho": "0.2"}, {"algo": "zzz"}):
+        (tmp_path / "config.json").write_text(json.dumps(wrong))
+        with pytest.raises(UserError, match="config.json cannot be read .* expected "):
+            transitions.arguments("", [str(tmp_path)])
     with pytest.raises(SystemExit):
         transitions.arguments("", ["webshop", "--teacher"])
 

@@ -20,7 +20,7 @@ import torch
 import run_alfworld
 from paw_min import train
 from paw_min.config import parse_args
-from paw_min.experiments import figures, sweep, table
+from paw_min.experiments import figures, study, sweep, table
 from paw_min.experiments.grids import GRIDS, Arm
 from paw_min.running import runs
 from paw_min.running.errors import UserError
@@ -305,6 +305,41 @@ def test_markdown(tmp_path, capsys):
         table.main([folders[0], tmp_path / "e" / "A-seed0"], None)
 
 
+EPISODE = {"task": "t", "task_type": "a", "won": True, "score": None}
+GARBAGE = {
+    "evaluation.json": [
+        [], {}, {"update": 4, "episodes": [1]}, {"update": 4, "episodes": []},
+        {"update": 4, "episodes": [EPISODE | {"won": "x"}]},
+        {"update": 4, "episodes": [EPISODE | {"score": float("nan")}]},
+    ],
+    "config.json": [0, None, {"env": "alfworld"}],
+    "s.json": [[1], [{}], None, [{"label": "A", "seed": 0, "folder": 5}],
+               [{"label": ["a"], "seed": 0, "folder": "A-seed0"}]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GARBAGE)
+def test_garbage_in_a_table_is_one_sentence(tmp_path, name):
+    path = sweep_file(tmp_path, True)
+    file = path
+    if name != "s.json":
+        file = tmp_path / "A-seed0" / name
+    for garbage in GARBAGE[name]:
+        file.write_text(json.dumps(garbage))
+        with pytest.raises(UserError, match=f"{file} cannot be read") as error:
+            table.main([path], None)
+        assert "\n" not in str(error.value) and len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize("garbage", [1, [1], [{}], {"label": "A"}])
+def test_garbage_in_a_report_is_one_sentence(tmp_path, garbage):
+    path = sweep_file(tmp_path, True)
+    file = tmp_path / "s-knowledge.json"
+    file.write_text(json.dumps(garbage))
+    with pytest.raises(UserError, match=f"{file} cannot be read"):
+        study.read(path)
+
+
 # --- figures ---------------------------------------------------------------------------------
 
 
@@ -330,6 +365,9 @@ def test_overhead_by_hand(tmp_path, capsys):
     assert "| s, update | 2.00 | 3.00 | +50.0 % |" in text
     assert "| s, all | 3.50 | 4.50 | +28.6 % |" in text
     assert "| GB, memory peak | 2.00 | 3.00 | +50.0 % |" in text
+    write_run(tmp_path / "untimed", [{"update": 1, "seconds_update": 1.0}], {})
+    with pytest.raises(UserError, match="untimed has no finished update: run it first"):
+        figures.costs(tmp_path / "untimed")
     with pytest.raises(UserError, match="has the metric lost: choose from eval_success, "):
         figures.bands(tmp_path / "s" / "s.json", ["lost"], None)
     for entry in json.loads((tmp_path / "s" / "s.json").read_text()):

@@ -249,6 +249,49 @@ def test_errors_are_one_sentence(trained, tmp_path, games_root):
     fails("has no checkpoint yet")
 
 
+WRONG_SETTINGS = [
+    {"micro_tokens": 1.5}, {"micro_tokens": 1e9}, {"wm_loss": "zzz"}, {"paw": "yes"},
+    {"env": 5}, {"rho": None}, {"rho": float("nan")}, {"env": "zzz"}, {"seed": True},
+]  # fmt: skip
+WRONG_STEPS = [
+    {"given": [99999]}, {"given": 5}, {"given": [-1]}, {"selected": None}, {"valid": 1},
+    {"reward": float("nan")}, {"weight": float("inf")}, {"entropy": "x"}, {"rank": 1.5},
+    {"prompt_ids": [1] * 70_000}, {"prompt_ids": [True]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", WRONG_SETTINGS, ids=str)
+def test_settings_of_a_tampered_folder(trained, tmp_path, change):
+    shutil.copytree(trained, tmp_path / "r")
+    file = tmp_path / "r" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(UserError) as error:
+        inspect.open_run(tmp_path / "r")
+    (name,) = change
+    text = str(error.value)
+    assert "\n" not in text and (name.replace("_", "-") in text or "'zzz'" in text)
+
+
+@pytest.mark.parametrize("change", WRONG_STEPS, ids=lambda change: f"{change}"[:30])
+def test_steps_of_a_tampered_folder(trained, tmp_path, change):
+    stored = json.loads((trained / "samples" / "000001.json").read_text())
+    stored["episodes"][0]["steps"][0] |= change
+    (tmp_path / "a.json").write_text(json.dumps(stored))
+    with pytest.raises(UserError, match="a.json cannot be read") as error:
+        samples.read(tmp_path / "a.json", 10_000)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 400
+
+
+def test_an_episode_of_a_tampered_folder(trained, tmp_path):
+    good = json.loads((trained / "samples" / "000001.json").read_text())
+    for change in ({"trajectory": [1]}, {"task": "\ud800"}, {"won": None}, {"steps": []}):
+        stored = json.loads(json.dumps(good))
+        stored["episodes"][0] |= change
+        (tmp_path / "a.json").write_text(json.dumps(stored))
+        with pytest.raises(UserError, match="a.json cannot be read"):
+            samples.read(tmp_path / "a.json", 10_000)
+
+
 def test_updates_are_spread_and_not_ahead_of_the_checkpoint(trained, tmp_path):
     shutil.copytree(trained, tmp_path / "r")
     run = inspect.open_run(tmp_path / "r")

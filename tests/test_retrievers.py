@@ -70,6 +70,7 @@ def test_corpus_lines(tmp_path, monkeypatch, content, chunk):
     ('{"title": "a", "text": "b"}', ValueError, "KeyError"),
     ('{"id": "0", "contents": 5}', ValueError, "TypeError"),
     ("55", ValueError, "TypeError"),
+    ('{"id": "0", "contents": "\\ud800"}', ValueError, "passage 1 .*surrogates not allowed"),
     pytest.param("[" * 100_000, ValueError, "passage 1 .*RecursionError", id="deep"),
 ])  # fmt: skip
 def test_bad_corpora(tmp_path, content, error, sentence):

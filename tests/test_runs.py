@@ -103,6 +103,19 @@ except Timeout:
     assert lock.read_text() == "kept"
 
 
+@pytest.mark.parametrize("name", ["lock", "samples", "tensorboard"])
+def test_a_run_writes_nothing_through_a_link_in_its_folder(config, tmp_path, name):
+    target = tmp_path / "target"
+    target.write_text("kept")
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / name).symlink_to(target)
+    with pytest.raises(UserError, match=f"r/{name} is a link, .* delete the link") as error:
+        runs.Run(config())
+    one_line(error)
+    assert target.read_text() == "kept"
+    assert [path.name for path in (tmp_path / "r").iterdir()] == [name]
+
+
 # ---- writing ----
 
 
@@ -215,6 +228,14 @@ def other_done(path: Path) -> None:
     torch.save(state | {"done": "one"}, path)
 
 
+def done_by(n: int):
+    def change(path: Path) -> None:
+        state = torch.load(path, weights_only=True)
+        torch.save(state | {"done": n}, path)
+
+    return change
+
+
 class Bomb:
     def __reduce__(self):
         return os.system, ("exit 1",)
@@ -226,11 +247,14 @@ def bomb(path: Path) -> None:
 
 WEIGHTS, TRAINER = "checkpoint-000001/model.safetensors", "checkpoint-000001/trainer.pt"
 DAMAGE = [
-    (TRAINER, cut), (TRAINER, other_done), (TRAINER, bomb), (WEIGHTS, cut),
+    (TRAINER, cut), (TRAINER, other_done), (TRAINER, done_by(-3)), (TRAINER, done_by(2)),
+    (TRAINER, bomb), (WEIGHTS, cut),
     ("checkpoint-000001/config.json", cut),
     ("config.json", cut), ("config.json", holding(b"[]")), ("config.json", Path.unlink),
     ("metrics.jsonl", holding(b"garbage\n")), ("metrics.jsonl", holding(b'{"loss": 1}\n')),
     ("metrics.jsonl", holding(b'{"update": "1"}\n')),
+    ("metrics.jsonl", holding(b'{"update": 1e308}\n')),
+    ("metrics.jsonl", holding(b'{"update": -1}\n')),
     ("metrics.jsonl", holding(b"[" * 100_000 + b"\n")),
     ("metrics.jsonl", holding(b'{"update": 1, "success": "x"}\n')),
 ]  # fmt: skip
@@ -323,6 +347,28 @@ def test_other_folders_are_no_checkpoints(finished, config, policy, name):
     assert run.restore(*policy) == 1
     run.save(*policy, 2)
     assert (finished / name).is_dir() and run.checkpoint().name == "checkpoint-000002"
+
+
+def test_a_checkpoint_may_be_a_link_to_another_disk(finished, config, policy, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    (finished / "checkpoint-000001").rename(elsewhere)
+    (finished / "checkpoint-000001").symlink_to(elsewhere)
+    (finished / "checkpoint-000002").write_text("a file")
+    run = runs.Run(config())
+    assert run.checkpoint().name == "checkpoint-000001"
+    assert run.restore(*policy) == 1
+    run.save(*policy, 2)
+    assert [path.name for path in finished.glob("checkpoint-*")] == ["checkpoint-000002"]
+    assert (elsewhere / "trainer.pt").is_file()  # only the link was deleted
+    run.save(*policy, 2)  # again, over a folder
+
+
+def test_a_checkpoint_whose_disk_is_missing_does_not_restart_the_run(finished, config):
+    shutil.rmtree(finished / "checkpoint-000001")
+    (finished / "checkpoint-000001").symlink_to("nowhere")
+    with pytest.raises(UserError, match="checkpoint-000001"):
+        train.train(config(updates=2))
+    assert [line["update"] for line in runs.read_metrics(finished)] == [0, 1]
 
 
 def test_the_number_of_a_checkpoint(tmp_path):

@@ -495,6 +495,9 @@ DEEP = "[" * 100_000 + "]" * 100_000
     ('{"question": 5, "golden_answers": ["me"]}', "row 2 has no question: "),
     ("5", "row 2 has no question: "),
     pytest.param(DEEP, "line 2 is not JSON", id="deep"),
+    ('{"question": "\\ud800", "golden_answers": ["me"]}', "surrogates not allowed): fix or"),
+    ('{"question": "who?", "golden_answers": ["\\uDFFF"]}', "surrogates not allowed): fix or"),
+    ('{"question": "w", "golden_answers": ["m"], "data_source": "\\ud800"}', "surrogates not"),
     pytest.param('{"question": "who?", "golden_answers": %s}' % (DEEP[:900] + DEEP[-900:]),
                  "row 2 has no answers (found [[[", id="less deep"),
 ])  # fmt: skip
@@ -517,6 +520,23 @@ def test_one_file_for_training_and_test_is_refused(tmp_path, monkeypatch):
     for data in (str(path), "~/a.parquet"):
         with pytest.raises(ValueError, match="a.parquet is one file, so training and test"):
             env.load(Config(env="search", retriever="http://localhost:1"), data)
+
+
+@pytest.mark.parametrize("settings", [{}, {"retriever": "~nobodyx/y"}])
+def test_a_home_folder_that_does_not_exist(library, tmp_path, settings):
+    data = "~nobodyx/y"
+    if settings:
+        data = str(tmp_path)
+    with pytest.raises(ValueError, match="~nobodyx/y begins with a home folder that does not"):
+        env.load(Config(env="search", **settings), data)
+
+
+def test_whole_surrogate_pairs_are_text(tmp_path):
+    row = {"question": "\U0001f600?", "golden_answers": ["\U0001f600"]}
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(row))
+    assert "\\ud83d" in path.read_text()
+    assert load_questions(path) == [Question("\U0001f600?", ("\U0001f600",), "a")]
 
 
 def test_a_folder_without_the_split(tmp_path):

@@ -227,6 +227,40 @@ def test_a_large_request_does_not_block_the_others(serving_here):
     assert retriever.calls.index(1) < 4  # 1, unless this process is very slow
 
 
+def test_a_body_without_end_is_not_read(serving_here, monkeypatch):
+    monkeypatch.setattr(search_server, "MAX_BODY", 1000)
+    retriever = SlowRetriever()
+    _, url = serving_here(retriever)
+    headers = {"Content-Type": "application/json"}
+    for body in (b'{"query": "' + b"a" * 1000, iter([b'{"query": "', *[b"a" * 100] * 10])):
+        answer = requests.post(url, body, headers=headers, timeout=60)
+        assert answer.status_code == 413
+        assert answer.json()["detail"].startswith("the request has more than 1000 bytes: send")
+    assert requests.post(url, json={"query": "a" * 900}, timeout=60).json() == {"result": [[]]}
+
+
+@pytest.mark.parametrize("key", ["query", "queries"])
+def test_a_query_has_a_longest_length(serving_here, key):
+    retriever = SlowRetriever()
+    _, url = serving_here(retriever)
+    text = "a" * search_server.MAX_QUERY
+    for query, status in ((text, 200), (text + "a", 422)):
+        content = {key: [query] if key == "queries" else query}
+        answer = requests.post(url, json=content, timeout=60)
+        assert answer.status_code == status and len(answer.text) < 300
+    assert "at most 100000 characters" in answer.text and len(retriever.calls) == 1
+
+
+def test_the_searches_of_clients_that_hung_up_are_dropped(serving_here):
+    retriever = SlowRetriever()
+    _, url = serving_here(retriever)
+    for _ in range(10):
+        with pytest.raises(requests.Timeout):
+            requests.post(url, json={"query": "lost"}, timeout=(5, 0.03))
+    assert requests.post(url, json={"query": "kept"}, timeout=60).json() == {"result": [[]]}
+    assert retriever.calls == [1, 1]  # the first was under way
+
+
 def test_answers_are_sent_without_delay(serving_here):
     """With Nagle's algorithm, each answer arrives 40 ms late."""
     server, url = serving_here(SlowRetriever())
@@ -353,6 +387,20 @@ def test_verl_agent_gets_one_request_per_query(fake):
     assert all(r["topk"] == 2 and r["return_scores"] is True for r in server.bodies)
 
 
+@pytest.mark.parametrize("protocol", ["queries", "query"])
+def test_a_server_that_ignores_topk(fake, protocol):
+    server = fake(protocol)
+    client = SearchClient(server.url)
+    answer = server.answer
+
+    def ten_hits(handler, body):
+        answer(handler, body | {"topk": 10})
+
+    server.answer = ten_hits
+    assert client.search(["q"], 2) == [hits_for("q", 2)]
+    assert SearchClient(server.url).protocol == protocol
+
+
 def test_documents_without_an_id(fake):
     """Search-R1's BM25 server sends title, text and contents."""
     server = fake()
@@ -400,7 +448,8 @@ GARBAGE = ["<html>Welcome</html>", "", "[]", "{}", '{"result": 3}', '{"result": 
            pytest.param('{"result": [[{"document": {"contents": "a"}, "score": %s}]]}' % 10**400,
                         id="large"),
            "<html><title>Bienvenue au caf\udce9",  # a byte that is not UTF-8
-           pytest.param(f'{{"result": {DEEP}}}', id="deep")]  # fmt: skip
+           pytest.param(f'{{"result": {DEEP}}}', id="deep"),
+           '{"result": [[{"document": {"contents": "\\ud800"}, "score": 1}]]}']  # fmt: skip
 
 
 @pytest.mark.parametrize("body", GARBAGE)

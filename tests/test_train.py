@@ -24,7 +24,7 @@ from paw_min import train
 from paw_min.config import settings
 from paw_min.envs.alfworld import list_games
 from paw_min.model.sampler import HFSampler
-from paw_min.running import cli, console, runs, session
+from paw_min.running import cli, console, plot, runs, session
 from paw_min.running.errors import UserError
 from paw_min.toy import default_model, standins
 from paw_min.update import NonFinite
@@ -326,6 +326,16 @@ def test_pictures_of_two_runs(finished, tmp_path):
     for name in ("curves.png", "paw.png"):
         picture = (tmp_path / "compared" / name).read_bytes()
         assert picture.startswith(b"\x89PNG") and picture != (finished / name).read_bytes()
+
+
+def test_a_picture_of_metrics_without_all_times(finished):
+    lines = runs.read_metrics(finished)
+    assert "seconds" in plot.with_seconds(lines)[-1]
+    del lines[-1]["seconds_rollout"]
+    (finished / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (finished / "curves.png").unlink()
+    plot.draw([finished])
+    assert (finished / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

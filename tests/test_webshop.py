@@ -543,6 +543,9 @@ def test_dropped_rows_are_counted(tmp_path):
     (product(small_description={"a": "b"}), "description or features that are not text"),
     (product(customization_options={"size": [{"value": 5}]}), "options that are not lists"),
     (product(customization_options={"size": [{}]}), "options that are not lists"),
+    (product(name="\ud800"), "B000000001 .* not Unicode .*surrogates not allowed"),
+    (product(customization_options={"size": [{"value": "\udfff"}]}), "text that is not Unicode"),
+    (product(small_description=["\udfff"]), "B000000001 .* text that is not Unicode"),
 ])
 def test_damaged_products(tmp_path, record, message):
     with pytest.raises(ValueError, match=message):
@@ -563,6 +566,8 @@ def test_damaged_list(tmp_path, content, message):
 
 
 def test_missing_files(tmp_path):
+    with pytest.raises(ValueError, match="~nobodyx/y begins with a home folder that does not"):
+        Shop.load("~nobodyx/y")
     with pytest.raises(FileNotFoundError, match="nowhere' is not a folder with a shop; get the"):
         Shop.load(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="no items_shuffle.json or items_shuffle_1000.json"):
@@ -583,6 +588,7 @@ def test_missing_files(tmp_path):
     ('{"B000000001": {"attributes": "solid wood"}}', "attributes of product B000000001"),
     ('{"B000000001": {"attributes": [Infinity]}}', "attributes of product B000000001"),
     ('{"a":' * 100_000, "items_ins_v2.json is broken"),
+    ('{"B000000001": {"instruction": "\\ud800"}}', "items_ins_v2.json is broken"),
     ('{"B000000001": {"instruction": null}}', "no synthetic goal .*human_goals=True"),
     ('{"B000000001": {"instruction": "x", "instruction_attributes": []}}', "no synthetic goal"),
 ])

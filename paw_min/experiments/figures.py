@@ -117,7 +117,7 @@ def sensitivity(sweep: Path, out: Path | None) -> None:
 
 def costs(folder: Path) -> dict[str, float]:
     """Seconds per update, averaged over the updates, and memory (GB), where it was measured."""
-    lines = [line for line in read_metrics(folder) if "seconds_update" in line]
+    lines = [line for line in read_metrics(folder) if all(key in line for key in SECONDS)]
     if not lines:
         raise UserError(f"{folder} has no finished update: run it first.")
     found = {}

@@ -28,7 +28,7 @@ import torch
 
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.experiments.table import Entry, find, read_json
+from paw_min.experiments.table import Entry, find
 from paw_min.experiments.transitions import observation_logps
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler, Request
@@ -39,11 +39,12 @@ from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.evaluate import evaluate
 from paw_min.running.runs import newest_checkpoint, writing
 from paw_min.running.session import PANEL_SLOTS, find_tasks, forward_precision, start_model
-from paw_min.running.stored import from_stored
+from paw_min.running.untrusted import exact, read_config, read_json
 
 TRANSITIONS = 400  # scored with each policy
 
 
+@exact
 @dataclass
 class Report:
     """What one policy knows, and how it fails; see the top of the file."""
@@ -150,9 +151,11 @@ def failures(cfg: Config, episodes: list[Episode]) -> tuple[float, float, float]
 def main(paths: list[Path], out: Path | None) -> None:
     by_start = defaultdict(list)  # runs that share their start and tasks
     for entry in find(paths):
-        cfg = from_stored(read_json(Path(entry.folder) / "config.json"))
+        cfg = read_config(Path(entry.folder) / "config.json")
         by_start[cfg.env, cfg.model, cfg.data].append((entry, cfg))
-    stored = read_json(out) if out and out.exists() else []
+    stored = []
+    if out and out.exists():
+        stored = [asdict(known) for known in read_json(out, list[Report])]
     reports = []
 
     def add(new: dict) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 
 from paw_min.experiments import table
 from paw_min.experiments.figures import save
+from paw_min.experiments.knowledge import Report
 from paw_min.experiments.table import (
     Cell,
     Column,
@@ -30,11 +31,11 @@ from paw_min.experiments.table import (
     interval,
     load,
     markdown_table,
-    read_json,
 )
 from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.plot import plt
 from paw_min.running.runs import read_metrics, writing
+from paw_min.running.untrusted import read_json
 
 KNOWN = ("p", "exact", "nothing", "repeated", "tool")
 MEASURES = ("success", "area", *KNOWN)
@@ -77,7 +78,7 @@ def training(lines: list[dict]) -> dict[str, float]:
     return found
 
 
-def measure(result: Result, report: dict, curve: list[float]) -> dict[str, Column]:
+def measure(result: Result, report: Report, curve: list[float]) -> dict[str, Column]:
     """All measures of a run. Success keeps its tasks, for pairing; the others are one number.
 
     report: of this run, by knowledge.py. curve: training success by update, in percent.
@@ -88,7 +89,7 @@ def measure(result: Result, report: dict, curve: list[float]) -> dict[str, Colum
     *_, overall = by_type.values()
     found = {"success": overall, "area": single(float(np.mean(curve)))}
     for key in KNOWN:
-        found[key] = single(100 * report[key])
+        found[key] = single(100 * getattr(report, key))
     return found
 
 
@@ -116,7 +117,7 @@ def read(sweep: Path) -> Setting:
     if notes:
         raise UserError(" ".join(notes) + " Finish the sweep first.")
     file = sweep.with_name(f"{sweep.stem}-knowledge.json")
-    reports = {(report["label"], report["seed"]): report for report in read_json(file)}
+    reports = {(report.label, report.seed): report for report in read_json(file, list[Report])}
 
     arms = list(dict.fromkeys(result.label for result in results))
     measured: dict[str, Measured] = {arm: {name: {} for name in MEASURES} for arm in arms}
@@ -149,10 +150,12 @@ def read(sweep: Path) -> Setting:
         for arm, other in PAIRS.items()
         if arm in arms and other in arms
     }
-    start = reports["start model", 0]
+    start = reports.get(("start model", 0))
+    if not start:
+        raise UserError(f"{file} has no start model: run knowledge again.")
     return Setting(
         name=sweep.parent.name,
-        start={key: 100 * start[key] for key in ("success", *KNOWN)},
+        start={key: 100 * getattr(start, key) for key in ("success", *KNOWN)},
         seeds=seeds,
         cells=cells,
         pairs=pairs,

@@ -16,11 +16,15 @@ import re
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
+from typing_extensions import TypedDict  # before Python 3.12, pydantic cannot read typing's
 
 from paw_min.running.errors import Parser, UserError, user_errors
-from paw_min.running.runs import read_metrics, reading, writing
+from paw_min.running.runs import read_metrics, writing
+from paw_min.running.untrusted import exact, open_ended, read_json
 
 DRAWS = 2000
 TYPES = {  # task type -> the paper's column, in the paper's order
@@ -34,6 +38,7 @@ TYPES = {  # task type -> the paper's column, in the paper's order
 Column = dict[str, dict[str, float]]  # part -> task -> percent; the parts have equal weights
 
 
+@exact
 @dataclass
 class Entry:
     """A run of a sweep, as in its JSON file."""
@@ -43,13 +48,42 @@ class Entry:
     folder: str  # relative to the file
 
 
+@open_ended
+class Settings(TypedDict):
+    """What tables and figures use of a config.json, which has every setting."""
+
+    env: str
+    seed: int
+    updates: int
+    rho: float
+    select_ratio: float
+
+
+@exact
+class Outcome(TypedDict):
+    """An episode of an evaluation.json."""
+
+    task: str
+    task_type: str
+    won: bool
+    score: float | None
+
+
+@exact
+class Evaluation(TypedDict):
+    """An evaluation.json."""
+
+    update: int
+    episodes: Annotated[list[Outcome], Field(min_length=1)]
+
+
 @dataclass
 class Result(Entry):
     """The last evaluation of a run."""
 
-    config: dict
+    config: Settings
     metrics: dict  # the line of metrics.jsonl
-    episodes: list[dict] | None  # of evaluation.json
+    episodes: list[Outcome] | None  # of evaluation.json
 
     def columns(self, per_task: bool) -> dict[str, Column]:
         env = self.config["env"]
@@ -154,7 +188,7 @@ def columns(env: str, by_type: Column, pooled: dict, score: dict) -> dict[str, C
     return found
 
 
-def of_episodes(env: str, episodes: list[dict]) -> dict[str, Column]:
+def of_episodes(env: str, episodes: list[Outcome]) -> dict[str, Column]:
     """Columns from the outcomes in evaluation.json."""
     won = defaultdict(list)
     score = defaultdict(list)
@@ -186,21 +220,16 @@ def of_metrics(env: str, line: dict) -> dict[str, Column]:
     return columns(env, by_type, pooled, {"": line.get("eval_score", 0.0)})
 
 
-def read_json(path: Path):
-    with reading(path):
-        return json.loads(path.read_text())
-
-
 def find(paths: list[Path]) -> list[Entry]:
     """The runs of sweep files, or run folders as they are: the arm is the name without its seed."""
     entries = []
     for path in paths:
         if path.is_dir():
             label = re.sub(r"-seed\d+$", "", path.resolve().name)
-            entries.append(Entry(label, read_json(path / "config.json")["seed"], str(path)))
+            seed = read_json(path / "config.json", Settings)["seed"]
+            entries.append(Entry(label, seed, str(path)))
         else:
-            for stored in read_json(path):
-                entry = Entry(**stored)
+            for entry in read_json(path, list[Entry]):
                 entry.folder = str(path.parent / entry.folder)
                 entries.append(entry)
     return entries
@@ -217,18 +246,21 @@ def load(paths: list[Path]) -> tuple[list[Result], list[str]]:
         if not evaluated:
             notes.append(f"No evaluation yet: {folder}.")
             continue
-        config = read_json(folder / "config.json")
+        config = read_json(folder / "config.json", Settings)
         if lines[-1]["update"] < config["updates"]:
             progress = f"{lines[-1]['update']} of {config['updates']} updates"
             notes.append(f"Not finished: {folder}, {progress}.")
         file = folder / "evaluation.json"
+        episodes = None
+        if file.exists():
+            episodes = read_json(file, Evaluation)["episodes"]
         result = Result(
             label=entry.label,
             seed=entry.seed,
             folder=entry.folder,
             config=config,
             metrics=evaluated[-1],
-            episodes=read_json(file)["episodes"] if file.exists() else None,
+            episodes=episodes,
         )
         same = results.setdefault((config["env"], entry.label, entry.seed), result)
         if same.folder != entry.folder:

@@ -29,7 +29,7 @@ from paw_min.rollout import Episode, Rollout, Transition, rollout
 from paw_min.running.console import progress_bar
 from paw_min.running.distributed import join
 from paw_min.running.errors import Parser, UserError
-from paw_min.running.runs import newest_checkpoint, reading, writing
+from paw_min.running.runs import newest_checkpoint, writing
 from paw_min.running.session import (
     check_machine,
     find_tasks,
@@ -37,8 +37,8 @@ from paw_min.running.session import (
     make_sampler,
     start_model,
 )
-from paw_min.running.stored import from_stored
 from paw_min.running.tasks import draw_groups
+from paw_min.running.untrusted import read_config
 from paw_min.toy.standins import TEACHERS
 
 
@@ -121,8 +121,7 @@ def stored_settings(folder: Path) -> tuple[str, dict[str, dict]]:
     if not path.is_file():
         names = ", ".join(BENCHMARKS)
         raise UserError(f"{folder} is neither a run folder (no config.json) nor one of {names}.")
-    with reading(path):
-        stored = asdict(from_stored(json.loads(path.read_text())))
+    stored = asdict(read_config(path))
     checkpoint = newest_checkpoint(folder) or stored["model"]
     return stored["env"], {"run": stored | {"model": str(checkpoint)}}
 

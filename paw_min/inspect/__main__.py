@@ -23,10 +23,10 @@ from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.running.console import progress_bar
 from paw_min.running.distributed import join
 from paw_min.running.errors import Parser, UserError, user_errors
-from paw_min.running.runs import newest_checkpoint, reading, updates_done, writing
+from paw_min.running.runs import newest_checkpoint, updates_done, writing
 from paw_min.running.samples import Sample, StoredRow, read
 from paw_min.running.session import forward_precision, start_model
-from paw_min.running.stored import from_stored
+from paw_min.running.untrusted import read_config
 from paw_min.update import observation_loss
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -67,10 +67,8 @@ def open_run(folder: Path) -> Stored:
     if not path.is_file():
         raise UserError(f"{folder} has no config.json: give a run folder, such as runs/NAME.")
     # The settings of the run, except those of its machine: this may be another one.
-    with reading(path):
-        stored = from_stored(json.loads(path.read_text()))
-        cfg = replace(stored, device="auto", sampler="transformers", shard=False)
-        check(cfg)
+    cfg = replace(read_config(path), device="auto", sampler="transformers", shard=False)
+    check(cfg)
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
         raise UserError(f"{folder} has no checkpoint yet: wait for one, or see --save-every.")

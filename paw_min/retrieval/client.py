@@ -145,7 +145,7 @@ class SearchClient:
                     f"({self._reason(error)}): look at its log, or {START_IT}."
                 ) from error
             if reply.status != 422:  # FastAPI's status for a missing key
-                self._read(reply, 1)
+                self._read(reply, n=1, k=1)
                 return protocol
         raise RetrieverError(
             f"The server {self.url} takes neither `queries` nor `query` (HTTP 422: "
@@ -163,7 +163,7 @@ class SearchClient:
                 reason = self._reason(error)
             else:
                 if reply.status < 500:
-                    return self._read(reply, n)
+                    return self._read(reply, n, payload["topk"])
                 reason = f"HTTP {reply.status}"
             if deadline is None:
                 deadline = time.monotonic() + self.patience
@@ -219,15 +219,16 @@ class SearchClient:
             ) from error
         return _Reply(answer.status, bytes(content), answer.headers.get("Location", ""))
 
-    def _read(self, reply: _Reply, n: int) -> list[list[Hit]]:
-        """The hits of n queries."""
+    def _read(self, reply: _Reply, n: int, k: int) -> list[list[Hit]]:
+        """The hits of n queries: the first k of each, if a server ignores topk."""
         if reply.status != 200:
             raise RetrieverError(
                 f"The server {self.url} answers HTTP {reply.status} ({_excerpt(reply)}): look at "
                 "its log, or give the address of a retrieval server."
             )
         try:
-            result = [[_hit(entry) for entry in hits] for hits in json.loads(reply.body)["result"]]
+            found = json.loads(reply.body)["result"]
+            result = [[_hit(entry) for entry in hits[:k]] for hits in found]
         except MALFORMED as error:
             raise RetrieverError(
                 f"The answer of {self.url} is not a retrieval server's ({type(error).__name__}: "
@@ -261,6 +262,7 @@ def _hit(entry: dict) -> Hit:
     contents = document["contents"]
     if not isinstance(contents, str):
         raise TypeError("`contents` is not a text")
+    contents.encode()  # raises UnicodeEncodeError for half of a surrogate pair
     return {
         "document": {"id": str(document.get("id", "")), "contents": contents},
         "score": float(entry["score"]),

@@ -4,7 +4,6 @@ Each line is a passage, {"id": "0", "contents": "\\"Title\\"\\ntext"}, as in the
 """
 
 import hashlib
-import json
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from paw_min.retrieval import Document
+from paw_min.running.files import expanded, parse_json
 
 CHUNK = 1 << 24  # bytes read at once
 FORMAT = 'one line {"id": "0", "contents": "\\"Title\\"\\ntext"} per passage'
@@ -28,7 +28,7 @@ class Corpus:
     """
 
     def __init__(self, path: str | Path):
-        path = Path(path).expanduser()
+        path = expanded(path)
         self.path = path / "corpus.jsonl" if path.is_dir() else path
         if not self.path.is_file():
             raise FileNotFoundError(
@@ -57,7 +57,7 @@ class Corpus:
         """The passage of a row; rows are numbered from 0 and skip empty lines."""
         line = self._map[self._starts[row] : self._ends[row]]
         try:
-            passage = json.loads(line)
+            passage = parse_json(line)
             contents = passage["contents"]
             if not isinstance(contents, str):
                 raise TypeError("contents is not a text")

@@ -8,20 +8,23 @@ POST /retrieve takes {"queries": [..]} or {"query": ".."}, with `topk` (default 
 `return_scores`. It answers {"result": [[{"document": {"id", "contents"}, "score"}, ..] per query]},
 or only the documents if `return_scores` is false, where Search-R1's server fails. GET /health
 answers 200 if the corpus is loaded and 503 while it is loading. The port is open from the start,
-where the published servers are silent for minutes. A request may ask for MAX_HITS hits at most.
-Needs fastapi and uvicorn.
+where the published servers are silent for minutes. A request may ask for MAX_HITS hits at most. It
+may have MAX_BODY bytes, and MAX_QUERY characters in each query. The search of a client that hung up
+is dropped. Needs fastapi and uvicorn.
 """
 
 import argparse
+import asyncio
 import json
 import socket
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated
 
 import uvicorn
 from fastapi import FastAPI, HTTPException, Response
+from fastapi import Request as Connection
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
@@ -31,12 +34,17 @@ from paw_min.retrieval.bm25 import LexicalRetriever
 from paw_min.retrieval.corpus import Corpus
 
 SLICE = 64  # queries per search; other requests take their turns between the slices of a large one
+MAX_BODY = 32 << 20  # bytes of a request; 6,667 queries of 512 tokens are about 16 MB
+MAX_QUERY = 100_000  # characters; a query is part of a response, in general of 512 tokens
 LOADING = "still loading: try again later"
 
 
+Query = Annotated[str, Field(max_length=MAX_QUERY)]
+
+
 class Request(BaseModel):
-    queries: list[str] | None = None  # Search-R1
-    query: str | None = None  # verl-agent
+    queries: list[Query] | None = None  # Search-R1
+    query: Query | None = None  # verl-agent
     topk: int | None = Field(3, ge=1, le=1000)
     return_scores: bool = False
 
@@ -47,20 +55,47 @@ class State:
     def __init__(self):
         self.retriever = None  # LexicalRetriever or Dense
         self.error = "error: loading failed, see above"
-        # One search at a time: each uses all cores already. Not a lock: it is not fair, and the
-        # thread that releases it between two slices often takes it again first.
-        self.worker = ThreadPoolExecutor(1)
+        # One search at a time: each uses all cores already. asyncio's lock is fair: between two
+        # slices of a large request, the requests that wait have their turns.
+        self.turn = asyncio.Lock()
 
-    def search(self, queries: list[str], k: int) -> list[list[Hit]]:
+    async def search(self, queries: list[str], k: int, connection: Connection) -> list[list[Hit]]:
         found = []
         for start in range(0, len(queries), SLICE):
             part = queries[start : start + SLICE]
-            found += self.worker.submit(self.retriever.search, part, k).result()
+            async with self.turn:
+                # Checked after the wait, in which a client may have given up.
+                if await connection.is_disconnected():
+                    raise HTTPException(499, "the client has hung up")
+                found += await asyncio.to_thread(self.retriever.search, part, k)
         return found
+
+
+class BodyLimit:
+    """Stops reading a request after MAX_BODY bytes; a wrapper of an ASGI application."""
+
+    def __init__(self, app):
+        self.app = app
+
+    async def __call__(self, scope, receive, send):
+        n_bytes = 0
+
+        async def receive_some():
+            nonlocal n_bytes
+            message = await receive()
+            n_bytes += len(message.get("body", b""))
+            if n_bytes > MAX_BODY:
+                raise HTTPException(
+                    413, f"the request has more than {MAX_BODY} bytes: send fewer queries at once"
+                )
+            return message
+
+        await self.app(scope, receive_some, send)
 
 
 def make_app(state: State) -> FastAPI:
     app = FastAPI()
+    app.add_middleware(BodyLimit)
 
     @app.exception_handler(RequestValidationError)
     async def refuse(_, error):
@@ -71,13 +106,13 @@ def make_app(state: State) -> FastAPI:
         return JSONResponse({"detail": detail}, 422)
 
     @app.get("/health")
-    async def health():  # async: answers even if all threads are busy with searches
+    async def health():
         if state.retriever is None:
             raise HTTPException(503, LOADING)
         return {"status": "ready", "passages": len(state.retriever.corpus)}
 
     @app.post("/retrieve")
-    def retrieve(request: Request):
+    async def retrieve(request: Request, connection: Connection):
         if (request.queries is None) == (request.query is None):
             raise HTTPException(422, "give either `queries`, a list of texts, or `query`, a text")
         queries = [request.query] if request.queries is None else request.queries
@@ -90,11 +125,12 @@ def make_app(state: State) -> FastAPI:
             )
         if state.retriever is None:
             raise HTTPException(503, LOADING)
-        found = state.search(queries, topk)
+        found = await state.search(queries, topk, connection)
         if not request.return_scores:
             found = [[hit["document"] for hit in hits] for hits in found]
-        # Serialized in this thread: FastAPI would do it in the event loop, which blocks the others.
-        return Response(json.dumps({"result": found}), media_type="application/json")
+        # In a thread: FastAPI would do it in the event loop, which blocks the others.
+        text = await asyncio.to_thread(json.dumps, {"result": found})
+        return Response(text, media_type="application/json")
 
     return app
 

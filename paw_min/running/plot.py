@@ -54,12 +54,14 @@ def draw(folders: list[Path], out: Path | None = None) -> None:
 
 
 def with_seconds(lines: list[dict]) -> list[dict]:
-    """The metrics, with the wall time of a whole update."""
+    """The metrics, with the wall time of a whole update where all its parts are known."""
     parts = ("seconds_rollout", "seconds_old_pass", "seconds_update")
-    return [
-        line | {"seconds": sum(line[part] for part in parts)} if "seconds_update" in line else line
-        for line in lines
-    ]
+    timed = []
+    for line in lines:
+        if all(part in line for part in parts):
+            line = line | {"seconds": sum(line[part] for part in parts)}
+        timed.append(line)
+    return timed
 
 
 def draw_panel(axis, runs: dict[str, list[dict]], key: str, title: str) -> None:

@@ -32,6 +32,8 @@ from paw_min.running import distributed, track
 from paw_min.running.errors import UserError
 from paw_min.running.stored import differences, public
 
+MAX_UPDATES = 999_999  # the names of checkpoints have six digits
+
 
 class Run:
     """A run folder; opening it checks that it belongs to these settings."""
@@ -45,9 +47,10 @@ class Run:
         path = self.folder / "config.json"
         with writing(f"the run folder {self.folder}"):
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._refuse_links()
             self._lock()
             for partial in list(self.folder.rglob("*.partial")):  # of a run killed while writing
-                shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
+                remove(partial)
         if read_metrics(self.folder) or self.checkpoint():
             with reading(path):
                 changed = differences(json.loads(path.read_text()), cfg)
@@ -57,6 +60,15 @@ class Run:
                     "repeat those settings to resume it, or choose another --name."
                 )
         self.write("config.json", json.dumps(public(cfg), indent=2) + "\n")
+
+    def _refuse_links(self) -> None:
+        """UserError if what the run writes would land outside of its folder."""
+        # Checkpoints may be links: only their weights are read, and no file in them is written.
+        for name in ("lock", "samples", "tensorboard"):
+            path = self.folder / name
+            if path.is_symlink():
+                raise UserError(f"{path} is a link, and a run writes in its own folder only: "
+                                "delete the link, or choose another --name.")  # fmt: skip
 
     def _lock(self) -> None:
         """Hold the folder until this process ends; UserError if another process holds it."""
@@ -93,13 +105,13 @@ class Run:
             torch.save(state, partial / "trainer.pt")
             for file in [*partial.iterdir(), partial]:
                 flush(file)
-            if final.exists():
-                shutil.rmtree(final)
+            if os.path.lexists(final):  # also a link to nothing
+                remove(final)
             os.replace(partial, final)
             flush(self.folder)
-        for old in self.folder.glob("checkpoint-" + 6 * "[0-9]"):
-            if old != final:
-                shutil.rmtree(old)
+            for old in self.folder.glob("checkpoint-" + 6 * "[0-9]"):
+                if old != final:
+                    remove(old)
 
     def restore(self, policy, optimizer) -> int:
         """Load the optimizer state, and weights outside of the language model -> updates done."""
@@ -112,7 +124,9 @@ class Run:
                 state_dict.set_optimizer_state_dict(
                     policy, optimizer, state["optimizer"], options=options
                 )
-                done = int(state["done"])
+                done = state["done"]
+                if done != updates_done(checkpoint):
+                    raise ValueError(f"it is of update {done!r:.20}, not of its folder's")
         if distributed.rank() == 0:
             lines = read_metrics(self.folder)
             if not done and lines and lines[-1]["update"] > self.cfg.save_every:
@@ -161,8 +175,11 @@ class Run:
 
 
 def newest_checkpoint(folder: str | Path) -> Path | None:
-    """The newest complete checkpoint of a run folder."""
-    return max(Path(folder).glob("checkpoint-" + 6 * "[0-9]"), key=updates_done, default=None)
+    """The newest complete checkpoint of a run folder, which may be a link to another disk."""
+    found = Path(folder).glob("checkpoint-" + 6 * "[0-9]")
+    # A link to nothing counts: its disk is missing, and the run must not start again from 0.
+    folders = [path for path in found if not path.is_file()]
+    return max(folders, key=updates_done, default=None)
 
 
 def updates_done(checkpoint: Path) -> int:
@@ -177,10 +194,20 @@ def read_metrics(folder: str | Path) -> list[dict]:
         # A run that was killed while it wrote a line left one without its end.
         metrics = [json.loads(line) for line in lines if line.endswith("\n")]
         for line in metrics:
-            values = [line["update"], *line.values()]
-            if not all(isinstance(value, (int, float)) for value in values):
+            if not all(isinstance(value, (int, float)) for value in line.values()):
                 raise ValueError("a metric is not a number")
+            update = line["update"]
+            if type(update) is not int or not 0 <= update <= MAX_UPDATES:
+                raise ValueError(f"the update {update} is not an integer from 0 to {MAX_UPDATES}")
     return metrics
+
+
+def remove(path: Path) -> None:
+    """Delete a folder, a file or a link; what a link points to stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def flush(path: Path) -> None:  # through to the disk: a file, or the names in a folder

@@ -16,10 +16,13 @@ from paw_min.model.batches import TokenRow
 from paw_min.rollout import Episode, Rows
 from paw_min.running.evaluate import short
 from paw_min.running.runs import reading
+from paw_min.running.untrusted import exact, read_json
 
+LONGEST = 65_536  # tokens of a step that are read; the paper's have at most 6,656
 LIMIT = 48  # transitions of an update, in whole episodes; more only if the first one is longer
 
 
+@exact
 @dataclass
 class StoredRow(TokenRow):
     """One row of an update; its tokens are those that training scored."""
@@ -32,6 +35,7 @@ class StoredRow(TokenRow):
     weight: float  # of the world-model loss in Eq. 11: lambda_g / (G |S_g|) or 0
 
 
+@exact
 @dataclass
 class StoredEpisode:
     """One episode."""
@@ -45,6 +49,7 @@ class StoredEpisode:
     steps: list[StoredRow]
 
 
+@exact
 @dataclass
 class Group:
     group: int
@@ -52,6 +57,7 @@ class Group:
     returns: list[float]  # of all episodes of the group, also of those that are not stored
 
 
+@exact
 @dataclass
 class Sample:
     update: int
@@ -136,20 +142,24 @@ def ranks(entropy: torch.Tensor) -> torch.Tensor:
 
 def read(path: Path, vocabulary: int) -> Sample:
     """The sample in an untrusted file; UserError if it is malformed."""
+    stored = read_json(path, Sample)
     with reading(path):
-        stored = json.loads(path.read_text())
-        groups = [Group(**group) for group in stored.pop("groups")]
-        episodes = [StoredEpisode(**e) for e in stored.pop("episodes")]
-        for e in episodes:
-            e.steps = [StoredRow(**step) for step in e.steps]
-            for s in e.steps:
-                ids = [*s.prompt_ids, *s.response_ids, *s.obs_ids]
-                if not all(type(i) is int and 0 <= i < vocabulary for i in ids):
-                    raise ValueError(f"token ids must be integers from 0 to {vocabulary - 1}")
-                if not (s.prompt_ids and s.response_ids):
-                    raise ValueError("a step without a prompt or a response")
-                sum((s.reward, s.weight, s.entropy or 0.0, s.rank or 0))  # raises if no number
-        sum((*stored.values(), *(x for g in groups for x in (g.lam, *g.returns))))
-        if not all(e.steps for e in episodes) or not episodes:
+        if not stored.episodes or not all(e.steps for e in stored.episodes):
             raise ValueError("no episode, or an episode without steps")
-        return Sample(groups=groups, episodes=episodes, **stored)
+        for e in stored.episodes:
+            for step in e.steps:
+                check_tokens(step, vocabulary)
+    return stored
+
+
+def check_tokens(step: StoredRow, vocabulary: int) -> None:
+    """Raise ValueError for tokens that a model with this vocabulary cannot score."""
+    ids = [*step.prompt_ids, *step.response_ids, *step.obs_ids]
+    if len(ids) > LONGEST:
+        raise ValueError(f"a step has {len(ids)} tokens, and at most {LONGEST} are read")
+    if not all(0 <= i < vocabulary for i in ids):
+        raise ValueError(f"token ids must be integers from 0 to {vocabulary - 1}")
+    if not all(0 <= k < len(step.obs_ids) for k in step.given):
+        raise ValueError("`given` has a position outside of the observation")
+    if not (step.prompt_ids and step.response_ids):
+        raise ValueError("a step without a prompt or a response")

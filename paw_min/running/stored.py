@@ -1,6 +1,7 @@
 """The settings in a run folder's config.json, also of runs of earlier versions."""
 
-from dataclasses import asdict
+import reprlib
+from dataclasses import Field, asdict, fields
 
 from paw_min.config import FREE_TO_CHANGE, Config, flag, settings
 from paw_min.running.errors import UserError, masked
@@ -22,8 +23,11 @@ def public(cfg: Config) -> dict:
 def from_stored(stored: dict) -> Config:
     """The settings in a run folder's config.json, also of an earlier version.
 
-    UserError for a former setting whose value is not today's constant.
+    UserError for a former setting whose value is not today's constant. ValueError for a value of
+    another type than its setting's, or that is not one of its choices.
     """
+    if not isinstance(stored, dict):
+        raise ValueError("it is not a JSON object")
     current = stored.copy()
     if current.get("world") == "changed":
         current["world"] = "home"
@@ -38,7 +42,24 @@ def from_stored(stored: dict) -> Config:
                 f"the run has {flag(name)} {value}, but this version of paw_min has no such flag "
                 f"and uses {constant}: start another run, with another --name."
             )
-    return Config(**current)
+    cfg = Config(**current)
+    for f in fields(Config):
+        check_stored(f, getattr(cfg, f.name))
+    return cfg
+
+
+def check_stored(f: Field, value) -> None:
+    """Raise ValueError unless a value has the type of its setting and is one of its choices."""
+    # 1 is a number like 1.0, but True is not.
+    allowed = (int, float) if f.type is float else (f.type,)
+    choices = f.metadata.get("choices")
+    if type(value) not in allowed:
+        expected = f.type.__name__
+    elif choices and value not in choices:
+        expected = " or ".join(choices)
+    else:
+        return
+    raise ValueError(f"{flag(f.name)} is {reprlib.repr(value)}, expected {expected}")
 
 
 def differences(stored: dict, cfg: Config) -> list[str]:

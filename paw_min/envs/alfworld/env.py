@@ -10,7 +10,6 @@ included; the task is the text after "Your task is to: "; `help` is not offered)
 - The environment does not limit the number of steps (the rollout does). `done` means won.
 """
 
-import json
 import os
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from paw_min.config import Config
 from paw_min.envs.alfworld import engine
 from paw_min.envs.interface import Step, Tasks
 from paw_min.envs.pool import EnvPool
+from paw_min.running.files import expanded, parse_json
 
 SPLITS = ("train", "valid_seen", "valid_unseen")  # names of the folders
 TASK_TYPES = (
@@ -51,7 +51,7 @@ def load(cfg: Config, data: str) -> Tasks:
 
 def find_data(data: str | Path) -> Path:
     """The folder json_2.1.1, which contains the splits; `data` is that folder or its parent."""
-    folder = Path(os.path.expandvars(data)).expanduser()
+    folder = expanded(os.path.expandvars(data))
     for candidate in (folder / "json_2.1.1", folder):
         if any((candidate / split).is_dir() for split in SPLITS):
             return candidate
@@ -101,7 +101,7 @@ def _playable(trial: Path) -> bool:
 
 def _read_dict(path: Path) -> dict:
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(path.read_bytes())
         if not isinstance(content, dict):
             raise ValueError("it is not a JSON object")
     except (ValueError, RecursionError) as error:  # RecursionError: lists in lists in lists ...

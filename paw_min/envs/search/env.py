@@ -26,7 +26,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import NamedTuple
@@ -35,11 +34,12 @@ from paw_min.config import Config
 from paw_min.envs.interface import Answer, Step, Tasks
 from paw_min.envs.search.questions import Question, exact_match, load_questions
 from paw_min.retrieval import Hit, Retriever, is_url, open_retriever
+from paw_min.running.files import expanded
 
 
 def load(cfg: Config, data: str) -> Tasks:
     """The questions of a run and their pool; one ValueError reports all that is wrong."""
-    if Path(data).expanduser().is_file() and cfg.eval_split != "train":
+    if expanded(data).is_file() and cfg.eval_split != "train":
         raise ValueError(f"{data} is one file, so training and test would have the same questions: "
                          "give a folder with one file per split, or --eval-split train.")
     source = cfg.retriever or data

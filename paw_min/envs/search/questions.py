@@ -3,13 +3,14 @@
 Exact match is that of Search-R1 and SQuAD. It does not fold Unicode: Beyonce is not Beyoncé.
 """
 
-import json
 import re
 import reprlib
 import string
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from paw_min.running.files import expanded, parse_json
 
 # Columns read from parquet files. `prompt`, the largest, is not needed: prompts.py makes prompts.
 COLUMNS = ("question", "golden_answers", "data_source", "env_kwargs", "reward_model")
@@ -31,7 +32,7 @@ def load_questions(path: str | Path, split: str = "") -> list[Question]:
     `env_kwargs` with the same content. Without data_source, the name of the file is used.
     Raises FileNotFoundError and ValueError.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     if path.is_dir():
         files = [path / f"{split}.parquet", path / f"{split}.jsonl"]
         found = [file for file in files if file.is_file()]
@@ -77,7 +78,7 @@ def _read_jsonl(path: Path) -> list[dict]:
             if not line.strip():
                 continue
             try:
-                rows.append(json.loads(line))
+                rows.append(parse_json(line))
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}, line {number} is not JSON ({error}): fix or delete "
                                  "it.") from error

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from sys import intern
 
+from paw_min.running.files import expanded, parse_json
+
 SMALL = 1000  # products in the official small files
 CHUNK = 1 << 20  # characters per read
 REMEDY = ("get the official files as WebShop's setup.sh does, or make a shop with "
@@ -71,7 +73,7 @@ def read_products(items: Path, annotations: dict, rng: random.Random, dropped: C
 
 def find_file(folder, stem: str, small: bool) -> Path:
     """Find stem.json or stem_1000.json; `small` prefers the latter. Raises FileNotFoundError."""
-    folder = Path(folder).expanduser()
+    folder = expanded(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"{str(folder)!r} is not a folder with a shop; {REMEDY}.")
     names = [f"{stem}.json", f"{stem}_{SMALL}.json"]
@@ -87,7 +89,7 @@ def find_file(folder, stem: str, small: bool) -> Path:
 def read_dict(path: Path) -> dict:
     """Read a JSON object."""
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(path.read_bytes())
     except (ValueError, RecursionError) as error:  # RecursionError: lists in lists in lists ...
         raise ValueError(f"{path} is broken ({error}); {REMEDY}.") from error
     if not isinstance(content, dict):
@@ -204,7 +206,7 @@ def _product(record, attributes, rng, where) -> Product:
     if not are_texts:
         raise ValueError(f"The {where} has a description or features that are not text; the "
                          "file is damaged, get it again.")
-    return Product(
+    product = Product(
         asin=record["asin"],
         name=_text(record, "name", where),
         category=intern(_text(record, "category", where)),
@@ -217,3 +219,18 @@ def _product(record, attributes, rng, where) -> Product:
         price_tag=tag,
         price=price,
     )
+    _check_unicode(product, where)
+    return product
+
+
+def _check_unicode(product: Product, where) -> None:
+    texts = [product.asin, product.name, product.category, product.query]
+    texts += [product.product_category, product.description, *product.bullets]
+    texts += [*product.attributes, *product.options]
+    for values in product.options.values():
+        texts += values
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"The {where} has a text that is not Unicode ({error}); the file is "
+                         "damaged, get it again.") from error

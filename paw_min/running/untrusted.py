@@ -1,0 +1,41 @@
+"""JSON files that somebody else may have written: their types are checked where they are read.
+
+The type is written as Python's own annotations. pydantic compares the file with them: a number is
+finite and no text, an integer no fraction, a text valid Unicode.
+"""
+
+import json
+from pathlib import Path
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+
+from paw_min.config import Config
+from paw_min.running.runs import reading
+from paw_min.running.stored import from_stored
+
+# Decorators of the dataclasses and TypedDicts that are read. `exact` refuses further keys.
+exact = with_config(ConfigDict(strict=True, allow_inf_nan=False, extra="forbid"))
+open_ended = with_config(ConfigDict(strict=True, allow_inf_nan=False, extra="allow"))
+
+
+def read_json(path: Path, kind: type):
+    """The content of a file, of the type `kind`; UserError that names the first wrong value."""
+    with reading(path):
+        try:
+            return TypeAdapter(kind).validate_json(path.read_bytes(), strict=True)
+        except ValidationError as error:
+            # Without the value: it may be the whole file.
+            first = error.errors(include_input=False, include_url=False)[0]
+            place = ".".join(map(str, first["loc"])) or "the whole"
+            raise ValueError(f"{place}: {first['msg']}") from error
+
+
+def read_config(path: Path) -> Config:
+    """The settings in a config.json; UserError unless each has its type and is a choice."""
+    from paw_min.envs.benchmarks import BENCHMARKS  # takes a second: not for tables
+
+    with reading(path):
+        cfg = from_stored(json.loads(path.read_text()))
+        if cfg.env not in BENCHMARKS:
+            raise ValueError(f"env is {cfg.env!r}, expected {' or '.join(BENCHMARKS)}")
+        return cfg
