@@ -1,15 +1,19 @@
 """A fault-tolerant pool of environments, served by worker processes or by this process.
 
-Each slot has one environment (interface.py: Environment), which must be deterministic: the pool
-restores a lost episode by replaying its task and commands. In contrast, TextWorld's AsyncBatchEnv
-runs one process per environment, so nothing is shared, and fails for good when one of them dies.
+Each slot has one environment (interface.py: Environment). A failure costs ONE episode, that of the
+slot being served. Each failure is logged and answered by a Step with `failed` (the reason) and
+done=True, which the slot repeats until its next reset.
 
-Fault tolerance: a failure costs ONE episode, that of the slot being served. A worker that dies or
-exceeds `timeout` is restarted, and its other slots are replayed when they are next used. An
-exception in reset or step costs its episode, too. Each failure is logged and answered by a Step
-with `failed` (the reason) and done=True, which the slot repeats until its next reset. Only make_env
-must not fail: no episode could be played then, so RuntimeError is raised. A worker that dies while
-starting is started again; if START_ATTEMPTS fail, UserError is raised.
+    what happens                       what is discarded     what goes on
+    ---------------------------------  --------------------  ------------------------------------
+    an exception in reset or step      its episode           everything else
+    a worker dies or exceeds timeout   the served episode    a new worker, which replays the other
+                                                             episodes when they are next used
+    a worker dies while starting       nothing               it is started again; after
+                                                             START_ATTEMPTS, UserError
+    make_env fails                     the run               RuntimeError: nothing can be played
+
+A replay repeats the task and the commands of an episode, so environments must be deterministic.
 
 The life of a request, with workers:
 
@@ -68,7 +72,7 @@ class _Result(NamedTuple):
 
     step: Step | None = None  # the answer to the last call
     failure: str = ""  # the exception of a call: this episode has failed
-    make_env_error: OSError | str = ""  # no environment could be created; a traceback, if a text
+    make_env_error: OSError | str = ""  # of make_env: an OSError, or the traceback of another error
 
 
 class EnvPool:

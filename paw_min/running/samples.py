@@ -25,7 +25,7 @@ LIMIT = 48  # transitions of an update, in whole episodes; more only if the firs
 @exact
 @dataclass
 class StoredRow(TokenRow):
-    """One row of an update; its tokens are those that training scored."""
+    """One row of an update. Its o' is stored even where training did not append it."""
 
     reward: float  # r_t of the environment
     valid: bool  # is the response well formed?
