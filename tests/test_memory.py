@@ -116,6 +116,7 @@ def test_stored_measurements():
         assert ours.one_pass == pytest.approx(row["passes"], rel=ERROR)
 
 
+@pytest.mark.slow
 def test_a_measurement():
     """Measured now, with the settings of the presets 24gb and 80gb; a few seconds."""
     settings = dict(lora_rank=16, grad_checkpointing=True)

@@ -203,6 +203,7 @@ def test_an_exception_costs_one_episode(workers, command, reason, caplog):
 @pytest.mark.parametrize(("command", "reason"), [("crash", "its worker died (exit code -9)"),
                                                  ("leave", "its worker died (exit code 3)"),
                                                  ("hang", "no answer within 3 s")])
+@pytest.mark.slow
 def test_a_crash_or_hang_costs_one_episode(command, reason, caplog):
     with EnvPool(Toy, 6, 2, timeout=3.0) as pool:  # slots 0-2 and 3-5
         before = reset(pool, "abcdef")

@@ -213,6 +213,7 @@ def test_a_request_for_too_many_hits_is_refused(server):
     assert answer.json() == {"result": [[]] * 20}
 
 
+@pytest.mark.slow
 def test_a_large_request_does_not_block_the_others(serving_here):
     retriever = SlowRetriever()
     _, url = serving_here(retriever)
@@ -322,6 +323,7 @@ def test_the_port_is_open_while_the_server_loads(tmp_path, capsys):
         process.communicate()
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_start(tmp_path, server):
     for arguments, sentence in (
         (["--corpus", tmp_path / "none.jsonl", "--port", 0], "none.jsonl does not exist"),
@@ -527,6 +529,7 @@ def test_the_scheme_may_be_in_upper_case(fake):
     assert client.search(["q"], 1) == [hits_for("q", 1)]
 
 
+@pytest.mark.slow
 def test_a_password_is_sent_but_not_shown(fake, caplog):
     caplog.set_level("DEBUG")
     server = fake()
@@ -575,6 +578,7 @@ def test_other_servers_at_the_start(fake, status, words):
     one_sentence(raised)
 
 
+@pytest.mark.slow
 def test_a_slow_server(fake, caplog):
     server = fake()
     server.faults.append(sleeps(1))
@@ -605,6 +609,7 @@ def drip(handler, start: bytes) -> None:
     b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n",
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n400\r\n",
 ], ids=["length", "no length", "chunked"])  # fmt: skip
+@pytest.mark.slow
 def test_an_answer_that_drips(fake, start):
     server = fake()
     client = SearchClient(server.url, timeout=0.3, patience=0.1)
@@ -646,6 +651,7 @@ def hang_up(handler, request):
     (hang_up, "connection lost"),
 ])  # fmt: skip
 @pytest.mark.parametrize("key", ["queries", "query"])
+@pytest.mark.slow
 def test_temporary_failures_are_retried_for_a_while(fake, failure, word, key):
     server = fake(key)
     client = SearchClient(server.url, patience=1.0)
