@@ -101,7 +101,10 @@ class Rows:
 
 def flatten(episodes: list[Episode]) -> Rows:
     """The transitions of these episodes in order, as columns."""
+    # Group by group, episode by episode, in time order: discounted returns and targets of several
+    # steps rely on the order within an episode.
     transitions = [t for episode in episodes for t in episode.transitions]
+    # R(tau) of the whole episode stands at each of its rows: every step shares in the outcome.
     returns = [episode.episode_return for episode in episodes for _ in episode.transitions]
     logps = [torch.tensor(t.response_logps) for t in transitions]
     return Rows(
@@ -127,6 +130,8 @@ def rollout(
     and turn it seeds a request (seeds.py). paw_min/README.md explains the metrics.
     """
     start = time.perf_counter()
+    # Every rank numbers all episodes, its own or not, so that the seeds of their requests do not
+    # depend on the number of ranks.
     episodes = []
     for trajectory, (task, group) in enumerate(zip(tasks, groups, strict=True)):
         episodes.append(Episode(str(task), group, trajectory))
@@ -159,6 +164,7 @@ def rollout(
                 # Environments that have answered meanwhile join the next unit of work.
                 player.take_answers(wait=False)
 
+    # What generation and environments leave of the time is our own work: tokenizing, parsing, rows.
     metrics = player.metrics
     seconds = time.perf_counter() - start
     metrics["generator_idle"] = 1.0 - metrics["seconds_generate"] / seconds
@@ -302,6 +308,7 @@ class _Player:
         episode.score = step.score
         episode.won = step.done and step.won
 
+        # From here on, the context is that of the next step: this one belongs to its history.
         context.history.append(Turn(context.observation, seat.command.text))
         context.responses.append(seat.text)
         context.observation = step.observation
@@ -310,6 +317,7 @@ class _Player:
     def prompt(self, context: Context) -> list[int]:
         """h_t as token ids: one user message, rendered anew from the context in every step."""
         cfg = self.cfg
+        # Only the last history_length steps are shown, so a prompt does not grow with the episode.
         message = self.benchmark.prompts[cfg.prompt](context, cfg.history_length)
         ids = self.policy.encode_chat(message)
         if len(ids) > cfg.max_prompt_tokens:

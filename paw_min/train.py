@@ -99,6 +99,7 @@ def run_update(cfg: Config, s: Session, k: int) -> dict[str, float]:
         raise stopped_by_nan(s, error, k) from error
     seconds_update = time.perf_counter() - began
 
+    # lambda_g and the selection are PaW's: a baseline has no such metrics.
     if cfg.paw:
         learned |= describe_selection(rows)
     s.run.write(f"samples/{k:06d}.json", sample(k, episodes, rows))  # for paw_min.inspect
@@ -113,6 +114,8 @@ def run_update(cfg: Config, s: Session, k: int) -> dict[str, float]:
 
 def collect(cfg: Config, s: Session, k: int) -> Rollout:
     """Line 2: `groups` tasks, `group_size` episodes of each, by the current policy."""
+    # The episodes of a group play the same task. Only their seeds differ, so that their returns can
+    # be compared.
     tasks = draw_groups(s.tasks.train, cfg.groups, cfg.seed, k - 1)
     task_of_episode = [task for task in tasks for _ in range(cfg.group_size)]
     group_of_episode = [g for g in range(len(tasks)) for _ in range(cfg.group_size)]

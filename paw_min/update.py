@@ -188,8 +188,11 @@ def loss_parts(
 
 def mini_batches(cfg: Config, n_rows: int, seed_key: tuple) -> list[list[int]]:
     """Random parts of nearly equal size; no row is repeated or dropped."""
+    # Shuffled, since neighbors are steps of one episode: a mini-batch of neighbors would be a task
+    # or two, and its gradient theirs.
     order = list(range(n_rows))
     generator(seed_key).shuffle(order)
+    # Rounded up, then cut evenly: a last mini-batch of a few rows would be a step full of noise.
     n = -(-n_rows // cfg.mini_batch) if cfg.mini_batch else 1
     return [order[k * n_rows // n : (k + 1) * n_rows // n] for k in range(n)]
 
@@ -246,7 +249,8 @@ def select_transitions(cfg: Config, candidates: Tensor, entropy: Tensor | None) 
 
 def group_lambdas(cfg: Config, rows: Rows) -> dict[int, float]:
     """Eq. 10: {group: lambda_g}, from the mean return of its episodes."""
-    # One entry per episode: in a mean over rows, long episodes would count more.
+    # The dictionaries keep one entry per episode: in a mean over rows, long episodes would count
+    # more.
     returns = dict(zip(rows.trajectory, rows.episode_return))
     group = dict(zip(rows.trajectory, rows.group))
     mean_return = balance.group_mean_return(list(returns.values()), list(group.values()))
@@ -281,6 +285,7 @@ def policy_loss(
 
 def reference_logp(cfg: Config, policy: Policy, reference: Policy, rows: Rows) -> Tensor:
     """log pi_ref(a_t) of the start model -> (N, T)."""
+    # Once per update: the reference never changes, so all mini-batches share this pass.
     if cfg.ref_offload:
         reference.to(policy.device)
     with adapters_off(reference):  # with LoRA, the reference is the policy without adapters
