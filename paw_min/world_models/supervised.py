@@ -1,0 +1,72 @@
+"""Supervised fine-tuning: mean cross entropy of the target tokens, by AdamW.
+
+A row is a TokenRow, as in RL, so batches, head, LoRA and ranks are those of update.py. Its targets
+are its response, its observation, or both; `given` positions of the observation are context. A
+conversation is one row: the first message is the prompt, the rest is the observation, with the
+other side's messages as `given`.
+
+Legend: N rows, B rows of a micro-batch, S scored tokens of its longest row.
+"""
+
+import torch
+
+from paw_min.model.batches import TokenRow, micro_batches
+from paw_min.model.policy import Policy
+from paw_min.running import distributed
+from paw_min.running.console import progress_bar
+from paw_min.running.seeds import generator
+
+GRAD_CLIP = 1.0  # maximum norm of a step's gradient
+
+
+def fit(
+    policy: Policy, optimizer, rows: list[TokenRow], *,
+    epochs: int, batch: int, warm_up: int, micro_tokens: int, seed_key: tuple,
+) -> list[float]:  # fmt: skip
+    """Train on all rows `epochs` times, in random order -> loss of each step, nats per token.
+
+    batch: rows per optimizer step. warm_up: steps in which the learning rate rises linearly to the
+    optimizer's; then it is constant. micro_tokens: tokens per forward pass, padding included.
+    """
+    peak = [group["lr"] for group in optimizer.param_groups]
+    history = []
+    steps = epochs * -(-len(rows) // batch)
+    bar = progress_bar(steps, "fit", "step")
+    for epoch in range(epochs):
+        order = list(range(len(rows)))
+        generator(seed_key, epoch).shuffle(order)
+        for start in range(0, len(order), batch):
+            for group, rate in zip(optimizer.param_groups, peak, strict=True):
+                group["lr"] = rate * min(1.0, (len(history) + 1) / max(1, warm_up))
+            mini = order[start : start + batch]
+            history.append(fit_step(policy, optimizer, rows, mini, micro_tokens))
+            bar.update(1)
+    bar.close()
+    return history
+
+
+def fit_step(
+    policy: Policy, optimizer, rows: list[TokenRow], mini: list[int], budget: int
+) -> float:
+    """One optimizer step on the rows `mini` -> their mean loss, nats per target token."""
+    optimizer.zero_grad()
+    # A mean over the targets of the mini-batch, so that the gradient does not depend on how rows
+    # are cut into micro-batches.
+    n_targets = sum(n_target_tokens(rows[i]) for i in mini)
+    total = torch.zeros(())
+    batches = list(micro_batches(policy, rows, mini, [True] * len(rows), budget))
+    for part in batches:
+        logp, _ = policy(part)  # (B, S)
+        mask = part.response_mask | part.obs_mask  # (B, S): neither padding nor given
+        loss = -(logp * mask).sum() / n_targets
+        with distributed.gradient_sums(policy, now=part is batches[-1]):
+            loss.backward()
+        total += loss.detach().cpu()
+    distributed.all_reduce([total])
+    torch.nn.utils.clip_grad_norm_(policy.parameters(), GRAD_CLIP)
+    optimizer.step()
+    return total.item()
+
+
+def n_target_tokens(row: TokenRow) -> int:
+    return len(row.response_ids) + len(row.obs_ids) - len(row.given)

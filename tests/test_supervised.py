@@ -1,0 +1,43 @@
+"""Supervised fine-tuning: the loss is the mean over targets, and given tokens are context."""
+
+import torch
+
+from paw_min.model.batches import TokenRow
+from paw_min.world_models.supervised import fit, fit_step, n_target_tokens
+from tests.helpers import make_policy
+
+
+def test_loss_is_the_mean_over_targets_and_given_tokens_do_not_count():
+    policy = make_policy()
+    rows = [
+        TokenRow([3, 4, 5], [6, 7], []),
+        TokenRow([3, 4], [], [8, 9, 10, 11], given=[1, 2]),
+        TokenRow([3, 4, 5, 6, 7], [8], [9, 10]),
+    ]
+    assert [n_target_tokens(row) for row in rows] == [2, 2, 3]
+    expected = 0.0
+    for row in rows:
+        ids = torch.tensor([row.prompt_ids + row.response_ids + row.obs_ids])
+        logp = policy.model(ids).logits[0].log_softmax(-1)
+        for k in range(len(row.prompt_ids), ids.shape[1]):
+            if k - len(row.prompt_ids) - len(row.response_ids) not in row.given:
+                expected -= logp[k - 1, ids[0, k]].item() / 7
+    still = torch.optim.SGD(policy.parameters(), lr=0.0)
+    together = fit_step(policy, still, rows, [0, 1, 2], budget=1000)
+    gradient = [p.grad.clone() for p in policy.parameters()]
+    apart = fit_step(policy, still, rows, [0, 1, 2], budget=1)
+    assert abs(together - expected) < 1e-5 and abs(apart - expected) < 1e-5
+    for one, other in zip(gradient, [p.grad for p in policy.parameters()]):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+
+
+def test_fit_learns_its_rows_and_warms_up():
+    policy = make_policy()
+    rows = [TokenRow([3, 4, k], [k + 4], []) for k in range(5, 9)]
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-2)
+    losses = fit(
+        policy, optimizer, rows, epochs=20, batch=2, warm_up=4, micro_tokens=64, seed_key=(0,)
+    )
+    assert len(losses) == 40
+    assert sum(losses[-4:]) / 4 < 0.2 < 1 < losses[0]
+    assert optimizer.param_groups[0]["lr"] == 1e-2  # the warm-up is over
