@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from huggingface_hub import HfApi, try_to_load_from_cache
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
@@ -29,6 +30,7 @@ from paw_min.running.errors import UserError
 
 transformers_logging.disable_progress_bar()  # one per file would hide our own
 
+HUB_TIMEOUT = 10.0  # seconds for an answer
 MODEL = "model."  # prefix of the language model's weights in Policy.state_dict()
 
 
@@ -181,8 +183,10 @@ def load_tokenizer(folder: str, positions: int = 0):
     UserError if it has no model, no chat template, or a model for fewer positions (tokens).
     """
     if Path(folder).exists() and not (Path(folder) / "config.json").is_file():
-        raise UserError(f"{folder} has no config.json: give a Hugging Face model folder")
+        model = "a Hugging Face model folder, or checkpoint-... of a run"
+        raise UserError(f"{folder} has no config.json: give {model}.")
     with _load_errors(folder):
+        look_on_hub(folder)
         limit = getattr(AutoConfig.from_pretrained(folder), "max_position_embeddings", positions)
         tokenizer = AutoTokenizer.from_pretrained(folder)
         if tokenizer.chat_template is None:
@@ -213,6 +217,15 @@ def turn_text(tokenizer) -> str:
     if not 0 <= start < end:
         raise UserError(f"the chat template leaves out messages of a second turn: {remedy}")
     return text[start + len(words[1]) : end]
+
+
+def look_on_hub(name: str) -> None:
+    """Raise the hub's error for a name that is no folder, not in the cache, and not on the hub.
+
+    One request. transformers makes six, with half a minute of warnings between them.
+    """
+    if not Path(name).exists() and try_to_load_from_cache(name, "config.json") is None:
+        HfApi().model_info(name, timeout=HUB_TIMEOUT)
 
 
 def load_policy(
