@@ -36,6 +36,7 @@ import shutil
 from collections import deque
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from tokenizers import AddedToken
@@ -105,9 +106,9 @@ class Settings:
 
 
 PAPER = Settings()
-# For the stand-ins, in minutes. Their filter sees a few dozen triplets, so it takes more epochs.
+# For the stand-ins, in minutes.
 TINY = Settings(
-    tasks=24, max_turns=16, batch=16, sft_lr=3e-4, sft_epochs=4, warm_epochs=8, answer_tokens=80
+    tasks=32, max_turns=16, batch=16, sft_lr=5e-4, warm_epochs=15, answer_tokens=80
 )
 KEEP = 0.1  # probability that an easy triplet survives, B.1
 MARGIN = 0.15  # from the filter's tau_d to that of training, Table A2 ...
@@ -226,20 +227,38 @@ def quality(
 # ---- stages before training, each with a file in FOLDER ----
 
 
-def make_start(job: Job, validation: list[Triplet]) -> None:
-    """start/: the model, with the tags in its vocabulary and the format in its habits."""
+class Split(NamedTuple):
+    validation: list[Triplet]
+    others: list[Triplet]
+
+
+def split(job: Job, triplets: list[Triplet]) -> Split:
+    """10 % and 90 % of the triplets, not of the tasks (3.1)."""
+    order = generator("validation", job.cfg.seed).sample(triplets, len(triplets))
+    n = int(job.settings.validation * len(order))
+    return Split(order[:n], order[n:])
+
+
+def make_start(job: Job, validation: list[Triplet], acts: list[TokenRow]) -> None:
+    """start/: the model, with the tags in its vocabulary and the format in its habits.
+
+    acts: the model's own responses. The warm start rehearses as many of them as there are labels:
+    without, the stand-ins answer every prompt with a prediction, and no episode can be played.
+    """
     with loaded(job.cfg, start_model(job.cfg), job.settings.answer_tokens) as (policy, _):
         add_tags(policy, job.cfg.seed)
         if job.settings.warm_epochs:
             rows = [sft_row(job.cfg, policy, triplet) for triplet in validation]
+            rng = generator("rehearsal", job.cfg.seed)
+            rows += rng.sample(acts, min(len(rows), len(acts)))
             supervise(job, policy, rows, job.settings.warm_epochs, "warm start")
         if distributed.rank() == 0:
             with writing("the start model"):
                 partial = job.folder / "start.partial"
-                shutil.rmtree(partial, ignore_errors=True)
+                for folder in (partial, job.folder / "start"):
+                    shutil.rmtree(folder, ignore_errors=True)
                 policy.save(partial)
                 os.replace(partial, job.folder / "start")
-    distributed.all_gather([])  # the other ranks wait
 
 
 def add_tags(policy: Policy, seed: int) -> None:
@@ -556,6 +575,7 @@ def collected(job: Job) -> Record:
             raise UserError(f"{len(found.triplets)} triplets are too few: use more --tasks.")
         write_triplets(job.folder / "triplets.jsonl", found.triplets)
         write_triplets(job.folder / "held_out.jsonl", found.held_out[:HELD_OUT])
+        make_start(job, split(job, found.triplets).validation, found.acts)
         record = Record(job.identity(), len(found.triplets), found.counts, found.panel)
         write(path, json.dumps(asdict(record), indent=1) + "\n")
         distributed.all_gather([])  # the other ranks wait
@@ -578,13 +598,9 @@ def main(argv: list[str] | None = None) -> None:
     triplets = read_triplets(job.folder / "triplets.jsonl")
     held_out = read_triplets(job.folder / "held_out.jsonl")
 
-    # 90 % and 10 % of the triplets, not of the tasks (3.1).
-    order = generator("validation", job.cfg.seed).sample(triplets, len(triplets))
-    n_validation = int(job.settings.validation * len(order))
-    validation = order[:n_validation]
-    others = order[n_validation:]
     if not (job.folder / "start").is_dir():
-        make_start(job, validation)
+        raise UserError(f"{job.folder / 'start'} is missing: delete {job.folder} to collect again.")
+    validation, others = split(job, triplets)
     path = job.folder / "filter.json"
     if not path.is_file():
         filter_triplets(job, validation, others)

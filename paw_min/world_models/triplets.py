@@ -166,6 +166,7 @@ class Collected:
     held_out: list[Triplet]  # of the evaluation panel
     counts: dict[str, int]  # steps of the training tasks, and those dropped, by reason
     panel: dict[str, float]  # the model's play
+    acts: list[TokenRow]  # its own well-formed responses, for rehearsal
 
 
 def collect(
@@ -192,7 +193,9 @@ def collect(
         held_out = fitting(cfg, policy, triplets_of(cfg, panel).triplets, answer_tokens)
     counts = dict(found.counts)
     counts["too_long"] = len(found.triplets) - len(triplets)
-    return Collected(triplets, held_out, counts, play(cfg, panel))
+    steps = [step for episode in rolled for step in episode.transitions]
+    acts = [TokenRow(t.prompt_ids, t.response_ids, []) for t in steps if t.valid]
+    return Collected(triplets, held_out, counts, play(cfg, panel), acts)
 
 
 @contextmanager
