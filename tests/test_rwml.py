@@ -377,13 +377,14 @@ def test_branches_are_what_the_environment_answers(games_root):
 
 # ---- whole runs ----
 
-SMALL_RUN = ["--tasks", "3", "--epochs", "1", "--eval-tasks", "2", "--max-turns", "8"]
+SMALL_RUN = ["--tasks", "4", "--epochs", "1", "--eval-tasks", "2", "--max-turns", "8"]
 
 
 @pytest.mark.slow
 def test_a_whole_run(tmp_path, games_root, monkeypatch, capsys):
     """The stand-in model, real games and the real encoder: all methods on the same triplets."""
-    monkeypatch.setattr(job, "TINY", replace(job.TINY, tries=2, max_turns=8, warm_epochs=25))
+    smaller = dict(tries=2, max_turns=8, sft_lr=2e-3, warm_epochs=30)
+    monkeypatch.setattr(job, "TINY", replace(job.TINY, **smaller))
     out = tmp_path / "out"
     flags = ["alfworld", "--out", str(out), "--data", str(games_root), *SMALL_RUN]
     rwml.main(flags)
