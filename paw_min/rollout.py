@@ -52,6 +52,7 @@ class Episode:
     trajectory: int
     transitions: list[Transition] = field(default_factory=list)
     log: list[tuple[str, str, str]] = field(default_factory=list)  # (o_t, response, o_{t+1})
+    instruction: str = ""  # the task as text
     task_type: str = ""
     won: bool = False
     score: float | None = None  # the benchmark's own score in [0, 1], where it has one (WebShop)
@@ -265,6 +266,7 @@ class _Player:
             seat.episode.failed = step.failed
             over = True
         elif seat.context is None:  # the answer to the reset
+            seat.episode.instruction = step.task
             seat.episode.task_type = step.task_type
             seat.context = Context(step.task, step.observation, step.admissible)
         else:
