@@ -5,12 +5,14 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from paw_min.config import Config
 from paw_min.experiments import outcomes, teach
+from paw_min.experiments.table import markdown_table
 from paw_min.experiments.transitions import TextRow
 from paw_min.model.batches import TokenRow
 from paw_min.running.errors import UserError
@@ -136,3 +138,23 @@ def test_shares_of_p():
     expected |= {0.001: 0.25, 0.2: 0.125, 0.4: 0.125, 0.99: 0.125, 1.0: 0.375}
     assert found == pytest.approx(list(expected.values()))
     assert outcomes.shares(torch.tensor([])) == [0.0] * len(outcomes.EDGES)
+
+
+def test_the_page_has_the_recorded_numbers():
+    """results/teach: before training, and each loss at its end; the shares in the text."""
+    folder = Path(__file__).parent.parent / "results" / "teach"
+    page = (folder / "README.md").read_text()
+    found = json.loads((folder / "teach-alfworld.json").read_text())
+    keys = ("p", "p_branch", "auc", "p_if_no_effect", "p_if_effect")
+    first = found[0]["outcomes"][0]
+    lines = [["before", 0, *(first[key] for key in keys)]]
+    for taught in found:
+        last = taught["outcomes"][-1]
+        lines.append([taught["loss"], taught["steps"][-1], *(last[key] for key in keys)])
+    assert "\n".join(markdown_table(["x"], lines).splitlines()[2:]) in page
+    (clipped,) = [taught for taught in found if taught["loss"] == "cmae-0.2"]
+    bands = [clipped["outcomes"][k]["band"] for k in (0, -1)]
+    assert [f"{100 * band:.0f} %" for band in bands] == ["38 %", "2 %"]
+    assert f"{first['transitions']} transitions" in page
+    assert f"{first['branch_tokens']} branch tokens" in page
+    assert f"{100 * first['no_effect']:.0f} % of these" in page
