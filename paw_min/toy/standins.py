@@ -164,17 +164,19 @@ def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     )
 
 
-def make_model(tokenizer, seed: int) -> Qwen3ForCausalLM:
-    """A Qwen3 with 0.9 million parameters, randomly initialized."""
+def make_model(
+    tokenizer, seed: int, width: int = 128, positions: int = 2048
+) -> Qwen3ForCausalLM:
+    """A Qwen3, randomly initialized; with the default width, it has 0.9 million parameters."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=384,
+        hidden_size=width,
+        intermediate_size=3 * width,
         num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
+        num_attention_heads=width // 32,
+        num_key_value_heads=width // 32,
         head_dim=32,
-        max_position_embeddings=2048,
+        max_position_embeddings=positions,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

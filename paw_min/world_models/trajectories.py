@@ -1,0 +1,353 @@
+"""Trajectories as chats, and how they are collected (Word2World, arXiv 2512.18832, sec. 3.1, 4).
+
+The world model reads (S_0, a_1, o_1, ..., a_n) and answers o_n with the reward (Eq. 2). As in the
+released records, the roles are swapped: the user's messages are the agent's commands, the
+assistant's are the environment's answers. The agent's thoughts are not among them.
+
+    system       S_0: for ALFWorld the hidden state of the game, then what the agent sees
+    user         take mug 1 from desk 2
+    assistant    You pick up the mug 1 from the desk 2.
+                 Available actions: examine mug 1 | go to bed 1 | ...
+    user         move mug 1 to bed 1
+    assistant    You move the mug 1 to the bed 1. [SUCCESS]
+
+Deviation: the answer of both benchmarks ends with the available actions, since the prompts of PaW
+list them in every step. In Word2World, only WebShop's pages do.
+"""
+
+import random
+import re
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from typing_extensions import TypedDict  # pydantic needs it on Python 3.11
+
+from paw_min.config import Config
+from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.interface import Answer, Context, Pool, Step, Turn
+from paw_min.rollout import rollout
+from paw_min.running.errors import UserError
+from paw_min.running.seeds import generator
+from paw_min.running.untrusted import exact, read_json
+
+MARKER = " [SUCCESS]"  # R' = 1: solved. Without it: unfinished or failed
+ACTIONS = "\nAvailable actions: "
+HIDDEN = "# Hidden state, which the agent does not see"
+SEEN = "# What the agent sees"
+
+
+@exact
+class Message(TypedDict):
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@exact
+@dataclass
+class Trajectory:
+    """One episode, in the real environment or in a world model."""
+
+    task: str  # what the environment was reset with
+    agent: str
+    instruction: str = ""  # the text of the task
+    messages: list[Message] = field(default_factory=list)  # system, user, assistant, user, ...
+    responses: list[str] = field(default_factory=list)  # of the agent: its thoughts and commands
+    won: bool = False
+    failed: str = ""  # why the episode was lost, if it was; it counts as not won
+
+    @property
+    def commands(self) -> list[str]:
+        return [m["content"] for m in self.messages if m["role"] == "user"]
+
+    @property
+    def answers(self) -> list[str]:
+        return [m["content"] for m in self.messages if m["role"] == "assistant"]
+
+
+def said(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+# ---- steps as text ----
+
+
+def to_text(step: Step) -> str:
+    """An environment's answer as the world model has to write it."""
+    text = step.observation.strip()
+    if step.admissible and not step.done:
+        text += ACTIONS + " | ".join(step.admissible)
+    if step.done and step.won:
+        text += MARKER
+    return text.strip()
+
+
+def observation_of(text: str) -> str:
+    """An answer without the available actions; the marker stays."""
+    before, _, after = text.partition(ACTIONS.strip())
+    marker = MARKER if is_solved(after) else ""
+    return before.strip() + marker
+
+
+def is_solved(text: str) -> bool:
+    return MARKER.strip() in text
+
+
+def to_step(text: str, first: Step) -> Step:
+    """What the agent gets of a predicted answer. The marker and all after it are cut, as released.
+
+    Only the marker ends an episode: the world model has no sign for a failure. first: the answer to
+    the reset.
+    """
+    solved = is_solved(text)
+    shown = text.partition(MARKER.strip())[0].strip()
+    observation, _, actions = shown.partition(ACTIONS.strip())
+    return Step(
+        observation=observation.strip(),
+        task=first.task,
+        task_type=first.task_type,
+        admissible=[action.strip() for action in actions.split("|") if action.strip()],
+        reward=10.0 if solved else 0.0,  # a win, in all benchmarks
+        done=solved,
+        won=solved,
+    )
+
+
+def initial_context(env: str, task: str, first: Step) -> str:
+    """S_0, section 2.1: the first observation, and for ALFWorld the hidden state before it."""
+    seen = to_text(first)
+    if first.task not in seen:
+        seen = f"Task: {first.task}\n{seen}"
+    if env != "alfworld":
+        return seen
+    return f"{HIDDEN}\n{hidden_state(task)}\n\n{SEEN}\n{seen}"
+
+
+def decisions(trajectory: Trajectory) -> Iterator[tuple[Context, str]]:
+    """What the agent knew, and its response, in each step: the inverse of recording."""
+    seen = trajectory.messages[0]["content"].rpartition(SEEN)[2].strip()
+    seen = seen.removeprefix(f"Task: {trajectory.instruction}\n")
+    blank = Step("", trajectory.instruction, "", [])
+    step = to_step(seen, blank)
+    context = Context(trajectory.instruction, step.observation, step.admissible)
+    turns = zip(trajectory.responses, trajectory.commands, trajectory.answers)
+    for response, command, answer in turns:
+        yield context, response
+        step = to_step(answer, blank)
+        context.history.append(Turn(context.observation, command))
+        context.observation = step.observation
+        context.admissible = step.admissible
+
+
+@cache
+def hidden_state(game: str) -> str:
+    """One line per receptacle that can be opened or holds something, and the lamps (Fig. 8).
+
+    From the facts that hold at the start of the game, as in its initial_state.pddl.
+    """
+    facts = _facts_engine()
+    facts.load(game)
+    held = {}  # receptacle -> what is in it
+    places = set()
+    openable = set()
+    opened = set()
+    lamps = {}
+    for fact in facts.reset()["facts"]:
+        names = [variable.name.strip() for variable in fact.arguments]
+        if fact.name == "inreceptacle":
+            held.setdefault(names[1], []).append(names[0])
+        elif fact.name == "receptacletype":
+            places.add(names[0])
+        elif fact.name == "openable":
+            openable.add(names[0])
+        elif fact.name == "opened":
+            opened.add(names[0])
+        elif fact.name == "toggleable":
+            lamps.setdefault(names[0], "off")
+        elif fact.name == "istoggled":
+            lamps[names[0]] = "on"
+    lines = []
+    for place in sorted(places):
+        if place not in openable and place not in held:
+            continue
+        state = ""
+        if place in openable:
+            state = " (open)" if place in opened else " (closed)"
+        things = [f"a {thing}" for thing in sorted(held.get(place, []))]
+        lines.append(f"The {place}{state}: {', '.join(things) or 'nothing'}.")
+    lines += [f"The {lamp} is {state}." for lamp, state in sorted(lamps.items())]
+    return "\n".join(lines)
+
+
+@cache
+def _facts_engine():
+    """One engine for all games: fast-downward never frees an engine's memory."""
+    import textworld
+
+    from paw_min.envs.alfworld import engine
+
+    return engine.make_env(textworld.EnvInfos(facts=True))
+
+
+# ---- collecting ----
+
+
+class Recorder:
+    """A pool that passes everything on, and keeps each episode, in the order of the resets."""
+
+    def __init__(self, env: str, pool: Pool, agent: str):
+        self.n_envs = pool.n_envs
+        self.trajectories: list[Trajectory] = []
+        self.current: dict[int, Trajectory] = {}  # slot -> its episode
+        self._env = env
+        self._pool = pool
+        self._agent = agent
+
+    def reset(self, slot: int, task: str) -> None:
+        self.current[slot] = Trajectory(task, self._agent)
+        self.trajectories.append(self.current[slot])
+        self._pool.reset(slot, task)
+
+    def step(self, slot: int, command: str) -> None:
+        self.current[slot].messages.append(said("user", command))
+        self._pool.step(slot, command)
+
+    def recv(self, timeout: float | None = None) -> Answer | None:
+        answer = self._pool.recv(timeout)
+        if answer is None:
+            return None
+        step = answer.step
+        trajectory = self.current[answer.slot]
+        if step.failed:
+            trajectory.failed = step.failed
+        elif not trajectory.messages:
+            trajectory.instruction = step.task
+            context = initial_context(self._env, trajectory.task, step)
+            trajectory.messages.append(said("system", context))
+        else:
+            trajectory.messages.append(said("assistant", to_text(step)))
+            trajectory.won = step.done and step.won
+        return answer
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def play_model(
+    cfg: Config, policy, sampler, pool: Recorder, tasks: list[str]
+) -> list[Trajectory]:
+    """One episode per task by a language model, at --temperature (1, as in the paper)."""
+    with sampler.sync(policy):
+        episodes = rollout(
+            cfg, policy, sampler, pool, tasks, range(len(tasks)),
+            temperature=cfg.temperature, seed_key=(cfg.seed, 0), label="play",
+        ).episodes  # fmt: skip
+    for trajectory, episode in zip(pool.trajectories, episodes, strict=True):
+        trajectory.responses = [response for _, response, _ in episode.log]
+    return pool.trajectories
+
+
+def play_rules(
+    cfg: Config, name: str, slips: float, pool: Recorder, tasks: list[str]
+) -> list[Trajectory]:
+    """The same by the rule-based teacher, or by a player of random commands."""
+    parse = BENCHMARKS[cfg.env].parse
+    waiting = deque(enumerate(tasks))
+    players: dict[int, RulePlayer] = {}  # by slot
+    contexts: dict[int, Context] = {}
+
+    def begin(slot: int) -> None:
+        players.pop(slot, None)
+        contexts.pop(slot, None)
+        if waiting:
+            number, task = waiting.popleft()
+            rng = generator(name, cfg.seed, number)
+            players[slot] = RulePlayer(cfg.env, name, slips, rng)
+            pool.reset(slot, task)
+
+    for slot in range(pool.n_envs):
+        begin(slot)
+    while players:
+        slot, step = pool.recv()
+        trajectory = pool.current[slot]
+        if step.failed or step.done or len(trajectory.responses) == cfg.max_turns:
+            begin(slot)
+            continue
+        if slot not in contexts:
+            contexts[slot] = Context(step.task, step.observation, step.admissible)
+        context = contexts[slot]
+        context.observation = step.observation
+        context.admissible = step.admissible
+        response = players[slot].act(context)
+        command = parse(response).text
+        trajectory.responses.append(response)
+        context.history.append(Turn(step.observation, command))
+        pool.step(slot, command)
+    return pool.trajectories
+
+
+class RulePlayer:
+    """`teacher` or `random`, for one episode. slips: share of random commands of the teacher."""
+
+    def __init__(self, env: str, name: str, slips: float, rng: random.Random):
+        self.env = env
+        self.name = name
+        self.slips = slips
+        self.rng = rng
+        self.teacher = None
+
+    def act(self, context: Context) -> str:
+        """The response: a thought and a command."""
+        thought = "try"
+        command = self._random(context)
+        if self.name == "teacher":
+            # A page in a dream may be one that no rule expects; then the command stays random.
+            try:
+                chosen, thought = self._by_rule(context)
+            except Exception:  # noqa: BLE001 - whatever the rules raise on such a page
+                chosen = command
+            if self.rng.random() >= self.slips:
+                command = chosen
+        return f"<think>{thought}</think><action>{command}</action>"
+
+    def _by_rule(self, context: Context) -> tuple[str, str]:
+        # Imported here: each teacher needs the packages of its benchmark.
+        if self.env == "webshop":
+            from paw_min.toy.webshop_teacher import Shopper
+
+            return Shopper(context.task).act(context)
+        from paw_min.toy.alfworld_teacher import Expert
+
+        if self.teacher is None:
+            self.teacher = Expert(self.rng)
+            self.teacher.reset(context.observation)
+        command = self.teacher.act(context.observation, context.admissible)
+        return command, self.teacher.thought()
+
+    def _random(self, context: Context) -> str:
+        if not context.admissible:
+            return "look"
+        command = self.rng.choice(context.admissible)
+        if command == "search[<your query>]":
+            words = re.findall(r"\w+", context.task)
+            command = f"search[{' '.join(self.rng.sample(words, min(3, len(words))))}]"
+        return command
+
+
+def read_trajectories(paths: list[Path]) -> list[Trajectory]:
+    """All trajectories of these files; UserError for a missing or damaged one."""
+    found = []
+    for path in paths:
+        if not path.is_file():
+            raise UserError(f"{path} does not exist: write it with word2world collect.")
+        found += read_json(path, list[Trajectory])
+    for number, trajectory in enumerate(found):
+        roles = [message["role"] for message in trajectory.messages]
+        expected = ["system", *["user", "assistant"] * len(roles)][: len(roles)]
+        if roles != expected:
+            raise UserError(f"trajectory {number} of {paths[0]} and so on has the roles "
+                            f"{', '.join(roles[:5])}: expected system, user, assistant, user ...")
+    return found
