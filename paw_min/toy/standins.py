@@ -264,7 +264,7 @@ def imitate(
     texts = []
     if document_weight:
         texts = documents(tokenizer, [row.observation for row in rows], document_weight)
-    optimizers = _make_optimizers(model, peak)
+    optimizers = make_optimizers(model, peak)
     generator = torch.Generator().manual_seed(seed)
     model.train()
     history = []
@@ -286,7 +286,7 @@ def imitate(
     return history
 
 
-def _make_optimizers(model, peak: float) -> dict[torch.optim.Optimizer, float]:
+def make_optimizers(model, peak: float) -> dict[torch.optim.Optimizer, float]:
     """Optimizer -> peak of its learning rate."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     matrices = []  # of the layers, and not of an adapter

@@ -58,7 +58,7 @@ from paw_min.running.session import (
     start_model,
 )
 from paw_min.running.untrusted import open_ended, read_json
-from paw_min.toy.standins import make_model
+from paw_min.toy.standins import make_model, make_optimizers
 from paw_min.world_models.dream import (
     DreamPool,
     Predict,
@@ -304,7 +304,10 @@ def fit_and_save(args: Namespace, cfg: Config, policy: Policy, rows: list[TokenR
     policy.train()
     if cfg.grad_checkpointing:
         policy.model.gradient_checkpointing_enable()
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=args.lr)
+    if args.command == "train" and not args.start:
+        optimizer = Together(make_optimizers(policy.model, args.lr))
+    else:
+        optimizer = torch.optim.AdamW(policy.parameters(), lr=args.lr)
     losses = fit(
         policy, optimizer, rows, epochs=args.epochs, batch=args.batch, warm_up=WARM_UP,
         micro_tokens=cfg.micro_tokens, seed_key=("word2world", cfg.seed),
@@ -320,6 +323,25 @@ def fit_and_save(args: Namespace, cfg: Config, policy: Policy, rows: list[TokenR
         "steps": len(losses),
         "loss": [round(mean, 4) for mean in means],  # nats per token, of each tenth of the steps
     }
+
+
+class Together:
+    """Several optimizers as one. From scratch, Muon needs half the steps that AdamW needs."""
+
+    def __init__(self, rates: dict[torch.optim.Optimizer, float]):
+        self.optimizers = list(rates)
+        self.param_groups = []
+        for optimizer, rate in rates.items():
+            optimizer.param_groups[0]["lr"] = rate
+            self.param_groups += optimizer.param_groups
+
+    def zero_grad(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+    def step(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step()
 
 
 @contextmanager
