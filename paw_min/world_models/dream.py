@@ -237,8 +237,8 @@ class VerifiedPool(Recorder):
     without a reason. A purchase after the budget is spent goes through.
     """
 
-    def __init__(self, env: str, pool: Pool, agent: str, predict: Predict, budget: int):
-        super().__init__(env, pool, agent)
+    def __init__(self, env: str, pool: Pool, predict: Predict, budget: int):
+        super().__init__(env, pool)
         self.checks = 0
         self.vetoes = 0
         self._predict = predict

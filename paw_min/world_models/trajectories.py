@@ -15,23 +15,18 @@ Deviation: the answer of both benchmarks ends with the available actions, since 
 list them in every step. In Word2World, only WebShop's pages do.
 """
 
-import random
-import re
-from collections import deque
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
 from typing_extensions import TypedDict  # pydantic needs it on Python 3.11
 
-from paw_min.config import Config
-from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Answer, Context, Pool, Step, Turn
-from paw_min.rollout import rollout
 from paw_min.running.errors import UserError
-from paw_min.running.seeds import generator
+from paw_min.running.runs import writing
 from paw_min.running.untrusted import exact, read_json
 
 MARKER = " [SUCCESS]"  # R' = 1: solved. Without it: unfinished or failed
@@ -51,8 +46,7 @@ class Message(TypedDict):
 class Trajectory:
     """One episode, in the real environment or in a world model."""
 
-    task: str  # what the environment was reset with
-    agent: str
+    task: str = ""  # what the environment was reset with
     instruction: str = ""  # the text of the task
     messages: list[Message] = field(default_factory=list)  # system, user, assistant, user, ...
     responses: list[str] = field(default_factory=list)  # of the agent: its thoughts and commands
@@ -198,16 +192,15 @@ def _facts_engine():
 class Recorder:
     """A pool that passes everything on, and keeps each episode, in the order of the resets."""
 
-    def __init__(self, env: str, pool: Pool, agent: str):
+    def __init__(self, env: str, pool: Pool):
         self.n_envs = pool.n_envs
         self.trajectories: list[Trajectory] = []
         self.current: dict[int, Trajectory] = {}  # slot -> its episode
         self._env = env
         self._pool = pool
-        self._agent = agent
 
     def reset(self, slot: int, task: str) -> None:
-        self.current[slot] = Trajectory(task, self._agent)
+        self.current[slot] = Trajectory(task)
         self.trajectories.append(self.current[slot])
         self._pool.reset(slot, task)
 
@@ -236,118 +229,30 @@ class Recorder:
         self._pool.close()
 
 
-def play_model(
-    cfg: Config, policy, sampler, pool: Recorder, tasks: list[str]
-) -> list[Trajectory]:
-    """One episode per task by a language model, at --temperature (1, as in the paper)."""
-    with sampler.sync(policy):
-        episodes = rollout(
-            cfg, policy, sampler, pool, tasks, range(len(tasks)),
-            temperature=cfg.temperature, seed_key=(cfg.seed, 0), label="play",
-        ).episodes  # fmt: skip
-    for trajectory, episode in zip(pool.trajectories, episodes, strict=True):
-        trajectory.responses = [response for _, response, _ in episode.log]
-    return pool.trajectories
-
-
-def play_rules(
-    cfg: Config, name: str, slips: float, pool: Recorder, tasks: list[str]
-) -> list[Trajectory]:
-    """The same by the rule-based teacher, or by a player of random commands."""
-    parse = BENCHMARKS[cfg.env].parse
-    waiting = deque(enumerate(tasks))
-    players: dict[int, RulePlayer] = {}  # by slot
-    contexts: dict[int, Context] = {}
-
-    def begin(slot: int) -> None:
-        players.pop(slot, None)
-        contexts.pop(slot, None)
-        if waiting:
-            number, task = waiting.popleft()
-            rng = generator(name, cfg.seed, number)
-            players[slot] = RulePlayer(cfg.env, name, slips, rng)
-            pool.reset(slot, task)
-
-    for slot in range(pool.n_envs):
-        begin(slot)
-    while players:
-        slot, step = pool.recv()
-        trajectory = pool.current[slot]
-        if step.failed or step.done or len(trajectory.responses) == cfg.max_turns:
-            begin(slot)
-            continue
-        if slot not in contexts:
-            contexts[slot] = Context(step.task, step.observation, step.admissible)
-        context = contexts[slot]
-        context.observation = step.observation
-        context.admissible = step.admissible
-        response = players[slot].act(context)
-        command = parse(response).text
-        trajectory.responses.append(response)
-        context.history.append(Turn(step.observation, command))
-        pool.step(slot, command)
-    return pool.trajectories
-
-
-class RulePlayer:
-    """`teacher` or `random`, for one episode. slips: share of random commands of the teacher."""
-
-    def __init__(self, env: str, name: str, slips: float, rng: random.Random):
-        self.env = env
-        self.name = name
-        self.slips = slips
-        self.rng = rng
-        self.teacher = None
-
-    def act(self, context: Context) -> str:
-        """The response: a thought and a command."""
-        thought = "try"
-        command = self._random(context)
-        if self.name == "teacher":
-            # A page in a dream may be one that no rule expects; then the command stays random.
-            try:
-                chosen, thought = self._by_rule(context)
-            except Exception:  # noqa: BLE001 - whatever the rules raise on such a page
-                chosen = command
-            if self.rng.random() >= self.slips:
-                command = chosen
-        return f"<think>{thought}</think><action>{command}</action>"
-
-    def _by_rule(self, context: Context) -> tuple[str, str]:
-        # Imported here: each teacher needs the packages of its benchmark.
-        if self.env == "webshop":
-            from paw_min.toy.webshop_teacher import Shopper
-
-            return Shopper(context.task).act(context)
-        from paw_min.toy.alfworld_teacher import Expert
-
-        if self.teacher is None:
-            self.teacher = Expert(self.rng)
-            self.teacher.reset(context.observation)
-        command = self.teacher.act(context.observation, context.admissible)
-        return command, self.teacher.thought()
-
-    def _random(self, context: Context) -> str:
-        if not context.admissible:
-            return "look"
-        command = self.rng.choice(context.admissible)
-        if command == "search[<your query>]":
-            words = re.findall(r"\w+", context.task)
-            command = f"search[{' '.join(self.rng.sample(words, min(3, len(words))))}]"
-        return command
-
-
 def read_trajectories(paths: list[Path]) -> list[Trajectory]:
     """All trajectories of these files; UserError for a missing or damaged one."""
     found = []
     for path in paths:
         if not path.is_file():
             raise UserError(f"{path} does not exist: write it with word2world collect.")
-        found += read_json(path, list[Trajectory])
-    for number, trajectory in enumerate(found):
-        roles = [message["role"] for message in trajectory.messages]
-        expected = ["system", *["user", "assistant"] * len(roles)][: len(roles)]
-        if roles != expected:
-            raise UserError(f"trajectory {number} of {paths[0]} and so on has the roles "
-                            f"{', '.join(roles[:5])}: expected system, user, assistant, user ...")
+        episodes = read_json(path, list[Trajectory])
+        if not episodes:
+            raise UserError(f"{path} has no episode: collect some.")
+        check_roles(path, episodes)
+        found += episodes
     return found
+
+
+def check_roles(path: Path, episodes: list[Trajectory]) -> None:
+    for number, episode in enumerate(episodes):
+        roles = [message["role"] for message in episode.messages]
+        expected = ["system", *["user", "assistant"] * len(roles)][: len(roles)]
+        # An episode whose reset failed has no message.
+        if roles != expected:
+            raise UserError(f"{path}: episode {number} has the roles {', '.join(roles[:4])}, "
+                            "expected system, user, assistant, user and so on: collect it again.")
+
+
+def write_trajectories(path: Path, episodes: list[Trajectory]) -> None:
+    with writing(str(path)):
+        path.write_text(json.dumps([asdict(episode) for episode in episodes]) + "\n")

@@ -30,10 +30,9 @@ import shlex
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -51,10 +50,8 @@ from paw_min.running.evaluate import short
 from paw_min.running.runs import reading, writing
 from paw_min.running.seeds import generator
 from paw_min.running.session import (
-    check_machine,
     find_tasks,
     forward_precision,
-    make_sampler,
     start_model,
 )
 from paw_min.running.untrusted import open_ended, read_json
@@ -66,6 +63,7 @@ from paw_min.world_models.dream import (
     WorldModel,
     word_tokenizer,
 )
+from paw_min.world_models.players import AGENTS, Play, open_agent
 from paw_min.world_models.supervised import fit
 from paw_min.world_models.trajectories import (
     MARKER,
@@ -74,17 +72,13 @@ from paw_min.world_models.trajectories import (
     decisions,
     is_solved,
     observation_of,
-    play_model,
-    play_rules,
     read_trajectories,
+    write_trajectories,
 )
 
 ENVS = ("alfworld", "webshop")
-AGENTS = ("model", "teacher", "random")
 SLOTS = 64  # episodes at a time
 WARM_UP = 10  # steps, Table 7
-# One episode per task in this pool.
-Play = Callable[[Recorder, list[str]], list[Trajectory]]
 
 # ---- measures ----
 
@@ -158,6 +152,29 @@ def measure_fidelity(predict: Predict, trajectories: list[Trajectory]) -> dict:
     }
 
 
+def measure_consistency(
+    env: str, predict: Predict, make_pool: Callable[[int], Pool], tasks: list[str], play: Play,
+    ground: bool = False,
+) -> dict:  # fmt: skip
+    """Real, WM and W2R of one agent, on one list of tasks; a lost episode is a failure."""
+    slots = min(SLOTS, len(tasks))
+    with closing(Recorder(env, make_pool(slots))) as pool:
+        real = play(pool, tasks)
+    with closing(Recorder(env, DreamPool(env, predict, make_pool(1), slots, ground))) as pool:
+        dream = play(pool, tasks)
+    with closing(make_pool(1)) as pool:
+        replayed = replay_actions(pool, dream)
+    episodes = []
+    for r, d, w2r in zip(real, dream, replayed, strict=True):
+        episodes.append({
+            "task": short(r.task), "real": r.won, "wm": d.won, "w2r": w2r,
+            "real_steps": len(r.answers), "wm_steps": len(d.answers),
+            "failed": r.failed or d.failed,
+        })  # fmt: skip
+    outcome = rates([r.won for r in real], [d.won for d in dream], replayed)
+    return outcome | {"n": len(episodes), "episodes": episodes}
+
+
 def replay_actions(pool: Pool, trajectories: list[Trajectory]) -> list[bool]:
     """W2R: is the task solved by these actions? All are replayed, up to the first `done`."""
     solved = []
@@ -183,6 +200,7 @@ def collect(args: Namespace, cfg: Config) -> dict:
     source = tasks.train if args.split == "train" else tasks.held_out
     chosen = [source[k % len(source)] for k in range(args.episodes or len(source))]
     found = []
+    won = {}
     for number, name in enumerate(args.agents):
         mine = chosen[number :: len(args.agents)]
         with open_agent(cfg, name, args.slips) as play:
@@ -192,12 +210,11 @@ def collect(args: Namespace, cfg: Config) -> dict:
                 pool = DreamPool(cfg.env, predict, tasks.make_pool(1), slots, args.ground)
             else:
                 pool = tasks.make_pool(slots)
-            with closing(Recorder(cfg.env, pool, name)) as recorder:
-                found += play(recorder, mine)
-    path = args.out / "trajectories.json"
-    with writing(str(path)):
-        path.write_text(json.dumps([asdict(t) for t in found]) + "\n")
-    won = {name: share([t.won for t in found if t.agent == name]) for name in args.agents}
+            with closing(Recorder(cfg.env, pool)) as recorder:
+                played = play(recorder, mine)
+        won[name] = share([t.won for t in played])
+        found += played
+    write_trajectories(args.out / "trajectories.json", found)
     return {
         "episodes": len(found),
         "turns": sum(len(t.answers) for t in found),
@@ -237,27 +254,13 @@ def consistency(args: Namespace, cfg: Config) -> dict:
     """Real, WM and W2R of each agent on one list of held-out episodes."""
     tasks = find_tasks(cfg)
     chosen = [task for task in tasks.held_out for _ in range(cfg.eval_repeats)]
-    slots = min(SLOTS, len(chosen))
     found = {}
     for name in args.agents:
         with open_agent(cfg, name, args.slips) as play:
             predict = load_world_model(args, cfg).predict
-            with closing(Recorder(cfg.env, tasks.make_pool(slots), name)) as pool:
-                real = play(pool, chosen)
-            dream_pool = DreamPool(cfg.env, predict, tasks.make_pool(1), slots, args.ground)
-            with closing(Recorder(cfg.env, dream_pool, name)) as pool:
-                dream = play(pool, chosen)
-        with closing(tasks.make_pool(1)) as pool:
-            replayed = replay_actions(pool, dream)
-        episodes = []
-        for r, d, w2r in zip(real, dream, replayed, strict=True):
-            episodes.append({
-                "task": short(r.task), "real": r.won, "wm": d.won, "w2r": w2r,
-                "real_steps": len(r.answers), "wm_steps": len(d.answers),
-                "failed": r.failed or d.failed,
-            })  # fmt: skip
-        outcome = rates([r.won for r in real], [d.won for d in dream], replayed)
-        found[name] = outcome | {"n": len(episodes), "episodes": episodes}
+            found[name] = measure_consistency(
+                cfg.env, predict, tasks.make_pool, chosen, play, args.ground
+            )
     return found
 
 
@@ -271,7 +274,7 @@ def verify(args: Namespace, cfg: Config) -> dict:
             predict = load_world_model(args, cfg).predict
             for budget in args.budgets:
                 pool = tasks.make_pool(min(SLOTS, len(chosen)))
-                with closing(VerifiedPool(cfg.env, pool, name, predict, budget)) as verified:
+                with closing(VerifiedPool(cfg.env, pool, predict, budget)) as verified:
                     won = [t.won for t in play(verified, chosen)]
                     counts = {"checks": verified.checks, "vetoes": verified.vetoes}
                 found[f"{name}, budget {budget}"] = {"won": share(won), "n": len(won)} | counts
@@ -342,22 +345,6 @@ class Together:
     def step(self) -> None:
         for optimizer in self.optimizers:
             optimizer.step()
-
-
-@contextmanager
-def open_agent(cfg: Config, name: str, slips: float) -> Iterator[Play]:
-    """A function that plays one episode per task in a pool."""
-    if name != "model":
-        yield partial(play_rules, cfg, name, slips)
-        return
-    check_machine(cfg)
-    device = join(cfg.device)
-    precision = forward_precision(cfg, device)
-    model = start_model(cfg)
-    # vLLM measures the free memory, so it comes before the policy and the world model.
-    with closing(make_sampler(cfg, model, precision)) as sampler:
-        policy = load_policy(model, cfg.temperature, device, precision)
-        yield partial(play_model, cfg, policy, sampler)
 
 
 @open_ended
@@ -453,6 +440,8 @@ def check(args: Namespace) -> None:
     if args.env != "webshop" and (args.ground or args.command == "verify"):
         what = "verify" if args.command == "verify" else "--ground"
         raise UserError(f"{what} is for webshop: ALFWorld has no search, and no purchase.")
+    if args.ground and not args.world_model:
+        raise UserError("--ground needs --world-model: without one, all pages are real.")
 
 
 def main(argv: list[str] | None = None) -> None:
