@@ -584,3 +584,48 @@ def test_a_warm_start_turns_the_roles_of_an_agent(tmp_path):
     assert text.replace(" ", "") == expected.replace(" ", "")
     given = [row.obs_ids[k] for k in row.given]
     assert tokenizer.decode(given).replace(" ", "") == "<user>goto1<agent>"
+
+
+# --- the page of results ---------------------------------------------------------------------
+
+PAGE = Path(__file__).parent.parent / "results" / "word2world"
+
+
+def percent(value):
+    return "-" if value is None else f"{100 * value:.1f}"
+
+
+def load(name):
+    return json.loads((PAGE / name).read_text())
+
+
+def test_the_tables_of_the_page_are_those_of_the_files():
+    text = (PAGE / "README.md").read_text()
+    rows = []
+    for env in ("alfworld", "webshop"):
+        found = load(f"{env}/fidelity.json")
+        rows.append([env, percent(found["em"]), percent(found["em_observation"]), found["n"]])
+        rows += [[kind, percent(cell["em"]), cell["n"]] for kind, cell in found["by_kind"].items()]
+        for agent in ("teacher", "model"):
+            cell = load(f"{env}/consistency.json")[agent]
+            names = ("real", "wm", "w2r", "cr", "pairwise_cr")
+            rows.append([env, agent, *(percent(cell[name]) for name in names), cell["n"]])
+    for name, cell in load("webshop/verify.json").items():
+        if "budget" in name:
+            budget = name.rpartition(" ")[2]
+            rows.append([budget, percent(cell["won"]), cell["checks"], cell["vetoes"]])
+    for row in rows:
+        assert "| " + " | ".join(map(str, row)) + " |" in text, row
+
+
+def test_the_commands_of_the_page_parse():
+    text = (PAGE / "README.md").read_text()
+    lines = text.replace("\\\n", " ").splitlines()
+    commands = [line.split()[1:] for line in lines if line.startswith("word2world ")]
+    assert {words[0] for words in commands} == set(word2world.COMMANDS)
+    stored = [load(file.relative_to(PAGE))["command"] for file in PAGE.glob("*/*.json")]
+    assert len(stored) >= 5
+    for line in stored:
+        assert line.split()[1:] in commands
+    for words in commands:
+        word2world.parse(words)

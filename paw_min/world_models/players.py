@@ -16,6 +16,7 @@ from paw_min.envs.interface import Context, Turn
 from paw_min.model.policy import load_policy
 from paw_min.rollout import rollout
 from paw_min.running.distributed import join
+from paw_min.running.errors import UserError
 from paw_min.running.seeds import generator
 from paw_min.running.session import check_machine, forward_precision, make_sampler, start_model
 from paw_min.world_models.trajectories import Recorder, Trajectory
@@ -109,10 +110,13 @@ class RulePlayer:
         thought = "try"
         command = self._random(context)
         if self.name == "teacher":
-            # A page in a dream may be one that no rule expects; then the command stays random.
             try:
                 chosen, thought = self._by_rule(context)
-            except Exception:  # noqa: BLE001 - whatever the rules raise on such a page
+            except Exception as error:  # noqa: BLE001 - whatever the rules raise on a page
+                if not context.history:  # the first page is real
+                    raise UserError(f"the teacher reads generated tasks only, not "
+                                    f"{context.task[:80]!r}: use --agents model.") from error
+                # A later one may be a dream that no rule expects: the command stays random.
                 chosen = command
             if self.rng.random() >= self.slips:
                 command = chosen

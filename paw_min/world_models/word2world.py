@@ -137,10 +137,12 @@ def measure_fidelity(predict: Predict, trajectories: list[Trajectory]) -> dict:
         predicted += predict(part)
         bar.update(len(part))
     bar.close()
-    hits = [exact_match(*pair) for pair in zip(predicted, targets)]
-    pairs = zip(predicted, targets)
-    # The same without the list of available actions, as Word2World's ALFWorld has it.
-    observed = [exact_match(observation_of(p or ""), observation_of(t)) for p, t in pairs]
+    hits = []
+    observed = []  # without the list of available actions, as Word2World's ALFWorld has it
+    for answer, target in zip(predicted, targets, strict=True):
+        hits.append(exact_match(answer, target))
+        shown = None if answer is None else observation_of(answer)
+        observed.append(exact_match(shown, observation_of(target)))
     kinds = [re.match(r"\w*", chat[-1]["content"])[0] for chat in chats]
     return {
         "em": share(hits),  # over the turns of all trajectories
