@@ -5,8 +5,10 @@ The oracle answers with the real environment. With it, the dream is the environm
 
 import json
 from functools import partial
+from pathlib import Path
 
 import pytest
+import torch
 
 from paw_min.config import Config
 from paw_min.envs.alfworld import AlfworldEnv, list_games
@@ -20,6 +22,7 @@ from paw_min.toy import webshop_shops
 from paw_min.toy.standins import make_model, make_tokenizer
 from paw_min.world_models import players, trajectories, word2world
 from paw_min.world_models.dream import BUY, DreamPool, VerifiedPool, WorldModel, word_tokenizer
+from paw_min.world_models.supervised import fit
 from paw_min.world_models.trajectories import Recorder, Trajectory, said, to_step, to_text
 from tests.helpers import SMALL
 
@@ -69,17 +72,17 @@ def test_fidelity_pools_the_turns():
     # "a" is right at all 3 first turns, and at 1 of the 3 later ones: 4 of 6, not the mean of the
     # trajectories, (1 + 2/4) / 2.
     data = [chat("a"), chat("a"), chat("a", "a", "b", "c\nAvailable actions: x [SUCCESS]")]
-    found = word2world.measure_fidelity(lambda chats: ["a"] * len(chats), data)
+    found = word2world.measure_fidelity(lambda t: ["a"] * len(t.answers), data)
     assert found["em"] == 4 / 6 and found["n"] == 6
     assert found["by_kind"] == {"go": {"em": 1 / 3, "n": 3}, "open": {"em": 1.0, "n": 3}}
     assert found["by_turn"]["1"] == {"em": 1.0, "n": 3}
     assert found["by_turn"]["3"] == {"em": 0.0, "n": 1}
     assert found["by_success"]["True"] == {"em": 0.0, "n": 1}
     # Without the list of actions, but with the marker.
-    found = word2world.measure_fidelity(lambda chats: ["c [SUCCESS]"] * len(chats), data)
+    found = word2world.measure_fidelity(lambda t: ["c [SUCCESS]"] * len(t.answers), data)
     assert found["em"] == 0 and found["em_observation"] == 1 / 6
     with pytest.raises(UserError, match="no answer"):
-        word2world.measure_fidelity(lambda chats: [], [Trajectory(messages=[said("system", "s")])])
+        word2world.measure_fidelity(lambda t: [], [Trajectory(messages=[said("system", "s")])])
 
 
 # --- steps and chats as text -----------------------------------------------------------------
@@ -213,6 +216,24 @@ def test_a_long_chat_is_cut_after_a_whole_answer_and_not_predicted():
     assert tiny.predict([chat[:4], chat[:2]])[1] is not None
 
 
+def test_answers_in_one_pass_are_those_of_greedy_decoding():
+    model = language_model(texts=["go to bed 1 2", "You see a mug cups", "cups"])
+    learned = chat_of("You see a mug", "go", "You see a mug", "go to 2", "cups", "go to bed", "You",
+                      "go 1", "You see cups")  # fmt: skip
+    row = model.row(Trajectory(messages=learned))
+    optimizer = torch.optim.AdamW(model.policy.parameters(), lr=1e-2)
+    fit(model.policy, optimizer, [row], epochs=60, batch=1, warm_up=5, micro_tokens=99,
+        seed_key=(0,))  # fmt: skip
+    # The first two targets are what it says. The third is longer, the fourth ends too early.
+    chat = [*learned[:6], said("assistant", "You see"), learned[7], said("assistant", "You see")]
+    trajectory = Trajectory(messages=chat)
+    generated = [model.predict([chat[:k]])[0] for k in (2, 4, 6, 8)]
+    in_one_pass = model.answers(trajectory)
+    assert [p == t for p, t in zip(generated, trajectory.answers)] == [True, True, False, False]
+    assert in_one_pass[:3] == generated[:3] == ["You see a mug", "cups", "You"]
+    assert in_one_pass[3] == "You see cups"  # cut after the token in place of the end
+
+
 # --- world models, good and broken -----------------------------------------------------------
 
 
@@ -235,6 +256,11 @@ class Oracle:
             if not step.done:
                 step = self.env.step(message["content"])
         return step
+
+
+def steps(predict):
+    """Single steps on real prefixes."""
+    return lambda t: predict([t.messages[:k] for k in range(2, len(t.messages), 2)])
 
 
 def copies(chats):
@@ -271,7 +297,7 @@ def recorded(games):
 
 def test_the_oracle_is_perfect(games, recorded):
     oracle = Oracle("alfworld", AlfworldEnv, games[1])
-    found = word2world.measure_fidelity(oracle, recorded)
+    found = word2world.measure_fidelity(steps(oracle), recorded)
     assert found["em"] == found["em_observation"] == 1.0
     assert found["n"] == sum(len(t.answers) for t in recorded) > 40
     found = consistency(games, oracle)
@@ -296,13 +322,13 @@ def test_a_world_model_that_copies_the_last_observation(games, recorded):
              for k in range(2, len(t.messages), 2)]  # fmt: skip
     same = [old["content"].rpartition(trajectories.SEEN)[2].strip() == new["content"]
             for old, new in pairs]  # fmt: skip
-    assert word2world.measure_fidelity(copies, recorded)["em"] == sum(same) / len(same) < 0.2
+    assert word2world.measure_fidelity(steps(copies), recorded)["em"] == sum(same) / len(same) < 0.2
     found = consistency(games, copies)
     assert found["real"] == 1.0 and found["wm"] == found["w2r"] == found["cr"] == 0.0
 
 
 def test_a_world_model_in_which_nothing_happens(games, recorded):
-    found = word2world.measure_fidelity(nothing, recorded)
+    found = word2world.measure_fidelity(steps(nothing), recorded)
     assert found["em"] == 0.0 and found["by_success"]["True"]["em"] == 0.0
     # Without the list of actions, it is right where an action fails.
     failed = [a.startswith("Nothing happens.") for t in recorded for a in t.answers]
@@ -312,7 +338,7 @@ def test_a_world_model_in_which_nothing_happens(games, recorded):
 
 
 def test_a_world_model_that_says_success_at_once(games, recorded):
-    found = word2world.measure_fidelity(success, recorded)
+    found = word2world.measure_fidelity(steps(success), recorded)
     assert found["em"] == found["em_observation"] == 0.0
     found = consistency(games, success)
     assert found["wm"] == 1.0 and found["w2r"] == 0.0 and found["cr"] == 0.0

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from datetime import date
 
+import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -72,38 +73,66 @@ class WorldModel:
                     answers[response.slot] = self.policy.decode(response.ids).strip()
         return answers
 
+    @torch.no_grad()
+    def answers(self, trajectory: Trajectory) -> list[str | None]:
+        """The greedy answer to each command after the real chat, cut after its first wrong token.
+
+        One forward pass over the trajectory, instead of a generation per answer: greedy decoding
+        writes the target iff each of its tokens is the most likely one after those before it.
+        """
+        found: list[str | None] = [None] * len(trajectory.answers)
+        ids, spans = self._within_context(trajectory)
+        if not spans:
+            return found
+        inputs = torch.tensor([ids], device=self.policy.device)  # (1, L)
+        bf16 = self.policy.precision == "bf16"
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16):
+            hidden = self.policy.model.get_decoder()(inputs, use_cache=False).last_hidden_state
+            # Position t - 1 predicts token t.
+            logits = self.policy.model.get_output_embeddings()(hidden[0, :-1])  # (L - 1, V)
+        likely = [None, *logits.argmax(-1).tolist()]  # L, the first token is given
+        for number, span in enumerate(spans):
+            wrong = [k for k in span if likely[k] != ids[k]]
+            last = wrong[0] if wrong else span[-1]
+            written = [likely[k] for k in range(span[0], last + 1) if likely[k] != self.end]
+            # Special tokens are kept: none belongs to an answer.
+            found[number] = self.policy.tokenizer.decode(written).strip()
+        return found
+
     def row(self, trajectory: Trajectory) -> TokenRow | None:
         """A chat as one training row; its targets are the answers, each with its end token.
 
-        Cut after the last whole answer within `context`. None: not even one fits.
+        None: not even one answer fits into the context.
         """
-        messages = trajectory.messages
-        # Without a last command that was not answered: there is nothing to learn after it.
-        n_messages = len(messages) - (len(messages) + 1) % 2
-        while n_messages > 1:
-            ids, targets = self.tokens(messages[:n_messages])
-            if len(ids) <= self.context:
-                first = min(targets)
-                given = [k - first for k in range(first, len(ids)) if k not in targets]
-                return TokenRow(ids[:first], [], ids[first:], given=given)
-            n_messages -= 2
-        return None
+        ids, spans = self._within_context(trajectory)
+        if not spans:
+            return None
+        first = spans[0].start
+        targets = {k for span in spans for k in span}
+        given = [k - first for k in range(first, len(ids)) if k not in targets]
+        return TokenRow(ids[:first], [], ids[first:], given=given)
 
-    def tokens(self, chat: list[Message]) -> tuple[list[int], set[int]]:
-        """The tokens of a chat, and which of them belong to answers."""
-        system, *later = chat
+    def _within_context(self, trajectory: Trajectory) -> tuple[list[int], list[range]]:
+        """`tokens` of a trajectory, up to its last whole answer within the context."""
+        ids, spans = self.tokens(trajectory.messages)
+        spans = [span for span in spans if span.stop <= self.context]
+        end = spans[-1].stop if spans else 0
+        return ids[:end], spans
+
+    def tokens(self, chat: list[Message]) -> tuple[list[int], list[range]]:
+        """The tokens of a chat, and the positions of each answer with its end token."""
         ids = []
-        targets = set()
-        for number, message in enumerate(later):
+        spans = []
+        for number, message in enumerate(chat):
             if message["role"] == "assistant":
                 answer = [*self.policy.encode(message["content"]), self.end]
-                targets.update(range(len(ids), len(ids) + len(answer)))
+                spans.append(range(len(ids), len(ids) + len(answer)))
                 ids += answer
-            elif number == 0:
-                ids += self._render([system, message])
-            else:
+            elif number == 1:
+                ids += self.policy.encode(self._text(chat[:2]))
+            elif number > 1:
                 ids += self._turn(message)
-        return ids, targets
+        return ids, spans
 
     def _turn(self, command: Message) -> list[int]:
         """What stands between two answers: the command in the model's chat format.
@@ -119,9 +148,6 @@ class WorldModel:
             after = after.removeprefix(self.policy.tokenizer.decode([self.end]))
             self._turns[text] = self.policy.encode(after)
         return self._turns[text]
-
-    def _render(self, chat: list[Message]) -> list[int]:
-        return self.policy.encode(self._text(chat))
 
     def _text(self, chat: list[Message]) -> str:
         return self.policy.tokenizer.apply_chat_template(

@@ -43,7 +43,7 @@ from paw_min.envs.interface import Pool
 from paw_min.experiments import presets_of
 from paw_min.model.batches import TokenRow
 from paw_min.model.policy import Policy, load_policy
-from paw_min.running.console import progress_bar, say
+from paw_min.running.console import say
 from paw_min.running.distributed import join
 from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.evaluate import short
@@ -120,36 +120,31 @@ def shares(keys: list, hits: list[bool]) -> dict[str, dict[str, float]]:
     return {str(key): {"em": share(hits), "n": len(hits)} for key, hits in ordered}
 
 
-def measure_fidelity(predict: Predict, trajectories: list[Trajectory]) -> dict:
-    """Exact match of single steps: the chat before each answer is the real one."""
-    chats = []
-    targets = []
+def measure_fidelity(
+    answers: Callable[[Trajectory], list[str | None]], trajectories: list[Trajectory]
+) -> dict:
+    """Exact match of single steps. answers: those to each command, after the real chat before."""
+    predicted = []
     for trajectory in trajectories:
-        for k in range(2, len(trajectory.messages), 2):
-            chats.append(trajectory.messages[:k])
-            targets.append(trajectory.messages[k]["content"])
+        predicted += answers(trajectory)
+    targets = [answer for t in trajectories for answer in t.answers]
+    commands = [c for t in trajectories for c in t.commands[: len(t.answers)]]
+    turns = [k for t in trajectories for k in range(1, len(t.answers) + 1)]
     if not targets:
         raise UserError("the trajectories have no answer to predict: collect others.")
-    predicted = []
-    bar = progress_bar(len(chats), "predict", "step")
-    for start in range(0, len(chats), SLOTS):
-        part = chats[start : start + SLOTS]
-        predicted += predict(part)
-        bar.update(len(part))
-    bar.close()
     hits = []
     observed = []  # without the list of available actions, as Word2World's ALFWorld has it
     for answer, target in zip(predicted, targets, strict=True):
         hits.append(exact_match(answer, target))
         shown = None if answer is None else observation_of(answer)
         observed.append(exact_match(shown, observation_of(target)))
-    kinds = [re.match(r"\w*", chat[-1]["content"])[0] for chat in chats]
+    kinds = [re.match(r"\w*", command)[0] for command in commands]
     return {
         "em": share(hits),  # over the turns of all trajectories
         "n": len(hits),
         "em_observation": share(observed),
         "by_kind": shares(kinds, hits),  # the first word of the action
-        "by_turn": shares([len(chat) // 2 for chat in chats], hits),  # from 1
+        "by_turn": shares(turns, hits),  # from 1
         "by_success": shares([is_solved(target) for target in targets], hits),
     }
 
@@ -249,7 +244,7 @@ def train(args: Namespace, cfg: Config) -> dict:
 
 def fidelity(args: Namespace, cfg: Config) -> dict:
     trajectories = read_trajectories(args.trajectories)
-    return measure_fidelity(load_world_model(args, cfg).predict, trajectories)
+    return measure_fidelity(load_world_model(args, cfg).answers, trajectories)
 
 
 def consistency(args: Namespace, cfg: Config) -> dict:
