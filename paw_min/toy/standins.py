@@ -193,17 +193,19 @@ def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     )
 
 
-def make_model(tokenizer, seed: int) -> Qwen3ForCausalLM:
-    """A Qwen3 with 0.9 million parameters, randomly initialized."""
+def make_model(
+    tokenizer, seed: int, width: int = 128, positions: int = 2048
+) -> Qwen3ForCausalLM:
+    """A Qwen3, randomly initialized; with the default width, it has 0.9 million parameters."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=384,
+        hidden_size=width,
+        intermediate_size=3 * width,
         num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
+        num_attention_heads=width // 32,
+        num_key_value_heads=width // 32,
         head_dim=32,
-        max_position_embeddings=2048,
+        max_position_embeddings=positions,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
@@ -299,7 +301,7 @@ def imitate(
     if kind == "open":
         rows = strangers(rows, seed)
     encoded = encode(tokenizer, rows, kind)
-    optimizers = _make_optimizers(model, peak)
+    optimizers = make_optimizers(model, peak)
     generator = torch.Generator().manual_seed(seed)
     model.train()
     history = []
@@ -321,7 +323,7 @@ def imitate(
     return history
 
 
-def _make_optimizers(model, peak: float) -> dict[torch.optim.Optimizer, float]:
+def make_optimizers(model, peak: float) -> dict[torch.optim.Optimizer, float]:
     """Optimizer -> peak of its learning rate."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     matrices = []  # of the layers, and not of an adapter
