@@ -351,7 +351,7 @@ def test_the_page_of_starts_has_the_recorded_numbers():
     by_name = {start.name: start for start in stored}
     alfworld = "alfworld-tiny-grpo-paw"
     standin = by_name[f"{alfworld}-seed0"]
-    (smollm2,) = [start for start in stored if "smollm2" in start.name]
+    (smollm2,) = [start for start in stored if "smollm2" in start.name and "none" in start.name]
     sparse = by_name["alfworld-sparse-grpo-paw-seed0"]
     at_16 = by_name[f"{alfworld}-seed0, τ = 1.6"]
     at_2 = by_name[f"{alfworld}-seed0, τ = 2"]

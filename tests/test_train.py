@@ -409,7 +409,7 @@ def test_the_stand_in_is_what_its_command_makes(name, games_root, tmp_path, monk
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert 0.8e6 < model.num_parameters() < 1.2e6
     rows = standins.demonstrations(lesson, tasks, 0)
-    loss = standins.imitate(model, tokenizer, rows, 0, 60, 1e-9, stop=6)
+    loss = standins.imitate(model, tokenizer, rows, 0, 60, 1e-9, lesson.kind, stop=6)
     assert sum(loss) / 6 == pytest.approx(record["loss"][-1], rel=0.25)
 
 
