@@ -52,6 +52,7 @@ class Episode:
     trajectory: int
     transitions: list[Transition] = field(default_factory=list)
     log: list[tuple[str, str, str]] = field(default_factory=list)  # (o_t, response, o_{t+1})
+    instruction: str = ""  # the task as text
     task_type: str = ""
     won: bool = False
     score: float | None = None  # the benchmark's own score in [0, 1], where it has one (WebShop)
@@ -265,6 +266,7 @@ class _Player:
             seat.episode.failed = step.failed
             over = True
         elif seat.context is None:  # the answer to the reset
+            seat.episode.instruction = step.task
             seat.episode.task_type = step.task_type
             seat.context = Context(step.task, step.observation, step.admissible)
         else:
@@ -290,11 +292,15 @@ class _Player:
         # o_{t+1} is tokenized alone, not with the prompt that will show it: the target of the
         # world model is this observation, whatever the next prompt looks like.
         obs_ids = self.policy.encode(step.observation)
+        separator_ids = []
+        if self.cfg.wm_separator == "turn":
+            separator_ids = self.policy.separator(seat.response.ids)
         limit = self.cfg.max_obs_tokens
         self.metrics["obs_tokens_cut"] += max(0, len(obs_ids) - limit)
         transition = Transition(
             prompt_ids=seat.prompt_ids,
             response_ids=seat.response.ids,  # as sampled: decoding and encoding may differ
+            separator_ids=separator_ids,
             obs_ids=obs_ids[:limit],
             response_logps=seat.response.logps,
             reward=step.reward,

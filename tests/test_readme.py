@@ -545,7 +545,11 @@ def recorded_decimals() -> set[str]:
     speeds = [update[env]["speed_ratio"]["trl_valid"] for env in NAMES]
     memory = [update[env]["memory_ratio"]["trl_valid"] for env in NAMES]
     assert max(memory) <= 0.5  # "at most half"
-    return found | {f"{edge:.1f}" for edge in (min(speeds), max(speeds))}
+    found |= {f"{edge:.1f}" for edge in (min(speeds), max(speeds))}
+    for taught in load("results/teach/teach-alfworld.json"):
+        ends = (taught["outcomes"][0], taught["outcomes"][-1])
+        found |= {f"{outcome['auc']:.2f}" for outcome in ends}
+    return found
 
 
 def recorded_percentages() -> set[str]:

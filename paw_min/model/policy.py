@@ -4,15 +4,17 @@ One forward pass over (h_t, a_t, o_{t+1}) gives the log-probabilities of the res
 and of the next observation's tokens (world model). Attention is causal: no response token attends
 to the observation after it, so appending one changes no response log-probability.
 
-The paper specifies no separator between a and o, nor the temperature at which o is scored. Here: o
-follows the last response token directly (its end-of-turn token, if that was sampled), and only
-response logits are divided by the sampling temperature, since observations are not sampled.
+The paper specifies no separator between a and o, nor the temperature at which o is scored. Here, o
+follows what the chat template puts between a response and the next user message (Policy.separator),
+since a chat model has seen the environment's text only there. Only response logits are divided by
+the sampling temperature, since observations are not sampled.
 
 Legend: B rows, S scored tokens of the longest row, M scored tokens in all, D hidden size.
 """
 
 from contextlib import contextmanager
 from datetime import date
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -133,6 +135,21 @@ class Policy(torch.nn.Module):
         )  # fmt: skip
         return self.encode(text)
 
+    @cached_property
+    def turn_ids(self) -> list[int]:
+        return self.encode(turn_text(self.tokenizer))
+
+    def separator(self, response_ids: list[int]) -> list[int]:
+        """The tokens between this response and the next user message.
+
+        In Qwen's format: <|im_end|>, a newline, <|im_start|>, user, a newline. The end token is
+        left out if the response has it. A response that reached the token limit has not.
+        """
+        between = self.turn_ids
+        if response_ids[-1] in self.eos_ids and between[:1] and between[0] in self.eos_ids:
+            return between[1:]
+        return between
+
     def encode(self, text: str) -> list[int]:  # without special tokens
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
@@ -179,6 +196,27 @@ def load_tokenizer(folder: str, positions: int = 0):
         flags = "--max-prompt-tokens and --max-response-tokens"
         raise UserError(f"{folder} has {limit} positions: lower {flags}, together {positions}.")
     return tokenizer
+
+
+def turn_text(tokenizer) -> str:
+    """What the chat template writes between an assistant's message and the next user's.
+
+    UserError for a template that refuses such a conversation, or that changes its messages.
+    """
+    words = ("first", "second", "third")
+    roles = ("user", "assistant", "user")
+    messages = [{"role": role, "content": word} for role, word in zip(roles, words, strict=True)]
+    remedy = "use --wm-separator none"
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+    except Exception as error:  # whatever the template raises
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"the chat template refuses a second turn ({reason}): {remedy}") from error
+    start = text.rfind(words[1])
+    end = text.rfind(words[2])
+    if not 0 <= start < end:
+        raise UserError(f"the chat template leaves out messages of a second turn: {remedy}")
+    return text[start + len(words[1]) : end]
 
 
 def look_on_hub(name: str) -> None:

@@ -2,8 +2,9 @@
 
 Source: E5 as Search-R1 uses it (the paper's setting is intfloat/e5-base-v2 over wiki-18): the mean
 of the last hidden states over the tokens, scaled to length 1, at most 256 tokens, and a prefix that
-tells queries from passages ("query: ", "passage: "; use "" for encoders without prefixes). Encoders
-with another pooling (bge: the first token) are not supported.
+tells queries from passages ("query: ", "passage: "; use "" for encoders without prefixes). Causal
+language models (Qwen3-Embedding) give the state of the last token, which alone has read the whole
+text. Encoders with another pooling (bge: the first token) are not supported.
 
 Search is exact: numpy up to 100,000 passages, a flat FAISS index above. The vectors are cached
 beside the corpus in a .npy file whose name contains fingerprints of the corpus and the encoder; if
@@ -33,7 +34,7 @@ BLOCK = 64  # queries per matrix product: 26 MB of scores for 100,000 passages
 
 
 class Encoder:
-    """A sentence encoder of transformers with mean pooling.
+    """A sentence encoder of transformers: mean pooling, or the last token of a causal model.
 
     name: folder or hub name. batch: texts per forward pass.
     """
@@ -58,6 +59,9 @@ class Encoder:
             ) from error
         if self.model.device.type == "cuda":
             self.model.half()  # as in the published server
+        architectures = self.model.config.architectures or []
+        self.is_causal = any(name.endswith("ForCausalLM") for name in architectures)
+        self.tokenizer.padding_side = "right"  # so that the last token is the mask's last 1
         self.query_prefix = query_prefix
         self.passage_prefix = passage_prefix
         self.max_tokens = max_tokens
@@ -98,8 +102,11 @@ class Encoder:
             ).to(self.model.device)
             states = self.model(**inputs).last_hidden_state.float()  # (B, T, D)
             mask = inputs["attention_mask"][..., None].float()  # (B, T, 1), 1 = not padding
-            mean = (states * mask).sum(1) / mask.sum(1)  # (B, D)
-            vectors[rows] = torch.nn.functional.normalize(mean, dim=-1).cpu().numpy()
+            pooled = (states * mask).sum(1) / mask.sum(1)  # (B, D)
+            if self.is_causal:
+                last = inputs["attention_mask"].sum(1) - 1  # (B,)
+                pooled = states[torch.arange(len(rows), device=last.device), last]  # (B, D)
+            vectors[rows] = torch.nn.functional.normalize(pooled, dim=-1).cpu().numpy()
         return vectors
 
     def fingerprint(self) -> str:

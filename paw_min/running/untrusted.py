@@ -21,13 +21,18 @@ open_ended = with_config(ConfigDict(strict=True, allow_inf_nan=False, extra="all
 def read_json(path: Path, kind: type):
     """The content of a file, of the type `kind`; UserError that names the first wrong value."""
     with reading(path):
-        try:
-            return TypeAdapter(kind).validate_json(path.read_bytes(), strict=True)
-        except ValidationError as error:
-            # Without the value: it may be the whole file.
-            first = error.errors(include_input=False, include_url=False)[0]
-            place = ".".join(map(str, first["loc"])) or "the whole"
-            raise ValueError(f"{place}: {first['msg']}") from error
+        return parse_as(path.read_bytes(), kind)
+
+
+def parse_as(content: bytes, kind: type):
+    """The value in a JSON text, of the type `kind`; ValueError that names the first wrong part."""
+    try:
+        return TypeAdapter(kind).validate_json(content, strict=True)
+    except ValidationError as error:
+        # Without the value: it may be the whole text.
+        first = error.errors(include_input=False, include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the whole"
+        raise ValueError(f"{place}: {first['msg']}") from error
 
 
 def read_config(path: Path) -> Config:

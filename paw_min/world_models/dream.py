@@ -1,0 +1,298 @@
+"""A language model in place of the environment (Word2World, arXiv 2512.18832, sections 3 and 4).
+
+    WorldModel    chats -> the environment's answers, by greedy decoding
+    DreamPool     a pool (envs/interface.py) whose answers are predicted: an agent plays in it
+    VerifiedPool  a real pool in which a purchase is simulated first (section 7.1)
+
+Everything else takes the world model as a function `predict`, so that tests can use broken ones.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from datetime import date
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from paw_min.envs.interface import Answer, Pool, Step
+from paw_min.model.batches import TokenRow
+from paw_min.model.policy import Policy
+from paw_min.model.sampler import HFSampler, Request
+from paw_min.world_models.trajectories import (
+    Message,
+    Recorder,
+    Trajectory,
+    initial_context,
+    is_solved,
+    said,
+    to_step,
+    to_text,
+)
+
+# Chats that end with the agent's command -> the environment's answers. None: too long to read.
+Predict = Callable[[list[list[Message]]], list[str | None]]
+
+BUY = "click[buy now]"  # WebShop's irreversible step
+BETWEEN = "\x1f"  # stands for an answer in a rendered chat
+SPECIAL = ["<pad>", "<unk>", "<end>", "<user>", "<agent>"]
+CHAT = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}<user>{{ m['content'] }}<agent>"
+    "{% else %}{{ m['content'] }}{% endif %}{% endfor %}"
+)
+
+
+class WorldModel:
+    """A policy's language model, asked for observations.
+
+    context: most tokens of a chat with its answer (12,288 in the released configuration).
+    answer_tokens: most tokens of an answer.
+    """
+
+    def __init__(self, policy: Policy, context: int, answer_tokens: int = 512):
+        self.policy = policy
+        self.context = context
+        self.answer_tokens = answer_tokens
+        self.end = policy.eos_ids[0]
+        self._turns: dict[str, list[int]] = {}  # command -> tokens; commands recur
+
+    def predict(self, chats: list[list[Message]]) -> list[str | None]:
+        """The greedy answer to each chat."""
+        answers: list[str | None] = [None] * len(chats)
+        requests = []
+        for number, chat in enumerate(chats):
+            ids, _ = self.tokens(chat)
+            if len(ids) < self.context:
+                requests.append(Request(number, ids, seed=0))
+        # Chats of similar length share a batch.
+        requests.sort(key=lambda request: len(request.prompt_ids))
+        sampler = HFSampler()
+        with sampler.sync(self.policy):
+            for finished in sampler.generate(deque(requests), 0.0, self.answer_tokens):
+                for response in finished:
+                    answers[response.slot] = self.policy.decode(response.ids).strip()
+        return answers
+
+    @torch.no_grad()
+    def answers(self, trajectory: Trajectory) -> list[str | None]:
+        """The greedy answer to each command after the real chat, cut after its first wrong token.
+
+        One forward pass over the trajectory, instead of a generation per answer: greedy decoding
+        writes the target iff each of its tokens is the most likely one after those before it.
+        """
+        found: list[str | None] = [None] * len(trajectory.answers)
+        ids, spans = self._within_context(trajectory)
+        if not spans:
+            return found
+        inputs = torch.tensor([ids], device=self.policy.device)  # (1, L)
+        bf16 = self.policy.precision == "bf16"
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16):
+            hidden = self.policy.model.get_decoder()(inputs, use_cache=False).last_hidden_state
+            # Position t - 1 predicts token t.
+            logits = self.policy.model.get_output_embeddings()(hidden[0, :-1])  # (L - 1, V)
+        likely = [None, *logits.argmax(-1).tolist()]  # L, the first token is given
+        for number, span in enumerate(spans):
+            wrong = [k for k in span if likely[k] != ids[k]]
+            last = wrong[0] if wrong else span[-1]
+            written = [likely[k] for k in range(span[0], last + 1) if likely[k] != self.end]
+            # Special tokens are kept: none belongs to an answer.
+            found[number] = self.policy.tokenizer.decode(written).strip()
+        return found
+
+    def row(self, trajectory: Trajectory) -> TokenRow | None:
+        """A chat as one training row; its targets are the answers, each with its end token.
+
+        None: not even one answer fits into the context.
+        """
+        ids, spans = self._within_context(trajectory)
+        if not spans:
+            return None
+        first = spans[0].start
+        targets = {k for span in spans for k in span}
+        given = [k - first for k in range(first, len(ids)) if k not in targets]
+        return TokenRow(ids[:first], [], ids[first:], given=given)
+
+    def _within_context(self, trajectory: Trajectory) -> tuple[list[int], list[range]]:
+        """`tokens` of a trajectory, up to its last whole answer within the context."""
+        ids, spans = self.tokens(trajectory.messages)
+        spans = [span for span in spans if span.stop <= self.context]
+        end = spans[-1].stop if spans else 0
+        return ids[:end], spans
+
+    def tokens(self, chat: list[Message]) -> tuple[list[int], list[range]]:
+        """The tokens of a chat, and the positions of each answer with its end token."""
+        ids = []
+        spans = []
+        for number, message in enumerate(chat):
+            if message["role"] == "assistant":
+                answer = [*self.policy.encode(message["content"]), self.end]
+                spans.append(range(len(ids), len(ids) + len(answer)))
+                ids += answer
+            elif number == 1:
+                ids += self.policy.encode(self._text(chat[:2]))
+            elif number > 1:
+                ids += self._turn(message)
+        return ids, spans
+
+    def _turn(self, command: Message) -> list[int]:
+        """What stands between two answers: the command in the model's chat format.
+
+        Not taken from the rendered chat: some templates change earlier turns, and a conversation
+        would not begin with what was said before.
+        """
+        text = command["content"]
+        if text not in self._turns:
+            chat = [said("system", ""), said("user", ""), said("assistant", BETWEEN), command]
+            after = self._text(chat).split(BETWEEN)[1]
+            # The end token of the answer is a target of its own.
+            after = after.removeprefix(self.policy.tokenizer.decode([self.end]))
+            self._turns[text] = self.policy.encode(after)
+        return self._turns[text]
+
+    def _text(self, chat: list[Message]) -> str:
+        return self.policy.tokenizer.apply_chat_template(
+            chat, tokenize=False, add_generation_prompt=True, enable_thinking=False,
+            strftime_now=date(2024, 7, 26).strftime,
+        )  # fmt: skip
+
+
+def word_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
+    """A word-level tokenizer that gives back the same text: a space belongs to the word after it.
+
+    That of the stand-ins (toy/standins.py) writes lower case, and no answer would match exactly.
+    """
+    splitter = pre_tokenizers.Split(Regex(r" ?\w+| ?[^\w\s]|\s"), "isolated")
+    words = set()
+    for text in texts:
+        words.update(word for word, _ in splitter.pre_tokenize_str(text))
+    vocab = {word: i for i, word in enumerate(SPECIAL + sorted(words - set(SPECIAL)))}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = splitter
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        eos_token="<end>",
+        chat_template=CHAT,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+class DreamPool:
+    """A pool whose steps are predicted; only resets, and grounded searches, are real.
+
+    real: a pool with one slot or more, whose slot 0 is used. ground: the page of the first search
+    of an episode comes from the real environment (section 5.2).
+    """
+
+    def __init__(self, env: str, predict: Predict, real: Pool, n_envs: int, ground: bool = False):
+        self.n_envs = n_envs
+        self._env = env
+        self._predict = predict
+        self._real = real
+        self._ground = ground
+        self._task: dict[int, str] = {}  # slot -> task
+        self._first: dict[int, Step] = {}  # slot -> the answer to its reset
+        self._chat: dict[int, list[Message]] = {}  # slot -> the episode so far
+        self._grounded: set[int] = set()  # slots that have had their real page
+        self._open: list[int] = []  # slots with a command to answer
+        self._ready: deque[Answer] = deque()
+
+    def reset(self, slot: int, task: str) -> None:
+        step = self._ask_real("reset", task)
+        self._task[slot] = task
+        self._first[slot] = step
+        self._grounded.discard(slot)
+        if not step.failed:
+            self._chat[slot] = [said("system", initial_context(self._env, task, step))]
+        self._ready.append(Answer(slot, step))
+
+    def step(self, slot: int, command: str) -> None:
+        self._chat[slot].append(said("user", command))
+        self._open.append(slot)
+
+    def recv(self, timeout: float | None = None) -> Answer | None:
+        """The next answer. All open commands are answered in one batch, when nothing else waits."""
+        if not self._ready and self._open and timeout is None:
+            self._answer_all()
+        if not self._ready:
+            return None
+        return self._ready.popleft()
+
+    def close(self) -> None:
+        self._real.close()
+
+    def _answer_all(self) -> None:
+        predicted = []
+        for slot in self._open:
+            command = self._chat[slot][-1]["content"]
+            is_search = command.startswith("search[")
+            if self._ground and is_search and slot not in self._grounded:
+                self._grounded.add(slot)
+                self._ask_real("reset", self._task[slot])
+                page = self._ask_real("step", command)
+                self._on_answer(slot, page)
+            else:
+                predicted.append(slot)
+        self._open = []
+        for slot, text in zip(predicted, self._predict([self._chat[s] for s in predicted])):
+            first = self._first[slot]
+            if text is None:
+                reason = "the chat is longer than the world model's context"
+                step = Step("", first.task, first.task_type, [], done=True, failed=reason)
+            else:
+                step = to_step(text, first)
+            self._on_answer(slot, step)
+
+    def _on_answer(self, slot: int, step: Step) -> None:
+        self._chat[slot].append(said("assistant", to_text(step)))
+        self._ready.append(Answer(slot, step))
+
+    def _ask_real(self, method: str, argument: str) -> Step:
+        getattr(self._real, method)(0, argument)
+        return self._real.recv().step
+
+
+class VerifiedPool(Recorder):
+    """A real pool that buys only what the world model expects to succeed (section 7.1).
+
+    budget: most checks per episode. Unstated in the paper, and chosen here: the world model sees
+    the real chat so far. A vetoed purchase costs a step, and the agent sees the same page again,
+    without a reason. A purchase after the budget is spent goes through.
+    """
+
+    def __init__(self, env: str, pool: Pool, predict: Predict, budget: int):
+        super().__init__(env, pool)
+        self.checks = 0
+        self.vetoes = 0
+        self._predict = predict
+        self._budget = budget
+        self._left: dict[int, int] = {}  # slot -> checks
+        self._page: dict[int, Step] = {}  # slot -> what the agent sees
+        self._vetoed: deque[Answer] = deque()
+
+    def reset(self, slot: int, task: str) -> None:
+        self._left[slot] = self._budget
+        super().reset(slot, task)
+
+    def step(self, slot: int, command: str) -> None:
+        if command == BUY and self._left[slot] > 0:
+            self._left[slot] -= 1
+            self.checks += 1
+            chat = [*self.current[slot].messages, said("user", command)]
+            answer = self._predict([chat])[0]
+            if answer is None or not is_solved(answer):
+                self.vetoes += 1
+                self._vetoed.append(Answer(slot, self._page[slot]))
+                return
+        super().step(slot, command)
+
+    def recv(self, timeout: float | None = None) -> Answer | None:
+        if self._vetoed:
+            return self._vetoed.popleft()
+        answer = super().recv(timeout)
+        if answer is not None:
+            self._page[answer.slot] = answer.step
+        return answer

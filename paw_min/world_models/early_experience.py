@@ -1,0 +1,119 @@
+"""Early experience (arXiv 2510.08558, section 4): predict other actions, then imitate.
+
+    1. states s_i of an expert's demonstrations; in each, K other admissible commands are executed,
+       and the next observations are labels: (s_i, a) -> s', cross entropy, one epoch
+    2. imitation of the expert's responses, from the same weights
+    3. RL, by the run scripts
+
+The expert is the rule-based teacher of the generated data, so this is no method for other data. A
+state is reached again by replaying the commands before it, and compared with the demonstration's:
+EEc warns of branches that drift into other games. Prompt and label are those of WM-SFT, so that the
+arms of rwml.py differ in their data and loss only; in the paper, the label is the observation
+alone.
+"""
+
+import copy
+from dataclasses import dataclass
+
+from paw_min.config import Config
+from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.interface import Context, Pool, Step
+from paw_min.model.batches import TokenRow
+from paw_min.model.policy import Policy
+from paw_min.running.console import progress_bar
+from paw_min.running.errors import UserError
+from paw_min.running.seeds import generator
+from paw_min.toy.standins import TEACHERS
+from paw_min.world_models.triplets import Triplet, recent
+
+BRANCHES = 8  # K, B.1: sampled without replacement, besides the expert's own command
+# The paper's settings for ALFWorld (B.1), where they differ from those of rwml.PAPER.
+PUBLISHED = dict(batch=16, sft_lr=1e-5, sft_epochs=2)
+
+
+@dataclass
+class Demonstrated:
+    """One step of the expert."""
+
+    task: str  # what the environment is reset with
+    context: Context
+    prompt: str
+    response: str
+
+
+def demonstrated(cfg: Config, tasks: list[str]) -> list[Demonstrated]:
+    """One episode of the teacher per task."""
+    contexts = []
+
+    def render(context: Context) -> str:
+        contexts.append(copy.deepcopy(context))  # the teacher changes its own
+        return BENCHMARKS[cfg.env].prompts[cfg.prompt](context, cfg.history_length)
+
+    rows = TEACHERS[cfg.env].demonstrations(tasks, cfg.seed, 0.0, 1, render)
+    steps = []
+    episode = -1
+    for context, row in zip(contexts, rows, strict=True):
+        episode += not context.history  # a context without history begins the next task
+        steps.append(Demonstrated(tasks[episode], context, row.prompt, row.response))
+    return steps
+
+
+def branches(cfg: Config, pool: Pool, steps: list[Demonstrated]) -> list[Triplet]:
+    """In each state, what the expert's command and K others lead to."""
+    found = []
+    parse = BENCHMARKS[cfg.env].parse
+    bar = progress_bar(len(steps), "branches", "state")
+    for number, step in enumerate(steps):
+        context = step.context
+        own = parse(step.response).text
+        # WebShop lists search[<your query>], which is no command.
+        others = [c for c in context.admissible if c != own and "<" not in c]
+        rng = generator("branches", cfg.seed, number)
+        commands = [own, *rng.sample(others, min(BRANCHES, len(others)))]
+        for command in commands:
+            state = replay(pool, step)
+            if state.observation != context.observation:
+                raise UserError(
+                    f"{step.task} does not repeat the teacher's episode, which plays the generated "
+                    "data only: omit --data."
+                )
+            following = ask(pool, step.task, command).observation.strip()
+            if following:
+                history = recent(cfg, context.history)
+                triplet = Triplet(
+                    context.task, history, context.observation, command, following
+                )  # fmt: skip
+                found.append(triplet)
+        bar.update()
+    bar.close()
+    return found
+
+
+def replay(pool: Pool, step: Demonstrated) -> Step:
+    """Bring slot 0 into the state of a demonstrated step -> the last answer."""
+    pool.reset(0, step.task)
+    state = answer(pool, step.task)
+    for turn in step.context.history:
+        state = ask(pool, step.task, turn.command)
+    return state
+
+
+def ask(pool: Pool, task: str, command: str) -> Step:
+    pool.step(0, command)
+    return answer(pool, task)
+
+
+def answer(pool: Pool, task: str) -> Step:
+    step = pool.recv().step
+    if step.failed:
+        raise UserError(f"{task} failed: {step.failed}")
+    return step
+
+
+def imitation_rows(policy: Policy, steps: list[Demonstrated]) -> list[TokenRow]:
+    """Stage 2: the expert's responses to the agent's own prompts."""
+    rows = []
+    for step in steps:
+        response_ids = [*policy.encode(step.response), policy.eos_ids[0]]
+        rows.append(TokenRow(policy.encode_chat(step.prompt), response_ids, []))
+    return rows

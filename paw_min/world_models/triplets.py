@@ -1,0 +1,247 @@
+"""Triplets (history, action, next observation): from rollouts to prompts, labels and files.
+
+What RWML (arXiv 2602.05842), WM-SFT and early experience share. The triplets come from the model's
+own rollouts, successes and failures alike; task rewards are not used. A prompt asks for the next
+observation; the answer has tags, <think>...</think><next_state>...</next_state>.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from paw_min.config import Config
+from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.interface import Turn
+from paw_min.model.batches import TokenRow
+from paw_min.model.policy import Policy, load_policy, load_tokenizer
+from paw_min.model.sampler import HFSampler
+from paw_min.model.vllm_sampler import VLLMSampler
+from paw_min.rollout import Episode, rollout
+from paw_min.running import distributed
+from paw_min.running.errors import UserError
+from paw_min.running.evaluate import evaluate
+from paw_min.running.metrics import mean
+from paw_min.running.runs import writing
+from paw_min.running.session import (
+    PANEL_SLOTS,
+    find_tasks,
+    forward_precision,
+    make_sampler,
+    start_model,
+)
+from paw_min.running.tasks import draw_groups
+from paw_min.running.untrusted import exact, parse_as
+
+TAG_TOKENS = 16  # of an answer, for its tags and end token
+# Why a step is no triplet: a malformed response; "Nothing happens." (ALFWorld, others do not say
+# so); nothing to predict, as after a purchase; equal to an earlier triplet.
+DROPPED = ("malformed", "no_effect", "no_observation", "duplicates")
+
+
+@exact
+@dataclass
+class Triplet:
+    """One environment step: what is known, the action, and what the environment answered."""
+
+    instruction: str
+    history: list[Turn]  # the last history_length steps before this one, oldest first
+    observation: str  # o_t
+    action: str  # the executed command
+    following: str  # o_{t+1}
+
+
+NEW_STEP = """\
+You are an agent in a text environment. Your task is to: {instruction}
+Your earlier observations and actions: {history}
+
+current_state: {observation}
+action: {action}
+
+Suppose that you take this action in the current state. Predict the observation that follows \
+immediately, in the style of the earlier ones. {how}"""
+REASON = """\
+First reason briefly, within <think> </think> tags, about what is known of the environment and \
+what the action changes. Then write the predicted observation within <next_state> </next_state> \
+tags."""
+DIRECT = """\
+Do not reason: leave the <think> </think> tags empty, and write the predicted observation within \
+<next_state> </next_state> tags."""
+
+
+def prompt_text(cfg: Config, triplet: Triplet, reason: bool = True) -> str:
+    """The question to the world model (Tables A4 and A5, in our words). reason: not with WM-SFT."""
+    if cfg.prompt == "compact":
+        # The same facts. The tag at the end tells this prompt from one that asks for an action.
+        turns = [f"{turn.observation.strip()}\n> {turn.command}" for turn in triplet.history]
+        lines = [f"task {triplet.instruction}", *turns, triplet.observation.strip()]
+        return "\n".join([*lines, f"> {triplet.action}", "<next_state>"])
+    history = "\n".join(f"[Observation: '{o}', Action: '{a}']" for o, a in triplet.history)
+    return NEW_STEP.format(
+        instruction=triplet.instruction,
+        history=history or "none",
+        observation=triplet.observation.strip(),
+        action=triplet.action,
+        how=REASON if reason else DIRECT,
+    )
+
+
+def sft_row(cfg: Config, policy: Policy, triplet: Triplet) -> TokenRow:
+    """WM-SFT (B.1, Table A5): an empty thought and the true next observation as the label."""
+    label = f"<think></think><next_state>{triplet.following}</next_state>"
+    prompt_ids = policy.encode_chat(prompt_text(cfg, triplet, reason=False))
+    return TokenRow(prompt_ids, [*policy.encode(label), policy.eos_ids[0]], [])
+
+
+def recent(cfg: Config, turns: list[Turn]) -> list[Turn]:
+    """The last turns that a prompt shows."""
+    return turns[-cfg.history_length :] if cfg.history_length else []
+
+
+class Found(NamedTuple):
+    triplets: list[Triplet]
+    counts: dict[str, int]  # of steps, and of those that were dropped, by reason
+
+
+def triplets_of(cfg: Config, episodes: list[Episode]) -> Found:
+    """The triplets of these episodes, without invalid actions and exact duplicates."""
+    parse = BENCHMARKS[cfg.env].parse
+    counts = dict.fromkeys(DROPPED, 0) | {"steps": 0}
+    found = {}  # as JSON -> triplet: exact duplicates are dropped
+    for episode in episodes:
+        turns = []
+        for observation, response, following in episode.log:
+            command = parse(response)
+            history = recent(cfg, turns)
+            triplet = Triplet(
+                episode.instruction, history, observation, command.text, following.strip()
+            )
+            turns.append(Turn(observation, command.text))
+            key = json.dumps(asdict(triplet))
+            counts["steps"] += 1
+            if not command.valid:
+                counts["malformed"] += 1
+            elif following.strip().startswith("Nothing happens"):
+                counts["no_effect"] += 1
+            elif not following.strip():
+                counts["no_observation"] += 1
+            elif key in found:
+                counts["duplicates"] += 1
+            else:
+                found[key] = triplet
+    return Found(list(found.values()), counts)
+
+
+def fitting(
+    cfg: Config, policy: Policy, triplets: list[Triplet], answer_tokens: int
+) -> list[Triplet]:
+    """Those whose prompt is within the limit, and whose truth is short enough to be answered."""
+    found = []
+    for triplet in triplets:
+        n_prompt = len(policy.encode_chat(prompt_text(cfg, triplet)))
+        n_truth = len(policy.encode(triplet.following)) + TAG_TOKENS
+        if n_prompt <= cfg.max_prompt_tokens and n_truth <= answer_tokens:
+            found.append(triplet)
+    return found
+
+
+def play(cfg: Config, episodes: list[Episode]) -> dict[str, float]:
+    """Success on the panel, and the share of invalid actions: malformed, or without effect."""
+    counts = triplets_of(cfg, episodes).counts
+    invalid = counts["malformed"] + counts["no_effect"]
+    return {
+        "eval_success": mean([episode.won for episode in episodes if not episode.failed]),
+        "eval_invalid": invalid / max(1, counts["steps"]),
+    }
+
+
+@dataclass
+class Collected:
+    """The rollouts of one model as triplets."""
+
+    triplets: list[Triplet]  # of training tasks
+    held_out: list[Triplet]  # of the evaluation panel
+    counts: dict[str, int]  # steps of the training tasks, and those dropped, by reason
+    panel: dict[str, float]  # the model's play
+    acts: list[TokenRow]  # its own well-formed responses, for rehearsal
+
+
+def collect(
+    cfg: Config, *, tasks: int, episodes: int, max_turns: int, answer_tokens: int
+) -> Collected:
+    """The model's own rollouts at temperature 1 (3.1, B.1), and those of the panel."""
+    found_tasks = find_tasks(replace(cfg, groups=tasks))
+    drawn = draw_groups(found_tasks.train, tasks, cfg.seed, 0)
+    played = [task for task in drawn for _ in range(episodes)]
+    groups = [g for g in range(len(drawn)) for _ in range(episodes)]
+    slots = min(max(len(played), len(found_tasks.held_out)), PANEL_SLOTS)
+    with (
+        loaded(cfg, start_model(cfg), answer_tokens) as (policy, sampler),
+        closing(found_tasks.make_pool(slots)) as pool,
+    ):
+        with sampler.sync(policy):
+            rolled = rollout(
+                replace(cfg, max_turns=max_turns), policy, sampler, pool, played, groups,
+                temperature=1.0, seed_key=(cfg.seed, 0), label="collect",
+            ).episodes  # fmt: skip
+        panel = evaluate(cfg, policy, sampler, pool, found_tasks.held_out).episodes
+        found = triplets_of(cfg, [episode for episode in rolled if not episode.failed])
+        triplets = fitting(cfg, policy, found.triplets, answer_tokens)
+        held_out = fitting(cfg, policy, triplets_of(cfg, panel).triplets, answer_tokens)
+    counts = dict(found.counts)
+    counts["too_long"] = len(found.triplets) - len(triplets)
+    steps = [step for episode in rolled for step in episode.transitions]
+    acts = [TokenRow(t.prompt_ids, t.response_ids, []) for t in steps if t.valid]
+    return Collected(triplets, held_out, counts, play(cfg, panel), acts)
+
+
+@contextmanager
+def loaded(
+    cfg: Config, model: str, answer_tokens: int
+) -> Iterator[tuple[Policy, HFSampler | VLLMSampler]]:
+    """A policy and a sampler for one stage."""
+    device = distributed.join(cfg.device)
+    precision = forward_precision(cfg, device)
+    # The sampler has to be able to write answers as well as actions.
+    longest = max(answer_tokens, cfg.max_response_tokens)
+    load_tokenizer(model, cfg.max_prompt_tokens + longest)
+    # vLLM measures the free memory, so it comes before the policy.
+    longer = replace(cfg, max_response_tokens=longest)
+    with closing(make_sampler(longer, model, precision)) as sampler:
+        yield load_policy(model, cfg.temperature, device, precision), sampler
+
+
+# ---- files ----
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file atomically, on rank 0; the others wait for it."""
+    if distributed.rank() == 0:
+        with writing(path):
+            partial = path.with_name(f"{path.name}.partial")
+            partial.write_text(text)
+            os.replace(partial, path)
+    distributed.all_gather([])
+
+
+def write_triplets(path: Path, triplets: list[Triplet]) -> None:
+    write(path, "".join(json.dumps(asdict(triplet)) + "\n" for triplet in triplets))
+
+
+def read_triplets(path: Path) -> list[Triplet]:
+    """One JSON object per line; UserError that names the first wrong line."""
+    remedy = f"restore it, or delete {path.parent} to collect again."
+    if not path.is_file():
+        raise UserError(f"{path} is missing: {remedy}")
+    found = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            found.append(parse_as(line, Triplet))
+        except ValueError as error:
+            raise UserError(f"{path}, line {number}: {error}; {remedy}") from error
+    if not found:
+        raise UserError(f"{path} is empty: {remedy}")
+    return found

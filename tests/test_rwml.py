@@ -1,0 +1,444 @@
+"""RWML: answers, reward, filter and thresholds by hand; broken world models; whole small runs.
+
+    python -m pytest tests/test_rwml.py
+
+The sentence encoder is the real all-MiniLM-L6-v2, the games are real small ALFWorld games.
+"""
+
+import json
+import math
+import random
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import run_alfworld
+from paw_min.config import Config, parse_args
+from paw_min.envs.alfworld import AlfworldEnv, list_games
+from paw_min.envs.interface import Turn
+from paw_min.envs.pool import EnvPool
+from paw_min.model.policy import load_policy
+from paw_min.model.sampler import Response
+from paw_min.rollout import Episode
+from paw_min.running.errors import UserError
+from paw_min.running.runs import newest_checkpoint, read_metrics
+from paw_min.toy import default_model
+from paw_min.update import learn, prepare
+from paw_min.world_models import early_experience, job, rwml, triplets
+from tests.helpers import BASE, make_policy
+from tests.retrieval import make_encoder
+
+
+@pytest.fixture(scope="session")
+def minilm():
+    return job.load_encoder("minilm", "cpu")
+
+
+# ---- formulas ----
+
+@pytest.mark.parametrize("response, expected", [
+    ("<think>x</think><next_state>You see a mug 1.</next_state>", "You see a mug 1."),
+    ("<next_state> a \n</next_state> and more", "a"),
+    # The last opening tag counts, the first closing tag after it.
+    ("<next_state>a</next_state><next_state>b</next_state>", "b"),
+    ("<think>in <next_state> I write</think><next_state>b</next_state>", "b"),
+    ("<next_state>a</next_state></next_state>", "a"),
+    ("<next_state>a</next_state><next_state>b", None),  # cut by the limit
+    ("<next_state>a", None),
+    ("a</next_state>", None),
+    ("</next_state>a<next_state>", None),
+    ("<next_state> </next_state>", None),
+    ("<think>x</think><action>look</action>", None),
+    ("", None),
+])  # fmt: skip
+def test_predicted_state(response, expected):
+    assert rwml.predicted_state(response) == expected
+
+
+def test_reward_is_strict_and_malformed_answers_get_none():
+    assert [rwml.reward(d, 0.2) for d in (0.0, 0.1999, 0.2, 0.3)] == [1.0, 1.0, 0.0, 0.0]
+    assert rwml.reward(math.inf, 1e9) == 0.0
+
+
+def test_too_easy_keeps_what_was_never_hit_and_a_tenth_of_the_rest():
+    hits = [0, 10, 0, 1, 3]
+    never = SimpleNamespace(random=lambda: 0.1)  # not below KEEP
+    always = SimpleNamespace(random=lambda: 0.0999)
+    assert rwml.too_easy(hits, never) == [0, 2]
+    assert rwml.too_easy(hits, always) == [0, 1, 2, 3, 4]
+    # The paper's counts: 27.5 % of 21,011 easy leave 15,813 (B.1).
+    easy = round(0.275 * 21_011)
+    kept = rwml.too_easy([1] * easy + [0] * (21_011 - easy), random.Random(0))
+    assert abs(len(kept) - 15_813) < 100
+    assert kept == sorted(set(kept)) and set(range(easy, 21_011)) <= set(kept)
+    assert kept == rwml.too_easy([1] * easy + [0] * (21_011 - easy), random.Random(0))
+
+
+def test_the_filters_threshold_makes_30_percent_easy():
+    nearest = [d / 1000 for d in range(20, 520, 5)]  # 100 triplets
+    random.Random(0).shuffle(nearest)
+    threshold = rwml.calibrated_threshold(nearest, 0.3)
+    assert sum(rwml.reward(d, threshold) for d in nearest) == 30
+    # Exact predictions are easy at any threshold: it stays positive, and more are easy.
+    exact = [0.0] * 60 + [0.3] * 40
+    threshold = rwml.calibrated_threshold(exact, 0.3)
+    assert threshold == 0.01 and sum(rwml.reward(d, threshold) for d in exact) == 60
+    # Above 0.5, generic answers would pass.
+    assert rwml.calibrated_threshold([0.9] * 10, 0.3) == 0.5
+    assert rwml.calibrated_threshold([math.inf] * 10, 0.3) == 0.5
+    assert rwml.calibrated_threshold([0.1], 1.0) == 0.1
+
+
+def test_training_threshold_has_the_papers_values():
+    assert rwml.training_threshold(0.1) == 0.2  # ALFWorld
+    assert rwml.training_threshold(0.15) == 0.4  # tau2: 0.30 is halfway and rounds up
+    assert rwml.training_threshold(0.01) == 0.2
+    assert rwml.training_threshold(0.5) == 0.6
+
+
+def test_settings_are_the_papers():
+    assert job.PAPER == job.Settings(
+        tasks=2048, episodes=3, max_turns=30, validation=0.1, tries=10, easy_share=0.3, batch=32,
+        epochs=2, sft_lr=2e-6, sft_epochs=2, warm_epochs=0, answer_tokens=512,
+    )  # fmt: skip
+    assert rwml.KEEP == 0.1 and rwml.MARGIN == 0.15 and rwml.STEP == 0.2
+    cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", ["--preset", "paper"])
+    assert (cfg.lr, cfg.group_size, cfg.kl_coef, cfg.temperature) == (1e-6, 8, 0.01, 1.0)
+    assert early_experience.BRANCHES == 8
+    assert early_experience.PUBLISHED == dict(batch=16, sft_lr=1e-5, sft_epochs=2)
+
+
+def test_distance_is_one_minus_the_cosine(minilm):
+    texts = ["You open the fridge 1.", "You close the fridge 1.", "Buy now"]
+    a, b, c = minilm.passages(texts, 3)
+    found = rwml.distances(minilm, [texts[0], texts[1], None, texts[2]], [texts[0]] * 4)
+    assert found[0] == pytest.approx(0, abs=1e-6) and found[2] == math.inf
+    assert found[1] == pytest.approx(1 - a @ b, abs=1e-6)
+    assert found[3] == pytest.approx(1 - a @ c, abs=1e-6) and found[3] > found[1] > 0.01
+
+
+def test_quality_by_hand():
+    measured = rwml.quality(["a", None, "c"], ["a", "b", "x"], [0.0, math.inf, 0.3], 0.3)
+    assert measured == pytest.approx(
+        {"reward": 1 / 3, "exact": 1 / 3, "cosine": (1 + 0 + 0.7) / 3, "well_formed": 2 / 3}
+    )
+
+
+def test_broken_world_models_get_what_they_deserve(minilm, games_root):
+    env = AlfworldEnv()
+    before = []
+    after = []
+    for game in list_games(games_root, "train")[:4]:
+        step = env.reset(game)
+        rng = random.Random(0)
+        for _ in range(8):
+            following = env.step(rng.choice(step.admissible))
+            before.append(step.observation.strip())
+            after.append(following.observation.strip())
+            step = following
+            if step.done:
+                break
+    right = [b != a for b, a in zip(before, after)]
+    before = [b for b, keep in zip(before, right) if keep]
+    after = [a for a, keep in zip(after, right) if keep]
+
+    def of(predicted):
+        d = rwml.distances(minilm, predicted, after)
+        return rwml.quality(predicted, after, d, 0.2)
+
+    perfect = of(after)
+    copies = of(before)
+    constant = of(["Nothing happens."] * len(after))
+    silent = of([None] * len(after))
+    assert perfect["reward"] == perfect["exact"] == 1 and perfect["cosine"] == pytest.approx(1)
+    assert copies["exact"] == constant["exact"] == 0
+    assert constant["reward"] == 0 and constant["cosine"] < 0.5
+    assert copies["reward"] < 0.5 and constant["cosine"] < copies["cosine"] < 0.9
+    assert set(silent.values()) == {0.0}
+
+
+# ---- triplets ----
+
+GOOD = "<think>x</think><action>{}</action>"
+
+
+def test_triplets_of_an_episode():
+    log = [
+        ("room", GOOD.format("go to desk 1"), "\ndesk\n"),
+        ("desk", "<action>go to bed 1</action>", "bed"),  # malformed: no thought
+        ("bed", GOOD.format("fly"), "Nothing happens."),
+        ("Nothing happens.", GOOD.format("look"), ""),  # nothing to predict
+    ]
+    episode = Episode("game", 0, 0, log=log, instruction="put a mug")
+    again = Episode("game", 0, 1, log=log[:1], instruction="put a mug")
+    other = Episode("game 2", 1, 2, log=log[:1], instruction="put a cup")
+    cfg = Config(history_length=2)
+    found = triplets.triplets_of(cfg, [episode, again, other])
+    assert found.counts == {
+        "steps": 6, "malformed": 1, "no_effect": 1, "no_observation": 1, "duplicates": 1,
+    }  # fmt: skip
+    first = triplets.Triplet("put a mug", [], "room", "go to desk 1", "desk")
+    assert found.triplets == [first, replace(first, instruction="put a cup")]
+    assert triplets.play(cfg, [episode]) == {"eval_success": 0.0, "eval_invalid": 2 / 4}
+
+    log = [(f"o{t}", GOOD.format(f"a{t}"), f"o{t + 1}") for t in range(4)]
+    episode = Episode("game", 0, 0, log=log)
+    last = triplets.triplets_of(cfg, [episode]).triplets[-1]
+    assert last.history == [Turn("o1", "a1"), Turn("o2", "a2")] and last.observation == "o3"
+    last = triplets.triplets_of(replace(cfg, history_length=0), [episode]).triplets[-1]
+    assert last.history == []
+
+
+TRIPLET = triplets.Triplet(
+    "put a mug in desk", [Turn("room", "go to desk 1")], "desk", "go to shelf 1", "a shelf 1"
+)
+
+
+def test_prompts_have_the_facts_and_wm_sft_skips_the_thought():
+    paper = Config(prompt="paper")
+    thinking = triplets.prompt_text(paper, TRIPLET)
+    for part in ("put a mug in desk", "'go to desk 1'", "current_state: desk", "<next_state>"):
+        assert part in thinking
+    assert "action: go to shelf 1" in thinking and "a shelf 1" not in thinking
+    direct = triplets.prompt_text(paper, TRIPLET, reason=False)
+    assert "reason briefly" in thinking and "Do not reason" in direct
+    compact = triplets.prompt_text(Config(prompt="compact"), TRIPLET)
+    assert compact.splitlines() == [
+        "task put a mug in desk", "room", "> go to desk 1", "desk", "> go to shelf 1",
+        "<next_state>",
+    ]  # fmt: skip
+
+
+def test_labels_are_answers_and_the_tags_are_added_once():
+    policy = make_policy()
+    rwml.add_tags(policy, seed=0)
+    size = len(policy.tokenizer)
+    assert policy.model.get_input_embeddings().num_embeddings == size
+    row = triplets.sft_row(Config(prompt="compact"), policy, TRIPLET)
+    text = policy.decode(row.response_ids)
+    assert rwml.predicted_state(text) == rwml.as_written(policy, "a shelf 1") == "a shelf 1"
+    assert text.startswith("<think> </think>") and row.response_ids[-1] in policy.eos_ids
+    weights = policy.model.get_input_embeddings().weight.clone()
+    rwml.add_tags(policy, seed=0)
+    assert len(policy.tokenizer) == size
+    other = make_policy()
+    rwml.add_tags(other, seed=0)
+    assert torch.equal(other.model.get_input_embeddings().weight, weights)
+
+
+def test_what_cannot_be_answered_does_not_fit():
+    policy = make_policy()
+    cfg = Config(prompt="compact", max_prompt_tokens=60)
+    n_truth = len(policy.encode("a shelf 1"))
+    limit = triplets.TAG_TOKENS + n_truth
+    assert triplets.fitting(cfg, policy, [TRIPLET], limit) == [TRIPLET]
+    assert triplets.fitting(cfg, policy, [TRIPLET], limit - 1) == []
+    assert triplets.fitting(replace(cfg, max_prompt_tokens=3), policy, [TRIPLET], limit) == []
+
+
+# ---- GRPO on answers ----
+
+def test_answers_become_groups_and_rewarded_ones_more_likely():
+    prompts = [[3, 4, 5], [6, 7]]
+    answers = [
+        [Response(0, [8, 2], [-1.0, -1.0]), Response(1, [9, 2], [-1.0, -1.0])],
+        [Response(2, [10, 11, 2], [-1.0] * 3), Response(3, [12, 2], [-1.0] * 2)],
+    ]
+    rows = rwml.answer_rows(prompts, answers, [1.0, 0.0, 1.0, 1.0])
+    assert rows.group == [0, 0, 1, 1] and rows.sampler_logp.shape == (4, 3)
+    assert [row.prompt_ids for row in rows.tokens] == [prompts[0]] * 2 + [prompts[1]] * 2
+    cfg = Config(**BASE | dict(paw=False, invalid_penalty=0.0))
+    policy = make_policy()
+    ready = prepare(cfg, policy, None, rows)
+    # (r - mean) / std over the group (2.2), with the unbiased std.
+    expected = [0.5 / 0.5**0.5, -0.5 / 0.5**0.5, 0.0, 0.0]
+    assert ready.advantage.tolist() == pytest.approx(expected, abs=1e-4)
+
+    def logp(row):
+        ids = torch.tensor([row.prompt_ids + row.response_ids])
+        scores = policy.model(ids).logits[0].log_softmax(-1)
+        at = range(len(row.prompt_ids), ids.shape[1])
+        return sum(scores[k - 1, ids[0, k]].item() for k in at)
+
+    before = [logp(row) for row in rows.tokens]
+    learn(cfg, policy, torch.optim.SGD(policy.parameters(), lr=1e-2), ready, (0, 1))
+    after = [logp(row) for row in rows.tokens]
+    assert after[0] - after[1] > before[0] - before[1] + 1e-3
+
+
+def test_shuffled_targets_are_all_of_another():
+    those = [replace(TRIPLET, following=f"o{i}") for i in range(9)]
+    mixed = rwml.shuffled(those, seed=0)
+    assert sorted(t.following for t in mixed) == [t.following for t in those]
+    assert all(a.following != b.following for a, b in zip(those, mixed))
+    assert [replace(t, following="") for t in mixed] == [replace(t, following="") for t in those]
+
+
+# ---- errors ----
+
+@pytest.mark.parametrize("content, sentence", [
+    (None, "is missing"),
+    ("", "is empty"),
+    ("{}\n", "line 1: instruction: Field required"),
+    ('{"instruction": "a", ', "line 1: the whole: Invalid JSON"),
+    (json.dumps(asdict(TRIPLET)) + "\n" + json.dumps(asdict(TRIPLET) | {"action": 5}),
+     "line 2: action: Input should be a valid string"),
+    (json.dumps(asdict(TRIPLET) | {"more": 5}), "line 1: more"),
+])  # fmt: skip
+def test_damaged_triplets(tmp_path, content, sentence):
+    path = tmp_path / "triplets.jsonl"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UserError, match=sentence) as raised:
+        triplets.read_triplets(path)
+    assert "collect again" in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_triplets_return_from_their_file(tmp_path):
+    those = [TRIPLET, replace(TRIPLET, history=[], following="café\n\u2028x")]
+    triplets.write_triplets(tmp_path / "t.jsonl", those)
+    assert triplets.read_triplets(tmp_path / "t.jsonl") == those
+    assert len((tmp_path / "t.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("flags, sentence", [
+    (["alfworld", "--reward", "coin", "--method", "wm-sft"], "has no reward"),
+    (["alfworld", "--target", "shuffled", "--method", "early-experience"], "--target shuffled"),
+    (["search", "--method", "early-experience"], "search has none"),
+    (["alfworld", "--tasks", "0"], "--tasks 0 is out of range"),
+    (["alfworld", "--group-size", "1"], "nothing to compare"),
+    (["alfworld", "--encoder", "EMPTY"], "The encoder .* cannot be loaded"),
+    (["alfworld", "--encoder", "no/such-folder/x"], "The encoder .* cannot be loaded"),
+])  # fmt: skip
+def test_impossible_flags(tmp_path, flags, sentence):
+    (tmp_path / "empty").mkdir()
+    flags = [str(tmp_path / "empty") if word == "EMPTY" else word for word in flags]
+    with pytest.raises(UserError, match=sentence):
+        job.arguments("", [*flags, "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+def test_too_many_tasks_is_one_sentence(tmp_path, games_root):
+    flags = ["alfworld", "--out", str(tmp_path), "--data", str(games_root), "--tasks", "13"]
+    with pytest.raises(UserError, match="13 with 12 tasks"):
+        rwml.main(flags)
+
+
+def test_a_random_encoder_loads_from_its_folder(tmp_path):
+    encoder = job.load_encoder(make_encoder(tmp_path / "random"), "cpu")
+    same, other = rwml.distances(encoder, ["a b", "h g"], ["a b", "a b"])
+    assert same == pytest.approx(0, abs=1e-6) and other > 1e-4
+
+
+def test_a_causal_encoder_gives_the_state_of_the_last_token(tmp_path, model):
+    encoder = job.load_encoder(model, "cpu")
+    texts = ["go to shelf 1", "a b c d e f g"]
+    found = torch.tensor(encoder.passages(texts, 2))
+    for text, vector in zip(texts, found):
+        ids = torch.tensor([encoder.tokenizer(text)["input_ids"]])
+        state = encoder.model(ids).last_hidden_state[0, -1]
+        torch.testing.assert_close(vector, state / state.norm(), atol=1e-5, rtol=0)
+
+
+# ---- early experience ----
+
+def test_branches_are_what_the_environment_answers(games_root):
+    cfg = Config(prompt="compact", history_length=1)
+    games = list_games(games_root, "train")[:2]
+    steps = early_experience.demonstrated(cfg, games)[:6]
+    assert steps[0].context.history == [] and len(steps[3].context.history) == 3
+    pool = EnvPool(AlfworldEnv, 1, 0)
+    found = early_experience.branches(cfg, pool, steps)
+    env = AlfworldEnv()
+    number = 0
+    for step in steps:
+        of_state = []
+        while number < len(found) and found[number].observation == step.context.observation:
+            of_state.append(found[number])
+            number += 1
+        commands = [t.action for t in of_state]
+        # The expert's own command first, then K others that are admissible here, each once.
+        assert f"<action>{commands[0]}</action>" in step.response
+        assert len(commands) == len(set(commands)) <= 1 + early_experience.BRANCHES
+        assert set(commands[1:]) <= set(step.context.admissible)
+        for triplet in of_state:
+            env.reset(step.task)
+            for turn in step.context.history:
+                env.step(turn.command)
+            assert env.step(triplet.action).observation.strip() == triplet.following
+    assert number == len(found)
+    # A game that is not the demonstrated one.
+    with pytest.raises(UserError, match="does not repeat"):
+        early_experience.branches(cfg, pool, [replace(steps[0], task=games[1])])
+    pool.close()
+
+
+# ---- whole runs ----
+
+SMALL_RUN = ["--tasks", "4", "--epochs", "1", "--eval-tasks", "2", "--max-turns", "8"]
+
+
+@pytest.mark.slow
+def test_a_whole_run(tmp_path, games_root, monkeypatch, capsys):
+    """The stand-in model, real games and the real encoder: all methods on the same triplets."""
+    smaller = dict(tries=2, max_turns=8, sft_lr=2e-3, warm_epochs=30)
+    monkeypatch.setattr(job, "TINY", replace(job.TINY, **smaller))
+    out = tmp_path / "out"
+    flags = ["alfworld", "--out", str(out), "--data", str(games_root), *SMALL_RUN]
+    rwml.main(flags)
+    said = capsys.readouterr().out
+    lines = read_metrics(out / "rwml")
+    record = json.loads((out / "collected.json").read_text())
+    everything = triplets.read_triplets(out / "triplets.jsonl")
+    assert len(everything) == record["triplets"] > 10
+    dropped = sum(record["counts"][name] for name in (*triplets.DROPPED, "too_long"))
+    assert record["counts"]["steps"] == record["triplets"] + dropped
+
+    # Every update has the numbers that say whether there is anything to learn.
+    assert [line["update"] for line in lines] == list(range(len(lines))) and len(lines) > 1
+    for line in lines[1:]:
+        assert {"reward", "spread", "exact", "cosine", "ref_kl", "grad_norm"} <= line.keys()
+        assert 0 <= line["reward"] <= 1
+    for line in (lines[0], lines[-1]):
+        names = {"eval_success", "eval_invalid", "held_out_exact", "held_out_cosine"}
+        assert names <= line.keys()
+    assert lines[0]["held_out_well_formed"] > 0.5  # the warm start
+    start = load_policy(str(out / "start"))
+    trained = load_policy(str(newest_checkpoint(out / "rwml")))
+    assert "<next_state>" in trained.decode(trained.encode("<next_state>"))
+    pairs = zip(start.parameters(), trained.parameters())
+    assert any(not torch.equal(a, b) for a, b in pairs)
+    assert len(start.tokenizer) == len(load_policy(default_model("alfworld")).tokenizer) + 2
+
+    # The command of the last line continues with RL.
+    (command,) = [line for line in said.splitlines() if line.startswith("python run_alfworld.py")]
+    cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", command.split()[2:])
+    assert cfg.model == str(newest_checkpoint(out / "rwml")) and cfg.eval_tasks == 2
+
+    # A rerun does nothing again; other methods share the triplets and the filter.
+    times = {path: path.stat().st_mtime_ns for path in out.glob("*.json*")}
+    assert len(times) == 4
+    rwml.main(flags)
+    rwml.main([*flags, "--method", "wm-sft"])
+    rwml.main([*flags, "--reward", "coin"])
+    rwml.main([*flags, "--method", "early-experience"])
+    assert times == {path: path.stat().st_mtime_ns for path in out.glob("*.json*")}
+    assert read_metrics(out / "rwml") == lines
+    for name in ("wm-sft", "early-experience"):
+        first, last = read_metrics(out / name)
+        assert last["loss_last"] < last["loss_first"]
+    coin = read_metrics(out / "rwml-coin")
+    assert all(line["spread"] > 0.9 for line in coin[1:])
+    # wm-sft and rwml start from the same model.
+    assert first["held_out_exact"] == lines[0]["held_out_exact"] == coin[0]["held_out_exact"]
+
+    with pytest.raises(UserError, match="was made with seed 0"):
+        rwml.main([*flags, "--seed", "1"])
+    (out / "filter.json").write_text('{"threshold": 0.1, "easy": 0.3, "kept": [100000]}')
+    with pytest.raises(UserError, match="does not fit the triplets"):
+        rwml.main(flags)
+    (out / "triplets.jsonl").unlink()
+    with pytest.raises(UserError, match="triplets.jsonl is missing"):
+        rwml.main(flags)

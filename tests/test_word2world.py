@@ -1,0 +1,658 @@
+"""Word2World: every measure by hand, and broken world models get what they deserve.
+
+The oracle answers with the real environment. With it, the dream is the environment.
+"""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from paw_min.config import Config
+from paw_min.envs.alfworld import AlfworldEnv, list_games
+from paw_min.envs.interface import Answer, Step
+from paw_min.envs.pool import EnvPool
+from paw_min.envs.webshop.env import make_agent
+from paw_min.model.policy import Policy, load_policy
+from paw_min.model.sampler import HFSampler
+from paw_min.running.errors import UserError
+from paw_min.toy import webshop_shops
+from paw_min.toy.standins import make_model, make_tokenizer
+from paw_min.world_models import players, trajectories, word2world
+from paw_min.world_models.dream import BUY, DreamPool, VerifiedPool, WorldModel, word_tokenizer
+from paw_min.world_models.supervised import fit
+from paw_min.world_models.trajectories import Recorder, Trajectory, said, to_step, to_text
+from tests.helpers import SMALL
+
+T = True
+F = False
+FIRST = Step("A room. Your task is to: nap.", "nap.", "pick", ["look", "go to bed 1"])
+
+
+# --- measures, by hand -----------------------------------------------------------------------
+
+
+def test_rates_of_one_list_of_episodes():
+    # Won in the dream and lost in the replay: WM counts the marker, W2R does not.
+    assert word2world.rates([T, F], [T, T], [F, F]) == {
+        "real": 0.5, "wm": 1.0, "w2r": 0.0, "cr": 0.0, "pairwise_cr": 0.0,
+    }  # fmt: skip
+    # CR above 1: the dream's plans win more often. Pairwise, one of the two is still lost.
+    found = word2world.rates([T, T, F, F], [F, F, T, T], [T, F, T, T])
+    assert found["cr"] == 1.5 and found["pairwise_cr"] == 0.5
+    assert found["real"] == 0.5 and found["wm"] == 0.5 and found["w2r"] == 0.75
+
+
+def test_rates_without_a_ratio():
+    found = word2world.rates([F, F], [T, F], [T, F])
+    assert found["cr"] is None and found["pairwise_cr"] is None and found["w2r"] == 0.5
+    with pytest.raises(ValueError, match="2, 1 and 2 episodes"):
+        word2world.rates([T, F], [T], [T, F])
+    with pytest.raises(ValueError, match="at least one"):
+        word2world.rates([], [], [])
+
+
+def test_exact_match_judges_state_and_reward_together():
+    assert word2world.exact_match(" You win. [SUCCESS]\n", "You win. [SUCCESS]")
+    assert not word2world.exact_match("You win.", "You win. [SUCCESS]")
+    assert not word2world.exact_match("You win. [SUCCESS]", "You win.")
+    assert not word2world.exact_match(None, "")
+
+
+def test_fidelity_pools_the_turns():
+    def chat(*answers):
+        messages = [said("system", "s")]
+        for number, answer in enumerate(answers):
+            messages += [said("user", f"go {number}" if number else "open it")]
+            messages += [said("assistant", answer)]
+        return Trajectory(messages=messages)
+
+    # "a" is right at all 3 first turns, and at 1 of the 3 later ones: 4 of 6, not the mean of the
+    # trajectories, (1 + 2/4) / 2.
+    data = [chat("a"), chat("a"), chat("a", "a", "b", "c\nAvailable actions: x [SUCCESS]")]
+    found = word2world.measure_fidelity(lambda t: ["a"] * len(t.answers), data)
+    assert found["em"] == 4 / 6 and found["n"] == 6
+    assert found["by_kind"] == {"go": {"em": 1 / 3, "n": 3}, "open": {"em": 1.0, "n": 3}}
+    assert found["by_turn"]["1"] == {"em": 1.0, "n": 3}
+    assert found["by_turn"]["3"] == {"em": 0.0, "n": 1}
+    assert found["by_success"]["True"] == {"em": 0.0, "n": 1}
+    # Without the list of actions, but with the marker.
+    found = word2world.measure_fidelity(lambda t: ["c [SUCCESS]"] * len(t.answers), data)
+    assert found["em"] == 0 and found["em_observation"] == 1 / 6
+    with pytest.raises(UserError, match="no answer"):
+        word2world.measure_fidelity(lambda t: [], [Trajectory(messages=[said("system", "s")])])
+
+
+# --- steps and chats as text -----------------------------------------------------------------
+
+
+def test_a_step_as_text_and_back():
+    step = Step("You see a bed.\n", "nap.", "pick", ["look", "sleep in bed 1"])
+    text = "You see a bed.\nAvailable actions: look | sleep in bed 1"
+    assert to_text(step) == text
+    back = to_step(text, FIRST)
+    assert back == Step("You see a bed.", "nap.", "pick", ["look", "sleep in bed 1"])
+    won = Step("You sleep.", "nap.", "pick", ["look"], reward=10.0, done=True, won=True)
+    assert to_text(won) == "You sleep. [SUCCESS]"
+    assert to_step("You sleep. [SUCCESS] and so on", FIRST).observation == "You sleep."
+    assert to_step("You sleep. [SUCCESS]", FIRST).won and to_step("x [SUCCESS]", FIRST).done
+    # A purchase of the wrong product: nothing is said, and there is no sign of the end.
+    lost = Step("", "buy", "pick", ["click[x]"], done=True)
+    assert to_text(lost) == "" and not to_step("", FIRST).done
+    # A win that is taken back is none: WebShop's score of 1 counts at the purchase only.
+    assert "[SUCCESS]" not in to_text(Step("x", "", "", [], done=True, won=False))
+
+
+def test_hidden_state_is_what_the_places_hold(games_root):
+    game = list_games(games_root, "train")[0]
+    hidden = trajectories.hidden_state(game)
+    env = AlfworldEnv()
+    first = env.reset(game)
+    context = trajectories.initial_context("alfworld", game, first)
+    assert context.startswith(trajectories.HIDDEN) and hidden in context
+    assert first.observation.strip() in context and "Available actions: go to" in context
+    places = [c.removeprefix("go to ") for c in first.admissible if c.startswith("go to ")]
+    closed = 0
+    for place in places:
+        seen = env.step(f"go to {place}").observation
+        if f"The {place} is closed" in seen:
+            closed += 1
+            seen = env.step(f"open {place}").observation
+        things = seen.partition("you see ")[2].rstrip(".").replace(", and ", ", ")
+        state = " (closed)" if "You open" in seen else ""
+        if state or things != "nothing":
+            assert f"The {place}{state}: {things}." in hidden.splitlines()
+        else:
+            assert f"The {place}" not in hidden
+    assert closed >= 2
+    lamp = next(line for line in hidden.splitlines() if "lamp" in line and " is " in line)
+    assert lamp.endswith("is off.")
+
+
+def test_recorded_decisions_are_what_the_agent_knew(games_root):
+    cfg = Config(data=str(games_root), **SMALL | {"max_turns": 20})
+    seen = []
+
+    class Spy(players.RulePlayer):
+        def act(self, context):
+            response = super().act(context)
+            seen.append((context.observation, list(context.admissible), list(context.history)))
+            seen[-1] += (response,)
+            return response
+
+    game = list_games(games_root, "train")[:1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(players, "RulePlayer", Spy)
+        pool = Recorder("alfworld", EnvPool(AlfworldEnv, 1))
+        (trajectory,) = players.play_rules(cfg, "teacher", 0.3, pool, game)
+    assert len(seen) == len(trajectory.commands) > 3
+    for (context, response), (observation, admissible, history, spied) in zip(
+        trajectories.decisions(trajectory), seen, strict=True
+    ):
+        assert context.observation == observation.strip() and context.admissible == admissible
+        assert response == spied
+        assert [t.command for t in context.history] == [t.command for t in history]
+
+
+# --- the language model ----------------------------------------------------------------------
+
+REWRITES = (  # like Qwen3's: a thought before the last answer only
+    "{% for m in messages %}<user>{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<agent>\n\n{% endif %}"
+)
+
+
+def language_model(template=None, context=500, texts=("go to bed 1", "You see: a mug, 2 cups.")):
+    tokenizer = word_tokenizer(list(texts))
+    if template:
+        tokenizer.chat_template = template
+    return WorldModel(Policy(make_model(tokenizer, 0, 32), tokenizer), context, answer_tokens=5)
+
+
+def chat_of(*contents):
+    roles = ["system", *["user", "assistant"] * len(contents)]
+    return [said(role, content) for role, content in zip(roles, contents)]
+
+
+def test_word_tokenizer_gives_back_the_text():
+    texts = ["'B0 X' [SEP]  '$4.50'\n\nclick[< prev] | Go; <b>", "A\tb", "search[<your query>]"]
+    tokenizer = word_tokenizer(texts)
+    for text in texts:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+@pytest.mark.parametrize("template", [None, REWRITES])
+def test_a_row_is_the_prompts_of_all_its_answers(template):
+    model = language_model(template)
+    chat = chat_of("You see: a mug", "go to bed 1", "a mug", "go to 2", "2 cups.", "go", "You see:")
+    row = model.row(Trajectory(messages=chat))
+    ids = row.prompt_ids + row.obs_ids
+    # Each answer, with its end token, follows the prompt that `predict` makes of its prefix.
+    position = 0
+    for k in (2, 4, 6):
+        prompt, _ = model.tokens(chat[:k])
+        answer = model.policy.encode(chat[k]["content"]) + [model.end]
+        assert ids[: len(prompt)] == prompt
+        assert ids[len(prompt) : len(prompt) + len(answer)] == answer
+        targets = range(len(prompt), len(prompt) + len(answer))
+        first = len(row.prompt_ids)
+        assert all(place - first not in row.given for place in targets)
+        position += len(answer)
+    assert position == len(row.obs_ids) - len(row.given) and not row.response_ids
+
+
+def test_a_long_chat_is_cut_after_a_whole_answer_and_not_predicted():
+    chat = chat_of("You", "go", "a mug", "go", "2 cups.", "go")
+    lengths = [len(language_model().tokens(chat[:k])[0]) for k in (3, 5)]
+    assert language_model().row(Trajectory(messages=chat)).obs_ids  # the last go has no answer
+    cut = language_model(context=lengths[1] - 1).row(Trajectory(messages=chat))
+    assert len(cut.prompt_ids) + len(cut.obs_ids) == lengths[0]
+    tiny = language_model(context=lengths[0] - 1)
+    assert tiny.row(Trajectory(messages=chat)) is None
+    assert tiny.predict([chat[:4], chat[:2]])[0] is None
+    assert tiny.predict([chat[:4], chat[:2]])[1] is not None
+
+
+def test_answers_in_one_pass_are_those_of_greedy_decoding():
+    model = language_model(texts=["go to bed 1 2", "You see a mug cups", "cups"])
+    learned = chat_of("You see a mug", "go", "You see a mug", "go to 2", "cups", "go to bed", "You",
+                      "go 1", "You see cups")  # fmt: skip
+    row = model.row(Trajectory(messages=learned))
+    optimizer = torch.optim.AdamW(model.policy.parameters(), lr=1e-2)
+    fit(model.policy, optimizer, [row], epochs=60, batch=1, warm_up=5, micro_tokens=99,
+        seed_key=(0,))  # fmt: skip
+    # The first two targets are what it says. The third is longer, the fourth ends too early.
+    chat = [*learned[:6], said("assistant", "You see"), learned[7], said("assistant", "You see")]
+    trajectory = Trajectory(messages=chat)
+    generated = [model.predict([chat[:k]])[0] for k in (2, 4, 6, 8)]
+    in_one_pass = model.answers(trajectory)
+    assert [p == t for p, t in zip(generated, trajectory.answers)] == [True, True, False, False]
+    assert in_one_pass[:3] == generated[:3] == ["You see a mug", "cups", "You"]
+    assert in_one_pass[3] == "You see cups"  # cut after the token in place of the end
+
+
+# --- world models, good and broken -----------------------------------------------------------
+
+
+class Oracle:
+    """Answers with the real environment, replayed from its start."""
+
+    def __init__(self, env, make_env, tasks):
+        self.env = make_env()
+        self.starts = {}
+        for task in tasks:
+            first = self.env.reset(task)
+            self.starts[trajectories.initial_context(env, task, first)] = task
+
+    def __call__(self, chats):
+        return [to_text(self.step(chat)) for chat in chats]
+
+    def step(self, chat):
+        step = self.env.reset(self.starts[chat[0]["content"]])
+        for message in chat[1::2]:
+            if not step.done:
+                step = self.env.step(message["content"])
+        return step
+
+
+def steps(predict):
+    """Single steps on real prefixes."""
+    return lambda t: predict([t.messages[:k] for k in range(2, len(t.messages), 2)])
+
+
+def copies(chats):
+    return [chat[-2]["content"].rpartition(trajectories.SEEN)[2] for chat in chats]
+
+
+def nothing(chats):
+    return ["Nothing happens."] * len(chats)
+
+
+def success(chats):
+    return ["Done. [SUCCESS]"] * len(chats)
+
+
+@pytest.fixture(scope="module")
+def games(games_root):
+    """(settings, tasks, function from a number to a pool)."""
+    cfg = Config(data=str(games_root), **SMALL | {"max_turns": 25})
+    return cfg, list_games(games_root, "train")[:6], partial(EnvPool, AlfworldEnv)
+
+
+def consistency(games, predict, agent="teacher"):
+    cfg, tasks, make_pool = games
+    play = partial(players.play_rules, cfg, agent, 0.0)
+    return word2world.measure_consistency("alfworld", predict, make_pool, tasks, play)
+
+
+@pytest.fixture(scope="module")
+def recorded(games):
+    cfg, tasks, make_pool = games
+    pool = Recorder("alfworld", make_pool(3))
+    return players.play_rules(cfg, "teacher", 0.3, pool, tasks)
+
+
+def test_the_oracle_is_perfect(games, recorded):
+    oracle = Oracle("alfworld", AlfworldEnv, games[1])
+    found = word2world.measure_fidelity(steps(oracle), recorded)
+    assert found["em"] == found["em_observation"] == 1.0
+    assert found["n"] == sum(len(t.answers) for t in recorded) > 40
+    found = consistency(games, oracle)
+    assert found["real"] == found["wm"] == found["w2r"] == found["cr"] == 1.0
+    assert all(e["real_steps"] == e["wm_steps"] for e in found["episodes"])
+
+
+def test_a_dream_of_the_oracle_is_the_environment_for_a_language_model(games, model):
+    cfg, tasks, make_pool = games
+    cfg = Config(**vars(cfg) | {"model": model, "max_turns": 4})
+    play = partial(players.play_model, cfg, load_policy(model), HFSampler())
+    oracle = Oracle("alfworld", AlfworldEnv, tasks)
+    real = play(Recorder("alfworld", make_pool(6)), tasks)
+    dream = play(Recorder("alfworld", DreamPool("alfworld", oracle, make_pool(1), 2)), tasks)
+    assert real == dream
+    assert [len(t.responses) for t in real] == [4] * 6 == [len(t.answers) for t in real]
+    assert len({tuple(t.responses) for t in real}) > 1
+
+
+def test_a_world_model_that_copies_the_last_observation(games, recorded):
+    pairs = [(t.messages[k - 2], t.messages[k]) for t in recorded
+             for k in range(2, len(t.messages), 2)]  # fmt: skip
+    same = [old["content"].rpartition(trajectories.SEEN)[2].strip() == new["content"]
+            for old, new in pairs]  # fmt: skip
+    assert word2world.measure_fidelity(steps(copies), recorded)["em"] == sum(same) / len(same) < 0.2
+    found = consistency(games, copies)
+    assert found["real"] == 1.0 and found["wm"] == found["w2r"] == found["cr"] == 0.0
+
+
+def test_a_world_model_in_which_nothing_happens(games, recorded):
+    found = word2world.measure_fidelity(steps(nothing), recorded)
+    assert found["em"] == 0.0 and found["by_success"]["True"]["em"] == 0.0
+    # Without the list of actions, it is right where an action fails.
+    failed = [a.startswith("Nothing happens.") for t in recorded for a in t.answers]
+    assert found["em_observation"] == sum(failed) / len(failed)
+    found = consistency(games, nothing)
+    assert found["wm"] == found["w2r"] == 0.0 and found["pairwise_cr"] == 0.0
+
+
+def test_a_world_model_that_says_success_at_once(games, recorded):
+    found = word2world.measure_fidelity(steps(success), recorded)
+    assert found["em"] == found["em_observation"] == 0.0
+    found = consistency(games, success)
+    assert found["wm"] == 1.0 and found["w2r"] == 0.0 and found["cr"] == 0.0
+    assert all(episode["wm_steps"] == 1 for episode in found["episodes"])
+
+
+def test_an_episode_may_lose_its_dream_and_win_its_replay(games):
+    # The dream never says that it is won: WM 0. All its actions are replayed, so W2R is 1.
+    oracle = Oracle("alfworld", AlfworldEnv, games[1])
+
+    def silent(chats):
+        return [answer.replace(" [SUCCESS]", "") for answer in oracle(chats)]
+
+    found = consistency(games, silent)
+    assert found["wm"] == 0.0 and found["w2r"] == found["cr"] == 1.0
+
+
+def test_errors_count_as_failures(games):
+    def silent(chats):
+        return [None] * len(chats)  # every chat is too long
+
+    found = consistency(games, silent)
+    assert found["real"] == 1.0 and found["wm"] == found["w2r"] == 0.0 and found["n"] == 6
+    assert all("longer than" in episode["failed"] for episode in found["episodes"])
+
+    class Broken(AlfworldEnv):
+        def step(self, command):
+            raise RuntimeError("broken")
+
+    dream = [Trajectory(task=games[1][0], messages=chat_of("s", "look", "x"))]
+    assert word2world.replay_actions(EnvPool(Broken, 1), dream) == [False]
+
+
+def test_a_replay_stops_at_the_first_done(recorded):
+    class Short:
+        """Won at the second step, and a third one is an error."""
+
+        n_envs = 1
+
+        def reset(self, slot, task):
+            self.steps = 0
+
+        def step(self, slot, command):
+            self.steps += 1
+            assert self.steps < 3
+
+        def recv(self):
+            done = self.steps == 2
+            return Answer(0, Step("", "", "", [], done=done, won=done))
+
+    longer = Trajectory(messages=chat_of("s", "a", "", "b", "", "c", ""))
+    assert word2world.replay_actions(Short(), [longer]) == [True]
+    shorter = Trajectory(messages=chat_of("s", "a", ""))
+    assert word2world.replay_actions(Short(), [shorter]) == [False]
+
+
+# --- WebShop: grounding and the verifier -----------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory):
+    """(settings, tasks, function from a number to a pool, function that makes an environment)."""
+    folder = str(webshop_shops.generate(tmp_path_factory.mktemp("shop") / "s", 30, seed=0))
+    make_env = partial(make_agent, folder, False, None)
+    cfg = Config(env="webshop", data=folder, **SMALL | {"max_turns": 10})
+    return cfg, [str(k) for k in range(4)], partial(EnvPool, make_env), make_env
+
+
+def test_grounding_takes_the_first_results_from_the_shop(shop):
+    cfg, tasks, make_pool, make_env = shop
+    asked = []
+
+    def dreamt(chats):
+        asked.extend(chat[-1]["content"] for chat in chats)
+        return ["dreamt\nAvailable actions: search[<your query>]"] * len(chats)
+
+    real = make_env()
+    real.reset(tasks[0])
+    page = to_text(real.step("search[lamp]"))
+    pool = Recorder("webshop", DreamPool("webshop", dreamt, make_pool(1), 1, ground=True))
+    for _ in range(2):  # the next episode is grounded again
+        pool.reset(0, tasks[0])
+        assert pool.recv().step.task == real.reset(tasks[0]).task
+        for command in ("search[lamp]", "click[x]", "search[lamp]"):
+            pool.step(0, command)
+            pool.recv()
+        first, second, third = pool.trajectories[-1].answers
+        assert first == page and second == third and "dreamt" in second
+    assert asked == ["click[x]", "search[lamp]"] * 2
+
+
+def test_the_verifier_vetoes_until_its_budget_is_spent(shop):
+    cfg, tasks, make_pool, _ = shop
+    task = tasks[0]
+    product = [c for c in first_results(shop, task) if c.startswith("click[b0")][0]
+
+    def buy(predict, budget, times):
+        pool = VerifiedPool("webshop", make_pool(1), predict, budget)
+        pool.reset(0, task)
+        pool.recv()
+        answers = []
+        for command in ["search[lamp]", product] + [BUY] * times:
+            pool.step(0, command)
+            answers.append(pool.recv().step)
+        return answers, pool
+
+    # No budget: the purchase goes through, and is not simulated.
+    answers, pool = buy(nothing, 0, 1)
+    assert answers[-1].done and pool.checks == pool.vetoes == 0
+    # Two vetoes: the same page again, and the real episode has not moved; then it goes through.
+    answers, pool = buy(nothing, 2, 3)
+    assert answers[2] == answers[3] == answers[1] and not answers[3].done
+    assert answers[4].done and pool.checks == pool.vetoes == 2
+    assert pool.trajectories[0].commands == ["search[lamp]", product, BUY]
+    # A world model that always expects success vetoes nothing.
+    answers, pool = buy(success, 2, 1)
+    assert answers[-1].done and pool.checks == 1 and pool.vetoes == 0
+
+
+def first_results(shop, task):
+    env = shop[3]()
+    env.reset(task)
+    return env.step("search[lamp]").admissible
+
+
+def test_an_oracle_verifier_only_lets_wins_through(shop):
+    cfg, tasks, make_pool, make_env = shop
+    cfg = Config(**vars(cfg) | {"max_turns": 40})
+    play = partial(players.play_rules, cfg, "teacher", 0.6)
+    plain = play(Recorder("webshop", make_pool(4)), tasks)
+    assert any(BUY in t.commands and not t.won for t in plain)
+    pool = VerifiedPool("webshop", make_pool(4), Oracle("webshop", make_env, tasks), 40)
+    verified = play(pool, tasks)
+    assert pool.vetoes > 0 and all(t.won for t in verified if BUY in t.commands)
+
+
+# --- commands --------------------------------------------------------------------------------
+
+
+def run(*words):
+    word2world.main([str(word) for word in words])
+
+
+FLAGS = ["--preset", "tiny", "--groups", "2", "--max-turns", "20", "--eval-tasks", "2"]
+
+
+@pytest.mark.slow
+def test_all_commands_in_a_row(games_root, tmp_path, capsys, monkeypatch):
+    flags = ["--data", games_root, *FLAGS]
+    data = tmp_path / "data"
+    run("collect", "alfworld", "--agents", "teacher", "random", "--episodes", 4, "--out", data,
+        *flags)  # fmt: skip
+    file = data / "trajectories.json"
+    stored = json.loads(file.read_text())
+    assert len(stored) == 4 and json.loads((data / "collect.json").read_text())["episodes"] == 4
+    wm = tmp_path / "wm"
+    run("train", "alfworld", "--trajectories", file, "--out", wm, "--epochs", 2, "--batch", 2,
+        "--lr", 1e-3, "--width", 32, "--limit", 3, *flags)  # fmt: skip
+    record = json.loads((wm / "train.json").read_text())
+    assert record["trajectories"] == 3 and record["steps"] == 4 and record["context"] == 12288
+    model = ["--world-model", wm, "--answer-tokens", 8]
+    run("fidelity", "alfworld", *model, "--trajectories", file, "--out", tmp_path / "f", *flags)
+    found = json.loads((tmp_path / "f" / "fidelity.json").read_text())
+    assert found["em"] < 0.5 and found["n"] == sum(len(t["messages"]) // 2 for t in stored)
+    again = ["consistency", "alfworld", *model, "--agents", "teacher", "--out", tmp_path / "c",
+             *flags]  # fmt: skip
+    run(*again)
+    found = json.loads((tmp_path / "c" / "consistency.json").read_text())["teacher"]
+    assert found["real"] == 1.0 and found["n"] == 2 and found["wm"] == 0.0
+    agent = tmp_path / "agent"
+    run("imitate", "alfworld", "--trajectories", file, "--wins", 2, "--epochs", 1, "--batch", 4,
+        "--out", agent, *flags)  # fmt: skip
+    run("collect", "alfworld", "--model", agent, "--episodes", 2, *model, "--out",
+        tmp_path / "synthetic", *flags)  # fmt: skip
+    synthetic = json.loads((tmp_path / "synthetic" / "trajectories.json").read_text())
+    assert len(synthetic) == 2 and len(synthetic[0]["responses"]) == 20
+
+    # A rerun prints the stored result, and plays nothing.
+    monkeypatch.setitem(word2world.COMMANDS, "consistency", None)
+    capsys.readouterr()
+    run(*again)
+    assert "pairwise_cr" in capsys.readouterr().out
+    with pytest.raises(UserError, match="is the result of `word2world consistency"):
+        run(*again, "--seed", 1)
+
+
+def test_imitation_rows_end_with_the_end_token(recorded, model, tmp_path):
+    file = tmp_path / "t.json"
+    word2world.write_trajectories(file, recorded)
+    assert word2world.read_trajectories([file]) == recorded
+    args, cfg = word2world.parse(
+        ["imitate", "alfworld", "--trajectories", str(file), "--out", str(tmp_path / "o"), "--wins",
+         "1", "--epochs", "1", "--model", model]
+    )  # fmt: skip
+    fitted = []
+
+    def keep(args, cfg, policy, rows):
+        fitted.extend(rows)
+        return {}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(word2world, "fit_and_save", keep)
+        word2world.imitate(args, cfg)
+    policy = load_policy(model)
+    won = next(t for t in recorded if t.won)
+    assert len(fitted) == len(won.responses)
+    for row, response in zip(fitted, won.responses):
+        assert row.response_ids == [*policy.encode(response), policy.eos_ids[0]]
+        assert not row.obs_ids
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "alfworld"], "train needs --trajectories"),
+        (["fidelity", "alfworld", "--trajectories", "x"], "fidelity needs --world-model"),
+        (["verify", "alfworld", "--world-model", "x"], "verify is for webshop"),
+        (["collect", "alfworld", "--ground"], "--ground is for webshop"),
+        (["collect", "webshop", "--ground"], "--ground needs --world-model"),
+        (["collect", "alfworld", "--slips", "1.5"], "--slips 1.5 is out of range"),
+        (["collect", "alfworld", "--episodes", "-1"], "--episodes -1 is out of range"),
+        (["train", "alfworld", "--trajectories", "x", "--width", "100"], "--width 100 is not"),
+        (["train", "alfworld", "--trajectories", "x", "--lr", "0"], "--lr 0.0 is out of range"),
+        (["train", "alfworld", "--trajectories", "x", "--batch", "0"], "--batch 0 is out of range"),
+        (["verify", "webshop", "--world-model", "x", "--budgets", "-2"], "--budgets -2 is out"),
+        (["train", "alfworld", "--trajectories", "no.json"], "no.json does not exist"),
+        (["consistency", "alfworld", "--world-model", "no"], "no is no world model"),
+    ],
+)
+def test_errors_are_one_sentence(words, message, tmp_path, games_root):
+    with pytest.raises(UserError, match=message) as error:
+        run(*words, "--out", tmp_path / "o", "--data", games_root, *FLAGS)
+    assert "\n" not in str(error.value)
+
+
+def test_damaged_files_are_named(tmp_path, games_root):
+    def refused(words, match):
+        with pytest.raises(UserError, match=match):
+            run(*words, "--out", tmp_path / "o", "--data", games_root, *FLAGS)
+
+    file = tmp_path / "t.json"
+    for content, match in (
+        ("[{", "cannot be read"),
+        ('[{"messages": 3}]', "0.messages"),
+        ('[{"messages": [{"role": "user", "content": "x"}]}]', "has the roles user"),
+        ("[]", "no episode"),
+    ):
+        file.write_text(content)
+        refused(["train", "alfworld", "--trajectories", file], match)
+    wm = tmp_path / "wm"
+    wm.mkdir()
+    (wm / "train.json").write_text('{"marker": "WON", "context": 9}')
+    refused(["consistency", "alfworld", "--world-model", wm], "has the marker 'WON'")
+    (wm / "train.json").write_text('{"marker": " [SUCCESS]"}')
+    refused(["consistency", "alfworld", "--world-model", wm], "context: Field required")
+    (tmp_path / "o").mkdir(exist_ok=True)
+    (tmp_path / "o" / "consistency.json").write_text("{")
+    refused(["consistency", "alfworld", "--world-model", wm], "consistency.json cannot be read")
+
+
+def test_a_warm_start_turns_the_roles_of_an_agent(tmp_path):
+    # The stand-ins' own template, which writes lower case and marks every turn alike.
+    tokenizer = make_tokenizer(["go to bed 1", "you see a mug"])
+    model = WorldModel(Policy(make_model(tokenizer, 0, 32), tokenizer), 500)
+    chat = chat_of("A mug", "go to bed 1", "You see a mug", "go to 1", "a mug")
+    row = model.row(Trajectory(messages=chat))
+    text = tokenizer.decode(row.prompt_ids + row.obs_ids)
+    expected = "<user>a mug<user>go to bed 1<agent>you see a mug<end><user>go to 1<agent>a mug<end>"
+    assert text.replace(" ", "") == expected.replace(" ", "")
+    given = [row.obs_ids[k] for k in row.given]
+    assert tokenizer.decode(given).replace(" ", "") == "<user>goto1<agent>"
+
+
+# --- the page of results ---------------------------------------------------------------------
+
+PAGE = Path(__file__).parent.parent / "results" / "word2world"
+
+
+def percent(value):
+    return "-" if value is None else f"{100 * value:.1f}"
+
+
+def load(name):
+    return json.loads((PAGE / name).read_text())
+
+
+def test_the_tables_of_the_page_are_those_of_the_files():
+    text = (PAGE / "README.md").read_text()
+    rows = []
+    for env in ("alfworld", "webshop"):
+        found = load(f"{env}/fidelity.json")
+        rows.append([env, percent(found["em"]), percent(found["em_observation"]), found["n"]])
+        rows += [[kind, percent(cell["em"]), cell["n"]] for kind, cell in found["by_kind"].items()]
+    for folder in ("alfworld", "webshop", "webshop-grounded"):
+        for agent in ("teacher", "model"):
+            cell = load(f"{folder}/consistency.json")[agent]
+            names = ("real", "wm", "w2r", "cr", "pairwise_cr")
+            rows.append([folder, agent, *(percent(cell[name]) for name in names), cell["n"]])
+    for name, cell in load("webshop/verify.json").items():
+        if "budget" in name:
+            budget = name.rpartition(" ")[2]
+            rows.append([budget, percent(cell["won"]), cell["checks"], cell["vetoes"]])
+    for row in rows:
+        assert "| " + " | ".join(map(str, row)) + " |" in text, row
+
+
+def test_the_commands_of_the_page_parse():
+    text = (PAGE / "README.md").read_text()
+    lines = text.replace("\\\n", " ").splitlines()
+    commands = [line.split()[1:] for line in lines if line.startswith("word2world ")]
+    assert {words[0] for words in commands} == set(word2world.COMMANDS)
+    stored = [load(file.relative_to(PAGE))["command"] for file in PAGE.glob("*/*.json")]
+    assert len(stored) >= 5
+    for line in stored:
+        assert line.split()[1:] in commands
+    for words in commands:
+        word2world.parse(words)
