@@ -3,8 +3,10 @@
 import os
 import sys
 
-if sys.version_info < (3, 11):
-    raise ImportError(f"paw_min needs Python 3.11 or newer; this is {sys.version.split()[0]}")
+# Before anything is loaded, and, with the README's commands, before anything is installed.
+if not (3, 11) <= sys.version_info[:2] <= (3, 13):
+    version = sys.version.split()[0]
+    sys.exit(f"error: paw_min needs Python 3.11, 3.12 or 3.13; this is {version}: use python3.12.")
 
 # Must be set before torch is imported. OpenMP threads spin while they wait by default, which makes
 # torch 10 to 30 times slower as soon as the cores have anything else to do.

@@ -101,6 +101,23 @@ def test_ruff_is_clean():
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.parametrize("version, works", [((3, 10, 9), False), ((3, 11, 0), True),
+                                            ((3, 13, 9), True), ((3, 14, 0), False)])  # fmt: skip
+def test_other_versions_of_python_get_one_line(version, works):
+    """The check comes first in the README's commands, before anything is installed."""
+    commands = re.findall(r"^    (python3 .*venv .*)$", (ROOT / "README.md").read_text(), re.M)
+    assert len(commands) == 2
+    assert all(command.startswith('python3 -c "import paw_min" && ') for command in commands)
+    code = f"import sys; sys.version_info = {version}; import paw_min; "
+    code += "print('torch' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    if works:
+        assert (out.returncode, out.stdout) == (0, "False\n")
+    else:
+        assert out.returncode == 1 and out.stdout == "" and out.stderr.count("\n") == 1
+        assert out.stderr.startswith("error: paw_min needs Python 3.11, 3.12 or 3.13; this is ")
+
+
 # --- names, links and commands -----------------------------------------------------------------
 
 
@@ -300,7 +317,7 @@ NAMES = {"alfworld": "ALFWorld", "webshop": "WebShop", "search": "search"}
 SIGNED = r"(?<![\w.-])[+-]?\d+(?:\.\d+)?(?![\w.]*\d)"
 # Decimals that were not measured here: sizes of models, settings, sections, the paper's, versions.
 CONSTANTS = set(
-    "0.01 0.05 0.1 0.2 0.4 0.5 0.9 0.95 0.001 0.75 1.5 3.1 3.2 3.11 3.12 4.1 4.7 2.5".split()
+    "0.01 0.05 0.1 0.2 0.4 0.5 0.9 0.95 0.001 0.75 1.5 3.1 3.2 3.11 3.12 3.13 4.1 4.7 2.5".split()
 )
 PERCENT_CONSTANTS = {"95", "80", "0", "100"}  # intervals, power, bounds
 

@@ -104,7 +104,7 @@ def episode_over(url, env, task, seed, turns=6) -> list[dict]:
     return seen
 
 
-@pytest.mark.parametrize("env", list(BENCHMARKS))
+@pytest.mark.parametrize("env", list(serve.SETTINGS))
 def test_an_episode_is_the_one_in_process(env, load):
     tasks = load(env)
     with serving(serve.make_app(serve.Games(tasks))) as url:

@@ -183,7 +183,7 @@ def make_app(games: Games) -> FastAPI:
 
 def main(argv: list[str] | None = None) -> None:
     parser = Parser(description=__doc__)
-    parser.add_argument("env", choices=list(BENCHMARKS))
+    parser.add_argument("env", choices=list(SETTINGS))
     parser.add_argument("--data", default="", help="data folder; default: generated")
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0: reachable from elsewhere")
     parser.add_argument("--port", type=int, default=8000, help="0: any free port")
