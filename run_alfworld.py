@@ -12,11 +12,18 @@ from paw_min.running.cli import main
 # 0.9 million parameters and small generated games: trains on a laptop CPU in minutes.
 TINY = dict(
     prompt="compact", history_length=1, max_prompt_tokens=400, max_response_tokens=16,
-    max_obs_tokens=64, max_turns=16, groups=8, group_size=8, updates=8, eval_every=4,
-    eval_tasks=60, lr=2e-4, mini_batch=256, micro_tokens=2048, entropy_coef=0.0,
+    max_obs_tokens=64, max_turns=16, groups=8, group_size=8, updates=8, eval_every=4, eval_tasks=60,
+    lr=2e-4, mini_batch=256, micro_tokens=2048, entropy_coef=0.0,
+    # The stand-ins have read observations as documents, which begin after an end token.
+    wm_separator="none",
     # KL term and format penalty keep their defaults, as in the preset `paper`. Without them, only
     # the world-model loss has a gradient where no episode is won: responses become malformed.
 )  # fmt: skip
+
+OPEN = dict(
+    model="open", wm_separator="turn", updates=32, eval_every=4, eval_temperature=1.0, warm_up=2,
+    beta2=0.95,
+)
 
 # PaW A.1; what it leaves open is taken from verl-agent, which it builds on. Qwen2.5-1.5B/7B.
 PAPER = dict(
@@ -30,6 +37,9 @@ PRESETS = {
     # tools than those of the warm start; a pretrained model, for a GPU.
     "sparse": TINY | dict(model="sparse"),
     "changed": TINY | dict(data="changed"),
+    # A start model that explores and knows what the environment may answer, but not when. Long
+    # enough for 100 optimizer steps; measured as it samples.
+    "open": TINY | OPEN,
     "smollm2": TINY | dict(
         model="smollm2", lora_rank=8, lr=1e-4, max_response_tokens=40, max_obs_tokens=128,
     ),

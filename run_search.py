@@ -19,13 +19,21 @@ PAPER = dict(
     eval_temperature=0.0, kl_coef=0.001, entropy_coef=0.0, grad_checkpointing=True, sampler="vllm",
 )  # fmt: skip
 
+TINY = dict(
+    eval_split="test", prompt="compact", history_length=4, max_prompt_tokens=600,
+    max_response_tokens=16, max_obs_tokens=128, max_turns=4, topk=1, groups=16, group_size=8,
+    updates=16, eval_every=4, eval_tasks=100, lr=5e-4, mini_batch=128, micro_tokens=2048,
+    kl_coef=0.001, entropy_coef=0.0, invalid_penalty=0.01, r_max=1.0, similarity=0.9,
+    wm_separator="none",
+)
+
 PRESETS = {
     # 0.9 million parameters and a generated world: trains on a laptop CPU in minutes.
-    "tiny": dict(
-        eval_split="test", prompt="compact", history_length=4, max_prompt_tokens=600,
-        max_response_tokens=16, max_obs_tokens=128, max_turns=4, topk=1, groups=16, group_size=8,
-        updates=16, eval_every=4, eval_tasks=100, lr=5e-4, mini_batch=128, micro_tokens=2048,
-        kl_coef=0.001, entropy_coef=0.0, invalid_penalty=0.01, r_max=1.0, similarity=0.9,
+    "tiny": TINY,
+    # A start model that explores and knows what the environment may answer, but not when.
+    "open": TINY | dict(
+        model="open", wm_separator="turn", updates=48, eval_temperature=1.0, lr=1e-4, warm_up=2,
+        beta2=0.95,
     ),
     "paper": PAPER,
     # For one GPU of 24 or 80 GB: as the preset paper, but with LoRA and its learning rate.

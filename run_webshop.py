@@ -17,12 +17,19 @@ PAPER = dict(
     sampler="vllm",
 )  # fmt: skip
 
+TINY = dict(
+    eval_split="test", prompt="compact", history_length=3, max_prompt_tokens=600,
+    max_response_tokens=24, max_obs_tokens=1024, max_turns=8, groups=8, group_size=8, updates=8,
+    eval_every=4, eval_tasks=60, lr=1e-4, mini_batch=256, micro_tokens=2048, entropy_coef=0.0,
+    wm_separator="none",
+)
+
 PRESETS = {
     # 0.9 million parameters and a small generated shop: trains on a laptop CPU in minutes.
-    "tiny": dict(
-        eval_split="test", prompt="compact", history_length=3, max_prompt_tokens=600,
-        max_response_tokens=24, max_obs_tokens=1024, max_turns=8, groups=8, group_size=8, updates=8,
-        eval_every=4, eval_tasks=60, lr=1e-4, mini_batch=256, micro_tokens=2048, entropy_coef=0.0,
+    "tiny": TINY,
+    # A start model that explores and knows what the environment may answer, but not when.
+    "open": TINY | dict(
+        model="open", wm_separator="turn", updates=32, eval_temperature=1.0, warm_up=2, beta2=0.95,
     ),
     "paper": PAPER,
     # For one GPU of 24 or 80 GB: as the preset paper, but with LoRA and its learning rate.

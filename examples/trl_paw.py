@@ -19,6 +19,7 @@ from trl import GRPOConfig, GRPOTrainer
 from paw_min import balance, cmae, losses, select, toy
 from paw_min.envs.alfworld import AlfworldEnv, list_games, prompts
 from paw_min.envs.interface import Context, Turn
+from paw_min.model.policy import turn_text
 
 
 @dataclass
@@ -125,6 +126,9 @@ def play(games: list[str], trainer: GRPOTrainer, max_turns: int = 8) -> dict[str
         env_mask[n] += [generated] * len(ids)
         obs_mask[n] += [observed] * len(ids)
 
+    # Of this stand-in, <user>. Other templates end the response first, which may have ended itself:
+    # see Policy.separator.
+    separator = encode(turn_text(tokenizer))
     prompt_ids = [prompt(context) for context in contexts]  # h_0
     while playing:
         so_far = [prompt_ids[n] + completion_ids[n] for n in playing]
@@ -138,6 +142,7 @@ def play(games: list[str], trainer: GRPOTrainer, max_turns: int = 8) -> dict[str
             context.admissible = step.admissible
             returns[n] += step.reward
             add(n, ids, generated=1)  # a_t
+            add(n, separator)  # in no loss
             add(n, encode(step.observation), observed=1)  # o_{t+1}
             if step.done or len(context.history) == max_turns:
                 playing.remove(n)

@@ -78,7 +78,7 @@ class Config:
 
     model: str = opt(
         MODEL, "", "Hugging Face folder or name; default: the stand-in model; "
-        "sparse: one that almost never wins; smollm2: a pretrained one",
+        "open: one that explores; sparse: one that almost never wins; smollm2: a pretrained one",
     )  # fmt: skip
     prompt: str = opt(
         MODEL, "paper", "the paper's prompt, or a short one", choices=("paper", "compact")
@@ -116,6 +116,13 @@ class Config:
     similarity: float = opt(RL, 0.0, "GiGPO: merge anchors this similar; 0: equal", low=0, high=1)
     invalid_penalty: float = opt(RL, 0.1, "subtracted for a malformed response, A.1", low=0)
     lr: float = opt(RL, 1e-6, "learning rate of AdamW, constant, A.1", above=0, high=1)
+    warm_up: int = opt(
+        RL, 0, "updates in which the learning rate rises to --lr; verl-agent's search: a tenth of "
+        "all", low=0,
+    )  # fmt: skip
+    beta2: float = opt(
+        RL, 0.999, "decay of AdamW's second moment; ECHO: 0.95", low=0, high=0.99999
+    )
     mini_batch: int = opt(RL, 256, "rows per optimizer step, A.1; 0: all rows", low=0)
     micro_tokens: int = opt(RL, 16384, "tokens per forward pass, padding included", low=1)
     old_logp: str = opt(
@@ -145,6 +152,14 @@ class Config:
         PAW, "next", "the next observation, or another row's (placebo)",
         choices=("next", "shuffled"),
     )  # fmt: skip
+    wm_separator: str = opt(
+        PAW, "turn", "between response and observation: what the chat template puts there, or "
+        "nothing", choices=("turn", "none"),
+    )  # fmt: skip
+    wm_every: int = opt(
+        PAW, 0, "0: both losses in each step; I: every I-th update is followed by one on the "
+        "world-model loss alone (TAPO: 4)", low=0,
+    )  # fmt: skip
     wm_steps: int = opt(PAW, 1, "next observations to predict, given the actions between", low=1)
     dedup: bool = opt(PAW, False, "Eq. 4: count equal transitions of an update once")
     conflict_every: int = opt(PAW, 0, "updates between gradient-conflict logs; 0: never", low=0)
@@ -155,6 +170,8 @@ class Config:
 METHODS = {
     # ECHO (arXiv 2605.24517): cross entropy on all observation tokens, constant weight 0.05.
     "echo": dict(wm_loss="ce", select_ratio=1.0, lambda_mode="constant", wm_scale=0.05),
+    # TAPO (arXiv 2607.27973, read through public notes): cross entropy in an update of its own.
+    "tapo": dict(wm_loss="ce", select_ratio=1.0, lambda_mode="constant", wm_every=4),
 }
 
 # Settings that may differ on resume: of run length, speed, memory and evaluation.
@@ -222,7 +239,7 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     parser = Parser(usage="%(prog)s [flags]", description=doc)
     parser.add_argument(
         "--preset", choices=[*presets, *METHODS], nargs="+", default=[default],
-        help=f"base settings (default {default}), optionally followed by a method: echo",
+        help=f"base settings (default {default}), optionally followed by a method: echo or tapo",
     )  # fmt: skip
     parser.add_argument(
         "--eval-only", dest="mode", action="store_const", const="eval-only", default="train",

@@ -292,11 +292,15 @@ class _Player:
         # o_{t+1} is tokenized alone, not with the prompt that will show it: the target of the
         # world model is this observation, whatever the next prompt looks like.
         obs_ids = self.policy.encode(step.observation)
+        separator_ids = []
+        if self.cfg.wm_separator == "turn":
+            separator_ids = self.policy.separator(seat.response.ids)
         limit = self.cfg.max_obs_tokens
         self.metrics["obs_tokens_cut"] += max(0, len(obs_ids) - limit)
         transition = Transition(
             prompt_ids=seat.prompt_ids,
             response_ids=seat.response.ids,  # as sampled: decoding and encoding may differ
+            separator_ids=separator_ids,
             obs_ids=obs_ids[:limit],
             response_logps=seat.response.logps,
             reward=step.reward,

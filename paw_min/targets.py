@@ -45,8 +45,9 @@ def multi_step(rows: list[TokenRow], trajectory: list[int], k: int) -> list[Toke
         for step in later:
             if not step.obs_ids or not ids:
                 break
-            given += range(len(ids), len(ids) + len(step.response_ids))
-            ids += step.response_ids + step.obs_ids
+            between = step.response_ids + step.separator_ids
+            given += range(len(ids), len(ids) + len(between))
+            ids += between + step.obs_ids
         longer.append(replace(row, obs_ids=ids, given=given))
         later.insert(0, row)
         del later[k - 1 :]  # the row before this one reaches no further

@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 
 from paw_min.config import Config
-from paw_min.critic import learn_values
+from paw_min.critic import LR_FACTOR, learn_values
 from paw_min.model.scoring import check_sync
 from paw_min.rollout import Rollout, flatten, rollout
 from paw_min.running import console, distributed
@@ -23,7 +23,7 @@ from paw_min.running.runs import read_metrics, updates_done
 from paw_min.running.samples import sample
 from paw_min.running.session import Session, open_session, start_model
 from paw_min.running.tasks import draw_groups
-from paw_min.update import NonFinite, learn, prepare
+from paw_min.update import NonFinite, learn, learn_in_turns, prepare
 
 
 def train(cfg: Config, eval_only: bool = False) -> None:
@@ -86,6 +86,7 @@ def run_update(cfg: Config, s: Session, k: int) -> dict[str, float]:
 
     # Lines 5, 7, 8, 10, 11: the gradient steps.
     began = time.perf_counter()
+    warm_up(cfg, s.optimizer, k)
     learned = {}
     try:
         if cfg.algo == "ppo":
@@ -94,7 +95,10 @@ def run_update(cfg: Config, s: Session, k: int) -> dict[str, float]:
             learned |= values.metrics
         if cfg.paw and cfg.conflict_every and k % cfg.conflict_every == 0:
             learned |= gradient_conflict(cfg, s.policy, rows, seed_key=(cfg.seed, k))
-        learned |= learn(cfg, s.policy, s.optimizer, rows, seed_key=(cfg.seed, k))
+        if cfg.paw and cfg.wm_every:
+            learned |= learn_in_turns(cfg, s.policy, s.optimizer, rows, k)
+        else:
+            learned |= learn(cfg, s.policy, s.optimizer, rows, seed_key=(cfg.seed, k))
     except NonFinite as error:
         raise stopped_by_nan(s, error, k) from error
     seconds_update = time.perf_counter() - began
@@ -110,6 +114,15 @@ def run_update(cfg: Config, s: Session, k: int) -> dict[str, float]:
         "seconds_old_pass": seconds_old_pass,
         "seconds_update": seconds_update,
     }
+
+
+def warm_up(cfg: Config, optimizer, k: int) -> None:
+    """The learning rate of update k: it rises linearly in the first updates, then is constant."""
+    # From k alone, so that a resumed run needs no state of a scheduler.
+    if 0 < k <= cfg.warm_up:
+        rates = (cfg.lr, LR_FACTOR * cfg.lr)  # as in make_optimizer: the policy, PPO's critic
+        for group, rate in zip(optimizer.param_groups, rates):
+            group["lr"] = rate * k / cfg.warm_up
 
 
 def collect(cfg: Config, s: Session, k: int) -> Rollout:

@@ -13,7 +13,7 @@
     11    optimize the joint objective (Eq. 11)                           learn
 
     prepare   rows -> rows with advantages, old log-probs, selected transitions, lambda_g, weights
-    learn     rows -> gradient steps on the joint objective
+    learn     rows -> gradient steps on the joint objective (learn_in_turns: on one loss at a time)
 
 The RL loss under PaW is that of verl-agent, the code of GiGPO, on which the paper builds: PPO's
 clipped surrogate on group-relative advantages, as a mean over the response tokens of a mini-batch,
@@ -126,12 +126,40 @@ def learn(cfg: Config, policy: Policy, optimizer, rows: Rows, seed_key: tuple) -
     return metrics.result()
 
 
+def learn_in_turns(
+    cfg: Config, policy: Policy, optimizer, rows: Rows, k: int
+) -> dict[str, float]:
+    """TAPO: update k on the RL loss alone; every wm_every-th is followed by one on line 8 alone.
+
+    -> metrics of the RL part, and those of the world model with names that begin with wm_ or
+    loss_wm. The tokens that both train are added up.
+    """
+    no_weight = torch.zeros_like(rows.row_weight)
+    rl_rows = replace(rows, row_weight=no_weight)
+    metrics = learn(cfg, policy, optimizer, rl_rows, seed_key=(cfg.seed, k))
+    if k % cfg.wm_every:
+        return metrics
+    # Without advantages, KL and entropy bonus, only the world-model loss has a gradient.
+    alone = replace(cfg, kl_coef=0.0, entropy_coef=0.0)
+    no_advantage = torch.zeros_like(rows.advantage)
+    wm_rows = replace(rows, advantage=no_advantage, ref_logp=None)
+    learned = learn(alone, policy, optimizer, wm_rows, seed_key=(cfg.seed, k, "world model"))
+    for name, value in learned.items():
+        if name.startswith(("wm_", "loss_wm")):
+            metrics[name] = value
+        elif name in ("tokens_trained", "tokens_forward"):
+            metrics[name] += value
+    metrics["grad_norm_wm_alone"] = learned["grad_norm"]
+    return metrics
+
+
 @dataclass
 class ObservationLoss:
     """The world-model loss of B rows, and the tokens that it is made of."""
 
     per_row: Tensor  # (B,) mean over |o|, before lambda_g and the other weights
     counted: Tensor  # (B, S) bool: observation tokens with a gradient; Eq. 7 drops the others
+    first_p: Tensor  # (B,) p of the first token of o', which often says whether a had an effect
 
 
 @dataclass
@@ -261,15 +289,20 @@ def group_lambdas(cfg: Config, rows: Rows) -> dict[int, float]:
 
 def observation_loss(cfg: Config, logp: Tensor, obs_mask: Tensor) -> ObservationLoss:
     """The world-model loss of each row: (B, S), bool (B, S) -> (B,), bool (B, S)."""
+    counted = obs_mask
     if cfg.wm_loss == "ce":
-        return ObservationLoss(cmae.cross_entropy(logp, obs_mask), obs_mask)  # Eq. 5
-    if cfg.wm_loss == "mae":
-        return ObservationLoss(cmae.mae(logp, obs_mask), obs_mask)  # Eq. 6
-    if cfg.wm_loss != "cmae":
+        per_row = cmae.cross_entropy(logp, obs_mask)  # Eq. 5
+    elif cfg.wm_loss == "mae":
+        per_row = cmae.mae(logp, obs_mask)  # Eq. 6
+    elif cfg.wm_loss == "cmae":
+        per_row = cmae.clipped_mae(logp, obs_mask, cfg.rho)  # Eq. 8
+        # Eq. 7 drops tokens that the policy knows; they still count in |o|, the divisor of Eq. 8.
+        counted = obs_mask & cmae.hard_tokens(logp, cfg.rho).bool()
+    else:
         raise ValueError(f"wm_loss={cfg.wm_loss!r} has no branch in observation_loss")
-    # Eq. 7 drops tokens that the policy knows; they still count in |o|, the divisor of Eq. 8.
-    hard = cmae.hard_tokens(logp, cfg.rho).bool()
-    return ObservationLoss(cmae.clipped_mae(logp, obs_mask, cfg.rho), obs_mask & hard)  # Eq. 8
+    first = obs_mask.int().argmax(-1, keepdim=True)  # (B, 1); 0 in rows without an observation
+    first_p = logp.detach().gather(-1, first)[:, 0].exp()  # (B,)
+    return ObservationLoss(per_row, counted, first_p)
 
 
 def policy_loss(

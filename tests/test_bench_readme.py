@@ -185,6 +185,16 @@ def retrievers() -> Expected:
     return Expected(rows, [f"{r['passages']:,}", str(r["words_per_passage"]), *computed])
 
 
+def serve() -> Expected:
+    rows = []
+    for env, title in (("alfworld", "ALFWorld"), ("webshop", "WebShop"), ("search", "search")):
+        speeds = load("serve")["steps_per_s"][env].values()
+        rows.append(f"| {title} | {' | '.join(f'{speed:,.0f}' for speed in speeds)} |")
+    step = 1000 / load("serve")["steps_per_s"]["webshop"]["sessions 1"]
+    official = load("webshop")["steps"]["figures"]["all steps"]["recorded_ms"]
+    return Expected(rows, [f"{step:.2f}", *(f"{ms:g}" for ms in official)])
+
+
 SECTIONS = {
     "Overhead of PaW": overhead,
     "Forward and backward passes": update,
@@ -193,6 +203,7 @@ SECTIONS = {
     "Scaling": scaling,
     "ALFWorld engine": engine,
     "WebShop": webshop,
+    "OpenEnv server": serve,
     "BM25": retrievers,
 }
 

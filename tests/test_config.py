@@ -38,7 +38,8 @@ OURS = dict(  # neither says; max_obs_tokens cuts nothing: Eq. 5-8 sum over all 
     select_entropy="full", max_obs_tokens=4096, name="", out="runs", seed=0, eval_repeats=1,
     data="", device="auto", precision="auto", shard=False, grad_checkpointing=True,
     ref_offload=False, sampler="vllm", vllm_memory=0.4, micro_tokens=16384, conflict_every=0,
-    human_goals=False, retriever="", topk=3, lora_rank=0, track="none",
+    human_goals=False, retriever="", topk=3, lora_rank=0, track="none", wm_separator="turn",
+    warm_up=0, beta2=0.999, wm_every=0,
 )  # fmt: skip
 DECISIONS = dict(  # ALFWorld and WebShop
     groups=16, group_size=8, r_max=10.0, invalid_penalty=0.1, history_length=2,
@@ -103,10 +104,10 @@ def test_a_password_is_not_stored(url):
 
 @pytest.mark.parametrize("env", SCRIPTS)
 def test_presets_pass_their_own_check_and_the_first_is_tiny(env):
-    settings = ["sparse", "changed", "smollm2"] if env == "alfworld" else []
+    settings = ["sparse", "changed", "open", "smollm2"] if env == "alfworld" else ["open"]
     assert list(SCRIPTS[env].PRESETS) == ["tiny", *settings, "paper", "24gb", "80gb"]
     for name in settings:
-        assert parse("--preset", name, env=env).name == f"alfworld-{name}-grpo-paw-seed0"
+        assert parse("--preset", name, env=env).name == f"{env}-{name}-grpo-paw-seed0"
     for preset in SCRIPTS[env].PRESETS.values():
         check(Config(**{"env": env} | preset))
     cfg = parse(env=env)
@@ -230,6 +231,12 @@ def test_argparse_errors_are_one_line(argv, message, capsys):
     assert printed.count("\n") == 1 and "usage" not in printed
 
 
+def test_tapo_is_a_preset_on_top_of_a_size():
+    tapo = dict(wm_loss="ce", select_ratio=1.0, lambda_mode="constant", wm_every=4)
+    plain, cfg = parse("--preset", "tiny"), parse("--preset", "tiny", "tapo")
+    assert asdict(cfg) == asdict(plain) | tapo | {"name": plain.name.replace("paw", "tapo")}
+
+
 def test_echo_is_a_preset_on_top_of_a_size():
     echo = dict(wm_loss="ce", select_ratio=1.0, lambda_mode="constant", wm_scale=0.05)
     for size in ("tiny", "paper"):
@@ -249,6 +256,7 @@ OTHER = dict(  # a valid value of each setting that is not the one of the tiny p
     eval_tasks=33, model="a/other", seed=3, data="d", retriever="r", workers=2, out="elsewhere",
     updates=33, eval_every=3, eval_repeats=3, save_every=3, micro_tokens=333, vllm_memory=0.3,
     device="cpu", conflict_every=3, wm_scale=0.3, wm_steps=3, lora_rank=3,
+    warm_up=3, beta2=0.9, wm_every=3,
 )  # fmt: skip
 SOURCES = {"data", "retriever"}  # paths, which the names leave out
 

@@ -85,13 +85,16 @@ def stored_steps(folder: Path) -> list[dict]:
 
 def own_numbers(weights, step: dict) -> tuple[list[float], list[float]]:
     """Entropies of the response and p of the observation, from the logits of transformers."""
-    prompt, response, obs = (step[f"{part}_ids"] for part in ("prompt", "response", "obs"))
-    ids = torch.tensor([prompt + response + obs])
+    parts = ("prompt", "response", "separator", "obs")
+    prompt, response, separator, obs = (step[f"{part}_ids"] for part in parts)
+    assert separator  # --wm-separator turn
+    ids = torch.tensor([prompt + response + separator + obs])
     with torch.no_grad():
         p = weights(ids).logits[0].float().softmax(-1)  # (L, V); temperature 1
     first, n = len(prompt) - 1, len(response)
     entropy = torch.special.entr(p[first : first + n]).sum(-1)
-    return entropy.tolist(), [p[first + n + k, token].item() for k, token in enumerate(obs)]
+    first_obs = first + n + len(separator)
+    return entropy.tolist(), [p[first_obs + k, token].item() for k, token in enumerate(obs)]
 
 
 # ---- what training stores ----

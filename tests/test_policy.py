@@ -7,9 +7,11 @@ length, another batch), tolerances are a few float32 roundings of a log-probabil
 """
 
 import json
+import time
 from collections import deque
 from functools import partial
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,12 +19,13 @@ from safetensors.torch import load_file, save_file
 from paw_min import losses
 from paw_min.model import policy as policy_module
 from paw_min.model.batches import TokenRow, collate
-from paw_min.model.policy import Policy, load_policy
+from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.running.errors import UserError
 from paw_min.toy import standins
 from tests.helpers import FAMILIES, ROUNDING, SIZE, TEXTS, make_policy
 from tests.helpers import TOKEN_ROWS as ROWS
+from tests.http_server import Server
 
 
 def sample(policy, prompts, seeds, temperature, max_tokens, batch_size=64) -> list:
@@ -282,7 +285,7 @@ def test_a_folder_keeps_everything(tmp_path):
 
 
 def test_bad_model_folders_are_named(tmp_path):
-    with pytest.raises(ValueError, match="has no config.json"):
+    with pytest.raises(ValueError, match="no config.json: give .* or checkpoint-... of a run"):
         load_policy(str(tmp_path))
     policy = make_policy("qwen3")
     policy.model.save_pretrained(tmp_path)
@@ -292,6 +295,29 @@ def test_bad_model_folders_are_named(tmp_path):
     policy.tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="no chat template"):
         load_policy(str(tmp_path))
+
+
+def test_a_model_that_the_hub_does_not_have_is_asked_for_once(monkeypatch, caplog):
+    """Without a network, this took half a minute and eleven lines."""
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    start = time.monotonic()
+    with pytest.raises(UserError, match="the model no/such cannot be loaded .*onnect"):
+        load_tokenizer("no/such")
+    assert time.monotonic() - start < 5 and not caplog.records
+
+    asked = []
+
+    def refuse(handler):
+        asked.append(handler.path)
+        handler.reply(404, {"error": "Repository not found"}, X_Error_Code="RepoNotFound")
+
+    hub = Server()
+    hub.http.RequestHandlerClass.do_GET = refuse
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
+    with pytest.raises(UserError, match="the model no/such cannot be loaded .*Not Found"):
+        load_tokenizer("no/such")
+    hub.close()
+    assert asked == ["/api/models/no/such"]
 
 
 def change_config(policy, folder, **changed):

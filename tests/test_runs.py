@@ -296,9 +296,19 @@ def test_a_run_without_its_checkpoint_keeps_its_metrics(finished, config):
     assert [line["update"] for line in runs.read_metrics(finished)] == [0, 1, 2]
 
 
+def test_the_rows_of_a_nan_are_not_written_through_a_link(finished, config, tmp_path):
+    mine = tmp_path / "mine"
+    mine.write_text("keep")
+    (finished / "nonfinite-000002.pt").symlink_to(mine)
+    file = runs.Run(config()).dump_rows([], 2)
+    assert mine.read_text() == "keep"
+    assert file.is_file() and not file.is_symlink() and torch.load(file) == []
+
+
 def test_without_its_config_a_run_does_not_take_other_settings(finished, config):
     (finished / "config.json").unlink()
-    with pytest.raises(UserError, match="config.json cannot be read"):
+    sentence = "config.json cannot be read .it is missing.: restore it, or choose another --name"
+    with pytest.raises(UserError, match=sentence):
         train.train(config(updates=2, lr=0.5))
     assert not (finished / "config.json").exists()
 

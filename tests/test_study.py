@@ -112,6 +112,15 @@ def test_from_runs_to_table_and_picture(sweep, tmp_path, monkeypatch):
     assert (out / "study.png").stat().st_size > 5000
     assert "difference to GRPO" in (out / "study.md").read_text()
 
+    metrics = tmp_path / f"{PAW}1" / "metrics.jsonl"
+    lines = read_metrics(metrics.parent)
+    for line in lines:
+        line.pop("grad_norm", None)
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(UserError, match="metrics.jsonl cannot be read .KeyError: 'grad_norm'"):
+        study.main([sweep], out)
+    assert study.mean_by_key([{"a": 1.0, "b": 2.0}, {"a": 3.0}]) == {"a": 2.0}
+
     def silent(cfg, *args):
         played = evaluate(cfg, *args)
         for t in (t for e in played.episodes for t in e.transitions):

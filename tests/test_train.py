@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import run_alfworld
 from paw_min import train
-from paw_min.config import settings
+from paw_min.config import Config, settings
 from paw_min.envs.alfworld import list_games
 from paw_min.model.sampler import HFSampler
 from paw_min.running import cli, console, plot, runs, session
@@ -386,7 +386,10 @@ def test_the_paper_preset_is_the_same_code(model, games_root, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["alfworld", "sparse", "webshop", "search"])
+@pytest.mark.parametrize(
+    "name",
+    ["alfworld", "sparse", "webshop", "search", "alfworld-open", "webshop-open", "search-open"],
+)
 def test_the_stand_in_is_what_its_command_makes(name, games_root, tmp_path, monkeypatch):
     """The whole remake takes minutes; its miniature on 12 tasks repeats what was recorded."""
     monkeypatch.chdir(tmp_path)  # the default shop is generated here
@@ -395,7 +398,7 @@ def test_the_stand_in_is_what_its_command_makes(name, games_root, tmp_path, monk
     if lesson.env == "alfworld":
         tasks = sorted(list_games(games_root, "train"), key=lambda game: Path(game).parent.name)
     else:
-        tasks = standins.TEACHERS[name].training_tasks()[:12]
+        tasks = standins.TEACHERS[lesson.env].training_tasks()[:12]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     torch.manual_seed(5)  # nobody else's generator matters
     again = standins.miniature(name, tasks, tokenizer, seed=0)
@@ -405,7 +408,7 @@ def test_the_stand_in_is_what_its_command_makes(name, games_root, tmp_path, monk
     # The kept weights are those at the end of the record: they cost what its last steps did.
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert 0.8e6 < model.num_parameters() < 1.2e6
-    rows = standins.demonstrations(lesson.env, tasks, 0, lesson.haste, lesson.episodes)
+    rows = standins.demonstrations(lesson, tasks, 0)
     loss = standins.imitate(model, tokenizer, rows, 0, 60, 1e-9, stop=6)
     assert sum(loss) / 6 == pytest.approx(record["loss"][-1], rel=0.25)
 
@@ -430,13 +433,44 @@ def test_the_warm_start_supervises_what_its_kind_says():
     steps = nll(prompt + ids(row.response) + [end] + observation)[len(prompt) - 1 :]
     acts, document = steps[: -len(observation)], nll([end, *observation] * 2)
     both = acts.sum() + 0.3 * document.sum()
+    # After the separator <user>. The only row is its own stranger.
+    separator = ids("<user>")
+    after = nll(prompt + ids(row.response) + [end] + separator + observation)[-len(observation) :]
+    separated = nll([end, *separator, *observation] * 2)
+    opened = acts.sum() + 0.1 * after.sum() + 0.3 * separated.sum()
     expected = {
         "sft": acts.mean(), "actobs": steps.mean(),
         "words": both / (len(acts) + 0.3 * len(document)),
+        "open": opened / (len(acts) + 0.1 * len(after) + 0.3 * len(separated)),
     }  # fmt: skip
     for kind, value in expected.items():
         (loss,) = standins.imitate(model, tokenizer, [row], 0, 60, 1e-9, kind, stop=1)
         assert loss == pytest.approx(value.item(), rel=1e-3), kind
+
+
+def test_strangers_keep_the_responses_and_mix_the_observations():
+    rows = [standins.Demonstration(f"p{k}", f"r{k}", f"o{k}" if k % 3 else "") for k in range(60)]
+    mixed = standins.strangers(rows, seed=0)
+    assert [row[:2] for row in mixed] == [row[:2] for row in rows]
+    assert {row.observation for row in mixed} <= {row.observation for row in rows} - {""}
+    own = sum(a.observation == b.observation for a, b in zip(mixed, rows))
+    assert own < 10 and standins.strangers(rows, 0) == mixed != standins.strangers(rows, 1)
+
+
+def test_warm_up_is_linear_and_has_no_state():
+    policy = make_policy()
+    cfg = Config(lr=0.01, warm_up=4)
+    optimizer = session.make_optimizer(cfg, policy)
+    rates = []
+    for k in (1, 2, 4, 5, 9):
+        train.warm_up(cfg, optimizer, k)
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.0025, 0.005, 0.01, 0.01, 0.01])
+    train.warm_up(cfg, optimizer, 3)  # resumed, in any order
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0075)
+    assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)
+    other = session.make_optimizer(Config(beta2=0.95), policy)
+    assert other.param_groups[0]["betas"] == (0.9, 0.95)
 
 
 @pytest.mark.parametrize("off, stops", [(2e-3, True), (5e-4, False), (float("nan"), True)])

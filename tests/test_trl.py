@@ -96,11 +96,14 @@ def episodes(played: dict) -> list[Episode]:
         for start, end in zip(starts, [*starts[1:], len(ids)]):
             generated = [ids[k] for k in range(start, end) if kinds[k] == (1, 0)]
             observed = [ids[k] for k in range(start, end) if kinds[k] == (0, 1)]
+            first_obs = next(k for k in range(start, end) if kinds[k] == (0, 1))
+            separator = [ids[k] for k in range(start, first_obs) if kinds[k] == (0, 0)]
+            assert separator  # <user>
             episode.transitions.append(
                 Transition(
                     played["prompt_ids"][n] + ids[:start], generated, observed,
                     response_logps=[], reward=0.0, valid=True, anchor="", group=n // GROUP,
-                    trajectory=n,
+                    trajectory=n, separator_ids=separator,
                 )
             )  # fmt: skip
         episode.transitions[-1].reward = played["episode_return"][n]

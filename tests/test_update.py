@@ -6,6 +6,7 @@
 import copy
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from paw_min.update import (
     NonFinite,
     group_lambdas,
     learn,
+    learn_in_turns,
     mini_batches,
     observation_loss,
     policy_loss,
@@ -246,6 +248,56 @@ def test_rho():
     assert loose["wm_clipped_tokens"] < tight["wm_clipped_tokens"]
     # At rho = 1 nothing is clipped, and clipped MAE is MAE.
     assert torch.equal(run(rho=1.0)[0], run(wm_loss="mae")[0])
+
+
+def test_tapo_alternates_the_losses():
+    """An update is plain GRPO; every second one is followed by steps on the observations alone."""
+    tapo = BASE | dict(wm_loss="ce", select_ratio=1.0, lambda_mode="constant", wm_every=2)
+
+    def run_alternating(updates: int, **settings) -> tuple[torch.Tensor, dict]:
+        cfg = Config(**tapo | settings)
+        policy = make_policy()
+        reference = make_policy()
+        optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)
+        for k in range(1, updates + 1):
+            rows = prepare(cfg, policy, reference, flatten(EPISODES))
+            metrics = learn_in_turns(cfg, policy, optimizer, rows, k)
+        return torch.cat([p.detach().flatten() for p in policy.parameters()]), metrics
+
+    def run_baseline(updates: int) -> torch.Tensor:
+        cfg = Config(**tapo | dict(paw=False))
+        policy = make_policy()
+        optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)
+        for k in range(1, updates + 1):
+            rows = prepare(cfg, policy, make_policy(), flatten(EPISODES))
+            learn(cfg, policy, optimizer, rows, (cfg.seed, k))
+        return torch.cat([p.detach().flatten() for p in policy.parameters()])
+
+    weights, metrics = run_alternating(1)
+    assert torch.equal(weights, run_baseline(1))
+    assert "wm_loss" not in metrics
+    weights, metrics = run_alternating(2)
+    change = weights - run_baseline(2)
+    assert change.abs().max() > 0
+    assert metrics["wm_loss"] > 0 and metrics["grad_norm_wm_alone"] > 0
+    # The extra steps have no part of RL: they do not depend on advantages or the KL coefficient.
+    cfg = Config(**tapo)
+    rows = prepare(cfg, make_policy(), None, flatten(EPISODES))
+    found = []
+    for factor in (0.0, 3.0):
+        policy = make_policy()
+        optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)
+        other = replace(rows, advantage=factor * rows.advantage)
+        with_rl = learn_in_turns(cfg, policy, optimizer, other, 2)
+        found.append(with_rl["loss_wm"])
+    assert found[0] != found[1]  # after other RL steps
+    policy = make_policy()
+    still = torch.optim.SGD(policy.parameters(), lr=0.0)
+    learn_in_turns(cfg, policy, still, rows, 2)
+    last = torch.cat([p.grad.flatten() for p in policy.parameters()])
+    learn_in_turns(cfg, policy, still, replace(rows, advantage=3 * rows.advantage), 2)
+    again = torch.cat([p.grad.flatten() for p in policy.parameters()])
+    assert torch.equal(last, again) and last.norm() > 0
 
 
 def test_select_ratio():

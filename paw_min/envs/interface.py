@@ -100,3 +100,5 @@ class Benchmark:
     load: Callable[[Config, str], Tasks]  # (settings, data folder); ValueError or OSError
     prompts: dict[str, Callable[[Context, int], str]]  # style -> (context, history length) -> h_t
     parse: Callable[[str], Command]  # response -> command
+    # o_t -> o_{t+1} of a command that has no effect. For measurements only.
+    unchanged: Callable[[str], str] = lambda observation: observation

@@ -1,7 +1,8 @@
 """The runs behind each table and figure: arms, named as in the paper, and their flags.
 
 {size} stands for the size preset of the sweep (tiny, paper), {episodes} for the episodes per update
-of that preset. The first arm is the one that `table` compares the others to.
+of that preset, {third} for a third of its learning rate, {printed} for PRINTED_SCALE. The first arm
+is the one that `table` compares the others to.
 """
 
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ STUDY = [  # results/PROTOCOL.md
     Arm("placebo: shuffled targets", "--wm-target shuffled"),
     Arm("world-model loss x 0.1", "--wm-scale 0.1"),
 ]
+
+# 1/(T|a|) of the open start models (results/starts): the scale of the world-model term relative to
+# Eq. 1 as printed, a sum over turns and tokens.
+PRINTED_SCALE = {"alfworld": 0.0055, "webshop": 0.012, "search": 0.061}
 
 GRIDS = {
     "table1": MAIN,  # and Table 5, its standard deviations
@@ -66,6 +71,15 @@ GRIDS = {
         Arm("w/ CE loss", "--wm-loss ce"),
         Arm("ECHO", "--preset {size} echo"),
         *pair("GiGPO", "--algo gigpo"),
+    ],
+    "fair": [  # results/fair/PROTOCOL.md
+        *STUDY,
+        Arm("GRPO, a third of the rate", "--no-paw --lr {third}"),
+        Arm("printed scale", "--wm-scale {printed}"),
+        Arm("ECHO", "--preset {size} echo"),
+        Arm("TAPO", "--preset {size} tapo"),
+        Arm("GRPO, mean", "--no-paw --normalize mean"),
+        Arm("GRPO w/ PaW, mean", "--normalize mean"),
     ],
     "neighbors": [*STUDY, Arm("ECHO", "--preset {size} echo")],
 }

@@ -8,6 +8,8 @@ Each run's last weights, and the start model's, then score the same transitions:
     p       mean probability of a token of o_{t+1}, given h_t, a_t and the tokens before it
     easy    share of these tokens with p > rho, which Eq. 7 leaves out
     exact   share of transitions whose whole o_{t+1} is the greedy continuation of (h_t, a_t)
+    branch  mean p of the tokens that decide between the outcomes of a state (outcomes.py)
+    auc     does the model know which actions have no effect? 0.5: chance (outcomes.py)
 
 Failures. The weights play the evaluation panel. Counted are, as shares of the steps:
 
@@ -28,8 +30,9 @@ import torch
 
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.experiments import outcomes
 from paw_min.experiments.table import Entry, find
-from paw_min.experiments.transitions import observation_logps
+from paw_min.experiments.transitions import TextRow, observation_logps, text_rows
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.rollout import Episode, Transition
@@ -59,9 +62,11 @@ class Report:
     nothing: float
     repeated: float
     tool: float
+    branch: float | None = None  # None in reports of earlier versions, too
+    auc: float | None = None
 
 
-def report(cfg: Config, entry: Entry, weights: str, rows: list[Transition]) -> tuple[Report, list]:
+def report(cfg: Config, entry: Entry, weights: str, rows: list[TextRow]) -> tuple[Report, list]:
     """Report on these weights, and the rows that were scored.
 
     rows: the transitions to score; if empty, up to TRANSITIONS of those just played.
@@ -74,11 +79,13 @@ def report(cfg: Config, entry: Entry, weights: str, rows: list[Transition]) -> t
         played = evaluate(cfg, policy, sampler, pool, tasks.held_out)
     episodes = [episode for episode in played.episodes if not episode.failed]
     if not rows:
-        rows = sample(episodes)
+        rows = sample(text_rows(cfg, episodes))
     if not rows:
         raise UserError(f"{weights} met no observation to score: use more --eval-tasks.")
-    logps = observation_logps(cfg, policy, rows)
+    tokens = [row.tokens for row in rows]
+    logps = observation_logps(cfg, policy, tokens)
     p = torch.cat(logps).exp()  # (tokens,)
+    known = outcomes.measure(cfg, policy, rows)
     nothing, repeated, tool = failures(cfg, episodes)
     found = Report(
         label=entry.label,
@@ -87,19 +94,19 @@ def report(cfg: Config, entry: Entry, weights: str, rows: list[Transition]) -> t
         success=played.metrics["eval_success"],
         p=p.mean().item(),
         easy=(p > cfg.rho).float().mean().item(),
-        exact=sum(greedy_matches(policy, sampler, rows)) / len(rows),
+        exact=sum(greedy_matches(policy, sampler, tokens)) / len(rows),
         nothing=nothing,
         repeated=repeated,
         tool=tool,
+        branch=known.p_branch,
+        auc=known.auc,
     )
     return found, rows
 
 
-def sample(episodes: list[Episode]) -> list[Transition]:
+def sample(rows: list[TextRow]) -> list[TextRow]:
     """At most TRANSITIONS with a next observation, at equal distances in the order of play."""
-    found = []
-    for episode in episodes:
-        found += [row for row in episode.transitions if row.obs_ids]
+    found = [row for row in rows if row.tokens.obs_ids]
     step = max(1, -(-len(found) // TRANSITIONS))  # rounded up
     return found[::step]
 
@@ -117,7 +124,8 @@ def greedy_matches(policy: Policy, sampler: HFSampler, rows: list[Transition]) -
             queue = deque()
             for number in part:
                 row = rows[number]
-                queue.append(Request(number, row.prompt_ids + row.response_ids, 0))
+                before = row.prompt_ids + row.response_ids + row.separator_ids
+                queue.append(Request(number, before, 0))
             longest = lengths[part[-1]]
             for finished in sampler.generate(queue, 0.0, longest):
                 for response in finished:

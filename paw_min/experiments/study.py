@@ -34,7 +34,7 @@ from paw_min.experiments.table import (
 )
 from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.plot import plt
-from paw_min.running.runs import read_metrics, writing
+from paw_min.running.runs import read_metrics, reading, writing
 from paw_min.running.untrusted import read_json
 
 KNOWN = ("p", "exact", "nothing", "repeated", "tool")
@@ -108,7 +108,8 @@ def compare_arms(arm: Measured, base: Measured | None) -> dict[str, Cell]:
 
 
 def mean_by_key(runs: list[dict[str, float]]) -> dict[str, float]:
-    return {key: float(np.mean([run[key] for run in runs])) for key in runs[0]}
+    common = [key for key in runs[0] if all(key in run for run in runs)]
+    return {key: float(np.mean([run[key] for run in runs])) for key in common}
 
 
 def read(sweep: Path) -> Setting:
@@ -131,7 +132,8 @@ def read(sweep: Path) -> Setting:
         lines = read_metrics(result.folder)
         curve = [100 * line["success"] for line in lines if "success" in line]
         curves[arm].append(curve)
-        trained[arm].append(training(lines))
+        with reading(Path(result.folder) / "metrics.jsonl"):  # a metric may be missing
+            trained[arm].append(training(lines))
         for name, column in measure(result, report, curve).items():
             measured[arm][name][result.seed] = column
 

@@ -22,7 +22,7 @@ import torch
 
 from paw_min.config import Config, parse_args
 from paw_min.experiments import ROOT, presets_of
-from paw_min.experiments.grids import GRIDS
+from paw_min.experiments.grids import GRIDS, PRINTED_SCALE
 from paw_min.experiments.table import Entry
 from paw_min.running.cli import INTERRUPTED
 from paw_min.running.console import progress_bar
@@ -84,7 +84,12 @@ def plan(grid: str, env: str, seeds: list[int], out: str, extra: list[str]) -> l
     if base.device not in ("auto", "cpu", "cuda"):
         raise UserError(f"--device {base.device} after --: the sweep assigns GPUs, choose them "
                         "with CUDA_VISIBLE_DEVICES.")  # fmt: skip
-    values = {"size": " ".join(sizes), "episodes": base.groups * base.group_size}
+    values = {
+        "size": " ".join(sizes),
+        "episodes": base.groups * base.group_size,
+        "third": f"{base.lr / 3:.3g}",
+        "printed": PRINTED_SCALE[env],
+    }
     jobs = []
     for seed in seeds:
         for arm in GRIDS[grid]:

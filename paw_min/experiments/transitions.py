@@ -175,7 +175,10 @@ def teacher_rows(cfg: Config, policy: Policy, episodes: int) -> list[TextRow]:
     for prompt, response, following in teacher.demonstrations(tasks, cfg.seed, 0.0, 1, render):
         response_ids = [*policy.encode(response), policy.eos_ids[0]]
         obs_ids = policy.encode(following)[: cfg.max_obs_tokens]
-        tokens = TokenRow(policy.encode_chat(prompt), response_ids, obs_ids)
+        separator_ids = policy.separator(response_ids) if cfg.wm_separator == "turn" else []
+        tokens = TokenRow(
+            policy.encode_chat(prompt), response_ids, obs_ids, separator_ids=separator_ids
+        )
         row = TextRow(
             tokens=tokens,
             task="",

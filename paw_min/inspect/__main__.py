@@ -132,6 +132,7 @@ def score(cfg: Config, policy: Policy, steps: list[StoredRow], label: str = "sco
             for b, i in enumerate(batch.index):
                 seen[i] = _seen(
                     n_response=len(steps[i].response_ids),
+                    first_obs=len(steps[i].response_ids) + len(steps[i].separator_ids),
                     n_obs=len(steps[i].obs_ids),
                     entropy=entropy[b],
                     p=logp[b].exp(),
@@ -145,6 +146,7 @@ def score(cfg: Config, policy: Policy, steps: list[StoredRow], label: str = "sco
 
 def _seen(
     n_response: int,
+    first_obs: int,
     n_obs: int,
     entropy: torch.Tensor,
     p: torch.Tensor,
@@ -152,8 +154,8 @@ def _seen(
     counted: torch.Tensor,
     loss: torch.Tensor,
 ) -> Seen:
-    """One row of a batch, (S,) each: the response, the observation, then padding. loss: ()."""
-    obs = slice(n_response, n_response + n_obs)
+    """One row of a batch, (S,) each: response, separator, observation, padding. loss: ()."""
+    obs = slice(first_obs, first_obs + n_obs)
     p_of_targets = []
     hard = ""
     for value, target, counts in zip(
@@ -269,6 +271,7 @@ def step_data(tokenizer, step: StoredRow, seen: list[Seen]) -> dict:
         prompt=prompt,
         promptTokens=len(step.prompt_ids),
         response=pieces(tokenizer, step.response_ids),
+        separator=tokenizer.decode(step.separator_ids, clean_up_tokenization_spaces=False),
         obs=pieces(tokenizer, step.obs_ids),
         seen=[asdict(x) for x in seen],
     )

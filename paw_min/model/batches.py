@@ -27,6 +27,8 @@ class TokenRow:
     prompt_ids: list[int]  # h_t
     response_ids: list[int]  # a_t, exactly as sampled
     obs_ids: list[int]  # o_{t+1}; may be empty
+    # What stands between a_t and o_{t+1}, with --wm-separator turn: context, in no loss.
+    separator_ids: list[int] = field(default_factory=list, kw_only=True)
     # Positions in obs_ids that are context, not targets: the actions between several observations.
     given: list[int] = field(default_factory=list, kw_only=True)
 
@@ -35,12 +37,12 @@ class TokenRow:
 class Batch:
     """Rows laid out for one forward pass.
 
-    One row of `ids`, with prompt h, response a, next observation o and padding:
+    One row of `ids`, with prompt h, response a, separator s, next observation o and padding:
 
-        ids             h h h h a a a o o o o . .      (B, L)
-        scored                  a a a o o o o .        (B, S): the row without its prompt
-        response_mask           1 1 1 0 0 0 0 0
-        obs_mask                0 0 0 1 1 1 1 0
+        ids             h h h h a a a s s o o o o . .      (B, L)
+        scored                  a a a s s o o o o .        (B, S): the row without its prompt
+        response_mask           1 1 1 0 0 0 0 0 0 0
+        obs_mask                0 0 0 0 0 1 1 1 1 0
 
     Results of the forward pass (log-probabilities, entropies, values) are (B, S): column s is the
     s-th token after the prompt. What is stored for a whole update (old and reference
@@ -81,7 +83,7 @@ def micro_batches(
     for i in chosen:
         length = len(rows[i].prompt_ids) + len(rows[i].response_ids)
         if with_obs[i]:
-            length += len(rows[i].obs_ids)
+            length += len(rows[i].separator_ids) + len(rows[i].obs_ids)
         lengths.append(length)
 
     # All ranks compute the same parts and take every n-th. The number of parts is a multiple of the
@@ -144,21 +146,26 @@ def split(lengths: list[int], budget: int, multiple: int = 1) -> list[list[int]]
 
 def collate(rows: list[TokenRow], with_obs: list[bool], pad_id: int, device="cpu") -> Batch:
     """Batch of these rows, with the observation of row b where with_obs[b]."""
-    # A row's tail has its scored tokens: the response and, where kept, the observation.
-    tails = [row.response_ids + (row.obs_ids if keep else []) for row, keep in zip(rows, with_obs)]
+    # A row's tail: the response and, where kept, the observation after its separator.
+    tails = []
+    for row, keep in zip(rows, with_obs, strict=True):
+        tails.append(row.response_ids + (row.separator_ids + row.obs_ids if keep else []))
     sequences = [row.prompt_ids + tail for row, tail in zip(rows, tails)]
     width = max(len(sequence) for sequence in sequences)  # L
     padded = [sequence + [pad_id] * (width - len(sequence)) for sequence in sequences]
     ids = torch.tensor(padded)  # (B, L)
 
     n_response = torch.tensor([len(row.response_ids) for row in rows])[:, None]  # (B, 1)
+    # The separator is neither: the policy did not choose it, and it says nothing of the world.
+    n_separator = torch.tensor([len(row.separator_ids) for row in rows])[:, None]  # (B, 1)
     n_tail = torch.tensor([len(tail) for tail in tails])[:, None]  # (B, 1)
     columns = torch.arange(int(n_tail.max()))  # (S,)
     response_mask = columns < n_response  # (B, S)
-    obs_mask = (columns < n_tail) & ~response_mask  # (B, S)
+    obs_mask = (columns < n_tail) & (columns >= n_response + n_separator)  # (B, S)
     for b, row in enumerate(rows):
         if with_obs[b] and row.given:
-            obs_mask[b, [len(row.response_ids) + k for k in row.given]] = False
+            first_obs = len(row.response_ids) + len(row.separator_ids)
+            obs_mask[b, [first_obs + k for k in row.given]] = False
 
     # All response tokens come first, since Policy.forward computes entropies for those only.
     scored = torch.cat([response_mask.nonzero(), obs_mask.nonzero()])  # (M, 2)

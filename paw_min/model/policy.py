@@ -4,18 +4,21 @@ One forward pass over (h_t, a_t, o_{t+1}) gives the log-probabilities of the res
 and of the next observation's tokens (world model). Attention is causal: no response token attends
 to the observation after it, so appending one changes no response log-probability.
 
-The paper specifies no separator between a and o, nor the temperature at which o is scored. Here: o
-follows the last response token directly (its end-of-turn token, if that was sampled), and only
-response logits are divided by the sampling temperature, since observations are not sampled.
+The paper specifies no separator between a and o, nor the temperature at which o is scored. Here, o
+follows what the chat template puts between a response and the next user message (Policy.separator),
+since a chat model has seen the environment's text only there. Only response logits are divided by
+the sampling temperature, since observations are not sampled.
 
 Legend: B rows, S scored tokens of the longest row, M scored tokens in all, D hidden size.
 """
 
 from contextlib import contextmanager
 from datetime import date
+from functools import cached_property
 from pathlib import Path
 
 import torch
+from huggingface_hub import HfApi, try_to_load_from_cache
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
@@ -27,6 +30,7 @@ from paw_min.running.errors import UserError
 
 transformers_logging.disable_progress_bar()  # one per file would hide our own
 
+HUB_TIMEOUT = 10.0  # seconds for an answer
 MODEL = "model."  # prefix of the language model's weights in Policy.state_dict()
 
 
@@ -131,6 +135,21 @@ class Policy(torch.nn.Module):
         )  # fmt: skip
         return self.encode(text)
 
+    @cached_property
+    def turn_ids(self) -> list[int]:
+        return self.encode(turn_text(self.tokenizer))
+
+    def separator(self, response_ids: list[int]) -> list[int]:
+        """The tokens between this response and the next user message.
+
+        In Qwen's format: <|im_end|>, a newline, <|im_start|>, user, a newline. The end token is
+        left out if the response has it. A response that reached the token limit has not.
+        """
+        between = self.turn_ids
+        if response_ids[-1] in self.eos_ids and between[:1] and between[0] in self.eos_ids:
+            return between[1:]
+        return between
+
     def encode(self, text: str) -> list[int]:  # without special tokens
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
@@ -164,8 +183,10 @@ def load_tokenizer(folder: str, positions: int = 0):
     UserError if it has no model, no chat template, or a model for fewer positions (tokens).
     """
     if Path(folder).exists() and not (Path(folder) / "config.json").is_file():
-        raise UserError(f"{folder} has no config.json: give a Hugging Face model folder")
+        model = "a Hugging Face model folder, or checkpoint-... of a run"
+        raise UserError(f"{folder} has no config.json: give {model}.")
     with _load_errors(folder):
+        look_on_hub(folder)
         limit = getattr(AutoConfig.from_pretrained(folder), "max_position_embeddings", positions)
         tokenizer = AutoTokenizer.from_pretrained(folder)
         if tokenizer.chat_template is None:
@@ -175,6 +196,36 @@ def load_tokenizer(folder: str, positions: int = 0):
         flags = "--max-prompt-tokens and --max-response-tokens"
         raise UserError(f"{folder} has {limit} positions: lower {flags}, together {positions}.")
     return tokenizer
+
+
+def turn_text(tokenizer) -> str:
+    """What the chat template writes between an assistant's message and the next user's.
+
+    UserError for a template that refuses such a conversation, or that changes its messages.
+    """
+    words = ("first", "second", "third")
+    roles = ("user", "assistant", "user")
+    messages = [{"role": role, "content": word} for role, word in zip(roles, words, strict=True)]
+    remedy = "use --wm-separator none"
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+    except Exception as error:  # whatever the template raises
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"the chat template refuses a second turn ({reason}): {remedy}") from error
+    start = text.rfind(words[1])
+    end = text.rfind(words[2])
+    if not 0 <= start < end:
+        raise UserError(f"the chat template leaves out messages of a second turn: {remedy}")
+    return text[start + len(words[1]) : end]
+
+
+def look_on_hub(name: str) -> None:
+    """Raise the hub's error for a name that is no folder, not in the cache, and not on the hub.
+
+    One request. transformers makes six, with half a minute of warnings between them.
+    """
+    if not Path(name).exists() and try_to_load_from_cache(name, "config.json") is None:
+        HfApi().model_info(name, timeout=HUB_TIMEOUT)
 
 
 def load_policy(

@@ -143,8 +143,10 @@ class Run:
     def dump_rows(self, rows: list, update: int) -> Path:
         """Save the rows of a NaN loss -> the file."""
         file = self.folder / f"nonfinite-{update:06d}.pt"
+        partial = file.with_suffix(".partial")
         with writing(file.name):
-            torch.save([vars(row) for row in rows], file)
+            torch.save([vars(row) for row in rows], partial)
+            os.replace(partial, file)  # a link of this name is replaced, not followed
         return file
 
     def write(self, name: str, text: str) -> None:
@@ -242,6 +244,8 @@ def reading(path: Path):
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         if isinstance(error, pickle.UnpicklingError):  # torch's text proposes to run such code
             reason = "it is damaged, or has code in it, which is not run"
+        if isinstance(error, FileNotFoundError):
+            reason = "it is missing"
         raise UserError(
             f"{path} cannot be read ({reason}): restore it, or choose another --name."
         ) from error

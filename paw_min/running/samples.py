@@ -92,6 +92,7 @@ def sample(update: int, episodes: list[Episode], rows: Rows) -> str:
         return StoredRow(
             prompt_ids=tokens.prompt_ids,
             response_ids=tokens.response_ids,
+            separator_ids=tokens.separator_ids,
             obs_ids=tokens.obs_ids,
             given=tokens.given,
             reward=rows.reward[i],
@@ -154,7 +155,7 @@ def read(path: Path, vocabulary: int) -> Sample:
 
 def check_tokens(step: StoredRow, vocabulary: int) -> None:
     """Raise ValueError for tokens that a model with this vocabulary cannot score."""
-    ids = [*step.prompt_ids, *step.response_ids, *step.obs_ids]
+    ids = [*step.prompt_ids, *step.response_ids, *step.separator_ids, *step.obs_ids]
     if len(ids) > LONGEST:
         raise ValueError(f"a step has {len(ids)} tokens, and at most {LONGEST} are read")
     if not all(0 <= i < vocabulary for i in ids):

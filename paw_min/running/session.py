@@ -17,7 +17,7 @@ from paw_min.critic import LR_FACTOR, load_critic
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Pool, Tasks
 from paw_min.model import lora
-from paw_min.model.policy import Policy, load_policy, load_tokenizer
+from paw_min.model.policy import Policy, load_policy, load_tokenizer, turn_text
 from paw_min.model.sampler import HFSampler
 from paw_min.model.vllm_sampler import VLLMSampler, check_installed
 from paw_min.running import distributed, memory, track
@@ -50,7 +50,7 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
         run = Run(cfg)
         start_folder = start_model(cfg)
         # Before the data, which may take minutes to generate: can the model be used at all?
-        load_tokenizer(start_folder, cfg.max_prompt_tokens + cfg.max_response_tokens)
+        check_tokenizer(cfg, start_folder)
         if not eval_only:
             memory.announce(cfg, start_folder, device)
         tasks = find_tasks(cfg)
@@ -97,6 +97,13 @@ def check_machine(cfg: Config) -> None:
         raise UserError(f"--device {cfg.device}: vLLM uses the first visible GPU; {choose}.")
 
 
+def check_tokenizer(cfg: Config, folder: str) -> None:
+    """UserError for a model whose positions or chat template do not suffice."""
+    tokenizer = load_tokenizer(folder, cfg.max_prompt_tokens + cfg.max_response_tokens)
+    if cfg.wm_separator == "turn":
+        turn_text(tokenizer)
+
+
 def forward_precision(cfg: Config, device: str) -> str:
     """"fp32" or "bf16"."""
     if cfg.precision == "auto":
@@ -118,7 +125,8 @@ def make_optimizer(cfg: Config, policy: Policy) -> torch.optim.Optimizer:
     if policy.critic:
         critic_parameters = list(policy.critic.parameters())
         groups.append({"params": critic_parameters, "lr": LR_FACTOR * cfg.lr})
-    return torch.optim.AdamW(groups, lr=cfg.lr, weight_decay=WEIGHT_DECAY)
+    betas = (0.9, cfg.beta2)
+    return torch.optim.AdamW(groups, lr=cfg.lr, betas=betas, weight_decay=WEIGHT_DECAY)
 
 
 def make_reference(
@@ -137,6 +145,8 @@ def make_reference(
 
 def start_model(cfg: Config) -> str:
     """The folder or hub name of the model that training starts from."""
+    if cfg.model == "open":
+        return toy.default_model(f"{cfg.env}-open")
     if cfg.model in ("", *toy.STANDINS):
         return toy.default_model(cfg.model or cfg.env)
     return cfg.model
@@ -166,7 +176,7 @@ def dry_run(cfg: Config) -> None:
     try:
         check_machine(cfg)
         model = start_model(cfg)
-        load_tokenizer(model, cfg.max_prompt_tokens + cfg.max_response_tokens)
+        check_tokenizer(cfg, model)
         print(f"model     {model}")
         print(f"memory    {memory.check(cfg, model, cfg.device)}")
     except UserError as error:

@@ -32,6 +32,8 @@ def from_stored(stored: dict) -> Config:
     if current.get("world") == "changed":
         current["world"] = "home"
         current["data"] = current.get("data") or "changed"
+    # Earlier versions put nothing between response and observation.
+    current.setdefault("wm_separator", "none")
     for f in settings():
         if f.metadata["was"] in current:
             current[f.name] = current.pop(f.metadata["was"])

@@ -50,7 +50,7 @@ def default_data(env: str, world: str = "") -> str:
 
 
 def default_model(name: str) -> str:
-    """The folder of a stand-in model (see standins.py): a benchmark's, sparse, or smollm2.
+    """The folder of a stand-in model: a name in standins.py: LESSONS.
 
     smollm2 is an adapter; its start model is written on first use.
     """

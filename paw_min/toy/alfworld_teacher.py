@@ -183,11 +183,14 @@ def demonstrations(
     haste: float,
     episodes: int,
     render: Callable[[Context], str],
+    doubt: float = 0.0,
 ) -> list[Demonstration]:
     """The steps of `episodes` episodes per game; `render` makes the prompts.
 
     haste: in steps in which something can be taken or moved, the probability of doing so at random,
         against the thought.
+    doubt: in each step, the probability of any command that this episode has offered so far. Some
+        of them have no effect here.
     In SLIPS of the steps a random command is executed instead of the demonstrated one, so that the
     data include states that the expert never reaches. The observation of such a step is "", since
     it does not follow from the response.
@@ -197,7 +200,7 @@ def demonstrations(
     rows = []
     for task in tqdm(tasks, "demonstrations", unit="game", leave=False, disable=None):
         for _ in range(episodes):
-            rows += _play(env, task, rng, haste, render)
+            rows += _play(env, task, rng, haste, render, doubt)
     return rows
 
 
@@ -207,6 +210,7 @@ def _play(
     rng: random.Random,
     haste: float,
     render: Callable[[Context], str],
+    doubt: float,
 ) -> list[Demonstration]:
     """The steps of one episode."""
     step = env.reset(task)
@@ -214,11 +218,15 @@ def _play(
     expert.reset(step.observation)
     context = Context(step.task, step.observation, step.admissible)
     rows = []
+    offered = {}  # as an ordered set
     for _ in range(MAX_STEPS):
         command = expert.act(step.observation, step.admissible)
+        offered |= dict.fromkeys(step.admissible)
         hasty = [c for c in step.admissible if c.startswith(("take ", "move "))]
         if hasty and rng.random() < haste:
             command = rng.choice(hasty)
+        if doubt and rng.random() < doubt:
+            command = rng.choice(list(offered))
         prompt = render(context)
         response = f"<think>{expert.thought()}</think><action>{command}</action>"
         # Only the executed command changes: the response stays a good one to imitate.

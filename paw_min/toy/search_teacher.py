@@ -112,6 +112,10 @@ class Scholar:
         self.thought = f"know {WORDS[relation]}"
         return f"<answer>{name}</answer>"
 
+    def names(self) -> list[str]:
+        """All names that it knows of, in the order in which it met them."""
+        return list(dict.fromkeys([self.name, *self.facts.values()]))
+
 
 def training_tasks() -> list[str]:
     """ "world:number" of training questions, alternating between single and two-hop.
@@ -128,8 +132,9 @@ def training_tasks() -> list[str]:
 
 
 def demonstrations(
-    tasks: list[str], seed: int, haste: float, episodes: int, render: Callable[[Context], str]
-) -> list[Demonstration]:
+    tasks: list[str], seed: int, haste: float, episodes: int, render: Callable[[Context], str],
+    doubt: float = 0.0,
+) -> list[Demonstration]:  # fmt: skip
     """The steps of `episodes` episodes per task; see `transitions`."""
     numbers = {}
     for task in tasks:
@@ -142,7 +147,7 @@ def demonstrations(
             questions = load_questions(data, "train")
             questions = [questions[number] for number in chosen]
             pool = SearchPool(questions, open_retriever(data), n_envs=64, topk=TOPK)
-            rows += transitions(questions, pool, seed, haste, episodes, render)
+            rows += transitions(questions, pool, seed, haste, episodes, render, doubt)
     return rows
 
 
@@ -153,10 +158,12 @@ def transitions(
     haste: float,
     episodes: int,
     render: Callable[[Context], str],
+    doubt: float = 0.0,
 ) -> list[Demonstration]:
     """The steps of `episodes` episodes per question.
 
-    pool: a pool of the same questions. render: makes a step's prompt.
+    pool: a pool of the same questions. render: makes a step's prompt. doubt: in each step, the
+    probability of a search or an answer, at random, with any name of the question and the facts.
 
     At most once per episode, in a share SLIPS of the searches, a misspelt name is searched for, so
     that the model sees how to continue after a useless page. The row keeps the correct response,
@@ -175,7 +182,7 @@ def transitions(
               disable=None) as bar:
         for start in range(0, len(tasks), pool.n_envs):
             part = slice(start, start + pool.n_envs)
-            rows += _play(pool, tasks[part], rngs[part], haste, render)
+            rows += _play(pool, tasks[part], rngs[part], haste, render, doubt)
             bar.update(len(tasks[part]))
     return rows
 
@@ -186,6 +193,7 @@ def _play(
     rngs: list[random.Random],
     haste: float,
     render: Callable[[Context], str],
+    doubt: float,
 ) -> list[Demonstration]:
     """Play one episode per task in lock-step; their rows, episode by episode."""
     rows = [[] for _ in tasks]
@@ -205,10 +213,13 @@ def _play(
         executed = {}  # slot -> command
         for slot, context in contexts.items():
             command = scholars[slot].act(context.observation)
+            rng = rngs[slot]
+            if doubt and rng.random() < doubt:
+                verb = rng.choice(("search", "answer"))
+                command = f"<{verb}>{rng.choice(scholars[slot].names())}</{verb}>"
             executed[slot] = command
             prompts[slot] = render(context)
             responses[slot] = f"<think>{scholars[slot].thought}</think>{command}"
-            rng = rngs[slot]
             if command.startswith("<search>") and slot not in slipped and rng.random() < SLIPS:
                 slipped.add(slot)
                 executed[slot] = re.sub(r">\w+ ", f">{rng.choice(FIRST_WORDS)} ", command)

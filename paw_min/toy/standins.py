@@ -18,15 +18,21 @@ current subgoal ("find mug"). The next command then depends mostly on the last f
 model of this size learns much faster.
 
 The weights are part of the repository, because training takes 7 to 10 minutes on one idle core
-(sparse: two; smollm2: 40). To train them again:
+(sparse and open: two; smollm2: 40). To train them again:
 
     python -m paw_min.toy.standins alfworld --out paw_min/toy/weights/alfworld
     python -m paw_min.toy.standins sparse --out paw_min/toy/weights/sparse
     python -m paw_min.toy.standins webshop --out paw_min/toy/weights/webshop
     python -m paw_min.toy.standins search --out paw_min/toy/weights/search
+    python -m paw_min.toy.standins alfworld-open --out paw_min/toy/weights/alfworld-open
+    python -m paw_min.toy.standins webshop-open --out paw_min/toy/weights/webshop-open
+    python -m paw_min.toy.standins search-open --out paw_min/toy/weights/search-open
     python -m paw_min.toy.standins smollm2 --out paw_min/toy/weights/smollm2
 
-sparse continues alfworld with a teacher so hasty that almost no episode is won. smollm2 is a LoRA
+sparse continues alfworld with a teacher so hasty that almost no episode is won. The open ones
+(--model open) continue their benchmark's with a teacher that often tries any command, so they
+explore; after each response stands the observation of another step, so they know what the
+environment may answer and how often, but not when. smollm2 is a LoRA
 adapter that teaches a pretrained model, SmolLM2-135M-Instruct (smollm2.py), the format of
 responses.
 """
@@ -34,6 +40,7 @@ responses.
 import argparse
 import hashlib
 import json
+import random
 import re
 from itertools import chain
 from pathlib import Path
@@ -47,7 +54,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context
 from paw_min.model import lora
-from paw_min.model.policy import Policy, load_policy
+from paw_min.model.policy import Policy, load_policy, turn_text
 from paw_min.toy import (
     Demonstration,
     alfworld_teacher,
@@ -79,6 +86,8 @@ WEIGHTS = {
     "words": Weights(response=1.0, observation=0.0, document=0.3),  # the stand-ins
     # Plain imitation, for smollm2, which has read enough.
     "sft": Weights(response=1.0, observation=0.0, document=0.0),
+    # After each response, the observation of another step (see `strangers`).
+    "open": Weights(response=1.0, observation=0.1, document=0.3),
     # ActObs (arXiv 2609.20715): observations weigh as much as actions.
     "actobs": Weights(response=1.0, observation=1.0, document=0.0),
 }
@@ -93,6 +102,7 @@ class Lesson(NamedTuple):
     steps: int  # of training
     peak: float  # learning rate
     kind: str = "words"  # a name in WEIGHTS
+    doubt: float = 0.0  # probability of a random command in a step
 
 
 LESSONS = {
@@ -100,6 +110,15 @@ LESSONS = {
     "sparse": Lesson("alfworld", haste=0.8, episodes=1, steps=100, peak=6e-4),
     "webshop": Lesson("webshop", haste=0.25, episodes=2, steps=1000, peak=3e-3),
     "search": Lesson("search", haste=0.5, episodes=1, steps=1200, peak=3e-3),
+    "alfworld-open": Lesson(
+        "alfworld", haste=0.5, episodes=1, steps=150, peak=6e-4, kind="open", doubt=0.4
+    ),
+    "webshop-open": Lesson(
+        "webshop", haste=0.25, episodes=1, steps=150, peak=6e-4, kind="open", doubt=0.4
+    ),
+    "search-open": Lesson(
+        "search", haste=0.5, episodes=1, steps=150, peak=6e-4, kind="open", doubt=0.4
+    ),
     "smollm2": Lesson("alfworld", haste=0.5, episodes=1, steps=100, peak=2e-3, kind="sft"),
 }
 RANK = 4  # of the adapter smollm2
@@ -120,15 +139,25 @@ class Weighted(NamedTuple):
 CHAT = "{% for m in messages %}<user>{{ m['content'] }}{% endfor %}<agent>"
 
 
-def demonstrations(
-    env: str, tasks: list[str], seed: int, haste: float, episodes: int
-) -> list[Demonstration]:
+def demonstrations(lesson: Lesson, tasks: list[str], seed: int) -> list[Demonstration]:
     """The teacher's episodes with compact prompts."""
 
     def render(context: Context) -> str:
-        return BENCHMARKS[env].prompts["compact"](context, HISTORY[env])
+        return BENCHMARKS[lesson.env].prompts["compact"](context, HISTORY[lesson.env])
 
-    return TEACHERS[env].demonstrations(tasks, seed, haste, episodes, render)
+    return TEACHERS[lesson.env].demonstrations(
+        tasks, seed, lesson.haste, lesson.episodes, render, doubt=lesson.doubt
+    )
+
+
+def strangers(rows: list[Demonstration], seed: int) -> list[Demonstration]:
+    """The rows, each with the observation of a random one.
+
+    So a model learns that the environment answers, with which texts and how often, but not when.
+    """
+    observations = [row.observation for row in rows if row.observation]
+    rng = random.Random(f"strangers {seed}")
+    return [row._replace(observation=rng.choice(observations)) for row in rows]
 
 
 def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -188,6 +217,7 @@ def make_model(tokenizer, seed: int) -> Qwen3ForCausalLM:
 def encode(tokenizer, rows: list[Demonstration], kind: str) -> list[Weighted]:
     """The demonstrated steps: chat, response with end token, observation. kind: see WEIGHTS."""
     weights = WEIGHTS[kind]
+    separator = turn_text(tokenizer) if kind == "open" else ""
     encoded = []
     for prompt, response, observation in rows:
         chat = tokenizer.apply_chat_template(
@@ -198,6 +228,7 @@ def encode(tokenizer, rows: list[Demonstration], kind: str) -> list[Weighted]:
         for text, weight in (
             (chat, 0.0),
             (response + tokenizer.eos_token, weights.response),
+            (separator, 0.0),
             (observation, weights.observation),
         ):
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -207,7 +238,9 @@ def encode(tokenizer, rows: list[Demonstration], kind: str) -> list[Weighted]:
     return encoded
 
 
-def documents(tokenizer, observations: list[str], weight: float) -> list[Weighted]:
+def documents(
+    tokenizer, observations: list[str], weight: float, separator: str = ""
+) -> list[Weighted]:
     """Observations alone, without what led to them; of WebShop's pages, each text alone.
 
     Each text appears twice, so that the model learns to copy what it has read.
@@ -218,9 +251,9 @@ def documents(tokenizer, observations: list[str], weight: float) -> list[Weighte
     texts.pop("", None)
     encoded = []
     for text in texts:
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         # An end token before each: that is what separates documents.
-        twice = [tokenizer.eos_token_id, *ids] * 2
+        text = tokenizer.eos_token + separator + text
+        twice = tokenizer(text, add_special_tokens=False)["input_ids"] * 2
         encoded.append(Weighted(twice, [weight] * len(twice)))
     return encoded
 
@@ -257,11 +290,15 @@ def imitate(
     and decays to 5 % of it linearly. kind: a name in WEIGHTS. stop: end after this many of the
     `steps`.
     """
-    encoded = encode(tokenizer, rows, kind)
     document_weight = WEIGHTS[kind].document
     texts = []
     if document_weight:
-        texts = documents(tokenizer, [row.observation for row in rows], document_weight)
+        separator = turn_text(tokenizer) if kind == "open" else ""
+        observations = [row.observation for row in rows]
+        texts = documents(tokenizer, observations, document_weight, separator)
+    if kind == "open":
+        rows = strangers(rows, seed)
+    encoded = encode(tokenizer, rows, kind)
     optimizers = _make_optimizers(model, peak)
     generator = torch.Generator().manual_seed(seed)
     model.train()
@@ -330,14 +367,14 @@ def warm_start(name: str, out: Path, seed: int = 0, kind: str | None = None) -> 
     """
     lesson = LESSONS[name]
     tasks = TEACHERS[lesson.env].training_tasks()
-    rows = demonstrations(lesson.env, tasks, seed, lesson.haste, lesson.episodes)
+    rows = demonstrations(lesson, tasks, seed)
     if name == lesson.env:  # from scratch
         tokenizer = make_tokenizer(list(chain.from_iterable(rows)))
         policy = Policy(make_model(tokenizer, seed), tokenizer)
     elif name == "smollm2":  # an adapter of a pretrained model
         policy = load_policy(str(smollm2.write()))
         lora.attach(policy.model, RANK, "fp32", seed, None)
-    else:  # sparse: continue the benchmark's own
+    else:  # continue the benchmark's own
         policy = load_policy(default_model(lesson.env))
     tokenizer = policy.tokenizer
     losses = imitate(
@@ -359,7 +396,7 @@ def warm_start(name: str, out: Path, seed: int = 0, kind: str | None = None) -> 
 def miniature(name: str, tasks: list[str], tokenizer, seed: int) -> dict:
     """Three steps on a few tasks: digest of the demonstrations, and losses."""
     lesson = LESSONS[name]
-    rows = demonstrations(lesson.env, tasks, seed, lesson.haste, lesson.episodes)
+    rows = demonstrations(lesson, tasks, seed)
     model = make_model(tokenizer, seed)  # for smollm2, too: its own would take minutes
     if name == "smollm2":
         lora.attach(model, RANK, "fp32", seed, None)

@@ -126,13 +126,14 @@ def training_tasks() -> list[str]:
 
 def demonstrations(tasks: list[str], seed: int, haste: float, episodes: int,
                    render: Callable[[Context], str], shop: Shop | None = None,
-                   ) -> list[Demonstration]:
+                   doubt: float = 0.0) -> list[Demonstration]:
     """Play `episodes` of the teacher per task.
 
     haste: probability, in each step that allows it, of a premature command instead of the
         teacher's: buying before all options are chosen, or clicking the first result
     render: context -> prompt
     shop: None: the default shop
+    doubt: in each step, the probability of any command but buying
 
     In a share SLIPS of the steps, a random command is executed in place of the shown one, so that
     the model sees how to recover. The observation of such a step is "", since it does not follow
@@ -143,12 +144,12 @@ def demonstrations(tasks: list[str], seed: int, haste: float, episodes: int,
     rows = []
     for task in tasks:
         for _ in range(episodes):
-            rows += _play(agent, task, rng, haste, render)
+            rows += _play(agent, task, rng, haste, render, doubt)
     return rows
 
 
 def _play(agent: WebShopAgent, task: str, rng: random.Random, haste: float,
-          render: Callable[[Context], str]) -> list[Demonstration]:
+          render: Callable[[Context], str], doubt: float) -> list[Demonstration]:
     """The steps of one episode."""
     step = agent.reset(task)
     shopper = Shopper(step.task)
@@ -159,6 +160,8 @@ def _play(agent: WebShopAgent, task: str, rng: random.Random, haste: float,
         hasty = [c for c in step.admissible if c == "click[buy now]" or PRODUCT.fullmatch(c)]
         if hasty and rng.random() < haste:
             command = hasty[0]
+        if doubt and rng.random() < doubt:
+            command = _slip(rng, shopper.words, step.admissible)
         prompt = render(context)
         response = f"<think>{thought}</think><action>{command}</action>"
         # Only the executed command changes: the response stays a good one to imitate.

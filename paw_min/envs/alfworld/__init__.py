@@ -10,4 +10,5 @@ BENCHMARK = Benchmark(
     load=load,
     prompts={"paper": prompts.paper, "compact": prompts.compact},
     parse=prompts.parse,
+    unchanged=lambda observation: "Nothing happens.",
 )

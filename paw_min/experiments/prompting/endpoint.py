@@ -95,6 +95,9 @@ class Endpoint:
     def encode(self, text: str) -> list[int]:
         return [ord(character) for character in text]
 
+    def separator(self, response_ids: list[int]) -> list[int]:
+        return []  # nothing is trained here
+
     def decode(self, ids: list[int]) -> str:
         return "".join(map(chr, ids))
 

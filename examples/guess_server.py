@@ -1,0 +1,39 @@
+"""A guessing game as an OpenEnv server, for openenv_paw.py: python -m examples.guess_server
+
+The number is from 0 to 9 and comes from the seed. The answers tell whether it is higher or lower,
+and, as a rule worth modeling, every second answer is a lie.
+"""
+
+import uvicorn
+from openenv.core import Action, Environment, Observation, State, create_app
+
+
+class Say(Action):
+    words: str
+
+
+class Hear(Observation):
+    answer: str
+
+
+class Guess(Environment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    state = State()
+
+    def reset(self, seed=0, episode_id=None) -> Hear:
+        self.number = seed % 10
+        self.tries = 0
+        return Hear(answer="I have chosen a number from 0 to 9. Every second answer is a lie.")
+
+    def step(self, action: Say) -> Hear:
+        self.tries += 1
+        if action.words == str(self.number):
+            return Hear(answer="", reward=10.0, done=True)
+        higher = (action.words < str(self.number)) == bool(self.tries % 2)
+        return Hear(answer="Higher." if higher else "Lower.", reward=0.0)
+
+
+app = create_app(Guess, Say, Hear, max_concurrent_envs=256)
+
+if __name__ == "__main__":
+    uvicorn.run(app, log_level="warning")

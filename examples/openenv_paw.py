@@ -1,0 +1,120 @@
+"""PaW on an OpenEnv environment whose action and observation have one text field each.
+
+    python -m examples.guess_server                                 in another terminal
+    python -m examples.openenv_paw --data http://127.0.0.1:8000 --model MODEL
+
+A task is a seed; a seed must start the same episode each time. A server may offer more, as
+`paw_min.envs.serve` does: `admissible`, `instruction`, `task_type`, `won` and `score` in its
+observations, and the numbers of seeds in its state. README.md says what a lost connection costs.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from functools import partial
+from urllib.request import urlopen
+
+from openenv.core import GenericEnvClient, SyncEnvClient
+
+from paw_min.config import Config
+from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.interface import Benchmark, Command, Context, Step, Tasks
+from paw_min.envs.pool import EnvPool
+from paw_min.envs.prompting import with_history
+from paw_min.running.cli import main
+from paw_min.running.errors import UserError, masked
+
+TIMEOUT = 60.0  # seconds for an answer
+TRAIN = 1000  # seeds, and the 100 after them held out, unless the server's state has the numbers
+TEMPLATE = """{task}
+You have taken {steps} step(s). The last {shown}: {history}
+Step {now}. Observation: {observation}
+Admissible actions: [{admissible}] (any, if none is listed)
+Reason within <think> </think>, then give one action within <action> </action>."""
+
+PRESETS = {"24gb": dict(
+    model="Qwen/Qwen2.5-1.5B-Instruct", lora_rank=16, lr=1e-5, max_turns=20, workers=8,
+    sampler="vllm", vllm_memory=0.6, grad_checkpointing=True)}  # fmt: skip
+
+
+@dataclass
+class Remote:
+    """A session of the server. After a failure, which costs the episode, reset opens another."""
+
+    url: str
+    action: str  # the names of the text fields
+    text: str
+    session: SyncEnvClient | None = None
+
+    def reset(self, task: str) -> Step:
+        self.session = self.session or connect(self.url)
+        return self._ask("reset", seed=int(task))
+
+    def step(self, command: str) -> Step:
+        return self._ask("step", {self.action: command})
+
+    def _ask(self, method: str, *action: dict, **seed: int) -> Step:
+        try:
+            result = getattr(self.session, method)(*action, **seed)
+        except Exception:
+            # The answer may still come, and would be taken for that of the next request.
+            self.session.close()
+            self.session = None
+            raise
+        seen = result.observation
+        reward = float(result.reward or 0.0)
+        return Step(
+            observation=seen[self.text],
+            task=seen.get("instruction", ""),
+            task_type=seen.get("task_type", "openenv"),
+            admissible=seen.get("admissible", []),
+            reward=reward,
+            done=result.done,
+            won=seen.get("won", result.done and reward > 0),
+            score=seen.get("score"),
+        )
+
+
+def connect(url: str) -> SyncEnvClient:
+    return GenericEnvClient(base_url=url, message_timeout_s=TIMEOUT).sync().connect()
+
+
+def load(cfg: Config, url: str) -> Tasks:
+    """The seeds of a run, after a look at the server; UserError if it has no such environment."""
+    try:
+        with urlopen(f"{url}/schema", timeout=TIMEOUT) as answer, connect(url) as session:
+            schema = json.load(answer)
+            state = session.state()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{masked(url)} is no OpenEnv server ({error}): start one.") from error
+    action = text_field(schema, "action")
+    make_env = partial(Remote, url, action, text_field(schema, "observation"))
+    train = state.get("train", TRAIN)
+    seeds = [str(seed) for seed in range(train + state.get("held_out", 100))]
+    return Tasks(seeds[:train], seeds[train:], lambda n: EnvPool(make_env, n, cfg.workers))
+
+
+def text_field(schema: dict, part: str) -> str:
+    """The only text field of the action or the observation, or the one called `text`."""
+    fields = schema[part]["properties"]
+    names = [name for name in fields if fields[name].get("type") == "string"]
+    if "text" not in names and len(names) != 1:
+        raise UserError(f"the {part} has the text fields {names}: change text_field to choose one.")
+    return "text" if "text" in names else names[0]
+
+
+def prompt(context: Context, history_length: int) -> str:
+    return with_history(TEMPLATE, context, history_length, ", ".join(context.admissible))
+
+
+def parse(response: str) -> Command:
+    action = re.search("<action>(.*?)</action>", response, re.DOTALL)
+    if not action:
+        return Command(response[-100:], valid=False)
+    return Command(action[1].strip(), valid="</think>" in response)
+
+
+BENCHMARKS["openenv"] = Benchmark(load, {"paper": prompt, "compact": prompt}, parse)
+
+if __name__ == "__main__":
+    main("openenv", PRESETS, __doc__)

@@ -1,0 +1,183 @@
+"""What each world-model loss can teach, without RL.
+
+    python -m paw_min.experiments.teach ENV [--losses NAME ...] [--epochs N] [--episodes N]
+        [--out FOLDER] [flags of the run script]
+
+A start model plays; a quarter of the groups is held out. A fresh copy of the model trains on the
+transitions of the others with one world-model loss alone: no advantages, no KL, no selection,
+lambda_g = 1. After each epoch it is measured on the held-out transitions (outcomes.py). The figure
+shows the AUC of "no effect" and the mean p of the branch tokens over the optimizer steps, and where
+the p of the branch tokens lie before and after.
+
+NAME: ce, mae, or cmae-RHO, for example cmae-0.2 (Eq. 7 with rho = 0.2). AdamW divides a gradient by
+its own size, so the losses need no common scale. The table is explained in results/teach/README.md.
+"""
+
+import json
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from paw_min.config import Config, check
+from paw_min.experiments.outcomes import EDGES, Outcomes, measure
+from paw_min.experiments.table import markdown_table
+from paw_min.experiments.transitions import Arguments, arguments, collect, text_rows
+from paw_min.model.policy import load_policy
+from paw_min.rollout import Episode, Rows, flatten
+from paw_min.running.distributed import join
+from paw_min.running.errors import Parser, UserError, user_errors
+from paw_min.running.plot import plt
+from paw_min.running.runs import writing
+from paw_min.running.session import (
+    check_machine,
+    forward_precision,
+    make_optimizer,
+    make_sampler,
+    start_model,
+)
+from paw_min.update import learn
+
+LOSSES = ("ce", "mae", "cmae-0.2", "cmae-0.4", "cmae-0.8")
+HELD_OUT = 4  # every fourth group
+
+
+@dataclass
+class Taught:
+    """One loss: the measurements before training and after each epoch."""
+
+    loss: str
+    steps: list[int]  # optimizer steps done
+    outcomes: list[Outcomes]
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = Parser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--losses", nargs="+", default=list(LOSSES), metavar="NAME")
+    parser.add_argument("--epochs", type=int, default=8, help="over the transitions (%(default)s)")
+    own, others = parser.parse_known_args(argv)
+    if own.epochs < 1:
+        raise UserError(f"--epochs {own.epochs} is out of range: it must be at least 1.")
+    args = arguments(__doc__, others)
+    settings = {loss: with_loss(args.cfg, loss) for loss in own.losses}  # checked before long work
+    train, held_out = split(play(args))
+    found = []
+    for loss, cfg in settings.items():
+        found.append(teach(cfg, loss, train, held_out, own.epochs))
+        print(table(found[-1:]), flush=True)
+    if args.out:
+        path = args.out / f"teach-{args.cfg.env}.json"
+        with writing(path):
+            path.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+            draw(found, args.out / f"teach-{args.cfg.env}.png")
+
+
+def with_loss(cfg: Config, loss: str) -> Config:
+    """The settings of a world-model loss alone."""
+    kind, _, rho = loss.partition("-")
+    if (kind == "cmae") != bool(rho) or kind not in ("ce", "mae", "cmae"):
+        raise UserError(f"--losses {loss} is not supported: use ce, mae or cmae-RHO.")
+    try:
+        cfg = replace(
+            cfg, wm_loss=kind, rho=float(rho or 1.0), paw=True, kl_coef=0.0, entropy_coef=0.0,
+            old_logp="recomputed", mini_batch=32,
+        )  # fmt: skip
+        check(cfg)
+    except ValueError as error:
+        raise UserError(f"--losses {loss}: {error}") from error
+    return cfg
+
+
+def play(args: Arguments) -> list[Episode]:
+    cfg = args.cfg
+    check_machine(cfg)
+    device = join(cfg.device)
+    precision = forward_precision(cfg, device)
+    model = start_model(cfg)
+    with closing(make_sampler(cfg, model, precision)) as sampler:
+        policy = load_policy(model, cfg.temperature, device, precision)
+        played = collect(cfg, policy, sampler, args.episodes).episodes
+    return [episode for episode in played if not episode.failed]
+
+
+def split(episodes: list[Episode]) -> tuple[list[Episode], list[Episode]]:
+    """(train, held out), by groups, since transitions of one task are alike."""
+    held_out = [episode for episode in episodes if episode.group % HELD_OUT == HELD_OUT - 1]
+    train = [episode for episode in episodes if episode.group % HELD_OUT != HELD_OUT - 1]
+    for part in (train, held_out):
+        if not any(row.obs_ids for episode in part for row in episode.transitions):
+            raise UserError("too few groups with an observation: raise --groups or --episodes.")
+    return train, held_out
+
+
+def teach(
+    cfg: Config, loss: str, train: list[Episode], held_out: list[Episode], epochs: int
+) -> Taught:
+    """Train a fresh copy of the start model with this loss; measure it after each epoch."""
+    device = join(cfg.device)
+    policy = load_policy(start_model(cfg), cfg.temperature, device, forward_precision(cfg, device))
+    optimizer = make_optimizer(cfg, policy)
+    rows = world_model_rows(train)
+    others = [row for row in text_rows(cfg, held_out) if row.next_observation]
+    per_epoch = -(-len(rows.tokens) // cfg.mini_batch)  # rounded up
+    taught = Taught(loss, [0], [measure(cfg, policy, others)])
+    for epoch in range(1, epochs + 1):
+        learn(cfg, policy, optimizer, rows, seed_key=(cfg.seed, epoch))
+        taught.steps.append(epoch * per_epoch)
+        taught.outcomes.append(measure(cfg, policy, others))
+    return taught
+
+
+def world_model_rows(episodes: list[Episode]) -> Rows:
+    """All transitions with an advantage of 0: only the world-model loss has a gradient."""
+    rows = flatten(episodes)
+    observed = torch.tensor([len(row.obs_ids) > 0 for row in rows.tokens])  # (N,)
+    return replace(
+        rows,
+        advantage=torch.zeros(len(rows.tokens)),  # (N,)
+        row_weight=observed / observed.sum(),  # (N,) equal weights, whatever the group
+    )
+
+
+def draw(found: list[Taught], path: Path) -> None:
+    """Curves over the optimizer steps, and histograms of p on the branch tokens."""
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
+    for one in found:
+        left.plot(one.steps, [outcome.auc for outcome in one.outcomes], label=one.loss)
+        middle.plot(one.steps, [outcome.p_branch for outcome in one.outcomes], label=one.loss)
+    left.axhline(0.5, color="gray", linewidth=0.8, linestyle=":")
+    left.set(xlabel="optimizer steps", ylabel='AUC of "no effect"')
+    middle.set(xlabel="optimizer steps", ylabel="mean p, branch tokens", ylim=(0, 1))
+    middle.legend(fontsize=8)
+
+    start = found[0].outcomes[0].branch_shares
+    bars = [("start", start)] + [(one.loss, one.outcomes[-1].branch_shares) for one in found]
+    width = 0.8 / len(bars)
+    for k, (label, heights) in enumerate(bars):
+        color = "gray" if label == "start" else f"C{k - 1}"
+        places = [x + k * width for x in range(len(EDGES))]
+        right.bar(places, heights, width, label=label, color=color)
+    right.set_xticks(range(len(EDGES)), [f"{edge:g}" for edge in EDGES], fontsize=7)
+    right.set(xlabel="p of a branch token, up to", ylabel="share of the branch tokens")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def table(found: list[Taught]) -> str:
+    """A Markdown table: each loss before training, at its best AUC, and at the end."""
+    header = ["loss", "steps", "p", "p, branch tokens", "band", "AUC"]
+    header += ['p("no effect") where true', "where false"]
+    lines = []
+    for one in found:
+        for steps, outcome in zip(one.steps, one.outcomes, strict=True):
+            lines.append(
+                [one.loss, steps, outcome.p, outcome.p_branch, outcome.band, outcome.auc,
+                 outcome.p_if_no_effect, outcome.p_if_effect]
+            )  # fmt: skip
+    return markdown_table(header, lines)
+
+
+if __name__ == "__main__":
+    with user_errors():
+        main()

@@ -1,0 +1,162 @@
+"""PaW on OpenEnv servers: the guessing game of the examples, and the benchmarks' own server.
+
+    python -m pytest tests/test_openenv.py
+"""
+
+import time
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from openenv.core import create_app
+
+from examples import guess_server, openenv_paw
+from paw_min import toy, train
+from paw_min.config import Config
+from paw_min.envs import serve
+from paw_min.envs.alfworld import BENCHMARK as ALFWORLD
+from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.interface import Context, Turn
+from paw_min.envs.pool import EnvPool
+from paw_min.running import runs
+from paw_min.running.errors import UserError
+from tests import pools
+from tests.helpers import SMALL, numbers
+from tests.openenv_server import serving, until
+
+
+@pytest.fixture(scope="module")
+def url():
+    with serving(guess_server.app) as url:
+        yield url
+
+
+@pytest.fixture
+def remote(url):
+    return openenv_paw.Remote(url, "words", "answer")
+
+
+def settings(tmp_path, **changes) -> Config:
+    base = dict(env="openenv", out=str(tmp_path), max_turns=4, max_prompt_tokens=1000, eval_tasks=4)
+    return Config(**SMALL | base | changes)
+
+
+def test_a_run_on_the_guessing_game(url, model, tmp_path):
+    train.train(settings(tmp_path, data=url, model=model))
+    lines = runs.read_metrics(tmp_path / "r")
+    assert len(lines) == 4 and lines[0]["eval_failed"] == 0
+    for line in lines[1:]:
+        assert line["failed"] == 0 and line["rows"] == 16
+    assert lines[1]["wm_loss"] > lines[3]["wm_loss"]  # it learns the answers
+
+
+@pytest.mark.parametrize("data", ["http://127.0.0.1:9", "nowhere", "http://me:secret@[::1"])
+def test_no_server(data, model, tmp_path):
+    with pytest.raises(UserError, match="is no OpenEnv server .*: start one") as error:
+        train.train(settings(tmp_path, data=data, model=model))
+    assert "secret" not in str(error.value)
+
+
+def test_a_game_is_played_as_its_server_says(remote):
+    said = [remote.reset("7"), *(remote.step(n) for n in ("5", "5", "9", "7"))]
+    texts = [step.observation for step in said]
+    assert texts[1:] == ["Higher.", "Lower.", "Lower.", ""]
+    assert [step.reward for step in said] == [0.0, 0.0, 0.0, 0.0, 10.0]
+    assert [step.won for step in said] == [False] * 4 + [True] == [step.done for step in said]
+    assert remote.reset("17").observation == texts[0]
+    assert remote.step("7").won
+
+
+@pytest.mark.slow
+def test_against_the_benchmarks_own_server(games_root, tmp_path, monkeypatch):
+    """The metrics of the run in process, with the quick start's model, prompts and parser."""
+    own = replace(BENCHMARKS["openenv"], prompts=ALFWORLD.prompts, parse=ALFWORLD.parse)
+    monkeypatch.setitem(BENCHMARKS, "openenv", own)
+    model = toy.default_model("alfworld")
+    sizes = dict(
+        model=model, updates=2, max_turns=16, max_response_tokens=16, history_length=1,
+        eval_tasks=6, mini_batch=16, lr=2e-4,
+    )  # fmt: skip
+    train.train(settings(tmp_path, name="in", env="alfworld", data=str(games_root), **sizes))
+    games = serve.Games(ALFWORLD.load(Config(), str(games_root)))
+    with serving(serve.make_app(games)) as url:
+        train.train(settings(tmp_path, name="over", data=url, **sizes))
+    in_process = numbers(tmp_path / "in")
+    assert numbers(tmp_path / "over") == in_process
+    assert in_process[0]["eval_success"] > 0 and in_process[2]["wm_loss"] > 0
+    until(lambda: games.free.qsize() == serve.SESSIONS + 1)
+
+
+def test_a_lost_connection_costs_its_episode(monkeypatch):
+    class Slow(guess_server.Guess):
+        def step(self, action):
+            if action.words == "sleep":
+                time.sleep(2)
+            if action.words == "break":
+                raise ValueError("broken")
+            return super().step(action)
+
+    monkeypatch.setattr(openenv_paw, "TIMEOUT", 0.5)
+    app = create_app(Slow, guess_server.Say, guess_server.Hear, max_concurrent_envs=8)
+    with serving(app) as url:
+        pool = EnvPool(lambda: openenv_paw.Remote(url, "words", "answer"), 3)
+        assert [step.failed for step in pools.reset(pool, "789")] == ["", "", ""]
+        pools.step(pool, {0: "1", 1: "1", 2: "1"})
+        answers = pools.step(pool, {0: "5", 1: "break", 2: "sleep"})
+        assert answers[0].observation == "Lower." and not answers[0].failed
+        assert "broken" in answers[1].failed and "TimeoutError" in answers[2].failed
+        # The next episode of these slots begins in a session of its own, with its own answers.
+        assert [step.failed for step in pools.reset(pool, "789")] == ["", "", ""]
+        assert pools.step(pool, {2: "9"})[2].won
+    answers = pools.step(pool, {0: "5", 1: "5"})  # the server has stopped
+    assert answers[0].failed and answers[1].failed
+
+
+@pytest.mark.slow
+def test_workers_replay_their_other_episodes(url):
+    """A seed and the commands give the same episode, so that a worker may be replaced."""
+    with EnvPool(partial(openenv_paw.Remote, url, "words", "answer"), 2, workers=1) as pool:
+        pools.reset(pool, "79")
+        pools.step(pool, {0: "1", 1: "1"})
+        pool._workers[0].process.kill()
+        pool._workers[0].process.join()
+        assert [step.observation for step in pools.step(pool, {0: "1", 1: "1"}).values()] == [
+            "Lower.", "Lower."
+        ]  # fmt: skip
+
+
+FIELD = {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    "fields, name",
+    [
+        ({"words": FIELD, "metadata": {"type": "object"}}, "words"),
+        ({"text": FIELD, "task_type": FIELD}, "text"),
+        ({"a": FIELD, "b": FIELD}, None),
+        ({"n": {"type": "integer"}, "x": {"anyOf": [FIELD, {"type": "null"}]}}, None),
+    ],
+)
+def test_the_text_field(fields, name):
+    schema = {"action": {"properties": fields}}
+    if name:
+        assert openenv_paw.text_field(schema, "action") == name
+        return
+    with pytest.raises(UserError, match="the action has the text fields"):
+        openenv_paw.text_field(schema, "action")
+
+
+def test_prompt_and_parser():
+    context = Context("Guess.", "Lower.", ["1", "2"], [Turn("Begin.", "5")])
+    text = openenv_paw.prompt(context, 2)
+    assert text.startswith("Guess.\nYou have taken 1 step(s). The last 1: [Observation 1: 'Begin.'")
+    assert "Step 2. Observation: Lower.\nAdmissible actions: [1, 2]" in text
+    command = openenv_paw.parse("<think>a</think><action> Say <b> </action>")
+    assert command == ("Say <b>", True)
+    assert openenv_paw.parse("<action>x</action>") == ("x", False)
+    assert openenv_paw.parse("nothing") == ("nothing", False)
+
+
+def test_the_example_is_short():
+    lines = open(openenv_paw.__file__).read().splitlines()
+    assert len(lines) <= 120

@@ -1,0 +1,138 @@
+"""Knowledge of outcomes (experiments/outcomes.py) and what a loss can teach (experiments/teach.py).
+
+    python -m pytest tests/test_outcomes.py
+"""
+
+import json
+import math
+
+import pytest
+import torch
+
+from paw_min.config import Config
+from paw_min.experiments import outcomes, teach
+from paw_min.experiments.transitions import TextRow
+from paw_min.model.batches import TokenRow
+from paw_min.running.errors import UserError
+from tests.helpers import EPISODES, make_policy
+
+
+def row(obs_ids, task="t", observation="o", following="x", **extra) -> TextRow:
+    tokens = TokenRow([3, 4], [5, 6], obs_ids, **extra)
+    return TextRow(tokens, task, observation, "response", "command", following)
+
+
+def marks(*rows) -> list[list[int]]:
+    return [mark.int().tolist() for mark in outcomes.branch_tokens(list(rows))]
+
+
+def test_branch_tokens_are_the_first_in_which_outcomes_of_a_state_differ():
+    rows = row([1, 2, 3]), row([1, 4, 3]), row([1, 4, 5]), row([1, 2, 3])
+    assert marks(*rows) == [[0, 1, 0], [0, 1, 1], [0, 1, 1], [0, 1, 0]]
+
+
+def test_other_states_do_not_count():
+    assert marks(row([1, 2]), row([3, 2], task="u"), row([4, 2], observation="p")) == [[0, 0]] * 3
+
+
+def test_an_outcome_that_is_the_beginning_of_another_has_no_branch_token():
+    assert marks(row([1, 2]), row([1, 2, 3])) == [[0, 0], [0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    "positive, negative, expected",
+    [
+        ([2.0, 3.0], [0.0, 1.0], 1.0),
+        ([0.0], [1.0, 2.0], 0.0),
+        ([1.0, 3.0], [2.0, 2.0], 0.5),
+        ([1.0, 1.0], [1.0], 0.5),  # ties count half
+        ([1.0, 2.0], [1.0, 0.0], 0.875),
+        ([], [1.0], None),
+    ],
+)
+def test_auc(positive, negative, expected):
+    assert outcomes.auc(torch.tensor(positive), torch.tensor(negative)) == expected
+
+
+def test_no_effect_of_each_benchmark():
+    def found(env, observation, following):
+        changed = row([1], observation=observation, following=following)
+        return outcomes.has_no_effect(Config(env=env), changed)
+
+    assert found("alfworld", "You open it.", "Nothing happens.")
+    assert not found("alfworld", "You open it.", "You open it.")
+    assert found("webshop", "page 1", "page 1") and not found("webshop", "page 1", "page 2")
+    assert found("search", "Doc 1", "Doc 1") and not found("search", "Doc 1", "Doc 2")
+
+
+def test_measures_of_a_model():
+    """Against log-probabilities that the model itself gives, one row at a time."""
+    policy = make_policy()
+    cfg = Config(env="webshop", wm_separator="turn")
+    texts = ["red mug", "blue mug", "red mug"]  # words of the tiny tokenizer or <unk>
+    rows = [
+        row(policy.encode(text), observation="red mug", following=text, separator_ids=[7])
+        for text in texts
+    ]
+    found = outcomes.measure(cfg, policy, rows)
+
+    def p(following: str) -> list[float]:
+        ids = torch.tensor([[3, 4, 5, 6, 7, *policy.encode(following)]])
+        logp = policy.model(ids).logits[0].log_softmax(-1)
+        return [logp[k - 1, ids[0, k]].exp().item() for k in range(5, ids.shape[1])]
+
+    everything = [p(text) for text in texts]
+    flat = [value for values in everything for value in values]
+    assert found.transitions == 3
+    assert math.isclose(found.p, sum(flat) / len(flat), rel_tol=1e-4)
+    assert math.isclose(found.no_effect, 2 / 3, rel_tol=1e-6)
+    # All three have the same context, so the score cannot tell them apart.
+    assert found.auc == 0.5
+    assert math.isclose(found.p_if_no_effect, p("red mug")[0], rel_tol=1e-4)
+    if policy.encode("red") != policy.encode("blue"):
+        first = [values[0] for values in everything]
+        assert found.branch_tokens == 3
+        assert math.isclose(found.p_branch, sum(first) / 3, rel_tol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "loss, reason",
+    [
+        ("cmae-0", "--rho 0.0 is out of range"),
+        ("cmae-x", "could not"),
+        ("mse", "use ce"),
+        ("ce-0.2", "use ce"),
+        ("cmae", "use ce"),
+    ],
+)
+def test_a_wrong_loss_is_refused_before_anything_is_played(loss, reason):
+    with pytest.raises(UserError, match=reason):
+        teach.main(["alfworld", "--losses", "ce", loss])
+
+
+def test_only_the_world_model_loss_has_a_gradient():
+    rows = teach.world_model_rows(EPISODES)
+    assert rows.advantage.tolist() == [0.0] * len(rows.tokens)
+    observed = [len(tokens.obs_ids) > 0 for tokens in rows.tokens]
+    assert (rows.row_weight > 0).tolist() == observed
+    assert math.isclose(rows.row_weight.sum().item(), 1.0, rel_tol=1e-6)
+
+
+@pytest.mark.slow
+def test_cross_entropy_teaches_on_search(tmp_path, capsys):
+    """The command, at its smallest: eight epochs of CE raise p on held-out transitions."""
+    teach.main(
+        ["search", "--losses", "ce", "--epochs", "2", "--groups", "8", "--out", str(tmp_path)]
+    )
+    assert "| ce | 0 |" in capsys.readouterr().out
+    (found,) = json.loads((tmp_path / "teach-search.json").read_text())
+    p = [outcome["p"] for outcome in found["outcomes"]]
+    assert len(p) == 3 and p[2] > p[0] + 0.01
+
+
+def test_shares_of_p():
+    found = outcomes.shares(torch.tensor([0.0005, 0.001, 0.2, 0.21, 0.95, 1.0, 1.0, 1.0]))
+    expected = dict.fromkeys(outcomes.EDGES, 0.0)
+    expected |= {0.001: 0.25, 0.2: 0.125, 0.4: 0.125, 0.99: 0.125, 1.0: 0.375}
+    assert found == pytest.approx(list(expected.values()))
+    assert outcomes.shares(torch.tensor([])) == [0.0] * len(outcomes.EDGES)

@@ -1,0 +1,140 @@
+"""--wm-separator: the chat template's own tokens between response and observation, in no loss.
+
+    python -m pytest tests/test_separator.py
+
+The templates of Qwen2.5, Qwen3 and Llama 3.2 are the published ones, as TRL ships them.
+tests/test_real_model.py has SmolLM2.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import trl
+
+from paw_min.config import Config
+from paw_min.model.batches import TokenRow, collate, micro_batches
+from paw_min.model.policy import load_policy, turn_text
+from paw_min.running.errors import UserError
+from paw_min.running.stored import from_stored
+from paw_min.targets import multi_step
+from paw_min.toy import default_model
+from tests.helpers import EPISODES, FAMILIES, make_policy, run
+
+TEMPLATES = Path(trl.__file__).parent / "chat_templates"
+PLAIN = TokenRow([3, 4, 5], [6, 7, 1], [8, 9, 10, 11])
+SEPARATED = replace(PLAIN, separator_ids=[12, 13])
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("qwen2_5", "<|im_end|>\n<|im_start|>user\n"),
+        ("qwen3", "<|im_end|>\n<|im_start|>user\n"),
+        ("llama3_2", "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"),
+    ],
+)
+def test_published_templates(name, expected):
+    tokenizer = make_policy().tokenizer
+    tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
+    assert turn_text(tokenizer) == expected
+
+
+@pytest.mark.parametrize("env", ["alfworld", "webshop", "search"])
+def test_the_stand_ins_begin_a_users_message(env):
+    policy = load_policy(default_model(env))
+    assert policy.tokenizer.convert_ids_to_tokens(policy.turn_ids) == ["<user>"]
+
+
+def test_the_end_token_appears_once():
+    policy = make_policy()
+    end = policy.eos_ids[0]
+    policy.turn_ids = [end, 7, 8]
+    assert policy.separator([5, end]) == [7, 8]
+    assert policy.separator([5, 6]) == [end, 7, 8]  # at the token limit
+    policy.turn_ids = [7, 8]  # a template without an end token
+    assert policy.separator([5, end]) == [7, 8]
+    policy.turn_ids = []
+    assert policy.separator([5, end]) == []
+
+
+@pytest.mark.parametrize(
+    "template, reason",
+    [
+        ("{% if messages[1:] %}{{ raise_exception('one turn only') }}{% endif %}", "one turn only"),
+        ("{{ messages[0].content }}", "leaves out messages"),
+        ("{{ messages[2].content }}{{ messages[1].content }}", "leaves out messages"),
+    ],
+)
+def test_a_template_without_a_second_turn_is_refused(template, reason):
+    tokenizer = make_policy().tokenizer
+    tokenizer.chat_template = template
+    with pytest.raises(UserError, match=f"{reason}.*--wm-separator none"):
+        turn_text(tokenizer)
+
+
+def test_separator_is_context_and_no_target():
+    batch = collate([SEPARATED, PLAIN], [True, True], pad_id=0)
+    assert batch.ids.tolist() == [
+        [3, 4, 5, 6, 7, 1, 12, 13, 8, 9, 10, 11],
+        [3, 4, 5, 6, 7, 1, 8, 9, 10, 11, 0, 0],
+    ]
+    assert batch.response_mask.int().tolist() == [[1, 1, 1, 0, 0, 0, 0, 0, 0]] * 2
+    assert batch.obs_mask.int().tolist() == [[0] * 5 + [1] * 4, [0] * 3 + [1] * 4 + [0] * 2]
+    # Without the observation, the separator is not appended either.
+    assert collate([SEPARATED], [False], pad_id=0).ids.tolist() == [[3, 4, 5, 6, 7, 1]]
+
+
+def test_given_positions_count_from_the_observation():
+    batch = collate([replace(SEPARATED, given=[1, 2])], [True], pad_id=0)
+    assert batch.obs_mask[0].int().tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 1]
+
+
+def test_separators_count_in_the_budget():
+    rows = [replace(PLAIN, separator_ids=[12] * 90), PLAIN]
+    batches = micro_batches(make_policy(), rows, [0, 1], [True, True], budget=100)
+    assert [len(batch.index) for batch in batches] == [1, 1]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_action_scores_are_equal_to_the_bit(family):
+    """With the separator or another one, of the same number of tokens."""
+    policy = make_policy(family)
+    with torch.no_grad():
+        other = replace(SEPARATED, separator_ids=[14, 15])
+        logp, entropy = policy(collate([SEPARATED], [True], policy.pad_id))
+        logp_other, entropy_other = policy(collate([other], [True], policy.pad_id))
+    assert torch.equal(logp[:, :3], logp_other[:, :3])
+    assert torch.equal(entropy[:, :3], entropy_other[:, :3])
+    assert not torch.equal(logp[:, 5:], logp_other[:, 5:])  # the observation does see it
+
+
+def test_multi_step_keeps_the_separators_between():
+    later = TokenRow([3], [6, 1], [9], separator_ids=[12])
+    longer = multi_step([SEPARATED, later], [0, 0], 2)
+    assert longer[0].obs_ids == [8, 9, 10, 11, 6, 1, 12, 9]
+    assert longer[0].given == [4, 5, 6]
+    assert longer[0].separator_ids == [12, 13]
+
+
+def test_loss_changes_with_the_separator_only_with_paw():
+    def separated(ids):
+        return [
+            replace(e, transitions=[replace(t, separator_ids=ids) for t in e.transitions])
+            for e in EPISODES
+        ]
+
+    weights, metrics = run(separated([12]))
+    without, metrics_without = run(separated([]))
+    assert not torch.equal(weights, without)
+    # The separator is no target: as many tokens train.
+    assert metrics["tokens_trained"] == metrics_without["tokens_trained"]
+    assert torch.equal(run(separated([12]), paw=False)[0], run(separated([]), paw=False)[0])
+
+
+def test_runs_of_earlier_versions_had_none():
+    stored = {"env": "alfworld", "lr": 1e-5}
+    assert from_stored(stored).wm_separator == "none"
+    assert from_stored(stored | {"wm_separator": "turn"}).wm_separator == "turn"
+    assert Config().wm_separator == "turn"  # a new run

@@ -1,0 +1,336 @@
+"""The OpenEnv server, with OpenEnv's own client over real HTTP and WebSocket.
+
+    python -m pytest tests/test_serve.py
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import requests
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from paw_min.config import Config
+from paw_min.envs import serve
+from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.toy import search_world, webshop_shops
+from tests import pools
+from tests.openenv_server import client, serving, until
+
+ROOT = Path(__file__).parent.parent
+SEARCH = ["<search>Who wrote it?</search>", "nothing", "<answer>a</answer>"]
+LOOK = {"command": "look"}
+
+
+@pytest.fixture(scope="module")
+def data(games_root, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    world = search_world.generate(folder / "w", n_entities=500, n_train=40, n_test=20, seed=5)
+    shop = webshop_shops.generate(folder / "s", 30, seed=0)
+    return {"alfworld": str(games_root), "webshop": str(shop), "search": str(world)}
+
+
+@pytest.fixture(scope="module")
+def load(data):
+    def load_tasks(env):
+        return BENCHMARKS[env].load(Config(env=env, **serve.SETTINGS[env]), data[env])
+
+    return load_tasks
+
+
+@pytest.fixture(scope="module")
+def games(load):
+    return serve.Games(load("alfworld"))
+
+
+@pytest.fixture(scope="module")
+def url(games):
+    with serving(serve.make_app(games)) as url:
+        yield url
+
+
+def choose(env, seen, rng):
+    """A command for this observation: random, with searches and purchases that find something."""
+    if env == "search":
+        return rng.choice(SEARCH)
+    command = rng.choice(seen["admissible"])
+    if "click[buy now]" in seen["admissible"] and rng.random() < 0.5:
+        command = "click[buy now]"
+    return command.replace("<your query>", seen["instruction"])
+
+
+def command_line(*arguments, **options):
+    return subprocess.Popen(
+        [sys.executable, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}, **options,
+    )  # fmt: skip
+
+
+def fields(step) -> dict:
+    """A Step as the server's client sees it."""
+    names = dict(observation="text", task="instruction")
+    return {names.get(name, name): v for name, v in asdict(step).items() if name != "failed"}
+
+
+def remote(result) -> dict:
+    return result.observation | {"reward": result.reward, "done": result.done}
+
+
+def episode_in_process(env, tasks, task, seed, turns=6) -> list[dict]:
+    rng = random.Random(seed)
+    pool = tasks.make_pool(1)
+    seen = [fields(pools.reset(pool, [task])[0])]
+    while not seen[-1]["done"] and len(seen) <= turns:
+        seen.append(fields(pools.step(pool, {0: choose(env, seen[-1], rng)})[0]))
+    return seen
+
+
+def episode_over(url, env, task, seed, turns=6) -> list[dict]:
+    rng = random.Random(seed)
+    with client(url) as session:
+        seen = [remote(session.reset(task=task))]
+        while not seen[-1]["done"] and len(seen) <= turns:
+            seen.append(remote(session.step({"command": choose(env, seen[-1], rng)})))
+        state = session.state()
+    assert state["task"] == task and state["step_count"] == len(seen) - 1
+    return seen
+
+
+@pytest.mark.parametrize("env", list(BENCHMARKS))
+def test_an_episode_is_the_one_in_process(env, load):
+    tasks = load(env)
+    with serving(serve.make_app(serve.Games(tasks))) as url:
+        for seed, task in enumerate([tasks.train[0], tasks.train[-1], tasks.held_out[0]]):
+            expected = episode_in_process(env, tasks, task, seed)
+            assert episode_over(url, env, task, seed) == expected and len(expected) > 1
+
+
+def test_a_won_episode_has_its_reward_and_its_score(load):
+    tasks = load("webshop")
+    bought = 0
+    with serving(serve.make_app(serve.Games(tasks))) as url:
+        for seed in range(8):
+            task = tasks.train[seed]
+            expected = episode_in_process("webshop", tasks, task, seed, turns=40)
+            assert episode_over(url, "webshop", task, seed, turns=40) == expected
+            bought += expected[-1]["done"] and expected[-1]["score"] > 0
+    assert bought
+
+
+def test_sixteen_sessions_at_once(url, games):
+    tasks = games.splits["train"]
+    chosen = [tasks[n % len(tasks)] for n in range(16)]
+    with ThreadPoolExecutor(16) as threads:
+        played = list(threads.map(lambda n: episode_over(url, "alfworld", chosen[n], n), range(16)))
+    in_process = BENCHMARKS["alfworld"].load(Config(), str(Path(tasks[0]).parents[4]))
+    for n, seen in enumerate(played):
+        assert seen == episode_in_process("alfworld", in_process, chosen[n], n)
+    until(lambda: games.free.qsize() == serve.SESSIONS + 1)
+
+
+def test_seeds_count_the_tasks(url, games):
+    train, held_out = games.splits["train"], games.splits["held_out"]
+    n = len(train)
+    cases = [
+        (dict(seed=0), train[0]), (dict(seed=n), held_out[0]),
+        (dict(seed=n + len(held_out) + 1), train[1]), (dict(seed=n + 1, split="train"), train[1]),
+        (dict(seed=2, split="held_out"), held_out[2]), (dict(seed=1, task=train[4]), train[4]),
+    ]  # fmt: skip
+    with client(url) as session:
+        assert session.state() == {
+            "episode_id": None, "step_count": 0, "train": n, "held_out": len(held_out),
+        }  # fmt: skip
+        for arguments, task in cases:
+            session.reset(**arguments)
+            assert session.state()["task"] == task
+        drawn = {session.reset() and session.state()["task"] for _ in range(20)}
+        assert len(drawn) > 1 and drawn <= set(train + held_out)
+        session.reset(seed=0, episode_id="mine")
+        assert session.state()["episode_id"] == "mine"
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (dict(task="/etc/passwd"), "there is no task '/etc/passwd': give a seed and a split"),
+        (dict(task=["a"]), "there is no task"),
+        (dict(seed=-1), "the seed -1 is not a number: use 0, 1, 2"),
+        (dict(seed="1"), "the seed '1' is not a number"),
+        (dict(seed=True), "the seed True is not a number"),
+        (dict(seed=0, split="test"), "there is no split 'test': use train or held_out"),
+        (dict(seed=0, split=["train"]), "there is no split"),
+    ],
+)
+def test_a_reset_of_what_does_not_exist(url, arguments, sentence):
+    with client(url) as session:
+        with pytest.raises(RuntimeError, match=sentence) as error:
+            session.reset(**arguments)
+        assert "EXECUTION_ERROR" in str(error.value)
+        session.reset(seed=0)  # the session goes on
+        session.step(LOOK)
+
+
+@pytest.mark.parametrize(
+    "action", [{}, {"command": 3}, LOOK | {"x": 1}, {"command": "a" * 100_001}]
+)
+def test_a_malformed_action(url, action):
+    with client(url) as session:
+        session.reset(seed=0)
+        with pytest.raises(RuntimeError, match="Invalid message .code: VALIDATION_ERROR"):
+            session.step(action)
+        assert "Nothing happens" in session.step({"command": "xyzzy"}).observation["text"]
+        assert session.state()["step_count"] == 1
+
+
+@pytest.mark.parametrize(
+    "message, code",
+    [
+        ("{", "INVALID_JSON"),
+        ('{"type": "jump"}', "UNKNOWN_TYPE"),
+        ('{"type": "step"}', "VALIDATION_ERROR"),
+        ("[1]", "SESSION_ERROR"),
+        ('{"type": "step", "data": {"command": "\\ud800"}}', "SESSION_ERROR"),
+    ],
+)
+def test_a_malformed_message(url, games, message, code):
+    with connect(url.replace("http", "ws") + "/ws") as socket:
+        socket.send(message)
+        assert json.loads(socket.recv())["data"]["code"] == code
+        if code == "SESSION_ERROR":  # OpenEnv ends the session
+            with pytest.raises(ConnectionClosed):
+                socket.recv()
+        else:
+            socket.send('{"type": "reset", "data": {"seed": 0}}')
+            assert json.loads(socket.recv())["type"] == "observation"
+    until(lambda: games.free.qsize() == serve.SESSIONS + 1)
+
+
+def test_a_step_without_an_episode(load):
+    sentence = "no episode is running in this session: call reset first"
+    tasks = load("search")
+    with serving(serve.make_app(serve.Games(tasks))) as url, client(url) as session:
+        with pytest.raises(RuntimeError, match=sentence):
+            session.step(LOOK)
+        session.reset(seed=0)
+        assert session.step({"command": "<answer>a</answer>"}).done
+        with pytest.raises(RuntimeError, match=sentence):
+            session.step(LOOK)
+        assert not session.reset(seed=0).done
+
+
+def test_http(url, games):
+    def post(path, content):
+        return requests.post(f"{url}/{path}", json=content, timeout=20)
+
+    answer = post("reset", {"seed": 2, "split": "held_out"}).json()
+    with client(url) as session:
+        assert remote(session.reset(seed=2, split="held_out")) == answer["observation"] | {
+            "reward": 0.0, "done": False
+        }  # fmt: skip
+    # Each request is a session of its own: OpenEnv's, not ours.
+    refused = post("step", {"action": LOOK})
+    assert refused.status_code == 422 and "no episode is running" in refused.json()["detail"]
+    refused = post("reset", {"task": "../x"})
+    assert refused.status_code == 422 and "there is no task '../x'" in refused.json()["detail"]
+    assert post("step", {"action": {}}).status_code == 422
+    assert post("reset", {"x": "a" * (33 << 20)}).status_code == 413
+    schema = requests.get(f"{url}/schema", timeout=20).json()
+    assert set(schema["action"]["properties"]) == {"command", "metadata"}
+    assert requests.get(f"{url}/health", timeout=20).json() == {"status": "healthy"}
+    until(lambda: games.free.qsize() == serve.SESSIONS + 1)
+
+
+def test_a_failing_environment_costs_its_episode(load, tmp_path):
+    tasks = load("alfworld")
+    broken = tmp_path / "game.tw-pddl"
+    broken.write_text("{}")
+    games = serve.Games(serve.Tasks([str(broken)], tasks.held_out, tasks.make_pool))
+    with serving(serve.make_app(games)) as url, client(url) as session:
+        with pytest.raises(RuntimeError, match="the episode is lost, call reset: Slot 0 failed"):
+            session.reset(seed=0)
+        with pytest.raises(RuntimeError, match="no episode is running"):
+            session.step(LOOK)
+        session.reset(seed=1)
+        assert session.step(LOOK).observation["text"]
+
+
+VANISHING = """
+import sys, time
+from openenv.core import GenericEnvClient
+session = GenericEnvClient(base_url=sys.argv[1]).sync()
+session.connect()
+session.reset(seed=0)
+print("playing", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_a_session_that_disappears_frees_its_slot(load, monkeypatch):
+    monkeypatch.setattr(serve, "SESSIONS", 1)
+    games = serve.Games(load("alfworld"))
+    with serving(serve.make_app(games)) as url:
+        process = command_line("-c", VANISHING, url)
+        try:
+            assert process.stdout.readline() == "playing\n"
+            assert games.free.qsize() == 1
+            with connect(url.replace("http", "ws") + "/ws") as second:
+                assert json.loads(second.recv())["data"]["code"] == "CAPACITY_REACHED"
+        finally:
+            process.kill()
+        until(lambda: games.free.qsize() == 2)
+        with client(url) as third:
+            third.reset(seed=0)
+            assert third.step(LOOK).observation["text"]
+
+
+@pytest.mark.slow
+def test_the_command(data, request):
+    serve_module = ("-m", "paw_min.envs.serve")
+    process = command_line(*serve_module, "alfworld", "--data", data["alfworld"], "--port", "0")
+    request.addfinalizer(process.kill)
+    line = process.stdout.readline()
+    assert line.endswith(": 12 training tasks, 6 held out\n"), line + process.stderr.read()
+    url = line.split()[2].rstrip(":")
+    with client(url) as session:
+        assert session.reset(seed=0).observation["text"]
+        port = url.rpartition(":")[2]
+        second = command_line(*serve_module, "webshop", "--port", port)
+        assert second.wait(60) == 1
+        assert f"error: port {port} of 127.0.0.1 cannot be opened" in second.stderr.read()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 0
+    assert process.stderr.read() == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["chess"], "invalid choice: 'chess'"),
+        (["webshop", "--data", "nowhere"], "nowhere"),
+        (["alfworld", "--data", "nowhere"], "The ALFWorld data folder 'nowhere' does not exist"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, sentence):
+    process = command_line("-m", "paw_min.envs.serve", *arguments, "--port", "0")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1 and errors.count("\n") == 1
+    assert errors.startswith("error: ") and sentence in errors
+
+
+@pytest.mark.slow
+def test_without_openenv():
+    code = "import sys; sys.modules['openenv'] = None; import paw_min.envs.serve"
+    process = command_line("-c", code)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1 and errors.count("\n") == 1
+    assert errors.endswith("pip install openenv-core\n")

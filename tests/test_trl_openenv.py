@@ -1,0 +1,98 @@
+"""TRL's trainer plays a benchmark through our OpenEnv server, with the code of examples/README.md.
+
+    python -m pytest tests/test_trl_openenv.py
+
+The model is random, so its tool calls are written by the test; everything else is TRL's.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import trl
+from datasets import Dataset
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+from paw_min.config import Config
+from paw_min.envs import serve
+from paw_min.envs.alfworld import BENCHMARK
+from tests import pools
+from tests.helpers import SIZE
+from tests.openenv_server import serving
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parent.parent
+TAGS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte, with the chat template of Qwen2.5, which has tools."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(tag, special=True) for tag in TAGS])
+    template = Path(trl.__file__).parent / "chat_templates/qwen2_5.jinja"
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=TAGS[0], eos_token=TAGS[2],
+        chat_template=template.read_text(),
+    )  # fmt: skip
+
+
+def call(command: str) -> str:
+    content = json.dumps({"name": "step", "arguments": {"command": command}})
+    return f"<tool_call>\n{content}\n</tool_call><|im_end|>"
+
+
+class Scripted(GRPOTrainer):
+    """All its episodes look, take stock and stop."""
+
+    responses = [call("look"), call("inventory"), "Done.<|im_end|>"]
+
+    def _generate_single_turn(self, prompt_ids, *_, **__):
+        ids = self.processing_class(self.responses.pop(0))["input_ids"]
+        return [ids] * len(prompt_ids), None
+
+
+@pytest.fixture
+def game():
+    """The class in the README, in which a test puts the URL of its server."""
+    text = (ROOT / "examples/README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    return code
+
+
+def test_trl_plays_through_the_server(game, games_root, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    tokenizer = byte_tokenizer()
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), head_dim=8, **SIZE))
+    config = GRPOConfig(
+        str(tmp_path), use_cpu=True, bf16=False, gradient_checkpointing=False, max_steps=1,
+        per_device_train_batch_size=2, num_generations=2, max_completion_length=1000,
+        save_strategy="no", report_to="none", disable_tqdm=True, logging_steps=1,
+    )  # fmt: skip
+    tasks = Dataset.from_dict({"prompt": [[{"role": "user", "content": ""}]] * 4, "seed": range(4)})
+    own = BENCHMARK.load(Config(), str(games_root))
+    games = serve.Games(own)
+    with serving(serve.make_app(games)) as url:
+        names = {}
+        exec(game.replace("http://127.0.0.1:8000", url), names)
+        trainer = Scripted(
+            model, args=config, train_dataset=tasks, processing_class=tokenizer,
+            environment_factory=names["Game"],
+        )  # fmt: skip
+        trainer.train()
+    assert trainer.state.log_history[0]["tools/failure_frequency"] == 0
+    assert trainer.state.log_history[0]["tools/call_frequency"] == 2
+    seen = [environment.result.observation["text"] for environment in trainer.environments]
+    pool = own.make_pool(1)
+    expected = set()
+    for task in own.train[:4]:
+        pools.reset(pool, [task])
+        expected.add(pools.step(pool, {0: "inventory"})[0].observation)
+    assert len(seen) == 2 and seen[0] == seen[1] and seen[0] in expected
