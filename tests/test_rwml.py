@@ -94,6 +94,7 @@ def test_the_filters_threshold_makes_30_percent_easy():
 def test_training_threshold_has_the_papers_values():
     assert rwml.training_threshold(0.1) == 0.2  # ALFWorld
     assert rwml.training_threshold(0.15) == 0.4  # tau2: 0.30 is halfway and rounds up
+    assert rwml.training_threshold(0.35) == 0.6
     assert rwml.training_threshold(0.01) == 0.2
     assert rwml.training_threshold(0.5) == 0.6
 

@@ -440,7 +440,8 @@ def collected(job: Job) -> Record:
         write(path, json.dumps(asdict(record), indent=1) + "\n")
     record = read_json(path, Record)
     known = record.settings
-    changed = [key for key, value in job.identity().items() if known.get(key, "none") != value]
+    # A setting that is newer than the folder has its default there.
+    changed = [key for key, value in job.identity().items() if known.get(key, value) != value]
     if changed:
         shown = ", ".join(f"{key} {known.get(key)!r}" for key in changed)
         raise UserError(f"{job.folder} was made with {shown}: repeat that, or use another --out.")
