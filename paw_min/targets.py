@@ -61,16 +61,21 @@ def shuffled(rows: list[TokenRow], seed: int) -> list[TokenRow]:
     A cycle over all rows leaves no row its own. Texts that occur several times may still coincide.
     A lone row with an observation gets none.
     """
-    order = [i for i, row in enumerate(rows) if row.obs_ids]
-    generator("shuffled", seed, len(order)).shuffle(order)
+    observed = [i for i, row in enumerate(rows) if row.obs_ids]
     result = list(rows)
-    next_in_cycle = order[1:] + order[:1]
-    for i, source in zip(order, next_in_cycle):
+    for i, source in random_cycle(observed, "shuffled", seed, len(observed)).items():
         if source == i:
             result[i] = replace(rows[i], obs_ids=[], given=[])
         else:
             result[i] = replace(rows[i], obs_ids=rows[source].obs_ids, given=rows[source].given)
     return result
+
+
+def random_cycle(positions: list[int], *key) -> dict[int, int]:
+    """Each position -> another one, along one cycle through all; a lone one -> itself."""
+    order = list(positions)
+    generator(*key).shuffle(order)
+    return dict(zip(order, order[1:] + order[:1]))
 
 
 def first_occurrences(rows: list[TokenRow]) -> list[bool]:

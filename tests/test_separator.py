@@ -17,6 +17,7 @@ from paw_min.config import Config
 from paw_min.model.batches import TokenRow, collate, micro_batches
 from paw_min.model.policy import load_policy, turn_text
 from paw_min.running.errors import UserError
+from paw_min.running.session import check_tokenizer
 from paw_min.running.stored import from_stored
 from paw_min.targets import multi_step
 from paw_min.toy import default_model
@@ -72,6 +73,18 @@ def test_a_template_without_a_second_turn_is_refused(template, reason):
     tokenizer.chat_template = template
     with pytest.raises(UserError, match=f"{reason}.*--wm-separator none"):
         turn_text(tokenizer)
+
+
+def test_such_a_model_is_refused_before_anything_is_loaded(tmp_path):
+    policy = make_policy()
+    policy.tokenizer.chat_template = (
+        "{% if messages[1:] %}{{ raise_exception('one turn only') }}{% endif %}"
+    )
+    policy.save(tmp_path)
+    cfg = Config(max_prompt_tokens=8, max_response_tokens=8)
+    with pytest.raises(UserError, match="one turn only"):
+        check_tokenizer(cfg, str(tmp_path))
+    check_tokenizer(replace(cfg, wm_separator="none"), str(tmp_path))
 
 
 def test_separator_is_context_and_no_target():

@@ -5,6 +5,7 @@ python -m pytest tests/test_study.py
 
 import json
 from collections import deque
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -79,6 +80,9 @@ def test_from_runs_to_table_and_picture(sweep, tmp_path, monkeypatch):
         return evaluate(cfg, *args)
 
     monkeypatch.setattr(knowledge, "evaluate", spy)
+    # These few steps of a random model have no effect, all of them: nothing to tell apart.
+    known = SimpleNamespace(p_branch=0.25, auc=0.75)
+    monkeypatch.setattr(knowledge.outcomes, "measure", lambda *_: known)
     knowledge.main([sweep], file)
     # Transitions as training meets them; then all seven are compared at the same temperature.
     assert temperatures == [1.0, *7 * [0.4]]
@@ -90,6 +94,7 @@ def test_from_runs_to_table_and_picture(sweep, tmp_path, monkeypatch):
     assert len(reports) == 7
     start, trained = reports["start model", 0], reports["GRPO w/ PaW", 1]
     assert 0 < start["p"] < 1 and start["p"] != trained["p"]  # of random weights, one update
+    assert (start["branch"], start["auc"]) == (0.25, 0.75)
     study.main([sweep], out)
     (setting,) = json.loads((out / "study.json").read_text())
     curve = [m["success"] for m in read_metrics(tmp_path / f"{PAW}1") if "success" in m]

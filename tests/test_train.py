@@ -44,7 +44,8 @@ def test_a_run_leaves_everything_behind(config, tmp_path, capsys):
     expected = {
         "success", "return", "length", "valid", "no_variance", "failed", "rows", "entropy", "ratio",
         "clip_fraction", "approx_kl", "ref_kl", "grad_norm", "lambda", "lambda_min", "lambda_max",
-        "wm_loss", "loss_wm", "loss_pg", "loss_kl", "loss_entropy", "wm_clipped_tokens", "selected",
+        "wm_loss", "wm_p_first", "loss_wm", "loss_pg", "loss_kl", "loss_entropy",
+        "wm_clipped_tokens", "selected",
         "tokens_generated", "tokens_trained", "tokens_forward", "prompts_cut", "obs_tokens_cut",
         "generator_idle", "env_wait", "sampler_gap", "memory_gb", "duplicates",
         "seconds_rollout", "seconds_generate", "seconds_env", "seconds_old_pass", "seconds_update",

@@ -250,6 +250,13 @@ def test_rho():
     assert torch.equal(run(rho=1.0)[0], run(wm_loss="mae")[0])
 
 
+def test_p_of_the_first_observation_token():
+    logp = torch.tensor([[-1.0, -2.0, -3.0, -4.0], [-5.0, -6.0, -7.0, 0.0]])
+    obs_mask = torch.tensor([[False, False, True, True], [False, True, True, False]])
+    found = observation_loss(Config(wm_loss="mae"), logp, obs_mask)
+    assert found.first_p.tolist() == pytest.approx([math.exp(-3), math.exp(-6)])
+
+
 def test_tapo_alternates_the_losses():
     """An update is plain GRPO; every second one is followed by steps on the observations alone."""
     tapo = BASE | dict(wm_loss="ce", select_ratio=1.0, lambda_mode="constant", wm_every=2)

@@ -14,7 +14,6 @@ results/starts/README.md.
 """
 
 import json
-from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -28,16 +27,15 @@ from paw_min.experiments.fig2c import gradient_shares
 from paw_min.experiments.table import markdown_table
 from paw_min.experiments.transitions import Arguments, arguments, collect, observation_logps
 from paw_min.losses import row_weights
-from paw_min.model.policy import Policy, load_policy
+from paw_min.model.policy import Policy
 from paw_min.model.scoring import score_responses
 from paw_min.rollout import Episode, Rows, flatten
 from paw_min.running.conflict import dot, gradient, gradient_conflict
-from paw_min.running.distributed import join
 from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.metrics import describe_episodes, mean
 from paw_min.running.runs import reading, writing
 from paw_min.running.seeds import generator
-from paw_min.running.session import check_machine, forward_precision, make_sampler, start_model
+from paw_min.running.session import loaded
 from paw_min.update import prepare
 
 UPDATE = 1
@@ -94,13 +92,7 @@ def main(argv: list[str] | None = None) -> None:
 def measure(args: Arguments, tau: float) -> Start:
     """Load the model, play, and compute everything."""
     cfg = replace(args.cfg, wm_scale=1.0)
-    check_machine(cfg)
-    device = join(cfg.device)
-    precision = forward_precision(cfg, device)
-    model = start_model(cfg)
-    # vLLM measures the free memory, so it comes before the policy.
-    with closing(make_sampler(cfg, model, precision)) as sampler:
-        policy = load_policy(model, cfg.temperature, device, precision)
+    with loaded(cfg) as (policy, sampler):
         divide_logits(policy, tau)
         played = collect(cfg, policy, sampler, args.episodes, UPDATE).episodes
     # A run's name has the settings that differ from its preset.

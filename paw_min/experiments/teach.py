@@ -14,7 +14,6 @@ its own size, so the losses need no common scale. The table is explained in resu
 """
 
 import json
-from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -30,13 +29,7 @@ from paw_min.running.distributed import join
 from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.plot import plt
 from paw_min.running.runs import writing
-from paw_min.running.session import (
-    check_machine,
-    forward_precision,
-    make_optimizer,
-    make_sampler,
-    start_model,
-)
+from paw_min.running.session import forward_precision, loaded, make_optimizer, start_model
 from paw_min.update import learn
 
 LOSSES = ("ce", "mae", "cmae-0.2", "cmae-0.4", "cmae-0.8")
@@ -54,7 +47,10 @@ class Taught:
 
 def main(argv: list[str] | None = None) -> None:
     parser = Parser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--losses", nargs="+", default=list(LOSSES), metavar="NAME")
+    names = " ".join(LOSSES)
+    parser.add_argument(
+        "--losses", nargs="+", default=list(LOSSES), metavar="NAME", help=f"(default: {names})"
+    )
     parser.add_argument("--epochs", type=int, default=8, help="over the transitions (%(default)s)")
     own, others = parser.parse_known_args(argv)
     if own.epochs < 1:
@@ -90,14 +86,9 @@ def with_loss(cfg: Config, loss: str) -> Config:
 
 
 def play(args: Arguments) -> list[Episode]:
-    cfg = args.cfg
-    check_machine(cfg)
-    device = join(cfg.device)
-    precision = forward_precision(cfg, device)
-    model = start_model(cfg)
-    with closing(make_sampler(cfg, model, precision)) as sampler:
-        policy = load_policy(model, cfg.temperature, device, precision)
-        played = collect(cfg, policy, sampler, args.episodes).episodes
+    """The episodes of the start model, without those whose environment broke."""
+    with loaded(args.cfg) as (policy, sampler):
+        played = collect(args.cfg, policy, sampler, args.episodes).episodes
     return [episode for episode in played if not episode.failed]
 
 
@@ -165,7 +156,7 @@ def draw(found: list[Taught], path: Path) -> None:
 
 
 def table(found: list[Taught]) -> str:
-    """A Markdown table: each loss before training, at its best AUC, and at the end."""
+    """A Markdown table: a line for each measurement of each loss."""
     header = ["loss", "steps", "p", "p, branch tokens", "band", "AUC"]
     header += ['p("no effect") where true', "where false"]
     lines = []

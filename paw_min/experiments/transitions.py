@@ -24,19 +24,12 @@ from paw_min.config import Config, parse_args
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.experiments import presets_of
 from paw_min.model.batches import TokenRow, micro_batches
-from paw_min.model.policy import Policy, load_policy
+from paw_min.model.policy import Policy
 from paw_min.rollout import Episode, Rollout, Transition, rollout
 from paw_min.running.console import progress_bar
-from paw_min.running.distributed import join
 from paw_min.running.errors import Parser, UserError
 from paw_min.running.runs import newest_checkpoint, writing
-from paw_min.running.session import (
-    check_machine,
-    find_tasks,
-    forward_precision,
-    make_sampler,
-    start_model,
-)
+from paw_min.running.session import find_tasks, loaded
 from paw_min.running.tasks import draw_groups
 from paw_min.running.untrusted import read_config
 from paw_min.toy.standins import TEACHERS
@@ -194,13 +187,7 @@ def teacher_rows(cfg: Config, policy: Policy, episodes: int) -> list[TextRow]:
 def play(args: Arguments) -> Played:
     """Load the model, and play with it, or let the teacher play."""
     cfg = args.cfg
-    check_machine(cfg)
-    device = join(cfg.device)
-    precision = forward_precision(cfg, device)
-    model = start_model(cfg)
-    # vLLM measures the free memory, so it comes before the policy.
-    with closing(make_sampler(cfg, model, precision)) as sampler:
-        policy = load_policy(model, cfg.temperature, device, precision)
+    with loaded(cfg) as (policy, sampler):
         if args.teacher:
             rows = teacher_rows(cfg, policy, args.episodes)
         else:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -80,6 +81,23 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     # Left in the opposite order: the pool's workers end first, the tracker is closed last.
     with closing(run), closing(sampler), together, closing(pool):
         yield Session(run, policy, reference, optimizer, sampler, pool, tasks)
+
+
+class Loaded(NamedTuple):
+    policy: Policy
+    sampler: HFSampler | VLLMSampler
+
+
+@contextmanager
+def loaded(cfg: Config, model: str = "") -> Iterator[Loaded]:
+    """A model and its sampler without a run, for analyses. model: default: the start model."""
+    check_machine(cfg)
+    device = distributed.join(cfg.device)
+    precision = forward_precision(cfg, device)
+    model = model or start_model(cfg)
+    # vLLM measures the free memory, so its engine comes before the trainer's model.
+    with closing(make_sampler(cfg, model, precision)) as sampler:
+        yield Loaded(load_policy(model, cfg.temperature, device, precision), sampler)
 
 
 def check_machine(cfg: Config) -> None:

@@ -181,14 +181,19 @@ def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
             decoders.Replace(Regex(r" ?\]"), "]"),
         ]
     )
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in tags])
+    return chat_tokenizer(tokenizer, CHAT)
+
+
+def chat_tokenizer(tokenizer: Tokenizer, template: str) -> PreTrainedTokenizerFast:
+    """The tokenizer as transformers has it, with the words of SPECIAL and a chat template."""
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",
         unk_token="<unk>",
         eos_token="<end>",
-        chat_template=CHAT,
+        chat_template=template,
         clean_up_tokenization_spaces=False,
     )
 

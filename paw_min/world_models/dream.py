@@ -12,13 +12,14 @@ from collections.abc import Callable
 from datetime import date
 
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from paw_min.envs.interface import Answer, Pool, Step
 from paw_min.model.batches import TokenRow
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import HFSampler, Request
+from paw_min.toy.standins import SPECIAL, chat_tokenizer
 from paw_min.world_models.trajectories import (
     Message,
     Recorder,
@@ -35,7 +36,6 @@ Predict = Callable[[list[list[Message]]], list[str | None]]
 
 BUY = "click[buy now]"  # WebShop's irreversible step
 BETWEEN = "\x1f"  # stands for an answer in a rendered chat
-SPECIAL = ["<pad>", "<unk>", "<end>", "<user>", "<agent>"]
 CHAT = (
     "{% for m in messages %}{% if m['role'] == 'user' %}<user>{{ m['content'] }}<agent>"
     "{% else %}{{ m['content'] }}{% endif %}{% endfor %}"
@@ -169,15 +169,7 @@ def word_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     tokenizer.pre_tokenizer = splitter
     tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        unk_token="<unk>",
-        eos_token="<end>",
-        chat_template=CHAT,
-        clean_up_tokenization_spaces=False,
-    )
+    return chat_tokenizer(tokenizer, CHAT)
 
 
 class DreamPool:

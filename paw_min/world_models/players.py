@@ -7,18 +7,16 @@ import random
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Turn
-from paw_min.model.policy import load_policy
 from paw_min.rollout import rollout
-from paw_min.running.distributed import join
 from paw_min.running.errors import UserError
 from paw_min.running.seeds import generator
-from paw_min.running.session import check_machine, forward_precision, make_sampler, start_model
+from paw_min.running.session import loaded
 from paw_min.world_models.trajectories import Recorder, Trajectory
 
 AGENTS = ("model", "teacher", "random")
@@ -32,13 +30,7 @@ def open_agent(cfg: Config, name: str, slips: float) -> Iterator[Play]:
     if name != "model":
         yield partial(play_rules, cfg, name, slips)
         return
-    check_machine(cfg)
-    device = join(cfg.device)
-    precision = forward_precision(cfg, device)
-    model = start_model(cfg)
-    # vLLM measures the free memory, so it comes before the policy and the world model.
-    with closing(make_sampler(cfg, model, precision)) as sampler:
-        policy = load_policy(model, cfg.temperature, device, precision)
+    with loaded(cfg) as (policy, sampler):
         yield partial(play_model, cfg, policy, sampler)
 
 

@@ -62,6 +62,7 @@ from paw_min.running.session import (
 )
 from paw_min.running.tasks import draw_groups
 from paw_min.running.untrusted import exact, read_json
+from paw_min.targets import random_cycle
 from paw_min.train import stopped_by_nan
 from paw_min.update import NonFinite, learn, prepare
 from paw_min.world_models import early_experience
@@ -400,10 +401,9 @@ def measure(job: Job, s: Session, held_out: list[Triplet], tau: float) -> dict[s
 
 def shuffled(triplets: list[Triplet], seed: int) -> list[Triplet]:
     """Placebo: each triplet gets the next observation of another, by a random cycle."""
-    order = list(range(len(triplets)))
-    generator("shuffled triplets", seed).shuffle(order)
     result = list(triplets)
-    for i, source in zip(order, order[1:] + order[:1]):
+    cycle = random_cycle(list(range(len(triplets))), "shuffled triplets", seed)
+    for i, source in cycle.items():
         result[i] = replace(triplets[i], following=triplets[source].following)
     return result
 

@@ -17,22 +17,14 @@ from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Turn
 from paw_min.model.batches import TokenRow
-from paw_min.model.policy import Policy, load_policy, load_tokenizer
-from paw_min.model.sampler import HFSampler
-from paw_min.model.vllm_sampler import VLLMSampler
+from paw_min.model.policy import Policy, load_tokenizer
 from paw_min.rollout import Episode, rollout
-from paw_min.running import distributed
+from paw_min.running import distributed, session
 from paw_min.running.errors import UserError
 from paw_min.running.evaluate import evaluate
 from paw_min.running.metrics import mean
 from paw_min.running.runs import writing
-from paw_min.running.session import (
-    PANEL_SLOTS,
-    find_tasks,
-    forward_precision,
-    make_sampler,
-    start_model,
-)
+from paw_min.running.session import PANEL_SLOTS, find_tasks, start_model
 from paw_min.running.tasks import draw_groups
 from paw_min.running.untrusted import exact, parse_as
 
@@ -199,19 +191,13 @@ def collect(
 
 
 @contextmanager
-def loaded(
-    cfg: Config, model: str, answer_tokens: int
-) -> Iterator[tuple[Policy, HFSampler | VLLMSampler]]:
+def loaded(cfg: Config, model: str, answer_tokens: int) -> Iterator[session.Loaded]:
     """A policy and a sampler for one stage."""
-    device = distributed.join(cfg.device)
-    precision = forward_precision(cfg, device)
     # The sampler has to be able to write answers as well as actions.
     longest = max(answer_tokens, cfg.max_response_tokens)
     load_tokenizer(model, cfg.max_prompt_tokens + longest)
-    # vLLM measures the free memory, so it comes before the policy.
-    longer = replace(cfg, max_response_tokens=longest)
-    with closing(make_sampler(longer, model, precision)) as sampler:
-        yield load_policy(model, cfg.temperature, device, precision), sampler
+    with session.loaded(replace(cfg, max_response_tokens=longest), model) as found:
+        yield found
 
 
 # ---- files ----
