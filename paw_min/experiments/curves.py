@@ -1,0 +1,264 @@
+"""Held-out learning curves of sweeps: their heights, and the differences between the arms.
+
+    python -m paw_min.experiments.curves runs/fair-search.json ... --out FOLDER [--base ARM]
+
+Measures of a run, in percent, from the evaluations in its metrics.jsonl:
+
+    area       mean of all evaluations after the start: the mean height of the learning curve
+    plateau    mean of the last two
+
+Each arm is compared with the base arm, seed by seed. Two 95 % intervals of the mean difference:
+bootstrap over the seeds, as in table.py, and paired t over the seeds. A run keeps the outcomes of
+single tasks for its last evaluation only, so tasks are not drawn.
+
+A further table has what to watch in training: the fraction of clipped ratios relative to the base
+arm (the check of B.2 in the paper), the gradient norm, entropy, and well-formed responses. Only
+seeds that all arms have finished count. Writes curves.md, curves.json, curves.png.
+"""
+
+import json
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import t as student
+
+from paw_min.experiments.figures import curve_of, save
+from paw_min.experiments.table import Settings, find, interval, markdown_table
+from paw_min.running.errors import Parser, UserError, user_errors
+from paw_min.running.plot import plt
+from paw_min.running.runs import read_metrics, reading, writing
+from paw_min.running.untrusted import read_json
+
+LAST = 2  # evaluations of the plateau
+
+
+@dataclass
+class Measure:
+    """One measure of an arm over the seeds, and its difference to the base arm."""
+
+    values: list[float]  # of each seed, in percent
+    difference: float | None = None  # mean over the seeds, in points
+    bootstrap: tuple[float, float] | None = None
+    t: tuple[float, float] | None = None
+
+    def spread(self) -> str:
+        low = min(self.values)
+        high = max(self.values)
+        return f"{np.mean(self.values):.1f}, {np.median(self.values):.1f} ({low:.1f} to {high:.1f})"
+
+    def change(self, kind: str) -> str:
+        """The difference with one of its intervals; without, if there is one seed."""
+        found = getattr(self, kind)
+        if found is None:
+            return f"{self.difference:+.1f}"
+        return f"{self.difference:+.1f} [{found[0]:+.1f}, {found[1]:+.1f}]"
+
+
+@dataclass
+class Training:
+    """Metrics of an arm's training, means over the seeds."""
+
+    clip_ratio: float | None  # clip_fraction over the base arm's: median over the seeds
+    grad_norm_first: float  # before clipping, of update 1
+    grad_norm: float  # mean over the updates
+    entropy_last: float  # nats per response token
+    valid_lowest: float  # share of well-formed responses in the worst update
+
+
+@dataclass
+class Arm:
+    curves: list[dict[int, float]]  # of each seed: update -> held-out success in percent
+    area: Measure
+    plateau: Measure
+    training: Training
+
+
+@dataclass
+class Setting:
+    """One sweep."""
+
+    name: str
+    base: str
+    seeds: list[int]
+    arms: dict[str, Arm]
+
+
+def area(curve: dict[int, float]) -> float:
+    """Mean of the evaluations after the start."""
+    return float(np.mean([height for update, height in curve.items() if update > 0]))
+
+
+def plateau(curve: dict[int, float]) -> float:
+    """Mean of the last evaluations."""
+    return float(np.mean([curve[update] for update in sorted(curve)[-LAST:]]))
+
+
+def t_interval(differences: list[float]) -> tuple[float, float]:
+    """The 95 % interval of the mean of paired differences: mean ± t(n-1) s / sqrt(n)."""
+    n = len(differences)
+    half = student.ppf(0.975, n - 1) * np.std(differences, ddof=1) / n**0.5
+    mean = np.mean(differences)
+    return float(mean - half), float(mean + half)
+
+
+def compared(values: list[float], base: list[float] | None) -> Measure:
+    """base: the values of the base arm on the same seeds; None for that arm itself."""
+    if base is None:
+        return Measure(values)
+    differences = [own - other for own, other in zip(values, base, strict=True)]
+    found = Measure(values, float(np.mean(differences)))
+    if len(differences) > 1:
+        found.bootstrap = interval([np.array(differences)[:, None]])
+        found.t = t_interval(differences)
+    return found
+
+
+Runs = dict[int, list[dict]]  # seed -> lines of metrics.jsonl
+
+
+def finished(sweep: Path) -> dict[str, Runs]:
+    """The runs of each arm, on the seeds that all arms have finished."""
+    by_arm = defaultdict(dict)
+    for entry in find([sweep]):
+        runs = by_arm[entry.label]
+        config = Path(entry.folder) / "config.json"
+        if not config.is_file():  # not begun
+            continue
+        updates = read_json(config, Settings)["updates"]
+        lines = read_metrics(entry.folder)
+        if lines and lines[-1]["update"] == updates:
+            runs[entry.seed] = lines
+    shared = sorted(set.intersection(*(set(runs) for runs in by_arm.values())))
+    if not shared:
+        raise UserError(f"{sweep}: no seed is finished in all arms; run the sweep first.")
+    return {label: {seed: runs[seed] for seed in shared} for label, runs in by_arm.items()}
+
+
+def training(runs: Runs, base: Runs | None) -> Training:
+    found = defaultdict(list)
+    ratios = []
+    for seed, lines in runs.items():
+        updates = [line for line in lines if "success" in line]
+        found["grad_norm_first"].append(updates[0]["grad_norm"])
+        found["grad_norm"].append(np.mean([line["grad_norm"] for line in updates]))
+        found["entropy_last"].append(updates[-1]["entropy"])
+        found["valid_lowest"].append(min(line["valid"] for line in updates))
+        if base:
+            own = np.mean([line["clip_fraction"] for line in updates])
+            other = np.mean([line["clip_fraction"] for line in base[seed] if "success" in line])
+            ratios.append(own / other)
+    means = {name: float(np.mean(values)) for name, values in found.items()}
+    return Training(clip_ratio=float(np.median(ratios)) if ratios else None, **means)
+
+
+def read(sweep: Path, base: str | None) -> Setting:
+    """The measures of a sweep; base: an arm, or the first one."""
+    by_arm = finished(sweep)
+    base = base or next(iter(by_arm))
+    if base not in by_arm:
+        raise UserError(f"--base {base}: {sweep} has {', '.join(by_arm)}.")
+    curves = {}
+    for label, runs in by_arm.items():
+        curves[label] = [
+            {update: 100 * success for update, success in curve_of(lines, "eval_success").items()}
+            for lines in runs.values()
+        ]
+    arms = {}
+    for label, runs in by_arm.items():
+        is_base = label == base
+        measures = {}
+        for measure in (area, plateau):
+            values = [measure(curve) for curve in curves[label]]
+            others = None if is_base else [measure(curve) for curve in curves[base]]
+            measures[measure.__name__] = compared(values, others)
+        with reading(sweep):  # a metric may be missing in a run's metrics.jsonl
+            trained = training(runs, None if is_base else by_arm[base])
+        arms[label] = Arm(curves[label], training=trained, **measures)
+    return Setting(sweep.stem, base, list(by_arm[base]), arms)
+
+
+def markdown(setting: Setting) -> str:
+    """Three tables: heights, differences, training."""
+    names = ("area", "plateau")
+    heights = []
+    differences = []
+    trained = []
+    for label, arm in setting.arms.items():
+        measures = [arm.area, arm.plateau]
+        heights.append([label, *(measure.spread() for measure in measures)])
+        if label != setting.base:
+            changes = [one.change(kind) for one in measures for kind in ("bootstrap", "t")]
+            differences.append([label, *changes])
+        trained.append([label, *asdict(arm.training).values()])
+    seeds = " ".join(map(str, setting.seeds))
+    header = [f"difference to {setting.base}"]
+    header += [f"{name}, {kind}" for name in names for kind in ("bootstrap", "paired t")]
+    columns = ["clip fraction, relative", "grad norm, update 1", "grad norm", "entropy, last"]
+    return "\n\n".join(
+        [
+            f"### {setting.name}, seeds {seeds}",
+            "Held-out success in percent: mean, median (lowest to highest seed).",
+            markdown_table(["method", *names], heights),
+            markdown_table(header, differences),
+            markdown_table(["training", *columns, "well-formed, lowest"], trained),
+        ]
+    )
+
+
+def picture(settings: list[Setting], out: Path) -> None:
+    """Per setting, a row: mean curves, and the differences in area with their t intervals."""
+    rows = len(settings)
+    heights = [1.2 + 0.32 * len(setting.arms) for setting in settings]  # inches
+    figure, axes = plt.subplots(
+        rows, 2, figsize=(12, 0.6 + sum(heights)), height_ratios=heights, squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+    for (left, right), setting in zip(axes, settings):
+        for k, (label, arm) in enumerate(setting.arms.items()):
+            is_base = label == setting.base
+            color = "black" if is_base else f"C{k - 1}" if k <= 10 else "gray"
+            updates = sorted(arm.curves[0])
+            values = np.array([[curve[update] for update in updates] for curve in arm.curves])
+            left.plot(updates, values.mean(0), color=color, lw=2 if is_base else 1.2)
+            if is_base:
+                # The range of the seeds: what a difference has to be compared with.
+                left.fill_between(updates, values.min(0), values.max(0), color=color, alpha=0.1)
+                right.plot([0], [k], "o", color=color)
+                continue
+            right.plot([arm.area.difference], [k], "o", color=color)
+            if arm.area.t:
+                right.plot(arm.area.t, [k, k], color=color, lw=2)
+        right.axvline(0, color="gray", lw=0.8, ls=":")
+        right.set_yticks(range(len(setting.arms)), setting.arms, fontsize=8)
+        right.set_ylim(len(setting.arms) - 0.5, -0.5)  # the first arm at the top
+        left.set_title(setting.name, loc="left", fontsize=10, fontweight="bold")
+        left.set_ylabel("held-out success (%)")
+        for axis in (left, right):
+            axis.grid(alpha=0.3)
+    axes[-1, 0].set_xlabel("update")
+    axes[-1, 1].set_xlabel(f"area, difference to {settings[-1].base} (points)")
+    save(figure, out)
+
+
+def main(sweeps: list[Path], out: Path, base: str | None) -> None:
+    settings = [read(sweep, base) for sweep in sweeps]
+    text = "\n\n".join(markdown(setting) for setting in settings)
+    print(text)
+    with writing(str(out)):
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "curves.md").write_text(text + "\n")
+        plain = json.dumps([asdict(one) for one in settings], indent=1, ensure_ascii=False)
+        (out / "curves.json").write_text(plain + "\n")
+    picture(settings, out / "curves.png")
+
+
+if __name__ == "__main__":
+    parser = Parser(description=__doc__)
+    parser.add_argument("sweeps", nargs="+", type=Path, help="JSON files of the sweeps")
+    parser.add_argument("--out", type=Path, required=True, help="folder of tables and picture")
+    parser.add_argument("--base", help="arm to compare with (default: the first of the sweep)")
+    args = parser.parse_args()
+    with user_errors():
+        main(args.sweeps, args.out, args.base)

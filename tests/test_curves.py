@@ -1,0 +1,118 @@
+"""Held-out learning curves: areas, plateaus and intervals, recomputed by hand.
+
+python -m pytest tests/test_curves.py
+"""
+
+import json
+
+import pytest
+
+from paw_min.experiments import curves
+from paw_min.running.errors import UserError
+
+# Held-out success after updates 0, 2, 4, 6 by arm and seed, in hundredths.
+HEIGHTS = {
+    "GRPO": {0: [10, 20, 40, 60], 1: [10, 30, 50, 70], 2: [10, 20, 30, 40]},
+    "GRPO w/ PaW": {0: [10, 22, 43, 61], 1: [10, 31, 51, 75], 2: [10, 20, 30, 34]},
+}
+
+
+def write_run(folder, heights: list[int], updates: int = 6, **changed) -> None:
+    folder.mkdir()
+    config = dict(env="search", seed=0, updates=updates, rho=0.2, select_ratio=0.75)
+    (folder / "config.json").write_text(json.dumps(config))
+    lines = [{"update": 0, "eval_success": heights[0] / 100}]
+    for update in range(1, 7):
+        line = dict(update=update, success=0.5, valid=1.0, grad_norm=2.0, entropy=0.3)
+        line["clip_fraction"] = 0.1
+        if update == 3:
+            line["valid"] = 0.9
+        if update % 2 == 0:
+            line["eval_success"] = heights[update // 2] / 100
+        lines.append(line | changed)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text)
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    entries = []
+    for arm, seeds in HEIGHTS.items():
+        # The other arm clips three times as often.
+        changed = {} if arm == "GRPO" else {"clip_fraction": 0.3}
+        for seed, heights in seeds.items():
+            folder = f"{arm.split()[-1]}{seed}"
+            write_run(tmp_path / folder, heights, **changed)
+            entries.append(dict(label=arm, seed=seed, folder=folder))
+    path = tmp_path / "fair-search.json"
+    path.write_text(json.dumps(entries))
+    return path
+
+
+def test_area_leaves_out_the_start_and_plateau_is_the_last_two(sweep):
+    arms = curves.read(sweep, None).arms
+    assert arms["GRPO"].area.values == pytest.approx([40, 50, 30])
+    assert arms["GRPO"].plateau.values == pytest.approx([50, 60, 35])
+    assert arms["GRPO"].area.difference is None
+    paw = arms["GRPO w/ PaW"].area
+    assert paw.values == pytest.approx([42, 157 / 3, 28])
+    assert paw.difference == pytest.approx((2 + 7 / 3 - 2) / 3)
+
+
+def test_paired_t_interval():
+    # Mean 2, standard deviation 2, three values: t(2) = 4.302653 at 97.5 %.
+    low, high = curves.t_interval([0.0, 2.0, 4.0])
+    half = 4.302653 * 2 / 3**0.5
+    assert (low, high) == pytest.approx((2 - half, 2 + half))
+
+
+def test_bootstrap_interval_is_within_the_seeds(sweep):
+    low, high = curves.read(sweep, None).arms["GRPO w/ PaW"].area.bootstrap
+    # With three seeds, more than 2.5 % of the draws repeat one seed.
+    assert (low, high) == pytest.approx((-2, 7 / 3))
+
+
+def test_base_is_a_choice(sweep):
+    arms = curves.read(sweep, "GRPO w/ PaW").arms
+    assert arms["GRPO"].area.difference == pytest.approx(-(2 + 7 / 3 - 2) / 3)
+    assert arms["GRPO"].training.clip_ratio == pytest.approx(1 / 3)
+    with pytest.raises(UserError, match="--base PPO: .* has GRPO, GRPO w/ PaW"):
+        curves.read(sweep, "PPO")
+
+
+def test_training_table(sweep):
+    trained = curves.read(sweep, None).arms["GRPO w/ PaW"].training
+    assert trained.clip_ratio == pytest.approx(3)
+    assert trained.valid_lowest == pytest.approx(0.9)
+    assert (trained.grad_norm_first, trained.entropy_last) == (2.0, 0.3)
+
+
+def test_only_seeds_that_all_arms_have_finished(sweep, tmp_path):
+    # Seed 1 of one arm has stopped before its last update, seed 0 has not begun.
+    config = tmp_path / "PaW1" / "config.json"
+    config.write_text(config.read_text().replace('"updates": 6', '"updates": 7'))
+    (tmp_path / "GRPO0" / "config.json").unlink()
+    setting = curves.read(sweep, None)
+    assert setting.seeds == [2]
+    assert setting.arms["GRPO"].area.values == pytest.approx([30])
+    assert "| GRPO w/ PaW | -2.0 | -2.0 | -3.0 | -3.0 |" in curves.markdown(setting)
+    (tmp_path / "GRPO2" / "config.json").unlink()
+    with pytest.raises(UserError, match="no seed is finished in all arms"):
+        curves.read(sweep, None)
+
+
+def test_files(sweep, tmp_path, capsys):
+    out = tmp_path / "out"
+    curves.main([sweep], out, None)
+    text = (out / "curves.md").read_text()
+    assert text in capsys.readouterr().out + "\n"
+    assert "| GRPO | 40.0, 40.0 (30.0 to 50.0) | 48.3, 50.0 (35.0 to 60.0) |" in text
+    assert json.loads((out / "curves.json").read_text())[0]["seeds"] == [0, 1, 2]
+    assert (out / "curves.png").stat().st_size > 5000
+
+
+def test_a_missing_metric_is_named(sweep, tmp_path):
+    metrics = tmp_path / "GRPO0" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"grad_norm"', '"other"'))
+    with pytest.raises(UserError, match="grad_norm"):
+        curves.read(sweep, None)
