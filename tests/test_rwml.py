@@ -27,7 +27,7 @@ from paw_min.running.errors import UserError
 from paw_min.running.runs import newest_checkpoint, read_metrics
 from paw_min.toy import default_model
 from paw_min.update import learn, prepare
-from paw_min.world_models import early_experience, job, rwml, triplets
+from paw_min.world_models import answers, early_experience, filtering, job, rwml, start, triplets
 from tests.helpers import BASE, make_policy
 from tests.retrieval import make_encoder
 
@@ -80,24 +80,24 @@ def test_too_easy_keeps_what_was_never_hit_and_a_tenth_of_the_rest():
 def test_the_filters_threshold_makes_30_percent_easy():
     nearest = [d / 1000 for d in range(20, 520, 5)]  # 100 triplets
     random.Random(0).shuffle(nearest)
-    threshold = rwml.calibrated_threshold(nearest, 0.3)
+    threshold = filtering.calibrated_threshold(nearest, 0.3)
     assert sum(rwml.reward(d, threshold) for d in nearest) == 30
     # Exact predictions are easy at any threshold: it stays positive, and more are easy.
     exact = [0.0] * 60 + [0.3] * 40
-    threshold = rwml.calibrated_threshold(exact, 0.3)
+    threshold = filtering.calibrated_threshold(exact, 0.3)
     assert threshold == 0.01 and sum(rwml.reward(d, threshold) for d in exact) == 60
     # Above 0.5, generic answers would pass.
-    assert rwml.calibrated_threshold([0.9] * 10, 0.3) == 0.5
-    assert rwml.calibrated_threshold([math.inf] * 10, 0.3) == 0.5
-    assert rwml.calibrated_threshold([0.1], 1.0) == 0.1
+    assert filtering.calibrated_threshold([0.9] * 10, 0.3) == 0.5
+    assert filtering.calibrated_threshold([math.inf] * 10, 0.3) == 0.5
+    assert filtering.calibrated_threshold([0.1], 1.0) == 0.1
 
 
 def test_training_threshold_has_the_papers_values():
-    assert rwml.training_threshold(0.1) == 0.2  # ALFWorld
-    assert rwml.training_threshold(0.15) == 0.4  # tau2: 0.30 is halfway and rounds up
-    assert rwml.training_threshold(0.35) == 0.6
-    assert rwml.training_threshold(0.01) == 0.2
-    assert rwml.training_threshold(0.5) == 0.6
+    assert filtering.training_threshold(0.1) == 0.2  # ALFWorld
+    assert filtering.training_threshold(0.15) == 0.4  # tau2: 0.30 is halfway and rounds up
+    assert filtering.training_threshold(0.35) == 0.6
+    assert filtering.training_threshold(0.01) == 0.2
+    assert filtering.training_threshold(0.5) == 0.6
 
 
 def test_settings_are_the_papers():
@@ -105,7 +105,7 @@ def test_settings_are_the_papers():
         tasks=2048, episodes=3, max_turns=30, validation=0.1, tries=10, easy_share=0.3, batch=32,
         epochs=2, sft_lr=2e-6, sft_epochs=2, warm_epochs=0, answer_tokens=512,
     )  # fmt: skip
-    assert rwml.KEEP == 0.1 and rwml.MARGIN == 0.15 and rwml.STEP == 0.2
+    assert filtering.KEEP == 0.1 and filtering.MARGIN == 0.15 and filtering.STEP == 0.2
     cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", ["--preset", "paper"])
     assert (cfg.lr, cfg.group_size, cfg.kl_coef, cfg.temperature) == (1e-6, 8, 0.01, 1.0)
     assert early_experience.BRANCHES == 8
@@ -115,14 +115,14 @@ def test_settings_are_the_papers():
 def test_distance_is_one_minus_the_cosine(minilm):
     texts = ["You open the fridge 1.", "You close the fridge 1.", "Buy now"]
     a, b, c = minilm.passages(texts, 3)
-    found = rwml.distances(minilm, [texts[0], texts[1], None, texts[2]], [texts[0]] * 4)
+    found = answers.distances(minilm, [texts[0], texts[1], None, texts[2]], [texts[0]] * 4)
     assert found[0] == pytest.approx(0, abs=1e-6) and found[2] == math.inf
     assert found[1] == pytest.approx(1 - a @ b, abs=1e-6)
     assert found[3] == pytest.approx(1 - a @ c, abs=1e-6) and found[3] > found[1] > 0.01
 
 
 def test_quality_by_hand():
-    measured = rwml.quality(["a", None, "c"], ["a", "b", "x"], [0.0, math.inf, 0.3], 0.3)
+    measured = answers.quality(["a", None, "c"], ["a", "b", "x"], [0.0, math.inf, 0.3], 0.3)
     assert measured == pytest.approx(
         {"reward": 1 / 3, "exact": 1 / 3, "cosine": (1 + 0 + 0.7) / 3, "well_formed": 2 / 3}
     )
@@ -147,8 +147,8 @@ def test_broken_world_models_get_what_they_deserve(minilm, games_root):
     after = [a for a, keep in zip(after, right) if keep]
 
     def of(predicted):
-        d = rwml.distances(minilm, predicted, after)
-        return rwml.quality(predicted, after, d, 0.2)
+        d = answers.distances(minilm, predicted, after)
+        return answers.quality(predicted, after, d, 0.2)
 
     perfect = of(after)
     copies = of(before)
@@ -215,18 +215,18 @@ def test_prompts_have_the_facts_and_wm_sft_skips_the_thought():
 
 def test_labels_are_answers_and_the_tags_are_added_once():
     policy = make_policy()
-    rwml.add_tags(policy, seed=0)
+    start.add_tags(policy, seed=0)
     size = len(policy.tokenizer)
     assert policy.model.get_input_embeddings().num_embeddings == size
     row = triplets.sft_row(Config(prompt="compact"), policy, TRIPLET)
     text = policy.decode(row.response_ids)
-    assert rwml.predicted_state(text) == rwml.as_written(policy, "a shelf 1") == "a shelf 1"
+    assert rwml.predicted_state(text) == answers.as_written(policy, "a shelf 1") == "a shelf 1"
     assert text.startswith("<think> </think>") and row.response_ids[-1] in policy.eos_ids
     weights = policy.model.get_input_embeddings().weight.clone()
-    rwml.add_tags(policy, seed=0)
+    start.add_tags(policy, seed=0)
     assert len(policy.tokenizer) == size
     other = make_policy()
-    rwml.add_tags(other, seed=0)
+    start.add_tags(other, seed=0)
     assert torch.equal(other.model.get_input_embeddings().weight, weights)
 
 
@@ -330,7 +330,7 @@ def test_too_many_tasks_is_one_sentence(tmp_path, games_root):
 
 def test_a_random_encoder_loads_from_its_folder(tmp_path):
     encoder = job.load_encoder(make_encoder(tmp_path / "random"), "cpu")
-    same, other = rwml.distances(encoder, ["a b", "h g"], ["a b", "a b"])
+    same, other = answers.distances(encoder, ["a b", "h g"], ["a b", "a b"])
     assert same == pytest.approx(0, abs=1e-6) and other > 1e-4
 
 

@@ -20,7 +20,7 @@ from paw_min.model.sampler import HFSampler
 from paw_min.running.errors import UserError
 from paw_min.toy import webshop_shops
 from paw_min.toy.standins import make_model, make_tokenizer
-from paw_min.world_models import players, trajectories, word2world
+from paw_min.world_models import options, players, training, trajectories, word2world
 from paw_min.world_models.dream import BUY, DreamPool, VerifiedPool, WorldModel, word_tokenizer
 from paw_min.world_models.supervised import fit
 from paw_min.world_models.trajectories import Recorder, Trajectory, said, to_step, to_text
@@ -517,7 +517,7 @@ def test_all_commands_in_a_row(games_root, tmp_path, capsys, monkeypatch):
     assert len(synthetic) == 2 and len(synthetic[0]["responses"]) == 20
 
     # A rerun prints the stored result, and plays nothing.
-    monkeypatch.setitem(word2world.COMMANDS, "consistency", None)
+    monkeypatch.setitem(word2world.FUNCTIONS, "consistency", None)
     capsys.readouterr()
     run(*again)
     assert "pairwise_cr" in capsys.readouterr().out
@@ -527,11 +527,12 @@ def test_all_commands_in_a_row(games_root, tmp_path, capsys, monkeypatch):
 
 def test_imitation_rows_end_with_the_end_token(recorded, model, tmp_path):
     file = tmp_path / "t.json"
-    word2world.write_trajectories(file, recorded)
-    assert word2world.read_trajectories([file]) == recorded
-    args, cfg = word2world.parse(
-        ["imitate", "alfworld", "--trajectories", str(file), "--out", str(tmp_path / "o"), "--wins",
-         "1", "--epochs", "1", "--model", model]
+    trajectories.write_trajectories(file, recorded)
+    assert trajectories.read_trajectories([file]) == recorded
+    args, cfg = options.parse(
+        "",
+        ["imitate", "alfworld", "--trajectories", str(file), "--out", str(tmp_path / "o"),
+         "--wins", "1", "--epochs", "1", "--model", model],
     )  # fmt: skip
     fitted = []
 
@@ -540,8 +541,8 @@ def test_imitation_rows_end_with_the_end_token(recorded, model, tmp_path):
         return {}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(word2world, "fit_and_save", keep)
-        word2world.imitate(args, cfg)
+        patch.setattr(training, "fit_and_save", keep)
+        training.imitate(args, cfg)
     policy = load_policy(model)
     won = next(t for t in recorded if t.won)
     assert len(fitted) == len(won.responses)
@@ -649,10 +650,10 @@ def test_the_commands_of_the_page_parse():
     text = (PAGE / "README.md").read_text()
     lines = text.replace("\\\n", " ").splitlines()
     commands = [line.split()[1:] for line in lines if line.startswith("word2world ")]
-    assert {words[0] for words in commands} == set(word2world.COMMANDS)
+    assert {words[0] for words in commands} == set(options.COMMANDS) == set(word2world.FUNCTIONS)
     stored = [load(file.relative_to(PAGE))["command"] for file in PAGE.glob("*/*.json")]
     assert len(stored) >= 5
     for line in stored:
         assert line.split()[1:] in commands
     for words in commands:
-        word2world.parse(words)
+        options.parse("", words)

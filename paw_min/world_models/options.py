@@ -1,0 +1,77 @@
+"""The command line of word2world.py."""
+
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+
+from paw_min.config import Config, flag, parse_args
+from paw_min.experiments import presets_of
+from paw_min.running.errors import Parser, UserError
+from paw_min.world_models.players import AGENTS
+
+ENVS = ("alfworld", "webshop")
+COMMANDS = ("collect", "train", "fidelity", "consistency", "verify", "imitate")
+
+
+def parse(doc: str, argv: list[str]) -> tuple[Namespace, Config]:
+    """The flags of a command, and the settings of the benchmark."""
+    parser = Parser(description=doc, allow_abbrev=False)
+    parser.add_argument("command", choices=COMMANDS)
+    parser.add_argument("env", choices=ENVS)
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="folder to write")
+    add("--agents", nargs="+", choices=AGENTS, default=["model"], help="who plays (model)")
+    add("--slips", type=float, default=0.0, help="share of the teacher's steps that are random (0)")
+    add("--split", choices=("train", "held_out"), default="train", help="of collect (train)")
+    add("--episodes", type=int, default=0, help="of collect; 0: one per task (0)")
+    add("--world-model", type=Path, help="folder of a trained one; collect: play in it")
+    add("--ground", action="store_true", help="webshop: the first results of a search are real")
+    add("--answer-tokens", type=int, default=512, help="longest answer (512)")
+    add("--budgets", type=int, nargs="+", default=[0, 2, 4, 10], help="of verify (0 2 4 10)")
+    add("--trajectories", type=Path, nargs="+", help="files of collect")
+    add("--start", default="", help="model that train starts from (default: from scratch)")
+    add("--limit", type=int, default=0, help="train on N trajectories; 0: all (0)")
+    add("--width", type=int, default=128, help="of a model from scratch, times 32 (128)")
+    add("--context", type=int, default=12288, help="tokens of a chat (12288)")
+    add("--wins", type=int, default=0, help="won trajectories that imitate uses; 0: all (0)")
+    add("--epochs", type=int, default=5, help="of training (5)")
+    add("--batch", type=int, default=128, help="trajectories, or steps, per gradient step (128)")
+    add("--lr", type=float, default=1e-5, help="learning rate (1e-5)")
+    args, flags = parser.parse_known_args(argv)
+    cfg, _ = parse_args(args.env, presets_of(args.env), doc, ["--max-turns", "50", *flags])
+    check(args)
+    # A dream may have pages that are longer than any real one.
+    return args, replace(cfg, prompt_overflow="cut")
+
+
+def check(args: Namespace) -> None:
+    """UserError for flags that cannot work together, or are out of range."""
+    needs = {
+        "train": "trajectories", "imitate": "trajectories", "fidelity": "trajectories",
+        "consistency": "world_model", "verify": "world_model",
+    }  # fmt: skip
+    needed = [needs[args.command]] if args.command in needs else []
+    if args.command == "fidelity":
+        needed.append("world_model")
+    for name in needed:
+        if not getattr(args, name):
+            raise UserError(f"{args.command} needs {flag(name)}: add it.")
+    for name in ("episodes", "limit", "wins"):
+        if getattr(args, name) < 0:
+            raise UserError(f"{flag(name)} {getattr(args, name)} is out of range: 0 or more.")
+    for name in ("answer_tokens", "context", "epochs", "batch"):
+        if getattr(args, name) < 1:
+            raise UserError(f"{flag(name)} {getattr(args, name)} is out of range: 1 or more.")
+    if min(args.budgets) < 0:
+        raise UserError(f"--budgets {min(args.budgets)} is out of range: 0 or more.")
+    if not 0 <= args.slips <= 1:
+        raise UserError(f"--slips {args.slips} is out of range: 0 to 1.")
+    if not 0 < args.lr <= 1:
+        raise UserError(f"--lr {args.lr} is out of range: above 0, at most 1.")
+    if args.width < 32 or args.width % 32:
+        raise UserError(f"--width {args.width} is not a multiple of 32: use 64, 128 and so on.")
+    if args.env != "webshop" and (args.ground or args.command == "verify"):
+        what = "verify" if args.command == "verify" else "--ground"
+        raise UserError(f"{what} is for webshop: ALFWorld has no search, and no purchase.")
+    if args.ground and not args.world_model:
+        raise UserError("--ground needs --world-model: without one, all pages are real.")

@@ -1,0 +1,139 @@
+"""What all methods of rwml.py share: triplets, and the model that they start from.
+
+The stand-in models cannot write the format, and their vocabulary has no <next_state>. start/ has
+the tags and a format warm start, cross entropy on the 10 % of triplets. Not in the paper.
+"""
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
+
+import torch
+from tokenizers import AddedToken
+
+from paw_min.model.batches import TokenRow
+from paw_min.model.policy import Policy
+from paw_min.running import distributed
+from paw_min.running.console import say
+from paw_min.running.errors import UserError
+from paw_min.running.runs import writing
+from paw_min.running.seeds import generator
+from paw_min.running.session import make_optimizer, start_model
+from paw_min.running.untrusted import exact, read_json
+from paw_min.world_models.job import Job
+from paw_min.world_models.supervised import fit
+from paw_min.world_models.triplets import (
+    Triplet,
+    collect,
+    loaded,
+    sft_row,
+    write,
+    write_triplets,
+)
+
+HELD_OUT = 200  # transitions of the panel that are predicted, at most
+TAGS = ["<think>", "</think>", "<next_state>", "</next_state>"]
+
+
+@exact
+@dataclass
+class Record:
+    """collected.json: written last, so that a rerun collects again unless it is there."""
+
+    settings: dict
+    triplets: int
+    counts: dict[str, int]  # see triplets.collect
+    panel: dict[str, float]
+
+
+def collected(job: Job) -> Record:
+    """Read FOLDER's record, or collect first."""
+    path = job.folder / "collected.json"
+    if not path.is_file():
+        settings = job.settings
+        found = collect(
+            job.cfg, tasks=settings.tasks, episodes=settings.episodes,
+            max_turns=settings.max_turns, answer_tokens=settings.answer_tokens,
+        )  # fmt: skip
+        if len(found.triplets) * settings.validation < 1 or not found.held_out:
+            raise UserError(f"{len(found.triplets)} triplets are too few: use more --tasks.")
+        write_triplets(job.folder / "triplets.jsonl", found.triplets)
+        write_triplets(job.folder / "held_out.jsonl", found.held_out[:HELD_OUT])
+        make_start(job, split(job, found.triplets).validation, found.acts)
+        record = Record(job.identity(), len(found.triplets), found.counts, found.panel)
+        write(path, json.dumps(asdict(record), indent=1) + "\n")
+    record = read_json(path, Record)
+    known = record.settings
+    # A setting that is newer than the folder has its default there.
+    changed = [key for key, value in job.identity().items() if known.get(key, value) != value]
+    if changed:
+        shown = ", ".join(f"{key} {known.get(key)!r}" for key in changed)
+        raise UserError(f"{job.folder} was made with {shown}: repeat that, or use another --out.")
+    return record
+
+
+class Split(NamedTuple):
+    validation: list[Triplet]
+    others: list[Triplet]
+
+
+def split(job: Job, triplets: list[Triplet]) -> Split:
+    """10 % and 90 % of the triplets, not of the tasks (3.1)."""
+    order = generator("validation", job.cfg.seed).sample(triplets, len(triplets))
+    n = int(job.settings.validation * len(order))
+    return Split(order[:n], order[n:])
+
+
+def make_start(job: Job, validation: list[Triplet], acts: list[TokenRow]) -> None:
+    """start/: the model, with the tags in its vocabulary and the format in its habits.
+
+    acts: the model's own responses. The warm start rehearses as many of them as there are labels:
+    without, the stand-ins answer every prompt with a prediction, and no episode can be played.
+    """
+    with loaded(job.cfg, start_model(job.cfg), job.settings.answer_tokens) as (policy, _):
+        add_tags(policy, job.cfg.seed)
+        if job.settings.warm_epochs:
+            rows = [sft_row(job.cfg, policy, triplet) for triplet in validation]
+            rng = generator("rehearsal", job.cfg.seed)
+            rows += rng.sample(acts, min(len(rows), len(acts)))
+            optimizer = sft_optimizer(job, policy)
+            supervise(job, policy, optimizer, rows, job.settings.warm_epochs, "warm start")
+        if distributed.rank() == 0:
+            with writing("the start model"):
+                partial = job.folder / "start.partial"
+                for folder in (partial, job.folder / "start"):
+                    shutil.rmtree(folder, ignore_errors=True)
+                policy.save(partial)
+                os.replace(partial, job.folder / "start")
+
+
+def add_tags(policy: Policy, seed: int) -> None:
+    """Tokens for the tags that the tokenizer cannot write; word-level ones have no others."""
+    missing = [tag for tag in TAGS if tag not in policy.decode(policy.encode(f"{tag} a"))]
+    if not missing:
+        return
+    tokens = [AddedToken(tag, special=False, normalized=False) for tag in missing]
+    policy.tokenizer.add_tokens(tokens)
+    with torch.random.fork_rng(devices=[]):  # the new embeddings depend on `seed` only
+        torch.manual_seed(seed)
+        policy.model.resize_token_embeddings(len(policy.tokenizer), mean_resizing=False)
+
+
+def supervise(
+    job: Job, policy: Policy, optimizer, rows: list[TokenRow], epochs: int, what: str
+) -> dict[str, float]:
+    """Cross entropy on the labels of these rows -> metrics. what: for the console."""
+    policy.train()
+    losses = fit(
+        policy, optimizer, rows, epochs=epochs, batch=job.settings.batch, warm_up=0,
+        micro_tokens=job.cfg.micro_tokens, seed_key=("rwml", job.cfg.seed),
+    )  # fmt: skip
+    steps = f"{len(rows)} labels, {len(losses)} steps"
+    say(f"{what}: {steps}, {losses[0]:.3f} to {losses[-1]:.3f} nats per token")
+    return {"steps": len(losses), "loss_first": losses[0], "loss_last": losses[-1]}
+
+
+def sft_optimizer(job: Job, policy: Policy) -> torch.optim.Optimizer:
+    return make_optimizer(replace(job.cfg, lr=job.settings.sft_lr), policy)
