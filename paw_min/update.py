@@ -141,8 +141,7 @@ def learn_in_turns(
         return metrics
     # Without advantages, KL and entropy bonus, only the world-model loss has a gradient.
     alone = replace(cfg, kl_coef=0.0, entropy_coef=0.0)
-    no_advantage = torch.zeros_like(rows.advantage)
-    wm_rows = replace(rows, advantage=no_advantage, ref_logp=None)
+    wm_rows = replace(rows, advantage=torch.zeros_like(rows.advantage))
     learned = learn(alone, policy, optimizer, wm_rows, seed_key=(cfg.seed, k, "world model"))
     for name, value in learned.items():
         if name.startswith(("wm_", "loss_wm")):

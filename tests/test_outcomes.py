@@ -7,15 +7,17 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from paw_min.config import Config
-from paw_min.experiments import outcomes, teach
+from paw_min.experiments import band, outcomes, teach
 from paw_min.experiments.table import markdown_table
 from paw_min.experiments.transitions import TextRow
 from paw_min.model.batches import TokenRow
 from paw_min.running.errors import UserError
+from paw_min.running.untrusted import read_json
 from tests.helpers import EPISODES, make_policy
 
 
@@ -158,3 +160,31 @@ def test_the_page_has_the_recorded_numbers():
     assert f"{first['transitions']} transitions" in page
     assert f"{first['branch_tokens']} branch tokens" in page
     assert f"{100 * first['no_effect']:.0f} % of these" in page
+
+
+def test_the_band_in_which_the_clipped_mae_teaches():
+    found = band.weight(np.array([0.0, 0.1, 0.2, 0.21, 1.0]))
+    assert found.tolist() == pytest.approx([0, 0.09, 0.16, 0, 0])
+    # The axis: one unit for each bin.
+    assert band.place(np.array([0.0, 0.001, 0.03, 1.0])).tolist() == pytest.approx([0, 1, 2.5, 11])
+
+
+def test_the_picture_of_the_band(tmp_path):
+    stored = json.loads(Path("results/teach/teach-alfworld.json").read_text())
+    file = tmp_path / "teach-alfworld.json"
+    file.write_text(json.dumps(stored))
+    found = read_json(file, list[teach.Taught])
+    shown = band.histograms(found, file)
+    assert list(shown) == ["before", "after 276 steps of cmae-0.2", "after 276 steps of ce"]
+    by_loss = {taught.loss: taught for taught in found}
+    assert shown["before"] == by_loss["ce"].outcomes[0]
+    assert shown["after 276 steps of cmae-0.2"] == by_loss["cmae-0.2"].outcomes[-1]
+    band.draw([file, file], tmp_path / "band.png")
+    assert (tmp_path / "band.png").stat().st_size > 10_000
+
+    file.write_text(json.dumps([one for one in stored if one["loss"] != "ce"]))
+    with pytest.raises(UserError, match="has no ce: run teach"):
+        band.draw([file], tmp_path / "other.png")
+    file.write_text(json.dumps([{"loss": "ce"}]))
+    with pytest.raises(UserError, match="teach-alfworld.json"):
+        band.draw([file], tmp_path / "other.png")

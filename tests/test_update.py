@@ -287,24 +287,28 @@ def test_tapo_alternates_the_losses():
     change = weights - run_baseline(2)
     assert change.abs().max() > 0
     assert metrics["wm_loss"] > 0 and metrics["grad_norm_wm_alone"] > 0
-    # The extra steps have no part of RL: they do not depend on advantages or the KL coefficient.
-    cfg = Config(**tapo)
-    rows = prepare(cfg, make_policy(), None, flatten(EPISODES))
-    found = []
-    for factor in (0.0, 3.0):
+
+
+def test_the_extra_steps_of_tapo_have_no_part_of_rl():
+    """Their gradient depends neither on advantages nor on the KL term or the entropy bonus."""
+    tapo = BASE | dict(wm_loss="ce", select_ratio=1.0, lambda_mode="constant", wm_every=2)
+    gradients = []
+    for kl_coef, entropy_coef, factor in ((0.0, 0.0, 1.0), (5.0, 0.0, 1.0), (0.0, 5.0, 3.0)):
+        cfg = Config(**tapo | dict(kl_coef=kl_coef, entropy_coef=entropy_coef))
         policy = make_policy()
-        optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)
-        other = replace(rows, advantage=factor * rows.advantage)
-        with_rl = learn_in_turns(cfg, policy, optimizer, other, 2)
-        found.append(with_rl["loss_wm"])
-    assert found[0] != found[1]  # after other RL steps
-    policy = make_policy()
-    still = torch.optim.SGD(policy.parameters(), lr=0.0)
-    learn_in_turns(cfg, policy, still, rows, 2)
-    last = torch.cat([p.grad.flatten() for p in policy.parameters()])
-    learn_in_turns(cfg, policy, still, replace(rows, advantage=3 * rows.advantage), 2)
-    again = torch.cat([p.grad.flatten() for p in policy.parameters()])
-    assert torch.equal(last, again) and last.norm() > 0
+        reference = make_policy()
+        with torch.no_grad():  # somewhere else, so that the KL term has a gradient
+            for p in reference.parameters():
+                p.mul_(1.1)
+        rows = prepare(cfg, policy, reference, flatten(EPISODES))
+        rows = replace(rows, advantage=factor * rows.advantage)
+        # With a rate of 0, the RL steps before leave the policy as it is.
+        still = torch.optim.SGD(policy.parameters(), lr=0.0)
+        learn_in_turns(cfg, policy, still, rows, 2)
+        gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters()]))
+    assert gradients[0].norm() > 0
+    assert torch.equal(gradients[0], gradients[1])
+    assert torch.equal(gradients[0], gradients[2])
 
 
 def test_select_ratio():

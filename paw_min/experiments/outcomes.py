@@ -26,8 +26,10 @@ from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.experiments.transitions import TextRow, observation_logps
 from paw_min.model.batches import TokenRow
 from paw_min.model.policy import Policy
+from paw_min.running.untrusted import exact
 
 
+@exact
 @dataclass
 class Outcomes:
     """What one policy knows of these transitions. None: there are none to measure it on."""

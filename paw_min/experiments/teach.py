@@ -6,8 +6,8 @@
 A start model plays; a quarter of the groups is held out. A fresh copy of the model trains on the
 transitions of the others with one world-model loss alone: no advantages, no KL, no selection,
 lambda_g = 1. After each epoch it is measured on the held-out transitions (outcomes.py). The figure
-shows the AUC of "no effect" and the mean p of the branch tokens over the optimizer steps, and where
-the p of the branch tokens lie before and after.
+shows the AUC of "no effect" and the mean p of the branch tokens over the optimizer steps. band.py
+shows where the p of all tokens lie before and after.
 
 NAME: ce, mae, or cmae-RHO, for example cmae-0.2 (Eq. 7 with rho = 0.2). AdamW divides a gradient by
 its own size, so the losses need no common scale. The table is explained in results/teach/README.md.
@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from paw_min.config import Config, check
-from paw_min.experiments.outcomes import EDGES, Outcomes, measure
+from paw_min.experiments.outcomes import Outcomes, measure
 from paw_min.experiments.table import markdown_table
 from paw_min.experiments.transitions import Arguments, arguments, collect, text_rows
 from paw_min.model.policy import load_policy
@@ -30,12 +30,14 @@ from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.plot import plt
 from paw_min.running.runs import writing
 from paw_min.running.session import forward_precision, loaded, make_optimizer, start_model
+from paw_min.running.untrusted import exact
 from paw_min.update import learn
 
 LOSSES = ("ce", "mae", "cmae-0.2", "cmae-0.4", "cmae-0.8")
 HELD_OUT = 4  # every fourth group
 
 
+@exact
 @dataclass
 class Taught:
     """One loss: the measurements before training and after each epoch."""
@@ -132,25 +134,15 @@ def world_model_rows(episodes: list[Episode]) -> Rows:
 
 
 def draw(found: list[Taught], path: Path) -> None:
-    """Curves over the optimizer steps, and histograms of p on the branch tokens."""
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
+    """Curves over the optimizer steps."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     for one in found:
         left.plot(one.steps, [outcome.auc for outcome in one.outcomes], label=one.loss)
-        middle.plot(one.steps, [outcome.p_branch for outcome in one.outcomes], label=one.loss)
+        right.plot(one.steps, [outcome.p_branch for outcome in one.outcomes], label=one.loss)
     left.axhline(0.5, color="gray", linewidth=0.8, linestyle=":")
     left.set(xlabel="optimizer steps", ylabel='AUC of "no effect"')
-    middle.set(xlabel="optimizer steps", ylabel="mean p, branch tokens", ylim=(0, 1))
-    middle.legend(fontsize=8)
-
-    start = found[0].outcomes[0].branch_shares
-    bars = [("start", start)] + [(one.loss, one.outcomes[-1].branch_shares) for one in found]
-    width = 0.8 / len(bars)
-    for k, (label, heights) in enumerate(bars):
-        color = "gray" if label == "start" else f"C{k - 1}"
-        places = [x + k * width for x in range(len(EDGES))]
-        right.bar(places, heights, width, label=label, color=color)
-    right.set_xticks(range(len(EDGES)), [f"{edge:g}" for edge in EDGES], fontsize=7)
-    right.set(xlabel="p of a branch token, up to", ylabel="share of the branch tokens")
+    right.set(xlabel="optimizer steps", ylabel="mean p, branch tokens", ylim=(0, 1))
+    right.legend(fontsize=8)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
