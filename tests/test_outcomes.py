@@ -18,7 +18,7 @@ from paw_min.experiments.transitions import TextRow
 from paw_min.model.batches import TokenRow
 from paw_min.running.errors import UserError
 from paw_min.running.untrusted import read_json
-from tests.helpers import EPISODES, make_policy
+from tests.helpers import EPISODES, make_episodes, make_policy
 
 
 def row(obs_ids, task="t", observation="o", following="x", **extra) -> TextRow:
@@ -69,34 +69,47 @@ def test_no_effect_of_each_benchmark():
     assert found("search", "Doc 1", "Doc 1") and not found("search", "Doc 1", "Doc 2")
 
 
-def test_measures_of_a_model():
+def test_measures_of_a_model(monkeypatch):
     """Against log-probabilities that the model itself gives, one row at a time."""
     policy = make_policy()
-    cfg = Config(env="webshop", wm_separator="turn")
-    texts = ["red mug", "blue mug", "red mug"]  # words of the tiny tokenizer or <unk>
-    rows = [
-        row(policy.encode(text), observation="red mug", following=text, separator_ids=[7])
-        for text in texts
-    ]
-    found = outcomes.measure(cfg, policy, rows)
+    unchanged = policy.encode("red mug")
+    contexts = ([3, 4], [8, 4], [9, 9])
+    targets = ([9, 11], [10, 11], [9, 11])  # one state: the first tokens are branch tokens
+    rows = []
+    for prompt_ids, obs_ids, following in zip(contexts, targets, ("red mug", "blue", "red mug")):
+        one = row(obs_ids, observation="red mug", following=following, separator_ids=[7])
+        one.tokens.prompt_ids = prompt_ids
+        rows.append(one)
 
-    def p(following: str) -> list[float]:
-        ids = torch.tensor([[3, 4, 5, 6, 7, *policy.encode(following)]])
+    def p(prompt_ids: list[int], obs_ids: list[int]) -> list[float]:
+        ids = torch.tensor([[*prompt_ids, 5, 6, 7, *obs_ids]])
         logp = policy.model(ids).logits[0].log_softmax(-1)
         return [logp[k - 1, ids[0, k]].exp().item() for k in range(5, ids.shape[1])]
 
-    everything = [p(text) for text in texts]
-    flat = [value for values in everything for value in values]
-    assert found.transitions == 3
-    assert math.isclose(found.p, sum(flat) / len(flat), rel_tol=1e-4)
+    everything = torch.tensor([p(*pair) for pair in zip(contexts, targets)])  # (3, 2)
+    branch = everything[:, 0].contiguous()
+    # The threshold lies between the second and the third; nothing is too unlikely.
+    lowest, middle, highest = sorted(branch.tolist())
+    monkeypatch.setattr(outcomes, "LOW", 0.0)
+    cfg = Config(env="webshop", rho=(middle + highest) / 2)
+    found = outcomes.measure(cfg, policy, rows)
+    assert found.transitions == 3 and found.branch_tokens == 3
+    assert math.isclose(found.p, everything.mean(), rel_tol=1e-4)
+    assert math.isclose(found.p_branch, branch.mean(), rel_tol=1e-4)
+    assert found.branch_shares == pytest.approx(outcomes.shares(branch))
+    assert found.other_shares == pytest.approx(outcomes.shares(everything[:, 1].contiguous()))
+    assert math.isclose(found.band, 2 / 3, rel_tol=1e-6)
+    monkeypatch.setattr(outcomes, "LOW", (lowest + middle) / 2)
+    assert math.isclose(outcomes.measure(cfg, policy, rows).band, 1 / 3, rel_tol=1e-6)
+
     assert math.isclose(found.no_effect, 2 / 3, rel_tol=1e-6)
-    # All three have the same context, so the score cannot tell them apart.
-    assert found.auc == 0.5
-    assert math.isclose(found.p_if_no_effect, p("red mug")[0], rel_tol=1e-4)
-    if policy.encode("red") != policy.encode("blue"):
-        first = [values[0] for values in everything]
-        assert found.branch_tokens == 3
-        assert math.isclose(found.p_branch, sum(first) / 3, rel_tol=1e-4)
+    of_unchanged = torch.tensor([p(context, unchanged) for context in contexts])  # (3, |o|)
+    first = of_unchanged[:, 0]
+    assert math.isclose(found.p_if_no_effect, (first[0] + first[2]) / 2, rel_tol=1e-4)
+    assert math.isclose(found.p_if_effect, first[1], rel_tol=1e-4)
+    score = of_unchanged.log().mean(1)
+    larger = [(score[0] > score[1]).item(), (score[2] > score[1]).item()]
+    assert found.auc == sum(larger) / 2
 
 
 @pytest.mark.parametrize(
@@ -120,6 +133,16 @@ def test_only_the_world_model_loss_has_a_gradient():
     observed = [len(tokens.obs_ids) > 0 for tokens in rows.tokens]
     assert (rows.row_weight > 0).tolist() == observed
     assert math.isclose(rows.row_weight.sum().item(), 1.0, rel_tol=1e-6)
+
+
+def test_every_fourth_group_is_held_out():
+    episodes = make_episodes(n_groups=9, size=2)
+    train, held_out = teach.split(episodes)
+    assert sorted({episode.group for episode in held_out}) == [3, 7]
+    assert sorted({episode.group for episode in train}) == [0, 1, 2, 4, 5, 6, 8]
+    assert len(train) + len(held_out) == 18
+    with pytest.raises(UserError, match="too few groups"):
+        teach.split(episodes[:4])
 
 
 @pytest.mark.slow
