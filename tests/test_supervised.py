@@ -1,5 +1,6 @@
 """Supervised fine-tuning: the loss is the mean over targets, and given tokens are context."""
 
+import pytest
 import torch
 
 from paw_min.model.batches import TokenRow
@@ -31,7 +32,21 @@ def test_loss_is_the_mean_over_targets_and_given_tokens_do_not_count():
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
 
 
-def test_fit_learns_its_rows_and_warms_up():
+def test_the_rate_rises_linearly_and_then_stays():
+    rates = []
+
+    class Recording(torch.optim.SGD):
+        def step(self):
+            rates.append(self.param_groups[0]["lr"])
+
+    policy = make_policy()
+    rows = [TokenRow([3, 4, k], [k + 4], []) for k in range(5, 9)]
+    optimizer = Recording(policy.parameters(), lr=0.8)
+    fit(policy, optimizer, rows, epochs=3, batch=2, warm_up=4, micro_tokens=64, seed_key=(0,))
+    assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
+
+
+def test_fit_learns_its_rows():
     policy = make_policy()
     rows = [TokenRow([3, 4, k], [k + 4], []) for k in range(5, 9)]
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-2)
@@ -40,4 +55,3 @@ def test_fit_learns_its_rows_and_warms_up():
     )
     assert len(losses) == 40
     assert sum(losses[-4:]) / 4 < 0.2 < 1 < losses[0]
-    assert optimizer.param_groups[0]["lr"] == 1e-2  # the warm-up is over
