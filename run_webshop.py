@@ -29,7 +29,8 @@ PRESETS = {
     "tiny": TINY,
     # A start model that explores and knows what the environment may answer, but not when.
     "open": TINY | dict(
-        model="open", wm_separator="turn", updates=32, eval_temperature=1.0, warm_up=2, beta2=0.95,
+        model="open", wm_separator="turn", updates=32, mini_batch=128, eval_temperature=1.0,
+        warm_up=2, beta2=0.95,
     ),
     "paper": PAPER,
     # For one GPU of 24 or 80 GB: as the preset paper, but with LoRA and its learning rate.

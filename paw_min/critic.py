@@ -14,8 +14,8 @@ AdamW, with a learning rate of its own. Its optimizer steps are separate from th
 skips parameters without a gradient, so a step of one leaves the other alone. Its head starts at
 zero, verl-agent's at random.
 
-Legend: N rows, T tokens of the longest response, B rows of a micro-batch, S scored tokens, D hidden
-size, M response tokens.
+Legend: N rows, T tokens of the longest response, B rows of a micro-batch, S columns (see
+model/batches.py), D hidden size, M response tokens.
 """
 
 from dataclasses import dataclass

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,6 +44,14 @@ class Transition(TokenRow):
     trajectory: int
 
 
+class LoggedStep(NamedTuple):
+    """One step as text."""
+
+    observation: str  # o_t
+    response: str  # a_t
+    next_observation: str  # o_{t+1}
+
+
 @dataclass
 class Episode:
     """One trajectory: its transitions, its task and its outcome."""
@@ -51,7 +60,7 @@ class Episode:
     group: int
     trajectory: int
     transitions: list[Transition] = field(default_factory=list)
-    log: list[tuple[str, str, str]] = field(default_factory=list)  # (o_t, response, o_{t+1})
+    log: list[LoggedStep] = field(default_factory=list)
     instruction: str = ""  # the task as text
     task_type: str = ""
     won: bool = False
@@ -150,9 +159,9 @@ def rollout(
         while player.seats:
             # No prompt is waiting, so block until an environment has answered.
             player.take_answers(wait=True)
-            # A lazy iterator: the sampler works while the next item is asked for, a batch or one
-            # token of each running sequence. It serves requests that are queued meanwhile, too, and
-            # ends when the queue is empty.
+            # A generator. Each `next` runs one unit of work: one batch (transformers), or one
+            # decoding step of all running sequences (vLLM). Requests that are queued in between
+            # join the next unit. It ends when the queue is empty.
             generated = sampler.generate(player.queue, temperature, cfg.max_response_tokens)
             while True:
                 began = time.perf_counter()
@@ -310,7 +319,7 @@ class _Player:
             trajectory=episode.trajectory,
         )
         episode.transitions.append(transition)
-        episode.log.append((context.observation, seat.text, step.observation))
+        episode.log.append(LoggedStep(context.observation, seat.text, step.observation))
         episode.score = step.score
         episode.won = step.done and step.won
 

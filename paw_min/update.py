@@ -24,8 +24,8 @@ clip-higher, other loss aggregations.
 The paper loops over groups. Here all groups share one batch, and a row's group sets its weight
 (losses.row_weights), so that batches may be cut anywhere. To train on other rows, build `Rows`.
 
-Legend: N rows of the update, T tokens of the longest response, B rows of a micro-batch, S scored
-tokens of its longest row.
+Legend: N rows of the update, T tokens of the longest response, B rows of a micro-batch, S columns
+(model/batches.py).
 """
 
 from dataclasses import dataclass, replace

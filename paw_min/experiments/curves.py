@@ -18,6 +18,7 @@ seeds that all arms have finished count. Writes curves.md, curves.json, curves.p
 
 import json
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -32,6 +33,9 @@ from paw_min.running.runs import read_metrics, reading, writing
 from paw_min.running.untrusted import read_json
 
 LAST = 2  # evaluations of the plateau
+
+Curve = dict[int, float]  # update -> held-out success in percent
+Runs = dict[int, list[dict]]  # seed -> lines of metrics.jsonl
 
 
 @dataclass
@@ -48,12 +52,13 @@ class Measure:
         high = max(self.values)
         return f"{np.mean(self.values):.1f}, {np.median(self.values):.1f} ({low:.1f} to {high:.1f})"
 
-    def change(self, kind: str) -> str:
-        """The difference with one of its intervals; without, if there is one seed."""
-        found = getattr(self, kind)
-        if found is None:
-            return f"{self.difference:+.1f}"
-        return f"{self.difference:+.1f} [{found[0]:+.1f}, {found[1]:+.1f}]"
+    def changes(self) -> list[str]:
+        """The difference with each interval; without, if there is one seed."""
+        shown = []
+        for found in (self.bootstrap, self.t):
+            around = f" [{found[0]:+.1f}, {found[1]:+.1f}]" if found else ""
+            shown.append(f"{self.difference:+.1f}{around}")
+        return shown
 
 
 @dataclass
@@ -69,7 +74,7 @@ class Training:
 
 @dataclass
 class Arm:
-    curves: list[dict[int, float]]  # of each seed: update -> held-out success in percent
+    curves: list[Curve]  # of each seed
     area: Measure
     plateau: Measure
     training: Training
@@ -85,12 +90,12 @@ class Setting:
     arms: dict[str, Arm]
 
 
-def area(curve: dict[int, float]) -> float:
+def area(curve: Curve) -> float:
     """Mean of the evaluations after the start."""
     return float(np.mean([height for update, height in curve.items() if update > 0]))
 
 
-def plateau(curve: dict[int, float]) -> float:
+def plateau(curve: Curve) -> float:
     """Mean of the last evaluations."""
     return float(np.mean([curve[update] for update in sorted(curve)[-LAST:]]))
 
@@ -103,19 +108,19 @@ def t_interval(differences: list[float]) -> tuple[float, float]:
     return float(mean - half), float(mean + half)
 
 
-def compared(values: list[float], base: list[float] | None) -> Measure:
-    """base: the values of the base arm on the same seeds; None for that arm itself."""
+def compared(
+    measure: Callable[[Curve], float], curves: list[Curve], base: list[Curve] | None
+) -> Measure:
+    """base: the curves of the base arm on the same seeds; None for that arm itself."""
+    values = [measure(curve) for curve in curves]
     if base is None:
         return Measure(values)
-    differences = [own - other for own, other in zip(values, base, strict=True)]
+    differences = [own - measure(other) for own, other in zip(values, base, strict=True)]
     found = Measure(values, float(np.mean(differences)))
     if len(differences) > 1:
         found.bootstrap = interval([np.array(differences)[:, None]])
         found.t = t_interval(differences)
     return found
-
-
-Runs = dict[int, list[dict]]  # seed -> lines of metrics.jsonl
 
 
 def finished(sweep: Path) -> dict[str, Runs]:
@@ -168,39 +173,39 @@ def read(sweep: Path, base: str | None) -> Setting:
     arms = {}
     for label, runs in by_arm.items():
         is_base = label == base
-        measures = {}
-        for measure in (area, plateau):
-            values = [measure(curve) for curve in curves[label]]
-            others = None if is_base else [measure(curve) for curve in curves[base]]
-            measures[measure.__name__] = compared(values, others)
         with reading(sweep):  # a metric may be missing in a run's metrics.jsonl
             trained = training(runs, None if is_base else by_arm[base])
-        arms[label] = Arm(curves[label], training=trained, **measures)
+        others = None if is_base else curves[base]
+        arms[label] = Arm(
+            curves=curves[label],
+            area=compared(area, curves[label], others),
+            plateau=compared(plateau, curves[label], others),
+            training=trained,
+        )
     return Setting(sweep.stem, base, list(by_arm[base]), arms)
 
 
 def markdown(setting: Setting) -> str:
     """Three tables: heights, differences, training."""
-    names = ("area", "plateau")
     heights = []
     differences = []
     trained = []
     for label, arm in setting.arms.items():
-        measures = [arm.area, arm.plateau]
-        heights.append([label, *(measure.spread() for measure in measures)])
+        heights.append([label, arm.area.spread(), arm.plateau.spread()])
         if label != setting.base:
-            changes = [one.change(kind) for one in measures for kind in ("bootstrap", "t")]
-            differences.append([label, *changes])
-        trained.append([label, *asdict(arm.training).values()])
+            differences.append([label, *arm.area.changes(), *arm.plateau.changes()])
+        of = arm.training
+        norms = [of.grad_norm_first, of.grad_norm]
+        trained.append([label, of.clip_ratio, *norms, of.entropy_last, of.valid_lowest])
     seeds = " ".join(map(str, setting.seeds))
     header = [f"difference to {setting.base}"]
-    header += [f"{name}, {kind}" for name in names for kind in ("bootstrap", "paired t")]
+    header += ["area, bootstrap", "area, paired t", "plateau, bootstrap", "plateau, paired t"]
     columns = ["clip fraction, relative", "grad norm, update 1", "grad norm", "entropy, last"]
     return "\n\n".join(
         [
             f"### {setting.name}, seeds {seeds}",
             "Held-out success in percent: mean, median (lowest to highest seed).",
-            markdown_table(["method", *names], heights),
+            markdown_table(["method", "area", "plateau"], heights),
             markdown_table(header, differences),
             markdown_table(["training", *columns, "well-formed, lowest"], trained),
         ]

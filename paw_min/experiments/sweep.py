@@ -210,7 +210,7 @@ def main(argv: list[str]) -> None:
     usage = "%(prog)s GRID --env ENV [options] [-- FLAGS]"
     parser = Parser(usage=usage, description=__doc__)
     add = parser.add_argument
-    add("grid", choices=list(GRIDS), help="table or figure of the paper, or neighbors, study")
+    add("grid", choices=list(GRIDS), help="a name of grids.py")
     add("--env", choices=sorted(p.stem[4:] for p in ROOT.glob("run_*.py")), required=True)
     add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default: 0 1 2")
     add("--jobs", type=int, help="runs at a time (default: one per GPU, or per idle core)")

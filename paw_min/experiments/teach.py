@@ -9,8 +9,10 @@ lambda_g = 1. After each epoch it is measured on the held-out transitions (outco
 shows the AUC of "no effect" and the mean p of the branch tokens over the optimizer steps. band.py
 shows where the p of all tokens lie before and after.
 
-NAME: ce, mae, or cmae-RHO, for example cmae-0.2 (Eq. 7 with rho = 0.2). AdamW divides a gradient by
-its own size, so the losses need no common scale. The table is explained in results/teach/README.md.
+NAME: ce, mae, or cmae-RHO, for example cmae-0.2 (Eq. 7 with rho = 0.2). A constant
+factor of the gradient does not change AdamW's steps, so the losses need no common scale. Only the
+clip at norm 1 does: cross entropy, with its large gradients, meets it more often. The table is
+explained in results/teach/README.md.
 """
 
 import json

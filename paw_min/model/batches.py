@@ -7,7 +7,8 @@ attention mask is needed.
 The observation is appended only to rows that train the world model, so it adds only its own tokens.
 
 Legend: N rows of the update, B rows of a batch, L tokens of its longest row, T tokens of the
-longest response, S scored tokens of the longest row, M scored tokens of the batch.
+longest response, S columns: the tokens after the prompt, of the longest row, M scored tokens of the
+batch.
 """
 
 from bisect import bisect_left
@@ -40,12 +41,12 @@ class Batch:
     One row of `ids`, with prompt h, response a, separator s, next observation o and padding:
 
         ids             h h h h a a a s s o o o o . .      (B, L)
-        scored                  a a a s s o o o o .        (B, S): the row without its prompt
+        columns                 a a a s s o o o o .        (B, S): the row without its prompt
         response_mask           1 1 1 0 0 0 0 0 0 0
         obs_mask                0 0 0 0 0 1 1 1 1 0
 
-    Results of the forward pass (log-probabilities, entropies, values) are (B, S): column s is the
-    s-th token after the prompt. What is stored for a whole update (old and reference
+    Results of the forward pass (log-probabilities, entropies, values) are (B, S): column k is the
+    k-th token after the prompt. What is stored for a whole update (old and reference
     log-probabilities) is (N, T), responses only: the same columns, without those of o.
     `to_columns` turns the second layout into the first.
 

@@ -1,6 +1,7 @@
 """Passes without gradient over the responses, and the check that sampler and trainer agree.
 
-Legend: N rows, B rows of a micro-batch, T tokens of the longest response, S scored tokens.
+Legend: N rows, B rows of a micro-batch, T tokens of the longest response, S columns
+(batches.py).
 """
 
 from dataclasses import dataclass

@@ -78,9 +78,9 @@ def transcript(episodes: list[Episode]) -> str:
     lines = []
     for e in lost_first + won_last:
         outcome = "won" if e.won else "not won"
-        first_observation = e.log[0][0].strip()
+        first_observation, _, _ = e.log[0]
         lines += [f"## {e.task_type}: {outcome} in {len(e.log)} steps", ""]
-        lines += [f"`{short(e.task)}`", "", "```", first_observation, ""]
+        lines += [f"`{short(e.task)}`", "", "```", first_observation.strip(), ""]
         for _, response, observation in e.log:
             lines += [f"> {response.strip()}", observation.strip(), ""]
         lines += ["```", ""]

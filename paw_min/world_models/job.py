@@ -49,6 +49,7 @@ class Job:
 
     cfg: Config  # of the agent
     settings: Settings
+    paper_scale: bool
     folder: Path
     method: str
     target: str
@@ -106,17 +107,21 @@ def arguments(doc: str, argv: list[str] | None = None) -> Job:
         raise UserError("--target shuffled is for --method rwml and wm-sft: omit one of them.")
     if args.method == "early-experience" and args.env == "search":
         raise UserError("--method early-experience needs admissible commands; search has none.")
-    settings = PAPER if set(args.preset) & {"paper", "24gb", "80gb"} else TINY
+    paper_scale = bool(set(args.preset) & {"paper", "24gb", "80gb"})
+    settings = PAPER if paper_scale else TINY
     for name in ("tasks", "epochs"):
         value = getattr(args, name)
         if value is not None:
             if value < 1:
                 raise UserError(f"--{name} {value} is out of range: it must be at least 1.")
             settings = replace(settings, **{name: value})
+    if cfg.shard:
+        raise UserError("--shard is for the run scripts: omit it.")
     check_machine(cfg)
     job = Job(
         cfg=cfg,
         settings=settings,
+        paper_scale=paper_scale,
         folder=expanded(args.out),
         method=args.method,
         target=args.target,

@@ -40,6 +40,8 @@ def parse(doc: str, argv: list[str]) -> tuple[Namespace, Config]:
     args, flags = parser.parse_known_args(argv)
     cfg, _ = parse_args(args.env, presets_of(args.env), doc, ["--max-turns", "50", *flags])
     check(args)
+    if cfg.shard:
+        raise UserError("--shard is for the run scripts: omit it.")
     # A dream may have pages that are longer than any real one.
     return args, replace(cfg, prompt_overflow="cut")
 

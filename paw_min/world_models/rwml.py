@@ -63,7 +63,7 @@ from paw_min.world_models.filtering import (
     too_easy,  # noqa: F401 - part of this module's interface
     training_threshold,
 )
-from paw_min.world_models.job import PAPER, Job, arguments
+from paw_min.world_models.job import Job, arguments
 from paw_min.world_models.start import collected, split, supervise
 from paw_min.world_models.triplets import (
     Triplet,
@@ -196,7 +196,7 @@ def shuffled(triplets: list[Triplet], seed: int) -> list[Triplet]:
 
 def train(job: Job, kept: list[Triplet], held_out: list[Triplet], tau: float) -> None:
     """Train the start model by the job's method, measured before and after."""
-    if job.method == "early-experience" and job.settings.sft_lr == PAPER.sft_lr:
+    if job.method == "early-experience" and job.paper_scale:
         job = replace(job, settings=replace(job.settings, **early_experience.PUBLISHED))
     cfg = job.world
     if job.method == "rwml":

@@ -5,7 +5,7 @@ are its response, its observation, or both; `given` positions of the observation
 conversation is one row: the first message is the prompt, the rest is the observation, with the
 other side's messages as `given`.
 
-Legend: N rows, B rows of a micro-batch, S scored tokens of its longest row.
+Legend: N rows, B rows of a micro-batch, S columns (model/batches.py).
 """
 
 import torch
@@ -15,8 +15,7 @@ from paw_min.model.policy import Policy
 from paw_min.running import distributed
 from paw_min.running.console import progress_bar
 from paw_min.running.seeds import generator
-
-GRAD_CLIP = 1.0  # maximum norm of a step's gradient
+from paw_min.update import GRAD_CLIP
 
 
 def fit(

@@ -87,7 +87,7 @@ class React:
     def reflection(self, task: str, episode: Episode) -> str:
         """The request for a reflection on a failed trial."""
         steps = [step(observation, response) for observation, response, _ in episode.log]
-        last_observation = episode.log[-1][2]
+        _, _, last_observation = episode.log[-1]
         steps.append(step(last_observation))
 
         def render(text: str) -> str:
