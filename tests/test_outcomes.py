@@ -15,7 +15,9 @@ from paw_min.experiments import outcomes, teach
 from paw_min.experiments.table import markdown_table
 from paw_min.experiments.transitions import TextRow
 from paw_min.model.batches import TokenRow
+from paw_min.model.policy import load_policy
 from paw_min.running.errors import UserError
+from paw_min.toy import default_model
 from tests.helpers import EPISODES, make_policy
 
 
@@ -123,13 +125,16 @@ def test_only_the_world_model_loss_has_a_gradient():
 @pytest.mark.slow
 def test_cross_entropy_teaches_on_search(tmp_path, capsys):
     """The command, at its smallest: eight epochs of CE raise p on held-out transitions."""
-    teach.main(
-        ["search", "--losses", "ce", "--epochs", "2", "--groups", "8", "--out", str(tmp_path)]
-    )
+    argv = ["search", "--losses", "ce", "--epochs", "2", "--groups", "8", "--out", str(tmp_path)]
+    teach.main([*argv, "--save", str(tmp_path / "models")])
     assert "| ce | 0 |" in capsys.readouterr().out
     (found,) = json.loads((tmp_path / "teach-search.json").read_text())
     p = [outcome["p"] for outcome in found["outcomes"]]
     assert len(p) == 3 and p[2] > p[0] + 0.01
+    # The saved model is the trained one.
+    saved = load_policy(str(tmp_path / "models" / "ce")).state_dict()
+    start = load_policy(default_model("search")).state_dict()
+    assert any(not torch.equal(weight, start[name]) for name, weight in saved.items())
 
 
 def test_shares_of_p():
