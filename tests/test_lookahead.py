@@ -8,6 +8,7 @@ import random
 from collections import deque
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -177,6 +178,24 @@ def test_the_scored_sequence_is_that_of_training(config, separator):
                 assert len(ours.obs_ids) == 3 and bool(ours.separator_ids) == (separator == "turn")
                 compared += 1
     assert compared > 2
+
+
+def test_equal_candidates_share_a_prediction(config, monkeypatch):
+    rows = []
+
+    def the_second(cfg, policy, asked):
+        rows.extend(asked)
+        return [False, True]
+
+    monkeypatch.setattr(lookahead, "predicts_text", the_second)
+    sampler = LookaheadSampler(config(wm_separator="none"), HFSampler(), 4)
+    sampler.policy = make_policy()
+    candidates = [candidate([-1.0], ids=ids) for ids in ([5], [6], [6], [5])]
+    sampler.predict([Request(0, [9, 10], 1)], [candidates])
+    assert [row.response_ids for row in rows] == [[5], [6]]
+    assert [one.unchanged for one in candidates] == [False, True, True, False]
+    n = len(rows[0].obs_ids)
+    assert n > 0 and [one.scored for one in candidates] == [n, n, 0, 0]
 
 
 def test_a_text_without_tokens_gives_no_veto(config):
@@ -421,3 +440,39 @@ def test_bad_flags_of_the_experiment(flags, message):
 def test_a_run_folder_stands_for_its_newest_checkpoint(finished, config):
     found = experiment.find_model(config(), f"mine={finished}")
     assert found == ("mine", str(finished / "checkpoint-000001"))
+
+
+def test_the_page_has_the_recorded_numbers():
+    """results/lookahead: the table, and what the text says."""
+    folder = Path(__file__).parent.parent / "results" / "lookahead"
+    page = (folder / "README.md").read_text()
+    stored = json.loads((folder / "lookahead-alfworld.json").read_text())
+    found = [experiment.Played(**one) for one in stored]
+    assert experiment.table(found) in page
+
+    by_key = {(one.model, one.rule, one.k): one for one in found}
+    vetoes = [one for one in found if one.rule == "veto"]
+    pairs = [(one, by_key[one.model, "likelihood", one.k]) for one in vetoes]
+    best = max(veto.success - likelihood.success for veto, likelihood in pairs)
+    errors = [one.success_se for pair in pairs for one in pair]
+    ce = [one for one in vetoes if one.model == "ce"]
+    right = sorted(one.precision for one in ce)
+    base = sorted(one.base_rate for one in ce)
+    clipped = [one for one in vetoes if one.model == "cmae-0.2"]
+    vetoed = sorted(100 * one.vetoed for one in clipped)
+    success = [by_key["cmae-0.2", rule, 8].success for rule in ("veto", "likelihood")]
+    start = [by_key["start", "plain", 1].success, by_key["start", "likelihood", 2].success]
+    text = " ".join(page.split())
+    for sentence in (
+        f"at most {best:.3f} above the likelihood at the same K, with standard errors of "
+        f"{min(errors):.2f} to {max(errors):.2f}",
+        f"it is below: {success[0]:.3f} against {success[1]:.3f}.",
+        f"right in {right[0]:.3f} to {right[-1]:.3f} of the cases; the base rate is {base[0]:.3f} "
+        f"to {base[-1]:.3f}.",
+        f"It vetoes {vetoed[0]:.0f} to {vetoed[-1]:.0f} % of the candidates.",
+        f"success of `start` rises from {start[0]:.3f} to {start[1]:.3f}.",
+    ):
+        assert sentence in text
+    # "About as often as the base rate": within the error of 200 replays.
+    assert all(abs(one.precision - one.base_rate) < 0.07 for one in clipped)
+    assert all(one.vetoed == 0 for one in vetoes if one.model == "start")

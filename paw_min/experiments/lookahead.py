@@ -251,8 +251,9 @@ def draw(found: list[Played], path: Path) -> None:
                 color=f"C{color}", linestyle=style, marker="o", capsize=2, label=f"{label}, {rule}",
             )  # fmt: skip
     axis.set(xlabel="tokens per step, generated and scored", ylabel="held-out success")
-    axis.set_xscale("log")
-    axis.legend(fontsize=8)
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    axis.legend(fontsize=8, handlelength=4)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
