@@ -187,9 +187,7 @@ def trials(
     return found
 
 
-def share_without_effect(
-    cfg: Config, pool: Pool, every: list[Trial], replays: int
-) -> float | None:
+def share_without_effect(cfg: Config, pool: Pool, every: list[Trial], replays: int) -> float | None:
     """Execute at most `replays` of these -> the share that changed nothing; None without any."""
     drawn = generator("replays", cfg.seed).sample(every, min(replays, len(every)))
     outcomes = [changes_nothing(cfg, pool, trial) for trial in drawn]
