@@ -104,6 +104,11 @@ class Config:
     temperature: float = opt(ROLLOUT, 1.0, "sampling in training, A.1", low=0.01, high=100)
     eval_temperature: float = opt(ROLLOUT, 0.4, "sampling in evaluation, A.1; 0: greedy", low=0)
 
+    lookahead: int = opt(
+        ROLLOUT, 1, "evaluation: candidate responses per step; those predicted to change nothing "
+        "are dropped, the most likely of the others is played", low=1, high=1000,
+    )  # fmt: skip
+
     algo: str = opt(RL, "grpo", "advantage estimator", choices=("grpo", "gigpo", "rloo", "ppo"))
     normalize: str = opt(
         RL, "std", "GRPO, GiGPO: divide by the group's std, or only subtract the mean",
@@ -178,6 +183,7 @@ METHODS = {
 FREE_TO_CHANGE = (
     "out", "updates", "eval_every", "eval_repeats", "save_every", "workers", "device", "track",
     "shard", "grad_checkpointing", "ref_offload", "vllm_memory", "micro_tokens", "conflict_every",
+    "lookahead",
 )  # fmt: skip
 
 def flag(name: str) -> str:
@@ -212,6 +218,15 @@ def check(cfg: Config) -> None:
         raise UserError("--ref-offload has no second model to move with --lora-rank: omit it.")
     if cfg.shard and cfg.sampler != "vllm":
         raise UserError("--shard leaves no rank a model to generate with: add --sampler vllm.")
+    if cfg.lookahead > 1 and cfg.eval_temperature == 0:
+        raise UserError(
+            f"--lookahead {cfg.lookahead} draws equal candidates with --eval-temperature 0: raise "
+            "the temperature, or omit --lookahead."
+        )
+    if cfg.lookahead > 1 and cfg.shard:
+        raise UserError(
+            f"--lookahead {cfg.lookahead} needs all weights on every rank: omit --shard."
+        )
     if cfg.sampler == "vllm" and max(cfg.temperature, cfg.eval_temperature) > 2:
         values = f"--temperature {cfg.temperature} or --eval-temperature {cfg.eval_temperature}"
         raise UserError(f"{values} is over 2, vLLM's limit: lower it or use another --sampler.")

@@ -5,6 +5,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,10 @@ from paw_min.experiments import band, outcomes, teach
 from paw_min.experiments.table import markdown_table
 from paw_min.experiments.transitions import TextRow
 from paw_min.model.batches import TokenRow
+from paw_min.model.policy import load_policy
 from paw_min.running.errors import UserError
 from paw_min.running.untrusted import read_json
+from paw_min.toy import default_model
 from tests.helpers import EPISODES, make_episodes, make_policy
 
 
@@ -69,7 +72,7 @@ def test_no_effect_of_each_benchmark():
     assert found("search", "Doc 1", "Doc 1") and not found("search", "Doc 1", "Doc 2")
 
 
-def test_measures_of_a_model(monkeypatch):
+def test_measures_of_a_model():
     """Against log-probabilities that the model itself gives, one row at a time."""
     policy = make_policy()
     unchanged = policy.encode("red mug")
@@ -88,19 +91,15 @@ def test_measures_of_a_model(monkeypatch):
 
     everything = torch.tensor([p(*pair) for pair in zip(contexts, targets)])  # (3, 2)
     branch = everything[:, 0].contiguous()
-    # The threshold lies between the second and the third; nothing is too unlikely.
-    lowest, middle, highest = sorted(branch.tolist())
-    monkeypatch.setattr(outcomes, "LOW", 0.0)
-    cfg = Config(env="webshop", rho=(middle + highest) / 2)
-    found = outcomes.measure(cfg, policy, rows)
+    found = outcomes.measure(Config(env="webshop"), policy, rows)
     assert found.transitions == 3 and found.branch_tokens == 3
     assert math.isclose(found.p, everything.mean(), rel_tol=1e-4)
     assert math.isclose(found.p_branch, branch.mean(), rel_tol=1e-4)
     assert found.branch_shares == pytest.approx(outcomes.shares(branch))
     assert found.other_shares == pytest.approx(outcomes.shares(everything[:, 1].contiguous()))
-    assert math.isclose(found.band, 2 / 3, rel_tol=1e-6)
-    monkeypatch.setattr(outcomes, "LOW", (lowest + middle) / 2)
-    assert math.isclose(outcomes.measure(cfg, policy, rows).band, 1 / 3, rel_tol=1e-6)
+    # Those above 0.01 and up to 0.2.
+    counted = replace(found, branch_shares=[0.5, 0.25, 0.0625, 0.0, 0.125, *[0.0] * 5, 0.0625])
+    assert counted.band == 0.1875
 
     assert math.isclose(found.no_effect, 2 / 3, rel_tol=1e-6)
     of_unchanged = torch.tensor([p(context, unchanged) for context in contexts])  # (3, |o|)
@@ -148,13 +147,16 @@ def test_every_fourth_group_is_held_out():
 @pytest.mark.slow
 def test_cross_entropy_teaches_on_search(tmp_path, capsys):
     """The command, at its smallest: eight epochs of CE raise p on held-out transitions."""
-    teach.main(
-        ["search", "--losses", "ce", "--epochs", "2", "--groups", "8", "--out", str(tmp_path)]
-    )
+    argv = ["search", "--losses", "ce", "--epochs", "2", "--groups", "8", "--out", str(tmp_path)]
+    teach.main([*argv, "--save", str(tmp_path / "models")])
     assert "| ce | 0 |" in capsys.readouterr().out
     (found,) = json.loads((tmp_path / "teach-search.json").read_text())
     p = [outcome["p"] for outcome in found["outcomes"]]
     assert len(p) == 3 and p[2] > p[0] + 0.01
+    # The saved model is the trained one.
+    saved = load_policy(str(tmp_path / "models" / "ce")).state_dict()
+    start = load_policy(default_model("search")).state_dict()
+    assert any(not torch.equal(weight, start[name]) for name, weight in saved.items())
 
 
 def test_shares_of_p():

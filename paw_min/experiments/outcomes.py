@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from paw_min.cmae import hard_tokens
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.experiments.transitions import TextRow, observation_logps
@@ -38,7 +37,6 @@ class Outcomes:
     p: float  # mean over all observation tokens
     branch_tokens: int
     p_branch: float | None  # mean over the branch tokens
-    band: float | None  # share of the branch tokens with 0.01 < p <= rho, where PaW teaches
     no_effect: float  # share of the transitions
     p_if_no_effect: float | None  # mean p of the first token of the "no effect" text: after
     p_if_effect: float | None  # ... actions without an effect, and after others
@@ -47,9 +45,18 @@ class Outcomes:
     branch_shares: list[float]
     other_shares: list[float]
 
+    @property
+    def band(self) -> float:
+        """Share of the branch tokens with 0.01 < p <= 0.2, where the paper's loss teaches.
+
+        Below, 1 - p has almost no gradient, p (1 - p); above rho = 0.2, Eq. 7 drops the token.
+        """
+        low = EDGES.index(0.01)
+        high = EDGES.index(0.2)
+        return sum(self.branch_shares[low + 1 : high + 1])
+
 
 EDGES = (0.001, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.99, 1.0)
-LOW = 0.01  # below, MAE has almost no gradient, p (1 - p)
 
 
 def measure(cfg: Config, policy: Policy, rows: list[TextRow]) -> Outcomes:
@@ -63,13 +70,11 @@ def measure(cfg: Config, policy: Policy, rows: list[TextRow]) -> Outcomes:
     unchanged = observation_logps(cfg, policy, unchanged_rows(cfg, policy, rows))  # N x (|o|,)
     score = torch.stack([logp.mean() for logp in unchanged])  # (N,)
     first = torch.stack([logp[0] for logp in unchanged]).exp()  # (N,)
-    in_band = (p_branch > LOW) & hard_tokens(p_branch.log(), cfg.rho).bool()
     return Outcomes(
         transitions=len(rows),
         p=flat.mean().item(),
         branch_tokens=len(p_branch),
         p_branch=mean(p_branch),
-        band=mean(in_band.float()),
         no_effect=without.float().mean().item(),
         p_if_no_effect=mean(first[without]),
         p_if_effect=mean(first[~without]),

@@ -1,18 +1,18 @@
 """What each world-model loss can teach, without RL.
 
     python -m paw_min.experiments.teach ENV [--losses NAME ...] [--epochs N] [--episodes N]
-        [--out FOLDER] [flags of the run script]
+        [--out FOLDER] [--save FOLDER] [flags of the run script]
 
 A start model plays; a quarter of the groups is held out. A fresh copy of the model trains on the
 transitions of the others with one world-model loss alone: no advantages, no KL, no selection,
 lambda_g = 1. After each epoch it is measured on the held-out transitions (outcomes.py). The figure
-shows the AUC of "no effect" and the mean p of the branch tokens over the optimizer steps. band.py
-shows where the p of all tokens lie before and after.
+shows the AUC of "no effect" and the mean p of the branch tokens over the optimizer steps; band.py
+shows where the p of all tokens lie. --save writes each copy to FOLDER/NAME, which `--model` takes.
 
-NAME: ce, mae, or cmae-RHO, for example cmae-0.2 (Eq. 7 with rho = 0.2). A constant
-factor of the gradient does not change AdamW's steps, so the losses need no common scale. Only the
-clip at norm 1 does: cross entropy, with its large gradients, meets it more often. The table is
-explained in results/teach/README.md.
+NAME: ce, mae, or cmae-RHO, for example cmae-0.2 (Eq. 7 with rho = 0.2). A constant factor of the
+gradient does not change AdamW's steps, so the losses need no common scale. Only the clip at norm 1
+does: cross entropy, with its large gradients, meets it more often. The table is explained in
+results/teach/README.md.
 """
 
 import json
@@ -56,6 +56,7 @@ def main(argv: list[str] | None = None) -> None:
         "--losses", nargs="+", default=list(LOSSES), metavar="NAME", help=f"(default: {names})"
     )
     parser.add_argument("--epochs", type=int, default=8, help="over the transitions (%(default)s)")
+    parser.add_argument("--save", type=Path, help="folder to write the trained models to")
     own, others = parser.parse_known_args(argv)
     if own.epochs < 1:
         raise UserError(f"--epochs {own.epochs} is out of range: it must be at least 1.")
@@ -64,7 +65,7 @@ def main(argv: list[str] | None = None) -> None:
     train, held_out = split(play(args))
     found = []
     for loss, cfg in settings.items():
-        found.append(teach(cfg, loss, train, held_out, own.epochs))
+        found.append(teach(cfg, loss, train, held_out, own.epochs, own.save))
         print(table(found[-1:]), flush=True)
     if args.out:
         path = args.out / f"teach-{args.cfg.env}.json"
@@ -107,9 +108,13 @@ def split(episodes: list[Episode]) -> tuple[list[Episode], list[Episode]]:
 
 
 def teach(
-    cfg: Config, loss: str, train: list[Episode], held_out: list[Episode], epochs: int
-) -> Taught:
-    """Train a fresh copy of the start model with this loss; measure it after each epoch."""
+    cfg: Config, loss: str, train: list[Episode], held_out: list[Episode], epochs: int,
+    save: Path | None = None,
+) -> Taught:  # fmt: skip
+    """Train a fresh copy of the start model with this loss; measure it after each epoch.
+
+    save: the folder to write the trained copy to, under the name of the loss.
+    """
     device = join(cfg.device)
     policy = load_policy(start_model(cfg), cfg.temperature, device, forward_precision(cfg, device))
     optimizer = make_optimizer(cfg, policy)
@@ -121,6 +126,9 @@ def teach(
         learn(cfg, policy, optimizer, rows, seed_key=(cfg.seed, epoch))
         taught.steps.append(epoch * per_epoch)
         taught.outcomes.append(measure(cfg, policy, others))
+    if save:
+        with writing(f"the folder {save}"):
+            policy.save(save / loss)
     return taught
 
 

@@ -2,12 +2,15 @@
 
 import json
 from collections import defaultdict
+from dataclasses import asdict
 from statistics import stdev
 
 from paw_min.config import Config
 from paw_min.envs.interface import Pool
 from paw_min.rollout import Episode, Rollout, rollout
+from paw_min.running import distributed
 from paw_min.running.errors import UserError
+from paw_min.running.lookahead import LookaheadSampler, costs
 from paw_min.running.metrics import describe_episodes, mean
 
 
@@ -16,10 +19,12 @@ def evaluate(
 ) -> Rollout:
     """Play each task of the panel `eval_repeats` times, at the evaluation temperature.
 
-    trial_seed: another one draws other responses to the same tasks.
+    trial_seed: another one draws other responses to the same tasks. --lookahead: lookahead.py.
     """
     task_of_episode = [task for task in tasks for _ in range(cfg.eval_repeats)]
     group_of_episode = [g for g in range(len(tasks)) for _ in range(cfg.eval_repeats)]
+    if cfg.lookahead > 1:
+        sampler = LookaheadSampler(cfg, sampler, cfg.lookahead)
     with sampler.sync(policy):
         played = rollout(
             cfg, policy, sampler, pool, task_of_episode, group_of_episode,
@@ -31,7 +36,11 @@ def evaluate(
     episodes = played.episodes
     if all(e.failed for e in episodes):
         raise UserError(f"no episode of the evaluation could be played: {episodes[0].failed}")
-    return Rollout(episodes, panel_metrics(episodes))
+    metrics = panel_metrics(episodes)
+    if cfg.lookahead > 1:
+        decisions = distributed.all_gather(sampler.decisions)
+        metrics |= {f"eval_{name}": value for name, value in asdict(costs(decisions)).items()}
+    return Rollout(episodes, metrics)
 
 
 def panel_metrics(episodes: list[Episode]) -> dict[str, float]:

@@ -1,0 +1,261 @@
+"""A policy as its own world model: does it help to look ahead before acting?
+
+    python -m paw_min.experiments.lookahead ENV --models LABEL=MODEL ... [--k 1 2 4 8]
+        [--replays N] [--out FOLDER] [flags of the run script]
+
+Each model plays the held-out panel with K candidate responses per step (running/lookahead.py):
+
+    plain        K = 1
+    likelihood   the most likely of K, without a prediction
+    veto         the most likely of those that the model does not predict to change nothing
+
+MODEL: what --model takes, or a run folder, for its newest checkpoint. --eval-tasks is the number of
+games, --eval-temperature the temperature of the candidates.
+
+Was a veto right? Environments are deterministic. So the episode's commands up to that step are
+repeated, and the vetoed command is executed. The same is done for candidates drawn from all: a veto
+is only worth something if it is right more often than that base rate.
+
+Not in the paper. results/lookahead/README.md explains the table.
+"""
+
+import json
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from paw_min.config import Config, check
+from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.interface import Pool, Tasks
+from paw_min.experiments.outcomes import has_no_effect
+from paw_min.experiments.table import markdown_table
+from paw_min.experiments.transitions import Arguments, arguments, text_rows
+from paw_min.model.policy import Policy
+from paw_min.rollout import Episode
+from paw_min.running.errors import Parser, UserError, user_errors
+from paw_min.running.evaluate import evaluate
+from paw_min.running.lookahead import Decision, LookaheadSampler, costs
+from paw_min.running.metrics import mean
+from paw_min.running.plot import plt
+from paw_min.running.runs import newest_checkpoint, writing
+from paw_min.running.seeds import generator, request_seed
+from paw_min.running.session import (
+    PANEL_SLOTS,
+    Loaded,
+    check_tokenizer,
+    find_tasks,
+    loaded,
+    start_model,
+)
+
+
+class Model(NamedTuple):
+    label: str
+    folder: str
+
+
+@dataclass
+class Played:
+    """One model with one rule and one K on the panel. None: the rule makes no prediction."""
+
+    model: str
+    rule: str  # plain, likelihood, veto
+    k: int
+    games: int
+    success: float
+    success_se: float  # standard error over the games
+    no_effect: float  # share of the steps
+    vetoed: float | None  # share of the candidates
+    precision: float | None  # share of the replayed vetoes that were right
+    base_rate: float | None  # share of replayed candidates, drawn from all, without an effect
+    replays: int  # vetoes replayed
+    step_generated: float  # tokens, and so on: see running/lookahead.py: Costs
+    step_scored: float
+    step_passes: float
+    episode_tokens: float  # generated and scored
+
+    @property
+    def step_tokens(self) -> float:
+        return self.step_generated + self.step_scored
+
+
+@dataclass
+class Trial:
+    """A candidate in its state: what a replay needs."""
+
+    task: str
+    commands: list[str]  # executed before it
+    observation: str  # o_t
+    command: str
+    unchanged: bool  # was it predicted to change nothing?
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = Parser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--models", nargs="+", metavar="LABEL=MODEL", required=True)
+    parser.add_argument("--k", nargs="+", type=int, default=[1, 2, 4, 8], help="(default: 1 2 4 8)")
+    text = "vetoes to replay, and as many candidates (default: %(default)s)"
+    parser.add_argument("--replays", type=int, default=200, help=text)
+    own, others = parser.parse_known_args(argv)
+    args = arguments(__doc__, others)
+    if own.replays < 1:
+        raise UserError(f"--replays {own.replays} is out of range: it must be at least 1.")
+    for k in own.k:
+        check(replace(args.cfg, lookahead=k))
+    models = [find_model(args.cfg, text) for text in own.models]
+    tasks = find_tasks(args.cfg)
+    found = []
+    with closing(tasks.make_pool(min(PANEL_SLOTS, len(tasks.held_out)))) as pool:
+        for model in models:
+            with loaded(args.cfg, model.folder) as model_and_sampler:
+                for k in sorted(set(own.k)):
+                    for rule in ("likelihood", "veto") if k > 1 else ("plain",):
+                        one = play(
+                            args.cfg, model.label, rule, k, model_and_sampler, pool, tasks,
+                            own.replays,
+                        )  # fmt: skip
+                        found.append(one)
+                        print(markdown_table(HEADER, [line(one)]), flush=True)
+    print(f"\n{table(found)}")
+    save(args, found)
+
+
+def find_model(cfg: Config, text: str) -> Model:
+    """LABEL=MODEL -> the label and the folder or hub name of a model that can be used."""
+    label, sign, name = text.partition("=")
+    if not (label and sign and name):
+        raise UserError(f"--models {text} is not LABEL=MODEL, for example open=open.")
+    folder = start_model(replace(cfg, model=name))
+    if Path(folder).is_dir():
+        folder = str(newest_checkpoint(Path(folder)) or folder)
+    check_tokenizer(cfg, folder)
+    return Model(label, folder)
+
+
+def play(
+    cfg: Config, label: str, rule: str, k: int, model: Loaded, pool: Pool, tasks: Tasks,
+    replays: int,
+) -> Played:  # fmt: skip
+    """Evaluate one model with one rule and one K; replay some of its candidates."""
+    policy, sampler = model
+    looking = LookaheadSampler(cfg, sampler, k, veto=rule == "veto")
+    # It is the sampler already: evaluate() must not wrap it.
+    panel = evaluate(replace(cfg, lookahead=1), policy, looking, pool, tasks.held_out)
+    episodes = [episode for episode in panel.episodes if not episode.failed]
+    rows = text_rows(cfg, episodes)
+    cost = costs(looking.decisions)
+    one = Played(
+        model=label, rule=rule, k=k, games=len(episodes),
+        success=panel.metrics["eval_success"],
+        success_se=panel.metrics["eval_success_se"],
+        no_effect=mean([has_no_effect(cfg, row) for row in rows]),
+        vetoed=None, precision=None, base_rate=None, replays=0,
+        step_generated=cost.step_generated,
+        step_scored=cost.step_scored,
+        step_passes=cost.step_passes,
+        episode_tokens=(cost.step_generated + cost.step_scored) * len(rows) / len(episodes),
+    )  # fmt: skip
+    if rule == "veto":
+        one.vetoed = cost.vetoed
+        every = trials(cfg, policy, episodes, looking.decisions)
+        vetoed = [trial for trial in every if trial.unchanged]
+        one.base_rate = share_without_effect(cfg, pool, every, replays)
+        one.precision = share_without_effect(cfg, pool, vetoed, replays)
+        one.replays = min(replays, len(vetoed))
+    return one
+
+
+def trials(
+    cfg: Config, policy: Policy, episodes: list[Episode], decisions: list[Decision]
+) -> list[Trial]:
+    """All candidates of these episodes with their states."""
+    parse = BENCHMARKS[cfg.env].parse
+    by_seed = {decision.seed: decision for decision in decisions}
+    found = []
+    for episode in episodes:
+        rows = text_rows(cfg, [episode])
+        commands = [row.command for row in rows]
+        for turn, row in enumerate(rows):
+            seed = request_seed(-1, episode.trajectory, turn)  # that of evaluate
+            for candidate in by_seed[seed].candidates:
+                command = parse(policy.decode(candidate.response.ids)).text
+                trial = Trial(
+                    row.task, commands[:turn], row.observation, command, candidate.unchanged
+                )
+                found.append(trial)
+    return found
+
+
+def share_without_effect(cfg: Config, pool: Pool, every: list[Trial], replays: int) -> float | None:
+    """Execute at most `replays` of these -> the share that changed nothing; None without any."""
+    drawn = generator("replays", cfg.seed).sample(every, min(replays, len(every)))
+    outcomes = [changes_nothing(cfg, pool, trial) for trial in drawn]
+    known = [outcome for outcome in outcomes if outcome is not None]
+    return mean(known) if known else None
+
+
+def changes_nothing(cfg: Config, pool: Pool, trial: Trial) -> bool | None:
+    """Repeat the episode up to this step and execute the command. None: the environment broke."""
+    pool.reset(0, trial.task)
+    step = pool.recv().step
+    for command in (*trial.commands, trial.command):
+        pool.step(0, command)
+        step = pool.recv().step
+    if step.failed:
+        return None
+    expected = BENCHMARKS[cfg.env].unchanged(trial.observation)
+    return step.observation.strip() == expected.strip()
+
+
+HEADER = ["model", "rule", "K", "success", "± SE", "steps without effect", "vetoed", "veto right"]
+HEADER += ["base rate", "tokens per step", "of these, scored", "tokens per episode", "passes"]
+
+
+def line(one: Played) -> list:
+    return [
+        one.model, one.rule, one.k, one.success, one.success_se, one.no_effect, one.vetoed,
+        one.precision, one.base_rate, f"{one.step_tokens:.1f}", f"{one.step_scored:.1f}",
+        f"{one.episode_tokens:.0f}", f"{one.step_passes:.1f}",
+    ]  # fmt: skip
+
+
+def table(found: list[Played]) -> str:
+    return markdown_table(HEADER, [line(one) for one in found])
+
+
+def save(args: Arguments, found: list[Played]) -> None:
+    """The numbers, the table and the figure, if there is an --out."""
+    if not args.out:
+        return
+    path = args.out / f"lookahead-{args.cfg.env}.json"
+    with writing(path):
+        path.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+        path.with_suffix(".md").write_text(table(found) + "\n")
+        draw(found, path.with_suffix(".png"))
+
+
+def draw(found: list[Played], path: Path) -> None:
+    """Success over tokens per step: a color per model, a line per rule, from K = 1 on."""
+    figure, axis = plt.subplots(figsize=(6.5, 4), layout="constrained")
+    labels = list(dict.fromkeys(one.model for one in found))
+    for color, label in enumerate(labels):
+        for rule, style in (("likelihood", "--"), ("veto", "-")):
+            line_of = [one for one in found if one.model == label and one.rule in ("plain", rule)]
+            axis.errorbar(
+                [one.step_tokens for one in line_of],
+                [one.success for one in line_of],
+                yerr=[one.success_se for one in line_of],
+                color=f"C{color}", linestyle=style, marker="o", capsize=2, label=f"{label}, {rule}",
+            )  # fmt: skip
+    axis.set(xlabel="tokens per step, generated and scored", ylabel="held-out success")
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    axis.legend(fontsize=8, handlelength=4)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    with user_errors():
+        main()
