@@ -51,7 +51,7 @@ def draw(files: list[Path], out: Path) -> None:
     columns = [histograms(read_json(file, list[Taught]), file) for file in files]
     rows = 2 + len(LOSSES)
     figure, axes = plt.subplots(
-        rows, len(files), figsize=(1 + 4.2 * len(files), 1.6 * rows), squeeze=False, sharex=True,
+        rows, len(files), figsize=(1 + 4.4 * len(files), 1.4 * rows), squeeze=False, sharex=True,
         sharey="row", layout="constrained",
     )  # fmt: skip
     p = np.linspace(0, 1, 20001)
