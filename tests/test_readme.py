@@ -599,7 +599,7 @@ def test_the_response_tokens_of_an_episode_are_in_the_files():
                 of_runs += [m["tokens_generated"] / episodes for m in lines if m["update"] == 1]
     assert len(of_runs) == 72
     sparse = sum(of_runs) / len(of_runs)
-    pattern = r"(\d+) in the first update of the quick start, (\d+) in that of the preset"
+    pattern = r"(\d+) in the first update of the quick start .seed 0., (\d+) in that of the preset"
     (shown,) = re.findall(pattern, prose(PAGES["CHOICES.md"]))
     assert shown == (f"{quick_start:.0f}", f"{sparse:.0f}")
     # The printed scale of the world-model term.
