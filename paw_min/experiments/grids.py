@@ -30,6 +30,14 @@ STUDY = [  # results/PROTOCOL.md
 # Eq. 1 as printed, a sum over turns and tokens.
 PRINTED_SCALE = {"alfworld": 0.0055, "webshop": 0.012, "search": 0.061}
 
+# results/fair/PROTOCOL.md
+FAIR_MAIN = [
+    *GRPO,
+    Arm("ECHO", "--preset {size} echo"),
+    Arm("placebo: shuffled targets", "--wm-target shuffled"),
+    Arm("printed scale", "--wm-scale {printed}"),
+]
+
 GRIDS = {
     "table1": MAIN,  # and Table 5, its standard deviations
     "table2": MAIN,  # --env search
@@ -72,11 +80,11 @@ GRIDS = {
         Arm("ECHO", "--preset {size} echo"),
         *pair("GiGPO", "--algo gigpo"),
     ],
-    "fair": [  # results/fair/PROTOCOL.md
-        *STUDY,
+    "fair-main": FAIR_MAIN,
+    "fair": [
+        *FAIR_MAIN,
+        Arm("world-model loss x 0.1", "--wm-scale 0.1"),
         Arm("GRPO, a third of the rate", "--no-paw --lr {third}"),
-        Arm("printed scale", "--wm-scale {printed}"),
-        Arm("ECHO", "--preset {size} echo"),
         Arm("TAPO", "--preset {size} tapo"),
         Arm("GRPO, mean", "--no-paw --normalize mean"),
         Arm("GRPO w/ PaW, mean", "--normalize mean"),
