@@ -32,7 +32,6 @@ import math
 import os
 import random
 import shlex
-import shutil
 from collections import deque
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
@@ -52,7 +51,7 @@ from paw_min.running.console import progress_bar, say
 from paw_min.running.errors import UserError, user_errors
 from paw_min.running.evaluate import evaluate
 from paw_min.running.metrics import mean
-from paw_min.running.runs import writing
+from paw_min.running.runs import remove, writing
 from paw_min.running.seeds import generator, request_seed
 from paw_min.running.session import (
     Session,
@@ -190,7 +189,8 @@ def make_start(job: Job, validation: list[Triplet], acts: list[TokenRow]) -> Non
             with writing("the start model"):
                 partial = job.folder / "start.partial"
                 for folder in (partial, job.folder / "start"):
-                    shutil.rmtree(folder, ignore_errors=True)
+                    if os.path.lexists(folder):
+                        remove(folder)
                 policy.save(partial)
                 os.replace(partial, job.folder / "start")
 
@@ -426,6 +426,8 @@ def collected(job: Job) -> Record:
     """Read FOLDER's record, or collect first."""
     path = job.folder / "collected.json"
     if not path.is_file():
+        if (job.folder / "start").exists() and not (job.folder / "triplets.jsonl").exists():
+            raise UserError(f"{job.folder / 'start'} is not of this command: use another --out.")
         settings = job.settings
         found = collect(
             job.cfg, tasks=settings.tasks, episodes=settings.episodes,
@@ -460,12 +462,18 @@ def main(argv: list[str] | None = None) -> None:
 
     if not (job.folder / "start").is_dir():
         raise UserError(f"{job.folder / 'start'} is missing: delete {job.folder} to collect again.")
+    if len(triplets) != record.triplets:
+        raise UserError(f"{job.folder / 'triplets.jsonl'} has {len(triplets)} triplets, but "
+                        f"{record.triplets} were collected: delete {job.folder} to collect again.")
     validation, others = split(job, triplets)
     path = job.folder / "filter.json"
     if not path.is_file():
         filter_triplets(job, validation, others)
     chosen = read_json(path, Filtered)
-    if not chosen.kept or not all(0 <= i < len(others) for i in chosen.kept):
+    low, high = THRESHOLDS
+    in_order = chosen.kept == sorted(set(chosen.kept))
+    inside = all(0 <= i < len(others) for i in chosen.kept) and low <= chosen.threshold <= high
+    if not (chosen.kept and in_order and inside):
         raise UserError(f"{path} does not fit the triplets: delete it to filter again.")
     tau = training_threshold(chosen.threshold)
     say(f"filter: {100 * chosen.easy:.1f} % easy at tau_d {chosen.threshold:.3f}, "
