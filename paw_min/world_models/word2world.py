@@ -196,6 +196,8 @@ def collect(args: Namespace, cfg: Config) -> dict:
     tasks = find_tasks(cfg)
     source = tasks.train if args.split == "train" else tasks.held_out
     chosen = [source[k % len(source)] for k in range(args.episodes or len(source))]
+    if len(chosen) < len(args.agents):
+        raise UserError(f"--episodes {len(chosen)} for {len(args.agents)} agents: use more.")
     found = []
     won = {}
     for number, name in enumerate(args.agents):
@@ -359,6 +361,8 @@ def load_world_model(args: Namespace, cfg: Config) -> WorldModel:
         raise UserError(f"{args.world_model} is no world model (no train.json): give the folder of "
                         "a complete `word2world train`.")
     record = read_json(path, TrainRecord)
+    if record.context < 1:
+        raise UserError(f"{path} has the context {record.context}: train the world model again.")
     if record.marker != MARKER:
         raise UserError(f"{path} has the marker {record.marker!r}, expected {MARKER!r}: train the "
                         "world model again.")
@@ -447,12 +451,14 @@ def main(argv: list[str] | None = None) -> None:
     line = shlex.join(["word2world", *argv])
     path = args.out / f"{args.command}.json"
     if path.is_file():
+        found = read_json(path, dict)
         with reading(path):
-            found = json.loads(path.read_text())
             stored = found["command"]
         if stored != line:
             raise UserError(f"{path} is the result of `{stored}`: choose another --out.")
     else:
+        if args.command in ("train", "imitate") and (args.out / "config.json").exists():
+            raise UserError(f"{args.out} has a model already: choose another --out, or delete it.")
         with writing(f"the folder {args.out}"):
             args.out.mkdir(parents=True, exist_ok=True)
         began = time.perf_counter()
@@ -460,6 +466,7 @@ def main(argv: list[str] | None = None) -> None:
         found["seconds"] = round(time.perf_counter() - began, 1)
         with writing(str(path)):
             partial_file = path.with_suffix(".partial")
+            partial_file.unlink(missing_ok=True)  # a link would be followed
             partial_file.write_text(json.dumps(found, indent=1) + "\n")
             partial_file.replace(path)
     say(summary(found))
