@@ -96,7 +96,7 @@ def load(cfg: Config, url: str) -> Tasks:
         raise
     except Exception as error:  # whatever the answer of another server ends in
         reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{masked(url)} is no OpenEnv server ({reason}): start one.") from error
+        raise UserError(f"{masked(url)!r} is no OpenEnv server ({reason}): start one.") from error
     make_env = partial(Remote, url, *fields)
     seeds = [str(seed) for seed in range(counts.train + counts.held_out)]
     return Tasks(seeds[: counts.train], seeds[counts.train :],

@@ -323,4 +323,5 @@ def default_name(
     changed = [key for key in given if key not in elsewhere and given[key] != base[key]]
     changes = [f"{key}={given[key]}".replace("_", "-") for key in changed]
     parts = [cfg.env, model, method, *changes, f"seed{cfg.seed}"]
-    return "-".join(parts).replace("/", "_")
+    name = "-".join(parts).replace("/", "_")
+    return name.encode(errors="replace").decode()  # --model may have bytes that are no text

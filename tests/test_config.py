@@ -210,6 +210,7 @@ def test_floats_must_be_finite(name, value):
 def test_names_that_are_folders_are_accepted():
     for name in ("x", "a b", "été", ".hidden", 200 * "x"):
         assert parse("--name", name).name == name
+    assert parse("--model", "a\udcff").name == "alfworld-a?-grpo-paw-seed0"  # no UTF-8
 
 
 @pytest.mark.parametrize(

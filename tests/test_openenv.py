@@ -164,7 +164,7 @@ def test_another_server(schema, state, monkeypatch):
     session = SimpleNamespace(state=lambda: state)
     monkeypatch.setattr(openenv_paw, "urlopen", lambda *_, **__: BytesIO(content))
     monkeypatch.setattr(openenv_paw, "connect", lambda _: nullcontext(session))
-    with pytest.raises(UserError, match="http://x is no OpenEnv server .*: start one"):
+    with pytest.raises(UserError, match="'http://x' is no OpenEnv server .*: start one"):
         openenv_paw.load(Config(), "http://x")
 
 

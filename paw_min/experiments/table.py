@@ -23,7 +23,7 @@ from pydantic import Field
 from typing_extensions import TypedDict  # before Python 3.12, pydantic cannot read typing's
 
 from paw_min.running.errors import Parser, UserError, user_errors
-from paw_min.running.runs import read_metrics, reading, writing
+from paw_min.running.runs import read_metrics, writing
 from paw_min.running.untrusted import exact, open_ended, read_json
 
 DRAWS = 2000
@@ -224,9 +224,7 @@ def find(paths: list[Path]) -> list[Entry]:
     """The runs of sweep files, or run folders as they are: the arm is the name without its seed."""
     entries = []
     for path in paths:
-        with reading(path):  # a name may be too long for a path
-            is_run = path.is_dir()
-        if is_run:
+        if path.is_dir():
             label = re.sub(r"-seed\d+$", "", path.resolve().name)
             seed = read_json(path / "config.json", Settings)["seed"]
             entries.append(Entry(label, seed, str(path)))
