@@ -95,7 +95,7 @@ def load(cfg: Config, url: str) -> Tasks:
     except UserError:
         raise
     except Exception as error:  # whatever the answer of another server ends in
-        reason = " ".join(str(error).split())[:300]
+        reason = f"{error!r:.300}"
         raise UserError(f"{masked(url)!r} is no OpenEnv server ({reason}): start one.") from error
     make_env = partial(Remote, url, *fields)
     seeds = [str(seed) for seed in range(counts.train + counts.held_out)]

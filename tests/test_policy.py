@@ -291,7 +291,7 @@ def test_bad_model_folders_are_named(tmp_path):
     policy.model.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="cannot be loaded|no chat template"):
         load_policy(str(tmp_path))
-    for template, message in ((" ", "leaves nothing of a message"), (None, "no chat template")):
+    for template, message in ((None, "no chat template"), (" ", "leaves nothing of a message")):
         policy.tokenizer.chat_template = template
         policy.tokenizer.save_pretrained(tmp_path)
         with pytest.raises(UserError, match=message):
