@@ -12,9 +12,11 @@ import json
 import re
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 from urllib.request import urlopen
 
 from openenv.core import GenericEnvClient, SyncEnvClient
+from pydantic import Field
 
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
@@ -23,9 +25,10 @@ from paw_min.envs.pool import EnvPool
 from paw_min.envs.prompting import with_history
 from paw_min.running.cli import main
 from paw_min.running.errors import UserError, masked
+from paw_min.running.untrusted import parse_as
 
 TIMEOUT = 60.0  # seconds for an answer
-TRAIN = 1000  # seeds, and the 100 after them held out, unless the server's state has the numbers
+Seeds = Annotated[int, Field(ge=1, le=1_000_000)]
 TEMPLATE = """{task}
 You have taken {steps} step(s). The last {shown}: {history}
 Step {now}. Observation: {observation}
@@ -35,6 +38,12 @@ Reason within <think> </think>, then give one action within <action> </action>."
 PRESETS = {"24gb": dict(
     model="Qwen/Qwen2.5-1.5B-Instruct", lora_rank=16, lr=1e-5, max_turns=20, workers=8,
     sampler="vllm", vllm_memory=0.6, grad_checkpointing=True)}  # fmt: skip
+
+
+@dataclass
+class Counts:  # of seeds, in a server's state; without them, these
+    train: Seeds = 1000
+    held_out: Seeds = 100
 
 
 @dataclass
@@ -62,17 +71,14 @@ class Remote:
             self.session = None
             raise
         seen = result.observation
-        reward = float(result.reward or 0.0)
-        return Step(
-            observation=seen[self.text],
-            task=seen.get("instruction", ""),
-            task_type=seen.get("task_type", "openenv"),
-            admissible=seen.get("admissible", []),
-            reward=reward,
-            done=result.done,
-            won=seen.get("won", result.done and reward > 0),
+        reward = 0.0 if result.reward is None else result.reward + 0.0  # OpenEnv allows True
+        step = dict(
+            observation=seen[self.text], task=seen.get("instruction", ""), reward=reward,
+            task_type=seen.get("task_type", "openenv"), admissible=seen.get("admissible", []),
+            done=result.done, won=seen.get("won", result.done and reward > 0),
             score=seen.get("score"),
-        )
+        )  # fmt: skip
+        return parse_as(json.dumps(step, allow_nan=False).encode(), Step)  # checks the types
 
 
 def connect(url: str) -> SyncEnvClient:
@@ -83,15 +89,18 @@ def load(cfg: Config, url: str) -> Tasks:
     """The seeds of a run, after a look at the server; UserError if it has no such environment."""
     try:
         with urlopen(f"{url}/schema", timeout=TIMEOUT) as answer, connect(url) as session:
-            schema = json.load(answer)
-            state = session.state()
-    except (OSError, ValueError) as error:
-        raise UserError(f"{masked(url)} is no OpenEnv server ({error}): start one.") from error
-    action = text_field(schema, "action")
-    make_env = partial(Remote, url, action, text_field(schema, "observation"))
-    train = state.get("train", TRAIN)
-    seeds = [str(seed) for seed in range(train + state.get("held_out", 100))]
-    return Tasks(seeds[:train], seeds[train:], lambda n: EnvPool(make_env, n, cfg.workers))
+            schema = json.loads(answer.read(1 << 24))
+            counts = parse_as(json.dumps(session.state()).encode(), Counts)
+        fields = [text_field(schema, part) for part in ("action", "observation")]
+    except UserError:
+        raise
+    except Exception as error:  # whatever the answer of another server ends in
+        reason = f"{error!r:.300}"
+        raise UserError(f"{masked(url)!r} is no OpenEnv server ({reason}): start one.") from error
+    make_env = partial(Remote, url, *fields)
+    seeds = [str(seed) for seed in range(counts.train + counts.held_out)]
+    return Tasks(seeds[: counts.train], seeds[counts.train :],
+                 lambda n: EnvPool(make_env, n, cfg.workers))  # fmt: skip
 
 
 def text_field(schema: dict, part: str) -> str:

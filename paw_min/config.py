@@ -123,7 +123,7 @@ class Config:
     lr: float = opt(RL, 1e-6, "learning rate of AdamW, constant, A.1", above=0, high=1)
     warm_up: int = opt(
         RL, 0, "updates in which the learning rate rises to --lr; verl-agent's search: a tenth of "
-        "all", low=0,
+        "all", low=0, high=999_999,
     )  # fmt: skip
     beta2: float = opt(
         RL, 0.999, "decay of AdamW's second moment; ECHO: 0.95", low=0, high=0.99999
@@ -270,9 +270,10 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
 
     sizes = [name for name in args["preset"] if name in presets]
     methods = [name for name in args["preset"] if name in METHODS]
-    if len(sizes) > 1:
-        chosen = " ".join(args["preset"])
-        raise UserError(f"--preset {chosen} has {len(sizes)} sizes: choose one.")
+    for kind, names in (("sizes", sizes), ("methods", methods)):
+        if len(names) > 1:
+            chosen = " ".join(args["preset"])
+            raise UserError(f"--preset {chosen} has {len(names)} {kind}: choose one.")
     size = sizes[0] if sizes else default
     preset = {"env": env} | presets[size]
     for name in methods:
@@ -337,4 +338,5 @@ def default_name(
     changed = [key for key in given if key not in elsewhere and given[key] != base[key]]
     changes = [f"{key}={given[key]}".replace("_", "-") for key in changed]
     parts = [cfg.env, model, method, *changes, f"seed{cfg.seed}"]
-    return "-".join(parts).replace("/", "_")
+    name = "-".join(parts).replace("/", "_")
+    return name.encode(errors="replace").decode()  # --model may have bytes that are no text

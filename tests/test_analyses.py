@@ -338,8 +338,28 @@ def test_starts_play_the_episodes_of_the_first_update(finished, model, tmp_path,
     assert stored[0] == start and len(stored) == 2
     assert stored[1].entropy_tokens > start.entropy_tokens
     assert capsys.readouterr().out == starts.tables(stored) + "\n"
-    with pytest.raises(UserError, match="--temperature-scale 0.0 is out of range"):
-        starts.main([*argv, "--temperature-scale", "0"])
+    for tau in ("0", "nan", "1e-300"):
+        with pytest.raises(UserError, match="--temperature-scale .* is out of range"):
+            starts.main([*argv, "--temperature-scale", tau])
+    with pytest.raises(UserError, match="--algo ppo has no advantages"):
+        starts.main([*argv, "--algo", "ppo"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"name": ["a"]}, {"response_tokens": 0.0}, {"first_p": "x"}, {"real": None},
+     {"entropy_tokens": "x"}, {"won": float("nan")}],
+    ids=str,
+)  # fmt: skip
+def test_a_damaged_file_of_starts_is_one_sentence(tmp_path, change):
+    folder = Path(__file__).parent.parent / "results/starts"
+    (entry, *_) = json.loads((folder / "starts.json").read_text())
+    file = tmp_path / "starts.json"
+    file.write_text(json.dumps([entry]))
+    stored = starts.read(file)
+    file.write_text(json.dumps([entry | change]))
+    with pytest.raises(UserError, match="starts.json cannot be read"):
+        starts.store(file, stored)
 
 
 def test_the_page_of_starts_has_the_recorded_numbers():

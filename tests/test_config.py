@@ -161,6 +161,8 @@ def test_tiny_presets_cut_no_observation(env, games_root, tmp_path):
         (["--algo", "gigpo", "--statistics", "trajectories"], "--statistics trajectories is not f"),
         (["--algo", "ppo", "--statistics", "trajectories"], "not for --algo ppo: omit it"),
         (["--preset", "tiny", "paper"], "--preset tiny paper has 2 sizes: choose one."),
+        (["--preset", "tapo", "echo"], "--preset tapo echo has 2 methods: choose one."),
+        (["--warm-up", "9" * 50], "--warm-up 9+ is out of range: it must be at least 0 and at mo"),
         (["--wm-scale", "0"], "--wm-scale 0.0 is out of range: it must be above 0."),
         (["--name", "a/b"], "--name a/b cannot be a folder in --out: use a plain name."),
         (["--name", ".."], "--name .. cannot be a folder"),
@@ -208,6 +210,7 @@ def test_floats_must_be_finite(name, value):
 def test_names_that_are_folders_are_accepted():
     for name in ("x", "a b", "été", ".hidden", 200 * "x"):
         assert parse("--name", name).name == name
+    assert parse("--model", "a\udcff").name == "alfworld-a?-grpo-paw-seed0"  # no UTF-8
 
 
 @pytest.mark.parametrize(

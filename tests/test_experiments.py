@@ -24,7 +24,7 @@ from paw_min.experiments import figures, study, sweep, table
 from paw_min.experiments.grids import GRIDS, PRINTED_SCALE, Arm
 from paw_min.experiments.starts import read as read_starts
 from paw_min.running import runs
-from paw_min.running.errors import UserError
+from paw_min.running.errors import UserError, user_errors
 from paw_min.running.stored import public
 from tests.helpers import SMALL, argv
 
@@ -318,8 +318,11 @@ def test_markdown(tmp_path, capsys):
     assert f"Not finished: {folders[0]}, 4 of 5 updates." in text
     table.main(folders[::2], None)
     assert "no interval (a run has" in capsys.readouterr().out
-    with pytest.raises(UserError, match="A, seed 0, is both"):
+    with pytest.raises(UserError, match="'A', seed 0, is both"):
         table.main([folders[0], tmp_path / "e" / "A-seed0"], None)
+    with pytest.raises(SystemExit, match="error: 'aaa.* cannot be used: File name too long$"):
+        with user_errors():
+            table.main([Path(5000 * "a")], None)
 
 
 EPISODE = {"task": "t", "task_type": "a", "won": True, "score": None}
@@ -373,6 +376,8 @@ def test_figures_from_the_command_line(tmp_path, monkeypatch, capsys):
     figures.main()
     assert Path(capsys.readouterr().out.strip()) == path.with_suffix(".png")
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    figures.sensitivity(path, tmp_path / "plain")  # the name is that of the message
+    assert (tmp_path / "plain").is_file()
 
 
 def test_overhead_by_hand(tmp_path, capsys):

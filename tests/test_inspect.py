@@ -255,6 +255,7 @@ def test_errors_are_one_sentence(trained, tmp_path, games_root):
 WRONG_SETTINGS = [
     {"micro_tokens": 1.5}, {"micro_tokens": 1e9}, {"wm_loss": "zzz"}, {"paw": "yes"},
     {"env": 5}, {"rho": None}, {"rho": float("nan")}, {"env": "zzz"}, {"seed": True},
+    {"workers": -1}, {"temperature": float("nan")}, {"max_turns": 0},
 ]  # fmt: skip
 WRONG_STEPS = [
     {"given": [99999]}, {"given": 5}, {"given": [-1]}, {"selected": None}, {"valid": 1},

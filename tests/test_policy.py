@@ -291,10 +291,13 @@ def test_bad_model_folders_are_named(tmp_path):
     policy.model.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="cannot be loaded|no chat template"):
         load_policy(str(tmp_path))
-    policy.tokenizer.chat_template = None
-    policy.tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="no chat template"):
-        load_policy(str(tmp_path))
+    for template, message in ((None, "no chat template"), (" ", "leaves nothing of a message")):
+        policy.tokenizer.chat_template = template
+        policy.tokenizer.save_pretrained(tmp_path)
+        with pytest.raises(UserError, match=message):
+            load_policy(str(tmp_path))
+    with pytest.raises(UserError, match="cannot be loaded .*File name too long"):
+        load_policy(5000 * "a")
 
 
 def test_a_model_that_the_hub_does_not_have_is_asked_for_once(monkeypatch, caplog):

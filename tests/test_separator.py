@@ -79,6 +79,7 @@ def test_such_a_model_is_refused_before_anything_is_loaded(tmp_path):
     policy = make_policy()
     policy.tokenizer.chat_template = (
         "{% if messages[1:] %}{{ raise_exception('one turn only') }}{% endif %}"
+        "{{ messages[0].content }}"
     )
     policy.save(tmp_path)
     cfg = Config(max_prompt_tokens=8, max_response_tokens=8)

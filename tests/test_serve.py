@@ -213,6 +213,26 @@ def test_a_malformed_message(url, games, message, code):
     until(lambda: games.free.qsize() == serve.SESSIONS + 1)
 
 
+@pytest.mark.parametrize(
+    "path, body",
+    [
+        ("reset", "NaN"),
+        ("reset", '{"seed": 1e999}'),
+        ("reset", '{"seed": 0, "episode_id": "\\ud800"}'),
+        ("step", '{"action": NaN}'),
+        ("step", '{"action": {"command": "\\ud800"}}'),
+        ("step", '{"action": {"command": "look", "\\ud800": 1}}'),
+    ],
+)
+def test_a_malformed_request(url, path, body):
+    """The answer does not repeat what JSON or UTF-8 does not have."""
+    headers = {"Content-Type": "application/json"}
+    answer = requests.post(f"{url}/{path}", body, headers=headers, timeout=20)
+    assert answer.status_code == 422
+    for part in answer.json()["detail"]:
+        assert part.keys() == {"type", "loc", "msg"}
+
+
 def test_a_step_without_an_episode(load):
     sentence = "no episode is running in this session: call reset first"
     tasks = load("search")

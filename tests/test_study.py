@@ -119,6 +119,10 @@ def test_from_runs_to_table_and_picture(sweep, tmp_path, monkeypatch):
 
     metrics = tmp_path / f"{PAW}1" / "metrics.jsonl"
     lines = read_metrics(metrics.parent)
+    longer = [*lines, lines[-1] | {"update": 2}]
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in longer))
+    with pytest.raises(UserError, match="have different numbers of updates: finish the sweep"):
+        study.main([sweep], out)
     for line in lines:
         line.pop("grad_norm", None)
     metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))

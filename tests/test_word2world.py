@@ -4,6 +4,7 @@ The oracle answers with the real environment. With it, the dream is the environm
 """
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -561,6 +562,7 @@ def test_imitation_rows_end_with_the_end_token(recorded, model, tmp_path):
         (["collect", "webshop", "--ground"], "--ground needs --world-model"),
         (["collect", "alfworld", "--slips", "1.5"], "--slips 1.5 is out of range"),
         (["collect", "alfworld", "--episodes", "-1"], "--episodes -1 is out of range"),
+        (["collect", "alfworld", "--episodes", "1", "--agents", "teacher", "random"], "2 agents"),
         (["train", "alfworld", "--trajectories", "x", "--width", "100"], "--width 100 is not"),
         (["train", "alfworld", "--trajectories", "x", "--lr", "0"], "--lr 0.0 is out of range"),
         (["train", "alfworld", "--trajectories", "x", "--batch", "0"], "--batch 0 is out of range"),
@@ -585,6 +587,7 @@ def test_damaged_files_are_named(tmp_path, games_root):
         ("[{", "cannot be read"),
         ('[{"messages": 3}]', "0.messages"),
         ('[{"messages": [{"role": "user", "content": "x"}]}]', "has the roles user"),
+        ('[{"won": true}]', "has the roles"),
         ("[]", "no episode"),
     ):
         file.write_text(content)
@@ -595,9 +598,35 @@ def test_damaged_files_are_named(tmp_path, games_root):
     refused(["consistency", "alfworld", "--world-model", wm], "has the marker 'WON'")
     (wm / "train.json").write_text('{"marker": " [SUCCESS]"}')
     refused(["consistency", "alfworld", "--world-model", wm], "context: Field required")
+    (wm / "train.json").write_text('{"marker": " [SUCCESS]", "context": 0}')
+    refused(["consistency", "alfworld", "--world-model", wm], "has the context 0")
     (tmp_path / "o").mkdir(exist_ok=True)
-    (tmp_path / "o" / "consistency.json").write_text("{")
-    refused(["consistency", "alfworld", "--world-model", wm], "consistency.json cannot be read")
+    for content in ("{", "[]", "{}", '{"command": "\\ud800"}'):
+        (tmp_path / "o" / "consistency.json").write_text(content)
+        refused(["consistency", "alfworld", "--world-model", wm], "consistency.json cannot be read")
+
+
+def test_what_is_in_the_folder_stays(model, recorded, tmp_path, games_root):
+    """No model is overwritten, and nothing is written through a link."""
+    mine = Path(shutil.copytree(model, tmp_path / "mine"))
+    weights = (mine / "model.safetensors").read_bytes()
+    file = tmp_path / "trajectories.json"
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    file.symlink_to(outside)
+    file.with_suffix(".partial").symlink_to(outside)
+    word2world.write_trajectories(file, recorded)
+    assert word2world.read_trajectories([file]) == recorded and outside.read_text() == "mine"
+    for command in ("train", "imitate"):
+        with pytest.raises(UserError, match="mine has a model already: choose another --out"):
+            run(command, "alfworld", "--trajectories", file, "--out", mine)
+    assert (mine / "model.safetensors").read_bytes() == weights
+
+
+def test_a_template_without_a_second_turn():
+    world_model = language_model(template="{{ messages[0]['content'] }}")
+    with pytest.raises(UserError, match="leaves out messages of a second turn"):
+        world_model.tokens(chat_of("s", "u", "a", "u"))
 
 
 def test_a_warm_start_turns_the_roles_of_an_agent(tmp_path):

@@ -381,5 +381,6 @@ def _serve(envs: dict, make_env: Callable[[], Environment], request: _Request) -
         for call in request.calls:
             step = getattr(env, call.method)(call.argument)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - costs one episode, reported by name
-        return _Result(failure=f"{type(error).__name__}: {error}")
+        reason = " ".join(str(error).split())[:300]  # one line, whatever a server has sent
+        return _Result(failure=f"{type(error).__name__}: {reason}")
     return _Result(step=step)

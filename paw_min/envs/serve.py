@@ -21,7 +21,8 @@ from queue import LifoQueue
 from threading import Lock
 
 import uvicorn
-from fastapi import FastAPI, WebSocketDisconnect
+from fastapi import FastAPI, HTTPException, WebSocketDisconnect
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
@@ -29,7 +30,7 @@ from paw_min import toy
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Step, Tasks
-from paw_min.retrieval.server import BodyLimit, listen
+from paw_min.retrieval.server import BodyLimit, listen, refuse
 from paw_min.running.errors import Parser, UserError, user_errors
 
 try:
@@ -173,9 +174,12 @@ def make_app(games: Games) -> FastAPI:
     app.add_middleware(BodyLimit)
     app.add_middleware(QuietEnd)
 
+    app.add_exception_handler(RequestValidationError, refuse)
+    app.add_exception_handler(HTTPException, refuse)  # OpenEnv's, for an action
+
     # Over /ws, OpenEnv sends the sentence itself, as EXECUTION_ERROR.
     @app.exception_handler(UserError)
-    async def refuse(_, error):
+    async def explain(_, error):
         return JSONResponse({"detail": str(error)}, 422)
 
     return app

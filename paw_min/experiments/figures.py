@@ -39,7 +39,8 @@ def over_seeds(curves: list[dict[int, float]]) -> tuple[np.ndarray, np.ndarray, 
 
 def save(figure, out: Path) -> None:
     with writing(str(out)):
-        figure.savefig(out, dpi=130)
+        # With a format, a name without a suffix stays as it is.
+        figure.savefig(out, dpi=130, format=out.suffix[1:] or "png")
     plt.close(figure)
     print(out)
 

@@ -17,8 +17,10 @@ import json
 from dataclasses import asdict, dataclass, replace
 from math import ceil
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from paw_min.cmae import hard_tokens
@@ -33,9 +35,10 @@ from paw_min.rollout import Episode, Rows, flatten
 from paw_min.running.conflict import dot, gradient, gradient_conflict
 from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.metrics import describe_episodes, mean
-from paw_min.running.runs import reading, writing
+from paw_min.running.runs import writing
 from paw_min.running.seeds import generator
 from paw_min.running.session import loaded
+from paw_min.running.untrusted import exact, read_json
 from paw_min.update import prepare
 
 UPDATE = 1
@@ -44,6 +47,7 @@ TAIL_ROWS = 40  # 5 % of them are two rows
 TAIL = 0.05
 
 
+@exact
 @dataclass
 class Start:
     """One row of the tables. Shares are between 0 and 1; None: undefined."""
@@ -56,7 +60,7 @@ class Start:
     valid: float  # share of well-formed responses
     won: float  # share of episodes
     no_variance: float  # share of groups whose episodes all have the same return
-    response_tokens: float  # T |a|: per episode
+    response_tokens: Annotated[float, Field(gt=0)]  # T |a|: per episode
     hard: float  # share of observation tokens with p <= rho, which Eq. 7 keeps
     low: float  # ... with p <= LOW
     middle: float  # ... with LOW < p <= rho
@@ -76,11 +80,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--temperature-scale", type=float, default=1.0, help="TAU (%(default)s)")
     own, others = parser.parse_known_args(argv)
     tau = own.temperature_scale
-    if not 0 < tau < float("inf"):
-        raise UserError(f"--temperature-scale {tau} is out of range: it must be above 0.")
+    if not 0.01 <= tau <= 100:
+        raise UserError(f"--temperature-scale {tau} is out of range: it must be from 0.01 to 100.")
     choices = [["--model", model] for model in own.model] if own.model else [[]]
     # All command lines are read before the first model plays.
     planned = [arguments(__doc__, [*others, *choice]) for choice in choices]
+    if planned[0].cfg.algo == "ppo":
+        raise UserError("--algo ppo has no advantages before its critic learns: use another one.")
     starts = []
     for args in planned:
         starts.append(measure(args, tau))
@@ -213,8 +219,7 @@ def store(file: Path, starts: list[Start]) -> list[Start]:
 
 
 def read(file: Path) -> list[Start]:
-    with reading(file):
-        return [Start(**entry) for entry in json.loads(file.read_text())]
+    return read_json(file, list[Start])
 
 
 def tables(starts: list[Start]) -> str:

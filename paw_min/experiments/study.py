@@ -136,6 +136,10 @@ def read(sweep: Path) -> Setting:
             trained[arm].append(training(lines))
         for name, column in measure(result, report, curve).items():
             measured[arm][name][result.seed] = column
+    for arm, runs in curves.items():
+        if len({len(curve) for curve in runs}) > 1:
+            raise UserError(f"{sweep}: the seeds of {arm!r} have different numbers of updates: "
+                            "finish the sweep first.")  # fmt: skip
 
     first = arms[0]
     cells = {}

@@ -264,8 +264,8 @@ def load(paths: list[Path]) -> tuple[list[Result], list[str]]:
         )
         same = results.setdefault((config["env"], entry.label, entry.seed), result)
         if same.folder != entry.folder:
-            raise UserError(f"{entry.label}, seed {entry.seed}, is both {same.folder} and {folder}:"
-                            " leave one of them out.")  # fmt: skip
+            raise UserError(f"{entry.label!r}, seed {entry.seed}, is both {same.folder} and "
+                            f"{folder}: leave one of them out.")  # fmt: skip
     if not results:
         raise UserError(f"no evaluation in {', '.join(map(str, paths))}: run the sweep first.")
     return list(results.values()), notes

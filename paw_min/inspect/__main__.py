@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from paw_min.config import Config, check
+from paw_min.config import Config
 from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.running.console import progress_bar
@@ -68,7 +68,6 @@ def open_run(folder: Path) -> Stored:
         raise UserError(f"{folder} has no config.json: give a run folder, such as runs/NAME.")
     # The settings of the run, except those of its machine: this may be another one.
     cfg = replace(read_config(path), device="auto", sampler="transformers", shard=False)
-    check(cfg)
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
         raise UserError(f"{folder} has no checkpoint yet: wait for one, or see --save-every.")

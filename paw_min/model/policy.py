@@ -200,16 +200,19 @@ def load_tokenizer(folder: str, positions: int = 0):
 
     UserError if it has no model, no chat template, or a model for fewer positions (tokens).
     """
-    if Path(folder).exists() and not (Path(folder) / "config.json").is_file():
-        model = "a Hugging Face model folder, or checkpoint-... of a run"
-        raise UserError(f"{folder} has no config.json: give {model}.")
-    with _load_errors(folder):
+    with load_errors(folder):
+        if Path(folder).exists() and not (Path(folder) / "config.json").is_file():
+            model = "a Hugging Face model folder, or checkpoint-... of a run"
+            raise UserError(f"{folder} has no config.json: give {model}.")
         look_on_hub(folder)
         limit = getattr(AutoConfig.from_pretrained(folder), "max_position_embeddings", positions)
         tokenizer = AutoTokenizer.from_pretrained(folder)
         if tokenizer.chat_template is None:
             raise UserError(f"{folder} has no chat template: use an instruct model")
-        tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
+        text = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
+        if not tokenizer(text, add_special_tokens=False)["input_ids"]:
+            raise UserError(f"{folder} has a chat template that leaves nothing of a message: "
+                            "use another model")  # fmt: skip
     if limit < positions:
         flags = "--max-prompt-tokens and --max-response-tokens"
         raise UserError(f"{folder} has {limit} positions: lower {flags}, together {positions}.")
@@ -254,7 +257,7 @@ def load_policy(
     The folder of an adapter (lora.py) gives its start model with the adapter merged.
     """
     tokenizer = load_tokenizer(folder)
-    with _load_errors(folder):
+    with load_errors(folder):
         start_folder = lora.base_model(folder)
         if start_folder:
             start = load_policy(start_folder, device=device).model
@@ -272,7 +275,8 @@ def load_policy(
 
 
 @contextmanager
-def _load_errors(folder: str):
+def load_errors(folder: str):
+    """Report a model that cannot be used as a UserError."""
     try:
         yield
     except UserError:

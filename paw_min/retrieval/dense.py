@@ -25,6 +25,7 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModel, AutoTokenizer
 
+from paw_min.model.policy import look_on_hub
 from paw_min.retrieval import Hit
 from paw_min.retrieval.corpus import Corpus
 
@@ -49,6 +50,7 @@ class Encoder:
         device: str = "cpu",
     ):
         try:
+            look_on_hub(name)
             self.tokenizer = AutoTokenizer.from_pretrained(name)
             self.model = AutoModel.from_pretrained(name).float().eval().to(device)
         except Exception as error:  # noqa: BLE001 - transformers raises many types for damaged files

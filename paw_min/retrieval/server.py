@@ -26,7 +26,6 @@ import uvicorn
 from fastapi import FastAPI, HTTPException, Response
 from fastapi import Request as Connection
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from paw_min.retrieval import MAX_HITS, Hit
@@ -93,17 +92,22 @@ class BodyLimit:
         await self.app(scope, receive_some, send)
 
 
+async def refuse(_, error: RequestValidationError | HTTPException) -> Response:
+    """The answer to a request that is malformed, or that an application refuses."""
+    malformed = isinstance(error, RequestValidationError)
+    detail = error.errors() if malformed else error.detail
+    if isinstance(detail, list):
+        # FastAPI repeats the rejected input. It may be large, or NaN or half of a surrogate pair,
+        # which end in a 500.
+        detail = [{key: part[key] for key in ("type", "loc", "msg")} for part in detail]
+    status = 422 if malformed else error.status_code
+    return Response(json.dumps({"detail": detail}), status, media_type="application/json")
+
+
 def make_app(state: State) -> FastAPI:
     app = FastAPI()
     app.add_middleware(BodyLimit)
-
-    @app.exception_handler(RequestValidationError)
-    async def refuse(_, error):
-        # FastAPI repeats the rejected input, which may be large, or NaN, which ends in a 500.
-        detail = []
-        for part in error.errors():
-            detail.append({"type": part["type"], "loc": part["loc"], "msg": part["msg"]})
-        return JSONResponse({"detail": detail}, 422)
+    app.add_exception_handler(RequestValidationError, refuse)
 
     @app.get("/health")
     async def health():

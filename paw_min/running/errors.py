@@ -17,6 +17,11 @@ def user_errors():
         yield
     except UserError as error:
         sys.exit(f"error: {error}")
+    except OSError as error:
+        # A look at a path that is too long, or in a folder of somebody else.
+        if error.filename is None:
+            raise
+        sys.exit(f"error: {error.filename!r:.200} cannot be used: {error.strerror}")
 
 
 class Parser(argparse.ArgumentParser):

@@ -28,6 +28,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from paw_min.config import Config
 from paw_min.model.head import TILE
+from paw_min.model.policy import load_errors
 from paw_min.running import console, distributed
 from paw_min.running.errors import UserError
 
@@ -118,7 +119,8 @@ def check(cfg: Config, folder: str, device: str) -> str:
     bf16 = cfg.precision == "bf16" or cfg.precision == "auto" and device.startswith("cuda")
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     free, gpu_bytes = free_bytes(device)
-    ours = estimate(cfg, AutoConfig.from_pretrained(folder), ranks, bf16, gpu_bytes)
+    with load_errors(folder):
+        ours = estimate(cfg, AutoConfig.from_pretrained(folder), ranks, bf16, gpu_bytes)
     sizes = (
         f"{ours.peak / 1e9:.2f} GB (states {ours.states / 1e9:.2f}, reference "
         f"{ours.reference / 1e9:.2f}, one pass {ours.one_pass / 1e9:.2f}, vLLM "

@@ -195,12 +195,17 @@ def read_metrics(folder: str | Path) -> list[dict]:
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         # A run that was killed while it wrote a line left one without its end.
         metrics = [json.loads(line) for line in lines if line.endswith("\n")]
+        before = -1
         for line in metrics:
-            if not all(isinstance(value, (int, float)) for value in line.values()):
-                raise ValueError("a metric is not a number")
+            for value in line.values():
+                if not isinstance(value, (int, float)):
+                    raise ValueError("a metric is not a number")
+                float(value)  # OverflowError for an integer that no curve could show
             update = line["update"]
-            if type(update) is not int or not 0 <= update <= MAX_UPDATES:
-                raise ValueError(f"the update {update} is not an integer from 0 to {MAX_UPDATES}")
+            if type(update) is not int or not before < update <= MAX_UPDATES:
+                raise ValueError(f"the update {update} is not an integer from {before + 1} to "
+                                 f"{MAX_UPDATES}")  # fmt: skip
+            before = update
     return metrics
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
-from paw_min.config import Config
+from paw_min.config import Config, check
 from paw_min.running.runs import reading
 from paw_min.running.stored import from_stored
 
@@ -36,11 +36,12 @@ def parse_as(content: bytes, kind: type):
 
 
 def read_config(path: Path) -> Config:
-    """The settings in a config.json; UserError unless each has its type and is a choice."""
+    """The settings in a config.json; UserError unless each is one that a run accepts."""
     from paw_min.envs.benchmarks import BENCHMARKS  # takes a second: not for tables
 
     with reading(path):
         cfg = from_stored(json.loads(path.read_text()))
         if cfg.env not in BENCHMARKS:
             raise ValueError(f"env is {cfg.env!r}, expected {' or '.join(BENCHMARKS)}")
-        return cfg
+    check(cfg)
+    return cfg

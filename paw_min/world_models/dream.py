@@ -19,6 +19,7 @@ from paw_min.envs.interface import Answer, Pool, Step
 from paw_min.model.batches import TokenRow
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import HFSampler, Request
+from paw_min.running.errors import UserError
 from paw_min.toy.standins import SPECIAL, chat_tokenizer
 from paw_min.world_models.trajectories import (
     Message,
@@ -143,7 +144,10 @@ class WorldModel:
         text = command["content"]
         if text not in self._turns:
             chat = [said("system", ""), said("user", ""), said("assistant", BETWEEN), command]
-            after = self._text(chat).split(BETWEEN)[1]
+            _, between, after = self._text(chat).partition(BETWEEN)
+            if not between:
+                raise UserError("the chat template leaves out messages of a second turn: use "
+                                "another model.")  # fmt: skip
             # The end token of the answer is a target of its own.
             after = after.removeprefix(self.policy.tokenizer.decode([self.end]))
             self._turns[text] = self.policy.encode(after)

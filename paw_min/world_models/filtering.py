@@ -58,6 +58,14 @@ class Filtered:
     kept: list[int]  # positions among the training triplets
 
 
+def fits(filtered: Filtered, n_triplets: int) -> bool:
+    """Can this be the result for so many triplets?"""
+    low, high = THRESHOLDS
+    kept = filtered.kept
+    in_order = kept == sorted(set(kept)) and all(0 <= i < n_triplets for i in kept)
+    return bool(kept) and in_order and low <= filtered.threshold <= high
+
+
 def filter_triplets(job: Job, validation: list[Triplet], others: list[Triplet]) -> Filtered:
     """E1: which triplets are worth training on -> filter.json."""
     settings = job.settings

@@ -60,6 +60,7 @@ from paw_min.world_models.answers import (
 from paw_min.world_models.filtering import (
     Filtered,
     filter_triplets,
+    fits,
     too_easy,  # noqa: F401 - part of this module's interface
     training_threshold,
 )
@@ -241,12 +242,15 @@ def main(argv: list[str] | None = None) -> None:
 
     if not (job.folder / "start").is_dir():
         raise UserError(f"{job.folder / 'start'} is missing: delete {job.folder} to collect again.")
+    if len(triplets) != record.triplets:
+        raise UserError(f"{job.folder / 'triplets.jsonl'} has {len(triplets)} triplets, but "
+                        f"{record.triplets} were collected: delete {job.folder} to collect again.")
     validation, others = split(job, triplets)
     path = job.folder / "filter.json"
     if not path.is_file():
         filter_triplets(job, validation, others)
     chosen = read_json(path, Filtered)
-    if not chosen.kept or not all(0 <= i < len(others) for i in chosen.kept):
+    if not fits(chosen, len(others)):
         raise UserError(f"{path} does not fit the triplets: delete it to filter again.")
     tau = training_threshold(chosen.threshold)
     say(f"filter: {100 * chosen.easy:.1f} % easy at tau_d {chosen.threshold:.3f}, "

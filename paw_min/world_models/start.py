@@ -6,7 +6,6 @@ the tags and a format warm start, cross entropy on the 10 % of triplets. Not in 
 
 import json
 import os
-import shutil
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from paw_min.model.policy import Policy
 from paw_min.running import distributed
 from paw_min.running.console import say
 from paw_min.running.errors import UserError
-from paw_min.running.runs import writing
+from paw_min.running.runs import remove, writing
 from paw_min.running.seeds import generator
 from paw_min.running.session import make_optimizer, start_model
 from paw_min.running.untrusted import exact, read_json
@@ -52,6 +51,8 @@ def collected(job: Job) -> Record:
     """Read FOLDER's record, or collect first."""
     path = job.folder / "collected.json"
     if not path.is_file():
+        if (job.folder / "start").exists() and not (job.folder / "triplets.jsonl").exists():
+            raise UserError(f"{job.folder / 'start'} is not of this command: use another --out.")
         settings = job.settings
         found = collect(
             job.cfg, tasks=settings.tasks, episodes=settings.episodes,
@@ -104,7 +105,8 @@ def make_start(job: Job, validation: list[Triplet], acts: list[TokenRow]) -> Non
             with writing("the start model"):
                 partial = job.folder / "start.partial"
                 for folder in (partial, job.folder / "start"):
-                    shutil.rmtree(folder, ignore_errors=True)
+                    if os.path.lexists(folder):
+                        remove(folder)
                 policy.save(partial)
                 os.replace(partial, job.folder / "start")
 

@@ -127,6 +127,8 @@ def load_world_model(args: Namespace, cfg: Config) -> WorldModel:
         raise UserError(f"{args.world_model} is no world model (no train.json): give the folder of "
                         "a complete `word2world train`.")
     record = read_json(path, TrainRecord)
+    if record.context < 1:
+        raise UserError(f"{path} has the context {record.context}: train the world model again.")
     if record.marker != MARKER:
         raise UserError(f"{path} has the marker {record.marker!r}, expected {MARKER!r}: train the "
                         "world model again.")

@@ -248,11 +248,14 @@ def check_roles(path: Path, episodes: list[Trajectory]) -> None:
         roles = [message["role"] for message in episode.messages]
         expected = ["system", *["user", "assistant"] * len(roles)][: len(roles)]
         # An episode whose reset failed has no message.
-        if roles != expected:
+        if roles != expected or episode.won and not roles:
             raise UserError(f"{path}: episode {number} has the roles {', '.join(roles[:4])}, "
                             "expected system, user, assistant, user and so on: collect it again.")
 
 
 def write_trajectories(path: Path, episodes: list[Trajectory]) -> None:
     with writing(str(path)):
-        path.write_text(json.dumps([asdict(episode) for episode in episodes]) + "\n")
+        partial = path.with_suffix(".partial")
+        partial.unlink(missing_ok=True)  # a link would be followed
+        partial.write_text(json.dumps([asdict(episode) for episode in episodes]) + "\n")
+        partial.replace(path)

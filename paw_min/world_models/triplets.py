@@ -208,6 +208,7 @@ def write(path: Path, text: str) -> None:
     if distributed.rank() == 0:
         with writing(path):
             partial = path.with_name(f"{path.name}.partial")
+            partial.unlink(missing_ok=True)  # a link would be followed
             partial.write_text(text)
             os.replace(partial, path)
     distributed.all_gather([])

@@ -40,6 +40,7 @@ from paw_min.running.errors import UserError, user_errors
 from paw_min.running.evaluate import short
 from paw_min.running.runs import reading, writing
 from paw_min.running.session import find_tasks
+from paw_min.running.untrusted import read_json
 from paw_min.world_models.dream import DreamPool, Predict, VerifiedPool
 from paw_min.world_models.options import parse
 from paw_min.world_models.players import Play, open_agent
@@ -171,6 +172,8 @@ def collect(args: Namespace, cfg: Config) -> dict:
     tasks = find_tasks(cfg)
     source = tasks.train if args.split == "train" else tasks.held_out
     chosen = [source[k % len(source)] for k in range(args.episodes or len(source))]
+    if len(chosen) < len(args.agents):
+        raise UserError(f"--episodes {len(chosen)} for {len(args.agents)} agents: use more.")
     found = []
     won = {}
     for number, name in enumerate(args.agents):
@@ -250,12 +253,14 @@ def main(argv: list[str] | None = None) -> None:
     line = shlex.join(["word2world", *argv])
     path = args.out / f"{args.command}.json"
     if path.is_file():
+        found = read_json(path, dict)
         with reading(path):
-            found = json.loads(path.read_text())
             stored = found["command"]
         if stored != line:
             raise UserError(f"{path} is the result of `{stored}`: choose another --out.")
     else:
+        if args.command in ("train", "imitate") and (args.out / "config.json").exists():
+            raise UserError(f"{args.out} has a model already: choose another --out, or delete it.")
         with writing(f"the folder {args.out}"):
             args.out.mkdir(parents=True, exist_ok=True)
         began = time.perf_counter()
@@ -263,6 +268,7 @@ def main(argv: list[str] | None = None) -> None:
         found["seconds"] = round(time.perf_counter() - began, 1)
         with writing(str(path)):
             partial_file = path.with_suffix(".partial")
+            partial_file.unlink(missing_ok=True)  # a link would be followed
             partial_file.write_text(json.dumps(found, indent=1) + "\n")
             partial_file.replace(path)
     say(summary(found))
