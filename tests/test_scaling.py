@@ -42,7 +42,8 @@ def test_plan_and_calls(files, tmp_path, monkeypatch):
         else:
             who = args.trajectories[0].parent.name
             own = args.world_model.name.startswith(who)
-            text = json.dumps({"em": 0.9 if own else 0.5 if who == "teacher" else 0.1})
+            text = json.dumps({"em": 0.9 if own else 0.5 if who == "teacher" else 0.1,
+                               "em_observation": 1.0})
         (args.out / f"{args.command}.json").write_text(text)
 
     monkeypatch.setattr(word2world, "main", fake)
@@ -63,6 +64,7 @@ def test_plan_and_calls(files, tmp_path, monkeypatch):
         {"teacher": 0.5, "random": 0.1}, {"teacher": 0.9, "random": 0.1},
         {"teacher": 0.5, "random": 0.9},
     ]  # fmt: skip
+    assert found["models"][0]["em_observation"] == {"teacher": 1.0, "random": 1.0}
     assert found["models"][3]["parameters"] == 640 and found["models"][3]["steps"] == 4
     assert found["command"].startswith("scaling alfworld --trajectories ")
 
@@ -70,18 +72,21 @@ def test_plan_and_calls(files, tmp_path, monkeypatch):
 def test_the_figure_shows_the_numbers(tmp_path, monkeypatch):
     kept = []
     monkeypatch.setattr(scaling.plt, "close", kept.append)
+    pale = {"em_observation": {"seen": 0.9, "unseen": 0.8}}
     rows = [
-        {"data": "all", "limit": 4, "width": 32, "em": {"seen": 0.4, "unseen": 0.2}},
-        {"data": "all", "limit": 2, "width": 32, "em": {"seen": 0.2, "unseen": 0.2}},
-        {"data": "teacher", "limit": 4, "width": 32, "em": {"seen": 0.6, "unseen": 0.1}},
+        {"data": "all", "limit": 4, "width": 32, "em": {"seen": 0.4, "unseen": 0.2}, **pale},
+        {"data": "all", "limit": 2, "width": 32, "em": {"seen": 0.2, "unseen": 0.2}, **pale},
+        {"data": "teacher", "limit": 4, "width": 32, "em": {"seen": 0.6, "unseen": 0.1}, **pale},
     ]
     scaling.draw(rows, tmp_path / "scaling.png")
     assert (tmp_path / "scaling.png").stat().st_size > 10_000
     left, right = kept[0].axes
-    (line,) = left.lines
+    line, pale_line = left.lines
     assert line.get_xydata().tolist() == [[2, 0.2], [4, pytest.approx(0.3)]]
-    # Two groups of two bars: all, then the teacher alone.
-    assert [bar.get_height() for bar in right.patches] == [0.4, 0.2, 0.6, 0.1]
+    assert pale_line.get_ydata().tolist() == [pytest.approx(0.85)] * 2
+    # Two groups of two bars, each with a pale one: all, then the teacher alone.
+    heights = [bar.get_height() for bar in right.patches]
+    assert heights == [0.4, 0.2, 0.9, 0.8, 0.6, 0.1, 0.9, 0.8]
     assert [label.get_text() for label in right.get_xticklabels()] == ["seen", "unseen"]
 
 

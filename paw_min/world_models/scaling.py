@@ -18,6 +18,7 @@ import shlex
 import sys
 from argparse import Namespace
 from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +34,8 @@ matplotlib.use("Agg")  # no display needed
 import matplotlib.pyplot as plt
 
 ALL = "all"  # the training files together
+# Of single steps; the second leaves out the list of available actions, and is drawn pale.
+MEASURES = ("em", "em_observation")
 
 
 class Cell(NamedTuple):
@@ -84,19 +87,22 @@ def plan(args: Namespace) -> list[Cell]:
     return cells
 
 
-def measure(args: Namespace, flags: list[str], cell: Cell) -> dict:
+def train_and_measure(args: Namespace, flags: list[str], cell: Cell) -> dict:
     """Train one world model and measure it on each held-out file -> its line of scaling.json."""
     folder = args.out / f"{cell.data}-{cell.limit}-{cell.width}"
     files = [file for file in args.trajectories if cell.data in (ALL, named(file))]
     call("train", args.env, "--trajectories", *files, "--limit", cell.limit, "--width",
          cell.width, "--out", folder, *flags)  # fmt: skip
     train = json.loads((folder / "train.json").read_text())
-    found = cell._asdict() | {"parameters": train["parameters"], "steps": train["steps"], "em": {}}
+    found = cell._asdict() | {"parameters": train["parameters"], "steps": train["steps"]}
+    found |= {measure: {} for measure in MEASURES}
     for file in args.held_out:
         out = folder / named(file)
         call("fidelity", args.env, "--world-model", folder, "--trajectories", file, "--out", out,
              *flags)  # fmt: skip
-        found["em"][named(file)] = json.loads((out / "fidelity.json").read_text())["em"]
+        fidelity = json.loads((out / "fidelity.json").read_text())
+        for measure in MEASURES:
+            found[measure][named(file)] = fidelity[measure]
     return found
 
 
@@ -111,16 +117,22 @@ def draw(rows: list[dict], path: Path) -> None:
     """Left: scaling, averaged over the held-out files. Right: coverage, for each of them."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     scaling = [row for row in rows if row["data"] == ALL]
-    for width in sorted({row["width"] for row in scaling}):
-        line = sorted((row["limit"], average(row)) for row in scaling if row["width"] == width)
-        left.plot(*zip(*line), marker="o", label=f"width {width}")
+    for number, width in enumerate(sorted({row["width"] for row in scaling})):
+        of_width = sorted((r for r in scaling if r["width"] == width), key=itemgetter("limit"))
+        limits = [row["limit"] for row in of_width]
+        for measure, alpha in zip(MEASURES, (1, 0.4)):
+            label = f"width {width}" if measure == "em" else None
+            heights = [average(row[measure]) for row in of_width]
+            left.plot(limits, heights, f"C{number}o-", alpha=alpha, label=label)
     left.set(xscale="log", xlabel="trajectories", ylabel="exact match", title="scaling")
     largest = max((row["limit"], row["width"]) for row in rows)
     coverage = [row for row in rows if (row["limit"], row["width"]) == largest]
     for number, row in enumerate(coverage):
         places = [k + 0.8 * number / len(coverage) for k in range(len(row["em"]))]
-        label = f"trained on {row['data']}"
-        right.bar(places, row["em"].values(), 0.75 / len(coverage), align="edge", label=label)
+        for measure, alpha in zip(MEASURES, (1, 0.4)):
+            label = f"trained on {row['data']}" if measure == "em" else None
+            right.bar(places, row[measure].values(), 0.75 / len(coverage), align="edge",
+                      color=f"C{number}", alpha=alpha, label=label)  # fmt: skip
     right.set_xticks([k + 0.4 for k in range(len(row["em"]))], row["em"])
     right.set(ylabel="exact match", title=f"coverage: {largest[0]} trajectories, {largest[1]} wide")
     for axis in (left, right):
@@ -132,14 +144,14 @@ def draw(rows: list[dict], path: Path) -> None:
     plt.close(figure)
 
 
-def average(row: dict) -> float:
-    return sum(row["em"].values()) / len(row["em"])
+def average(by_file: dict[str, float]) -> float:
+    return sum(by_file.values()) / len(by_file)
 
 
 def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     args, flags = parse(argv)
-    rows = [measure(args, flags, cell) for cell in plan(args)]
+    rows = [train_and_measure(args, flags, cell) for cell in plan(args)]
     found = {"command": shlex.join(["scaling", *argv]), "models": rows}
     with writing(f"the folder {args.out}"):
         (args.out / "scaling.json").write_text(json.dumps(found, indent=1) + "\n")
