@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from paw_min.config import Config, parse_args
-from paw_min.experiments import ROOT, presets_of
+from paw_min.experiments import ROOT, SCRIPTS, presets_of
 from paw_min.experiments.grids import GRIDS, PRINTED_SCALE
 from paw_min.experiments.table import Entry
 from paw_min.running.cli import INTERRUPTED
@@ -211,7 +211,7 @@ def main(argv: list[str]) -> None:
     parser = Parser(usage=usage, description=__doc__)
     add = parser.add_argument
     add("grid", choices=list(GRIDS), help="a name of grids.py")
-    add("--env", choices=sorted(p.stem[4:] for p in ROOT.glob("run_*.py")), required=True)
+    add("--env", choices=SCRIPTS, required=True)
     add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default: 0 1 2")
     add("--jobs", type=int, help="runs at a time (default: one per GPU, or per idle core)")
     add("--out", default="runs", help="folder of the run folders (default: runs)")

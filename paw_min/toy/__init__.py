@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from paw_min.running.errors import UserError
+
 DATA = Path("data")  # below the current folder
 STANDINS = ("sparse", "smollm2")  # models by name, besides one per benchmark
 WORLDS = ("changed",)  # generated data by name, besides one per benchmark
@@ -46,6 +48,10 @@ def default_data(env: str, world: str = "") -> str:
         from paw_min.toy import search_world
 
         return str(search_world.generate(DATA / "search"))
+    if env == "textworld":
+        from paw_min.toy import textworld_games
+
+        return str(textworld_games.default(DATA / "textworld"))
     raise ValueError(f"there are no generated data for {env}: pass --data")
 
 
@@ -58,7 +64,10 @@ def default_model(name: str) -> str:
         from paw_min.toy import smollm2
 
         smollm2.write()
-    return str(Path(__file__).parent / "weights" / name)
+    folder = Path(__file__).parent / "weights" / name
+    if not folder.is_dir():
+        raise UserError(f"there is no stand-in model {name}: give one with --model.")
+    return str(folder)
 
 
 def write_folder(folder: Path, texts: dict[str, str], manifest: dict) -> Path:

@@ -6,8 +6,7 @@ from pathlib import Path
 import torch
 
 from paw_min.config import FREE_TO_CHANGE, Config, check, parse_args
-from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.experiments import presets_of
+from paw_min.experiments import SCRIPTS, presets_of
 from paw_min.retrieval.dense import Encoder
 from paw_min.running.errors import Parser, UserError
 from paw_min.running.files import expanded
@@ -84,7 +83,7 @@ def arguments(doc: str, argv: list[str] | None = None) -> Job:
     """Read the command line; UserError before any long work."""
     others = "All other flags: see the run scripts."
     parser = Parser(description=doc, epilog=others, allow_abbrev=False)
-    parser.add_argument("env", choices=list(BENCHMARKS), metavar="ENV", help="a benchmark")
+    parser.add_argument("env", choices=SCRIPTS, metavar="ENV", help="a benchmark")
     parser.add_argument("--out", type=Path, required=True, help="folder of everything")
     parser.add_argument("--method", choices=METHODS, default="rwml", help="default: rwml")
     text = "what to predict: the next observation, or another triplet's (placebo)"

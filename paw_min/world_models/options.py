@@ -9,7 +9,7 @@ from paw_min.experiments import presets_of
 from paw_min.running.errors import Parser, UserError
 from paw_min.world_models.players import AGENTS
 
-ENVS = ("alfworld", "webshop")
+ENVS = ("alfworld", "webshop", "textworld")
 COMMANDS = ("collect", "train", "fidelity", "consistency", "verify", "imitate")
 
 
@@ -74,6 +74,7 @@ def check(args: Namespace) -> None:
         raise UserError(f"--width {args.width} is not a multiple of 32: use 64, 128 and so on.")
     if args.env != "webshop" and (args.ground or args.command == "verify"):
         what = "verify" if args.command == "verify" else "--ground"
-        raise UserError(f"{what} is for webshop: ALFWorld has no search, and no purchase.")
+        raise UserError(f"{what} is for webshop: {args.env} has no search, and no "
+                        "purchase.")
     if args.ground and not args.world_model:
         raise UserError("--ground needs --world-model: without one, all pages are real.")

@@ -63,7 +63,7 @@ def play_rules(
         if waiting:
             number, task = waiting.popleft()
             rng = generator(name, cfg.seed, number)
-            players[slot] = RulePlayer(cfg.env, name, slips, rng)
+            players[slot] = RulePlayer(cfg.env, name, slips, rng, task)
             pool.reset(slot, task)
 
     for slot in range(pool.n_envs):
@@ -90,11 +90,12 @@ def play_rules(
 class RulePlayer:
     """`teacher` or `random`, for one episode. slips: share of random commands of the teacher."""
 
-    def __init__(self, env: str, name: str, slips: float, rng: random.Random):
+    def __init__(self, env: str, name: str, slips: float, rng: random.Random, task: str):
         self.env = env
         self.name = name
         self.slips = slips
         self.rng = rng
+        self.task = task
         self.teacher = None
 
     def act(self, context: Context) -> str:
@@ -120,6 +121,11 @@ class RulePlayer:
             from paw_min.toy.webshop_teacher import Shopper
 
             return Shopper(context.task).act(context)
+        if self.env == "textworld":
+            from paw_min.toy.textworld_games import Guide
+
+            self.teacher = self.teacher or Guide(self.task)
+            return self.teacher.act(context), "the policy"
         from paw_min.toy.alfworld_teacher import Expert
 
         if self.teacher is None:

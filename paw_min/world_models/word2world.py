@@ -15,12 +15,12 @@ consistency  success in the environment, in the world model, and of the world mo
 verify       a purchase is simulated before it is made (sec. 7.1, Table 4)
 imitate      fit an agent to the responses of won trajectories (sec. 7.2, 7.3)
 
-ENV: alfworld or webshop. Agents: the language model of --model, the rule-based `teacher` of the
-generated data, a `random` player. All other flags are those of the run scripts: --model is the
-agent, --eval-tasks the number of held-out tasks. Episodes have at most 50 steps.
+ENV: alfworld, webshop or textworld. Agents: the language model of --model, the rule-based `teacher`
+of the generated data, a `random` player. All other flags are those of the run scripts: --model is
+the agent, --eval-tasks the number of held-out tasks. Episodes have at most 50 steps.
 
 Each command writes <command>.json to its folder when it is complete. A rerun skips what is there.
-Scaling (sec. 6) is `train --limit N` and `train --width D`; coverage (sec. 5.3) is `--agents`.
+Scaling (sec. 6) and coverage of agents (sec. 5.3): scaling.py.
 results/word2world/README.md has a run of each. trajectories.py and dream.py have the deviations.
 """
 

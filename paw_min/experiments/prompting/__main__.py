@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from paw_min.config import Config, parse_args
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.experiments import presets_of
+from paw_min.experiments import SCRIPTS, presets_of
 from paw_min.experiments.prompting.agents import React, count, reflexion
 from paw_min.experiments.prompting.demonstrations import EXAMPLES
 from paw_min.experiments.prompting.endpoint import Endpoint
@@ -47,7 +47,7 @@ def parse(argv: list[str]) -> tuple[Config, Namespace, bool]:
     usage = "%(prog)s BENCHMARK [flags of run_BENCHMARK.py] [flags below]"
     parser = Parser(usage=usage, description=__doc__, allow_abbrev=False)
     add = parser.add_argument
-    add("env", choices=tuple(BENCHMARKS), metavar="BENCHMARK", help="alfworld, webshop or search")
+    add("env", choices=SCRIPTS, metavar="BENCHMARK", help="alfworld, webshop or search")
     add("--agent", choices=("plain", "react", "reflexion"), default="plain", help="default: plain")
     add(
         "--endpoint",

@@ -1,0 +1,163 @@
+"""Scaling and coverage of world models (Word2World, arXiv 2512.18832, sec. 5.3 and 6), one figure.
+
+    python -m paw_min.world_models.scaling ENV --trajectories FILE ... --held-out FILE ... \\
+        --limits 75 150 300 --widths 64 128 --out FOLDER [flags of word2world train]
+
+Scaling: a world model from scratch for each width and each number of trajectories, drawn from all
+files together. Coverage: with the largest of both, one more for each file alone, so that the number
+of trajectories is the same and only who played differs. Each is measured by `word2world fidelity`
+on each held-out file. A file is named by its folder, as `word2world collect --out` made it.
+
+Writes scaling.json and scaling.png. A rerun skips what is complete. The paper measures SciWorld's
+coverage by consistency (Table 3); here it is exact match of single steps. All models have the same
+number of epochs, so more trajectories are more steps, too.
+"""
+
+import json
+import shlex
+import sys
+from argparse import Namespace
+from itertools import product
+from operator import itemgetter
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+
+from paw_min.running.errors import Parser, UserError, user_errors
+from paw_min.running.runs import writing
+from paw_min.world_models import word2world
+from paw_min.world_models.options import ENVS
+from paw_min.world_models.trajectories import read_trajectories
+
+matplotlib.use("Agg")  # no display needed
+import matplotlib.pyplot as plt
+
+ALL = "all"  # the training files together
+# Of single steps; the second leaves out the list of available actions, and is drawn pale.
+MEASURES = ("em", "em_observation")
+
+
+class Cell(NamedTuple):
+    """One world model."""
+
+    data: str  # a training file's name, or ALL
+    limit: int  # trajectories
+    width: int
+
+
+def parse(argv: list[str]) -> tuple[Namespace, list[str]]:
+    """The command line, and the flags of `train`; UserError before any long work."""
+    parser = Parser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("env", choices=ENVS)
+    add = parser.add_argument
+    add("--trajectories", type=Path, nargs="+", required=True, help="to train on")
+    add("--held-out", type=Path, nargs="+", required=True, help="to measure on")
+    add("--limits", type=int, nargs="+", required=True, help="numbers of trajectories")
+    add("--widths", type=int, nargs="+", default=[128], help="of the models (128)")
+    add("--out", type=Path, required=True, help="folder to write")
+    args, flags = parser.parse_known_args(argv)
+    for name in ("trajectories", "held_out"):
+        files = getattr(args, name)
+        names = [named(file) for file in files]
+        if len(set(names)) < len(names) or ALL in names:
+            raise UserError(f"the files' folders are named {', '.join(names)}: use names that "
+                            f"differ from each other and from {ALL!r}.")
+    if min(args.limits) < 1:
+        raise UserError(f"--limits {min(args.limits)} is out of range: 1 or more.")
+    for file in args.trajectories:
+        found = len(read_trajectories([file]))
+        if found < max(args.limits):
+            raise UserError(f"{file} has {found} trajectories, --limits asks for "
+                            f"{max(args.limits)}: collect more.")
+    read_trajectories(args.held_out)
+    return args, flags
+
+
+def named(file: Path) -> str:
+    return file.absolute().parent.name
+
+
+def plan(args: Namespace) -> list[Cell]:
+    """The world models: scaling, then coverage if there is more than one training file."""
+    cells = [Cell(ALL, limit, width) for limit, width in product(args.limits, args.widths)]
+    if len(args.trajectories) > 1:
+        largest = (max(args.limits), max(args.widths))
+        cells += [Cell(named(file), *largest) for file in args.trajectories]
+    return cells
+
+
+def train_and_measure(args: Namespace, flags: list[str], cell: Cell) -> dict:
+    """Train one world model and measure it on each held-out file -> its line of scaling.json."""
+    folder = args.out / f"{cell.data}-{cell.limit}-{cell.width}"
+    files = [file for file in args.trajectories if cell.data in (ALL, named(file))]
+    call("train", args.env, "--trajectories", *files, "--limit", cell.limit, "--width",
+         cell.width, "--out", folder, *flags)  # fmt: skip
+    train = json.loads((folder / "train.json").read_text())
+    found = cell._asdict() | {"parameters": train["parameters"], "steps": train["steps"]}
+    found |= {measure: {} for measure in MEASURES}
+    for file in args.held_out:
+        out = folder / named(file)
+        call("fidelity", args.env, "--world-model", folder, "--trajectories", file, "--out", out,
+             *flags)  # fmt: skip
+        fidelity = json.loads((out / "fidelity.json").read_text())
+        for measure in MEASURES:
+            found[measure][named(file)] = fidelity[measure]
+    return found
+
+
+def call(*words) -> None:
+    word2world.main([str(word) for word in words])
+
+
+# ---- the figure ----
+
+
+def draw(rows: list[dict], path: Path) -> None:
+    """Left: scaling, averaged over the held-out files. Right: coverage, for each of them."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    scaling = [row for row in rows if row["data"] == ALL]
+    for number, width in enumerate(sorted({row["width"] for row in scaling})):
+        of_width = sorted((r for r in scaling if r["width"] == width), key=itemgetter("limit"))
+        limits = [row["limit"] for row in of_width]
+        for measure, alpha in zip(MEASURES, (1, 0.4)):
+            label = f"width {width}" if measure == "em" else None
+            heights = [average(row[measure]) for row in of_width]
+            left.plot(limits, heights, f"C{number}o-", alpha=alpha, label=label)
+    left.set(xscale="log", xlabel="trajectories", ylabel="exact match", title="scaling")
+    largest = max((row["limit"], row["width"]) for row in rows)
+    coverage = [row for row in rows if (row["limit"], row["width"]) == largest]
+    for number, row in enumerate(coverage):
+        places = [k + 0.8 * number / len(coverage) for k in range(len(row["em"]))]
+        for measure, alpha in zip(MEASURES, (1, 0.4)):
+            label = f"trained on {row['data']}" if measure == "em" else None
+            right.bar(places, row[measure].values(), 0.75 / len(coverage), align="edge",
+                      color=f"C{number}", alpha=alpha, label=label)  # fmt: skip
+    right.set_xticks([k + 0.4 for k in range(len(row["em"]))], row["em"])
+    right.set(ylabel="exact match", title=f"coverage: {largest[0]} trajectories, {largest[1]} wide")
+    for axis in (left, right):
+        axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.3)
+        axis.legend(frameon=False)
+    with writing(str(path)):
+        figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def average(by_file: dict[str, float]) -> float:
+    return sum(by_file.values()) / len(by_file)
+
+
+def main(argv: list[str] | None = None) -> None:
+    argv = sys.argv[1:] if argv is None else argv
+    args, flags = parse(argv)
+    rows = [train_and_measure(args, flags, cell) for cell in plan(args)]
+    found = {"command": shlex.join(["scaling", *argv]), "models": rows}
+    with writing(f"the folder {args.out}"):
+        (args.out / "scaling.json").write_text(json.dumps(found, indent=1) + "\n")
+    draw(rows, args.out / "scaling.png")
+
+
+if __name__ == "__main__":
+    with user_errors():
+        main()

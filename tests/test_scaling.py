@@ -1,0 +1,121 @@
+"""Scaling and coverage of world models: which models are trained, on what, and the figure."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from paw_min.running.errors import UserError
+from paw_min.world_models import scaling, word2world
+from paw_min.world_models.scaling import Cell
+from paw_min.world_models.trajectories import Trajectory, said, write_trajectories
+
+
+@pytest.fixture
+def files(tmp_path):
+    """The trajectories of two agents, each in a folder of its name: four, each with one answer."""
+    paths = []
+    for agent in ("teacher", "random"):
+        paths.append(tmp_path / agent / "trajectories.json")
+        paths[-1].parent.mkdir()
+        messages = [said("system", "A bed."), said("user", agent), said("assistant", "You nap.")]
+        write_trajectories(paths[-1], [Trajectory(messages=messages)] * 4)
+    return paths
+
+
+def words(files, out, *others):
+    teacher, chance = map(str, files)
+    return ["alfworld", "--trajectories", teacher, chance, "--held-out", teacher, chance,
+            "--limits", "2", "4", "--widths", "32", "64", "--out", str(out), *others]  # fmt: skip
+
+
+def test_plan_and_calls(files, tmp_path, monkeypatch):
+    """Every limit and width on all files; each file alone at the largest."""
+    calls = []
+
+    def fake(argv):
+        args, _ = word2world.parse("", argv)
+        calls.append((args.command, len(args.trajectories), args.limit, args.width, args.epochs))
+        args.out.mkdir(parents=True, exist_ok=True)
+        if args.command == "train":
+            text = json.dumps({"parameters": 10 * args.width, "steps": args.limit})
+        else:
+            who = args.trajectories[0].parent.name
+            own = args.world_model.name.startswith(who)
+            text = json.dumps({"em": 0.9 if own else 0.5 if who == "teacher" else 0.1,
+                               "em_observation": 1.0})
+        (args.out / f"{args.command}.json").write_text(text)
+
+    monkeypatch.setattr(word2world, "main", fake)
+    out = tmp_path / "out"
+    scaling.main(words(files, out, "--epochs", "3"))
+    found = json.loads((out / "scaling.json").read_text())
+    cells = [Cell(row["data"], row["limit"], row["width"]) for row in found["models"]]
+    assert cells == [
+        Cell("all", 2, 32), Cell("all", 2, 64), Cell("all", 4, 32), Cell("all", 4, 64),
+        Cell("teacher", 4, 64), Cell("random", 4, 64),
+    ]  # fmt: skip
+    trained = Counter(call[1:] for call in calls if call[0] == "train")
+    assert trained == {
+        (2, 2, 32, 3): 1, (2, 2, 64, 3): 1, (2, 4, 32, 3): 1, (2, 4, 64, 3): 1, (1, 4, 64, 3): 2,
+    }  # fmt: skip
+    assert sum(call[0] == "fidelity" for call in calls) == 12
+    assert [row["em"] for row in found["models"][3:]] == [
+        {"teacher": 0.5, "random": 0.1}, {"teacher": 0.9, "random": 0.1},
+        {"teacher": 0.5, "random": 0.9},
+    ]  # fmt: skip
+    assert found["models"][0]["em_observation"] == {"teacher": 1.0, "random": 1.0}
+    assert found["models"][3]["parameters"] == 640 and found["models"][3]["steps"] == 4
+    assert found["command"].startswith("scaling alfworld --trajectories ")
+
+
+def test_the_figure_shows_the_numbers(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(scaling.plt, "close", kept.append)
+    pale = {"em_observation": {"seen": 0.9, "unseen": 0.8}}
+    rows = [
+        {"data": "all", "limit": 4, "width": 32, "em": {"seen": 0.4, "unseen": 0.2}, **pale},
+        {"data": "all", "limit": 2, "width": 32, "em": {"seen": 0.2, "unseen": 0.2}, **pale},
+        {"data": "teacher", "limit": 4, "width": 32, "em": {"seen": 0.6, "unseen": 0.1}, **pale},
+    ]
+    scaling.draw(rows, tmp_path / "scaling.png")
+    assert (tmp_path / "scaling.png").stat().st_size > 10_000
+    left, right = kept[0].axes
+    line, pale_line = left.lines
+    assert line.get_xydata().tolist() == [[2, 0.2], [4, pytest.approx(0.3)]]
+    assert pale_line.get_ydata().tolist() == [pytest.approx(0.85)] * 2
+    # Two groups of two bars, each with a pale one: all, then the teacher alone.
+    heights = [bar.get_height() for bar in right.patches]
+    assert heights == [0.4, 0.2, 0.9, 0.8, 0.6, 0.1, 0.9, 0.8]
+    assert [label.get_text() for label in right.get_xticklabels()] == ["seen", "unseen"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--limits", "5"], "has 4 trajectories, --limits asks for 5"),
+        (["--limits", "0"], "--limits 0 is out of range"),
+        (["--held-out", "no.json"], "no.json does not exist"),
+        (["--held-out", "a/t.json", "b/a/t.json"], "folders are named a, a: use names"),
+        (["--trajectories", "all/t.json"], "folders are named all: use names"),
+    ],
+)
+def test_errors_are_one_sentence(files, tmp_path, change, message):
+    with pytest.raises(UserError, match=message):
+        scaling.main(words(files, tmp_path / "out", *change))
+
+
+@pytest.mark.slow
+def test_a_small_run_and_its_rerun(files, tmp_path, monkeypatch):
+    argv = words(files, tmp_path / "out", "--widths", "32", "--limits", "2", "4", "--epochs", "30",
+                 "--batch", "2", "--lr", "1e-2", "--preset", "tiny")  # fmt: skip
+    scaling.main(argv)
+    found = json.loads((tmp_path / "out" / "scaling.json").read_text())
+    assert [row["steps"] for row in found["models"]] == [30, 60, 60, 60]
+    # The one sentence of all trajectories has been learned.
+    assert found["models"][1]["em"] == {"teacher": 1.0, "random": 1.0}
+    monkeypatch.setattr(word2world, "FUNCTIONS", {})
+    scaling.main(argv)
+    assert json.loads((tmp_path / "out" / "scaling.json").read_text()) == found
+    with pytest.raises(UserError, match="is the result of `word2world train"):
+        scaling.main([*argv, "--seed", "1"])

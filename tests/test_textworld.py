@@ -1,0 +1,226 @@
+"""TextWorld's own games: generated, played and won; Word2World in them.
+
+Compiling a game takes seconds, so that the tests that play are slow. Facts and the policy need
+its .json only.
+"""
+
+import json
+import random
+
+import pytest
+import textworld
+
+from paw_min.config import Config
+from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.interface import Context, Turn
+from paw_min.envs.textworld import PRESETS, TextworldEnv, initial_facts, list_games
+from paw_min.envs.textworld.env import text_of
+from paw_min.running.errors import UserError
+from paw_min.running.session import find_tasks
+from paw_min.toy import default_data, default_model, textworld_games
+from paw_min.toy.textworld_games import GENERATED, Guide, generate
+from paw_min.world_models import options, players, word2world
+from paw_min.world_models.trajectories import HIDDEN, Recorder, initial_context
+
+SMALL = GENERATED["train"]
+SIZES = {"train": 2, "valid_seen": 1}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A data folder with three games."""
+    folder = tmp_path_factory.mktemp("textworld")
+    for name, n in SIZES.items():
+        for k in range(n):
+            generate(folder / name, GENERATED[name], GENERATED[name].first_seed + k)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def quest(tmp_path_factory):
+    """The path of a game that is not compiled: only its .json exists."""
+    opts = textworld.GameOptions()
+    opts.seeds = 0
+    opts.nb_rooms = 3
+    opts.nb_objects = 4
+    opts.chaining.min_length = opts.chaining.max_length = opts.chaining.max_depth = 3
+    opts.chaining.max_breadth = 1
+    path = tmp_path_factory.mktemp("quest") / "game.z8"
+    textworld.generator.make_game(opts).save(str(path.with_suffix(".json")))
+    return str(path)
+
+
+# --- without the interpreter -----------------------------------------------------------------
+
+
+def test_the_text_of_an_answer():
+    first = "$$ \n$$ \nFind it!\n\n-= Den =-\nA den.  \n\n\nA box.\n\n>       -= Den =-0/1"
+    assert text_of(first, "Find it!") == "Find it!\n-= Den =-\nA den.\nA box."
+    assert text_of("\nTaken.\n\n\n>   -= Den =-0/2", "Find it!") == "Taken."
+    end = "\nYou win.\n\n   *** The End ***\n\nYou scored 1, in 7 turns.\n> -= Den =-1/7"
+    assert text_of(end, "Find it!") == "You win."
+
+
+def test_facts_are_those_of_the_game(quest):
+    world = json.loads(open(quest.replace(".z8", ".json")).read())
+    lines = initial_facts(quest).splitlines()
+    assert len(lines) == len(world["world"]) and lines == sorted(lines)
+    assert sum(line.startswith("at(P, ") for line in lines) == 1
+    assert not any("_0" in line for line in lines)  # names, no identifiers
+
+
+def test_the_guide_follows_the_policy_and_returns_to_it(quest):
+    infos = textworld.EnvInfos(policy_commands=True, admissible_commands=True)
+    env = textworld.envs.TextWorldEnv(infos)
+    env.load(quest.replace(".z8", ".json"))
+    state = env.reset()
+    guide = Guide(quest)
+    context = Context("", "", state["admissible_commands"])
+    first = state["policy_commands"][0]
+    slip = next(c for c in context.admissible if c.startswith("go ") and c != first)
+    for number in range(20):
+        command = guide.act(context)
+        assert command == state["policy_commands"][0]
+        if number == 0:
+            command = slip
+        state, _, done = env.step(command)
+        context.history.append(Turn("", command))
+        context.admissible = state["admissible_commands"]
+        if done:
+            break
+    assert state["won"] and number >= 4  # the way back is a command, too
+    with pytest.raises(LookupError):  # the dream says that it goes on
+        guide.act(context)
+    with pytest.raises(LookupError, match=Guide(quest).state["policy_commands"][0]):
+        Guide(quest).act(Context("", "", ["look"]))
+
+
+def test_a_teacher_without_a_policy_plays_at_random(quest):
+    player = players.RulePlayer("textworld", "teacher", 0.0, random.Random(0), quest)
+    context = Context("", "", ["look"], history=[Turn("", "look")])
+    assert "<action>look</action>" in player.act(context)
+    with pytest.raises(UserError, match="use --agents model"):  # the first page is real
+        player.act(Context("", "", ["look"]))
+
+
+def test_prompts_name_the_environment():
+    context = Context("Open the box.", "A room.", ["open box", "look"])
+    prompts = BENCHMARKS["textworld"].prompts
+    assert "operating in the TextWorld Environment" in prompts["paper"](context, 2)
+    assert "'open box'" in prompts["paper"](context, 2)
+    assert prompts["compact"](context, 2) == "task Open the box.\nStart.\n| open box"
+
+
+def test_unusable_data_are_one_sentence(tmp_path):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "a.z8").touch()  # without its .json
+    with pytest.raises(UserError, match="train has no game"):
+        find_tasks(Config(env="textworld", data=str(tmp_path)))
+    with pytest.raises(ValueError, match="split is 'test'"):
+        list_games(tmp_path, "test")
+    with pytest.raises(UserError, match="no stand-in model textworld: give one with --model"):
+        default_model("textworld")
+    with pytest.raises(UserError, match="--ground is for webshop: textworld has"):
+        options.parse("", ["collect", "textworld", "--out", "o", "--ground"])
+
+
+# --- with it ---------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_same_seed_is_the_same_game_and_its_walkthrough_wins(root, tmp_path, monkeypatch):
+    games = list_games(root, "train")
+    again = generate(tmp_path, SMALL, SMALL.first_seed)
+    name = games[0].replace(".z8", ".json")
+    assert again.with_suffix(".json").read_bytes() == open(name, "rb").read()
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".z8"]
+    monkeypatch.setattr(textworld, "make", None)  # what exists is not made again
+    assert generate(tmp_path, SMALL, SMALL.first_seed) == again
+
+    env = TextworldEnv()
+    fresh = TextworldEnv()
+    fresh.reset(games[1])  # another game before
+    for game, other in ((games[0], str(again)), (games[1], games[1])):
+        commands = textworld.Game.load(game.replace(".z8", ".json")).metadata["walkthrough"]
+        steps = [env.reset(game)]
+        assert steps[0] == fresh.reset(other)
+        assert steps[0].observation.startswith(steps[0].task)
+        assert f"{HIDDEN}\n{initial_facts(game)}\n" in initial_context("textworld", game, steps[0])
+        for command in ("dance", *commands):
+            assert command == "dance" or command in steps[-1].admissible
+            steps.append(env.step(command))
+            assert steps[-1] == fresh.step(command)
+        assert steps[1].observation and steps[1].admissible == steps[0].admissible
+        assert [s.won for s in steps] == [s.done for s in steps] == [False] * 5 + [True]
+        assert [s.reward for s in steps] == [0.0] * 5 + [10.0]
+        shown = "".join(s.observation for s in steps)
+        assert "$$" not in shown and "***" not in shown and "0/1" not in shown
+        with pytest.raises(RuntimeError, match="without a running game"):
+            env.step("look")
+
+
+@pytest.mark.slow
+def test_default_data_are_completed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(textworld_games, "GENERATED", {"valid_unseen": GENERATED["valid_unseen"]
+                        ._replace(games=1)})  # fmt: skip
+    games = list_games(default_data("textworld"), "valid_unseen")
+    assert len(games) == 1 and "rooms6-" in games[0]
+
+
+@pytest.mark.slow
+def test_broken_world_models_get_what_they_deserve(root):
+    cfg = Config(env="textworld", data=str(root), groups=2, max_turns=12)
+    tasks = find_tasks(cfg)
+
+    def play(pool, chosen):
+        return players.play_rules(cfg, "teacher", 0.0, pool, chosen)
+
+    def consistency(predict):
+        return word2world.measure_consistency(
+            "textworld", predict, tasks.make_pool, tasks.train, play
+        )
+
+    found = consistency(lambda chats: [chat[-2]["content"] for chat in chats])  # copies
+    assert found["real"] == 1.0 and found["wm"] == found["w2r"] == 0.0
+    found = consistency(lambda chats: ["Nothing."] * len(chats))
+    assert found["wm"] == found["w2r"] == 0.0
+    found = consistency(lambda chats: ["You win. [SUCCESS]"] * len(chats))
+    assert found["wm"] == 1.0 and found["w2r"] == 0.0
+
+    # In the dream of the truth, the teacher wins as in the environment.
+    truth = Recorder("textworld", tasks.make_pool(2))
+    play(truth, tasks.train)
+    answers = {}
+    for trajectory in truth.trajectories:
+        for k, answer in enumerate(trajectory.answers):
+            answers[(trajectory.messages[0]["content"], *trajectory.commands[: k + 1])] = answer
+
+    def oracle(chats):
+        keys = [tuple(m["content"] for m in chat if m["role"] != "assistant") for chat in chats]
+        return [answers[key] for key in keys]
+
+    found = consistency(oracle)
+    assert found["real"] == found["wm"] == found["w2r"] == found["pairwise_cr"] == 1.0
+
+
+@pytest.mark.slow
+def test_word2world_in_textworld(root, tmp_path):
+    def run(*words):
+        word2world.main([*map(str, words), "--data", str(root), "--groups", "2", "--max-turns",
+                         "8"])  # fmt: skip
+
+    assert options.parse("", ["collect", "textworld", "--out", "o"])[1].prompt == "compact"
+    assert list(PRESETS) == ["tiny", "paper"]
+    out = tmp_path / "data"
+    run("collect", "textworld", "--agents", "teacher", "random", "--episodes", 4, "--out", out)
+    found = json.loads((out / "collect.json").read_text())
+    assert found["episodes"] == 4 and found["failed"] == 0 and found["won"]["teacher"] == 1.0
+    file = out / "trajectories.json"
+    wm = tmp_path / "wm"
+    run("train", "textworld", "--trajectories", file, "--out", wm, "--epochs", 1, "--batch", 2,
+        "--lr", 1e-3, "--width", 32)  # fmt: skip
+    run("fidelity", "textworld", "--world-model", wm, "--trajectories", file, "--out", wm)
+    found = json.loads((wm / "fidelity.json").read_text())
+    assert found["n"] == json.loads((out / "collect.json").read_text())["turns"]
+    assert 0 <= found["em"] < 0.5
