@@ -12,11 +12,9 @@ import json
 import re
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
 from urllib.request import urlopen
 
 from openenv.core import GenericEnvClient, SyncEnvClient
-from pydantic import Field
 
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
@@ -28,7 +26,6 @@ from paw_min.running.errors import UserError, masked
 from paw_min.running.untrusted import parse_as
 
 TIMEOUT = 60.0  # seconds for an answer
-Seeds = Annotated[int, Field(ge=1, le=1_000_000)]
 TEMPLATE = """{task}
 You have taken {steps} step(s). The last {shown}: {history}
 Step {now}. Observation: {observation}
@@ -38,12 +35,6 @@ Reason within <think> </think>, then give one action within <action> </action>."
 PRESETS = {"24gb": dict(
     model="Qwen/Qwen2.5-1.5B-Instruct", lora_rank=16, lr=1e-5, max_turns=20, workers=8,
     sampler="vllm", vllm_memory=0.6, grad_checkpointing=True)}  # fmt: skip
-
-
-@dataclass
-class Counts:  # of seeds, in a server's state; without them, these
-    train: Seeds = 1000
-    held_out: Seeds = 100
 
 
 @dataclass
@@ -90,17 +81,18 @@ def load(cfg: Config, url: str) -> Tasks:
     try:
         with urlopen(f"{url}/schema", timeout=TIMEOUT) as answer, connect(url) as session:
             schema = json.loads(answer.read(1 << 24))
-            counts = parse_as(json.dumps(session.state()).encode(), Counts)
+            state = session.state()
+        sizes = [state.get("train", 1000), state.get("held_out", 100)]  # numbers of seeds
+        if not all(type(size) is int and 0 < size < 1_000_000 for size in sizes):
+            raise ValueError(f"it offers {sizes} seeds")
         fields = [text_field(schema, part) for part in ("action", "observation")]
     except UserError:
         raise
-    except Exception as error:  # whatever the answer of another server ends in
-        reason = f"{error!r:.300}"
-        raise UserError(f"{masked(url)!r} is no OpenEnv server ({reason}): start one.") from error
-    make_env = partial(Remote, url, *fields)
-    seeds = [str(seed) for seed in range(counts.train + counts.held_out)]
-    return Tasks(seeds[: counts.train], seeds[counts.train :],
-                 lambda n: EnvPool(make_env, n, cfg.workers))  # fmt: skip
+    except Exception as why:  # whatever the answer of another server ends in
+        raise UserError(f"{masked(url)!r} is no OpenEnv server ({why!r:.300}): start one.") from why
+    seeds = [str(seed) for seed in range(sum(sizes))]
+    return Tasks(seeds[: sizes[0]], seeds[sizes[0] :],
+                 lambda n: EnvPool(partial(Remote, url, *fields), n, cfg.workers))  # fmt: skip
 
 
 def text_field(schema: dict, part: str) -> str:
@@ -118,9 +110,8 @@ def prompt(context: Context, history_length: int) -> str:
 
 def parse(response: str) -> Command:
     action = re.search("<action>(.*?)</action>", response, re.DOTALL)
-    if not action:
-        return Command(response[-100:], valid=False)
-    return Command(action[1].strip(), valid="</think>" in response)
+    text = action[1].strip() if action else response[-100:]
+    return Command(text, valid=bool(action) and "</think>" in response)
 
 
 BENCHMARKS["openenv"] = Benchmark(load, {"paper": prompt, "compact": prompt}, parse)
