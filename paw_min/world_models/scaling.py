@@ -125,6 +125,8 @@ def draw(rows: list[dict], path: Path) -> None:
             heights = [average(row[measure]) for row in of_width]
             left.plot(limits, heights, f"C{number}o-", alpha=alpha, label=label)
     left.set(xscale="log", xlabel="trajectories", ylabel="exact match", title="scaling")
+    left.set_xticks(limits, limits)
+    left.minorticks_off()
     largest = max((row["limit"], row["width"]) for row in rows)
     coverage = [row for row in rows if (row["limit"], row["width"]) == largest]
     for number, row in enumerate(coverage):
@@ -136,7 +138,7 @@ def draw(rows: list[dict], path: Path) -> None:
     right.set_xticks([k + 0.4 for k in range(len(row["em"]))], row["em"])
     right.set(ylabel="exact match", title=f"coverage: {largest[0]} trajectories, {largest[1]} wide")
     for axis in (left, right):
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, 1.3 * axis.get_ylim()[1])  # room for the legend
         axis.grid(alpha=0.3)
         axis.legend(frameon=False)
     with writing(str(path)):
