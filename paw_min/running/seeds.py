@@ -1,4 +1,4 @@
-"""Every random draw of a run, from keys alone: no generator has a state that a checkpoint needs.
+"""Every random draw of training and evaluation: from keys, so a checkpoint needs no state of it.
 
     draw                         key                                    function
     ---------------------------  -------------------------------------  -------------------------
@@ -10,6 +10,7 @@
     token of a reflection        -2, trial seed, trajectory             request_seed, agents.py
     token of another candidate   -3, seed of the request, candidate     request_seed, lookahead.py
     order of rows in an update   (seed, update)                         update.mini_batches
+    ... in TAPO's second part    (seed, update, "world model")          update.mini_batches
     shuffled targets (placebo)   "shuffled", seed, rows with an o'       targets.shuffled
     new LoRA adapters            seed                                   model/lora.py: attach
 
