@@ -82,7 +82,9 @@ class Guide:
         The second happens in a dream only, which need not follow the game's facts.
         """
         for turn in context.history[self.seen :]:
-            self.state, _, _ = self.engine.step(turn.command)
+            # The parser writes lower case, and this engine is strict about names with capitals.
+            named = {name.lower(): name for name in self.state["admissible_commands"]}
+            self.state, _, _ = self.engine.step(named.get(turn.command, turn.command))
         self.seen = len(context.history)
         command = self.state["policy_commands"][0]
         if command not in context.admissible:

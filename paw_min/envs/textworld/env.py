@@ -9,6 +9,7 @@ Deviations: what TextWorld prints around a text is cut (`text_of`); the reward o
 the other benchmarks.
 """
 
+from functools import partial
 from pathlib import Path
 
 import textworld
@@ -29,7 +30,7 @@ def load(cfg: Config, data: str) -> Tasks:
     return Tasks(
         train=list_games(data, "train"),
         held_out=list_games(data, cfg.eval_split),
-        make_pool=lambda n_envs: EnvPool(TextworldEnv, n_envs, cfg.workers),
+        make_pool=partial(EnvPool, TextworldEnv),
     )
 
 
