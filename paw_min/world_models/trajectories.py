@@ -4,7 +4,7 @@ The world model reads (S_0, a_1, o_1, ..., a_n) and answers o_n with the reward 
 released records, the roles are swapped: the user's messages are the agent's commands, the
 assistant's are the environment's answers. The agent's thoughts are not among them.
 
-    system       S_0: for text games the hidden state of the game, then what the agent sees
+    system       S_0: for ALFWorld the hidden state of the game, then what the agent sees
     user         take mug 1 from desk 2
     assistant    You pick up the mug 1 from the desk 2.
                  Available actions: examine mug 1 | go to bed 1 | ...
@@ -24,7 +24,6 @@ from typing import Literal
 
 from typing_extensions import TypedDict  # pydantic needs it on Python 3.11
 
-from paw_min.envs import textworld
 from paw_min.envs.interface import Answer, Context, Pool, Step, Turn
 from paw_min.running.errors import UserError
 from paw_min.running.runs import writing
@@ -112,14 +111,13 @@ def to_step(text: str, first: Step) -> Step:
 
 
 def initial_context(env: str, task: str, first: Step) -> str:
-    """S_0, section 2.1: the first observation, and for text games the hidden state before it."""
+    """S_0, section 2.1: the first observation, and for ALFWorld the hidden state before it."""
     seen = to_text(first)
     if first.task not in seen:
         seen = f"Task: {first.task}\n{seen}"
-    facts_of = {"alfworld": hidden_state, "textworld": textworld.initial_facts}
-    if env not in facts_of:
+    if env != "alfworld":
         return seen
-    return f"{HIDDEN}\n{facts_of[env](task)}\n\n{SEEN}\n{seen}"
+    return f"{HIDDEN}\n{hidden_state(task)}\n\n{SEEN}\n{seen}"
 
 
 def decisions(trajectory: Trajectory) -> Iterator[tuple[Context, str]]:

@@ -6,9 +6,9 @@ run script and no stand-in model: PRESETS serves word2world.py, and its agent `m
 
 from paw_min.envs.alfworld import prompts
 from paw_min.envs.interface import Benchmark, Context
-from paw_min.envs.textworld.env import TextworldEnv, initial_facts, list_games, load
+from paw_min.envs.textworld.env import TextworldEnv, list_games, load
 
-__all__ = ["BENCHMARK", "PRESETS", "TextworldEnv", "initial_facts", "list_games"]
+__all__ = ["BENCHMARK", "PRESETS", "TextworldEnv", "list_games"]
 
 PRESETS = {
     "tiny": dict(prompt="compact", history_length=1, groups=8, micro_tokens=4096),

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 import textworld
-from textworld.generator.inform7 import Inform7Game
 
 from paw_min.config import Config
 from paw_min.envs.interface import Step, Tasks
@@ -44,14 +43,6 @@ def list_games(data: str | Path, split: str) -> list[str]:
         raise FileNotFoundError(f"{folder} has no game (a .z8 file and its .json): make some with "
                                 "tw-make, or omit --data.")
     return [str(path) for path in games]
-
-
-def initial_facts(game: str) -> str:
-    """What holds at the start of a game, one fact per line, such as `in(key, box)`."""
-    world = textworld.Game.load(str(Path(game).with_suffix(".json")))
-    named = map(Inform7Game(world).get_human_readable_fact, world.world.facts)
-    lines = [f"{fact.name}({', '.join(v.name for v in fact.arguments)})" for fact in named]
-    return "\n".join(sorted(lines))
 
 
 def text_of(feedback: str, objective: str) -> str:
