@@ -52,6 +52,11 @@ def test_failures_are_shares_of_the_steps():
     assert knowledge.failures(Config(), [episode]) == (2 / 5, 1 / 5, 1 / 5)
 
 
+def folder(label: str, seed: int) -> str:
+    """A run's name has no slash."""
+    return f"{label.replace('/', '_')}{seed}"
+
+
 @pytest.fixture
 def sweep(config, tmp_path):
     """Three arms, two seeds, one update each."""
@@ -59,7 +64,7 @@ def sweep(config, tmp_path):
     arms = {PAW: {}, PLACEBO: {"wm_target": "shuffled"}}
     for label, flags in {"GRPO": {"paw": False}, **arms}.items():
         for seed in (0, 1):
-            name = f"{label}{seed}"
+            name = folder(label, seed)
             train.train(config(name=name, seed=seed, updates=1, eval_every=0,
                                conflict_every=1, **flags))  # fmt: skip
             entries.append({"label": label, "seed": seed, "folder": name})
@@ -97,7 +102,7 @@ def test_from_runs_to_table_and_picture(sweep, tmp_path, monkeypatch):
     assert (start["branch"], start["auc"]) == (0.25, 0.75)
     study.main([sweep], out)
     (setting,) = json.loads((out / "study.json").read_text())
-    curve = [m["success"] for m in read_metrics(tmp_path / f"{PAW}1") if "success" in m]
+    curve = [m["success"] for m in read_metrics(tmp_path / folder(PAW, 1)) if "success" in m]
     assert setting["seeds"]["GRPO w/ PaW"]["area"][1] == pytest.approx(100 * curve[0])
     cell = setting["cells"]["GRPO w/ PaW"]["p"]
     by_hand = [100 * reports["GRPO w/ PaW", s]["p"] - 100 * reports["GRPO", s]["p"] for s in (0, 1)]
@@ -106,7 +111,7 @@ def test_from_runs_to_table_and_picture(sweep, tmp_path, monkeypatch):
     to_placebo = setting["pairs"][PAW]["p"]["difference"]
     assert to_placebo == pytest.approx(cell["mean"] - sum(placebo) / 2) != cell["difference"]
     assert min(by_hand) - 1e-9 <= cell["low"] <= cell["high"] <= max(by_hand) + 1e-9
-    one, other = (read_metrics(tmp_path / f"{PAW}{s}")[1] for s in (0, 1))
+    one, other = (read_metrics(tmp_path / folder(PAW, s))[1] for s in (0, 1))
     means = {key: (one[key] + other[key]) / 2 for key in study.GRADIENTS}
     means["grad_norm, update 1"] = (one["grad_norm"] + other["grad_norm"]) / 2
     means["ref_kl, update 2"] = means["ref_kl, last"] = (one["ref_kl"] + other["ref_kl"]) / 2
@@ -117,7 +122,7 @@ def test_from_runs_to_table_and_picture(sweep, tmp_path, monkeypatch):
     assert (out / "study.png").stat().st_size > 5000
     assert "difference to GRPO" in (out / "study.md").read_text()
 
-    metrics = tmp_path / f"{PAW}1" / "metrics.jsonl"
+    metrics = tmp_path / folder(PAW, 1) / "metrics.jsonl"
     lines = read_metrics(metrics.parent)
     longer = [*lines, lines[-1] | {"update": 2}]
     metrics.write_text("".join(json.dumps(line) + "\n" for line in longer))
