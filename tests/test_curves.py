@@ -4,11 +4,16 @@ python -m pytest tests/test_curves.py
 """
 
 import json
+import tarfile
+from pathlib import Path
 
 import pytest
 
 from paw_min.experiments import curves
+from paw_min.experiments.knowledge import Report
+from paw_min.experiments.table import markdown_table
 from paw_min.running.errors import UserError
+from paw_min.running.untrusted import read_json
 
 # Held-out success after updates 0, 2, 4, 6 by arm and seed, in hundredths.
 HEIGHTS = {
@@ -116,3 +121,46 @@ def test_a_missing_metric_is_named(sweep, tmp_path):
     metrics.write_text(metrics.read_text().replace('"grad_norm"', '"other"'))
     with pytest.raises(UserError, match="grad_norm"):
         curves.read(sweep, None)
+
+
+FAIR = Path(__file__).parent.parent / "results" / "fair"
+
+
+@pytest.fixture(scope="module")
+def fair(tmp_path_factory) -> dict[str, curves.Setting]:
+    """The archived runs of results/fair."""
+    folder = tmp_path_factory.mktemp("fair")
+    with tarfile.open(FAIR / "runs.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    sweeps = ("alfworld/fair-main-alfworld.json", "search/fair-search.json")
+    settings = [curves.read(folder / sweep, None) for sweep in sweeps]
+    return {setting.name: setting for setting in settings}
+
+
+def test_the_tables_of_results_fair_are_those_of_the_archive(fair):
+    text = "\n\n".join(curves.markdown(setting) for setting in fair.values())
+    assert text + "\n" == (FAIR / "curves.md").read_text()
+    page = (FAIR / "README.md").read_text()
+    for setting in fair.values():
+        for label, arm in setting.arms.items():
+            changes = ["–", "–"] if label == setting.base else arm.area.changes()
+            assert f"| {label} | {arm.area.spread()} | {' | '.join(changes)} |" in page
+    reports = read_json(FAIR / "knowledge-alfworld.json", list[Report])
+    lines = [[r.label, r.p, r.exact, r.branch, r.auc, r.nothing] for r in reports]
+    assert "\n".join(markdown_table(["x"], lines).splitlines()[2:]) in page
+
+
+def test_the_sentences_of_results_fair(fair):
+    page = " ".join((FAIR / "README.md").read_text().split())
+    search = fair["fair-search"].arms
+    alfworld = fair["fair-main-alfworld"].arms
+    paw = search["GRPO w/ PaW"].area.changes()[1]
+    assert f"Its area differs from GRPO's by {paw} points." in page
+    first_page = " ".join((FAIR.parent.parent / "README.md").read_text().split())
+    assert f"differs from GRPO's by {paw} points" in first_page
+    third = search["GRPO, a third of the rate"].area.difference
+    assert f"at a third of its rate loses {-third:.1f} points" in page
+    printed = alfworld["printed scale"].area.difference
+    assert f"differs by {printed:+.1f} points" in page
+    (echo,) = alfworld["ECHO"].curves
+    assert f"falls from {echo[28]:.0f} to {echo[32]:.0f} %" in page

@@ -476,3 +476,24 @@ def test_the_page_has_the_recorded_numbers():
     # "About as often as the base rate": within the error of 200 replays.
     assert all(abs(one.precision - one.base_rate) < 0.07 for one in clipped)
     assert all(one.vetoed == 0 for one in vetoes if one.model == "start")
+
+
+def test_the_page_has_the_numbers_of_weights_trained_by_rl():
+    folder = Path(__file__).parent.parent / "results" / "lookahead"
+    page = (folder / "README.md").read_text()
+    stored = json.loads((folder / "lookahead-rl-alfworld.json").read_text())
+    found = [experiment.Played(**one) for one in stored]
+    assert experiment.table(found) in page
+    veto = {one.model: one for one in found if one.rule == "veto"}
+    likelihood = {one.model: one for one in found if one.rule == "likelihood"}
+    paw = veto["GRPO w/ PaW"]
+    text = " ".join(page.split())
+    for sentence in (
+        f"Its vetoes are right in {paw.precision:.3f} of the cases; the base rate is "
+        f"{paw.base_rate:.3f}.",
+        f"from {likelihood['GRPO w/ PaW'].success:.3f} to {paw.success:.3f}",
+        f"{veto['placebo'].precision:.3f} against {veto['placebo'].base_rate:.3f}",
+    ):
+        assert sentence in text
+    assert veto["GRPO"].vetoed == 0
+    assert veto["placebo"].success < likelihood["placebo"].success

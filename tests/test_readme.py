@@ -544,9 +544,9 @@ def recorded_decimals() -> set[str]:
     memory = [update[env]["memory_ratio"]["trl_valid"] for env in NAMES]
     assert max(memory) <= 0.5  # "at most half"
     found |= {f"{edge:.1f}" for edge in (min(speeds), max(speeds))}
-    for taught in load("results/teach/teach-alfworld.json"):
-        ends = (taught["outcomes"][0], taught["outcomes"][-1])
-        found |= {f"{outcome['auc']:.2f}" for outcome in ends}
+    (search,) = [s for s in load("results/fair/curves.json") if s["name"] == "fair-search"]
+    area = search["arms"]["GRPO w/ PaW"]["area"]
+    found |= {f"{number:+.1f}" for number in (area["difference"], *area["t"])}
     return found
 
 

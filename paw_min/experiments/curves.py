@@ -220,10 +220,13 @@ def picture(settings: list[Setting], out: Path) -> None:
         rows, 2, figsize=(12, 0.6 + sum(heights)), height_ratios=heights, squeeze=False,
         layout="constrained",
     )  # fmt: skip
+    # An arm has the same color in all settings.
+    labels = dict.fromkeys(label for setting in settings for label in setting.arms)
+    colors = {label: f"C{k}" for k, label in enumerate(labels)}
     for (left, right), setting in zip(axes, settings):
         for k, (label, arm) in enumerate(setting.arms.items()):
             is_base = label == setting.base
-            color = "black" if is_base else f"C{k - 1}" if k <= 10 else "gray"
+            color = "black" if is_base else colors[label]
             updates = sorted(arm.curves[0])
             values = np.array([[curve[update] for update in updates] for curve in arm.curves])
             left.plot(updates, values.mean(0), color=color, lw=2 if is_base else 1.2)
