@@ -4,9 +4,11 @@ python -m pytest tests/test_curves.py
 """
 
 import json
+import re
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from paw_min.experiments import curves
@@ -164,3 +166,19 @@ def test_the_sentences_of_results_fair(fair):
     assert f"differs by {printed:+.1f} points" in page
     (echo,) = alfworld["ECHO"].curves
     assert f"falls from {echo[28]:.0f} to {echo[32]:.0f} %" in page
+
+
+def test_the_shares_of_tokens_above_rho_in_results_fair():
+    page = " ".join((FAIR / "README.md").read_text().split())
+    shares = {"alfworld": [], "search": []}
+    with tarfile.open(FAIR / "runs.tar.xz") as archive:
+        for member in archive:
+            if not re.fullmatch(r"\w+/\w+-open-grpo-paw-seed\d/metrics\.jsonl", member.name):
+                continue
+            lines = [json.loads(line) for line in archive.extractfile(member)]
+            found = [line["wm_clipped_tokens"] for line in lines if "wm_clipped_tokens" in line]
+            shares[member.name.partition("/")[0]].append((found[0], found[-1]))
+    first, last = np.mean(shares["search"], 0)
+    assert f"{100 * first:.0f} % of the observation tokens have p > ρ in the first update" in page
+    assert f"{100 * last:.0f} % in the last" in page
+    assert f"In the last update, {100 * shares['alfworld'][0][1]:.0f} % of the" in page
