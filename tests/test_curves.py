@@ -110,7 +110,7 @@ def test_only_seeds_that_all_arms_have_finished(sweep, tmp_path):
 
 def test_files(sweep, tmp_path, capsys):
     out = tmp_path / "out"
-    curves.main([sweep], out, None)
+    curves.main([sweep], out, None, "updates")
     text = (out / "curves.md").read_text()
     assert text in capsys.readouterr().out + "\n"
     assert "| GRPO | 40.0, 40.0 (30.0 to 50.0) | 48.3, 50.0 (35.0 to 60.0) |" in text
@@ -182,3 +182,27 @@ def test_the_shares_of_tokens_above_rho_in_results_fair():
     assert f"{100 * first:.0f} % of the observation tokens have p > ρ in the first update" in page
     assert f"{100 * last:.0f} % in the last" in page
     assert f"In the last update, {100 * shares['alfworld'][0][1]:.0f} % of the" in page
+
+
+def test_by_steps_counts_a_stage_before_the_run(tmp_path):
+    """100 steps per update. The other arm took 200 steps before, and begins at 50 %."""
+    write_run(tmp_path / "a", [10, 20, 40, 60], rows=100)
+    write_run(tmp_path / "b", [50, 60, 60, 60], rows=100)
+    entries = [
+        dict(label="GRPO", seed=0, folder="a"),
+        dict(label="stage", seed=0, folder="b", steps_before=200),
+    ]
+    path = tmp_path / "comparison.json"
+    path.write_text(json.dumps(entries))
+    arms = curves.read(path, None, "steps").arms
+    assert max(arms["GRPO"].curves[0]) == max(arms["stage"].curves[0]) == 600  # the budget
+
+    at = arms["stage"].curves[0]
+    assert [at[0], at[150]] == [10, 10]  # the start of GRPO, during the stage
+    assert at[300] == 55  # a half of the way from 50 to 60, 200 steps later
+    assert at[600] == 60
+    assert arms["GRPO"].curves[0][300] == 30
+    assert list(at) == [round(37.5 * k) for k in range(17)]
+    # 16 points: those at 38 to 188 have the height 10.
+    expected = [10] * 5 + [np.interp(x, [200, 400], [50, 60]) for x in list(at)[6:]]
+    assert arms["stage"].area.values == [pytest.approx(np.mean(expected))]

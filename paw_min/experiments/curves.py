@@ -1,11 +1,16 @@
 """Held-out learning curves of sweeps: their heights, and the differences between the arms.
 
     python -m paw_min.experiments.curves runs/fair-search.json ... --out FOLDER [--base ARM]
+    python -m paw_min.experiments.curves runs/comparison-alfworld.json --by steps --out FOLDER
 
 Measures of a run, in percent, from the evaluations in its metrics.jsonl:
 
     area       mean of all evaluations after the start: the mean height of the learning curve
     plateau    mean of the last two
+
+With `--by steps`, a curve is over environment steps, those of a stage before RL included. During
+the stage, it has the height of the base arm's start model. It ends at the budget, the smallest
+number of steps that any run took, and is read at POINTS equal distances.
 
 Each arm is compared with the base arm, seed by seed. Two 95 % intervals of the mean difference:
 bootstrap over the seeds, as in table.py, and paired t over the seeds. A run keeps the outcomes of
@@ -21,6 +26,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import t as student
@@ -33,9 +39,23 @@ from paw_min.running.runs import read_metrics, reading, writing
 from paw_min.running.untrusted import read_json
 
 LAST = 2  # evaluations of the plateau
+POINTS = 16  # of a curve over environment steps, after the start
 
-Curve = dict[int, float]  # update -> held-out success in percent
-Runs = dict[int, list[dict]]  # seed -> lines of metrics.jsonl
+Curve = dict[int, float]  # update, or environment steps -> held-out success in percent
+
+
+class Run(NamedTuple):
+    """A finished run."""
+
+    lines: list[dict]  # of metrics.jsonl
+    steps_before: int  # environment steps of a stage before it
+
+    def steps(self) -> int:
+        """Environment steps at its end."""
+        return self.steps_before + sum(line.get("rows", 0) for line in self.lines)
+
+
+Runs = dict[int, Run]  # by seed
 
 
 @dataclass
@@ -134,42 +154,71 @@ def finished(sweep: Path) -> dict[str, Runs]:
         updates = read_json(config, Settings)["updates"]
         lines = read_metrics(entry.folder)
         if lines and lines[-1]["update"] == updates:
-            runs[entry.seed] = lines
+            runs[entry.seed] = Run(lines, entry.steps_before)
     shared = sorted(set.intersection(*(set(runs) for runs in by_arm.values())))
     if not shared:
         raise UserError(f"{sweep}: no seed is finished in all arms; run the sweep first.")
     return {label: {seed: runs[seed] for seed in shared} for label, runs in by_arm.items()}
 
 
+def by_update(run: Run) -> Curve:
+    heights = curve_of(run.lines, "eval_success")
+    return {update: 100 * success for update, success in heights.items()}
+
+
+def by_steps(run: Run, start: float, budget: int) -> Curve:
+    """start: height of the curve during the stage before RL, in percent."""
+    steps = [0]
+    heights = [start]
+    if run.steps_before:
+        steps.append(run.steps_before)
+        heights.append(start)
+    now = run.steps_before
+    for line in run.lines:
+        now += line.get("rows", 0)  # one per environment step
+        if "eval_success" in line:
+            steps.append(now)
+            heights.append(100 * line["eval_success"])
+    read_at = [round(budget * k / POINTS) for k in range(POINTS + 1)]
+    return dict(zip(read_at, np.interp(read_at, steps, heights).tolist(), strict=True))
+
+
 def training(runs: Runs, base: Runs | None) -> Training:
     found = defaultdict(list)
     ratios = []
-    for seed, lines in runs.items():
-        updates = [line for line in lines if "success" in line]
+    for seed, run in runs.items():
+        updates = [line for line in run.lines if "success" in line]
         found["grad_norm_first"].append(updates[0]["grad_norm"])
         found["grad_norm"].append(np.mean([line["grad_norm"] for line in updates]))
         found["entropy_last"].append(updates[-1]["entropy"])
         found["valid_lowest"].append(min(line["valid"] for line in updates))
         if base:
             own = np.mean([line["clip_fraction"] for line in updates])
-            other = np.mean([line["clip_fraction"] for line in base[seed] if "success" in line])
+            others = [line for line in base[seed].lines if "success" in line]
+            other = np.mean([line["clip_fraction"] for line in others])
             ratios.append(own / other)
     means = {name: float(np.mean(values)) for name, values in found.items()}
     return Training(clip_ratio=float(np.median(ratios)) if ratios else None, **means)
 
 
-def read(sweep: Path, base: str | None) -> Setting:
-    """The measures of a sweep; base: an arm, or the first one."""
+def read(sweep: Path, base: str | None, by: str = "updates") -> Setting:
+    """The measures of a sweep. base: an arm, or the first one. by: updates or steps."""
     by_arm = finished(sweep)
     base = base or next(iter(by_arm))
     if base not in by_arm:
         raise UserError(f"--base {base}: {sweep} has {', '.join(by_arm)}.")
     curves = {}
-    for label, runs in by_arm.items():
-        curves[label] = [
-            {update: 100 * success for update, success in curve_of(lines, "eval_success").items()}
-            for lines in runs.values()
-        ]
+    if by == "updates":
+        for label, runs in by_arm.items():
+            curves[label] = [by_update(run) for run in runs.values()]
+    else:
+        budget = min(run.steps() for runs in by_arm.values() for run in runs.values())
+        for label, runs in by_arm.items():
+            starts = [by_update(by_arm[base][seed])[0] for seed in runs]
+            curves[label] = [
+                by_steps(run, start, budget)
+                for run, start in zip(runs.values(), starts, strict=True)
+            ]
     arms = {}
     for label, runs in by_arm.items():
         is_base = label == base
@@ -212,7 +261,7 @@ def markdown(setting: Setting) -> str:
     )
 
 
-def picture(settings: list[Setting], out: Path) -> None:
+def picture(settings: list[Setting], out: Path, x: str) -> None:
     """Per setting, a row: mean curves, and the differences in area with their t intervals."""
     rows = len(settings)
     heights = [1.2 + 0.32 * len(setting.arms) for setting in settings]  # inches
@@ -245,13 +294,13 @@ def picture(settings: list[Setting], out: Path) -> None:
         left.set_ylabel("held-out success (%)")
         for axis in (left, right):
             axis.grid(alpha=0.3)
-    axes[-1, 0].set_xlabel("update")
+    axes[-1, 0].set_xlabel(x)
     axes[-1, 1].set_xlabel(f"area, difference to {settings[-1].base} (points)")
     save(figure, out)
 
 
-def main(sweeps: list[Path], out: Path, base: str | None) -> None:
-    settings = [read(sweep, base) for sweep in sweeps]
+def main(sweeps: list[Path], out: Path, base: str | None, by: str) -> None:
+    settings = [read(sweep, base, by) for sweep in sweeps]
     text = "\n\n".join(markdown(setting) for setting in settings)
     print(text)
     with writing(str(out)):
@@ -259,7 +308,7 @@ def main(sweeps: list[Path], out: Path, base: str | None) -> None:
         (out / "curves.md").write_text(text + "\n")
         plain = json.dumps([asdict(one) for one in settings], indent=1, ensure_ascii=False)
         (out / "curves.json").write_text(plain + "\n")
-    picture(settings, out / "curves.png")
+    picture(settings, out / "curves.png", "update" if by == "updates" else "environment steps")
 
 
 if __name__ == "__main__":
@@ -267,6 +316,8 @@ if __name__ == "__main__":
     parser.add_argument("sweeps", nargs="+", type=Path, help="JSON files of the sweeps")
     parser.add_argument("--out", type=Path, required=True, help="folder of tables and picture")
     parser.add_argument("--base", help="arm to compare with (default: the first of the sweep)")
+    text = "x axis (default: updates)"
+    parser.add_argument("--by", choices=("updates", "steps"), default="updates", help=text)
     args = parser.parse_args()
     with user_errors():
-        main(args.sweeps, args.out, args.base)
+        main(args.sweeps, args.out, args.base, args.by)

@@ -46,6 +46,7 @@ class Entry:
     label: str
     seed: int
     folder: str  # relative to the file
+    steps_before: int = 0  # environment steps of a stage before the run (comparison.py)
 
 
 @open_ended
@@ -77,7 +78,7 @@ class Evaluation(TypedDict):
     episodes: Annotated[list[Outcome], Field(min_length=1)]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Result(Entry):
     """The last evaluation of a run."""
 

@@ -168,7 +168,9 @@ def train_early_experience(job: Job, s: Session) -> dict[str, float]:
     rows = early_experience.imitation_rows(s.policy, steps)
     epochs = job.settings.sft_epochs
     imitated = supervise(job, s.policy, s.optimizer, rows, epochs, "imitation")
-    return imitated | {"branches": len(fitted)}
+    # Without those that reach a demonstrated state again.
+    steps = len(steps) + len(triplets)
+    return imitated | {"branches": len(fitted), "branch_steps": steps}
 
 
 def measure(job: Job, s: Session, held_out: list[Triplet], tau: float) -> dict[str, float]:

@@ -1,0 +1,76 @@
+"""The comparison of ways to use next observations: its runs and their list.
+
+python -m pytest tests/test_comparison.py
+"""
+
+import json
+
+import pytest
+
+from paw_min.experiments import comparison
+from paw_min.experiments.comparison import ARMS, STAGES, Arm, Begun, Entry, job_of, record
+from paw_min.running.errors import UserError
+
+FLAGS = ["--preset", "open", "--updates", "16"]
+
+
+def test_a_run_without_a_stage_is_the_one_of_the_sweep(tmp_path):
+    """So the runs of results/fair are not repeated."""
+    names = []
+    for arm in ARMS[:2]:
+        job = job_of(arm, Begun("", 0), "alfworld", 3, tmp_path, FLAGS)
+        names.append(job.cfg.name)
+        assert job.cfg.model == "open"
+    assert names == ["alfworld-open-grpo-seed3", "alfworld-open-grpo-paw-seed3"]
+
+
+def test_a_run_after_a_stage_starts_from_its_checkpoint(tmp_path):
+    begun = Begun("runs/world/rwml/checkpoint-000009", 700)
+    plain = job_of(Arm("a", "rwml"), begun, "alfworld", 0, tmp_path, FLAGS).cfg
+    co_trained = job_of(Arm("b", "rwml", paw=True), begun, "alfworld", 0, tmp_path, FLAGS).cfg
+    assert plain.model == co_trained.model == begun.model
+    assert (plain.paw, co_trained.paw) == (False, True)
+    assert plain.name != co_trained.name
+    assert plain.updates == 16
+
+
+def test_every_arm_has_a_run_of_its_own(tmp_path):
+    names = {job_of(arm, Begun("m", 0), "alfworld", 0, tmp_path, FLAGS).cfg.name for arm in ARMS}
+    assert len(names) == len(ARMS)
+    assert {arm.stage for arm in ARMS} == {"", "actobs", *STAGES}
+
+
+def test_the_list_has_all_seeds_in_the_order_of_the_arms(tmp_path):
+    path = tmp_path / "comparison-alfworld.json"
+    record(path, Entry("GRPO w/ PaW", 1, "b", 0))
+    record(path, Entry("GRPO", 1, "a", 0))
+    record(path, Entry("RWML, then GRPO", 0, "c", 900))
+    record(path, Entry("GRPO", 1, "a", 0))  # a rerun
+    entries = json.loads(path.read_text())
+    assert [(e["seed"], e["folder"], e["steps_before"]) for e in entries] == [
+        (0, "c", 900), (1, "a", 0), (1, "b", 0),
+    ]  # fmt: skip
+
+
+def test_the_steps_of_a_stage(tmp_path, monkeypatch):
+    """Collecting, and for early experience the steps in the demonstrated states, too."""
+    folder = tmp_path / "alfworld-world-seed0"
+    for stage in ("rwml", "early-experience"):
+        (folder / stage / "checkpoint-000003").mkdir(parents=True)
+    text = json.dumps({"update": 3, "branch_steps": 2500.0})
+    (folder / "early-experience" / "metrics.jsonl").write_text(text + "\n")
+    collected = dict(settings={}, triplets=5, counts={"steps": 1400}, panel={})
+    (folder / "collected.json").write_text(json.dumps(collected))
+    monkeypatch.setattr(comparison, "call", None)  # nothing is run again
+    found = comparison.run_stage("rwml", "alfworld", 0, tmp_path, FLAGS)
+    assert found == Begun(str(folder / "rwml" / "checkpoint-000003"), 1400)
+    found = comparison.run_stage("early-experience", "alfworld", 0, tmp_path, FLAGS)
+    assert found.steps == 3900
+
+
+def test_a_stage_that_fails_says_why_in_one_sentence(tmp_path):
+    log = tmp_path / "stage.log"
+    with pytest.raises(UserError, match="exit code 3: no output"):
+        comparison.call(["sh", "-c", "exit 3"], log)
+    with pytest.raises(UserError, match="exit code 1: wrong .*stage.log"):
+        comparison.call(["sh", "-c", "echo first; echo wrong >&2; exit 1"], log)
