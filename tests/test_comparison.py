@@ -59,7 +59,7 @@ def test_the_steps_of_a_stage(tmp_path, monkeypatch):
         (folder / stage / "checkpoint-000003").mkdir(parents=True)
     text = json.dumps({"update": 3, "branch_steps": 2500.0})
     (folder / "early-experience" / "metrics.jsonl").write_text(text + "\n")
-    collected = dict(settings={}, triplets=5, counts={"steps": 1400}, panel={})
+    collected = dict(settings={}, triplets=5, digest="", counts={"steps": 1400}, panel={})
     (folder / "collected.json").write_text(json.dumps(collected))
     monkeypatch.setattr(comparison, "call", None)  # nothing is run again
     found = comparison.run_stage("rwml", "alfworld", 0, tmp_path, FLAGS)

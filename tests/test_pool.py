@@ -59,6 +59,8 @@ class Toy:
             if os.path.exists(self.crash_file):
                 os.kill(os.getpid(), signal.SIGKILL)
             Path(self.crash_file).touch()
+        if command.startswith("reward"):
+            return Step("", self.task, "", [], float(command.split()[1]))
         self.commands.append(command)
         observation = f"{self.task}: {len(self.commands)} {' '.join(self.commands)}"
         won = command == "win"
@@ -179,7 +181,9 @@ def test_large_messages_do_not_block():
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("command", "reason"), [("raise", "KeyError: 'val1'"),
-                                                 ("exit", "SystemExit: Undeclared predicate")])
+                                                 ("exit", "SystemExit: Undeclared predicate"),
+                                                 ("reward -1e308", "-1e+308 is beyond 1e+09"),
+                                                 ("reward nan", "the reward nan is beyond")])
 def test_an_exception_costs_one_episode(workers, command, reason, caplog):
     with EnvPool(Toy, 4, workers) as pool:
         first = reset(pool, "abcd")

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -310,6 +311,25 @@ def test_a_session_that_disappears_frees_its_slot(load, monkeypatch):
         with client(url) as third:
             third.reset(seed=0)
             assert third.step(LOOK).observation["text"]
+
+
+@pytest.mark.slow
+def test_a_client_that_leaves_before_the_answer_leaves_no_traceback(data, request):
+    process = command_line(
+        "-m", "paw_min.envs.serve", "alfworld", "--data", data["alfworld"], "--port", "0"
+    )
+    request.addfinalizer(process.kill)
+    url = process.stdout.readline().split()[2].rstrip(":")
+    for _ in range(20):
+        with connect(url.replace("http", "ws") + "/ws") as session:
+            session.send(json.dumps({"type": "reset", "data": {"seed": 0}}))
+            # Without a closing handshake, as after a crash.
+            session.socket.shutdown(socket.SHUT_RDWR)
+    with client(url) as last:
+        assert last.reset(seed=0).observation["text"]
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 0
+    assert process.stderr.read() == ""
 
 
 @pytest.mark.slow

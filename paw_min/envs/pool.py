@@ -49,6 +49,7 @@ from paw_min.running.errors import UserError
 
 START_TIMEOUT = 120.0  # seconds for a worker to start, which includes importing make_env's module
 START_ATTEMPTS = 3
+MAX_REWARD = 1e9  # far above, sums and squares of returns are no longer finite numbers
 MAX_WORKERS = 1024  # processes of at least 20 MB; far more than a machine has cores for
 log = logging.getLogger(__name__)
 
@@ -380,6 +381,8 @@ def _serve(envs: dict, make_env: Callable[[], Environment], request: _Request) -
     try:
         for call in request.calls:
             step = getattr(env, call.method)(call.argument)
+            if not abs(step.reward) <= MAX_REWARD:
+                raise ValueError(f"the reward {step.reward} is beyond {MAX_REWARD:g}")
     except (Exception, SystemExit) as error:  # noqa: BLE001 - costs one episode, reported by name
         reason = " ".join(str(error).split())[:300]  # one line, whatever a server has sent
         return _Result(failure=f"{type(error).__name__}: {reason}")

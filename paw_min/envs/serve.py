@@ -25,6 +25,7 @@ from fastapi import FastAPI, HTTPException, WebSocketDisconnect
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import Field
+from starlette import websockets
 
 from paw_min import toy
 from paw_min.config import Config
@@ -42,6 +43,8 @@ except ImportError as error:
 
 SESSIONS = 256  # each has a thread, and an environment once it has been reset
 MAX_COMMAND = 100_000  # characters
+# The client has gone. Older versions of starlette have the first only.
+GONE = (WebSocketDisconnect, getattr(websockets, "WebSocketDisconnected", WebSocketDisconnect))
 # What the presets of the run scripts have, where it changes the episodes.
 SETTINGS = {"alfworld": {}, "webshop": {"eval_split": "test"},
             "search": {"eval_split": "test", "max_turns": 4}}  # fmt: skip
@@ -162,8 +165,8 @@ class QuietEnd:
         self.app = app
 
     async def __call__(self, scope, receive, send):
-        # OpenEnv closes every connection, also one that is closed.
-        with suppress(WebSocketDisconnect):
+        # OpenEnv answers and closes every connection, also one that is closed.
+        with suppress(*GONE):
             await self.app(scope, receive, send)
 
 

@@ -65,7 +65,7 @@ from paw_min.world_models.filtering import (
     training_threshold,
 )
 from paw_min.world_models.job import Job, arguments
-from paw_min.world_models.start import collected, split, supervise
+from paw_min.world_models.start import collected, digest, split, supervise
 from paw_min.world_models.triplets import (
     Triplet,
     fitting,
@@ -244,9 +244,9 @@ def main(argv: list[str] | None = None) -> None:
 
     if not (job.folder / "start").is_dir():
         raise UserError(f"{job.folder / 'start'} is missing: delete {job.folder} to collect again.")
-    if len(triplets) != record.triplets:
-        raise UserError(f"{job.folder / 'triplets.jsonl'} has {len(triplets)} triplets, but "
-                        f"{record.triplets} were collected: delete {job.folder} to collect again.")
+    if digest(job.folder) != record.digest:
+        raise UserError(f"triplets.jsonl or held_out.jsonl in {job.folder} has changed since it "
+                        "was collected: restore it, or delete the folder.")  # fmt: skip
     validation, others = split(job, triplets)
     path = job.folder / "filter.json"
     if not path.is_file():

@@ -4,9 +4,11 @@ The stand-in models cannot write the format, and their vocabulary has no <next_s
 the tags and a format warm start, cross entropy on the 10 % of triplets. Not in the paper.
 """
 
+import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -43,6 +45,7 @@ class Record:
 
     settings: dict
     triplets: int
+    digest: str  # of the files of triplets, which must not change between the stages
     counts: dict[str, int]  # see triplets.collect
     panel: dict[str, float]
 
@@ -63,7 +66,13 @@ def collected(job: Job) -> Record:
         write_triplets(job.folder / "triplets.jsonl", found.triplets)
         write_triplets(job.folder / "held_out.jsonl", found.held_out[:HELD_OUT])
         make_start(job, split(job, found.triplets).validation, found.acts)
-        record = Record(job.identity(), len(found.triplets), found.counts, found.panel)
+        record = Record(
+            settings=job.identity(),
+            triplets=len(found.triplets),
+            digest=digest(job.folder),
+            counts=found.counts,
+            panel=found.panel,
+        )
         write(path, json.dumps(asdict(record), indent=1) + "\n")
     record = read_json(path, Record)
     known = record.settings
@@ -73,6 +82,14 @@ def collected(job: Job) -> Record:
         shown = ", ".join(f"{key} {known.get(key)!r}" for key in changed)
         raise UserError(f"{job.folder} was made with {shown}: repeat that, or use another --out.")
     return record
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 of both files of triplets."""
+    found = hashlib.sha256()
+    for name in ("triplets.jsonl", "held_out.jsonl"):
+        found.update((folder / name).read_bytes())
+    return found.hexdigest()
 
 
 class Split(NamedTuple):
