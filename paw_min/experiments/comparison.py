@@ -17,13 +17,14 @@ lists the runs of all seeds, with the environment steps that a stage took before
 What a stage executed counts as steps. What only repeats a prefix, to reach a state again, does not.
 """
 
-import fcntl
 import json
 import os
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from filelock import FileLock
 
 from paw_min.config import parse_args
 from paw_min.experiments import SCRIPTS, presets_of
@@ -32,7 +33,7 @@ from paw_min.experiments.table import Entry
 from paw_min.running.console import say
 from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.files import expanded
-from paw_min.running.runs import newest_checkpoint, read_metrics, writing
+from paw_min.running.runs import newest_checkpoint, read_metrics, replace_text, writing
 from paw_min.running.untrusted import read_json
 from paw_min.world_models.start import Record
 
@@ -124,14 +125,13 @@ def job_of(arm: Arm, begun: Begun, env: str, seed: int, out: Path, flags: list[s
 
 def record(path: Path, entry: Entry) -> None:
     """Add a run to the list, which commands with other seeds write, too."""
-    with writing(str(path)), open(path.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock(path.with_suffix(".lock")):
         entries = read_json(path, list[Entry]) if path.is_file() else []
         others = [e for e in entries if (e.label, e.seed) != (entry.label, entry.seed)]
         labels = [arm.label for arm in ARMS]
         found = sorted([*others, entry], key=lambda e: (e.seed, labels.index(e.label)))
         text = json.dumps([asdict(e) for e in found], indent=1, ensure_ascii=False)
-        path.write_text(text + "\n")
+        replace_text(path, text + "\n")
 
 
 def main(env: str, seed: int, out: Path, flags: list[str]) -> None:

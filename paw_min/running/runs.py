@@ -150,15 +150,11 @@ class Run:
         return file
 
     def write(self, name: str, text: str) -> None:
-        """Write a text file atomically."""
+        """Write a text file, see replace_text."""
         if distributed.rank() == 0:
-            partial = self.folder / f"{name}.partial"
             with writing(name):
-                partial.parent.mkdir(exist_ok=True)  # samples/
-                partial.write_text(text)
-                flush(partial)
-                os.replace(partial, self.folder / name)
-                flush(partial.parent)
+                (self.folder / name).parent.mkdir(exist_ok=True)  # samples/
+            replace_text(self.folder / name, text)
 
     def log(self, metrics: dict) -> None:
         """Append one line to metrics.jsonl."""
@@ -215,6 +211,17 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text file whole, or not at all. A link of that name is replaced, not followed."""
+    partial = path.with_name(f"{path.name}.partial")
+    with writing(str(path)):
+        partial.unlink(missing_ok=True)  # it may be a link, too
+        partial.write_text(text)
+        flush(partial)
+        os.replace(partial, path)
+        flush(path.parent)
 
 
 def flush(path: Path) -> None:  # through to the disk: a file, or the names in a folder

@@ -26,7 +26,7 @@ from typing_extensions import TypedDict  # pydantic needs it on Python 3.11
 
 from paw_min.envs.interface import Answer, Context, Pool, Step, Turn
 from paw_min.running.errors import UserError
-from paw_min.running.runs import writing
+from paw_min.running.runs import replace_text
 from paw_min.running.untrusted import exact, read_json
 
 MARKER = " [SUCCESS]"  # R' = 1: solved. Without it: unfinished or failed
@@ -254,8 +254,4 @@ def check_roles(path: Path, episodes: list[Trajectory]) -> None:
 
 
 def write_trajectories(path: Path, episodes: list[Trajectory]) -> None:
-    with writing(str(path)):
-        partial = path.with_suffix(".partial")
-        partial.unlink(missing_ok=True)  # a link would be followed
-        partial.write_text(json.dumps([asdict(episode) for episode in episodes]) + "\n")
-        partial.replace(path)
+    replace_text(path, json.dumps([asdict(episode) for episode in episodes]) + "\n")

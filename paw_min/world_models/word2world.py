@@ -38,7 +38,7 @@ from paw_min.envs.interface import Pool, Tasks
 from paw_min.running.console import say
 from paw_min.running.errors import UserError, user_errors
 from paw_min.running.evaluate import short
-from paw_min.running.runs import reading, writing
+from paw_min.running.runs import reading, replace_text, writing
 from paw_min.running.session import find_tasks
 from paw_min.running.untrusted import read_json
 from paw_min.world_models.dream import DreamPool, Predict, VerifiedPool
@@ -266,11 +266,7 @@ def main(argv: list[str] | None = None) -> None:
         began = time.perf_counter()
         found = {"command": line} | FUNCTIONS[args.command](args, cfg)
         found["seconds"] = round(time.perf_counter() - began, 1)
-        with writing(str(path)):
-            partial_file = path.with_suffix(".partial")
-            partial_file.unlink(missing_ok=True)  # a link would be followed
-            partial_file.write_text(json.dumps(found, indent=1) + "\n")
-            partial_file.replace(path)
+        replace_text(path, json.dumps(found, indent=1) + "\n")
     say(summary(found))
 
 
