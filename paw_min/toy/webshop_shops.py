@@ -127,8 +127,16 @@ UNREAD = {"product_information": {}, "brand_url": "", "list_price": "", "seller_
           "availability_status": "In Stock.", "average_rating": None, "aplus_present": ""}
 
 
-def make_product(rng: random.Random, index: int, asin: str) -> tuple[dict, dict, list[dict]]:
-    """Make product number `index`: its records in the three files (the last may be empty)."""
+class Records(NamedTuple):
+    """A product in the three files."""
+
+    product: dict
+    goal: dict
+    human: list[dict]  # one human instruction, or none
+
+
+def make_product(rng: random.Random, index: int, asin: str) -> Records:
+    """Make product number `index`."""
     # Do not change the order of the draws: each one changes all later ones.
     odd = None
     if index % 9 == 8:
@@ -141,34 +149,8 @@ def make_product(rng: random.Random, index: int, asin: str) -> tuple[dict, dict,
         asked = titled
     brand = rng.choice(BRANDS)
     place = rng.choice(PLACES)
-
-    groups = kind.groups
-    if rng.random() < 0.1:
-        groups = groups[:1]
-    options = {}
-    for group in groups:
-        n_values = rng.randint(3, min(5, len(OPTIONS[group])))
-        values = rng.sample(OPTIONS[group], n_values)
-        options[group.title()] = [{"value": value.title(), "image": None} for value in values]
-    if odd == "no options":
-        options = None
-    elif odd == "null group":
-        options["Style"] = None
-
-    level = kind.level + rng.randrange(4)
-    price = f"${DOLLARS[level]}.{rng.choice(CENTS)}"
-    higher = f"${DOLLARS[level + 2]}.{rng.choice(CENTS)}"
-    missing = rng.choice(("", None))
-    if odd == "no price":
-        pricing = missing
-    elif odd == "high price":
-        pricing = "$1,099.99"
-    elif odd == "range":
-        pricing = price + higher
-    elif odd == "dashed range":
-        pricing = f"{price} - {higher}"
-    else:
-        pricing = price
+    options = _options(rng, kind, odd)
+    pricing = _pricing(rng, kind, odd)
 
     description = f"{brand} makes this {titled[0]} {kind.name} for {place}."
     if odd == "no description":
@@ -199,7 +181,41 @@ def make_product(rng: random.Random, index: int, asin: str) -> tuple[dict, dict,
     human = []
     if index % 3 == 2:
         human = [_human_instruction(rng, asin, kind, attributes, asked, options or {}, odd)]
-    return product, goal, human
+    return Records(product, goal, human)
+
+
+def _options(rng: random.Random, kind: Kind, odd: str | None) -> dict | None:
+    """The values of each option, such as size or color."""
+    groups = kind.groups
+    if rng.random() < 0.1:
+        groups = groups[:1]
+    options = {}
+    for group in groups:
+        n_values = rng.randint(3, min(5, len(OPTIONS[group])))
+        values = rng.sample(OPTIONS[group], n_values)
+        options[group.title()] = [{"value": value.title(), "image": None} for value in values]
+    if odd == "no options":
+        return None
+    if odd == "null group":
+        options["Style"] = None
+    return options
+
+
+def _pricing(rng: random.Random, kind: Kind, odd: str | None) -> str | None:
+    """A price in the shop's own notation, which is a range for some products."""
+    level = kind.level + rng.randrange(4)
+    price = f"${DOLLARS[level]}.{rng.choice(CENTS)}"
+    higher = f"${DOLLARS[level + 2]}.{rng.choice(CENTS)}"
+    missing = rng.choice(("", None))
+    if odd == "no price":
+        return missing
+    if odd == "high price":
+        return "$1,099.99"
+    if odd == "range":
+        return price + higher
+    if odd == "dashed range":
+        return f"{price} - {higher}"
+    return price
 
 
 def _human_instruction(rng: random.Random, asin: str, kind: Kind, attributes: list[str],
