@@ -40,6 +40,9 @@ PRESETS = {
     # A start model that explores and knows what the environment may answer, but not when. Long
     # enough for 100 optimizer steps; measured as it samples.
     "open": TINY | OPEN,
+    # The same model where it wins nothing: its habits fail in all games, and the rules have to be
+    # found out. The history shows what a command did before.
+    "stalled": TINY | OPEN | dict(data="rules", history_length=3),
     "smollm2": TINY | dict(
         model="smollm2", lora_rank=8, lr=1e-4, max_response_tokens=40, max_obs_tokens=128,
     ),

@@ -60,7 +60,8 @@ class Config:
 
     data: str = opt(
         ENV, "", "data folder; default: generated (ALFWorld: $ALFWORLD_DATA); "
-        "changed: generated games in which other receptacles clean, heat and cool",
+        "changed: generated games in which other receptacles clean, heat and cool; rules: only "
+        "the tasks among them that need it",
     )  # fmt: skip
     eval_split: str = opt(ENV, "valid_seen", "held-out split")
     eval_tasks: int = opt(ENV, 128, "tasks of the fixed evaluation panel; 0: whole split", low=0)
@@ -212,8 +213,10 @@ def check(cfg: Config) -> None:
         raise UserError(f"--name {shown} cannot be a folder in --out: use a plain name.")
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", cfg.device):
         raise UserError(f"--device {cfg.device} is not supported: use cpu, cuda or cuda:0 etc.")
-    if cfg.data == "changed" and cfg.env != "alfworld":
-        raise UserError("--data changed is a world of ALFWorld only: give a folder, or omit it.")
+    if cfg.data in ("changed", "rules") and cfg.env != "alfworld":
+        raise UserError(
+            f"--data {cfg.data} is a world of ALFWorld only: give a folder, or omit it."
+        )
     if cfg.ref_offload and cfg.lora_rank:
         raise UserError("--ref-offload has no second model to move with --lora-rank: omit it.")
     if cfg.shard and cfg.sampler != "vllm":
@@ -327,7 +330,9 @@ def default_name(
     CHANGES are the given settings that differ from the preset and change the numbers of a run,
     except sources of data: a run folder refuses settings that are not its own anyway.
     """
-    model = cfg.model.rstrip("/").split("/")[-1] if cfg.model else size
+    model = size
+    if given.get("model") or "/" in cfg.model:  # the preset's stand-in is named by the preset
+        model = cfg.model.rstrip("/").split("/")[-1]
     if size.endswith("gb"):
         model += f"-{size}"  # these presets share their models with `paper`
     method = cfg.algo

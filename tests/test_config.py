@@ -16,7 +16,7 @@ from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.running.errors import UserError
 from paw_min.running.session import WEIGHT_DECAY, check_machine, open_session
 from paw_min.running.stored import FORMER_SETTINGS, from_stored, public
-from paw_min.toy import default_model, search_world, webshop_shops
+from paw_min.toy import WORLDS, default_model, search_world, webshop_shops
 from tests.helpers import SCRIPTS
 
 
@@ -104,7 +104,9 @@ def test_a_password_is_not_stored(url):
 
 @pytest.mark.parametrize("env", SCRIPTS)
 def test_presets_pass_their_own_check_and_the_first_is_tiny(env):
-    settings = ["sparse", "changed", "open", "smollm2"] if env == "alfworld" else ["open"]
+    settings = ["open"]
+    if env == "alfworld":
+        settings = ["sparse", "changed", "open", "stalled", "smollm2"]
     assert list(SCRIPTS[env].PRESETS) == ["tiny", *settings, "paper", "24gb", "80gb"]
     for name in settings:
         assert parse("--preset", name, env=env).name == f"{env}-{name}-grpo-paw-seed0"
@@ -178,11 +180,12 @@ def test_bad_flags(argv, message):
 
 
 @pytest.mark.parametrize("env", ["webshop", "search"])
-def test_the_changed_world_is_one_of_alfworld_only(env):
-    message = "^--data changed is a world of ALFWorld only: give a folder, or omit it.$"
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_other_worlds_are_alfworlds(env, world):
+    message = f"^--data {world} is a world of ALFWorld only: give a folder, or omit it.$"
     with pytest.raises(UserError, match=message):
-        parse("--data", "changed", env=env)
-    assert parse("--data", "changed").data == "changed"
+        parse("--data", world, env=env)
+    assert parse("--data", world).data == world
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])

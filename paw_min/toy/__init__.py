@@ -14,7 +14,7 @@ from paw_min.running.errors import UserError
 
 DATA = Path("data")  # below the current folder
 STANDINS = ("sparse", "smollm2")  # models by name, besides one per benchmark
-WORLDS = ("changed",)  # generated data by name, besides one per benchmark
+WORLDS = ("changed", "rules")  # generated data by name, besides one per benchmark
 
 
 class Demonstration(NamedTuple):
@@ -28,8 +28,8 @@ class Demonstration(NamedTuple):
 def default_data(env: str, world: str = "") -> str:
     """The data folder of a run that names none; generated on first use (ALFWorld: a minute).
 
-    world: "changed" (ALFWorld) has other receptacles that clean, heat and cool. Without it,
-    ALFWorld's own variable, $ALFWORLD_DATA, is used where it is set.
+    world: one of WORLDS (alfworld_games.py). Without it, ALFWorld's own variable, $ALFWORLD_DATA,
+    is used where it is set.
     """
     # Imported here: each generator needs its benchmark's packages, a run only those of its own.
     if env == "alfworld":

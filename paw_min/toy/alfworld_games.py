@@ -3,13 +3,14 @@
 It writes splits of games in the layout of the ALFWorld release,
     <root>/json_2.1.1/{train,valid_seen,valid_unseen}/<task>-<Obj>-None-<Recep>-<scene>/trial_T<i>/
         {traj_data.json, game.tw-pddl}
-cycling through the six task types. ALFWorld's own classes can read the files: domain, grammar, goal
+cycling through the task types. ALFWorld's own classes can read the files: domain, grammar, goal
 templates and the tables of what fits where come from the `alfworld` package.
 
 Source: the ALFWorld release (json_2.1.1) and `alfworld.gen`. Deviations: the rooms are invented,
 and so small (6-8 receptacles, 5-7 objects and a lamp, 27 classes in all) that a language model of a
 million parameters can learn them on a CPU; the goal text is always the first template. In the world
-`changed`, other receptacles clean, heat and cool (TOOLS); all words are the same.
+`changed`, other receptacles clean, heat and cool (TOOLS); all words are the same. The world `rules`
+has the three task types that need them only.
 
 Every new game is verified: its walkthrough, which needs no search because the generator knows where
 everything is, is played in the engine and must win. The same (split, n, seed, size) gives the same
@@ -77,9 +78,11 @@ TASKS = {
 }
 ABLE = {"clean": "Cleanable", "heat": "Heatable", "cool": "Coolable"}  # verb -> property it needs
 # world -> verb -> receptacle class to use; at home it is that of ALFWorld's domain
+CHANGED = {"clean": "Microwave", "heat": "Fridge", "cool": "SinkBasin"}
 TOOLS = {
     "home": {"clean": "SinkBasin", "heat": "Microwave", "cool": "Fridge"},
-    "changed": {"clean": "Microwave", "heat": "Fridge", "cool": "SinkBasin"},
+    "changed": CHANGED,
+    "rules": CHANGED,  # and every task has one of these verbs
 }
 
 # Each room has these and a Desk or SideTable for the lamp, as the six task types require ...
@@ -123,7 +126,8 @@ def make_game(
 ) -> dict:
     """Draw one game: its task, scene, target class, goal class, room and things."""
     rng = random.Random(f"game {split} {seed} {size} {index}")
-    task = list(TASKS)[index % len(TASKS)]
+    tasks = [task for task, verb in TASKS.items() if verb or world != "rules"]
+    task = tasks[index % len(tasks)]
     verb = TASKS[task]
     tool = None
     candidates = list(OBJECTS)
