@@ -148,7 +148,7 @@ def test_the_tables_of_results_fair_are_those_of_the_archive(fair):
             changes = ["–", "–"] if label == setting.base else arm.area.changes()
             assert f"| {label} | {arm.area.spread()} | {' | '.join(changes)} |" in page
     reports = read_json(FAIR / "knowledge-alfworld.json", list[Report])
-    lines = [[r.label, r.p, r.exact, r.branch, r.auc, r.nothing] for r in reports]
+    lines = [[r.label, r.seed, r.p, r.exact, r.branch, r.auc, r.nothing] for r in reports]
     assert "\n".join(markdown_table(["x"], lines).splitlines()[2:]) in page
 
 
@@ -160,11 +160,17 @@ def test_the_sentences_of_results_fair(fair):
     assert f"Its area differs from GRPO's by {paw} points." in page
     first_page = " ".join((FAIR.parent.parent / "README.md").read_text().split())
     assert f"differs from GRPO's by {paw} points" in first_page
+    assert f"two seeds say little so far: {alfworld['GRPO w/ PaW'].area.changes()[1]}" in first_page
     third = search["GRPO, a third of the rate"].area.difference
     assert f"at a third of its rate loses {-third:.1f} points" in page
-    printed = alfworld["printed scale"].area.difference
-    assert f"differs by {printed:+.1f} points" in page
-    (echo,) = alfworld["ECHO"].curves
+    grpo = alfworld["GRPO"].area.values
+    for label, text in (
+        ("printed scale", "its two differences are {:+.1f} and {:+.1f} points"),
+        ("GRPO w/ PaW", "so PaW's, {:+.1f} and {:+.1f}, mean nothing yet"),
+    ):
+        values = alfworld[label].area.values
+        assert text.format(*(own - other for own, other in zip(values, grpo))) in page
+    echo = alfworld["ECHO"].curves[0]
     assert f"falls from {echo[28]:.0f} to {echo[32]:.0f} %" in page
 
 
@@ -181,7 +187,8 @@ def test_the_shares_of_tokens_above_rho_in_results_fair():
     first, last = np.mean(shares["search"], 0)
     assert f"{100 * first:.0f} % of the observation tokens have p > ρ in the first update" in page
     assert f"{100 * last:.0f} % in the last" in page
-    assert f"In the last update, {100 * shares['alfworld'][0][1]:.0f} % of the" in page
+    _, last = np.mean(shares["alfworld"], 0)
+    assert f"In the last update, {100 * last:.0f} % of the" in page
 
 
 def test_by_steps_counts_a_stage_before_the_run(tmp_path):
