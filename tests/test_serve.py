@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import requests
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from paw_min.config import Config
@@ -267,6 +267,14 @@ def test_http(url, games):
     assert set(schema["action"]["properties"]) == {"command", "metadata"}
     assert requests.get(f"{url}/health", timeout=20).json() == {"status": "healthy"}
     until(lambda: games.free.qsize() == serve.SESSIONS + 1)
+
+
+def test_no_session_without_an_end(url):
+    """OpenEnv's /mcp would begin one for each request of this kind, until all are taken."""
+    create = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create", "params": {}}
+    assert requests.post(f"{url}/mcp", json=create, timeout=20).status_code == 404
+    with pytest.raises(InvalidStatus), connect(url.replace("http", "ws") + "/mcp"):
+        pass
 
 
 def test_a_failing_environment_costs_its_episode(load, tmp_path):
