@@ -223,6 +223,15 @@ def flush(path: Path) -> None:  # through to the disk: a file, or the names in a
     os.close(descriptor)
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Write a text file atomically: after a kill, it has the old text or the new one."""
+    with writing(str(path)):
+        partial = path.with_name(f"{path.name}.partial")
+        partial.unlink(missing_ok=True)  # a link would be followed
+        partial.write_text(text)
+        os.replace(partial, path)
+
+
 @contextmanager
 def writing(what: str):
     """Report a full disk, or a path that cannot be written, as a UserError."""

@@ -6,7 +6,6 @@ observation; the answer has tags, <think>...</think><next_state>...</next_state>
 """
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -23,7 +22,7 @@ from paw_min.running import distributed, session
 from paw_min.running.errors import UserError
 from paw_min.running.evaluate import evaluate
 from paw_min.running.metrics import mean
-from paw_min.running.runs import writing
+from paw_min.running.runs import replace_text
 from paw_min.running.session import PANEL_SLOTS, find_tasks, start_model
 from paw_min.running.tasks import draw_groups
 from paw_min.running.untrusted import exact, parse_as
@@ -206,11 +205,7 @@ def loaded(cfg: Config, model: str, answer_tokens: int) -> Iterator[session.Load
 def write(path: Path, text: str) -> None:
     """Write a file atomically, on rank 0; the others wait for it."""
     if distributed.rank() == 0:
-        with writing(path):
-            partial = path.with_name(f"{path.name}.partial")
-            partial.unlink(missing_ok=True)  # a link would be followed
-            partial.write_text(text)
-            os.replace(partial, path)
+        replace_text(path, text)
     distributed.all_gather([])
 
 
