@@ -70,8 +70,14 @@ def test_the_steps_of_a_stage(tmp_path, monkeypatch):
     found = comparison.run_stage("early-experience", "alfworld", 0, tmp_path, FLAGS)
     assert found.steps == 3900
     assert len(called) == 2
-    for command in called:
+    for command in list(called):
         assert set(FLAGS) | {"paw_min.world_models.rwml", str(folder)} <= set(command)
+    (folder / "early-experience" / "metrics.jsonl").write_text('{"update": 0}\n')
+    with pytest.raises(UserError, match="metrics.jsonl cannot be read .*branch_steps"):
+        comparison.run_stage("early-experience", "alfworld", 0, tmp_path, FLAGS)
+    (folder / "collected.json").write_text(json.dumps(collected | {"counts": {}}))
+    with pytest.raises(UserError, match="collected.json cannot be read .*steps"):
+        comparison.run_stage("rwml", "alfworld", 0, tmp_path, FLAGS)
     assert called[1][-2:] == ["--seed", "0"] and "early-experience" in called[1]
 
 

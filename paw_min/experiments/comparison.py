@@ -32,7 +32,13 @@ from paw_min.experiments.table import Entry
 from paw_min.running.console import say
 from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.files import expanded
-from paw_min.running.runs import newest_checkpoint, read_metrics, replace_text, writing
+from paw_min.running.runs import (
+    newest_checkpoint,
+    read_metrics,
+    reading,
+    replace_text,
+    writing,
+)
 from paw_min.running.untrusted import read_json
 from paw_min.world_models.start import Record
 
@@ -93,9 +99,11 @@ def run_stage(stage: str, env: str, seed: int, out: Path, flags: list[str]) -> B
     # resumes, checks the settings, and trains nothing twice.
     rwml = [*module, "paw_min.world_models.rwml", env, "--out", str(folder)]
     call([*rwml, *STAGES[stage], *flags, "--seed", str(seed)], log)
-    steps = read_json(folder / "collected.json", Record).counts["steps"]
+    with reading(folder / "collected.json") as path:
+        steps = read_json(path, Record).counts["steps"]
     if stage == "early-experience":
-        steps += int(read_metrics(folder / stage)[-1]["branch_steps"])
+        with reading(folder / stage / "metrics.jsonl"):
+            steps += int(read_metrics(folder / stage)[-1]["branch_steps"])
     return Begun(str(newest_checkpoint(folder / stage)), steps)
 
 
