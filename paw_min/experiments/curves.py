@@ -37,7 +37,7 @@ from scipy.stats import t as student
 from paw_min.experiments.figures import curve_of, save
 from paw_min.experiments.table import MAX_STEPS, Settings, find, interval, markdown_table
 from paw_min.running.errors import Parser, UserError, user_errors
-from paw_min.running.plot import plt
+from paw_min.running.plot import plain, plt
 from paw_min.running.runs import read_metrics, reading, writing
 from paw_min.running.untrusted import read_json
 
@@ -333,14 +333,14 @@ def picture(settings: list[Setting], out: Path, x: str) -> None:
             if arm.area.t:
                 right.plot(arm.area.t, [k, k], color=color, lw=2)
         right.axvline(0, color="gray", lw=0.8, ls=":")
-        right.set_yticks(range(len(setting.arms)), setting.arms, fontsize=8)
+        right.set_yticks(range(len(setting.arms)), map(plain, setting.arms), fontsize=8)
         right.set_ylim(len(setting.arms) - 0.5, -0.5)  # the first arm at the top
-        left.set_title(setting.name, loc="left", fontsize=10, fontweight="bold")
+        left.set_title(plain(setting.name), loc="left", fontsize=10, fontweight="bold")
         left.set_ylabel("held-out success (%)")
         for axis in (left, right):
             axis.grid(alpha=0.3)
     axes[-1, 0].set_xlabel(x)
-    axes[-1, 1].set_xlabel(f"area, difference to {settings[-1].base} (points)")
+    axes[-1, 1].set_xlabel(plain(f"area, difference to {settings[-1].base} (points)"))
     save(figure, out)
 
 
