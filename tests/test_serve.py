@@ -22,6 +22,7 @@ from websockets.sync.client import connect
 from paw_min.config import Config
 from paw_min.envs import serve
 from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.retrieval.server import listen
 from paw_min.toy import search_world, webshop_shops
 from tests import pools
 from tests.openenv_server import client, serving, until
@@ -357,6 +358,12 @@ def test_the_command(data, request):
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 0
     assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("host, port", [("a..b", 0), ("a" * 70, 0), ("127.0.0.1", 65536)])
+def test_an_address_that_cannot_be_opened(host, port):
+    with pytest.raises(SystemExit, match=f"error: port {port} of {host} cannot be opened"):
+        listen(host, port)
 
 
 @pytest.mark.slow
