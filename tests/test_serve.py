@@ -360,7 +360,7 @@ def test_the_command(data, request):
     assert process.stderr.read() == ""
 
 
-@pytest.mark.parametrize("host, port", [("a..b", 0), ("a" * 70, 0), ("127.0.0.1", 65536)])
+@pytest.mark.parametrize("host, port", [("é..b", 0), ("é" * 80, 0), ("127.0.0.1", 65536)])
 def test_an_address_that_cannot_be_opened(host, port):
     with pytest.raises(SystemExit, match=f"error: port {port} of {host} cannot be opened"):
         listen(host, port)
