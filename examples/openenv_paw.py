@@ -100,7 +100,7 @@ def text_field(schema: dict, part: str) -> str:
     fields = schema[part]["properties"]
     names = [name for name in fields if fields[name].get("type") == "string"]
     if "text" not in names and len(names) != 1:
-        raise UserError(f"the {part} has the text fields {names}: change text_field to choose one.")
+        raise UserError(f"the {part} has the text fields {names[:9]}: choose one in text_field.")
     return "text" if "text" in names else names[0]
 
 

@@ -103,7 +103,9 @@ class Config:
     )
     vllm_memory: float = opt(ROLLOUT, 0.4, "vLLM's fraction of the GPU memory", above=0, high=1)
     temperature: float = opt(ROLLOUT, 1.0, "sampling in training, A.1", low=0.01, high=100)
-    eval_temperature: float = opt(ROLLOUT, 0.4, "sampling in evaluation, A.1; 0: greedy", low=0)
+    eval_temperature: float = opt(
+        ROLLOUT, 0.4, "sampling in evaluation, A.1; 0: greedy", low=0, high=100
+    )
 
     lookahead: int = opt(
         ROLLOUT, 1, "evaluation: candidate responses per step; those predicted to change nothing "
@@ -221,6 +223,9 @@ def check(cfg: Config) -> None:
         raise UserError("--ref-offload has no second model to move with --lora-rank: omit it.")
     if cfg.shard and cfg.sampler != "vllm":
         raise UserError("--shard leaves no rank a model to generate with: add --sampler vllm.")
+    if 0 < cfg.eval_temperature < 0.01:  # far below, logits overflow and every token is the same
+        raise UserError(f"--eval-temperature {cfg.eval_temperature} is out of range: it must be 0, "
+                        "or from 0.01 to 100.")  # fmt: skip
     if cfg.lookahead > 1 and cfg.eval_temperature == 0:
         raise UserError(
             f"--lookahead {cfg.lookahead} draws equal candidates with --eval-temperature 0: raise "

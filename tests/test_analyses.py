@@ -351,7 +351,7 @@ def test_starts_play_the_episodes_of_the_first_update(finished, model, tmp_path,
      {"entropy_tokens": "x"}, {"won": float("nan")}],
     ids=str,
 )  # fmt: skip
-def test_a_damaged_file_of_starts_is_one_sentence(tmp_path, change):
+def test_a_damaged_file_of_starts_is_one_sentence(tmp_path, change, monkeypatch):
     folder = Path(__file__).parent.parent / "results/starts"
     (entry, *_) = json.loads((folder / "starts.json").read_text())
     file = tmp_path / "starts.json"
@@ -360,6 +360,9 @@ def test_a_damaged_file_of_starts_is_one_sentence(tmp_path, change):
     file.write_text(json.dumps([entry | change]))
     with pytest.raises(UserError, match="starts.json cannot be read"):
         starts.store(file, stored)
+    monkeypatch.setattr(starts, "measure", None)  # nothing is played first
+    with pytest.raises(UserError, match="starts.json cannot be read"):
+        starts.main(["alfworld", "--out", str(tmp_path)])
 
 
 def test_the_page_of_starts_has_the_recorded_numbers():

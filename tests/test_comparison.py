@@ -4,6 +4,7 @@ python -m pytest tests/test_comparison.py
 """
 
 import json
+from dataclasses import asdict
 
 import pytest
 
@@ -61,11 +62,53 @@ def test_the_steps_of_a_stage(tmp_path, monkeypatch):
     (folder / "early-experience" / "metrics.jsonl").write_text(text + "\n")
     collected = dict(settings={}, triplets=5, digest="", counts={"steps": 1400}, panel={})
     (folder / "collected.json").write_text(json.dumps(collected))
-    monkeypatch.setattr(comparison, "call", None)  # nothing is run again
+    # Also with a checkpoint: only rwml.py knows whether the stage is complete, and of these flags.
+    called = []
+    monkeypatch.setattr(comparison, "call", lambda command, log: called.append(command))
     found = comparison.run_stage("rwml", "alfworld", 0, tmp_path, FLAGS)
     assert found == Begun(str(folder / "rwml" / "checkpoint-000003"), 1400)
     found = comparison.run_stage("early-experience", "alfworld", 0, tmp_path, FLAGS)
     assert found.steps == 3900
+    assert len(called) == 2
+    for command in list(called):
+        assert set(FLAGS) | {"paw_min.world_models.rwml", str(folder)} <= set(command)
+    (folder / "early-experience" / "metrics.jsonl").write_text('{"update": 0}\n')
+    with pytest.raises(UserError, match="metrics.jsonl cannot be read .*branch_steps"):
+        comparison.run_stage("early-experience", "alfworld", 0, tmp_path, FLAGS)
+    (folder / "collected.json").write_text(json.dumps(collected | {"counts": {}}))
+    with pytest.raises(UserError, match="collected.json cannot be read .*steps"):
+        comparison.run_stage("rwml", "alfworld", 0, tmp_path, FLAGS)
+    assert called[1][-2:] == ["--seed", "0"] and "early-experience" in called[1]
+
+
+def test_bad_input_is_refused_before_an_arm_is_trained(tmp_path, monkeypatch):
+    monkeypatch.setattr(comparison, "run_all", None)
+    for flags in (["--no-paw"], ["--name", "x"], ["--seed=3"], ["--eval-only"]):
+        with pytest.raises(UserError, match=f"{flags[0][:6]}.* after --: use the options before"):
+            comparison.main("alfworld", 0, tmp_path, flags)
+    path = tmp_path / "comparison-alfworld.json"
+    for content, message in (
+        ("[{", "cannot be read"),
+        (json.dumps([asdict(Entry("mine", 0, "a"))]), "has the unknown arm 'mine'"),
+    ):
+        path.write_text(content)
+        with pytest.raises(UserError, match=f"comparison-alfworld.json {message}"):
+            comparison.main("alfworld", 0, tmp_path, FLAGS)
+        assert path.read_text() == content
+
+
+def test_a_kill_while_the_list_is_written_loses_no_run(tmp_path, monkeypatch):
+    path = tmp_path / "comparison-alfworld.json"
+    record(path, Entry("GRPO", 0, "a"))
+    before = path.read_text()
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        record(path, Entry("GRPO", 1, "b"))
+    assert path.read_text() == before
 
 
 def test_a_stage_that_fails_says_why_in_one_sentence(tmp_path):

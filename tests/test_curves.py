@@ -32,6 +32,7 @@ def write_run(folder, heights: list[int], updates: int = 6, **changed) -> None:
     for update in range(1, 7):
         line = dict(update=update, success=0.5, valid=1.0, grad_norm=2.0, entropy=0.3)
         line["clip_fraction"] = 0.1
+        line["rows"] = 8
         if update == 3:
             line["valid"] = 0.9
         if update % 2 == 0:
@@ -110,6 +111,8 @@ def test_only_seeds_that_all_arms_have_finished(sweep, tmp_path):
 
 def test_files(sweep, tmp_path, capsys):
     out = tmp_path / "out"
+    # No math, and no error of matplotlib's.
+    sweep.write_text(sweep.read_text().replace("GRPO w/ PaW", "$x^$"))
     curves.main([sweep], out, None, "updates")
     text = (out / "curves.md").read_text()
     assert text in capsys.readouterr().out + "\n"
@@ -189,6 +192,78 @@ def test_the_shares_of_tokens_above_rho_in_results_fair():
     assert f"{100 * last:.0f} % in the last" in page
     _, last = np.mean(shares["alfworld"], 0)
     assert f"In the last update, {100 * last:.0f} % of the" in page
+
+
+def change_metrics(folder, change) -> None:
+    """change: a line of metrics.jsonl -> None, in place."""
+    file = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        change(line)
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize("by", ["updates", "steps"])
+@pytest.mark.parametrize(
+    "update, name, value, message",
+    [
+        (0, "eval_success", None, "no evaluation before training"),
+        (2, "eval_success", float("nan"), "update 2 has the eval_success nan"),
+        (2, "eval_success", 5, "update 2 has the eval_success 5"),
+        (3, "success", None, "update 3 has no success"),
+        (3, "rows", None, "update 3 has no rows"),
+        (3, "rows", -5, "update 3 has the rows -5"),
+        (3, "grad_norm", float("nan"), "update 3 has the grad_norm nan"),
+        (3, "clip_fraction", float("inf"), "update 3 has the clip_fraction inf"),
+    ],
+)
+def test_damaged_metrics_are_one_sentence(sweep, tmp_path, by, update, name, value, message):
+    def change(line):
+        if line["update"] == update:
+            line.pop(name)
+            if value is not None:
+                line[name] = value
+
+    change_metrics(tmp_path / "PaW1", change)
+    with pytest.raises(UserError, match=f"PaW1/metrics.jsonl cannot be read .*{message}"):
+        curves.read(sweep, None, by)
+
+
+def test_damaged_sweeps_are_one_sentence(sweep):
+    entries = json.loads(sweep.read_text())
+    for stored, message in (
+        ([], "has no runs"),
+        ([*entries, entries[0] | {"folder": "PaW2"}], "has 'GRPO', seed 0, twice"),
+        ([entries[0] | {"steps_before": -1}], "0.steps_before"),
+        ([entries[0] | {"steps_before": 10**310}], "0.steps_before"),
+    ):
+        sweep.write_text(json.dumps(stored))
+        with pytest.raises(UserError, match=message):
+            curves.read(sweep, None, "steps")
+
+
+def test_only_updates_that_all_runs_have_evaluated(sweep, tmp_path):
+    """Here a run was resumed with another --eval-every."""
+    def without(update):
+        return lambda line: line["update"] == update and line.pop("eval_success")
+
+    change_metrics(tmp_path / "PaW1", without(2))
+    setting = curves.read(sweep, None)
+    assert all(list(c) == [0, 4, 6] for arm in setting.arms.values() for c in arm.curves)
+    assert setting.arms["GRPO"].area.values == pytest.approx([50, 60, 35])
+    curves.picture([setting], tmp_path / "x.png", "update")
+    for update in (4, 6):
+        change_metrics(tmp_path / "PaW1", without(update))
+    with pytest.raises(UserError, match="no update but 0 was evaluated in all runs"):
+        curves.read(sweep, None)
+
+
+def test_a_base_arm_that_clips_nothing_has_no_ratio(sweep, tmp_path):
+    for seed in range(3):
+        change_metrics(tmp_path / f"GRPO{seed}", lambda line: line.update(clip_fraction=0.0))
+    setting = curves.read(sweep, None)
+    assert setting.arms["GRPO w/ PaW"].training.clip_ratio is None
+    assert "| GRPO w/ PaW | - | 2.000" in curves.markdown(setting)
 
 
 def test_by_steps_counts_a_stage_before_the_run(tmp_path):

@@ -110,6 +110,9 @@ def test_plans_that_cannot_work(tmp_path):
     for extra in (["--seed", "3"], ["--dry-run"], ["--seed=3"], ["--dry"]):
         with pytest.raises(UserError, match=f"{extra[0][:6]}.* after --"):
             sweep.plan("table1", "alfworld", [0], str(tmp_path), extra)
+    # Every arm would be trained without PaW, under both names.
+    with pytest.raises(UserError, match="'GRPO' and 'GRPO w/ PaW' are the same run"):
+        sweep.plan("table1", "alfworld", [0], str(tmp_path), ["--no-paw"])
     job = sweep.plan("table1", "alfworld", [0], str(tmp_path), [])[0]
     write_run(job.folder, [{"update": 0}], public(job.cfg) | {"lr": 0.5})
     with pytest.raises(UserError, match=r"belongs to a run with --lr 0.5: .* another --out"):

@@ -429,6 +429,9 @@ def test_the_experiment_with_a_model_that_vetoes_everything(config, tmp_path, mo
         (["--replays", "0"], "--replays 0 is out of range: it must be at least 1."),
         (["--k", "0"], "--lookahead 0 is out of range"),
         (["--eval-temperature", "0"], "--lookahead 2 draws equal candidates"),
+        (["--models", "a=open", "a=open"], "--models has the labels a, a: use different ones"),
+        (["--eval-temperature", "1e-300"], "--eval-temperature 1e-300 is out of range: it "),
+        (["--eval-temperature", "inf"], "--eval-temperature inf is "),
     ],
 )
 def test_bad_flags_of_the_experiment(flags, message):

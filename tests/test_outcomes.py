@@ -144,6 +144,15 @@ def test_every_fourth_group_is_held_out():
         teach.split(episodes[:4])
 
 
+def test_what_cannot_work_is_refused_before_anything_is_played(tmp_path, monkeypatch):
+    monkeypatch.setattr(teach, "play", None)
+    with pytest.raises(UserError, match="3 groups are too few, since every fourth is held out"):
+        teach.main(["search", "--groups", "3"])
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match="the folder .*file cannot be written"):
+        teach.main(["search", "--save", str(tmp_path / "file")])
+
+
 @pytest.mark.slow
 def test_cross_entropy_teaches_on_search(tmp_path, capsys):
     """The command, at its smallest: eight epochs of CE raise p on held-out transitions."""
@@ -217,6 +226,16 @@ def test_the_picture_of_the_band(tmp_path):
     file.write_text(json.dumps([one for one in stored if one["loss"] != "ce"]))
     with pytest.raises(UserError, match="has no ce: run teach"):
         band.draw([file], tmp_path / "other.png")
-    file.write_text(json.dumps([{"loss": "ce"}]))
-    with pytest.raises(UserError, match="teach-alfworld.json"):
-        band.draw([file], tmp_path / "other.png")
+    shares = stored[0]["outcomes"][0]["branch_shares"]
+    for content, message in (
+        ([{"loss": "ce"}], "0.steps"),
+        ([stored[0] | {"outcomes": []}, *stored[1:]], "0.outcomes"),
+        ([stored[0] | {"steps": []}, *stored[1:]], "0.steps"),
+        ([stored[0] | {"outcomes": [stored[0]["outcomes"][0] | {"branch_shares": shares[1:]}]}],
+         "0.outcomes.0.branch_shares"),
+        ([stored[0] | {"outcomes": [stored[0]["outcomes"][0] | {"other_shares": [2.0] * 11}]}],
+         "0.outcomes.0.other_shares"),
+    ):  # fmt: skip
+        file.write_text(json.dumps(content))
+        with pytest.raises(UserError, match=f"teach-alfworld.json cannot be read .*{message}"):
+            band.draw([file], tmp_path / "other.png")

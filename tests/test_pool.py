@@ -61,6 +61,8 @@ class Toy:
             Path(self.crash_file).touch()
         if command.startswith("reward"):
             return Step("", self.task, "", [], float(command.split()[1]))
+        if command.startswith("score"):
+            return Step("", self.task, "", [], score=float(command.split()[1]))
         self.commands.append(command)
         observation = f"{self.task}: {len(self.commands)} {' '.join(self.commands)}"
         won = command == "win"
@@ -183,7 +185,8 @@ def test_large_messages_do_not_block():
 @pytest.mark.parametrize(("command", "reason"), [("raise", "KeyError: 'val1'"),
                                                  ("exit", "SystemExit: Undeclared predicate"),
                                                  ("reward -1e308", "-1e+308 is beyond 1e+09"),
-                                                 ("reward nan", "the reward nan is beyond")])
+                                                 ("reward nan", "the reward nan is beyond"),
+                                                 ("score 5", "the score 5.0 is not between 0 and")])
 def test_an_exception_costs_one_episode(workers, command, reason, caplog):
     with EnvPool(Toy, 4, workers) as pool:
         first = reset(pool, "abcd")

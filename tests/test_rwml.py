@@ -308,6 +308,12 @@ def test_what_is_in_the_folder_stays(tmp_path):
     (tmp_path / "start").mkdir()
     with pytest.raises(UserError, match="start is not of this command: use another --out"):
         rwml.collected(SimpleNamespace(folder=tmp_path))
+    (tmp_path / "filter.json").write_text("{}")
+    with pytest.raises(UserError, match="collected.json is missing, but not filter.json: restore"):
+        rwml.collected(SimpleNamespace(folder=tmp_path))
+    (tmp_path / "collected.json").mkdir()
+    with pytest.raises(UserError, match="collected.json cannot be read"):
+        rwml.collected(SimpleNamespace(folder=tmp_path))
 
 
 def test_triplets_return_from_their_file(tmp_path):
@@ -448,6 +454,13 @@ def test_a_whole_run(tmp_path, games_root, monkeypatch, capsys):
     # wm-sft and rwml start from the same model.
     assert first["held_out_exact"] == lines[0]["held_out_exact"] == coin[0]["held_out_exact"]
 
+    metrics = out / "rwml" / "metrics.jsonl"
+    for kept in ([], metrics.read_text().splitlines()[:1], metrics.read_text().splitlines()[-1:]):
+        stored = metrics.read_text()
+        metrics.write_text("".join(line + "\n" for line in kept))
+        with pytest.raises(UserError, match="metrics.jsonl lacks updates of the checkpoint beside"):
+            rwml.main(flags)
+        metrics.write_text(stored)
     with pytest.raises(UserError, match="was made with seed 0"):
         rwml.main([*flags, "--seed", "1"])
     for threshold, kept in ((0.1, [100_000]), (0.1, [0, 0]), (0.1, [1, 0]), (1e308, [0])):

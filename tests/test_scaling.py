@@ -95,6 +95,8 @@ def test_the_figure_shows_the_numbers(tmp_path, monkeypatch):
     [
         (["--limits", "5"], "has 4 trajectories, --limits asks for 5"),
         (["--limits", "0"], "--limits 0 is out of range"),
+        (["--widths", "32", "50"], "--widths 50 is not a multiple of 32 up to 4096"),
+        (["--widths", "32", "32000000"], "--widths 32000000 is not a multiple of 32 up to 4096"),
         (["--held-out", "no.json"], "no.json does not exist"),
         (["--held-out", "a/t.json", "b/a/t.json"], "folders are named a, a: use names"),
         (["--trajectories", "all/t.json"], "folders are named all: use names"),
@@ -103,6 +105,26 @@ def test_the_figure_shows_the_numbers(tmp_path, monkeypatch):
 def test_errors_are_one_sentence(files, tmp_path, change, message):
     with pytest.raises(UserError, match=message):
         scaling.main(words(files, tmp_path / "out", *change))
+
+
+@pytest.mark.parametrize(
+    ("command", "stored"),
+    [
+        ("train", {}), ("train", {"parameters": "x", "steps": 5}),
+        ("fidelity", {}), ("fidelity", {"em": 0.5}), ("fidelity", {"em": 2, "em_observation": 1}),
+    ],
+)  # fmt: skip
+def test_damaged_results_are_one_sentence(files, tmp_path, monkeypatch, command, stored):
+    def fake(argv):
+        args, _ = word2world.parse("", argv)
+        args.out.mkdir(parents=True, exist_ok=True)
+        found = {"parameters": 5, "steps": 5, "em": 0.5, "em_observation": 0.5}
+        found = stored if args.command == command else found
+        (args.out / f"{args.command}.json").write_text(json.dumps(found))
+
+    monkeypatch.setattr(word2world, "main", fake)
+    with pytest.raises(UserError, match=f"{command}.json cannot be read"):
+        scaling.main(words(files, tmp_path / "out"))
 
 
 @pytest.mark.slow

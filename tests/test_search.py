@@ -5,8 +5,11 @@
 
 import json
 import os
+import random
+import re
 import signal
 import threading
+import time
 
 import pyarrow as pa
 import pytest
@@ -15,7 +18,7 @@ from pyarrow import parquet
 from paw_min.config import Config
 from paw_min.envs.interface import Context, Step, Turn
 from paw_min.envs.search import env, prompts
-from paw_min.envs.search.env import SearchPool, information, last_answer
+from paw_min.envs.search.env import SearchPool, blocks, information, last_answer
 from paw_min.envs.search.questions import Question, exact_match, load_questions, normalize
 from tests.pools import reset, step
 
@@ -87,6 +90,17 @@ def test_exact_match(prediction, answers, right):
 ])  # fmt: skip
 def test_last_answer(text, answer):
     assert last_answer(text) == answer
+
+
+def test_blocks_are_those_of_the_regex_but_in_linear_time():
+    rng = random.Random(0)
+    for _ in range(2000):
+        parts = ["<answer>", "</answer>", "<search>", "</search>", "a", "\n", "<", "/"]
+        text = "".join(rng.choices(parts, k=rng.randrange(9)))
+        assert blocks(text, "answer") == re.findall("<answer>(.*?)</answer>", text, re.DOTALL)
+    began = time.perf_counter()
+    assert blocks("<answer>" * 100_000, "answer") == []
+    assert time.perf_counter() - began < 2  # the regex takes minutes
 
 
 # ---- prompts and parser ----

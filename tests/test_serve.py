@@ -16,12 +16,13 @@ from pathlib import Path
 
 import pytest
 import requests
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from paw_min.config import Config
 from paw_min.envs import serve
 from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.retrieval.server import listen
 from paw_min.toy import search_world, webshop_shops
 from tests import pools
 from tests.openenv_server import client, serving, until
@@ -269,6 +270,14 @@ def test_http(url, games):
     until(lambda: games.free.qsize() == serve.SESSIONS + 1)
 
 
+def test_no_session_without_an_end(url):
+    """OpenEnv's /mcp would begin one for each request of this kind, until all are taken."""
+    create = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create", "params": {}}
+    assert requests.post(f"{url}/mcp", json=create, timeout=20).status_code == 404
+    with pytest.raises(InvalidStatus), connect(url.replace("http", "ws") + "/mcp"):
+        pass
+
+
 def test_a_failing_environment_costs_its_episode(load, tmp_path):
     tasks = load("alfworld")
     broken = tmp_path / "game.tw-pddl"
@@ -349,6 +358,12 @@ def test_the_command(data, request):
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 0
     assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("host, port", [("é..b", 0), ("é" * 80, 0), ("127.0.0.1", 65536)])
+def test_an_address_that_cannot_be_opened(host, port):
+    with pytest.raises(SystemExit, match=f"error: port {port} of {host} cannot be opened"):
+        listen(host, port)
 
 
 @pytest.mark.slow

@@ -8,7 +8,9 @@ import gzip
 import json
 import pickle
 import random
+import re
 import sys
+import time
 import tracemalloc
 from collections import Counter
 from functools import lru_cache, partial
@@ -26,6 +28,7 @@ from paw_min.envs.webshop import goals as shop_goals
 from paw_min.envs.webshop import reward as shop_reward
 from paw_min.envs.webshop.env import WebShopAgent, load_shop, make_agent
 from paw_min.envs.webshop.goals import splits
+from paw_min.envs.webshop.pages import read_action
 
 DATA = Path(__file__).parent / "data" / "webshop"
 KINDS = ["human", "synthetic"]
@@ -182,6 +185,18 @@ def test_actions_on_the_first_page(tmp_path, action, page_is):
 def test_actions_on_the_item_page(tmp_path, action, bought):
     env = at_item(tmp_path)
     assert env.step(action)[2] == bought
+
+
+def test_actions_are_those_of_the_official_regex_but_in_linear_time():
+    rng = random.Random(0)
+    for _ in range(3000):
+        parts = ["search", "click", "[", "]", "a", "\n", " "]
+        text = "".join(rng.choices(parts, k=rng.randrange(9)))
+        match = re.match(r"(.+)\[(.+)\]", text)
+        assert read_action(text) == (match.groups() if match else ("", "")), text
+    began = time.perf_counter()
+    assert read_action("search[" * 100_000).name == ""
+    assert time.perf_counter() - began < 2  # the regex takes hours
 
 
 def test_results_have_pages_without_end(tmp_path):

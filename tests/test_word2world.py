@@ -5,6 +5,7 @@ The oracle answers with the real environment. With it, the dream is the environm
 
 import json
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -552,6 +553,16 @@ def test_imitation_rows_end_with_the_end_token(recorded, model, tmp_path):
         assert not row.obs_ids
 
 
+def test_an_episode_without_its_responses_is_not_imitated(recorded, tmp_path):
+    """Else the agent is trained on none, or on those of other steps."""
+    won = next(t for t in recorded if t.won)
+    file = tmp_path / "t.json"
+    for responses in ([], won.responses[1:], [*won.responses, "x"]):
+        trajectories.write_trajectories(file, [replace(won, responses=responses)])
+        with pytest.raises(UserError, match=f"won episode 0 has {len(responses)} responses"):
+            run("imitate", "alfworld", "--trajectories", file, "--out", tmp_path / "o")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -564,6 +575,7 @@ def test_imitation_rows_end_with_the_end_token(recorded, model, tmp_path):
         (["collect", "alfworld", "--episodes", "-1"], "--episodes -1 is out of range"),
         (["collect", "alfworld", "--episodes", "1", "--agents", "teacher", "random"], "2 agents"),
         (["train", "alfworld", "--trajectories", "x", "--width", "100"], "--width 100 is not"),
+        (["train", "alfworld", "--trajectories", "x", "--width", "3200000"], "up to 4096"),
         (["train", "alfworld", "--trajectories", "x", "--lr", "0"], "--lr 0.0 is out of range"),
         (["train", "alfworld", "--trajectories", "x", "--batch", "0"], "--batch 0 is out of range"),
         (["verify", "webshop", "--world-model", "x", "--budgets", "-2"], "--budgets -2 is out"),

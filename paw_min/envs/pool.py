@@ -383,6 +383,8 @@ def _serve(envs: dict, make_env: Callable[[], Environment], request: _Request) -
             step = getattr(env, call.method)(call.argument)
             if not abs(step.reward) <= MAX_REWARD:
                 raise ValueError(f"the reward {step.reward} is beyond {MAX_REWARD:g}")
+            if step.score is not None and not 0 <= step.score <= 1:
+                raise ValueError(f"the score {step.score} is not between 0 and 1")
     except (Exception, SystemExit) as error:  # noqa: BLE001 - costs one episode, reported by name
         reason = " ".join(str(error).split())[:300]  # one line, whatever a server has sent
         return _Result(failure=f"{type(error).__name__}: {reason}")

@@ -174,6 +174,8 @@ def make_app(games: Games) -> FastAPI:
     app = create_app(
         partial(Session, games), CommandAction, StepObservation, max_concurrent_envs=SESSIONS
     )
+    # Our environments are no MCP servers, and a session that POST /mcp begins has no end.
+    app.router.routes[:] = [route for route in app.router.routes if route.path != "/mcp"]
     app.add_middleware(BodyLimit)
     app.add_middleware(QuietEnd)
 

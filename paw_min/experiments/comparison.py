@@ -28,12 +28,18 @@ from filelock import FileLock
 
 from paw_min.config import parse_args
 from paw_min.experiments import SCRIPTS, presets_of
-from paw_min.experiments.sweep import Job, check_settings, run_all
+from paw_min.experiments.sweep import OURS, Job, check_settings, refuse, run_all
 from paw_min.experiments.table import Entry
 from paw_min.running.console import say
 from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.files import expanded
-from paw_min.running.runs import newest_checkpoint, read_metrics, replace_text, writing
+from paw_min.running.runs import (
+    newest_checkpoint,
+    read_metrics,
+    reading,
+    replace_text,
+    writing,
+)
 from paw_min.running.untrusted import read_json
 from paw_min.world_models.start import Record
 
@@ -57,6 +63,9 @@ ARMS = [
     Arm("placebo of RWML: shuffled", "rwml-shuffled"),
 ]
 
+# Not for FLAGS. --paw and its opposite tell the arms apart.
+TAKEN = OURS | {"--paw", "--no-paw"}
+
 STAGES = {  # run folder of rwml.py -> its flags
     "rwml": [],
     "wm-sft": ["--method", "wm-sft"],
@@ -75,7 +84,7 @@ class Begun:
 
 
 def run_stage(stage: str, env: str, seed: int, out: Path, flags: list[str]) -> Begun:
-    """Train the start model of a stage, unless it is there."""
+    """Train the start model of a stage, or what is missing of it."""
     log = out / f"{env}-{stage}-seed{seed}.log"
     module = [sys.executable, "-m"]
     if stage == "actobs":
@@ -87,12 +96,15 @@ def run_stage(stage: str, env: str, seed: int, out: Path, flags: list[str]) -> B
             call([*standins, "--out", str(model)], log)
         return Begun(str(model), 0)
     folder = out / f"{env}-world-seed{seed}"
-    if newest_checkpoint(folder / stage) is None:
-        rwml = [*module, "paw_min.world_models.rwml", env, "--out", str(folder)]
-        call([*rwml, *STAGES[stage], *flags, "--seed", str(seed)], log)
-    steps = read_json(folder / "collected.json", Record).counts["steps"]
+    # Also if there is a checkpoint: it may be of an interrupted stage, or have other flags. rwml.py
+    # resumes, checks the settings, and trains nothing twice.
+    rwml = [*module, "paw_min.world_models.rwml", env, "--out", str(folder)]
+    call([*rwml, *STAGES[stage], *flags, "--seed", str(seed)], log)
+    with reading(folder / "collected.json") as path:
+        steps = read_json(path, Record).counts["steps"]
     if stage == "early-experience":
-        steps += int(read_metrics(folder / stage)[-1]["branch_steps"])
+        with reading(folder / stage / "metrics.jsonl"):
+            steps += int(read_metrics(folder / stage)[-1]["branch_steps"])
     return Begun(str(newest_checkpoint(folder / stage)), steps)
 
 
@@ -126,17 +138,27 @@ def job_of(arm: Arm, begun: Begun, env: str, seed: int, out: Path, flags: list[s
 def record(path: Path, entry: Entry) -> None:
     """Add a run to the list, which commands with other seeds write, too."""
     with FileLock(path.with_suffix(".lock")):
-        entries = read_json(path, list[Entry]) if path.is_file() else []
-        others = [e for e in entries if (e.label, e.seed) != (entry.label, entry.seed)]
+        others = [e for e in recorded(path) if (e.label, e.seed) != (entry.label, entry.seed)]
         labels = [arm.label for arm in ARMS]
         found = sorted([*others, entry], key=lambda e: (e.seed, labels.index(e.label)))
         text = json.dumps([asdict(e) for e in found], indent=1, ensure_ascii=False)
         replace_text(path, text + "\n")
 
 
+def recorded(path: Path) -> list[Entry]:
+    """The list of runs so far; UserError unless it is one of this program."""
+    entries = read_json(path, list[Entry]) if path.is_file() else []
+    unknown = {entry.label for entry in entries} - {arm.label for arm in ARMS}
+    if unknown:
+        raise UserError(f"{path} has the unknown arm {min(unknown)!r:.300}: use another --out.")
+    return entries
+
+
 def main(env: str, seed: int, out: Path, flags: list[str]) -> None:
+    refuse(flags, TAKEN)
     with writing(str(out)):
         out.mkdir(parents=True, exist_ok=True)
+    recorded(out / f"comparison-{env}.json")  # refused before an arm is trained, if it is damaged
     arms = ARMS
     if env == "search":  # it has no list of commands
         arms = [arm for arm in ARMS if arm.stage != "early-experience"]

@@ -8,6 +8,9 @@ Measures of a run, in percent, from the evaluations in its metrics.jsonl:
     area       mean of all evaluations after the start: the mean height of the learning curve
     plateau    mean of the last two
 
+Runs of a sweep may have been evaluated after different updates; only those that all runs share
+count.
+
 With `--by steps`, a curve is over environment steps, those of a stage before RL included. During
 the stage, it has the height of the base arm's start model. It ends at the budget, the smallest
 number of steps that any run took, and is read at POINTS equal distances.
@@ -32,14 +35,20 @@ import numpy as np
 from scipy.stats import t as student
 
 from paw_min.experiments.figures import curve_of, save
-from paw_min.experiments.table import Settings, find, interval, markdown_table
+from paw_min.experiments.table import MAX_STEPS, Settings, find, interval, markdown_table
 from paw_min.running.errors import Parser, UserError, user_errors
-from paw_min.running.plot import plt
+from paw_min.running.plot import plain, plt
 from paw_min.running.runs import read_metrics, reading, writing
 from paw_min.running.untrusted import read_json
 
 LAST = 2  # evaluations of the plateau
 POINTS = 16  # of a curve over environment steps, after the start
+SHARE = (0, 1)
+SIZE = (-MAX_STEPS, MAX_STEPS)
+NEEDED = {  # metrics of each update, and their range
+    "success": SHARE, "valid": SHARE, "clip_fraction": SHARE, "rows": (1, MAX_STEPS),
+    "grad_norm": SIZE, "entropy": SIZE,
+}  # fmt: skip
 
 Curve = dict[int, float]  # update, or environment steps -> held-out success in percent
 
@@ -52,7 +61,7 @@ class Run(NamedTuple):
 
     def steps(self) -> int:
         """Environment steps at its end."""
-        return self.steps_before + sum(line.get("rows", 0) for line in self.lines)
+        return self.steps_before + sum(line["rows"] for line in self.lines[1:])
 
 
 Runs = dict[int, Run]  # by seed
@@ -85,7 +94,8 @@ class Measure:
 class Training:
     """Metrics of an arm's training, means over the seeds."""
 
-    clip_ratio: float | None  # clip_fraction over the base arm's: median over the seeds
+    # clip_fraction over the base arm's: median over the seeds. None: that arm clips nothing.
+    clip_ratio: float | None
     grad_norm_first: float  # before clipping, of update 1
     grad_norm: float  # mean over the updates
     entropy_last: float  # nats per response token
@@ -154,16 +164,50 @@ def finished(sweep: Path) -> dict[str, Runs]:
         updates = read_json(config, Settings)["updates"]
         lines = read_metrics(entry.folder)
         if lines and lines[-1]["update"] == updates:
+            if entry.seed in runs:
+                raise UserError(f"{sweep} has {entry.label!r}, seed {entry.seed}, twice: leave one "
+                                "of them out.")  # fmt: skip
+            check_metrics(entry.folder, lines)
             runs[entry.seed] = Run(lines, entry.steps_before)
+    if not by_arm:
+        raise UserError(f"{sweep} has no runs: run the sweep first.")
     shared = sorted(set.intersection(*(set(runs) for runs in by_arm.values())))
     if not shared:
         raise UserError(f"{sweep}: no seed is finished in all arms; run the sweep first.")
     return {label: {seed: runs[seed] for seed in shared} for label, runs in by_arm.items()}
 
 
+def check_metrics(folder: str, lines: list[dict]) -> None:
+    """UserError unless the lines of a finished run have all that is measured here."""
+    with reading(Path(folder) / "metrics.jsonl"):
+        start, *updates = lines
+        if start["update"] != 0 or "eval_success" not in start:
+            raise ValueError("no evaluation before training")
+        for line in updates:
+            missing = [name for name in NEEDED if name not in line]
+            if missing:
+                raise ValueError(f"update {line['update']} has no {missing[0]}")
+        for line in lines:
+            for name, (low, high) in (NEEDED | {"eval_success": SHARE}).items():
+                # A comparison with NaN is false.
+                if name in line and not low <= line[name] <= high:
+                    raise ValueError(f"update {line['update']} has the {name} {line[name]}")
+
+
 def by_update(run: Run) -> Curve:
     heights = curve_of(run.lines, "eval_success")
     return {update: 100 * success for update, success in heights.items()}
+
+
+def at_shared_updates(curves: dict[str, list[Curve]], sweep: Path) -> dict[str, list[Curve]]:
+    """The curves of all arms at the updates that each of them has."""
+    shared = set.intersection(*(set(curve) for of_arm in curves.values() for curve in of_arm))
+    if max(shared) == 0:
+        raise UserError(f"{sweep}: no update but 0 was evaluated in all runs; use --by steps.")
+    return {
+        label: [{update: curve[update] for update in sorted(shared)} for curve in of_arm]
+        for label, of_arm in curves.items()
+    }
 
 
 def by_steps(run: Run, start: float, budget: int) -> Curve:
@@ -175,7 +219,7 @@ def by_steps(run: Run, start: float, budget: int) -> Curve:
         heights.append(start)
     now = run.steps_before
     for line in run.lines:
-        now += line.get("rows", 0)  # one per environment step
+        now += line.get("rows", 0)  # one per environment step; none at update 0
         if "eval_success" in line:
             steps.append(now)
             heights.append(100 * line["eval_success"])
@@ -196,7 +240,8 @@ def training(runs: Runs, base: Runs | None) -> Training:
             own = np.mean([line["clip_fraction"] for line in updates])
             others = [line for line in base[seed].lines if "success" in line]
             other = np.mean([line["clip_fraction"] for line in others])
-            ratios.append(own / other)
+            if other:
+                ratios.append(own / other)
     means = {name: float(np.mean(values)) for name, values in found.items()}
     return Training(clip_ratio=float(np.median(ratios)) if ratios else None, **means)
 
@@ -211,6 +256,7 @@ def read(sweep: Path, base: str | None, by: str = "updates") -> Setting:
     if by == "updates":
         for label, runs in by_arm.items():
             curves[label] = [by_update(run) for run in runs.values()]
+        curves = at_shared_updates(curves, sweep)
     else:
         budget = min(run.steps() for runs in by_arm.values() for run in runs.values())
         for label, runs in by_arm.items():
@@ -222,8 +268,7 @@ def read(sweep: Path, base: str | None, by: str = "updates") -> Setting:
     arms = {}
     for label, runs in by_arm.items():
         is_base = label == base
-        with reading(sweep):  # a metric may be missing in a run's metrics.jsonl
-            trained = training(runs, None if is_base else by_arm[base])
+        trained = training(runs, None if is_base else by_arm[base])
         others = None if is_base else curves[base]
         arms[label] = Arm(
             curves=curves[label],
@@ -288,14 +333,14 @@ def picture(settings: list[Setting], out: Path, x: str) -> None:
             if arm.area.t:
                 right.plot(arm.area.t, [k, k], color=color, lw=2)
         right.axvline(0, color="gray", lw=0.8, ls=":")
-        right.set_yticks(range(len(setting.arms)), setting.arms, fontsize=8)
+        right.set_yticks(range(len(setting.arms)), map(plain, setting.arms), fontsize=8)
         right.set_ylim(len(setting.arms) - 0.5, -0.5)  # the first arm at the top
-        left.set_title(setting.name, loc="left", fontsize=10, fontweight="bold")
+        left.set_title(plain(setting.name), loc="left", fontsize=10, fontweight="bold")
         left.set_ylabel("held-out success (%)")
         for axis in (left, right):
             axis.grid(alpha=0.3)
     axes[-1, 0].set_xlabel(x)
-    axes[-1, 1].set_xlabel(f"area, difference to {settings[-1].base} (points)")
+    axes[-1, 1].set_xlabel(plain(f"area, difference to {settings[-1].base} (points)"))
     save(figure, out)
 
 

@@ -37,7 +37,7 @@ from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.evaluate import evaluate
 from paw_min.running.lookahead import Decision, LookaheadSampler, costs
 from paw_min.running.metrics import mean
-from paw_min.running.plot import plt
+from paw_min.running.plot import plain, plt
 from paw_min.running.runs import newest_checkpoint, writing
 from paw_min.running.seeds import generator, request_seed
 from paw_min.running.session import (
@@ -104,6 +104,9 @@ def main(argv: list[str] | None = None) -> None:
     for k in own.k:
         check(replace(args.cfg, lookahead=k))
     models = [find_model(args.cfg, text) for text in own.models]
+    labels = [model.label for model in models]
+    if len(set(labels)) < len(labels):
+        raise UserError(f"--models has the labels {', '.join(labels)}: use different ones.")
     tasks = find_tasks(args.cfg)
     found = []
     with closing(tasks.make_pool(min(PANEL_SLOTS, len(tasks.held_out)))) as pool:
@@ -246,7 +249,8 @@ def draw(found: list[Played], path: Path) -> None:
                 [one.step_tokens for one in line_of],
                 [one.success for one in line_of],
                 yerr=[one.success_se for one in line_of],
-                color=f"C{color}", linestyle=style, marker="o", capsize=2, label=f"{label}, {rule}",
+                color=f"C{color}", linestyle=style, marker="o", capsize=2,
+                label=plain(f"{label}, {rule}"),
             )  # fmt: skip
     axis.set(xlabel="tokens per step, generated and scored", ylabel="held-out success")
     axis.set_xscale("log", base=2)

@@ -16,8 +16,10 @@ Not in the paper.
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from paw_min.config import Config
@@ -26,6 +28,10 @@ from paw_min.experiments.transitions import TextRow, observation_logps
 from paw_min.model.batches import TokenRow
 from paw_min.model.policy import Policy
 from paw_min.running.untrusted import exact
+
+EDGES = (0.001, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.99, 1.0)
+Share = Annotated[float, Field(ge=0, le=1)]
+Histogram = Annotated[list[Share], Field(min_length=len(EDGES), max_length=len(EDGES))]
 
 
 @exact
@@ -42,8 +48,8 @@ class Outcomes:
     p_if_effect: float | None  # ... actions without an effect, and after others
     auc: float | None
     # Shares of the tokens of each kind with p up to each of EDGES, above the one before.
-    branch_shares: list[float]
-    other_shares: list[float]
+    branch_shares: Histogram
+    other_shares: Histogram
 
     @property
     def band(self) -> float:
@@ -54,9 +60,6 @@ class Outcomes:
         low = EDGES.index(0.01)
         high = EDGES.index(0.2)
         return sum(self.branch_shares[low + 1 : high + 1])
-
-
-EDGES = (0.001, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.99, 1.0)
 
 
 def measure(cfg: Config, policy: Policy, rows: list[TextRow]) -> Outcomes:

@@ -35,7 +35,7 @@ from paw_min.rollout import Episode, Rows, flatten
 from paw_min.running.conflict import dot, gradient, gradient_conflict
 from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.metrics import describe_episodes, mean
-from paw_min.running.runs import writing
+from paw_min.running.runs import replace_text
 from paw_min.running.seeds import generator
 from paw_min.running.session import loaded
 from paw_min.running.untrusted import exact, read_json
@@ -88,6 +88,9 @@ def main(argv: list[str] | None = None) -> None:
     if planned[0].cfg.algo == "ppo":
         raise UserError("--algo ppo has no advantages before its critic learns: use another one.")
     starts = []
+    out = planned[0].out
+    if out and (out / "starts.json").is_file():
+        read(out / "starts.json")  # refused before a model plays, if it is damaged
     for args in planned:
         starts.append(measure(args, tau))
         if args.out:
@@ -212,9 +215,8 @@ def store(file: Path, starts: list[Start]) -> list[Start]:
     """Write these starts to the file, in place of those with their names -> all of the file."""
     stored = {start.name: start for start in read(file)} if file.is_file() else {}
     stored |= {start.name: start for start in starts}
-    with writing(file):
-        text = json.dumps([asdict(start) for start in stored.values()], indent=1)
-        file.write_text(text + "\n")
+    text = json.dumps([asdict(start) for start in stored.values()], indent=1)
+    replace_text(file, text + "\n")
     return list(stored.values())
 
 

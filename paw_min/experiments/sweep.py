@@ -71,11 +71,7 @@ class Job:
 
 def plan(grid: str, env: str, seeds: list[int], out: str, extra: list[str]) -> list[Job]:
     """All runs, first those of the first seed; UserError if settings or folders do not fit."""
-    names = {word.partition("=")[0] for word in extra if word.startswith("--")}
-    # A prefix counts as well: argparse takes it for the flag.
-    taken = {name for name in names if any(own.startswith(name) for own in OURS)}
-    if taken:
-        raise UserError(f"{' '.join(sorted(taken))} after --: use the options of the sweep.")
+    refuse(extra, OURS)
     presets = presets_of(env)
     size = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     size.add_argument("--preset", nargs="+", default=list(presets)[:1])
@@ -100,7 +96,22 @@ def plan(grid: str, env: str, seeds: list[int], out: str, extra: list[str]) -> l
             if job.done() >= 0:
                 check_settings(job)
             jobs.append(job)
+    by_folder = {}
+    for job in jobs:
+        other = by_folder.setdefault(job.folder, job)
+        if other is not job:
+            raise UserError(f"with the flags after --, {other.label!r} and {job.label!r} are the "
+                            "same run: leave out those that the arms differ in.")  # fmt: skip
     return jobs
+
+
+def refuse(extra: list[str], own: set[str]) -> None:
+    """UserError if FLAGS has one of these, which the runs get from this program."""
+    names = {word.partition("=")[0] for word in extra if word.startswith("--")}
+    # A prefix counts as well: argparse takes it for the flag.
+    taken = {name for name in names if any(flag.startswith(name) for flag in own)}
+    if taken:
+        raise UserError(f"{' '.join(sorted(taken))} after --: use the options before it.")
 
 
 def check_settings(job: Job) -> None:

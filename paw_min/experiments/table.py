@@ -27,6 +27,7 @@ from paw_min.running.runs import read_metrics, writing
 from paw_min.running.untrusted import exact, open_ended, read_json
 
 DRAWS = 2000
+MAX_STEPS = 10**12  # of an environment; more is a damaged file
 TYPES = {  # task type -> the paper's column, in the paper's order
     "pick_and_place_simple": "Pick", "look_at_obj_in_light": "Look",
     "pick_clean_then_place_in_recep": "Clean", "pick_heat_then_place_in_recep": "Heat",
@@ -46,7 +47,8 @@ class Entry:
     label: str
     seed: int
     folder: str  # relative to the file
-    steps_before: int = 0  # environment steps of a stage before the run (comparison.py)
+    # Environment steps of a stage before the run (comparison.py).
+    steps_before: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 0
 
 
 @open_ended

@@ -18,8 +18,10 @@ results/teach/README.md.
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import Field
 
 from paw_min.config import Config, check
 from paw_min.experiments.outcomes import Outcomes, measure
@@ -45,8 +47,8 @@ class Taught:
     """One loss: the measurements before training and after each epoch."""
 
     loss: str
-    steps: list[int]  # optimizer steps done
-    outcomes: list[Outcomes]
+    steps: Annotated[list[int], Field(min_length=1)]  # optimizer steps done
+    outcomes: Annotated[list[Outcomes], Field(min_length=1)]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -62,6 +64,12 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError(f"--epochs {own.epochs} is out of range: it must be at least 1.")
     args = arguments(__doc__, others)
     settings = {loss: with_loss(args.cfg, loss) for loss in own.losses}  # checked before long work
+    if args.cfg.groups < HELD_OUT:
+        raise UserError(f"{args.cfg.groups} groups are too few, since every fourth is held out: "
+                        "raise --groups or --episodes.")  # fmt: skip
+    if own.save:
+        with writing(f"the folder {own.save}"):
+            own.save.mkdir(parents=True, exist_ok=True)
     train, held_out = split(play(args))
     found = []
     for loss, cfg in settings.items():

@@ -181,7 +181,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener.bind((host, port))
         listener.listen()  # requests that arrive before uvicorn starts wait in the queue
-    except (OSError, OverflowError) as error:  # OverflowError: above 65535
+    except (OSError, OverflowError, TypeError) as error:  # a port above 65535; a host like é..b
         reason = getattr(error, "strerror", error)
         sys.exit(
             f"error: port {port} of {host} cannot be opened ({reason}): choose another --port, or "

@@ -19,6 +19,12 @@ from paw_min.running.runs import read_metrics, writing
 matplotlib.use("Agg")  # no display needed
 import matplotlib.pyplot as plt
 
+
+def plain(text: str) -> str:
+    """A label that matplotlib shows as it is; it would read dollars as math."""
+    return text.replace("$", r"\$")
+
+
 FIGURES = {
     "curves.png": {
         "success": "training success", "eval_success": "held-out success",

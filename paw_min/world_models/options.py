@@ -10,6 +10,7 @@ from paw_min.running.errors import Parser, UserError
 from paw_min.world_models.players import AGENTS
 
 ENVS = ("alfworld", "webshop", "textworld")
+MAX_WIDTH = 4096  # of a model from scratch; far more than fits the data
 COMMANDS = ("collect", "train", "fidelity", "consistency", "verify", "imitate")
 
 
@@ -46,6 +47,12 @@ def parse(doc: str, argv: list[str]) -> tuple[Namespace, Config]:
     return args, replace(cfg, prompt_overflow="cut")
 
 
+def check_width(name: str, width: int) -> None:
+    if width % 32 or not 32 <= width <= MAX_WIDTH:
+        raise UserError(f"{name} {width} is not a multiple of 32 up to {MAX_WIDTH}: use 64, 128 "
+                        "and so on.")  # fmt: skip
+
+
 def check(args: Namespace) -> None:
     """UserError for flags that cannot work together, or are out of range."""
     needs = {
@@ -70,8 +77,7 @@ def check(args: Namespace) -> None:
         raise UserError(f"--slips {args.slips} is out of range: 0 to 1.")
     if not 0 < args.lr <= 1:
         raise UserError(f"--lr {args.lr} is out of range: above 0, at most 1.")
-    if args.width < 32 or args.width % 32:
-        raise UserError(f"--width {args.width} is not a multiple of 32: use 64, 128 and so on.")
+    check_width("--width", args.width)
     if args.env != "webshop" and (args.ground or args.command == "verify"):
         what = "verify" if args.command == "verify" else "--ground"
         raise UserError(f"{what} is for webshop: {args.env} has no search, and no "

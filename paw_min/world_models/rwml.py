@@ -40,6 +40,7 @@ from paw_min.running.console import say
 from paw_min.running.errors import UserError, user_errors
 from paw_min.running.evaluate import evaluate
 from paw_min.running.metrics import mean
+from paw_min.running.runs import reading
 from paw_min.running.seeds import generator
 from paw_min.running.session import Session, open_session
 from paw_min.running.tasks import draw_groups
@@ -209,7 +210,11 @@ def train(job: Job, kept: list[Triplet], held_out: list[Triplet], tau: float) ->
     with open_session(cfg) as s:
         done = s.run.restore(s.policy, s.optimizer)
         s.policy.train()
-        if not done and not s.run.metrics():
+        logged = [line["update"] for line in s.run.metrics()]
+        if done and logged[:1] + logged[-1:] != [0, done]:
+            raise UserError(f"{s.run.folder}/metrics.jsonl lacks updates of the checkpoint beside "
+                            "it: restore it, or delete the folder to train again.")  # fmt: skip
+        if not logged:
             s.run.log({"update": 0} | measure(job, s, held_out, tau))
         if done < cfg.updates:
             if job.method == "rwml":
@@ -224,9 +229,10 @@ def train(job: Job, kept: list[Triplet], held_out: list[Triplet], tau: float) ->
             s.run.log({"update": cfg.updates} | metrics)
             s.run.save(s.policy, s.optimizer, cfg.updates)
         first, *_, last = s.run.metrics()
-        for name in first:
-            if name != "update":
-                say(f"{name:22s} {first[name]:6.3f} -> {last[name]:6.3f}")
+        with reading(s.run.folder / "metrics.jsonl"):  # a metric may be missing
+            for name in first:
+                if name != "update":
+                    say(f"{name:22s} {first[name]:6.3f} -> {last[name]:6.3f}")
         checkpoint = s.run.checkpoint()
     say("then RL:")
     say(f"python run_{cfg.env}.py {shlex.join(job.flags)} --model {checkpoint}")
@@ -249,7 +255,7 @@ def main(argv: list[str] | None = None) -> None:
                         "was collected: restore it, or delete the folder.")  # fmt: skip
     validation, others = split(job, triplets)
     path = job.folder / "filter.json"
-    if not path.is_file():
+    if not path.exists():
         filter_triplets(job, validation, others)
     chosen = read_json(path, Filtered)
     if not fits(chosen, len(others)):

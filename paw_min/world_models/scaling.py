@@ -17,17 +17,20 @@ import json
 import shlex
 import sys
 from argparse import Namespace
+from dataclasses import dataclass
 from itertools import product
 from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import matplotlib
+from pydantic import Field
 
 from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.runs import writing
+from paw_min.running.untrusted import open_ended, read_json
 from paw_min.world_models import word2world
-from paw_min.world_models.options import ENVS
+from paw_min.world_models.options import ENVS, check_width
 from paw_min.world_models.trajectories import read_trajectories
 
 matplotlib.use("Agg")  # no display needed
@@ -44,6 +47,24 @@ class Cell(NamedTuple):
     data: str  # a training file's name, or ALL
     limit: int  # trajectories
     width: int
+
+
+@open_ended
+@dataclass
+class Trained:
+    """What is used of train.json."""
+
+    parameters: int
+    steps: int
+
+
+@open_ended
+@dataclass
+class Measured:
+    """What is used of fidelity.json."""
+
+    em: Annotated[float, Field(ge=0, le=1)]
+    em_observation: Annotated[float, Field(ge=0, le=1)]
 
 
 def parse(argv: list[str]) -> tuple[Namespace, list[str]]:
@@ -65,6 +86,8 @@ def parse(argv: list[str]) -> tuple[Namespace, list[str]]:
                             f"differ from each other and from {ALL!r}.")
     if min(args.limits) < 1:
         raise UserError(f"--limits {min(args.limits)} is out of range: 1 or more.")
+    for width in args.widths:
+        check_width("--widths", width)  # all of them, before the first is trained
     for file in args.trajectories:
         found = len(read_trajectories([file]))
         if found < max(args.limits):
@@ -93,16 +116,16 @@ def train_and_measure(args: Namespace, flags: list[str], cell: Cell) -> dict:
     files = [file for file in args.trajectories if cell.data in (ALL, named(file))]
     call("train", args.env, "--trajectories", *files, "--limit", cell.limit, "--width",
          cell.width, "--out", folder, *flags)  # fmt: skip
-    train = json.loads((folder / "train.json").read_text())
-    found = cell._asdict() | {"parameters": train["parameters"], "steps": train["steps"]}
+    train = read_json(folder / "train.json", Trained)
+    found = cell._asdict() | {"parameters": train.parameters, "steps": train.steps}
     found |= {measure: {} for measure in MEASURES}
     for file in args.held_out:
         out = folder / named(file)
         call("fidelity", args.env, "--world-model", folder, "--trajectories", file, "--out", out,
              *flags)  # fmt: skip
-        fidelity = json.loads((out / "fidelity.json").read_text())
+        fidelity = read_json(out / "fidelity.json", Measured)
         for measure in MEASURES:
-            found[measure][named(file)] = fidelity[measure]
+            found[measure][named(file)] = getattr(fidelity, measure)
     return found
 
 

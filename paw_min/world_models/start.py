@@ -53,7 +53,11 @@ class Record:
 def collected(job: Job) -> Record:
     """Read FOLDER's record, or collect first."""
     path = job.folder / "collected.json"
-    if not path.is_file():
+    if not path.exists():
+        if (job.folder / "filter.json").exists():
+            # Triplets that are collected again would replace those that it was made for.
+            raise UserError(f"{path} is missing, but not filter.json: restore it, or use another "
+                            "--out.")  # fmt: skip
         if (job.folder / "start").exists() and not (job.folder / "triplets.jsonl").exists():
             raise UserError(f"{job.folder / 'start'} is not of this command: use another --out.")
         settings = job.settings

@@ -55,6 +55,13 @@ def imitate(args: Namespace, cfg: Config) -> dict:
     if len(won) < max(1, args.wins):
         raise UserError(f"--trajectories has {len(won)} won episodes: collect more.")
     won = won[: args.wins or None]
+    for number, trajectory in enumerate(won):
+        counts = [len(trajectory.responses), len(trajectory.commands), len(trajectory.answers)]
+        if not counts[0] == counts[1] == counts[2] > 0:
+            raise UserError(
+                "--trajectories: won episode {} has {} responses, {} commands and {} answers, "
+                "expected as many of each: collect it again.".format(number, *counts)
+            )
     device = join(cfg.device)
     policy = load_policy(start_model(cfg), device=device, precision=forward_precision(cfg, device))
     prompt = BENCHMARKS[cfg.env].prompts[cfg.prompt]

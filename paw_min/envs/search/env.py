@@ -21,7 +21,6 @@ Deviations:
 """
 
 import json
-import re
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -73,20 +72,30 @@ def load(cfg: Config, data: str) -> Tasks:
     return Tasks(train=tasks[: len(train)], held_out=tasks[len(train) :], make_pool=make_pool)
 
 
+def blocks(text: str, tag: str) -> list[str]:
+    """What re.findall("<tag>(.*?)</tag>", text, re.DOTALL) finds, in linear time.
+
+    The regex reads the rest of the text for each opening tag that nothing closes.
+    """
+    found = []
+    *closed, _ = text.split(f"</{tag}>")
+    for part in closed:
+        _, opened, inside = part.partition(f"<{tag}>")
+        if opened:
+            found.append(inside)
+    return found
+
+
 def last_answer(text: str) -> str | None:
     """The text of the last <answer> block; None if there is none."""
-    blocks = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
-    if not blocks:
-        return None
-    return blocks[-1].strip()
+    found = blocks(text, "answer")
+    return found[-1].strip() if found else None
 
 
 def search_query(command: str) -> str | None:
     """The text of the first <search> block; None if there is none."""
-    block = re.search(r"<search>(.*?)</search>", command, re.DOTALL)
-    if not block:
-        return None
-    return block.group(1)
+    found = blocks(command, "search")
+    return found[0] if found else None
 
 
 def information(hits: list[Hit]) -> str:

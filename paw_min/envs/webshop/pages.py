@@ -21,21 +21,39 @@ Deviations: goal indices out of range raise an error, and `<r>` searches repeat 
 
 import json
 import random
-import re
 from numbers import Integral
+from typing import NamedTuple
 
 from paw_min.envs.webshop.shop import Shop
 
 PAGE_SIZE = 10  # products per page of results
 BUTTONS = ["back to search", "< prev", "description", "features", "reviews", "buy now"]
 SUB_PAGES = ("description", "features", "reviews", "attributes")
-_ACTION = re.compile(r"(.+)\[(.+)\]")  # official: greedy, and anchored only at the start
 _DONE_PAGE = (  # "instuction" is the official spelling
     "Thank you for shopping with us!|Your code:|None|(Paste it in your MTurk interface.)|Purchased|"
     "asin|{asin}|options|{options}|attrs|None|category|None|query|None|product category|None|"
     "Target|asin|options|attrs|price upper|instuction text|category|product category|query|Goal|"
     "None|Reward|Your score (min 0.0, max 1.0)|{score}|Reward Details|None"
 ).split("|")
+
+
+class Action(NamedTuple):
+    name: str
+    argument: str
+
+
+def read_action(text: str) -> Action:
+    """What the official regex, (.+)[(.+)] with plain brackets, reads; else two empty texts.
+
+    In linear time: the regex tries every pair of brackets, which takes minutes for a long command.
+    """
+    line = text.partition("\n")[0]  # a dot matches all but line breaks
+    end = line.rfind("]")
+    # Both groups are greedy, and have at least one character.
+    start = line.rfind("[", 1, max(0, end - 1))
+    if start < 0:
+        return Action("", "")
+    return Action(line[:start], line[start + 1 : end])
 
 
 def _visible(text: str) -> list[str]:
@@ -87,12 +105,8 @@ class WebShopEnv:
             raise RuntimeError("step before the first reset; call reset first.")
         score = 0.0
         done = False
-        name = ""
-        argument = ""
-        match = _ACTION.match(action)
-        if match:
-            name = match[1]
-            argument = match[2].lower()
+        name, argument = read_action(action)
+        argument = argument.lower()
         if name == "search":
             self._results = self.shop.search(argument)
             self._show_results(1)
