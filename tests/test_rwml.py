@@ -271,11 +271,12 @@ def test_answers_become_groups_and_rewarded_ones_more_likely():
 
 
 def test_shuffled_targets_are_all_of_another():
-    those = [replace(TRIPLET, following=f"o{i}") for i in range(9)]
+    those = [replace(TRIPLET, next_observation=f"o{i}") for i in range(9)]
     mixed = rwml.shuffled(those, seed=0)
-    assert sorted(t.following for t in mixed) == [t.following for t in those]
-    assert all(a.following != b.following for a, b in zip(those, mixed))
-    assert [replace(t, following="") for t in mixed] == [replace(t, following="") for t in those]
+    assert sorted(t.next_observation for t in mixed) == [t.next_observation for t in those]
+    assert all(a.next_observation != b.next_observation for a, b in zip(those, mixed))
+    for before, after in zip(those, mixed):
+        assert replace(after, next_observation="") == replace(before, next_observation="")
 
 
 # ---- errors ----
@@ -317,7 +318,7 @@ def test_what_is_in_the_folder_stays(tmp_path):
 
 
 def test_triplets_return_from_their_file(tmp_path):
-    those = [TRIPLET, replace(TRIPLET, history=[], following="café\n\u2028x")]
+    those = [TRIPLET, replace(TRIPLET, history=[], next_observation="café\n\u2028x")]
     triplets.write_triplets(tmp_path / "t.jsonl", those)
     assert triplets.read_triplets(tmp_path / "t.jsonl") == those
     assert len((tmp_path / "t.jsonl").read_text().splitlines()) == 2
@@ -387,7 +388,7 @@ def test_branches_are_what_the_environment_answers(games_root):
             env.reset(step.task)
             for turn in step.context.history:
                 env.step(turn.command)
-            assert env.step(triplet.action).observation.strip() == triplet.following
+            assert env.step(triplet.action).observation.strip() == triplet.next_observation
     assert number == len(found)
     # A game that is not the demonstrated one.
     with pytest.raises(UserError, match="does not repeat"):

@@ -145,10 +145,10 @@ def failures(cfg: Config, episodes: list[Episode]) -> tuple[float, float, float]
     tool = 0
     for episode in episodes:
         tried = set()
-        for observation, response, following in episode.log:
+        for observation, response, next_observation in episode.log:
             command = parse(response).text
             steps += 1
-            nothing += following.startswith("Nothing happens")
+            nothing += next_observation.startswith("Nothing happens")
             repeated += (observation, command) in tried
             tried.add((observation, command))
             verb = command.split(" ")[0]

@@ -142,14 +142,14 @@ def text_rows(cfg: Config, episodes: list[Episode]) -> list[TextRow]:
     rows = []
     for episode in episodes:
         for tokens, texts in zip(episode.transitions, episode.log, strict=True):
-            observation, response, following = texts
+            observation, response, next_observation = texts
             row = TextRow(
                 tokens=tokens,
                 task=episode.task,
                 observation=observation,
                 response=response,
                 command=parse(response).text,
-                next_observation=following,
+                next_observation=next_observation,
             )
             rows.append(row)
     return rows
@@ -165,9 +165,10 @@ def teacher_rows(cfg: Config, policy: Policy, episodes: int) -> list[TextRow]:
     tasks = draw_groups(games, episodes, cfg.seed, 0)
     render = partial(benchmark.prompts[cfg.prompt], history_length=cfg.history_length)
     rows = []
-    for prompt, response, following in teacher.demonstrations(tasks, cfg.seed, 0.0, 1, render):
+    demonstrations = teacher.demonstrations(tasks, cfg.seed, 0.0, 1, render)
+    for prompt, response, next_observation in demonstrations:
         response_ids = [*policy.encode(response), policy.eos_ids[0]]
-        obs_ids = policy.encode(following)[: cfg.max_obs_tokens]
+        obs_ids = policy.encode(next_observation)[: cfg.max_obs_tokens]
         separator_ids = policy.separator(response_ids) if cfg.wm_separator == "turn" else []
         tokens = TokenRow(
             policy.encode_chat(prompt), response_ids, obs_ids, separator_ids=separator_ids
@@ -178,7 +179,7 @@ def teacher_rows(cfg: Config, policy: Policy, episodes: int) -> list[TextRow]:
             observation="",
             response=response,
             command=benchmark.parse(response).text,
-            next_observation=following,
+            next_observation=next_observation,
         )
         rows.append(row)
     return rows

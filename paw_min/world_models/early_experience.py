@@ -77,11 +77,11 @@ def branches(cfg: Config, pool: Pool, steps: list[Demonstrated]) -> list[Triplet
                     f"{step.task} does not repeat the teacher's episode, which plays the generated "
                     "data only: omit --data."
                 )
-            following = ask(pool, step.task, command).observation.strip()
-            if following:
+            next_observation = ask(pool, step.task, command).observation.strip()
+            if next_observation:
                 history = recent(cfg, context.history)
                 triplet = Triplet(
-                    context.task, history, context.observation, command, following
+                    context.task, history, context.observation, command, next_observation
                 )  # fmt: skip
                 found.append(triplet)
         bar.update()

@@ -83,7 +83,9 @@ def filter_triplets(job: Job, validation: list[Triplet], others: list[Triplet]) 
                 sampler, prompts, settings.tries,
                 temperature=1.0, max_tokens=settings.answer_tokens, seed_key=(job.cfg.seed, 0),
             )  # fmt: skip
-        truths = [as_written(policy, t.following) for t in others for _ in range(settings.tries)]
+        truths = []
+        for triplet in others:
+            truths += settings.tries * [as_written(policy, triplet.next_observation)]
         d = distances(job.encoder, predictions(policy, answers), truths)
     # 3. Hits at the filter's own threshold, which is stricter than that of training.
     tries = [d[i : i + settings.tries] for i in range(0, len(d), settings.tries)]  # N x K

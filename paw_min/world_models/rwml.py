@@ -139,7 +139,7 @@ def train_rwml(
     cfg = job.world
     batch = job.settings.batch
     prompts = [s.policy.encode_chat(prompt_text(cfg, t)) for t in triplets]
-    truths = [as_written(s.policy, t.following) for t in triplets]
+    truths = [as_written(s.policy, t.next_observation) for t in triplets]
     per_epoch = -(-len(triplets) // batch)
     for k in range(done + 1, updates + 1):
         epoch, position = divmod(k - 1, per_epoch)
@@ -177,7 +177,7 @@ def train_early_experience(job: Job, s: Session) -> dict[str, float]:
 def measure(job: Job, s: Session, held_out: list[Triplet], tau: float) -> dict[str, float]:
     """Greedy predictions of held-out steps, and the policy's play on the panel."""
     prompts = [s.policy.encode_chat(prompt_text(job.cfg, t)) for t in held_out]
-    truths = [as_written(s.policy, t.following) for t in held_out]
+    truths = [as_written(s.policy, t.next_observation) for t in held_out]
     with s.sampler.sync(s.policy):
         answers = predict(
             s.sampler, prompts, 1, temperature=0.0, max_tokens=job.settings.answer_tokens,
@@ -194,7 +194,7 @@ def shuffled(triplets: list[Triplet], seed: int) -> list[Triplet]:
     result = list(triplets)
     cycle = random_cycle(list(range(len(triplets))), "shuffled triplets", seed)
     for i, source in cycle.items():
-        result[i] = replace(triplets[i], following=triplets[source].following)
+        result[i] = replace(triplets[i], next_observation=triplets[source].next_observation)
     return result
 
 

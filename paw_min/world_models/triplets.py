@@ -42,7 +42,7 @@ class Triplet:
     history: list[Turn]  # the last history_length steps before this one, oldest first
     observation: str  # o_t
     action: str  # the executed command
-    following: str  # o_{t+1}
+    next_observation: str  # o_{t+1}
 
 
 NEW_STEP = """\
@@ -82,7 +82,7 @@ def prompt_text(cfg: Config, triplet: Triplet, reason: bool = True) -> str:
 
 def sft_row(cfg: Config, policy: Policy, triplet: Triplet) -> TokenRow:
     """WM-SFT (B.1, Table A5): an empty thought and the true next observation as the label."""
-    label = f"<think></think><next_state>{triplet.following}</next_state>"
+    label = f"<think></think><next_state>{triplet.next_observation}</next_state>"
     prompt_ids = policy.encode_chat(prompt_text(cfg, triplet, reason=False))
     return TokenRow(prompt_ids, [*policy.encode(label), policy.eos_ids[0]], [])
 
@@ -104,20 +104,20 @@ def triplets_of(cfg: Config, episodes: list[Episode]) -> Found:
     found = {}  # as JSON -> triplet: exact duplicates are dropped
     for episode in episodes:
         turns = []
-        for observation, response, following in episode.log:
+        for observation, response, next_observation in episode.log:
             command = parse(response)
             history = recent(cfg, turns)
             triplet = Triplet(
-                episode.instruction, history, observation, command.text, following.strip()
+                episode.instruction, history, observation, command.text, next_observation.strip()
             )
             turns.append(Turn(observation, command.text))
             key = json.dumps(asdict(triplet))
             counts["steps"] += 1
             if not command.valid:
                 counts["malformed"] += 1
-            elif following.strip().startswith("Nothing happens"):
+            elif next_observation.strip().startswith("Nothing happens"):
                 counts["no_effect"] += 1
-            elif not following.strip():
+            elif not next_observation.strip():
                 counts["no_observation"] += 1
             elif key in found:
                 counts["duplicates"] += 1
@@ -133,7 +133,7 @@ def fitting(
     found = []
     for triplet in triplets:
         n_prompt = len(policy.encode_chat(prompt_text(cfg, triplet)))
-        n_truth = len(policy.encode(triplet.following)) + TAG_TOKENS
+        n_truth = len(policy.encode(triplet.next_observation)) + TAG_TOKENS
         if n_prompt <= cfg.max_prompt_tokens and n_truth <= answer_tokens:
             found.append(triplet)
     return found
