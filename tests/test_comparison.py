@@ -4,13 +4,17 @@ python -m pytest tests/test_comparison.py
 """
 
 import json
+import tarfile
 from dataclasses import asdict
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from paw_min.experiments import comparison
+from paw_min.experiments import comparison, curves
 from paw_min.experiments.comparison import ARMS, STAGES, Arm, Begun, Entry, job_of, record
 from paw_min.running.errors import UserError
+from paw_min.running.runs import read_metrics
 
 FLAGS = ["--preset", "open", "--updates", "16"]
 
@@ -117,3 +121,50 @@ def test_a_stage_that_fails_says_why_in_one_sentence(tmp_path):
         comparison.call(["sh", "-c", "exit 3"], log)
     with pytest.raises(UserError, match="exit code 1: wrong .*stage.log"):
         comparison.call(["sh", "-c", "echo first; echo wrong >&2; exit 1"], log)
+
+
+# ---- the recorded runs ----
+
+RESULTS = Path(__file__).parent.parent / "results" / "comparison"
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("comparison")
+    with tarfile.open(RESULTS / "runs.tar.xz") as file:
+        file.extractall(folder, filter="data")
+    return folder
+
+
+def test_the_tables_of_results_are_those_of_the_archive(archive):
+    setting = curves.read(archive / "comparison-alfworld.json", None, "steps")
+    assert curves.markdown(setting) + "\n" == (RESULTS / "curves.md").read_text()
+    page = (RESULTS / "README.md").read_text()
+    assert list(setting.arms) == [arm.label for arm in ARMS]
+    for label, arm in setting.arms.items():
+        changes = ["–", "–"] if label == setting.base else arm.area.changes()
+        assert f"| {label} | {arm.area.spread()} | {' | '.join(changes)} |" in page
+    budget = max(setting.arms["GRPO"].curves[0])
+    assert f"{budget:,} environment steps" in page
+
+
+def test_what_rl_starts_from_is_in_the_archive(archive):
+    page = (RESULTS / "README.md").read_text()
+    entries = json.loads((archive / "comparison-alfworld.json").read_text())
+    for arm in ARMS:
+        runs = [entry for entry in entries if entry["label"] == arm.label]
+        lines = [read_metrics(archive / entry["folder"]) for entry in runs]
+        cells = [
+            f"{np.mean([entry['steps_before'] for entry in runs]):.0f}",
+            f"{100 * np.mean([of_run[0]['eval_success'] for of_run in lines]):.1f}",
+        ]
+        if arm.stage in STAGES:
+            seeds = [entry["seed"] for entry in runs]
+            folders = [archive / f"alfworld-world-seed{seed}" / arm.stage for seed in seeds]
+            last = [read_metrics(folder)[-1] for folder in folders]
+            for name in ("eval_invalid", "held_out_exact"):
+                cells.append(f"{100 * np.mean([line[name] for line in last]):.1f}")
+        else:
+            cells += ["–", "–"]
+        cells.append(f"{np.mean([of_run[1]['entropy'] for of_run in lines]):.3f}")
+        assert f"| {arm.label} | {' | '.join(cells)} |" in page
