@@ -45,7 +45,7 @@ SESSIONS = 256  # each has a thread, and an environment once it has been reset
 MAX_COMMAND = 100_000  # characters
 # The client has gone. Older versions of starlette have the first only.
 GONE = (WebSocketDisconnect, getattr(websockets, "WebSocketDisconnected", WebSocketDisconnect))
-# What the presets of the run scripts have, where it changes the episodes.
+# As the preset paper, where it changes the episodes; but WebShop has all products.
 SETTINGS = {"alfworld": {}, "webshop": {"eval_split": "test"},
             "search": {"eval_split": "test", "max_turns": 4}}  # fmt: skip
 

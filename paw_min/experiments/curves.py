@@ -227,18 +227,19 @@ def by_steps(run: Run, start: float, budget: int) -> Curve:
     return dict(zip(read_at, np.interp(read_at, steps, heights).tolist(), strict=True))
 
 
-def training(runs: Runs, base: Runs | None) -> Training:
+def training(runs: Runs, base: Runs | None, updates_of_all: int) -> Training:
+    """updates_of_all: how many updates each run of the sweep has; further ones do not count."""
     found = defaultdict(list)
     ratios = []
     for seed, run in runs.items():
-        updates = [line for line in run.lines if "success" in line]
+        updates = [line for line in run.lines if "success" in line][:updates_of_all]
         found["grad_norm_first"].append(updates[0]["grad_norm"])
         found["grad_norm"].append(np.mean([line["grad_norm"] for line in updates]))
         found["entropy_last"].append(updates[-1]["entropy"])
         found["valid_lowest"].append(min(line["valid"] for line in updates))
         if base:
             own = np.mean([line["clip_fraction"] for line in updates])
-            others = [line for line in base[seed].lines if "success" in line]
+            others = [line for line in base[seed].lines if "success" in line][:updates_of_all]
             other = np.mean([line["clip_fraction"] for line in others])
             if other:
                 ratios.append(own / other)
@@ -265,10 +266,12 @@ def read(sweep: Path, base: str | None, by: str = "updates") -> Setting:
                 by_steps(run, start, budget)
                 for run, start in zip(runs.values(), starts, strict=True)
             ]
+    # All lines but the first, the evaluation before training, are updates.
+    updates_of_all = min(len(run.lines) - 1 for runs in by_arm.values() for run in runs.values())
     arms = {}
     for label, runs in by_arm.items():
         is_base = label == base
-        trained = training(runs, None if is_base else by_arm[base])
+        trained = training(runs, None if is_base else by_arm[base], updates_of_all)
         others = None if is_base else curves[base]
         arms[label] = Arm(
             curves=curves[label],
