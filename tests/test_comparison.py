@@ -168,3 +168,9 @@ def test_what_rl_starts_from_is_in_the_archive(archive):
             cells += ["–", "–"]
         cells.append(f"{np.mean([of_run[1]['entropy'] for of_run in lines]):.3f}")
         assert f"| {arm.label} | {' | '.join(cells)} |" in page
+
+
+def test_actobs_is_compared_with_the_open_start_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(comparison, "run_all", None)
+    with pytest.raises(UserError, match="add --preset open"):
+        comparison.main("alfworld", 0, tmp_path, ["--preset", "tiny"])

@@ -156,6 +156,9 @@ def recorded(path: Path) -> list[Entry]:
 
 def main(env: str, seed: int, out: Path, flags: list[str]) -> None:
     refuse(flags, TAKEN)
+    cfg, _ = parse_args(env, presets_of(env), "", flags)
+    if cfg.model != "open":
+        raise UserError("ActObs needs the start model `open`: add --preset open after --.")
     with writing(str(out)):
         out.mkdir(parents=True, exist_ok=True)
     recorded(out / f"comparison-{env}.json")  # refused before an arm is trained, if it is damaged
