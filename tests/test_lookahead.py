@@ -445,14 +445,18 @@ def test_a_run_folder_stands_for_its_newest_checkpoint(finished, config):
     assert found == ("mine", str(finished / "checkpoint-000001"))
 
 
-def test_the_page_has_the_recorded_numbers():
-    """results/lookahead: the table, and what the text says."""
+def recorded(name: str) -> tuple[str, list]:
+    """The page in results/lookahead, which has the table of this file, and the file's lines."""
     folder = Path(__file__).parent.parent / "results" / "lookahead"
     page = (folder / "README.md").read_text()
-    stored = json.loads((folder / "lookahead-alfworld.json").read_text())
-    found = [experiment.Played(**one) for one in stored]
+    found = [experiment.Played(**one) for one in json.loads((folder / name).read_text())]
     assert experiment.table(found) in page
+    return page, found
 
+
+def test_the_page_has_the_recorded_numbers():
+    """results/lookahead: the table, and what the text says."""
+    page, found = recorded("lookahead-alfworld.json")
     by_key = {(one.model, one.rule, one.k): one for one in found}
     vetoes = [one for one in found if one.rule == "veto"]
     pairs = [(one, by_key[one.model, "likelihood", one.k]) for one in vetoes]
@@ -482,11 +486,7 @@ def test_the_page_has_the_recorded_numbers():
 
 
 def test_the_page_has_the_numbers_of_weights_trained_by_rl():
-    folder = Path(__file__).parent.parent / "results" / "lookahead"
-    page = (folder / "README.md").read_text()
-    stored = json.loads((folder / "lookahead-rl-alfworld.json").read_text())
-    found = [experiment.Played(**one) for one in stored]
-    assert experiment.table(found) in page
+    page, found = recorded("lookahead-rl-alfworld.json")
     veto = {one.model: one for one in found if one.rule == "veto"}
     likelihood = {one.model: one for one in found if one.rule == "likelihood"}
     paw = veto["GRPO w/ PaW"]
