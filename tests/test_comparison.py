@@ -42,7 +42,7 @@ def test_a_run_after_a_stage_starts_from_its_checkpoint(tmp_path):
 def test_every_arm_has_a_run_of_its_own(tmp_path):
     names = {job_of(arm, Begun("m", 0), "alfworld", 0, tmp_path, FLAGS).cfg.name for arm in ARMS}
     assert len(names) == len(ARMS)
-    assert {arm.stage for arm in ARMS} == {"", "actobs", *STAGES}
+    assert {arm.stage for arm in ARMS} == {"", "actobs", "format", *STAGES}
 
 
 def test_the_list_has_all_seeds_in_the_order_of_the_arms(tmp_path):
@@ -73,7 +73,10 @@ def test_the_steps_of_a_stage(tmp_path, monkeypatch):
     assert found == Begun(str(folder / "rwml" / "checkpoint-000003"), 1400)
     found = comparison.run_stage("early-experience", "alfworld", 0, tmp_path, FLAGS)
     assert found.steps == 3900
-    assert len(called) == 2
+    # What RWML's stages begin with.
+    found = comparison.run_stage("format", "alfworld", 0, tmp_path, FLAGS)
+    assert found == Begun(str(folder / "start"), 1400)
+    assert len(called) == 3
     for command in list(called):
         assert set(FLAGS) | {"paw_min.world_models.rwml", str(folder)} <= set(command)
     (folder / "early-experience" / "metrics.jsonl").write_text('{"update": 0}\n')

@@ -4,6 +4,7 @@
 
     GRPO, PaW                        no stage before RL
     RWML, then GRPO or PaW           world_models/rwml.py; its two placebos, then GRPO
+    format, then GRPO                only the format warm start that RWML's stages begin with
     WM-SFT, then GRPO                the same triplets, cross entropy
     early experience, then GRPO      other commands in the states of the rule-based teacher
     ActObs, then GRPO                the warm start of toy/standins.py, with observations as targets
@@ -47,7 +48,7 @@ from paw_min.world_models.start import Record
 @dataclass(frozen=True)
 class Arm:
     label: str
-    stage: str = ""  # before RL: a key of STAGES, "actobs", or nothing
+    stage: str = ""  # before RL: a key of STAGES, "format", "actobs", or nothing
     paw: bool = False
 
 
@@ -59,6 +60,7 @@ ARMS = [
     Arm("WM-SFT, then GRPO", "wm-sft"),
     Arm("early experience, then GRPO", "early-experience"),
     Arm("ActObs, then GRPO", "actobs"),
+    Arm("format, then GRPO", "format"),
     Arm("placebo of RWML: coin", "rwml-coin"),
     Arm("placebo of RWML: shuffled", "rwml-shuffled"),
 ]
@@ -99,9 +101,11 @@ def run_stage(stage: str, env: str, seed: int, out: Path, flags: list[str]) -> B
     # Also if there is a checkpoint: it may be of an interrupted stage, or have other flags. rwml.py
     # resumes, checks the settings, and trains nothing twice.
     rwml = [*module, "paw_min.world_models.rwml", env, "--out", str(folder)]
-    call([*rwml, *STAGES[stage], *flags, "--seed", str(seed)], log)
+    call([*rwml, *STAGES.get(stage, []), *flags, "--seed", str(seed)], log)
     with reading(folder / "collected.json") as path:
         steps = read_json(path, Record).counts["steps"]
+    if stage == "format":
+        return Begun(str(folder / "start"), steps)
     if stage == "early-experience":
         with reading(folder / stage / "metrics.jsonl"):
             steps += int(read_metrics(folder / stage)[-1]["branch_steps"])
