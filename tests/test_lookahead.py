@@ -20,7 +20,7 @@ from paw_min.experiments import lookahead as experiment
 from paw_min.experiments.outcomes import has_no_effect
 from paw_min.experiments.transitions import text_rows
 from paw_min.model.batches import TokenRow
-from paw_min.model.policy import load_policy
+from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler, Request, Response
 from paw_min.running import lookahead
 from paw_min.running.errors import UserError
@@ -28,6 +28,9 @@ from paw_min.running.evaluate import evaluate
 from paw_min.running.lookahead import Candidate, LookaheadSampler, choose, costs, unchanged_row
 from paw_min.running.seeds import request_seed
 from paw_min.running.session import find_tasks
+from paw_min.toy.standins import make_model
+from paw_min.world_models import trajectories
+from paw_min.world_models.dream import WorldModel, word_tokenizer
 from tests.helpers import make_policy
 
 # ---- the choice ----
@@ -389,6 +392,64 @@ def test_what_was_played_has_the_same_effect_in_the_replay(config):
             assert experiment.changes_nothing(cfg, pool, mine[0]) == has_no_effect(cfg, row)
 
 
+@pytest.mark.parametrize("context, read", [(10_000, True), (3, False)])
+def test_a_separate_world_model_reads_the_episode_so_far(config, monkeypatch, context, read):
+    """Its rows: the chat, as in `word2world train`, and as the answer that nothing happens."""
+    cfg = config(eval_temperature=1.0)
+    policy = load_policy(cfg.model)
+    world_model = WorldModel(load_policy(cfg.model), context)
+    asked = []
+
+    def none_of_them(cfg, predictor, rows):
+        assert predictor is world_model.policy
+        asked.extend(rows)
+        return [False] * len(rows)
+
+    monkeypatch.setattr(lookahead, "predicts_text", none_of_them)
+    tasks = find_tasks(cfg)
+    with closing(trajectories.Recorder(cfg.env, tasks.make_pool(2))) as pool:
+        sampler = experiment.WorldModelSampler(cfg, HFSampler(), 3, world_model, pool)
+        evaluate(cfg, policy, sampler, pool, tasks.held_out)
+        played = pool.trajectories
+    # A chat that is too long for the world model gives no veto.
+    assert bool(asked) == read
+    nothing = world_model.policy.encode("Nothing happens.")
+    assert all(row.obs_ids == nothing and not row.response_ids for row in asked)
+    chats = [row.prompt_ids for row in asked]
+    steps = 0
+    for trajectory in played:
+        for turn in range(len(trajectory.commands)):
+            # system, command, answer, ..., command
+            chat, _ = world_model.tokens(trajectory.messages[: 2 * turn + 2])
+            assert (chat in chats) == read
+            steps += 1
+    assert steps > len(played)
+
+
+def make_world_model(folder: Path) -> Path:
+    """An untrained one, as `word2world train` leaves it."""
+    tokenizer = word_tokenizer(["Nothing happens."])
+    Policy(make_model(tokenizer, 0, 32), tokenizer).save(folder)
+    record = {"marker": trajectories.MARKER, "context": 5000}
+    (folder / "train.json").write_text(json.dumps(record))
+    return folder
+
+
+def test_the_experiment_with_a_separate_world_model(config, tmp_path, monkeypatch):
+    def all_of_its_rows(cfg, policy, rows):
+        return [not row.response_ids for row in rows]
+
+    monkeypatch.setattr(lookahead, "predicts_text", all_of_its_rows)
+    folder = make_world_model(tmp_path / "wm")
+    _, found = run_experiment(config, tmp_path, "--k", "2", "--world-model", str(folder))
+    assert [one["rule"] for one in found] == ["likelihood", "veto", "world model"]
+    likelihood, veto, separate = found
+    assert veto["vetoed"] == 0 and separate["vetoed"] == 1
+    # No veto, and a veto on everything, decide nothing.
+    assert likelihood["success"] == veto["success"] == separate["success"]
+    assert separate["precision"] == separate["base_rate"]
+
+
 def run_experiment(config, tmp_path, *flags):
     cfg = config()
     out = tmp_path / "out"
@@ -427,6 +488,7 @@ def test_the_experiment_with_a_model_that_vetoes_everything(config, tmp_path, mo
         (["--models", "open"], "--models open is not LABEL=MODEL, for example open=open."),
         (["--models", "a=tests"], "tests has no config.json: give"),
         (["--replays", "0"], "--replays 0 is out of range: it must be at least 1."),
+        (["--world-model", "tests"], "tests is no world model .no train.json"),
         (["--k", "0"], "--lookahead 0 is out of range"),
         (["--eval-temperature", "0"], "--lookahead 2 draws equal candidates"),
         (["--models", "a=open", "a=open"], "--models has the labels a, a: use different ones"),

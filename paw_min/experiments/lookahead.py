@@ -1,13 +1,15 @@
 """A policy as its own world model: does it help to look ahead before acting?
 
     python -m paw_min.experiments.lookahead ENV --models LABEL=MODEL ... [--k 1 2 4 8]
-        [--replays N] [--out FOLDER] [flags of the run script]
+        [--world-model FOLDER] [--replays N] [--out FOLDER] [flags of the run script]
 
 Each model plays the held-out panel with K candidate responses per step (running/lookahead.py):
 
     plain        K = 1
     likelihood   the most likely of K, without a prediction
     veto         the most likely of those that the model does not predict to change nothing
+    world model  the same, predicted by the model of `word2world train` in --world-model. It reads
+                 the commands and answers of the whole episode, and ALFWorld's hidden state.
 
 MODEL: what --model takes, or a run folder, for its newest checkpoint. --eval-tasks is the number of
 games, --eval-temperature the temperature of the candidates.
@@ -31,7 +33,10 @@ from paw_min.envs.interface import Pool, Tasks
 from paw_min.experiments.outcomes import has_no_effect
 from paw_min.experiments.table import markdown_table
 from paw_min.experiments.transitions import Arguments, arguments, text_rows
+from paw_min.model.batches import TokenRow
 from paw_min.model.policy import Policy
+from paw_min.model.sampler import HFSampler, Request, Response
+from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.rollout import Episode
 from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.evaluate import evaluate
@@ -48,6 +53,40 @@ from paw_min.running.session import (
     loaded,
     start_model,
 )
+from paw_min.world_models.dream import WorldModel
+from paw_min.world_models.training import load_world_model
+from paw_min.world_models.trajectories import Recorder, said
+
+
+class WorldModelSampler(LookaheadSampler):
+    """Lookahead whose outcomes a separate Word2World model predicts.
+
+    episodes: the pool that the panel is played in. It has the chat of each episode so far.
+    """
+
+    def __init__(
+        self, cfg: Config, sampler: HFSampler | VLLMSampler, k: int, world_model: WorldModel,
+        episodes: Recorder,
+    ):  # fmt: skip
+        super().__init__(cfg, sampler, k)
+        self.world_model = world_model
+        self.episodes = episodes
+
+    @property
+    def predictor(self) -> Policy:
+        return self.world_model.policy
+
+    def outcome_row(self, request: Request, response: Response) -> TokenRow:
+        """The chat up to this response's command, and the text of no effect as its answer."""
+        benchmark = BENCHMARKS[self.cfg.env]
+        command = benchmark.parse(self.policy.decode(response.ids)).text
+        chat = [*self.episodes.current[request.slot].messages, said("user", command)]
+        chat_ids, _ = self.world_model.tokens(chat)
+        # What the answer goes on with, the available actions, is not looked at.
+        answer_ids = self.predictor.encode(benchmark.unchanged(request.observation))
+        if len(chat_ids) + len(answer_ids) > self.world_model.context:
+            answer_ids = []  # too long to read: no veto
+        return TokenRow(chat_ids, [], answer_ids)
 
 
 class Model(NamedTuple):
@@ -60,7 +99,7 @@ class Played:
     """One model with one rule and one K on the panel. None: the rule makes no prediction."""
 
     model: str
-    rule: str  # plain, likelihood, veto
+    rule: str  # plain, likelihood, veto, world model
     k: int
     games: int
     success: float
@@ -97,6 +136,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--k", nargs="+", type=int, default=[1, 2, 4, 8], help="(default: 1 2 4 8)")
     text = "vetoes to replay, and as many candidates (default: %(default)s)"
     parser.add_argument("--replays", type=int, default=200, help=text)
+    text = "of `word2world train`: adds the rule `world model`"
+    parser.add_argument("--world-model", type=Path, metavar="FOLDER", help=text)
     own, others = parser.parse_known_args(argv)
     args = arguments(__doc__, others)
     if own.replays < 1:
@@ -108,15 +149,20 @@ def main(argv: list[str] | None = None) -> None:
     if len(set(labels)) < len(labels):
         raise UserError(f"--models has the labels {', '.join(labels)}: use different ones.")
     tasks = find_tasks(args.cfg)
+    rules = ["likelihood", "veto"]
+    world_model = None
+    if own.world_model:
+        world_model = load_world_model(own.world_model, args.cfg)
+        rules.append("world model")
     found = []
     with closing(tasks.make_pool(min(PANEL_SLOTS, len(tasks.held_out)))) as pool:
         for model in models:
             with loaded(args.cfg, model.folder) as model_and_sampler:
                 for k in sorted(set(own.k)):
-                    for rule in ("likelihood", "veto") if k > 1 else ("plain",):
+                    for rule in rules if k > 1 else ["plain"]:
                         one = play(
                             args.cfg, model.label, rule, k, model_and_sampler, pool, tasks,
-                            own.replays,
+                            own.replays, world_model,
                         )  # fmt: skip
                         found.append(one)
                         print(markdown_table(HEADER, [line(one)]), flush=True)
@@ -138,11 +184,15 @@ def find_model(cfg: Config, text: str) -> Model:
 
 def play(
     cfg: Config, label: str, rule: str, k: int, model: Loaded, pool: Pool, tasks: Tasks,
-    replays: int,
+    replays: int, world_model: WorldModel | None,
 ) -> Played:  # fmt: skip
     """Evaluate one model with one rule and one K; replay some of its candidates."""
     policy, sampler = model
-    looking = LookaheadSampler(cfg, sampler, k, veto=rule == "veto")
+    if rule == "world model":
+        pool = Recorder(cfg.env, pool)
+        looking = WorldModelSampler(cfg, sampler, k, world_model, pool)
+    else:
+        looking = LookaheadSampler(cfg, sampler, k, veto=rule == "veto")
     # It is the sampler already: evaluate() must not wrap it.
     panel = evaluate(replace(cfg, lookahead=1), policy, looking, pool, tasks.held_out)
     episodes = [episode for episode in panel.episodes if not episode.failed]
@@ -159,7 +209,7 @@ def play(
         step_passes=cost.step_passes,
         episode_tokens=(cost.step_generated + cost.step_scored) * len(rows) / len(episodes),
     )  # fmt: skip
-    if rule == "veto":
+    if rule in ("veto", "world model"):
         one.vetoed = cost.vetoed
         every = trials(cfg, policy, episodes, looking.decisions)
         vetoed = [trial for trial in every if trial.unchanged]
@@ -242,8 +292,11 @@ def draw(found: list[Played], path: Path) -> None:
     """Success over tokens per step: a color per model, a line per rule, from K = 1 on."""
     figure, axis = plt.subplots(figsize=(6.5, 4), layout="constrained")
     labels = list(dict.fromkeys(one.model for one in found))
+    rules = {one.rule for one in found}
     for color, label in enumerate(labels):
-        for rule, style in (("likelihood", "--"), ("veto", "-")):
+        for rule, style in (("likelihood", "--"), ("veto", "-"), ("world model", ":")):
+            if rule not in rules:
+                continue
             line_of = [one for one in found if one.model == label and one.rule in ("plain", rule)]
             axis.errorbar(
                 [one.step_tokens for one in line_of],

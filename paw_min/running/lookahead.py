@@ -208,14 +208,25 @@ class LookaheadSampler:
         owners = []  # the candidate of each row
         for request, candidates in zip(requests, groups, strict=True):
             for n, first in enumerate(first_of_equals(candidates)):
-                row = unchanged_row(self.cfg, self.policy, request, candidates[n].response)
-                if row.obs_ids and first == n:
+                if n > first:  # a repeat
+                    continue
+                row = self.outcome_row(request, candidates[n].response)
+                if row.obs_ids:
                     rows.append(row)
                     owners.append(candidates[n])
-        written = predicts_text(self.cfg, self.policy, rows)
+        written = predicts_text(self.cfg, self.predictor, rows)
         for row, candidate, unchanged in zip(rows, owners, written, strict=True):
             candidate.unchanged = unchanged
             candidate.scored = len(row.separator_ids) + len(row.obs_ids)
         for candidates in groups:
             for n, first in enumerate(first_of_equals(candidates)):
                 candidates[n].unchanged = candidates[first].unchanged
+
+    # The experiment overrides both: there, another model predicts.
+
+    @property
+    def predictor(self) -> Policy:
+        return self.policy
+
+    def outcome_row(self, request: Request, response: Response) -> TokenRow:
+        return unchanged_row(self.cfg, self.policy, request, response)

@@ -6,6 +6,7 @@ context, which reading it back needs.
 
 from argparse import Namespace
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -128,11 +129,11 @@ class TrainRecord:
     context: int
 
 
-def load_world_model(args: Namespace, cfg: Config) -> WorldModel:
-    path = args.world_model / "train.json"
+def load_world_model(folder: Path, cfg: Config, answer_tokens: int = 512) -> WorldModel:
+    path = folder / "train.json"
     if not path.is_file():
-        raise UserError(f"{args.world_model} is no world model (no train.json): give the folder of "
-                        "a complete `word2world train`.")
+        raise UserError(f"{folder} is no world model (no train.json): give the folder of a "
+                        "complete `word2world train`.")
     record = read_json(path, TrainRecord)
     if record.context < 1:
         raise UserError(f"{path} has the context {record.context}: train the world model again.")
@@ -141,6 +142,6 @@ def load_world_model(args: Namespace, cfg: Config) -> WorldModel:
                         "world model again.")
     device = join(cfg.device)
     policy = load_policy(
-        str(args.world_model), device=device, precision=forward_precision(cfg, device)
+        str(folder), device=device, precision=forward_precision(cfg, device)
     )
-    return WorldModel(policy, record.context, args.answer_tokens)
+    return WorldModel(policy, record.context, answer_tokens)

@@ -181,7 +181,7 @@ def collect(args: Namespace, cfg: Config) -> dict:
         with open_agent(cfg, name, args.slips) as play:
             slots = min(SLOTS, len(mine))
             if args.world_model:
-                predict = load_world_model(args, cfg).predict
+                predict = load_world_model(args.world_model, cfg, args.answer_tokens).predict
                 pool = DreamPool(cfg.env, predict, tasks.make_pool(1), slots, args.ground)
             else:
                 pool = tasks.make_pool(slots)
@@ -200,7 +200,8 @@ def collect(args: Namespace, cfg: Config) -> dict:
 
 def fidelity(args: Namespace, cfg: Config) -> dict:
     trajectories = read_trajectories(args.trajectories)
-    return measure_fidelity(load_world_model(args, cfg).answers, trajectories)
+    world_model = load_world_model(args.world_model, cfg, args.answer_tokens)
+    return measure_fidelity(world_model.answers, trajectories)
 
 
 def held_out(cfg: Config, tasks: Tasks) -> list[str]:
@@ -215,7 +216,7 @@ def consistency(args: Namespace, cfg: Config) -> dict:
     found = {}
     for name in args.agents:
         with open_agent(cfg, name, args.slips) as play:
-            predict = load_world_model(args, cfg).predict
+            predict = load_world_model(args.world_model, cfg, args.answer_tokens).predict
             found[name] = measure_consistency(
                 cfg.env, predict, tasks.make_pool, chosen, play, args.ground
             )
@@ -229,7 +230,7 @@ def verify(args: Namespace, cfg: Config) -> dict:
     found = {}
     for name in args.agents:
         with open_agent(cfg, name, args.slips) as play:
-            predict = load_world_model(args, cfg).predict
+            predict = load_world_model(args.world_model, cfg, args.answer_tokens).predict
             for budget in args.budgets:
                 pool = tasks.make_pool(min(SLOTS, len(chosen)))
                 with closing(VerifiedPool(cfg.env, pool, predict, budget)) as verified:
