@@ -174,7 +174,8 @@ def rollout(
                 # Environments that have answered meanwhile join the next unit of work.
                 player.take_answers(wait=False)
 
-    # What generation and environments leave of the time is our own work: tokenizing, parsing, rows.
+    # Fractions of the wall time. While the sampler is idle, we wait for environments, or do our own
+    # work: tokenizing, parsing, rows.
     metrics = player.metrics
     seconds = time.perf_counter() - start
     metrics["generator_idle"] = 1.0 - metrics["seconds_generate"] / seconds

@@ -72,8 +72,8 @@ def prepare(cfg: Config, policy: Policy, reference: Policy | None, rows: Rows) -
     selected = torch.zeros_like(candidates)  # (N,)
     lambda_g = dict.fromkeys(rows.group, 0.0)
     if cfg.paw:
-        # Line 4, Eq. 4. Within a mini-batch, alpha would be a quota of each, and the entropies of
-        # later ones would be those of a policy that has moved.
+        # Line 4, Eq. 4. Selecting in each mini-batch instead would keep the same fraction of each,
+        # and rank later ones by the entropies of a policy that has been updated.
         selected = select_transitions(cfg, candidates, old.entropy)
         lambda_g = group_lambdas(cfg, rows)  # line 9, Eq. 10
     return replace(

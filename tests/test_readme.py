@@ -703,7 +703,7 @@ def test_the_study_follows_from_its_runs(tmp_path):
 def test_every_metric_is_explained():
     pages = [text for text in PAGES.values() if "\n## Metrics" in text]
     explained = set(re.findall(r"`(\w+)[`/]", "\n".join(pages)))
-    for folder in RESULTS.glob("*seed*"):
+    for folder in [*RESULTS.glob("*seed*"), *RESULTS.glob("rwml/*/")]:
         for line in read_metrics(folder):
             assert {key.split("/")[0] for key in line} - {"update"} <= explained
 

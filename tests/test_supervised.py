@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from paw_min.model.batches import TokenRow
+from paw_min.running.errors import UserError
 from paw_min.world_models.supervised import fit, fit_step, n_target_tokens
 from tests.helpers import make_policy
 
@@ -24,9 +25,9 @@ def test_loss_is_the_mean_over_targets_and_given_tokens_do_not_count():
             if k - len(row.prompt_ids) - len(row.response_ids) not in row.given:
                 expected -= logp[k - 1, ids[0, k]].item() / 7
     still = torch.optim.SGD(policy.parameters(), lr=0.0)
-    together = fit_step(policy, still, rows, [0, 1, 2], budget=1000)
+    together = fit_step(policy, still, rows, [0, 1, 2], budget=1000, step=1)
     gradient = [p.grad.clone() for p in policy.parameters()]
-    apart = fit_step(policy, still, rows, [0, 1, 2], budget=1)
+    apart = fit_step(policy, still, rows, [0, 1, 2], budget=1, step=1)
     assert abs(together - expected) < 1e-5 and abs(apart - expected) < 1e-5
     for one, other in zip(gradient, [p.grad for p in policy.parameters()]):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
@@ -55,3 +56,37 @@ def test_fit_learns_its_rows():
     )
     assert len(losses) == 40
     assert sum(losses[-4:]) / 4 < 0.2 < 1 < losses[0]
+
+
+def test_a_loss_that_is_no_number_stops_before_the_step():
+    policy = make_policy()
+    with torch.no_grad():
+        policy.model.get_output_embeddings().weight[3, 3] = float("nan")
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.5)
+    stops_unchanged(policy, optimizer, "step 1: the loss is nan and .* rate of 0.5: lower it")
+
+
+def test_a_gradient_that_is_no_number_stops_before_the_step():
+    """The loss is finite, its gradient is not."""
+    policy = make_policy()
+    policy.model.get_input_embeddings().weight.register_hook(lambda grad: grad * float("inf"))
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.5)
+    stops_unchanged(policy, optimizer, r"step 1: the loss is \d.* gradient (inf|nan) at")
+
+
+def stops_unchanged(policy, optimizer, message):
+    before = [p.clone() for p in policy.parameters()]
+    rows = [TokenRow([3, 4, k], [k + 4], []) for k in range(5, 9)]
+    with pytest.raises(UserError, match=message):
+        fit(policy, optimizer, rows, epochs=1, batch=2, warm_up=0, micro_tokens=64, seed_key=(0,))
+    for one, other in zip(before, policy.parameters()):
+        assert torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+def test_the_error_names_the_step():
+    """The first step makes the weights so large that the second forward pass overflows."""
+    policy = make_policy()
+    optimizer = torch.optim.SGD(policy.parameters(), lr=1e38)
+    rows = [TokenRow([3, 4, k], [k + 4], []) for k in range(5, 9)]
+    with pytest.raises(UserError, match=r"step 2: .* rate of 1e\+38: lower it"):
+        fit(policy, optimizer, rows, epochs=1, batch=2, warm_up=0, micro_tokens=64, seed_key=(0,))

@@ -8,9 +8,9 @@ needs /ws. Sessions share the benchmark's pool, in which one request at a time i
 
 reset takes `task`, a name in the benchmark's lists, or `seed`, with `split` (train, held_out) or
 without: seeds count the tasks of the split, or the training tasks and then the held-out ones, and
-begin again after the last. Without both, the task is random. The same task and commands give the
-same observations. The server ends no episode after a number of steps; the client does, except in
-search, which has turns. `state` has the task, and the numbers of tasks.
+begin again after the last. Without `task` and `seed`, the task is random. The same task and
+commands give the same observations. The server ends no episode after a number of steps; the client
+does, except in search, which has turns. `state` has the task, and the numbers of tasks.
 """
 
 import random

@@ -354,8 +354,8 @@ def main(sweeps: list[Path], out: Path, base: str | None, by: str) -> None:
     with writing(str(out)):
         out.mkdir(parents=True, exist_ok=True)
         (out / "curves.md").write_text(text + "\n")
-        plain = json.dumps([asdict(one) for one in settings], indent=1, ensure_ascii=False)
-        (out / "curves.json").write_text(plain + "\n")
+        numbers = json.dumps([asdict(one) for one in settings], indent=1, ensure_ascii=False)
+        (out / "curves.json").write_text(numbers + "\n")
     picture(settings, out / "curves.png", "update" if by == "updates" else "environment steps")
 
 

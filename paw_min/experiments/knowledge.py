@@ -40,6 +40,7 @@ from paw_min.running import distributed
 from paw_min.running.console import progress_bar
 from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.evaluate import evaluate
+from paw_min.running.metrics import mean
 from paw_min.running.runs import newest_checkpoint, writing
 from paw_min.running.session import PANEL_SLOTS, find_tasks, forward_precision, start_model
 from paw_min.running.untrusted import exact, read_config, read_json
@@ -94,7 +95,7 @@ def report(cfg: Config, entry: Entry, weights: str, rows: list[TextRow]) -> tupl
         success=played.metrics["eval_success"],
         p=p.mean().item(),
         easy=(p > cfg.rho).float().mean().item(),
-        exact=sum(greedy_matches(policy, sampler, tokens)) / len(rows),
+        exact=mean(greedy_matches(policy, sampler, tokens)),
         nothing=nothing,
         repeated=repeated,
         tool=tool,

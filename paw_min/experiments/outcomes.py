@@ -6,7 +6,8 @@ Most tokens of an observation follow from its first words. What an action did is
                    the same task and the same o_t. In ALFWorld, the first word is one, since some
                    commands have an effect and others do not
     no effect      o_{t+1} is what the environment shows if a command does nothing: "Nothing
-                   happens." in ALFWorld, the same page in WebShop, the same passages in search
+                   happens." in ALFWorld, o_t again in WebShop (the page) and in search (the
+                   passages of the query before; in the first step, the question)
     AUC            the probability that the model finds "no effect" more likely after an action
                    without an effect than after one with an effect. 0.5: chance. The score is the
                    mean log-probability of the tokens of the text that "no effect" would have

@@ -112,6 +112,15 @@ def mean_by_key(runs: list[dict[str, float]]) -> dict[str, float]:
     return {key: float(np.mean([run[key] for run in runs])) for key in common}
 
 
+@dataclass
+class Arm:
+    """The runs of an arm."""
+
+    measured: Measured
+    training: list[dict[str, float]]  # of each seed, see `training`
+    curves: list[list[float]]  # of each seed: training success by update, in percent
+
+
 def read(sweep: Path) -> Setting:
     """The measures of a setting. UserError if a run or its report is missing."""
     results, notes = load([sweep])
@@ -119,55 +128,58 @@ def read(sweep: Path) -> Setting:
         raise UserError(" ".join(notes) + " Finish the sweep first.")
     file = sweep.with_name(f"{sweep.stem}-knowledge.json")
     reports = {(report.label, report.seed): report for report in read_json(file, list[Report])}
-
-    arms = list(dict.fromkeys(result.label for result in results))
-    measured: dict[str, Measured] = {arm: {name: {} for name in MEASURES} for arm in arms}
-    trained = {arm: [] for arm in arms}
-    curves = {arm: [] for arm in arms}
-    for result in results:
-        arm = result.label
-        report = reports.get((arm, result.seed))
-        if not report:
-            raise UserError(f"{file} has no {arm}, seed {result.seed}: run knowledge again.")
-        lines = read_metrics(result.folder)
-        curve = [100 * line["success"] for line in lines if "success" in line]
-        curves[arm].append(curve)
-        with reading(Path(result.folder) / "metrics.jsonl"):  # a metric may be missing
-            trained[arm].append(training(lines))
-        for name, column in measure(result, report, curve).items():
-            measured[arm][name][result.seed] = column
-    for arm, runs in curves.items():
-        if len({len(curve) for curve in runs}) > 1:
-            raise UserError(f"{sweep}: the seeds of {arm!r} have different numbers of updates: "
+    for label, seed in [("start model", 0), *((result.label, result.seed) for result in results)]:
+        if (label, seed) not in reports:
+            raise UserError(f"{file} has no {label}, seed {seed}: run knowledge again.")
+    arms = read_arms(results, reports)
+    for name, arm in arms.items():
+        if len({len(curve) for curve in arm.curves}) > 1:
+            raise UserError(f"{sweep}: the seeds of {name!r} have different numbers of updates: "
                             "finish the sweep first.")  # fmt: skip
 
-    first = arms[0]
+    first, *_ = arms
     cells = {}
     seeds = {}
-    for arm in arms:
-        base = None if arm == first else measured[first]
-        cells[arm] = compare_arms(measured[arm], base)
-        seeds[arm] = {
-            name: [table.value(column) for column in by_seed.values()]
-            for name, by_seed in measured[arm].items()
+    for name, arm in arms.items():
+        base = None if name == first else arms[first].measured
+        cells[name] = compare_arms(arm.measured, base)
+        seeds[name] = {
+            key: [table.value(column) for column in by_seed.values()]
+            for key, by_seed in arm.measured.items()
         }
     pairs = {
-        arm: compare_arms(measured[arm], measured[other])
-        for arm, other in PAIRS.items()
-        if arm in arms and other in arms
+        name: compare_arms(arms[name].measured, arms[other].measured)
+        for name, other in PAIRS.items()
+        if name in arms and other in arms
     }
-    start = reports.get(("start model", 0))
-    if not start:
-        raise UserError(f"{file} has no start model: run knowledge again.")
+    start = reports["start model", 0]
     return Setting(
         name=sweep.parent.name,
         start={key: 100 * getattr(start, key) for key in ("success", *KNOWN)},
         seeds=seeds,
         cells=cells,
         pairs=pairs,
-        training={arm: mean_by_key(runs) for arm, runs in trained.items()},
-        curves=curves,
+        training={name: mean_by_key(arm.training) for name, arm in arms.items()},
+        curves={name: arm.curves for name, arm in arms.items()},
     )
+
+
+def read_arms(results: list[Result], reports: dict[tuple[str, int], Report]) -> dict[str, Arm]:
+    """The measures, training metrics and curves of all runs, by arm, in the order of the sweep."""
+    arms = {}
+    for result in results:
+        if result.label not in arms:
+            arms[result.label] = Arm({name: {} for name in MEASURES}, [], [])
+        arm = arms[result.label]
+        lines = read_metrics(result.folder)
+        curve = [100 * line["success"] for line in lines if "success" in line]
+        arm.curves.append(curve)
+        with reading(Path(result.folder) / "metrics.jsonl"):  # a metric may be missing
+            arm.training.append(training(lines))
+        report = reports[result.label, result.seed]
+        for name, column in measure(result, report, curve).items():
+            arm.measured[name][result.seed] = column
+    return arms
 
 
 def markdown(setting: Setting) -> str:

@@ -64,6 +64,7 @@ def _read_tables() -> _Tables:
 ALFWORLD = _read_tables()
 VERSION = 2  # increment it whenever the bytes of a game change
 GENERATED = {"train": 400, "valid_seen": 120, "valid_unseen": 60}  # games of the default data
+MANIFEST = "manifest.json"  # of a split: what it was generated with; its games, once complete
 SCENES = {"train": range(6, 30), "valid_seen": range(6, 30), "valid_unseen": range(6)}
 SEEN_SHARE = 5  # 1 in 5 (scene, goal) pairs belongs to valid_seen, the others to train
 
@@ -367,27 +368,10 @@ def generate(
         raise ValueError(f"split is {split!r} and n is {n}; choose one of {', '.join(SCENES)}, and "
                          "1 game or more.")
     folder = Path(root).expanduser() / "json_2.1.1" / split
-    manifest = folder / "manifest.json"
     asked = {"generator": VERSION, "n": n, "seed": seed, "size": str(Size()), "world": world}
-    # Look for games first and for the manifest afterwards: another process writes the manifest
-    # before its first game, so that games without a manifest are not its own.
-    has_games = folder.exists() and any(p.is_dir() for p in folder.iterdir())
-    if manifest.exists():
-        try:
-            found = json.loads(manifest.read_bytes())
-            paths = found.pop("games", [])
-            complete = bool(paths) and all((folder / p).is_file() for p in paths)
-        except (ValueError, AttributeError, TypeError, RecursionError):
-            found = "a damaged manifest.json"
-        if found != asked:
-            raise ValueError(f"{folder} has games generated with {found}, but {asked} was "
-                             "requested; choose another root or delete this folder.")
-        if complete:
-            return [str(folder / p) for p in paths]
-    elif has_games:
-        raise ValueError(f"{folder} has games from another source; choose another root.")
-    else:
-        _write(manifest, asked)
+    complete = _claim(folder, asked)
+    if complete:
+        return [str(folder / p) for p in complete]
 
     env = None
     paths = []
@@ -408,8 +392,35 @@ def generate(
         # game.tw-pddl last: if it exists, the game is complete.
         _write(path.with_name("traj_data.json"), traj)
         _write(path, content)
-    _write(manifest, asked | {"games": sorted(paths)})
+    _write(folder / MANIFEST, asked | {"games": sorted(paths)})
     return [str(folder / p) for p in sorted(paths)]
+
+
+def _claim(folder: Path, asked: dict) -> list[str]:
+    """Write what was `asked` for into the folder's manifest, unless it is there.
+
+    -> the games that the manifest lists, relative to the folder, if the split is complete, else [].
+    Raises ValueError if the folder has games of another origin.
+    """
+    manifest = folder / MANIFEST
+    # Look for games first and for the manifest afterwards: another process writes the manifest
+    # before its first game, so that games without a manifest are not its own.
+    has_games = folder.exists() and any(p.is_dir() for p in folder.iterdir())
+    if not manifest.exists():
+        if has_games:
+            raise ValueError(f"{folder} has games from another source; choose another root.")
+        _write(manifest, asked)
+        return []
+    try:
+        found = json.loads(manifest.read_bytes())
+        paths = found.pop("games", [])
+        complete = bool(paths) and all((folder / p).is_file() for p in paths)
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        found = "a damaged manifest.json"
+    if found != asked:
+        raise ValueError(f"{folder} has games generated with {found}, but {asked} was "
+                         "requested; choose another root or delete this folder.")
+    return paths if complete else []
 
 
 def default(root: Path, world: str = "home") -> Path:

@@ -425,7 +425,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train a stand-in model (minutes).")
     parser.add_argument("name", choices=list(LESSONS), metavar="NAME", help=", ".join(LESSONS))
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    kinds = "loss on responses, and, words: observations alone; actobs: observations after them"
+    kinds = (
+        "which tokens have a loss; sft: responses; words: also observations alone; open: as words, "
+        "and after each response the observation of another step; actobs: responses, and after "
+        "each its own observation (default: that of NAME)"
+    )
     parser.add_argument("--warm-start", choices=list(WEIGHTS), help=kinds)
     parser.add_argument("--threads", type=int, default=1, help="affects the last bits")
     args = parser.parse_args()

@@ -11,6 +11,7 @@
                  (arXiv 2512.18832): measures and commands
       trajectories  episodes as chats; dream: the model as an environment; players: who acts in it
       training      of world models and agents; options: the command line
+      scaling       its accuracy by the size of the model and the number of trajectories
 
     supervised   cross entropy on given targets, the training loop that both need besides RL
 """

@@ -5,11 +5,11 @@
     2. imitation of the expert's responses, from the same weights
     3. RL, by the run scripts
 
-The expert is the rule-based teacher of the generated data, so this is no method for other data. A
-state is reached again by replaying the commands before it, and compared with the demonstration's:
-EEc warns of branches that drift into other games. Prompt and label are those of WM-SFT, so that the
-arms of rwml.py differ in their data and loss only; in the paper, the label is the observation
-alone.
+The expert is the rule-based teacher of the generated data, so this works with generated data only.
+A state is reached by replaying the commands before it. Its observation must equal the
+demonstration's; otherwise the branches would belong to another game. Prompt and label are those of
+WM-SFT, so that the arms of rwml.py differ in their data and loss only; in the paper, the label is
+the observation alone.
 """
 
 import copy

@@ -14,6 +14,7 @@ from paw_min.model.batches import TokenRow, micro_batches
 from paw_min.model.policy import Policy
 from paw_min.running import distributed
 from paw_min.running.console import progress_bar
+from paw_min.running.errors import UserError
 from paw_min.running.seeds import generator
 from paw_min.update import GRAD_CLIP
 
@@ -38,16 +39,20 @@ def fit(
             for group, rate in zip(optimizer.param_groups, peak, strict=True):
                 group["lr"] = rate * min(1.0, (len(history) + 1) / max(1, warm_up))
             mini = order[start : start + batch]
-            history.append(fit_step(policy, optimizer, rows, mini, micro_tokens))
+            step = len(history) + 1
+            history.append(fit_step(policy, optimizer, rows, mini, micro_tokens, step))
             bar.update(1)
     bar.close()
     return history
 
 
 def fit_step(
-    policy: Policy, optimizer, rows: list[TokenRow], mini: list[int], budget: int
+    policy: Policy, optimizer, rows: list[TokenRow], mini: list[int], budget: int, step: int
 ) -> float:
-    """One optimizer step on the rows `mini` -> their mean loss, nats per target token."""
+    """One optimizer step on the rows `mini` -> their mean loss, nats per target token.
+
+    step: its number from 1, for the error if the loss or its gradient is not finite.
+    """
     optimizer.zero_grad()
     # A mean over the targets of the mini-batch, so that the gradient does not depend on how rows
     # are cut into micro-batches.
@@ -62,7 +67,16 @@ def fit_step(
             loss.backward()
         total += loss.detach().cpu()
     distributed.all_reduce([total])
-    torch.nn.utils.clip_grad_norm_(policy.parameters(), GRAD_CLIP)
+    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), GRAD_CLIP)
+    # Before the step, so that no NaN weights are saved. Loss and gradients have been summed over
+    # the ranks, so all ranks stop here.
+    if not (torch.isfinite(total) and torch.isfinite(norm)):
+        rate = optimizer.param_groups[0]["lr"]
+        raise UserError(
+            f"fine-tuning step {step}: the loss is {total.item():g} and the norm of its gradient "
+            f"{norm.item():g} at a learning rate of {rate:g}: lower it (word2world: --lr; rwml: "
+            "sft_lr in world_models/job.py)."
+        )
     optimizer.step()
     return total.item()
 
