@@ -77,12 +77,6 @@ def test_two_processes_in_one_folder(config, tmp_path):
     runs.Run(config())
 
 
-def test_a_run_without_a_name_is_refused(config, tmp_path):
-    with pytest.raises(UserError, match=f'the name "" would make {tmp_path} itself the run'):
-        runs.Run(config(name=""))
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_lock_is_shared_in_a_process_and_its_file_is_never_truncated(config):
     first = runs.Run(config())
     lock = first.folder / "lock"

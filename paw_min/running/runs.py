@@ -36,11 +36,12 @@ MAX_UPDATES = 999_999  # the names of checkpoints have six digits
 
 
 class Run:
-    """A run folder; opening it checks that it belongs to these settings."""
+    """A run folder; opening it checks that it belongs to these settings.
+
+    Without a name, as in a plain Config(), it is cfg.out itself.
+    """
 
     def __init__(self, cfg: Config):
-        if not cfg.name:  # config.parse_args has a default name, Config has none
-            raise UserError(f'the name "" would make {cfg.out} itself the run folder: set a name.')
         self.cfg = cfg
         self.folder = Path(cfg.out) / cfg.name
         self.tracker = None
