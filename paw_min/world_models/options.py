@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from paw_min.config import Config, flag, parse_args
-from paw_min.experiments import presets_of
 from paw_min.running.errors import Parser, UserError
+from paw_min.running.presets import presets_of
 from paw_min.world_models.players import AGENTS
 
 ENVS = ("alfworld", "webshop", "textworld")
