@@ -531,20 +531,20 @@ def test_imitation_rows_end_with_the_end_token(recorded, model, tmp_path):
     file = tmp_path / "t.json"
     trajectories.write_trajectories(file, recorded)
     assert trajectories.read_trajectories([file]) == recorded
-    args, cfg = options.parse(
+    job = options.parse(
         "",
         ["imitate", "alfworld", "--trajectories", str(file), "--out", str(tmp_path / "o"),
          "--wins", "1", "--epochs", "1", "--model", model],
     )  # fmt: skip
     fitted = []
 
-    def keep(args, cfg, policy, rows):
+    def keep(job, policy, optimizer, rows, trajectories):
         fitted.extend(rows)
         return {}
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "fit_and_save", keep)
-        training.imitate(args, cfg)
+        training.imitate(job)
     policy = load_policy(model)
     won = next(t for t in recorded if t.won)
     assert len(fitted) == len(won.responses)
@@ -606,12 +606,15 @@ def test_damaged_files_are_named(tmp_path, games_root):
         refused(["train", "alfworld", "--trajectories", file], match)
     wm = tmp_path / "wm"
     wm.mkdir()
-    (wm / "train.json").write_text('{"marker": "WON", "context": 9}')
-    refused(["consistency", "alfworld", "--world-model", wm], "has the marker 'WON'")
-    (wm / "train.json").write_text('{"marker": " [SUCCESS]"}')
-    refused(["consistency", "alfworld", "--world-model", wm], "context: Field required")
-    (wm / "train.json").write_text('{"marker": " [SUCCESS]", "context": 0}')
-    refused(["consistency", "alfworld", "--world-model", wm], "has the context 0")
+    record = {"command": "word2world train alfworld", "marker": " [SUCCESS]", "context": 9,
+              "trajectories": 1, "rows": 1, "parameters": 1, "steps": 1, "loss": [0.5]}
+    for change, match in (
+        ({"marker": "WON"}, "has the marker 'WON'"),
+        ({"context": "9"}, "context: Input should be a valid integer"),
+        ({"context": 0}, "has the context 0"),
+    ):
+        (wm / "train.json").write_text(json.dumps(record | change))
+        refused(["consistency", "alfworld", "--world-model", wm], match)
     (tmp_path / "o").mkdir(exist_ok=True)
     for content in ("{", "[]", "{}", '{"command": "\\ud800"}'):
         (tmp_path / "o" / "consistency.json").write_text(content)

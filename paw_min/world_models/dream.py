@@ -197,7 +197,7 @@ class DreamPool:
         self._ready: deque[Answer] = deque()
 
     def reset(self, slot: int, task: str) -> None:
-        step = self._ask_real("reset", task)
+        step = self._real_reset(task)
         self._task[slot] = task
         self._first[slot] = step
         self._grounded.discard(slot)
@@ -227,9 +227,9 @@ class DreamPool:
             is_search = command.startswith("search[")
             if self._ground and is_search and slot not in self._grounded:
                 self._grounded.add(slot)
-                self._ask_real("reset", self._task[slot])
-                page = self._ask_real("step", command)
-                self._on_answer(slot, page)
+                self._real_reset(self._task[slot])
+                self._real.step(0, command)
+                self._on_answer(slot, self._real.recv().step)
             else:
                 predicted.append(slot)
         self._open = []
@@ -246,8 +246,8 @@ class DreamPool:
         self._chat[slot].append(said("assistant", to_text(step)))
         self._ready.append(Answer(slot, step))
 
-    def _ask_real(self, method: str, argument: str) -> Step:
-        getattr(self._real, method)(0, argument)
+    def _real_reset(self, task: str) -> Step:
+        self._real.reset(0, task)
         return self._real.recv().step
 
 
