@@ -104,6 +104,9 @@ def test_the_figure_shows_the_numbers(tmp_path, monkeypatch):
         (["--widths", "32", "50"], "--widths 50 is not a multiple of 32 up to 4096"),
         (["--widths", "32", "32000000"], "--widths 32000000 is not a multiple of 32 up to 4096"),
         (["--held-out", "no.json"], "no.json does not exist"),
+        (["--limit", "1"], "--limit: the plan decides it"),
+        (["--width=64"], "--width=64: the plan decides it"),
+        (["--start", "x"], "--start: the plan decides it"),
         (["--held-out", "a/t.json", "b/a/t.json"], "folders are named a, a: use names"),
         (["--trajectories", "all/t.json"], "folders are named all: use names"),
     ],
@@ -145,5 +148,5 @@ def test_a_small_run_and_its_rerun(files, tmp_path, monkeypatch):
     monkeypatch.setattr(word2world, "FUNCTIONS", {})
     scaling.main(argv)
     assert json.loads((tmp_path / "out" / "scaling.json").read_text()) == found
-    with pytest.raises(UserError, match="is the result of `word2world train"):
+    with pytest.raises(UserError, match="scaling.json is the result of `scaling alfworld"):
         scaling.main([*argv, "--seed", "1"])

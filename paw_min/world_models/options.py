@@ -61,7 +61,7 @@ def parse(doc: str, argv: list[str]) -> Job:
     add("--start", default="", help="model that train starts from (default: from scratch)")
     add("--limit", type=int, default=0, help="train on N trajectories; 0: all (0)")
     add("--width", type=int, default=128, help="of a model from scratch, times 32 (128)")
-    add("--context", type=int, default=12288, help="tokens of a chat (12288)")
+    add("--context", type=int, default=12288, help="of train: most tokens of a chat (12288)")
     add("--wins", type=int, default=0, help="won trajectories that imitate uses; 0: all (0)")
     add("--epochs", type=int, default=5, help="of training (5)")
     add("--batch", type=int, default=128, help="trajectories, or steps, per gradient step (128)")
@@ -100,6 +100,8 @@ def check(job: Job) -> None:
     for name in ("answer_tokens", "context", "epochs", "batch"):
         if getattr(job, name) < 1:
             raise UserError(f"{flag(name)} {getattr(job, name)} is out of range: 1 or more.")
+    if len(set(job.agents)) < len(job.agents):
+        raise UserError(f"--agents {' '.join(job.agents)}: name each once.")
     if min(job.budgets) < 0:
         raise UserError(f"--budgets {min(job.budgets)} is out of range: 0 or more.")
     if not 0 <= job.slips <= 1:

@@ -25,17 +25,18 @@ from typing import NamedTuple, TypedDict
 import matplotlib
 
 from paw_min.running.errors import Parser, UserError, user_errors
-from paw_min.running.runs import writing
+from paw_min.running.runs import hold, replace_text, writing
 from paw_min.running.untrusted import read_json
 from paw_min.world_models import word2world
 from paw_min.world_models.options import ENVS, check_width
-from paw_min.world_models.records import Fidelity, TrainFile
+from paw_min.world_models.records import Fidelity, TrainFile, Written
 from paw_min.world_models.trajectories import read_trajectories
 
 matplotlib.use("Agg")  # no display needed
 import matplotlib.pyplot as plt
 
 ALL = "all"  # the training files together
+OWN = ("--limit", "--width", "--start", "--world-model")  # of word2world, set for each model
 # Of single steps; the second leaves out the list of available actions, and is drawn pale.
 MEASURES = ("em", "em_observation")
 
@@ -84,6 +85,9 @@ def parse(argv: list[str]) -> Job:
     add("--widths", type=int, nargs="+", default=[128], help="of the models (128)")
     add("--out", type=Path, required=True, help="folder to write")
     args, flags = parser.parse_known_args(argv)
+    for flag in flags:
+        if flag.partition("=")[0] in OWN:
+            raise UserError(f"{flag}: the plan decides it, see --limits and --widths; omit it.")
     for files in (args.trajectories, args.held_out):
         names = [named(file) for file in files]
         if len(set(names)) < len(names) or ALL in names:
@@ -94,11 +98,11 @@ def parse(argv: list[str]) -> Job:
     for width in args.widths:
         check_width("--widths", width)  # all of them, before the first is trained
     for file in args.trajectories:
-        found = len(read_trajectories([file]))
+        found = len(read_trajectories(args.env, [file]))
         if found < max(args.limits):
             raise UserError(f"{file} has {found} trajectories, --limits asks for "
                             f"{max(args.limits)}: collect more.")
-    read_trajectories(args.held_out)
+    read_trajectories(args.env, args.held_out)
     return Job(**vars(args), flags=flags)
 
 
@@ -183,11 +187,19 @@ def average(by_file: dict[str, float]) -> float:
 def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     job = parse(argv)
-    rows = [train_and_measure(job, cell) for cell in plan(job)]
-    found = {"command": shlex.join(["scaling", *argv]), "models": rows}
+    line = shlex.join(["scaling", *argv])
+    path = job.out / "scaling.json"
+    if path.is_file():
+        stored = read_json(path, Written)["command"]
+        if stored != line:
+            raise UserError(f"{path} is the result of `{stored}`: choose another --out.")
     with writing(f"the folder {job.out}"):
-        (job.out / "scaling.json").write_text(json.dumps(found, indent=1) + "\n")
+        job.out.mkdir(parents=True, exist_ok=True)
+        lock = hold(job.out, "--out")
+    rows = [train_and_measure(job, cell) for cell in plan(job)]
+    replace_text(path, json.dumps({"command": line, "models": rows}, indent=1) + "\n")
     draw(rows, job.out / "scaling.png")
+    lock.release()
 
 
 if __name__ == "__main__":

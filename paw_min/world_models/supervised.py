@@ -8,12 +8,15 @@ other side's messages as `given`.
 Legend: N rows, B rows of a micro-batch, S columns (model/batches.py).
 """
 
+import math
+
 import torch
 
 from paw_min.model.batches import TokenRow, micro_batches
 from paw_min.model.policy import Policy
 from paw_min.running import distributed
 from paw_min.running.console import progress_bar
+from paw_min.running.errors import UserError
 from paw_min.running.seeds import generator
 from paw_min.update import GRAD_CLIP
 
@@ -39,6 +42,8 @@ def fit(
                 group["lr"] = rate * min(1.0, (len(history) + 1) / max(1, warm_up))
             mini = order[start : start + batch]
             history.append(fit_step(policy, optimizer, rows, mini, micro_tokens))
+            if not math.isfinite(history[-1]):
+                raise UserError(f"step {len(history)} has a NaN loss: lower the learning rate.")
             bar.update(1)
     bar.close()
     return history

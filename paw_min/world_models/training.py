@@ -8,7 +8,7 @@ import torch
 
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.model.batches import TokenRow
-from paw_min.model.policy import Policy, load_policy
+from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.running.distributed import join
 from paw_min.running.errors import UserError
 from paw_min.running.runs import writing
@@ -28,7 +28,10 @@ WARM_UP = 10  # steps, Table 7
 def train(job: Job) -> Trained:
     """Fit a world model to all answers of the trajectories; failures count like successes."""
     cfg = job.cfg
-    trajectories = read_trajectories(job.trajectories)
+    trajectories = read_trajectories(job.env, job.trajectories)
+    if len(trajectories) < job.limit:
+        raise UserError(f"--trajectories has {len(trajectories)} episodes, --limit asks for "
+                        f"{job.limit}: collect more.")  # fmt: skip
     generator("limit", cfg.seed).shuffle(trajectories)
     trajectories = trajectories[: job.limit or None]
     device = join(cfg.device)
@@ -53,9 +56,10 @@ def train(job: Job) -> Trained:
 def imitate(job: Job) -> Imitated:
     """Fit the agent --model to thoughts and commands of won trajectories."""
     cfg = job.cfg
-    won = [t for t in read_trajectories(job.trajectories) if t.won]
+    won = [t for t in read_trajectories(job.env, job.trajectories) if t.won]
     if len(won) < max(1, job.wins):
-        raise UserError(f"--trajectories has {len(won)} won episodes: collect more.")
+        raise UserError(f"--trajectories has {len(won)} won episodes, --wins asks for "
+                        f"{max(1, job.wins)}: collect more.")  # fmt: skip
     won = won[: job.wins or None]
     for number, trajectory in enumerate(won):
         counts = [len(trajectory.responses), len(trajectory.commands), len(trajectory.answers)]
@@ -65,6 +69,7 @@ def imitate(job: Job) -> Imitated:
                 "expected as many of each: collect it again.".format(number, *counts)
             )
     device = join(cfg.device)
+    load_tokenizer(start_model(cfg), cfg.max_prompt_tokens + cfg.max_response_tokens)
     policy = load_policy(start_model(cfg), device=device, precision=forward_precision(cfg, device))
     optimizer = torch.optim.AdamW(policy.parameters(), lr=job.lr)
     prompt = BENCHMARKS[cfg.env].prompts[cfg.prompt]
@@ -72,6 +77,8 @@ def imitate(job: Job) -> Imitated:
     for trajectory in won:
         for context, response in decisions(trajectory):
             prompt_ids = policy.encode_chat(prompt(context, cfg.history_length))
+            # As a rollout cuts it: pages of a dream may be longer than any real one.
+            prompt_ids = prompt_ids[-cfg.max_prompt_tokens :]
             response_ids = [*policy.encode(response), policy.eos_ids[0]]
             rows.append(TokenRow(prompt_ids, response_ids, []))
     return fit_and_save(job, policy, optimizer, rows, len(won))
@@ -88,6 +95,8 @@ def fit_and_save(
         policy, optimizer, rows, epochs=job.epochs, batch=job.batch, warm_up=WARM_UP,
         micro_tokens=job.cfg.micro_tokens, seed_key=("word2world", job.cfg.seed),
     )  # fmt: skip
+    if not all(weight.isfinite().all() for weight in policy.parameters()):
+        raise UserError("training made weights NaN or infinite; not saved: lower --lr.")
     with writing(str(job.out)):
         policy.save(job.out)
     tenth = max(1, len(losses) // 10)
@@ -127,6 +136,9 @@ def load_world_model(job: Job) -> WorldModel:
         raise UserError(f"{job.world_model} is no world model (no train.json): give the folder of "
                         "a complete `word2world train`.")
     record = read_json(path, TrainFile)
+    if job.env not in record["command"].split():
+        raise UserError(f"{path} is the result of `{record['command']}`: give a world model of "
+                        f"{job.env}.")  # fmt: skip
     if record["context"] < 1:
         raise UserError(f"{path} has the context {record['context']}: train the world model again.")
     if record["marker"] != MARKER:

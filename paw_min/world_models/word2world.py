@@ -17,27 +17,30 @@ imitate      fit an agent to the responses of won trajectories (sec. 7.2, 7.3)
 
 ENV: alfworld, webshop or textworld. Agents: the language model of --model, the rule-based `teacher`
 of the generated data, a `random` player. All other flags are those of the run scripts: --model is
-the agent, --eval-tasks the number of held-out tasks. Episodes have at most 50 steps.
+the agent, --eval-tasks the number of held-out tasks, --max-turns the most steps of an episode (50).
 
-Each command writes <command>.json to its folder when it is complete. A rerun skips what is there.
+Each command writes <command>.json (records.py) to its folder when it is complete. A rerun skips
+what is complete, and repeats a command that was killed.
 Scaling (sec. 6) and coverage of agents (sec. 5.3): scaling.py.
 results/word2world/README.md has a run of each. trajectories.py and dream.py have the deviations.
 """
 
 import json
+import os
 import re
 import shlex
 import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 
 from paw_min.config import Config
 from paw_min.envs.interface import Pool, Tasks
 from paw_min.running.console import say
 from paw_min.running.errors import UserError, user_errors
 from paw_min.running.evaluate import short
-from paw_min.running.runs import replace_text, writing
+from paw_min.running.runs import hold, replace_text, writing
 from paw_min.running.session import find_tasks
 from paw_min.running.untrusted import read_json
 from paw_min.world_models.dream import DreamPool, Predict, VerifiedPool
@@ -208,7 +211,7 @@ def collect(job: Job) -> Collected:
 
 
 def fidelity(job: Job) -> Fidelity:
-    trajectories = read_trajectories(job.trajectories)
+    trajectories = read_trajectories(job.env, job.trajectories)
     return measure_fidelity(load_world_model(job).answers, trajectories)
 
 
@@ -257,6 +260,8 @@ FUNCTIONS = {
     "collect": collect, "train": train, "fidelity": fidelity, "consistency": consistency,
     "verify": verify, "imitate": imitate,
 }  # fmt: skip
+# What a command writes besides its JSON file, and never over the file of another command.
+OUTPUTS = {"collect": "trajectories.json", "train": "config.json", "imitate": "config.json"}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -264,20 +269,36 @@ def main(argv: list[str] | None = None) -> None:
     job = parse(__doc__, argv)
     line = shlex.join(["word2world", *argv])
     path = job.out / f"{job.command}.json"
+    mark = job.out / f"{job.command}.begun"  # there until the command is complete
     if path.is_file():
         found = read_json(path, Written)
         if found["command"] != line:
             raise UserError(f"{path} is the result of `{found['command']}`: choose another --out.")
     else:
-        if job.command in ("train", "imitate") and (job.out / "config.json").exists():
-            raise UserError(f"{job.out} has a model already: choose another --out, or delete it.")
         with writing(f"the folder {job.out}"):
             job.out.mkdir(parents=True, exist_ok=True)
+            lock = hold(job.out, "--out")
+        begin(job, mark, line)
         began = time.perf_counter()
         found = {"command": line} | FUNCTIONS[job.command](job)
         found["seconds"] = round(time.perf_counter() - began, 1)
         replace_text(path, json.dumps(found, indent=1) + "\n")
+        lock.release()
+    mark.unlink(missing_ok=True)
     say(summary(found))
+
+
+def begin(job: Job, mark: Path, line: str) -> None:
+    """Write the command to `mark`; UserError if it would write over the file of another command.
+
+    A rerun of a killed command finds its own line there, and replaces what that one wrote.
+    """
+    killed = mark.is_file() and mark.read_bytes() == os.fsencode(line)
+    output = job.out / OUTPUTS.get(job.command, f"{job.command}.json")
+    if os.path.lexists(output) and not killed:
+        raise UserError(f"{job.out} has a {output.name} already: choose another --out, or delete "
+                        "it.")  # fmt: skip
+    replace_text(mark, line)
 
 
 def summary(found: dict, indent: str = "") -> str:
