@@ -69,6 +69,7 @@ def imitate(job: Job) -> Imitated:
                 "expected as many of each: collect it again.".format(number, *counts)
             )
     device = join(cfg.device)
+    # UserError if a prompt may be longer than the model's positions.
     load_tokenizer(start_model(cfg), cfg.max_prompt_tokens + cfg.max_response_tokens)
     policy = load_policy(start_model(cfg), device=device, precision=forward_precision(cfg, device))
     optimizer = torch.optim.AdamW(policy.parameters(), lr=job.lr)
