@@ -705,7 +705,7 @@ def test_damaged_files_are_named(tmp_path, games_root):
     wm = tmp_path / "wm"
     wm.mkdir()
     record = {"command": "word2world train alfworld", "marker": " [SUCCESS]", "context": 9,
-              "trajectories": 1, "rows": 1, "parameters": 1, "steps": 1, "loss": [0.5]}
+              "trajectories": 1, "rows": 1, "parameters": 1, "steps": 1, "loss": [0.5]}  # fmt: skip
     for change, match in (
         ({"marker": "WON"}, "has the marker 'WON'"),
         ({"context": "9"}, "context: Input should be a valid integer"),

@@ -55,7 +55,7 @@ class WorldModel:
         if context > positions:
             # With rotary positions, transformers goes on; but the model has not learned them.
             raise UserError(f"a context of {context} tokens is more than the model's {positions} "
-                            f"positions: train it with --context {positions} or less.")
+                            f"positions: train it with --context {positions} or less.")  # fmt: skip
         self.policy = policy
         self.context = context
         self.answer_tokens = answer_tokens

@@ -86,9 +86,7 @@ def rates(real: list[bool], dream: list[bool], replay: list[bool]) -> Rates:
     if not real or not len(real) == len(dream) == len(replay):
         sizes = f"{len(real)}, {len(dream)} and {len(replay)}"
         raise ValueError(f"outcomes of {sizes} episodes: expected the same episodes, at least one.")
-    found = Rates(
-        real=share(real), wm=share(dream), w2r=share(replay), cr=None, pairwise_cr=None
-    )
+    found = Rates(real=share(real), wm=share(dream), w2r=share(replay), cr=None, pairwise_cr=None)
     if any(real):
         found["cr"] = found["w2r"] / found["real"]
         found["pairwise_cr"] = share([w2r for won, w2r in zip(real, replay) if won])
