@@ -161,16 +161,28 @@ def test_what_rl_starts_from_is_in_the_archive(archive):
             f"{np.mean([entry['steps_before'] for entry in runs]):.0f}",
             f"{100 * np.mean([of_run[0]['eval_success'] for of_run in lines]):.1f}",
         ]
-        if arm.stage in STAGES:
+        if arm.stage in (*STAGES, "format"):
+            # The format warm start is what RWML's run begins with: its first line.
+            stage, k = ("rwml", 0) if arm.stage == "format" else (arm.stage, -1)
             seeds = [entry["seed"] for entry in runs]
-            folders = [archive / f"alfworld-world-seed{seed}" / arm.stage for seed in seeds]
-            last = [read_metrics(folder)[-1] for folder in folders]
+            folders = [archive / f"alfworld-world-seed{seed}" / stage for seed in seeds]
+            measured = [read_metrics(folder)[k] for folder in folders]
             for name in ("eval_invalid", "held_out_exact"):
-                cells.append(f"{100 * np.mean([line[name] for line in last]):.1f}")
+                cells.append(f"{100 * np.mean([line[name] for line in measured]):.1f}")
         else:
             cells += ["–", "–"]
         cells.append(f"{np.mean([of_run[1]['entropy'] for of_run in lines]):.3f}")
         assert f"| {arm.label} | {' | '.join(cells)} |" in page
+
+
+def test_the_effect_of_rwml_beyond_its_warm_start(archive):
+    arms = curves.read(archive / "comparison-alfworld.json", None, "steps").arms
+    values = zip(arms["RWML, then GRPO"].area.values, arms["format, then GRPO"].area.values)
+    differences = np.array([own - other for own, other in values])
+    half = 4.303 * differences.std(ddof=1) / 3**0.5  # t with two degrees of freedom
+    mean = differences.mean()
+    text = f"{mean:+.1f} [{mean - half:+.1f}, {mean + half:+.1f}] points"
+    assert text in " ".join((RESULTS / "README.md").read_text().split())
 
 
 def test_actobs_is_compared_with_the_open_start_only(tmp_path, monkeypatch):

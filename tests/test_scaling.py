@@ -10,6 +10,12 @@ from paw_min.world_models import scaling, word2world
 from paw_min.world_models.scaling import Cell
 from paw_min.world_models.trajectories import Trajectory, said, write_trajectories
 
+# Results of word2world.
+TRAINED = {"command": "", "marker": " [SUCCESS]", "context": 99, "trajectories": 5, "rows": 5,
+           "parameters": 5, "steps": 5, "loss": [0.5]}  # fmt: skip
+MEASURED = {"command": "", "em": 0.5, "n": 5, "em_observation": 0.5, "by_kind": {}, "by_turn": {},
+            "by_success": {}}  # fmt: skip
+
 
 @pytest.fixture
 def files(tmp_path):
@@ -34,17 +40,17 @@ def test_plan_and_calls(files, tmp_path, monkeypatch):
     calls = []
 
     def fake(argv):
-        args, _ = word2world.parse("", argv)
-        calls.append((args.command, len(args.trajectories), args.limit, args.width, args.epochs))
-        args.out.mkdir(parents=True, exist_ok=True)
-        if args.command == "train":
-            text = json.dumps({"parameters": 10 * args.width, "steps": args.limit})
+        job = word2world.parse("", argv)
+        calls.append((job.command, len(job.trajectories), job.limit, job.width, job.epochs))
+        job.out.mkdir(parents=True, exist_ok=True)
+        if job.command == "train":
+            found = TRAINED | {"parameters": 10 * job.width, "steps": job.limit}
         else:
-            who = args.trajectories[0].parent.name
-            own = args.world_model.name.startswith(who)
-            text = json.dumps({"em": 0.9 if own else 0.5 if who == "teacher" else 0.1,
-                               "em_observation": 1.0})
-        (args.out / f"{args.command}.json").write_text(text)
+            who = job.trajectories[0].parent.name
+            own = job.world_model.name.startswith(who)
+            em = 0.9 if own else 0.5 if who == "teacher" else 0.1
+            found = MEASURED | {"em": em, "em_observation": 1.0}
+        (job.out / f"{job.command}.json").write_text(json.dumps(found))
 
     monkeypatch.setattr(word2world, "main", fake)
     out = tmp_path / "out"
@@ -98,6 +104,9 @@ def test_the_figure_shows_the_numbers(tmp_path, monkeypatch):
         (["--widths", "32", "50"], "--widths 50 is not a multiple of 32 up to 4096"),
         (["--widths", "32", "32000000"], "--widths 32000000 is not a multiple of 32 up to 4096"),
         (["--held-out", "no.json"], "no.json does not exist"),
+        (["--limit", "1"], "--limit: the plan decides it"),
+        (["--width=64"], "--width=64: the plan decides it"),
+        (["--start", "x"], "--start: the plan decides it"),
         (["--held-out", "a/t.json", "b/a/t.json"], "folders are named a, a: use names"),
         (["--trajectories", "all/t.json"], "folders are named all: use names"),
     ],
@@ -110,17 +119,17 @@ def test_errors_are_one_sentence(files, tmp_path, change, message):
 @pytest.mark.parametrize(
     ("command", "stored"),
     [
-        ("train", {}), ("train", {"parameters": "x", "steps": 5}),
-        ("fidelity", {}), ("fidelity", {"em": 0.5}), ("fidelity", {"em": 2, "em_observation": 1}),
+        ("train", {}), ("train", TRAINED | {"parameters": "x"}),
+        ("fidelity", {}), ("fidelity", {"em": 0.5}), ("fidelity", MEASURED | {"em": 2}),
     ],
 )  # fmt: skip
 def test_damaged_results_are_one_sentence(files, tmp_path, monkeypatch, command, stored):
     def fake(argv):
-        args, _ = word2world.parse("", argv)
-        args.out.mkdir(parents=True, exist_ok=True)
-        found = {"parameters": 5, "steps": 5, "em": 0.5, "em_observation": 0.5}
-        found = stored if args.command == command else found
-        (args.out / f"{args.command}.json").write_text(json.dumps(found))
+        job = word2world.parse("", argv)
+        job.out.mkdir(parents=True, exist_ok=True)
+        found = TRAINED if job.command == "train" else MEASURED
+        found = stored if job.command == command else found
+        (job.out / f"{job.command}.json").write_text(json.dumps(found))
 
     monkeypatch.setattr(word2world, "main", fake)
     with pytest.raises(UserError, match=f"{command}.json cannot be read"):
@@ -139,5 +148,5 @@ def test_a_small_run_and_its_rerun(files, tmp_path, monkeypatch):
     monkeypatch.setattr(word2world, "FUNCTIONS", {})
     scaling.main(argv)
     assert json.loads((tmp_path / "out" / "scaling.json").read_text()) == found
-    with pytest.raises(UserError, match="is the result of `word2world train"):
+    with pytest.raises(UserError, match="scaling.json is the result of `scaling alfworld"):
         scaling.main([*argv, "--seed", "1"])

@@ -5,6 +5,8 @@ The oracle answers with the real environment. With it, the dream is the environm
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +21,7 @@ from paw_min.envs.pool import EnvPool
 from paw_min.envs.webshop.env import make_agent
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler
-from paw_min.running.errors import UserError
+from paw_min.running.errors import UserError, user_errors
 from paw_min.toy import webshop_shops
 from paw_min.toy.standins import make_model, make_tokenizer
 from paw_min.world_models import options, players, training, trajectories, word2world
@@ -216,6 +218,31 @@ def test_a_long_chat_is_cut_after_a_whole_answer_and_not_predicted():
     assert tiny.row(Trajectory(messages=chat)) is None
     assert tiny.predict([chat[:4], chat[:2]])[0] is None
     assert tiny.predict([chat[:4], chat[:2]])[1] is not None
+
+
+def test_an_answer_ends_at_the_context(monkeypatch):
+    chat = chat_of("You", "go")
+    prompt = len(language_model().tokens(chat)[0])
+    lengths = []
+    monkeypatch.setattr(Policy, "decode", lambda policy, ids: f"{lengths.append(len(ids))}")
+    for room in (1, 2, 50):
+        language_model(context=prompt + room).predict([chat])
+    assert lengths == [1, 2, 5]
+    assert language_model(context=prompt).predict([chat]) == [None]
+
+
+def test_a_context_beyond_the_positions_of_a_model_is_refused(recorded, tmp_path):
+    tokenizer = word_tokenizer(["a"])
+    policy = Policy(make_model(tokenizer, 0, 32, positions=100), tokenizer)
+    assert WorldModel(policy, 100).context == 100
+    with pytest.raises(UserError, match="101 tokens is more than the model's 100 positions"):
+        WorldModel(policy, 101)
+    policy.save(tmp_path / "model")
+    file = tmp_path / "t.json"
+    trajectories.write_trajectories(file, recorded)
+    with pytest.raises(UserError, match="4000 tokens is more than .* with --context 100 or less"):
+        run("train", "alfworld", "--trajectories", file, "--start", tmp_path / "model",
+            "--context", 4000, "--out", tmp_path / "o")  # fmt: skip
 
 
 def test_answers_in_one_pass_are_those_of_greedy_decoding():
@@ -527,30 +554,95 @@ def test_all_commands_in_a_row(games_root, tmp_path, capsys, monkeypatch):
         run(*again, "--seed", 1)
 
 
+def test_a_killed_command_is_repeated(tmp_path, monkeypatch):
+    """What it has written is replaced by the same command, and by no other."""
+    out = tmp_path / "o"
+    words = ["train", "alfworld", "--trajectories", "x", "--out", out]
+
+    def train(job):
+        (out / "config.json").write_text("{}")
+        if killed:
+            raise KeyboardInterrupt
+        return {"rows": 5}
+
+    monkeypatch.setitem(word2world.FUNCTIONS, "train", train)
+    killed = True
+    with pytest.raises(SystemExit, match="interrupted: rerun the same command"):
+        with user_errors():
+            run(*words)
+    with pytest.raises(UserError, match="o has a config.json already"):
+        run(*words, "--lr", 0.1)
+    killed = False
+    run(*words)
+    assert json.loads((out / "train.json").read_text())["rows"] == 5
+    assert sorted(path.name for path in out.iterdir()) == ["config.json", "lock", "train.json"]
+    # A file of the user is not replaced.
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "trajectories.json").write_text("mine")
+    with pytest.raises(UserError, match="mine has a trajectories.json already"):
+        run("collect", "alfworld", "--out", tmp_path / "mine")
+
+
+def test_a_folder_in_use(tmp_path, monkeypatch):
+    code = (
+        "import sys, time; from pathlib import Path; from paw_min.running.runs import hold\n"
+        "lock = hold(Path(sys.argv[1]), '--out'); print('held', flush=True); time.sleep(60)"
+    )
+    held = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(held, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match="is in use by another process.*another --out"):
+            run("collect", "alfworld", "--out", tmp_path)
+        process.kill()
+
+
+def test_training_that_makes_a_nan_writes_no_model(model, recorded, tmp_path):
+    file = tmp_path / "t.json"
+    trajectories.write_trajectories(file, recorded)
+    words = ["imitate", "alfworld", "--trajectories", file, "--wins", 1, "--epochs", 1,
+             "--model", model, "--out", tmp_path / "o"]  # fmt: skip
+
+    def broken(*args, **kwargs):
+        policy = load(*args, **kwargs)
+        with torch.no_grad():
+            policy.model.get_input_embeddings().weight[0] = torch.nan
+        return policy
+
+    load = training.load_policy
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "load_policy", broken)
+        with pytest.raises(UserError, match="fine-tuning step 1: the loss is nan .*: lower it"):
+            run(*words)
+        patch.setattr(training, "fit", lambda *args, **kwargs: [0.5])
+        with pytest.raises(UserError, match="made weights NaN or infinite; not saved"):
+            run(*words)
+    assert not (tmp_path / "o" / "config.json").exists()
+
+
 def test_imitation_rows_end_with_the_end_token(recorded, model, tmp_path):
     file = tmp_path / "t.json"
     trajectories.write_trajectories(file, recorded)
-    assert trajectories.read_trajectories([file]) == recorded
-    args, cfg = options.parse(
+    assert trajectories.read_trajectories("alfworld", [file]) == recorded
+    job = options.parse(
         "",
         ["imitate", "alfworld", "--trajectories", str(file), "--out", str(tmp_path / "o"),
-         "--wins", "1", "--epochs", "1", "--model", model],
+         "--wins", "1", "--epochs", "1", "--model", model, "--max-prompt-tokens", "30"],
     )  # fmt: skip
     fitted = []
 
-    def keep(args, cfg, policy, rows):
+    def keep(job, policy, optimizer, rows, trajectories):
         fitted.extend(rows)
         return {}
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "fit_and_save", keep)
-        training.imitate(args, cfg)
+        training.imitate(job)
     policy = load_policy(model)
     won = next(t for t in recorded if t.won)
     assert len(fitted) == len(won.responses)
     for row, response in zip(fitted, won.responses):
         assert row.response_ids == [*policy.encode(response), policy.eos_ids[0]]
-        assert not row.obs_ids
+        assert not row.obs_ids and len(row.prompt_ids) == 30  # cut as in a rollout
 
 
 def test_an_episode_without_its_responses_is_not_imitated(recorded, tmp_path):
@@ -580,6 +672,7 @@ def test_an_episode_without_its_responses_is_not_imitated(recorded, tmp_path):
         (["train", "alfworld", "--trajectories", "x", "--batch", "0"], "--batch 0 is out of range"),
         (["verify", "webshop", "--world-model", "x", "--budgets", "-2"], "--budgets -2 is out"),
         (["train", "alfworld", "--trajectories", "no.json"], "no.json does not exist"),
+        (["collect", "alfworld", "--agents", "random", "random"], "random random: name each once"),
         (["consistency", "alfworld", "--world-model", "no"], "no is no world model"),
     ],
 )
@@ -601,17 +694,26 @@ def test_damaged_files_are_named(tmp_path, games_root):
         ('[{"messages": [{"role": "user", "content": "x"}]}]', "has the roles user"),
         ('[{"won": true}]', "has the roles"),
         ("[]", "no episode"),
+        ('[{"task": "7"}]', "has episodes of webshop, not of alfworld"),
+        ('[{"task": "a/b.z8"}]', "has episodes of textworld, not of alfworld"),
     ):
         file.write_text(content)
         refused(["train", "alfworld", "--trajectories", file], match)
+    file.write_text('[{"task": "a/game.tw-pddl"}]')
+    refused(["train", "alfworld", "--trajectories", file, "--limit", 2], "1 episodes, --limit asks")
+    refused(["imitate", "alfworld", "--trajectories", file, "--wins", 2], "0 won episodes, --wins")
     wm = tmp_path / "wm"
     wm.mkdir()
-    (wm / "train.json").write_text('{"marker": "WON", "context": 9}')
-    refused(["consistency", "alfworld", "--world-model", wm], "has the marker 'WON'")
-    (wm / "train.json").write_text('{"marker": " [SUCCESS]"}')
-    refused(["consistency", "alfworld", "--world-model", wm], "context: Field required")
-    (wm / "train.json").write_text('{"marker": " [SUCCESS]", "context": 0}')
-    refused(["consistency", "alfworld", "--world-model", wm], "has the context 0")
+    record = {"command": "word2world train alfworld", "marker": " [SUCCESS]", "context": 9,
+              "trajectories": 1, "rows": 1, "parameters": 1, "steps": 1, "loss": [0.5]}  # fmt: skip
+    for change, match in (
+        ({"marker": "WON"}, "has the marker 'WON'"),
+        ({"context": "9"}, "context: Input should be a valid integer"),
+        ({"context": 0}, "has the context 0"),
+        ({"command": "word2world train webshop"}, "train webshop`: give a world model of alfworld"),
+    ):
+        (wm / "train.json").write_text(json.dumps(record | change))
+        refused(["consistency", "alfworld", "--world-model", wm], match)
     (tmp_path / "o").mkdir(exist_ok=True)
     for content in ("{", "[]", "{}", '{"command": "\\ud800"}'):
         (tmp_path / "o" / "consistency.json").write_text(content)
@@ -628,9 +730,10 @@ def test_what_is_in_the_folder_stays(model, recorded, tmp_path, games_root):
     file.symlink_to(outside)
     file.with_suffix(".partial").symlink_to(outside)
     word2world.write_trajectories(file, recorded)
-    assert word2world.read_trajectories([file]) == recorded and outside.read_text() == "mine"
+    assert word2world.read_trajectories("alfworld", [file]) == recorded
+    assert outside.read_text() == "mine"
     for command in ("train", "imitate"):
-        with pytest.raises(UserError, match="mine has a model already: choose another --out"):
+        with pytest.raises(UserError, match="mine has a config.json already: choose another --out"):
             run(command, "alfworld", "--trajectories", file, "--out", mine)
     assert (mine / "model.safetensors").read_bytes() == weights
 

@@ -77,16 +77,18 @@ class Games:
             self.free.put(slot)
         self.lock = Lock()
 
-    def play(self, slot: int, method: str, argument: str) -> Step:
-        """reset(task) or step(command) of one slot."""
-        # Sessions run in threads, and a pool is not thread-safe. With one open request at a time,
-        # the next answer is its own.
+    # Sessions run in threads, and a pool is not thread-safe. With one open request at a time, the
+    # next answer is its own.
+
+    def reset(self, slot: int, task: str) -> Step:
         with self.lock:
-            getattr(self.pool, method)(slot, argument)
-            step = self.pool.recv().step
-        if step.failed:
-            raise UserError(f"the episode is lost, call reset: {step.failed}")
-        return step
+            self.pool.reset(slot, task)
+            return unless_failed(self.pool.recv().step)
+
+    def step(self, slot: int, command: str) -> Step:
+        with self.lock:
+            self.pool.step(slot, command)
+            return unless_failed(self.pool.recv().step)
 
     def choose(self, task: object, seed: object, split: object) -> str:
         """The task of a reset; UserError for one that does not exist."""
@@ -103,6 +105,12 @@ class Games:
         if type(seed) is not int or seed < 0:
             raise UserError(f"the seed {seed!r:.300} is not a number: use 0, 1, 2 ...")
         return names[seed % len(names)]
+
+
+def unless_failed(step: Step) -> Step:
+    if step.failed:
+        raise UserError(f"the episode is lost, call reset: {step.failed}")
+    return step
 
 
 class Session(Environment):
@@ -122,18 +130,18 @@ class Session(Environment):
         self._state = State(episode_id=episode_id, task=name)
         if self.slot is None:
             self.slot = self.games.free.get()
-        return self._play("reset", name)
+        self.running = False  # if an error follows
+        return self._seen(self.games.reset(self.slot, name))
 
     def step(self, action: CommandAction) -> StepObservation:
         if not self.running:
             raise UserError("no episode is running in this session: call reset first.")
-        observation = self._play("step", action.command)
-        self._state.step_count += 1
-        return observation
-
-    def _play(self, method: str, argument: str) -> StepObservation:
         self.running = False  # if an error follows
-        step = self.games.play(self.slot, method, argument)
+        step = self.games.step(self.slot, action.command)
+        self._state.step_count += 1
+        return self._seen(step)
+
+    def _seen(self, step: Step) -> StepObservation:
         self.running = not step.done
         return StepObservation(
             text=step.observation,

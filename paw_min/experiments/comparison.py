@@ -28,12 +28,12 @@ from pathlib import Path
 from filelock import FileLock
 
 from paw_min.config import parse_args
-from paw_min.experiments import SCRIPTS, presets_of
 from paw_min.experiments.sweep import OURS, Job, check_settings, refuse, run_all
 from paw_min.experiments.table import Entry
 from paw_min.running.console import say
 from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.files import expanded
+from paw_min.running.presets import SCRIPTS, presets_of
 from paw_min.running.runs import (
     newest_checkpoint,
     read_metrics,

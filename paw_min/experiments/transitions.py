@@ -22,12 +22,12 @@ from torch import Tensor
 
 from paw_min.config import Config, parse_args
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.experiments import presets_of
 from paw_min.model.batches import TokenRow, micro_batches
 from paw_min.model.policy import Policy
 from paw_min.rollout import Episode, Rollout, Transition, rollout
 from paw_min.running.console import progress_bar
 from paw_min.running.errors import Parser, UserError
+from paw_min.running.presets import presets_of
 from paw_min.running.runs import newest_checkpoint, writing
 from paw_min.running.session import find_tasks, loaded
 from paw_min.running.tasks import draw_groups

@@ -12,11 +12,13 @@ class UserError(ValueError):
 
 @contextmanager
 def user_errors():
-    """Turn a UserError into the end of the process, with one sentence and exit code 1."""
+    """End the process with one sentence and exit code 1: at a UserError, or at Ctrl-C."""
     try:
         yield
     except UserError as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted: rerun the same command")
     except OSError as error:
         # A look at a path that is too long, or in a folder of somebody else.
         if error.filename is None:

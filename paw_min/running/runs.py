@@ -50,8 +50,10 @@ class Run:
         path = self.folder / "config.json"
         with writing(f"the run folder {self.folder}"):
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._refuse_links()
-            self._lock()
+            # Checkpoints may be links: only their weights are read, and no file in them is written.
+            for name in ("samples", "tensorboard"):
+                refuse_link(self.folder / name, "--name")
+            self.lock = hold(self.folder, "--name")
             for partial in list(self.folder.rglob("*.partial")):  # of a run killed while writing
                 remove(partial)
         if read_metrics(self.folder) or self.checkpoint():
@@ -63,27 +65,6 @@ class Run:
                     "repeat those settings to resume it, or choose another --name."
                 )
         self.write("config.json", json.dumps(public(cfg), indent=2) + "\n")
-
-    def _refuse_links(self) -> None:
-        """UserError if what the run writes would land outside of its folder."""
-        # Checkpoints may be links: only their weights are read, and no file in them is written.
-        for name in ("lock", "samples", "tensorboard"):
-            path = self.folder / name
-            if path.is_symlink():
-                raise UserError(f"{path} is a link, and a run writes in its own folder only: "
-                                "delete the link, or choose another --name.")  # fmt: skip
-
-    def _lock(self) -> None:
-        """Hold the folder until this process ends; UserError if another process holds it."""
-        # The system releases the lock of a killed process. A process may open its folder twice:
-        # the two share one lock.
-        self.lock = FileLock(self.folder / "lock", is_singleton=True)
-        try:
-            self.lock.acquire(blocking=False)
-        except Timeout as error:
-            raise UserError(
-                f"{self.folder} is in use by another process: wait for it, or choose another --name"
-            ) from error
 
     def checkpoint(self) -> Path | None:
         return newest_checkpoint(self.folder)
@@ -173,6 +154,31 @@ class Run:
     def close(self) -> None:
         if self.tracker:
             self.tracker.close()
+
+
+def hold(folder: Path, flag: str) -> FileLock:
+    """Lock a folder until this process ends; UserError if another process holds it.
+
+    flag: the one that chooses another folder.
+    """
+    refuse_link(folder / "lock", flag)
+    # The system releases the lock of a killed process. A process may open its folder twice: the two
+    # share one lock.
+    lock = FileLock(folder / "lock", is_singleton=True)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        raise UserError(
+            f"{folder} is in use by another process: wait for it, or choose another {flag}"
+        ) from error
+    return lock
+
+
+def refuse_link(path: Path, flag: str) -> None:
+    """UserError if what is written there would land outside of its folder."""
+    if path.is_symlink():
+        raise UserError(f"{path} is a link, and a run writes in its own folder only: delete the "
+                        f"link, or choose another {flag}.")  # fmt: skip
 
 
 def newest_checkpoint(folder: str | Path) -> Path | None:

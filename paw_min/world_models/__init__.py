@@ -10,7 +10,8 @@
     word2world   a language model in place of the environment, judged by an agent's plans in it
                  (arXiv 2512.18832): measures and commands
       trajectories  episodes as chats; dream: the model as an environment; players: who acts in it
-      training      of world models and agents; options: the command line
+      training      of world models and agents
+      options       the command line; records: what the commands write
       scaling       its accuracy by the size of the model and the number of trajectories
 
     supervised   cross entropy on given targets, the training loop that both need besides RL

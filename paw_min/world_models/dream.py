@@ -51,6 +51,11 @@ class WorldModel:
     """
 
     def __init__(self, policy: Policy, context: int, answer_tokens: int = 512):
+        positions = getattr(policy.model.config, "max_position_embeddings", context)
+        if context > positions:
+            # With rotary positions, transformers goes on; but the model has not learned them.
+            raise UserError(f"a context of {context} tokens is more than the model's {positions} "
+                            f"positions: train it with --context {positions} or less.")  # fmt: skip
         self.policy = policy
         self.context = context
         self.answer_tokens = answer_tokens
@@ -60,18 +65,20 @@ class WorldModel:
     def predict(self, chats: list[list[Message]]) -> list[str | None]:
         """The greedy answer to each chat."""
         answers: list[str | None] = [None] * len(chats)
-        requests = []
+        by_limit: dict[int, list[Request]] = {}  # most tokens of an answer -> its requests
         for number, chat in enumerate(chats):
             ids, _ = self.tokens(chat)
-            if len(ids) < self.context:
-                requests.append(Request(number, ids, seed=0))
-        # Chats of similar length share a batch.
-        requests.sort(key=lambda request: len(request.prompt_ids))
+            limit = min(self.answer_tokens, self.context - len(ids))
+            if limit > 0:
+                by_limit.setdefault(limit, []).append(Request(number, ids, seed=0))
         sampler = HFSampler()
         with sampler.sync(self.policy):
-            for finished in sampler.generate(deque(requests), 0.0, self.answer_tokens):
-                for response in finished:
-                    answers[response.slot] = self.policy.decode(response.ids).strip()
+            for limit, requests in by_limit.items():
+                # Chats of similar length share a batch.
+                requests.sort(key=lambda request: len(request.prompt_ids))
+                for finished in sampler.generate(deque(requests), 0.0, limit):
+                    for response in finished:
+                        answers[response.slot] = self.policy.decode(response.ids).strip()
         return answers
 
     @torch.no_grad()
@@ -197,7 +204,7 @@ class DreamPool:
         self._ready: deque[Answer] = deque()
 
     def reset(self, slot: int, task: str) -> None:
-        step = self._ask_real("reset", task)
+        step = self._real_reset(task)
         self._task[slot] = task
         self._first[slot] = step
         self._grounded.discard(slot)
@@ -227,9 +234,9 @@ class DreamPool:
             is_search = command.startswith("search[")
             if self._ground and is_search and slot not in self._grounded:
                 self._grounded.add(slot)
-                self._ask_real("reset", self._task[slot])
-                page = self._ask_real("step", command)
-                self._on_answer(slot, page)
+                self._real_reset(self._task[slot])
+                self._real.step(0, command)
+                self._on_answer(slot, self._real.recv().step)
             else:
                 predicted.append(slot)
         self._open = []
@@ -246,8 +253,8 @@ class DreamPool:
         self._chat[slot].append(said("assistant", to_text(step)))
         self._ready.append(Answer(slot, step))
 
-    def _ask_real(self, method: str, argument: str) -> Step:
-        getattr(self._real, method)(0, argument)
+    def _real_reset(self, task: str) -> Step:
+        self._real.reset(0, task)
         return self._real.recv().step
 
 

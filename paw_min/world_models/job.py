@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 
 from paw_min.config import FREE_TO_CHANGE, Config, check, parse_args
-from paw_min.experiments import SCRIPTS, presets_of
 from paw_min.retrieval.dense import Encoder
 from paw_min.running.errors import Parser, UserError
 from paw_min.running.files import expanded
+from paw_min.running.presets import SCRIPTS, presets_of
 from paw_min.running.runs import writing
 from paw_min.running.session import check_machine
 from paw_min.running.stored import public

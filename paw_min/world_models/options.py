@@ -1,12 +1,11 @@
 """The command line of word2world.py."""
 
-from argparse import Namespace
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paw_min.config import Config, flag, parse_args
-from paw_min.experiments import presets_of
 from paw_min.running.errors import Parser, UserError
+from paw_min.running.presets import presets_of
 from paw_min.world_models.players import AGENTS
 
 ENVS = ("alfworld", "webshop", "textworld")
@@ -14,8 +13,37 @@ MAX_WIDTH = 4096  # of a model from scratch; far more than fits the data
 COMMANDS = ("collect", "train", "fidelity", "consistency", "verify", "imitate")
 
 
-def parse(doc: str, argv: list[str]) -> tuple[Namespace, Config]:
-    """The flags of a command, and the settings of the benchmark."""
+@dataclass(frozen=True)
+class Job:
+    """One command: its flags, which `parse` explains, and the settings of the benchmark."""
+
+    cfg: Config
+    command: str
+    env: str
+    out: Path
+    # Who plays, what, and where.
+    agents: list[str]
+    slips: float
+    split: str
+    episodes: int
+    world_model: Path | None
+    ground: bool
+    answer_tokens: int
+    budgets: list[int]
+    # What is trained, and how.
+    trajectories: list[Path]
+    start: str
+    limit: int
+    width: int
+    context: int
+    wins: int
+    epochs: int
+    batch: int
+    lr: float
+
+
+def parse(doc: str, argv: list[str]) -> Job:
+    """Read the command line; UserError for flags that are out of range or do not fit."""
     parser = Parser(description=doc, allow_abbrev=False)
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("env", choices=ENVS)
@@ -29,22 +57,23 @@ def parse(doc: str, argv: list[str]) -> tuple[Namespace, Config]:
     add("--ground", action="store_true", help="webshop: the first results of a search are real")
     add("--answer-tokens", type=int, default=512, help="longest answer (512)")
     add("--budgets", type=int, nargs="+", default=[0, 2, 4, 10], help="of verify (0 2 4 10)")
-    add("--trajectories", type=Path, nargs="+", help="files of collect")
+    add("--trajectories", type=Path, nargs="+", default=[], help="files of collect")
     add("--start", default="", help="model that train starts from (default: from scratch)")
     add("--limit", type=int, default=0, help="train on N trajectories; 0: all (0)")
     add("--width", type=int, default=128, help="of a model from scratch, times 32 (128)")
-    add("--context", type=int, default=12288, help="tokens of a chat (12288)")
+    add("--context", type=int, default=12288, help="of train: most tokens of a chat (12288)")
     add("--wins", type=int, default=0, help="won trajectories that imitate uses; 0: all (0)")
     add("--epochs", type=int, default=5, help="of training (5)")
     add("--batch", type=int, default=128, help="trajectories, or steps, per gradient step (128)")
     add("--lr", type=float, default=1e-5, help="learning rate (1e-5)")
     args, flags = parser.parse_known_args(argv)
     cfg, _ = parse_args(args.env, presets_of(args.env), doc, ["--max-turns", "50", *flags])
-    check(args)
     if cfg.shard:
         raise UserError("--shard is for the run scripts: omit it.")
     # A dream may have pages that are longer than any real one.
-    return args, replace(cfg, prompt_overflow="cut")
+    job = Job(cfg=replace(cfg, prompt_overflow="cut"), **vars(args))
+    check(job)
+    return job
 
 
 def check_width(name: str, width: int) -> None:
@@ -53,34 +82,36 @@ def check_width(name: str, width: int) -> None:
                         "and so on.")  # fmt: skip
 
 
-def check(args: Namespace) -> None:
+def check(job: Job) -> None:
     """UserError for flags that cannot work together, or are out of range."""
     needs = {
         "train": "trajectories", "imitate": "trajectories", "fidelity": "trajectories",
         "consistency": "world_model", "verify": "world_model",
     }  # fmt: skip
-    needed = [needs[args.command]] if args.command in needs else []
-    if args.command == "fidelity":
+    needed = [needs[job.command]] if job.command in needs else []
+    if job.command == "fidelity":
         needed.append("world_model")
     for name in needed:
-        if not getattr(args, name):
-            raise UserError(f"{args.command} needs {flag(name)}: add it.")
+        if not getattr(job, name):
+            raise UserError(f"{job.command} needs {flag(name)}: add it.")
     for name in ("episodes", "limit", "wins"):
-        if getattr(args, name) < 0:
-            raise UserError(f"{flag(name)} {getattr(args, name)} is out of range: 0 or more.")
+        if getattr(job, name) < 0:
+            raise UserError(f"{flag(name)} {getattr(job, name)} is out of range: 0 or more.")
     for name in ("answer_tokens", "context", "epochs", "batch"):
-        if getattr(args, name) < 1:
-            raise UserError(f"{flag(name)} {getattr(args, name)} is out of range: 1 or more.")
-    if min(args.budgets) < 0:
-        raise UserError(f"--budgets {min(args.budgets)} is out of range: 0 or more.")
-    if not 0 <= args.slips <= 1:
-        raise UserError(f"--slips {args.slips} is out of range: 0 to 1.")
-    if not 0 < args.lr <= 1:
-        raise UserError(f"--lr {args.lr} is out of range: above 0, at most 1.")
-    check_width("--width", args.width)
-    if args.env != "webshop" and (args.ground or args.command == "verify"):
-        what = "verify" if args.command == "verify" else "--ground"
-        raise UserError(f"{what} is for webshop: {args.env} has no search, and no "
+        if getattr(job, name) < 1:
+            raise UserError(f"{flag(name)} {getattr(job, name)} is out of range: 1 or more.")
+    if len(set(job.agents)) < len(job.agents):
+        raise UserError(f"--agents {' '.join(job.agents)}: name each once.")
+    if min(job.budgets) < 0:
+        raise UserError(f"--budgets {min(job.budgets)} is out of range: 0 or more.")
+    if not 0 <= job.slips <= 1:
+        raise UserError(f"--slips {job.slips} is out of range: 0 to 1.")
+    if not 0 < job.lr <= 1:
+        raise UserError(f"--lr {job.lr} is out of range: above 0, at most 1.")
+    check_width("--width", job.width)
+    if job.env != "webshop" and (job.ground or job.command == "verify"):
+        what = "verify" if job.command == "verify" else "--ground"
+        raise UserError(f"{what} is for webshop: {job.env} has no search, and no "
                         "purchase.")
-    if args.ground and not args.world_model:
+    if job.ground and not job.world_model:
         raise UserError("--ground needs --world-model: without one, all pages are real.")

@@ -13,10 +13,11 @@ from functools import partial
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Turn
+from paw_min.model.policy import load_tokenizer
 from paw_min.rollout import rollout
 from paw_min.running.errors import UserError
 from paw_min.running.seeds import generator
-from paw_min.running.session import loaded
+from paw_min.running.session import loaded, start_model
 from paw_min.world_models.trajectories import Recorder, Trajectory
 
 AGENTS = ("model", "teacher", "random")
@@ -30,6 +31,8 @@ def open_agent(cfg: Config, name: str, slips: float) -> Iterator[Play]:
     if name != "model":
         yield partial(play_rules, cfg, name, slips)
         return
+    # UserError if a prompt may be longer than the model's positions.
+    load_tokenizer(start_model(cfg), cfg.max_prompt_tokens + cfg.max_response_tokens)
     with loaded(cfg) as (policy, sampler):
         yield partial(play_model, cfg, policy, sampler)
 

@@ -16,27 +16,27 @@ number of epochs, so more trajectories are more steps, too.
 import json
 import shlex
 import sys
-from argparse import Namespace
 from dataclasses import dataclass
 from itertools import product
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import matplotlib
-from pydantic import Field
 
 from paw_min.running.errors import Parser, UserError, user_errors
-from paw_min.running.runs import writing
-from paw_min.running.untrusted import open_ended, read_json
+from paw_min.running.runs import hold, replace_text, writing
+from paw_min.running.untrusted import read_json
 from paw_min.world_models import word2world
 from paw_min.world_models.options import ENVS, check_width
+from paw_min.world_models.records import Fidelity, TrainFile, Written
 from paw_min.world_models.trajectories import read_trajectories
 
 matplotlib.use("Agg")  # no display needed
 import matplotlib.pyplot as plt
 
 ALL = "all"  # the training files together
+OWN = ("--limit", "--width", "--start", "--world-model")  # of word2world, set for each model
 # Of single steps; the second leaves out the list of available actions, and is drawn pale.
 MEASURES = ("em", "em_observation")
 
@@ -49,26 +49,33 @@ class Cell(NamedTuple):
     width: int
 
 
-@open_ended
-@dataclass
-class Trained:
-    """What is used of train.json."""
+class Line(TypedDict):
+    """One world model in scaling.json: the cell, its size, and its measures by held-out file."""
 
+    data: str
+    limit: int
+    width: int
     parameters: int
     steps: int
+    em: dict[str, float]
+    em_observation: dict[str, float]
 
 
-@open_ended
-@dataclass
-class Measured:
-    """What is used of fidelity.json."""
+@dataclass(frozen=True)
+class Job:
+    """The command line."""
 
-    em: Annotated[float, Field(ge=0, le=1)]
-    em_observation: Annotated[float, Field(ge=0, le=1)]
+    env: str
+    trajectories: list[Path]  # to train on
+    held_out: list[Path]  # to measure on
+    limits: list[int]
+    widths: list[int]
+    out: Path
+    flags: list[str]  # of `train` and `fidelity`
 
 
-def parse(argv: list[str]) -> tuple[Namespace, list[str]]:
-    """The command line, and the flags of `train`; UserError before any long work."""
+def parse(argv: list[str]) -> Job:
+    """Read the command line; UserError before any long work."""
     parser = Parser(description=__doc__, allow_abbrev=False)
     parser.add_argument("env", choices=ENVS)
     add = parser.add_argument
@@ -78,8 +85,10 @@ def parse(argv: list[str]) -> tuple[Namespace, list[str]]:
     add("--widths", type=int, nargs="+", default=[128], help="of the models (128)")
     add("--out", type=Path, required=True, help="folder to write")
     args, flags = parser.parse_known_args(argv)
-    for name in ("trajectories", "held_out"):
-        files = getattr(args, name)
+    for flag in flags:
+        if flag.partition("=")[0] in OWN:
+            raise UserError(f"{flag}: the plan decides it, see --limits and --widths; omit it.")
+    for files in (args.trajectories, args.held_out):
         names = [named(file) for file in files]
         if len(set(names)) < len(names) or ALL in names:
             raise UserError(f"the files' folders are named {', '.join(names)}: use names that "
@@ -89,43 +98,45 @@ def parse(argv: list[str]) -> tuple[Namespace, list[str]]:
     for width in args.widths:
         check_width("--widths", width)  # all of them, before the first is trained
     for file in args.trajectories:
-        found = len(read_trajectories([file]))
+        found = len(read_trajectories(args.env, [file]))
         if found < max(args.limits):
             raise UserError(f"{file} has {found} trajectories, --limits asks for "
                             f"{max(args.limits)}: collect more.")
-    read_trajectories(args.held_out)
-    return args, flags
+    read_trajectories(args.env, args.held_out)
+    return Job(**vars(args), flags=flags)
 
 
 def named(file: Path) -> str:
     return file.absolute().parent.name
 
 
-def plan(args: Namespace) -> list[Cell]:
+def plan(job: Job) -> list[Cell]:
     """The world models: scaling, then coverage if there is more than one training file."""
-    cells = [Cell(ALL, limit, width) for limit, width in product(args.limits, args.widths)]
-    if len(args.trajectories) > 1:
-        largest = (max(args.limits), max(args.widths))
-        cells += [Cell(named(file), *largest) for file in args.trajectories]
+    cells = [Cell(ALL, limit, width) for limit, width in product(job.limits, job.widths)]
+    if len(job.trajectories) > 1:
+        largest = (max(job.limits), max(job.widths))
+        cells += [Cell(named(file), *largest) for file in job.trajectories]
     return cells
 
 
-def train_and_measure(args: Namespace, flags: list[str], cell: Cell) -> dict:
-    """Train one world model and measure it on each held-out file -> its line of scaling.json."""
-    folder = args.out / f"{cell.data}-{cell.limit}-{cell.width}"
-    files = [file for file in args.trajectories if cell.data in (ALL, named(file))]
-    call("train", args.env, "--trajectories", *files, "--limit", cell.limit, "--width",
-         cell.width, "--out", folder, *flags)  # fmt: skip
-    train = read_json(folder / "train.json", Trained)
-    found = cell._asdict() | {"parameters": train.parameters, "steps": train.steps}
-    found |= {measure: {} for measure in MEASURES}
-    for file in args.held_out:
+def train_and_measure(job: Job, cell: Cell) -> Line:
+    """Train one world model, and measure it on each held-out file."""
+    folder = job.out / f"{cell.data}-{cell.limit}-{cell.width}"
+    files = [file for file in job.trajectories if cell.data in (ALL, named(file))]
+    call("train", job.env, "--trajectories", *files, "--limit", cell.limit, "--width",
+         cell.width, "--out", folder, *job.flags)  # fmt: skip
+    train = read_json(folder / "train.json", TrainFile)
+    found = Line(
+        **cell._asdict(), parameters=train["parameters"], steps=train["steps"],
+        em={}, em_observation={},
+    )  # fmt: skip
+    for file in job.held_out:
         out = folder / named(file)
-        call("fidelity", args.env, "--world-model", folder, "--trajectories", file, "--out", out,
-             *flags)  # fmt: skip
-        fidelity = read_json(out / "fidelity.json", Measured)
+        call("fidelity", job.env, "--world-model", folder, "--trajectories", file, "--out", out,
+             *job.flags)  # fmt: skip
+        fidelity = read_json(out / "fidelity.json", Fidelity)
         for measure in MEASURES:
-            found[measure][named(file)] = getattr(fidelity, measure)
+            found[measure][named(file)] = fidelity[measure]
     return found
 
 
@@ -136,7 +147,7 @@ def call(*words) -> None:
 # ---- the figure ----
 
 
-def draw(rows: list[dict], path: Path) -> None:
+def draw(rows: list[Line], path: Path) -> None:
     """Left: scaling, averaged over the held-out files. Right: coverage, for each of them."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     scaling = [row for row in rows if row["data"] == ALL]
@@ -175,12 +186,20 @@ def average(by_file: dict[str, float]) -> float:
 
 def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
-    args, flags = parse(argv)
-    rows = [train_and_measure(args, flags, cell) for cell in plan(args)]
-    found = {"command": shlex.join(["scaling", *argv]), "models": rows}
-    with writing(f"the folder {args.out}"):
-        (args.out / "scaling.json").write_text(json.dumps(found, indent=1) + "\n")
-    draw(rows, args.out / "scaling.png")
+    job = parse(argv)
+    line = shlex.join(["scaling", *argv])
+    path = job.out / "scaling.json"
+    if path.is_file():
+        stored = read_json(path, Written)["command"]
+        if stored != line:
+            raise UserError(f"{path} is the result of `{stored}`: choose another --out.")
+    with writing(f"the folder {job.out}"):
+        job.out.mkdir(parents=True, exist_ok=True)
+        lock = hold(job.out, "--out")
+    rows = [train_and_measure(job, cell) for cell in plan(job)]
+    replace_text(path, json.dumps({"command": line, "models": rows}, indent=1) + "\n")
+    draw(rows, job.out / "scaling.png")
+    lock.release()
 
 
 if __name__ == "__main__":

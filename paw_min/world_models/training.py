@@ -4,8 +4,6 @@ Full fine-tuning with the schedule of Table 7. train.json of a world model has i
 context, which reading it back needs.
 """
 
-from argparse import Namespace
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,49 +11,59 @@ import torch
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.model.batches import TokenRow
-from paw_min.model.policy import Policy, load_policy
+from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.running.distributed import join
 from paw_min.running.errors import UserError
 from paw_min.running.runs import writing
 from paw_min.running.seeds import generator
 from paw_min.running.session import forward_precision, start_model
-from paw_min.running.untrusted import open_ended, read_json
+from paw_min.running.untrusted import read_json
 from paw_min.toy.standins import make_model, make_optimizers
 from paw_min.world_models.dream import WorldModel, word_tokenizer
+from paw_min.world_models.options import Job
+from paw_min.world_models.records import Imitated, Trained, TrainFile
 from paw_min.world_models.supervised import fit
 from paw_min.world_models.trajectories import MARKER, decisions, read_trajectories
 
 WARM_UP = 10  # steps, Table 7
 
 
-def train(args: Namespace, cfg: Config) -> dict:
+def train(job: Job) -> Trained:
     """Fit a world model to all answers of the trajectories; failures count like successes."""
-    trajectories = read_trajectories(args.trajectories)
+    cfg = job.cfg
+    trajectories = read_trajectories(job.env, job.trajectories)
+    if len(trajectories) < job.limit:
+        raise UserError(f"--trajectories has {len(trajectories)} episodes, --limit asks for "
+                        f"{job.limit}: collect more.")  # fmt: skip
     generator("limit", cfg.seed).shuffle(trajectories)
-    trajectories = trajectories[: args.limit or None]
+    trajectories = trajectories[: job.limit or None]
     device = join(cfg.device)
     precision = forward_precision(cfg, device)
-    if args.start:
-        policy = load_policy(args.start, device=device, precision=precision)
+    if job.start:
+        policy = load_policy(job.start, device=device, precision=precision)
+        optimizer = torch.optim.AdamW(policy.parameters(), lr=job.lr)
     else:
         texts = [m["content"] for t in trajectories for m in t.messages]
         tokenizer = word_tokenizer(texts)
-        model = make_model(tokenizer, cfg.seed, args.width, args.context).to(device)
+        model = make_model(tokenizer, cfg.seed, job.width, job.context).to(device)
         policy = Policy(model, tokenizer, precision=precision)
-    world_model = WorldModel(policy, args.context)
+        optimizer = Together(make_optimizers(model, job.lr))
+    world_model = WorldModel(policy, job.context)
     rows = [row for row in map(world_model.row, trajectories) if row]
     if not rows:
-        raise UserError(f"no answer fits into --context {args.context}: raise it.")
-    found = {"marker": MARKER, "context": args.context, "trajectories": len(rows)}
-    return found | fit_and_save(args, cfg, policy, rows)
+        raise UserError(f"no answer fits into --context {job.context}: raise it.")
+    fitted = fit_and_save(job, policy, optimizer, rows, len(rows))
+    return Trained(marker=MARKER, context=job.context, **fitted)
 
 
-def imitate(args: Namespace, cfg: Config) -> dict:
+def imitate(job: Job) -> Imitated:
     """Fit the agent --model to thoughts and commands of won trajectories."""
-    won = [t for t in read_trajectories(args.trajectories) if t.won]
-    if len(won) < max(1, args.wins):
-        raise UserError(f"--trajectories has {len(won)} won episodes: collect more.")
-    won = won[: args.wins or None]
+    cfg = job.cfg
+    won = [t for t in read_trajectories(job.env, job.trajectories) if t.won]
+    if len(won) < max(1, job.wins):
+        raise UserError(f"--trajectories has {len(won)} won episodes, --wins asks for "
+                        f"{max(1, job.wins)}: collect more.")  # fmt: skip
+    won = won[: job.wins or None]
     for number, trajectory in enumerate(won):
         counts = [len(trajectory.responses), len(trajectory.commands), len(trajectory.answers)]
         if not counts[0] == counts[1] == counts[2] > 0:
@@ -64,41 +72,46 @@ def imitate(args: Namespace, cfg: Config) -> dict:
                 "expected as many of each: collect it again.".format(number, *counts)
             )
     device = join(cfg.device)
+    # UserError if a prompt may be longer than the model's positions.
+    load_tokenizer(start_model(cfg), cfg.max_prompt_tokens + cfg.max_response_tokens)
     policy = load_policy(start_model(cfg), device=device, precision=forward_precision(cfg, device))
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=job.lr)
     prompt = BENCHMARKS[cfg.env].prompts[cfg.prompt]
     rows = []
     for trajectory in won:
         for context, response in decisions(trajectory):
             prompt_ids = policy.encode_chat(prompt(context, cfg.history_length))
+            # As a rollout cuts it: pages of a dream may be longer than any real one.
+            prompt_ids = prompt_ids[-cfg.max_prompt_tokens :]
             response_ids = [*policy.encode(response), policy.eos_ids[0]]
             rows.append(TokenRow(prompt_ids, response_ids, []))
-    return {"trajectories": len(won)} | fit_and_save(args, cfg, policy, rows)
+    return fit_and_save(job, policy, optimizer, rows, len(won))
 
 
-def fit_and_save(args: Namespace, cfg: Config, policy: Policy, rows: list[TokenRow]) -> dict:
+def fit_and_save(
+    job: Job, policy: Policy, optimizer, rows: list[TokenRow], trajectories: int
+) -> Imitated:
     """Full fine-tuning with the schedule of Table 7; write the model -> what happened."""
     policy.train()
-    if cfg.grad_checkpointing:
+    if job.cfg.grad_checkpointing:
         policy.model.gradient_checkpointing_enable()
-    if args.command == "train" and not args.start:
-        optimizer = Together(make_optimizers(policy.model, args.lr))
-    else:
-        optimizer = torch.optim.AdamW(policy.parameters(), lr=args.lr)
     losses = fit(
-        policy, optimizer, rows, epochs=args.epochs, batch=args.batch, warm_up=WARM_UP,
-        micro_tokens=cfg.micro_tokens, seed_key=("word2world", cfg.seed),
+        policy, optimizer, rows, epochs=job.epochs, batch=job.batch, warm_up=WARM_UP,
+        micro_tokens=job.cfg.micro_tokens, seed_key=("word2world", job.cfg.seed),
     )  # fmt: skip
-    with writing(str(args.out)):
-        policy.save(args.out)
+    if not all(weight.isfinite().all() for weight in policy.parameters()):
+        raise UserError("training made weights NaN or infinite; not saved: lower --lr.")
+    with writing(str(job.out)):
+        policy.save(job.out)
     tenth = max(1, len(losses) // 10)
     parts = [losses[i : i + tenth] for i in range(0, len(losses), tenth)]
-    means = [sum(part) / len(part) for part in parts]
-    return {
-        "rows": len(rows),
-        "parameters": policy.model.num_parameters(),
-        "steps": len(losses),
-        "loss": [round(mean, 4) for mean in means],  # nats per token, of each tenth of the steps
-    }
+    return Imitated(
+        trajectories=trajectories,
+        rows=len(rows),
+        parameters=policy.model.num_parameters(),
+        steps=len(losses),
+        loss=[round(sum(part) / len(part), 4) for part in parts],
+    )
 
 
 class Together:
@@ -120,28 +133,22 @@ class Together:
             optimizer.step()
 
 
-@open_ended
-@dataclass
-class TrainRecord:
-    """What train.json says about a world model."""
-
-    marker: str
-    context: int
-
-
 def load_world_model(folder: Path, cfg: Config, answer_tokens: int = 512) -> WorldModel:
+    """The world model of `word2world train`; UserError for a folder that is none."""
     path = folder / "train.json"
     if not path.is_file():
         raise UserError(f"{folder} is no world model (no train.json): give the folder of a "
                         "complete `word2world train`.")
-    record = read_json(path, TrainRecord)
-    if record.context < 1:
-        raise UserError(f"{path} has the context {record.context}: train the world model again.")
-    if record.marker != MARKER:
-        raise UserError(f"{path} has the marker {record.marker!r}, expected {MARKER!r}: train the "
-                        "world model again.")
+    record = read_json(path, TrainFile)
+    if cfg.env not in record["command"].split():
+        raise UserError(f"{path} is the result of `{record['command']}`: give a world model of "
+                        f"{cfg.env}.")  # fmt: skip
+    if record["context"] < 1:
+        raise UserError(f"{path} has the context {record['context']}: train the world model again.")
+    if record["marker"] != MARKER:
+        raise UserError(f"{path} has the marker {record['marker']!r}, expected {MARKER!r}: train "
+                        "the world model again.")
     device = join(cfg.device)
-    policy = load_policy(
-        str(folder), device=device, precision=forward_precision(cfg, device)
-    )
-    return WorldModel(policy, record.context, answer_tokens)
+    precision = forward_precision(cfg, device)
+    policy = load_policy(str(folder), device=device, precision=precision)
+    return WorldModel(policy, record["context"], answer_tokens)

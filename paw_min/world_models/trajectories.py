@@ -11,7 +11,7 @@ assistant's are the environment's answers. The agent's thoughts are not among th
     user         move mug 1 to bed 1
     assistant    You move the mug 1 to the bed 1. [SUCCESS]
 
-Deviation: the answer of both benchmarks ends with the available actions, since the prompts of PaW
+Deviation: the answers of all environments end with the available actions, since the prompts of PaW
 list them in every step. In Word2World, only WebShop's pages do.
 """
 
@@ -229,7 +229,7 @@ class Recorder:
         self._pool.close()
 
 
-def read_trajectories(paths: list[Path]) -> list[Trajectory]:
+def read_trajectories(env: str, paths: list[Path]) -> list[Trajectory]:
     """All trajectories of these files; UserError for a missing or damaged one."""
     found = []
     for path in paths:
@@ -239,8 +239,19 @@ def read_trajectories(paths: list[Path]) -> list[Trajectory]:
         if not episodes:
             raise UserError(f"{path} has no episode: collect some.")
         check_roles(path, episodes)
+        for episode in episodes:
+            other = env_of(episode.task)
+            if other not in (env, None):
+                raise UserError(f"{path} has episodes of {other}, not of {env}: give another file.")
         found += episodes
     return found
+
+
+def env_of(task: str) -> str | None:
+    """The environment of a task, from its name; None if it tells nothing."""
+    if task.isdigit():
+        return "webshop"
+    return {".tw-pddl": "alfworld", ".z8": "textworld"}.get(Path(task).suffix)
 
 
 def check_roles(path: Path, episodes: list[Trajectory]) -> None:

@@ -17,33 +17,45 @@ imitate      fit an agent to the responses of won trajectories (sec. 7.2, 7.3)
 
 ENV: alfworld, webshop or textworld. Agents: the language model of --model, the rule-based `teacher`
 of the generated data, a `random` player. All other flags are those of the run scripts: --model is
-the agent, --eval-tasks the number of held-out tasks. Episodes have at most 50 steps.
+the agent, --eval-tasks the number of held-out tasks, --max-turns the most steps of an episode (50).
 
-Each command writes <command>.json to its folder when it is complete. A rerun skips what is there.
+Each command writes <command>.json (records.py) to its folder when it is complete. A rerun skips
+what is complete, and repeats a command that was killed.
 Scaling (sec. 6) and coverage of agents (sec. 5.3): scaling.py.
 results/word2world/README.md has a run of each. trajectories.py and dream.py have the deviations.
 """
 
 import json
+import os
 import re
 import shlex
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 
 from paw_min.config import Config
 from paw_min.envs.interface import Pool, Tasks
 from paw_min.running.console import say
 from paw_min.running.errors import UserError, user_errors
 from paw_min.running.evaluate import short
-from paw_min.running.runs import reading, replace_text, writing
+from paw_min.running.runs import hold, replace_text, writing
 from paw_min.running.session import find_tasks
 from paw_min.running.untrusted import read_json
 from paw_min.world_models.dream import DreamPool, Predict, VerifiedPool
-from paw_min.world_models.options import parse
+from paw_min.world_models.options import Job, parse
 from paw_min.world_models.players import Play, open_agent
+from paw_min.world_models.records import (
+    Collected,
+    Consistency,
+    Episode,
+    Fidelity,
+    Rates,
+    Share,
+    Verified,
+    Written,
+)
 from paw_min.world_models.training import imitate, load_world_model, train
 from paw_min.world_models.trajectories import (
     Recorder,
@@ -64,7 +76,7 @@ def exact_match(predicted: str | None, target: str) -> bool:
     return predicted is not None and predicted.strip() == target.strip()
 
 
-def rates(real: list[bool], dream: list[bool], replay: list[bool]) -> dict[str, float | None]:
+def rates(real: list[bool], dream: list[bool], replay: list[bool]) -> Rates:
     """Real, WM, W2R and CR (sec. 4), from the outcomes of the same episodes.
 
     real: won in the environment. dream: won in the world model, by its own marker. replay: were the
@@ -74,9 +86,7 @@ def rates(real: list[bool], dream: list[bool], replay: list[bool]) -> dict[str, 
     if not real or not len(real) == len(dream) == len(replay):
         sizes = f"{len(real)}, {len(dream)} and {len(replay)}"
         raise ValueError(f"outcomes of {sizes} episodes: expected the same episodes, at least one.")
-    found = {"real": share(real), "wm": share(dream), "w2r": share(replay)}
-    found["cr"] = None
-    found["pairwise_cr"] = None
+    found = Rates(real=share(real), wm=share(dream), w2r=share(replay), cr=None, pairwise_cr=None)
     if any(real):
         found["cr"] = found["w2r"] / found["real"]
         found["pairwise_cr"] = share([w2r for won, w2r in zip(real, replay) if won])
@@ -87,18 +97,18 @@ def share(outcomes: list[bool]) -> float:
     return sum(outcomes) / len(outcomes)
 
 
-def shares(keys: list, hits: list[bool]) -> dict[str, dict[str, float]]:
+def shares(keys: list, hits: list[bool]) -> dict[str, Share]:
     """Share and number of hits for each key."""
     by_key = {}
     for key, hit in zip(keys, hits, strict=True):
         by_key.setdefault(key, []).append(hit)
     ordered = sorted(by_key.items())
-    return {str(key): {"em": share(hits), "n": len(hits)} for key, hits in ordered}
+    return {str(key): Share(em=share(hits), n=len(hits)) for key, hits in ordered}
 
 
 def measure_fidelity(
     answers: Callable[[Trajectory], list[str | None]], trajectories: list[Trajectory]
-) -> dict:
+) -> Fidelity:
     """Exact match of single steps. answers: those to each command, after the real chat before."""
     predicted = []
     for trajectory in trajectories:
@@ -109,26 +119,26 @@ def measure_fidelity(
     if not targets:
         raise UserError("the trajectories have no answer to predict: collect others.")
     hits = []
-    observed = []  # without the list of available actions, as Word2World's ALFWorld has it
+    observed = []
     for answer, target in zip(predicted, targets, strict=True):
         hits.append(exact_match(answer, target))
         shown = None if answer is None else observation_of(answer)
         observed.append(exact_match(shown, observation_of(target)))
     kinds = [re.match(r"\w*", command)[0] for command in commands]
-    return {
-        "em": share(hits),  # over the turns of all trajectories
-        "n": len(hits),
-        "em_observation": share(observed),
-        "by_kind": shares(kinds, hits),  # the first word of the action
-        "by_turn": shares(turns, hits),  # from 1
-        "by_success": shares([is_solved(target) for target in targets], hits),
-    }
+    return Fidelity(
+        em=share(hits),
+        n=len(hits),
+        em_observation=share(observed),
+        by_kind=shares(kinds, hits),
+        by_turn=shares(turns, hits),
+        by_success=shares([is_solved(target) for target in targets], hits),
+    )
 
 
 def measure_consistency(
     env: str, predict: Predict, make_pool: Callable[[int], Pool], tasks: list[str], play: Play,
     ground: bool = False,
-) -> dict:  # fmt: skip
+) -> Consistency:  # fmt: skip
     """Real, WM and W2R of one agent, on one list of tasks; a lost episode is a failure."""
     slots = min(SLOTS, len(tasks))
     with closing(Recorder(env, make_pool(slots))) as pool:
@@ -139,13 +149,12 @@ def measure_consistency(
         replayed = replay_actions(pool, dream)
     episodes = []
     for r, d, w2r in zip(real, dream, replayed, strict=True):
-        episodes.append({
-            "task": short(r.task), "real": r.won, "wm": d.won, "w2r": w2r,
-            "real_steps": len(r.answers), "wm_steps": len(d.answers),
-            "failed": r.failed or d.failed,
-        })  # fmt: skip
+        episodes.append(Episode(
+            task=short(r.task), real=r.won, wm=d.won, w2r=w2r,
+            real_steps=len(r.answers), wm_steps=len(d.answers), failed=r.failed or d.failed,
+        ))  # fmt: skip
     outcome = rates([r.won for r in real], [d.won for d in dream], replayed)
-    return outcome | {"n": len(episodes), "episodes": episodes}
+    return Consistency(**outcome, n=len(episodes), episodes=episodes)
 
 
 def replay_actions(pool: Pool, trajectories: list[Trajectory]) -> list[bool]:
@@ -167,40 +176,41 @@ def replay_actions(pool: Pool, trajectories: list[Trajectory]) -> list[bool]:
 # ---- commands ----
 
 
-def collect(args: Namespace, cfg: Config) -> dict:
+def collect(job: Job) -> Collected:
     """Play the training tasks in turn; all episodes are kept, won or not."""
+    cfg = job.cfg
     tasks = find_tasks(cfg)
-    source = tasks.train if args.split == "train" else tasks.held_out
-    chosen = [source[k % len(source)] for k in range(args.episodes or len(source))]
-    if len(chosen) < len(args.agents):
-        raise UserError(f"--episodes {len(chosen)} for {len(args.agents)} agents: use more.")
+    source = tasks.train if job.split == "train" else tasks.held_out
+    chosen = [source[k % len(source)] for k in range(job.episodes or len(source))]
+    if len(chosen) < len(job.agents):
+        raise UserError(f"--episodes {len(chosen)} for {len(job.agents)} agents: use more.")
     found = []
     won = {}
-    for number, name in enumerate(args.agents):
-        mine = chosen[number :: len(args.agents)]
-        with open_agent(cfg, name, args.slips) as play:
+    for number, name in enumerate(job.agents):
+        mine = chosen[number :: len(job.agents)]
+        with open_agent(cfg, name, job.slips) as play:
             slots = min(SLOTS, len(mine))
-            if args.world_model:
-                predict = load_world_model(args.world_model, cfg, args.answer_tokens).predict
-                pool = DreamPool(cfg.env, predict, tasks.make_pool(1), slots, args.ground)
+            if job.world_model:
+                predict = load_world_model(job.world_model, cfg, job.answer_tokens).predict
+                pool = DreamPool(cfg.env, predict, tasks.make_pool(1), slots, job.ground)
             else:
                 pool = tasks.make_pool(slots)
             with closing(Recorder(cfg.env, pool)) as recorder:
                 played = play(recorder, mine)
         won[name] = share([t.won for t in played])
         found += played
-    write_trajectories(args.out / "trajectories.json", found)
-    return {
-        "episodes": len(found),
-        "turns": sum(len(t.answers) for t in found),
-        "failed": sum(bool(t.failed) for t in found),
-        "won": won,
-    }
+    write_trajectories(job.out / "trajectories.json", found)
+    return Collected(
+        episodes=len(found),
+        turns=sum(len(t.answers) for t in found),
+        failed=sum(bool(t.failed) for t in found),
+        won=won,
+    )
 
 
-def fidelity(args: Namespace, cfg: Config) -> dict:
-    trajectories = read_trajectories(args.trajectories)
-    world_model = load_world_model(args.world_model, cfg, args.answer_tokens)
+def fidelity(job: Job) -> Fidelity:
+    trajectories = read_trajectories(job.env, job.trajectories)
+    world_model = load_world_model(job.world_model, job.cfg, job.answer_tokens)
     return measure_fidelity(world_model.answers, trajectories)
 
 
@@ -209,34 +219,37 @@ def held_out(cfg: Config, tasks: Tasks) -> list[str]:
     return [task for task in tasks.held_out for _ in range(cfg.eval_repeats)]
 
 
-def consistency(args: Namespace, cfg: Config) -> dict:
+def consistency(job: Job) -> dict[str, Consistency]:
     """Real, WM and W2R of each agent on one list of held-out episodes."""
+    cfg = job.cfg
     tasks = find_tasks(cfg)
     chosen = held_out(cfg, tasks)
     found = {}
-    for name in args.agents:
-        with open_agent(cfg, name, args.slips) as play:
-            predict = load_world_model(args.world_model, cfg, args.answer_tokens).predict
+    for name in job.agents:
+        with open_agent(cfg, name, job.slips) as play:
+            predict = load_world_model(job.world_model, cfg, job.answer_tokens).predict
             found[name] = measure_consistency(
-                cfg.env, predict, tasks.make_pool, chosen, play, args.ground
+                cfg.env, predict, tasks.make_pool, chosen, play, job.ground
             )
     return found
 
 
-def verify(args: Namespace, cfg: Config) -> dict:
-    """Success in the environment for each budget of simulated purchases."""
+def verify(job: Job) -> dict[str, Verified]:
+    """Success in the environment for each agent and budget of simulated purchases."""
+    cfg = job.cfg
     tasks = find_tasks(cfg)
     chosen = held_out(cfg, tasks)
     found = {}
-    for name in args.agents:
-        with open_agent(cfg, name, args.slips) as play:
-            predict = load_world_model(args.world_model, cfg, args.answer_tokens).predict
-            for budget in args.budgets:
+    for name in job.agents:
+        with open_agent(cfg, name, job.slips) as play:
+            predict = load_world_model(job.world_model, cfg, job.answer_tokens).predict
+            for budget in job.budgets:
                 pool = tasks.make_pool(min(SLOTS, len(chosen)))
                 with closing(VerifiedPool(cfg.env, pool, predict, budget)) as verified:
                     won = [t.won for t in play(verified, chosen)]
-                    counts = {"checks": verified.checks, "vetoes": verified.vetoes}
-                found[f"{name}, budget {budget}"] = {"won": share(won), "n": len(won)} | counts
+                found[f"{name}, budget {budget}"] = Verified(
+                    won=share(won), n=len(won), checks=verified.checks, vetoes=verified.vetoes
+                )
     return found
 
 
@@ -246,29 +259,45 @@ FUNCTIONS = {
     "collect": collect, "train": train, "fidelity": fidelity, "consistency": consistency,
     "verify": verify, "imitate": imitate,
 }  # fmt: skip
+# What a command writes besides its JSON file, and never over the file of another command.
+OUTPUTS = {"collect": "trajectories.json", "train": "config.json", "imitate": "config.json"}
 
 
 def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
-    args, cfg = parse(__doc__, argv)
+    job = parse(__doc__, argv)
     line = shlex.join(["word2world", *argv])
-    path = args.out / f"{args.command}.json"
+    path = job.out / f"{job.command}.json"
+    mark = job.out / f"{job.command}.begun"  # there until the command is complete
     if path.is_file():
-        found = read_json(path, dict)
-        with reading(path):
-            stored = found["command"]
-        if stored != line:
-            raise UserError(f"{path} is the result of `{stored}`: choose another --out.")
+        found = read_json(path, Written)
+        if found["command"] != line:
+            raise UserError(f"{path} is the result of `{found['command']}`: choose another --out.")
     else:
-        if args.command in ("train", "imitate") and (args.out / "config.json").exists():
-            raise UserError(f"{args.out} has a model already: choose another --out, or delete it.")
-        with writing(f"the folder {args.out}"):
-            args.out.mkdir(parents=True, exist_ok=True)
+        with writing(f"the folder {job.out}"):
+            job.out.mkdir(parents=True, exist_ok=True)
+            lock = hold(job.out, "--out")
+        begin(job, mark, line)
         began = time.perf_counter()
-        found = {"command": line} | FUNCTIONS[args.command](args, cfg)
+        found = {"command": line} | FUNCTIONS[job.command](job)
         found["seconds"] = round(time.perf_counter() - began, 1)
         replace_text(path, json.dumps(found, indent=1) + "\n")
+        lock.release()
+    mark.unlink(missing_ok=True)
     say(summary(found))
+
+
+def begin(job: Job, mark: Path, line: str) -> None:
+    """Write the command to `mark`; UserError if it would write over the file of another command.
+
+    A rerun of a killed command finds its own line there, and replaces what that one wrote.
+    """
+    killed = mark.is_file() and mark.read_bytes() == os.fsencode(line)
+    output = job.out / OUTPUTS.get(job.command, f"{job.command}.json")
+    if os.path.lexists(output) and not killed:
+        raise UserError(f"{job.out} has a {output.name} already: choose another --out, or delete "
+                        "it.")  # fmt: skip
+    replace_text(mark, line)
 
 
 def summary(found: dict, indent: str = "") -> str:

@@ -23,7 +23,6 @@ from dataclasses import replace
 
 from paw_min.config import Config, parse_args
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.experiments import SCRIPTS, presets_of
 from paw_min.experiments.prompting.agents import React, count, reflexion
 from paw_min.experiments.prompting.demonstrations import EXAMPLES
 from paw_min.experiments.prompting.endpoint import Endpoint
@@ -32,6 +31,7 @@ from paw_min.running.cli import INTERRUPTED
 from paw_min.running.console import say
 from paw_min.running.errors import Parser, UserError
 from paw_min.running.evaluate import evaluate, outcomes, panel_metrics, transcript
+from paw_min.running.presets import SCRIPTS, presets_of
 from paw_min.running.runs import Run
 from paw_min.running.session import PANEL_SLOTS, Session, find_tasks, open_session
 

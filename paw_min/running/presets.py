@@ -1,0 +1,15 @@
+"""The run scripts at the root of the repository, and their presets."""
+
+import runpy
+from importlib import import_module
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]  # has the run scripts
+SCRIPTS = sorted(path.stem.removeprefix("run_") for path in ROOT.glob("run_*.py"))
+
+
+def presets_of(env: str) -> dict[str, dict]:
+    """The presets of a benchmark's run script, or of its folder if it has none (TextWorld)."""
+    if env not in SCRIPTS:
+        return import_module(f"paw_min.envs.{env}").PRESETS
+    return runpy.run_path(str(ROOT / f"run_{env}.py"))["PRESETS"]
