@@ -137,7 +137,12 @@ def fair(tmp_path_factory) -> dict[str, curves.Setting]:
     folder = tmp_path_factory.mktemp("fair")
     with tarfile.open(FAIR / "runs.tar.xz") as archive:
         archive.extractall(folder, filter="data")
-    sweeps = ("alfworld/fair-main-alfworld.json", "search/fair-search.json")
+    sweeps = (
+        "alfworld/fair-main-alfworld.json",
+        "webshop/fair-main-webshop.json",
+        "search/fair-search.json",
+        "stalled/fair-stalled-alfworld.json",
+    )
     settings = [curves.read(folder / sweep, None) for sweep in sweeps]
     return {setting.name: setting for setting in settings}
 
@@ -163,23 +168,25 @@ def test_the_sentences_of_results_fair(fair):
     assert f"Its area differs from GRPO's by {paw} points." in page
     first_page = " ".join((FAIR.parent.parent / "README.md").read_text().split())
     assert f"differs from GRPO's by {paw} points" in first_page
-    assert f"two seeds say little so far: {alfworld['GRPO w/ PaW'].area.changes()[1]}" in first_page
+    webshop = fair["fair-main-webshop"].arms
+    for arms, place in ((alfworld, "On ALFWorld ({}, three"), (webshop, "WebShop ({}, two")):
+        assert place.format(arms["GRPO w/ PaW"].area.changes()[1]) in first_page
     third = search["GRPO, a third of the rate"].area.difference
     assert f"at a third of its rate loses {-third:.1f} points" in page
     grpo = alfworld["GRPO"].area.values
-    for label, text in (
-        ("printed scale", "its two differences are {:+.1f} and {:+.1f} points"),
-        ("GRPO w/ PaW", "so PaW's, {:+.1f} and {:+.1f}, mean nothing yet"),
-    ):
+    for label in ("GRPO w/ PaW", "placebo: shuffled targets", "printed scale"):
         values = alfworld[label].area.values
-        assert text.format(*(own - other for own, other in zip(values, grpo))) in page
+        first, second, third = (own - other for own, other in zip(values, grpo))
+        assert f"{first:+.1f}, {second:+.1f} and {third:+.1f}" in page
+    for arm in list(webshop)[1:]:
+        assert all(a < b for a, b in zip(webshop[arm].area.values, webshop["GRPO"].area.values))
     echo = alfworld["ECHO"].curves[0]
     assert f"falls from {echo[28]:.0f} to {echo[32]:.0f} %" in page
 
 
 def test_the_shares_of_tokens_above_rho_in_results_fair():
     page = " ".join((FAIR / "README.md").read_text().split())
-    shares = {"alfworld": [], "search": []}
+    shares = {"alfworld": [], "search": [], "webshop": []}
     with tarfile.open(FAIR / "runs.tar.xz") as archive:
         for member in archive:
             if not re.fullmatch(r"\w+/\w+-open-grpo-paw-seed\d/metrics\.jsonl", member.name):
