@@ -204,7 +204,7 @@ def test_word2world_in_textworld(root, tmp_path):
         word2world.main([*map(str, words), "--data", str(root), "--groups", "2", "--max-turns",
                          "8"])  # fmt: skip
 
-    assert options.parse("", ["collect", "textworld", "--out", "o"])[1].prompt == "compact"
+    assert options.parse("", ["collect", "textworld", "--out", "o"]).cfg.prompt == "compact"
     assert list(PRESETS) == ["tiny", "paper"]
     out = tmp_path / "data"
     run("collect", "textworld", "--agents", "teacher", "random", "--episodes", 4, "--out", out)
