@@ -82,7 +82,7 @@ class WorldModelSampler(LookaheadSampler):
         command = benchmark.parse(self.policy.decode(response.ids)).text
         chat = [*self.episodes.current[request.slot].messages, said("user", command)]
         chat_ids, _ = self.world_model.tokens(chat)
-        # What the answer goes on with, the available actions, is not looked at.
+        # An answer goes on with the list of available actions. Only its beginning is compared.
         answer_ids = self.predictor.encode(benchmark.unchanged(request.observation))
         if len(chat_ids) + len(answer_ids) > self.world_model.context:
             answer_ids = []  # too long to read: no veto
