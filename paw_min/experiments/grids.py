@@ -80,6 +80,7 @@ GRIDS = {
         Arm("ECHO", "--preset {size} echo"),
         *pair("GiGPO", "--algo gigpo"),
     ],
+    "fair-pair": GRPO,
     "fair-main": FAIR_MAIN,
     "fair": [
         *FAIR_MAIN,
