@@ -327,6 +327,7 @@ def test_triplets_return_from_their_file(tmp_path):
 @pytest.mark.parametrize("flags, sentence", [
     (["alfworld", "--reward", "coin", "--method", "wm-sft"], "has no reward"),
     (["alfworld", "--target", "shuffled", "--method", "early-experience"], "--target shuffled"),
+    (["alfworld", "--target", "shuffled", "--method", "imitation"], "--target shuffled"),
     (["search", "--method", "early-experience"], "search has none"),
     (["alfworld", "--tasks", "0"], "--tasks 0 is out of range"),
     (["alfworld", "--group-size", "1"], "nothing to compare"),
@@ -445,11 +446,16 @@ def test_a_whole_run(tmp_path, games_root, monkeypatch, capsys):
     rwml.main([*flags, "--method", "wm-sft"])
     rwml.main([*flags, "--reward", "coin"])
     rwml.main([*flags, "--method", "early-experience"])
+    rwml.main([*flags, "--method", "imitation"])
     assert times == {path: path.stat().st_mtime_ns for path in out.glob("*.json*")}
     assert read_metrics(out / "rwml") == lines
-    for name in ("wm-sft", "early-experience"):
+    for name in ("wm-sft", "early-experience", "imitation"):
         first, last = read_metrics(out / name)
         assert last["loss_last"] < last["loss_first"]
+    # The same demonstrations, without the other commands.
+    predicting = read_metrics(out / "early-experience")[-1]
+    assert last["steps"] == predicting["steps"] and last["branches"] == 0 < predicting["branches"]
+    assert last["branch_steps"] < predicting["branch_steps"]
     coin = read_metrics(out / "rwml-coin")
     assert all(line["spread"] > 0.9 for line in coin[1:])
     # wm-sft and rwml start from the same model.

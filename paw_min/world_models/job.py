@@ -14,7 +14,8 @@ from paw_min.running.runs import writing
 from paw_min.running.session import check_machine
 from paw_min.running.stored import public
 
-METHODS = ("rwml", "wm-sft", "early-experience")
+EXPERT = ("early-experience", "imitation")  # methods that play the rule-based teacher
+METHODS = ("rwml", "wm-sft", *EXPERT)
 
 ENCODER_TOKENS = 512  # of a text, for E
 
@@ -102,7 +103,7 @@ def arguments(doc: str, argv: list[str] | None = None) -> Job:
     cfg, _ = parse_args(args.env, presets, doc, flags)
     if args.reward == "coin" and args.method != "rwml":
         raise UserError(f"--reward coin: --method {args.method} has no reward; omit one of them.")
-    if args.target == "shuffled" and args.method == "early-experience":
+    if args.target == "shuffled" and args.method in EXPERT:
         raise UserError("--target shuffled is for --method rwml and wm-sft: omit one of them.")
     if args.method == "early-experience" and args.env == "search":
         raise UserError("--method early-experience needs admissible commands; search has none.")

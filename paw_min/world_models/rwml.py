@@ -14,8 +14,9 @@ reward is used. The gradient step is the one of RL, update.prepare and update.le
 answer is a row, and the answers to one triplet are a group.
 
 METHOD is rwml, wm-sft (the paper's baseline: cross entropy on the same triplets, with an empty
-thought) or early-experience (early_experience.py). Placebos, as in arXiv 2609.33335: --target
-shuffled, --reward coin.
+thought), early-experience (early_experience.py) or imitation (its second stage alone: what early
+experience is worth without predictions). Placebos, as in arXiv 2609.33335: --target shuffled,
+--reward coin.
 
 FOLDER has triplets.jsonl, held_out.jsonl (of the evaluation panel), collected.json, start/,
 filter.json, and a run folder per method. Rerunning the command resumes.
@@ -65,7 +66,7 @@ from paw_min.world_models.filtering import (
     too_easy,  # noqa: F401 - part of this module's interface
     training_threshold,
 )
-from paw_min.world_models.job import Job, arguments
+from paw_min.world_models.job import EXPERT, Job, arguments
 from paw_min.world_models.start import collected, digest, split, supervise
 from paw_min.world_models.triplets import (
     Triplet,
@@ -157,15 +158,21 @@ def train_rwml(
     return metrics
 
 
-def train_early_experience(job: Job, s: Session) -> dict[str, float]:
-    """early_experience.py: prediction for one epoch, then imitation -> metrics."""
+def train_on_expert(job: Job, s: Session) -> dict[str, float]:
+    """early_experience.py: prediction for one epoch, then imitation -> metrics.
+
+    Method imitation: without the prediction.
+    """
     cfg = job.cfg
     games = draw_groups(s.tasks.train, job.settings.tasks, cfg.seed, 0)
     steps = early_experience.demonstrated(cfg, games)
-    triplets = early_experience.branches(cfg, s.pool, steps)
-    fitted = fitting(cfg, s.policy, triplets, job.settings.answer_tokens)
-    rows = [sft_row(cfg, s.policy, t) for t in fitted]
-    supervise(job, s.policy, s.optimizer, rows, 1, "branches")
+    triplets = []
+    fitted = []
+    if job.method == "early-experience":
+        triplets = early_experience.branches(cfg, s.pool, steps)
+        fitted = fitting(cfg, s.policy, triplets, job.settings.answer_tokens)
+        rows = [sft_row(cfg, s.policy, t) for t in fitted]
+        supervise(job, s.policy, s.optimizer, rows, 1, "branches")
     rows = early_experience.imitation_rows(s.policy, steps)
     epochs = job.settings.sft_epochs
     imitated = supervise(job, s.policy, s.optimizer, rows, epochs, "imitation")
@@ -200,7 +207,7 @@ def shuffled(triplets: list[Triplet], seed: int) -> list[Triplet]:
 
 def train(job: Job, kept: list[Triplet], held_out: list[Triplet], tau: float) -> None:
     """Train the start model by the job's method, measured before and after."""
-    if job.method == "early-experience" and job.paper_scale:
+    if job.method in EXPERT and job.paper_scale:
         job = replace(job, settings=replace(job.settings, **early_experience.PUBLISHED))
     cfg = job.world
     if job.method == "rwml":
@@ -224,7 +231,7 @@ def train(job: Job, kept: list[Triplet], held_out: list[Triplet], tau: float) ->
                 epochs = job.settings.sft_epochs
                 metrics = supervise(job, s.policy, s.optimizer, rows, epochs, "wm-sft")
             else:
-                metrics = train_early_experience(job, s)
+                metrics = train_on_expert(job, s)
             metrics |= measure(job, s, held_out, tau)
             s.run.log({"update": cfg.updates} | metrics)
             s.run.save(s.policy, s.optimizer, cfg.updates)
