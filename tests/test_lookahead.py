@@ -4,11 +4,14 @@
 """
 
 import json
+import math
 import random
+import re
 from collections import deque
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -121,6 +124,26 @@ def test_the_veto_equals_greedy_decoding(config, separator, budget):
         found = lookahead.predicts_text(cfg, policy, [*others, row])
         assert found == [False] * len(others) + [True]
     assert lookahead.predicts_text(cfg, policy, []) == []
+
+
+@pytest.mark.parametrize("budget", [1, 40, 10_000])
+def test_a_veto_at_a_probability_by_hand(config, budget):
+    policy = make_policy()
+    rows = sequences(policy, [2, 11, 12])
+    probabilities = []
+    for row in rows:
+        before = row.prompt_ids + row.response_ids + row.separator_ids
+        ids = torch.tensor([before + row.obs_ids])
+        p = policy.model(ids).logits[0].softmax(-1)
+        each = [p[len(before) + k - 1, token].item() for k, token in enumerate(row.obs_ids)]
+        probabilities.append(math.prod(each))
+    assert max(probabilities) > 1.01 * min(probabilities)
+    cfg = config(micro_tokens=budget)
+    for p in probabilities:
+        for at_least in (0.999 * p, 1.001 * p):
+            expected = [other >= at_least for other in probabilities]
+            assert lookahead.predicts_text(cfg, policy, rows, at_least) == expected
+    assert lookahead.predicts_text(cfg, policy, [], 0.5) == []
 
 
 def test_the_veto_equals_the_samplers_greedy_decoding(config):
@@ -401,12 +424,12 @@ def test_a_separate_world_model_reads_the_episode_so_far(config, monkeypatch, co
     world_model = WorldModel(load_policy(cfg.model), context)
     asked = []
 
-    def none_of_them(cfg, predictor, rows):
-        assert predictor is world_model.policy
+    def none_of_them(cfg, predictor, rows, at_least):
+        assert predictor is world_model.policy and at_least is None
         asked.extend(rows)
         return [False] * len(rows)
 
-    monkeypatch.setattr(lookahead, "predicts_text", none_of_them)
+    monkeypatch.setattr(experiment, "predicts_text", none_of_them)
     tasks = find_tasks(cfg)
     with closing(trajectories.Recorder(cfg.env, tasks.make_pool(2))) as pool:
         sampler = experiment.WorldModelSampler(cfg, HFSampler(), 3, world_model, pool)
@@ -427,6 +450,24 @@ def test_a_separate_world_model_reads_the_episode_so_far(config, monkeypatch, co
     assert steps > len(played)
 
 
+@pytest.mark.parametrize(
+    "pattern, compared",
+    [
+        (r"\w+|\n|[^\w\n]", "Nothing happens."),
+        (r"\w+|\.\n|[^\w\n]", "Nothing happens"),  # as Qwen's, which joins the dot and the line end
+    ],
+)
+def test_a_token_that_spans_the_end_of_the_text_is_not_compared(config, pattern, compared):
+    vocab = {}
+
+    def encode(text: str) -> list[int]:
+        return [vocab.setdefault(piece, len(vocab)) for piece in re.findall(pattern, text)]
+
+    world_model = SimpleNamespace(policy=SimpleNamespace(encode=encode))
+    sampler = experiment.WorldModelSampler(config(), HFSampler(), 2, world_model, None)
+    assert sampler.beginning("Nothing happens.") == encode(compared)
+
+
 def make_world_model(folder: Path) -> Path:
     """An untrained one, as `word2world train` leaves it."""
     tokenizer = word_tokenizer(["Nothing happens."])
@@ -439,15 +480,18 @@ def make_world_model(folder: Path) -> Path:
 
 
 def test_the_experiment_with_a_separate_world_model(config, tmp_path, monkeypatch):
-    def all_of_its_rows(cfg, policy, rows):
-        return [not row.response_ids for row in rows]
+    def above_a_half(cfg, policy, rows, at_least):
+        return [at_least is not None and at_least <= 0.5] * len(rows)
 
-    monkeypatch.setattr(lookahead, "predicts_text", all_of_its_rows)
+    monkeypatch.setattr(experiment, "predicts_text", above_a_half)
     folder = make_world_model(tmp_path / "wm")
-    _, found = run_experiment(config, tmp_path, "--k", "2", "--world-model", str(folder))
-    assert [one["rule"] for one in found] == ["likelihood", "veto", "world model"]
-    likelihood, veto, separate = found
-    assert veto["vetoed"] == 0 and separate["vetoed"] == 1
+    flags = ["--k", "2", "--world-model", str(folder), "--veto-at", "0.6", "0.5"]
+    _, found = run_experiment(config, tmp_path, *flags)
+    assert [one["rule"] for one in found] == [
+        "likelihood", "veto", "world model", "world model, p >= 0.5", "world model, p >= 0.6",
+    ]  # fmt: skip
+    likelihood, veto, greedy, separate, high = found
+    assert [one["vetoed"] for one in (veto, greedy, separate, high)] == [0, 0, 1, 0]
     # No veto, and a veto on everything, decide nothing.
     assert likelihood["success"] == veto["success"] == separate["success"]
     assert separate["precision"] == separate["base_rate"]
@@ -492,6 +536,9 @@ def test_the_experiment_with_a_model_that_vetoes_everything(config, tmp_path, mo
         (["--models", "a=tests"], "tests has no config.json: give"),
         (["--replays", "0"], "--replays 0 is out of range: it must be at least 1."),
         (["--world-model", "tests"], "tests is no world model .no train.json"),
+        (["--veto-at", "0.2"], "--veto-at needs --world-model."),
+        (["--veto-at", "2"], "--veto-at 2 is out of range: it must be above 0 and at most 1."),
+        (["--veto-at", "nan"], "--veto-at nan is out of range"),
         (["--k", "0"], "--lookahead 0 is out of range"),
         (["--eval-temperature", "0"], "--lookahead 2 draws equal candidates"),
         (["--models", "a=open", "a=open"], "--models has the labels a, a: use different ones"),

@@ -1,7 +1,8 @@
 """A policy as its own world model: does it help to look ahead before acting?
 
     python -m paw_min.experiments.lookahead ENV --models LABEL=MODEL ... [--k 1 2 4 8]
-        [--world-model FOLDER] [--replays N] [--out FOLDER] [flags of the run script]
+        [--world-model FOLDER [--veto-at P ...]] [--replays N] [--out FOLDER]
+        [flags of the run script]
 
 Each model plays the held-out panel with K candidate responses per step (running/lookahead.py):
 
@@ -10,6 +11,9 @@ Each model plays the held-out panel with K candidate responses per step (running
     veto         the most likely of those that the model does not predict to change nothing
     world model  the same, predicted by the model of `word2world train` in --world-model. It reads
                  the commands and answers of the whole episode, and ALFWorld's hidden state.
+    world model, p >= P
+                 the same, but a candidate is dropped if the model gives the text of no effect at
+                 least this probability, whether or not it is the most likely one (--veto-at)
 
 MODEL: what --model takes, or a run folder, for its newest checkpoint. --eval-tasks is the number of
 games, --eval-temperature the temperature of the candidates.
@@ -24,6 +28,7 @@ Not in the paper. results/lookahead/README.md explains the table.
 import json
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,7 +45,7 @@ from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.rollout import Episode
 from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.evaluate import evaluate
-from paw_min.running.lookahead import Decision, LookaheadSampler, costs
+from paw_min.running.lookahead import Decision, LookaheadSampler, costs, predicts_text
 from paw_min.running.metrics import mean
 from paw_min.running.plot import plain, plt
 from paw_min.running.runs import newest_checkpoint, writing
@@ -55,26 +60,27 @@ from paw_min.running.session import (
 )
 from paw_min.world_models.dream import WorldModel
 from paw_min.world_models.training import load_world_model
-from paw_min.world_models.trajectories import Recorder, said
+from paw_min.world_models.trajectories import ACTIONS, Recorder, said
 
 
 class WorldModelSampler(LookaheadSampler):
     """Lookahead whose outcomes a separate Word2World model predicts.
 
     episodes: the pool that the panel is played in. It has the chat of each episode so far.
+    veto_at: least probability of the text of no effect for a veto; None: it is the greedy one.
     """
 
     def __init__(
         self, cfg: Config, sampler: HFSampler | VLLMSampler, k: int, world_model: WorldModel,
-        episodes: Recorder,
+        episodes: Recorder, veto_at: float | None = None,
     ):  # fmt: skip
         super().__init__(cfg, sampler, k)
         self.world_model = world_model
         self.episodes = episodes
+        self.veto_at = veto_at
 
-    @property
-    def predictor(self) -> Policy:
-        return self.world_model.policy
+    def foresee(self, rows: list[TokenRow]) -> list[bool]:
+        return predicts_text(self.cfg, self.world_model.policy, rows, self.veto_at)
 
     def outcome_row(self, request: Request, response: Response) -> TokenRow:
         """The chat up to this response's command, and the text of no effect as its answer."""
@@ -82,11 +88,23 @@ class WorldModelSampler(LookaheadSampler):
         command = benchmark.parse(self.policy.decode(response.ids)).text
         chat = [*self.episodes.current[request.slot].messages, said("user", command)]
         chat_ids, _ = self.world_model.tokens(chat)
-        # An answer goes on with the list of available actions. Only its beginning is compared.
-        answer_ids = self.predictor.encode(benchmark.unchanged(request.observation))
+        answer_ids = self.beginning(benchmark.unchanged(request.observation))
         if len(chat_ids) + len(answer_ids) > self.world_model.context:
             answer_ids = []  # too long to read: no veto
         return TokenRow(chat_ids, [], answer_ids)
+
+    def beginning(self, text: str) -> list[int]:
+        """The tokens of an answer that begins with this text and goes on with a list of actions.
+
+        Only those of the text. A token that spans its end, such as ".\n", is not compared.
+        """
+        encode = self.world_model.policy.encode
+        ids = encode(text)
+        answer_ids = encode(text + ACTIONS)
+        shared = 0
+        while shared < len(ids) and ids[shared] == answer_ids[shared]:
+            shared += 1
+        return ids[:shared]
 
 
 class Model(NamedTuple):
@@ -94,12 +112,21 @@ class Model(NamedTuple):
     folder: str
 
 
+class Rule(NamedTuple):
+    kind: str  # plain, likelihood, veto, world model
+    veto_at: float | None = None  # of a world model
+
+    @property
+    def name(self) -> str:
+        return self.kind if self.veto_at is None else f"{self.kind}, p >= {self.veto_at:g}"
+
+
 @dataclass
 class Played:
     """One model with one rule and one K on the panel. None: the rule makes no prediction."""
 
     model: str
-    rule: str  # plain, likelihood, veto, world model
+    rule: str  # Rule.name
     k: int
     games: int
     success: float
@@ -138,10 +165,18 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--replays", type=int, default=200, help=text)
     text = "of `word2world train`: adds the rule `world model`"
     parser.add_argument("--world-model", type=Path, metavar="FOLDER", help=text)
+    text = "least probabilities of a veto: each adds the rule `world model, p >= P`"
+    parser.add_argument("--veto-at", nargs="+", type=float, default=[], metavar="P", help=text)
     own, others = parser.parse_known_args(argv)
     args = arguments(__doc__, others)
     if own.replays < 1:
         raise UserError(f"--replays {own.replays} is out of range: it must be at least 1.")
+    for threshold in own.veto_at:
+        if not 0 < threshold <= 1:
+            raise UserError(f"--veto-at {threshold:g} is out of range: it must be above 0 and at "
+                            "most 1.")  # fmt: skip
+        if not own.world_model:
+            raise UserError("--veto-at needs --world-model.")
     for k in own.k:
         check(replace(args.cfg, lookahead=k))
     models = [find_model(args.cfg, text) for text in own.models]
@@ -149,17 +184,18 @@ def main(argv: list[str] | None = None) -> None:
     if len(set(labels)) < len(labels):
         raise UserError(f"--models has the labels {', '.join(labels)}: use different ones.")
     tasks = find_tasks(args.cfg)
-    rules = ["likelihood", "veto"]
+    rules = [Rule("likelihood"), Rule("veto")]
     world_model = None
     if own.world_model:
         world_model = load_world_model(own.world_model, args.cfg)
-        rules.append("world model")
+        rules.append(Rule("world model"))
+        rules += [Rule("world model", threshold) for threshold in sorted(set(own.veto_at))]
     found = []
     with closing(tasks.make_pool(min(PANEL_SLOTS, len(tasks.held_out)))) as pool:
         for model in models:
             with loaded(args.cfg, model.folder) as model_and_sampler:
                 for k in sorted(set(own.k)):
-                    for rule in rules if k > 1 else ["plain"]:
+                    for rule in rules if k > 1 else [Rule("plain")]:
                         one = play(
                             args.cfg, model.label, rule, k, model_and_sampler, pool, tasks,
                             own.replays, world_model,
@@ -183,23 +219,23 @@ def find_model(cfg: Config, text: str) -> Model:
 
 
 def play(
-    cfg: Config, label: str, rule: str, k: int, model: Loaded, pool: Pool, tasks: Tasks,
+    cfg: Config, label: str, rule: Rule, k: int, model: Loaded, pool: Pool, tasks: Tasks,
     replays: int, world_model: WorldModel | None,
 ) -> Played:  # fmt: skip
     """Evaluate one model with one rule and one K; replay some of its candidates."""
     policy, sampler = model
-    if rule == "world model":
+    if rule.kind == "world model":
         pool = Recorder(cfg.env, pool)
-        looking = WorldModelSampler(cfg, sampler, k, world_model, pool)
+        looking = WorldModelSampler(cfg, sampler, k, world_model, pool, rule.veto_at)
     else:
-        looking = LookaheadSampler(cfg, sampler, k, veto=rule == "veto")
+        looking = LookaheadSampler(cfg, sampler, k, veto=rule.kind == "veto")
     # It is the sampler already: evaluate() must not wrap it.
     panel = evaluate(replace(cfg, lookahead=1), policy, looking, pool, tasks.held_out)
     episodes = [episode for episode in panel.episodes if not episode.failed]
     rows = text_rows(cfg, episodes)
     cost = costs(looking.decisions)
     one = Played(
-        model=label, rule=rule, k=k, games=len(episodes),
+        model=label, rule=rule.name, k=k, games=len(episodes),
         success=panel.metrics["eval_success"],
         success_se=panel.metrics["eval_success_se"],
         no_effect=mean([has_no_effect(cfg, row) for row in rows]),
@@ -209,7 +245,7 @@ def play(
         step_passes=cost.step_passes,
         episode_tokens=(cost.step_generated + cost.step_scored) * len(rows) / len(episodes),
     )  # fmt: skip
-    if rule in ("veto", "world model"):
+    if rule.kind in ("veto", "world model"):
         one.vetoed = cost.vetoed
         every = trials(cfg, policy, episodes, looking.decisions)
         vetoed = [trial for trial in every if trial.unchanged]
@@ -292,11 +328,9 @@ def draw(found: list[Played], path: Path) -> None:
     """Success over tokens per step: a color per model, a line per rule, from K = 1 on."""
     figure, axis = plt.subplots(figsize=(6.5, 4), layout="constrained")
     labels = list(dict.fromkeys(one.model for one in found))
-    rules = {one.rule for one in found}
+    rules = list(dict.fromkeys(one.rule for one in found if one.rule != "plain"))
     for color, label in enumerate(labels):
-        for rule, style in (("likelihood", "--"), ("veto", "-"), ("world model", ":")):
-            if rule not in rules:
-                continue
+        for rule, style in zip(rules, cycle(["--", "-", ":", "-."])):
             line_of = [one for one in found if one.model == label and one.rule in ("plain", rule)]
             axis.errorbar(
                 [one.step_tokens for one in line_of],

@@ -91,8 +91,13 @@ def first_of_equals(candidates: list[Candidate]) -> list[int]:
 
 
 @torch.no_grad()
-def predicts_text(cfg: Config, policy: Policy, rows: list[TokenRow]) -> list[bool]:
-    """For each row: does greedy decoding after (h_t, a_t) write obs_ids?"""
+def predicts_text(
+    cfg: Config, policy: Policy, rows: list[TokenRow], at_least: float | None = None
+) -> list[bool]:
+    """For each row: does greedy decoding after (h_t, a_t) write obs_ids?
+
+    With at_least: is the probability of obs_ids at least that?
+    """
     # Not micro_batches, which splits rows between the ranks: each rank plays episodes of its own.
     lengths = []
     for row in rows:
@@ -102,9 +107,15 @@ def predicts_text(cfg: Config, policy: Policy, rows: list[TokenRow]) -> list[boo
     for part in split(lengths, cfg.micro_tokens) if rows else []:
         part_rows = [rows[i] for i in part]
         batch = collate(part_rows, [True] * len(part), policy.pad_id, policy.device)
-        written = policy.is_greedy(batch) | ~batch.obs_mask  # (B, S)
-        for i, all_written in zip(part, written.all(-1).tolist(), strict=True):
-            found[i] = all_written
+        if at_least is None:
+            written = policy.is_greedy(batch) | ~batch.obs_mask  # (B, S)
+            predicted = written.all(-1)  # (B,)
+        else:
+            logp, _ = policy(batch)  # (B, S)
+            probability = (logp * batch.obs_mask).sum(-1).exp()  # (B,)
+            predicted = probability >= at_least  # (B,)
+        for i, is_predicted in zip(part, predicted.tolist(), strict=True):
+            found[i] = is_predicted
     return found
 
 
@@ -214,8 +225,7 @@ class LookaheadSampler:
                 if row.obs_ids:
                     rows.append(row)
                     owners.append(candidates[n])
-        written = predicts_text(self.cfg, self.predictor, rows)
-        for row, candidate, unchanged in zip(rows, owners, written, strict=True):
+        for row, candidate, unchanged in zip(rows, owners, self.foresee(rows), strict=True):
             candidate.unchanged = unchanged
             candidate.scored = len(row.separator_ids) + len(row.obs_ids)
         for candidates in groups:
@@ -224,9 +234,9 @@ class LookaheadSampler:
 
     # The experiment overrides both: there, another model predicts.
 
-    @property
-    def predictor(self) -> Policy:
-        return self.policy
+    def foresee(self, rows: list[TokenRow]) -> list[bool]:
+        """For each row: will obs_ids follow?"""
+        return predicts_text(self.cfg, self.policy, rows)
 
     def outcome_row(self, request: Request, response: Response) -> TokenRow:
         return unchanged_row(self.cfg, self.policy, request, response)
