@@ -240,9 +240,12 @@ def test_a_context_beyond_the_positions_of_a_model_is_refused(recorded, tmp_path
     policy.save(tmp_path / "model")
     file = tmp_path / "t.json"
     trajectories.write_trajectories(file, recorded)
-    with pytest.raises(UserError, match="4000 tokens is more than .* with --context 100 or less"):
-        run("train", "alfworld", "--trajectories", file, "--start", tmp_path / "model",
-            "--context", 4000, "--out", tmp_path / "o")  # fmt: skip
+    # A folder, and a stand-in by its name.
+    for start, positions in ((tmp_path / "model", 100), ("open", 2048)):
+        message = f"4000 tokens is more than .* with --context {positions} or less"
+        with pytest.raises(UserError, match=message):
+            run("train", "alfworld", "--trajectories", file, "--start", start,
+                "--context", 4000, "--out", tmp_path / "o")  # fmt: skip
 
 
 def test_answers_in_one_pass_are_those_of_greedy_decoding():

@@ -58,7 +58,7 @@ def parse(doc: str, argv: list[str]) -> Job:
     add("--answer-tokens", type=int, default=512, help="longest answer (512)")
     add("--budgets", type=int, nargs="+", default=[0, 2, 4, 10], help="of verify (0 2 4 10)")
     add("--trajectories", type=Path, nargs="+", default=[], help="files of collect")
-    add("--start", default="", help="model that train starts from (default: from scratch)")
+    add("--start", default="", help="what train starts from, as --model (default: from scratch)")
     add("--limit", type=int, default=0, help="train on N trajectories; 0: all (0)")
     add("--width", type=int, default=128, help="of a model from scratch, times 32 (128)")
     add("--context", type=int, default=12288, help="of train: most tokens of a chat (12288)")

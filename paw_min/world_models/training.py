@@ -4,6 +4,7 @@ Full fine-tuning with the schedule of Table 7. train.json of a world model has i
 context, which reading it back needs.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -40,7 +41,8 @@ def train(job: Job) -> Trained:
     device = join(cfg.device)
     precision = forward_precision(cfg, device)
     if job.start:
-        policy = load_policy(job.start, device=device, precision=precision)
+        start = start_model(replace(cfg, model=job.start))
+        policy = load_policy(start, device=device, precision=precision)
         optimizer = torch.optim.AdamW(policy.parameters(), lr=job.lr)
     else:
         texts = [m["content"] for t in trajectories for m in t.messages]
