@@ -189,6 +189,7 @@ FREE_TO_CHANGE = (
     "lookahead",
 )  # fmt: skip
 
+
 def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 

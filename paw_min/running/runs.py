@@ -268,5 +268,5 @@ def reading(path: Path):
         if isinstance(error, FileNotFoundError):
             reason = "it is missing"
         raise UserError(
-            f"{path} cannot be read ({reason}): restore it, or choose another --name."
+            f"{path} cannot be read ({reason}): restore it, or start again in another folder."
         ) from error

@@ -25,6 +25,7 @@ from typing import NamedTuple, TypedDict
 import matplotlib
 
 from paw_min.running.errors import Parser, UserError, user_errors
+from paw_min.running.metrics import mean
 from paw_min.running.runs import hold, replace_text, writing
 from paw_min.running.untrusted import read_json
 from paw_min.world_models import word2world
@@ -156,7 +157,7 @@ def draw(rows: list[Line], path: Path) -> None:
         limits = [row["limit"] for row in of_width]
         for measure, alpha in zip(MEASURES, (1, 0.4)):
             label = f"width {width}" if measure == "em" else None
-            heights = [average(row[measure]) for row in of_width]
+            heights = [mean(list(row[measure].values())) for row in of_width]
             left.plot(limits, heights, f"C{number}o-", alpha=alpha, label=label)
     left.set(xscale="log", xlabel="trajectories", ylabel="exact match", title="scaling")
     left.set_xticks(limits, limits)
@@ -178,10 +179,6 @@ def draw(rows: list[Line], path: Path) -> None:
     with writing(str(path)):
         figure.savefig(path, dpi=110)
     plt.close(figure)
-
-
-def average(by_file: dict[str, float]) -> float:
-    return sum(by_file.values()) / len(by_file)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -40,6 +40,7 @@ from paw_min.envs.interface import Pool, Tasks
 from paw_min.running.console import say
 from paw_min.running.errors import UserError, user_errors
 from paw_min.running.evaluate import short
+from paw_min.running.metrics import mean
 from paw_min.running.runs import hold, replace_text, writing
 from paw_min.running.session import find_tasks
 from paw_min.running.untrusted import read_json
@@ -86,15 +87,11 @@ def rates(real: list[bool], dream: list[bool], replay: list[bool]) -> Rates:
     if not real or not len(real) == len(dream) == len(replay):
         sizes = f"{len(real)}, {len(dream)} and {len(replay)}"
         raise ValueError(f"outcomes of {sizes} episodes: expected the same episodes, at least one.")
-    found = Rates(real=share(real), wm=share(dream), w2r=share(replay), cr=None, pairwise_cr=None)
+    found = Rates(real=mean(real), wm=mean(dream), w2r=mean(replay), cr=None, pairwise_cr=None)
     if any(real):
         found["cr"] = found["w2r"] / found["real"]
-        found["pairwise_cr"] = share([w2r for won, w2r in zip(real, replay) if won])
+        found["pairwise_cr"] = mean([w2r for won, w2r in zip(real, replay) if won])
     return found
-
-
-def share(outcomes: list[bool]) -> float:
-    return sum(outcomes) / len(outcomes)
 
 
 def shares(keys: list, hits: list[bool]) -> dict[str, Share]:
@@ -103,7 +100,7 @@ def shares(keys: list, hits: list[bool]) -> dict[str, Share]:
     for key, hit in zip(keys, hits, strict=True):
         by_key.setdefault(key, []).append(hit)
     ordered = sorted(by_key.items())
-    return {str(key): Share(em=share(hits), n=len(hits)) for key, hits in ordered}
+    return {str(key): Share(em=mean(hits), n=len(hits)) for key, hits in ordered}
 
 
 def measure_fidelity(
@@ -126,9 +123,9 @@ def measure_fidelity(
         observed.append(exact_match(shown, observation_of(target)))
     kinds = [re.match(r"\w*", command)[0] for command in commands]
     return Fidelity(
-        em=share(hits),
+        em=mean(hits),
         n=len(hits),
-        em_observation=share(observed),
+        em_observation=mean(observed),
         by_kind=shares(kinds, hits),
         by_turn=shares(turns, hits),
         by_success=shares([is_solved(target) for target in targets], hits),
@@ -197,7 +194,7 @@ def collect(job: Job) -> Collected:
                 pool = tasks.make_pool(slots)
             with closing(Recorder(cfg.env, pool)) as recorder:
                 played = play(recorder, mine)
-        won[name] = share([t.won for t in played])
+        won[name] = mean([t.won for t in played])
         found += played
     write_trajectories(job.out / "trajectories.json", found)
     return Collected(
@@ -248,7 +245,7 @@ def verify(job: Job) -> dict[str, Verified]:
                 with closing(VerifiedPool(cfg.env, pool, predict, budget)) as verified:
                     won = [t.won for t in play(verified, chosen)]
                 found[f"{name}, budget {budget}"] = Verified(
-                    won=share(won), n=len(won), checks=verified.checks, vetoes=verified.vetoes
+                    won=mean(won), n=len(won), checks=verified.checks, vetoes=verified.vetoes
                 )
     return found
 
