@@ -60,10 +60,11 @@ def test_the_list_has_all_seeds_in_the_order_of_the_arms(tmp_path):
 def test_the_steps_of_a_stage(tmp_path, monkeypatch):
     """Collecting, and for early experience the steps in the demonstrated states, too."""
     folder = tmp_path / "alfworld-world-seed0"
-    for stage in ("rwml", "early-experience"):
+    for stage in ("rwml", "early-experience", "imitation"):
         (folder / stage / "checkpoint-000003").mkdir(parents=True)
-    text = json.dumps({"update": 3, "branch_steps": 2500.0})
-    (folder / "early-experience" / "metrics.jsonl").write_text(text + "\n")
+    for stage, taken in (("early-experience", 2500.0), ("imitation", 300.0)):
+        text = json.dumps({"update": 3, "branch_steps": taken})
+        (folder / stage / "metrics.jsonl").write_text(text + "\n")
     collected = dict(settings={}, triplets=5, digest="", counts={"steps": 1400}, panel={})
     (folder / "collected.json").write_text(json.dumps(collected))
     # Also with a checkpoint: only rwml.py knows whether the stage is complete, and of these flags.
@@ -73,10 +74,11 @@ def test_the_steps_of_a_stage(tmp_path, monkeypatch):
     assert found == Begun(str(folder / "rwml" / "checkpoint-000003"), 1400)
     found = comparison.run_stage("early-experience", "alfworld", 0, tmp_path, FLAGS)
     assert found.steps == 3900
+    assert comparison.run_stage("imitation", "alfworld", 0, tmp_path, FLAGS).steps == 1700
     # What RWML's stages begin with.
     found = comparison.run_stage("format", "alfworld", 0, tmp_path, FLAGS)
     assert found == Begun(str(folder / "start"), 1400)
-    assert len(called) == 3
+    assert len(called) == 4
     for command in list(called):
         assert set(FLAGS) | {"paw_min.world_models.rwml", str(folder)} <= set(command)
     (folder / "early-experience" / "metrics.jsonl").write_text('{"update": 0}\n')
@@ -175,13 +177,21 @@ def test_what_rl_starts_from_is_in_the_archive(archive):
         assert f"| {arm.label} | {' | '.join(cells)} |" in page
 
 
-def test_the_effect_of_rwml_beyond_its_warm_start(archive):
+@pytest.mark.parametrize(
+    "arm, base, measure",
+    [
+        ("RWML, then GRPO", "format, then GRPO", "area"),
+        ("early experience, then GRPO", "imitation, then GRPO", "area"),
+        ("early experience, then GRPO", "imitation, then GRPO", "plateau"),
+    ],
+)
+def test_what_a_stage_adds_to_another(archive, arm, base, measure):
     arms = curves.read(archive / "comparison-alfworld.json", None, "steps").arms
-    values = zip(arms["RWML, then GRPO"].area.values, arms["format, then GRPO"].area.values)
-    differences = np.array([own - other for own, other in values])
+    pairs = zip(getattr(arms[arm], measure).values, getattr(arms[base], measure).values)
+    differences = np.array([own - other for own, other in pairs])
     half = 4.303 * differences.std(ddof=1) / 3**0.5  # t with two degrees of freedom
     mean = differences.mean()
-    text = f"{mean:+.1f} [{mean - half:+.1f}, {mean + half:+.1f}] points"
+    text = f"{mean:+.1f} [{mean - half:+.1f}, {mean + half:+.1f}]"
     assert text in " ".join((RESULTS / "README.md").read_text().split())
 
 

@@ -6,7 +6,9 @@
     RWML, then GRPO or PaW           world_models/rwml.py; its two placebos, then GRPO
     format, then GRPO                only the format warm start that RWML's stages begin with
     WM-SFT, then GRPO                the same triplets, cross entropy
-    early experience, then GRPO      other commands in the states of the rule-based teacher
+    early experience, then GRPO      other commands in the states of the rule-based teacher, then
+                                     imitation of the teacher
+    imitation, then GRPO             only that imitation
     ActObs, then GRPO                the warm start of toy/standins.py, with observations as targets
 
 FLAGS go to every command, such as `--preset open --updates 16`. One run after another: start one
@@ -42,13 +44,14 @@ from paw_min.running.runs import (
     writing,
 )
 from paw_min.running.untrusted import read_json
+from paw_min.world_models.job import EXPERT
 from paw_min.world_models.start import Record
 
 
 @dataclass(frozen=True)
 class Arm:
     label: str
-    stage: str = ""  # before RL: a key of STAGES, "format", "actobs", or nothing
+    stage: str = ""  # before RL: a key of STAGES, "actobs", or nothing
     paw: bool = False
 
 
@@ -59,6 +62,7 @@ ARMS = [
     Arm("RWML, then PaW", "rwml", paw=True),
     Arm("WM-SFT, then GRPO", "wm-sft"),
     Arm("early experience, then GRPO", "early-experience"),
+    Arm("imitation, then GRPO", "imitation"),
     Arm("ActObs, then GRPO", "actobs"),
     Arm("format, then GRPO", "format"),
     Arm("placebo of RWML: coin", "rwml-coin"),
@@ -68,10 +72,12 @@ ARMS = [
 # Not for FLAGS. --paw and its opposite tell the arms apart.
 TAKEN = OURS | {"--paw", "--no-paw"}
 
-STAGES = {  # run folder of rwml.py -> its flags
+STAGES = {  # of rwml.py -> its flags
     "rwml": [],
     "wm-sft": ["--method", "wm-sft"],
     "early-experience": ["--method", "early-experience"],
+    "imitation": ["--method", "imitation"],
+    "format": [],  # its start model is made before the method's
     "rwml-coin": ["--reward", "coin"],
     "rwml-shuffled": ["--target", "shuffled"],
 }
@@ -101,12 +107,12 @@ def run_stage(stage: str, env: str, seed: int, out: Path, flags: list[str]) -> B
     # Also if there is a checkpoint: it may be of an interrupted stage, or have other flags. rwml.py
     # resumes, checks the settings, and trains nothing twice.
     rwml = [*module, "paw_min.world_models.rwml", env, "--out", str(folder)]
-    call([*rwml, *STAGES.get(stage, []), *flags, "--seed", str(seed)], log)
+    call([*rwml, *STAGES[stage], *flags, "--seed", str(seed)], log)
     with reading(folder / "collected.json") as path:
         steps = read_json(path, Record).counts["steps"]
     if stage == "format":
         return Begun(str(folder / "start"), steps)
-    if stage == "early-experience":
+    if stage in EXPERT:
         with reading(folder / stage / "metrics.jsonl"):
             steps += int(read_metrics(folder / stage)[-1]["branch_steps"])
     return Begun(str(newest_checkpoint(folder / stage)), steps)
