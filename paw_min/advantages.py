@@ -22,9 +22,10 @@ an advantage of order one.
 Legend: N rows; every tensor is (N,); in gae(), (M,) over M tokens.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from difflib import SequenceMatcher
+from typing import NamedTuple
 
 import torch
 from rapidfuzz.distance import LCSseq
@@ -70,12 +71,10 @@ def grpo(
     """
     labels = _labels(group, len(scores), "group")
     counted = _counted(trajectory, len(scores), over)
-    mean, std = _statistics(scores, labels, counted)
+    of = _statistics(scores, labels, counted)
     # A group with one counted row has no spread: it keeps its raw score.
-    lone = torch.tensor([n == 1 for n in _sizes(labels, counted)], device=scores.device)  # (N,)
-    mean = mean.masked_fill(lone, 0.0)
-    scale = _scale(std, lone, normalize, eps)
-    return _as(scores, (scores.double() - mean) / scale)
+    mean = of.mean.masked_fill(of.n == 1, 0.0)
+    return _as(scores, (scores.double() - mean) / _scale(of, normalize, eps))
 
 
 def rloo(
@@ -88,12 +87,11 @@ def rloo(
     """
     labels = _labels(group, len(scores), "group")
     counted = _counted(trajectory, len(scores), over)
-    mean, _ = _statistics(scores, labels, counted)
-    n = torch.tensor(_sizes(labels, counted), device=scores.device).double()  # (N,)
+    of = _statistics(scores, labels, counted)
     # A lone row has nothing to be compared with: it keeps its raw score.
-    mean = mean.masked_fill(n == 1, 0.0)
+    mean = of.mean.masked_fill(of.n == 1, 0.0)
     centered = _as(scores, scores.double() - mean)
-    return centered * (n / (n - 1).clamp(min=1)).to(centered)
+    return centered * (of.n / (of.n - 1).clamp(min=1)).to(centered)
 
 
 def gae(rewards: Tensor, values: Tensor, trajectory: Keys, *, gamma: float, lam: float) -> Tensor:
@@ -137,14 +135,10 @@ def gigpo(
         anchors = similar_anchors(groups, anchors, similarity)
     episode = grpo(scores, groups, normalize=normalize, eps=eps)  # A^E
 
-    step_groups = list(zip(groups, anchors))
-    everything = range(len(groups))
-    mean, std = _statistics(step_returns, step_groups, everything)
-    sizes = _sizes(step_groups, everything)
-    # A state that occurs once gets A^S = 0: there is nothing to compare its action with.
-    lone = torch.tensor([n == 1 for n in sizes], device=scores.device)  # (N,)
-    scale = _scale(std, lone, normalize, eps)
-    step = _as(step_returns, (step_returns.double() - mean) / scale)  # A^S
+    of = _statistics(step_returns, list(zip(groups, anchors)), range(len(groups)))
+    # A state that occurs once is its own mean, so A^S = 0: there is nothing to compare with.
+    centered = step_returns.double() - of.mean
+    step = _as(step_returns, centered / _scale(of, normalize, eps))  # A^S
     return episode + weight * step
 
 
@@ -209,11 +203,15 @@ def _counted(trajectory: Keys | None, n: int, over: str) -> Sequence[int]:
     return list(first.values())
 
 
-def _statistics(values: Tensor, labels: list, counted: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Mean and unbiased std of the label of each row, over the `counted` rows -> (N,), (N,).
+class Statistics(NamedTuple):
+    """Over the counted rows that share a row's label: float64, (N,) each."""
 
-    float64; the std of a single row is 0.
-    """
+    n: Tensor  # how many they are
+    mean: Tensor
+    std: Tensor  # unbiased; 0 of a single row
+
+
+def _statistics(values: Tensor, labels: list, counted: Sequence[int]) -> Statistics:
     exact = values.double()
     members = defaultdict(list)  # label -> its counted rows
     for i in counted:
@@ -221,28 +219,24 @@ def _statistics(values: Tensor, labels: list, counted: Sequence[int]) -> tuple[T
     rows = defaultdict(list)  # label -> all its rows
     for i, label in enumerate(labels):
         rows[label].append(i)
+    n = torch.zeros_like(exact)
     mean = torch.zeros_like(exact)
     std = torch.zeros_like(exact)
     for label, sample in members.items():
+        n[rows[label]] = len(sample)
         mean[rows[label]] = exact[sample].mean()
         if len(sample) > 1:
             std[rows[label]] = exact[sample].std(unbiased=True)
-    return mean, std
+    return Statistics(n, mean, std)
 
 
-def _sizes(labels: list, counted: Sequence[int]) -> list[int]:
-    """How many counted rows the label of each row has -> N numbers."""
-    size = Counter(labels[i] for i in counted)
-    return [size[label] for label in labels]
-
-
-def _scale(std: Tensor, lone: Tensor, normalize: str, eps: float) -> Tensor:
+def _scale(of: Statistics, normalize: str, eps: float) -> Tensor:
     """What a centered value is divided by: std + eps, or 1 -> (N,)."""
     if normalize not in ("std", "mean"):
         raise ValueError(f'normalize={normalize!r} is unknown: use "std" or "mean"')
     if normalize == "mean":
-        return torch.ones_like(std)
-    return (std + eps).masked_fill(lone, 1.0)
+        return torch.ones_like(of.std)
+    return (of.std + eps).masked_fill(of.n == 1, 1.0)
 
 
 def _as(values: Tensor, result: Tensor) -> Tensor:

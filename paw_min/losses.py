@@ -18,6 +18,10 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
+# exp() of a larger difference of log-probabilities overflows, and its gradient is NaN even where no
+# loss depends on it. No loss here has a gradient at such a difference. verl-agent's limit.
+MAX_LOG_RATIO = 20.0
+
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     """Mean of x over all positions where mask is 1: (N, T), (N, T) -> ()."""
@@ -40,6 +44,7 @@ def clipped_surrogate(
         advantage = advantage[:, None]  # (N, 1)
     # Padding may hold anything: a difference of 0 keeps exp() and its gradient finite there.
     log_ratio = (logp - old_logp).masked_fill(~mask.bool(), 0.0)  # (N, T)
+    log_ratio = log_ratio.clamp(max=MAX_LOG_RATIO)
     ratio = log_ratio.exp()
     plain = -advantage * ratio
     clipped = -advantage * ratio.clamp(1 - clip, 1 + clip)
@@ -79,9 +84,11 @@ def _ratio_metrics(log_ratio: Tensor, clipped: Tensor, mask: Tensor) -> dict[str
 def k3_kl(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
     """KL(policy || reference) by Schulman's k3, exp(d) - d - 1, token mean -> (), in nats.
 
-    d = ref_logp - logp. Values are clamped to [-10, 10], as in verl-agent.
+    d = ref_logp - logp. Values are clamped to [-10, 10], as in verl-agent: a token with d > 2.6,
+    where the policy has moved farthest, has no gradient.
     """
     d = (ref_logp - logp).masked_fill(~mask.bool(), 0.0)  # (N, T)
+    d = d.clamp(max=MAX_LOG_RATIO)
     return masked_mean((d.exp() - d - 1).clamp(-10, 10), mask)
 
 

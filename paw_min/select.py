@@ -22,8 +22,8 @@ from torch import Tensor
 
 def full_entropy(logits: Tensor) -> Tensor:
     """Entropy of the next-token distribution, in nats: (..., V) -> (...)."""
-    logp = logits.log_softmax(-1)
-    return -(logp.exp() * logp).sum(-1)
+    # entr(p) is -p log p, and 0 at p = 0: a token that is masked with -inf adds nothing.
+    return torch.special.entr(logits.softmax(-1)).sum(-1)
 
 
 def sampled_entropy(logp: Tensor) -> Tensor:

@@ -85,6 +85,21 @@ SELECTED = torch.tensor([True, True, False, True, False, False])
 LAM = {"a": 0.5, "b": 1.0, "c": 0.25}
 
 
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_a_ratio_beyond_all_floats_has_no_gradient(advantage):
+    # exp(100) is infinite in float32, and 0 * inf would be NaN.
+    logp = torch.tensor([[0.0, -1.0]], requires_grad=True)
+    far = torch.tensor([[100.0, 0.0]])
+    mask = torch.ones(1, 2)
+    advantages = torch.tensor([advantage])
+    loss, metrics = losses.clipped_surrogate(logp, logp.detach() - far, advantages, mask)
+    loss = loss + losses.k3_kl(logp, logp.detach() + far, mask)
+    (gradient,) = torch.autograd.grad(loss, logp)
+    assert loss.isfinite() and all(value.isfinite() for value in metrics.values())
+    # Beyond the clips. The other token has the gradient of the surrogate at ratio 1.
+    assert gradient.tolist() == [[0.0, -advantage / 2]]
+
+
 def test_row_weights_equal_eq_11():
     loss = torch.tensor([0.3, 0.5, 9.0, 0.8, 9.0, 9.0])
     weights = losses.row_weights(GROUP, SELECTED, LAM)

@@ -4,7 +4,6 @@ python -m pytest tests/test_study.py
 """
 
 import json
-from collections import deque
 from types import SimpleNamespace
 
 import pytest
@@ -13,31 +12,11 @@ import torch
 from paw_min import train
 from paw_min.config import Config
 from paw_min.experiments import knowledge, study
-from paw_min.model.sampler import HFSampler, Request
-from paw_min.rollout import Episode, Transition
+from paw_min.rollout import Episode
 from paw_min.running.errors import UserError
 from paw_min.running.runs import read_metrics
-from tests.helpers import make_policy
 
 PAW, PLACEBO = "GRPO w/ PaW", "placebo: shuffled targets"
-
-
-def row(prompt: list[int], response: list[int], obs: list[int]) -> Transition:
-    return Transition(prompt, response, obs, [0.0] * len(response), 0.0, True, "", 0, 0)
-
-
-def test_exact_means_that_greedy_decoding_writes_the_whole_observation():
-    policy, sampler = make_policy(), HFSampler(batch_size=2)
-    prompts, obs = [[5, 6, 7], [9, 4], [8, 8, 8, 8]], []
-    with sampler.sync(policy):
-        queue = deque(Request(i, prompt + [3], 0) for i, prompt in enumerate(prompts))
-        for finished in sampler.generate(queue, 0.0, 5):
-            obs += [(response.slot, response.ids) for response in finished]
-    obs = [ids[: 2 + i] for i, ids in sorted(obs)]  # of different length
-    rows = [row(prompt, [3], ids) for prompt, ids in zip(prompts, obs)]
-    assert knowledge.greedy_matches(policy, sampler, rows) == [True] * 3
-    rows[1].obs_ids = [*obs[1][:-1], obs[1][-1] + 1]
-    assert knowledge.greedy_matches(policy, sampler, rows) == [True, False, True]
 
 
 def test_failures_are_shares_of_the_steps():

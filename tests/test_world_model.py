@@ -165,6 +165,9 @@ def test_the_entropy_of_the_vocabulary_is_over_the_last_axis():
     """(B, S, V), as a model has them: uniform at one token, certain at the other."""
     logits = torch.tensor([[[0.0, 0.0, 0.0], [99.0, 0.0, 0.0]]])
     torch.testing.assert_close(select.full_entropy(logits), torch.tensor([[math.log(3), 0.0]]))
+    # A masked vocabulary.
+    masked = torch.tensor([0.0, 0.0, -math.inf])
+    torch.testing.assert_close(select.full_entropy(masked), torch.tensor(math.log(2)))
 
 
 def test_action_entropy_is_exact_and_0_without_action_tokens():

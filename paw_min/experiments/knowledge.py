@@ -21,7 +21,7 @@ With --out, every report is written at once, and the same command resumes. Not i
 """
 
 import json
-from collections import defaultdict, deque
+from collections import defaultdict
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,13 +33,13 @@ from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.experiments import outcomes
 from paw_min.experiments.table import Entry, find
 from paw_min.experiments.transitions import TextRow, observation_logps, text_rows
-from paw_min.model.policy import Policy, load_policy
-from paw_min.model.sampler import HFSampler, Request
-from paw_min.rollout import Episode, Transition
+from paw_min.model.policy import load_policy
+from paw_min.model.sampler import HFSampler
+from paw_min.rollout import Episode
 from paw_min.running import distributed
-from paw_min.running.console import progress_bar
 from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.evaluate import evaluate
+from paw_min.running.lookahead import predicts_text
 from paw_min.running.metrics import mean
 from paw_min.running.runs import newest_checkpoint, writing
 from paw_min.running.session import PANEL_SLOTS, find_tasks, forward_precision, start_model
@@ -75,9 +75,8 @@ def report(cfg: Config, entry: Entry, weights: str, rows: list[TextRow]) -> tupl
     device = distributed.join(cfg.device)
     policy = load_policy(weights, cfg.temperature, device, forward_precision(cfg, device))
     tasks = find_tasks(cfg)
-    sampler = HFSampler()
     with closing(tasks.make_pool(min(PANEL_SLOTS, len(tasks.held_out)))) as pool:
-        played = evaluate(cfg, policy, sampler, pool, tasks.held_out)
+        played = evaluate(cfg, policy, HFSampler(), pool, tasks.held_out)
     episodes = [episode for episode in played.episodes if not episode.failed]
     if not rows:
         rows = sample(text_rows(cfg, episodes))
@@ -95,7 +94,7 @@ def report(cfg: Config, entry: Entry, weights: str, rows: list[TextRow]) -> tupl
         success=played.metrics["eval_success"],
         p=p.mean().item(),
         easy=(p > cfg.rho).float().mean().item(),
-        exact=mean(greedy_matches(policy, sampler, tokens)),
+        exact=mean(predicts_text(cfg, policy, tokens)),
         nothing=nothing,
         repeated=repeated,
         tool=tool,
@@ -110,31 +109,6 @@ def sample(rows: list[TextRow]) -> list[TextRow]:
     found = [row for row in rows if row.tokens.obs_ids]
     step = max(1, -(-len(found) // TRANSITIONS))  # rounded up
     return found[::step]
-
-
-def greedy_matches(policy: Policy, sampler: HFSampler, rows: list[Transition]) -> list[bool]:
-    """For each row: does the policy, asked to continue (h_t, a_t), write o_{t+1}?"""
-    matches = [False] * len(rows)
-    # Rows of similar length together: a batch generates as long as its longest observation.
-    lengths = [len(row.obs_ids) for row in rows]
-    order = sorted(range(len(rows)), key=lengths.__getitem__)
-    bar = progress_bar(len(rows), "continue", "row")
-    with sampler.sync(policy):
-        for start in range(0, len(order), sampler.batch_size):
-            part = order[start : start + sampler.batch_size]
-            queue = deque()
-            for number in part:
-                row = rows[number]
-                before = row.prompt_ids + row.response_ids + row.separator_ids
-                queue.append(Request(number, before, 0))
-            longest = lengths[part[-1]]
-            for finished in sampler.generate(queue, 0.0, longest):
-                for response in finished:
-                    target = rows[response.slot].obs_ids
-                    matches[response.slot] = response.ids[: len(target)] == target
-            bar.update(len(part))
-    bar.close()
-    return matches
 
 
 def failures(cfg: Config, episodes: list[Episode]) -> tuple[float, float, float]:

@@ -95,16 +95,14 @@ def micro_batches(
     while len(parts) % n_ranks:  # fewer rows than ranks
         parts.append([])
     for part in parts[distributed.rank() :: n_ranks]:
-        index = [chosen[k] for k in part]
-        if not part:
-            index = chosen[:1]
+        # FSDP needs every rank in every pass. A rank without rows left repeats the first row with
+        # empty masks: no loss, no gradient, no count in any metric.
+        index = [chosen[k] for k in part] or chosen[:1]
         part_rows = [rows[i] for i in index]
         part_obs = [with_obs[i] for i in index]
         batch = collate(part_rows, part_obs, policy.pad_id, policy.device)
         batch.index = index
         if not part:
-            # FSDP needs every rank in every pass. A rank without rows left computes one of the
-            # others' with empty masks: no loss, no gradient, no count in any metric.
             batch.response_mask.zero_()
             batch.obs_mask.zero_()
         yield batch
@@ -133,7 +131,7 @@ def split(lengths: list[int], budget: int, multiple: int = 1) -> list[list[int]]
     count = min(count, len(lengths))
     # The number of parts never rises with the limit, so a binary search finds the lowest limit that
     # needs at most `count` parts, which balances them.
-    limit = bisect_left(range(budget), True, key=lambda limit: len(fill(limit)) <= count)
+    limit = bisect_left(range(budget), True, key=lambda tokens: len(fill(tokens)) <= count)
     parts = fill(limit)
     while len(parts) < count:
         # Halve the largest part that has two rows or more.

@@ -64,26 +64,19 @@ def old_policy_scores(cfg: Config, policy: Policy, rows: Rows) -> Scores:
     The same pass gives the entropies of Eq. 4. With --old-logp sampler and --select-entropy sampled
     these follow from the sampler's numbers, and no pass is made.
     """
-    from_sampler = cfg.old_logp == "sampler"
-    several_steps = 0 < cfg.mini_batch < len(rows.tokens)
     selects = cfg.paw and cfg.select_ratio < 1
-    sampled_entropy = from_sampler and cfg.select_entropy == "sampled"
-
-    logp = None
-    entropy = None
-    if from_sampler:
-        logp = rows.sampler_logp
-        if sampled_entropy:
-            token_entropy = select.sampled_entropy(rows.sampler_logp)  # (N, T)
-            entropy = select.action_entropy(token_entropy, response_mask(rows.tokens))
-    pass_for_logp = several_steps and not from_sampler
-    pass_for_entropy = selects and not sampled_entropy
-    if pass_for_logp or pass_for_entropy:
-        scores = score_responses(cfg, policy, rows.tokens)
-        entropy = scores.entropy
-        if not from_sampler:
-            logp = scores.logp
-    return Scores(logp, entropy)
+    if cfg.old_logp == "sampler":
+        logp = rows.sampler_logp  # (N, T)
+        if not selects:
+            return Scores(logp, None)
+        if cfg.select_entropy == "sampled":
+            token_entropy = select.sampled_entropy(logp)  # (N, T)
+            return Scores(logp, select.action_entropy(token_entropy, response_mask(rows.tokens)))
+        return Scores(logp, score_responses(cfg, policy, rows.tokens).entropy)
+    several_steps = 0 < cfg.mini_batch < len(rows.tokens)
+    if several_steps or selects:
+        return score_responses(cfg, policy, rows.tokens)
+    return Scores(None, None)
 
 
 # Mean |log pi - log mu| in nats per token that rounding can explain. Measured: 1e-6 in fp32;

@@ -165,20 +165,20 @@ def train_on_expert(job: Job, s: Session) -> dict[str, float]:
     """
     cfg = job.cfg
     games = draw_groups(s.tasks.train, job.settings.tasks, cfg.seed, 0)
-    steps = early_experience.demonstrated(cfg, games)
+    demonstrations = early_experience.demonstrated(cfg, games)
     triplets = []
     fitted = []
     if job.method == "early-experience":
-        triplets = early_experience.branches(cfg, s.pool, steps)
+        triplets = early_experience.branches(cfg, s.pool, demonstrations)
         fitted = fitting(cfg, s.policy, triplets, job.settings.answer_tokens)
-        rows = [sft_row(cfg, s.policy, t) for t in fitted]
-        supervise(job, s.policy, s.optimizer, rows, 1, "branches")
-    rows = early_experience.imitation_rows(s.policy, steps)
+        labels = [sft_row(cfg, s.policy, t) for t in fitted]
+        supervise(job, s.policy, s.optimizer, labels, 1, "branches")
+    rows = early_experience.imitation_rows(s.policy, demonstrations)
     epochs = job.settings.sft_epochs
     imitated = supervise(job, s.policy, s.optimizer, rows, epochs, "imitation")
-    # Without those that reach a demonstrated state again.
-    steps = len(steps) + len(triplets)
-    return imitated | {"branches": len(fitted), "branch_steps": steps}
+    # Replays that reach a demonstrated state again do not count.
+    executed = len(demonstrations) + len(triplets)
+    return imitated | {"branches": len(fitted), "branch_steps": executed}
 
 
 def measure(job: Job, s: Session, held_out: list[Triplet], tau: float) -> dict[str, float]:
