@@ -218,7 +218,7 @@ def test_equal_candidates_share_a_prediction(config, monkeypatch):
     sampler = LookaheadSampler(config(wm_separator="none"), HFSampler(), 4)
     sampler.policy = make_policy()
     candidates = [candidate([-1.0], ids=ids) for ids in ([5], [6], [6], [5])]
-    sampler.predict([Request(0, [9, 10], 1)], [candidates])
+    sampler.mark_vetoes([Request(0, [9, 10], 1)], [candidates])
     assert [row.response_ids for row in rows] == [[5], [6]]
     assert [one.unchanged for one in candidates] == [False, True, True, False]
     n = len(rows[0].obs_ids)

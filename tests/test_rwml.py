@@ -272,7 +272,7 @@ def test_answers_become_groups_and_rewarded_ones_more_likely():
 
 def test_shuffled_targets_are_all_of_another():
     those = [replace(TRIPLET, next_observation=f"o{i}") for i in range(9)]
-    mixed = rwml.shuffled(those, seed=0)
+    mixed = rwml.shuffled_truths(those, seed=0)
     assert sorted(t.next_observation for t in mixed) == [t.next_observation for t in those]
     assert all(a.next_observation != b.next_observation for a, b in zip(those, mixed))
     for before, after in zip(those, mixed):

@@ -79,7 +79,7 @@ class WorldModelSampler(LookaheadSampler):
         self.episodes = episodes
         self.veto_at = veto_at
 
-    def foresee(self, rows: list[TokenRow]) -> list[bool]:
+    def will_follow(self, rows: list[TokenRow]) -> list[bool]:
         return predicts_text(self.cfg, self.world_model.policy, rows, self.veto_at)
 
     def outcome_row(self, request: Request, response: Response) -> TokenRow:

@@ -176,7 +176,7 @@ class LookaheadSampler:
                 request = queue.popleft()
                 waiting[request.slot] = request
                 drawn[request.slot] = {}
-                asked.extend(self.requests(request))
+                asked.extend(self.one_per_candidate(request))
 
         ask()
         for finished in self.sampler.generate(asked, temperature, max_tokens):
@@ -192,7 +192,7 @@ class LookaheadSampler:
             # New requests join before the other sampler looks for its next unit of work.
             ask()
 
-    def requests(self, request: Request) -> list[Request]:
+    def one_per_candidate(self, request: Request) -> list[Request]:
         """The k requests for one, each with a slot of its own. The first keeps the seed."""
         found = [replace(request, slot=request.slot * self.k)]
         for number in range(1, self.k):
@@ -205,7 +205,7 @@ class LookaheadSampler:
         groups = [[Candidate(response) for response in responses] for responses in drawn]
         # With one candidate there is nothing to choose.
         if self.veto and self.k > 1:
-            self.predict(requests, groups)
+            self.mark_vetoes(requests, groups)
         answers = []
         for request, candidates in zip(requests, groups, strict=True):
             chosen = choose(candidates)
@@ -213,7 +213,7 @@ class LookaheadSampler:
             answers.append(candidates[chosen].response)
         return answers
 
-    def predict(self, requests: list[Request], groups: list[list[Candidate]]) -> None:
+    def mark_vetoes(self, requests: list[Request], groups: list[list[Candidate]]) -> None:
         """Set `unchanged` and `scored` of these candidates; equal ones share one pass."""
         rows = []
         owners = []  # the candidate of each row
@@ -225,7 +225,7 @@ class LookaheadSampler:
                 if row.obs_ids:
                     rows.append(row)
                     owners.append(candidates[n])
-        for row, candidate, unchanged in zip(rows, owners, self.foresee(rows), strict=True):
+        for row, candidate, unchanged in zip(rows, owners, self.will_follow(rows), strict=True):
             candidate.unchanged = unchanged
             candidate.scored = len(row.separator_ids) + len(row.obs_ids)
         for candidates in groups:
@@ -234,7 +234,7 @@ class LookaheadSampler:
 
     # The experiment overrides both: there, another model predicts.
 
-    def foresee(self, rows: list[TokenRow]) -> list[bool]:
+    def will_follow(self, rows: list[TokenRow]) -> list[bool]:
         """For each row: will obs_ids follow?"""
         return predicts_text(self.cfg, self.policy, rows)
 

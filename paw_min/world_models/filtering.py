@@ -17,7 +17,7 @@ from paw_min.running.untrusted import exact
 from paw_min.world_models.answers import as_written, distances, predict, predictions, reward
 from paw_min.world_models.job import Job
 from paw_min.world_models.start import sft_optimizer, supervise
-from paw_min.world_models.triplets import Triplet, loaded, prompt_text, sft_row, write
+from paw_min.world_models.triplets import Triplet, loaded_for_answers, prompt_text, sft_row, write
 
 KEEP = 0.1  # probability that an easy triplet survives, B.1
 MARGIN = 0.15  # from the filter's tau_d to that of training, Table A2 ...
@@ -70,7 +70,7 @@ def filter_triplets(job: Job, validation: list[Triplet], others: list[Triplet]) 
     """E1: which triplets are worth training on -> filter.json."""
     settings = job.settings
     start = str(job.folder / "start")
-    with loaded(job.cfg, start, settings.answer_tokens) as (policy, sampler):
+    with loaded_for_answers(job.cfg, start, settings.answer_tokens) as (policy, sampler):
         if job.cfg.lora_rank:
             lora.attach(policy.model, job.cfg.lora_rank, policy.precision, job.cfg.seed, None)
         # 1. A separate copy learns the task from the 10 %.

@@ -196,7 +196,7 @@ def measure(job: Job, s: Session, held_out: list[Triplet], tau: float) -> dict[s
     return play(job.cfg, panel) | {f"held_out_{key}": x for key, x in measured.items()}
 
 
-def shuffled(triplets: list[Triplet], seed: int) -> list[Triplet]:
+def shuffled_truths(triplets: list[Triplet], seed: int) -> list[Triplet]:
     """Placebo: each triplet gets the next observation of another, by a random cycle."""
     result = list(triplets)
     cycle = random_cycle(list(range(len(triplets))), "shuffled triplets", seed)
@@ -272,7 +272,7 @@ def main(argv: list[str] | None = None) -> None:
         f"{len(chosen.kept)} of {len(others)} triplets kept; training: tau_d {tau:g}")  # fmt: skip
     kept = [others[i] for i in chosen.kept]
     if job.target == "shuffled":
-        kept = shuffled(kept, job.cfg.seed)
+        kept = shuffled_truths(kept, job.cfg.seed)
     train(job, kept, held_out, tau)
 
 

@@ -170,7 +170,7 @@ def collect(
     groups = [g for g in range(len(drawn)) for _ in range(episodes)]
     slots = min(max(len(played), len(found_tasks.held_out)), PANEL_SLOTS)
     with (
-        loaded(cfg, start_model(cfg), answer_tokens) as (policy, sampler),
+        loaded_for_answers(cfg, start_model(cfg), answer_tokens) as (policy, sampler),
         closing(found_tasks.make_pool(slots)) as pool,
     ):
         with sampler.sync(policy):
@@ -190,7 +190,7 @@ def collect(
 
 
 @contextmanager
-def loaded(cfg: Config, model: str, answer_tokens: int) -> Iterator[session.Loaded]:
+def loaded_for_answers(cfg: Config, model: str, answer_tokens: int) -> Iterator[session.Loaded]:
     """A policy and a sampler for one stage."""
     # The sampler has to be able to write answers as well as actions.
     longest = max(answer_tokens, cfg.max_response_tokens)
