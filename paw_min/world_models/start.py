@@ -114,7 +114,8 @@ def make_start(job: Job, validation: list[Triplet], acts: list[TokenRow]) -> Non
     acts: the model's own responses. The warm start rehearses as many of them as there are labels:
     without, the stand-ins answer every prompt with a prediction, and no episode can be played.
     """
-    with loaded_for_answers(job.cfg, start_model(job.cfg), job.settings.answer_tokens) as (policy, _):
+    model = start_model(job.cfg)
+    with loaded_for_answers(job.cfg, model, job.settings.answer_tokens) as (policy, _):
         add_tags(policy, job.cfg.seed)
         if job.settings.warm_epochs:
             rows = [sft_row(job.cfg, policy, triplet) for triplet in validation]
