@@ -138,6 +138,9 @@ def fair(tmp_path_factory) -> dict[str, curves.Setting]:
     with tarfile.open(FAIR / "runs.tar.xz") as archive:
         archive.extractall(folder, filter="data")
     sweeps = (
+        "alfworld/fair-pair-alfworld.json",
+        "webshop/fair-pair-webshop.json",
+        "search/fair-pair-search.json",
         "alfworld/fair-main-alfworld.json",
         "webshop/fair-main-webshop.json",
         "search/fair-search.json",
@@ -151,10 +154,16 @@ def test_the_tables_of_results_fair_are_those_of_the_archive(fair):
     text = "\n\n".join(curves.markdown(setting) for setting in fair.values())
     assert text + "\n" == (FAIR / "curves.md").read_text()
     page = (FAIR / "README.md").read_text()
-    for setting in fair.values():
+    for name, setting in fair.items():
+        if name.startswith("fair-pair"):
+            base, paw = setting.arms.values()
+            cells = [f"{len(setting.seeds)}", base.area.spread(), paw.area.spread()]
+            cells += [paw.area.changes()[1], paw.plateau.changes()[1]]
+            assert f"| {' | '.join(cells)} |" in page
+            continue
         for label, arm in setting.arms.items():
-            changes = ["–", "–"] if label == setting.base else arm.area.changes()
-            assert f"| {label} | {arm.area.spread()} | {' | '.join(changes)} |" in page
+            change = "–" if label == setting.base else arm.area.changes()[1]
+            assert f"| {label} | {arm.area.spread()} | {change} |" in page
     reports = read_json(FAIR / "knowledge-alfworld.json", list[Report])
     lines = [[r.label, r.seed, r.p, r.exact, r.branch, r.auc, r.nothing] for r in reports]
     assert "\n".join(markdown_table(["x"], lines).splitlines()[2:]) in page
@@ -162,22 +171,26 @@ def test_the_tables_of_results_fair_are_those_of_the_archive(fair):
 
 def test_the_sentences_of_results_fair(fair):
     page = " ".join((FAIR / "README.md").read_text().split())
-    search = fair["fair-search"].arms
-    alfworld = fair["fair-main-alfworld"].arms
-    paw = search["GRPO w/ PaW"].area.changes()[1]
-    assert f"Its area differs from GRPO's by {paw} points." in page
     first_page = " ".join((FAIR.parent.parent / "README.md").read_text().split())
-    assert f"differs from GRPO's by {paw} points" in first_page
-    webshop = fair["fair-main-webshop"].arms
-    for arms, place in ((alfworld, "On ALFWorld ({}, three"), (webshop, "WebShop ({}, two")):
-        assert place.format(arms["GRPO w/ PaW"].area.changes()[1]) in first_page
+    numbers = {5: "five", 6: "six", 7: "seven", 8: "eight"}
+    for benchmark in ("search", "alfworld", "webshop"):
+        pair = fair[f"fair-pair-{benchmark}"]
+        base, paw = pair.arms.values()
+        shown = f"{paw.area.changes()[1]}"
+        name = {"search": "search", "alfworld": "ALFWorld", "webshop": "WebShop"}[benchmark]
+        assert f"{shown} points on {name} ({numbers[len(pair.seeds)]} seeds" in first_page
+        below = sum(own < other for own, other in zip(paw.area.values, base.area.values))
+        assert f"{name}: {below} of {len(pair.seeds)} seeds" in page
+    search = fair["fair-search"].arms
     third = search["GRPO, a third of the rate"].area.difference
     assert f"at a third of its rate loses {-third:.1f} points" in page
+    alfworld = fair["fair-main-alfworld"].arms
     grpo = alfworld["GRPO"].area.values
-    for label in ("GRPO w/ PaW", "placebo: shuffled targets", "printed scale"):
+    for label in ("placebo: shuffled targets", "printed scale"):
         values = alfworld[label].area.values
         first, second, third = (own - other for own, other in zip(values, grpo))
         assert f"{first:+.1f}, {second:+.1f} and {third:+.1f}" in page
+    webshop = fair["fair-main-webshop"].arms
     for arm in list(webshop)[1:]:
         assert all(a < b for a, b in zip(webshop[arm].area.values, webshop["GRPO"].area.values))
     echo = alfworld["ECHO"].curves[0]

@@ -544,7 +544,7 @@ def recorded_decimals() -> set[str]:
     memory = [update[env]["memory_ratio"]["trl_valid"] for env in NAMES]
     assert max(memory) <= 0.5  # "at most half"
     found |= {f"{edge:.1f}" for edge in (min(speeds), max(speeds))}
-    for setting in load("results/fair/curves.json")[:3]:  # the stalled one has no interval
+    for setting in load("results/fair/curves.json")[:3]:  # GRPO with and without PaW
         area = setting["arms"]["GRPO w/ PaW"]["area"]
         found |= {f"{number:+.1f}" for number in (area["difference"], *area["t"])}
     return found
