@@ -147,11 +147,11 @@ def collect(cfg: Config, s: Session, k: int) -> Rollout:
     return played
 
 
-def play_panel(cfg: Config, s: Session, done: int) -> dict[str, float]:
+def play_panel(cfg: Config, s: Session, done: int, suffix: str = "") -> dict[str, float]:
     """Evaluate after `done` updates; write outcomes and a transcript -> metrics."""
     played = evaluate(cfg, s.policy, s.sampler, s.pool, s.tasks.held_out)
-    s.run.write("episodes.md", transcript(played.episodes))
-    s.run.write("evaluation.json", outcomes(done, played.episodes))
+    s.run.write(f"episodes{suffix}.md", transcript(played.episodes))
+    s.run.write(f"evaluation{suffix}.json", outcomes(done, played.episodes))
     return played.metrics
 
 
@@ -159,8 +159,9 @@ def report_evaluation(cfg: Config, s: Session) -> None:
     """Evaluate the newest checkpoint, or else the start model, and print the metrics."""
     checkpoint = s.run.checkpoint()
     done = updates_done(checkpoint) if checkpoint else 0
-    metrics = play_panel(cfg, s, done)
-    console.say(f"weights: {checkpoint or start_model(cfg)}")
+    # It may have other settings than the training, whose own files stay.
+    metrics = play_panel(cfg, s, done, suffix="-only")
+    console.say(f"weights: {checkpoint or f'the start model {start_model(cfg)}'}")
     for name, value in metrics.items():
         console.say(f"{name:48s} {value:8.3f}")
 

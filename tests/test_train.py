@@ -305,7 +305,7 @@ def test_eval_only(config, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["run_alfworld.py", *flags, "--eval-only"])
     cli.main("alfworld", run_alfworld.PRESETS, "")
     out = capsys.readouterr().out
-    assert "eval_success" in out and "eval_success/" in out
+    assert "eval_success" in out and "eval_success/" in out and "weights: the start model " in out
     assert not (tmp_path / "r" / "metrics.jsonl").exists()
 
 
@@ -315,7 +315,18 @@ def test_eval_only_names_the_update_of_its_weights(config, finished, capsys):
         file.write('{"update": 2, "success": 0.0}\n')
     train.train(config(updates=1), eval_only=True)
     assert f"weights: {finished}/checkpoint-000001\n" in capsys.readouterr().out
-    assert json.loads((finished / "evaluation.json").read_text())["update"] == 1
+    assert json.loads((finished / "evaluation-only.json").read_text())["update"] == 1
+
+
+def test_eval_only_leaves_the_files_of_the_training(config, finished, capsys):
+    before = {path: path.read_bytes() for path in finished.iterdir() if path.is_file()}
+    train.train(config(updates=9, eval_repeats=2, lookahead=2), eval_only=True)
+    assert {path: path.read_bytes() for path in before} == before
+    added = {path.name for path in finished.iterdir()} - {path.name for path in before}
+    assert {"evaluation-only.json", "episodes-only.md"} <= added
+    files = (finished / name for name in ("evaluation.json", "evaluation-only.json"))
+    trained, evaluated = (json.loads(file.read_text())["episodes"] for file in files)
+    assert len(evaluated) == 2 * len(trained)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@
                 metrics.jsonl         one line per update; line 0 is the evaluation before training
                 episodes.md           a few episodes of the latest evaluation as text
                 evaluation.json       all its outcomes, per task
+                *-only.md, *-only.json    the same two of --eval-only
                 curves.png, paw.png   the metrics as curves
                 samples/000012.json   some episodes of update 12, for paw_min.inspect
                 checkpoint-000012/    Hugging Face folder + trainer.pt, after update 12
@@ -41,7 +42,7 @@ class Run:
     Without a name, as in a plain Config(), it is cfg.out itself.
     """
 
-    def __init__(self, cfg: Config):
+    def __init__(self, cfg: Config, eval_only: bool = False):
         self.cfg = cfg
         self.folder = Path(cfg.out) / cfg.name
         self.tracker = None
@@ -56,7 +57,8 @@ class Run:
             self.lock = hold(self.folder, "--name")
             for partial in list(self.folder.rglob("*.partial")):  # of a run killed while writing
                 remove(partial)
-        if read_metrics(self.folder) or self.checkpoint():
+        is_trained = bool(read_metrics(self.folder) or self.checkpoint())
+        if is_trained:
             with reading(path):
                 changed = differences(json.loads(path.read_text()), cfg)
             if changed:
@@ -64,7 +66,9 @@ class Run:
                     f"{self.folder} belongs to a run with {', '.join(changed)}: "
                     "repeat those settings to resume it, or choose another --name."
                 )
-        self.write("config.json", json.dumps(public(cfg), indent=2) + "\n")
+        # An evaluation may differ in what is free to change, such as --updates.
+        if not (eval_only and is_trained):
+            self.write("config.json", json.dumps(public(cfg), indent=2) + "\n")
 
     def checkpoint(self) -> Path | None:
         return newest_checkpoint(self.folder)
