@@ -306,7 +306,9 @@ class _Player:
         separator_ids = []
         if self.cfg.wm_separator == "turn":
             separator_ids = self.policy.separator(seat.response.ids)
-        limit = self.cfg.max_obs_tokens
+        # Beyond its positions, a rotary model goes on without an error, but has learned nothing.
+        used = len(seat.prompt_ids) + len(seat.response.ids) + len(separator_ids)
+        limit = min(self.cfg.max_obs_tokens, max(0, self.policy.positions - used))
         self.metrics["obs_tokens_cut"] += max(0, len(obs_ids) - limit)
         transition = Transition(
             prompt_ids=seat.prompt_ids,

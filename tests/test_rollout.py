@@ -56,8 +56,8 @@ class OneByOne(Script):
             yield [Response(r.slot, list(self.ids), [-0.5] * len(self.ids)) for r in finished]
 
 
-def play(tasks, seats=None, sampler=Script, make_env=Countdown, **settings):
-    policy = make_policy()
+def play(tasks, seats=None, sampler=Script, make_env=Countdown, positions=512, **settings):
+    policy = make_policy(max_position_embeddings=positions)
     sampler = sampler(policy)
     cfg = Config(**{"prompt": "compact", "max_turns": 5} | settings)
     with EnvPool(make_env, seats or len(tasks)) as pool:
@@ -189,6 +189,13 @@ def test_limits():
     assert len(full) == 4 and stats["obs_tokens_cut"] == 1
     with pytest.raises(UserError, match="max_prompt_tokens=8"):
         play(["1"], max_prompt_tokens=8)
+    # A model with as many positions as prompt, response and separator need, and with a few more.
+    row = episode.transitions[0]
+    used = len(row.prompt_ids) + len(row.response_ids) + len(row.separator_ids)
+    for room in (0, 2, 4):
+        _, _, (episode,), stats = play(["1"], positions=used + room)
+        assert episode.transitions[0].obs_ids == full[:room]
+        assert stats["obs_tokens_cut"] == 4 - room
     policy, _, (episode,), stats = play(["1"], max_prompt_tokens=8, prompt_overflow="cut")
     full = policy.encode_chat("task 1\nStart.\n| go to shelf 1")
     assert episode.transitions[0].prompt_ids == full[-8:] and stats["prompts_cut"] == 1

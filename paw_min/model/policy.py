@@ -12,6 +12,7 @@ the sampling temperature, since observations are not sampled.
 Legend: B rows, S columns (see batches.py), M scored tokens in all, D hidden size.
 """
 
+import sys
 from contextlib import contextmanager
 from datetime import date
 from functools import cached_property
@@ -53,6 +54,7 @@ class Policy(torch.nn.Module):
         self.pad_id = tokenizer.pad_token_id
         if self.pad_id is None:
             self.pad_id = tokenizer.eos_token_id
+        self.positions = getattr(model.config, "max_position_embeddings", sys.maxsize)
         eos = model.generation_config.eos_token_id
         if eos is None:
             eos = tokenizer.eos_token_id

@@ -24,6 +24,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,6 +53,8 @@ class Endpoint:
 
     concurrency: requests at a time. deadline: seconds for one request, retries included.
     """
+
+    positions = sys.maxsize  # the server has a limit of its own
 
     def __init__(self, url: str, model: str, file: Path, concurrency: int, deadline: float):
         if not re.fullmatch(r"https?://[^\s@?#/:]+(:\d{1,5})?(/[^\s@?#]*)?", url):
