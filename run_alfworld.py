@@ -37,8 +37,8 @@ PRESETS = {
     # tools than those of the warm start; a pretrained model, for a GPU.
     "sparse": TINY | dict(model="sparse"),
     "changed": TINY | dict(data="changed"),
-    # A start model that explores and knows what the environment may answer, but not when. Long
-    # enough for 100 optimizer steps; measured as it samples.
+    # A start model that explores and knows which observations occur, but not after which action.
+    # Long enough for 100 optimizer steps; measured as it samples.
     "open": TINY | OPEN,
     # The same model where it wins nothing: its habits fail in all games, and the rules have to be
     # found out. The history shows what a command did before.

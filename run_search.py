@@ -30,7 +30,7 @@ TINY = dict(
 PRESETS = {
     # 0.9 million parameters and a generated world: trains on a laptop CPU in minutes.
     "tiny": TINY,
-    # A start model that explores and knows what the environment may answer, but not when.
+    # A start model that explores and knows which observations occur, but not after which action.
     "open": TINY | dict(
         model="open", wm_separator="turn", updates=48, eval_temperature=1.0, lr=1e-4, warm_up=2,
         beta2=0.95,

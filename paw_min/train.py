@@ -143,8 +143,8 @@ def collect(cfg: Config, s: Session, k: int) -> Rollout:
         if episode.failed:
             console.say(f"episode lost: {episode.failed}")
     if played.metrics["obs_tokens_cut"] and k == 1:
-        console.say("observations over --max-obs-tokens, or over the model's positions, are cut: see "
-                    "obs_tokens_cut")  # fmt: skip
+        console.say("observations over --max-obs-tokens, or over the model's positions, are cut: "
+                    "see obs_tokens_cut")  # fmt: skip
     return played
 
 

@@ -31,6 +31,7 @@ from paw_min.config import parse_args
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.experiments import figures, study, sweep, table, transitions
 from paw_min.experiments.grids import GRIDS
+from paw_min.experiments.outcomes import EDGES
 from paw_min.running import seeds
 from paw_min.running.runs import read_metrics
 from paw_min.running.stored import differences
@@ -315,7 +316,7 @@ NAMES = {"alfworld": "ALFWorld", "webshop": "WebShop", "search": "search"}
 SIGNED = r"(?<![\w.-])[+-]?\d+(?:\.\d+)?(?![\w.]*\d)"
 # Decimals that were not measured here: sizes of models, settings, sections, the paper's, versions.
 CONSTANTS = set(
-    "0.01 0.05 0.1 0.2 0.4 0.5 0.9 0.95 0.001 0.75 1.5 3.1 3.2 3.11 3.12 3.13 4.1 4.7 2.5".split()
+    "0.01 0.05 0.1 0.2 0.4 0.5 0.6 0.9 0.99 0.95 0.001 0.75 1.5 3.1 3.2 3.11 3.12 3.13 4.1 4.7 2.5".split()
 )
 PERCENT_CONSTANTS = {"95", "80", "0", "100"}  # intervals, power, bounds
 
@@ -552,6 +553,11 @@ def recorded_decimals() -> set[str]:
 
 def recorded_percentages() -> set[str]:
     found = Study().percentages() | known_tokens()
+    # Branch tokens between rho and 0.6 after the clipped MAE, above 0.99 after cross entropy.
+    taught = {one["loss"]: one["outcomes"][-1] for one in load("results/teach/teach-alfworld.json")}
+    middle = [edge for edge in EDGES if 0.2 < edge <= 0.6]
+    between = [taught["cmae-0.2"]["branch_shares"][EDGES.index(edge)] for edge in middle]
+    found |= {f"{100 * sum(between):.0f}", f"{100 * taught['ce']['branch_shares'][-1]:.0f}"}
     found.add(f"{standard_error(alfworld_curve()[8], 60):.0f}")
     shares = load("results/small/fig2c-webshop.json")["noisy"]
     found |= {f"{100 * shares[key]:.0f}" for key in ("share", "CE", "MAE", "clipped MAE")}

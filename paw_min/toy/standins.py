@@ -31,10 +31,9 @@ The weights are part of the repository, because training takes 7 to 10 minutes o
 
 sparse continues alfworld with a teacher so hasty that almost no episode is won. The open ones
 (--model open) continue their benchmark's with a teacher that often tries any command, so they
-explore; after each response stands the observation of another step, so they know what the
-environment may answer and how often, but not when. smollm2 is a LoRA
-adapter that teaches a pretrained model, SmolLM2-135M-Instruct (smollm2.py), the format of
-responses.
+explore; after each response stands the observation of another step, so they know which
+observations occur and how often, but not after which action. smollm2 is a LoRA adapter that teaches
+a pretrained model, SmolLM2-135M-Instruct (smollm2.py), the format of responses.
 """
 
 import argparse
@@ -153,7 +152,7 @@ def demonstrations(lesson: Lesson, tasks: list[str], seed: int) -> list[Demonstr
 def strangers(rows: list[Demonstration], seed: int) -> list[Demonstration]:
     """The rows, each with the observation of a random one.
 
-    So a model learns that the environment answers, with which texts and how often, but not when.
+    So a model learns with which texts the environment answers and how often, but not after what.
     """
     observations = [row.observation for row in rows if row.observation]
     rng = random.Random(f"strangers {seed}")
