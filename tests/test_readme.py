@@ -316,7 +316,8 @@ NAMES = {"alfworld": "ALFWorld", "webshop": "WebShop", "search": "search"}
 SIGNED = r"(?<![\w.-])[+-]?\d+(?:\.\d+)?(?![\w.]*\d)"
 # Decimals that were not measured here: sizes of models, settings, sections, the paper's, versions.
 CONSTANTS = set(
-    "0.01 0.05 0.1 0.2 0.4 0.5 0.6 0.9 0.99 0.95 0.001 0.75 1.5 3.1 3.2 3.11 3.12 3.13 4.1 4.7 2.5".split()
+    "0.01 0.05 0.1 0.2 0.4 0.5 0.6 0.9 0.99 0.95 0.001 0.75 1.5 3.1 3.2 3.11 3.12 3.13 4.1 4.7 "
+    "2.5".split()
 )
 PERCENT_CONSTANTS = {"95", "80", "0", "100"}  # intervals, power, bounds
 
