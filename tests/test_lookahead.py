@@ -21,6 +21,7 @@ from paw_min.envs.interface import Step
 from paw_min.envs.pool import EnvPool
 from paw_min.experiments import lookahead as experiment
 from paw_min.experiments.outcomes import has_no_effect
+from paw_min.experiments.table import markdown_table
 from paw_min.experiments.transitions import text_rows
 from paw_min.model.batches import TokenRow
 from paw_min.model.policy import Policy, load_policy
@@ -640,3 +641,39 @@ def test_the_page_has_the_numbers_of_weights_trained_by_rl():
     fidelity = json.loads((folder / "world-model-fidelity.json").read_text())
     text_of = f"is {fidelity['em']:.3f}, and {fidelity['em_observation']:.3f} without the list"
     assert text_of in text
+
+
+def test_the_page_has_the_vetoes_at_a_probability():
+    folder = Path(__file__).parent.parent / "results" / "lookahead"
+    page = (folder / "README.md").read_text()
+    found = [experiment.Played(**one) for one in read(folder / "lookahead-veto-at.json")]
+    names = ["model", "rule", "success", "no_effect", "vetoed", "precision", "base_rate"]
+    shown = [one for one in found if one.rule != "veto"]
+    lines = [[getattr(one, name) for name in names] for one in shown]
+    assert "\n".join(markdown_table(names, lines).splitlines()[2:]) in page
+    likelihood = {one.model: one for one in found if one.rule == "likelihood"}
+    at = [one for one in found if ">=" in one.rule]
+    changes = [one.success - likelihood[one.model].success for one in at]
+    vetoed = [100 * one.vetoed for one in at]
+    right = [one.precision for one in at]
+    base = [one.base_rate for one in at]
+    separate = [one for seed in range(3) for one in read(folder / f"lookahead-rl-seed{seed}.json")]
+    separate = [one for one in separate if one["rule"] == "world model"]
+    replays = [one["replays"] for one in separate]
+    hits = [100 * one["vetoed"] * one["precision"] / one["base_rate"] for one in separate]
+    text = " ".join(page.split())
+    for sentence in (
+        f"It vetoes {min(vetoed):.1f} to {max(vetoed):.1f} % of the candidates",
+        f"right in {min(right):.3f} to {max(right):.3f} of the cases; the base rate is "
+        f"{min(base):.3f} to {max(base):.3f}.",
+        f"by {min(changes):+.3f} to {max(changes):+.3f}, with",
+        f"Its vetoes, {min(replays)} to {max(replays)} per run, are right",
+        f"{min(hits):.0f} to {max(hits):.0f} % of those without an effect",
+    ):
+        assert sentence in text
+    # "Fewer steps have no effect."
+    assert all(one.no_effect < likelihood[one.model].no_effect for one in at)
+
+
+def read(path: Path) -> list[dict]:
+    return json.loads(path.read_text())
