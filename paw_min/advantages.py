@@ -71,10 +71,10 @@ def grpo(
     """
     labels = _labels(group, len(scores), "group")
     counted = _counted(trajectory, len(scores), over)
-    of = _statistics(scores, labels, counted)
+    stats = _statistics(scores, labels, counted)
     # A group with one counted row has no spread: it keeps its raw score.
-    mean = of.mean.masked_fill(of.n == 1, 0.0)
-    return _as(scores, (scores.double() - mean) / _scale(of, normalize, eps))
+    mean = stats.mean.masked_fill(stats.n == 1, 0.0)
+    return _as(scores, (scores.double() - mean) / _scale(stats, normalize, eps))
 
 
 def rloo(
@@ -87,11 +87,11 @@ def rloo(
     """
     labels = _labels(group, len(scores), "group")
     counted = _counted(trajectory, len(scores), over)
-    of = _statistics(scores, labels, counted)
+    stats = _statistics(scores, labels, counted)
     # A lone row has nothing to be compared with: it keeps its raw score.
-    mean = of.mean.masked_fill(of.n == 1, 0.0)
+    mean = stats.mean.masked_fill(stats.n == 1, 0.0)
     centered = _as(scores, scores.double() - mean)
-    return centered * (of.n / (of.n - 1).clamp(min=1)).to(centered)
+    return centered * (stats.n / (stats.n - 1).clamp(min=1)).to(centered)
 
 
 def gae(rewards: Tensor, values: Tensor, trajectory: Keys, *, gamma: float, lam: float) -> Tensor:
@@ -135,10 +135,10 @@ def gigpo(
         anchors = similar_anchors(groups, anchors, similarity)
     episode = grpo(scores, groups, normalize=normalize, eps=eps)  # A^E
 
-    of = _statistics(step_returns, list(zip(groups, anchors)), range(len(groups)))
+    stats = _statistics(step_returns, list(zip(groups, anchors)), range(len(groups)))
     # A state that occurs once is its own mean, so A^S = 0: there is nothing to compare with.
-    centered = step_returns.double() - of.mean
-    step = _as(step_returns, centered / _scale(of, normalize, eps))  # A^S
+    centered = step_returns.double() - stats.mean
+    step = _as(step_returns, centered / _scale(stats, normalize, eps))  # A^S
     return episode + weight * step
 
 
@@ -230,13 +230,13 @@ def _statistics(values: Tensor, labels: list, counted: Sequence[int]) -> Statist
     return Statistics(n, mean, std)
 
 
-def _scale(of: Statistics, normalize: str, eps: float) -> Tensor:
+def _scale(stats: Statistics, normalize: str, eps: float) -> Tensor:
     """What a centered value is divided by: std + eps, or 1 -> (N,)."""
     if normalize not in ("std", "mean"):
         raise ValueError(f'normalize={normalize!r} is unknown: use "std" or "mean"')
     if normalize == "mean":
-        return torch.ones_like(of.std)
-    return (of.std + eps).masked_fill(of.n == 1, 1.0)
+        return torch.ones_like(stats.std)
+    return (stats.std + eps).masked_fill(stats.n == 1, 1.0)
 
 
 def _as(values: Tensor, result: Tensor) -> Tensor:
