@@ -160,9 +160,9 @@ def report_evaluation(cfg: Config, s: Session) -> None:
     """Evaluate the newest checkpoint, or else the start model, and print the metrics."""
     checkpoint = s.run.checkpoint()
     done = updates_done(checkpoint) if checkpoint else 0
+    console.say(f"weights: {checkpoint or f'the start model {start_model(cfg)}'}")
     # It may have other settings than the training, whose own files stay.
     metrics = play_panel(cfg, s, done, suffix="-only")
-    console.say(f"weights: {checkpoint or f'the start model {start_model(cfg)}'}")
     for name, value in metrics.items():
         console.say(f"{name:48s} {value:8.3f}")
 
