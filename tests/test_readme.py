@@ -22,6 +22,7 @@ from statistics import median
 
 import pytest
 import torch
+from transformers import Qwen2Config
 
 import run_alfworld
 import run_search
@@ -33,8 +34,10 @@ from paw_min.experiments import figures, study, sweep, table, transitions
 from paw_min.experiments.grids import GRIDS
 from paw_min.experiments.outcomes import EDGES
 from paw_min.running import seeds
+from paw_min.running.memory import estimate
 from paw_min.running.runs import read_metrics
 from paw_min.running.stored import differences
+from tests.test_memory import LARGE, SMALL
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -379,24 +382,26 @@ class Study:
         return [list(s["training"].values())[arm][metric] for s in self.settings]
 
     def why(self) -> list[str]:
-        """The numbers behind the explanation: gradient norms, drifts, cosine."""
-        grpo, paw, tenth = 0, 1, 3
-        shown = (
-            (paw, self.first_norm, 3), (grpo, self.first_norm, 3), (tenth, self.first_norm, 3),
-            (paw, "ref_kl, update 2", 4), (grpo, "ref_kl, update 2", 4),
-            (paw, "ref_kl, last", 3), (grpo, "ref_kl, last", 3), (paw, "grad_cosine", 3),
-        )  # fmt: skip
-        return [
-            f"{value:.{digits}f}"
-            for arm, metric, digits in shown
-            for value in self.trained(arm, metric)
-        ]
+        """The table behind the explanation: gradient norms, drifts, cosine."""
+        arms = {"GRPO": 0, "GRPO w/ PaW": 1, "a tenth of the loss": 3}
+        found = ["| metric | arm | `tiny` | `sparse` | `changed` |", "|---|---|---|---|---|"]
+        for metric, title, digits in (
+            (self.first_norm, "`grad_norm`, update 1", 3),
+            ("ref_kl, update 2", "`ref_kl`, update 2", 4),
+            ("ref_kl, last", "`ref_kl`, last update", 3),
+            ("grad_cosine", "`grad_cosine`, updates 4 and 8", 3),
+        ):
+            shown = ["GRPO w/ PaW"] if metric == "grad_cosine" else list(arms)
+            for arm in shown:
+                cells = [f"{value:.{digits}f}" for value in self.trained(arms[arm], metric)]
+                first = f" {title} " if arm == shown[0] else " "
+                found.append(f"|{first}| {arm} | {' | '.join(cells)} |")
+        return found
 
     def numbers(self) -> set[str]:
         """Of the text."""
         cells = self.sparse["cells"]
-        found = self.why()
-        found += [f"{-cells[arm]['success']['difference']:.1f}" for arm in ("ECHO", "w/ CE loss")]
+        found = [f"{-cells[arm]['success']['difference']:.1f}" for arm in ("ECHO", "w/ CE loss")]
         pairs = self.sparse["pairs"]
         shown = [pairs["GRPO w/ PaW"]["area"], pairs["GiGPO w/ PaW"]["success"]]
         found += [f"{cell[key]:+.1f}" for cell in shown for key in ("difference", "low", "high")]
@@ -440,6 +445,8 @@ def test_the_study_says_what_the_pages_say():
 
 
 def test_the_tables_of_the_study_are_in_its_file():
+    assert [setting["name"] for setting in Study.settings] == ["tiny", "sparse", "changed"]
+    assert "\n".join(Study().why()) + "\n\n" in PAGES["results/README.md"]
     expected = Study().rows()
     names = "|".join(re.escape(row.split(" | ")[0].strip("| ")) for row in expected)
     pages = f"{PAGES['README.md']}\n{PAGES['results/README.md']}"
@@ -518,6 +525,13 @@ def open_questions() -> list[str]:
         assert area["high"] < 0  # the interval does not contain 0
         return f"{-area['difference']:.1f} [{-area['high']:.1f}, {-area['low']:.1f}]"
 
+    def success_change(arm: str) -> str:
+        return f"{cells['sparse'][arm]['success']['difference']:.1f}"
+
+    def mean_lambda(update: int) -> str:
+        found = [with_paw[update]["lambda"] for _, with_paw in pairs("sparse")]
+        return f"{sum(found) / len(found):.2f}"
+
     tiny, sparse, changed = (ratios(setting) for setting in ("tiny", "sparse", "changed"))
     paw = "GRPO w/ PaW"
     tenth = "world-model loss x 0.1"
@@ -530,6 +544,8 @@ def open_questions() -> list[str]:
         f"by {lost(6)}, {lost(7)} and {lost(8)} points in updates 6 to 8",
         f"by {below('tiny', paw)}, {below('sparse', paw)} and {below('changed', paw)} points",
         f"`tiny`, by {below('tiny', tenth)}, and in `sparse`, by {below('sparse', tenth)}",
+        f"{success_change(paw)} points with it, {success_change('w/o Ada. Coef.')} without. It "
+        f"falls only from {mean_lambda(1)} in the first update to {mean_lambda(-1)} in the last",
     ]
 
 
@@ -676,6 +692,34 @@ def test_wall_times_are_in_the_file():
     times = re.findall(r"real\t(\d+)m(\d+)", recorded)
     shown = re.findall(r"(\d+) min (\d+) s", prose(PAGES["README.md"]))
     assert shown and set(shown) <= set(times)
+
+
+def test_minutes_of_a_pretrained_model_are_in_its_metrics():
+    minutes = []
+    for folder in ("smollm2", "smollm2-grpo"):
+        parts = ("seconds_rollout", "seconds_old_pass", "seconds_update")
+        updates = read_metrics(RESULTS / folder)[1:]
+        minutes.append([sum(m[part] for part in parts) / 60 for m in updates])
+    paw, grpo = minutes
+    assert f"{min(grpo):.0f}" == f"{max(grpo):.0f}"
+    text = f"took {min(paw):.0f} to {max(paw):.0f} minutes with PaW and {grpo[0]:.0f} without"
+    assert text in prose(PAGES["RUNNING.md"])
+
+
+def test_the_gpus_that_the_page_names_have_enough_memory():
+    """Preset `paper` on GPUs of 80 GB: 1.5B on one; 7B on four needs both flags, and fits then."""
+    text = "estimated: one 80 GB GPU; 7B: four, with `--shard --ref-offload`; not run"
+    assert text in PAGES["README.md"]
+
+    def peak(shape: dict, ranks: int, *flags: str) -> float:
+        argv = ["--preset", "paper", "--data", "d", *flags]
+        cfg, _ = parse_args("alfworld", PRESETS["alfworld"], "", argv)
+        return estimate(cfg, Qwen2Config(**shape), ranks, bf16=True, gpu_bytes=80e9).peak
+
+    assert peak(SMALL, 1) < 80e9
+    assert peak(LARGE, 4, "--shard", "--ref-offload") < 80e9
+    assert peak(LARGE, 4, "--shard") > 80e9 and peak(LARGE, 4) > 80e9
+    assert peak(LARGE, 2, "--shard", "--ref-offload") > 80e9
 
 
 @pytest.mark.slow
