@@ -131,6 +131,7 @@ def learn_in_turns(
 ) -> dict[str, float]:
     """TAPO: update k on the RL loss alone; every wm_every-th is followed by one on line 8 alone.
 
+    "Alone" holds for the gradients: both share one AdamW, whose moments carry those of either.
     -> metrics of the RL part, and those of the world model with names that begin with wm_ or
     loss_wm. The tokens that both train are added up.
     """
