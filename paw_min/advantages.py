@@ -212,6 +212,7 @@ class Statistics(NamedTuple):
 
 
 def _statistics(values: Tensor, labels: list, counted: Sequence[int]) -> Statistics:
+    """n, mean and std of the values (N,) of the `counted` rows, for the label of each row."""
     exact = values.double()
     members = defaultdict(list)  # label -> its counted rows
     for i in counted:

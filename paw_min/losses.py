@@ -18,8 +18,9 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-# exp() of a larger difference of log-probabilities overflows, and its gradient is NaN even where no
-# loss depends on it. No loss here has a gradient at such a difference. verl-agent's limit.
+# Most nats of a difference of log-probabilities, as in verl. exp(89) overflows in float32, and its
+# gradient is NaN even where a clip makes the loss constant. With their default clips, both losses
+# that use this limit are constant beyond it.
 MAX_LOG_RATIO = 20.0
 
 

@@ -306,7 +306,7 @@ class _Player:
         separator_ids = []
         if self.cfg.wm_separator == "turn":
             separator_ids = self.policy.separator(seat.response.ids)
-        # Beyond its positions, a rotary model goes on without an error, but has learned nothing.
+        # Rotary models accept more positions than they were trained on, without an error.
         used = len(seat.prompt_ids) + len(seat.response.ids) + len(separator_ids)
         limit = min(self.cfg.max_obs_tokens, max(0, self.policy.positions - used))
         self.metrics["obs_tokens_cut"] += max(0, len(obs_ids) - limit)

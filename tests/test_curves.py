@@ -172,13 +172,12 @@ def test_the_tables_of_results_fair_are_those_of_the_archive(fair):
 def test_the_sentences_of_results_fair(fair):
     page = " ".join((FAIR / "README.md").read_text().split())
     first_page = " ".join((FAIR.parent.parent / "README.md").read_text().split())
-    numbers = {5: "five", 6: "six", 7: "seven", 8: "eight"}
-    for benchmark in ("search", "alfworld", "webshop"):
-        pair = fair[f"fair-pair-{benchmark}"]
+    numbers = {7: "seven", 8: "eight"}
+    for name in ("search", "ALFWorld", "WebShop"):
+        pair = fair[f"fair-pair-{name.lower()}"]
         base, paw = pair.arms.values()
-        shown = f"{paw.area.changes()[1]}"
-        name = {"search": "search", "alfworld": "ALFWorld", "webshop": "WebShop"}[benchmark]
-        assert f"{shown} points on {name} ({numbers[len(pair.seeds)]} seeds" in first_page
+        change = paw.area.changes()[1]
+        assert f"{change} points on {name} ({numbers[len(pair.seeds)]} seeds" in first_page
         below = sum(own < other for own, other in zip(paw.area.values, base.area.values))
         assert f"{name}: {below} of {len(pair.seeds)} seeds" in page
     search = fair["fair-search"].arms

@@ -562,7 +562,7 @@ def recorded(name: str) -> tuple[str, list]:
     """The page in results/lookahead, which has the table of this file, and the file's lines."""
     folder = Path(__file__).parent.parent / "results" / "lookahead"
     page = (folder / "README.md").read_text()
-    found = [experiment.Played(**one) for one in json.loads((folder / name).read_text())]
+    found = [experiment.Played(**one) for one in read(folder / name)]
     assert experiment.table(found) in page
     return page, found
 
@@ -605,7 +605,7 @@ def test_the_page_has_the_numbers_of_weights_trained_by_rl():
     text = " ".join(page.split())
     runs = []
     for seed in range(3):
-        found = json.loads((folder / f"lookahead-rl-seed{seed}.json").read_text())
+        found = read(folder / f"lookahead-rl-seed{seed}.json")
         runs.append({(one["model"], one["rule"], one["k"]): one for one in found})
     for key, first in runs[0].items():
         # The start model is the same in all.
@@ -638,7 +638,7 @@ def test_the_page_has_the_numbers_of_weights_trained_by_rl():
     for run in runs[1:]:
         echo = run["ECHO", "veto", 4]
         assert 2 < echo["precision"] / echo["base_rate"] < 3
-    fidelity = json.loads((folder / "world-model-fidelity.json").read_text())
+    fidelity = read(folder / "world-model-fidelity.json")
     text_of = f"is {fidelity['em']:.3f}, and {fidelity['em_observation']:.3f} without the list"
     assert text_of in text
 

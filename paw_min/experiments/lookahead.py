@@ -94,9 +94,9 @@ class WorldModelSampler(LookaheadSampler):
         return TokenRow(chat_ids, [], answer_ids)
 
     def beginning(self, text: str) -> list[int]:
-        """The tokens of an answer that begins with this text and goes on with a list of actions.
+        """The tokens of `text` where an answer begins with it and a list of actions follows.
 
-        Only those of the text. A token that spans its end, such as ".\n", is not compared.
+        A token that spans the end of the text, such as ".\n", is left out.
         """
         encode = self.world_model.policy.encode
         ids = encode(text)

@@ -39,7 +39,8 @@ MAX_UPDATES = 999_999  # the names of checkpoints have six digits
 class Run:
     """A run folder; opening it checks that it belongs to these settings.
 
-    Without a name, as in a plain Config(), it is cfg.out itself.
+    Without a name, as in a plain Config(), it is cfg.out itself. eval_only: the settings that a
+    training has stored stay.
     """
 
     def __init__(self, cfg: Config, eval_only: bool = False):
