@@ -530,6 +530,30 @@ def test_the_experiment_with_a_model_that_vetoes_everything(config, tmp_path, mo
     assert (out / "lookahead-alfworld.png").stat().st_size > 5000
 
 
+def test_a_killed_experiment_resumes(config, tmp_path, monkeypatch):
+    whole = run_experiment(config, tmp_path / "whole", "--k", "1", "2", "--replays", "5")[1]
+    play = experiment.play
+    played = []
+
+    def killed_at_the_third(cfg, label, rule, k, *others):
+        if len(played) == 2:
+            raise KeyboardInterrupt
+        played.append(rule.name)
+        return play(cfg, label, rule, k, *others)
+
+    monkeypatch.setattr(experiment, "play", killed_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(config, tmp_path, "--k", "1", "2", "--replays", "5")
+    assert played == ["plain", "likelihood"]
+    played.clear()
+    assert run_experiment(config, tmp_path, "--k", "1", "2", "--replays", "5")[1] == whole
+    assert played == ["veto"]
+    # Another command measures everything again.
+    played.clear()
+    found = run_experiment(config, tmp_path, "--k", "2", "--replays", "5")[1]
+    assert played == ["likelihood", "veto"] and len(found) == 2
+
+
 @pytest.mark.parametrize(
     "flags, message",
     [

@@ -22,10 +22,15 @@ Was a veto right? Environments are deterministic. So the episode's commands up t
 repeated, and the vetoed command is executed. The same is done for candidates drawn from all: a veto
 is only worth something if it is right more often than that base rate.
 
+With --out, each line is stored when it is measured. Rerun the same command to resume.
+
 Not in the paper. results/lookahead/README.md explains the table.
 """
 
 import json
+import os
+import shlex
+import sys
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle
@@ -48,7 +53,7 @@ from paw_min.running.evaluate import evaluate
 from paw_min.running.lookahead import Decision, LookaheadSampler, costs, predicts_text
 from paw_min.running.metrics import mean
 from paw_min.running.plot import plain, plt
-from paw_min.running.runs import newest_checkpoint, writing
+from paw_min.running.runs import newest_checkpoint, replace_text, writing
 from paw_min.running.seeds import generator, request_seed
 from paw_min.running.session import (
     PANEL_SLOTS,
@@ -58,6 +63,7 @@ from paw_min.running.session import (
     loaded,
     start_model,
 )
+from paw_min.running.untrusted import read_json
 from paw_min.world_models.dream import WorldModel
 from paw_min.world_models.training import load_world_model
 from paw_min.world_models.trajectories import ACTIONS, Recorder, said
@@ -158,6 +164,7 @@ class Trial:
 
 
 def main(argv: list[str] | None = None) -> None:
+    argv = sys.argv[1:] if argv is None else argv
     parser = Parser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--models", nargs="+", metavar="LABEL=MODEL", required=True)
     parser.add_argument("--k", nargs="+", type=int, default=[1, 2, 4, 8], help="(default: 1 2 4 8)")
@@ -190,20 +197,34 @@ def main(argv: list[str] | None = None) -> None:
         world_model = load_world_model(own.world_model, args.cfg)
         rules.append(Rule("world model"))
         rules += [Rule("world model", threshold) for threshold in sorted(set(own.veto_at))]
-    found = []
+    # Without the checkpoints, a run that was trained further would keep its old lines.
+    found = begin(args, shlex.join([*argv, *(model.folder for model in models)]))
+    measured = {(one.model, one.rule, one.k) for one in found}
     with closing(tasks.make_pool(min(PANEL_SLOTS, len(tasks.held_out)))) as pool:
         for model in models:
+            missing = []
+            for k in sorted(set(own.k)):
+                for rule in rules if k > 1 else [Rule("plain")]:
+                    if (model.label, rule.name, k) not in measured:
+                        missing.append((k, rule))
+            if not missing:
+                continue
             with loaded(args.cfg, model.folder) as model_and_sampler:
-                for k in sorted(set(own.k)):
-                    for rule in rules if k > 1 else [Rule("plain")]:
-                        one = play(
-                            args.cfg, model.label, rule, k, model_and_sampler, pool, tasks,
-                            own.replays, world_model,
-                        )  # fmt: skip
-                        found.append(one)
-                        print(markdown_table(HEADER, [line(one)]), flush=True)
+                for k, rule in missing:
+                    one = play(
+                        args.cfg, model.label, rule, k, model_and_sampler, pool, tasks,
+                        own.replays, world_model,
+                    )  # fmt: skip
+                    found.append(one)
+                    print(markdown_table(HEADER, [line(one)]), flush=True)
+                    if args.out:
+                        text = json.dumps([asdict(one) for one in found], indent=1)
+                        replace_text(stored(args), text + "\n")
     print(f"\n{table(found)}")
-    save(args, found)
+    if args.out:
+        with writing(str(args.out)):
+            stored(args).with_suffix(".md").write_text(table(found) + "\n")
+            draw(found, stored(args).with_suffix(".png"))
 
 
 def find_model(cfg: Config, text: str) -> Model:
@@ -313,15 +334,23 @@ def table(found: list[Played]) -> str:
     return markdown_table(HEADER, [line(one) for one in found])
 
 
-def save(args: Arguments, found: list[Played]) -> None:
-    """The numbers, the table and the figure, if there is an --out."""
+def stored(args: Arguments) -> Path:
+    """The file of the lines; the table and the figure have its name, too."""
+    return args.out / f"lookahead-{args.cfg.env}.json"
+
+
+def begin(args: Arguments, command: str) -> list[Played]:
+    """The lines that an earlier run of this command has measured; those of another are deleted."""
     if not args.out:
-        return
-    path = args.out / f"lookahead-{args.cfg.env}.json"
-    with writing(path):
-        path.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
-        path.with_suffix(".md").write_text(table(found) + "\n")
-        draw(found, path.with_suffix(".png"))
+        return []
+    path = stored(args)
+    noted = path.with_suffix(".command")
+    if path.is_file() and noted.is_file() and noted.read_bytes() == os.fsencode(command):
+        return read_json(path, list[Played])
+    with writing(str(path)):
+        path.unlink(missing_ok=True)
+    replace_text(noted, command)
+    return []
 
 
 def draw(found: list[Played], path: Path) -> None:

@@ -75,11 +75,11 @@ def main(argv: list[str] | None = None) -> None:
     for loss, cfg in settings.items():
         found.append(teach(cfg, loss, train, held_out, own.epochs, own.save))
         print(table(found[-1:]), flush=True)
-    if args.out:
-        path = args.out / f"teach-{args.cfg.env}.json"
-        with writing(path):
-            path.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
-            draw(found, args.out / f"teach-{args.cfg.env}.png")
+        if args.out:  # after each loss, since one takes minutes
+            path = args.out / f"teach-{args.cfg.env}.json"
+            with writing(path):
+                path.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+                draw(found, path.with_suffix(".png"))
 
 
 def with_loss(cfg: Config, loss: str) -> Config:
