@@ -20,9 +20,10 @@ def pair(name: str, flags: str) -> list[Arm]:
 
 GRPO = pair("GRPO", "")
 MAIN = GRPO + pair("GiGPO", "--algo gigpo")
+PLACEBO = Arm("placebo: shuffled targets", "--wm-target shuffled")
 STUDY = [  # results/PROTOCOL.md
     *GRPO,
-    Arm("placebo: shuffled targets", "--wm-target shuffled"),
+    PLACEBO,
     Arm("world-model loss x 0.1", "--wm-scale 0.1"),
 ]
 
@@ -30,12 +31,14 @@ STUDY = [  # results/PROTOCOL.md
 # Eq. 1 as printed, a sum over turns and tokens.
 PRINTED_SCALE = {"alfworld": 0.0055, "webshop": 0.012, "search": 0.061}
 
+PRINTED = Arm("printed scale", "--wm-scale {printed}")
+
 # results/fair/PROTOCOL.md
 FAIR_MAIN = [
     *GRPO,
     Arm("ECHO", "--preset {size} echo"),
-    Arm("placebo: shuffled targets", "--wm-target shuffled"),
-    Arm("printed scale", "--wm-scale {printed}"),
+    PLACEBO,
+    PRINTED,
 ]
 
 GRIDS = {
@@ -81,6 +84,7 @@ GRIDS = {
         *pair("GiGPO", "--algo gigpo"),
     ],
     "fair-pair": GRPO,
+    "fair-size": [*GRPO, PLACEBO, PRINTED],  # is it the content of the gradient, or its size?
     "fair-main": FAIR_MAIN,
     "fair": [
         *FAIR_MAIN,
