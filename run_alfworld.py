@@ -44,7 +44,8 @@ PRESETS = {
     # found out. The history shows what a command did before.
     "stalled": TINY | OPEN | dict(data="rules", history_length=3),
     "smollm2": TINY | dict(
-        model="smollm2", lora_rank=8, lr=1e-4, max_response_tokens=40, max_obs_tokens=128,
+        model="smollm2", wm_separator="turn", lora_rank=8, lr=1e-4, max_response_tokens=40,
+        max_obs_tokens=128,
     ),
     "paper": PAPER,
     # For one GPU of 24 or 80 GB: as the preset paper, but with LoRA and its learning rate.

@@ -374,7 +374,10 @@ def test_the_page_of_starts_has_the_recorded_numbers():
     by_name = {start.name: start for start in stored}
     alfworld = "alfworld-tiny-grpo-paw"
     standin = by_name[f"{alfworld}-seed0"]
-    (smollm2,) = [start for start in stored if "smollm2" in start.name and "none" in start.name]
+    taught = "alfworld-smollm2-grpo-paw-max-turns=3-groups=4-group-size=4"
+    smollm2 = by_name[f"{taught}-wm-separator=none-seed0, responses only"]
+    separated = by_name[f"{taught}-seed0, responses only"]
+    chat = by_name[f"{taught}-seed0"]
     sparse = by_name["alfworld-sparse-grpo-paw-seed0"]
     at_16 = by_name[f"{alfworld}-seed0, τ = 1.6"]
     at_2 = by_name[f"{alfworld}-seed0, τ = 2"]
@@ -391,8 +394,12 @@ def test_the_page_of_starts_has_the_recorded_numbers():
         f"τ = 2, {100 * at_2.first_low:.0f} % of the first tokens have p ≤ 0.01",
         f"{smollm2.entropy_tokens:.3f} and {standin.entropy_tokens:.3f} nats per token",
         f"in {100 * smollm2.first_low:.0f} % of its rows, with a median of {smollm2.first_p:.1e}.",
-        f"Of its tokens, {smollm2.middle:.3f} are between 0.01 and ρ. Of the stand-in's, "
-        f"{standin.middle:.3f} are.",
+        f"gives it {separated.first_share:.3f} of that of its row, on average, and raises its "
+        f"median p to {separated.first_p:.1e} only",
+        f"The median p of the first token is {chat.first_p:.1e}, and it has "
+        f"{chat.first_share:.3f} of the gradient of its row. Of all tokens, {100 * chat.low:.1f} % "
+        f"have p ≤ 0.01. The entropy is {chat.entropy_tokens:.3f}, and all responses",
+        f"With advantages of ±1, the ratio of the norms is {chat.unit['ratio']:.3f}.",
         f"have {min(tails):.0f} to {max(tails):.0f} % of the squared norms",
     ):
         assert sentence in text

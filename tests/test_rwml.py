@@ -8,6 +8,7 @@ The sentence encoder is the real all-MiniLM-L6-v2, the games are real small ALFW
 import json
 import math
 import random
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -238,6 +239,44 @@ def test_what_cannot_be_answered_does_not_fit():
     assert triplets.fitting(cfg, policy, [TRIPLET], limit) == [TRIPLET]
     assert triplets.fitting(cfg, policy, [TRIPLET], limit - 1) == []
     assert triplets.fitting(replace(cfg, max_prompt_tokens=3), policy, [TRIPLET], limit) == []
+
+
+class Asked(Exception):
+    """Ends a stage at its first question."""
+
+
+def test_a_model_is_asked_as_it_was_trained(monkeypatch):
+    """The filter and WM-SFT learn labels with an empty thought, so their prompts allow none."""
+    policy = make_policy()
+    start.add_tags(policy, seed=0)
+    cfg = Config(prompt="paper")
+    prompts = {
+        reason: policy.encode_chat(triplets.prompt_text(cfg, TRIPLET, reason))
+        for reason in (True, False)
+    }
+    assert triplets.sft_row(cfg, policy, TRIPLET).prompt_ids == prompts[False] != prompts[True]
+
+    def ask(sampler, prompts, *args, **kwargs):
+        raise Asked(prompts)
+
+    def asked(stage, *args) -> list[list[int]]:
+        with pytest.raises(Asked) as found:
+            stage(*args)
+        return found.value.args[0]
+
+    one = SimpleNamespace(cfg=cfg, settings=job.TINY, folder=Path("out"))
+    synced = SimpleNamespace(sync=lambda policy: nullcontext())
+    monkeypatch.setattr(filtering, "loaded_for_answers", lambda *a: nullcontext((policy, synced)))
+    monkeypatch.setattr(filtering, "supervise", lambda *a: None)
+    monkeypatch.setattr(filtering, "sft_optimizer", lambda *a: None)
+    for module in (filtering, rwml):
+        monkeypatch.setattr(module, "predict", ask)
+    assert asked(filtering.filter_triplets, one, [TRIPLET], [TRIPLET]) == [prompts[False]]
+    session = SimpleNamespace(policy=policy, sampler=synced)
+    for method in job.METHODS:
+        one.method = method
+        expected = [prompts[method == "rwml"]]
+        assert asked(rwml.measure, one, session, [TRIPLET], 0.2) == expected
 
 
 # ---- GRPO on answers ----

@@ -58,6 +58,20 @@ def test_fit_learns_its_rows():
     assert sum(losses[-4:]) / 4 < 0.2 < 1 < losses[0]
 
 
+def test_labels_have_no_sampling_temperature():
+    rows = [TokenRow([3, 4, k], [k + 4], [k + 5]) for k in range(5, 9)]
+    losses = []
+    for temperature in (1.0, 2.0):
+        policy = make_policy()
+        policy.temperature = temperature
+        still = torch.optim.SGD(policy.parameters(), lr=0.0)
+        losses += fit(
+            policy, still, rows, epochs=1, batch=4, warm_up=0, micro_tokens=64, seed_key=(0,)
+        )
+        assert policy.temperature == temperature  # for the samples after it
+    assert losses[0] == losses[1]
+
+
 def test_a_loss_that_is_no_number_stops_before_the_step():
     policy = make_policy()
     with torch.no_grad():

@@ -449,9 +449,11 @@ def test_the_warm_start_supervises_what_its_kind_says():
     separator = ids("<user>")
     after = nll(prompt + ids(row.response) + [end] + separator + observation)[-len(observation) :]
     separated = nll([end, *separator, *observation] * 2)
-    opened = acts.sum() + 0.1 * after.sum() + 0.3 * separated.sum()
+    answered = acts.sum() + 0.1 * after.sum()
+    opened = answered + 0.3 * separated.sum()
     expected = {
-        "sft": acts.mean(), "actobs": steps.mean(),
+        "actobs": steps.mean(),
+        "chat": answered / (len(acts) + 0.1 * len(after)),
         "words": both / (len(acts) + 0.3 * len(document)),
         "open": opened / (len(acts) + 0.1 * len(after) + 0.3 * len(separated)),
     }  # fmt: skip

@@ -266,6 +266,18 @@ def test_answers_in_one_pass_are_those_of_greedy_decoding():
     assert in_one_pass[3] == "You see cups"  # cut after the token in place of the end
 
 
+def test_an_answer_that_goes_on_with_white_space_is_not_exact():
+    model = language_model(texts=["go", "a mug\ncup"])
+    learned = chat_of("a mug", "go", "a mug\ncup")
+    row = model.row(Trajectory(messages=learned))
+    optimizer = torch.optim.AdamW(model.policy.parameters(), lr=1e-2)
+    fit(model.policy, optimizer, [row], epochs=60, batch=1, warm_up=5, micro_tokens=99,
+        seed_key=(0,))  # fmt: skip
+    assert model.predict([learned[:2]]) == ["a mug\ncup"]
+    shorter = Trajectory(messages=[*learned[:2], said("assistant", "a mug")])
+    assert model.answers(shorter) == [None]
+
+
 # --- world models, good and broken -----------------------------------------------------------
 
 

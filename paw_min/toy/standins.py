@@ -33,7 +33,8 @@ sparse continues alfworld with a teacher so hasty that almost no episode is won.
 (--model open) continue their benchmark's with a teacher that often tries any command, so they
 explore; after each response stands the observation of another step, so they know which
 observations occur and how often, but not after which action. smollm2 is a LoRA adapter that teaches
-a pretrained model, SmolLM2-135M-Instruct (smollm2.py), the format of responses.
+a pretrained model, SmolLM2-135M-Instruct (smollm2.py), the same, and the format of responses.
+Trained on responses alone, it would unlearn that a chat goes on with the environment's words.
 """
 
 import argparse
@@ -77,18 +78,18 @@ class Weights(NamedTuple):
     """Of the cross entropy of a token."""
 
     response: float
-    observation: float  # after the response
-    document: float  # an observation alone
+    observation: float = 0.0  # of the same step, right after the response
+    stranger: float = 0.0  # of another step (see `strangers`), as the user's next turn
+    document: float = 0.0  # an observation alone
 
 
 WEIGHTS = {
-    "words": Weights(response=1.0, observation=0.0, document=0.3),  # the stand-ins
-    # Plain imitation, for smollm2, which has read enough.
-    "sft": Weights(response=1.0, observation=0.0, document=0.0),
-    # After each response, the observation of another step (see `strangers`).
-    "open": Weights(response=1.0, observation=0.1, document=0.3),
+    "words": Weights(response=1.0, document=0.3),  # the stand-ins
+    "open": Weights(response=1.0, stranger=0.1, document=0.3),
+    # As open, for smollm2, which has read enough documents.
+    "chat": Weights(response=1.0, stranger=0.1),
     # ActObs (arXiv 2609.20715): observations weigh as much as actions.
-    "actobs": Weights(response=1.0, observation=1.0, document=0.0),
+    "actobs": Weights(response=1.0, observation=1.0),
 }
 
 
@@ -118,7 +119,9 @@ LESSONS = {
     "search-open": Lesson(
         "search", haste=0.5, episodes=1, steps=150, peak=6e-4, kind="open", doubt=0.4
     ),
-    "smollm2": Lesson("alfworld", haste=0.5, episodes=1, steps=100, peak=2e-3, kind="sft"),
+    "smollm2": Lesson(
+        "alfworld", haste=0.5, episodes=1, steps=100, peak=2e-3, kind="chat", doubt=0.4
+    ),
 }
 RANK = 4  # of the adapter smollm2
 
@@ -220,10 +223,15 @@ def make_model(
         return Qwen3ForCausalLM(config)
 
 
+def next_turn(tokenizer) -> str:
+    """What the chat template writes after the end token of a response, before a user's text."""
+    return turn_text(tokenizer).removeprefix(tokenizer.eos_token)
+
+
 def encode(tokenizer, rows: list[Demonstration], kind: str) -> list[Weighted]:
     """The demonstrated steps: chat, response with end token, observation. kind: see WEIGHTS."""
     weights = WEIGHTS[kind]
-    separator = turn_text(tokenizer) if kind == "open" else ""
+    separator = next_turn(tokenizer) if weights.stranger else ""
     encoded = []
     for prompt, response, observation in rows:
         chat = tokenizer.apply_chat_template(
@@ -235,7 +243,7 @@ def encode(tokenizer, rows: list[Demonstration], kind: str) -> list[Weighted]:
             (chat, 0.0),
             (response + tokenizer.eos_token, weights.response),
             (separator, 0.0),
-            (observation, weights.observation),
+            (observation, weights.stranger or weights.observation),
         ):
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
             row.ids.extend(ids)
@@ -296,13 +304,13 @@ def imitate(
     and decays to 5 % of it linearly. kind: a name in WEIGHTS. stop: end after this many of the
     `steps`.
     """
-    document_weight = WEIGHTS[kind].document
+    weights = WEIGHTS[kind]
     texts = []
-    if document_weight:
-        separator = turn_text(tokenizer) if kind == "open" else ""
+    if weights.document:
+        separator = next_turn(tokenizer) if weights.stranger else ""
         observations = [row.observation for row in rows]
-        texts = documents(tokenizer, observations, document_weight, separator)
-    if kind == "open":
+        texts = documents(tokenizer, observations, weights.document, separator)
+    if weights.stranger:
         rows = strangers(rows, seed)
     encoded = encode(tokenizer, rows, kind)
     optimizers = make_optimizers(model, peak)
@@ -425,9 +433,9 @@ if __name__ == "__main__":
     parser.add_argument("name", choices=list(LESSONS), metavar="NAME", help=", ".join(LESSONS))
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     kinds = (
-        "which tokens have a loss; sft: responses; words: also observations alone; open: as words, "
-        "and after each response the observation of another step; actobs: responses, and after "
-        "each its own observation (default: that of NAME)"
+        "which tokens have a loss besides responses; words: observations alone; chat: after each "
+        "response, the observation of another step; open: both; actobs: after each response, its "
+        "own observation (default: that of NAME)"
     )
     parser.add_argument("--warm-start", choices=list(WEIGHTS), help=kinds)
     parser.add_argument("--threads", type=int, default=1, help="affects the last bits")

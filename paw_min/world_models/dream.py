@@ -85,6 +85,8 @@ class WorldModel:
     def answers(self, trajectory: Trajectory) -> list[str | None]:
         """The greedy answer to each command after the real chat, cut after its first wrong token.
 
+        None: too long, or it goes on with white space where the target ends.
+
         One forward pass over the trajectory, instead of a generation per answer: greedy decoding
         writes the target iff each of its tokens is the most likely one after those before it.
         """
@@ -104,7 +106,11 @@ class WorldModel:
             last = wrong[0] if wrong else span[-1]
             written = [likely[k] for k in range(span[0], last + 1) if likely[k] != self.end]
             # Special tokens are kept: none belongs to an answer.
-            found[number] = self.policy.tokenizer.decode(written).strip()
+            text = self.policy.tokenizer.decode(written)
+            # White space in place of the end token: the answer would go on, with unknown words.
+            goes_on = last == span[-1] and likely[last] != self.end and text[-1:].isspace()
+            if not goes_on:
+                found[number] = text.strip()
         return found
 
     def row(self, trajectory: Trajectory) -> TokenRow | None:

@@ -77,7 +77,7 @@ def filter_triplets(job: Job, validation: list[Triplet], others: list[Triplet]) 
         rows = [sft_row(job.cfg, policy, triplet) for triplet in validation]
         supervise(job, policy, sft_optimizer(job, policy), rows, settings.sft_epochs, "filter")
         # 2. It answers each of the others K times.
-        prompts = [policy.encode_chat(prompt_text(job.cfg, t)) for t in others]
+        prompts = [policy.encode_chat(prompt_text(job.cfg, t, reason=False)) for t in others]
         with sampler.sync(policy):
             answers = predict(
                 sampler, prompts, settings.tries,

@@ -33,7 +33,7 @@ class Imitated(TypedDict):
     rows: int
     parameters: int
     steps: int
-    loss: list[float]  # nats per token, of each tenth of the steps
+    loss: list[float]  # nats per token: means of successive parts, a tenth of the steps or less
 
 
 class Trained(Imitated):

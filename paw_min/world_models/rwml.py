@@ -183,7 +183,9 @@ def train_on_expert(job: Job, s: Session) -> dict[str, float]:
 
 def measure(job: Job, s: Session, held_out: list[Triplet], tau: float) -> dict[str, float]:
     """Greedy predictions of held-out steps, and the policy's play on the panel."""
-    prompts = [s.policy.encode_chat(prompt_text(job.cfg, t)) for t in held_out]
+    # The other methods have learned to answer without a thought.
+    reason = job.method == "rwml"
+    prompts = [s.policy.encode_chat(prompt_text(job.cfg, t, reason)) for t in held_out]
     truths = [as_written(s.policy, t.next_observation) for t in held_out]
     with s.sampler.sync(s.policy):
         answers = predict(

@@ -27,7 +27,10 @@ def fit(
 
     batch: rows per optimizer step. warm_up: steps in which the learning rate rises linearly to the
     optimizer's; then it is constant. micro_tokens: tokens per forward pass, padding included.
+    The policy's sampling temperature has no effect: labels are not sampled.
     """
+    sampling_temperature = policy.temperature
+    policy.temperature = 1.0
     peak = [group["lr"] for group in optimizer.param_groups]
     history = []
     steps = epochs * -(-len(rows) // batch)
@@ -43,6 +46,7 @@ def fit(
             history.append(fit_step(policy, optimizer, rows, mini, micro_tokens, step))
             bar.update(1)
     bar.close()
+    policy.temperature = sampling_temperature
     return history
 
 
