@@ -7,10 +7,13 @@ import json
 import shutil
 import subprocess
 import sys
+import tarfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -569,6 +572,20 @@ def test_all_commands_in_a_row(games_root, tmp_path, capsys, monkeypatch):
         run(*again, "--seed", 1)
 
 
+def test_wins_in_a_world_model_are_replayed(games_root, tmp_path, monkeypatch):
+    flags = ["--data", games_root, "--agents", "teacher", "--episodes", 2, *FLAGS]
+    oracle = Oracle("alfworld", AlfworldEnv, list_games(games_root, "train"))
+    for name, predict in (("right", oracle), ("success", success), ("nothing", nothing)):
+        world_model = SimpleNamespace(predict=predict)
+        monkeypatch.setattr(word2world, "load_world_model", lambda *args: world_model)
+        run("collect", "alfworld", "--world-model", "wm", "--out", tmp_path / name, *flags)
+    found = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("*/*t.json")}
+    assert found["right"]["won"] == found["right"]["confirmed"] == {"teacher": 1.0}
+    assert found["success"]["won"] == {"teacher": 1.0}
+    assert found["success"]["confirmed"] == {"teacher": 0.0}
+    assert found["nothing"]["won"] == {"teacher": 0.0} and found["nothing"]["confirmed"] == {}
+
+
 def test_a_killed_command_is_repeated(tmp_path, monkeypatch):
     """What it has written is replaced by the same command, and by no other."""
     out = tmp_path / "o"
@@ -809,7 +826,7 @@ def test_the_tables_of_the_page_are_those_of_the_files():
 
 
 def test_the_commands_of_the_page_parse():
-    text = (PAGE / "README.md").read_text()
+    text = (PAGE / "README.md").read_text() + (PAGE / "uses" / "README.md").read_text()
     lines = text.replace("\\\n", " ").splitlines()
     commands = [line.split()[1:] for line in lines if line.startswith("word2world ")]
     assert {words[0] for words in commands} == set(options.COMMANDS) == set(word2world.FUNCTIONS)
@@ -819,3 +836,38 @@ def test_the_commands_of_the_page_parse():
         assert line in text.splitlines()
     for words in commands:
         options.parse("", words)
+
+
+def test_the_page_of_uses_has_the_recorded_numbers():
+    text = " ".join((PAGE / "uses" / "README.md").read_text().split())
+    with tarfile.open(PAGE / "uses" / "runs.tar.xz") as archive:
+        files = {file.name: archive.extractfile(file).read() for file in archive if file.isfile()}
+    panels = {}  # agent -> mean of the repeats of each game
+    for path, stored in files.items():
+        if path.endswith("evaluation-only.json"):
+            by_game = {}
+            for episode in json.loads(stored)["episodes"]:
+                by_game.setdefault(episode["task"], []).append(episode["won"])
+            assert len(by_game) == 60 and {len(won) for won in by_game.values()} == {3}
+            agent = path.partition("/")[0].removeprefix("eval-")
+            panels[agent] = np.array([np.mean(won) for _, won in sorted(by_game.items())])
+
+    def around(values, sign=""):
+        return f"{values.mean():{sign}.3f} ± {values.std(ddof=1) / len(values) ** 0.5:.3f}"
+
+    assert f"| {around(panels['open'])} | - |" in text
+    for agent in ("agent-real-44", "agent-real", "agent-synthetic-44"):
+        difference = around(panels[agent] - panels["open"], "+")
+        assert f"| {around(panels[agent])} | {difference} |" in text
+    real, synthetic = panels["agent-real-44"], panels["agent-synthetic-44"]
+    assert f"difference is {around(real - synthetic, '+')}" in text
+    assert f"not above 44: {around(panels['agent-real'] - real, '+')}" in text
+    assert f"the difference is {around(panels['warm-agent'] - panels['cold-agent'], '+')}" in text
+    for name in ("warm", "cold"):
+        lines = [json.loads(line) for line in files[f"{name}-grpo/metrics.jsonl"].splitlines()]
+        held_out = [line["eval_success"] for line in lines if "eval_success" in line]
+        cells = [f"{value:.3f}" for value in (*held_out, np.mean(held_out[1:]))]
+        assert f"| {around(panels[f'{name}-agent'])} | {' | '.join(cells)} |" in text
+    collected = json.loads(files["synthetic/collect.json"])
+    assert f"declares {100 * collected['won']['model']:.1f} % of the 300 episodes won" in text
+    assert f"confirms {100 * collected['confirmed']['model']:.1f} % of these wins" in text

@@ -183,6 +183,7 @@ def collect(job: Job) -> Collected:
         raise UserError(f"--episodes {len(chosen)} for {len(job.agents)} agents: use more.")
     found = []
     won = {}
+    confirmed = {}
     for number, name in enumerate(job.agents):
         mine = chosen[number :: len(job.agents)]
         with open_agent(cfg, name, job.slips) as play:
@@ -195,6 +196,9 @@ def collect(job: Job) -> Collected:
             with closing(Recorder(cfg.env, pool)) as recorder:
                 played = play(recorder, mine)
         won[name] = mean([t.won for t in played])
+        if job.world_model and any(t.won for t in played):
+            with closing(tasks.make_pool(1)) as pool:
+                confirmed[name] = mean(replay_actions(pool, [t for t in played if t.won]))
         found += played
     write_trajectories(job.out / "trajectories.json", found)
     return Collected(
@@ -202,6 +206,7 @@ def collect(job: Job) -> Collected:
         turns=sum(len(t.answers) for t in found),
         failed=sum(bool(t.failed) for t in found),
         won=won,
+        confirmed=confirmed,
     )
 
 
