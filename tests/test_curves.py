@@ -142,6 +142,7 @@ def fair(tmp_path_factory) -> dict[str, curves.Setting]:
         "webshop/fair-pair-webshop.json",
         "search/fair-pair-search.json",
         "alfworld/fair-main-alfworld.json",
+        "webshop/fair-size-webshop.json",
         "webshop/fair-main-webshop.json",
         "search/fair-search.json",
         "stalled/fair-stalled-alfworld.json",
@@ -172,7 +173,7 @@ def test_the_tables_of_results_fair_are_those_of_the_archive(fair):
 def test_the_sentences_of_results_fair(fair):
     page = " ".join((FAIR / "README.md").read_text().split())
     first_page = " ".join((FAIR.parent.parent / "README.md").read_text().split())
-    numbers = {7: "seven", 8: "eight"}
+    numbers = {8: "eight"}
     for name in ("search", "ALFWorld", "WebShop"):
         pair = fair[f"fair-pair-{name.lower()}"]
         base, paw = pair.arms.values()
@@ -189,9 +190,17 @@ def test_the_sentences_of_results_fair(fair):
         values = alfworld[label].area.values
         first, second, third = (own - other for own, other in zip(values, grpo))
         assert f"{first:+.1f}, {second:+.1f} and {third:+.1f}" in page
-    webshop = fair["fair-main-webshop"].arms
-    for arm in list(webshop)[1:]:
-        assert all(a < b for a, b in zip(webshop[arm].area.values, webshop["GRPO"].area.values))
+    webshop = fair["fair-size-webshop"].arms
+    paw, placebo = webshop["GRPO w/ PaW"], webshop["placebo: shuffled targets"]
+    for sentence, other in (
+        ("differs from the placebo's by {}", placebo),
+        ("hardly from PaW: {} points", webshop["printed scale"]),
+    ):
+        change = curves.compared(curves.area, paw.curves, other.curves).changes()[1]
+        assert sentence.format(change) in page
+    norms = [arm.training.grad_norm for arm in (placebo, paw, webshop["GRPO"])]
+    shown = "(mean norm before clipping {:.2f}, PaW's {:.2f}, GRPO's {:.2f})"
+    assert shown.format(*norms) in page
     echo = alfworld["ECHO"].curves[0]
     assert f"falls from {echo[28]:.0f} to {echo[32]:.0f} %" in page
 
