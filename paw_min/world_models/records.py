@@ -26,8 +26,8 @@ class Collected(TypedDict):
     turns: int
     failed: int  # episodes that were lost
     won: dict[str, Rate]  # by agent
-    # In a world model: of these wins, the share that the same actions win in the environment. Empty
-    # for episodes in the environment, and without an agent that wins nothing.
+    # In a world model: of these wins, the share that the same actions win in the environment. An
+    # agent that wins nothing is left out; empty for episodes in the environment.
     confirmed: dict[str, Rate]
 
 
