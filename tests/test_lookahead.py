@@ -554,6 +554,28 @@ def test_a_killed_experiment_resumes(config, tmp_path, monkeypatch):
     assert played == ["likelihood", "veto"] and len(found) == 2
 
 
+def test_rules_share_the_responses_that_they_draw_alike(config, tmp_path, monkeypatch):
+    flags = ["--k", "1", "2", "3", "--replays", "5"]
+    generated = []  # (prompt, seed) of each response that was generated
+    generate = HFSampler._generate
+
+    def counted(self, batch, *others):
+        generated.extend((tuple(request.prompt_ids), request.seed) for request in batch)
+        return generate(self, batch, *others)
+
+    monkeypatch.setattr(HFSampler, "_generate", counted)
+    shared = run_experiment(config, tmp_path / "shared", *flags)[1]
+    assert len(set(generated)) == len(generated)
+    once = len(generated)
+    generated.clear()
+    # Without sharing: the same lines, with more work.
+    monkeypatch.setattr(experiment, "SharedDraws", lambda sampler: sampler)
+    alone = run_experiment(config, tmp_path / "alone", *flags)[1]
+    assert len(set(generated)) == once < len(generated)
+    for line, other in zip(shared, alone, strict=True):
+        assert line == pytest.approx(other)
+
+
 @pytest.mark.parametrize(
     "flags, message",
     [

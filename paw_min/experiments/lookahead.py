@@ -31,6 +31,8 @@ import json
 import os
 import shlex
 import sys
+from collections import deque
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle
@@ -57,7 +59,6 @@ from paw_min.running.runs import newest_checkpoint, replace_text, writing
 from paw_min.running.seeds import generator, request_seed
 from paw_min.running.session import (
     PANEL_SLOTS,
-    Loaded,
     check_tokenizer,
     find_tasks,
     loaded,
@@ -77,7 +78,7 @@ class WorldModelSampler(LookaheadSampler):
     """
 
     def __init__(
-        self, cfg: Config, sampler: HFSampler | VLLMSampler, k: int, world_model: WorldModel,
+        self, cfg: Config, sampler: "SharedDraws", k: int, world_model: WorldModel,
         episodes: Recorder, veto_at: float | None = None,
     ):  # fmt: skip
         super().__init__(cfg, sampler, k)
@@ -111,6 +112,53 @@ class WorldModelSampler(LookaheadSampler):
         while shared < len(ids) and ids[shared] == answer_ids[shared]:
             shared += 1
         return ids[:shared]
+
+
+class SharedDraws:
+    """A sampler that generates each response once (sampler.py), for one model at one temperature.
+
+    The seed of candidate n of a step does not depend on the rule or on K. So until two of them make
+    different choices, they ask for the same responses to the same prompts.
+    """
+
+    def __init__(self, sampler: HFSampler | VLLMSampler):
+        self.sampler = sampler
+        self.drawn: dict[tuple, Response] = {}  # (prompt, seed) -> response
+
+    def sync(self, policy: Policy):
+        return self.sampler.sync(policy)
+
+    def generate(
+        self, queue: deque[Request], temperature: float, max_tokens: int
+    ) -> Iterator[list[Response]]:
+        missing: deque[Request] = deque()  # what the other sampler generates next
+        asked: dict[int, tuple] = {}  # slot -> key of its missing response
+
+        def known() -> list[Response]:
+            found = []
+            while queue:
+                request = queue.popleft()
+                key = (tuple(request.prompt_ids), request.seed)
+                if key in self.drawn:
+                    found.append(replace(self.drawn[key], slot=request.slot))
+                else:
+                    missing.append(request)
+                    asked[request.slot] = key
+            return found
+
+        def all_known() -> Iterator[list[Response]]:
+            # An answer may bring new requests, which may be known, too.
+            while found := known():
+                yield found
+
+        yield from all_known()
+        while missing:
+            for finished in self.sampler.generate(missing, temperature, max_tokens):
+                for response in finished:
+                    self.drawn[asked.pop(response.slot)] = response
+                yield finished
+                # New requests join before the other sampler looks for its next unit of work.
+                yield from all_known()
 
 
 class Model(NamedTuple):
@@ -209,11 +257,12 @@ def main(argv: list[str] | None = None) -> None:
                         missing.append((k, rule))
             if not missing:
                 continue
-            with loaded(args.cfg, model.folder) as model_and_sampler:
+            with loaded(args.cfg, model.folder) as (policy, sampler):
+                shared = SharedDraws(sampler)
                 for k, rule in missing:
                     one = play(
-                        args.cfg, model.label, rule, k, model_and_sampler, pool, tasks,
-                        own.replays, world_model,
+                        args.cfg, model.label, rule, k, policy, shared, pool, tasks, own.replays,
+                        world_model,
                     )  # fmt: skip
                     found.append(one)
                     print(markdown_table(HEADER, [line(one)]), flush=True)
@@ -240,11 +289,10 @@ def find_model(cfg: Config, text: str) -> Model:
 
 
 def play(
-    cfg: Config, label: str, rule: Rule, k: int, model: Loaded, pool: Pool, tasks: Tasks,
-    replays: int, world_model: WorldModel | None,
+    cfg: Config, label: str, rule: Rule, k: int, policy: Policy, sampler: SharedDraws, pool: Pool,
+    tasks: Tasks, replays: int, world_model: WorldModel | None,
 ) -> Played:  # fmt: skip
     """Evaluate one model with one rule and one K; replay some of its candidates."""
-    policy, sampler = model
     if rule.kind == "world model":
         pool = Recorder(cfg.env, pool)
         looking = WorldModelSampler(cfg, sampler, k, world_model, pool, rule.veto_at)
