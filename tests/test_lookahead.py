@@ -9,7 +9,7 @@ import random
 import re
 from collections import deque
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +20,7 @@ from paw_min.config import check
 from paw_min.envs.interface import Step
 from paw_min.envs.pool import EnvPool
 from paw_min.experiments import lookahead as experiment
+from paw_min.experiments import lookahead_seeds
 from paw_min.experiments.outcomes import has_no_effect
 from paw_min.experiments.table import markdown_table
 from paw_min.experiments.transitions import text_rows
@@ -602,6 +603,79 @@ def test_bad_flags_of_the_experiment(flags, message):
 def test_a_run_folder_stands_for_its_newest_checkpoint(finished, config):
     found = experiment.find_model(config(), f"mine={finished}")
     assert found == ("mine", str(finished / "checkpoint-000001"))
+
+
+# ---- several seeds ----
+
+
+def line(model: str, rule: str, k: int, success: float, tokens: float, **others):
+    numbers = dict(
+        games=60, success_se=0.06, no_effect=0.2, vetoed=None, precision=None, base_rate=None,
+        replays=0, step_scored=0.0, step_passes=tokens, episode_tokens=0.0,
+    )  # fmt: skip
+    numbers |= others
+    return experiment.Played(
+        model=model, rule=rule, k=k, success=success, step_generated=tokens, **numbers
+    )
+
+
+def test_seeds_by_hand(tmp_path, capsys):
+    """Differences at the same K and at the same tokens, on the seeds that have both."""
+    start = line("start", "plain", 1, 0.1, 10.0)
+    first = [
+        start,
+        line("PaW", "plain", 1, 0.2, 10.0),
+        line("PaW", "likelihood", 4, 0.4, 40.0),
+        # Halfway between 10 and 40 on a logarithmic axis: likelihood has 0.3 there.
+        line("PaW", "veto", 2, 0.5, 20.0, vetoed=0.5, precision=0.9, base_rate=0.2),
+        line("PaW", "veto", 4, 0.5, 50.0, vetoed=0.5, precision=0.9, base_rate=0.2),
+    ]
+    second = [
+        start,
+        line("PaW", "plain", 1, 0.4, 10.0),
+        line("PaW", "likelihood", 4, 0.6, 40.0),
+        line("PaW", "veto", 2, 0.4, 20.0, vetoed=0.1, precision=0.3, base_rate=0.2),
+        line("PaW", "veto", 4, 0.6, 50.0, vetoed=0.0, base_rate=0.3),
+    ]
+    files = []
+    for number, lines in enumerate((first, second)):
+        files.append(tmp_path / f"seed{number}.json")
+        files[-1].write_text(json.dumps([asdict(one) for one in lines]))
+    lookahead_seeds.main(files, tmp_path / "out")
+    numbers = json.loads((tmp_path / "out" / "lookahead-seeds.json").read_text())
+    found = {(one["model"], one["rule"], one["k"]): one for one in numbers}
+    assert found["start", "plain", 1]["success"] == [0.1]  # the same weights twice
+    two = found["PaW", "veto", 2]
+    assert two["same_k"] is None  # likelihood has no K = 2
+    assert two["same_tokens"]["mean"] == pytest.approx(((0.5 - 0.3) + (0.4 - 0.5)) / 2)
+    assert two["vetoed"] == pytest.approx(0.3)
+    assert two["knows"]["mean"] == pytest.approx((0.7 + 0.1) / 2)
+    four = found["PaW", "veto", 4]
+    assert four["same_k"]["mean"] == pytest.approx(0.05)
+    # t(1) = 12.706; the differences 0.1 and 0 have the standard error 0.05.
+    assert four["same_k"]["t"] == pytest.approx([0.05 - 12.706 * 0.05, 0.05 + 12.706 * 0.05], 1e-3)
+    assert four["same_tokens"] is None  # more than likelihood's 40
+    assert four["knows"] == {"mean": pytest.approx(0.7), "t": None, "seeds": 1}
+    shown = capsys.readouterr().out
+    cells = ["PaW", "veto", "4", "2", "0.550 (0.500 to 0.600)", "50.0", "+0.050 [-0.585, +0.685]"]
+    assert f"| {' | '.join(cells)} |" in shown
+    assert (tmp_path / "out" / "lookahead-seeds.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (None, "does not exist: write it with lookahead --out."),
+        ("[]", "has no lines: finish the lookahead first."),
+        ("[{}]", "0.model"),
+    ],
+)
+def test_files_that_are_no_lookahead(tmp_path, content, message):
+    path = tmp_path / "seed0.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UserError, match=re.escape(message)):
+        lookahead_seeds.main([path], tmp_path / "out")
 
 
 def recorded(name: str) -> tuple[str, list]:

@@ -1,0 +1,212 @@
+"""Lookahead over several seeds: the lines of `lookahead`, averaged, and what a rule is worth.
+
+    python -m paw_min.experiments.lookahead_seeds FILE ... --out FOLDER
+
+FILE: lookahead-ENV.json of one seed, written by `lookahead` with the same labels. Lines with the
+same model, rule and K belong together. A seed that lacks a line is left out of it. The draws of an
+evaluation do not depend on the seed, so a model with the same lines in two files is the same model
+(the start model, for example): it counts once.
+
+Each rule is compared with `likelihood`, seed by seed, with 95 % paired t intervals (curves.py):
+
+    same K         success, minus that of `likelihood` with the same K
+    same tokens    success, minus that of `likelihood` with as many tokens per step, read off the
+                   line through its points at K = 1, 2, 4 and so on, over log tokens. It ends at the
+                   largest K, so there is no comparison for a rule that takes more tokens
+    knows          share of the vetoes that were right, minus the base rate: above 0 if the vetoes
+                   know more than chance. Seeds without a veto are left out
+
+Writes lookahead-seeds.md, lookahead-seeds.json and lookahead-seeds.png.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from math import log
+from pathlib import Path
+
+import numpy as np
+
+from paw_min.experiments.curves import t_interval
+from paw_min.experiments.figures import save
+from paw_min.experiments.lookahead import Played
+from paw_min.experiments.table import markdown_table
+from paw_min.running.errors import Parser, UserError, user_errors
+from paw_min.running.metrics import mean
+from paw_min.running.plot import plain, plt
+from paw_min.running.runs import writing
+from paw_min.running.untrusted import read_json
+
+BASE = "likelihood"
+Key = tuple[str, str, int]  # model, rule, K
+Seed = dict[Key, Played]
+
+
+@dataclass
+class Difference:
+    """The mean of paired differences, and its interval; None with one seed."""
+
+    mean: float
+    t: tuple[float, float] | None
+    seeds: int
+
+    def __str__(self) -> str:
+        around = f" [{self.t[0]:+.3f}, {self.t[1]:+.3f}]" if self.t else ""
+        return f"{self.mean:+.3f}{around}"
+
+
+@dataclass
+class Line:
+    """One model with one rule and one K, over its seeds. None: the rule has no such number."""
+
+    model: str
+    rule: str
+    k: int
+    success: list[float]  # of each seed
+    no_effect: float
+    vetoed: float | None
+    precision: float | None
+    base_rate: float | None
+    step_tokens: float
+    same_k: Difference | None
+    same_tokens: Difference | None
+    knows: Difference | None
+
+
+def read(path: Path) -> Seed:
+    if not path.is_file():
+        raise UserError(f"{path} does not exist: write it with lookahead --out.")
+    return {(one.model, one.rule, one.k): one for one in read_json(path, list[Played])}
+
+
+def of_model(seed: Seed, model: str) -> Seed:
+    return {key: one for key, one in seed.items() if key[0] == model}
+
+
+def difference(differences: list[float]) -> Difference | None:
+    if not differences:
+        return None
+    several = len(differences) > 1
+    t = t_interval(differences) if several else None
+    return Difference(mean(differences), t, len(differences))
+
+
+def success_at(seed: Seed, model: str, tokens: float) -> float | None:
+    """Success of `likelihood` with as many tokens per step; None outside its points."""
+    points = [one for one in of_model(seed, model).values() if one.rule in ("plain", BASE)]
+    points.sort(key=lambda one: one.step_tokens)
+    if not points or not points[0].step_tokens <= tokens <= points[-1].step_tokens:
+        return None
+    x = [log(one.step_tokens) for one in points]
+    return float(np.interp(log(tokens), x, [one.success for one in points]))
+
+
+def averaged(seeds: list[Seed], key: Key) -> Line:
+    """One line of the table."""
+    model, rule, k = key
+    mine = [seed[key] for seed in seeds if key in seed]
+
+    def known(name: str) -> float | None:
+        values = [getattr(one, name) for one in mine if getattr(one, name) is not None]
+        return mean(values) if values else None
+
+    same_k = []
+    same_tokens = []
+    if rule not in ("plain", BASE):
+        for seed in seeds:
+            if key not in seed:
+                continue
+            one = seed[key]
+            if (model, BASE, k) in seed:
+                same_k.append(one.success - seed[model, BASE, k].success)
+            other = success_at(seed, model, one.step_tokens)
+            if other is not None:
+                same_tokens.append(one.success - other)
+    knows = [one.precision - one.base_rate for one in mine if one.precision is not None]
+    return Line(
+        model=model, rule=rule, k=k,
+        success=[one.success for one in mine],
+        no_effect=known("no_effect"),
+        vetoed=known("vetoed"),
+        precision=known("precision"),
+        base_rate=known("base_rate"),
+        step_tokens=known("step_tokens"),
+        same_k=difference(same_k),
+        same_tokens=difference(same_tokens),
+        knows=difference(knows),
+    )  # fmt: skip
+
+
+HEADER = ["model", "rule", "K", "seeds", "success (lowest to highest)", "tokens per step"]
+HEADER += ["same K", "same tokens", "steps without effect", "vetoed", "veto right", "base rate"]
+HEADER += ["knows"]
+
+
+def table(lines: list[Line]) -> str:
+    rows = []
+    for one in lines:
+        low = min(one.success)
+        high = max(one.success)
+        differences = [str(found) if found else None for found in (one.same_k, one.same_tokens)]
+        rows.append([
+            one.model, one.rule, one.k, len(one.success),
+            f"{mean(one.success):.3f} ({low:.3f} to {high:.3f})", f"{one.step_tokens:.1f}",
+            *differences, one.no_effect, one.vetoed, one.precision, one.base_rate,
+            str(one.knows) if one.knows else None,
+        ])  # fmt: skip
+    return markdown_table(HEADER, rows)
+
+
+def draw(lines: list[Line], path: Path) -> None:
+    """A panel per model: success over tokens per step, a line per rule, with the seeds' range."""
+    models = list(dict.fromkeys(one.model for one in lines))
+    rules = list(dict.fromkeys(one.rule for one in lines if one.rule != "plain"))
+    figure, axes = plt.subplots(
+        1, len(models), figsize=(3.4 * len(models), 3.4), sharey=True, squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+    for axis, model in zip(axes[0], models):
+        for number, rule in enumerate(rules):
+            line = [one for one in lines if one.model == model and one.rule in ("plain", rule)]
+            heights = np.array([mean(one.success) for one in line])
+            below = heights - [min(one.success) for one in line]
+            above = [max(one.success) for one in line] - heights
+            axis.errorbar(
+                [one.step_tokens for one in line], heights, yerr=[below, above],
+                color=f"C{number}", marker="o", capsize=2, lw=1.2, label=plain(rule),
+            )  # fmt: skip
+        axis.set(title=plain(model), xlabel="tokens per step")
+        axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+        axis.grid(alpha=0.3)
+    axes[0, 0].set_ylabel("held-out success")
+    axes[0, 0].legend(fontsize=8)
+    save(figure, path)
+
+
+def main(files: list[Path], out: Path) -> None:
+    seeds = [read(path) for path in files]
+    for number, seed in enumerate(seeds):
+        for model in {key[0] for key in seed}:
+            if any(of_model(seed, model) == of_model(other, model) for other in seeds[:number]):
+                for key in of_model(seed, model):
+                    del seed[key]
+    keys = dict.fromkeys(key for seed in seeds for key in seed)
+    lines = [averaged(seeds, key) for key in keys]
+    if not lines:
+        raise UserError(f"{files[0]} has no lines: finish the lookahead first.")
+    print(table(lines))
+    with writing(str(out)):
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "lookahead-seeds.md").write_text(table(lines) + "\n")
+        numbers = json.dumps([asdict(one) for one in lines], indent=1, ensure_ascii=False)
+        (out / "lookahead-seeds.json").write_text(numbers + "\n")
+    draw(lines, out / "lookahead-seeds.png")
+
+
+if __name__ == "__main__":
+    parser = Parser(description=__doc__)
+    parser.add_argument("files", nargs="+", type=Path, help="lookahead-ENV.json, one per seed")
+    parser.add_argument("--out", type=Path, required=True, help="folder of table and figure")
+    args = parser.parse_args()
+    with user_errors():
+        main(args.files, args.out)
