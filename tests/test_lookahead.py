@@ -549,9 +549,15 @@ def test_a_killed_experiment_resumes(config, tmp_path, monkeypatch):
     played.clear()
     assert run_experiment(config, tmp_path, "--k", "1", "2", "--replays", "5")[1] == whole
     assert played == ["veto"]
-    # Another command measures everything again.
+    # Another K adds lines, in their order.
     played.clear()
-    found = run_experiment(config, tmp_path, "--k", "2", "--replays", "5")[1]
+    found = run_experiment(config, tmp_path, "--k", "3", "2", "--replays", "5")[1]
+    assert played == ["likelihood", "veto"]
+    assert [one for one in found if one["k"] < 3] == whole
+    assert [(one["rule"], one["k"]) for one in found[3:]] == [("likelihood", 3), ("veto", 3)]
+    # Other settings measure everything again.
+    played.clear()
+    found = run_experiment(config, tmp_path, "--k", "2", "--replays", "4")[1]
     assert played == ["likelihood", "veto"] and len(found) == 2
 
 

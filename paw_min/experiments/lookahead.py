@@ -22,7 +22,8 @@ Was a veto right? Environments are deterministic. So the episode's commands up t
 repeated, and the vetoed command is executed. The same is done for candidates drawn from all: a veto
 is only worth something if it is right more often than that base rate.
 
-With --out, each line is stored when it is measured. Rerun the same command to resume.
+With --out, each line is stored when it is measured. Rerun the same command to resume. The same
+command with other --k or --veto-at adds lines.
 
 Not in the paper. results/lookahead/README.md explains the table.
 """
@@ -166,8 +167,11 @@ class Model(NamedTuple):
     folder: str
 
 
+KINDS = ("plain", "likelihood", "veto", "world model")
+
+
 class Rule(NamedTuple):
-    kind: str  # plain, likelihood, veto, world model
+    kind: str  # one of KINDS
     veto_at: float | None = None  # of a world model
 
     @property
@@ -245,8 +249,11 @@ def main(argv: list[str] | None = None) -> None:
         world_model = load_world_model(own.world_model, args.cfg)
         rules.append(Rule("world model"))
         rules += [Rule("world model", threshold) for threshold in sorted(set(own.veto_at))]
-    # Without the checkpoints, a run that was trained further would keep its old lines.
-    found = begin(args, shlex.join([*argv, *(model.folder for model in models)]))
+    # What a line depends on, besides its own K and threshold. The folders are those of checkpoints:
+    # otherwise, a run that was trained further would keep its old lines.
+    settings = [*others, "--replays", str(own.replays), "--world-model", str(own.world_model)]
+    settings += [f"{model.label}={model.folder}" for model in models]
+    found = begin(args, shlex.join(settings))
     measured = {(one.model, one.rule, one.k) for one in found}
     with closing(tasks.make_pool(min(PANEL_SLOTS, len(tasks.held_out)))) as pool:
         for model in models:
@@ -265,6 +272,7 @@ def main(argv: list[str] | None = None) -> None:
                         world_model,
                     )  # fmt: skip
                     found.append(one)
+                    found.sort(key=lambda one: (labels.index(one.model), one.k, rule_order(one)))
                     print(markdown_table(HEADER, [line(one)]), flush=True)
                     if args.out:
                         text = json.dumps([asdict(one) for one in found], indent=1)
@@ -378,6 +386,12 @@ def line(one: Played) -> list:
     ]  # fmt: skip
 
 
+def rule_order(one: Played) -> tuple[int, str]:
+    """Place of a line's rule among those of one K."""
+    kind = one.rule.partition(",")[0]
+    return KINDS.index(kind), one.rule
+
+
 def table(found: list[Played]) -> str:
     return markdown_table(HEADER, [line(one) for one in found])
 
@@ -387,17 +401,17 @@ def stored(args: Arguments) -> Path:
     return args.out / f"lookahead-{args.cfg.env}.json"
 
 
-def begin(args: Arguments, command: str) -> list[Played]:
-    """The lines that an earlier run of this command has measured; those of another are deleted."""
+def begin(args: Arguments, settings: str) -> list[Played]:
+    """The lines that were measured with these settings; those of others are deleted."""
     if not args.out:
         return []
     path = stored(args)
-    noted = path.with_suffix(".command")
-    if path.is_file() and noted.is_file() and noted.read_bytes() == os.fsencode(command):
+    noted = path.with_suffix(".settings")
+    if path.is_file() and noted.is_file() and noted.read_bytes() == os.fsencode(settings):
         return read_json(path, list[Played])
     with writing(str(path)):
         path.unlink(missing_ok=True)
-    replace_text(noted, command)
+    replace_text(noted, settings)
     return []
 
 
