@@ -664,7 +664,8 @@ def test_seeds_by_hand(tmp_path, capsys):
     assert four["knows"] == {"mean": pytest.approx(0.7), "t": None, "seeds": 1}
     shown = capsys.readouterr().out
     cells = ["PaW", "veto", "4", "2", "0.550 (0.500 to 0.600)", "50.0", "+0.050 [-0.585, +0.685]"]
-    assert f"| {' | '.join(cells)} |" in shown
+    assert f"| {' | '.join(cells)} | - | 0.200 |" in shown
+    assert "| PaW | veto | 4 | 2 | 0.250 | 0.900 | 0.250 | +0.700 |" in shown
     assert (tmp_path / "out" / "lookahead-seeds.png").stat().st_size > 5000
 
 

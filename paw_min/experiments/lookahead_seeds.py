@@ -136,24 +136,28 @@ def averaged(seeds: list[Seed], key: Key) -> Line:
     )  # fmt: skip
 
 
-HEADER = ["model", "rule", "K", "seeds", "success (lowest to highest)", "tokens per step"]
-HEADER += ["same K", "same tokens", "steps without effect", "vetoed", "veto right", "base rate"]
-HEADER += ["knows"]
-
-
-def table(lines: list[Line]) -> str:
-    rows = []
+def markdown(lines: list[Line]) -> str:
+    """Two tables: what each rule wins, and what its vetoes know."""
+    won = []
+    known = []
     for one in lines:
+        own = [one.model, one.rule, one.k, len(one.success)]
         low = min(one.success)
         high = max(one.success)
-        differences = [str(found) if found else None for found in (one.same_k, one.same_tokens)]
-        rows.append([
-            one.model, one.rule, one.k, len(one.success),
-            f"{mean(one.success):.3f} ({low:.3f} to {high:.3f})", f"{one.step_tokens:.1f}",
-            *differences, one.no_effect, one.vetoed, one.precision, one.base_rate,
-            str(one.knows) if one.knows else None,
-        ])  # fmt: skip
-    return markdown_table(HEADER, rows)
+        success = f"{mean(one.success):.3f} ({low:.3f} to {high:.3f})"
+        differences = [shown(one.same_k), shown(one.same_tokens)]
+        won.append([*own, success, f"{one.step_tokens:.1f}", *differences, one.no_effect])
+        if one.vetoed is not None:
+            known.append([*own, one.vetoed, one.precision, one.base_rate, shown(one.knows)])
+    own = ["model", "rule", "K", "seeds"]
+    first = [*own, "success (lowest to highest)", "tokens per step", "same K", "same tokens"]
+    second = [*own, "vetoed", "veto right", "base rate", "knows"]
+    tables = [markdown_table([*first, "steps without effect"], won), markdown_table(second, known)]
+    return "\n\n".join(tables)
+
+
+def shown(found: Difference | None) -> str | None:
+    return str(found) if found else None
 
 
 def draw(lines: list[Line], path: Path) -> None:
@@ -194,10 +198,11 @@ def main(files: list[Path], out: Path) -> None:
     lines = [averaged(seeds, key) for key in keys]
     if not lines:
         raise UserError(f"{files[0]} has no lines: finish the lookahead first.")
-    print(table(lines))
+    text = markdown(lines)
+    print(text)
     with writing(str(out)):
         out.mkdir(parents=True, exist_ok=True)
-        (out / "lookahead-seeds.md").write_text(table(lines) + "\n")
+        (out / "lookahead-seeds.md").write_text(text + "\n")
         numbers = json.dumps([asdict(one) for one in lines], indent=1, ensure_ascii=False)
         (out / "lookahead-seeds.json").write_text(numbers + "\n")
     draw(lines, out / "lookahead-seeds.png")
