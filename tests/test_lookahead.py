@@ -555,10 +555,10 @@ def test_a_killed_experiment_resumes(config, tmp_path, monkeypatch):
     assert played == ["likelihood", "veto"]
     assert [one for one in found if one["k"] < 3] == whole
     assert [(one["rule"], one["k"]) for one in found[3:]] == [("likelihood", 3), ("veto", 3)]
-    # Other settings measure everything again.
-    played.clear()
-    found = run_experiment(config, tmp_path, "--k", "2", "--replays", "4")[1]
-    assert played == ["likelihood", "veto"] and len(found) == 2
+    # Other settings would mix: the lines stay.
+    with pytest.raises(UserError, match="has lines of other settings: choose another --out"):
+        run_experiment(config, tmp_path, "--k", "2", "--replays", "4")
+    assert json.loads((tmp_path / "out" / "lookahead-alfworld.json").read_text()) == found
 
 
 def test_rules_share_the_responses_that_they_draw_alike(config, tmp_path, monkeypatch):
@@ -589,7 +589,7 @@ def test_rules_share_the_responses_that_they_draw_alike(config, tmp_path, monkey
         (["--models", "open"], "--models open is not LABEL=MODEL, for example open=open."),
         (["--models", "a=tests"], "tests has no config.json: give"),
         (["--replays", "0"], "--replays 0 is out of range: it must be at least 1."),
-        (["--world-model", "tests"], "tests is no world model .no train.json"),
+        (["--world-model", "tests"], "tests is not a world model .no train.json"),
         (["--veto-at", "0.2"], "--veto-at needs --world-model."),
         (["--veto-at", "2"], "--veto-at 2 is out of range: it must be above 0 and at most 1."),
         (["--veto-at", "nan"], "--veto-at nan is out of range"),
@@ -655,17 +655,17 @@ def test_seeds_by_hand(tmp_path, capsys):
     assert two["same_k"] is None  # likelihood has no K = 2
     assert two["same_tokens"]["mean"] == pytest.approx(((0.5 - 0.3) + (0.4 - 0.5)) / 2)
     assert two["vetoed"] == pytest.approx(0.3)
-    assert two["knows"]["mean"] == pytest.approx((0.7 + 0.1) / 2)
+    assert two["above_base"]["mean"] == pytest.approx((0.7 + 0.1) / 2)
     four = found["PaW", "veto", 4]
     assert four["same_k"]["mean"] == pytest.approx(0.05)
     # t(1) = 12.706; the differences 0.1 and 0 have the standard error 0.05.
     assert four["same_k"]["t"] == pytest.approx([0.05 - 12.706 * 0.05, 0.05 + 12.706 * 0.05], 1e-3)
     assert four["same_tokens"] is None  # more than likelihood's 40
-    assert four["knows"] == {"mean": pytest.approx(0.7), "t": None, "seeds": 1}
+    assert four["above_base"] == {"mean": pytest.approx(0.7), "t": None, "seeds": 1}
     shown = capsys.readouterr().out
     cells = ["PaW", "veto", "4", "2", "0.550 (0.500 to 0.600)", "50.0", "+0.050 [-0.585, +0.685]"]
     assert f"| {' | '.join(cells)} | - | 0.200 |" in shown
-    assert "| PaW | veto | 4 | 2 | 0.250 | 0.900 | 0.250 | +0.700 |" in shown
+    assert "| PaW | veto | 4 | 2 | 0.250 | 0.900 | 0.250 | +0.700 (1) |" in shown
     assert (tmp_path / "out" / "lookahead-seeds.png").stat().st_size > 5000
 
 

@@ -108,6 +108,9 @@ def test_a_step_as_text_and_back():
     # A purchase of the wrong product: nothing is said, and there is no sign of the end.
     lost = Step("", "buy", "pick", ["click[x]"], done=True)
     assert to_text(lost) == "" and not to_step("", FIRST).done
+    # A bar in an option of WebShop does not end it.
+    colors = Step("x", "nap.", "pick", ["click[cork | leather]", "click[red]"])
+    assert to_step(to_text(colors), FIRST).admissible == colors.admissible
     # A win that is taken back is none: WebShop's score of 1 counts at the purchase only.
     assert "[SUCCESS]" not in to_text(Step("x", "", "", [], done=True, won=False))
 
@@ -170,6 +173,11 @@ REWRITES = (  # like Qwen3's: a thought before the last answer only
     "{% if add_generation_prompt %}<agent>\n\n{% endif %}"
 )
 
+TRIMS = (  # like Llama 3's
+    "{% for m in messages %}<user>{{ m['content'] | trim }}{% endfor %}"
+    "{% if add_generation_prompt %}<agent>{% endif %}"
+)
+
 
 def language_model(template=None, context=500, texts=("go to bed 1", "You see: a mug, 2 cups.")):
     tokenizer = word_tokenizer(list(texts))
@@ -191,7 +199,7 @@ def test_word_tokenizer_gives_back_the_text():
         assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
-@pytest.mark.parametrize("template", [None, REWRITES])
+@pytest.mark.parametrize("template", [None, REWRITES, TRIMS])
 def test_a_row_is_the_prompts_of_all_its_answers(template):
     model = language_model(template)
     chat = chat_of("You see: a mug", "go to bed 1", "a mug", "go to 2", "2 cups.", "go", "You see:")
@@ -266,7 +274,7 @@ def test_answers_in_one_pass_are_those_of_greedy_decoding():
     in_one_pass = model.answers(trajectory)
     assert [p == t for p, t in zip(generated, trajectory.answers)] == [True, True, False, False]
     assert in_one_pass[:3] == generated[:3] == ["You see a mug", "cups", "You"]
-    assert in_one_pass[3] == "You see cups"  # cut after the token in place of the end
+    assert in_one_pass[3] is None  # a token in place of the end: it would go on
 
 
 def test_an_answer_that_goes_on_with_white_space_is_not_exact():
@@ -279,6 +287,29 @@ def test_an_answer_that_goes_on_with_white_space_is_not_exact():
     assert model.predict([learned[:2]]) == ["a mug\ncup"]
     shorter = Trajectory(messages=[*learned[:2], said("assistant", "a mug")])
     assert model.answers(shorter) == [None]
+
+
+def test_the_observation_of_a_cut_answer_may_go_on():
+    # As in Qwen's tokenizer, where ".\n" is one token: the first wrong token begins as the target.
+    tokenizer = word_tokenizer(["go", "a mug [SUCCESS]\nAvailable actions: go | run"])
+    tokenizer.add_tokens([" mug\n"])
+    model = WorldModel(Policy(make_model(tokenizer, 0, 32), tokenizer), 500, answer_tokens=12)
+
+    def learn(answer):
+        row = model.row(Trajectory(messages=chat_of("a", "go", answer)))
+        optimizer = torch.optim.AdamW(model.policy.parameters(), lr=1e-2)
+        fit(model.policy, optimizer, [row], epochs=60, batch=1, warm_up=5, micro_tokens=99,
+            seed_key=(0,))  # fmt: skip
+        assert model.predict([chat_of("a", "go")]) == [answer]
+
+    target = Trajectory(messages=chat_of("a", "go", "a mug\nAvailable actions: go"))
+    learn("a mug [SUCCESS]")
+    assert model.answers(target) == [None]
+    assert word2world.measure_fidelity(model.answers, [target])["em_observation"] == 0.0
+    # With the list of actions, the observation is complete.
+    learn("a mug\nAvailable actions: run")
+    found = word2world.measure_fidelity(model.answers, [target])
+    assert found["em"] == 0.0 and found["em_observation"] == 1.0
 
 
 # --- world models, good and broken -----------------------------------------------------------
@@ -371,7 +402,8 @@ def test_a_world_model_that_copies_the_last_observation(games, recorded):
             for old, new in pairs]  # fmt: skip
     assert word2world.measure_fidelity(steps(copies), recorded)["em"] == sum(same) / len(same) < 0.2
     found = consistency(games, copies)
-    assert found["real"] == 1.0 and found["wm"] == found["w2r"] == found["cr"] == 0.0
+    assert found["real"] == 1.0 and found["wm"] == found["w2r"] == 0.0
+    assert found["cr"] == found["pairwise_cr"] == 0.0
 
 
 def test_a_world_model_in_which_nothing_happens(games, recorded):
@@ -388,7 +420,8 @@ def test_a_world_model_that_says_success_at_once(games, recorded):
     found = word2world.measure_fidelity(steps(success), recorded)
     assert found["em"] == found["em_observation"] == 0.0
     found = consistency(games, success)
-    assert found["wm"] == 1.0 and found["w2r"] == 0.0 and found["cr"] == 0.0
+    assert found["wm"] == 1.0 and found["w2r"] == 0.0
+    assert found["cr"] == found["pairwise_cr"] == 0.0
     assert all(episode["wm_steps"] == 1 for episode in found["episodes"])
 
 
@@ -496,10 +529,11 @@ def test_the_verifier_vetoes_until_its_budget_is_spent(shop):
     answers, pool = buy(nothing, 0, 1)
     assert answers[-1].done and pool.checks == pool.vetoes == 0
     # Two vetoes: the same page again, and the real episode has not moved; then it goes through.
-    answers, pool = buy(nothing, 2, 3)
-    assert answers[2] == answers[3] == answers[1] and not answers[3].done
-    assert answers[4].done and pool.checks == pool.vetoes == 2
-    assert pool.trajectories[0].commands == ["search[lamp]", product, BUY]
+    for predict in (nothing, copies):
+        answers, pool = buy(predict, 2, 3)
+        assert answers[2] == answers[3] == answers[1] and not answers[3].done
+        assert answers[4].done and pool.checks == pool.vetoes == 2
+        assert pool.trajectories[0].commands == ["search[lamp]", product, BUY]
     # A world model that always expects success vetoes nothing.
     answers, pool = buy(success, 2, 1)
     assert answers[-1].done and pool.checks == 1 and pool.vetoes == 0
@@ -677,6 +711,27 @@ def test_imitation_rows_end_with_the_end_token(recorded, model, tmp_path):
         assert not row.obs_ids and len(row.prompt_ids) == 30  # cut as in a rollout
 
 
+def test_wins_are_counted_in_each_file(recorded, model, tmp_path, monkeypatch):
+    wins = [t for t in recorded if t.won]
+    files = []
+    for name, first in (("a", wins[0]), ("b", wins[1])):
+        files.append(tmp_path / name)
+        trajectories.write_trajectories(files[-1], [first, wins[2]])
+    words = ["imitate", "alfworld", "--trajectories", *map(str, files), "--model", model]
+    job = options.parse("", [*words, "--wins", "1", "--out", str(tmp_path / "o")])
+    monkeypatch.setattr(training, "fit_and_save", lambda job, policy, optimizer, rows, n: rows)
+    responses = [*wins[0].responses, *wins[1].responses]
+    policy = load_policy(model)
+    found = [policy.decode(row.response_ids) for row in training.imitate(job)]
+    assert found == [policy.decode(policy.encode(response)) for response in responses]
+
+
+def test_one_process(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="^word2world runs in one process: start it without"):
+        options.parse("", ["collect", "alfworld", "--out", "o"])
+
+
 def test_an_episode_without_its_responses_is_not_imitated(recorded, tmp_path):
     """Else the agent is trained on none, or on those of other steps."""
     won = next(t for t in recorded if t.won)
@@ -705,7 +760,10 @@ def test_an_episode_without_its_responses_is_not_imitated(recorded, tmp_path):
         (["verify", "webshop", "--world-model", "x", "--budgets", "-2"], "--budgets -2 is out"),
         (["train", "alfworld", "--trajectories", "no.json"], "no.json does not exist"),
         (["collect", "alfworld", "--agents", "random", "random"], "random random: name each once"),
-        (["consistency", "alfworld", "--world-model", "no"], "no is no world model"),
+        (["consistency", "alfworld", "--world-model", "no"], "no is not a world model"),
+        (["collect", "alfworld", "--lookahead", "2"], "--lookahead is for the run scripts"),
+        (["train", "alfworld", "--trajectories", "x", "--lora-rank", "8"],
+         "--lora-rank 8: train trains all weights; use --lora-rank 0"),
     ],
 )
 def test_errors_are_one_sentence(words, message, tmp_path, games_root):
@@ -743,6 +801,7 @@ def test_damaged_files_are_named(tmp_path, games_root):
         ({"context": "9"}, "context: Input should be a valid integer"),
         ({"context": 0}, "has the context 0"),
         ({"command": "word2world train webshop"}, "train webshop`: give a world model of alfworld"),
+        ({"command": "word2world train webshop --out alfworld"}, "give a world model of alfworld"),
     ):
         (wm / "train.json").write_text(json.dumps(record | change))
         refused(["consistency", "alfworld", "--world-model", wm], match)

@@ -74,6 +74,7 @@ from paw_min.world_models.trajectories import ACTIONS, Recorder, said
 class WorldModelSampler(LookaheadSampler):
     """Lookahead whose outcomes a separate Word2World model predicts.
 
+    Its cost is a lower bound: that this model reads the chat and the command is not counted.
     episodes: the pool that the panel is played in. It has the chat of each episode so far.
     veto_at: least probability of the text of no effect for a veto; None: it is the greedy one.
     """
@@ -402,15 +403,16 @@ def stored(args: Arguments) -> Path:
 
 
 def begin(args: Arguments, settings: str) -> list[Played]:
-    """The lines that were measured with these settings; those of others are deleted."""
+    """The lines that were measured with these settings; UserError if there are others."""
     if not args.out:
         return []
     path = stored(args)
     noted = path.with_suffix(".settings")
-    if path.is_file() and noted.is_file() and noted.read_bytes() == os.fsencode(settings):
+    if path.is_file():
+        if not noted.is_file() or noted.read_bytes() != os.fsencode(settings):
+            raise UserError(f"{path} has lines of other settings: choose another --out, or delete "
+                            "it.")  # fmt: skip
         return read_json(path, list[Played])
-    with writing(str(path)):
-        path.unlink(missing_ok=True)
     replace_text(noted, settings)
     return []
 

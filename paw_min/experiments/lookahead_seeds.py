@@ -1,4 +1,4 @@
-"""Lookahead over several seeds: the lines of `lookahead`, averaged, and what a rule is worth.
+"""Lookahead over several seeds: the lines of `lookahead`, averaged, and how much each rule gains.
 
     python -m paw_min.experiments.lookahead_seeds FILE ... --out FOLDER
 
@@ -13,8 +13,10 @@ Each rule is compared with `likelihood`, seed by seed, with 95 % paired t interv
     same tokens    success, minus that of `likelihood` with as many tokens per step, read off the
                    line through its points at K = 1, 2, 4 and so on, over log tokens. It ends at the
                    largest K, so there is no comparison for a rule that takes more tokens
-    knows          share of the vetoes that were right, minus the base rate: above 0 if the vetoes
+    above base     share of the vetoes that were right, minus the base rate: above 0 if the vetoes
                    know more than chance. Seeds without a veto are left out
+
+Each difference is followed by its interval and, where seeds were left out, by the number of seeds.
 
 Writes lookahead-seeds.md, lookahead-seeds.json and lookahead-seeds.png.
 """
@@ -49,10 +51,6 @@ class Difference:
     t: tuple[float, float] | None
     seeds: int
 
-    def __str__(self) -> str:
-        around = f" [{self.t[0]:+.3f}, {self.t[1]:+.3f}]" if self.t else ""
-        return f"{self.mean:+.3f}{around}"
-
 
 @dataclass
 class Line:
@@ -69,7 +67,7 @@ class Line:
     step_tokens: float
     same_k: Difference | None
     same_tokens: Difference | None
-    knows: Difference | None
+    above_base: Difference | None
 
 
 def read(path: Path) -> Seed:
@@ -121,7 +119,7 @@ def averaged(seeds: list[Seed], key: Key) -> Line:
             other = success_at(seed, model, one.step_tokens)
             if other is not None:
                 same_tokens.append(one.success - other)
-    knows = [one.precision - one.base_rate for one in mine if one.precision is not None]
+    above_base = [one.precision - one.base_rate for one in mine if one.precision is not None]
     return Line(
         model=model, rule=rule, k=k,
         success=[one.success for one in mine],
@@ -132,7 +130,7 @@ def averaged(seeds: list[Seed], key: Key) -> Line:
         step_tokens=known("step_tokens"),
         same_k=difference(same_k),
         same_tokens=difference(same_tokens),
-        knows=difference(knows),
+        above_base=difference(above_base),
     )  # fmt: skip
 
 
@@ -145,19 +143,24 @@ def markdown(lines: list[Line]) -> str:
         low = min(one.success)
         high = max(one.success)
         success = f"{mean(one.success):.3f} ({low:.3f} to {high:.3f})"
-        differences = [shown(one.same_k), shown(one.same_tokens)]
+        differences = [shown(one, one.same_k), shown(one, one.same_tokens)]
         won.append([*own, success, f"{one.step_tokens:.1f}", *differences, one.no_effect])
         if one.vetoed is not None:
-            known.append([*own, one.vetoed, one.precision, one.base_rate, shown(one.knows)])
+            above = shown(one, one.above_base)
+            known.append([*own, one.vetoed, one.precision, one.base_rate, above])
     own = ["model", "rule", "K", "seeds"]
     first = [*own, "success (lowest to highest)", "tokens per step", "same K", "same tokens"]
-    second = [*own, "vetoed", "veto right", "base rate", "knows"]
+    second = [*own, "vetoed", "veto right", "base rate", "above base"]
     tables = [markdown_table([*first, "steps without effect"], won), markdown_table(second, known)]
     return "\n\n".join(tables)
 
 
-def shown(found: Difference | None) -> str | None:
-    return str(found) if found else None
+def shown(line: Line, found: Difference | None) -> str | None:
+    if not found:
+        return None
+    around = f" [{found.t[0]:+.3f}, {found.t[1]:+.3f}]" if found.t else ""
+    some = f" ({found.seeds})" if found.seeds < len(line.success) else ""
+    return f"{found.mean:+.3f}{around}{some}"
 
 
 def draw(lines: list[Line], path: Path) -> None:

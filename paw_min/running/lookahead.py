@@ -79,15 +79,10 @@ def choose(candidates: list[Candidate]) -> int:
 
     Repeats count once: the first of equal candidates is taken.
     """
-    distinct = [n for n, first in enumerate(first_of_equals(candidates)) if first == n]
+    ids = [candidate.response.ids for candidate in candidates]
+    distinct = [n for n in range(len(ids)) if ids.index(ids[n]) == n]
     allowed = [n for n in distinct if not candidates[n].unchanged]
     return max(allowed or distinct, key=lambda n: candidates[n].logp)
-
-
-def first_of_equals(candidates: list[Candidate]) -> list[int]:
-    """For each candidate, the first one with the same tokens."""
-    ids = [candidate.response.ids for candidate in candidates]
-    return [ids.index(own) for own in ids]
 
 
 @torch.no_grad()
@@ -216,21 +211,20 @@ class LookaheadSampler:
     def mark_vetoes(self, requests: list[Request], groups: list[list[Candidate]]) -> None:
         """Set `unchanged` and `scored` of these candidates; equal ones share one pass."""
         rows = []
-        owners = []  # the candidate of each row
+        owners = []  # the equal candidates of each row
         for request, candidates in zip(requests, groups, strict=True):
-            for n, first in enumerate(first_of_equals(candidates)):
-                if n > first:  # a repeat
-                    continue
-                row = self.outcome_row(request, candidates[n].response)
+            equals: dict[tuple, list[Candidate]] = {}
+            for candidate in candidates:
+                equals.setdefault(tuple(candidate.response.ids), []).append(candidate)
+            for same in equals.values():
+                row = self.outcome_row(request, same[0].response)
                 if row.obs_ids:
                     rows.append(row)
-                    owners.append(candidates[n])
-        for row, candidate, unchanged in zip(rows, owners, self.will_follow(rows), strict=True):
-            candidate.unchanged = unchanged
-            candidate.scored = len(row.separator_ids) + len(row.obs_ids)
-        for candidates in groups:
-            for n, first in enumerate(first_of_equals(candidates)):
-                candidates[n].unchanged = candidates[first].unchanged
+                    owners.append(same)
+        for row, same, unchanged in zip(rows, owners, self.will_follow(rows), strict=True):
+            same[0].scored = len(row.separator_ids) + len(row.obs_ids)
+            for candidate in same:
+                candidate.unchanged = unchanged
 
     # The experiment overrides both: there, another model predicts.
 

@@ -22,6 +22,7 @@ from paw_min.model.sampler import HFSampler, Request
 from paw_min.running.errors import UserError
 from paw_min.toy.standins import SPECIAL, chat_tokenizer
 from paw_min.world_models.trajectories import (
+    ACTIONS,
     Message,
     Recorder,
     Trajectory,
@@ -36,7 +37,7 @@ from paw_min.world_models.trajectories import (
 Predict = Callable[[list[list[Message]]], list[str | None]]
 
 BUY = "click[buy now]"  # WebShop's irreversible step
-BETWEEN = "\x1f"  # stands for an answer in a rendered chat
+BETWEEN = "\ue000"  # stands for an answer in a rendered chat; some templates strip white space
 CHAT = (
     "{% for m in messages %}{% if m['role'] == 'user' %}<user>{{ m['content'] }}<agent>"
     "{% else %}{{ m['content'] }}{% endif %}{% endfor %}"
@@ -85,7 +86,9 @@ class WorldModel:
     def answers(self, trajectory: Trajectory) -> list[str | None]:
         """The greedy answer to each command after the real chat, cut after its first wrong token.
 
-        None: too long, or it goes on with white space where the target ends.
+        None: too long, or cut before its observation is complete. It is complete at the end token,
+        and where the list of actions begins. So what is returned equals the target only if the
+        whole answer does, and has its observation only if that of the whole answer is the same.
 
         One forward pass over the trajectory, instead of a generation per answer: greedy decoding
         writes the target iff each of its tokens is the most likely one after those before it.
@@ -107,9 +110,10 @@ class WorldModel:
             written = [likely[k] for k in range(span[0], last + 1) if likely[k] != self.end]
             # Special tokens are kept: none belongs to an answer.
             text = self.policy.tokenizer.decode(written)
-            # White space in place of the end token: the answer would go on, with unknown words.
-            goes_on = last == span[-1] and likely[last] != self.end and text[-1:].isspace()
-            if not goes_on:
+            ended = not wrong or likely[last] == self.end
+            # White space in place of the end token: stripped, it would look like the target.
+            looks_right = last == span[-1] and text[-1:].isspace()
+            if ended or ACTIONS.strip() in text and not looks_right:
                 found[number] = text.strip()
         return found
 

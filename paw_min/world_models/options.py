@@ -1,5 +1,6 @@
 """The command line of word2world.py."""
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,25 +52,32 @@ def parse(doc: str, argv: list[str]) -> Job:
     add("--out", type=Path, required=True, help="folder to write")
     add("--agents", nargs="+", choices=AGENTS, default=["model"], help="who plays (model)")
     add("--slips", type=float, default=0.0, help="share of the teacher's steps that are random (0)")
-    add("--split", choices=("train", "held_out"), default="train", help="of collect (train)")
-    add("--episodes", type=int, default=0, help="of collect; 0: one per task (0)")
+    add("--split", choices=("train", "held_out"), default="train", help="collect: tasks (train)")
+    add("--episodes", type=int, default=0, help="collect: 0 is one per task (0)")
     add("--world-model", type=Path, help="folder of a trained one; collect: play in it")
     add("--ground", action="store_true", help="webshop: the first results of a search are real")
     add("--answer-tokens", type=int, default=512, help="longest answer (512)")
-    add("--budgets", type=int, nargs="+", default=[0, 2, 4, 10], help="of verify (0 2 4 10)")
+    text = "verify: most checks per episode (0 2 4 10)"
+    add("--budgets", type=int, nargs="+", default=[0, 2, 4, 10], help=text)
     add("--trajectories", type=Path, nargs="+", default=[], help="files of collect")
     add("--start", default="", help="what train starts from, as --model (default: from scratch)")
-    add("--limit", type=int, default=0, help="train on N trajectories; 0: all (0)")
-    add("--width", type=int, default=128, help="of a model from scratch, times 32 (128)")
-    add("--context", type=int, default=12288, help="of train: most tokens of a chat (12288)")
-    add("--wins", type=int, default=0, help="won trajectories that imitate uses; 0: all (0)")
-    add("--epochs", type=int, default=5, help="of training (5)")
+    add("--limit", type=int, default=0, help="train: number of trajectories; 0: all (0)")
+    add("--width", type=int, default=128, help="of a model from scratch, a multiple of 32 (128)")
+    add("--context", type=int, default=12288, help="train: most tokens of a chat (12288)")
+    add("--wins", type=int, default=0, help="imitate: won trajectories of each file; 0: all (0)")
+    add("--epochs", type=int, default=5, help="train, imitate: passes over the data (5)")
     add("--batch", type=int, default=128, help="trajectories, or steps, per gradient step (128)")
     add("--lr", type=float, default=1e-5, help="learning rate (1e-5)")
     args, flags = parser.parse_known_args(argv)
     cfg, _ = parse_args(args.env, presets_of(args.env), doc, ["--max-turns", "50", *flags])
-    if cfg.shard:
-        raise UserError("--shard is for the run scripts: omit it.")
+    if cfg.shard or cfg.lookahead > 1:
+        name = "--shard" if cfg.shard else "--lookahead"
+        raise UserError(f"{name} is for the run scripts: omit it.")
+    if cfg.lora_rank and args.command in ("train", "imitate"):
+        raise UserError(f"--lora-rank {cfg.lora_rank}: {args.command} trains all weights; use "
+                        "--lora-rank 0.")  # fmt: skip
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise UserError("word2world runs in one process: start it without torchrun.")
     # A dream may have pages that are longer than any real one.
     job = Job(cfg=replace(cfg, prompt_overflow="cut"), **vars(args))
     check(job)

@@ -1,7 +1,7 @@
 """Word2World's supervised fine-tuning: of a world model, and of an agent (sections 4 and 7.2).
 
-Full fine-tuning with the schedule of Table 7. train.json of a world model has its marker and its
-context, which reading it back needs.
+Full fine-tuning with the learning rates of Table 7. train.json of a world model has its marker and
+its context, which reading it back needs.
 """
 
 from dataclasses import replace
@@ -61,11 +61,13 @@ def train(job: Job) -> Trained:
 def imitate(job: Job) -> Imitated:
     """Fit the agent --model to thoughts and commands of won trajectories."""
     cfg = job.cfg
-    won = [t for t in read_trajectories(job.env, job.trajectories) if t.won]
-    if len(won) < max(1, job.wins):
-        raise UserError(f"--trajectories has {len(won)} won episodes, --wins asks for "
-                        f"{max(1, job.wins)}: collect more.")  # fmt: skip
-    won = won[: job.wins or None]
+    won = []
+    for path in job.trajectories:
+        of_file = [t for t in read_trajectories(job.env, [path]) if t.won]
+        if len(of_file) < max(1, job.wins):
+            raise UserError(f"{path} has {len(of_file)} won episodes, --wins asks for "
+                            f"{max(1, job.wins)}: collect more.")  # fmt: skip
+        won += of_file[: job.wins or None]
     for number, trajectory in enumerate(won):
         counts = [len(trajectory.responses), len(trajectory.commands), len(trajectory.answers)]
         if not counts[0] == counts[1] == counts[2] > 0:
@@ -136,13 +138,14 @@ class Together:
 
 
 def load_world_model(folder: Path, cfg: Config, answer_tokens: int = 512) -> WorldModel:
-    """The world model of `word2world train`; UserError for a folder that is none."""
+    """The world model of `word2world train`; UserError for any other folder."""
     path = folder / "train.json"
     if not path.is_file():
-        raise UserError(f"{folder} is no world model (no train.json): give the folder of a "
+        raise UserError(f"{folder} is not a world model (no train.json): give the folder of a "
                         "complete `word2world train`.")
     record = read_json(path, TrainFile)
-    if cfg.env not in record["command"].split():
+    # The line is: word2world train ENV ...
+    if record["command"].split()[2:3] != [cfg.env]:
         raise UserError(f"{path} is the result of `{record['command']}`: give a world model of "
                         f"{cfg.env}.")  # fmt: skip
     if record["context"] < 1:

@@ -16,6 +16,7 @@ list them in every step. In Word2World, only WebShop's pages do.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -31,6 +32,8 @@ from paw_min.running.untrusted import exact, read_json
 
 MARKER = " [SUCCESS]"  # R' = 1: solved. Without it: unfinished or failed
 ACTIONS = "\nAvailable actions: "
+# A bar that is not inside brackets: WebShop has options such as click[cork | leather].
+BETWEEN_ACTIONS = re.compile(r"\|(?![^\[]*\])")
 HIDDEN = "# Hidden state, which the agent does not see"
 SEEN = "# What the agent sees"
 
@@ -103,7 +106,7 @@ def to_step(text: str, first: Step) -> Step:
         observation=observation.strip(),
         task=first.task,
         task_type=first.task_type,
-        admissible=[action.strip() for action in actions.split("|") if action.strip()],
+        admissible=[action.strip() for action in BETWEEN_ACTIONS.split(actions) if action.strip()],
         reward=10.0 if solved else 0.0,  # a win, in all benchmarks
         done=solved,
         won=solved,
@@ -248,7 +251,7 @@ def read_trajectories(env: str, paths: list[Path]) -> list[Trajectory]:
 
 
 def env_of(task: str) -> str | None:
-    """The environment of a task, from its name; None if it tells nothing."""
+    """The environment of a task, from its name; None if the name does not say."""
     if task.isdigit():
         return "webshop"
     return {".tw-pddl": "alfworld", ".z8": "textworld"}.get(Path(task).suffix)

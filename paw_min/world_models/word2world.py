@@ -136,7 +136,7 @@ def measure_consistency(
     env: str, predict: Predict, make_pool: Callable[[int], Pool], tasks: list[str], play: Play,
     ground: bool = False,
 ) -> Consistency:  # fmt: skip
-    """Real, WM and W2R of one agent, on one list of tasks; a lost episode is a failure."""
+    """Real, WM and W2R of one agent, on one list of tasks; an episode that breaks is a failure."""
     slots = min(SLOTS, len(tasks))
     with closing(Recorder(env, make_pool(slots))) as pool:
         real = play(pool, tasks)
@@ -212,7 +212,7 @@ def collect(job: Job) -> Collected:
 
 def fidelity(job: Job) -> Fidelity:
     trajectories = read_trajectories(job.env, job.trajectories)
-    world_model = load_world_model(job.world_model, job.cfg, job.answer_tokens)
+    world_model = load_world_model(job.world_model, job.cfg)
     return measure_fidelity(world_model.answers, trajectories)
 
 
