@@ -196,14 +196,14 @@ def test_what_a_stage_adds_to_another(archive, arm, base, measure):
 
 
 def test_what_early_experience_gains(archive):
-    """By the interval over the seeds, its plateau and not its area."""
+    """By the interval over the seeds, its area, if only just, and its plateau."""
     arm = curves.read(archive / "comparison-alfworld.json", None, "steps").arms[
         "early experience, then GRPO"
     ]
     page = " ".join((RESULTS / "README.md").read_text().split())
     area, plateau = arm.area.changes()[1], arm.plateau.changes()[1]
-    assert f"shows no gain over GRPO ({area}); its plateau does ({plateau})." in page
-    assert arm.area.t[0] < 0 < arm.plateau.t[0]
+    assert f"if only just: {area} in area, {plateau} in the plateau." in page
+    assert 0 < arm.area.t[0] < 1 and 0 < arm.plateau.t[0]
 
 
 def test_actobs_is_compared_with_the_open_start_only(tmp_path, monkeypatch):

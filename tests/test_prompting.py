@@ -470,6 +470,6 @@ def test_names_presets_and_plan(games_root, tmp_path, capsys, monkeypatch):
     assert names("--agent", "react", "--max-prompt-tokens", "700").max_prompt_tokens == 700
     prompting.main(flags(games_root, tmp_path, "--agent", "reflexion", "--dry-run"))
     assert "panel of 2, at most 3 turns and 3 trials: up to 22 calls" in capsys.readouterr().out
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     with pytest.raises(SystemExit, match="without torchrun"):
         prompting.main(["webshop"])

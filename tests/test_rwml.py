@@ -15,6 +15,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import T5Config, T5Model
 
 import run_alfworld
 from paw_min.config import Config, parse_args
@@ -93,6 +95,25 @@ def test_the_filters_threshold_makes_30_percent_easy():
     assert filtering.calibrated_threshold([0.1], 1.0) == 0.1
 
 
+def test_a_filter_that_leaves_nothing_is_one_sentence(monkeypatch, tmp_path):
+    policy = make_policy()
+    start.add_tags(policy, seed=0)
+    one = SimpleNamespace(
+        cfg=Config(prompt="compact"), settings=replace(job.TINY, tries=1), folder=tmp_path,
+        encoder=None,
+    )  # fmt: skip
+    synced = SimpleNamespace(sync=lambda policy: nullcontext())
+    monkeypatch.setattr(filtering, "loaded_for_answers", lambda *a: nullcontext((policy, synced)))
+    monkeypatch.setattr(filtering, "supervise", lambda *a: None)
+    monkeypatch.setattr(filtering, "sft_optimizer", lambda *a: None)
+    monkeypatch.setattr(filtering, "predict", lambda *a, **k: [])
+    monkeypatch.setattr(filtering, "distances", lambda *a: [0.0])  # exact
+    monkeypatch.setattr(filtering, "KEEP", 0.0)
+    with pytest.raises(UserError, match="all 1 triplets are easy, and none is drawn to stay"):
+        filtering.filter_triplets(one, [TRIPLET], [TRIPLET])
+    assert not (tmp_path / "filter.json").exists()
+
+
 def test_training_threshold_has_the_papers_values():
     assert filtering.training_threshold(0.1) == 0.2  # ALFWorld
     assert filtering.training_threshold(0.15) == 0.4  # tau2: 0.30 is halfway and rounds up
@@ -123,9 +144,11 @@ def test_distance_is_one_minus_the_cosine(minilm):
 
 
 def test_quality_by_hand():
-    measured = answers.quality(["a", None, "c"], ["a", "b", "x"], [0.0, math.inf, 0.3], 0.3)
+    predicted = ["a", None, "c", "d"]
+    truths = ["a", "b", "x", "y"]
+    measured = answers.quality(predicted, truths, [0.0, math.inf, 0.3, 1.2], 0.3)
     assert measured == pytest.approx(
-        {"reward": 1 / 3, "exact": 1 / 3, "cosine": (1 + 0 + 0.7) / 3, "well_formed": 2 / 3}
+        {"reward": 1 / 4, "exact": 1 / 4, "cosine": (1 + 0 + 0.7 - 0.2) / 4, "well_formed": 3 / 4}
     )
 
 
@@ -346,7 +369,7 @@ def test_what_is_in_the_folder_stays(tmp_path):
     assert triplets.read_triplets(tmp_path / "t.jsonl") == [TRIPLET]
     assert (tmp_path / "mine").read_text() == "mine"
     (tmp_path / "start").mkdir()
-    with pytest.raises(UserError, match="start is not of this command: use another --out"):
+    with pytest.raises(UserError, match="start was not made by this command: use another --out"):
         rwml.collected(SimpleNamespace(folder=tmp_path))
     (tmp_path / "filter.json").write_text("{}")
     with pytest.raises(UserError, match="collected.json is missing, but not filter.json: restore"):
@@ -369,6 +392,9 @@ def test_triplets_return_from_their_file(tmp_path):
     (["alfworld", "--target", "shuffled", "--method", "imitation"], "--target shuffled"),
     (["search", "--method", "early-experience"], "search has none"),
     (["alfworld", "--tasks", "0"], "--tasks 0 is out of range"),
+    (["alfworld", "--dry-run"], "--dry-run is for the run scripts"),
+    (["alfworld", "--eval-only"], "--eval-only is for the run scripts"),
+    (["alfworld", "--method", "wm-sft", "--epochs", "3"], "--epochs is for --method rwml"),
     (["alfworld", "--group-size", "1"], "nothing to compare"),
     (["alfworld", "--encoder", "EMPTY"], "The encoder .* cannot be loaded"),
     (["alfworld", "--encoder", "no/such-folder/x"], "The encoder .* cannot be loaded"),
@@ -379,6 +405,45 @@ def test_impossible_flags(tmp_path, flags, sentence):
     with pytest.raises(UserError, match=sentence):
         job.arguments("", [*flags, "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
+
+
+def test_an_encoder_is_tried_before_any_long_work(tmp_path):
+    config = T5Config(vocab_size=30, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    folder = make_encoder(tmp_path / "t5")  # for its tokenizer
+    T5Model(config).save_pretrained(folder)
+    with pytest.raises(UserError, match="The encoder .* cannot be loaded .*input_ids"):
+        job.load_encoder(str(folder), "cpu")
+    # Weights that belong to another model: transformers would fill in random ones.
+    folder = make_encoder(tmp_path / "other")
+    weights = load_file(Path(folder) / "model.safetensors")
+    first, *others = sorted(name for name in weights if "pooler" not in name)
+    save_file({name: weights[name] for name in others}, Path(folder) / "model.safetensors",
+              metadata={"format": "pt"})  # fmt: skip
+    with pytest.raises(UserError, match=f"no weights for {first}"):
+        job.load_encoder(str(folder), "cpu")
+
+
+def test_one_process(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    with pytest.raises(UserError, match="^rwml runs in one process: start it without torchrun."):
+        job.arguments("", ["alfworld", "--out", str(tmp_path / "out")])
+
+
+def test_lora_has_ten_times_the_rate_of_supervised_stages(tmp_path):
+    for preset, rate in (("tiny", job.TINY.sft_lr), ("paper", 2e-6), ("24gb", 2e-5)):
+        cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", ["--preset", preset])
+        settings = job.TINY if preset == "tiny" else job.PAPER
+        asked = SimpleNamespace(cfg=cfg, settings=settings, paper_scale=preset != "tiny")
+        assert start.sft_rate(asked) == pytest.approx(rate)
+
+
+def test_only_what_the_triplets_depend_on_needs_another_folder(tmp_path):
+    def identity(*flags):
+        return job.arguments("", ["alfworld", "--out", str(tmp_path / "out"), *flags]).identity()
+
+    assert identity() == identity("--lr", "1e-3", "--kl-coef", "0", "--name", "x", "--no-paw")
+    assert identity() != identity("--beta2", "0.9")
+    assert identity() != identity("--max-turns", "3") != identity("--seed", "1")
 
 
 def test_too_many_tasks_is_one_sentence(tmp_path, games_root):
@@ -411,7 +476,15 @@ def test_branches_are_what_the_environment_answers(games_root):
     steps = early_experience.demonstrated(cfg, games)[:6]
     assert steps[0].context.history == [] and len(steps[3].context.history) == 3
     pool = EnvPool(AlfworldEnv, 1, 0)
-    found = early_experience.branches(cfg, pool, steps)
+    found, n_steps = early_experience.branches(cfg, pool, steps)
+    # The demonstrations have executed one of the commands of each state, except for the last one of
+    # these, whose following step is not among them.
+    executed = [step.executed for step in steps]
+    assert [turn.command for turn in steps[5].context.history] == executed[:5]
+    repeated = [t for t in found if t.action in executed and any(
+        t.observation == step.context.observation and t.action == step.executed for step in steps
+    )]  # fmt: skip
+    assert 0 < len(repeated) <= len(steps) and n_steps == len(found) - len(repeated)
     env = AlfworldEnv()
     number = 0
     for step in steps:
@@ -438,7 +511,7 @@ def test_branches_are_what_the_environment_answers(games_root):
 
 # ---- whole runs ----
 
-SMALL_RUN = ["--tasks", "4", "--epochs", "1", "--eval-tasks", "2", "--max-turns", "8"]
+SMALL_RUN = ["--tasks", "4", "--eval-tasks", "2", "--max-turns", "8"]
 
 
 @pytest.mark.slow
@@ -448,7 +521,8 @@ def test_a_whole_run(tmp_path, games_root, monkeypatch, capsys):
     monkeypatch.setattr(job, "TINY", replace(job.TINY, **smaller))
     out = tmp_path / "out"
     flags = ["alfworld", "--out", str(out), "--data", str(games_root), *SMALL_RUN]
-    rwml.main(flags)
+    once = ["--epochs", "1"]
+    rwml.main([*flags, *once])
     said = capsys.readouterr().out
     lines = read_metrics(out / "rwml")
     record = json.loads((out / "collected.json").read_text())
@@ -481,9 +555,9 @@ def test_a_whole_run(tmp_path, games_root, monkeypatch, capsys):
     # A rerun does nothing again; other methods share the triplets and the filter.
     times = {path: path.stat().st_mtime_ns for path in out.glob("*.json*")}
     assert len(times) == 4
-    rwml.main(flags)
+    rwml.main([*flags, *once])
     rwml.main([*flags, "--method", "wm-sft"])
-    rwml.main([*flags, "--reward", "coin"])
+    rwml.main([*flags, *once, "--reward", "coin"])
     rwml.main([*flags, "--method", "early-experience"])
     rwml.main([*flags, "--method", "imitation"])
     assert times == {path: path.stat().st_mtime_ns for path in out.glob("*.json*")}
@@ -505,7 +579,7 @@ def test_a_whole_run(tmp_path, games_root, monkeypatch, capsys):
         stored = metrics.read_text()
         metrics.write_text("".join(line + "\n" for line in kept))
         with pytest.raises(UserError, match="metrics.jsonl lacks updates of the checkpoint beside"):
-            rwml.main(flags)
+            rwml.main([*flags, *once])
         metrics.write_text(stored)
     with pytest.raises(UserError, match="was made with seed 0"):
         rwml.main([*flags, "--seed", "1"])

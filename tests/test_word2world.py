@@ -727,7 +727,7 @@ def test_wins_are_counted_in_each_file(recorded, model, tmp_path, monkeypatch):
 
 
 def test_one_process(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     with pytest.raises(UserError, match="^word2world runs in one process: start it without"):
         options.parse("", ["collect", "alfworld", "--out", "o"])
 

@@ -49,25 +49,34 @@ class Encoder:
         batch: int = 64,
         device: str = "cpu",
     ):
+        self.query_prefix = query_prefix
+        self.passage_prefix = passage_prefix
+        self.max_tokens = max_tokens
+        self.batch = batch
         try:
             look_on_hub(name)
-            self.tokenizer = AutoTokenizer.from_pretrained(name)
-            self.model = AutoModel.from_pretrained(name).float().eval().to(device)
+            self._load(name, device)
+            self._encode(["a"])  # a model of another kind loads, but cannot do this
         except Exception as error:  # noqa: BLE001 - transformers raises many types for damaged files
             reason = str(error).partition("\n")[0] or type(error).__name__
             raise ValueError(
                 f"The encoder {name!r} cannot be loaded ({reason}): give the folder or hub name of "
                 "a sentence encoder, and a device of this machine."
             ) from error
+
+    def _load(self, name: str, device: str) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(name)
+        self.tokenizer.padding_side = "right"  # so that the last token is the mask's last 1
+        model, found = AutoModel.from_pretrained(name, output_loading_info=True)
+        # transformers fills these with random numbers. The pooler is not used.
+        missing = sorted(key for key in found["missing_keys"] if not key.startswith("pooler"))
+        if missing:
+            raise ValueError(f"its files have no weights for {missing[0]}")
+        self.model = model.float().eval().to(device)
         if self.model.device.type == "cuda":
             self.model.half()  # as in the published server
         architectures = self.model.config.architectures or []
         self.is_causal = any(name.endswith("ForCausalLM") for name in architectures)
-        self.tokenizer.padding_side = "right"  # so that the last token is the mask's last 1
-        self.query_prefix = query_prefix
-        self.passage_prefix = passage_prefix
-        self.max_tokens = max_tokens
-        self.batch = batch
 
     def queries(self, texts: list[str]) -> np.ndarray:
         """(N, D) float32, rows of length 1."""

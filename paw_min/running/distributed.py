@@ -66,6 +66,12 @@ def join(device: str) -> str:
     return device
 
 
+def refuse_ranks(name: str) -> None:
+    """UserError if torchrun launched this process; name: of a command for one process."""
+    if dist.is_torchelastic_launched():
+        raise UserError(f"{name} runs in one process: start it without torchrun.")
+
+
 def finish() -> None:
     """The end of this rank's process; returns where there is one rank only.
 

@@ -10,7 +10,6 @@ from collections import deque
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import Request, Response
 from paw_min.retrieval.dense import Encoder
-from paw_min.running import distributed
 from paw_min.running.console import progress_bar
 from paw_min.running.metrics import mean
 from paw_min.running.seeds import request_seed
@@ -48,10 +47,11 @@ def quality(
     predictions: list[str | None], truths: list[str], d: list[float], threshold: float
 ) -> dict[str, float]:
     """Means over the predictions, given their distances; a malformed one has the cosine 0."""
+    cosines = [0.0 if one == math.inf else 1.0 - one for one in d]
     return {
         "reward": mean([reward(one, threshold) for one in d]),
         "exact": mean([p == truth for p, truth in zip(predictions, truths, strict=True)]),
-        "cosine": mean([1.0 - min(one, 1.0) for one in d]),
+        "cosine": mean(cosines),
         "well_formed": mean([p is not None for p in predictions]),
     }
 
@@ -60,19 +60,17 @@ def predict(
     sampler, prompts: list[list[int]], tries: int, *,
     temperature: float, max_tokens: int, seed_key: tuple[int, ...],
 ) -> list[list[Response]]:  # fmt: skip
-    """`tries` answers to each prompt, within sampler.sync(policy); all of them on every rank."""
+    """`tries` answers to each prompt, within sampler.sync(policy)."""
     total = len(prompts) * tries
-    first = distributed.rank() * total // distributed.n_ranks()
-    end = (distributed.rank() + 1) * total // distributed.n_ranks()
     queue = deque()
-    for i in range(first, end):
+    for i in range(total):
         queue.append(Request(i, prompts[i // tries], request_seed(*seed_key, i)))
     found = {}
-    with progress_bar(end - first, "predict", "answer") as bar:
+    with progress_bar(total, "predict", "answer") as bar:
         for finished in sampler.generate(queue, temperature, max_tokens):
             found |= {response.slot: response for response in finished}
             bar.update(len(finished))
-    flat = distributed.all_gather([found[i] for i in range(first, end)])
+    flat = [found[i] for i in range(total)]
     return [flat[i : i + tries] for i in range(0, total, tries)]
 
 

@@ -8,12 +8,13 @@
 The expert is the rule-based teacher of the generated data, so this works with generated data only.
 A state is reached by replaying the commands before it. Its observation must equal the
 demonstration's; otherwise the branches would belong to another game. Prompt and label are those of
-WM-SFT, so that the arms of rwml.py differ in their data and loss only; in the paper, the label is
-the observation alone.
+WM-SFT, so that the arms of rwml.py differ in data and loss (at the paper's scale, also in batch and
+learning rate); in the paper, the label is the observation alone.
 """
 
 import copy
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
@@ -38,11 +39,18 @@ class Demonstrated:
     task: str  # what the environment is reset with
     context: Context
     prompt: str
-    response: str
+    response: str  # the expert's
+    executed: str  # the command; another one than the expert's where it slipped
+
+
+class Branched(NamedTuple):
+    triplets: list[Triplet]
+    steps: int  # of the environment, besides those of the demonstrations
 
 
 def demonstrated(cfg: Config, tasks: list[str]) -> list[Demonstrated]:
     """One episode of the teacher per task."""
+    parse = BENCHMARKS[cfg.env].parse
     contexts = []
 
     def render(context: Context) -> str:
@@ -52,41 +60,50 @@ def demonstrated(cfg: Config, tasks: list[str]) -> list[Demonstrated]:
     rows = TEACHERS[cfg.env].demonstrations(tasks, cfg.seed, 0.0, 1, render)
     steps = []
     episode = -1
-    for context, row in zip(contexts, rows, strict=True):
+    for number, (context, row) in enumerate(zip(contexts, rows, strict=True)):
         episode += not context.history  # a context without history begins the next task
-        steps.append(Demonstrated(tasks[episode], context, row.prompt, row.response))
+        # The next context of the episode shows what was executed. None follows its last step.
+        following = contexts[number + 1].history if number + 1 < len(contexts) else []
+        executed = following[-1].command if following else parse(row.response).text
+        steps.append(Demonstrated(tasks[episode], context, row.prompt, row.response, executed))
     return steps
 
 
-def branches(cfg: Config, pool: Pool, steps: list[Demonstrated]) -> list[Triplet]:
+def branches(cfg: Config, pool: Pool, steps: list[Demonstrated]) -> Branched:
     """In each state, what the expert's command and K others lead to."""
     found = []
+    n_steps = 0
     parse = BENCHMARKS[cfg.env].parse
-    bar = progress_bar(len(steps), "branches", "state")
-    for number, step in enumerate(steps):
-        context = step.context
-        own = parse(step.response).text
-        # WebShop lists search[<your query>], which is no command.
-        others = [c for c in context.admissible if c != own and "<" not in c]
-        rng = generator("branches", cfg.seed, number)
-        commands = [own, *rng.sample(others, min(BRANCHES, len(others)))]
-        for command in commands:
-            state = replay(pool, step)
-            if state.observation != context.observation:
-                raise UserError(
-                    f"{step.task} does not repeat the teacher's episode, which plays the generated "
-                    "data only: omit --data."
-                )
-            next_observation = ask(pool, step.task, command).observation.strip()
-            if next_observation:
-                history = recent(cfg, context.history)
-                triplet = Triplet(
-                    context.task, history, context.observation, command, next_observation
-                )  # fmt: skip
-                found.append(triplet)
-        bar.update()
-    bar.close()
-    return found
+    with progress_bar(len(steps), "branches", "state") as bar:
+        for number, step in enumerate(steps):
+            context = step.context
+            own = parse(step.response).text
+            # WebShop lists search[<your query>], which is no command.
+            others = [c for c in context.admissible if c != own and "<" not in c]
+            rng = generator("branches", cfg.seed, number)
+            commands = [own, *rng.sample(others, min(BRANCHES, len(others)))]
+            for command in commands:
+                next_observation = result_of(pool, step, command)
+                # What the demonstration has executed costs no further step.
+                n_steps += command != step.executed
+                if next_observation:
+                    history = recent(cfg, context.history)
+                    triplet = Triplet(
+                        context.task, history, context.observation, command, next_observation
+                    )  # fmt: skip
+                    found.append(triplet)
+            bar.update()
+    return Branched(found, n_steps)
+
+
+def result_of(pool: Pool, step: Demonstrated, command: str) -> str:
+    """o_{t+1} of a command in the state of a demonstrated step."""
+    if replay(pool, step).observation != step.context.observation:
+        raise UserError(
+            f"{step.task} does not repeat the teacher's episode, which plays the generated data "
+            "only: omit --data."
+        )
+    return ask(pool, step.task, command).observation.strip()
 
 
 def replay(pool: Pool, step: Demonstrated) -> Step:

@@ -11,13 +11,15 @@ import random
 from dataclasses import asdict, dataclass
 
 from paw_min.model import lora
+from paw_min.running.errors import UserError
 from paw_min.running.metrics import mean
+from paw_min.running.runs import replace_text
 from paw_min.running.seeds import generator
 from paw_min.running.untrusted import exact
 from paw_min.world_models.answers import as_written, distances, predict, predictions, reward
 from paw_min.world_models.job import Job
 from paw_min.world_models.start import sft_optimizer, supervise
-from paw_min.world_models.triplets import Triplet, loaded_for_answers, prompt_text, sft_row, write
+from paw_min.world_models.triplets import Triplet, loaded_for_answers, prompt_text, sft_row
 
 KEEP = 0.1  # probability that an easy triplet survives, B.1
 MARGIN = 0.15  # from the filter's tau_d to that of training, Table A2 ...
@@ -59,7 +61,7 @@ class Filtered:
 
 
 def fits(filtered: Filtered, n_triplets: int) -> bool:
-    """Can this be the result for so many triplets?"""
+    """Whether this is a possible result for n_triplets triplets."""
     low, high = THRESHOLDS
     kept = filtered.kept
     in_order = kept == sorted(set(kept)) and all(0 <= i < n_triplets for i in kept)
@@ -73,6 +75,8 @@ def filter_triplets(job: Job, validation: list[Triplet], others: list[Triplet]) 
     with loaded_for_answers(job.cfg, start, settings.answer_tokens) as (policy, sampler):
         if job.cfg.lora_rank:
             lora.attach(policy.model, job.cfg.lora_rank, policy.precision, job.cfg.seed, None)
+        if job.cfg.grad_checkpointing:
+            policy.model.gradient_checkpointing_enable()
         # 1. A separate copy learns the task from the 10 %.
         rows = [sft_row(job.cfg, policy, triplet) for triplet in validation]
         supervise(job, policy, sft_optimizer(job, policy), rows, settings.sft_epochs, "filter")
@@ -88,7 +92,8 @@ def filter_triplets(job: Job, validation: list[Triplet], others: list[Triplet]) 
             truths += settings.tries * [as_written(policy, triplet.next_observation)]
         d = distances(job.encoder, predictions(policy, answers), truths)
     # 3. Hits at the filter's own threshold, which is stricter than that of training.
-    tries = [d[i : i + settings.tries] for i in range(0, len(d), settings.tries)]  # N x K
+    # For each triplet, the distances of its K tries.
+    tries = [d[i : i + settings.tries] for i in range(0, len(d), settings.tries)]
     threshold = calibrated_threshold([min(one) for one in tries], settings.easy_share)
     hits = [int(sum(reward(x, threshold) for x in one)) for one in tries]
     # 4., 5. The easy ones stay with p = 0.1.
@@ -97,5 +102,8 @@ def filter_triplets(job: Job, validation: list[Triplet], others: list[Triplet]) 
         easy=mean([count > 0 for count in hits]),
         kept=too_easy(hits, generator("too easy", job.cfg.seed)),
     )
-    write(job.folder / "filter.json", json.dumps(asdict(result)) + "\n")
+    if not result.kept:
+        raise UserError(f"all {len(others)} triplets are easy, and none is drawn to stay: use more "
+                        "--tasks.")  # fmt: skip
+    replace_text(job.folder / "filter.json", json.dumps(asdict(result)) + "\n")
     return result

@@ -1,12 +1,13 @@
 """The settings and the command line of rwml.py."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import torch
 
-from paw_min.config import FREE_TO_CHANGE, Config, check, parse_args
+from paw_min.config import FREE_TO_CHANGE, PAW, RL, Config, check, parse_args
 from paw_min.retrieval.dense import Encoder
+from paw_min.running.distributed import refuse_ranks
 from paw_min.running.errors import Parser, UserError
 from paw_min.running.files import expanded
 from paw_min.running.presets import SCRIPTS, presets_of
@@ -22,7 +23,7 @@ ENCODER_TOKENS = 512  # of a text, for E
 
 @dataclass(frozen=True)
 class Settings:
-    """What RWML has besides the settings of RL; the defaults are the paper's for ALFWorld."""
+    """RWML's settings beyond those of RL; the defaults are the paper's for ALFWorld."""
 
     tasks: int = 2048  # training tasks, B.1
     episodes: int = 3  # N, of each task, 3.1
@@ -45,7 +46,7 @@ TINY = Settings(tasks=32, max_turns=16, batch=16, sft_lr=5e-4, warm_epochs=15, a
 
 @dataclass
 class Job:
-    """One command."""
+    """What the command line asks for."""
 
     cfg: Config  # of the agent
     settings: Settings
@@ -60,7 +61,10 @@ class Job:
 
     @property
     def world(self) -> Config:
-        """The settings of the world model's own GRPO run, a run folder in `folder`."""
+        """Settings of this method's run folder in `folder`.
+
+        rwml.train sets the number of updates, and the learning rate of supervised methods.
+        """
         name = self.method
         name += "-shuffled" if self.target == "shuffled" else ""
         name += "-coin" if self.reward == "coin" else ""
@@ -72,8 +76,15 @@ class Job:
         )  # fmt: skip
 
     def identity(self) -> dict:
-        """What the files in `folder` depend on; other values need another folder."""
-        agent = {k: v for k, v in public(self.cfg).items() if k not in (*FREE_TO_CHANGE, "name")}
+        """What the shared files in `folder` depend on; other values need another folder.
+
+        The settings of RL and PaW are those of the run folders, which check their own; only
+        AdamW's are of the warm start and the filter, too.
+        """
+        others = {"name", *FREE_TO_CHANGE}
+        others |= {f.name for f in fields(Config) if f.metadata.get("group") in (RL, PAW)}
+        others.remove("beta2")
+        agent = {k: v for k, v in public(self.cfg).items() if k not in others}
         own = {k: v for k, v in asdict(self.settings).items() if k != "epochs"}
         return agent | {f"rwml {key}": value for key, value in own.items()} | {
             "encoder": self.encoder_name
@@ -100,7 +111,12 @@ def arguments(doc: str, argv: list[str] | None = None) -> Job:
     args, flags = parser.parse_known_args(argv)
     presets = presets_of(args.env)
     flags = ["--preset", *args.preset, *flags]
-    cfg, _ = parse_args(args.env, presets, doc, flags)
+    cfg, mode = parse_args(args.env, presets, doc, flags)
+    refuse_ranks("rwml")
+    if mode != "train":
+        raise UserError(f"--{mode} is for the run scripts: omit it.")
+    if args.epochs and args.method != "rwml":
+        raise UserError(f"--epochs is for --method rwml: with {args.method}, omit it.")
     if args.reward == "coin" and args.method != "rwml":
         raise UserError(f"--reward coin: --method {args.method} has no reward; omit one of them.")
     if args.target == "shuffled" and args.method in EXPERT:

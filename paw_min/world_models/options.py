@@ -1,10 +1,10 @@
 """The command line of word2world.py."""
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paw_min.config import Config, flag, parse_args
+from paw_min.running.distributed import refuse_ranks
 from paw_min.running.errors import Parser, UserError
 from paw_min.running.presets import presets_of
 from paw_min.world_models.players import AGENTS
@@ -76,8 +76,7 @@ def parse(doc: str, argv: list[str]) -> Job:
     if cfg.lora_rank and args.command in ("train", "imitate"):
         raise UserError(f"--lora-rank {cfg.lora_rank}: {args.command} trains all weights; use "
                         "--lora-rank 0.")  # fmt: skip
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise UserError("word2world runs in one process: start it without torchrun.")
+    refuse_ranks("word2world")
     # A dream may have pages that are longer than any real one.
     job = Job(cfg=replace(cfg, prompt_overflow="cut"), **vars(args))
     check(job)

@@ -19,10 +19,10 @@ experience is worth without predictions). Placebos, as in arXiv 2609.33335: --ta
 --reward coin.
 
 FOLDER has triplets.jsonl, held_out.jsonl (of the evaluation panel), collected.json, start/,
-filter.json, and a run folder per method. Rerunning the command resumes.
+filter.json, and a run folder per method. Rerunning the command resumes. One process, on one GPU.
 
-Not in the paper: start/ has a format warm start (start.py). What the paper leaves open is in
-CHOICES.md.
+Not in the paper: the stand-ins' start/ has a format warm start (start.py). What the paper leaves
+open is in CHOICES.md.
 
 Legend: B triplets of an update, G answers per triplet.
 """
@@ -36,18 +36,16 @@ from paw_min.model.batches import TokenRow
 from paw_min.model.sampler import Response
 from paw_min.model.scoring import check_sync
 from paw_min.rollout import Rows
-from paw_min.running import distributed
 from paw_min.running.console import say
 from paw_min.running.errors import UserError, user_errors
 from paw_min.running.evaluate import evaluate
 from paw_min.running.metrics import mean
-from paw_min.running.runs import reading
+from paw_min.running.runs import hold, reading
 from paw_min.running.seeds import generator
 from paw_min.running.session import Session, open_session
 from paw_min.running.tasks import draw_groups
 from paw_min.running.untrusted import read_json
 from paw_min.targets import random_cycle
-from paw_min.train import stopped_by_nan
 from paw_min.update import NonFinite, learn, prepare
 from paw_min.world_models import early_experience
 from paw_min.world_models.answers import (
@@ -67,7 +65,7 @@ from paw_min.world_models.filtering import (
     training_threshold,
 )
 from paw_min.world_models.job import EXPERT, Job, arguments
-from paw_min.world_models.start import collected, digest, split, supervise
+from paw_min.world_models.start import collected, digest, sft_rate, split, supervise
 from paw_min.world_models.triplets import (
     Triplet,
     fitting,
@@ -126,9 +124,10 @@ def run_update(
     try:
         learned = learn(cfg, s.policy, s.optimizer, rows, seed_key=key)
     except NonFinite as error:
-        raise stopped_by_nan(s, error, k) from error
+        raise UserError(f"update {k}: {error}: delete {s.run.folder}, and lower --lr.") from error
     size = cfg.group_size
     spread = [len(set(rewards[i : i + size])) > 1 for i in range(0, len(rewards), size)]
+    # With the coin, `spread` is that of the coin, and `reward` that of the predictions.
     measured = quality(predicted, repeated, d, threshold)
     return {"spread": mean(spread), "sampler_gap": gap} | measured | learned
 
@@ -166,24 +165,25 @@ def train_on_expert(job: Job, s: Session) -> dict[str, float]:
     cfg = job.cfg
     games = draw_groups(s.tasks.train, job.settings.tasks, cfg.seed, 0)
     demonstrations = early_experience.demonstrated(cfg, games)
-    triplets = []
     fitted = []
+    # Of the environment. Replays that reach a demonstrated state again do not count.
+    steps = len(demonstrations)
     if job.method == "early-experience":
-        triplets = early_experience.branches(cfg, s.pool, demonstrations)
-        fitted = fitting(cfg, s.policy, triplets, job.settings.answer_tokens)
+        branched = early_experience.branches(cfg, s.pool, demonstrations)
+        steps += branched.steps
+        fitted = fitting(cfg, s.policy, branched.triplets, job.settings.answer_tokens)
         labels = [sft_row(cfg, s.policy, t) for t in fitted]
         supervise(job, s.policy, s.optimizer, labels, 1, "branches")
     rows = early_experience.imitation_rows(s.policy, demonstrations)
     epochs = job.settings.sft_epochs
     imitated = supervise(job, s.policy, s.optimizer, rows, epochs, "imitation")
-    # Replays that reach a demonstrated state again do not count.
-    executed = len(demonstrations) + len(triplets)
-    return imitated | {"branches": len(fitted), "branch_steps": executed}
+    return imitated | {"branches": len(fitted), "branch_steps": steps}
 
 
 def measure(job: Job, s: Session, held_out: list[Triplet], tau: float) -> dict[str, float]:
     """Greedy predictions of held-out steps, and the policy's play on the panel."""
-    # The other methods have learned to answer without a thought.
+    # The other methods learn to answer without a thought, so they are asked so before, too. With
+    # --prompt paper, the values before training are therefore not those of rwml.
     reason = job.method == "rwml"
     prompts = [s.policy.encode_chat(prompt_text(job.cfg, t, reason)) for t in held_out]
     truths = [as_written(s.policy, t.next_observation) for t in held_out]
@@ -215,7 +215,7 @@ def train(job: Job, kept: list[Triplet], held_out: list[Triplet], tau: float) ->
     if job.method == "rwml":
         cfg = replace(cfg, updates=job.settings.epochs * -(-len(kept) // job.settings.batch))
     else:
-        cfg = replace(cfg, lr=job.settings.sft_lr, kl_coef=0.0)
+        cfg = replace(cfg, lr=sft_rate(job), kl_coef=0.0)
     with open_session(cfg) as s:
         done = s.run.restore(s.policy, s.optimizer)
         s.policy.train()
@@ -237,19 +237,25 @@ def train(job: Job, kept: list[Triplet], held_out: list[Triplet], tau: float) ->
             metrics |= measure(job, s, held_out, tau)
             s.run.log({"update": cfg.updates} | metrics)
             s.run.save(s.policy, s.optimizer, cfg.updates)
-        first, *_, last = s.run.metrics()
-        with reading(s.run.folder / "metrics.jsonl"):  # a metric may be missing
-            for name in first:
-                if name != "update":
-                    say(f"{name:22s} {first[name]:6.3f} -> {last[name]:6.3f}")
+        show_change(s)
         checkpoint = s.run.checkpoint()
     say("then RL:")
     say(f"python run_{cfg.env}.py {shlex.join(job.flags)} --model {checkpoint}")
 
 
+def show_change(s: Session) -> None:
+    """Print what was measured before and after training."""
+    first, *_, last = s.run.metrics()
+    with reading(s.run.folder / "metrics.jsonl"):  # a metric may be missing
+        for name in first:
+            if name != "update":
+                say(f"{name:22s} {first[name]:6.3f} -> {last[name]:6.3f}")
+
+
 def main(argv: list[str] | None = None) -> None:
     job = arguments(__doc__, argv)
-    distributed.join(job.cfg.device)
+    # Another command may use the same triplets, but not while they are made.
+    lock = hold(job.folder, "--out")
     record = collected(job)
     shown = ", ".join(f"{name} {count}" for name, count in record.counts.items())
     say(f"{record.triplets} triplets; {shown}")
@@ -266,6 +272,7 @@ def main(argv: list[str] | None = None) -> None:
     path = job.folder / "filter.json"
     if not path.exists():
         filter_triplets(job, validation, others)
+    lock.release()
     chosen = read_json(path, Filtered)
     if not fits(chosen, len(others)):
         raise UserError(f"{path} does not fit the triplets: delete it to filter again.")
@@ -281,4 +288,3 @@ def main(argv: list[str] | None = None) -> None:
 if __name__ == "__main__":
     with user_errors():
         main()
-        distributed.finish()

@@ -1,7 +1,8 @@
 """What all methods of rwml.py share: triplets, and the model that they start from.
 
-The stand-in models cannot write the format, and their vocabulary has no <next_state>. start/ has
-the tags and a format warm start, cross entropy on the 10 % of triplets. Not in the paper.
+The stand-in models cannot write the format, and their vocabulary has no <next_state>. Their start/
+has the tags and a format warm start, cross entropy on the 10 % of triplets. Not in the paper, whose
+models answer zero-shot.
 """
 
 import hashlib
@@ -15,22 +16,20 @@ import torch
 from tokenizers import AddedToken
 
 from paw_min.model.batches import TokenRow
-from paw_min.model.policy import Policy
+from paw_min.model.policy import Policy, load_policy
 from paw_min.running import distributed
 from paw_min.running.console import say
 from paw_min.running.errors import UserError
-from paw_min.running.runs import remove, writing
+from paw_min.running.runs import remove, replace_text, writing
 from paw_min.running.seeds import generator
-from paw_min.running.session import make_optimizer, start_model
+from paw_min.running.session import forward_precision, make_optimizer, start_model
 from paw_min.running.untrusted import exact, read_json
 from paw_min.world_models.job import Job
 from paw_min.world_models.supervised import fit
 from paw_min.world_models.triplets import (
     Triplet,
     collect,
-    loaded_for_answers,
     sft_row,
-    write,
     write_triplets,
 )
 
@@ -59,7 +58,8 @@ def collected(job: Job) -> Record:
             raise UserError(f"{path} is missing, but not filter.json: restore it, or use another "
                             "--out.")  # fmt: skip
         if (job.folder / "start").exists() and not (job.folder / "triplets.jsonl").exists():
-            raise UserError(f"{job.folder / 'start'} is not of this command: use another --out.")
+            raise UserError(f"{job.folder / 'start'} was not made by this command: use another "
+                            "--out.")
         settings = job.settings
         found = collect(
             job.cfg, tasks=settings.tasks, episodes=settings.episodes,
@@ -68,7 +68,10 @@ def collected(job: Job) -> Record:
         if len(found.triplets) * settings.validation < 1 or not found.held_out:
             raise UserError(f"{len(found.triplets)} triplets are too few: use more --tasks.")
         write_triplets(job.folder / "triplets.jsonl", found.triplets)
-        write_triplets(job.folder / "held_out.jsonl", found.held_out[:HELD_OUT])
+        # The panel is in the order of the task types.
+        n_held_out = min(HELD_OUT, len(found.held_out))
+        drawn = generator("held out", job.cfg.seed).sample(found.held_out, n_held_out)
+        write_triplets(job.folder / "held_out.jsonl", drawn)
         make_start(job, split(job, found.triplets).validation, found.acts)
         record = Record(
             settings=job.identity(),
@@ -77,7 +80,7 @@ def collected(job: Job) -> Record:
             counts=found.counts,
             panel=found.panel,
         )
-        write(path, json.dumps(asdict(record), indent=1) + "\n")
+        replace_text(path, json.dumps(asdict(record), indent=1) + "\n")
     record = read_json(path, Record)
     known = record.settings
     # A setting that is newer than the folder has its default there.
@@ -114,23 +117,23 @@ def make_start(job: Job, validation: list[Triplet], acts: list[TokenRow]) -> Non
     acts: the model's own responses. The warm start rehearses as many of them as there are labels:
     without, the stand-ins answer every prompt with a prediction, and no episode can be played.
     """
-    model = start_model(job.cfg)
-    with loaded_for_answers(job.cfg, model, job.settings.answer_tokens) as (policy, _):
-        add_tags(policy, job.cfg.seed)
-        if job.settings.warm_epochs:
-            rows = [sft_row(job.cfg, policy, triplet) for triplet in validation]
-            rng = generator("rehearsal", job.cfg.seed)
-            rows += rng.sample(acts, min(len(rows), len(acts)))
-            optimizer = sft_optimizer(job, policy)
-            supervise(job, policy, optimizer, rows, job.settings.warm_epochs, "warm start")
-        if distributed.rank() == 0:
-            with writing("the start model"):
-                partial = job.folder / "start.partial"
-                for folder in (partial, job.folder / "start"):
-                    if os.path.lexists(folder):
-                        remove(folder)
-                policy.save(partial)
-                os.replace(partial, job.folder / "start")
+    device = distributed.join(job.cfg.device)
+    precision = forward_precision(job.cfg, device)
+    policy = load_policy(start_model(job.cfg), device=device, precision=precision)
+    add_tags(policy, job.cfg.seed)
+    if job.settings.warm_epochs:
+        rows = [sft_row(job.cfg, policy, triplet) for triplet in validation]
+        rng = generator("rehearsal", job.cfg.seed)
+        rows += rng.sample(acts, min(len(rows), len(acts)))
+        optimizer = sft_optimizer(job, policy)
+        supervise(job, policy, optimizer, rows, job.settings.warm_epochs, "warm start")
+    with writing("the start model"):
+        partial = job.folder / "start.partial"
+        for folder in (partial, job.folder / "start"):
+            if os.path.lexists(folder):
+                remove(folder)
+        policy.save(partial)
+        os.replace(partial, job.folder / "start")
 
 
 def add_tags(policy: Policy, seed: int) -> None:
@@ -149,6 +152,9 @@ def supervise(
     job: Job, policy: Policy, optimizer, rows: list[TokenRow], epochs: int, what: str
 ) -> dict[str, float]:
     """Cross entropy on the labels of these rows -> metrics. what: for the console."""
+    if not rows:
+        raise UserError(f"{what}: no label is short enough for an answer; use another --model, or "
+                        "more --tasks.")  # fmt: skip
     policy.train()
     losses = fit(
         policy, optimizer, rows, epochs=epochs, batch=job.settings.batch, warm_up=0,
@@ -160,4 +166,10 @@ def supervise(
 
 
 def sft_optimizer(job: Job, policy: Policy) -> torch.optim.Optimizer:
-    return make_optimizer(replace(job.cfg, lr=job.settings.sft_lr), policy)
+    return make_optimizer(replace(job.cfg, lr=sft_rate(job)), policy)
+
+
+def sft_rate(job: Job) -> float:
+    """Learning rate of supervised stages; with LoRA ten times that of the paper, as in RL."""
+    is_lora = job.paper_scale and job.cfg.lora_rank > 0
+    return (10 if is_lora else 1) * job.settings.sft_lr

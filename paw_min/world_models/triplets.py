@@ -18,7 +18,7 @@ from paw_min.envs.interface import Turn
 from paw_min.model.batches import TokenRow
 from paw_min.model.policy import Policy, load_tokenizer
 from paw_min.rollout import Episode, rollout
-from paw_min.running import distributed, session
+from paw_min.running import session
 from paw_min.running.errors import UserError
 from paw_min.running.evaluate import evaluate
 from paw_min.running.metrics import mean
@@ -129,7 +129,7 @@ def triplets_of(cfg: Config, episodes: list[Episode]) -> Found:
 def fitting(
     cfg: Config, policy: Policy, triplets: list[Triplet], answer_tokens: int
 ) -> list[Triplet]:
-    """Those whose prompt is within the limit, and whose truth is short enough to be answered."""
+    """The triplets whose prompt fits, and whose next observation fits into an answer."""
     found = []
     for triplet in triplets:
         n_prompt = len(policy.encode_chat(prompt_text(cfg, triplet)))
@@ -202,15 +202,8 @@ def loaded_for_answers(cfg: Config, model: str, answer_tokens: int) -> Iterator[
 # ---- files ----
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file on rank 0; the others wait for it."""
-    if distributed.rank() == 0:
-        replace_text(path, text)
-    distributed.all_gather([])
-
-
 def write_triplets(path: Path, triplets: list[Triplet]) -> None:
-    write(path, "".join(json.dumps(asdict(triplet)) + "\n" for triplet in triplets))
+    replace_text(path, "".join(json.dumps(asdict(triplet)) + "\n" for triplet in triplets))
 
 
 def read_triplets(path: Path) -> list[Triplet]:

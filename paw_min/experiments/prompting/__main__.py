@@ -12,7 +12,6 @@ runs/<name>/: metrics.json, evaluation.json, episodes.md and, of an endpoint, re
 """
 
 import json
-import os
 import sys
 import time
 from argparse import Namespace
@@ -29,6 +28,7 @@ from paw_min.experiments.prompting.endpoint import Endpoint
 from paw_min.rollout import Episode
 from paw_min.running.cli import INTERRUPTED
 from paw_min.running.console import say
+from paw_min.running.distributed import refuse_ranks
 from paw_min.running.errors import Parser, UserError
 from paw_min.running.evaluate import evaluate, outcomes, panel_metrics, transcript
 from paw_min.running.presets import SCRIPTS, presets_of
@@ -100,8 +100,7 @@ def check(options: Namespace) -> None:
         value = getattr(options, key)
         if not low <= value <= high:  # so that NaN is out of range, too
             raise UserError(f"--{key} {value} is out of range: use {low} to {high}.")
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise UserError("prompting runs in one process: start it without torchrun.")
+    refuse_ranks("prompting")
 
 
 @contextmanager
