@@ -84,7 +84,9 @@ GRIDS = {
         *pair("GiGPO", "--algo gigpo"),
     ],
     "fair-pair": GRPO,
-    "fair-size": [*GRPO, PLACEBO, PRINTED],  # is it the content of the gradient, or its size?
+    # Is it the content of the gradient, or its size?
+    "fair-placebo": [*GRPO, PLACEBO],
+    "fair-size": [*GRPO, PLACEBO, PRINTED],
     "fair-main": FAIR_MAIN,
     "fair": [
         *FAIR_MAIN,
