@@ -1,9 +1,9 @@
 """Supervised fine-tuning: mean cross entropy of the target tokens, by AdamW.
 
-A row is a TokenRow, as in RL, so batches, head, LoRA and ranks are those of update.py. Its targets
-are its response, its observation, or both; `given` positions of the observation are context. A
-conversation is one row: the first message is the prompt, the rest is the observation, with the
-other side's messages as `given`.
+A row is a TokenRow, as in RL, so batches, head and LoRA are those of update.py. Its targets are its
+response, its observation, or both; `given` positions of the observation are context. A conversation
+is one row: the first message is the prompt, the rest is the observation, with the other side's
+messages as `given`. For one process.
 
 Legend: N rows, B rows of a micro-batch, S columns (model/batches.py).
 """
@@ -12,7 +12,6 @@ import torch
 
 from paw_min.model.batches import TokenRow, micro_batches
 from paw_min.model.policy import Policy
-from paw_min.running import distributed
 from paw_min.running.console import progress_bar
 from paw_min.running.errors import UserError
 from paw_min.running.seeds import generator
@@ -62,18 +61,14 @@ def fit_step(
     # are cut into micro-batches.
     n_targets = sum(n_target_tokens(rows[i]) for i in mini)
     total = torch.zeros(())
-    batches = list(micro_batches(policy, rows, mini, [True] * len(rows), budget))
-    for part in batches:
+    for part in micro_batches(policy, rows, mini, [True] * len(rows), budget):
         logp, _ = policy(part)  # (B, S)
         mask = part.response_mask | part.obs_mask  # (B, S): neither padding nor given
         loss = -(logp * mask).sum() / n_targets
-        with distributed.gradient_sums(policy, now=part is batches[-1]):
-            loss.backward()
+        loss.backward()
         total += loss.detach().cpu()
-    distributed.all_reduce([total])
     norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), GRAD_CLIP)
-    # Before the step, so that no NaN weights are saved. Loss and gradients have been summed over
-    # the ranks, so all ranks stop here.
+    # Before the step, so that no NaN weights are saved.
     if not (torch.isfinite(total) and torch.isfinite(norm)):
         rate = optimizer.param_groups[0]["lr"]
         raise UserError(
