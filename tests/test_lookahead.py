@@ -20,7 +20,7 @@ from paw_min.config import check
 from paw_min.envs.interface import Step
 from paw_min.envs.pool import EnvPool
 from paw_min.experiments import lookahead as experiment
-from paw_min.experiments import lookahead_seeds
+from paw_min.experiments import lookahead_samplers, lookahead_seeds
 from paw_min.experiments.outcomes import has_no_effect
 from paw_min.experiments.table import markdown_table
 from paw_min.experiments.transitions import text_rows
@@ -431,10 +431,10 @@ def test_a_separate_world_model_reads_the_episode_so_far(config, monkeypatch, co
         asked.extend(rows)
         return [False] * len(rows)
 
-    monkeypatch.setattr(experiment, "predicts_text", none_of_them)
+    monkeypatch.setattr(lookahead_samplers, "predicts_text", none_of_them)
     tasks = find_tasks(cfg)
     with closing(trajectories.Recorder(cfg.env, tasks.make_pool(2))) as pool:
-        sampler = experiment.WorldModelSampler(cfg, HFSampler(), 3, world_model, pool)
+        sampler = lookahead_samplers.WorldModelSampler(cfg, HFSampler(), 3, world_model, pool)
         evaluate(cfg, policy, sampler, pool, tasks.held_out)
         played = pool.trajectories
     # A chat that is too long for the world model gives no veto.
@@ -466,7 +466,7 @@ def test_a_token_that_spans_the_end_of_the_text_is_not_compared(config, pattern,
         return [vocab.setdefault(piece, len(vocab)) for piece in re.findall(pattern, text)]
 
     world_model = SimpleNamespace(policy=SimpleNamespace(encode=encode))
-    sampler = experiment.WorldModelSampler(config(), HFSampler(), 2, world_model, None)
+    sampler = lookahead_samplers.WorldModelSampler(config(), HFSampler(), 2, world_model, None)
     assert sampler.beginning("Nothing happens.") == encode(compared)
 
 
@@ -485,7 +485,7 @@ def test_the_experiment_with_a_separate_world_model(config, tmp_path, monkeypatc
     def above_a_half(cfg, policy, rows, at_least):
         return [at_least is not None and at_least <= 0.5] * len(rows)
 
-    monkeypatch.setattr(experiment, "predicts_text", above_a_half)
+    monkeypatch.setattr(lookahead_samplers, "predicts_text", above_a_half)
     folder = make_world_model(tmp_path / "wm")
     flags = ["--k", "2", "--world-model", str(folder), "--veto-at", "0.6", "0.5"]
     _, found = run_experiment(config, tmp_path, *flags)
@@ -536,11 +536,11 @@ def test_a_killed_experiment_resumes(config, tmp_path, monkeypatch):
     play = experiment.play
     played = []
 
-    def killed_at_the_third(cfg, label, rule, k, *others):
+    def killed_at_the_third(plan, label, rule, k, *others):
         if len(played) == 2:
             raise KeyboardInterrupt
         played.append(rule.name)
-        return play(cfg, label, rule, k, *others)
+        return play(plan, label, rule, k, *others)
 
     monkeypatch.setattr(experiment, "play", killed_at_the_third)
     with pytest.raises(KeyboardInterrupt):

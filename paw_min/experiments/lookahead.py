@@ -32,8 +32,6 @@ import json
 import os
 import shlex
 import sys
-from collections import deque
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle
@@ -43,17 +41,15 @@ from typing import NamedTuple
 from paw_min.config import Config, check
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Pool, Tasks
+from paw_min.experiments.lookahead_samplers import SharedDraws, WorldModelSampler
 from paw_min.experiments.outcomes import has_no_effect
 from paw_min.experiments.table import markdown_table
 from paw_min.experiments.transitions import Arguments, arguments, text_rows
-from paw_min.model.batches import TokenRow
 from paw_min.model.policy import Policy
-from paw_min.model.sampler import HFSampler, Request, Response
-from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.rollout import Episode
 from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.evaluate import evaluate
-from paw_min.running.lookahead import Decision, LookaheadSampler, costs, predicts_text
+from paw_min.running.lookahead import Decision, LookaheadSampler, costs
 from paw_min.running.metrics import mean
 from paw_min.running.plot import plain, plt
 from paw_min.running.runs import newest_checkpoint, replace_text, writing
@@ -68,99 +64,7 @@ from paw_min.running.session import (
 from paw_min.running.untrusted import read_json
 from paw_min.world_models.dream import WorldModel
 from paw_min.world_models.training import load_world_model
-from paw_min.world_models.trajectories import ACTIONS, Recorder, said
-
-
-class WorldModelSampler(LookaheadSampler):
-    """Lookahead whose outcomes a separate Word2World model predicts.
-
-    Its cost is a lower bound: that this model reads the chat and the command is not counted.
-    episodes: the pool that the panel is played in. It has the chat of each episode so far.
-    veto_at: least probability of the text of no effect for a veto; None: it is the greedy one.
-    """
-
-    def __init__(
-        self, cfg: Config, sampler: "SharedDraws", k: int, world_model: WorldModel,
-        episodes: Recorder, veto_at: float | None = None,
-    ):  # fmt: skip
-        super().__init__(cfg, sampler, k)
-        self.world_model = world_model
-        self.episodes = episodes
-        self.veto_at = veto_at
-
-    def will_follow(self, rows: list[TokenRow]) -> list[bool]:
-        return predicts_text(self.cfg, self.world_model.policy, rows, self.veto_at)
-
-    def outcome_row(self, request: Request, response: Response) -> TokenRow:
-        """The chat up to this response's command, and the text of no effect as its answer."""
-        benchmark = BENCHMARKS[self.cfg.env]
-        command = benchmark.parse(self.policy.decode(response.ids)).text
-        chat = [*self.episodes.current[request.slot].messages, said("user", command)]
-        chat_ids, _ = self.world_model.tokens(chat)
-        answer_ids = self.beginning(benchmark.unchanged(request.observation))
-        if len(chat_ids) + len(answer_ids) > self.world_model.context:
-            answer_ids = []  # too long to read: no veto
-        return TokenRow(chat_ids, [], answer_ids)
-
-    def beginning(self, text: str) -> list[int]:
-        """The tokens of `text` where an answer begins with it and a list of actions follows.
-
-        A token that spans the end of the text, such as ".\n", is left out.
-        """
-        encode = self.world_model.policy.encode
-        ids = encode(text)
-        answer_ids = encode(text + ACTIONS)
-        shared = 0
-        while shared < len(ids) and ids[shared] == answer_ids[shared]:
-            shared += 1
-        return ids[:shared]
-
-
-class SharedDraws:
-    """A sampler that generates each response once (sampler.py), for one model at one temperature.
-
-    The seed of candidate n of a step does not depend on the rule or on K. So until two of them make
-    different choices, they ask for the same responses to the same prompts.
-    """
-
-    def __init__(self, sampler: HFSampler | VLLMSampler):
-        self.sampler = sampler
-        self.drawn: dict[tuple, Response] = {}  # (prompt, seed) -> response
-
-    def sync(self, policy: Policy):
-        return self.sampler.sync(policy)
-
-    def generate(
-        self, queue: deque[Request], temperature: float, max_tokens: int
-    ) -> Iterator[list[Response]]:
-        missing: deque[Request] = deque()  # what the other sampler generates next
-        asked: dict[int, tuple] = {}  # slot -> key of its missing response
-
-        def known() -> list[Response]:
-            found = []
-            while queue:
-                request = queue.popleft()
-                key = (tuple(request.prompt_ids), request.seed)
-                if key in self.drawn:
-                    found.append(replace(self.drawn[key], slot=request.slot))
-                else:
-                    missing.append(request)
-                    asked[request.slot] = key
-            return found
-
-        def all_known() -> Iterator[list[Response]]:
-            # An answer may bring new requests, which may be known, too.
-            while found := known():
-                yield found
-
-        yield from all_known()
-        while missing:
-            for finished in self.sampler.generate(missing, temperature, max_tokens):
-                for response in finished:
-                    self.drawn[asked.pop(response.slot)] = response
-                yield finished
-                # New requests join before the other sampler looks for its next unit of work.
-                yield from all_known()
+from paw_min.world_models.trajectories import Recorder
 
 
 class Model(NamedTuple):
@@ -216,8 +120,54 @@ class Trial:
     unchanged: bool  # was it predicted to change nothing?
 
 
+@dataclass(frozen=True)
+class Plan:
+    """The command line."""
+
+    args: Arguments
+    models: list[Model]
+    ks: list[int]  # rising
+    rules: list[Rule]  # for K above 1
+    world_model: WorldModel | None
+    replays: int
+    settings: str  # what a line depends on, besides its own K and threshold
+
+
 def main(argv: list[str] | None = None) -> None:
-    argv = sys.argv[1:] if argv is None else argv
+    plan = parse(sys.argv[1:] if argv is None else argv)
+    args = plan.args
+    tasks = find_tasks(args.cfg)
+    found = begin(args, plan.settings)
+    measured = {(one.model, one.rule, one.k) for one in found}
+    labels = [model.label for model in plan.models]
+    with closing(tasks.make_pool(min(PANEL_SLOTS, len(tasks.held_out)))) as pool:
+        for model in plan.models:
+            missing = []
+            for k in plan.ks:
+                for rule in plan.rules if k > 1 else [Rule("plain")]:
+                    if (model.label, rule.name, k) not in measured:
+                        missing.append((k, rule))
+            if not missing:
+                continue
+            with loaded(args.cfg, model.folder) as (policy, sampler):
+                shared = SharedDraws(sampler)
+                for k, rule in missing:
+                    one = play(plan, model.label, rule, k, policy, shared, pool, tasks)
+                    found.append(one)
+                    found.sort(key=lambda one: (labels.index(one.model), one.k, rule_order(one)))
+                    print(markdown_table(HEADER, [line(one)]), flush=True)
+                    if args.out:
+                        text = json.dumps([asdict(one) for one in found], indent=1)
+                        replace_text(stored(args), text + "\n")
+    print(f"\n{table(found)}")
+    if args.out:
+        with writing(str(args.out)):
+            stored(args).with_suffix(".md").write_text(table(found) + "\n")
+            draw(found, stored(args).with_suffix(".png"))
+
+
+def parse(argv: list[str]) -> Plan:
+    """Read the command line; UserError before any long work."""
     parser = Parser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--models", nargs="+", metavar="LABEL=MODEL", required=True)
     parser.add_argument("--k", nargs="+", type=int, default=[1, 2, 4, 8], help="(default: 1 2 4 8)")
@@ -243,46 +193,25 @@ def main(argv: list[str] | None = None) -> None:
     labels = [model.label for model in models]
     if len(set(labels)) < len(labels):
         raise UserError(f"--models has the labels {', '.join(labels)}: use different ones.")
-    tasks = find_tasks(args.cfg)
     rules = [Rule("likelihood"), Rule("veto")]
     world_model = None
     if own.world_model:
         world_model = load_world_model(own.world_model, args.cfg)
         rules.append(Rule("world model"))
         rules += [Rule("world model", threshold) for threshold in sorted(set(own.veto_at))]
-    # What a line depends on, besides its own K and threshold. The folders are those of checkpoints:
-    # otherwise, a run that was trained further would keep its old lines.
+    # The folders are those of checkpoints: otherwise, a run that was trained further would keep its
+    # old lines.
     settings = [*others, "--replays", str(own.replays), "--world-model", str(own.world_model)]
     settings += [f"{model.label}={model.folder}" for model in models]
-    found = begin(args, shlex.join(settings))
-    measured = {(one.model, one.rule, one.k) for one in found}
-    with closing(tasks.make_pool(min(PANEL_SLOTS, len(tasks.held_out)))) as pool:
-        for model in models:
-            missing = []
-            for k in sorted(set(own.k)):
-                for rule in rules if k > 1 else [Rule("plain")]:
-                    if (model.label, rule.name, k) not in measured:
-                        missing.append((k, rule))
-            if not missing:
-                continue
-            with loaded(args.cfg, model.folder) as (policy, sampler):
-                shared = SharedDraws(sampler)
-                for k, rule in missing:
-                    one = play(
-                        args.cfg, model.label, rule, k, policy, shared, pool, tasks, own.replays,
-                        world_model,
-                    )  # fmt: skip
-                    found.append(one)
-                    found.sort(key=lambda one: (labels.index(one.model), one.k, rule_order(one)))
-                    print(markdown_table(HEADER, [line(one)]), flush=True)
-                    if args.out:
-                        text = json.dumps([asdict(one) for one in found], indent=1)
-                        replace_text(stored(args), text + "\n")
-    print(f"\n{table(found)}")
-    if args.out:
-        with writing(str(args.out)):
-            stored(args).with_suffix(".md").write_text(table(found) + "\n")
-            draw(found, stored(args).with_suffix(".png"))
+    return Plan(
+        args=args,
+        models=models,
+        ks=sorted(set(own.k)),
+        rules=rules,
+        world_model=world_model,
+        replays=own.replays,
+        settings=shlex.join(settings),
+    )
 
 
 def find_model(cfg: Config, text: str) -> Model:
@@ -298,13 +227,14 @@ def find_model(cfg: Config, text: str) -> Model:
 
 
 def play(
-    cfg: Config, label: str, rule: Rule, k: int, policy: Policy, sampler: SharedDraws, pool: Pool,
-    tasks: Tasks, replays: int, world_model: WorldModel | None,
+    plan: Plan, label: str, rule: Rule, k: int, policy: Policy, sampler: SharedDraws, pool: Pool,
+    tasks: Tasks,
 ) -> Played:  # fmt: skip
     """Evaluate one model with one rule and one K; replay some of its candidates."""
+    cfg = plan.args.cfg
     if rule.kind == "world model":
         pool = Recorder(cfg.env, pool)
-        looking = WorldModelSampler(cfg, sampler, k, world_model, pool, rule.veto_at)
+        looking = WorldModelSampler(cfg, sampler, k, plan.world_model, pool, rule.veto_at)
     else:
         looking = LookaheadSampler(cfg, sampler, k, veto=rule.kind == "veto")
     # It is the sampler already: evaluate() must not wrap it.
@@ -327,9 +257,9 @@ def play(
         one.vetoed = cost.vetoed
         every = trials(cfg, policy, episodes, looking.decisions)
         vetoed = [trial for trial in every if trial.unchanged]
-        one.base_rate = share_without_effect(cfg, pool, every, replays)
-        one.precision = share_without_effect(cfg, pool, vetoed, replays)
-        one.replays = min(replays, len(vetoed))
+        one.base_rate = share_without_effect(cfg, pool, every, plan.replays)
+        one.precision = share_without_effect(cfg, pool, vetoed, plan.replays)
+        one.replays = min(plan.replays, len(vetoed))
     return one
 
 
