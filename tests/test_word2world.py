@@ -726,6 +726,17 @@ def test_wins_are_counted_in_each_file(recorded, model, tmp_path, monkeypatch):
     assert found == [policy.decode(policy.encode(response)) for response in responses]
 
 
+def test_the_defaults_are_the_papers():
+    """Table 7 and the README of the released code; section 7.1 for the budgets."""
+    for preset in ("tiny", "paper"):
+        words = ["train", "alfworld", "--trajectories", "x", "--out", "o", "--preset", preset]
+        job = options.parse("", words)
+        assert (job.epochs, job.batch, job.lr, job.context) == (5, 128, 1e-5, 12_288)
+        assert job.cfg.max_turns == 50 and job.cfg.temperature == 1.0
+        assert job.answer_tokens == 512 and job.budgets == [0, 2, 4, 10]
+    assert training.WARM_UP == 10 and trajectories.MARKER == " [SUCCESS]"
+
+
 def test_one_process(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     with pytest.raises(UserError, match="^word2world runs in one process: start it without"):
