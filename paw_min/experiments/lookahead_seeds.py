@@ -76,6 +76,13 @@ def read(path: Path) -> Seed:
     return {(one.model, one.rule, one.k): one for one in read_json(path, list[Played])}
 
 
+def ordered(seeds: list[Seed]) -> list[Key]:
+    """All keys: models as in the files, K rising, rules as in the files."""
+    keys = list(dict.fromkeys(key for seed in seeds for key in seed))
+    models = list(dict.fromkeys(model for model, _, _ in keys))
+    return sorted(keys, key=lambda key: (models.index(key[0]), key[2]))  # the rules stay in order
+
+
 def of_model(seed: Seed, model: str) -> Seed:
     return {key: one for key, one in seed.items() if key[0] == model}
 
@@ -163,17 +170,23 @@ def shown(line: Line, found: Difference | None) -> str | None:
     return f"{found.mean:+.3f}{around}{some}"
 
 
-def draw(lines: list[Line], path: Path) -> None:
-    """A panel per model: success over tokens per step, a line per rule, with the seeds' range."""
-    models = list(dict.fromkeys(one.model for one in lines))
-    rules = list(dict.fromkeys(one.rule for one in lines if one.rule != "plain"))
+def draw(seeds: list[Seed], keys: list[Key], path: Path) -> None:
+    """A panel per model: success over tokens per step, a line per rule, with the seeds' range.
+
+    Only seeds that have all lines of the model, so that the points of a line have the same seeds.
+    """
+    models = list(dict.fromkeys(model for model, _, _ in keys))
+    rules = list(dict.fromkeys(rule for _, rule, _ in keys if rule != "plain"))
     figure, axes = plt.subplots(
         1, len(models), figsize=(3.4 * len(models), 3.4), sharey=True, squeeze=False,
         layout="constrained",
     )  # fmt: skip
     for axis, model in zip(axes[0], models):
+        mine = [key for key in keys if key[0] == model]
+        complete = [seed for seed in seeds if seed.keys() >= set(mine)]
+        lines = [averaged(complete, key) for key in mine] if complete else []
         for number, rule in enumerate(rules):
-            line = [one for one in lines if one.model == model and one.rule in ("plain", rule)]
+            line = [one for one in lines if one.rule in ("plain", rule)]
             heights = np.array([mean(one.success) for one in line])
             below = heights - [min(one.success) for one in line]
             above = [max(one.success) for one in line] - heights
@@ -181,7 +194,9 @@ def draw(lines: list[Line], path: Path) -> None:
                 [one.step_tokens for one in line], heights, yerr=[below, above],
                 color=f"C{number}", marker="o", capsize=2, lw=1.2, label=plain(rule),
             )  # fmt: skip
-        axis.set(title=plain(model), xlabel="tokens per step")
+        n = len(complete)
+        title = plain(f"{model}: {n} seed{'s' if n != 1 else ''}")
+        axis.set(title=title, xlabel="tokens per step")
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
         axis.grid(alpha=0.3)
@@ -197,7 +212,7 @@ def main(files: list[Path], out: Path) -> None:
             if any(of_model(seed, model) == of_model(other, model) for other in seeds[:number]):
                 for key in of_model(seed, model):
                     del seed[key]
-    keys = dict.fromkeys(key for seed in seeds for key in seed)
+    keys = ordered(seeds)
     lines = [averaged(seeds, key) for key in keys]
     if not lines:
         raise UserError(f"{files[0]} has no lines: finish the lookahead first.")
@@ -208,7 +223,7 @@ def main(files: list[Path], out: Path) -> None:
         (out / "lookahead-seeds.md").write_text(text + "\n")
         numbers = json.dumps([asdict(one) for one in lines], indent=1, ensure_ascii=False)
         (out / "lookahead-seeds.json").write_text(numbers + "\n")
-    draw(lines, out / "lookahead-seeds.png")
+    draw(seeds, keys, out / "lookahead-seeds.png")
 
 
 if __name__ == "__main__":
