@@ -76,6 +76,17 @@ def read(path: Path) -> Seed:
     return {(one.model, one.rule, one.k): one for one in read_json(path, list[Played])}
 
 
+def read_all(files: list[Path]) -> list[Seed]:
+    """The lines of all files; a model that an earlier file has with the same lines is left out."""
+    seeds = [read(path) for path in files]
+    for number, seed in enumerate(seeds):
+        for model in {key[0] for key in seed}:
+            if any(of_model(seed, model) == of_model(other, model) for other in seeds[:number]):
+                for key in of_model(seed, model):
+                    del seed[key]
+    return seeds
+
+
 def ordered(seeds: list[Seed]) -> list[Key]:
     """All keys: models as in the files, K rising, rules as in the files."""
     keys = list(dict.fromkeys(key for seed in seeds for key in seed))
@@ -206,12 +217,7 @@ def draw(seeds: list[Seed], keys: list[Key], path: Path) -> None:
 
 
 def main(files: list[Path], out: Path) -> None:
-    seeds = [read(path) for path in files]
-    for number, seed in enumerate(seeds):
-        for model in {key[0] for key in seed}:
-            if any(of_model(seed, model) == of_model(other, model) for other in seeds[:number]):
-                for key in of_model(seed, model):
-                    del seed[key]
+    seeds = read_all(files)
     keys = ordered(seeds)
     lines = [averaged(seeds, key) for key in keys]
     if not lines:

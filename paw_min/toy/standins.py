@@ -34,7 +34,7 @@ sparse continues alfworld with a teacher so hasty that almost no episode is won.
 explore; after each response stands the observation of another step, so they know which
 observations occur and how often, but not after which action. smollm2 is a LoRA adapter that teaches
 a pretrained model, SmolLM2-135M-Instruct (smollm2.py), the same, and the format of responses.
-Trained on responses alone, it would unlearn that a chat goes on with the environment's words.
+Trained on responses alone, it would unlearn that the environment answers.
 """
 
 import argparse

@@ -1,5 +1,6 @@
 """The settings and the command line of rwml.py."""
 
+from argparse import Namespace
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -112,31 +113,14 @@ def arguments(doc: str, argv: list[str] | None = None) -> Job:
     presets = presets_of(args.env)
     flags = ["--preset", *args.preset, *flags]
     cfg, mode = parse_args(args.env, presets, doc, flags)
-    refuse_ranks("rwml")
-    if mode != "train":
-        raise UserError(f"--{mode} is for the run scripts: omit it.")
-    if args.epochs and args.method != "rwml":
-        raise UserError(f"--epochs is for --method rwml: with {args.method}, omit it.")
-    if args.reward == "coin" and args.method != "rwml":
-        raise UserError(f"--reward coin: --method {args.method} has no reward; omit one of them.")
-    if args.target == "shuffled" and args.method in EXPERT:
-        raise UserError("--target shuffled is for --method rwml and wm-sft: omit one of them.")
-    if args.method == "early-experience" and args.env == "search":
-        raise UserError("--method early-experience needs admissible commands; search has none.")
+    refuse(args, cfg, mode)
+    check_machine(cfg)
     paper_scale = bool(set(args.preset) & {"paper", "24gb", "80gb"})
     settings = PAPER if paper_scale else TINY
-    for name in ("tasks", "epochs"):
-        value = getattr(args, name)
-        if value is not None:
-            if value < 1:
-                raise UserError(f"--{name} {value} is out of range: it must be at least 1.")
-            settings = replace(settings, **{name: value})
-    if cfg.shard:
-        raise UserError("--shard is for the run scripts: omit it.")
-    check_machine(cfg)
+    given = {name: getattr(args, name) for name in ("tasks", "epochs") if getattr(args, name)}
     job = Job(
         cfg=cfg,
-        settings=settings,
+        settings=replace(settings, **given),
         paper_scale=paper_scale,
         folder=expanded(args.out),
         method=args.method,
@@ -150,6 +134,27 @@ def arguments(doc: str, argv: list[str] | None = None) -> Job:
     with writing(f"the folder {job.folder}"):
         job.folder.mkdir(parents=True, exist_ok=True)
     return job
+
+
+def refuse(args: Namespace, cfg: Config, mode: str) -> None:
+    """UserError for flags that cannot work together, or that would be ignored."""
+    refuse_ranks("rwml")
+    if mode != "train":
+        raise UserError(f"--{mode} is for the run scripts: omit it.")
+    if cfg.shard:
+        raise UserError("--shard is for the run scripts: omit it.")
+    for name in ("tasks", "epochs"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name} {value} is out of range: it must be at least 1.")
+    if args.epochs and args.method != "rwml":
+        raise UserError(f"--epochs is for --method rwml: with {args.method}, omit it.")
+    if args.reward == "coin" and args.method != "rwml":
+        raise UserError(f"--reward coin: --method {args.method} has no reward; omit one of them.")
+    if args.target == "shuffled" and args.method in EXPERT:
+        raise UserError("--target shuffled is for --method rwml and wm-sft: omit one of them.")
+    if args.method == "early-experience" and args.env == "search":
+        raise UserError("--method early-experience needs admissible commands; search has none.")
 
 
 def load_encoder(name: str, device: str) -> Encoder:
