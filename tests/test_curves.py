@@ -141,6 +141,7 @@ def fair(tmp_path_factory) -> dict[str, curves.Setting]:
         "alfworld/fair-pair-alfworld.json",
         "webshop/fair-pair-webshop.json",
         "search/fair-pair-search.json",
+        "alfworld/fair-placebo-alfworld.json",
         "alfworld/fair-main-alfworld.json",
         "webshop/fair-size-webshop.json",
         "webshop/fair-main-webshop.json",
@@ -190,6 +191,11 @@ def test_the_sentences_of_results_fair(fair):
         values = alfworld[label].area.values
         first, second, third = (own - other for own, other in zip(values, grpo))
         assert f"{first:+.1f}, {second:+.1f} and {third:+.1f}" in page
+    arms = fair["fair-placebo-alfworld"].arms
+    paw, placebo = arms["GRPO w/ PaW"], arms["placebo: shuffled targets"]
+    change = curves.compared(curves.area, paw.curves, placebo.curves).changes()[1]
+    assert f"differs from the placebo's by {change} points. So true observations" in page
+    assert f"Not seen on ALFWorld, {change}, nor on search" in page
     webshop = fair["fair-size-webshop"].arms
     paw, placebo = webshop["GRPO w/ PaW"], webshop["placebo: shuffled targets"]
     for sentence, other in (
