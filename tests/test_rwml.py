@@ -8,6 +8,8 @@ The sentence encoder is the real all-MiniLM-L6-v2, the games are real small ALFW
 import json
 import math
 import random
+import subprocess
+import sys
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -427,6 +429,34 @@ def test_one_process(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     with pytest.raises(UserError, match="^rwml runs in one process: start it without torchrun."):
         job.arguments("", ["alfworld", "--out", str(tmp_path / "out")])
+
+
+def test_a_folder_in_use(tmp_path):
+    code = (
+        "import sys, time; from pathlib import Path; from paw_min.running.runs import hold\n"
+        "lock = hold(Path(sys.argv[1]), '--out'); print('held', flush=True); time.sleep(60)"
+    )
+    held = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(held, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match="is in use by another process.*another --out"):
+            rwml.main(["alfworld", "--out", str(tmp_path)])
+        process.kill()
+
+
+def test_held_out_transitions_are_of_the_whole_panel(tmp_path, monkeypatch):
+    """The panel is in the order of the task types: its first 200 steps are of some only."""
+    panel = [replace(TRIPLET, observation=f"o{n}") for n in range(600)]
+    found = triplets.Collected([TRIPLET] * 10, panel, {"steps": 10}, {"eval_success": 0.5}, [])
+    monkeypatch.setattr(start, "collect", lambda *args, **kwargs: found)
+    monkeypatch.setattr(start, "make_start", lambda *args: None)
+    asked = SimpleNamespace(
+        folder=tmp_path, cfg=Config(), settings=job.TINY, identity=lambda: {}
+    )
+    rwml.collected(asked)
+    drawn = [int(t.observation[1:]) for t in triplets.read_triplets(tmp_path / "held_out.jsonl")]
+    assert len(set(drawn)) == len(drawn) == 200
+    assert all(sum(low <= n < low + 150 for n in drawn) > 25 for low in range(0, 600, 150))
 
 
 def test_lora_has_ten_times_the_rate_of_supervised_stages(tmp_path):
