@@ -21,6 +21,7 @@ from paw_min.envs.interface import Step
 from paw_min.envs.pool import EnvPool
 from paw_min.experiments import lookahead as experiment
 from paw_min.experiments import lookahead_samplers, lookahead_seeds
+from paw_min.experiments.curves import t_interval
 from paw_min.experiments.outcomes import has_no_effect
 from paw_min.experiments.table import markdown_table
 from paw_min.experiments.transitions import text_rows
@@ -720,51 +721,66 @@ def test_the_page_has_the_recorded_numbers():
         f"success of `start` rises from {start[0]:.3f} to {start[1]:.3f}.",
     ):
         assert sentence in text
+    seed = {(one.model, one.rule, one.k): one for one in found}
+    equal = [lookahead_seeds.averaged([seed], key).same_tokens for key in seed if key[2] in (2, 4)]
+    means = [one.mean for one in equal if one]
+    assert f"the veto is {min(means):.3f} to {max(means):+.3f} from the likelihood" in text
     # "About as often as the base rate": within the error of 200 replays.
     assert all(abs(one.precision - one.base_rate) < 0.07 for one in clipped)
     assert all(one.vetoed == 0 for one in vetoes if one.model == "start")
 
 
 def test_the_page_has_the_numbers_of_weights_trained_by_rl():
-    """Means over the seeds, and what the text says of single runs."""
+    """Both tables of lookahead_seeds, and what the text says."""
     folder = Path(__file__).parent.parent / "results" / "lookahead"
     page = (folder / "README.md").read_text()
     text = " ".join(page.split())
-    runs = []
-    for seed in range(3):
-        found = read(folder / f"lookahead-rl-seed{seed}.json")
-        runs.append({(one["model"], one["rule"], one["k"]): one for one in found})
-    for key, first in runs[0].items():
-        # The start model is the same in all.
-        mine = [first] if key[0] == "start" else [run[key] for run in runs]
-        success = [one["success"] for one in mine]
-        cells = [f"{mean(success):.3f} ({min(success):.3f} to {max(success):.3f})"]
-        for name in ("no_effect", "vetoed", "precision", "base_rate"):
-            known = [one[name] for one in mine if one[name] is not None]
-            cells.append(f"{mean(known):.3f}" if known else "-")
-        assert f"| {key[0]} | {key[1]} | {key[2]} | {' | '.join(cells)} |" in page
+    files = sorted(folder.glob("lookahead-rl-seed*.json"))
+    seeds = lookahead_seeds.read_all(files)
+    assert len(files) == 8
+    lines = [lookahead_seeds.averaged(seeds, key) for key in lookahead_seeds.ordered(seeds)]
+    assert lookahead_seeds.markdown(lines) in page
+    stored = json.dumps([asdict(one) for one in lines], indent=1, ensure_ascii=False) + "\n"
+    assert (folder / "lookahead-seeds.json").read_text() == stored
+    by_key = {(one.model, one.rule, one.k): one for one in lines}
 
-    separate = [run[key] for run in runs for key in run if key[1] == "world model"]
-    paw = [run["GRPO w/ PaW", "veto", 4] for run in runs]
-    for vetoes in (separate, paw):
-        right = [one["precision"] for one in vetoes]
-        base = [one["base_rate"] for one in vetoes]
-        assert f"right in {min(right):.3f} to {max(right):.3f} of the cases; the base rate is " \
-               f"{min(base):.3f} to {max(base):.3f}." in text  # fmt: skip
-    shares = [100 * one["vetoed"] for one in separate]
-    assert f"it vetoes only {min(shares):.1f} to {max(shares):.1f} % of the candidates" in text
+    def around(differences) -> str:
+        low, high = t_interval(differences)
+        return f"{mean(differences):+.3f} [{low:+.3f}, {high:+.3f}]"
+
+    for model in ("GRPO w/ PaW", "placebo"):
+        veto = by_key[model, "veto", 4]
+        assert f"{lookahead_seeds.shown(veto, veto.above_base)} for {model}" in text
+        assert f"{lookahead_seeds.shown(veto, veto.same_k)} for {model}" in text
+    for model in ("GRPO", "GRPO w/ PaW", "placebo"):
+        pairs = [(run[model, "likelihood", 4], run[model, "plain", 1]) for run in seeds]
+        gains = around([best.success - plain.success for best, plain in pairs])
+        assert f"{gains} for {model}" in text
+    separate = [one for run in seeds for one in run.values() if one.rule == "world model"]
+    right = [one.precision for one in separate if one.replays]
+    base = [one.base_rate for one in separate]
+    vetoed = [100 * one.vetoed for one in separate]
+    hits = [100 * one.vetoed * one.precision / one.base_rate for one in separate if one.replays]
     gaps = []
-    for run in runs:
+    for run in seeds:
         for (model, rule, k), one in run.items():
-            if k > 1:
-                gaps.append((rule, one["success"] - run[model, "likelihood", k]["success"]))
-    far = max(abs(gap) for rule, gap in gaps if rule == "world model")
-    assert f"that of the likelihood by at most {far:.3f}." in text
-    assert max(gap for _, gap in gaps) < 0.06
-    assert all(run["GRPO", "veto", 4]["vetoed"] == 0 for run in runs)
-    for run in runs[1:]:
+            if rule == "world model":
+                gaps.append(one.success - run[model, "likelihood", k].success)
+    for sentence in (
+        f"right in {min(right):.3f} to {max(right):.3f} of the cases; the base rate is "
+        f"{min(base):.3f} to {max(base):.3f}.",
+        f"vetoes only {min(vetoed):.1f} to {max(vetoed):.1f} % of the candidates, {min(hits):.0f} "
+        f"to {max(hits):.0f} % of those without an effect",
+        f"by {min(gaps):+.3f} to {max(gaps):+.3f}.",
+    ):
+        assert sentence in text
+    grpo = [100 * one.vetoed for run in seeds for key, one in run.items()
+            if key[:2] == ("GRPO", "veto")]  # fmt: skip
+    none = sum(run["GRPO", "veto", 4].vetoed == 0 for run in seeds)
+    assert f"GRPO vetoes at most {max(grpo):.1f} % of the candidates, and {none} of eight" in text
+    for run in seeds[1:3]:
         echo = run["ECHO", "veto", 4]
-        assert 2 < echo["precision"] / echo["base_rate"] < 3
+        assert 2 < echo.precision / echo.base_rate < 3
     fidelity = read(folder / "world-model-fidelity.json")
     text_of = f"is {fidelity['em']:.3f}, and {fidelity['em_observation']:.3f} without the list"
     assert text_of in text
@@ -784,18 +800,12 @@ def test_the_page_has_the_vetoes_at_a_probability():
     vetoed = [100 * one.vetoed for one in at]
     right = [one.precision for one in at]
     base = [one.base_rate for one in at]
-    separate = [one for seed in range(3) for one in read(folder / f"lookahead-rl-seed{seed}.json")]
-    separate = [one for one in separate if one["rule"] == "world model"]
-    replays = [one["replays"] for one in separate]
-    hits = [100 * one["vetoed"] * one["precision"] / one["base_rate"] for one in separate]
     text = " ".join(page.split())
     for sentence in (
         f"It vetoes {min(vetoed):.1f} to {max(vetoed):.1f} % of the candidates",
         f"right in {min(right):.3f} to {max(right):.3f} of the cases; the base rate is "
         f"{min(base):.3f} to {max(base):.3f}.",
         f"by {min(changes):+.3f} to {max(changes):+.3f}, with",
-        f"Its vetoes, {min(replays)} to {max(replays)} per run, are right",
-        f"{min(hits):.0f} to {max(hits):.0f} % of those without an effect",
     ):
         assert sentence in text
     # "Fewer steps have no effect."

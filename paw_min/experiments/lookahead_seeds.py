@@ -184,7 +184,7 @@ def shown(line: Line, found: Difference | None) -> str | None:
 def draw(seeds: list[Seed], keys: list[Key], path: Path) -> None:
     """A panel per model: success over tokens per step, a line per rule, with the seeds' range.
 
-    Only seeds that have all lines of the model, so that the points of a line have the same seeds.
+    Only the values of K that the most seeds have, so that the points of a line have the same seeds.
     """
     models = list(dict.fromkeys(model for model, _, _ in keys))
     rules = list(dict.fromkeys(rule for _, rule, _ in keys if rule != "plain"))
@@ -193,9 +193,9 @@ def draw(seeds: list[Seed], keys: list[Key], path: Path) -> None:
         layout="constrained",
     )  # fmt: skip
     for axis, model in zip(axes[0], models):
-        mine = [key for key in keys if key[0] == model]
-        complete = [seed for seed in seeds if seed.keys() >= set(mine)]
-        lines = [averaged(complete, key) for key in mine] if complete else []
+        lines = [averaged(seeds, key) for key in keys if key[0] == model]
+        n = max(len(one.success) for one in lines)
+        lines = [one for one in lines if len(one.success) == n]
         for number, rule in enumerate(rules):
             line = [one for one in lines if one.rule in ("plain", rule)]
             heights = np.array([mean(one.success) for one in line])
@@ -205,7 +205,6 @@ def draw(seeds: list[Seed], keys: list[Key], path: Path) -> None:
                 [one.step_tokens for one in line], heights, yerr=[below, above],
                 color=f"C{number}", marker="o", capsize=2, lw=1.2, label=plain(rule),
             )  # fmt: skip
-        n = len(complete)
         title = plain(f"{model}: {n} seed{'s' if n != 1 else ''}")
         axis.set(title=title, xlabel="tokens per step")
         axis.set_xscale("log", base=2)
