@@ -181,23 +181,23 @@ def shown(line: Line, found: Difference | None) -> str | None:
     return f"{found.mean:+.3f}{around}{some}"
 
 
-def draw(seeds: list[Seed], keys: list[Key], path: Path) -> None:
+def draw(lines: list[Line], path: Path) -> None:
     """A panel per model: success over tokens per step, a line per rule, with the seeds' range.
 
     Only the values of K that the most seeds have, so that the points of a line have the same seeds.
     """
-    models = list(dict.fromkeys(model for model, _, _ in keys))
-    rules = list(dict.fromkeys(rule for _, rule, _ in keys if rule != "plain"))
+    models = list(dict.fromkeys(one.model for one in lines))
+    rules = list(dict.fromkeys(one.rule for one in lines if one.rule != "plain"))
     figure, axes = plt.subplots(
         1, len(models), figsize=(3.4 * len(models), 3.4), sharey=True, squeeze=False,
         layout="constrained",
     )  # fmt: skip
     for axis, model in zip(axes[0], models):
-        lines = [averaged(seeds, key) for key in keys if key[0] == model]
-        n = max(len(one.success) for one in lines)
-        lines = [one for one in lines if len(one.success) == n]
+        mine = [one for one in lines if one.model == model]
+        n = max(len(one.success) for one in mine)
+        mine = [one for one in mine if len(one.success) == n]
         for number, rule in enumerate(rules):
-            line = [one for one in lines if one.rule in ("plain", rule)]
+            line = [one for one in mine if one.rule in ("plain", rule)]
             heights = np.array([mean(one.success) for one in line])
             below = heights - [min(one.success) for one in line]
             above = [max(one.success) for one in line] - heights
@@ -217,8 +217,7 @@ def draw(seeds: list[Seed], keys: list[Key], path: Path) -> None:
 
 def main(files: list[Path], out: Path) -> None:
     seeds = read_all(files)
-    keys = ordered(seeds)
-    lines = [averaged(seeds, key) for key in keys]
+    lines = [averaged(seeds, key) for key in ordered(seeds)]
     if not lines:
         raise UserError(f"{files[0]} has no lines: finish the lookahead first.")
     text = markdown(lines)
@@ -228,7 +227,7 @@ def main(files: list[Path], out: Path) -> None:
         (out / "lookahead-seeds.md").write_text(text + "\n")
         numbers = json.dumps([asdict(one) for one in lines], indent=1, ensure_ascii=False)
         (out / "lookahead-seeds.json").write_text(numbers + "\n")
-    draw(seeds, keys, out / "lookahead-seeds.png")
+    draw(lines, out / "lookahead-seeds.png")
 
 
 if __name__ == "__main__":
