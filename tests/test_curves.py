@@ -194,7 +194,7 @@ def test_the_sentences_of_results_fair(fair):
     arms = fair["fair-placebo-alfworld"].arms
     paw, placebo = arms["GRPO w/ PaW"], arms["placebo: shuffled targets"]
     change = curves.compared(curves.area, paw.curves, placebo.curves).changes()[1]
-    assert f"differs from the placebo's by {change} points. So true observations" in page
+    assert f"differs from the placebo's by {change} points. Nothing shows" in page
     assert f"Not seen on ALFWorld, {change}, nor on search" in page
     webshop = fair["fair-size-webshop"].arms
     paw, placebo = webshop["GRPO w/ PaW"], webshop["placebo: shuffled targets"]
