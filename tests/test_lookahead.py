@@ -752,6 +752,7 @@ def test_the_page_has_the_numbers_of_weights_trained_by_rl():
         veto = by_key[model, "veto", 4]
         assert f"{lookahead_seeds.shown(veto, veto.above_base)} for {model}" in text
         assert f"{lookahead_seeds.shown(veto, veto.same_k)} for {model}" in text
+        assert f"{lookahead_seeds.shown(veto, veto.same_tokens)} for {model}" in text
     for model in ("GRPO", "GRPO w/ PaW", "placebo"):
         pairs = [(run[model, "likelihood", 4], run[model, "plain", 1]) for run in seeds]
         gains = around([best.success - plain.success for best, plain in pairs])
