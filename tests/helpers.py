@@ -5,6 +5,8 @@ browser.py, dist_jobs.py.
 """
 
 import random
+import subprocess
+import sys
 import time
 from collections import Counter
 from contextlib import contextmanager
@@ -35,6 +37,21 @@ from paw_min.toy import standins
 from paw_min.update import learn, prepare
 
 # ---- runs ----
+
+
+@contextmanager
+def held_by_another_process(folder):
+    """Another process holds the lock of this folder."""
+    code = (
+        "import sys, time; from pathlib import Path; from paw_min.running.runs import hold\n"
+        "lock = hold(Path(sys.argv[1]), '--out'); print('held', flush=True); time.sleep(60)"
+    )
+    held = [sys.executable, "-c", code, str(folder)]
+    with subprocess.Popen(held, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        yield
+        process.kill()
+
 
 SCRIPTS = {"alfworld": run_alfworld, "webshop": run_webshop, "search": run_search}
 SMALL = dict(  # a run of run_alfworld.py in seconds

@@ -8,8 +8,6 @@ The sentence encoder is the real all-MiniLM-L6-v2, the games are real small ALFW
 import json
 import math
 import random
-import subprocess
-import sys
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -33,7 +31,7 @@ from paw_min.running.runs import newest_checkpoint, read_metrics
 from paw_min.toy import default_model
 from paw_min.update import learn, prepare
 from paw_min.world_models import answers, early_experience, filtering, job, rwml, start, triplets
-from tests.helpers import BASE, make_policy
+from tests.helpers import BASE, held_by_another_process, make_policy
 from tests.retrieval import make_encoder
 
 
@@ -432,16 +430,9 @@ def test_one_process(monkeypatch, tmp_path):
 
 
 def test_a_folder_in_use(tmp_path):
-    code = (
-        "import sys, time; from pathlib import Path; from paw_min.running.runs import hold\n"
-        "lock = hold(Path(sys.argv[1]), '--out'); print('held', flush=True); time.sleep(60)"
-    )
-    held = [sys.executable, "-c", code, str(tmp_path)]
-    with subprocess.Popen(held, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "held\n"
+    with held_by_another_process(tmp_path):
         with pytest.raises(UserError, match="is in use by another process.*another --out"):
             rwml.main(["alfworld", "--out", str(tmp_path)])
-        process.kill()
 
 
 def test_held_out_transitions_are_of_the_whole_panel(tmp_path, monkeypatch):

@@ -5,8 +5,6 @@ The oracle answers with the real environment. With it, the dream is the environm
 
 import json
 import shutil
-import subprocess
-import sys
 import tarfile
 from dataclasses import replace
 from functools import partial
@@ -31,7 +29,7 @@ from paw_min.world_models import options, players, training, trajectories, word2
 from paw_min.world_models.dream import BUY, DreamPool, VerifiedPool, WorldModel, word_tokenizer
 from paw_min.world_models.supervised import fit
 from paw_min.world_models.trajectories import Recorder, Trajectory, said, to_step, to_text
-from tests.helpers import SMALL
+from tests.helpers import SMALL, held_by_another_process
 
 T = True
 F = False
@@ -650,16 +648,9 @@ def test_a_killed_command_is_repeated(tmp_path, monkeypatch):
 
 
 def test_a_folder_in_use(tmp_path, monkeypatch):
-    code = (
-        "import sys, time; from pathlib import Path; from paw_min.running.runs import hold\n"
-        "lock = hold(Path(sys.argv[1]), '--out'); print('held', flush=True); time.sleep(60)"
-    )
-    held = [sys.executable, "-c", code, str(tmp_path)]
-    with subprocess.Popen(held, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "held\n"
+    with held_by_another_process(tmp_path):
         with pytest.raises(UserError, match="is in use by another process.*another --out"):
             run("collect", "alfworld", "--out", tmp_path)
-        process.kill()
 
 
 def test_training_that_makes_a_nan_writes_no_model(model, recorded, tmp_path):
