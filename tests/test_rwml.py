@@ -99,8 +99,8 @@ def test_a_filter_that_leaves_nothing_is_one_sentence(monkeypatch, tmp_path):
     policy = make_policy()
     start.add_tags(policy, seed=0)
     one = SimpleNamespace(
-        cfg=Config(prompt="compact"), settings=replace(job.TINY, tries=1), folder=tmp_path,
-        encoder=None,
+        cfg=Config(prompt="compact", grad_checkpointing=True), folder=tmp_path, encoder=None,
+        settings=replace(job.TINY, tries=1),
     )  # fmt: skip
     synced = SimpleNamespace(sync=lambda policy: nullcontext())
     monkeypatch.setattr(filtering, "loaded_for_answers", lambda *a: nullcontext((policy, synced)))
@@ -112,6 +112,12 @@ def test_a_filter_that_leaves_nothing_is_one_sentence(monkeypatch, tmp_path):
     with pytest.raises(UserError, match="all 1 triplets are easy, and none is drawn to stay"):
         filtering.filter_triplets(one, [TRIPLET], [TRIPLET])
     assert not (tmp_path / "filter.json").exists()
+    assert policy.model.is_gradient_checkpointing  # as in the session of RL
+
+
+def test_no_label_is_one_sentence():
+    with pytest.raises(UserError, match="^branches: no label is short enough for an answer"):
+        start.supervise(SimpleNamespace(), make_policy(), None, [], 1, "branches")
 
 
 def test_training_threshold_has_the_papers_values():

@@ -79,8 +79,8 @@ class Job:
     def identity(self) -> dict:
         """What the shared files in `folder` depend on; other values need another folder.
 
-        The settings of RL and PaW are those of the run folders, which check their own; only
-        AdamW's are of the warm start and the filter, too.
+        The settings of RL and PaW are those of the run folders, which check their own. Of these,
+        only AdamW's beta2 matters to the warm start and the filter, too.
         """
         others = {"name", *FREE_TO_CHANGE}
         others |= {f.name for f in fields(Config) if f.metadata.get("group") in (RL, PAW)}
