@@ -331,6 +331,30 @@ def test_a_run_belongs_to_its_settings_and_free_ones_may_change(finished, config
     assert json.loads((finished / "config.json").read_text())["eval_repeats"] == 3
 
 
+@pytest.mark.parametrize("name, old, new, resumes", [
+    ("retriever", "http://a:1/retrieve", "http://localhost:2", True),
+    ("retriever", "a.jsonl", "/b/a.jsonl", True),
+    ("retriever", "http://a:1", "a.jsonl", False),
+    ("retriever", "", "http://a:1", False),  # the corpus of the data folder
+    ("data", "games", "/elsewhere/games", True),
+    ("data", "games", "", False),  # generated ones
+    ("data", "changed", "rules", False),
+])  # fmt: skip
+def test_data_and_retriever_may_lie_elsewhere(finished, config, capsys, name, old, new, resumes):
+    path = finished / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: old}))
+    cfg = config(**{name: new})
+    if resumes:
+        runs.Run(cfg)
+        assert f"--{name} is {new!r} and was {old!r}: the content is" in capsys.readouterr().out
+        assert json.loads(path.read_text())[name] == new
+        runs.Run(cfg)
+        assert not capsys.readouterr().out
+    else:
+        with pytest.raises(UserError, match=f"belongs to a run with --{name} {old!r}"):
+            runs.Run(cfg)
+
+
 def test_a_run_of_an_earlier_version_resumes_unless_a_former_setting_differs(finished, config):
     path = finished / "config.json"
     stored = json.loads(path.read_text())

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint import state_dict
 from paw_min.config import Config
 from paw_min.running import distributed, track
 from paw_min.running.errors import UserError
-from paw_min.running.stored import differences, public
+from paw_min.running.stored import differences, moved, public
 
 MAX_UPDATES = 999_999  # the names of checkpoints have six digits
 
@@ -61,12 +61,15 @@ class Run:
         is_trained = bool(read_metrics(self.folder) or self.checkpoint())
         if is_trained:
             with reading(path):
-                changed = differences(json.loads(path.read_text()), cfg)
+                stored = json.loads(path.read_text())
+                changed = differences(stored, cfg)
             if changed:
                 raise UserError(
                     f"{self.folder} belongs to a run with {', '.join(changed)}: "
                     "repeat those settings to resume it, or choose another --name."
                 )
+            for sentence in moved(stored, cfg):
+                print(f"{self.folder}: {sentence}", flush=True)
         # An evaluation may differ in what is free to change, such as --updates.
         if not (eval_only and is_trained):
             self.write("config.json", json.dumps(public(cfg), indent=2) + "\n")

@@ -23,6 +23,7 @@ from paw_min.running.errors import UserError
 from paw_min.running.runs import remove, replace_text, writing
 from paw_min.running.seeds import generator
 from paw_min.running.session import forward_precision, make_optimizer, start_model
+from paw_min.running.stored import is_same
 from paw_min.running.untrusted import exact, read_json
 from paw_min.world_models.job import Job
 from paw_min.world_models.supervised import fit
@@ -84,7 +85,11 @@ def collected(job: Job) -> Record:
     record = read_json(path, Record)
     known = record.settings
     # A setting that is newer than the folder has its default there.
-    changed = [key for key, value in job.identity().items() if known.get(key, value) != value]
+    changed = [
+        key
+        for key, value in job.identity().items()
+        if not is_same(key, known.get(key, value), value)
+    ]
     if changed:
         shown = ", ".join(f"{key} {known.get(key)!r}" for key in changed)
         raise UserError(f"{job.folder} was made with {shown}: repeat that, or use another --out.")
