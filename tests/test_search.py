@@ -513,7 +513,7 @@ def test_answers_from_the_reward_column_alone(tmp_path):
     ("a.jsonl", '{"question": "who?", "golden_answers": ["me", ""]}', ValueError,
      "an empty answer among .'me', ''"),
     ("a.jsonl", '{"question": "who?", "golden_answers": "[\'me\']"}', ValueError,
-     "begin like a list and are not JSON: store a list"),
+     "begin as a list but are not JSON: store a list"),
     ("a.parquet", "PAR1 but not really", ValueError, "not a readable parquet file"),
 ])  # fmt: skip
 def test_bad_question_files(tmp_path, name, content, error, sentence):

@@ -127,8 +127,8 @@ def _listed(answers: str, where: str) -> list:
     try:
         return parse_json(answers.encode())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} has the golden_answers {reprlib.repr(answers)}, which begin like "
-                         "a list and are not JSON: store a list of strings.") from error
+        raise ValueError(f"{where} has the golden_answers {reprlib.repr(answers)}, which begin as "
+                         "a list but are not JSON: store a list of strings.") from error
 
 
 def _nested(row: dict, key: str, where: str) -> dict:
