@@ -26,6 +26,7 @@ from paw_min.running.errors import UserError, masked
 from paw_min.running.untrusted import parse_as
 
 TIMEOUT = 60.0  # seconds for an answer
+LONGEST = 1_000_000  # bytes of an answer; a tokenizer reads a megabyte in about a second
 TEMPLATE = """{task}
 You have taken {steps} step(s). The last {shown}: {history}
 Step {now}. Observation: {observation}
@@ -69,7 +70,10 @@ class Remote:
             done=result.done, won=seen.get("won", result.done and reward > 0),
             score=seen.get("score"),
         )  # fmt: skip
-        return parse_as(json.dumps(step, allow_nan=False).encode(), Step)  # checks the types
+        content = json.dumps(step, allow_nan=False).encode()
+        if len(content) > LONGEST:
+            raise ValueError(f"the answer has {len(content)} bytes, more than LONGEST: {LONGEST}")
+        return parse_as(content, Step)  # checks the types
 
 
 def connect(url: str) -> SyncEnvClient:
@@ -111,7 +115,7 @@ def prompt(context: Context, history_length: int) -> str:
 def parse(response: str) -> Command:
     action = re.search("<action>(.*?)</action>", response, re.DOTALL)
     text = action[1].strip() if action else response[-100:]
-    return Command(text, valid=bool(action) and "</think>" in response)
+    return Command(text, valid=bool(action and text) and "</think>" in response)
 
 
 BENCHMARKS["openenv"] = Benchmark(load, {"paper": prompt, "compact": prompt}, parse)

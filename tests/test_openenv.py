@@ -135,6 +135,7 @@ def answers(**changed) -> SimpleNamespace:
         dict(seen={"answer": "\ud800"}), dict(seen={"won": "no"}), dict(seen={"score": "1"}),
         dict(seen={"admissible": "look"}), dict(seen={"admissible": [5]}),
         dict(seen={"task_type": []}), dict(seen={"instruction": None}),
+        dict(seen={"answer": 1_000_000 * "a"}), dict(seen={"admissible": 300_000 * ["a"]}),
     ],
 )  # fmt: skip
 def test_an_answer_of_another_type_costs_its_episode(changed):
@@ -207,6 +208,7 @@ def test_prompt_and_parser():
     command = openenv_paw.parse("<think>a</think><action> Say <b> </action>")
     assert command == ("Say <b>", True)
     assert openenv_paw.parse("<action>x</action>") == ("x", False)
+    assert openenv_paw.parse("<think>a</think><action> </action>") == ("", False)
     assert openenv_paw.parse("nothing") == ("nothing", False)
 
 

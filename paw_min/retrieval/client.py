@@ -86,11 +86,11 @@ class SearchClient:
             size = max(1, MAX_HITS // k)  # our own server refuses larger requests
             for start in range(0, len(queries), size):
                 part = queries[start : start + size]
-                found += self._retrieve("queries", part, k)
+                found += self._read(self._post("queries", part, k), len(part), k)
             return found
 
         def search_one(query: str) -> list[Hit]:
-            return self._retrieve("query", query, k)[0]
+            return self._read(self._post("query", query, k), 1, k)[0]
 
         with ThreadPoolExecutor(min(THREADS, len(queries))) as threads:
             return list(threads.map(search_one, queries))
@@ -123,10 +123,6 @@ class SearchClient:
             f"The server {self.url} takes neither `queries` nor `query` (HTTP 422: "
             f"{_excerpt(reply)}): give the address of a retrieval server."
         )
-
-    def _retrieve(self, key: str, asked: str | list[str], k: int) -> list[list[Hit]]:
-        n = 1 if key == "query" else len(asked)
-        return self._read(self._post(key, asked, k), n, k)
 
     def _post(self, key: str, asked: str | list[str], k: int) -> _Reply:
         payload = {key: asked, "topk": k, "return_scores": True}
