@@ -583,6 +583,9 @@ def test_a_whole_run(tmp_path, games_root, monkeypatch, capsys):
     times = {path: path.stat().st_mtime_ns for path in out.glob("*.json*")}
     assert len(times) == 4
     rwml.main([*flags, *once])
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.symlink_to(games_root)
+    rwml.main([*flags, *once, "--data", str(elsewhere)])  # the same games
     rwml.main([*flags, "--method", "wm-sft"])
     rwml.main([*flags, *once, "--reward", "coin"])
     rwml.main([*flags, "--method", "early-experience"])
