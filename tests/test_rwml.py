@@ -28,6 +28,7 @@ from paw_min.model.sampler import Response
 from paw_min.rollout import Episode
 from paw_min.running.errors import UserError
 from paw_min.running.runs import newest_checkpoint, read_metrics
+from paw_min.running.stages import Pieces
 from paw_min.toy import default_model
 from paw_min.update import learn, prepare
 from paw_min.world_models import answers, early_experience, filtering, job, rwml, start, triplets
@@ -100,7 +101,7 @@ def test_a_filter_that_leaves_nothing_is_one_sentence(monkeypatch, tmp_path):
     start.add_tags(policy, seed=0)
     one = SimpleNamespace(
         cfg=Config(prompt="compact", grad_checkpointing=True), folder=tmp_path, encoder=None,
-        settings=replace(job.TINY, tries=1),
+        settings=replace(job.TINY, tries=1), pieces=lambda what: Pieces(tmp_path / what, {}),
     )  # fmt: skip
     synced = SimpleNamespace(sync=lambda policy: nullcontext())
     monkeypatch.setattr(filtering, "loaded_for_answers", lambda *a: nullcontext((policy, synced)))
@@ -117,7 +118,7 @@ def test_a_filter_that_leaves_nothing_is_one_sentence(monkeypatch, tmp_path):
 
 def test_no_label_is_one_sentence():
     with pytest.raises(UserError, match="^branches: no label is short enough for an answer"):
-        start.supervise(SimpleNamespace(), make_policy(), None, [], 1, "branches")
+        start.supervise(SimpleNamespace(), None, make_policy(), None, [], 1, "branches")
 
 
 def test_training_threshold_has_the_papers_values():
@@ -231,9 +232,9 @@ TRIPLET = triplets.Triplet(
 def test_prompts_have_the_facts_and_wm_sft_skips_the_thought():
     paper = Config(prompt="paper")
     thinking = triplets.prompt_text(paper, TRIPLET)
-    for part in ("put a mug in desk", "'go to desk 1'", "current_state: desk", "<next_state>"):
+    for part in ("put a mug in desk", "'go to desk 1'", "observation is: desk", "<next_state>"):
         assert part in thinking
-    assert "action: go to shelf 1" in thinking and "a shelf 1" not in thinking
+    assert "action is: go to shelf 1" in thinking and "a shelf 1" not in thinking
     direct = triplets.prompt_text(paper, TRIPLET, reason=False)
     assert "reason briefly" in thinking and "Do not reason" in direct
     compact = triplets.prompt_text(Config(prompt="compact"), TRIPLET)
@@ -293,7 +294,9 @@ def test_a_model_is_asked_as_it_was_trained(monkeypatch):
             stage(*args)
         return found.value.args[0]
 
-    one = SimpleNamespace(cfg=cfg, settings=job.TINY, folder=Path("out"))
+    one = SimpleNamespace(
+        cfg=cfg, settings=job.TINY, folder=Path("out"), pieces=lambda what: Pieces(Path("no"), {})
+    )
     synced = SimpleNamespace(sync=lambda policy: nullcontext())
     monkeypatch.setattr(filtering, "loaded_for_answers", lambda *a: nullcontext((policy, synced)))
     monkeypatch.setattr(filtering, "supervise", lambda *a: None)
@@ -448,8 +451,9 @@ def test_held_out_transitions_are_of_the_whole_panel(tmp_path, monkeypatch):
     monkeypatch.setattr(start, "collect", lambda *args, **kwargs: found)
     monkeypatch.setattr(start, "make_start", lambda *args: None)
     asked = SimpleNamespace(
-        folder=tmp_path, cfg=Config(), settings=job.TINY, identity=lambda: {}
-    )
+        folder=tmp_path, cfg=Config(), settings=job.TINY, identity=lambda: {},
+        pieces=lambda what: Pieces(tmp_path / what, {}),
+    )  # fmt: skip
     rwml.collected(asked)
     drawn = [int(t.observation[1:]) for t in triplets.read_triplets(tmp_path / "held_out.jsonl")]
     assert len(set(drawn)) == len(drawn) == 200
@@ -497,13 +501,14 @@ def test_a_causal_encoder_gives_the_state_of_the_last_token(tmp_path, model):
 
 # ---- early experience ----
 
-def test_branches_are_what_the_environment_answers(games_root):
+def test_branches_are_what_the_environment_answers(games_root, tmp_path):
     cfg = Config(prompt="compact", history_length=1)
     games = list_games(games_root, "train")[:2]
     steps = early_experience.demonstrated(cfg, games)[:6]
     assert steps[0].context.history == [] and len(steps[3].context.history) == 3
     pool = EnvPool(AlfworldEnv, 1, 0)
-    found, n_steps = early_experience.branches(cfg, pool, steps)
+    pieces = Pieces(tmp_path / "pieces", {})
+    found, n_steps = early_experience.branches(cfg, pool, steps, pieces)
     # The demonstrations have executed one of the commands of each state, except for the last one of
     # these, whose following step is not among them.
     executed = [step.executed for step in steps]
@@ -532,7 +537,7 @@ def test_branches_are_what_the_environment_answers(games_root):
     assert number == len(found)
     # A game that is not the demonstrated one.
     with pytest.raises(UserError, match="does not repeat"):
-        early_experience.branches(cfg, pool, [replace(steps[0], task=games[1])])
+        early_experience.branches(cfg, pool, [replace(steps[0], task=games[1])], pieces)
     pool.close()
 
 

@@ -624,6 +624,7 @@ def test_a_killed_command_is_repeated(tmp_path, monkeypatch):
     words = ["train", "alfworld", "--trajectories", "x", "--out", out]
 
     def train(job):
+        job.pieces().once("epoch", int, lambda: 1)
         (out / "config.json").write_text("{}")
         if killed:
             raise KeyboardInterrupt
@@ -634,7 +635,7 @@ def test_a_killed_command_is_repeated(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="interrupted: rerun the same command"):
         with user_errors():
             run(*words)
-    with pytest.raises(UserError, match="o has a config.json already"):
+    with pytest.raises(UserError, match="unfinished has the unfinished work of lr '1e-05': repeat"):
         run(*words, "--lr", 0.1)
     killed = False
     run(*words)
