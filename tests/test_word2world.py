@@ -648,6 +648,14 @@ def test_a_killed_command_is_repeated(tmp_path, monkeypatch):
         run("collect", "alfworld", "--out", tmp_path / "mine")
 
 
+def test_a_redirected_log_is_not_empty_while_a_command_runs(tmp_path, monkeypatch, capsys):
+    said = []
+    fake = lambda job: said.append(capsys.readouterr().out) or {"rows": 5}  # noqa: E731
+    monkeypatch.setitem(word2world.FUNCTIONS, "train", fake)
+    run("train", "alfworld", "--trajectories", "x", "--out", tmp_path / "o")
+    assert said == [f"train alfworld: to {tmp_path / 'o'}\n"]
+
+
 def test_a_folder_in_use(tmp_path, monkeypatch):
     with held_by_another_process(tmp_path):
         with pytest.raises(UserError, match="is in use by another process.*another --out"):
