@@ -137,7 +137,7 @@ def test_damaged_results_are_one_sentence(files, tmp_path, monkeypatch, command,
 
 
 @pytest.mark.slow
-def test_a_small_run_and_its_rerun(files, tmp_path, monkeypatch):
+def test_a_small_run_and_its_rerun(files, tmp_path, monkeypatch, capsys):
     argv = words(files, tmp_path / "out", "--widths", "32", "--limits", "2", "4", "--epochs", "30",
                  "--batch", "2", "--lr", "1e-2", "--preset", "tiny")  # fmt: skip
     scaling.main(argv)
@@ -148,5 +148,9 @@ def test_a_small_run_and_its_rerun(files, tmp_path, monkeypatch):
     monkeypatch.setattr(word2world, "FUNCTIONS", {})
     scaling.main(argv)
     assert json.loads((tmp_path / "out" / "scaling.json").read_text()) == found
+    last = capsys.readouterr().out.splitlines()[-5:]
+    assert last[0].split() == ["data", "limit", "width", "parameters", "steps", "teacher", "random"]
+    size = str(found["models"][1]["parameters"])
+    assert last[2].split() == ["all", "4", "32", size, "60", "100.0", "100.0"]
     with pytest.raises(UserError, match="scaling.json is the result of `scaling alfworld"):
         scaling.main([*argv, "--seed", "1"])

@@ -624,6 +624,7 @@ def test_a_killed_command_is_repeated(tmp_path, monkeypatch):
     words = ["train", "alfworld", "--trajectories", "x", "--out", out]
 
     def train(job):
+        job.pieces().once("epoch", int, lambda: 1)
         (out / "config.json").write_text("{}")
         if killed:
             raise KeyboardInterrupt
@@ -634,7 +635,7 @@ def test_a_killed_command_is_repeated(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="interrupted: rerun the same command"):
         with user_errors():
             run(*words)
-    with pytest.raises(UserError, match="o has a config.json already"):
+    with pytest.raises(UserError, match="unfinished has the unfinished work of lr '1e-05': repeat"):
         run(*words, "--lr", 0.1)
     killed = False
     run(*words)
@@ -645,6 +646,14 @@ def test_a_killed_command_is_repeated(tmp_path, monkeypatch):
     (tmp_path / "mine" / "trajectories.json").write_text("mine")
     with pytest.raises(UserError, match="mine has a trajectories.json already"):
         run("collect", "alfworld", "--out", tmp_path / "mine")
+
+
+def test_a_redirected_log_is_not_empty_while_a_command_runs(tmp_path, monkeypatch, capsys):
+    said = []
+    fake = lambda job: said.append(capsys.readouterr().out) or {"rows": 5}  # noqa: E731
+    monkeypatch.setitem(word2world.FUNCTIONS, "train", fake)
+    run("train", "alfworld", "--trajectories", "x", "--out", tmp_path / "o")
+    assert said == [f"train alfworld: to {tmp_path / 'o'}\n"]
 
 
 def test_a_folder_in_use(tmp_path, monkeypatch):

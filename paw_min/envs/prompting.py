@@ -10,8 +10,10 @@ import re
 from paw_min.envs.interface import Command, Context
 
 
-def with_history(template: str, context: Context, history_length: int, admissible: str) -> str:
-    """Fill in a template of Fig. 7 or 8, given the admissible commands as text."""
+def with_history(
+    template: str, context: Context, history_length: int, admissible: str = ""
+) -> str:
+    """Fill in a template of Fig. 7 or 8, given the admissible commands as text if it has them."""
     steps = len(context.history)
     numbered = list(enumerate(context.history, start=1))
     recent = []

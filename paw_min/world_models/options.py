@@ -1,12 +1,15 @@
 """The command line of word2world.py."""
 
-from dataclasses import dataclass, replace
+import shlex
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from paw_min.config import Config, flag, parse_args
+from paw_min.config import FREE_TO_CHANGE, Config, flag, parse_args
 from paw_min.running.distributed import refuse_ranks
 from paw_min.running.errors import Parser, UserError
 from paw_min.running.presets import presets_of
+from paw_min.running.stages import Pieces
+from paw_min.running.stored import public
 from paw_min.world_models.players import AGENTS
 
 ENVS = ("alfworld", "webshop", "textworld")
@@ -19,6 +22,7 @@ class Job:
     """One command: its flags, which `parse` explains, and the settings of the benchmark."""
 
     cfg: Config
+    line: str  # the whole command
     command: str
     env: str
     out: Path
@@ -41,6 +45,13 @@ class Job:
     epochs: int
     batch: int
     lr: float
+
+    def pieces(self) -> Pieces:
+        """What is complete of this command. What is free to change in a run is so here, too."""
+        cfg = {k: v for k, v in public(self.cfg).items() if k not in ("name", *FREE_TO_CHANGE)}
+        names = [f.name for f in fields(Job) if f.name not in ("cfg", "line", "out")]
+        own = {name: str(getattr(self, name)) for name in names}
+        return Pieces(self.out / f"{self.command}.unfinished", cfg | own)
 
 
 def parse(doc: str, argv: list[str]) -> Job:
@@ -78,7 +89,8 @@ def parse(doc: str, argv: list[str]) -> Job:
                         "--lora-rank 0.")  # fmt: skip
     refuse_ranks("word2world")
     # A dream may have pages that are longer than any real one.
-    job = Job(cfg=replace(cfg, prompt_overflow="cut"), **vars(args))
+    line = shlex.join(["word2world", *argv])
+    job = Job(cfg=replace(cfg, prompt_overflow="cut"), line=line, **vars(args))
     check(job)
     return job
 

@@ -99,11 +99,13 @@ def fit_and_save(
     policy.train()
     if job.cfg.grad_checkpointing:
         policy.model.gradient_checkpointing_enable()
+    pieces = job.pieces()
     losses = fit(
         policy, optimizer, rows, epochs=job.epochs, batch=job.batch, warm_up=WARM_UP,
-        micro_tokens=job.cfg.micro_tokens, seed_key=("word2world", job.cfg.seed),
+        micro_tokens=job.cfg.micro_tokens, seed_key=("word2world", job.cfg.seed), pieces=pieces,
     )  # fmt: skip
     if not all(weight.isfinite().all() for weight in policy.parameters()):
+        pieces.remove()  # another learning rate starts from the beginning
         raise UserError("training made weights NaN or infinite; not saved: lower --lr.")
     with writing(str(job.out)):
         policy.save(job.out)
@@ -123,10 +125,12 @@ class Together:
 
     def __init__(self, rates: dict[torch.optim.Optimizer, float]):
         self.optimizers = list(rates)
-        self.param_groups = []
         for optimizer, rate in rates.items():
             optimizer.param_groups[0]["lr"] = rate
-            self.param_groups += optimizer.param_groups
+
+    @property
+    def param_groups(self) -> list[dict]:
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def zero_grad(self) -> None:
         for optimizer in self.optimizers:
@@ -135,6 +139,13 @@ class Together:
     def step(self) -> None:
         for optimizer in self.optimizers:
             optimizer.step()
+
+    def state_dict(self) -> dict:
+        return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
+
+    def load_state_dict(self, state: dict) -> None:
+        for optimizer, one in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(one)
 
 
 def load_world_model(folder: Path, cfg: Config, answer_tokens: int = 512) -> WorldModel:

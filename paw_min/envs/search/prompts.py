@@ -36,6 +36,11 @@ within <answer> </answer> tags, without detailed illustrations. For example, \
 
 def paper(context: Context, history_length: int) -> str:
     """Fig. 9: the question, and each command with the observation that followed it."""
+    return situation(context, history_length) + INSTRUCTIONS
+
+
+def situation(context: Context, history_length: int) -> str:
+    """Fig. 9 without what it asks for."""
     prompt = TASK.format(task=context.task)
     if context.history:
         steps = [
@@ -43,7 +48,7 @@ def paper(context: Context, history_length: int) -> str:
             for n, command, observation in _steps(context, history_length)
         ]
         prompt += HISTORY.format(steps=len(context.history), history="\n".join(steps))
-    return prompt + INSTRUCTIONS
+    return prompt
 
 
 def compact(context: Context, history_length: int) -> str:
