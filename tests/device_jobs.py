@@ -14,7 +14,7 @@ import torch
 import run_search
 from paw_min import critic, train, update
 from paw_min.config import parse_args
-from paw_min.running import session
+from paw_min.model import batches
 from paw_min.world_models import job, rwml
 
 
@@ -58,6 +58,10 @@ def rules() -> None:
     assert out.dtype == torch.bfloat16
     out.sum().backward()
     assert layer.weight.grad.is_cuda and layer.weight.grad.tolist() == [[2.0, 1.0, 2.0]] * 2
+    # The sentence encoder of rwml.py and of the retrieval server, which is fp16 on a GPU.
+    vectors = [job.load_encoder("minilm", device).passages(["a mug", "go"], 2)
+               for device in ("cpu", "cuda")]  # fmt: skip
+    assert 0 < abs(vectors[0] - vectors[1]).max() < 0.01
 
 
 def head_on_the_cpu(patch) -> None:
@@ -71,9 +75,9 @@ def head_on_the_cpu(patch) -> None:
     patch.setattr(critic.Critic, "__init__", create)
 
 
-def reference_on_the_cpu(patch) -> None:
-    make = session.make_reference
-    patch.setattr(session, "make_reference", lambda *args: make(*args).cpu())
+def batch_on_the_cpu(patch) -> None:
+    collate = batches.collate
+    patch.setattr(batches, "collate", lambda *args: collate(*args[:3], "cpu"))
 
 
 def stored_values_on_the_cpu(patch) -> None:
@@ -86,13 +90,13 @@ def stored_values_on_the_cpu(patch) -> None:
 
 def small_rwml(flags: list[str]) -> None:
     """rwml.py with shorter answers and episodes, and fewer tries of the filter."""
-    smaller = dict(tries=2, max_turns=4, warm_epochs=2, answer_tokens=16)
+    smaller = dict(tries=2, max_turns=8, warm_epochs=2, answer_tokens=40)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(job, "TINY", replace(job.TINY, **smaller))
         rwml.main(flags)
 
 
-PLANTED = (head_on_the_cpu, reference_on_the_cpu, stored_values_on_the_cpu)
+PLANTED = (head_on_the_cpu, batch_on_the_cpu, stored_values_on_the_cpu)
 
 if __name__ == "__main__":
     name, *flags = sys.argv[1:]

@@ -8,7 +8,8 @@ GPU; without, the same commands run on the CPU.
 
 A tensor on "cuda" is a `Remote`: its numbers are in a CPU tensor. PyTorch treats it as it treats a
 tensor of a GPU (autocast, backward passes, `.to`, `.cpu`), but each operation runs on the CPU, so
-its result is the CPU's to the last digit. An operation raises where a GPU's would:
+its result is the CPU's to the last digit. (Attention is not fused, here and on the CPU: PyTorch
+chooses that kernel by device.) An operation raises where a GPU's would:
 
     - a tensor on the GPU meets one on the CPU, except in copies, for indices on the CPU, and for
       CPU tensors without dimensions, which elementwise kernels take as numbers
@@ -39,6 +40,7 @@ import torch  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
 
+KERNELS = torch.library.Library("aten", "IMPL")
 COPIES = ("copy_", "_to_copy")
 INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_")
 TAKE_NUMBERS = (*INDEXING, "fill_")  # besides elementwise operations
@@ -163,6 +165,8 @@ def pretend() -> None:
     # A CPU parameter cannot become a Remote in place: modules get new ones.
     torch.__future__.set_swap_module_params_on_conversion(True)
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") shows its copy
+    # PyTorch writes this operation as several others on a device that has no kernel for it.
+    KERNELS.impl("silu_backward", torch.ops.aten.silu_backward, "CUDA")
     torch.inference_mode = torch.no_grad  # inference tensors cannot be views of a Remote
 
 
@@ -180,6 +184,7 @@ def main() -> None:
     sys.path[0] = str(ROOT)
     commands = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(1)
+    torch.backends.cuda.enable_flash_sdp(False)  # of all devices
     if LIBRARY:
         pretend()
         Machine().__enter__()  # to the end of the process
