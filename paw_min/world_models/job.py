@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from paw_min.config import FREE_TO_CHANGE, PAW, RL, Config, check, parse_args
+from paw_min.config import FREE_TO_CHANGE, PAW, PUBLISHED, RL, Config, check, parse_args
 from paw_min.retrieval.dense import Encoder
 from paw_min.running.distributed import refuse_ranks
 from paw_min.running.errors import Parser, UserError
@@ -115,7 +115,7 @@ def arguments(doc: str, argv: list[str] | None = None) -> Job:
     cfg, mode = parse_args(args.env, presets, doc, flags)
     refuse(args, cfg, mode)
     check_machine(cfg)
-    paper_scale = bool(set(args.preset) & {"paper", "24gb", "80gb"})
+    paper_scale = bool(set(args.preset) & set(PUBLISHED))
     settings = PAPER if paper_scale else TINY
     given = {name: getattr(args, name) for name in ("tasks", "epochs") if getattr(args, name)}
     job = Job(
