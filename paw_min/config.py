@@ -12,6 +12,7 @@ import math
 import re
 from dataclasses import MISSING, asdict, dataclass, field, fields
 
+from paw_min import toy
 from paw_min.running.errors import Parser, UserError
 
 RUN = "run"
@@ -182,6 +183,9 @@ METHODS = {
     "tapo": dict(wm_loss="ce", select_ratio=1.0, lambda_mode="constant", wm_every=4),
 }
 
+# Presets of a size that train on published data, with the settings of the paper.
+PUBLISHED = ("paper", "24gb", "80gb")
+
 # Settings that may differ on resume: of run length, speed, memory and evaluation.
 FREE_TO_CHANGE = (
     "out", "updates", "eval_every", "eval_repeats", "save_every", "workers", "device", "track",
@@ -221,7 +225,9 @@ def check(cfg: Config) -> None:
             f"--data {cfg.data} is a world of ALFWorld only: give a folder, or omit it."
         )
     if cfg.ref_offload and cfg.lora_rank:
-        raise UserError("--ref-offload has no second model to move with --lora-rank: omit it.")
+        raise UserError(
+            "--ref-offload has no second model to move with --lora-rank: add --no-ref-offload."
+        )
     if cfg.shard and cfg.sampler != "vllm":
         raise UserError("--shard leaves no rank a model to generate with: add --sampler vllm.")
     if 0 < cfg.eval_temperature < 0.01:  # far below, logits overflow and every token is the same
@@ -276,6 +282,9 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     add_settings(parser, env, presets)
     args = vars(parser.parse_args(argv))
     given = {f.name: args[f.name] for f in settings(env) if args[f.name] is not MISSING}
+    for name, value in given.items():
+        if value == "":  # of a shell variable that is not set
+            raise UserError(f'{flag(name)} "" is empty: give a value, or omit it.')
 
     sizes = [name for name in args["preset"] if name in presets]
     methods = [name for name in args["preset"] if name in METHODS]
@@ -289,6 +298,13 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
         preset |= METHODS[name]
     cfg = Config(**preset | given)
     check(cfg)
+    # TextWorld has no published data. An endpoint (experiments/prompting) has `paper` as default.
+    is_chosen = size in PUBLISHED and size != default and env != "textworld"
+    if is_chosen and toy.is_generated(env, cfg.data):
+        raise UserError(
+            f"--preset {size} is for published data: give their folder with --data, or use "
+            f"--preset {default} for generated ones."
+        )
     if not cfg.name:
         cfg.name = default_name(cfg, size, methods, preset, given)
     return cfg, args["mode"]

@@ -37,7 +37,7 @@ ROOT = Path(__file__).parent.parent
 @pytest.mark.parametrize("size", ["tiny", "paper"])
 def test_every_arm_is_a_run_of_its_own_with_the_same_episodes(env, size, tmp_path):
     for grid, arms in GRIDS.items():
-        extra = [] if size == "tiny" else ["--preset", size, "--device", "cpu"]
+        extra = [] if size == "tiny" else ["--preset", size, "--data", "d", "--device", "cpu"]
         jobs = sweep.plan(grid, env, [0, 1], str(tmp_path), extra)
         assert [j.cfg.seed for j in jobs] == [0] * len(arms) + [1] * len(arms)
         assert len({j.folder for j in jobs}) == len(jobs), grid
@@ -56,7 +56,7 @@ def test_settings_of_the_arms(tmp_path):
         jobs = sweep.plan(grid, "webshop", [0], str(tmp_path), list(extra))
         return next(job.cfg for job in jobs if job.label == label)
 
-    for extra in ((), ("--preset", "paper")):
+    for extra in ((), ("--preset", "paper", "--data", "d")):
         echo = cfg("neighbors", "ECHO", *extra)
         assert (echo.wm_loss, echo.select_ratio, echo.wm_scale) == ("ce", 1.0, 0.05)
         assert echo.max_turns == (15 if extra else 8)

@@ -137,7 +137,7 @@ def test_settings_are_the_papers():
         epochs=2, sft_lr=2e-6, sft_epochs=2, warm_epochs=0, answer_tokens=512,
     )  # fmt: skip
     assert filtering.KEEP == 0.1 and filtering.MARGIN == 0.15 and filtering.STEP == 0.2
-    cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", ["--preset", "paper"])
+    cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", ["--preset", "paper", "--data", "d"])
     assert (cfg.lr, cfg.group_size, cfg.kl_coef, cfg.temperature) == (1e-6, 8, 0.01, 1.0)
     assert early_experience.BRANCHES == 8
     assert early_experience.PUBLISHED == dict(batch=16, sft_lr=1e-5, sft_epochs=2)
@@ -553,7 +553,8 @@ def test_held_out_transitions_are_of_the_whole_panel(tmp_path, monkeypatch):
 
 def test_lora_has_ten_times_the_rate_of_supervised_stages(tmp_path):
     for preset, rate in (("tiny", job.TINY.sft_lr), ("paper", 2e-6), ("24gb", 2e-5)):
-        cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", ["--preset", preset])
+        argv = ["--preset", preset, "--data", "d"]
+        cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", argv)
         settings = job.TINY if preset == "tiny" else job.PAPER
         asked = SimpleNamespace(cfg=cfg, settings=settings, paper_scale=preset != "tiny")
         assert start.sft_rate(asked) == pytest.approx(rate)

@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import run_alfworld
-from paw_min import train
+from paw_min import toy, train
 from paw_min.config import Config, settings
 from paw_min.envs.alfworld import list_games
 from paw_min.model.sampler import HFSampler
@@ -385,6 +385,16 @@ def test_corrupt_game_is_named(config, games_root, tmp_path):
     broken.write_text(broken.read_text()[:1000])
     with pytest.raises(UserError, match=f"{broken.parent.name}"):
         train.train(config(data=str(copy)))
+
+
+def test_a_run_names_its_data(config, games_root, capsys, monkeypatch):
+    train.train(config(updates=0))
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.endswith(f" parameters on cpu, {games_root}: 12 training tasks, panel of 2")
+    # Data of the name "changed" are generated; those of $ALFWORLD_DATA are not.
+    monkeypatch.setenv("ALFWORLD_DATA", str(games_root))
+    assert session.described_data(config(data="")) == str(games_root)
+    assert toy.is_generated("alfworld", "changed") and toy.is_generated("search", "")
 
 
 @pytest.mark.slow

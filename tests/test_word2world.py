@@ -729,7 +729,8 @@ def test_wins_are_counted_in_each_file(recorded, model, tmp_path, monkeypatch):
 def test_the_defaults_are_the_papers():
     """Table 7 and the README of the released code; section 7.1 for the budgets."""
     for preset in ("tiny", "paper"):
-        words = ["train", "alfworld", "--trajectories", "x", "--out", "o", "--preset", preset]
+        words = ["train", "alfworld", "--trajectories", "x", "--out", "o", "--preset", preset,
+                 "--data", "d"]  # fmt: skip
         job = options.parse("", words)
         assert (job.epochs, job.batch, job.lr, job.context) == (5, 128, 1e-5, 12_288)
         assert job.cfg.max_turns == 50 and job.cfg.temperature == 1.0

@@ -100,6 +100,7 @@ class VLLMSampler:
     @contextmanager
     def sync(self, policy: Policy):  # collective if the model is sharded
         self.eos_ids = policy.eos_ids
+        policy.zero_grad()  # gradients of the last step: 4 bytes per trained parameter
         if self.gpu:
             torch.cuda.empty_cache()  # return what the trainer freed but its allocator cached
             self.llm.wake_up(tags=["weights"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from paw_min.config import FREE_TO_CHANGE, PAW, RL, Config, check, flag, parse_args
+from paw_min.config import FREE_TO_CHANGE, PAW, PUBLISHED, RL, Config, check, flag, parse_args
 from paw_min.retrieval.dense import Encoder
 from paw_min.running.distributed import refuse_ranks
 from paw_min.running.errors import Parser, UserError
@@ -134,7 +134,7 @@ def arguments(doc: str, argv: list[str] | None = None) -> Job:
     cfg, mode = parse_args(args.env, presets, doc, flags)
     refuse(args, cfg, mode)
     check_machine(cfg)
-    paper_scale = bool(set(args.preset) & set(ENCODERS))
+    paper_scale = bool(set(args.preset) & set(PUBLISHED))
     settings = PAPER if paper_scale else TINY
     names = ("tasks", "epochs", "max_turns")
     given = {name: getattr(args, name) for name in names if getattr(args, name)}
