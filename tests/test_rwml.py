@@ -21,7 +21,7 @@ from transformers import T5Config, T5Model
 import run_alfworld
 from paw_min.config import Config, parse_args
 from paw_min.envs.alfworld import AlfworldEnv, list_games
-from paw_min.envs.interface import Turn
+from paw_min.envs.interface import Context, Turn
 from paw_min.envs.pool import EnvPool
 from paw_min.model.policy import load_policy
 from paw_min.model.sampler import Response
@@ -496,6 +496,16 @@ def test_a_causal_encoder_gives_the_state_of_the_last_token(tmp_path, model):
 
 
 # ---- early experience ----
+
+
+def test_a_search_of_nothing_is_no_branch(monkeypatch):
+    """WebShop lists search[<your query>], which is no command; click[< prev] is one."""
+    monkeypatch.setattr(early_experience, "result_of", lambda pool, step, command: "a page")
+    context = Context("buy", "o", ["search[<your query>]", "click[< prev]", "click[buy now]"])
+    step = early_experience.Demonstrated("0", context, "h", GOOD.format("click[buy now]"), "")
+    found, _ = early_experience.branches(Config(env="webshop"), None, [step])
+    assert [triplet.action for triplet in found] == ["click[buy now]", "click[< prev]"]
+
 
 def test_branches_are_what_the_environment_answers(games_root):
     cfg = Config(prompt="compact", history_length=1)

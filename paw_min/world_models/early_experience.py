@@ -79,7 +79,7 @@ def branches(cfg: Config, pool: Pool, steps: list[Demonstrated]) -> Branched:
             context = step.context
             own = parse(step.response).text
             # WebShop lists search[<your query>], which is no command.
-            others = [c for c in context.admissible if c != own and "<" not in c]
+            others = [c for c in context.admissible if c not in (own, "search[<your query>]")]
             rng = generator("branches", cfg.seed, number)
             commands = [own, *rng.sample(others, min(BRANCHES, len(others)))]
             for command in commands:
