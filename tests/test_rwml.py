@@ -593,6 +593,17 @@ def test_a_causal_encoder_gives_the_state_of_the_last_token(tmp_path, model):
 
 # ---- early experience ----
 
+
+def test_a_search_of_nothing_is_no_branch(monkeypatch, tmp_path):
+    """WebShop lists search[<your query>], which is no command; click[< prev] is one."""
+    monkeypatch.setattr(early_experience, "result_of", lambda pool, step, command: "a page")
+    context = Context("buy", "o", ["search[<your query>]", "click[< prev]", "click[buy now]"])
+    step = early_experience.Demonstrated("0", context, "h", GOOD.format("click[buy now]"), "")
+    pieces = Pieces(tmp_path / "pieces", {})
+    found, _ = early_experience.branches(Config(env="webshop"), None, [step], pieces)
+    assert [triplet.action for triplet in found] == ["click[buy now]", "click[< prev]"]
+
+
 def test_branches_are_what_the_environment_answers(games_root, tmp_path):
     cfg = Config(prompt="compact", history_length=1)
     games = list_games(games_root, "train")[:2]

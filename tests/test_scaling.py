@@ -1,6 +1,7 @@
 """Scaling and coverage of world models: which models are trained, on what, and the figure."""
 
 import json
+from pathlib import Path
 from collections import Counter
 
 import pytest
@@ -47,7 +48,7 @@ def test_plan_and_calls(files, tmp_path, monkeypatch):
             found = TRAINED | {"parameters": 10 * job.width, "steps": job.limit}
         else:
             who = job.trajectories[0].parent.name
-            own = job.world_model.name.startswith(who)
+            own = Path(job.world_model).name.startswith(who)
             em = 0.9 if own else 0.5 if who == "teacher" else 0.1
             found = MEASURED | {"em": em, "em_observation": 1.0}
         (job.out / f"{job.command}.json").write_text(json.dumps(found))

@@ -90,7 +90,7 @@ def branches_of(cfg: Config, pool: Pool, number: int, step: Demonstrated) -> Bra
     context = step.context
     own = BENCHMARKS[cfg.env].parse(step.response).text
     # WebShop lists search[<your query>], which is no command.
-    others = [c for c in context.admissible if c != own and "<" not in c]
+    others = [c for c in context.admissible if c not in (own, "search[<your query>]")]
     rng = generator("branches", cfg.seed, number)
     found = []
     n_steps = 0

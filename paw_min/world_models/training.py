@@ -153,7 +153,7 @@ def load_world_model(folder: Path, cfg: Config, answer_tokens: int = 512) -> Wor
     path = folder / "train.json"
     if not path.is_file():
         raise UserError(f"{folder} is not a world model (no train.json): give the folder of a "
-                        "complete `word2world train`.")
+                        "complete `word2world train`, or add --shots 0 to prompt a model.")
     record = read_json(path, TrainFile)
     # The line is: word2world train ENV ...
     if record["command"].split()[2:3] != [cfg.env]:

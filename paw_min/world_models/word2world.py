@@ -7,6 +7,9 @@
     python -m paw_min.world_models.word2world verify webshop --world-model FOLDER --budgets 0 2 4 10
     python -m paw_min.world_models.word2world imitate ENV --trajectories FILE ... [--wins N]
 
+In place of a trained --world-model FOLDER, any instruct model: --world-model NAME --shots 0, or
+--shots 3 --examples FILE ... (prompted.py).
+
 collect      episodes of agents on the training tasks, in the environment or a world model (sec. 4)
 train        fit a world model to trajectories, from scratch or from a model (sec. 4, Table 7)
 fidelity     single-step exact match on real prefixes (sec. 4, Table 1)
@@ -33,6 +36,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 
 from paw_min.config import Config
 from paw_min.envs.interface import Pool, Tasks
@@ -43,9 +47,10 @@ from paw_min.running.metrics import mean
 from paw_min.running.runs import hold, writing
 from paw_min.running.session import find_tasks
 from paw_min.running.stages import Pieces, digest, stage
-from paw_min.world_models.dream import DreamPool, Predict, VerifiedPool
+from paw_min.world_models.dream import DreamPool, Predict, VerifiedPool, WorldModel
 from paw_min.world_models.options import Job, parse
 from paw_min.world_models.players import Play, open_agent
+from paw_min.world_models.prompted import load_prompted
 from paw_min.world_models.records import (
     Collected,
     Consistency,
@@ -175,6 +180,15 @@ def replay_actions(pool: Pool, trajectories: list[Trajectory]) -> list[bool]:
 # ---- commands ----
 
 
+def open_world_model(job: Job, evaluated: list[str]) -> WorldModel:
+    """The trained or prompted world model of --world-model. evaluated: the tasks of the measure."""
+    if job.shots is None:
+        return load_world_model(Path(job.world_model), job.cfg, job.answer_tokens)
+    return load_prompted(
+        job.world_model, job.cfg, job.shots, job.examples, set(evaluated), job.answer_tokens
+    )
+
+
 def collect(job: Job) -> Collected:
     """Play the training tasks in turn; all episodes are kept, won or not."""
     cfg = job.cfg
@@ -192,8 +206,9 @@ def collect(job: Job) -> Collected:
         with open_agent(cfg, name, job.slips, pieces) as play:
             slots = min(SLOTS, len(mine))
             if job.world_model:
-                predict = load_world_model(job.world_model, cfg, job.answer_tokens).predict
-                predict = stored(pieces, predict)
+                # Training tasks may be those of the examples.
+                evaluated = chosen if job.split == "held_out" else []
+                predict = stored(pieces, open_world_model(job, evaluated).predict)
                 pool = DreamPool(cfg.env, predict, tasks.make_pool(1), slots, job.ground)
             else:
                 pool = tasks.make_pool(slots)
@@ -241,7 +256,7 @@ def stored(pieces: Pieces, predict: Predict) -> Predict:
 
 def fidelity(job: Job) -> Fidelity:
     trajectories = read_trajectories(job.env, job.trajectories)
-    world_model = load_world_model(job.world_model, job.cfg)
+    world_model = open_world_model(job, [trajectory.task for trajectory in trajectories])
     pieces = job.pieces()
 
     def answers(trajectory: Trajectory) -> list[str | None]:
@@ -265,7 +280,7 @@ def consistency(job: Job) -> dict[str, Consistency]:
     found = {}
     for name in job.agents:
         with open_agent(cfg, name, job.slips, pieces) as play:
-            predict = load_world_model(job.world_model, cfg, job.answer_tokens).predict
+            predict = open_world_model(job, chosen).predict
             found[name] = measure_consistency(
                 cfg.env, stored(pieces, predict), tasks.make_pool, chosen, play, job.ground
             )
@@ -283,8 +298,7 @@ def verify(job: Job) -> dict[str, Verified]:
     found = {}
     for name in job.agents:
         with open_agent(cfg, name, job.slips, pieces) as play:
-            predict = load_world_model(job.world_model, cfg, job.answer_tokens).predict
-            predict = stored(pieces, predict)
+            predict = stored(pieces, open_world_model(job, chosen).predict)
             for budget in job.budgets:
                 pool = tasks.make_pool(min(SLOTS, len(chosen)))
                 with closing(VerifiedPool(cfg.env, pool, predict, budget)) as verified:
