@@ -1,8 +1,8 @@
 """Scaling and coverage of world models: which models are trained, on what, and the figure."""
 
 import json
-from pathlib import Path
 from collections import Counter
+from pathlib import Path
 
 import pytest
 

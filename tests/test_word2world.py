@@ -660,7 +660,7 @@ def test_a_prompted_world_model_in_all_measures(recorded, games_root, shop, tmp_
 
 
 def test_a_model_that_cannot_be_prompted():
-    refuses = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     with pytest.raises(UserError, match=r"refuses the chat of a world model \(.*no system"):
         prompted.check_template(prompted_model("x", [], refuses))
     with pytest.raises(UserError, match="the model 5000 positions: .* or --shots 0"):
