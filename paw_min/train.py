@@ -178,6 +178,8 @@ def stopped_by_nan(s: Session, error: NonFinite, k: int) -> UserError:
 
 
 def log(s: Session, metrics: dict[str, float]) -> None:
-    """One line in metrics.jsonl, one on the console."""
+    """One line in metrics.jsonl, one on the console, and another if responses were cut."""
     s.run.log(metrics)
     console.say(console.table_line(metrics))
+    if cut := console.cut_line(metrics):
+        console.say(cut)
