@@ -564,6 +564,24 @@ def run(*words):
 FLAGS = ["--preset", "tiny", "--groups", "2", "--max-turns", "20", "--eval-tasks", "2"]
 
 
+def test_a_home_folder_that_does_not_exist(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="^~nobodyx/y begins with a home folder that does not"):
+        run("collect", "alfworld", "--out", "~nobodyx/y")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_gpu_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    chat = [said("system", "S"), said("user", "look"), said("assistant", "A room.")]
+    file = tmp_path / "trajectories.json"
+    episode = Trajectory("game.tw-pddl", "Look.", chat, [""])
+    trajectories.write_trajectories(file, [episode])
+    words = ["--trajectories", file, "--out", tmp_path / "out", "--device", "cuda"]
+    with pytest.raises(UserError, match="^--device cuda: torch sees no GPU here; use --device cpu"):
+        run("train", "alfworld", *words, *FLAGS)
+
+
 @pytest.mark.slow
 def test_all_commands_in_a_row(games_root, tmp_path, capsys, monkeypatch):
     flags = ["--data", games_root, *FLAGS]

@@ -3,12 +3,12 @@
     python -m paw_min.experiments.table runs/table1-alfworld.json ... | RUN ... [--out FILE.md]
 
 Every number is of a run's last evaluation, in percent. A task counts once, however often it was
-played; episodes that were lost to a broken environment do not count. The difference of an arm to the first arm is taken seed by seed and task by task. Its
-interval is a bootstrap: draw seeds, then tasks, both with replacement. All seeds share the panel,
-so the tasks of a draw are the same for all seeds. Runs without evaluation.json have no outcomes
-per task: their numbers come from metrics.jsonl, and only seeds are drawn. With three seeds, that
-interval is the range from the worst to the best seed, which holds the true mean in 75 % of the
-cases if the distribution is symmetric.
+played; episodes lost to a broken environment do not count. The difference of an arm to the first
+arm is taken seed by seed and task by task. Its interval is a bootstrap: draw seeds, then tasks,
+both with replacement. All seeds share the panel, so the tasks of a draw are the same for all seeds.
+Runs without evaluation.json have no outcomes per task: their numbers come from metrics.jsonl, and
+only seeds are drawn. With three seeds, that interval is the range from the worst to the best seed,
+which holds the true mean in 75 % of the cases if the distribution is symmetric.
 """
 
 import json

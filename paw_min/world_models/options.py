@@ -6,6 +6,7 @@ from pathlib import Path
 from paw_min.config import Config, flag, parse_args
 from paw_min.running.distributed import refuse_ranks
 from paw_min.running.errors import Parser, UserError
+from paw_min.running.files import expanded
 from paw_min.running.presets import presets_of
 from paw_min.world_models.players import AGENTS
 
@@ -69,6 +70,7 @@ def parse(doc: str, argv: list[str]) -> Job:
     add("--batch", type=int, default=128, help="trajectories, or steps, per gradient step (128)")
     add("--lr", type=float, default=1e-5, help="learning rate (1e-5)")
     args, flags = parser.parse_known_args(argv)
+    args.out = expanded(args.out)
     cfg, _ = parse_args(args.env, presets_of(args.env), doc, ["--max-turns", "50", *flags])
     if cfg.shard or cfg.lookahead > 1:
         name = "--shard" if cfg.shard else "--lookahead"

@@ -25,6 +25,7 @@ from typing import NamedTuple, TypedDict
 import matplotlib
 
 from paw_min.running.errors import Parser, UserError, user_errors
+from paw_min.running.files import expanded
 from paw_min.running.metrics import mean
 from paw_min.running.runs import hold, replace_text, writing
 from paw_min.running.untrusted import read_json
@@ -86,6 +87,7 @@ def parse(argv: list[str]) -> Job:
     add("--widths", type=int, nargs="+", default=[128], help="of the models (128)")
     add("--out", type=Path, required=True, help="folder to write")
     args, flags = parser.parse_known_args(argv)
+    args.out = expanded(args.out)
     for flag in flags:
         if flag.partition("=")[0] in OWN:
             raise UserError(f"{flag}: the plan decides it, see --limits and --widths; omit it.")
