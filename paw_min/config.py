@@ -14,6 +14,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 
 from paw_min import toy
 from paw_min.running.errors import Parser, UserError
+from paw_min.running.files import expanded
 
 RUN = "run"
 ENV = "environment"
@@ -186,11 +187,19 @@ METHODS = {
 # Presets of a size that train on published data, with the settings of the paper.
 PUBLISHED = ("paper", "24gb", "80gb")
 
-# Settings that may differ on resume: of run length, speed, memory and evaluation.
-FREE_TO_CHANGE = (
+# Settings on which nothing depends that a stage before RL stores (world_models/).
+FREE_IN_STAGES = (
     "out", "updates", "eval_every", "eval_repeats", "save_every", "workers", "device", "track",
     "shard", "grad_checkpointing", "ref_offload", "vllm_memory", "micro_tokens", "conflict_every",
     "lookahead",
+)  # fmt: skip
+
+# Settings that may differ on resume: of run length, speed, memory and evaluation, and the limit of
+# prompts. Where an overlong prompt stops a run, none before it was over the limit: with a higher
+# one, or cut prompts, it has the numbers of a run that had these from the start. What would train
+# on other data or with another loss is not free, the response limit and --lr included.
+FREE_TO_CHANGE = (
+    *FREE_IN_STAGES, "eval_temperature", "sampler", "max_prompt_tokens", "prompt_overflow",
 )  # fmt: skip
 
 
@@ -305,6 +314,7 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
             f"--preset {size} is for published data: give their folder with --data, or use "
             f"--preset {default} for generated ones."
         )
+    cfg.out = str(expanded(cfg.out))
     if not cfg.name:
         cfg.name = default_name(cfg, size, methods, preset, given)
     return cfg, args["mode"]

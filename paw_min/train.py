@@ -169,15 +169,13 @@ def report_evaluation(cfg: Config, s: Session) -> None:
 
 def stopped_by_nan(s: Session, error: NonFinite, k: int) -> UserError:
     """Save the rows of a loss that is not finite -> the error that tells the user about it."""
-    weights = s.run.checkpoint() or "the start model"
     file = s.run.dump_rows(error.rows, k)
-    return UserError(
-        f"update {k}: {error}; its rows are in {file}: lower --lr and continue under another "
-        f"--name with --model set to {weights}."
-    )
+    return UserError(f"update {k}: {error}; its rows are in {file}: {s.run.lower_rate()}.")
 
 
 def log(s: Session, metrics: dict[str, float]) -> None:
-    """One line in metrics.jsonl, one on the console."""
+    """One line in metrics.jsonl, one on the console, and another if responses were cut."""
     s.run.log(metrics)
     console.say(console.table_line(metrics))
+    if cut := console.cut_line(metrics):
+        console.say(cut)

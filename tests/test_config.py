@@ -262,6 +262,13 @@ def test_echo_is_a_preset_on_top_of_a_size():
     assert parse("--preset", "echo", "--wm-scale", "0.1").name.count("-wm-scale=0.1-") == 1
 
 
+def test_out_is_below_a_home_folder_that_exists(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert parse("--out=~/runs").out == f"{tmp_path}/runs"
+    with pytest.raises(UserError, match="^~nobodyx/y begins with a home folder that does not"):
+        parse("--out", "~nobodyx/y")
+
+
 # ---- names ----
 
 OTHER = dict(  # a valid value of each setting that is not the one of the tiny preset

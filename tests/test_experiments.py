@@ -334,11 +334,21 @@ GARBAGE = {
         [], {}, {"update": 4, "episodes": [1]}, {"update": 4, "episodes": []},
         {"update": 4, "episodes": [EPISODE | {"won": "x"}]},
         {"update": 4, "episodes": [EPISODE | {"score": float("nan")}]},
+        {"update": 4, "episodes": [EPISODE | {"failed": "all were lost"}]},
+        {"update": 4, "episodes": [EPISODE | {"failed": None}]},
     ],
     "config.json": [0, None, {"env": "alfworld"}],
     "s.json": [[1], [{}], None, [{"label": "A", "seed": 0, "folder": 5}],
                [{"label": ["a"], "seed": 0, "folder": "A-seed0"}]],
 }  # fmt: skip
+
+
+def test_lost_episodes_are_listed_and_do_not_count(tmp_path):
+    file = tmp_path / "evaluation.json"
+    lost = EPISODE | {"task": "u", "won": False, "failed": "it broke"}
+    episodes = [EPISODE, lost, EPISODE | {"failed": ""}]
+    file.write_text(json.dumps({"update": 4, "episodes": episodes}))
+    assert [episode["task"] for episode in table.played(file)] == ["t", "t"]
 
 
 @pytest.mark.parametrize("name", GARBAGE)

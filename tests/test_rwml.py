@@ -529,6 +529,11 @@ def test_one_process(monkeypatch, tmp_path):
         job.arguments("", ["alfworld", "--out", str(tmp_path / "out")])
 
 
+def test_a_home_folder_that_does_not_exist():
+    with pytest.raises(UserError, match="^~nobodyx/y begins with a home folder that does not"):
+        rwml.main(["alfworld", "--out", "~nobodyx/y"])
+
+
 def test_a_folder_in_use(tmp_path):
     with held_by_another_process(tmp_path):
         with pytest.raises(UserError, match="is in use by another process.*another --out"):

@@ -143,7 +143,8 @@ class VLLMSampler:
                 # One dictionary per token, with the sampled token as its only key.
                 logps = [at[token].logprob for token, at in zip(ids, completion.logprobs)]
                 request = self.running.pop(output.request_id)
-                finished.append(Response(request.slot, ids, logps))
+                cut = ids[-1] not in self.eos_ids
+                finished.append(Response(request.slot, ids, logps, cut))
             yield finished
 
     def close(self) -> None:

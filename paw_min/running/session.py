@@ -107,9 +107,8 @@ def check_machine(cfg: Config) -> None:
     if cfg.lora_rank:
         lora.check_installed()
     track.check_installed(cfg.track)
+    distributed.check_device(cfg.device)
     gpu = torch.cuda.is_available()
-    if cfg.device.startswith("cuda") and not gpu:
-        raise UserError(f"--device {cfg.device}: torch sees no GPU here; use --device cpu.")
     if cfg.sampler == "vllm" and gpu and cfg.device not in ("auto", "cuda"):
         choose = "omit it and set CUDA_VISIBLE_DEVICES, or use --sampler transformers"
         raise UserError(f"--device {cfg.device}: vLLM uses the first visible GPU; {choose}.")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from paw_min.config import FREE_TO_CHANGE, PAW, PUBLISHED, RL, Config, check, flag, parse_args
+from paw_min.config import FREE_IN_STAGES, PAW, PUBLISHED, RL, Config, check, flag, parse_args
 from paw_min.retrieval.dense import Encoder
 from paw_min.running.distributed import refuse_ranks
 from paw_min.running.errors import Parser, UserError
@@ -90,7 +90,7 @@ class Job:
         The settings of RL and PaW are those of the run folders, which check their own. Of these,
         only AdamW's beta2 matters to the warm start and the filter, too.
         """
-        others = {"name", *FREE_TO_CHANGE}
+        others = {"name", *FREE_IN_STAGES}
         others |= {f.name for f in fields(Config) if f.metadata.get("group") in (RL, PAW)}
         others.remove("beta2")
         agent = {k: v for k, v in public(self.cfg).items() if k not in others}

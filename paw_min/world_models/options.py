@@ -4,9 +4,10 @@ import shlex
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from paw_min.config import FREE_TO_CHANGE, Config, flag, parse_args
+from paw_min.config import FREE_IN_STAGES, Config, flag, parse_args
 from paw_min.running.distributed import refuse_ranks
 from paw_min.running.errors import Parser, UserError
+from paw_min.running.files import expanded
 from paw_min.running.presets import presets_of
 from paw_min.running.stages import Pieces
 from paw_min.running.stored import public
@@ -50,7 +51,7 @@ class Job:
 
     def pieces(self) -> Pieces:
         """What is complete of this command. What is free to change in a run is so here, too."""
-        cfg = {k: v for k, v in public(self.cfg).items() if k not in ("name", *FREE_TO_CHANGE)}
+        cfg = {k: v for k, v in public(self.cfg).items() if k not in ("name", *FREE_IN_STAGES)}
         names = [f.name for f in fields(Job) if f.name not in ("cfg", "line", "out")]
         own = {name: str(getattr(self, name)) for name in names}
         return Pieces(self.out / f"{self.command}.unfinished", cfg | own)
@@ -87,6 +88,7 @@ def parse(doc: str, argv: list[str]) -> Job:
     add("--batch", type=int, default=128, help="trajectories, or steps, per gradient step (128)")
     add("--lr", type=float, default=1e-5, help="learning rate (1e-5)")
     args, flags = parser.parse_known_args(argv)
+    args.out = expanded(args.out)
     if args.answer_tokens is None:  # the paper's
         args.answer_tokens = 2000 if args.command == "fidelity" else 512
     cfg, _ = parse_args(args.env, presets_of(args.env), doc, ["--max-turns", "50", *flags])

@@ -26,6 +26,7 @@ from typing_extensions import TypedDict  # pydantic needs it on Python 3.11
 
 from paw_min.running.console import say
 from paw_min.running.errors import Parser, UserError, user_errors
+from paw_min.running.files import expanded
 from paw_min.running.metrics import mean
 from paw_min.running.runs import hold, writing
 from paw_min.running.stages import stage
@@ -96,6 +97,7 @@ def parse(argv: list[str]) -> Job:
     add("--widths", type=int, nargs="+", default=[128], help="of the models (128)")
     add("--out", type=Path, required=True, help="folder to write")
     args, flags = parser.parse_known_args(argv)
+    args.out = expanded(args.out)
     for flag in flags:
         if flag.partition("=")[0] in OWN:
             raise UserError(f"{flag}: the plan decides it, see --limits and --widths; omit it.")
