@@ -1,21 +1,21 @@
-"""PaW in one file: Policy and World Modeling Co-Training (arXiv 2606.02388) on a CPU, in a minute.
+"""PaW in one file: Policy and World Modeling Co-Training (arXiv 2606.02388), on a CPU in minutes.
 
-An agent acts, the environment answers, and at the end there is a reward. Reinforcement learning (RL)
-learns from the reward alone. But each answer also says something about the world. PaW trains the
-same model, in the same forward pass, to predict the answers to its own actions:
+An agent acts, the environment answers, and the episode ends with a reward. Reinforcement learning
+(RL) learns from the reward alone, but each answer also says something about the world. PaW trains
+the same model, in the same forward pass, to predict the answers to its own actions:
 
-    loss = RL loss  +  mean over groups g of  lambda_g * L(transitions that Eq. 4 selects in g)   (11)
+    loss = RL loss + mean over groups g of  lambda_g * mean of (1 - p) over tokens of answers   (11)
 
-A group is several episodes of one task. L is the mean of 1 - p over the tokens of the answer, p being
-the model's probability; tokens with p > rho are left out (Eq. 7-8). Selected are the transitions in
-which the model was least sure what to do (Eq. 4). lambda_g falls as the group wins (Eq. 10). After
-training, nothing is predicted: the policy is used as any other.
+where a group is several episodes of one task, and p is the probability that the model gives to a
+token of an answer. Three choices make it PaW: it trains on the answers to the actions about which
+the policy was least sure (Eq. 4), it leaves out tokens with p > rho (Eq. 7), and the weight
+lambda_g falls as the group wins (Eq. 10). The trained policy is used without any prediction.
 
-    python examples/one_file.py                      # needs torch, and matplotlib for the figure
+    python examples/one_file.py        # needs torch, and matplotlib for the figure one_file.png
 
 trains three models in a world of locks: GRPO (RL alone), PaW, and a placebo, which is PaW with the
-answers to other actions as targets. Read from top to bottom: the world, the model, sampling, the
-equations, an update, a run, the figure. Differences from the paper are marked "Paper:".
+answers to other actions as targets. This file is meant to be read from top to bottom: the world,
+the model, sampling, the equations, an update, a run, the comparison.
 """
 
 import argparse
@@ -23,86 +23,86 @@ import math
 import random
 import time
 from dataclasses import dataclass, replace
+from statistics import mean
 
 import torch
 from torch import Tensor, nn
 
-# Shapes: G groups, E episodes of a group, N transitions of an update, B transitions of a mini-batch,
-# T tokens of a transition, O tokens of an observation, V words, C channels, H heads.
-UPDATES = 200  # RL updates of a run
+# Shapes: G groups, E episodes per group, N transitions of an update, B of a mini-batch, T tokens of
+# a transition, O tokens of its observation, V words of the vocabulary, C channels, H heads.
+UPDATES = 200
 EVALUATE_EVERY = 25  # updates
-GROUPS = 16  # G, tasks of an update
+GROUPS = 16  # G, tasks per update
 EPISODES = 8  # E, attempts at each task
-MINI_BATCHES = 4  # optimizer steps of an update
+MINI_BATCHES = 4  # optimizer steps per update
 WARM_STEPS = 300  # optimizer steps before RL
-WARM_ROWS = 256  # transitions of such a step
+WARM_ROWS = 256  # transitions per such step
 WARM_LR = 1e-3
-LR = 3e-4  # of RL. The best for GRPO of 3e-4, 5e-4, 1e-3 and 2e-3: the baseline is not handicapped
+LR = 5e-4  # of RL. GRPO was better with it than with 3e-4 or 1e-3, so the baseline is a fair one
 CLIP = 0.2  # of the ratio in the RL loss
 GRADIENT_CLIP = 1.0
 WIDTH, LAYERS, HEADS = 64, 2, 4
-R_MAX = 10.0  # the return of an episode that is won
+R_MAX = 10.0  # return of an episode that is won
 
 
-# ---- The world -----------------------------------------------------------------------------------
-# A task is two locks. The agent is told the name of a lock and tries a tool:
+# ---- The world ----
+# A task is two locks. The prompt shows the name of a lock, and the agent tries one tool:
 #
 #     open lock17 with | saw | shut glass         prompt h | action a | next observation o'
 #
-# Each name has a material, and each material is opened by one tool. Neither is in the prompt. An
-# episode is won if both locks open at the first try, so a random agent wins one in 64.
+# Each name has a hidden material, and each material is opened by one tool. An episode is won if
+# both locks open at the first try. A random agent wins one episode in 64.
 #
-# RL alone has to find 128 facts (name -> tool), each from a rare reward. The observation tells the
-# material even if the tool was wrong. Once the model has the materials, 8 facts are left to find.
-# This is what a world model can give to a policy: structure that recurs across tasks, that the
-# reward needs, and that the prompt does not show. Where one of these is missing, expect no gain.
+# RL alone has to find 128 facts, the tool for each name, and each from a rare reward. But the
+# observation shows the material even if the tool was wrong. A model that knows the materials has
+# only 8 facts left to find. That is how a world model can help a policy: observations reveal
+# structure that recurs across tasks, that the reward needs, and that the prompt does not show.
 #
-# Why 8 materials? Their prior is 1/8, below rho = 0.2. Had the world 4 materials, a model that knows
-# nothing but their frequency would have p = 0.25 > rho, and Eq. 7 would drop every one of them.
+# Why 8 materials? A model that knows only how frequent they are gives each p = 1/8, below
+# rho = 0.2. With 4 materials it would be 1/4: Eq. 7 would drop them, and nothing would be learned.
 MATERIALS = ["bone", "clay", "glass", "ice", "iron", "stone", "wax", "wood"]
 TOOLS = ["acid", "chisel", "drill", "hammer", "hook", "magnet", "saw", "torch"]
 
 
 @dataclass
 class World:
-    """Which tool opens which lock. Another world is another object with these methods."""
+    """The hidden facts. All prompts must have one length, and all observations one length."""
 
     material_of: dict[str, str]  # name of a lock -> its material
     tool_of: dict[str, str]  # material -> the tool that opens it
-    locks: int = 2  # of a task
+    locks: int = 2  # per task
 
     def prompt(self, name: str) -> list[str]:
         return ["open", name, "with"]
 
-    def opens(self, name: str, tool: str) -> bool:
-        return tool == self.right_tool(name)
-
-    def observation(self, name: str, tool: str) -> list[str]:
-        # Words that are no tool open nothing either: the policy may say any word.
-        return ["opens" if self.opens(name, tool) else "shut", self.material_of[name]]
-
     def right_tool(self, name: str) -> str:
         return self.tool_of[self.material_of[name]]
+
+    def opens(self, name: str, tool: str) -> bool:
+        return tool == self.right_tool(name)  # false for a word that is not a tool, too
+
+    def observation(self, name: str, tool: str) -> list[str]:
+        return ["opens" if self.opens(name, tool) else "shut", self.material_of[name]]
 
     def words(self) -> list[str]:
         return ["open", "with", "opens", "shut", *self.material_of, *self.tool_of, *TOOLS]
 
 
 def make_world(seed: int, names: int = 128) -> World:
-    """A random world in which all materials are equally frequent."""
+    """A random world. Each material is that of equally many names."""
     rng = random.Random(seed)
     materials = [MATERIALS[i % len(MATERIALS)] for i in range(names)]
     rng.shuffle(materials)
     tools = rng.sample(TOOLS, len(TOOLS))
     return World(
         material_of={f"lock{i}": material for i, material in enumerate(materials)},
-        tool_of=dict(zip(MATERIALS, tools, strict=True)),
+        tool_of=dict(zip(MATERIALS, tools)),
     )
 
 
-# ---- The model: a language model in which every word is a token ------------------------------------
+# ---- The model: a small GPT, in which each word is a token ----
 class Block(nn.Module):
-    """Causal attention, then a network that is applied to each position."""
+    """Causal attention between positions, then a network applied to each position."""
 
     def __init__(self):
         super().__init__()
@@ -123,15 +123,15 @@ class Block(nn.Module):
         by_head = self.query_key_value(x).view(B, T, 3, HEADS, C // HEADS)
         query, key, value = by_head.permute(2, 0, 3, 1, 4)  # (B, H, T, C/H) each
         score = query @ key.transpose(-1, -2) / math.sqrt(C // HEADS)  # (B, H, T, T)
-        # No position sees a later one. So the observation, which stands after the action, cannot
-        # change the action's probability: appending it leaves the policy as it is.
+        # No position sees a later one. The observation comes after the action, so it cannot change
+        # the action's probability: the policy is the same with and without an observation.
         future = torch.ones(T, T, dtype=torch.bool).triu(1)
         weight = score.masked_fill(future, -torch.inf).softmax(-1)
         return self.out((weight @ value).transpose(1, 2).reshape(B, T, C))
 
 
 class Model(nn.Module):
-    """Policy and world model in one: what it says next is an action, or an observation."""
+    """Policy and world model in one: after a prompt it says an action, then an observation."""
 
     def __init__(self, words: list[str]):
         super().__init__()
@@ -139,7 +139,8 @@ class Model(nn.Module):
         self.id_of = {word: i for i, word in enumerate(words)}
         self.token = nn.Embedding(len(words), WIDTH)
         self.position = nn.Embedding(16, WIDTH)
-        # Small, as in GPT-2: at first, all names look the same, and training has to tell them apart.
+        # Small as in GPT-2, so that names differ by what is learned about them. With PyTorch's
+        # standard deviation of 1, they start far apart, and PaW gained nothing in two runs.
         nn.init.normal_(self.token.weight, std=0.02)
         nn.init.normal_(self.position.weight, std=0.02)
         self.blocks = nn.Sequential(*[Block() for _ in range(LAYERS)])
@@ -157,11 +158,11 @@ class Model(nn.Module):
 
 
 def logp_of(logp: Tensor, tokens: Tensor) -> Tensor:
-    """The log-probabilities of these tokens: (..., V), (...) -> (...)."""
+    """The log-probability of each token: (..., V), (...) -> (...)."""
     return logp.gather(-1, tokens[..., None])[..., 0]
 
 
-# ---- Sampling ------------------------------------------------------------------------------------
+# ---- Sampling ----
 @dataclass
 class Rollout:
     """The transitions of an update, ordered by group, episode and lock."""
@@ -169,19 +170,19 @@ class Rollout:
     prompt: Tensor  # (N, T - 1 - O) tokens of h
     action: Tensor  # (N,) the token of a
     observation: Tensor  # (N, O) tokens of o'
-    old_logp: Tensor  # (N,) log-probability of the action when it was sampled
-    entropy: Tensor  # (N,) of the distribution that the action was sampled from, in nats
+    old_logp: Tensor  # (N,) log-probability with which the action was sampled
+    entropy: Tensor  # (N,) of the policy where it chose the action, in nats
     returns: Tensor  # (G, E)
 
 
 @torch.no_grad()
 def play(model: Model, world: World, tasks: list[list[str]]) -> Rollout:
-    """EPISODES attempts at each task. A task is the names of its locks."""
-    names = []  # (N,), the lock of each transition
+    """Play each task EPISODES times. A task is the names of its locks."""
+    names = []  # (N,) the lock of each transition
     for task in tasks:
         names += task * EPISODES
     prompt = model.encode([world.prompt(name) for name in names])
-    # The locks of an episode do not depend on each other, so all actions are sampled at once.
+    # No prompt depends on an earlier observation, so one call samples all actions.
     logp = model(prompt)[:, -1]  # (N, V)
     action = torch.multinomial(logp.exp(), 1)[:, 0]
     tools = [model.words[token] for token in action]
@@ -197,20 +198,21 @@ def play(model: Model, world: World, tasks: list[list[str]]) -> Rollout:
     )
 
 
-# ---- The equations -------------------------------------------------------------------------------
+# ---- The equations ----
 def advantages(returns: Tensor) -> Tensor:
-    """GRPO: how much better than its group an episode was, in standard deviations: (G, E) -> (G, E).
+    """GRPO: return relative to the group, in standard deviations: (G, E) -> (G, E).
 
-    All episodes lost, or all won: 0. From such a group, RL learns nothing.
+    If all episodes of a group are lost, or all are won, RL learns nothing from it.
     """
     centered = returns - returns.mean(1, keepdim=True)
     return centered / (returns.std(1, keepdim=True) + 1e-6)
 
 
 def policy_loss(logp: Tensor, old_logp: Tensor, advantage: Tensor) -> Tensor:
-    """Eq. 1, with PPO's clipped ratio in place of log pi: (B,), (B,), (B,) -> ().
+    """Eq. 1, with GRPO's clipped ratio in place of log pi: (B,), (B,), (B,) -> ().
 
-    Paper: a sum over the actions of an episode. Here: a mean over actions, as in its code base.
+    The printed equation is a sum over the actions of an episode. This is a mean over all actions,
+    as in the code that the paper builds on.
     """
     ratio = (logp - old_logp).exp()
     clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
@@ -218,11 +220,11 @@ def policy_loss(logp: Tensor, old_logp: Tensor, advantage: Tensor) -> Tensor:
 
 
 def top_alpha(entropy: Tensor, alpha: float) -> Tensor:
-    """Eq. 4: the ceil(alpha * N) transitions of the highest action entropy: (N,) -> bool (N,).
+    """Eq. 4: True for the ceil(alpha * N) transitions with the highest entropy: (N,) -> bool (N,).
 
-    Why the entropy of the action, and not of the observation? It costs nothing, sampling has it
-    already. And it tells where the policy has not decided: there, what an action does matters most.
-    Paper: the printed formula has the sampled tokens alone. Here: the whole distribution.
+    Why the entropy of the action? It is high where the policy has not decided yet, and there the
+    consequence of an action is news. It costs nothing, since sampling computes it anyway. The
+    printed formula has the sampled tokens alone; this is the entropy of the whole distribution.
     """
     count = math.ceil(alpha * len(entropy) * (1 - 1e-9))  # 0.07 * 100 is slightly above 7
     order = entropy.sort(descending=True, stable=True).indices
@@ -232,163 +234,160 @@ def top_alpha(entropy: Tensor, alpha: float) -> Tensor:
 
 
 def cross_entropy(logp: Tensor) -> Tensor:
-    """Eq. 5: (B, O) -> (B,). Its gradient is that of p divided by p: largest for rare tokens."""
+    """Eq. 5: (B, O) -> (B,). Its gradient is that of p divided by p: large for unlikely tokens."""
     return -logp.mean(-1)
 
 
-def mae(logp: Tensor) -> Tensor:
-    """Eq. 6, the mean absolute error: (B, O) -> (B,). Its gradient is that of p: bounded."""
-    return (1 - logp.exp()).mean(-1)
+def absolute_error(logp: Tensor) -> Tensor:
+    """Eq. 6, for each token: (B, O) -> (B, O). Its gradient is that of p: bounded."""
+    return 1 - logp.exp()
 
 
 def is_hard(logp: Tensor, rho: float) -> Tensor:
     """Eq. 7: 1 where p <= rho, else 0: (B, O) -> (B, O).
 
-    Why p <= rho, and so low? A token above it is known well enough to be of use. To push it on to 1
-    would cost the policy capacity, and where several outcomes are possible, it would be wrong.
-    The mask has no gradient, for a comparison has none: it decides which tokens are trained, but
-    the model gains nothing by moving a token across rho.
+    Why keep only p <= rho? A token above rho counts as learned. Where several observations are
+    possible, training on would memorize one of them, and use capacity that the policy needs.
+    The mask has no gradient, because a comparison is constant almost everywhere. So it decides
+    which tokens are trained, and the model is not rewarded for moving a token across rho.
     """
     return (logp.exp() <= rho).float()
 
 
 def clipped_mae(logp: Tensor, rho: float) -> Tensor:
-    """Eq. 8: (B, O) -> (B,). The divisor is all of |o'|, the dropped tokens included."""
-    return (is_hard(logp, rho) * (1 - logp.exp())).mean(-1)
+    """Eq. 8: (B, O) -> (B,). The mean is over all O tokens, also those that Eq. 7 drops.
+
+    With rho = 1, it is the MAE of the paper's ablation.
+    """
+    return (is_hard(logp, rho) * absolute_error(logp)).mean(-1)
 
 
 def group_lambda(returns: Tensor) -> Tensor:
-    """Eq. 10: (G, E) -> (G,), from 1 (all lost) to 0 (all won).
+    """Eq. 10: (G, E) -> (G,), from 1 (all episodes lost) to 0 (all won).
 
-    A group that is lost has no advantages, but observations. A group that is won needs no more.
+    A lost group has no advantages, but it has observations. A solved group needs no world model.
     """
     return 1 - returns.mean(1) / R_MAX
 
 
 def transition_weights(selected: Tensor, lam: Tensor) -> Tensor:
-    """Eq. 9 and 11: weights with which the losses of transitions add up: bool (N,), (G,) -> (N,).
+    """Eq. 9 and 11 as one weight per transition: bool (N,), (G,) -> (N,).
 
-    The mean over a group's selected transitions, times its lambda, and the mean over the groups.
+    The weighted sum of losses is: the mean over the selected transitions of a group (9), times
+    lambda_g, and then the mean over the groups (11).
     """
     selected = selected.view(len(lam), -1).float()  # (G, N/G)
-    size = selected.sum(1, keepdim=True).clamp(min=1)  # of a group without selected ones: 1, not 0
+    size = selected.sum(1, keepdim=True).clamp(min=1)  # (G, 1); at least 1, to divide by it
     return (lam[:, None] * selected / size / len(lam)).flatten()
 
 
-# ---- An update -----------------------------------------------------------------------------------
+# ---- An update ----
 @dataclass
 class Arm:
-    """What an arm of the comparison trains on. The defaults are the paper's."""
+    """What a model is trained on. The defaults are PaW's."""
 
-    scale: float = 1.0  # of the world-model loss; 0: GRPO
+    scale: float = 1.0  # of the world-model loss; 0 is GRPO
     alpha: float = 0.75  # Eq. 4
     rho: float = 0.2  # Eq. 7
-    balance: str = "return"  # lambda_g by Eq. 10, or "constant": 1
-    loss: str = "cmae"  # Eq. 8, or "mae" (Eq. 6), "ce" (Eq. 5)
+    lambda_mode: str = "adaptive"  # Eq. 10, or "constant": 1
+    loss: str = "cmae"  # Eq. 8, or "ce": Eq. 5
     placebo: bool = False  # targets are the observations of other transitions
 
 
 def shuffled(observation: Tensor) -> Tensor:
-    """The observation of another transition for each: (N, O) -> (N, O).
+    """Give each transition the observation of another one: (N, O) -> (N, O).
 
     Why a placebo? A second loss changes training whatever it teaches: it moves shared weights, and
-    Adam's step sizes. The placebo has the same words, as often, and a loss of the same form, but
-    they do not belong to the action. Only what PaW gains beyond it comes from knowing the world.
+    it changes Adam's step sizes. The placebo does this, too, with the same words and the same loss,
+    but its observations say nothing about the action. Only what PaW gains over the placebo comes
+    from knowing the world.
     """
     order = torch.randperm(len(observation))
     result = torch.empty_like(observation)
-    result[order] = observation[order.roll(1)]  # along a circle, so none keeps its own
+    result[order] = observation[order.roll(1)]  # one cycle, so none keeps its own
     return result
-
-
-def world_model_loss(logp: Tensor, arm: Arm) -> Tensor:
-    """(B, O) -> (B,)."""
-    if arm.loss == "ce":
-        return cross_entropy(logp)
-    if arm.loss == "mae":
-        return mae(logp)
-    return clipped_mae(logp, arm.rho)
 
 
 def learn(
     model: Model, optimizer, rollout: Rollout, advantage: Tensor, weight: Tensor, arm: Arm
 ) -> None:
-    """Lines 7, 8 and 11: MINI_BATCHES steps on Eq. 11. advantage, weight: (N,)."""
-    action = rollout.action[:, None]  # (N, 1)
-    tokens = torch.cat([rollout.prompt, action, rollout.observation], 1)  # (N, T)
+    """Lines 7, 8 and 11 of Algorithm 1, on mini-batches. advantage, weight: (N,)."""
+    tokens = torch.cat([rollout.prompt, rollout.action[:, None], rollout.observation], 1)  # (N, T)
     n_prompt = rollout.prompt.shape[1]
     for index in torch.randperm(len(tokens)).chunk(MINI_BATCHES):  # (B,)
-        # One pass for both losses. Position i predicts token i + 1.
+        # One forward pass for both losses. Position i predicts token i + 1.
         logp = logp_of(model(tokens[index, :-1]), tokens[index, 1:])  # (B, T - 1)
         action_logp = logp[:, n_prompt - 1]  # (B,)
         observation_logp = logp[:, n_prompt:]  # (B, O)
         rl = policy_loss(action_logp, rollout.old_logp[index], advantage[index])  # line 7
-        wm = weight[index] @ world_model_loss(observation_logp, arm)  # line 8
-        # The weights add up over all N transitions, of which this mini-batch has B.
-        loss = rl + arm.scale * wm * len(tokens) / len(index)
+        if arm.loss == "ce":
+            wm = cross_entropy(observation_logp)  # (B,)
+        else:
+            wm = clipped_mae(observation_logp, arm.rho)  # (B,)
+        # Line 8. The weights are those of a sum over N transitions, and these are B of them.
+        wm = (weight[index] * wm).sum() * len(tokens) / len(index)
+        loss = rl + arm.scale * wm
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_CLIP)
         optimizer.step()  # line 11
 
 
-def update(model: Model, optimizer, world: World, tasks: list[list[str]], arm: Arm) -> Rollout:
-    """One pass of the loop of Algorithm 1."""
-    rollout = play(model, world, tasks)  # lines 2 and 3: the pools are the rows of the rollout
-    selected = top_alpha(rollout.entropy, arm.alpha)  # line 4: over all groups at once
-    lam = group_lambda(rollout.returns)  # line 9, before the loop over groups: a tensor has them all
-    if arm.balance == "constant":
+def update(model: Model, optimizer, world: World, tasks: list[list[str]], arm: Arm) -> None:
+    """One update of Algorithm 1. Its loop over groups is in the shapes: row g is group g."""
+    rollout = play(model, world, tasks)  # lines 2 and 3
+    selected = top_alpha(rollout.entropy, arm.alpha)  # line 4, over all groups at once
+    lam = group_lambda(rollout.returns)  # line 9, (G,)
+    if arm.lambda_mode == "constant":
         lam = torch.ones_like(lam)
-    weight = transition_weights(selected, lam)  # line 6
-    # Both actions of an episode get its advantage: nothing tells which of them was wrong.
-    advantage = advantages(rollout.returns)[:, :, None].expand(-1, -1, world.locks).flatten()  # (N,)
-    targets = shuffled(rollout.observation) if arm.placebo else rollout.observation
-    learn(model, optimizer, replace(rollout, observation=targets), advantage, weight, arm)
-    return rollout
+    weight = transition_weights(selected, lam)  # line 6, (N,)
+    # Both actions of an episode get its advantage: the return does not say which one was wrong.
+    advantage = advantages(rollout.returns).flatten().repeat_interleave(world.locks)  # (N,)
+    if arm.placebo:
+        rollout = replace(rollout, observation=shuffled(rollout.observation))
+    learn(model, optimizer, rollout, advantage, weight, arm)  # lines 7, 8 and 11
 
 
-# ---- A run ---------------------------------------------------------------------------------------
+# ---- A run ----
 @dataclass
 class Evaluation:
     update: int
-    success: float  # probability of winning a random task
-    material: float  # probability of the material in an observation, over all locks and tools
-    wins: float  # share of the episodes of the update before it
+    success: float  # probability that a random task is won
+    material: float  # probability of the true material in o', mean over all locks and tools
 
 
 @torch.no_grad()
-def evaluate(model: Model, world: World) -> tuple[float, float]:
-    """Success and knowledge from the model's probabilities: no sampling, so no noise."""
+def evaluate(model: Model, world: World, update: int) -> Evaluation:
+    """Computed from the model's probabilities, not by sampling. So it has no noise."""
     names = list(world.material_of)
     logp = model(model.encode([world.prompt(name) for name in names]))[:, -1]  # (names, V)
     right = model.encode([[world.right_tool(name)] for name in names])[:, 0]
     # The locks of a task are drawn independently, so the mean over all tasks is a power.
     success = logp_of(logp, right).exp().mean() ** world.locks
-    texts = [
-        world.prompt(name) + [tool] + world.observation(name, tool)
-        for name in names for tool in TOOLS
-    ]  # fmt: skip
+    texts = []
+    for name in names:
+        texts += [world.prompt(name) + [tool] + world.observation(name, tool) for tool in TOOLS]
     tokens = model.encode(texts)
     material = logp_of(model(tokens[:, :-1]), tokens[:, 1:])[:, -1].exp().mean()
-    return success.item(), material.item()
+    return Evaluation(update, success.item(), material.item())
 
 
 def warm_start(model: Model, world: World, rng: random.Random) -> None:
-    """Teach what is usual to say: some tool, and some observation.
+    """Train on random tools, and on observations of other locks and tools.
 
-    This stands for pretraining. A pretrained model knows the language of its environment, but not
-    the facts of this one. So the observations are shuffled, as the placebo's are.
+    This stands for pretraining: the model learns what can be said, but no fact of this world.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=WARM_LR, betas=(0.9, 0.95))
     names = list(world.material_of)
+    n_prompt = len(world.prompt(names[0]))
     for _ in range(WARM_STEPS):
-        tries = [(rng.choice(names), rng.choice(TOOLS)) for _ in range(WARM_ROWS)]
-        prompt = model.encode([world.prompt(name) for name, _ in tries])
-        action = model.encode([[tool] for _, tool in tries])
-        observation = shuffled(model.encode([world.observation(*one) for one in tries]))
-        tokens = torch.cat([prompt, action, observation], 1)
+        texts = []
+        for _ in range(WARM_ROWS):
+            unrelated = world.observation(rng.choice(names), rng.choice(TOOLS))
+            texts.append(world.prompt(rng.choice(names)) + [rng.choice(TOOLS)] + unrelated)
+        tokens = model.encode(texts)
         logp = logp_of(model(tokens[:, :-1]), tokens[:, 1:])
-        loss = cross_entropy(logp[:, prompt.shape[1] - 1 :]).mean()
+        loss = cross_entropy(logp[:, n_prompt - 1 :]).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -397,93 +396,94 @@ def warm_start(model: Model, world: World, rng: random.Random) -> None:
 def run(
     seed: int, arm: Arm, world: World | None = None, updates: int = UPDATES, name: str = ""
 ) -> list[Evaluation]:
-    """Train one model. name: of the lines to print, one per evaluation; none without it."""
+    """Train a model from its warm start. With a name, print a line per evaluation."""
     world = world or make_world(seed)
     torch.manual_seed(seed)
     model = Model(world.words())
-    # Tasks have random numbers of their own, so that all arms get the same tasks.
+    # Tasks have a random generator of their own, so that all arms get the same tasks.
     rng = random.Random(seed)
     warm_start(model, world, rng)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95))
-    curve = []
-    wins = 0.0
     names = list(world.material_of)
+    curve = []
     for k in range(updates + 1):
-        if k > 0:  # line 1
+        if k > 0:  # line 1; nothing is trained before the first evaluation
             tasks = [rng.choices(names, k=world.locks) for _ in range(GROUPS)]
-            rollout = update(model, optimizer, world, tasks, arm)
-            wins = rollout.returns.mean().item() / R_MAX
+            update(model, optimizer, world, tasks, arm)
         if k % EVALUATE_EVERY == 0 or k == updates:
-            curve.append(Evaluation(k, *evaluate(model, world), wins))
+            point = evaluate(model, world, k)
+            curve.append(point)
             if name:
-                print(
-                    f"{name:8} seed {seed}  update {k:3}  success {100 * curve[-1].success:5.1f} %"
-                    f"  p(material) {curve[-1].material:.3f}",
-                    flush=True,
-                )
+                percent = 100 * point.success
+                print(f"{name:8} seed {seed}  update {k:4}", end="  ")
+                print(f"success {percent:5.1f} %  p(material) {point.material:.3f}", flush=True)
     return curve
 
 
-# ---- The comparison ------------------------------------------------------------------------------
-def arms(paw: Arm) -> dict[str, Arm]:
-    return {
-        "grpo": replace(paw, scale=0.0),
-        "paw": paw,
-        "placebo": replace(paw, placebo=True),
-    }
-
-
-def mean(values) -> float:
-    values = list(values)
-    return sum(values) / len(values)
+# ---- The comparison ----
+def make_arms(paw: Arm) -> dict[str, Arm]:
+    return {"grpo": replace(paw, scale=0.0), "paw": paw, "placebo": replace(paw, placebo=True)}
 
 
 def draw(curves: dict[str, list[list[Evaluation]]], path: str) -> None:
-    """Mean success of each arm, and the band from its lowest to its highest seed."""
-    import matplotlib
-
-    matplotlib.use("Agg")  # without a screen
-    import matplotlib.pyplot as plt
+    """For each arm, the mean success, and the band from its worst to its best seed."""
+    try:
+        import matplotlib
+    except ImportError:
+        print("no figure: pip install matplotlib")
+        return
+    matplotlib.use("Agg")  # draws without a screen
+    from matplotlib import pyplot
 
     for name, runs in curves.items():
-        points = [[100 * point.success for point in at] for at in zip(*runs)]  # by update
-        x = [point.update for point in runs[0]]
-        plt.plot(x, [mean(p) for p in points], label=name)
-        plt.fill_between(x, [min(p) for p in points], [max(p) for p in points], alpha=0.2)
-    plt.xlabel("updates")
-    plt.ylabel("success (%)")
-    plt.legend()
-    plt.savefig(path, dpi=150)
+        updates = [point.update for point in runs[0]]
+        success = [[100 * point.success for point in points] for points in zip(*runs)]
+        pyplot.plot(updates, [mean(seeds) for seeds in success], label=name)
+        lowest, highest = [min(seeds) for seeds in success], [max(seeds) for seeds in success]
+        pyplot.fill_between(updates, lowest, highest, alpha=0.2)
+    pyplot.xlabel("updates")
+    pyplot.ylabel("success (%)")
+    pyplot.legend()
+    pyplot.savefig(path, dpi=150)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="PaW in one file")
-    names = list(arms(Arm()))
+    parser = argparse.ArgumentParser(description="GRPO, PaW and a placebo in a world of locks")
+    names = list(make_arms(Arm()))
     parser.add_argument("--arms", nargs="+", default=names, choices=names)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
-    parser.add_argument("--updates", type=int, default=UPDATES)
-    parser.add_argument("--alpha", type=float, default=Arm.alpha, help="Eq. 4")
-    parser.add_argument("--rho", type=float, default=Arm.rho, help="Eq. 7")
-    parser.add_argument("--balance", default=Arm.balance, choices=["return", "constant"])
-    parser.add_argument("--loss", default=Arm.loss, choices=["cmae", "mae", "ce"])
-    parser.add_argument("--scale", type=float, default=Arm.scale, help="of the world-model loss")
+    parser.add_argument("--seeds", nargs="+", default=[0, 1], type=int)
+    parser.add_argument("--updates", default=UPDATES, type=int)
+    parser.add_argument("--alpha", default=0.75, type=float, help="Eq. 4, in (0, 1]")
+    parser.add_argument("--rho", default=0.2, type=float, help="Eq. 7, in (0, 1]; 1 is MAE")
+    parser.add_argument("--lambda", default="adaptive", choices=["adaptive", "constant"],
+                        dest="lambda_mode", help="Eq. 10, or 1")  # fmt: skip
+    parser.add_argument("--loss", default="cmae", choices=["cmae", "ce"], help="Eq. 8 or Eq. 5")
+    parser.add_argument("--scale", default=1.0, type=float, help="of the world-model loss")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # the model is small, and the sums are the same on every machine
-    paw = Arm(args.scale, args.alpha, args.rho, args.balance, args.loss)
+    for flag, value in (("--alpha", args.alpha), ("--rho", args.rho)):
+        if not 0 < value <= 1:
+            parser.error(f"{flag} {value} is out of range (0, 1]")
+    if args.updates < 1:
+        parser.error(f"--updates {args.updates} must be at least 1")
+    # More threads would not be faster, and sums would depend on their number.
+    torch.set_num_threads(1)
+    paw = Arm(args.scale, args.alpha, args.rho, args.lambda_mode, args.loss)
+    arms = make_arms(paw)
     curves = {name: [] for name in args.arms}
-    seconds = dict.fromkeys(args.arms, 0.0)
+    seconds = {name: 0.0 for name in args.arms}
     for seed in args.seeds:
         for name in args.arms:
             start = time.time()
-            curves[name].append(run(seed, arms(paw)[name], updates=args.updates, name=name))
+            curves[name].append(run(seed, arms[name], updates=args.updates, name=name))
             seconds[name] += time.time() - start
-    print("\narm       mean success   at the end   p(material)   seconds per run")
+
+    print("\narm       mean success  at the end  p(material)  seconds per run")
     for name, runs in curves.items():
-        area = 100 * mean(point.success for curve in runs for point in curve[1:])
+        during = 100 * mean(point.success for curve in runs for point in curve[1:])
         end = 100 * mean(curve[-1].success for curve in runs)
         material = mean(curve[-1].material for curve in runs)
         spent = seconds[name] / len(runs)
-        print(f"{name:8}  {area:10.1f} %  {end:9.1f} %  {material:12.3f}  {spent:16.1f}")
+        print(f"{name:8}  {during:10.1f} %  {end:8.1f} %  {material:11.3f}  {spent:15.1f}")
     draw(curves, "one_file.png")
 
 
