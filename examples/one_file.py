@@ -1,0 +1,491 @@
+"""PaW in one file: Policy and World Modeling Co-Training (arXiv 2606.02388), on a CPU in minutes.
+
+An agent acts, the environment answers, and the episode ends with a reward. Reinforcement learning
+(RL) learns from the reward alone, but each answer also says something about the world. PaW trains
+the same model, in the same forward pass, to predict the answers to its own actions:
+
+    loss = RL loss + mean over groups g of  lambda_g * mean of (1 - p) over tokens of answers   (11)
+
+where a group is several episodes of one task, and p is the probability that the model gives to a
+token of an answer. Three choices make it PaW: it trains on the answers to the actions about which
+the policy was least sure (Eq. 4), it leaves out tokens with p > rho (Eq. 7), and the weight
+lambda_g falls as the group wins (Eq. 10). The trained policy is used without any prediction.
+
+    python examples/one_file.py        # needs torch, and matplotlib for the figure one_file.png
+
+trains three models in a world of locks: GRPO (RL alone), PaW, and a placebo, which is PaW with the
+answers to other actions as targets. This file is meant to be read from top to bottom: the world,
+the model, sampling, the equations, an update, a run, the comparison.
+"""
+
+import argparse
+import math
+import random
+import time
+from dataclasses import dataclass, replace
+from statistics import mean
+
+import torch
+from torch import Tensor, nn
+
+# Shapes: G groups, E episodes per group, N transitions of an update, B of a mini-batch, T tokens of
+# a transition, O tokens of its observation, V words of the vocabulary, C channels, H heads.
+UPDATES = 200
+EVALUATE_EVERY = 25  # updates
+GROUPS = 16  # G, tasks per update
+EPISODES = 8  # E, attempts at each task
+MINI_BATCHES = 4  # optimizer steps per update
+WARM_STEPS = 300  # optimizer steps before RL
+WARM_ROWS = 256  # transitions per such step
+WARM_LR = 1e-3
+LR = 5e-4  # of RL; the best for GRPO of 3e-4, 5e-4 and 1e-3, so that the baseline is a fair one
+CLIP = 0.2  # of the ratio in the RL loss
+GRADIENT_CLIP = 1.0
+WIDTH, LAYERS, HEADS = 64, 2, 4
+R_MAX = 10.0  # return of an episode that is won
+
+
+# ---- The world ----
+# A task is two locks. The prompt shows the name of a lock, and the agent tries one tool:
+#
+#     open lock17 with | saw | shut glass         prompt h | action a | next observation o'
+#
+# Each name has a hidden material, and each material is opened by one tool. An episode is won if
+# both locks open at the first try. A random agent wins one episode in 64.
+#
+# RL alone has to find 128 facts, the tool for each name, and each from a rare reward. But the
+# observation shows the material even if the tool was wrong. A model that knows the materials has
+# only 8 facts left to find. That is how a world model can help a policy: observations reveal
+# structure that recurs across tasks, that the reward needs, and that the prompt does not show.
+#
+# Why 8 materials? A model that knows only how frequent they are gives each p = 1/8, below
+# rho = 0.2. With 4 materials it would be 1/4: Eq. 7 would drop them, and nothing would be learned.
+MATERIALS = ["bone", "clay", "glass", "ice", "iron", "stone", "wax", "wood"]
+TOOLS = ["acid", "chisel", "drill", "hammer", "hook", "magnet", "saw", "torch"]
+
+
+@dataclass
+class World:
+    """The hidden facts. All prompts must have one length, and all observations one length."""
+
+    material_of: dict[str, str]  # name of a lock -> its material
+    tool_of: dict[str, str]  # material -> the tool that opens it
+    locks: int = 2  # per task
+
+    def prompt(self, name: str) -> list[str]:
+        return ["open", name, "with"]
+
+    def right_tool(self, name: str) -> str:
+        return self.tool_of[self.material_of[name]]
+
+    def opens(self, name: str, tool: str) -> bool:
+        return tool == self.right_tool(name)  # false for a word that is not a tool, too
+
+    def observation(self, name: str, tool: str) -> list[str]:
+        return ["opens" if self.opens(name, tool) else "shut", self.material_of[name]]
+
+    def words(self) -> list[str]:
+        return ["open", "with", "opens", "shut", *self.material_of, *self.tool_of, *TOOLS]
+
+
+def make_world(seed: int, names: int = 128) -> World:
+    """A random world. Each material is that of equally many names."""
+    rng = random.Random(seed)
+    materials = [MATERIALS[i % len(MATERIALS)] for i in range(names)]
+    rng.shuffle(materials)
+    tools = rng.sample(TOOLS, len(TOOLS))
+    return World(
+        material_of={f"lock{i}": material for i, material in enumerate(materials)},
+        tool_of=dict(zip(MATERIALS, tools)),
+    )
+
+
+# ---- The model: a small GPT, in which each word is a token ----
+class Block(nn.Module):
+    """Causal attention between positions, then a network applied to each position."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm_1 = nn.LayerNorm(WIDTH)
+        self.query_key_value = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.norm_2 = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, C) -> (B, T, C)."""
+        x = x + self.attention(self.norm_1(x))
+        return x + self.down(nn.functional.gelu(self.up(self.norm_2(x))))
+
+    def attention(self, x: Tensor) -> Tensor:
+        B, T, C = x.shape
+        by_head = self.query_key_value(x).view(B, T, 3, HEADS, C // HEADS)
+        query, key, value = by_head.permute(2, 0, 3, 1, 4)  # (B, H, T, C/H) each
+        score = query @ key.transpose(-1, -2) / math.sqrt(C // HEADS)  # (B, H, T, T)
+        # No position sees a later one. The observation comes after the action, so it cannot change
+        # the action's probability: the policy is the same with and without an observation.
+        future = torch.ones(T, T, dtype=torch.bool).triu(1)
+        weight = score.masked_fill(future, -torch.inf).softmax(-1)
+        return self.out((weight @ value).transpose(1, 2).reshape(B, T, C))
+
+
+class Model(nn.Module):
+    """Policy and world model in one: after a prompt it says an action, then an observation."""
+
+    def __init__(self, words: list[str]):
+        super().__init__()
+        self.words = words
+        self.id_of = {word: i for i, word in enumerate(words)}
+        self.token = nn.Embedding(len(words), WIDTH)
+        self.position = nn.Embedding(16, WIDTH)
+        # Small as in GPT-2, so that names differ by what is learned about them. With PyTorch's
+        # standard deviation of 1, they start far apart, and PaW gained nothing in two runs.
+        nn.init.normal_(self.token.weight, std=0.02)
+        nn.init.normal_(self.position.weight, std=0.02)
+        self.blocks = nn.Sequential(*[Block() for _ in range(LAYERS)])
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, len(words))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Log-probabilities of the word after each position: (B, T) -> (B, T, V)."""
+        x = self.token(tokens) + self.position.weight[: tokens.shape[1]]  # (B, T, C)
+        return self.head(self.norm(self.blocks(x))).log_softmax(-1)
+
+    def encode(self, texts: list[list[str]]) -> Tensor:
+        """Texts of equal length -> tokens (N, T)."""
+        return torch.tensor([[self.id_of[word] for word in text] for text in texts])
+
+
+def logp_of(logp: Tensor, tokens: Tensor) -> Tensor:
+    """The log-probability of each token: (..., V), (...) -> (...)."""
+    return logp.gather(-1, tokens[..., None])[..., 0]
+
+
+# ---- Sampling ----
+@dataclass
+class Rollout:
+    """The transitions of an update, ordered by group, episode and lock."""
+
+    prompt: Tensor  # (N, T - 1 - O) tokens of h
+    action: Tensor  # (N,) the token of a
+    observation: Tensor  # (N, O) tokens of o'
+    old_logp: Tensor  # (N,) log-probability with which the action was sampled
+    entropy: Tensor  # (N,) of the policy where it chose the action, in nats
+    returns: Tensor  # (G, E)
+
+
+@torch.no_grad()
+def play(model: Model, world: World, tasks: list[list[str]]) -> Rollout:
+    """Play each task EPISODES times. A task is the names of its locks."""
+    names = []  # (N,) the lock of each transition
+    for task in tasks:
+        names += task * EPISODES
+    prompt = model.encode([world.prompt(name) for name in names])
+    # No prompt depends on an earlier observation, so one call samples all actions.
+    logp = model(prompt)[:, -1]  # (N, V)
+    action = torch.multinomial(logp.exp(), 1)[:, 0]
+    tools = [model.words[token] for token in action]
+    opened = [world.opens(name, tool) for name, tool in zip(names, tools)]
+    won = torch.tensor(opened).view(len(tasks), EPISODES, -1).all(-1)  # (G, E)
+    return Rollout(
+        prompt=prompt,
+        action=action,
+        observation=model.encode([world.observation(n, t) for n, t in zip(names, tools)]),
+        old_logp=logp_of(logp, action),
+        entropy=-(logp.exp() * logp).sum(-1),
+        returns=R_MAX * won.float(),
+    )
+
+
+# ---- The equations ----
+def advantages(returns: Tensor) -> Tensor:
+    """GRPO: return relative to the group, in standard deviations: (G, E) -> (G, E).
+
+    If all episodes of a group are lost, or all are won, RL learns nothing from it.
+    """
+    centered = returns - returns.mean(1, keepdim=True)
+    return centered / (returns.std(1, keepdim=True) + 1e-6)
+
+
+def policy_loss(logp: Tensor, old_logp: Tensor, advantage: Tensor) -> Tensor:
+    """Eq. 1, with GRPO's clipped ratio in place of log pi: (B,), (B,), (B,) -> ().
+
+    The printed equation is a sum over the actions of an episode. This is a mean over all actions,
+    as in the code that the paper builds on.
+    """
+    ratio = (logp - old_logp).exp()
+    clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
+    return -torch.minimum(ratio * advantage, clipped * advantage).mean()
+
+
+def top_alpha(entropy: Tensor, alpha: float) -> Tensor:
+    """Eq. 4: True for the ceil(alpha * N) transitions with the highest entropy: (N,) -> bool (N,).
+
+    Why the entropy of the action? It is high where the policy has not decided yet, and there the
+    consequence of an action is news. It costs nothing, since sampling computes it anyway. The
+    printed formula has the sampled tokens alone; this is the entropy of the whole distribution.
+    """
+    count = math.ceil(alpha * len(entropy) * (1 - 1e-9))  # 0.07 * 100 is slightly above 7
+    order = entropy.sort(descending=True, stable=True).indices
+    selected = torch.zeros_like(entropy, dtype=torch.bool)
+    selected[order[:count]] = True
+    return selected
+
+
+def cross_entropy(logp: Tensor) -> Tensor:
+    """Eq. 5: (B, O) -> (B,). Its gradient is that of p divided by p: large for unlikely tokens."""
+    return -logp.mean(-1)
+
+
+def absolute_error(logp: Tensor) -> Tensor:
+    """Eq. 6, for each token: (B, O) -> (B, O). Its gradient is that of p: bounded."""
+    return 1 - logp.exp()
+
+
+def is_hard(logp: Tensor, rho: float) -> Tensor:
+    """Eq. 7: 1 where p <= rho, else 0: (B, O) -> (B, O).
+
+    Why keep only p <= rho? A token above rho counts as learned. Where several observations are
+    possible, training on would memorize one of them, and use capacity that the policy needs.
+    The mask has no gradient, because a comparison is constant almost everywhere. So it decides
+    which tokens are trained, and the model is not rewarded for moving a token across rho.
+    """
+    return (logp.exp() <= rho).float()
+
+
+def clipped_mae(logp: Tensor, rho: float) -> Tensor:
+    """Eq. 8: (B, O) -> (B,). The mean is over all O tokens, also those that Eq. 7 drops.
+
+    With rho = 1, it is the MAE of the paper's ablation.
+    """
+    return (is_hard(logp, rho) * absolute_error(logp)).mean(-1)
+
+
+def group_lambda(returns: Tensor) -> Tensor:
+    """Eq. 10: (G, E) -> (G,), from 1 (all episodes lost) to 0 (all won).
+
+    A lost group has no advantages, but it has observations. A solved group needs no world model.
+    """
+    return 1 - returns.mean(1) / R_MAX
+
+
+def transition_weights(selected: Tensor, lam: Tensor) -> Tensor:
+    """Eq. 9 and 11 as one weight per transition: bool (N,), (G,) -> (N,).
+
+    The weighted sum of losses is: the mean over the selected transitions of a group (9), times
+    lambda_g, and then the mean over the groups (11).
+    """
+    selected = selected.view(len(lam), -1).float()  # (G, N/G)
+    size = selected.sum(1, keepdim=True).clamp(min=1)  # (G, 1); at least 1, to divide by it
+    return (lam[:, None] * selected / size / len(lam)).flatten()
+
+
+# ---- An update ----
+@dataclass
+class Arm:
+    """What a model is trained on. The defaults are PaW's."""
+
+    scale: float = 1.0  # of the world-model loss; 0 is GRPO
+    alpha: float = 0.75  # Eq. 4
+    rho: float = 0.2  # Eq. 7
+    lambda_mode: str = "adaptive"  # Eq. 10, or "constant": 1
+    loss: str = "cmae"  # Eq. 8, or "ce": Eq. 5
+    placebo: bool = False  # targets are the observations of other transitions
+
+
+def shuffled(observation: Tensor) -> Tensor:
+    """Give each transition the observation of another one: (N, O) -> (N, O).
+
+    Why a placebo? A second loss changes training whatever it teaches: it moves shared weights, and
+    it changes Adam's step sizes. The placebo does this, too, with the same words and the same loss,
+    but its observations say nothing about the action. Only what PaW gains over the placebo comes
+    from knowing the world.
+    """
+    order = torch.randperm(len(observation))
+    result = torch.empty_like(observation)
+    result[order] = observation[order.roll(1)]  # one cycle, so none keeps its own
+    return result
+
+
+def learn(
+    model: Model, optimizer, rollout: Rollout, advantage: Tensor, weight: Tensor, arm: Arm
+) -> None:
+    """Lines 7, 8 and 11 of Algorithm 1, on mini-batches. advantage, weight: (N,)."""
+    tokens = torch.cat([rollout.prompt, rollout.action[:, None], rollout.observation], 1)  # (N, T)
+    n_prompt = rollout.prompt.shape[1]
+    for index in torch.randperm(len(tokens)).chunk(MINI_BATCHES):  # (B,)
+        # One forward pass for both losses. Position i predicts token i + 1.
+        logp = logp_of(model(tokens[index, :-1]), tokens[index, 1:])  # (B, T - 1)
+        action_logp = logp[:, n_prompt - 1]  # (B,)
+        observation_logp = logp[:, n_prompt:]  # (B, O)
+        rl = policy_loss(action_logp, rollout.old_logp[index], advantage[index])  # line 7
+        if arm.loss == "ce":
+            wm = cross_entropy(observation_logp)  # (B,)
+        else:
+            wm = clipped_mae(observation_logp, arm.rho)  # (B,)
+        # Line 8. The weights are those of a sum over N transitions, and these are B of them.
+        wm = (weight[index] * wm).sum() * len(tokens) / len(index)
+        loss = rl + arm.scale * wm
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), GRADIENT_CLIP)
+        optimizer.step()  # line 11
+
+
+def update(model: Model, optimizer, world: World, tasks: list[list[str]], arm: Arm) -> None:
+    """One update of Algorithm 1. Its loop over groups is in the shapes: row g is group g."""
+    rollout = play(model, world, tasks)  # lines 2 and 3
+    selected = top_alpha(rollout.entropy, arm.alpha)  # line 4, over all groups at once
+    lam = group_lambda(rollout.returns)  # line 9, (G,)
+    if arm.lambda_mode == "constant":
+        lam = torch.ones_like(lam)
+    weight = transition_weights(selected, lam)  # line 6, (N,)
+    # Both actions of an episode get its advantage: the return does not say which one was wrong.
+    advantage = advantages(rollout.returns).flatten().repeat_interleave(world.locks)  # (N,)
+    if arm.placebo:
+        rollout = replace(rollout, observation=shuffled(rollout.observation))
+    learn(model, optimizer, rollout, advantage, weight, arm)  # lines 7, 8 and 11
+
+
+# ---- A run ----
+@dataclass
+class Evaluation:
+    update: int
+    success: float  # probability that a random task is won
+    material: float  # probability of the true material in o', mean over all locks and tools
+
+
+@torch.no_grad()
+def evaluate(model: Model, world: World, update: int) -> Evaluation:
+    """Computed from the model's probabilities, not by sampling. So it has no noise."""
+    names = list(world.material_of)
+    logp = model(model.encode([world.prompt(name) for name in names]))[:, -1]  # (names, V)
+    right = model.encode([[world.right_tool(name)] for name in names])[:, 0]
+    # The locks of a task are drawn independently, so the mean over all tasks is a power.
+    success = logp_of(logp, right).exp().mean() ** world.locks
+    texts = []
+    for name in names:
+        texts += [world.prompt(name) + [tool] + world.observation(name, tool) for tool in TOOLS]
+    tokens = model.encode(texts)
+    material = logp_of(model(tokens[:, :-1]), tokens[:, 1:])[:, -1].exp().mean()
+    return Evaluation(update, success.item(), material.item())
+
+
+def warm_start(model: Model, world: World, rng: random.Random) -> None:
+    """Train on random tools, and on observations of other locks and tools.
+
+    This stands for pretraining: the model learns what can be said, but no fact of this world.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), lr=WARM_LR, betas=(0.9, 0.95))
+    names = list(world.material_of)
+    n_prompt = len(world.prompt(names[0]))
+    for _ in range(WARM_STEPS):
+        texts = []
+        for _ in range(WARM_ROWS):
+            unrelated = world.observation(rng.choice(names), rng.choice(TOOLS))
+            texts.append(world.prompt(rng.choice(names)) + [rng.choice(TOOLS)] + unrelated)
+        tokens = model.encode(texts)
+        logp = logp_of(model(tokens[:, :-1]), tokens[:, 1:])
+        loss = cross_entropy(logp[:, n_prompt - 1 :]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def run(
+    seed: int, arm: Arm, world: World | None = None, updates: int = UPDATES, name: str = ""
+) -> list[Evaluation]:
+    """Train a model from its warm start. With a name, print a line per evaluation."""
+    world = world or make_world(seed)
+    torch.manual_seed(seed)
+    model = Model(world.words())
+    # Tasks have a random generator of their own, so that all arms get the same tasks.
+    rng = random.Random(seed)
+    warm_start(model, world, rng)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95))
+    names = list(world.material_of)
+    curve = []
+    for k in range(updates + 1):
+        if k > 0:  # line 1; nothing is trained before the first evaluation
+            tasks = [rng.choices(names, k=world.locks) for _ in range(GROUPS)]
+            update(model, optimizer, world, tasks, arm)
+        if k % EVALUATE_EVERY == 0 or k == updates:
+            point = evaluate(model, world, k)
+            curve.append(point)
+            if name:
+                percent = 100 * point.success
+                print(f"{name:8} seed {seed}  update {k:4}", end="  ")
+                print(f"success {percent:5.1f} %  p(material) {point.material:.3f}", flush=True)
+    return curve
+
+
+# ---- The comparison ----
+def make_arms(paw: Arm) -> dict[str, Arm]:
+    return {"grpo": replace(paw, scale=0.0), "paw": paw, "placebo": replace(paw, placebo=True)}
+
+
+def draw(curves: dict[str, list[list[Evaluation]]], path: str) -> None:
+    """For each arm, the mean success, and the band from its worst to its best seed."""
+    try:
+        import matplotlib
+    except ImportError:
+        print("no figure: pip install matplotlib")
+        return
+    matplotlib.use("Agg")  # draws without a screen
+    from matplotlib import pyplot
+
+    for name, runs in curves.items():
+        updates = [point.update for point in runs[0]]
+        success = [[100 * point.success for point in points] for points in zip(*runs)]
+        pyplot.plot(updates, [mean(seeds) for seeds in success], label=name)
+        lowest, highest = [min(seeds) for seeds in success], [max(seeds) for seeds in success]
+        pyplot.fill_between(updates, lowest, highest, alpha=0.2)
+    pyplot.xlabel("updates")
+    pyplot.ylabel("success (%)")
+    pyplot.legend()
+    pyplot.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="GRPO, PaW and a placebo in a world of locks")
+    names = list(make_arms(Arm()))
+    parser.add_argument("--arms", nargs="+", default=names, choices=names)
+    parser.add_argument("--seeds", nargs="+", default=[0, 1], type=int)
+    parser.add_argument("--updates", default=UPDATES, type=int)
+    parser.add_argument("--alpha", default=0.75, type=float, help="Eq. 4, in (0, 1]")
+    parser.add_argument("--rho", default=0.2, type=float, help="Eq. 7, in (0, 1]; 1 is MAE")
+    parser.add_argument("--lambda", default="adaptive", choices=["adaptive", "constant"],
+                        dest="lambda_mode", help="Eq. 10, or 1")  # fmt: skip
+    parser.add_argument("--loss", default="cmae", choices=["cmae", "ce"], help="Eq. 8 or Eq. 5")
+    parser.add_argument("--scale", default=1.0, type=float, help="of the world-model loss")
+    args = parser.parse_args()
+    for flag, value in (("--alpha", args.alpha), ("--rho", args.rho)):
+        if not 0 < value <= 1:
+            parser.error(f"{flag} {value} is out of range (0, 1]")
+    if args.updates < 1:
+        parser.error(f"--updates {args.updates} must be at least 1")
+    # More threads would not be faster, and sums would depend on their number.
+    torch.set_num_threads(1)
+    paw = Arm(args.scale, args.alpha, args.rho, args.lambda_mode, args.loss)
+    arms = make_arms(paw)
+    curves = {name: [] for name in args.arms}
+    seconds = {name: 0.0 for name in args.arms}
+    for seed in args.seeds:
+        for name in args.arms:
+            start = time.time()
+            curves[name].append(run(seed, arms[name], updates=args.updates, name=name))
+            seconds[name] += time.time() - start
+
+    print("\narm       mean success  at the end  p(material)  seconds per run")
+    for name, runs in curves.items():
+        during = 100 * mean(point.success for curve in runs for point in curve[1:])
+        end = 100 * mean(curve[-1].success for curve in runs)
+        material = mean(curve[-1].material for curve in runs)
+        spent = seconds[name] / len(runs)
+        print(f"{name:8}  {during:10.1f} %  {end:8.1f} %  {material:11.3f}  {spent:15.1f}")
+    draw(curves, "one_file.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""PaW in one file: its equations by hand, short runs, and that it needs torch alone.
+
+python -m pytest tests/test_one_file.py
+"""
+
+import math
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from examples import one_file
+
+FILE = Path(one_file.__file__)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Warm starts of five steps."""
+    monkeypatch.setattr(one_file, "WARM_STEPS", 5)
+    monkeypatch.setattr(one_file, "EVALUATE_EVERY", 1)
+
+
+def small():
+    """A world of 8 names, and a model that knows nothing of it."""
+    torch.manual_seed(0)
+    world = one_file.make_world(0, names=8)
+    return world, one_file.Model(world.words())
+
+
+def logs(*rows: list[float]) -> torch.Tensor:
+    return torch.tensor(rows).log()
+
+
+def test_advantages_by_hand():
+    # 10, 0, 0, 0: mean 2.5, standard deviation 5. A group without differences: 0.
+    returns = torch.tensor([[10.0, 0.0, 0.0, 0.0], [10.0, 10.0, 10.0, 10.0]])
+    expected = torch.tensor([[1.5, -0.5, -0.5, -0.5], [0.0, 0.0, 0.0, 0.0]])
+    torch.testing.assert_close(one_file.advantages(returns), expected, atol=1e-5, rtol=0)
+
+
+def test_policy_loss_by_hand():
+    ratio = torch.tensor([1.5, 0.5, 1.5, 0.5])
+    advantage = torch.tensor([1.0, 1.0, -1.0, -1.0])
+    loss = one_file.policy_loss(ratio.log(), torch.zeros(4), advantage)
+    # 1.2 (clipped), 0.5, -1.5, -0.8 (clipped)
+    assert loss.item() == pytest.approx(-(1.2 + 0.5 - 1.5 - 0.8) / 4)
+
+
+def test_top_alpha_by_hand():
+    entropy = torch.tensor([0.3, 0.9, 0.3, 0.1, 0.7])
+    assert one_file.top_alpha(entropy, 0.5).tolist() == [True, True, False, False, True]  # ceil 2.5
+    assert one_file.top_alpha(entropy, 1.0).all()
+    assert one_file.top_alpha(torch.rand(100), 0.07).sum() == 7
+
+
+def test_world_model_losses_by_hand():
+    logp = logs([0.1, 0.5], [0.2, 0.9])
+    assert one_file.is_hard(logp, 0.2).tolist() == [[1, 0], [1, 0]]
+    # 0.9 / 2 and 0.8 / 2: the dropped tokens stay in the divisor
+    torch.testing.assert_close(one_file.clipped_mae(logp, 0.2), torch.tensor([0.45, 0.4]))
+    torch.testing.assert_close(one_file.clipped_mae(logp, 1.0), torch.tensor([0.7, 0.45]))
+    entropy = one_file.cross_entropy(logp)[0].item()
+    assert entropy == pytest.approx(-(math.log(0.1) + math.log(0.5)) / 2)
+
+
+def test_gradient_is_p_below_rho_and_nothing_above():
+    logp = logs([0.1, 0.5]).requires_grad_()
+    one_file.clipped_mae(logp, 0.2).sum().backward()
+    torch.testing.assert_close(logp.grad, torch.tensor([[-0.05, 0.0]]))  # -p / |o'|
+
+
+def test_lambda_and_weights_by_hand():
+    returns = torch.tensor([[10.0, 0.0, 0.0, 0.0], [10.0] * 4, [0.0] * 4])
+    lam = one_file.group_lambda(returns)
+    assert lam.tolist() == [0.75, 0.0, 1.0]
+    selected = torch.tensor([True, True, False, True, True, True, False, False, False])
+    # 0.75 / 2 / 3 groups; 0 in the solved group; nothing selected in the last
+    expected = torch.tensor([0.125, 0.125, 0, 0, 0, 0, 0, 0, 0])
+    torch.testing.assert_close(one_file.transition_weights(selected, lam), expected)
+
+
+def test_solved_groups_do_not_train():
+    """Every tool opens every lock: all advantages and lambdas are 0, so no gradient is left."""
+
+    class Open(one_file.World):
+        def opens(self, name, tool):
+            return True
+
+    world, model = small()
+    world = Open(world.material_of, world.tool_of)
+    before = [p.clone() for p in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    tasks = [["lock0", "lock1"], ["lock2", "lock3"]]
+    one_file.update(model, optimizer, world, tasks, one_file.Arm())
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before))
+    # The same rollout trains with lambda = 1.
+    one_file.update(model, optimizer, world, tasks, one_file.Arm(lambda_mode="constant"))
+    assert not all(torch.equal(p, q) for p, q in zip(model.parameters(), before))
+
+
+def test_placebo_has_the_same_targets_and_none_its_own():
+    observation = torch.arange(20).view(10, 2)
+    torch.manual_seed(0)
+    given = one_file.shuffled(observation)
+    assert given.shape == observation.shape
+    assert sorted(given.tolist()) == observation.tolist()
+    assert (given != observation).all()
+
+
+def test_placebo_trains_on_them(monkeypatch):
+    world, model = small()
+    seen = []
+    monkeypatch.setattr(one_file, "learn", lambda *args: seen.append(args[2]))
+    for placebo in (False, True):
+        torch.manual_seed(1)
+        one_file.update(model, None, world, [["lock0", "lock1"]], one_file.Arm(placebo=placebo))
+    true, other = seen
+    assert torch.equal(true.action, other.action)
+    assert not torch.equal(true.observation, other.observation)
+    assert sorted(true.observation.tolist()) == sorted(other.observation.tolist())
+
+
+def test_mini_batches_add_up(monkeypatch):
+    """The mean gradient of four mini-batches, at fixed parameters, is that of the whole update."""
+    world, model = small()
+    tasks = [["lock0", "lock1"], ["lock2", "lock3"]]
+    rollout = one_file.play(model, world, tasks)
+    advantage, weight = torch.randn(32), torch.rand(32)
+    monkeypatch.setattr(one_file, "GRADIENT_CLIP", math.inf)
+    moved = []
+    for parts in (1, 4):
+        monkeypatch.setattr(one_file, "MINI_BATCHES", parts)
+        world, model = small()
+        start = [p.clone() for p in model.parameters()]
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4 / parts)
+        one_file.learn(model, optimizer, rollout, advantage, weight, one_file.Arm())
+        moved.append(torch.cat([(p - q).flatten() for p, q in zip(model.parameters(), start)]))
+    # The parameters move a little between mini-batches.
+    assert (moved[0] - moved[1]).norm() < 0.01 * moved[0].norm()
+
+
+def test_observation_does_not_change_the_action():
+    world, model = small()
+    act = world.prompt("lock0") + ["saw"]
+    shut, opens = model.encode([act + ["shut", "wax"], act + ["opens", "wax"]])
+    a, b = model(torch.stack([shut, opens]))
+    assert torch.equal(a[:4], b[:4])
+    assert not torch.allclose(a[4:], b[4:])
+
+
+def test_success_is_that_of_all_tasks():
+    world, model = small()
+    names = list(world.material_of)
+    tool = model.encode([[world.right_tool(name)] for name in names])[:, 0]
+    p = model(model.encode([world.prompt(n) for n in names]))[:, -1].exp()
+    p = p.gather(1, tool[:, None])[:, 0].tolist()
+    every = [a * b for a, b in product(p, p)]
+    found = one_file.evaluate(model, world, 0)
+    assert found.success == pytest.approx(sum(every) / len(every), rel=1e-4)
+
+
+def test_returns_are_for_two_locks(monkeypatch):
+    """An episode is won if both are opened, at any position of the rollout."""
+    world, model = small()
+    names = ["lock0", "lock1"]
+    right = model.encode([[world.right_tool(name)] for name in names])[:, 0]
+    wrong = model.encode([["open"]])[0, 0]
+    chosen = torch.stack([right[0], right[1], right[0], wrong, wrong, right[1]])
+    monkeypatch.setattr(one_file, "EPISODES", 3)
+    monkeypatch.setattr(torch, "multinomial", lambda p, n: chosen[:, None])
+    rollout = one_file.play(model, world, [names])
+    assert rollout.returns.tolist() == [[10.0, 0.0, 0.0]]
+    said = [model.words[i] for i in rollout.observation[:, 0]]
+    assert said == ["opens", "opens", "opens", "shut", "shut", "opens"]
+
+
+def test_a_run_repeats(short):
+    arms = one_file.make_arms(one_file.Arm())
+    curves = {name: one_file.run(3, arm, updates=3) for name, arm in arms.items()}
+    assert one_file.run(3, arms["paw"], updates=3) == curves["paw"]
+    assert [point.update for point in curves["paw"]] == [0, 1, 2, 3]
+    starts = {curve[0].success for curve in curves.values()}
+    ends = {curve[-1].material for curve in curves.values()}
+    assert len(starts) == 1 and len(ends) == 3  # one warm start, three ways to train
+    assert one_file.run(4, arms["paw"], updates=3) != curves["paw"]
+
+
+def test_runs_with_torch_alone(tmp_path):
+    """Without this package, numpy and matplotlib, from another folder."""
+    code = f"""
+import sys
+for name in ("paw_min", "numpy", "matplotlib", "transformers"):
+    sys.modules[name] = None  # importing it fails
+sys.path.insert(0, {str(FILE.parent)!r})
+import one_file
+one_file.WARM_STEPS = 2
+sys.argv = ["one_file.py", "--seeds", "5", "--updates", "1", "--lambda", "constant"]
+one_file.main()
+"""
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    table = done.stdout.split("seconds per run\n")[1].splitlines()
+    assert [line.split()[0] for line in table[:3]] == ["grpo", "paw", "placebo"]
+    assert table[3] == "no figure: pip install matplotlib"
+
+
+def test_figure(tmp_path, short):
+    curves = {"paw": [one_file.run(seed, one_file.Arm(), updates=1) for seed in (1, 2)]}
+    one_file.draw(curves, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--rho", "1.5"], "--rho 1.5 is out of range (0, 1]"),
+        (["--alpha", "0"], "--alpha 0.0 is out of range (0, 1]"),
+        (["--updates", "0"], "--updates 0 must be at least 1"),
+    ],
+)
+def test_wrong_flags(monkeypatch, capsys, flags, message):
+    monkeypatch.setattr(sys, "argv", ["one_file.py", *flags])
+    with pytest.raises(SystemExit):
+        one_file.main()
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_paw_wins_more_than_grpo():
+    arms = one_file.make_arms(one_file.Arm())
+    grpo = one_file.run(1000, arms["grpo"])
+    paw = one_file.run(1000, arms["paw"])
+    assert paw[-1].success > grpo[-1].success + 0.2
+    assert paw[-1].material > grpo[-1].material + 0.05
