@@ -987,6 +987,9 @@ def load(name):
 def test_the_tables_of_the_page_are_those_of_the_files():
     text = (PAGE / "README.md").read_text()
     rows = []
+    for folder in ("prompted-0", "prompted-3", "prompted-trained"):
+        found = load(f"{folder}/fidelity.json")
+        rows.append([folder, percent(found["em"]), percent(found["em_observation"]), found["n"]])
     for env in ("alfworld", "webshop"):
         found = load(f"{env}/fidelity.json")
         rows.append([env, percent(found["em"]), percent(found["em_observation"]), found["n"]])
