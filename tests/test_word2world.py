@@ -1037,12 +1037,15 @@ def load(name):
 def test_the_tables_of_the_page_are_those_of_the_files():
     text = (PAGE / "README.md").read_text()
     rows = []
+    for folder in ("prompted-0", "prompted-3", "prompted-trained"):
+        found = load(f"{folder}/fidelity.json")
+        rows.append([folder, percent(found["em"]), percent(found["em_observation"]), found["n"]])
     for env in ("alfworld", "webshop"):
         found = load(f"{env}/fidelity.json")
         rows.append([env, percent(found["em"]), percent(found["em_observation"]), found["n"]])
         rows += [[kind, percent(cell["em"]), cell["n"]] for kind, cell in found["by_kind"].items()]
-    for folder in ("alfworld", "webshop", "webshop-grounded"):
-        for agent in ("teacher", "model"):
+    for folder in ("alfworld", "webshop", "webshop-grounded", "prompted-0"):
+        for agent in ("teacher",) if folder == "prompted-0" else ("teacher", "model"):
             cell = load(f"{folder}/consistency.json")[agent]
             names = ("real", "wm", "w2r", "cr", "pairwise_cr")
             rows.append([folder, agent, *(percent(cell[name]) for name in names), cell["n"]])
