@@ -4,8 +4,11 @@ The oracle answers with the real environment. With it, the dream is the environm
 """
 
 import json
+import random
+import re
 import shutil
 import tarfile
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -109,6 +112,16 @@ def test_a_step_as_text_and_back():
     # A bar in an option of WebShop does not end it.
     colors = Step("x", "nap.", "pick", ["click[cork | leather]", "click[red]"])
     assert to_step(to_text(colors), FIRST).admissible == colors.admissible
+    # As this expression splits, which takes minutes for 200,000 actions.
+    between = re.compile(r"\|(?![^\[]*\])")
+    rng = random.Random(0)
+    for _ in range(1000):
+        text = "".join(rng.choice("a| []b") for _ in range(rng.randrange(14)))
+        expected = [part.strip() for part in between.split(text) if part.strip()]
+        assert trajectories.split_actions(text) == expected, text
+    began = time.process_time()
+    assert len(trajectories.split_actions(200_000 * "go north | ")) == 200_000
+    assert time.process_time() - began < 5
     # A win that is taken back is none: WebShop's score of 1 counts at the purchase only.
     assert "[SUCCESS]" not in to_text(Step("x", "", "", [], done=True, won=False))
 
@@ -760,6 +773,15 @@ def test_an_episode_without_its_responses_is_not_imitated(recorded, tmp_path):
         trajectories.write_trajectories(file, [replace(won, responses=responses)])
         with pytest.raises(UserError, match=f"won episode 0 has {len(responses)} responses"):
             run("imitate", "alfworld", "--trajectories", file, "--out", tmp_path / "o")
+
+
+def test_a_response_longer_than_the_positions_is_not_imitated(recorded, tmp_path):
+    won = next(t for t in recorded if t.won)
+    file = tmp_path / "t.json"
+    responses = [200_000 * "mug ", *won.responses[1:]]
+    trajectories.write_trajectories(file, [replace(won, responses=responses)])
+    with pytest.raises(UserError, match="won episode 0 has a response of 200001 tokens, more than"):
+        run("imitate", "alfworld", "--trajectories", file, "--out", tmp_path / "o")
 
 
 @pytest.mark.parametrize(

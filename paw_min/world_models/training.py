@@ -82,12 +82,18 @@ def imitate(job: Job) -> Imitated:
     optimizer = torch.optim.AdamW(policy.parameters(), lr=job.lr)
     prompt = BENCHMARKS[cfg.env].prompts[cfg.prompt]
     rows = []
-    for trajectory in won:
+    for number, trajectory in enumerate(won):
         for context, response in decisions(trajectory):
             prompt_ids = policy.encode_chat(prompt(context, cfg.history_length))
             # As a rollout cuts it: pages of a dream may be longer than any real one.
             prompt_ids = prompt_ids[-cfg.max_prompt_tokens :]
             response_ids = [*policy.encode(response), policy.eos_ids[0]]
+            if len(prompt_ids) + len(response_ids) > policy.positions:
+                raise UserError(
+                    f"--trajectories: won episode {number} has a response of {len(response_ids)} "
+                    f"tokens, more than the {policy.positions} positions of --model leave room "
+                    "for: collect it again."
+                )
             rows.append(TokenRow(prompt_ids, response_ids, []))
     return fit_and_save(job, policy, optimizer, rows, len(won))
 
