@@ -8,6 +8,8 @@ generate. PaW uses their log-probabilities, so a step scores nothing else; Eq. 4
 Legend: N rows, C tokens of the longest completion, K steps of the longest episode.
 """
 
+import math
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +35,12 @@ class PaWConfig(GRPOConfig):
         super().__post_init__()
         if self.temperature != 1:  # TRL divides the logits of observations by it, too
             raise ValueError(f"temperature {self.temperature} is not supported: use 1")
+        for name, high in (("select_ratio", 1), ("rho", 1), ("r_max", math.inf)):
+            value = getattr(self, name)
+            if not 0 < value <= high:
+                raise ValueError(f"{name} {value} is out of range (0, {high}]")
+        if not 0 <= self.wm_scale < math.inf:
+            raise ValueError(f"wm_scale {self.wm_scale} is out of range: use 0 or more")
 
 
 class PaWTrainer(GRPOTrainer):
@@ -161,7 +169,11 @@ if __name__ == "__main__":
     parser.set_defaults(use_cpu=True, bf16=False, per_device_train_batch_size=8, max_steps=8,
                         gradient_accumulation_steps=4, max_completion_length=16,
                         learning_rate=2e-4, logging_steps=1)  # fmt: skip
-    (config,) = parser.parse_args_into_dataclasses()
+    parser.print_usage = lambda *_: None  # it would fill the screen
+    try:
+        (config,) = parser.parse_args_into_dataclasses()
+    except ValueError as error:  # of PaWConfig, or of an unknown flag
+        sys.exit(f"error: {error}")
     games = Dataset.from_dict({"prompt": list_games(toy.default_data("alfworld"), "train")})
     model = toy.default_model("alfworld")
     PaWTrainer(model, reward, config, train_dataset=games, rollout_func=play).train()

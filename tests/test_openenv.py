@@ -213,8 +213,3 @@ def test_prompt_and_parser():
     assert openenv_paw.parse("<action>x</action>") == ("x", False)
     assert openenv_paw.parse("<think>a</think><action> </action>") == ("", False)
     assert openenv_paw.parse("nothing") == ("nothing", False)
-
-
-def test_the_example_is_short():
-    lines = open(openenv_paw.__file__).read().splitlines()
-    assert len(lines) <= 120

@@ -432,7 +432,7 @@ def test_then_rl_is_the_papers_and_has_a_name_of_its_own(tmp_path, monkeypatch):
     """B.2: GRPO from the checkpoint, not PaW; after each method in another run folder."""
     found = []
     for flags in ([], ["--method", "wm-sft"], ["--reward", "coin"], ["--keep-easy"],
-                  ["--preset", "paper"], ["--name", "mine", "--paw"]):  # fmt: skip
+                  ["--preset", "paper", "--data", "d"], ["--name", "mine", "--paw"]):  # fmt: skip
         asked = asked_of(tmp_path, monkeypatch, *flags)
         words = rwml.policy_rl(asked, Path("x/checkpoint-000003"))
         cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", words)
@@ -450,16 +450,18 @@ def test_the_encoder_of_a_preset(tmp_path, monkeypatch):
     names = {"tiny": "minilm", "paper": "Qwen/Qwen3-Embedding-8B",
              "24gb": "Qwen/Qwen3-Embedding-0.6B", "80gb": "Qwen/Qwen3-Embedding-0.6B"}  # fmt: skip
     for preset, name in names.items():
-        asked = asked_of(tmp_path, monkeypatch, "--preset", preset)
+        asked = asked_of(tmp_path, monkeypatch, "--preset", preset, "--data", "d")
         assert asked.encoder_name == asked.identity()["encoder"] == name
-    asked = asked_of(tmp_path, monkeypatch, "--preset", "paper", "--encoder", "mine")
+    asked = asked_of(tmp_path, monkeypatch, "--preset", "paper", "--data", "d", "--encoder", "mine")
     assert asked.encoder_name == "mine"
 
 
 def test_max_turns_is_for_collecting_too(tmp_path, monkeypatch):
     for preset, turns in (("tiny", 16), ("paper", 30)):
-        assert asked_of(tmp_path, monkeypatch, "--preset", preset).settings.max_turns == turns
-    asked = asked_of(tmp_path, monkeypatch, "--preset", "paper", "--max-turns", "12")
+        asked = asked_of(tmp_path, monkeypatch, "--preset", preset, "--data", "d")
+        assert asked.settings.max_turns == turns
+    flags = ("--preset", "paper", "--data", "d", "--max-turns", "12")
+    asked = asked_of(tmp_path, monkeypatch, *flags)
     assert asked.settings.max_turns == asked.cfg.max_turns == 12
     assert asked.flags[-2:] == ["--max-turns", "12"]  # of the policy RL that is printed
 
