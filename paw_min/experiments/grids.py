@@ -92,9 +92,13 @@ GRIDS = {
         *FAIR_MAIN,
         Arm("world-model loss x 0.1", "--wm-scale 0.1"),
         Arm("GRPO, a third of the rate", "--no-paw --lr {third}"),
-        Arm("TAPO", "--preset {size} tapo"),
+        Arm("PaW's rows, alternated", "--preset {size} tapo --wm-rows paw"),
         Arm("GRPO, mean", "--no-paw --normalize mean"),
         Arm("GRPO w/ PaW, mean", "--normalize mean"),
     ],
-    "neighbors": [*STUDY, Arm("ECHO", "--preset {size} echo")],
+    "neighbors": [
+        *STUDY,
+        Arm("ECHO", "--preset {size} echo"),
+        Arm("TAPO", "--preset {size} tapo"),
+    ],
 }
