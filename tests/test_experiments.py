@@ -71,7 +71,7 @@ def test_settings_of_the_arms(tmp_path):
     for env, scale in PRINTED_SCALE.items():  # 1/(T|a|) of the start models, two digits
         assert float(f"{1 / starts[f'{env}-open-grpo-paw-seed0'].response_tokens:.2g}") == scale
     for tapo, rows in (
-        (cfg("neighbors", "TAPO", "--preset", "open"), "tapo"),
+        (cfg("tapo", "TAPO", "--preset", "open"), "tapo"),
         (cfg("fair", "PaW's rows, alternated", "--preset", "open"), "paw"),
     ):
         assert (tapo.wm_every, tapo.wm_loss, tapo.wm_rows, tapo.model) == (4, "ce", rows, "open")
