@@ -114,7 +114,7 @@ def measure(name: str, settings: dict) -> dict:
     trained = [p for p in policy.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-6)
 
-    # As after an update: the moments exist, and the gradients stay until the next update.
+    # As in an update: the moments exist, and after the first backward pass the gradients.
     for p in trained:
         p.grad = torch.zeros_like(p)
     optimizer.step()
@@ -130,7 +130,9 @@ def measure(name: str, settings: dict) -> dict:
     optimizer.zero_grad()
     _, passes = tensor_peak(lambda: learn(cfg, policy, optimizer, rows, (0, 0)), "cpu")
     passes -= gradients
-    return dict(held=held, scoring=scoring, passes=passes, peak=held + max(scoring, passes))
+    # The passes without gradient come before the first backward pass.
+    peak = held + max(scoring - gradients, passes)
+    return dict(held=held, scoring=scoring, passes=passes, peak=peak)
 
 
 def main():

@@ -73,7 +73,7 @@ class Remote:
 
 
 def connect(url: str) -> SyncEnvClient:
-    return GenericEnvClient(base_url=url, message_timeout_s=TIMEOUT).sync().connect()
+    return GenericEnvClient(url, message_timeout_s=TIMEOUT, max_message_size_mb=1).sync().connect()
 
 
 def load(cfg: Config, url: str) -> Tasks:
@@ -111,7 +111,7 @@ def prompt(context: Context, history_length: int) -> str:
 def parse(response: str) -> Command:
     action = re.search("<action>(.*?)</action>", response, re.DOTALL)
     text = action[1].strip() if action else response[-100:]
-    return Command(text, valid=bool(action) and "</think>" in response)
+    return Command(text, valid=bool(action and text) and "</think>" in response)
 
 
 BENCHMARKS["openenv"] = Benchmark(load, {"paper": prompt, "compact": prompt}, parse)

@@ -14,10 +14,13 @@ GAE (1506.02438) in the multi-turn form that PaW builds on:
 
 Three properties of that form are kept. The mean and std of a group run over its *rows*, so that
 long trajectories weigh more (over="trajectories" counts each trajectory once). The std is the
-unbiased one. A group with a single row keeps its raw score in GRPO and RLOO (mean 0, std 1), but a
-step group with a single row gets 0 in GiGPO (its own value is the mean). Statistics are computed in
-float64: in float32, the rounding error of a mean of equal scores, divided by eps = 1e-6, would be
-an advantage of order one.
+unbiased one. A state that occurs once gets the step advantage 0 in GiGPO. Statistics are computed
+in float64: in float32, the rounding error of a mean of equal scores, divided by eps = 1e-6, would
+be an advantage of order one.
+
+Deviation: a group in which one row or trajectory counts gets 0, since there is nothing to compare
+it with. verl-agent gives it its raw score, but drops no episodes, so its groups never shrink to one
+(is_compared covers a lone episode of several rows).
 
 Legend: N rows; every tensor is (N,); in gae(), (M,) over M tokens.
 """
@@ -72,9 +75,7 @@ def grpo(
     labels = _labels(group, len(scores), "group")
     counted = _counted(trajectory, len(scores), over)
     stats = _statistics(scores, labels, counted)
-    # A group with one counted row has no spread: it keeps its raw score.
-    mean = stats.mean.masked_fill(stats.n == 1, 0.0)
-    return _as(scores, (scores.double() - mean) / _scale(stats, normalize, eps))
+    return _as(scores, _centered(scores, stats) / _scale(stats, normalize, eps))
 
 
 def rloo(
@@ -88,10 +89,17 @@ def rloo(
     labels = _labels(group, len(scores), "group")
     counted = _counted(trajectory, len(scores), over)
     stats = _statistics(scores, labels, counted)
-    # A lone row has nothing to be compared with: it keeps its raw score.
-    mean = stats.mean.masked_fill(stats.n == 1, 0.0)
-    centered = _as(scores, scores.double() - mean)
+    centered = _as(scores, _centered(scores, stats))
     return centered * (stats.n / (stats.n - 1).clamp(min=1)).to(centered)
+
+
+def is_compared(group: Keys, trajectory: Keys) -> Tensor:
+    """Does the row's group have a second trajectory to compare its own with? -> bool (N,)."""
+    groups = _labels(group, len(trajectory), "group")
+    members = defaultdict(set)  # group -> its trajectories
+    for g, label in zip(groups, _labels(trajectory, len(groups), "trajectory")):
+        members[g].add(label)
+    return torch.tensor([len(members[g]) > 1 for g in groups])
 
 
 def gae(rewards: Tensor, values: Tensor, trajectory: Keys, *, gamma: float, lam: float) -> Tensor:
@@ -136,8 +144,7 @@ def gigpo(
     episode = grpo(scores, groups, normalize=normalize, eps=eps)  # A^E
 
     stats = _statistics(step_returns, list(zip(groups, anchors)), range(len(groups)))
-    # A state that occurs once is its own mean, so A^S = 0: there is nothing to compare with.
-    centered = step_returns.double() - stats.mean
+    centered = _centered(step_returns, stats)
     step = _as(step_returns, centered / _scale(stats, normalize, eps))  # A^S
     return episode + weight * step
 
@@ -229,6 +236,11 @@ def _statistics(values: Tensor, labels: list, counted: Sequence[int]) -> Statist
         if len(sample) > 1:
             std[rows[label]] = exact[sample].std(unbiased=True)
     return Statistics(n, mean, std)
+
+
+def _centered(values: Tensor, stats: Statistics) -> Tensor:
+    """values - mean, and 0 where one row counts: nothing to compare it with -> float64 (N,)."""
+    return (values.double() - stats.mean).masked_fill(stats.n == 1, 0.0)
 
 
 def _scale(stats: Statistics, normalize: str, eps: float) -> Tensor:

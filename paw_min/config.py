@@ -12,7 +12,9 @@ import math
 import re
 from dataclasses import MISSING, asdict, dataclass, field, fields
 
+from paw_min import toy
 from paw_min.running.errors import Parser, UserError
+from paw_min.running.files import expanded
 
 RUN = "run"
 ENV = "environment"
@@ -188,11 +190,22 @@ METHODS = {
     ),
 }
 
-# Settings that may differ on resume: of run length, speed, memory and evaluation.
-FREE_TO_CHANGE = (
+# Presets of a size that train on published data, with the settings of the paper.
+PUBLISHED = ("paper", "24gb", "80gb")
+
+# Settings on which nothing depends that a stage before RL stores (world_models/).
+FREE_IN_STAGES = (
     "out", "updates", "eval_every", "eval_repeats", "save_every", "workers", "device", "track",
     "shard", "grad_checkpointing", "ref_offload", "vllm_memory", "micro_tokens", "conflict_every",
     "lookahead",
+)  # fmt: skip
+
+# Settings that may differ on resume: of run length, speed, memory and evaluation, and the limit of
+# prompts. Where an overlong prompt stops a run, none before it was over the limit: with a higher
+# one, or cut prompts, it has the numbers of a run that had these from the start. What would train
+# on other data or with another loss is not free, the response limit and --lr included.
+FREE_TO_CHANGE = (
+    *FREE_IN_STAGES, "eval_temperature", "sampler", "max_prompt_tokens", "prompt_overflow",
 )  # fmt: skip
 
 
@@ -236,7 +249,9 @@ def check(cfg: Config) -> None:
                 f"--conflict-every {cfg.conflict_every} is not for --wm-rows tapo: omit one."
             )
     if cfg.ref_offload and cfg.lora_rank:
-        raise UserError("--ref-offload has no second model to move with --lora-rank: omit it.")
+        raise UserError(
+            "--ref-offload has no second model to move with --lora-rank: add --no-ref-offload."
+        )
     if cfg.shard and cfg.sampler != "vllm":
         raise UserError("--shard leaves no rank a model to generate with: add --sampler vllm.")
     if 0 < cfg.eval_temperature < 0.01:  # far below, logits overflow and every token is the same
@@ -291,6 +306,9 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     add_settings(parser, env, presets)
     args = vars(parser.parse_args(argv))
     given = {f.name: args[f.name] for f in settings(env) if args[f.name] is not MISSING}
+    for name, value in given.items():
+        if value == "":  # of a shell variable that is not set
+            raise UserError(f'{flag(name)} "" is empty: give a value, or omit it.')
 
     sizes = [name for name in args["preset"] if name in presets]
     methods = [name for name in args["preset"] if name in METHODS]
@@ -304,6 +322,14 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
         preset |= METHODS[name]
     cfg = Config(**preset | given)
     check(cfg)
+    # TextWorld has no published data. An endpoint (experiments/prompting) has `paper` as default.
+    is_chosen = size in PUBLISHED and size != default and env != "textworld"
+    if is_chosen and toy.is_generated(env, cfg.data):
+        raise UserError(
+            f"--preset {size} is for published data: give their folder with --data, or use "
+            f"--preset {default} for generated ones."
+        )
+    cfg.out = str(expanded(cfg.out))
     if not cfg.name:
         cfg.name = default_name(cfg, size, methods, preset, given)
     return cfg, args["mode"]

@@ -44,7 +44,7 @@ class Critic(torch.nn.Module):
         super().__init__()
         self.decoder = decoder
         self.precision = precision
-        self.head = torch.nn.Linear(decoder.config.hidden_size, 1)
+        self.head = torch.nn.Linear(decoder.config.hidden_size, 1, device=decoder.device)
         torch.nn.init.zeros_(self.head.weight)
         torch.nn.init.zeros_(self.head.bias)
 

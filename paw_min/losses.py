@@ -87,6 +87,10 @@ def k3_kl(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
 
     d = ref_logp - logp. Values are clamped to [-10, 10], as in verl-agent: a token with d > 2.6,
     where the policy has moved farthest, has no gradient.
+
+    On the policy's own samples, the value is an unbiased estimate of the KL, but its gradient is
+    not one of the KL's gradient: differentiated as a loss term, as in verl-agent, k3 has in
+    expectation the gradient of KL(reference || policy).
     """
     d = (ref_logp - logp).masked_fill(~mask.bool(), 0.0)  # (N, T)
     d = d.clamp(max=MAX_LOG_RATIO)

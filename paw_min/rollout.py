@@ -188,10 +188,12 @@ def rollout(
     metrics["generator_idle"] = 1.0 - metrics["seconds_generate"] / seconds
     metrics["env_wait"] = metrics["seconds_env"] / seconds
     # From here on, every rank has the episodes of all ranks.
-    return Rollout(distributed.all_gather(mine), _over_ranks(distributed.all_gather([metrics])))
+    played = Rollout(distributed.all_gather(mine), _over_ranks(distributed.all_gather([metrics])))
+    played.metrics["responses_cut"] /= max(1, sum(len(e.transitions) for e in played.episodes))
+    return played
 
 
-COUNTS = ("tokens_generated", "prompts_cut", "obs_tokens_cut")
+COUNTS = ("tokens_generated", "prompts_cut", "responses_cut", "obs_tokens_cut")
 
 
 def _over_ranks(metrics: list[dict[str, float]]) -> dict[str, float]:
@@ -317,6 +319,7 @@ class _Player:
         used = len(seat.prompt_ids) + len(seat.response.ids) + len(separator_ids)
         limit = min(self.cfg.max_obs_tokens, max(0, self.policy.positions - used))
         self.metrics["obs_tokens_cut"] += max(0, len(obs_ids) - limit)
+        self.metrics["responses_cut"] += seat.response.cut
         transition = Transition(
             prompt_ids=seat.prompt_ids,
             response_ids=seat.response.ids,  # as sampled: decoding and encoding may differ

@@ -21,7 +21,7 @@ from paw_min.running.metrics import describe_episodes, describe_selection, peak_
 from paw_min.running.plot import draw
 from paw_min.running.runs import read_metrics, updates_done
 from paw_min.running.samples import sample
-from paw_min.running.session import Session, open_session, start_model
+from paw_min.running.session import Session, described_data, open_session, start_model
 from paw_min.running.tasks import draw_groups
 from paw_min.update import NonFinite, learn, learn_in_turns, prepare
 
@@ -39,7 +39,7 @@ def train(cfg: Config, eval_only: bool = False) -> None:
         done = s.run.restore(s.policy, s.optimizer)  # 0, unless this is a resumed run
         # Gradient checkpointing works in training mode only. These models have no dropout.
         s.policy.train()
-        console.print_start(s)
+        console.print_start(s, described_data(cfg))
         # A resumed run has measured its start model already.
         if not done and not s.run.metrics():
             log(s, {"update": 0} | play_panel(cfg, s, 0))
@@ -169,15 +169,13 @@ def report_evaluation(cfg: Config, s: Session) -> None:
 
 def stopped_by_nan(s: Session, error: NonFinite, k: int) -> UserError:
     """Save the rows of a loss that is not finite -> the error that tells the user about it."""
-    weights = s.run.checkpoint() or "the start model"
     file = s.run.dump_rows(error.rows, k)
-    return UserError(
-        f"update {k}: {error}; its rows are in {file}: lower --lr and continue under another "
-        f"--name with --model set to {weights}."
-    )
+    return UserError(f"update {k}: {error}; its rows are in {file}: {s.run.lower_rate()}.")
 
 
 def log(s: Session, metrics: dict[str, float]) -> None:
-    """One line in metrics.jsonl, one on the console."""
+    """One line in metrics.jsonl, one on the console, and another if responses were cut."""
     s.run.log(metrics)
     console.say(console.table_line(metrics))
+    if cut := console.cut_line(metrics):
+        console.say(cut)

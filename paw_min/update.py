@@ -63,7 +63,11 @@ def prepare(cfg: Config, policy: Policy, reference: Policy | None, rows: Rows) -
 
     score = row_scores(cfg, rows)
     # A of Eq. 1. PPO's come from its critic, which is a model: train.run_update adds them.
-    advantage = None if cfg.algo == "ppo" else row_advantages(cfg, rows, score)
+    advantage = None
+    if cfg.algo != "ppo":
+        # Where the other episodes of a group were lost, its rows would be compared with each other.
+        advantage = row_advantages(cfg, rows, score)
+        advantage[~advantages.is_compared(rows.group, rows.trajectory)] = 0.0
 
     # Selection and lambda_g need all rows of the update: Eq. 4 ranks them globally, Eq. 10 averages
     # whole groups. So they come before the rows are cut into mini-batches.

@@ -72,16 +72,22 @@ def test_gigpo_golden(options, expected):
     close(advantages.gigpo(SCORES, RETURNS, GROUP, ANCHOR, **options), expected)
 
 
-def test_a_group_of_one_row_keeps_its_score_but_a_step_group_of_one_gets_nothing():
+@pytest.mark.parametrize("estimator", [advantages.grpo, advantages.rloo])
+def test_what_nothing_can_be_compared_with_has_no_advantage(estimator):
+    """A lone row, and with statistics of trajectories a lone trajectory."""
+    scores = torch.tensor([10.0, 9.9, 0.0, 4.0])
+    close(estimator(scores, ["a", "b", "c", "d"]), [0.0] * 4)
+    group, trajectory = [0, 0, 1, 1], [0, 0, 1, 2]
+    lone = estimator(scores, group, trajectory, over="trajectories")
+    close(lone[:2], [0.0, 0.0])
+    assert lone[2] < 0 < lone[3]
+
+
+def test_gigpo_of_a_lone_row():
     scores = torch.tensor([10.0, 0.0])
-    close(advantages.grpo(scores, ["a", "b"]), [10.0, 0.0])
-    both = advantages.gigpo(scores, torch.tensor([5.0, 3.0]), ["a", "b"], ["s", "s"])
-    close(both, [10.0, 0.0])  # step part 0, although the anchors are equal: other groups
-
-
-def test_one_trajectory_counts_as_one_entry():
-    scores = torch.tensor([4.0, 3.0])
-    close(advantages.grpo(scores, [0, 0], [1, 1], over="trajectories"), [4.0, 3.0])
+    for normalize in ("std", "mean"):
+        both = advantages.gigpo(scores, scores, ["a", "b"], ["s", "s"], normalize=normalize)
+        close(both, [0.0, 0.0])  # although the anchors are equal: other groups
 
 
 def test_equal_scores_have_no_advantage_whatever_the_rounding():
@@ -243,7 +249,7 @@ def test_rloo_is_the_score_minus_the_mean_of_the_others():
         expected = []
         for i in range(n):
             others = [scores[j] for j in range(n) if group[j] == group[i] and j != i]
-            expected.append(scores[i] - (statistics.mean(others) if others else 0.0))
+            expected.append(scores[i] - statistics.mean(others) if others else 0.0)
         close(advantages.rloo(torch.tensor(scores), group), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -253,8 +259,6 @@ def test_rloo_counts_each_trajectory_once():
     trajectory = [0, 1, 1, 1, 2, 2]
     result = advantages.rloo(scores, [0] * 6, trajectory, over="trajectories")
     close(result, [1 - 4.0, 2 - 3.5, 2 - 3.5, 2 - 3.5, 6 - 1.5, 6 - 1.5])
-    lone = advantages.rloo(torch.tensor([3, 5]), [0, 0], [0, 0], over="trajectories")
-    close(lone, [3.0, 5.0])  # a lone trajectory keeps its scores
     with pytest.raises(ValueError, match="needs the trajectory label"):
         advantages.rloo(scores, [0] * 6, over="trajectories")
     with pytest.raises(ValueError, match="over='episodes' is unknown"):

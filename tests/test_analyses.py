@@ -144,7 +144,8 @@ def test_kinds_of_webshop(tmp_path):
         ("product", f"click[{asin}]"), ("option", f"click[{option}]"),
         ("no effect", f"click[{title}]"), ("no effect", "click[next >]"), ("no effect", option),
         ("back, next, details", "click[features]"), ("no effect", "click[buy now]"),
-        ("back, next, details", "click[< prev]"), ("buy", "click[buy now]"),
+        ("back, next, details", "click[< prev]"), ("no effect", "search[a] or click[b]"),
+        ("no effect", "click[features] [x]"), ("buy", "click[Buy Now] to finish"),
     ]  # fmt: skip
     page = agent.reset(str(shop.goals.index(goal))).observation
     assert kept.webshop_kind("click[search]", page) == "no effect"

@@ -4,6 +4,8 @@ python -m pytest tests/test_comparison.py
 """
 
 import json
+import runpy
+import sys
 import tarfile
 from dataclasses import asdict
 from pathlib import Path
@@ -204,6 +206,13 @@ def test_what_early_experience_gains(archive):
     area, plateau = arm.area.changes()[1], arm.plateau.changes()[1]
     assert f"if only just: {area} in area, {plateau} in the plateau." in page
     assert 0 < arm.area.t[0] < 1 and 0 < arm.plateau.t[0]
+
+
+def test_a_home_folder_that_does_not_exist(monkeypatch):
+    argv = ["comparison", "alfworld", "--seed", "0", "--out", "~nobodyx/y"]
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(SystemExit, match="^error: ~nobodyx/y begins with a home folder that does"):
+        runpy.run_path(comparison.__file__, run_name="__main__")
 
 
 def test_actobs_is_compared_with_the_open_start_only(tmp_path, monkeypatch):

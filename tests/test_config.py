@@ -61,6 +61,7 @@ PAPER = {
         invalid_penalty=0.01, history_length=4, eval_temperature=0.0, prompt_overflow="cut",
         similarity=0.9, kl_coef=0.001, entropy_coef=0.0, updates=200, eval_every=50, save_every=10,
         eval_tasks=0, eval_split="test", workers=0, n_products=0, model="Qwen/Qwen2.5-3B-Instruct",
+        ref_offload=True, vllm_memory=0.3,
     ),
 }  # fmt: skip
 
@@ -70,8 +71,8 @@ def test_every_setting_of_the_paper_presets(env):
     """All fields, so that a changed default cannot change the paper's settings unnoticed."""
     preset = asdict(Config(**{"env": env} | SCRIPTS[env].PRESETS["paper"]))
     assert preset == {"env": env} | A1 | CODE_BASE | OURS | PAPER[env]
-    cfg = parse("--preset", "paper", env=env)
-    assert asdict(cfg) | {"name": ""} == preset
+    cfg = parse("--preset", "paper", "--data", "d", env=env)
+    assert asdict(cfg) | {"name": "", "data": ""} == preset
     model = cfg.model.split("/")[1]
     assert cfg.name == f"{env}-{model}-grpo-paw-seed0"
 
@@ -163,6 +164,13 @@ def test_tiny_presets_cut_no_observation(env, games_root, tmp_path):
         (["--algo", "gigpo", "--statistics", "trajectories"], "--statistics trajectories is not f"),
         (["--algo", "ppo", "--statistics", "trajectories"], "not for --algo ppo: omit it"),
         (["--preset", "tiny", "paper"], "--preset tiny paper has 2 sizes: choose one."),
+        (["--preset", "paper"], "^--preset paper is for published data: give their folder with "
+                                "--data, or use --preset tiny for generated ones.$"),
+        (["--preset", "24gb", "--data", "changed"], "--preset 24gb is for published data"),
+        (["--preset", "echo", "80gb", "--dry-run"], "--preset 80gb is for published data"),
+        # $DIR is not set.
+        (["--preset", "paper", "--data", ""], '^--data "" is empty: give a value, or omit it.$'),
+        (["--model="], '^--model "" is empty'),
         (["--preset", "tapo", "echo"], "--preset tapo echo has 2 methods: choose one."),
         (["--wm-rows", "tapo"], "--wm-rows tapo is for updates of its own: add --wm-every 4."),
         (["--preset", "tapo", "--wm-steps", "2"], "--wm-steps 2 is not for --wm-rows tapo: omit "),
@@ -176,7 +184,8 @@ def test_tiny_presets_cut_no_observation(env, games_root, tmp_path):
         (["--name", 300 * "x"], "--name x+ cannot be a folder"),
     ],
 )
-def test_bad_flags(argv, message):
+def test_bad_flags(argv, message, monkeypatch):
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     with pytest.raises(UserError, match=message.replace("..", r"\.\.")) as error:
         parse(*argv)
     assert len(str(error.value)) < 200
@@ -253,10 +262,18 @@ def test_tapo_is_a_preset_on_top_of_a_size():
 def test_echo_is_a_preset_on_top_of_a_size():
     echo = dict(wm_loss="ce", select_ratio=1.0, lambda_mode="constant", wm_scale=0.05)
     for size in ("tiny", "paper"):
-        plain, cfg = parse("--preset", size), parse("--preset", size, "echo")
+        plain = parse("--preset", size, "--data", "d")
+        cfg = parse("--preset", size, "echo", "--data", "d")
         assert asdict(cfg) == asdict(plain) | echo | {"name": plain.name.replace("paw", "echo")}
     assert parse("--preset", "echo") == parse("--preset", "tiny", "echo")
     assert parse("--preset", "echo", "--wm-scale", "0.1").name.count("-wm-scale=0.1-") == 1
+
+
+def test_out_is_below_a_home_folder_that_exists(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert parse("--out=~/runs").out == f"{tmp_path}/runs"
+    with pytest.raises(UserError, match="^~nobodyx/y begins with a home folder that does not"):
+        parse("--out", "~nobodyx/y")
 
 
 # ---- names ----
@@ -298,6 +315,8 @@ def test_names_contain_each_setting_that_was_changed(env):
         else:
             assert cfg.name not in names.values(), argv
             names[f.name] = cfg.name
+        if value == "":
+            continue  # refused
         # A flag that repeats the preset is no change.
         same = [flag(f.name) if value else flag(f.name).replace("--", "--no-")]
         assert parse(*(same if f.type is bool else [flag(f.name), str(value)]), env=env) == plain

@@ -96,6 +96,18 @@ def test_training_table(sweep):
     assert (trained.grad_norm_first, trained.entropy_last) == (2.0, 0.3)
 
 
+@pytest.mark.parametrize("by", ["updates", "steps"])
+def test_runs_without_updates(sweep, tmp_path, by):
+    for folder in tmp_path.iterdir():
+        if folder.is_dir():
+            config = folder / "config.json"
+            config.write_text(config.read_text().replace('"updates": 6', '"updates": 0'))
+            metrics = folder / "metrics.jsonl"
+            metrics.write_text(metrics.read_text().splitlines(keepends=True)[0])
+    with pytest.raises(UserError, match="a run has no updates; train it with --updates 1 or more"):
+        curves.read(sweep, None, by)
+
+
 def test_only_seeds_that_all_arms_have_finished(sweep, tmp_path):
     # Seed 1 of one arm has stopped before its last update, seed 0 has not begun.
     config = tmp_path / "PaW1" / "config.json"

@@ -71,6 +71,13 @@ def test_the_standard_error_is_that_of_the_means_of_tasks():
     assert run(["a 10"], eval_repeats=2)[0].metrics["eval_success_se"] == 0.0  # of one task: none
 
 
+def test_pass_at_k_counts_tasks_with_a_win():
+    metrics = run(["a1 100", "a2 000", "a3 x01", "a4 xxx"], eval_repeats=3)[0].metrics
+    assert metrics["eval_success_at_k"] == pytest.approx(2 / 3)  # a4 was never played
+    assert metrics["eval_success"] == pytest.approx(2 / 8)
+    assert "eval_success_at_k" not in run(["a1 1", "a2 0"])[0].metrics
+
+
 def test_success_of_types_is_their_mean_without_weights():
     metrics = run(["a1 1", "a2 1", "a3 0", "b 0"])[0].metrics
     assert metrics["eval_success"] == 0.5
@@ -134,6 +141,17 @@ def test_an_evaluation_replays_on_a_real_model():
     assert repeated[0] != repeated[1]
 
 
+def test_responses_that_reach_the_limit_are_counted():
+    policy = make_policy()
+    settings = dict(make_env=Long, max_response_tokens=3, eval_temperature=1.0)
+    played, _ = run(["x", "y"], policy, HFSampler(), **settings)
+    ids = [t.response_ids for e in played.episodes for t in e.transitions]
+    cut = [one for one in ids if one[-1] not in policy.eos_ids]
+    assert all(len(one) == 3 for one in cut) and 0 < len(cut) < len(ids)
+    assert played.metrics["eval_responses_cut"] == pytest.approx(len(cut) / len(ids))
+    assert run(["a 1"])[0].metrics["eval_responses_cut"] == 0  # ends by itself
+
+
 def test_the_transcript_shows_won_and_lost_episodes():
     evaluation, _ = run(["a1 1", "b 0", "a2 0", "b x", "a3 1"])
     text = transcript(evaluation.episodes)
@@ -141,7 +159,7 @@ def test_the_transcript_shows_won_and_lost_episodes():
     assert transcript([]) == ""
 
 
-def test_outcomes_name_the_task_and_leave_out_lost_episodes():
+def test_outcomes_name_the_task_and_why_an_episode_was_lost():
     game = Episode("data/json_2.1.1/train/pick-a/trial_1/game.tw-pddl", 0, 0, task_type="pick")
     goal = Episode("17", 1, 1, won=True, score=1.0)
     lost = Episode("18", 2, 2, failed="it broke")
@@ -149,8 +167,9 @@ def test_outcomes_name_the_task_and_leave_out_lost_episodes():
         "update": 5,
         "episodes": [
             {"task": "pick-a/trial_1/game.tw-pddl", "task_type": "pick", "won": False,
-             "score": None},
-            {"task": "17", "task_type": "", "won": True, "score": 1.0},
+             "score": None, "failed": ""},
+            {"task": "17", "task_type": "", "won": True, "score": 1.0, "failed": ""},
+            {"task": "18", "task_type": "", "won": False, "score": None, "failed": "it broke"},
         ],
     }  # fmt: skip
 

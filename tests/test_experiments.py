@@ -37,7 +37,7 @@ ROOT = Path(__file__).parent.parent
 @pytest.mark.parametrize("size", ["tiny", "paper"])
 def test_every_arm_is_a_run_of_its_own_with_the_same_episodes(env, size, tmp_path):
     for grid, arms in GRIDS.items():
-        extra = [] if size == "tiny" else ["--preset", size, "--device", "cpu"]
+        extra = [] if size == "tiny" else ["--preset", size, "--data", "d", "--device", "cpu"]
         jobs = sweep.plan(grid, env, [0, 1], str(tmp_path), extra)
         assert [j.cfg.seed for j in jobs] == [0] * len(arms) + [1] * len(arms)
         assert len({j.folder for j in jobs}) == len(jobs), grid
@@ -56,7 +56,7 @@ def test_settings_of_the_arms(tmp_path):
         jobs = sweep.plan(grid, "webshop", [0], str(tmp_path), list(extra))
         return next(job.cfg for job in jobs if job.label == label)
 
-    for extra in ((), ("--preset", "paper")):
+    for extra in ((), ("--preset", "paper", "--data", "d")):
         echo = cfg("neighbors", "ECHO", *extra)
         assert (echo.wm_loss, echo.select_ratio, echo.wm_scale) == ("ce", 1.0, 0.05)
         assert echo.max_turns == (15 if extra else 8)
@@ -337,11 +337,21 @@ GARBAGE = {
         [], {}, {"update": 4, "episodes": [1]}, {"update": 4, "episodes": []},
         {"update": 4, "episodes": [EPISODE | {"won": "x"}]},
         {"update": 4, "episodes": [EPISODE | {"score": float("nan")}]},
+        {"update": 4, "episodes": [EPISODE | {"failed": "all were lost"}]},
+        {"update": 4, "episodes": [EPISODE | {"failed": None}]},
     ],
     "config.json": [0, None, {"env": "alfworld"}],
     "s.json": [[1], [{}], None, [{"label": "A", "seed": 0, "folder": 5}],
                [{"label": ["a"], "seed": 0, "folder": "A-seed0"}]],
 }  # fmt: skip
+
+
+def test_lost_episodes_are_listed_and_do_not_count(tmp_path):
+    file = tmp_path / "evaluation.json"
+    lost = EPISODE | {"task": "u", "won": False, "failed": "it broke"}
+    episodes = [EPISODE, lost, EPISODE | {"failed": ""}]
+    file.write_text(json.dumps({"update": 4, "episodes": episodes}))
+    assert [episode["task"] for episode in table.played(file)] == ["t", "t"]
 
 
 @pytest.mark.parametrize("name", GARBAGE)

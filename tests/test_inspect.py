@@ -260,7 +260,7 @@ WRONG_SETTINGS = [
 WRONG_STEPS = [
     {"given": [99999]}, {"given": 5}, {"given": [-1]}, {"selected": None}, {"valid": 1},
     {"reward": float("nan")}, {"weight": float("inf")}, {"entropy": "x"}, {"rank": 1.5},
-    {"prompt_ids": [1] * 70_000}, {"prompt_ids": [True]},
+    {"prompt_ids": [1] * 17_000}, {"prompt_ids": [True]},
 ]  # fmt: skip
 
 

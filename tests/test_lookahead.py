@@ -686,6 +686,34 @@ def test_files_that_are_no_lookahead(tmp_path, content, message):
         lookahead_seeds.main([path], tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        (dict(base_rate=None), "'a', veto, K = 2 has no base_rate"),
+        (dict(rule="guess"), "a line has the rule 'guess'"),
+        (dict(step_generated=0.0), "0.step_generated"), (dict(success=2.0), "0.success"),
+        (dict(step_scored=-1.0), "0.step_scored"), (dict(success=float("nan")), "0.success"),
+    ],
+)  # fmt: skip
+def test_lines_that_no_evaluation_writes(tmp_path, changed, message):
+    one = line("a", "veto", 2, 0.5, 20.0, vetoed=0.5, precision=0.9, base_rate=0.2)
+    path = tmp_path / "lookahead-alfworld.json"
+    path.write_text(json.dumps([asdict(one) | changed]))
+    path.with_suffix(".settings").write_text("the same")
+    with pytest.raises(UserError, match=re.escape(message)):
+        lookahead_seeds.main([path], tmp_path)
+    args = SimpleNamespace(out=tmp_path, cfg=SimpleNamespace(env="alfworld"))
+    with pytest.raises(UserError, match=re.escape(message)):
+        experiment.begin(args, "the same")
+
+
+def test_lines_of_an_unknown_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(experiment, "begin", lambda *_: [line("a", "plain", 1, 0.5, 20.0)])
+    argv = ["alfworld", "--models", "open=open", "--k", "1", "--out", str(tmp_path)]
+    with pytest.raises(UserError, match="lookahead-alfworld.json has lines of the model 'a': ch"):
+        experiment.main(argv)
+
+
 def recorded(name: str) -> tuple[str, list]:
     """The page in results/lookahead, which has the table of this file, and the file's lines."""
     folder = Path(__file__).parent.parent / "results" / "lookahead"

@@ -50,6 +50,27 @@ def test_padding_may_hold_anything():
     assert all(torch.isfinite(value) for value in metrics.values())
 
 
+def test_k3_has_the_value_of_one_kl_and_the_gradient_of_the_other():
+    """In expectation over the policy's samples, here summed over a vocabulary of 6 tokens."""
+    torch.manual_seed(0)
+    logits, reference = torch.randn(6, dtype=torch.double, requires_grad=True), torch.randn(6)
+    logp, ref = logits.log_softmax(-1), reference.double().log_softmax(-1)
+
+    def gradient(loss) -> torch.Tensor:
+        return torch.autograd.grad(loss, logits, retain_graph=True)[0]
+
+    one = torch.ones(1, 1)
+    k3 = torch.stack([losses.k3_kl(p.view(1, 1), r.view(1, 1), one) for p, r in zip(logp, ref)])
+    probability = logp.exp().detach()  # of the sampler: nothing is differentiated through it
+    of_policy = (logp.exp() * (logp - ref)).sum()  # KL(policy || reference)
+    of_reference = (ref.exp() * (ref - logp)).sum()  # KL(reference || policy)
+    expected = (probability * k3).sum()
+    torch.testing.assert_close(expected, of_policy)
+    torch.testing.assert_close(gradient(expected), gradient(of_reference))
+    off = gradient(expected) - gradient(of_policy)
+    assert off.norm() > 0.4 * gradient(of_policy).norm()
+
+
 def test_token_mean_weighs_long_responses_more():
     mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
     zero = torch.zeros(2, 3)

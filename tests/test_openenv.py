@@ -100,6 +100,8 @@ def test_a_lost_connection_costs_its_episode(monkeypatch):
                 time.sleep(2)
             if action.words == "break":
                 raise ValueError("broken")
+            if action.words == "shout":
+                return guess_server.Hear(answer=2_000_000 * "a")
             return super().step(action)
 
     monkeypatch.setattr(openenv_paw, "TIMEOUT", 0.5)
@@ -114,6 +116,8 @@ def test_a_lost_connection_costs_its_episode(monkeypatch):
         # The next episode of these slots begins in a session of its own, with its own answers.
         assert [step.failed for step in pools.reset(pool, "789")] == ["", "", ""]
         assert pools.step(pool, {2: "9"})[2].won
+        loud = pools.step(pool, {1: "shout"})[1]  # a tokenizer reads a megabyte in about a second
+        assert "too big" in loud.failed and "\n" not in loud.failed
     answers = pools.step(pool, {0: "5", 1: "5"})  # the server has stopped
     assert answers[0].failed and answers[1].failed
 
@@ -207,6 +211,7 @@ def test_prompt_and_parser():
     command = openenv_paw.parse("<think>a</think><action> Say <b> </action>")
     assert command == ("Say <b>", True)
     assert openenv_paw.parse("<action>x</action>") == ("x", False)
+    assert openenv_paw.parse("<think>a</think><action> </action>") == ("", False)
     assert openenv_paw.parse("nothing") == ("nothing", False)
 
 

@@ -169,9 +169,11 @@ GOOD = "<think>hm</think><action>go to desk 1</action>"
         ("<THINK>hm</THINK><action>look</action>", "look", False),  # think tags: lower case only
         ("<action>look</action>", "look", False),
         ("<think><action>look</action>", "look", False),
-        ("<think></think><action></action>", "", True),  # an empty command is valid
+        ("<think></think><action></action>", "", False),
+        ("<think></think><action> \n</action>", "", False),
         ("<think></think><action>a</action><action>b</action>", "a", True),
-        ("<think></think></action>x<action>", "", True),
+        ("<think>a</think></action><action>look", "a</think></action><action>look", False),
+        ("<think></think></action>x<action>look</action>", "look", True),
         ("<think></think><action>look", "<think></think><action>look", False),
         ("I would GO TO the second desk, thanks, bye", "o the second desk, thanks, bye", False),
         ("<think>\u4f60</think><action>look</action>", "look", False),

@@ -122,6 +122,23 @@ def test_other_versions_of_python_get_one_line(version, works):
         assert out.stderr.startswith("error: paw_min needs Python 3.11, 3.12 or 3.13; this is ")
 
 
+@pytest.mark.parametrize("programs", [["c++", "make"], ["make"], []])
+def test_a_missing_compiler_gets_one_line(tmp_path, programs):
+    """Where nothing is installed yet: without site-packages (-S, -I), there is no torch."""
+    for name in programs:
+        (tmp_path / name).touch(mode=0o755)
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import paw_min"
+    command = [sys.executable, "-I", "-S", "-c", code]
+    env = {"PATH": str(tmp_path)}
+    out = subprocess.run(command, capture_output=True, text=True, env=env)
+    if programs == ["c++", "make"]:
+        assert (out.returncode, out.stderr) == (0, "")
+    else:
+        missing = "c++" if programs else "c++ and no make"
+        assert out.returncode == 1 and out.stderr.count("\n") == 1
+        assert out.stderr.endswith(f"there is no {missing}: run apt-get install g++ make.\n")
+
+
 # --- names, links and commands -----------------------------------------------------------------
 
 
@@ -150,11 +167,12 @@ def test_every_module_of_the_method_is_named():
 
 
 def defined_in(path: Path) -> set[str]:
-    """Names of the functions, classes and fields of a module."""
+    """Names of the functions, classes, fields and constants of a module."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
-    fields = [node.target for node in nodes if isinstance(node, ast.AnnAssign)]
+    targets = [node.target for node in nodes if isinstance(node, ast.AnnAssign)]
+    targets += [target for node in nodes if isinstance(node, ast.Assign) for target in node.targets]
     names = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    return names | {field.id for field in fields if isinstance(field, ast.Name)}
+    return names | {target.id for target in targets if isinstance(target, ast.Name)}
 
 
 def test_the_paper_to_code_tables_name_what_exists():
@@ -299,6 +317,13 @@ def test_every_kind_of_command_is_found_and_every_grid_has_one():
     assert {"torchrun", "bash", "sweep", "table", "figures", "paw_min.inspect"} <= programs
     code = " ".join(span for text in CURRENT.values() for span in code_spans(text))
     assert set(GRIDS) <= set(re.findall(r"[\w-]+", code))
+
+
+def test_the_commands_activate_their_environment():
+    """The build of ALFWorld's planner calls `python`, which a stock Debian does not have."""
+    for command in re.findall(r"^    (python3 .*venv .*)$", (ROOT / "README.md").read_text(), re.M):
+        folder, rest = re.search(r"-m venv (\S+) && (.*)", command).groups()
+        assert rest.startswith(f". {folder}/bin/activate && pip install ")
 
 
 def test_ci_runs_the_test_command_of_its_page():

@@ -66,7 +66,7 @@ def test_rows_of_an_episode(config, world, hits):
     assert not set(tasks.train) & set(tasks.held_out)
     question = load_questions(Path(world), "test")[0]
     name, _ = search_teacher.read_question(question.question)
-    answer = question.answers[0] if hits else "somebody else"
+    answer = question.answers[0] if hits else name  # words that the tokenizer has
     sampler = ScriptByTurn(
         policy, ["hm", f"<search>{name}</search>", f"<think>x</think><answer>{answer}</answer>"]
     )
@@ -162,7 +162,7 @@ def test_dry_run_checks_everything_and_reports_what_is_missing(model, tmp_path, 
     cfg.groups = 6
     session.dry_run(cfg)
     out = capsys.readouterr().out
-    assert "6 training tasks, panel of 18" in out and "up to 120 rows" in out
+    assert f"data      {data}: 6 training tasks, panel of 18\n" in out and "up to 120 rows" in out
     assert not (tmp_path / "runs").exists()
     cfg.model, cfg.data, cfg.retriever = "no/model", "no/data", "http://localhost:9"
     with pytest.raises(UserError) as error:
@@ -184,4 +184,5 @@ def test_default_data(tmp_path, monkeypatch):
     assert len(load_questions(folder, "train")) == 2000
     before = (Path(folder) / "corpus.jsonl").stat().st_mtime_ns
     assert default_data("search") == folder
+    assert session.described_data(Config(env="search")) == "data/search (generated)"
     assert (Path(folder) / "corpus.jsonl").stat().st_mtime_ns == before

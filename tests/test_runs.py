@@ -3,24 +3,28 @@
     python -m pytest tests/test_runs.py
 """
 
+import ast
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from paw_min import train
+from paw_min.config import FREE_TO_CHANGE, flag, settings
 from paw_min.running import plot, runs
 from paw_min.running.errors import UserError
-from paw_min.running.stored import FORMER_SETTINGS
-from tests.helpers import SMALL, argv, make_policy
+from paw_min.running.stored import FORMER_SETTINGS, differences
+from tests.helpers import SMALL, argv, make_policy, numbers
 
 ROOT = Path(__file__).parent.parent
 
@@ -228,7 +232,12 @@ def other_done(path: Path) -> None:
     torch.save(state | {"done": "one"}, path)
 
 
-def done_by(n: int):
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)  # nobody writes: reading it would never end
+
+
+def done_by(n):
     def change(path: Path) -> None:
         state = torch.load(path, weights_only=True)
         torch.save(state | {"done": n}, path)
@@ -248,6 +257,7 @@ def bomb(path: Path) -> None:
 WEIGHTS, TRAINER = "checkpoint-000001/model.safetensors", "checkpoint-000001/trainer.pt"
 DAMAGE = [
     (TRAINER, cut), (TRAINER, other_done), (TRAINER, done_by(-3)), (TRAINER, done_by(2)),
+    (TRAINER, done_by(1.0)), (TRAINER, done_by(True)),
     (TRAINER, bomb), (WEIGHTS, cut),
     ("checkpoint-000001/config.json", cut),
     ("config.json", cut), ("config.json", holding(b"[]")), ("config.json", Path.unlink),
@@ -259,6 +269,8 @@ DAMAGE = [
     ("metrics.jsonl", holding(b'{"update": 1, "success": "x"}\n')),
     ("metrics.jsonl", holding(b'{"update": 1, "success": 1%s}\n' % (400 * b"0"))),
     ("metrics.jsonl", holding(b'{"update": 1}\n{"update": 1}\n')),
+    ("metrics.jsonl", pipe), ("config.json", pipe), (TRAINER, pipe), (WEIGHTS, pipe),
+    ("checkpoint-000001/config.json", pipe),
 ]  # fmt: skip
 
 
@@ -331,6 +343,30 @@ def test_a_run_belongs_to_its_settings_and_free_ones_may_change(finished, config
     assert json.loads((finished / "config.json").read_text())["eval_repeats"] == 3
 
 
+@pytest.mark.parametrize("name, old, new, resumes", [
+    ("retriever", "http://a:1/retrieve", "http://localhost:2", True),
+    ("retriever", "a.jsonl", "/b/a.jsonl", True),
+    ("retriever", "http://a:1", "a.jsonl", False),
+    ("retriever", "", "http://a:1", False),  # the corpus of the data folder
+    ("data", "games", "/elsewhere/games", True),
+    ("data", "games", "", False),  # generated ones
+    ("data", "changed", "rules", False),
+])  # fmt: skip
+def test_data_and_retriever_may_lie_elsewhere(finished, config, capsys, name, old, new, resumes):
+    path = finished / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: old}))
+    cfg = config(**{name: new})
+    if resumes:
+        runs.Run(cfg)
+        assert f"--{name} is {new!r} and was {old!r}: the content is" in capsys.readouterr().out
+        assert json.loads(path.read_text())[name] == new
+        runs.Run(cfg)
+        assert not capsys.readouterr().out
+    else:
+        with pytest.raises(UserError, match=f"belongs to a run with --{name} {old!r}"):
+            runs.Run(cfg)
+
+
 def test_a_run_of_an_earlier_version_resumes_unless_a_former_setting_differs(finished, config):
     path = finished / "config.json"
     stored = json.loads(path.read_text())
@@ -391,6 +427,74 @@ def test_the_newest_checkpoint_counts(finished, config):
     for done in (10, 9, 100_000):
         shutil.copytree(finished / "checkpoint-000001", finished / f"checkpoint-{done:06d}")
     assert runs.Run(config()).checkpoint().name == "checkpoint-100000"
+
+
+# ---- remedies ----
+
+# Functions whose messages name a setting that a trained run cannot change, and why that is no dead
+# end. The command line (config.py) is corrected on the command line.
+NO_DEAD_END = {
+    "main": "of the servers, which are commands of their own",
+    "load_tokenizer": "its own limit of responses fitted: lowering --max-prompt-tokens suffices",
+    "turn_text": "of the start model, before the first update",
+    "check": "of memory: the flags before --model suffice, or a GPU like the first",
+    "load": "of the data, before the first update",
+    "held_out_file": "of the data, before the first update",
+    "default_data": "of the data, before the first update",
+    "default_model": "of the start model, before the first update",
+}
+
+
+def messages(function: ast.FunctionDef) -> list[str]:
+    """The texts in a function that can end a run, without its docstring."""
+    nodes = list(ast.walk(function))
+    if not any(getattr(node, "id", "") in ("UserError", "ValueError") for node in nodes):
+        return []
+    texts = [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    return [text for text in texts if text != ast.get_docstring(function, clean=False)]
+
+
+def test_every_remedy_works_on_the_run_that_it_stopped(config, finished):
+    """A message that names a setting either names one that may change on resume, or another run."""
+    package = Path(runs.__file__).parents[1]
+    parts = ("envs", "model", "retrieval", "running", "toy")
+    files = [file for part in parts for file in (package / part).rglob("*.py")]
+    files += [file for file in package.glob("*.py") if file.name != "config.py"]
+    by_flag = {flag(f.name): f.name for f in settings()}
+    found = set()
+    for file in files:
+        for function in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            text = " ".join(messages(function))
+            if "another --name" in text:
+                continue
+            names = {by_flag[word] for word in re.findall("--[a-z-]+", text) if word in by_flag}
+            found |= names
+            if function.name not in NO_DEAD_END:
+                free = {"name", "data", "retriever", *FREE_TO_CHANGE}  # of data, the place
+                assert names <= free, (file.name, function.name)
+    assert {"max_prompt_tokens", "prompt_overflow", "sampler", "device", "track"} <= found
+    for name in FREE_TO_CHANGE:
+        value = getattr(config(), name)
+        changed = replace(config(), **{name: {bool: not value, str: "another"}.get(type(value), 9)})
+        assert not differences(json.loads((finished / "config.json").read_text()), changed), name
+
+
+def test_a_run_that_a_long_prompt_stopped_resumes_with_either_remedy(finished, config, tmp_path):
+    stop = "a prompt of .* raise --max-prompt-tokens, or cut .* with --prompt-overflow cut"
+    with pytest.raises(UserError, match=stop):
+        train.train(config(updates=2, max_prompt_tokens=20))
+    raised, whole = tmp_path / "raised", tmp_path / "whole"
+    shutil.copytree(finished, raised / "r")
+    train.train(config(updates=2, out=str(raised)))
+    train.train(config(updates=2, max_prompt_tokens=20, prompt_overflow="cut"))
+    assert [line["update"] for line in runs.read_metrics(finished)] == [0, 1, 2]
+    assert runs.read_metrics(finished)[2]["prompts_cut"] > 0
+    train.train(config(updates=2, out=str(whole)))
+    # Update 1 was evaluated here as the last of its run, and there in the middle of one.
+    lines = [numbers(folder / "r")[2] for folder in (raised, whole)]
+    assert lines[0] == lines[1]  # as if it had never stopped
 
 
 # ---- NaN ----

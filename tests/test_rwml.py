@@ -7,6 +7,7 @@ The sentence encoder is the real all-MiniLM-L6-v2, the games are real small ALFW
 
 import json
 import math
+import os
 import random
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -21,13 +22,15 @@ from transformers import T5Config, T5Model
 import run_alfworld
 from paw_min.config import Config, parse_args
 from paw_min.envs.alfworld import AlfworldEnv, list_games
-from paw_min.envs.interface import Turn
+from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.interface import Context, Turn
 from paw_min.envs.pool import EnvPool
 from paw_min.model.policy import load_policy
 from paw_min.model.sampler import Response
 from paw_min.rollout import Episode
 from paw_min.running.errors import UserError
 from paw_min.running.runs import newest_checkpoint, read_metrics
+from paw_min.running.stages import Pieces
 from paw_min.toy import default_model
 from paw_min.update import learn, prepare
 from paw_min.world_models import answers, early_experience, filtering, job, rwml, start, triplets
@@ -100,7 +103,7 @@ def test_a_filter_that_leaves_nothing_is_one_sentence(monkeypatch, tmp_path):
     start.add_tags(policy, seed=0)
     one = SimpleNamespace(
         cfg=Config(prompt="compact", grad_checkpointing=True), folder=tmp_path, encoder=None,
-        settings=replace(job.TINY, tries=1),
+        settings=replace(job.TINY, tries=1), pieces=lambda what: Pieces(tmp_path / what, {}),
     )  # fmt: skip
     synced = SimpleNamespace(sync=lambda policy: nullcontext())
     monkeypatch.setattr(filtering, "loaded_for_answers", lambda *a: nullcontext((policy, synced)))
@@ -117,7 +120,7 @@ def test_a_filter_that_leaves_nothing_is_one_sentence(monkeypatch, tmp_path):
 
 def test_no_label_is_one_sentence():
     with pytest.raises(UserError, match="^branches: no label is short enough for an answer"):
-        start.supervise(SimpleNamespace(), make_policy(), None, [], 1, "branches")
+        start.supervise(SimpleNamespace(), None, make_policy(), None, [], 1, "branches")
 
 
 def test_training_threshold_has_the_papers_values():
@@ -134,7 +137,7 @@ def test_settings_are_the_papers():
         epochs=2, sft_lr=2e-6, sft_epochs=2, warm_epochs=0, answer_tokens=512,
     )  # fmt: skip
     assert filtering.KEEP == 0.1 and filtering.MARGIN == 0.15 and filtering.STEP == 0.2
-    cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", ["--preset", "paper"])
+    cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", ["--preset", "paper", "--data", "d"])
     assert (cfg.lr, cfg.group_size, cfg.kl_coef, cfg.temperature) == (1e-6, 8, 0.01, 1.0)
     assert early_experience.BRANCHES == 8
     assert early_experience.PUBLISHED == dict(batch=16, sft_lr=1e-5, sft_epochs=2)
@@ -219,6 +222,7 @@ def test_triplets_of_an_episode():
     episode = Episode("game", 0, 0, log=log)
     last = triplets.triplets_of(cfg, [episode]).triplets[-1]
     assert last.history == [Turn("o1", "a1"), Turn("o2", "a2")] and last.observation == "o3"
+    assert last.steps == 3
     last = triplets.triplets_of(replace(cfg, history_length=0), [episode]).triplets[-1]
     assert last.history == []
 
@@ -231,9 +235,9 @@ TRIPLET = triplets.Triplet(
 def test_prompts_have_the_facts_and_wm_sft_skips_the_thought():
     paper = Config(prompt="paper")
     thinking = triplets.prompt_text(paper, TRIPLET)
-    for part in ("put a mug in desk", "'go to desk 1'", "current_state: desk", "<next_state>"):
+    for part in ("put a mug in desk", "'go to desk 1'", "observation is: desk", "<next_state>"):
         assert part in thinking
-    assert "action: go to shelf 1" in thinking and "a shelf 1" not in thinking
+    assert "action is: go to shelf 1" in thinking and "a shelf 1" not in thinking
     direct = triplets.prompt_text(paper, TRIPLET, reason=False)
     assert "reason briefly" in thinking and "Do not reason" in direct
     compact = triplets.prompt_text(Config(prompt="compact"), TRIPLET)
@@ -241,6 +245,30 @@ def test_prompts_have_the_facts_and_wm_sft_skips_the_thought():
         "task put a mug in desk", "room", "> go to desk 1", "desk", "> go to shelf 1",
         "<next_state>",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("env", ["alfworld", "webshop", "search"])
+def test_a_prompt_begins_as_the_agents(env):
+    """What is learned about the agent's own prompt can transfer to it (Tables A4, A5)."""
+    one = replace(TRIPLET, instruction="a task", steps=7)
+    if env == "search":
+        block = '<information>{"result": "a"}</information>'
+        turn = Turn("", "<search> b </search>")
+        one = replace(one, history=[turn], observation=block, action="<answer>c</answer>")
+    cfg = Config(env=env, prompt="paper", history_length=1)
+    turns = [Turn("before", "x")] * 6 + one.history
+    context = Context(one.instruction, one.observation, ["go to shelf 1", "look"], turns)
+    agents = BENCHMARKS[env].prompts["paper"](context, cfg.history_length)
+    asked = triplets.prompt_text(cfg, one)
+    common = len(os.path.commonprefix([agents, asked]))
+    seen, question = asked[:common], asked[common:]
+    for part in ("You are an expert", "a task", "already taken 7 step(s)", one.observation):
+        assert part in seen
+    assert one.history[0].command in seen and "before" not in seen
+    assert one.action in question and "admissible" not in asked
+    first = replace(one, history=[], steps=0)
+    assert triplets.prompt_text(cfg, first).startswith("\nYou are an expert")
+    assert "already taken" not in triplets.prompt_text(cfg, first)
 
 
 def test_labels_are_answers_and_the_tags_are_added_once():
@@ -293,7 +321,9 @@ def test_a_model_is_asked_as_it_was_trained(monkeypatch):
             stage(*args)
         return found.value.args[0]
 
-    one = SimpleNamespace(cfg=cfg, settings=job.TINY, folder=Path("out"))
+    one = SimpleNamespace(
+        cfg=cfg, settings=job.TINY, folder=Path("out"), pieces=lambda what: Pieces(Path("no"), {})
+    )
     synced = SimpleNamespace(sync=lambda policy: nullcontext())
     monkeypatch.setattr(filtering, "loaded_for_answers", lambda *a: nullcontext((policy, synced)))
     monkeypatch.setattr(filtering, "supervise", lambda *a: None)
@@ -392,7 +422,71 @@ def test_triplets_return_from_their_file(tmp_path):
     assert len((tmp_path / "t.jsonl").read_text().splitlines()) == 2
 
 
+def asked_of(tmp_path, monkeypatch, *flags) -> job.Job:
+    monkeypatch.setattr(job, "load_encoder", lambda name, device: None)
+    monkeypatch.setattr(job, "check_machine", lambda cfg: None)  # no vLLM is needed to parse
+    return job.arguments("", ["alfworld", "--out", str(tmp_path / "out"), *flags])
+
+
+def test_then_rl_is_the_papers_and_has_a_name_of_its_own(tmp_path, monkeypatch):
+    """B.2: GRPO from the checkpoint, not PaW; after each method in another run folder."""
+    found = []
+    for flags in ([], ["--method", "wm-sft"], ["--reward", "coin"], ["--keep-easy"],
+                  ["--preset", "paper"], ["--name", "mine", "--paw"]):  # fmt: skip
+        asked = asked_of(tmp_path, monkeypatch, *flags)
+        words = rwml.policy_rl(asked, Path("x/checkpoint-000003"))
+        cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", words)
+        assert not cfg.paw and cfg.algo == "grpo" and cfg.model == "x/checkpoint-000003"
+        found.append(cfg.name)
+    assert found == [
+        "alfworld-tiny-grpo-seed0-after-rwml", "alfworld-tiny-grpo-seed0-after-wm-sft",
+        "alfworld-tiny-grpo-seed0-after-rwml-coin", "alfworld-tiny-grpo-seed0-after-rwml-keep-easy",
+        "alfworld-Qwen2.5-1.5B-Instruct-grpo-seed0-after-rwml", "mine-after-rwml",
+    ]  # fmt: skip
+
+
+def test_the_encoder_of_a_preset(tmp_path, monkeypatch):
+    """The paper's thresholds belong to its encoder. Not run here."""
+    names = {"tiny": "minilm", "paper": "Qwen/Qwen3-Embedding-8B",
+             "24gb": "Qwen/Qwen3-Embedding-0.6B", "80gb": "Qwen/Qwen3-Embedding-0.6B"}  # fmt: skip
+    for preset, name in names.items():
+        asked = asked_of(tmp_path, monkeypatch, "--preset", preset)
+        assert asked.encoder_name == asked.identity()["encoder"] == name
+    asked = asked_of(tmp_path, monkeypatch, "--preset", "paper", "--encoder", "mine")
+    assert asked.encoder_name == "mine"
+
+
+def test_max_turns_is_for_collecting_too(tmp_path, monkeypatch):
+    for preset, turns in (("tiny", 16), ("paper", 30)):
+        assert asked_of(tmp_path, monkeypatch, "--preset", preset).settings.max_turns == turns
+    asked = asked_of(tmp_path, monkeypatch, "--preset", "paper", "--max-turns", "12")
+    assert asked.settings.max_turns == asked.cfg.max_turns == 12
+    assert asked.flags[-2:] == ["--max-turns", "12"]  # of the policy RL that is printed
+
+
+def test_the_run_without_the_filter(tmp_path, monkeypatch):
+    """All triplets, at the same threshold, in a folder of its own."""
+    out = tmp_path / "out"
+    everything = [replace(TRIPLET, observation=f"o{n}") for n in range(10)]
+    out.mkdir()
+    triplets.write_triplets(out / "triplets.jsonl", everything)
+    triplets.write_triplets(out / "held_out.jsonl", everything[:1])
+    (out / "start").mkdir()
+    (out / "filter.json").write_text('{"threshold": 0.1, "easy": 0.9, "kept": [2]}')
+    trained = []
+    monkeypatch.setattr(rwml, "train", lambda job, kept, held_out, tau: trained.append(kept))
+    for flags, n_kept in (([], 1), (["--keep-easy"], 9)):
+        asked = asked_of(tmp_path, monkeypatch, *flags)
+        counts = dict(steps=20, duplicates=10)
+        record = start.Record(asked.identity(), 10, start.digest(out), counts, {"eval_success": 0})
+        (out / "collected.json").write_text(json.dumps(asdict(record)))
+        rwml.main(["alfworld", "--out", str(out), *flags])
+        assert len(trained.pop()) == n_kept
+    assert asked.world.name == "rwml-keep-easy"
+
+
 @pytest.mark.parametrize("flags, sentence", [
+    (["alfworld", "--keep-easy", "--method", "imitation"], "--keep-easy is for --method rwml and"),
     (["alfworld", "--reward", "coin", "--method", "wm-sft"], "has no reward"),
     (["alfworld", "--target", "shuffled", "--method", "early-experience"], "--target shuffled"),
     (["alfworld", "--target", "shuffled", "--method", "imitation"], "--target shuffled"),
@@ -435,6 +529,11 @@ def test_one_process(monkeypatch, tmp_path):
         job.arguments("", ["alfworld", "--out", str(tmp_path / "out")])
 
 
+def test_a_home_folder_that_does_not_exist():
+    with pytest.raises(UserError, match="^~nobodyx/y begins with a home folder that does not"):
+        rwml.main(["alfworld", "--out", "~nobodyx/y"])
+
+
 def test_a_folder_in_use(tmp_path):
     with held_by_another_process(tmp_path):
         with pytest.raises(UserError, match="is in use by another process.*another --out"):
@@ -448,8 +547,9 @@ def test_held_out_transitions_are_of_the_whole_panel(tmp_path, monkeypatch):
     monkeypatch.setattr(start, "collect", lambda *args, **kwargs: found)
     monkeypatch.setattr(start, "make_start", lambda *args: None)
     asked = SimpleNamespace(
-        folder=tmp_path, cfg=Config(), settings=job.TINY, identity=lambda: {}
-    )
+        folder=tmp_path, cfg=Config(), settings=job.TINY, identity=lambda: {},
+        pieces=lambda what: Pieces(tmp_path / what, {}),
+    )  # fmt: skip
     rwml.collected(asked)
     drawn = [int(t.observation[1:]) for t in triplets.read_triplets(tmp_path / "held_out.jsonl")]
     assert len(set(drawn)) == len(drawn) == 200
@@ -458,7 +558,8 @@ def test_held_out_transitions_are_of_the_whole_panel(tmp_path, monkeypatch):
 
 def test_lora_has_ten_times_the_rate_of_supervised_stages(tmp_path):
     for preset, rate in (("tiny", job.TINY.sft_lr), ("paper", 2e-6), ("24gb", 2e-5)):
-        cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", ["--preset", preset])
+        argv = ["--preset", preset, "--data", "d"]
+        cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", argv)
         settings = job.TINY if preset == "tiny" else job.PAPER
         asked = SimpleNamespace(cfg=cfg, settings=settings, paper_scale=preset != "tiny")
         assert start.sft_rate(asked) == pytest.approx(rate)
@@ -497,13 +598,25 @@ def test_a_causal_encoder_gives_the_state_of_the_last_token(tmp_path, model):
 
 # ---- early experience ----
 
-def test_branches_are_what_the_environment_answers(games_root):
+
+def test_a_search_of_nothing_is_no_branch(monkeypatch, tmp_path):
+    """WebShop lists search[<your query>], which is no command; click[< prev] is one."""
+    monkeypatch.setattr(early_experience, "result_of", lambda pool, step, command: "a page")
+    context = Context("buy", "o", ["search[<your query>]", "click[< prev]", "click[buy now]"])
+    step = early_experience.Demonstrated("0", context, "h", GOOD.format("click[buy now]"), "")
+    pieces = Pieces(tmp_path / "pieces", {})
+    found, _ = early_experience.branches(Config(env="webshop"), None, [step], pieces)
+    assert [triplet.action for triplet in found] == ["click[buy now]", "click[< prev]"]
+
+
+def test_branches_are_what_the_environment_answers(games_root, tmp_path):
     cfg = Config(prompt="compact", history_length=1)
     games = list_games(games_root, "train")[:2]
     steps = early_experience.demonstrated(cfg, games)[:6]
     assert steps[0].context.history == [] and len(steps[3].context.history) == 3
     pool = EnvPool(AlfworldEnv, 1, 0)
-    found, n_steps = early_experience.branches(cfg, pool, steps)
+    pieces = Pieces(tmp_path / "pieces", {})
+    found, n_steps = early_experience.branches(cfg, pool, steps, pieces)
     # The demonstrations have executed one of the commands of each state, except for the last one of
     # these, whose following step is not among them.
     executed = [step.executed for step in steps]
@@ -532,7 +645,7 @@ def test_branches_are_what_the_environment_answers(games_root):
     assert number == len(found)
     # A game that is not the demonstrated one.
     with pytest.raises(UserError, match="does not repeat"):
-        early_experience.branches(cfg, pool, [replace(steps[0], task=games[1])])
+        early_experience.branches(cfg, pool, [replace(steps[0], task=games[1])], pieces)
     pool.close()
 
 
@@ -578,11 +691,18 @@ def test_a_whole_run(tmp_path, games_root, monkeypatch, capsys):
     (command,) = [line for line in said.splitlines() if line.startswith("python run_alfworld.py")]
     cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", command.split()[2:])
     assert cfg.model == str(newest_checkpoint(out / "rwml")) and cfg.eval_tasks == 2
+    assert f"\nupdate 1 of {len(lines) - 1}  reward " in said
+    counts = record["counts"]
+    steps = f"{record['triplets']} triplets of {counts['steps']} steps; dropped: malformed "
+    assert steps in said and f"steps {counts['steps']}" not in said
 
     # A rerun does nothing again; other methods share the triplets and the filter.
     times = {path: path.stat().st_mtime_ns for path in out.glob("*.json*")}
     assert len(times) == 4
     rwml.main([*flags, *once])
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.symlink_to(games_root)
+    rwml.main([*flags, *once, "--data", str(elsewhere)])  # the same games
     rwml.main([*flags, "--method", "wm-sft"])
     rwml.main([*flags, *once, "--reward", "coin"])
     rwml.main([*flags, "--method", "early-experience"])

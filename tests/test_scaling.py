@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -47,7 +48,7 @@ def test_plan_and_calls(files, tmp_path, monkeypatch):
             found = TRAINED | {"parameters": 10 * job.width, "steps": job.limit}
         else:
             who = job.trajectories[0].parent.name
-            own = job.world_model.name.startswith(who)
+            own = Path(job.world_model).name.startswith(who)
             em = 0.9 if own else 0.5 if who == "teacher" else 0.1
             found = MEASURED | {"em": em, "em_observation": 1.0}
         (job.out / f"{job.command}.json").write_text(json.dumps(found))
@@ -137,7 +138,7 @@ def test_damaged_results_are_one_sentence(files, tmp_path, monkeypatch, command,
 
 
 @pytest.mark.slow
-def test_a_small_run_and_its_rerun(files, tmp_path, monkeypatch):
+def test_a_small_run_and_its_rerun(files, tmp_path, monkeypatch, capsys):
     argv = words(files, tmp_path / "out", "--widths", "32", "--limits", "2", "4", "--epochs", "30",
                  "--batch", "2", "--lr", "1e-2", "--preset", "tiny")  # fmt: skip
     scaling.main(argv)
@@ -148,5 +149,9 @@ def test_a_small_run_and_its_rerun(files, tmp_path, monkeypatch):
     monkeypatch.setattr(word2world, "FUNCTIONS", {})
     scaling.main(argv)
     assert json.loads((tmp_path / "out" / "scaling.json").read_text()) == found
+    last = capsys.readouterr().out.splitlines()[-5:]
+    assert last[0].split() == ["data", "limit", "width", "parameters", "steps", "teacher", "random"]
+    size = str(found["models"][1]["parameters"])
+    assert last[2].split() == ["all", "4", "32", size, "60", "100.0", "100.0"]
     with pytest.raises(UserError, match="scaling.json is the result of `scaling alfworld"):
         scaling.main([*argv, "--seed", "1"])

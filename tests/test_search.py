@@ -53,8 +53,10 @@ def library():
     ("The  Eiffel\tTower", "eiffel tower"),
     ("U.S.", "us"),
     ("$1,000", "1000"),
-    ("the", ""),
-    ("a.n", ""),  # punctuation goes first and leaves an article
+    ("the", "the"),  # nothing else is left
+    ("a.n", "an"),  # punctuation goes first and leaves an article
+    ("A the!", "a the"),
+    ("?!", ""),
     ("An apple a day", "apple day"),
     ("theatre", "theatre"),
     ("state-of-the-art", "stateoftheart"),
@@ -73,8 +75,14 @@ def test_normalize(text, expected):
     ("Beyonce", ["Beyoncé"], False),
     ("Rock 'n' roll", ["Rock ’n’ roll"], False),
     ("", ["Shakespeare"], False),
-    ("", ["the"], True),
-    (None, ["the"], False),  # no answer block is worse than an empty one
+    ("The", ["the", "Goethe"], True),  # the film "The", blood group "A"
+    ("the", ["A"], False),
+    ("A", ["a."], True),
+    ("", ["the"], False),
+    ("", [""], False),
+    ("?", ["!"], False),
+    (None, ["the"], False),
+    (None, [""], False),
 ])  # fmt: skip
 def test_exact_match(prediction, answers, right):
     assert exact_match(prediction, answers) is right
@@ -120,7 +128,8 @@ def test_blocks_are_those_of_the_regex_but_in_linear_time():
     ("<search>q", "", False),
     ("</search><search>q</search>", "", False),  # cut after the first closing tag
     ("<search>two\nlines</search>", "<search>two\nlines</search>", True),
-    ("<search></search>", "<search></search>", True),
+    ("<search></search>", "<search></search>", False),
+    ("<think>a</think><answer> </answer>", "<answer></answer>", False),
     ("I do not know.", "", False),
     ("", "", False),
 ])  # fmt: skip
@@ -170,9 +179,16 @@ Step 2: \n
 def test_the_information_block_is_json():
     hits = [{"document": {"contents": '"Zoë"\nshe – "it"\n'}}, {"document": {"contents": " b "}}]
     block = information(hits)
-    assert block == ('<information>{"result": "Doc 1: \\"Zo\\u00eb\\"\\nshe \\u2013 \\"it\\"\\n'
+    assert block == ('<information>{"result": "Doc 1: \\"Zoë\\"\\nshe – \\"it\\"\\n'
                      'Doc 2: b\\n"}</information>')  # fmt: skip
     assert information([]) == '<information>{"result": "No search results found."}</information>'
+
+
+def test_a_title_copied_from_a_passage_is_right():
+    """In verl-agent's block it reads "Beyonc\\u00e9", which no answer equals."""
+    (hit,) = Library().search(["Beyoncé"], 1)[0]
+    shown = information([hit]).split("Doc 1: ")[1].split("\\n")[0]
+    assert shown == '\\"Beyoncé\\"' and exact_match(shown, ["Beyoncé"])
 
 
 def test_an_episode_that_searches_and_wins(library):
@@ -467,6 +483,14 @@ def test_jsonl_files(tmp_path):
     assert load_questions(str(tmp_path), "own") == expected
 
 
+def test_answers_stored_as_json_text(tmp_path):
+    path = tmp_path / "a.jsonl"
+    truth = {"ground_truth": {"target": '["me", "you"]'}}
+    for row in ({"golden_answers": ' ["me", "you"]'}, {"reward_model": truth}):
+        path.write_text(json.dumps({"question": "who?"} | row))
+        assert load_questions(path) == [Question("who?", ("me", "you"), "a")]
+
+
 def test_answers_from_the_reward_column_alone(tmp_path):
     row = search_r1_row("who?", ["me"], "nq")
     del row["golden_answers"]
@@ -485,6 +509,12 @@ def test_answers_from_the_reward_column_alone(tmp_path):
     ("a.jsonl", '{"question": "who?"}', ValueError, "row 1 has no answers"),
     ("a.jsonl", '{"question": "who?", "golden_answers": []}', ValueError, "no answers"),
     ("a.jsonl", '{"question": "who?", "golden_answers": [1990]}', ValueError, "no answers"),
+    ("a.jsonl", '{"question": "who?", "golden_answers": "[1990]"}', ValueError, "no answers"),
+    ("a.jsonl", '{"question": "who?", "golden_answers": " "}', ValueError, "an empty answer"),
+    ("a.jsonl", '{"question": "who?", "golden_answers": ["me", ""]}', ValueError,
+     "an empty answer among .'me', ''"),
+    ("a.jsonl", '{"question": "who?", "golden_answers": "[\'me\']"}', ValueError,
+     "begin as a list but are not JSON: store a list"),
     ("a.parquet", "PAR1 but not really", ValueError, "not a readable parquet file"),
 ])  # fmt: skip
 def test_bad_question_files(tmp_path, name, content, error, sentence):

@@ -6,6 +6,7 @@ its .json only.
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 import textworld
@@ -14,7 +15,7 @@ from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Turn
 from paw_min.envs.textworld import PRESETS, TextworldEnv, list_games
-from paw_min.envs.textworld.env import text_of
+from paw_min.envs.textworld.env import NO_EFFECT, text_of
 from paw_min.running.errors import UserError
 from paw_min.running.session import find_tasks
 from paw_min.toy import default_data, default_model, textworld_games
@@ -151,6 +152,22 @@ def test_the_same_seed_is_the_same_game_and_its_walkthrough_wins(root, tmp_path,
         assert "$$" not in shown and "***" not in shown and "0/1" not in shown
         with pytest.raises(RuntimeError, match="without a running game"):
             env.step("look")
+
+
+@pytest.mark.slow
+def test_only_admissible_commands_reach_the_interpreter(root, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    game = list_games(root, "train")[0]
+    commands = textworld.Game.load(game.replace(".z8", ".json")).metadata["walkthrough"]
+    env = TextworldEnv()
+    first = env.reset(game)
+    chained = ". ".join(commands)
+    for command in (chained, "save", "script", "restore", "look. look", "look\nlook", ""):
+        assert env.step(command) == replace(first, observation=NO_EFFECT)
+    assert BENCHMARKS["textworld"].unchanged("A room.") == NO_EFFECT
+    assert not list(tmp_path.iterdir())  # `save` and `script` write files
+    steps = [env.step(command.upper()) for command in commands]  # names may have capitals
+    assert [s.won for s in steps] == [False] * 3 + [True]
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import run_alfworld
-from paw_min import train
+from paw_min import toy, train
 from paw_min.config import Config, parse_args, settings
 from paw_min.envs.alfworld import list_games
 from paw_min.model.sampler import HFSampler
@@ -48,6 +48,7 @@ def test_a_run_leaves_everything_behind(config, tmp_path, capsys):
         "wm_loss", "wm_p_first", "loss_wm", "loss_pg", "loss_kl", "loss_entropy",
         "wm_clipped_tokens", "selected",
         "tokens_generated", "tokens_trained", "tokens_forward", "prompts_cut", "obs_tokens_cut",
+        "responses_cut",
         "generator_idle", "env_wait", "sampler_gap", "memory_gb", "duplicates",
         "seconds_rollout", "seconds_generate", "seconds_env", "seconds_old_pass", "seconds_update",
     }  # fmt: skip
@@ -63,6 +64,8 @@ def test_a_run_leaves_everything_behind(config, tmp_path, capsys):
     before = AutoModelForCausalLM.from_pretrained(cfg.model).state_dict()
     assert any(not torch.equal(before[k], after[k]) for k in after)
     out = capsys.readouterr().out
+    assert lines[1]["responses_cut"] > 0
+    assert console.cut_line(lines[1]) in out and "eval_responses_cut" in lines[2]
     table = [line for line in out.splitlines() if line[:7].strip().isdigit()]
     assert len(table) == 4 and len({len(line) for line in table} | {len(console.HEADER)}) <= 2
     assert "held-out success: 0.000 before, 0.000 after 3 updates" in out
@@ -247,7 +250,7 @@ def test_killed_between_two_checkpoints(config, finished, tmp_path, monkeypatch)
 
 
 def test_lost_episodes_are_neither_trained_on_nor_counted(config, finished, monkeypatch, capsys):
-    """One of four in update 2, all in update 3."""
+    """One of four in update 2, all in update 3. The one that is left of a group learns nothing."""
     rollout, prepare, lost, used = train.rollout, train.prepare, [1, 4], []
 
     def losing(*args, **options):
@@ -258,7 +261,12 @@ def test_lost_episodes_are_neither_trained_on_nor_counted(config, finished, monk
 
     def seen(*args):
         used.extend(dict.fromkeys(args[3].trajectory))
-        return prepare(*args)
+        # Its rows differ in their scores: without a rule, they would be compared with each other.
+        valid = torch.arange(len(args[3].tokens)) % 2 > 0
+        rows = prepare(*args[:3], replace(args[3], valid=valid))
+        lone = torch.tensor(rows.trajectory) == 1
+        assert rows.advantage[lone].eq(0).all() and rows.advantage[~lone].ne(0).all()
+        return rows
 
     monkeypatch.setattr(train, "rollout", losing)
     monkeypatch.setattr(train, "prepare", seen)
@@ -410,6 +418,16 @@ def test_corrupt_game_is_named(config, games_root, tmp_path):
     broken.write_text(broken.read_text()[:1000])
     with pytest.raises(UserError, match=f"{broken.parent.name}"):
         train.train(config(data=str(copy)))
+
+
+def test_a_run_names_its_data(config, games_root, capsys, monkeypatch):
+    train.train(config(updates=0))
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.endswith(f" parameters on cpu, {games_root}: 12 training tasks, panel of 2")
+    # Data of the name "changed" are generated; those of $ALFWORLD_DATA are not.
+    monkeypatch.setenv("ALFWORLD_DATA", str(games_root))
+    assert session.described_data(config(data="")) == str(games_root)
+    assert toy.is_generated("alfworld", "changed") and toy.is_generated("search", "")
 
 
 @pytest.mark.slow

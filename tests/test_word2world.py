@@ -4,8 +4,11 @@ The oracle answers with the real environment. With it, the dream is the environm
 """
 
 import json
+import random
+import re
 import shutil
 import tarfile
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,14 +28,15 @@ from paw_min.model.sampler import HFSampler
 from paw_min.running.errors import UserError, user_errors
 from paw_min.toy import webshop_shops
 from paw_min.toy.standins import make_model, make_tokenizer
-from paw_min.world_models import options, players, training, trajectories, word2world
-from paw_min.world_models.dream import BUY, DreamPool, VerifiedPool, WorldModel, word_tokenizer
+from paw_min.world_models import options, players, prompted, training, trajectories, word2world
+from paw_min.world_models.dream import DreamPool, VerifiedPool, WorldModel, word_tokenizer
 from paw_min.world_models.supervised import fit
 from paw_min.world_models.trajectories import Recorder, Trajectory, said, to_step, to_text
 from tests.helpers import SMALL, held_by_another_process
 
 T = True
 F = False
+BUY = "click[buy now]"
 FIRST = Step("A room. Your task is to: nap.", "nap.", "pick", ["look", "go to bed 1"])
 
 
@@ -109,6 +113,16 @@ def test_a_step_as_text_and_back():
     # A bar in an option of WebShop does not end it.
     colors = Step("x", "nap.", "pick", ["click[cork | leather]", "click[red]"])
     assert to_step(to_text(colors), FIRST).admissible == colors.admissible
+    # As this expression splits, which takes minutes for 200,000 actions.
+    between = re.compile(r"\|(?![^\[]*\])")
+    rng = random.Random(0)
+    for _ in range(1000):
+        text = "".join(rng.choice("a| []b") for _ in range(rng.randrange(14)))
+        expected = [part.strip() for part in between.split(text) if part.strip()]
+        assert trajectories.split_actions(text) == expected, text
+    began = time.process_time()
+    assert len(trajectories.split_actions(200_000 * "go north | ")) == 200_000
+    assert time.process_time() - began < 5
     # A win that is taken back is none: WebShop's score of 1 counts at the purchase only.
     assert "[SUCCESS]" not in to_text(Step("x", "", "", [], done=True, won=False))
 
@@ -271,23 +285,31 @@ def test_answers_in_one_pass_are_those_of_greedy_decoding():
     generated = [model.predict([chat[:k]])[0] for k in (2, 4, 6, 8)]
     in_one_pass = model.answers(trajectory)
     assert [p == t for p, t in zip(generated, trajectory.answers)] == [True, True, False, False]
-    assert in_one_pass[:3] == generated[:3] == ["You see a mug", "cups", "You"]
-    assert in_one_pass[3] is None  # a token in place of the end: it would go on
+    assert in_one_pass == generated and generated[:3] == ["You see a mug", "cups", "You"]
+    # What cannot match any more is not generated.
+    other = Trajectory(messages=[*learned[:2], said("assistant", "cups")])
+    assert model.answers(other) == [None]
 
 
-def test_an_answer_that_goes_on_with_white_space_is_not_exact():
-    model = language_model(texts=["go", "a mug\ncup"])
-    learned = chat_of("a mug", "go", "a mug\ncup")
+def test_white_space_at_the_end_of_an_answer_does_not_count():
+    """The released rule strips: an answer may end in white space, but not go on after it."""
+    model = language_model(texts=["go", "run", "a mug\ncup"])
+    learned = chat_of("a mug", "go", "a mug\ncup", "run", "a mug\n")
     row = model.row(Trajectory(messages=learned))
     optimizer = torch.optim.AdamW(model.policy.parameters(), lr=1e-2)
     fit(model.policy, optimizer, [row], epochs=60, batch=1, warm_up=5, micro_tokens=99,
         seed_key=(0,))  # fmt: skip
-    assert model.predict([learned[:2]]) == ["a mug\ncup"]
-    shorter = Trajectory(messages=[*learned[:2], said("assistant", "a mug")])
-    assert model.answers(shorter) == [None]
+    goes_on = Trajectory(messages=[*learned[:2], said("assistant", "a mug")])
+    ends = Trajectory(messages=[*learned[:4], said("assistant", "a mug")])
+    assert model.answers(goes_on) == ["a mug\ncup"]
+    assert model.answers(ends)[1] == "a mug"
+    for trajectory, em in ((goes_on, 0.0), (ends, 1.0)):
+        found = word2world.measure_fidelity(model.answers, [trajectory])["by_turn"]
+        turn = str(len(trajectory.answers))
+        assert found[turn]["em"] == em
 
 
-def test_the_observation_of_a_cut_answer_may_go_on():
+def test_a_marker_counts_wherever_an_answer_has_it():
     # As in Qwen's tokenizer, where ".\n" is one token: the first wrong token begins as the target.
     tokenizer = word_tokenizer(["go", "a mug [SUCCESS]\nAvailable actions: go | run"])
     tokenizer.add_tokens([" mug\n"])
@@ -301,13 +323,16 @@ def test_the_observation_of_a_cut_answer_may_go_on():
         assert model.predict([chat_of("a", "go")]) == [answer]
 
     target = Trajectory(messages=chat_of("a", "go", "a mug\nAvailable actions: go"))
-    learn("a mug [SUCCESS]")
-    assert model.answers(target) == [None]
-    assert word2world.measure_fidelity(model.answers, [target])["em_observation"] == 0.0
-    # With the list of actions, the observation is complete.
-    learn("a mug\nAvailable actions: run")
-    found = word2world.measure_fidelity(model.answers, [target])
-    assert found["em"] == 0.0 and found["em_observation"] == 1.0
+    # Only the list of actions is wrong; then the answer also has a marker, which the target lacks.
+    for answer, em in (
+        ("a mug\nAvailable actions: run", 1.0),
+        ("a mug\nAvailable actions: run [SUCCESS]", 0.0),
+        ("a mug [SUCCESS]", 0.0),
+    ):
+        learn(answer)
+        assert model.answers(target) == [answer]
+        found = word2world.measure_fidelity(model.answers, [target])
+        assert found["em"] == 0.0 and found["em_observation"] == em
 
 
 # --- world models, good and broken -----------------------------------------------------------
@@ -500,12 +525,13 @@ def test_grounding_takes_the_first_results_from_the_shop(shop):
     for _ in range(2):  # the next episode is grounded again
         pool.reset(0, tasks[0])
         assert pool.recv().step.task == real.reset(tasks[0]).task
-        for command in ("search[lamp]", "click[x]", "search[lamp]"):
+        for command in ("search[", "search[lamp]", "click[x]", "search[lamp]"):
             pool.step(0, command)
             pool.recv()
-        first, second, third = pool.trajectories[-1].answers
-        assert first == page and second == third and "dreamt" in second
-    assert asked == ["click[x]", "search[lamp]"] * 2
+        # The shop does not read `search[` as a search: the page after it is dreamt.
+        none, first, second, third = pool.trajectories[-1].answers
+        assert first == page and none == second == third and "dreamt" in second
+    assert asked == ["search[", "click[x]", "search[lamp]"] * 2
 
 
 def test_the_verifier_vetoes_until_its_budget_is_spent(shop):
@@ -537,6 +563,23 @@ def test_the_verifier_vetoes_until_its_budget_is_spent(shop):
     assert answers[-1].done and pool.checks == 1 and pool.vetoes == 0
 
 
+@pytest.mark.parametrize("command", ["click[buy now].", "click[buy now] to finish", BUY])
+def test_the_verifier_checks_every_command_that_buys(shop, command):
+    pool = VerifiedPool("webshop", shop[2](1), nothing, 1)
+    pool.reset(0, shop[1][0])
+    product = next(c for c in first_results(shop, shop[1][0]) if c.startswith("click[b0"))
+    # Without the button, nothing is bought, and no check is spent.
+    for text in (command, "search[lamp]", command, product):
+        pool.recv()
+        pool.step(0, text)
+    assert pool.checks == 0
+    for _ in range(2):  # vetoed, and again with the budget spent
+        page = pool.recv().step
+        assert not page.done
+        pool.step(0, command)
+    assert pool.checks == pool.vetoes == 1 and pool.recv().step.done
+
+
 def first_results(shop, task):
     env = shop[3]()
     env.reset(task)
@@ -554,6 +597,89 @@ def test_an_oracle_verifier_only_lets_wins_through(shop):
     assert pool.vetoes > 0 and all(t.won for t in verified if BUY in t.commands)
 
 
+# --- prompted world models -------------------------------------------------------------------
+
+
+def prompted_model(instructions, texts, template=None):
+    tokenizer = word_tokenizer([instructions, "=== The episode ===\n\n", *texts])
+    if template:
+        tokenizer.chat_template = template
+    policy = Policy(make_model(tokenizer, 0, 32, positions=5000), tokenizer)
+    return prompted.PromptedWorldModel(policy, instructions, answer_tokens=4)
+
+
+def test_a_prompted_world_model_reads_instructions_before_the_chat(recorded):
+    trajectory = recorded[0]
+    texts = [message["content"] for message in trajectory.messages]
+    model = prompted_model(prompted.prompt(["=== Example 1 ==="]), texts)
+    assert model.context == 5000  # the paper's 12,288, or the positions of the model
+    ids, spans = model.tokens(trajectory.messages)
+    system = f"{prompted.INSTRUCTIONS}\n\n=== Example 1 ===\n\n=== The episode ===\n\n{texts[0]}"
+    assert model.policy.tokenizer.decode(ids).startswith(f"{system}<user>{texts[1]}<agent>")
+    answers = [model.policy.decode(ids[span.start : span.stop]) for span in spans]
+    assert answers == trajectory.answers
+    # What follows S_0 is the chat of a trained one.
+    plain = WorldModel(model.policy, 5000)
+    assert ids[-100:] == plain.tokens(trajectory.messages)[0][-100:]
+    assert model.answers(Trajectory()) == [] == model.predict([])
+    assert len(model.answers(trajectory)) == len(texts) // 2
+
+
+def test_examples_are_steps_of_training_trajectories(recorded):
+    drawn = prompted.draw_examples(recorded, 3, seed=0)
+    assert drawn == prompted.draw_examples(recorded, 3, seed=0)
+    assert drawn != prompted.draw_examples(recorded, 3, seed=1)
+    owners = []
+    for number, example in enumerate(drawn, start=1):
+        (owner,) = [t for t in recorded if f"===\n\n{t.messages[0]['content']}\n\n" in example]
+        owners.append(owner.task)
+        start, _, command = example.rpartition("\n\nCommand: ")
+        step = [k for k, answer in enumerate(owner.answers)
+                if f"{owner.commands[k]}\n\nAnswer: {answer}" == command]  # fmt: skip
+        assert start.startswith(f"=== Example {number} ===\n") and step
+        assert any(k == 0 or start.endswith(owner.answers[k - 1]) for k in step)
+    assert len(set(owners)) == 3
+    with pytest.raises(UserError, match="has 2 episodes with an answer, --shots asks for 3"):
+        prompted.draw_examples([*recorded[:2], Trajectory()], 3, seed=0)
+
+
+@pytest.mark.slow
+def test_a_prompted_world_model_in_all_measures(recorded, games_root, shop, tmp_path):
+    files = {"train": recorded[:3], "evaluated": recorded[3:5]}
+    for name, some in files.items():
+        trajectories.write_trajectories(tmp_path / name, some)
+    texts = [m["content"] for t in recorded for m in t.messages]
+    examples = prompted.draw_examples(recorded[:3], 3, seed=0)
+    prompted_model(prompted.prompt(examples), texts).policy.save(tmp_path / "model")
+    flags = ["--world-model", tmp_path / "model", "--answer-tokens", 2, "--preset", "tiny"]
+    data = ["--data", games_root, "--groups", 2, "--eval-tasks", 2, "--max-turns", 2]
+    data += ["--agents", "teacher"]
+    evaluated = ["--trajectories", tmp_path / "evaluated"]
+
+    def found(command, env, *words):
+        run(command, env, *flags, *words, "--out", tmp_path / "o")
+        return json.loads((tmp_path / "o" / f"{command}.json").read_text())
+
+    three = ["--shots", 3, "--examples", tmp_path / "train"]
+    assert found("fidelity", "alfworld", *evaluated, *three)["em"] < 0.5
+    assert found("consistency", "alfworld", *data, "--shots", 0)["teacher"]["wm"] == 0.0
+    data[1] = shop[0].data
+    verified = found("verify", "webshop", *data, "--shots", 0, "--budgets", 1)
+    assert verified["teacher, budget 1"]["n"] == 2
+    # An example of an evaluated task would be a part of the answer.
+    with pytest.raises(UserError, match="has 2 tasks that are evaluated"):
+        run("fidelity", "alfworld", *flags, *evaluated, "--shots", 3, "--examples",
+            tmp_path / "evaluated", "--out", tmp_path / "p")  # fmt: skip
+
+
+def test_a_model_that_cannot_be_prompted():
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    with pytest.raises(UserError, match=r"refuses the chat of a world model \(.*no system"):
+        prompted.check_template(prompted_model("x", [], refuses))
+    with pytest.raises(UserError, match="the model 5000 positions: .* or --shots 0"):
+        prompted.check_template(prompted_model("x " * 5000, []))
+
+
 # --- commands --------------------------------------------------------------------------------
 
 
@@ -562,6 +688,24 @@ def run(*words):
 
 
 FLAGS = ["--preset", "tiny", "--groups", "2", "--max-turns", "20", "--eval-tasks", "2"]
+
+
+def test_a_home_folder_that_does_not_exist(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="^~nobodyx/y begins with a home folder that does not"):
+        run("collect", "alfworld", "--out", "~nobodyx/y")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_gpu_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    chat = [said("system", "S"), said("user", "look"), said("assistant", "A room.")]
+    file = tmp_path / "trajectories.json"
+    episode = Trajectory("game.tw-pddl", "Look.", chat, [""])
+    trajectories.write_trajectories(file, [episode])
+    words = ["--trajectories", file, "--out", tmp_path / "out", "--device", "cuda"]
+    with pytest.raises(UserError, match="^--device cuda: torch sees no GPU here; use --device cpu"):
+        run("train", "alfworld", *words, *FLAGS)
 
 
 @pytest.mark.slow
@@ -624,6 +768,7 @@ def test_a_killed_command_is_repeated(tmp_path, monkeypatch):
     words = ["train", "alfworld", "--trajectories", "x", "--out", out]
 
     def train(job):
+        job.pieces().once("epoch", int, lambda: 1)
         (out / "config.json").write_text("{}")
         if killed:
             raise KeyboardInterrupt
@@ -634,7 +779,7 @@ def test_a_killed_command_is_repeated(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="interrupted: rerun the same command"):
         with user_errors():
             run(*words)
-    with pytest.raises(UserError, match="o has a config.json already"):
+    with pytest.raises(UserError, match="unfinished has the unfinished work of lr '1e-05': repeat"):
         run(*words, "--lr", 0.1)
     killed = False
     run(*words)
@@ -645,6 +790,14 @@ def test_a_killed_command_is_repeated(tmp_path, monkeypatch):
     (tmp_path / "mine" / "trajectories.json").write_text("mine")
     with pytest.raises(UserError, match="mine has a trajectories.json already"):
         run("collect", "alfworld", "--out", tmp_path / "mine")
+
+
+def test_a_redirected_log_is_not_empty_while_a_command_runs(tmp_path, monkeypatch, capsys):
+    said = []
+    fake = lambda job: said.append(capsys.readouterr().out) or {"rows": 5}  # noqa: E731
+    monkeypatch.setitem(word2world.FUNCTIONS, "train", fake)
+    run("train", "alfworld", "--trajectories", "x", "--out", tmp_path / "o")
+    assert said == [f"train alfworld: to {tmp_path / 'o'}\n"]
 
 
 def test_a_folder_in_use(tmp_path, monkeypatch):
@@ -720,11 +873,14 @@ def test_wins_are_counted_in_each_file(recorded, model, tmp_path, monkeypatch):
 def test_the_defaults_are_the_papers():
     """Table 7 and the README of the released code; section 7.1 for the budgets."""
     for preset in ("tiny", "paper"):
-        words = ["train", "alfworld", "--trajectories", "x", "--out", "o", "--preset", preset]
+        words = ["train", "alfworld", "--trajectories", "x", "--out", "o", "--preset", preset,
+                 "--data", "d"]  # fmt: skip
         job = options.parse("", words)
         assert (job.epochs, job.batch, job.lr, job.context) == (5, 128, 1e-5, 12_288)
         assert job.cfg.max_turns == 50 and job.cfg.temperature == 1.0
         assert job.answer_tokens == 512 and job.budgets == [0, 2, 4, 10]
+    words = ["fidelity", "alfworld", "--trajectories", "x", "--world-model", "x", "--out", "o"]
+    assert options.parse("", words).answer_tokens == 2000
     assert training.WARM_UP == 10 and trajectories.MARKER == " [SUCCESS]"
 
 
@@ -744,12 +900,27 @@ def test_an_episode_without_its_responses_is_not_imitated(recorded, tmp_path):
             run("imitate", "alfworld", "--trajectories", file, "--out", tmp_path / "o")
 
 
+def test_a_response_longer_than_the_positions_is_not_imitated(recorded, tmp_path):
+    won = next(t for t in recorded if t.won)
+    file = tmp_path / "t.json"
+    responses = [200_000 * "mug ", *won.responses[1:]]
+    trajectories.write_trajectories(file, [replace(won, responses=responses)])
+    with pytest.raises(UserError, match="won episode 0 has a response of 200001 tokens, more than"):
+        run("imitate", "alfworld", "--trajectories", file, "--out", tmp_path / "o")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["train", "alfworld"], "train needs --trajectories"),
         (["fidelity", "alfworld", "--trajectories", "x"], "fidelity needs --world-model"),
         (["verify", "alfworld", "--world-model", "x"], "verify is for webshop"),
+        (["fidelity", "alfworld", "--trajectories", "x", "--world-model", "x", "--shots", "3"],
+         "--shots 3 needs --examples"),
+        (["consistency", "alfworld", "--world-model", "x", "--examples", "x"],
+         "--examples is for --shots 3"),
+        (["collect", "alfworld", "--shots", "0"], "--shots 0 needs --world-model"),
+        (["consistency", "alfworld", "--world-model", "x"], "or add --shots 0 to prompt a model"),
         (["collect", "alfworld", "--ground"], "--ground is for webshop"),
         (["collect", "webshop", "--ground"], "--ground needs --world-model"),
         (["collect", "alfworld", "--slips", "1.5"], "--slips 1.5 is out of range"),

@@ -93,6 +93,13 @@ class Tasks:
     make_pool: Callable[[int], Pool]  # number of slots -> pool
 
 
+def situation(context: Context, history_length: int) -> str:
+    """What an agent sees, in the words of no benchmark."""
+    recent = context.history[-history_length:] if history_length else []
+    lines = [f"{observation}\n> {command}" for observation, command in recent]
+    return "\n".join([context.task, *lines, context.observation]) + "\n"
+
+
 @dataclass(frozen=True)
 class Benchmark:
     """Everything that training needs from a benchmark."""
@@ -100,5 +107,7 @@ class Benchmark:
     load: Callable[[Config, str], Tasks]  # (settings, data folder); ValueError or OSError
     prompts: dict[str, Callable[[Context, int], str]]  # style -> (context, history length) -> h_t
     parse: Callable[[str], Command]  # response -> command
+    # (context, history length) -> the beginning of the prompt `paper`, up to o_t. For RWML.
+    situation: Callable[[Context, int], str] = situation
     # o_t -> o_{t+1} of a command that has no effect. For measurements only.
     unchanged: Callable[[str], str] = lambda observation: observation

@@ -10,8 +10,10 @@ import re
 from paw_min.envs.interface import Command, Context
 
 
-def with_history(template: str, context: Context, history_length: int, admissible: str) -> str:
-    """Fill in a template of Fig. 7 or 8, given the admissible commands as text."""
+def with_history(
+    template: str, context: Context, history_length: int, admissible: str = ""
+) -> str:
+    """Fill in a template of Fig. 7 or 8, given the admissible commands as text if it has them."""
     steps = len(context.history)
     numbered = list(enumerate(context.history, start=1))
     recent = []
@@ -32,16 +34,18 @@ def with_history(template: str, context: Context, history_length: int, admissibl
 def parse_action(response: str, tail: int) -> Command:
     """Read `<action>command</action>` from a response in lower case.
 
-    The format is valid if both <think> tags are there as well and there are no Chinese characters;
-    text around the tags is allowed. If an <action> tag is missing, the last `tail` characters are
-    the command. Only the format is checked here, not whether the command is admissible.
+    The format is valid if both <think> tags are there as well, the command is not empty, and there
+    are no Chinese characters; text around the tags is allowed. Without <action>, or </action> after
+    it, the last `tail` characters are the command. Only the format is checked here, not whether the
+    command is admissible. Deviation: in verl-agent, an empty command is valid, also that of a
+    closing tag before the opening one.
     """
     lowered = response.lower()
     start = lowered.find("<action>")
-    end = lowered.find("</action>")
+    end = lowered.find("</action>", start + 1)
     if start == -1 or end == -1:
         return Command(lowered[-tail:], valid=False)
     command = lowered[start + len("<action>") : end].strip()
     has_thought = "<think>" in response and "</think>" in response
     is_chinese = re.search("[\u4e00-\u9fff]", response) is not None
-    return Command(command, valid=has_thought and not is_chinese)
+    return Command(command, valid=bool(command) and has_thought and not is_chinese)

@@ -255,6 +255,10 @@ def read(sweep: Path, base: str | None, by: str = "updates") -> Setting:
     base = base or next(iter(by_arm))
     if base not in by_arm:
         raise UserError(f"--base {base}: {sweep} has {', '.join(by_arm)}.")
+    # All lines but the first, the evaluation before training, are updates.
+    updates_of_all = min(len(run.lines) - 1 for runs in by_arm.values() for run in runs.values())
+    if not updates_of_all:
+        raise UserError(f"{sweep}: a run has no updates; train it with --updates 1 or more.")
     curves = {}
     if by == "updates":
         for label, runs in by_arm.items():
@@ -268,8 +272,6 @@ def read(sweep: Path, base: str | None, by: str = "updates") -> Setting:
                 by_steps(run, start, budget)
                 for run, start in zip(runs.values(), starts, strict=True)
             ]
-    # All lines but the first, the evaluation before training, are updates.
-    updates_of_all = min(len(run.lines) - 1 for runs in by_arm.values() for run in runs.values())
     arms = {}
     for label, runs in by_arm.items():
         is_base = label == base

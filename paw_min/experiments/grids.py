@@ -52,7 +52,7 @@ GRIDS = {
         *pair("PPO", "--algo ppo --groups {episodes} --group-size 1"),
         *pair("RLOO", "--algo rloo"),
     ],
-    "table3-models": [  # with -- --preset paper
+    "table3-models": [  # with -- --preset paper --data DIR
         *pair("Qwen3-1.7B", "--model Qwen/Qwen3-1.7B --kl-coef 0"),
         *pair("Llama3.2-3B-Instruct", "--model meta-llama/Llama-3.2-3B-Instruct"),
         *pair("Qwen2.5-14B-Instruct", "--model Qwen/Qwen2.5-14B-Instruct"),

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from paw_min.envs.search.env import last_answer, search_query
-from paw_min.envs.webshop.pages import BUTTONS
+from paw_min.envs.webshop.pages import BUTTONS, clicked, read_action
 from paw_min.experiments import transitions
 from paw_min.experiments.table import markdown_table
 from paw_min.experiments.transitions import Played, TextRow
@@ -59,14 +59,11 @@ def webshop_kind(command: str, page: str) -> str:
 
     Names of option groups, which cannot be clicked, count as options.
     """
-    match = re.match(r"(search|click)\[([^\[]+)\]", command)
-    if not match:
-        return "no effect"
-    if match[1] == "search":
+    if read_action(command).name == "search":
         return "search"
-    argument = match[2].lower()
     parts = [part.strip("'").lower() for part in page.split(" [SEP] ")]
-    if argument not in parts or argument == "search":
+    argument = clicked(command, parts)
+    if argument is None:
         return "no effect"
     if argument == "buy now":
         return "buy"

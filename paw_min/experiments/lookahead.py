@@ -36,14 +36,16 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
 
 from paw_min.config import Config, check
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Pool, Tasks
 from paw_min.experiments.lookahead_samplers import SharedDraws, WorldModelSampler
 from paw_min.experiments.outcomes import has_no_effect
-from paw_min.experiments.table import markdown_table
+from paw_min.experiments.table import MAX_STEPS, markdown_table
 from paw_min.experiments.transitions import Arguments, arguments, text_rows
 from paw_min.model.policy import Policy
 from paw_min.rollout import Episode
@@ -52,7 +54,7 @@ from paw_min.running.evaluate import evaluate
 from paw_min.running.lookahead import Decision, LookaheadSampler, costs
 from paw_min.running.metrics import mean
 from paw_min.running.plot import plain, plt
-from paw_min.running.runs import newest_checkpoint, replace_text, writing
+from paw_min.running.runs import newest_checkpoint, reading, replace_text, writing
 from paw_min.running.seeds import generator, request_seed
 from paw_min.running.session import (
     PANEL_SLOTS,
@@ -63,6 +65,7 @@ from paw_min.running.session import (
 )
 from paw_min.running.untrusted import read_json
 from paw_min.world_models.dream import WorldModel
+from paw_min.world_models.records import Rate
 from paw_min.world_models.training import load_world_model
 from paw_min.world_models.trajectories import Recorder
 
@@ -84,25 +87,29 @@ class Rule(NamedTuple):
         return self.kind if self.veto_at is None else f"{self.kind}, p >= {self.veto_at:g}"
 
 
+Amount = Annotated[float, Field(ge=0, le=MAX_STEPS)]
+
+
 @dataclass
 class Played:
     """One model with one rule and one K on the panel. None: the rule makes no prediction."""
 
     model: str
     rule: str  # Rule.name
-    k: int
+    k: Annotated[int, Field(ge=1)]
     games: int
-    success: float
-    success_se: float  # standard error over the games
-    no_effect: float  # share of the steps
-    vetoed: float | None  # share of the candidates
-    precision: float | None  # share of the replayed vetoes that were right
-    base_rate: float | None  # share of replayed candidates, drawn from all, without an effect
+    success: Rate
+    success_se: Amount  # standard error over the games
+    no_effect: Rate  # share of the steps
+    vetoed: Rate | None  # share of the candidates
+    precision: Rate | None  # share of the replayed vetoes that were right
+    base_rate: Rate | None  # share of replayed candidates, drawn from all, without an effect
     replays: int  # vetoes replayed
-    step_generated: float  # tokens, and so on: see running/lookahead.py: Costs
-    step_scored: float
-    step_passes: float
-    episode_tokens: float  # generated and scored
+    # Tokens, and so on: see running/lookahead.py: Costs. A response has an end token at least.
+    step_generated: Annotated[float, Field(gt=0, le=MAX_STEPS)]
+    step_scored: Amount
+    step_passes: Amount
+    episode_tokens: Amount  # generated and scored
 
     @property
     def step_tokens(self) -> float:
@@ -140,6 +147,10 @@ def main(argv: list[str] | None = None) -> None:
     found = begin(args, plan.settings)
     measured = {(one.model, one.rule, one.k) for one in found}
     labels = [model.label for model in plan.models]
+    others = {one.model for one in found} - set(labels)
+    if others:
+        raise UserError(f"{stored(args)} has lines of the model {min(others)!r:.80}: choose "
+                        "another --out, or delete it.")  # fmt: skip
     with closing(tasks.make_pool(min(PANEL_SLOTS, len(tasks.held_out)))) as pool:
         for model in plan.models:
             missing = []
@@ -342,9 +353,21 @@ def begin(args: Arguments, settings: str) -> list[Played]:
         if not noted.is_file() or noted.read_bytes() != os.fsencode(settings):
             raise UserError(f"{path} has lines of other settings: choose another --out, or delete "
                             "it.")  # fmt: skip
-        return read_json(path, list[Played])
+        return read_lines(path)
     replace_text(noted, settings)
     return []
+
+
+def read_lines(path: Path) -> list[Played]:
+    """The lines in a file; UserError for one that no evaluation writes."""
+    found = read_json(path, list[Played])
+    with reading(path):
+        for one in found:
+            if one.rule.partition(",")[0] not in KINDS:
+                raise ValueError(f"a line has the rule {one.rule!r:.80}")
+            if one.precision is not None and one.base_rate is None:
+                raise ValueError(f"{one.model!r:.80}, {one.rule}, K = {one.k} has no base_rate")
+    return found
 
 
 def draw(found: list[Played], path: Path) -> None:

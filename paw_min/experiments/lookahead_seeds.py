@@ -30,13 +30,12 @@ import numpy as np
 
 from paw_min.experiments.curves import t_interval
 from paw_min.experiments.figures import save
-from paw_min.experiments.lookahead import Played
+from paw_min.experiments.lookahead import Played, read_lines
 from paw_min.experiments.table import markdown_table
 from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.metrics import mean
 from paw_min.running.plot import plain, plt
 from paw_min.running.runs import writing
-from paw_min.running.untrusted import read_json
 
 BASE = "likelihood"
 Key = tuple[str, str, int]  # model, rule, K
@@ -73,7 +72,7 @@ class Line:
 def read(path: Path) -> Seed:
     if not path.is_file():
         raise UserError(f"{path} does not exist: write it with lookahead --out.")
-    return {(one.model, one.rule, one.k): one for one in read_json(path, list[Played])}
+    return {(one.model, one.rule, one.k): one for one in read_lines(path)}
 
 
 def read_all(files: list[Path]) -> list[Seed]:

@@ -3,12 +3,12 @@
     python -m paw_min.experiments.table runs/table1-alfworld.json ... | RUN ... [--out FILE.md]
 
 Every number is of a run's last evaluation, in percent. A task counts once, however often it was
-played. The difference of an arm to the first arm is taken seed by seed and task by task. Its
-interval is a bootstrap: draw seeds, then tasks, both with replacement. All seeds share the panel,
-so the tasks of a draw are the same for all seeds. Runs without evaluation.json have no outcomes
-per task: their numbers come from metrics.jsonl, and only seeds are drawn. With three seeds, that
-interval is the range from the worst to the best seed, which holds the true mean in 75 % of the
-cases if the distribution is symmetric.
+played; episodes lost to a broken environment do not count. The difference of an arm to the first
+arm is taken seed by seed and task by task. Its interval is a bootstrap: draw seeds, then tasks,
+both with replacement. All seeds share the panel, so the tasks of a draw are the same for all seeds.
+Runs without evaluation.json have no outcomes per task: their numbers come from metrics.jsonl, and
+only seeds are drawn. With three seeds, that interval is the range from the worst to the best seed,
+which holds the true mean in 75 % of the cases if the distribution is symmetric.
 """
 
 import json
@@ -20,10 +20,10 @@ from typing import Annotated
 
 import numpy as np
 from pydantic import Field
-from typing_extensions import TypedDict  # before Python 3.12, pydantic cannot read typing's
+from typing_extensions import NotRequired, TypedDict  # pydantic needs it on Python 3.11
 
 from paw_min.running.errors import Parser, UserError, user_errors
-from paw_min.running.runs import read_metrics, writing
+from paw_min.running.runs import read_metrics, reading, writing
 from paw_min.running.untrusted import exact, open_ended, read_json
 
 DRAWS = 2000
@@ -70,6 +70,7 @@ class Outcome(TypedDict):
     task_type: str
     won: bool
     score: float | None
+    failed: NotRequired[str]  # why the episode was lost; earlier versions left these out
 
 
 @exact
@@ -256,7 +257,7 @@ def load(paths: list[Path]) -> tuple[list[Result], list[str]]:
         file = folder / "evaluation.json"
         episodes = None
         if file.exists():
-            episodes = read_json(file, Evaluation)["episodes"]
+            episodes = played(file)
         result = Result(
             label=entry.label,
             seed=entry.seed,
@@ -272,6 +273,16 @@ def load(paths: list[Path]) -> tuple[list[Result], list[str]]:
     if not results:
         raise UserError(f"no evaluation in {', '.join(map(str, paths))}: run the sweep first.")
     return list(results.values()), notes
+
+
+def played(file: Path) -> list[Outcome]:
+    """The episodes of an evaluation.json, without those that were lost."""
+    listed = read_json(file, Evaluation)["episodes"]
+    found = [episode for episode in listed if not episode.get("failed")]
+    with reading(file):
+        if not found:
+            raise ValueError("all its episodes were lost")
+    return found
 
 
 def compute(results: list[Result]) -> tuple[dict[str, dict[str, Cell]], bool]:

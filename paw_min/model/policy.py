@@ -28,6 +28,7 @@ from paw_min.model import lora
 from paw_min.model.batches import Batch
 from paw_min.model.head import is_argmax, token_scores
 from paw_min.running.errors import UserError
+from paw_min.running.files import refuse_special
 
 transformers_logging.disable_progress_bar()  # one per file would hide our own
 
@@ -278,8 +279,10 @@ def load_policy(
 
 @contextmanager
 def load_errors(folder: str):
-    """Report a model that cannot be used as a UserError."""
+    """Report a model that cannot be used as a UserError. folder: it may be a hub name."""
     try:
+        for path in Path(folder).glob("*"):
+            refuse_special(path)
         yield
     except UserError:
         raise

@@ -39,6 +39,7 @@ class Response:
     slot: int
     ids: list[int]  # as sampled, up to and including the first end token
     logps: list[float]  # log-probability of each token, in nats, at the sampling temperature
+    cut: bool = False  # stopped by the limit of tokens, before an end token
 
 
 class GumbelNoise(LogitsProcessor):
@@ -127,5 +128,6 @@ class HFSampler:
         for request, row_ids, row_logps in zip(batch, generated, logps, strict=True):
             ends = [n for n, token in enumerate(row_ids, start=1) if token in policy.eos_ids]
             length = ends[0] if ends else len(row_ids)
-            responses.append(Response(request.slot, row_ids[:length], list(row_logps[:length])))
+            logps_of_row = list(row_logps[:length])
+            responses.append(Response(request.slot, row_ids[:length], logps_of_row, cut=not ends))
         return responses

@@ -100,6 +100,7 @@ class VLLMSampler:
     @contextmanager
     def sync(self, policy: Policy):  # collective if the model is sharded
         self.eos_ids = policy.eos_ids
+        policy.zero_grad()  # gradients of the last step: 4 bytes per trained parameter
         if self.gpu:
             torch.cuda.empty_cache()  # return what the trainer freed but its allocator cached
             self.llm.wake_up(tags=["weights"])
@@ -142,7 +143,8 @@ class VLLMSampler:
                 # One dictionary per token, with the sampled token as its only key.
                 logps = [at[token].logprob for token, at in zip(ids, completion.logprobs)]
                 request = self.running.pop(output.request_id)
-                finished.append(Response(request.slot, ids, logps))
+                cut = ids[-1] not in self.eos_ids
+                finished.append(Response(request.slot, ids, logps, cut))
             yield finished
 
     def close(self) -> None:

@@ -7,13 +7,14 @@ protocol at the start with a test query. A batch of searches is one request wher
 lists, and concurrent requests where it does not.
 
 Failures: at the start, an unusable server is an error in one sentence. During training, temporary
-failures (no connection, no complete answer in time, HTTP 5xx) are retried after 1, 2, 4 .. 30
-seconds, for `patience` seconds; then `RetrieverError` ends the run, and the same command resumes it
-from its last checkpoint. Other failures are not retried. Redirects are refused, because a
-redirected POST becomes a GET.
+failures (no connection, no complete answer in time, HTTP 408, 425, 429 and 5xx) are retried after
+1, 2, 4 .. 30 seconds, or later if the server asks for it (Retry-After), for `patience` seconds;
+then `RetrieverError` ends the run, and the same command resumes it from its last checkpoint. A
+server that is busy or loads is waited for at the start, too. Other failures are not retried.
+Redirects are refused, because a redirected POST becomes a GET.
 
-The retries are not urllib3's `Retry`: it counts attempts, which may take a second or two minutes
-each, and reads the body of an answer without a limit of its size and time.
+The loop is not urllib3's `Retry`: it counts attempts, which may take a second or two minutes each,
+and reads the body of an answer without a limit of its size and time.
 """
 
 import base64
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes, urlsplit
 
 import urllib3
+from urllib3 import HTTPHeaderDict
 from urllib3.exceptions import HTTPError, NewConnectionError, ProtocolError
 from urllib3.exceptions import TimeoutError as NoAnswer
 
@@ -38,6 +40,7 @@ LONGEST_WAIT = 30.0  # .. up to this
 CHUNK = 1 << 20  # bytes of an answer that are read at once
 MAX_BYTES = 1 << 28  # of one answer; 20,000 passages of 100 words are 12 MB
 TEMPORARY = (NoAnswer, ProtocolError)  # NewConnectionError is a NoAnswer
+BUSY = (408, 425, 429, 503)  # our own server answers 503 while it loads
 # What reading an answer of another kind raises; RecursionError: JSON that is nested too deep.
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 START_IT = "start it (`python -m paw_min.retrieval.server --help`) or correct the address"
@@ -51,8 +54,8 @@ class RetrieverError(UserError):
 @dataclass
 class _Reply:
     status: int
+    headers: HTTPHeaderDict
     body: bytes
-    location: str  # where a redirect points, else ""
 
 
 class SearchClient:
@@ -71,7 +74,8 @@ class SearchClient:
         self._http = urllib3.PoolManager(maxsize=THREADS, retries=False, timeout=timeout)
         self._http.headers["Content-Type"] = "application/json"
         self._base = self._log_in(url)
-        self._wait_until_loaded()
+        self.protocol = ""  # until it is known
+        self._ask("GET", "/health")  # waits while our own server loads; the published have no such
         self.protocol = self._find_protocol()  # "queries" or "query"
 
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:
@@ -82,13 +86,11 @@ class SearchClient:
             size = max(1, MAX_HITS // k)  # our own server refuses larger requests
             for start in range(0, len(queries), size):
                 part = queries[start : start + size]
-                payload = {"queries": part, "topk": k, "return_scores": True}
-                found += self._ask(payload, len(part))
+                found += self._read(self._post("queries", part, k), len(part), k)
             return found
 
         def search_one(query: str) -> list[Hit]:
-            payload = {"query": query, "topk": k, "return_scores": True}
-            return self._ask(payload, 1)[0]
+            return self._read(self._post("query", query, k), 1, k)[0]
 
         with ThreadPoolExecutor(min(THREADS, len(queries))) as threads:
             return list(threads.map(search_one, queries))
@@ -111,39 +113,9 @@ class SearchClient:
         parts = parts._replace(netloc=parts.netloc.rpartition("@")[2])
         return parts.geturl().rstrip("/").removesuffix("/retrieve")
 
-    def _wait_until_loaded(self) -> None:
-        """Wait while our own server reports that it is loading; the published ones are silent."""
-        deadline = time.monotonic() + self.patience
-        told = False
-        while True:
-            try:
-                reply = self._send("GET", "/health")
-            except TEMPORARY as error:
-                raise RetrieverError(
-                    f"The retrieval server {self.url} cannot be reached ({self._reason(error)}): "
-                    f"{START_IT}; the published servers are silent for minutes while they load."
-                ) from error
-            if reply.status != 503:
-                return
-            if not told:
-                print(f"the retrieval server {self.url} is loading: waiting", flush=True)
-            told = True
-            if time.monotonic() > deadline:
-                raise RetrieverError(
-                    f"The retrieval server {self.url} has been loading for more than "
-                    f"{self.patience:g} s: try again when it is ready."
-                )
-            time.sleep(FIRST_WAIT)
-
     def _find_protocol(self) -> str:
         for protocol, test in (("queries", ["paw"]), ("query", "paw")):
-            try:
-                reply = self._post({protocol: test, "topk": 1, "return_scores": True})
-            except TEMPORARY as error:
-                raise RetrieverError(
-                    f"The retrieval server {self.url} does not answer a test query "
-                    f"({self._reason(error)}): look at its log, or {START_IT}."
-                ) from error
+            reply = self._post(protocol, test, 1)
             if reply.status != 422:  # FastAPI's status for a missing key
                 self._read(reply, n=1, k=1)
                 return protocol
@@ -152,41 +124,45 @@ class SearchClient:
             f"{_excerpt(reply)}): give the address of a retrieval server."
         )
 
-    def _ask(self, payload: dict, n: int) -> list[list[Hit]]:
-        """The hits of n queries; retries for `patience` seconds after the first failure."""
+    def _post(self, key: str, asked: str | list[str], k: int) -> _Reply:
+        payload = {key: asked, "topk": k, "return_scores": True}
+        return self._ask("POST", "/retrieve", json.dumps(payload).encode())
+
+    def _ask(self, method: str, path: str, body: bytes = b"") -> _Reply:
+        """The answer to a request; retries for `patience` seconds after the first failure."""
         deadline = None
         wait = FIRST_WAIT
         while True:
+            least = 0.0  # seconds that the server asks for
             try:
-                reply = self._post(payload)
+                reply = self._send(method, path, body)
             except TEMPORARY as error:
                 reason = self._reason(error)
+                if not self.protocol:
+                    raise RetrieverError(
+                        f"The retrieval server {self.url} cannot be reached ({reason}): "
+                        f"{START_IT}; the published servers are silent for minutes while they load."
+                    ) from error
             else:
-                if reply.status < 500:
-                    return self._read(reply, n, payload["topk"])
-                reason = f"HTTP {reply.status}"
+                if reply.status not in BUSY and (reply.status < 500 or not self.protocol):
+                    return reply
+                reason = f"HTTP {reply.status}: {_excerpt(reply)}"
+                least = _retry_after(reply)
+            now = time.monotonic()
             if deadline is None:
-                deadline = time.monotonic() + self.patience
-            if time.monotonic() + wait > deadline:
+                deadline = now + self.patience
+            if now >= deadline:
                 raise RetrieverError(
                     f"The retrieval server {self.url} did not come back within "
                     f"{self.patience:g} s ({reason}): start it again, then rerun the same command "
                     "to resume from the last checkpoint."
                 )
-            log.warning("retrieval server %s: %s; next attempt in %g s", self.url, reason, wait)
-            time.sleep(wait)
+            pause = min(max(wait, least), deadline - now)
+            log.warning("retrieval server %s: %s; next attempt in %g s", self.url, reason, pause)
+            time.sleep(pause)
             wait = min(2 * wait, LONGEST_WAIT)
 
-    def _post(self, payload: dict) -> _Reply:
-        reply = self._send("POST", "/retrieve", json.dumps(payload).encode())
-        if 300 <= reply.status < 400:
-            raise RetrieverError(
-                f"The server {self.url} redirects to {masked(reply.location)!r} "
-                f"(HTTP {reply.status}): give the final address."
-            )
-        return reply
-
-    def _send(self, method: str, path: str, body: bytes = b"") -> _Reply:
+    def _send(self, method: str, path: str, body: bytes) -> _Reply:
         """Exchange one request and its answer; temporary failures are raised as they are."""
         deadline = time.monotonic() + self.timeout
         url = self._base + path
@@ -217,10 +193,16 @@ class SearchClient:
                 f"The retrieval server {self.url} cannot be used ({type(error).__name__}): look at "
                 f"its log, or {START_IT}."
             ) from error
-        return _Reply(answer.status, bytes(content), answer.headers.get("Location", ""))
+        return _Reply(answer.status, answer.headers, bytes(content))
 
     def _read(self, reply: _Reply, n: int, k: int) -> list[list[Hit]]:
         """The hits of n queries: the first k of each, if a server ignores topk."""
+        if 300 <= reply.status < 400:
+            location = masked(reply.headers.get("Location", ""))
+            raise RetrieverError(
+                f"The server {self.url} redirects to {location!r} (HTTP {reply.status}): give the "
+                "final address."
+            )
         if reply.status != 200:
             raise RetrieverError(
                 f"The server {self.url} answers HTTP {reply.status} ({_excerpt(reply)}): look at "
@@ -239,13 +221,6 @@ class SearchClient:
             raise RetrieverError(
                 f"The server {self.url} answered {len(result)} queries of {n}: look at its log."
             )
-        for hits in result:
-            for hit in hits:
-                if not math.isfinite(hit["score"]):
-                    raise RetrieverError(
-                        f"The server {self.url} answered with the score {hit['score']}: look at "
-                        "its log."
-                    )
         return result
 
     def _reason(self, error: HTTPError) -> str:
@@ -263,10 +238,18 @@ def _hit(entry: dict) -> Hit:
     if not isinstance(contents, str):
         raise TypeError("`contents` is not a text")
     contents.encode()  # raises UnicodeEncodeError for half of a surrogate pair
-    return {
-        "document": {"id": str(document.get("id", "")), "contents": contents},
-        "score": float(entry["score"]),
-    }
+    score = float(entry["score"])
+    if not math.isfinite(score):
+        raise ValueError(f"the score {score}")
+    return {"document": {"id": str(document.get("id", "")), "contents": contents}, "score": score}
+
+
+def _retry_after(reply: _Reply) -> float:
+    """The seconds in the header Retry-After, a number or a date; 0 without a readable one."""
+    try:
+        return urllib3.Retry().parse_retry_after(reply.headers.get("Retry-After", "0"))
+    except (HTTPError, ValueError, OverflowError):
+        return 0.0
 
 
 def _excerpt(reply: _Reply) -> str:

@@ -37,12 +37,21 @@ def table_line(metrics: dict[str, float]) -> str:
     return "  ".join(cells)
 
 
-def print_start(s) -> None:
-    """What a session trains, and the lines so far of a resumed run."""
+def cut_line(metrics: dict[str, float]) -> str:
+    """How many responses were cut by the limit of tokens; "" if none was."""
+    parts = []
+    for name, of in (("responses_cut", "responses"), ("eval_responses_cut", "held-out responses")):
+        if metrics.get(name):
+            parts.append(f"{metrics[name]:.1%} of the {of}")
+    return f"         cut at --max-response-tokens: {', '.join(parts)}" if parts else ""
+
+
+def print_start(s, data: str) -> None:
+    """What a session trains and on which data, and the lines so far of a resumed run."""
     ranks = f", {distributed.n_ranks()} ranks" if distributed.n_ranks() > 1 else ""
     say(
         f"run {s.run.folder}: {s.policy.model.num_parameters():,} parameters on "
-        f"{s.policy.device}{ranks}, {len(s.tasks.train)} training tasks, "
+        f"{s.policy.device}{ranks}, {data}: {len(s.tasks.train)} training tasks, "
         f"panel of {len(s.tasks.held_out)}\n{HEADER}"
     )
     for line in s.run.metrics():

@@ -48,9 +48,16 @@ def limit_threads() -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
 
 
+def check_device(device: str) -> None:
+    """UserError for a GPU that is not there."""
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"--device {device}: torch sees no GPU here; use --device cpu.")
+
+
 def join(device: str) -> str:
     """Join the process group if torchrun launched this process -> the device of this rank."""
     limit_threads()
+    check_device(device)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if not dist.is_torchelastic_launched():

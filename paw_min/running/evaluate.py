@@ -37,6 +37,7 @@ def evaluate(
     if all(e.failed for e in episodes):
         raise UserError(f"no episode of the evaluation could be played: {episodes[0].failed}")
     metrics = panel_metrics(episodes)
+    metrics["eval_responses_cut"] = played.metrics["responses_cut"]
     if cfg.lookahead > 1:
         decisions = distributed.all_gather(sampler.decisions)
         metrics |= {f"eval_{name}": value for name, value in asdict(costs(decisions)).items()}
@@ -44,7 +45,10 @@ def evaluate(
 
 
 def panel_metrics(episodes: list[Episode]) -> dict[str, float]:
-    """Success of the panel: pooled, by task type, and its standard error over the tasks."""
+    """Success of the panel: pooled, by task type, and its standard error over the tasks.
+
+    With k episodes per task also pass@k, the fraction of tasks that at least one of them wins.
+    """
     played = [e for e in episodes if not e.failed]
     by_type = defaultdict(list)
     by_task = defaultdict(list)
@@ -61,17 +65,27 @@ def panel_metrics(episodes: list[Episode]) -> dict[str, float]:
     # Repeats of a task are not independent: the error is that of the tasks' means.
     means = [mean(won) for won in by_task.values()]
     metrics["eval_success_se"] = stdev(means) / len(means) ** 0.5 if len(means) > 1 else 0.0
+    if len(episodes) > len({e.task for e in episodes}):
+        metrics["eval_success_at_k"] = mean([any(won) for won in by_task.values()])
     return metrics | types
 
 
 def outcomes(update: int, episodes: list[Episode]) -> str:
-    """Outcome of each completed episode, as JSON: for tables with paired differences."""
-    played = [
-        {"task": short(e.task), "task_type": e.task_type, "won": e.won, "score": e.score}
+    """Outcome of each episode, as JSON: for tables with paired differences.
+
+    failed: why the environment broke. Such an episode is neither won nor lost.
+    """
+    listed = [
+        {
+            "task": short(e.task),
+            "task_type": e.task_type,
+            "won": e.won,
+            "score": e.score,
+            "failed": e.failed,
+        }
         for e in episodes
-        if not e.failed
     ]
-    return json.dumps({"update": update, "episodes": played}, indent=0) + "\n"
+    return json.dumps({"update": update, "episodes": listed}, indent=0) + "\n"
 
 
 def short(task: str) -> str:

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from paw_min.running.errors import UserError
+
 
 def parse_json(content: bytes):
     """The value in a JSON file; ValueError also for a text that is not Unicode.
@@ -16,10 +18,16 @@ def parse_json(content: bytes):
     return value
 
 
+def refuse_special(path: Path) -> None:
+    """ValueError for a pipe or a device, from which a program could read without an end."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ValueError(f"{path} is a pipe or a device, not a file")
+
+
 def expanded(path: str | Path) -> Path:
-    """The path with its ~ replaced; ValueError if it names a user who does not exist."""
+    """The path with its ~ replaced; UserError if it names a user who does not exist."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise ValueError(f"{path} begins with a home folder that does not exist: write the whole "
-                         "path.") from error  # fmt: skip
+        raise UserError(f"{path} begins with a home folder that does not exist: write the whole "
+                        "path.") from error  # fmt: skip

@@ -7,16 +7,19 @@
     one pass    activations of --micro-tokens tokens, forward and backward
     vLLM        its fraction of the GPU
 
-The peak adds states, reference and the larger of one pass and vLLM, which take turns.
+A pass and vLLM take turns, and the gradients are freed before vLLM wakes. So the peak has states,
+reference, and the larger of one pass and vLLM minus gradients. With --ref-offload, the reference
+takes turns with both.
 
 Left out: rows longer than --micro-tokens, the weights that --shard gathers, temporary gradients and
 temporary numbers of AdamW, the cache of the transformers sampler, vLLM on a CPU, CUDA itself,
-fragmentation. PPO's peak is too high by 4 bytes per parameter: the gradients of policy and critic
-take turns too.
+fragmentation. A pass of PPO is too high by 4 bytes per parameter: the gradients of policy and
+critic take turns too.
 
 Measured on a CPU, without PPO, --shard and vLLM (bench/memory.py): the estimates of a pass and
-of the peak were within 10 %. A run is stopped only if its estimated peak exceeds the free memory by
-more than 20 %.
+of the peak were within 10 %. So a run is stopped if its estimated peak exceeds the free memory by
+more than 10 %. In the 10 % below and above the free memory, the estimate cannot tell: the run says
+so.
 """
 
 import os
@@ -32,7 +35,7 @@ from paw_min.model.policy import load_errors
 from paw_min.running import console, distributed
 from paw_min.running.errors import UserError
 
-MARGIN = 1.2  # a run is stopped if its estimated peak exceeds the free memory times this
+MARGIN = 1.1  # error of the estimate: a run is stopped above the free memory times this
 
 
 @dataclass
@@ -40,6 +43,7 @@ class Estimate:
     """Bytes on one device."""
 
     states: float
+    gradients: float  # part of the states; none while vLLM is awake
     reference: float
     one_pass: float
     vllm: float
@@ -60,14 +64,18 @@ def estimate(
     in_adapters = sum(cfg.lora_rank * (part.in_features + part.out_features) for part in linear)
     number = 2 if bf16 else 4  # bytes of a number in a pass
 
-    states = 16 * total
+    trained = in_adapters if cfg.lora_rank else total
+    frozen = 0  # bytes
     if cfg.lora_rank:
         # Frozen weights of linear layers are stored in the type of the passes.
-        states = number * in_linear + 4 * (total - in_linear) + 16 * in_adapters
+        frozen = number * in_linear + 4 * (total - in_linear)
     if cfg.algo == "ppo":
-        states += 16 * decoder.num_parameters()
+        trained += decoder.num_parameters()
+    states = frozen + 16 * trained
+    gradients = 4 * trained
     if cfg.shard:
         states /= ranks
+        gradients /= ranks
     reference = 4 * total if cfg.kl_coef > 0 and not cfg.lora_rank else 0
 
     # Per token, a layer saves two norms in fp32, four tensors of the MLP, and the queries, keys,
@@ -90,10 +98,10 @@ def estimate(
         one_pass += 2 * in_linear  # autocast keeps copies of the weights
 
     vllm = cfg.vllm_memory * gpu_bytes if cfg.sampler == "vllm" else 0
-    peak = states + reference + max(one_pass, vllm)
-    if cfg.ref_offload:  # the reference is on the device for its own pass only
-        peak = states + max(one_pass, vllm, reference)
-    return Estimate(states, reference, one_pass, vllm, peak)
+    peak = states + reference + max(one_pass, vllm - gradients)
+    if cfg.ref_offload:  # the reference is on the device for its own pass only, before gradients
+        peak = states + max(one_pass, vllm - gradients, reference - gradients)
+    return Estimate(states, gradients, reference, one_pass, vllm, peak)
 
 
 def row_tokens(cfg: Config) -> int:
@@ -122,15 +130,19 @@ def check(cfg: Config, folder: str, device: str) -> str:
     with load_errors(folder):
         ours = estimate(cfg, AutoConfig.from_pretrained(folder), ranks, bf16, gpu_bytes)
     sizes = (
-        f"{ours.peak / 1e9:.2f} GB (states {ours.states / 1e9:.2f}, reference "
-        f"{ours.reference / 1e9:.2f}, one pass {ours.one_pass / 1e9:.2f}, vLLM "
-        f"{ours.vllm / 1e9:.2f}), {free / 1e9:.2f} GB free on {device}"
+        f"{ours.peak / 1e9:.2f} GB (states {ours.states / 1e9:.2f} with gradients "
+        f"{ours.gradients / 1e9:.2f}, reference {ours.reference / 1e9:.2f}, one pass "
+        f"{ours.one_pass / 1e9:.2f}, vLLM {ours.vllm / 1e9:.2f}), {free / 1e9:.2f} GB free on "
+        f"{device}"
     )
     if ours.peak > MARGIN * free:
+        offload = "--ref-offload, " if ours.reference and not cfg.ref_offload else ""
         raise UserError(
-            f"the run needs about {sizes}: use --grad-checkpointing, a smaller --micro-tokens, "
-            "--vllm-memory or --model, --lora-rank, or --shard on more GPUs."
+            f"the run needs about {sizes}: use {offload}--grad-checkpointing, a smaller "
+            "--micro-tokens, --vllm-memory or --model, --lora-rank, or --shard on more GPUs."
         )
+    if ours.peak > free / MARGIN:
+        sizes += "; it may not fit"
     return sizes
 
 

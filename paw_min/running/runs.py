@@ -31,7 +31,8 @@ from torch.distributed.checkpoint import state_dict
 from paw_min.config import Config
 from paw_min.running import distributed, track
 from paw_min.running.errors import UserError
-from paw_min.running.stored import differences, public
+from paw_min.running.files import refuse_special
+from paw_min.running.stored import differences, moved, public
 
 MAX_UPDATES = 999_999  # the names of checkpoints have six digits
 
@@ -61,18 +62,26 @@ class Run:
         is_trained = bool(read_metrics(self.folder) or self.checkpoint())
         if is_trained:
             with reading(path):
-                changed = differences(json.loads(path.read_text()), cfg)
+                stored = json.loads(path.read_text())
+                changed = differences(stored, cfg)
             if changed:
                 raise UserError(
                     f"{self.folder} belongs to a run with {', '.join(changed)}: "
                     "repeat those settings to resume it, or choose another --name."
                 )
+            for sentence in moved(stored, cfg):
+                print(f"{self.folder}: {sentence}", flush=True)
         # An evaluation may differ in what is free to change, such as --updates.
         if not (eval_only and is_trained):
             self.write("config.json", json.dumps(public(cfg), indent=2) + "\n")
 
     def checkpoint(self) -> Path | None:
         return newest_checkpoint(self.folder)
+
+    def lower_rate(self) -> str:
+        """What to do after a NaN. A run keeps its learning rate, so another one goes on."""
+        weights = self.checkpoint() or "the start model"
+        return f"lower --lr and continue under another --name with --model set to {weights}"
 
     def save(self, policy, optimizer, done: int) -> None:
         """Write the checkpoint after `done` updates, then remove the older ones."""
@@ -81,7 +90,9 @@ class Run:
         )
         weights, state = state_dict.get_state_dict(policy, optimizer, options=options)
         if not all(weight.isfinite().all() for weight in weights.values()):
-            raise UserError(f"update {done} made weights NaN or infinite; not saved: lower --lr")
+            raise UserError(
+                f"update {done} made weights NaN or infinite; not saved: {self.lower_rate()}."
+            )
         if distributed.rank() > 0:
             return
         final = self.folder / f"checkpoint-{done:06d}"
@@ -114,7 +125,7 @@ class Run:
                     policy, optimizer, state["optimizer"], options=options
                 )
                 done = state["done"]
-                if done != updates_done(checkpoint):
+                if type(done) is not int or done != updates_done(checkpoint):
                     raise ValueError(f"it is of update {done!r:.20}, not of its folder's")
         if distributed.rank() == 0:
             lines = read_metrics(self.folder)
@@ -261,8 +272,9 @@ def writing(what: str):
 
 @contextmanager
 def reading(path: Path):
-    """Report a damaged file as a UserError."""
+    """Report a damaged file as a UserError, and a pipe before it is opened."""
     try:
+        refuse_special(path)
         yield path
     except UserError:
         raise

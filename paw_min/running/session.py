@@ -107,9 +107,8 @@ def check_machine(cfg: Config) -> None:
     if cfg.lora_rank:
         lora.check_installed()
     track.check_installed(cfg.track)
+    distributed.check_device(cfg.device)
     gpu = torch.cuda.is_available()
-    if cfg.device.startswith("cuda") and not gpu:
-        raise UserError(f"--device {cfg.device}: torch sees no GPU here; use --device cpu.")
     if cfg.sampler == "vllm" and gpu and cfg.device not in ("auto", "cuda"):
         choose = "omit it and set CUDA_VISIBLE_DEVICES, or use --sampler transformers"
         raise UserError(f"--device {cfg.device}: vLLM uses the first visible GPU; {choose}.")
@@ -177,6 +176,12 @@ def data_folder(cfg: Config) -> str:
     return cfg.data
 
 
+def described_data(cfg: Config) -> str:
+    """The data folder, with a note where its data are generated; for the console."""
+    note = " (generated)" if toy.is_generated(cfg.env, cfg.data) else ""
+    return data_folder(cfg) + note
+
+
 def find_tasks(cfg: Config) -> Tasks:
     """The training tasks and the evaluation panel; UserError for unusable data."""
     try:
@@ -201,7 +206,8 @@ def dry_run(cfg: Config) -> None:
         missing.append(str(error))
     try:
         tasks = find_tasks(cfg)
-        print(f"data      {len(tasks.train)} training tasks, panel of {len(tasks.held_out)}")
+        counts = f"{len(tasks.train)} training tasks, panel of {len(tasks.held_out)}"
+        print(f"data      {described_data(cfg)}: {counts}")
     except UserError as error:
         missing.append(str(error))
 

@@ -4,7 +4,9 @@ import reprlib
 from dataclasses import Field, asdict, fields
 
 from paw_min.config import FREE_TO_CHANGE, Config, flag, settings
+from paw_min.retrieval import is_url
 from paw_min.running.errors import UserError, masked
+from paw_min.toy import WORLDS
 
 # Settings of earlier versions that are constants now, with the constant. A run folder that has
 # another value cannot be resumed. None: the value never changed the numbers.
@@ -13,6 +15,8 @@ FORMER_SETTINGS = {
     "train_split": "train", "step_weight": 1.0, "gae_lambda": 1.0, "critic_lr": 0.0,
     "weight_decay": 0.01, "grad_clip": 1.0, "is_cap": 2.0, "dual_clip": 3.0, "world": "home",
 }  # fmt: skip
+
+SOURCES = ("data", "retriever")  # a run may resume with the same content at another place
 
 
 def public(cfg: Config) -> dict:
@@ -65,10 +69,29 @@ def check_stored(f: Field, value) -> None:
 
 
 def differences(stored: dict, cfg: Config) -> list[str]:
-    """The flags of a stored config that differ from `cfg`, without those that may change."""
+    """The flags of a stored config with which a run with the settings `cfg` cannot resume."""
     old = asdict(from_stored(stored))
     return [
         f"{flag(key)} {old[key]!r}"
         for key, value in public(cfg).items()
-        if key not in FREE_TO_CHANGE and old[key] != value
+        if key not in FREE_TO_CHANGE and not is_same(key, old[key], value)
     ]
+
+
+def moved(stored: dict, cfg: Config) -> list[str]:
+    """One sentence for each source of data at another place than in a stored config."""
+    old = asdict(from_stored(stored))
+    new = public(cfg)
+    return [
+        f"{flag(key)} is {new[key]!r} and was {old[key]!r}: the content is taken to be the same"
+        for key in SOURCES
+        if old[key] != new[key]
+    ]
+
+
+def is_same(name: str, old, new) -> bool:
+    """Whether two values of a setting are equal, or name two places where the same data may lie."""
+    generated = ("", *WORLDS)
+    if name in SOURCES and old not in generated and new not in generated:
+        return is_url(old) == is_url(new)
+    return old == new

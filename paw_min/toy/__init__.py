@@ -25,17 +25,25 @@ class Demonstration(NamedTuple):
     observation: str  # what followed in the environment
 
 
+def is_generated(env: str, data: str) -> bool:
+    """Whether a run with this --data has generated data: it names no folder, or one of WORLDS.
+
+    Without --data, ALFWorld's own variable, $ALFWORLD_DATA, is used where it is set.
+    """
+    if env == "alfworld" and not data and os.environ.get("ALFWORLD_DATA"):
+        return False
+    return data in ("", *WORLDS)
+
+
 def default_data(env: str, world: str = "") -> str:
     """The data folder of a run that names none; generated on first use (ALFWorld: a minute).
 
-    world: one of WORLDS (alfworld_games.py). Without it, ALFWorld's own variable, $ALFWORLD_DATA,
-    is used where it is set.
+    world: one of WORLDS (alfworld_games.py).
     """
     # Imported here: each generator needs its benchmark's packages, a run only those of its own.
     if env == "alfworld":
-        folder = os.environ.get("ALFWORLD_DATA")
-        if folder and not world:
-            return folder
+        if not is_generated(env, world):
+            return os.environ["ALFWORLD_DATA"]
         from paw_min.toy import alfworld_games
 
         name = f"alfworld-{world}" if world else "alfworld"

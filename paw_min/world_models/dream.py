@@ -16,18 +16,20 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from paw_min.envs.interface import Answer, Pool, Step
+from paw_min.envs.webshop.pages import clicked, read_action
 from paw_min.model.batches import TokenRow
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.running.errors import UserError
 from paw_min.toy.standins import SPECIAL, chat_tokenizer
 from paw_min.world_models.trajectories import (
-    ACTIONS,
+    MARKER,
     Message,
     Recorder,
     Trajectory,
     initial_context,
     is_solved,
+    observation_of,
     said,
     to_step,
     to_text,
@@ -36,7 +38,6 @@ from paw_min.world_models.trajectories import (
 # Chats that end with the agent's command -> the environment's answers. None: too long to read.
 Predict = Callable[[list[list[Message]]], list[str | None]]
 
-BUY = "click[buy now]"  # WebShop's irreversible step
 BETWEEN = "\ue000"  # stands for an answer in a rendered chat; some templates strip white space
 CHAT = (
     "{% for m in messages %}{% if m['role'] == 'user' %}<user>{{ m['content'] }}<agent>"
@@ -84,14 +85,13 @@ class WorldModel:
 
     @torch.no_grad()
     def answers(self, trajectory: Trajectory) -> list[str | None]:
-        """The greedy answer to each command after the real chat, cut after its first wrong token.
+        """The greedy answer to each command after the real chat.
 
-        None: too long, or cut before its observation is complete. It is complete at the end token,
-        and where the list of actions begins. So what is returned equals the target only if the
-        whole answer does, and has its observation only if that of the whole answer is the same.
+        None: too long for the context, or its beginning differs from the target's observation.
 
-        One forward pass over the trajectory, instead of a generation per answer: greedy decoding
-        writes the target iff each of its tokens is the most likely one after those before it.
+        One forward pass over the trajectory: greedy decoding writes the target iff each of its
+        tokens is the most likely one after those before it. Other answers are generated, but only
+        where the text up to the first other token leaves open what is measured.
         """
         found: list[str | None] = [None] * len(trajectory.answers)
         ids, spans = self._within_context(trajectory)
@@ -104,17 +104,19 @@ class WorldModel:
             # Position t - 1 predicts token t.
             logits = self.policy.model.get_output_embeddings()(hidden[0, :-1])  # (L - 1, V)
         likely = [None, *logits.argmax(-1).tolist()]  # L, the first token is given
+        unfinished = []
         for number, span in enumerate(spans):
+            span = span[: self.answer_tokens]
             wrong = [k for k in span if likely[k] != ids[k]]
             last = wrong[0] if wrong else span[-1]
-            written = [likely[k] for k in range(span[0], last + 1) if likely[k] != self.end]
-            # Special tokens are kept: none belongs to an answer.
-            text = self.policy.tokenizer.decode(written)
-            ended = not wrong or likely[last] == self.end
-            # White space in place of the end token: stripped, it would look like the target.
-            looks_right = last == span[-1] and text[-1:].isspace()
-            if ended or ACTIONS.strip() in text and not looks_right:
+            text = self.policy.decode([likely[k] for k in range(span[0], last + 1)])
+            if not wrong or likely[last] == self.end:
                 found[number] = text.strip()
+            elif may_match(text, trajectory.answers[number]):
+                unfinished.append(number)
+        chats = [trajectory.messages[: 2 * number + 2] for number in unfinished]
+        for number, answer in zip(unfinished, self.predict(chats), strict=True):
+            found[number] = answer
         return found
 
     def row(self, trajectory: Trajectory) -> TokenRow | None:
@@ -175,6 +177,16 @@ class WorldModel:
             chat, tokenize=False, add_generation_prompt=True, enable_thinking=False,
             strftime_now=date(2024, 7, 26).strftime,
         )  # fmt: skip
+
+
+def may_match(beginning: str, target: str) -> bool:
+    """Could an answer that begins so have the observation of the target?
+
+    It may differ in outer white space and be written with other tokens, and a marker may follow.
+    """
+    shown = observation_of(target).partition(MARKER.strip())[0].strip()
+    text = beginning.strip().rstrip("\ufffd")  # the bytes of a character that is not complete
+    return shown.startswith(text) or text.startswith(shown)
 
 
 def word_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -241,7 +253,7 @@ class DreamPool:
         predicted = []
         for slot in self._open:
             command = self._chat[slot][-1]["content"]
-            is_search = command.startswith("search[")
+            is_search = read_action(command).name == "search"
             if self._ground and is_search and slot not in self._grounded:
                 self._grounded.add(slot)
                 self._real_reset(self._task[slot])
@@ -291,7 +303,7 @@ class VerifiedPool(Recorder):
         super().reset(slot, task)
 
     def step(self, slot: int, command: str) -> None:
-        if command == BUY and self._left[slot] > 0:
+        if self._buys(slot, command) and self._left[slot] > 0:
             self._left[slot] -= 1
             self.checks += 1
             chat = [*self.current[slot].messages, said("user", command)]
@@ -309,3 +321,9 @@ class VerifiedPool(Recorder):
         if answer is not None:
             self._page[answer.slot] = answer.step
         return answer
+
+    def _buys(self, slot: int, command: str) -> bool:
+        """Would the shop buy? It reads `click[buy now] to finish`, too, and needs the button."""
+        admissible = self._page[slot].admissible
+        links = [text.removeprefix("click[").removesuffix("]") for text in admissible]
+        return clicked(command, links) == "buy now"

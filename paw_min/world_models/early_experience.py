@@ -14,6 +14,7 @@ learning rate); in the paper, the label is the observation alone.
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from paw_min.config import Config
@@ -24,6 +25,7 @@ from paw_min.model.policy import Policy
 from paw_min.running.console import progress_bar
 from paw_min.running.errors import UserError
 from paw_min.running.seeds import generator
+from paw_min.running.stages import Pieces, digest
 from paw_min.toy.standins import TEACHERS
 from paw_min.world_models.triplets import Triplet, recent
 
@@ -69,30 +71,40 @@ def demonstrated(cfg: Config, tasks: list[str]) -> list[Demonstrated]:
     return steps
 
 
-def branches(cfg: Config, pool: Pool, steps: list[Demonstrated]) -> Branched:
-    """In each state, what the expert's command and K others lead to."""
+def branches(cfg: Config, pool: Pool, steps: list[Demonstrated], pieces: Pieces) -> Branched:
+    """In each state, what the expert's command and K others lead to. A state is a piece."""
     found = []
     n_steps = 0
-    parse = BENCHMARKS[cfg.env].parse
     with progress_bar(len(steps), "branches", "state") as bar:
         for number, step in enumerate(steps):
-            context = step.context
-            own = parse(step.response).text
-            # WebShop lists search[<your query>], which is no command.
-            others = [c for c in context.admissible if c != own and "<" not in c]
-            rng = generator("branches", cfg.seed, number)
-            commands = [own, *rng.sample(others, min(BRANCHES, len(others)))]
-            for command in commands:
-                next_observation = result_of(pool, step, command)
-                # What the demonstration has executed costs no further step.
-                n_steps += command != step.executed
-                if next_observation:
-                    history = recent(cfg, context.history)
-                    triplet = Triplet(
-                        context.task, history, context.observation, command, next_observation
-                    )  # fmt: skip
-                    found.append(triplet)
+            key = f"state {digest(number, step)}"
+            of_state = pieces.once(key, Branched, partial(branches_of, cfg, pool, number, step))
+            found += of_state.triplets
+            n_steps += of_state.steps
             bar.update()
+    return Branched(found, n_steps)
+
+
+def branches_of(cfg: Config, pool: Pool, number: int, step: Demonstrated) -> Branched:
+    """The same in one state, that of the demonstrated step with this number."""
+    context = step.context
+    own = BENCHMARKS[cfg.env].parse(step.response).text
+    # WebShop lists search[<your query>], which is no command.
+    others = [c for c in context.admissible if c not in (own, "search[<your query>]")]
+    rng = generator("branches", cfg.seed, number)
+    found = []
+    n_steps = 0
+    for command in [own, *rng.sample(others, min(BRANCHES, len(others)))]:
+        next_observation = result_of(pool, step, command)
+        # What the demonstration has executed costs no further step.
+        n_steps += command != step.executed
+        if next_observation:
+            history = recent(cfg, context.history)
+            steps_before = len(context.history)
+            triplet = Triplet(
+                context.task, history, context.observation, command, next_observation, steps_before
+            )  # fmt: skip
+            found.append(triplet)
     return Branched(found, n_steps)
 
 

@@ -71,6 +71,7 @@ def fits(filtered: Filtered, n_triplets: int) -> bool:
 def filter_triplets(job: Job, validation: list[Triplet], others: list[Triplet]) -> Filtered:
     """E1: which triplets are worth training on -> filter.json."""
     settings = job.settings
+    pieces = job.pieces("filter")
     start = str(job.folder / "start")
     with loaded_for_answers(job.cfg, start, settings.answer_tokens) as (policy, sampler):
         if job.cfg.lora_rank:
@@ -79,9 +80,11 @@ def filter_triplets(job: Job, validation: list[Triplet], others: list[Triplet]) 
             policy.model.gradient_checkpointing_enable()
         # 1. A separate copy learns the task from the 10 %.
         rows = [sft_row(job.cfg, policy, triplet) for triplet in validation]
-        supervise(job, policy, sft_optimizer(job, policy), rows, settings.sft_epochs, "filter")
+        optimizer = sft_optimizer(job, policy)
+        supervise(job, pieces, policy, optimizer, rows, settings.sft_epochs, "filter")
         # 2. It answers each of the others K times.
         prompts = [policy.encode_chat(prompt_text(job.cfg, t, reason=False)) for t in others]
+        sampler = pieces.sampler(sampler)
         with sampler.sync(policy):
             answers = predict(
                 sampler, prompts, settings.tries,
@@ -106,4 +109,5 @@ def filter_triplets(job: Job, validation: list[Triplet], others: list[Triplet]) 
         raise UserError(f"all {len(others)} triplets are easy, and none is drawn to stay: use more "
                         "--tasks.")  # fmt: skip
     replace_text(job.folder / "filter.json", json.dumps(asdict(result)) + "\n")
+    pieces.remove()
     return result

@@ -1,12 +1,16 @@
 """The command line of word2world.py."""
 
-from dataclasses import dataclass, replace
+import shlex
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from paw_min.config import Config, flag, parse_args
+from paw_min.config import FREE_IN_STAGES, Config, flag, parse_args
 from paw_min.running.distributed import refuse_ranks
 from paw_min.running.errors import Parser, UserError
+from paw_min.running.files import expanded
 from paw_min.running.presets import presets_of
+from paw_min.running.stages import Pieces
+from paw_min.running.stored import public
 from paw_min.world_models.players import AGENTS
 
 ENVS = ("alfworld", "webshop", "textworld")
@@ -19,6 +23,7 @@ class Job:
     """One command: its flags, which `parse` explains, and the settings of the benchmark."""
 
     cfg: Config
+    line: str  # the whole command
     command: str
     env: str
     out: Path
@@ -27,7 +32,9 @@ class Job:
     slips: float
     split: str
     episodes: int
-    world_model: Path | None
+    world_model: str
+    shots: int | None  # None: a trained world model
+    examples: list[Path]
     ground: bool
     answer_tokens: int
     budgets: list[int]
@@ -42,6 +49,13 @@ class Job:
     batch: int
     lr: float
 
+    def pieces(self) -> Pieces:
+        """What is complete of this command. What is free to change in a run is so here, too."""
+        cfg = {k: v for k, v in public(self.cfg).items() if k not in ("name", *FREE_IN_STAGES)}
+        names = [f.name for f in fields(Job) if f.name not in ("cfg", "line", "out")]
+        own = {name: str(getattr(self, name)) for name in names}
+        return Pieces(self.out / f"{self.command}.unfinished", cfg | own)
+
 
 def parse(doc: str, argv: list[str]) -> Job:
     """Read the command line; UserError for flags that are out of range or do not fit."""
@@ -54,9 +68,14 @@ def parse(doc: str, argv: list[str]) -> Job:
     add("--slips", type=float, default=0.0, help="share of the teacher's steps that are random (0)")
     add("--split", choices=("train", "held_out"), default="train", help="collect: tasks (train)")
     add("--episodes", type=int, default=0, help="collect: 0 is one per task (0)")
-    add("--world-model", type=Path, help="folder of a trained one; collect: play in it")
+    text = "folder of a trained one, or with --shots any model; collect: play in it"
+    add("--world-model", default="", help=text)
+    text = "prompt --world-model, which is not trained, with so many examples"
+    add("--shots", type=int, choices=(0, 3), help=text)
+    text = "files of collect --split train, for the examples of --shots 3"
+    add("--examples", type=Path, nargs="+", default=[], help=text)
     add("--ground", action="store_true", help="webshop: the first results of a search are real")
-    add("--answer-tokens", type=int, default=512, help="longest answer (512)")
+    add("--answer-tokens", type=int, help="longest answer (512; fidelity: 2000)")
     text = "verify: most checks per episode (0 2 4 10)"
     add("--budgets", type=int, nargs="+", default=[0, 2, 4, 10], help=text)
     add("--trajectories", type=Path, nargs="+", default=[], help="files of collect")
@@ -69,6 +88,9 @@ def parse(doc: str, argv: list[str]) -> Job:
     add("--batch", type=int, default=128, help="trajectories, or steps, per gradient step (128)")
     add("--lr", type=float, default=1e-5, help="learning rate (1e-5)")
     args, flags = parser.parse_known_args(argv)
+    args.out = expanded(args.out)
+    if args.answer_tokens is None:  # the paper's
+        args.answer_tokens = 2000 if args.command == "fidelity" else 512
     cfg, _ = parse_args(args.env, presets_of(args.env), doc, ["--max-turns", "50", *flags])
     if cfg.shard or cfg.lookahead > 1:
         name = "--shard" if cfg.shard else "--lookahead"
@@ -78,7 +100,8 @@ def parse(doc: str, argv: list[str]) -> Job:
                         "--lora-rank 0.")  # fmt: skip
     refuse_ranks("word2world")
     # A dream may have pages that are longer than any real one.
-    job = Job(cfg=replace(cfg, prompt_overflow="cut"), **vars(args))
+    line = shlex.join(["word2world", *argv])
+    job = Job(cfg=replace(cfg, prompt_overflow="cut"), line=line, **vars(args))
     check(job)
     return job
 
@@ -120,5 +143,11 @@ def check(job: Job) -> None:
         what = "verify" if job.command == "verify" else "--ground"
         raise UserError(f"{what} is for webshop: {job.env} has no search, and no "
                         "purchase.")
+    if job.shots is not None and not job.world_model:
+        raise UserError(f"--shots {job.shots} needs --world-model: add it.")
+    if job.shots == 3 and not job.examples:
+        raise UserError("--shots 3 needs --examples: add it.")
+    if job.examples and job.shots != 3:
+        raise UserError("--examples is for --shots 3: add that, or omit it.")
     if job.ground and not job.world_model:
         raise UserError("--ground needs --world-model: without one, all pages are real.")

@@ -15,9 +15,11 @@ from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Turn
 from paw_min.model.policy import load_tokenizer
 from paw_min.rollout import rollout
+from paw_min.running.console import progress_bar
 from paw_min.running.errors import UserError
 from paw_min.running.seeds import generator
 from paw_min.running.session import loaded, start_model
+from paw_min.running.stages import Pieces
 from paw_min.world_models.trajectories import Recorder, Trajectory
 
 AGENTS = ("model", "teacher", "random")
@@ -26,15 +28,15 @@ Play = Callable[[Recorder, list[str]], list[Trajectory]]
 
 
 @contextmanager
-def open_agent(cfg: Config, name: str, slips: float) -> Iterator[Play]:
-    """A function that plays one episode per task in a pool."""
+def open_agent(cfg: Config, name: str, slips: float, pieces: Pieces) -> Iterator[Play]:
+    """A function that plays one episode per task in a pool. The model's responses are pieces."""
     if name != "model":
         yield partial(play_rules, cfg, name, slips)
         return
     # UserError if a prompt may be longer than the model's positions.
     load_tokenizer(start_model(cfg), cfg.max_prompt_tokens + cfg.max_response_tokens)
     with loaded(cfg) as (policy, sampler):
-        yield partial(play_model, cfg, policy, sampler)
+        yield partial(play_model, cfg, policy, pieces.sampler(sampler))
 
 
 def play_model(
@@ -52,11 +54,14 @@ def play_model(
 
 
 def play_rules(
-    cfg: Config, name: str, slips: float, pool: Recorder, tasks: list[str]
+    cfg: Config, name: str, slips: float, pool: Recorder, tasks: list[str], first: int = 0
 ) -> list[Trajectory]:
-    """The same by the rule-based teacher, or by a player of random commands."""
+    """The same by the rule-based teacher, or by a player of random commands.
+
+    first: number of the first task; an episode's draws depend on its number.
+    """
     parse = BENCHMARKS[cfg.env].parse
-    waiting = deque(enumerate(tasks))
+    waiting = deque(enumerate(tasks, start=first))
     players: dict[int, RulePlayer] = {}  # by slot
     contexts: dict[int, Context] = {}
 
@@ -71,22 +76,24 @@ def play_rules(
 
     for slot in range(pool.n_envs):
         begin(slot)
-    while players:
-        slot, step = pool.recv()
-        trajectory = pool.current[slot]
-        if step.failed or step.done or len(trajectory.responses) == cfg.max_turns:
-            begin(slot)
-            continue
-        if slot not in contexts:
-            contexts[slot] = Context(step.task, step.observation, step.admissible)
-        context = contexts[slot]
-        context.observation = step.observation
-        context.admissible = step.admissible
-        response = players[slot].act(context)
-        command = parse(response).text
-        trajectory.responses.append(response)
-        context.history.append(Turn(step.observation, command))
-        pool.step(slot, command)
+    with progress_bar(len(tasks), "play", "episode") as bar:
+        while players:
+            slot, step = pool.recv()
+            trajectory = pool.current[slot]
+            if step.failed or step.done or len(trajectory.responses) == cfg.max_turns:
+                bar.update()
+                begin(slot)
+                continue
+            if slot not in contexts:
+                contexts[slot] = Context(step.task, step.observation, step.admissible)
+            context = contexts[slot]
+            context.observation = step.observation
+            context.admissible = step.admissible
+            response = players[slot].act(context)
+            command = parse(response).text
+            trajectory.responses.append(response)
+            context.history.append(Turn(step.observation, command))
+            pool.step(slot, command)
     return pool.trajectories
 
 

@@ -6,7 +6,7 @@
     fit         a copy of the model, on 10 % of the triplets                               2.2
     filter      the copy tries the others K = 10 times; one hit: keep with p = 0.1         E1, B.1
     train       GRPO with KL on the rest; reward 1 if the prediction is close enough       2.2
-    then        RL with the run scripts from this checkpoint; the last line says how       B.2
+    then        RL with the run scripts, from this checkpoint; the last line says how      B.2
 
 The model answers in text, <think>...</think><next_state>...</next_state>, and a frozen sentence
 encoder E compares: d = 1 - cos(E(prediction), E(truth)), reward 1 if d < tau_d, else 0. No task
@@ -18,8 +18,11 @@ thought), early-experience (early_experience.py) or imitation (its second stage 
 experience is worth without predictions). Placebos, as in arXiv 2609.33335: --target shuffled,
 --reward coin.
 
+--keep-easy: without the filter. A run has a folder of its own for each of these choices.
+
 FOLDER has triplets.jsonl, held_out.jsonl (of the evaluation panel), collected.json, start/,
-filter.json, and a run folder per method. Rerunning the command resumes. One process, on one GPU.
+filter.json, and a run folder per method. Rerunning the command resumes, in every stage
+(running/stages.py). One process, on one GPU.
 
 Not in the paper: the stand-ins' start/ has a format warm start (start.py). What the paper leaves
 open is in CHOICES.md.
@@ -29,9 +32,11 @@ Legend: B triplets of an update, G answers per triplet.
 
 import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
+from paw_min.config import parse_args
 from paw_min.model.batches import TokenRow
 from paw_min.model.sampler import Response
 from paw_min.model.scoring import check_sync
@@ -40,9 +45,11 @@ from paw_min.running.console import say
 from paw_min.running.errors import UserError, user_errors
 from paw_min.running.evaluate import evaluate
 from paw_min.running.metrics import mean
+from paw_min.running.presets import presets_of
 from paw_min.running.runs import hold, reading
 from paw_min.running.seeds import generator
 from paw_min.running.session import Session, open_session
+from paw_min.running.stages import Pieces
 from paw_min.running.tasks import draw_groups
 from paw_min.running.untrusted import read_json
 from paw_min.targets import random_cycle
@@ -151,7 +158,8 @@ def train_rwml(
             job, s, k, [prompts[i] for i in chosen], [truths[i] for i in chosen], tau
         )
         shown = ("reward", "spread", "exact", "cosine", "well_formed")
-        say(f"{k:5d}  " + "  ".join(f"{name} {metrics[name]:.3f}" for name in shown))
+        values = "  ".join(f"{name} {metrics[name]:.3f}" for name in shown)
+        say(f"update {k} of {updates}  {values}")
         if k < updates:
             s.run.log({"update": k} | metrics)
             if k % cfg.save_every == 0:
@@ -159,7 +167,7 @@ def train_rwml(
     return metrics
 
 
-def train_on_expert(job: Job, s: Session) -> dict[str, float]:
+def train_on_expert(job: Job, pieces: Pieces, s: Session) -> dict[str, float]:
     """early_experience.py: prediction for one epoch, then imitation -> metrics.
 
     Method imitation: without the prediction.
@@ -171,14 +179,14 @@ def train_on_expert(job: Job, s: Session) -> dict[str, float]:
     # Of the environment. Replays that reach a demonstrated state again do not count.
     steps = len(demonstrations)
     if job.method == "early-experience":
-        branched = early_experience.branches(cfg, s.pool, demonstrations)
+        branched = early_experience.branches(cfg, s.pool, demonstrations, pieces)
         steps += branched.steps
         fitted = fitting(cfg, s.policy, branched.triplets, job.settings.answer_tokens)
         labels = [sft_row(cfg, s.policy, t) for t in fitted]
-        supervise(job, s.policy, s.optimizer, labels, 1, "branches")
+        supervise(job, pieces, s.policy, s.optimizer, labels, 1, "branches")
     rows = early_experience.imitation_rows(s.policy, demonstrations)
     epochs = job.settings.sft_epochs
-    imitated = supervise(job, s.policy, s.optimizer, rows, epochs, "imitation")
+    imitated = supervise(job, pieces, s.policy, s.optimizer, rows, epochs, "imitation")
     return imitated | {"branches": len(fitted), "branch_steps": steps}
 
 
@@ -221,6 +229,7 @@ def train(job: Job, kept: list[Triplet], held_out: list[Triplet], tau: float) ->
     with open_session(cfg) as s:
         done = s.run.restore(s.policy, s.optimizer)
         s.policy.train()
+        pieces = job.pieces(f"{cfg.name}/train")
         logged = [line["update"] for line in s.run.metrics()]
         if done and logged[:1] + logged[-1:] != [0, done]:
             raise UserError(f"{s.run.folder}/metrics.jsonl lacks updates of the checkpoint beside "
@@ -233,16 +242,24 @@ def train(job: Job, kept: list[Triplet], held_out: list[Triplet], tau: float) ->
             elif job.method == "wm-sft":
                 rows = [sft_row(job.cfg, s.policy, t) for t in kept]
                 epochs = job.settings.sft_epochs
-                metrics = supervise(job, s.policy, s.optimizer, rows, epochs, "wm-sft")
+                metrics = supervise(job, pieces, s.policy, s.optimizer, rows, epochs, "wm-sft")
             else:
-                metrics = train_on_expert(job, s)
+                metrics = train_on_expert(job, pieces, s)
             metrics |= measure(job, s, held_out, tau)
             s.run.log({"update": cfg.updates} | metrics)
             s.run.save(s.policy, s.optimizer, cfg.updates)
+        pieces.remove()
         show_change(s)
         checkpoint = s.run.checkpoint()
     say("then RL:")
-    say(f"python run_{cfg.env}.py {shlex.join(job.flags)} --model {checkpoint}")
+    say(f"python run_{cfg.env}.py {shlex.join(policy_rl(job, checkpoint))}")
+
+
+def policy_rl(job: Job, checkpoint: Path) -> list[str]:
+    """The flags of the paper's policy RL (B.2), without PaW, in a run folder of its own."""
+    flags = [*job.flags, "--no-paw"]
+    plain, _ = parse_args(job.cfg.env, presets_of(job.cfg.env), "", flags)
+    return [*flags, "--name", f"{plain.name}-after-{job.world.name}", "--model", str(checkpoint)]
 
 
 def show_change(s: Session) -> None:
@@ -259,8 +276,9 @@ def main(argv: list[str] | None = None) -> None:
     # Another command may use the same triplets, but not while they are made.
     lock = hold(job.folder, "--out")
     record = collected(job)
-    shown = ", ".join(f"{name} {count}" for name, count in record.counts.items())
-    say(f"{record.triplets} triplets; {shown}")
+    dropped = [f"{name} {count}" for name, count in record.counts.items() if name != "steps"]
+    say(f"{record.triplets} triplets of {record.counts['steps']} steps; dropped: "
+        f"{', '.join(dropped)}")  # fmt: skip
     say("collector: " + ", ".join(f"{name} {x:.3f}" for name, x in record.panel.items()))
     triplets = read_triplets(job.folder / "triplets.jsonl")
     held_out = read_triplets(job.folder / "held_out.jsonl")
@@ -281,7 +299,7 @@ def main(argv: list[str] | None = None) -> None:
     tau = training_threshold(chosen.threshold)
     say(f"filter: {100 * chosen.easy:.1f} % easy at tau_d {chosen.threshold:.3f}, "
         f"{len(chosen.kept)} of {len(others)} triplets kept; training: tau_d {tau:g}")  # fmt: skip
-    kept = [others[i] for i in chosen.kept]
+    kept = others if job.keep_easy else [others[i] for i in chosen.kept]
     if job.target == "shuffled":
         kept = shuffled_truths(kept, job.cfg.seed)
     train(job, kept, held_out, tau)

@@ -8,29 +8,32 @@ files together. Coverage: with the largest of both, one more for each file alone
 of trajectories is the same and only who played differs. Each is measured by `word2world fidelity`
 on each held-out file. A file is named by its folder, as `word2world collect --out` made it.
 
-Writes scaling.json and scaling.png. A rerun skips what is complete. The paper measures SciWorld's
-coverage by consistency (Table 3); here it is exact match of single steps. All models have the same
-number of epochs, so more trajectories are more steps, too.
+Writes scaling.json and scaling.png, and prints a table. A rerun skips what is complete. The paper
+measures SciWorld's coverage by consistency (Table 3); here it is exact match of single steps. All
+models have the same number of epochs, so more trajectories are more steps, too.
 """
 
-import json
 import shlex
 import sys
 from dataclasses import dataclass
 from itertools import product
 from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 import matplotlib
+from typing_extensions import TypedDict  # pydantic needs it on Python 3.11
 
+from paw_min.running.console import say
 from paw_min.running.errors import Parser, UserError, user_errors
+from paw_min.running.files import expanded
 from paw_min.running.metrics import mean
-from paw_min.running.runs import hold, replace_text, writing
-from paw_min.running.untrusted import read_json
+from paw_min.running.runs import hold, writing
+from paw_min.running.stages import stage
+from paw_min.running.untrusted import exact, read_json
 from paw_min.world_models import word2world
 from paw_min.world_models.options import ENVS, check_width
-from paw_min.world_models.records import Fidelity, TrainFile, Written
+from paw_min.world_models.records import Fidelity, TrainFile
 from paw_min.world_models.trajectories import read_trajectories
 
 matplotlib.use("Agg")  # no display needed
@@ -62,6 +65,14 @@ class Line(TypedDict):
     em_observation: dict[str, float]
 
 
+@exact
+class Scaled(TypedDict):
+    """scaling.json."""
+
+    command: str
+    models: list[Line]
+
+
 @dataclass(frozen=True)
 class Job:
     """The command line."""
@@ -86,6 +97,7 @@ def parse(argv: list[str]) -> Job:
     add("--widths", type=int, nargs="+", default=[128], help="of the models (128)")
     add("--out", type=Path, required=True, help="folder to write")
     args, flags = parser.parse_known_args(argv)
+    args.out = expanded(args.out)
     for flag in flags:
         if flag.partition("=")[0] in OWN:
             raise UserError(f"{flag}: the plan decides it, see --limits and --widths; omit it.")
@@ -181,22 +193,31 @@ def draw(rows: list[Line], path: Path) -> None:
     plt.close(figure)
 
 
+def table(rows: list[Line]) -> str:
+    """A line per world model, with its exact match on each held-out file, in percent."""
+    names = list(rows[0]["em"])
+    lines = [["data", "limit", "width", "parameters", "steps", *names]]
+    for row in rows:
+        shown = [row[key] for key in ("data", "limit", "width", "parameters", "steps")]
+        lines.append(shown + [f"{100 * row['em'][name]:.1f}" for name in names])
+    return "\n".join("  ".join(f"{cell!s:>10}" for cell in line) for line in lines)
+
+
 def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     job = parse(argv)
     line = shlex.join(["scaling", *argv])
-    path = job.out / "scaling.json"
-    if path.is_file():
-        stored = read_json(path, Written)["command"]
-        if stored != line:
-            raise UserError(f"{path} is the result of `{stored}`: choose another --out.")
     with writing(f"the folder {job.out}"):
         job.out.mkdir(parents=True, exist_ok=True)
         lock = hold(job.out, "--out")
-    rows = [train_and_measure(job, cell) for cell in plan(job)]
-    replace_text(path, json.dumps({"command": line, "models": rows}, indent=1) + "\n")
+
+    def make() -> dict:
+        return {"models": [train_and_measure(job, cell) for cell in plan(job)]}
+
+    rows = stage(job.out / "scaling.json", line, make, Scaled)["models"]
     draw(rows, job.out / "scaling.png")
     lock.release()
+    say(table(rows))
 
 
 if __name__ == "__main__":

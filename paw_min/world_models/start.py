@@ -23,6 +23,7 @@ from paw_min.running.errors import UserError
 from paw_min.running.runs import remove, replace_text, writing
 from paw_min.running.seeds import generator
 from paw_min.running.session import forward_precision, make_optimizer, start_model
+from paw_min.running.stages import Pieces, changed
 from paw_min.running.untrusted import exact, read_json
 from paw_min.world_models.job import Job
 from paw_min.world_models.supervised import fit
@@ -40,7 +41,7 @@ TAGS = ["<think>", "</think>", "<next_state>", "</next_state>"]
 @exact
 @dataclass
 class Record:
-    """collected.json: written last, so that a rerun collects again unless it is there."""
+    """collected.json: written last, so that a rerun goes on with collecting unless it is there."""
 
     settings: dict
     triplets: int
@@ -60,9 +61,10 @@ def collected(job: Job) -> Record:
         if (job.folder / "start").exists() and not (job.folder / "triplets.jsonl").exists():
             raise UserError(f"{job.folder / 'start'} was not made by this command: use another "
                             "--out.")
+        pieces = job.pieces("collect")
         settings = job.settings
         found = collect(
-            job.cfg, tasks=settings.tasks, episodes=settings.episodes,
+            job.cfg, pieces, tasks=settings.tasks, episodes=settings.episodes,
             max_turns=settings.max_turns, answer_tokens=settings.answer_tokens,
         )  # fmt: skip
         if len(found.triplets) * settings.validation < 1 or not found.held_out:
@@ -72,7 +74,7 @@ def collected(job: Job) -> Record:
         n_held_out = min(HELD_OUT, len(found.held_out))
         drawn = generator("held out", job.cfg.seed).sample(found.held_out, n_held_out)
         write_triplets(job.folder / "held_out.jsonl", drawn)
-        make_start(job, split(job, found.triplets).validation, found.acts)
+        make_start(job, pieces, split(job, found.triplets).validation, found.acts)
         record = Record(
             settings=job.identity(),
             triplets=len(found.triplets),
@@ -82,12 +84,9 @@ def collected(job: Job) -> Record:
         )
         replace_text(path, json.dumps(asdict(record), indent=1) + "\n")
     record = read_json(path, Record)
-    known = record.settings
-    # A setting that is newer than the folder has its default there.
-    changed = [key for key, value in job.identity().items() if known.get(key, value) != value]
-    if changed:
-        shown = ", ".join(f"{key} {known.get(key)!r}" for key in changed)
-        raise UserError(f"{job.folder} was made with {shown}: repeat that, or use another --out.")
+    if others := changed(record.settings, job.identity()):
+        raise UserError(f"{job.folder} was made with {others}: repeat that, or use another --out.")
+    job.pieces("collect").remove()
     return record
 
 
@@ -111,7 +110,9 @@ def split(job: Job, triplets: list[Triplet]) -> Split:
     return Split(order[:n], order[n:])
 
 
-def make_start(job: Job, validation: list[Triplet], acts: list[TokenRow]) -> None:
+def make_start(
+    job: Job, pieces: Pieces, validation: list[Triplet], acts: list[TokenRow]
+) -> None:
     """start/: the model, with the tags in its vocabulary and the format in its habits.
 
     acts: the model's own responses. The warm start rehearses as many of them as there are labels:
@@ -126,7 +127,7 @@ def make_start(job: Job, validation: list[Triplet], acts: list[TokenRow]) -> Non
         rng = generator("rehearsal", job.cfg.seed)
         rows += rng.sample(acts, min(len(rows), len(acts)))
         optimizer = sft_optimizer(job, policy)
-        supervise(job, policy, optimizer, rows, job.settings.warm_epochs, "warm start")
+        supervise(job, pieces, policy, optimizer, rows, job.settings.warm_epochs, "warm start")
     with writing("the start model"):
         partial = job.folder / "start.partial"
         for folder in (partial, job.folder / "start"):
@@ -149,9 +150,10 @@ def add_tags(policy: Policy, seed: int) -> None:
 
 
 def supervise(
-    job: Job, policy: Policy, optimizer, rows: list[TokenRow], epochs: int, what: str
-) -> dict[str, float]:
-    """Cross entropy on the labels of these rows -> metrics. what: for the console."""
+    job: Job, pieces: Pieces, policy: Policy, optimizer, rows: list[TokenRow], epochs: int,
+    what: str,
+) -> dict[str, float]:  # fmt: skip
+    """Cross entropy on the labels of these rows -> metrics. what: its name."""
     if not rows:
         raise UserError(f"{what}: no label is short enough for an answer; use another --model, or "
                         "more --tasks.")  # fmt: skip
@@ -159,6 +161,7 @@ def supervise(
     losses = fit(
         policy, optimizer, rows, epochs=epochs, batch=job.settings.batch, warm_up=0,
         micro_tokens=job.cfg.micro_tokens, seed_key=("rwml", job.cfg.seed),
+        pieces=pieces, name=what,
     )  # fmt: skip
     steps = f"{len(rows)} labels, {len(losses)} steps"
     say(f"{what}: {steps}, {losses[0]:.3f} to {losses[-1]:.3f} nats per token")

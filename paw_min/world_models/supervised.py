@@ -3,7 +3,7 @@
 A row is a TokenRow, as in RL, so batches, head and LoRA are those of update.py. Its targets are its
 response, its observation, or both; `given` positions of the observation are context. A conversation
 is one row: the first message is the prompt, the rest is the observation, with the other side's
-messages as `given`. For one process.
+messages as `given`. For one process. With `pieces`, each epoch is stored (running/stages.py).
 
 Legend: N rows, B rows of a micro-batch, S columns (model/batches.py).
 """
@@ -12,39 +12,56 @@ import torch
 
 from paw_min.model.batches import TokenRow, micro_batches
 from paw_min.model.policy import Policy
-from paw_min.running.console import progress_bar
+from paw_min.running.console import progress_bar, say
 from paw_min.running.errors import UserError
+from paw_min.running.metrics import mean
 from paw_min.running.seeds import generator
+from paw_min.running.stages import Pieces, digest
 from paw_min.update import GRAD_CLIP
 
 
 def fit(
     policy: Policy, optimizer, rows: list[TokenRow], *,
     epochs: int, batch: int, warm_up: int, micro_tokens: int, seed_key: tuple,
+    pieces: Pieces | None = None, name: str = "fit",
 ) -> list[float]:  # fmt: skip
     """Train on all rows `epochs` times, in random order -> loss of each step, nats per token.
 
     batch: rows per optimizer step. warm_up: steps in which the learning rate rises linearly to the
     optimizer's; then it is constant. micro_tokens: tokens per forward pass, padding included.
+    pieces: where each epoch is stored, as `name`; training goes on after the newest.
     The policy's sampling temperature has no effect: labels are not sampled.
     """
     sampling_temperature = policy.temperature
     policy.temperature = 1.0
     peak = [group["lr"] for group in optimizer.param_groups]
     history = []
-    steps = epochs * -(-len(rows) // batch)
-    bar = progress_bar(steps, "fit", "step")
-    for epoch in range(epochs):
-        order = list(range(len(rows)))
-        generator(seed_key, epoch).shuffle(order)
-        for start in range(0, len(order), batch):
-            for group, rate in zip(optimizer.param_groups, peak, strict=True):
-                group["lr"] = rate * min(1.0, (len(history) + 1) / max(1, warm_up))
-            mini = order[start : start + batch]
-            step = len(history) + 1
-            history.append(fit_step(policy, optimizer, rows, mini, micro_tokens, step))
-            bar.update(1)
-    bar.close()
+    of = digest(rows, epochs, batch, warm_up, seed_key, peak)
+    if pieces:
+        history = pieces.load(name, of, policy, optimizer)
+    per_epoch = -(-len(rows) // batch)
+    with progress_bar(epochs * per_epoch, name, "step") as bar:
+        bar.update(len(history))
+        for epoch in range(len(history) // per_epoch, epochs):
+            order = list(range(len(rows)))
+            generator(seed_key, epoch).shuffle(order)
+            for start in range(0, len(order), batch):
+                for group, rate in zip(optimizer.param_groups, peak, strict=True):
+                    group["lr"] = rate * min(1.0, (len(history) + 1) / max(1, warm_up))
+                mini = order[start : start + batch]
+                step = len(history) + 1
+                try:
+                    loss = fit_step(policy, optimizer, rows, mini, micro_tokens, step)
+                except UserError:
+                    if pieces:
+                        pieces.remove()  # another learning rate starts from the beginning
+                    raise
+                history.append(loss)
+                bar.update(1)
+            average = mean(history[-per_epoch:])
+            say(f"{name}: epoch {epoch + 1} of {epochs}, {average:.4f} nats per token")
+            if pieces:
+                pieces.save(name, of, policy, optimizer, history)
     policy.temperature = sampling_temperature
     return history
 

@@ -82,12 +82,18 @@ def imitate(job: Job) -> Imitated:
     optimizer = torch.optim.AdamW(policy.parameters(), lr=job.lr)
     prompt = BENCHMARKS[cfg.env].prompts[cfg.prompt]
     rows = []
-    for trajectory in won:
+    for number, trajectory in enumerate(won):
         for context, response in decisions(trajectory):
             prompt_ids = policy.encode_chat(prompt(context, cfg.history_length))
             # As a rollout cuts it: pages of a dream may be longer than any real one.
             prompt_ids = prompt_ids[-cfg.max_prompt_tokens :]
             response_ids = [*policy.encode(response), policy.eos_ids[0]]
+            if len(prompt_ids) + len(response_ids) > policy.positions:
+                raise UserError(
+                    f"--trajectories: won episode {number} has a response of {len(response_ids)} "
+                    f"tokens, more than the {policy.positions} positions of --model leave room "
+                    "for: collect it again."
+                )
             rows.append(TokenRow(prompt_ids, response_ids, []))
     return fit_and_save(job, policy, optimizer, rows, len(won))
 
@@ -99,11 +105,13 @@ def fit_and_save(
     policy.train()
     if job.cfg.grad_checkpointing:
         policy.model.gradient_checkpointing_enable()
+    pieces = job.pieces()
     losses = fit(
         policy, optimizer, rows, epochs=job.epochs, batch=job.batch, warm_up=WARM_UP,
-        micro_tokens=job.cfg.micro_tokens, seed_key=("word2world", job.cfg.seed),
+        micro_tokens=job.cfg.micro_tokens, seed_key=("word2world", job.cfg.seed), pieces=pieces,
     )  # fmt: skip
     if not all(weight.isfinite().all() for weight in policy.parameters()):
+        pieces.remove()  # another learning rate starts from the beginning
         raise UserError("training made weights NaN or infinite; not saved: lower --lr.")
     with writing(str(job.out)):
         policy.save(job.out)
@@ -123,10 +131,12 @@ class Together:
 
     def __init__(self, rates: dict[torch.optim.Optimizer, float]):
         self.optimizers = list(rates)
-        self.param_groups = []
         for optimizer, rate in rates.items():
             optimizer.param_groups[0]["lr"] = rate
-            self.param_groups += optimizer.param_groups
+
+    @property
+    def param_groups(self) -> list[dict]:
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def zero_grad(self) -> None:
         for optimizer in self.optimizers:
@@ -136,13 +146,20 @@ class Together:
         for optimizer in self.optimizers:
             optimizer.step()
 
+    def state_dict(self) -> dict:
+        return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
+
+    def load_state_dict(self, state: dict) -> None:
+        for optimizer, one in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(one)
+
 
 def load_world_model(folder: Path, cfg: Config, answer_tokens: int = 512) -> WorldModel:
     """The world model of `word2world train`; UserError for any other folder."""
     path = folder / "train.json"
     if not path.is_file():
         raise UserError(f"{folder} is not a world model (no train.json): give the folder of a "
-                        "complete `word2world train`.")
+                        "complete `word2world train`, or add --shots 0 to prompt a model.")
     record = read_json(path, TrainFile)
     # The line is: word2world train ENV ...
     if record["command"].split()[2:3] != [cfg.env]:

@@ -32,8 +32,6 @@ from paw_min.running.untrusted import exact, read_json
 
 MARKER = " [SUCCESS]"  # R' = 1: solved. Without it: unfinished or failed
 ACTIONS = "\nAvailable actions: "
-# A bar that is not inside brackets: WebShop has options such as click[cork | leather].
-BETWEEN_ACTIONS = re.compile(r"\|(?![^\[]*\])")
 HIDDEN = "# Hidden state, which the agent does not see"
 SEEN = "# What the agent sees"
 
@@ -106,11 +104,25 @@ def to_step(text: str, first: Step) -> Step:
         observation=observation.strip(),
         task=first.task,
         task_type=first.task_type,
-        admissible=[action.strip() for action in BETWEEN_ACTIONS.split(actions) if action.strip()],
+        admissible=split_actions(actions),
         reward=10.0 if solved else 0.0,  # a win, in all benchmarks
         done=solved,
         won=solved,
     )
+
+
+def split_actions(text: str) -> list[str]:
+    """The actions between bars. WebShop has options such as click[cork | leather], which is one."""
+    actions = [[]]  # the parts of each, from the last to the first
+    next_bracket = ""  # the first one to the right of the bar
+    for part in reversed(text.split("|")):
+        if actions[-1] and next_bracket != "]":
+            actions.append([])
+        actions[-1].append(part)
+        found = re.search(r"[\[\]]", part)
+        next_bracket = found[0] if found else next_bracket
+    stripped = ["|".join(reversed(parts)).strip() for parts in reversed(actions)]
+    return [action for action in stripped if action]
 
 
 def initial_context(env: str, task: str, first: Step) -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.envs.interface import Turn
+from paw_min.envs.interface import Context, Turn
 from paw_min.model.batches import TokenRow
 from paw_min.model.policy import Policy, load_tokenizer
 from paw_min.rollout import Episode, rollout
@@ -24,6 +24,7 @@ from paw_min.running.evaluate import evaluate
 from paw_min.running.metrics import mean
 from paw_min.running.runs import replace_text
 from paw_min.running.session import PANEL_SLOTS, find_tasks, start_model
+from paw_min.running.stages import Pieces
 from paw_min.running.tasks import draw_groups
 from paw_min.running.untrusted import exact, parse_as
 
@@ -43,17 +44,13 @@ class Triplet:
     observation: str  # o_t
     action: str  # the executed command
     next_observation: str  # o_{t+1}
+    steps: int = 0  # t, the number of steps before this one
 
 
-NEW_STEP = """\
-You are an agent in a text environment. Your task is to: {instruction}
-Your earlier observations and actions: {history}
-
-current_state: {observation}
-action: {action}
-
-Suppose that you take this action in the current state. Predict the observation that follows \
-immediately, in the style of the earlier ones. {how}"""
+SUPPOSE = """
+Suppose that your next action is: {action}
+Predict the observation that follows immediately, in the style of the earlier ones. {how}
+"""
 REASON = """\
 First reason briefly, within <think> </think> tags, about what is known of the environment and \
 what the action changes. Then write the predicted observation within <next_state> </next_state> \
@@ -64,20 +61,20 @@ Do not reason: leave the <think> </think> tags empty, and write the predicted ob
 
 
 def prompt_text(cfg: Config, triplet: Triplet, reason: bool = True) -> str:
-    """The question to the world model (Tables A4 and A5, in our words). reason: not with WM-SFT."""
+    """The question to the world model (Tables A4 and A5). reason: not with WM-SFT.
+
+    It begins as the agent's own prompt does; what follows is in our words.
+    """
     if cfg.prompt == "compact":
         # The same facts. The tag at the end tells this prompt from one that asks for an action.
         turns = [f"{turn.observation.strip()}\n> {turn.command}" for turn in triplet.history]
         lines = [f"task {triplet.instruction}", *turns, triplet.observation.strip()]
         return "\n".join([*lines, f"> {triplet.action}", "<next_state>"])
-    history = "\n".join(f"[Observation: '{o}', Action: '{a}']" for o, a in triplet.history)
-    return NEW_STEP.format(
-        instruction=triplet.instruction,
-        history=history or "none",
-        observation=triplet.observation.strip(),
-        action=triplet.action,
-        how=REASON if reason else DIRECT,
-    )
+    # The agent's own prompt, up to what it can do. The steps before the history only count.
+    unseen = [Turn("", "")] * (triplet.steps - len(triplet.history))
+    context = Context(triplet.instruction, triplet.observation, [], unseen + triplet.history)
+    seen = BENCHMARKS[cfg.env].situation(context, len(triplet.history))
+    return seen + SUPPOSE.format(action=triplet.action, how=REASON if reason else DIRECT)
 
 
 def sft_row(cfg: Config, policy: Policy, triplet: Triplet) -> TokenRow:
@@ -110,8 +107,9 @@ def triplets_of(cfg: Config, episodes: list[Episode]) -> Found:
             triplet = Triplet(
                 episode.instruction, history, observation, command.text, next_observation.strip()
             )
+            key = json.dumps(asdict(triplet))  # a later step may be equal
+            triplet.steps = len(turns)
             turns.append(Turn(observation, command.text))
-            key = json.dumps(asdict(triplet))
             counts["steps"] += 1
             if not command.valid:
                 counts["malformed"] += 1
@@ -161,7 +159,7 @@ class Collected:
 
 
 def collect(
-    cfg: Config, *, tasks: int, episodes: int, max_turns: int, answer_tokens: int
+    cfg: Config, pieces: Pieces, *, tasks: int, episodes: int, max_turns: int, answer_tokens: int
 ) -> Collected:
     """The model's own rollouts at temperature 1 (3.1, B.1), and those of the panel."""
     found_tasks = find_tasks(replace(cfg, groups=tasks))
@@ -173,6 +171,7 @@ def collect(
         loaded_for_answers(cfg, start_model(cfg), answer_tokens) as (policy, sampler),
         closing(found_tasks.make_pool(slots)) as pool,
     ):
+        sampler = pieces.sampler(sampler)
         with sampler.sync(policy):
             rolled = rollout(
                 replace(cfg, max_turns=max_turns), policy, sampler, pool, played, groups,

@@ -7,6 +7,9 @@
     python -m paw_min.world_models.word2world verify webshop --world-model FOLDER --budgets 0 2 4 10
     python -m paw_min.world_models.word2world imitate ENV --trajectories FILE ... [--wins N]
 
+In place of a trained --world-model FOLDER, any instruct model: --world-model NAME --shots 0, or
+--shots 3 --examples FILE ... (prompted.py).
+
 collect      episodes of agents on the training tasks, in the environment or a world model (sec. 4)
 train        fit a world model to trajectories, from scratch or from a model (sec. 4, Table 7)
 fidelity     single-step exact match on real prefixes (sec. 4, Table 1)
@@ -19,34 +22,35 @@ ENV: alfworld, webshop or textworld. Agents: the language model of --model, the 
 of the generated data, a `random` player. All other flags are those of the run scripts: --model is
 the agent, --eval-tasks the number of held-out tasks, --max-turns the most steps of an episode (50).
 
-Each command writes <command>.json (records.py) to its folder when it is complete. A rerun skips
-what is complete, and repeats a command that was killed.
+Each command writes <command>.json (records.py) to its folder when it is complete; `seconds` is the
+time since its last start. A rerun skips what is complete, also of a command that was killed: what
+the models have said, the rule-based players' episodes, epochs of training (running/stages.py).
 Scaling (sec. 6) and coverage of agents (sec. 5.3): scaling.py.
 results/word2world/README.md has a run of each. trajectories.py and dream.py have the deviations.
 """
 
-import json
 import os
 import re
-import shlex
 import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from paw_min.config import Config
 from paw_min.envs.interface import Pool, Tasks
-from paw_min.running.console import say
+from paw_min.running.console import progress_bar, say
 from paw_min.running.errors import UserError, user_errors
 from paw_min.running.evaluate import short
 from paw_min.running.metrics import mean
-from paw_min.running.runs import hold, replace_text, writing
+from paw_min.running.runs import hold, writing
 from paw_min.running.session import find_tasks
-from paw_min.running.untrusted import read_json
-from paw_min.world_models.dream import DreamPool, Predict, VerifiedPool
+from paw_min.running.stages import Pieces, digest, stage
+from paw_min.world_models.dream import DreamPool, Predict, VerifiedPool, WorldModel
 from paw_min.world_models.options import Job, parse
 from paw_min.world_models.players import Play, open_agent
+from paw_min.world_models.prompted import load_prompted
 from paw_min.world_models.records import (
     Collected,
     Consistency,
@@ -59,6 +63,7 @@ from paw_min.world_models.records import (
 )
 from paw_min.world_models.training import imitate, load_world_model, train
 from paw_min.world_models.trajectories import (
+    Message,
     Recorder,
     Trajectory,
     is_solved,
@@ -108,8 +113,10 @@ def measure_fidelity(
 ) -> Fidelity:
     """Exact match of single steps. answers: those to each command, after the real chat before."""
     predicted = []
-    for trajectory in trajectories:
-        predicted += answers(trajectory)
+    with progress_bar(len(trajectories), "fidelity", "trajectory") as bar:
+        for trajectory in trajectories:
+            predicted += answers(trajectory)
+            bar.update()
     targets = [answer for t in trajectories for answer in t.answers]
     commands = [c for t in trajectories for c in t.commands[: len(t.answers)]]
     turns = [k for t in trajectories for k in range(1, len(t.answers) + 1)]
@@ -173,6 +180,15 @@ def replay_actions(pool: Pool, trajectories: list[Trajectory]) -> list[bool]:
 # ---- commands ----
 
 
+def open_world_model(job: Job, evaluated: list[str]) -> WorldModel:
+    """The trained or prompted world model of --world-model. evaluated: the tasks of the measure."""
+    if job.shots is None:
+        return load_world_model(Path(job.world_model), job.cfg, job.answer_tokens)
+    return load_prompted(
+        job.world_model, job.cfg, job.shots, job.examples, set(evaluated), job.answer_tokens
+    )
+
+
 def collect(job: Job) -> Collected:
     """Play the training tasks in turn; all episodes are kept, won or not."""
     cfg = job.cfg
@@ -181,21 +197,28 @@ def collect(job: Job) -> Collected:
     chosen = [source[k % len(source)] for k in range(job.episodes or len(source))]
     if len(chosen) < len(job.agents):
         raise UserError(f"--episodes {len(chosen)} for {len(job.agents)} agents: use more.")
+    pieces = job.pieces()
     found = []
     won = {}
     confirmed = {}
     for number, name in enumerate(job.agents):
         mine = chosen[number :: len(job.agents)]
-        with open_agent(cfg, name, job.slips) as play:
+        with open_agent(cfg, name, job.slips, pieces) as play:
             slots = min(SLOTS, len(mine))
             if job.world_model:
-                predict = load_world_model(job.world_model, cfg, job.answer_tokens).predict
+                # Training tasks may be those of the examples.
+                evaluated = chosen if job.split == "held_out" else []
+                predict = stored(pieces, open_world_model(job, evaluated).predict)
                 pool = DreamPool(cfg.env, predict, tasks.make_pool(1), slots, job.ground)
             else:
                 pool = tasks.make_pool(slots)
-            with closing(Recorder(cfg.env, pool)) as recorder:
-                played = play(recorder, mine)
+            with closing(pool):
+                if name == "model" or job.world_model:  # what models say is stored
+                    played = play(Recorder(cfg.env, pool), mine)
+                else:
+                    played = play_in_parts(pieces, name, cfg.env, pool, play, mine)
         won[name] = mean([t.won for t in played])
+        say(f"{name}: {len(played)} episodes, {won[name]:.4f} won")
         if job.world_model and any(t.won for t in played):
             with closing(tasks.make_pool(1)) as pool:
                 confirmed[name] = mean(replay_actions(pool, [t for t in played if t.won]))
@@ -210,10 +233,37 @@ def collect(job: Job) -> Collected:
     )
 
 
+def play_in_parts(
+    pieces: Pieces, name: str, env: str, pool: Pool, play: Play, tasks: list[str]
+) -> list[Trajectory]:
+    """Episodes by rules in the environment; those of SLOTS tasks are a piece."""
+    found = []
+    for first in range(0, len(tasks), SLOTS):
+        part = tasks[first : first + SLOTS]
+        by_rules = partial(play, Recorder(env, pool), part, first)
+        found += pieces.once(f"{name} from {first}", list[Trajectory], by_rules)
+    return found
+
+
+def stored(pieces: Pieces, predict: Predict) -> Predict:
+    """The same world model; its answers are pieces."""
+
+    def read_or_predict(chats: list[list[Message]]) -> list[str | None]:
+        return pieces.once(f"chats {digest(chats)}", list[str | None], partial(predict, chats))
+
+    return read_or_predict
+
+
 def fidelity(job: Job) -> Fidelity:
     trajectories = read_trajectories(job.env, job.trajectories)
-    world_model = load_world_model(job.world_model, job.cfg)
-    return measure_fidelity(world_model.answers, trajectories)
+    world_model = open_world_model(job, [trajectory.task for trajectory in trajectories])
+    pieces = job.pieces()
+
+    def answers(trajectory: Trajectory) -> list[str | None]:
+        key = f"answers {digest(trajectory)}"
+        return pieces.once(key, list[str | None], partial(world_model.answers, trajectory))
+
+    return measure_fidelity(answers, trajectories)
 
 
 def held_out(cfg: Config, tasks: Tasks) -> list[str]:
@@ -226,13 +276,16 @@ def consistency(job: Job) -> dict[str, Consistency]:
     cfg = job.cfg
     tasks = find_tasks(cfg)
     chosen = held_out(cfg, tasks)
+    pieces = job.pieces()
     found = {}
     for name in job.agents:
-        with open_agent(cfg, name, job.slips) as play:
-            predict = load_world_model(job.world_model, cfg, job.answer_tokens).predict
+        with open_agent(cfg, name, job.slips, pieces) as play:
+            predict = open_world_model(job, chosen).predict
             found[name] = measure_consistency(
-                cfg.env, predict, tasks.make_pool, chosen, play, job.ground
+                cfg.env, stored(pieces, predict), tasks.make_pool, chosen, play, job.ground
             )
+        shown = ", ".join(f"{key} {found[name][key]:.4f}" for key in ("real", "wm", "w2r"))
+        say(f"{name}: {shown}")
     return found
 
 
@@ -241,10 +294,11 @@ def verify(job: Job) -> dict[str, Verified]:
     cfg = job.cfg
     tasks = find_tasks(cfg)
     chosen = held_out(cfg, tasks)
+    pieces = job.pieces()
     found = {}
     for name in job.agents:
-        with open_agent(cfg, name, job.slips) as play:
-            predict = load_world_model(job.world_model, cfg, job.answer_tokens).predict
+        with open_agent(cfg, name, job.slips, pieces) as play:
+            predict = stored(pieces, open_world_model(job, chosen).predict)
             for budget in job.budgets:
                 pool = tasks.make_pool(min(SLOTS, len(chosen)))
                 with closing(VerifiedPool(cfg.env, pool, predict, budget)) as verified:
@@ -252,6 +306,7 @@ def verify(job: Job) -> dict[str, Verified]:
                 found[f"{name}, budget {budget}"] = Verified(
                     won=mean(won), n=len(won), checks=verified.checks, vetoes=verified.vetoes
                 )
+                say(f"{name}, budget {budget}: {mean(won):.4f} won")
     return found
 
 
@@ -266,40 +321,33 @@ OUTPUTS = {"collect": "trajectories.json", "train": "config.json", "imitate": "c
 
 
 def main(argv: list[str] | None = None) -> None:
-    argv = sys.argv[1:] if argv is None else argv
-    job = parse(__doc__, argv)
-    line = shlex.join(["word2world", *argv])
-    path = job.out / f"{job.command}.json"
-    mark = job.out / f"{job.command}.begun"  # there until the command is complete
-    if path.is_file():
-        found = read_json(path, Written)
-        if found["command"] != line:
-            raise UserError(f"{path} is the result of `{found['command']}`: choose another --out.")
-    else:
-        with writing(f"the folder {job.out}"):
-            job.out.mkdir(parents=True, exist_ok=True)
-            lock = hold(job.out, "--out")
-        begin(job, mark, line)
+    job = parse(__doc__, sys.argv[1:] if argv is None else argv)
+
+    def make() -> dict:
+        refuse_another(job)
+        say(f"{job.command} {job.env}: to {job.out}")
         began = time.perf_counter()
-        found = {"command": line} | FUNCTIONS[job.command](job)
-        found["seconds"] = round(time.perf_counter() - began, 1)
-        replace_text(path, json.dumps(found, indent=1) + "\n")
-        lock.release()
-    mark.unlink(missing_ok=True)
+        found = FUNCTIONS[job.command](job)
+        return found | {"seconds": round(time.perf_counter() - began, 1)}
+
+    with writing(f"the folder {job.out}"):
+        job.out.mkdir(parents=True, exist_ok=True)
+        lock = hold(job.out, "--out")
+    found = stage(job.out / f"{job.command}.json", job.line, make, Written)
+    job.pieces().remove()
+    lock.release()
     say(summary(found))
 
 
-def begin(job: Job, mark: Path, line: str) -> None:
-    """Write the command to `mark`; UserError if it would write over the file of another command.
+def refuse_another(job: Job) -> None:
+    """UserError if the command would write over the file of another command.
 
-    A rerun of a killed command finds its own line there, and replaces what that one wrote.
+    A command that was killed has left pieces, and a rerun replaces what that one wrote.
     """
-    killed = mark.is_file() and mark.read_bytes() == os.fsencode(line)
     output = job.out / OUTPUTS.get(job.command, f"{job.command}.json")
-    if os.path.lexists(output) and not killed:
+    if os.path.lexists(output) and not job.pieces().folder.is_dir():
         raise UserError(f"{job.out} has a {output.name} already: choose another --out, or delete "
                         "it.")  # fmt: skip
-    replace_text(mark, line)
 
 
 def summary(found: dict, indent: str = "") -> str:

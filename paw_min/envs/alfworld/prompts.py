@@ -10,7 +10,6 @@ from paw_min.envs.prompting import parse_action, with_history
 FIRST = """
 You are an expert agent operating in the ALFRED Embodied Environment.
 Your current observation is: {observation}
-Your admissible actions of the current situation are: [{admissible}].
 """
 
 LATER = """
@@ -18,6 +17,9 @@ You are an expert agent operating in the ALFRED Embodied Environment. Your task 
 Prior to this step, you have already taken {steps} step(s). Below are the most recent {shown} \
 observations and the corresponding actions you took: {history}
 You are now at step {now} and your current observation is: {observation}
+"""
+
+ADMISSIBLE = """\
 Your admissible actions of the current situation are: [{admissible}].
 """
 
@@ -33,9 +35,13 @@ present it within <action> </action> tags.
 def paper(context: Context, history_length: int) -> str:
     """Fig. 7. The first prompt does not state the task: the first observation contains it."""
     admissible = "\n ".join(f"'{command}'" for command in context.admissible)
-    if context.history:
-        return with_history(LATER, context, history_length, admissible) + INSTRUCTIONS
-    return FIRST.format(observation=context.observation, admissible=admissible) + INSTRUCTIONS
+    listed = ADMISSIBLE.format(admissible=admissible)
+    return situation(context, history_length) + listed + INSTRUCTIONS
+
+
+def situation(context: Context, history_length: int) -> str:
+    """The beginning of Fig. 7, up to the observation."""
+    return with_history(LATER if context.history else FIRST, context, history_length)
 
 
 def compact(context: Context, history_length: int) -> str:

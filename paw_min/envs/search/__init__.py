@@ -8,4 +8,5 @@ BENCHMARK = Benchmark(
     load=load,
     prompts={"paper": prompts.paper, "compact": prompts.compact},
     parse=prompts.parse,
+    situation=prompts.situation,
 )

@@ -10,7 +10,7 @@ Source: the search environment of verl-agent, on which PaW builds (A.1: at most 
 - A response without a readable command uses up its turn. Its observation is empty, like the last
   one of an episode, and an empty observation is no world-model target.
 - The answer is the last <answer> block of the episode, even if that is in a passage.
-- The information block is JSON: newlines, quotes and accented letters in passages are escaped.
+- The information block is JSON: newlines and quotes in passages are escaped.
 
 Deviations:
 
@@ -102,7 +102,7 @@ def information(hits: list[Hit]) -> str:
     """The observation after a search."""
     passages = [hit["document"]["contents"].strip() for hit in hits]
     text = "".join(f"Doc {n}: {passage}\n" for n, passage in enumerate(passages, start=1))
-    result = json.dumps({"result": text or "No search results found."})
+    result = json.dumps({"result": text or "No search results found."}, ensure_ascii=False)
     return f"<information>{result}</information>"
 
 

@@ -36,6 +36,11 @@ within <answer> </answer> tags, without detailed illustrations. For example, \
 
 def paper(context: Context, history_length: int) -> str:
     """Fig. 9: the question, and each command with the observation that followed it."""
+    return situation(context, history_length) + INSTRUCTIONS
+
+
+def situation(context: Context, history_length: int) -> str:
+    """Fig. 9 without what it asks for."""
     prompt = TASK.format(task=context.task)
     if context.history:
         steps = [
@@ -43,7 +48,7 @@ def paper(context: Context, history_length: int) -> str:
             for n, command, observation in _steps(context, history_length)
         ]
         prompt += HISTORY.format(steps=len(context.history), history="\n".join(steps))
-    return prompt + INSTRUCTIONS
+    return prompt
 
 
 def compact(context: Context, history_length: int) -> str:
@@ -81,19 +86,21 @@ def parse(response: str) -> Command:
 
     Everything after the first </search> (or, if there is none, the first </answer>) is ignored. If
     both kinds remain, the search is executed. The format is valid if the whole response has exactly
-    one opening tag; <think> tags are not required. Only the format is checked here.
+    one opening tag, and text after it; <think> tags are not required. Only the format is checked
+    here. Deviation: in verl-agent, an empty query or answer is valid. It is executed all the same.
     """
     cut = response
     for closing in ("</search>", "</answer>"):
         if closing in response:
             cut = response[: response.index(closing) + len(closing)]
             break
-    command = ""
+    command = text = ""
     for kind in ("search", "answer"):
         found = re.search(f"<{kind}>(.*?)</{kind}>", cut, re.DOTALL | re.IGNORECASE)
         if found:
-            command = f"<{kind}>{found.group(1).strip()}</{kind}>"
+            text = found.group(1).strip()
+            command = f"<{kind}>{text}</{kind}>"
             break
     # Count in the whole response: a second tag after the command makes the format wrong, too.
     opening_tags = re.findall("<(?:search|answer)>", response, re.IGNORECASE)
-    return Command(command, valid=bool(command) and len(opening_tags) == 1)
+    return Command(command, valid=bool(text) and len(opening_tags) == 1)

@@ -1,6 +1,8 @@
 """Questions of search QA: reading the published files, and exact match.
 
 Exact match is that of Search-R1 and SQuAD. It does not fold Unicode: Beyonce is not Beyoncé.
+Deviation: there, "The" and "A" are empty texts, which match each other and an empty answer. Here,
+articles stay where nothing else is left, and an empty text matches nothing.
 """
 
 import re
@@ -99,7 +101,7 @@ def _question(row, where: str, default_source: str) -> Question:
             truth = _nested(reward_model, "ground_truth", where)
         answers = truth.get("target") or []
     if isinstance(answers, str):
-        answers = [answers]
+        answers = _listed(answers, where)
     question = row.get("question")
     source = row.get("data_source") or default_source
     if not isinstance(question, str) or not question.strip():
@@ -109,10 +111,24 @@ def _question(row, where: str, default_source: str) -> Question:
         raise ValueError(f"{where} has no answers (found {reprlib.repr(answers)}): "
                          "`golden_answers` must be a list of one or more strings; fix the row or "
                          "delete it.")
+    if not all(answer.strip() for answer in answers):
+        raise ValueError(f"{where} has an empty answer among {reprlib.repr(answers)}: fix the row "
+                         "or delete it.")
     if not isinstance(source, str):
         raise ValueError(f"{where} has the data_source {reprlib.repr(source)}: it must be a "
                          "string; fix the row or delete it.")
     return Question(question.strip(), tuple(answers), source)
+
+
+def _listed(answers: str, where: str) -> list:
+    """The answers in a column of text: one answer, or a list that was stored as JSON text."""
+    if not answers.strip().startswith("["):
+        return [answers]
+    try:
+        return parse_json(answers.encode())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} has the golden_answers {reprlib.repr(answers)}, which begin as "
+                         "a list but are not JSON: store a list of strings.") from error
 
 
 def _nested(row: dict, key: str, where: str) -> dict:
@@ -127,15 +143,18 @@ def _nested(row: dict, key: str, where: str) -> dict:
 def normalize(text: str) -> str:
     """Normalize as SQuAD: lower case, remove punctuation, then articles, then extra spaces.
 
-    In this order: without punctuation, "the-end" is one word and keeps its article.
+    In this order: without punctuation, "the-end" is one word and keeps its article. A text that has
+    nothing but articles keeps them.
     """
     text = text.lower().translate(PUNCTUATION)
     without_articles = re.sub(r"\b(a|an|the)\b", " ", text)
-    return " ".join(without_articles.split())
+    return " ".join(without_articles.split() or text.split())
 
 
 def exact_match(prediction: str | None, answers: Iterable[str]) -> bool:
-    """Whether the prediction equals one of the answers after normalization; None never does."""
-    if prediction is None:
-        return False
-    return normalize(prediction) in {normalize(answer) for answer in answers}
+    """Whether the prediction equals one of the answers after normalization.
+
+    None and a text that is empty after normalization equal nothing.
+    """
+    normalized = normalize(prediction or "")
+    return bool(normalized) and normalized in {normalize(answer) for answer in answers}

@@ -6,9 +6,12 @@ plays them with its own interpreter (jericho), without a server.
 
 Source: `agentenv-textworld` of Word2World (50 steps, admissible commands, won = the full score).
 Deviations: what TextWorld prints around a text is cut (`text_of`); the reward of a win is 10, as in
-the other benchmarks.
+the other benchmarks. Only admissible commands reach the interpreter, which would also execute
+several in one step ("go north. open gate"), write files (`save`, `script`) and load the state of
+another episode (`restore`).
 """
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +24,7 @@ from paw_min.running.files import expanded
 
 SPLITS = ("train", "valid_seen", "valid_unseen")
 WIN_REWARD = 10.0
+NO_EFFECT = "Nothing happens."  # to a command that is not admissible; ALFWorld's text
 SEED = 1  # of the interpreter; without one, it takes the time
 
 
@@ -61,27 +65,33 @@ class TextworldEnv:
             admissible_commands=True, won=True, lost=True, objective=True
         )
         self.engine = None
-        self.running = False
+        self.last: Step | None = None  # the latest answer; None: no game is running
 
     def reset(self, task: str) -> Step:
         """Start a game, given the path of its .z8 file."""
-        self.running = False
+        self.last = None  # if an error follows, no game is running
         if self.engine is None:
             self.engine = textworld.start(task, self.infos)
         else:
             self.engine.load(task)
         self.engine.seed(SEED)
-        state = self.engine.reset()
-        self.running = True
-        return self._to_step(state)
+        self.last = self._to_step(self.engine.reset())
+        return self.last
 
     def step(self, command: str) -> Step:
-        """Execute a command; RuntimeError without a running game."""
-        if not self.running:
+        """Execute a command; one that is not admissible changes nothing.
+
+        RuntimeError without a running game.
+        """
+        if self.last is None:
             raise RuntimeError("step without a running game: call reset first.")
-        state, _, _ = self.engine.step(command)
+        # Names of things may have capitals; the parser of responses writes lower case.
+        admissible = {known.lower(): known for known in self.last.admissible}
+        if command.lower() not in admissible:
+            return replace(self.last, observation=NO_EFFECT)
+        state, _, _ = self.engine.step(admissible[command.lower()])
         step = self._to_step(state)
-        self.running = not step.done
+        self.last = None if step.done else step
         return step
 
     def _to_step(self, state) -> Step:

@@ -56,6 +56,18 @@ def read_action(text: str) -> Action:
     return Action(line[:start], line[start + 1 : end])
 
 
+def clicked(action: str, clickables: list[str]) -> str | None:
+    """What an action clicks on a page, in lower case; None: it is no click, or the page lacks it.
+
+    The official code excludes "search": the button of the start page does nothing.
+    """
+    name, argument = read_action(action)
+    argument = argument.lower()
+    if name != "click" or argument not in clickables or argument == "search":
+        return None
+    return argument
+
+
 def _visible(text: str) -> list[str]:
     """The stripped text as a list of one part, or of none if the page does not show it.
 
@@ -106,16 +118,15 @@ class WebShopEnv:
         score = 0.0
         done = False
         name, argument = read_action(action)
-        argument = argument.lower()
+        target = clicked(action, self.clickables)
         if name == "search":
-            self._results = self.shop.search(argument)
+            self._results = self.shop.search(argument.lower())
             self._show_results(1)
-        elif name == "click" and argument in self.clickables and argument != "search":
-            if argument == "buy now":
-                score = self._buy()
-                done = True
-            else:
-                self._click(argument)
+        elif target == "buy now":
+            score = self._buy()
+            done = True
+        elif target is not None:
+            self._click(target)
         info = {"clickables": list(self.clickables), "has_search_bar": self.has_search_bar}
         return self.text, score, done, info
 

@@ -11,10 +11,6 @@ FIRST = """
 You are an expert autonomous agent operating in the WebShop e\u2011commerce environment.
 Your task is to: {task}.
 Your current observation is: {observation}.
-Your admissible actions for the current situation are:
-[
-{admissible}
-].
 """
 
 LATER = """
@@ -23,6 +19,9 @@ Your task is to: {task}.
 Prior to this step, you have already taken {steps} step(s). Below are the most recent {shown} \
 observations and the corresponding actions you took: {history}
 You are now at step {now} and your current observation is: {observation}.
+"""
+
+ADMISSIBLE = """\
 Your admissible actions for the current situation are:
 [
 {admissible}
@@ -45,14 +44,16 @@ BUTTONS = ("Back to Search", "< Prev", "Next >", "Description", "Features", "Rev
 def paper(context: Context, history_length: int) -> str:
     """Fig. 8. A prompt of more than 13,000 characters uses the template of the first step."""
     admissible = "\n".join(f"'{command}'," for command in context.admissible)
-    if context.history:
-        prompt = with_history(LATER, context, history_length, admissible) + INSTRUCTIONS
-        if len(prompt) <= MAX_CHARACTERS:
-            return prompt
-    first = FIRST.format(
-        task=context.task, observation=context.observation, admissible=admissible
-    )
-    return first + INSTRUCTIONS
+    listed = ADMISSIBLE.format(admissible=admissible) + INSTRUCTIONS
+    prompt = situation(context, history_length) + listed
+    if len(prompt) <= MAX_CHARACTERS:
+        return prompt
+    return with_history(FIRST, context, history_length) + listed
+
+
+def situation(context: Context, history_length: int) -> str:
+    """The beginning of Fig. 8, up to the observation."""
+    return with_history(LATER if context.history else FIRST, context, history_length)
 
 
 def compact(context: Context, history_length: int) -> str:

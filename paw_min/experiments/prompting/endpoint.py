@@ -46,6 +46,7 @@ class Answer:
     text: str
     prompt_tokens: int | None  # None: the server does not report them
     completion_tokens: int | None
+    cut: bool = False  # by the limit of tokens
 
 
 class Endpoint:
@@ -158,7 +159,7 @@ class Endpoint:
                 file.write(json.dumps({"key": key} | asdict(answer)) + "\n")
         self.used[key] = answer
         ids = self.encode(answer.text)
-        return Response(slot, ids, [0.0] * len(ids))
+        return Response(slot, ids, [0.0] * len(ids), answer.cut)
 
     def _load(self) -> dict[str, Answer]:
         """The kept answers. A last line that a kill has cut is removed."""
@@ -222,6 +223,7 @@ def read(completion) -> Answer:
         text=text.encode(errors="replace").decode(),
         prompt_tokens=_count(usage, "prompt_tokens"),
         completion_tokens=_count(usage, "completion_tokens"),
+        cut=getattr(completion.choices[0], "finish_reason", None) == "length",
     )
 
 

@@ -1,0 +1,241 @@
+"""What a long command has completed: killed at any moment, a rerun goes on, with the same numbers.
+
+    stage      a result: the JSON at a path, made unless it is there
+    Pieces     the complete pieces of a result, in a folder that is there until the result is
+      once         one piece, as JSON: made, or read
+      sampler      a sampler whose responses are pieces
+      save, load   the newest epoch of a training: weights, optimizer, losses
+
+    OUT/train.json                  the result
+        train.unfinished/settings   before: what the pieces are of
+                         pieces     one line per piece, with its digest
+                         fit.pt     the newest epoch
+
+Pieces are what costs a model, or many steps of an environment. All else is done again, so it must
+follow from the settings and the pieces, as draws do from the keys of seeds.py. On a CPU, the
+numbers are then those of a command that was not killed, to the last bit. vLLM and worker processes
+make other batches, and differ by rounding.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import TypeAdapter
+
+from paw_min.model.sampler import Request, Response
+from paw_min.running.errors import UserError
+from paw_min.running.runs import flush, reading, refuse_link, replace_text, writing
+from paw_min.running.stored import is_same
+from paw_min.running.untrusted import parse_as, read_json
+
+
+def stage(path: Path, line: str, make: Callable[[], dict], kind: type) -> dict:
+    """The result at `path`, of the type `kind`: made unless it is there, and then read.
+
+    line: the command, which the file has as `command`. UserError if it has another one.
+    """
+    if not path.is_file():
+        replace_text(path, json.dumps({"command": line} | make(), indent=1) + "\n")
+    found = read_json(path, kind)
+    if found["command"] != line:
+        raise UserError(f"{path} is the result of `{found['command']}`: choose another --out.")
+    return found
+
+
+def changed(stored: dict, settings: dict) -> str:
+    """The stored settings that are others now; "" if there are none.
+
+    A setting that is newer than what is stored has its default there. The same data may lie at
+    another place (stored.is_same).
+    """
+    return ", ".join(
+        f"{key} {stored[key]!r}"
+        for key, value in settings.items()
+        if not is_same(key, stored.get(key, value), value)
+    )
+
+
+def digest(*parts) -> str:
+    """A short name of these words, numbers, lists and so on."""
+    return hashlib.blake2b(repr(parts).encode(errors="replace"), digest_size=16).hexdigest()
+
+
+class Pieces:
+    """The pieces that are complete. Nothing is written before the first.
+
+    settings: what the pieces are of; UserError if the folder has those of others. A line that is
+    not whole, as a kill leaves one, ends the file: what follows is made again.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, object]):
+        self.folder = folder
+        self._settings = settings
+        self._path = folder / "pieces"
+        self._found: dict[str, str] = {}  # key -> JSON
+        for path in (folder, folder / "settings", self._path):
+            refuse_link(path, "--out")
+        if folder.is_dir():
+            with reading(folder / "settings") as path:
+                known = changed(json.loads(path.read_text()), settings)
+            if known:
+                raise UserError(f"{folder} has the unfinished work of {known:.1000}: repeat that, "
+                                "delete the folder, or choose another --out.")  # fmt: skip
+            self._read()
+
+    def once(self, key: str, kind: type, make: Callable[[], object]):
+        """The piece with this key, of the type `kind`: made and written, or read."""
+        if key not in self._found:
+            text = TypeAdapter(kind).dump_json(make()).decode()
+            self._begin()
+            with writing(str(self._path)), open(self._path, "a") as file:
+                file.write(_line(json.dumps([key, text])))
+            self._found[key] = text
+        # A new piece is read as well, so that both commands go on with the same values.
+        with reading(self._path):
+            return parse_as(self._found[key].encode(), kind)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._found
+
+    def sampler(self, sampler) -> "StoredSampler":
+        return StoredSampler(sampler, self)
+
+    def save(self, name: str, of: str, policy, optimizer, losses: list[float]) -> None:
+        """Replace the file of an epoch by that of the next. of: what the training depends on."""
+        path = self.folder / f"{name}.pt"
+        partial = path.with_suffix(".partial")
+        weights = {key: p.detach() for key, p in policy.named_parameters() if p.requires_grad}
+        state = {"of": of, "losses": losses, "weights": weights}
+        self._begin()
+        with writing(str(path)):
+            torch.save(state | {"optimizer": optimizer.state_dict()}, partial)
+            flush(partial)
+            os.replace(partial, path)  # a link of this name is replaced, not followed
+
+    def load(self, name: str, of: str, policy, optimizer) -> list[float]:
+        """Go to the end of the newest epoch -> the losses so far; none at the beginning."""
+        path = self.folder / f"{name}.pt"
+        if not path.exists():
+            return []
+        with reading(path):
+            state = torch.load(path, weights_only=True, map_location="cpu")
+            if state["of"] != of:
+                raise UserError(f"{path} is of other data: delete {self.folder}.")
+            trained = {key: p for key, p in policy.named_parameters() if p.requires_grad}
+            with torch.no_grad():
+                for key, parameter in trained.items():
+                    parameter.copy_(state["weights"][key])
+            optimizer.load_state_dict(state["optimizer"])
+        return state["losses"]
+
+    def remove(self) -> None:
+        """The result is there, or cannot be."""
+        if self.folder.is_dir():
+            with writing(str(self.folder)):
+                shutil.rmtree(self.folder)
+        self._found = {}
+
+    def _begin(self) -> None:
+        """The folder, for the first piece; it appears with its settings in it."""
+        if self.folder.is_dir():
+            return
+        partial = self.folder.with_suffix(".partial")
+        with writing(str(self.folder)):
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            (partial / "settings").write_text(json.dumps(self._settings, indent=1) + "\n")
+            flush(partial / "settings")
+            os.replace(partial, self.folder)
+
+    def _read(self) -> None:
+        if not self._path.exists():
+            return
+        with reading(self._path):
+            lines = self._path.read_text(errors="replace").splitlines(keepends=True)
+            whole = []
+            for line in lines:
+                content = line.partition(" ")[2].removesuffix("\n")
+                if line != _line(content):
+                    break
+                whole.append(content)
+            self._found = dict(json.loads(content) for content in whole)
+        if len(whole) < len(lines):
+            replace_text(self._path, "".join(_line(content) for content in whole))
+
+
+def _line(content: str) -> str:
+    """A line of the file; the digest shows whether it is whole."""
+    return f"{digest(content)} {content}\n"
+
+
+@dataclass
+class Stored:
+    """A response among the pieces."""
+
+    request: str  # its digest
+    ids: list[int]
+    logps: list[float]
+
+
+class StoredSampler:
+    """A sampler whose responses are pieces, a batch at a time.
+
+    A later command gets them in the same batches. The others then wait in the same order, and share
+    a batch with the same requests as without a kill. A request is known by its prompt, seed and
+    limits; equal ones get their responses in the order of the batches.
+    """
+
+    def __init__(self, sampler, pieces: Pieces):
+        self._sampler = sampler
+        self._pieces = pieces
+        self._n_batches = 0
+        # digest of a request -> its responses, with the numbers of their batches
+        self._stored: dict[str, deque[tuple[int, Stored]]] = {}
+        while self._key() in pieces:
+            for one in pieces.once(self._key(), list[Stored], list):
+                self._stored.setdefault(one.request, deque()).append((self._n_batches, one))
+            self._n_batches += 1
+
+    def sync(self, policy):
+        return self._sampler.sync(policy)
+
+    def generate(
+        self, queue: deque[Request], temperature: float, max_tokens: int
+    ) -> Iterator[list[Response]]:
+        """As that of the sampler."""
+        waiting: deque[Request] = deque()  # for the sampler
+        asked: dict[int, str] = {}  # slot -> digest of its request
+        ready: dict[int, list[Response]] = {}  # batch -> its stored responses
+        units = self._sampler.generate(waiting, temperature, max_tokens)
+        while True:
+            while queue:
+                request = queue.popleft()
+                slot = request.slot
+                asked[slot] = digest(request.seed, temperature, max_tokens, request.prompt_ids)
+                stored = self._stored.get(asked[slot])
+                if stored:
+                    batch, one = stored.popleft()
+                    ready.setdefault(batch, []).append(Response(slot, one.ids, one.logps))
+                else:
+                    waiting.append(request)
+            if ready:
+                yield ready.pop(min(ready))
+                continue
+            finished = next(units, None)
+            if finished is None:
+                return
+            if finished:
+                found = [Stored(asked[one.slot], one.ids, one.logps) for one in finished]
+                self._pieces.once(self._key(), list[Stored], lambda found=found: found)
+                self._n_batches += 1
+            yield finished
+
+    def _key(self) -> str:
+        return f"batch {self._n_batches}"

@@ -1,0 +1,357 @@
+"""A command that is killed and repeated gives what a command that was not killed gives.
+
+The kill is real: a forked process ends with os._exit in the middle of a write. Each next process
+lives a little longer. Together they may not do much more work than one that is left alone.
+"""
+
+import itertools
+import json
+import os
+from collections import deque
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from paw_min.model.batches import TokenRow
+from paw_min.model.sampler import HFSampler, Request, Response
+from paw_min.running import stages
+from paw_min.running.errors import UserError
+from paw_min.running.runs import newest_checkpoint
+from paw_min.running.stages import Pieces, StoredSampler
+from paw_min.toy import webshop_shops
+from paw_min.world_models import early_experience, job, players, rwml, supervised, word2world
+from paw_min.world_models.dream import WorldModel
+from paw_min.world_models.supervised import fit
+from paw_min.world_models.training import Together
+from tests.helpers import make_policy, numbers
+
+# ---- the pieces ----
+
+
+def test_a_piece_is_made_once(tmp_path):
+    made = []
+
+    def make():
+        made.append(1)
+        return {"a": 0.1, "b": float(len(made))}
+
+    for _ in range(2):
+        pieces = Pieces(tmp_path / "x", {"seed": 0})
+        assert pieces.once("k", dict[str, float], make) == {"a": 0.1, "b": 1.0}
+    assert made == [1] and "k" in pieces and "j" not in pieces
+    pieces.remove()
+    assert not (tmp_path / "x").exists()
+    assert not Pieces(tmp_path / "x", {"seed": 1}).folder.exists()  # nothing before the first piece
+
+
+def test_a_damaged_file_ends_where_it_is_damaged(tmp_path):
+    pieces = Pieces(tmp_path / "x", {})
+    for k in range(4):
+        pieces.once(f"{k}", str, lambda k=k: f"caf\u00e9 {k}")
+    path = tmp_path / "x" / "pieces"
+    lines = path.read_text().splitlines(keepends=True)
+    for damaged in (lines[3][:20], lines[3][:-1], "\xff\n", "", lines[3].replace("3", "4", 1)):
+        path.write_bytes("".join([*lines[:3], damaged]).encode("latin-1"))
+        pieces = Pieces(tmp_path / "x", {})
+        assert "2" in pieces and "3" not in pieces
+        assert pieces.once("3", str, lambda: "new") == "new"
+        assert Pieces(tmp_path / "x", {}).once("3", str, lambda: "newer") == "new"
+
+
+def test_pieces_of_others_are_refused(tmp_path):
+    Pieces(tmp_path / "x", {"seed": 0, "lr": 0.1}).once("k", int, lambda: 1)
+    with pytest.raises(UserError, match="x has the unfinished work of seed 0: repeat that, delete"):
+        Pieces(tmp_path / "x", {"seed": 1, "lr": 0.1, "new": 3})
+    (tmp_path / "x" / "settings").write_text("[")
+    with pytest.raises(UserError, match="settings cannot be read"):
+        Pieces(tmp_path / "x", {})
+    (tmp_path / "link").symlink_to(tmp_path / "x")
+    with pytest.raises(UserError, match="link is a link"):
+        Pieces(tmp_path / "link", {})
+
+
+def test_a_stage_is_made_once_and_belongs_to_its_command(tmp_path):
+    path = tmp_path / "r.json"
+    kind = dict[str, str]
+    assert stages.stage(path, "a b", lambda: {"x": "1"}, kind) == {"command": "a b", "x": "1"}
+    assert stages.stage(path, "a b", lambda: {"x": "2"}, kind)["x"] == "1"
+    with pytest.raises(UserError, match="r.json is the result of `a b`: choose another --out"):
+        stages.stage(path, "a c", lambda: {"x": "2"}, kind)
+
+
+class Numbered:
+    """Answers two requests at a time; the log-probability is the number of the batch."""
+
+    def __init__(self):
+        self.batches = []
+
+    def generate(self, queue, temperature, max_tokens):
+        while queue:
+            batch = [queue.popleft() for _ in range(min(2, len(queue)))]
+            self.batches.append([r.seed for r in batch])
+            yield [Response(r.slot, [r.seed], [-float(len(self.batches))]) for r in batch]
+
+
+def played(sampler, stop=99):
+    """Each of three slots asks three times, equal prompts among them -> batches of responses."""
+    queue = deque(Request(slot, [7], seed=slot) for slot in range(3))
+    found = []
+    for finished in sampler.generate(queue, 1.0, 5):
+        found.append([(r.slot, r.ids, r.logps) for r in finished])
+        if len(found) == stop:
+            return found
+        for response in finished:
+            turn = sum(response.slot == slot for batch in found for slot, _, _ in batch)
+            if turn < 3:
+                queue.append(Request(response.slot, [7], seed=response.slot * (turn - 1)))
+    return found
+
+
+@pytest.mark.parametrize("stop", range(1, 6))
+def test_responses_come_back_in_their_batches(tmp_path, stop):
+    alone = Numbered()
+    expected = played(alone)
+    played(StoredSampler(Numbered(), Pieces(tmp_path / "x", {})), stop)
+    again = Numbered()
+    found = played(StoredSampler(again, Pieces(tmp_path / "x", {})))
+    seeds = [[ids[0] for _, ids, _ in batch] for batch in found]
+    assert seeds == alone.batches == [[ids[0] for _, ids, _ in batch] for batch in expected]
+    assert again.batches == alone.batches[stop:]
+
+
+# ---- training ----
+
+
+def rows():
+    return [TokenRow([3, 4, k], [k + 4], []) for k in range(5, 10)]
+
+
+def optimizer_of(policy, kind):
+    parameters = list(policy.parameters())
+    if kind == "adamw":
+        return torch.optim.AdamW(parameters, lr=1e-2)
+    matrices = [p for p in parameters if p.ndim == 2]
+    others = [p for p in parameters if p.ndim != 2]
+    return Together({torch.optim.Muon(matrices): 1e-2, torch.optim.AdamW(others): 1e-3})
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_training_goes_on_after_its_newest_epoch(tmp_path, monkeypatch, kind):
+    how = dict(epochs=4, batch=2, warm_up=7, micro_tokens=64, seed_key=(0,))
+    expected = make_policy()
+    losses = fit(expected, optimizer_of(expected, kind), rows(), **how)
+
+    real = supervised.fit_step
+    for stop in (2, 4, 8, 11):  # steps; an epoch has three
+        steps = itertools.count(1)
+
+        def step(*args, stop=stop, steps=steps):
+            if next(steps) > stop:
+                raise KeyboardInterrupt
+            return real(*args)
+
+        monkeypatch.setattr(supervised, "fit_step", step)
+        policy = make_policy()
+        with pytest.raises(KeyboardInterrupt):
+            fit(policy, optimizer_of(policy, kind), rows(), **how,
+                pieces=Pieces(tmp_path / f"{stop}", {}))  # fmt: skip
+        n_left = itertools.count()
+        monkeypatch.setattr(supervised, "fit_step", lambda *a, n=n_left: (next(n), real(*a))[1])
+        policy = make_policy()
+        pieces = Pieces(tmp_path / f"{stop}", {})
+        assert fit(policy, optimizer_of(policy, kind), rows(), **how, pieces=pieces) == losses
+        assert next(n_left) == 12 - stop // 3 * 3
+        for one, other in zip(policy.parameters(), expected.parameters(), strict=True):
+            assert torch.equal(one, other)
+
+    with pytest.raises(UserError, match="fit.pt is of other data: delete"):
+        fit(policy, optimizer_of(policy, kind), rows()[1:], **how, pieces=pieces)
+    (pieces.folder / "fit.pt").write_bytes(b"PK")
+    with pytest.raises(UserError, match="fit.pt cannot be read"):
+        fit(policy, optimizer_of(policy, kind), rows(), **how, pieces=pieces)
+
+
+def test_training_that_is_not_finite_leaves_nothing_to_go_on_from(tmp_path):
+    policy = make_policy()
+    optimizer = torch.optim.SGD(policy.parameters(), lr=1e38)
+    pieces = Pieces(tmp_path / "x", {})
+    with pytest.raises(UserError, match="lower it"):
+        fit(policy, optimizer, rows(), epochs=3, batch=5, warm_up=0, micro_tokens=64, seed_key=(0,),
+            pieces=pieces)  # fmt: skip
+    assert not pieces.folder.exists()
+
+
+# ---- commands ----
+
+# What costs a model, or many steps of an environment.
+WORK = (
+    (HFSampler, "_generate"), (supervised, "fit_step"), (WorldModel, "answers"),
+    (early_experience, "result_of"), (players.RulePlayer, "act"),
+)  # fmt: skip
+
+
+def in_a_process(main, argv, log, kill_at=0) -> bool:
+    """Run a command; end it at its write number kill_at -> was it complete?"""
+    child = os.fork()
+    if child == 0:
+        try:
+            writes = itertools.count(1)
+            really_replace = os.replace
+
+            def replace_or_die(source, target):
+                if next(writes) == kill_at:
+                    os._exit(9)
+                really_replace(source, target)
+
+            class Torn:
+                def __init__(self, path, mode):
+                    self.file = open(path, mode)
+
+                def __enter__(self):
+                    return self
+
+                def __exit__(self, *error):
+                    self.file.close()
+
+                def write(self, text):
+                    if next(writes) == kill_at:
+                        self.file.write(text[: len(text) // 2])
+                        self.file.flush()
+                        os._exit(9)
+                    self.file.write(text)
+
+            os.replace = replace_or_die
+            stages.open = Torn
+            for owner, name in WORK:
+                counted(owner, name, log)
+            main(argv)
+            os._exit(0)
+        except BaseException as error:  # noqa: BLE001 - the parent's pytest must not go on here
+            log.with_suffix(".error").write_text(f"{type(error)} {error}")
+            os._exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, 9), log.with_suffix(".error").read_text()
+    return code == 0
+
+
+def counted(owner, name, log):
+    """Each call of a function adds a byte to a file."""
+    really = getattr(owner, name)
+
+    def call(*args, **kwargs):
+        with open(log, "a") as file:
+            file.write(".")
+        return really(*args, **kwargs)
+
+    setattr(owner, name, call)
+
+
+def killed_and_repeated(main, argv, tmp_path, more=1):
+    """Both ways -> calls of WORK. The folder of argv(name) is `tmp_path / name`."""
+    logs = [tmp_path / "once.log", tmp_path / "often.log"]
+    assert in_a_process(main, argv("once"), logs[0])
+    kill_at = 1
+    while not in_a_process(main, argv("often"), logs[1], kill_at):
+        kill_at += more
+        assert kill_at < 100
+    assert kill_at > 2 * more  # it was killed more than once
+    return [log.stat().st_size if log.exists() else 0 for log in logs]
+
+
+def word2world_argv(tmp_path, *words):
+    return lambda name: [str(word) for word in (*words, "--out", tmp_path / name)]
+
+
+def results(folder):
+    """What word2world has written: texts, and weights as numbers."""
+    found = {}
+    for path in sorted(folder.iterdir()):
+        if path.suffix == ".safetensors":
+            found |= {name: weight.tolist() for name, weight in load_file(path).items()}
+        elif path.name in ("trajectories.json", "train.json", "imitate.json", "collect.json",
+                           "fidelity.json", "consistency.json", "verify.json"):  # fmt: skip
+            found[path.name] = json.loads(path.read_text())
+            if isinstance(found[path.name], dict):
+                del found[path.name]["seconds"], found[path.name]["command"]
+    assert found
+    return found
+
+
+FLAGS = ["--preset", "tiny", "--groups", "2", "--max-turns", "6", "--eval-tasks", "3"]
+TRAINING = ["--epochs", 3, "--batch", 2, "--lr", 1e-3]
+
+
+@pytest.fixture(scope="module")
+def worlds(games_root, tmp_path_factory):
+    """Trajectories and a world model of each of the two environments, in folders of their names."""
+    root = tmp_path_factory.mktemp("worlds")
+    shop = webshop_shops.generate(root / "shop", 30, seed=0)
+    data = {"alfworld": str(games_root), "webshop": str(shop)}
+    for env in data:
+        file = root / env / "trajectories.json"
+        run = [env, "--data", data[env], *FLAGS[:-4], "--max-turns", "20"]
+        word2world.main(["collect", *run, "--agents", "teacher", "--episodes", "4", "--out",
+                         str(file.parent)])  # fmt: skip
+        word2world.main(["train", *run, "--trajectories", str(file), "--width", "32", "--epochs",
+                         "2", "--batch", "2", "--out", str(root / f"{env}-wm")])  # fmt: skip
+    return root, data
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [
+    "collect by rules", "collect by a model", "collect in a dream", "train", "train from",
+    "fidelity", "consistency", "verify", "imitate",
+])  # fmt: skip
+def test_word2world_is_killed_and_repeated(worlds, model, tmp_path, monkeypatch, case):
+    monkeypatch.setattr(word2world, "SLOTS", 2)
+    root, data = worlds
+    env = "webshop" if case == "verify" else "alfworld"
+    file = root / env / "trajectories.json"
+    agent = ["--model", model, "--max-response-tokens", 4]
+    dream = ["--world-model", root / f"{env}-wm", "--answer-tokens", 6]
+    words = {
+        "collect by rules": ["--agents", "teacher", "random", "--slips", 0.3, "--episodes", 11],
+        "collect by a model": [*agent, "--episodes", 4],
+        "collect in a dream": [*agent, *dream, "--agents", "model", "teacher", "--episodes", 4],
+        "train": ["--trajectories", file, "--width", 32, *TRAINING],
+        "train from": ["--trajectories", file, "--start", model, "--context", 300, *TRAINING],
+        "fidelity": ["--trajectories", file, *dream],
+        "consistency": [*agent, *dream, "--agents", "model", "teacher"],
+        "verify": [*agent, *dream, "--agents", "model", "teacher", "--budgets", 0, 2],
+        "imitate": ["--trajectories", file, *agent, *TRAINING],
+    }[case]
+    argv = word2world_argv(
+        tmp_path, case.split()[0], env, "--data", data[env], *words, *FLAGS,
+        *(["--max-prompt-tokens", 200] if "--model" in words else []),
+    )  # fmt: skip
+    once, often = killed_and_repeated(word2world.main, argv, tmp_path)
+    assert results(tmp_path / "once") == results(tmp_path / "often")
+    assert not list((tmp_path / "often").glob("*.unfinished"))
+    assert often <= 2 * once + 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["rwml", "wm-sft", "early-experience"])
+def test_rwml_is_killed_and_repeated(games_root, tmp_path, monkeypatch, method):
+    smaller = dict(tries=2, max_turns=6, warm_epochs=3, sft_epochs=2, answer_tokens=40)
+    monkeypatch.setattr(job, "TINY", replace(job.TINY, **smaller))
+
+    def argv(name):
+        once = ["--epochs", "1"] if method == "rwml" else []
+        small = ["--tasks", "3", "--eval-tasks", "2", "--max-turns", "6", "--method", method]
+        return ["alfworld", "--out", str(tmp_path / name), "--data", str(games_root), *small, *once]
+
+    once, often = killed_and_repeated(rwml.main, argv, tmp_path, more=4)
+    folders = [tmp_path / "once", tmp_path / "often"]
+    for name in ("triplets.jsonl", "held_out.jsonl", "filter.json", "start/model.safetensors"):
+        first, other = ((folder / name).read_bytes() for folder in folders)
+        assert first == other, name
+    first, other = (numbers(folder / method) for folder in folders)
+    assert first == other
+    first, other = (newest_checkpoint(folder / method) for folder in folders)
+    assert first.name == other.name
+    assert (first / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+    assert not list(folders[1].rglob("*.unfinished"))
+    assert often <= 2 * once + 2
