@@ -170,6 +170,10 @@ class Config:
         PAW, 0, "0: both losses in each step; I: every I-th update is followed by one on the "
         "world-model loss alone (TAPO: 4)", low=0,
     )  # fmt: skip
+    wm_rows: str = opt(
+        PAW, "paw", "rows of that loss: PaW's, o' after the response; with --wm-every also TAPO's: "
+        "o' after a prompt of its own", choices=("paw", "tapo"),
+    )  # fmt: skip
     wm_steps: int = opt(PAW, 1, "next observations to predict, given the actions between", low=1)
     dedup: bool = opt(PAW, False, "Eq. 4: count equal transitions of an update once")
     conflict_every: int = opt(PAW, 0, "updates between gradient-conflict logs; 0: never", low=0)
@@ -180,8 +184,10 @@ class Config:
 METHODS = {
     # ECHO (arXiv 2605.24517): cross entropy on all observation tokens, constant weight 0.05.
     "echo": dict(wm_loss="ce", select_ratio=1.0, lambda_mode="constant", wm_scale=0.05),
-    # TAPO (arXiv 2607.27973, read through public notes): cross entropy in an update of its own.
-    "tapo": dict(wm_loss="ce", select_ratio=1.0, lambda_mode="constant", wm_every=4),
+    # TAPO (arXiv 2607.27973): cross entropy on all observations, in rows and updates of their own.
+    "tapo": dict(
+        wm_loss="ce", select_ratio=1.0, lambda_mode="constant", wm_every=4, wm_rows="tapo",
+    ),
 }
 
 # Presets of a size that train on published data, with the settings of the paper.
@@ -233,6 +239,15 @@ def check(cfg: Config) -> None:
         raise UserError(
             f"--data {cfg.data} is a world of ALFWorld only: give a folder, or omit it."
         )
+    if cfg.wm_rows == "tapo":
+        if not cfg.wm_every:
+            raise UserError("--wm-rows tapo is for updates of its own: add --wm-every 4.")
+        if cfg.wm_steps > 1:
+            raise UserError(f"--wm-steps {cfg.wm_steps} is not for --wm-rows tapo: omit one.")
+        if cfg.conflict_every:  # of two losses on one row
+            raise UserError(
+                f"--conflict-every {cfg.conflict_every} is not for --wm-rows tapo: omit one."
+            )
     if cfg.ref_offload and cfg.lora_rank:
         raise UserError(
             "--ref-offload has no second model to move with --lora-rank: add --no-ref-offload."

@@ -42,6 +42,9 @@ class Transition(TokenRow):
     anchor: str  # o_t, the state in GiGPO's sense
     group: int
     trajectory: int
+    # What TAPO's rows show beside o_t (targets.transition_rows).
+    command: str = field(default="", kw_only=True)  # what the environment executed
+    admissible: list[str] = field(default_factory=list, kw_only=True)  # commands, in o_t
 
 
 class LoggedStep(NamedTuple):
@@ -96,6 +99,8 @@ class Rows:
     episode_return: list[float]  # N x R(tau), of the row's episode
     valid: Tensor  # (N,) bool: is the response well formed?
     anchor: list[str]  # N x o_t, the state in GiGPO's sense
+    command: list[str]  # N x the command that was executed
+    admissible: list[list[str]]  # N x the commands that o_t admits; empty: any text
     sampler_logp: Tensor  # (N, T) the sampler's log-probs of a_t in nats, 0 after its end
 
     score: Tensor | None = None  # (N,) s_i: R(tau) minus the row's own format penalty
@@ -125,6 +130,8 @@ def flatten(episodes: list[Episode]) -> Rows:
         episode_return=returns,
         valid=torch.tensor([t.valid for t in transitions]),
         anchor=[t.anchor for t in transitions],
+        command=[t.command for t in transitions],
+        admissible=[t.admissible for t in transitions],
         sampler_logp=torch.nn.utils.rnn.pad_sequence(logps, batch_first=True),
     )
 
@@ -324,6 +331,8 @@ class _Player:
             anchor=context.observation,  # o_t, before it is replaced below
             group=episode.group,
             trajectory=episode.trajectory,
+            command=seat.command.text,
+            admissible=context.admissible,
         )
         episode.transitions.append(transition)
         episode.log.append(LoggedStep(context.observation, seat.text, step.observation))

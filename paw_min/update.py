@@ -80,6 +80,9 @@ def prepare(cfg: Config, policy: Policy, reference: Policy | None, rows: Rows) -
         # and rank later ones by the entropies of a policy that has been updated.
         selected = select_transitions(cfg, candidates, old.entropy)
         lambda_g = group_lambdas(cfg, rows)  # line 9, Eq. 10
+    row_weight = losses.row_weights(rows.group, selected, lambda_g)  # line 6, Eq. 9 and 11
+    if cfg.wm_rows == "tapo":
+        row_weight = torch.zeros_like(row_weight)  # o' is learned in rows of its own: tapo_rows
     return replace(
         rows,
         tokens=targets.world_model_targets(cfg, rows.tokens, rows.trajectory),
@@ -91,7 +94,7 @@ def prepare(cfg: Config, policy: Policy, reference: Policy | None, rows: Rows) -
         candidates=candidates,
         selected=selected,
         lambda_g=lambda_g,
-        row_weight=losses.row_weights(rows.group, selected, lambda_g),  # line 6, Eq. 9 and 11
+        row_weight=row_weight,
     )
 
 
@@ -136,6 +139,7 @@ def learn_in_turns(
     """TAPO: update k on the RL loss alone; every wm_every-th is followed by one on line 8 alone.
 
     "Alone" holds for the gradients: both share one AdamW, whose moments carry those of either.
+    Its rows are PaW's or, with --wm-rows tapo, its own.
     -> metrics of the RL part, and those of the world model with names that begin with wm_ or
     loss_wm. The tokens that both train are added up.
     """
@@ -147,6 +151,8 @@ def learn_in_turns(
     # Without advantages, KL and entropy bonus, only the world-model loss has a gradient.
     alone = replace(cfg, kl_coef=0.0, entropy_coef=0.0)
     wm_rows = replace(rows, advantage=torch.zeros_like(rows.advantage))
+    if cfg.wm_rows == "tapo":
+        wm_rows = tapo_rows(cfg, policy, wm_rows)
     learned = learn(alone, policy, optimizer, wm_rows, seed_key=(cfg.seed, k, "world model"))
     for name, value in learned.items():
         if name.startswith(("wm_", "loss_wm")):
@@ -155,6 +161,14 @@ def learn_in_turns(
             metrics[name] += value
     metrics["grad_norm_wm_alone"] = learned["grad_norm"]
     return metrics
+
+
+def tapo_rows(cfg: Config, policy: Policy, rows: Rows) -> Rows:
+    """The same transitions as TAPO's rows with its weights; they have no response."""
+    tokens = targets.transition_rows(cfg, policy, rows)
+    n_targets = [len(row.obs_ids) for row in tokens]
+    weight = losses.tuple_weights(rows.group, rows.selected, rows.lambda_g, n_targets)
+    return replace(rows, tokens=tokens, row_weight=weight, old_logp=None, ref_logp=None)
 
 
 @dataclass
@@ -198,7 +212,7 @@ def loss_parts(
     # micro-batch. Times its share of the tokens, it is a part of the mean over the mini-batch, so
     # that the gradient does not depend on how rows are cut into micro-batches.
     n_tokens = sum(len(rows.tokens[i].response_ids) for i in mini)
-    share = int(mask.sum()) / n_tokens
+    share = int(mask.sum()) / max(1, n_tokens)  # TAPO's rows have no response
     surrogate, stats = policy_loss(cfg, logp, old_logp, advantage.to(logp), mask)
     stats["entropy"] = losses.masked_mean(token_entropy, mask)
     terms = {"pg": share * surrogate}

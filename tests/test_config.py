@@ -39,7 +39,7 @@ OURS = dict(  # neither says; max_obs_tokens cuts nothing: Eq. 5-8 sum over all 
     data="", device="auto", precision="auto", shard=False, grad_checkpointing=True,
     ref_offload=False, sampler="vllm", vllm_memory=0.4, micro_tokens=16384, conflict_every=0,
     human_goals=False, retriever="", topk=3, lora_rank=0, track="none", wm_separator="turn",
-    warm_up=0, beta2=0.999, wm_every=0, lookahead=1,
+    warm_up=0, beta2=0.999, wm_every=0, wm_rows="paw", lookahead=1,
 )  # fmt: skip
 DECISIONS = dict(  # ALFWorld and WebShop
     groups=16, group_size=8, r_max=10.0, invalid_penalty=0.1, history_length=2,
@@ -172,6 +172,9 @@ def test_tiny_presets_cut_no_observation(env, games_root, tmp_path):
         (["--preset", "paper", "--data", ""], '^--data "" is empty: give a value, or omit it.$'),
         (["--model="], '^--model "" is empty'),
         (["--preset", "tapo", "echo"], "--preset tapo echo has 2 methods: choose one."),
+        (["--wm-rows", "tapo"], "--wm-rows tapo is for updates of its own: add --wm-every 4."),
+        (["--preset", "tapo", "--wm-steps", "2"], "--wm-steps 2 is not for --wm-rows tapo: omit "),
+        (["--preset", "tapo", "--conflict-every", "3"], "--conflict-every 3 is not for --wm-rows"),
         (["--warm-up", "9" * 50], "--warm-up 9+ is out of range: it must be at least 0 and at mo"),
         (["--wm-scale", "0"], "--wm-scale 0.0 is out of range: it must be above 0."),
         (["--name", "a/b"], "--name a/b cannot be a folder in --out: use a plain name."),
@@ -247,9 +250,13 @@ def test_argparse_errors_are_one_line(argv, message, capsys):
 
 
 def test_tapo_is_a_preset_on_top_of_a_size():
-    tapo = dict(wm_loss="ce", select_ratio=1.0, lambda_mode="constant", wm_every=4)
+    tapo = dict(
+        wm_loss="ce", select_ratio=1.0, lambda_mode="constant", wm_every=4, wm_rows="tapo"
+    )
     plain, cfg = parse("--preset", "tiny"), parse("--preset", "tiny", "tapo")
     assert asdict(cfg) == asdict(plain) | tapo | {"name": plain.name.replace("paw", "tapo")}
+    alternated = parse("--preset", "tiny", "tapo", "--wm-rows", "paw")
+    assert alternated.name == plain.name.replace("paw", "tapo-wm-rows=paw")
 
 
 def test_echo_is_a_preset_on_top_of_a_size():
@@ -290,7 +297,8 @@ def test_names_contain_each_setting_that_was_changed(env):
     plain = parse(env=env)
     names = {"": plain.name}
     for f in settings(env):
-        if f.name in ("name", "shard", "sampler"):  # the first is the name itself
+        # The first is the name itself, the last three need another flag.
+        if f.name in ("name", "shard", "sampler", "wm_rows"):
             continue
         value = getattr(plain, f.name)
         if f.type is bool:

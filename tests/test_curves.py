@@ -13,6 +13,7 @@ import pytest
 
 from paw_min.experiments import curves
 from paw_min.experiments.knowledge import Report
+from paw_min.experiments.sweep import plan
 from paw_min.experiments.table import markdown_table
 from paw_min.running.errors import UserError
 from paw_min.running.untrusted import read_json
@@ -162,6 +163,19 @@ def fair(tmp_path_factory) -> dict[str, curves.Setting]:
     )
     settings = [curves.read(folder / sweep, None) for sweep in sweeps]
     return {setting.name: setting for setting in settings}
+
+
+def test_the_arms_of_results_fair_are_those_of_the_grid(tmp_path):
+    """The archived runs are the arms' own: a sweep in this folder has nothing left to run."""
+    with tarfile.open(FAIR / "runs.tar.xz") as archive:
+        members = [m for m in archive if m.name.startswith("search/")]
+        archive.extractall(tmp_path, members, filter="data")
+    extra = ["--preset", "open"]
+    jobs = plan("fair", "search", [0, 1, 2], str(tmp_path / "search"), extra)
+    entries = json.loads((tmp_path / "search" / "fair-search.json").read_text())
+    archived = {(entry["label"], entry["seed"], entry["folder"]) for entry in entries}
+    assert archived == {(job.label, job.cfg.seed, job.folder.name) for job in jobs}
+    assert all(job.done() == job.cfg.updates for job in jobs)
 
 
 def test_the_tables_of_results_fair_are_those_of_the_archive(fair):

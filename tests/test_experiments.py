@@ -70,8 +70,11 @@ def test_settings_of_the_arms(tmp_path):
     starts = {one.name: one for one in read_starts(ROOT / "results/starts/starts.json")}
     for env, scale in PRINTED_SCALE.items():  # 1/(T|a|) of the start models, two digits
         assert float(f"{1 / starts[f'{env}-open-grpo-paw-seed0'].response_tokens:.2g}") == scale
-    tapo = cfg("fair", "TAPO", "--preset", "open")
-    assert (tapo.wm_every, tapo.wm_loss, tapo.model) == (4, "ce", "open")
+    for tapo, rows in (
+        (cfg("tapo", "TAPO", "--preset", "open"), "tapo"),
+        (cfg("fair", "PaW's rows, alternated", "--preset", "open"), "paw"),
+    ):
+        assert (tapo.wm_every, tapo.wm_loss, tapo.wm_rows, tapo.model) == (4, "ce", rows, "open")
     # What several grids need is one run.
     same = [("table1", "GRPO w/ PaW"), ("table4", "GRPO w/ PaW"), ("fig6-alpha", "α = 0.75"),
             ("fig6-rho", "ρ = 0.2")]  # fmt: skip
@@ -99,7 +102,7 @@ def test_every_kind_of_arm_trains(config, tmp_path, arm):
     small = {key: given[key] for key in (*SMALL, "data", "model", "out")}
     flags = [*argv(small), *arm.flags.format(**VALUES).split()]
     cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", flags)
-    cfg.wm_every = min(cfg.wm_every, 1)  # TAPO: in the only update
+    cfg.wm_every = min(cfg.wm_every, 1)  # alternated: in the only update
     train.train(cfg)
     first, last = runs.read_metrics(tmp_path / "r")
     assert last["update"] == 1 and "eval_success" in first and "eval_success" in last

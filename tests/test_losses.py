@@ -129,6 +129,23 @@ def test_row_weights_equal_eq_11():
     assert (weights * loss).sum().item() == pytest.approx(sum(by_group) / 3)
 
 
+def test_tuple_weights_equal_tapos_eq_6():
+    """A mean over the selected tuples, whatever their group, of sums over tokens."""
+    by_token = [[0.3, 0.5], [4.0], [1.0, 2.0, 6.0], [0.8], [], [7.0]]
+    n_targets = [len(tokens) for tokens in by_token]
+    mean = torch.tensor([sum(tokens) / max(1, len(tokens)) for tokens in by_token])
+    ones = dict.fromkeys(GROUP, 1.0)
+    everything = torch.tensor([True, True, True, True, False, True])
+    weights = losses.tuple_weights(GROUP, everything, ones, n_targets)
+    assert (weights * mean).sum().item() == pytest.approx((0.8 + 4 + 9 + 0.8 + 7) / 5)
+    # With selection and lambda_g, which TAPO has not: GROUP, SELECTED and LAM are those of above.
+    weights = losses.tuple_weights(GROUP, SELECTED, LAM, n_targets)
+    expected = [LAM[g] * n / 3 if keep else 0.0 for g, n, keep in zip(GROUP, n_targets, SELECTED)]
+    assert int(SELECTED.sum()) == 3 and weights.tolist() == pytest.approx(expected)
+    nothing = torch.zeros(6, dtype=torch.bool)
+    assert not losses.tuple_weights(GROUP, nothing, ones, n_targets).any()
+
+
 def test_clip_fraction_counts_only_what_the_clip_has_changed():
     ratio = torch.tensor([[1.5], [1.5], [0.5]])  # with A > 0, a ratio below 1 - clip is kept
     zero, one = torch.zeros(3, 1), torch.ones(3, 1)
@@ -176,3 +193,5 @@ def test_each_row_needs_a_group():
     for group in (GROUP[:5], [*GROUP, "c"]):
         with pytest.raises(ValueError):
             losses.row_weights(group, SELECTED, LAM)
+        with pytest.raises(ValueError):
+            losses.tuple_weights(group, SELECTED, LAM, [1] * 6)

@@ -38,7 +38,8 @@ class Countdown:
         return self.answer(f"go to shelf {self.left}", reward=10.0 * won, done=done, won=won)
 
     def answer(self, observation, **outcome):
-        return Step(observation, self.task, "toy", ["go to shelf 1"], **outcome)
+        commands = ["go to shelf 1", f"look {self.left}"]  # compact prompts leave out the second
+        return Step(observation, self.task, "toy", commands, **outcome)
 
 
 class OneByOne(Script):
@@ -72,6 +73,10 @@ def test_rows():
     first, last = episode.transitions
     assert (first.reward, last.reward) == (0.0, 10.0)
     assert first.anchor == "2 left" and last.anchor == "go to shelf 1"
+    assert first.command == last.command == "go to shelf 1"  # parsed from `sampler.ids`
+    # Those of the state that the command is executed in.
+    assert first.admissible == ["go to shelf 1", "look 2"]
+    assert last.admissible == ["go to shelf 1", "look 1"]
     assert first.response_ids == sampler.ids and first.valid  # as sampled, end token included
     assert first.response_logps == [-0.5] * len(sampler.ids)
     assert first.obs_ids == policy.encode("go to shelf 1")

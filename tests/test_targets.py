@@ -4,14 +4,17 @@
 """
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from paw_min import cmae, targets
 from paw_min.config import Config
 from paw_min.model.batches import TokenRow, collate
-from paw_min.rollout import flatten
+from paw_min.rollout import Episode, Transition, flatten
 from paw_min.running.conflict import gradient_conflict
 from paw_min.running.metrics import describe_episodes
 from paw_min.update import (
@@ -116,6 +119,99 @@ def test_equal_transitions_count_once():
 def test_their_share_is_logged():
     assert describe_episodes(EPISODES + EPISODES)["duplicates"] == pytest.approx(0.5)
     assert describe_episodes(EPISODES)["duplicates"] == 0.0
+
+
+# ---- TAPO's rows ----
+
+SMOLLM2 = Path(__file__).parent.parent / "paw_min" / "toy" / "weights" / "smollm2"
+FIRST_TAPO_PROMPT = """\
+<|im_start|>system
+You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>
+<|im_start|>user
+
+You are modeling the transitions of an environment.
+Its current observation is: You are in a {room}.
+Its admissible actions are: ['go to shelf 1', 'look'].
+The action that is executed now: go to shelf 1
+Predict the next observation, and present it within <prediction> </prediction> tags.
+<|im_end|>
+<|im_start|>assistant
+"""
+
+
+def smollm2():
+    """A policy with the tokenizer and the chat template of a published model."""
+    policy = make_policy()
+    policy.tokenizer = AutoTokenizer.from_pretrained(SMOLLM2)
+    policy.eos_ids = [policy.tokenizer.eos_token_id]
+    return policy
+
+
+def two_steps(policy) -> Episode:
+    """A search through a room in braces; the second step has no observation."""
+    episode = Episode("game", 0, 0, instruction="find a mug")
+    for observation, command, following in (
+        ("You are in a {room}.", "go to shelf 1", "A mug is on it."),
+        ("A mug is on it.", "look", ""),
+    ):
+        episode.transitions.append(
+            Transition(
+                policy.encode_chat("Your task is to: find a mug"),
+                policy.encode(f"<think>hm</think><action>{command}</action>"),
+                policy.encode(following),
+                response_logps=[], reward=0.0, valid=True, anchor=observation, group=0,
+                trajectory=0, command=command, admissible=["go to shelf 1", "look"],
+            )
+        )  # fmt: skip
+    return episode
+
+
+def test_tapos_rows_token_by_token():
+    policy = smollm2()
+    rows = flatten([two_steps(policy)])
+    first, second = targets.transition_rows(Config(), policy, rows)
+    tokens = policy.tokenizer.convert_ids_to_tokens
+    assert first.prompt_ids == policy.encode(FIRST_TAPO_PROMPT)
+    assert tokens(first.prompt_ids[:4]) == ["<|im_start|>", "system", "Ċ", "You"]
+    assert tokens(first.obs_ids) == [
+        "<", "prediction", ">", "A", "Ġm", "ug", "Ġis", "Ġon", "Ġit", ".", "</", "prediction", ">",
+        "<|im_end|>",
+    ]  # fmt: skip
+    assert (first.response_ids, first.separator_ids, first.given) == ([], [], [])
+    # No observation, no target; its state is the observation of the step before.
+    assert second.obs_ids == []
+    assert "Its current observation is: A mug is on it.\n" in policy.decode(second.prompt_ids)
+    assert "executed now: look\n" in policy.decode(second.prompt_ids)
+
+    # Every token of the answer is scored, after the prompt alone.
+    batch = collate([first], [True], policy.pad_id)
+    assert batch.ids[0].tolist() == first.prompt_ids + first.obs_ids
+    assert batch.obs_mask.all() and not batch.response_mask.any()
+
+
+def test_tapos_rows_of_search_and_of_the_stand_ins():
+    policy = smollm2()
+    rows = flatten([two_steps(policy)])
+    free = replace(rows, admissible=[[], []])  # any text is accepted, so no commands are listed
+    text = FIRST_TAPO_PROMPT.replace("Its admissible actions are: ['go to shelf 1', 'look'].\n", "")
+    assert targets.transition_rows(Config(), policy, free)[0].prompt_ids == policy.encode(text)
+    compact = Config(prompt="compact")
+    first = targets.transition_rows(compact, policy, rows)[0]
+    message = "You are in a {room}.\n| go to shelf 1 | look\n> go to shelf 1"
+    assert first.prompt_ids == policy.encode_chat(message)
+    assert first.obs_ids == [*policy.encode("A mug is on it."), policy.eos_ids[0]]
+    first = targets.transition_rows(compact, policy, free)[0]
+    assert first.prompt_ids == policy.encode_chat("You are in a {room}.\n> go to shelf 1")
+
+
+def test_limits_of_tapos_rows():
+    """The prompt keeps its end, where the action is; together they fit into the positions."""
+    policy = smollm2()
+    rows = flatten([two_steps(policy)])
+    whole = targets.transition_rows(Config(), policy, rows)[0]
+    policy.positions = 25
+    cut = targets.transition_rows(Config(max_prompt_tokens=20), policy, rows)[0]
+    assert cut.prompt_ids == whole.prompt_ids[-20:] and cut.obs_ids == whole.obs_ids[:5]
 
 
 # ---- scale, conflict ----

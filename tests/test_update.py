@@ -17,6 +17,7 @@ from paw_min.config import Config
 from paw_min.model import scoring
 from paw_min.model.scoring import check_sync, score_responses
 from paw_min.rollout import Episode, Transition, flatten
+from paw_min.targets import transition_rows
 from paw_min.update import (
     NonFinite,
     group_lambdas,
@@ -309,6 +310,55 @@ def test_the_extra_steps_of_tapo_have_no_part_of_rl():
     assert gradients[0].norm() > 0
     assert torch.equal(gradients[0], gradients[1])
     assert torch.equal(gradients[0], gradients[2])
+
+
+@pytest.mark.parametrize("settings", [{}, dict(micro_tokens=1), dict(mini_batch=8)])
+def test_tapos_gradient_is_that_of_a_plain_loop(settings):
+    """-1/M of the sum of log p over all tokens of all M answers (Eq. 6), row by row."""
+    tapo = BASE | dict(wm_loss="ce", select_ratio=1.0, lambda_mode="constant", wm_every=1)
+    cfg = Config(**tapo | dict(wm_rows="tapo", kl_coef=0.1, entropy_coef=0.1) | settings)
+    policy = make_policy()
+    rows = prepare(cfg, policy, make_policy(), flatten(EPISODES))
+    assert not rows.row_weight.any()  # the policy's own rows do not learn o'
+    still = torch.optim.SGD(policy.parameters(), lr=0.0)
+    steps = []
+    still.step = lambda: steps.append(gradient_of(policy))
+    learn_in_turns(cfg, policy, still, rows, 1)
+    # Half of the steps are RL's. A mini-batch estimates the whole gradient from its rows.
+    minis = mini_batches(cfg, len(ROWS), (0, 1, "world model"))
+    assert len(steps) == 2 * len(minis)
+    ours = sum(
+        len(mini) / len(ROWS) * step
+        for mini, step in zip(minis, steps[len(minis) :], strict=True)
+    )
+
+    plain = make_policy()
+    answers = [row for row in transition_rows(cfg, plain, rows) if row.obs_ids]
+    assert len(answers) == sum(bool(t.obs_ids) for t in ROWS) < len(ROWS)
+    for row in answers:
+        ids = torch.tensor([row.prompt_ids + row.obs_ids])
+        logp = plain.model(ids).logits[0, :-1].log_softmax(-1)
+        first = len(row.prompt_ids) - 1  # this position predicts the first token of the answer
+        for k, token in enumerate(row.obs_ids):
+            (-logp[first + k, token] / len(answers)).backward(retain_graph=True)
+    torch.testing.assert_close(ours, gradient_of(plain), atol=2e-5, rtol=1e-4)
+
+
+def gradient_of(policy) -> torch.Tensor:
+    found = [torch.zeros_like(p) if p.grad is None else p.grad for p in policy.model.parameters()]
+    return torch.cat([grad.flatten() for grad in found]).clone()
+
+
+def test_the_policys_part_of_tapo_is_the_baseline():
+    """Update 1 of two is GRPO alone; the selection of the next is that of PaW."""
+    tapo = BASE | dict(wm_loss="ce", lambda_mode="constant", wm_every=2, wm_rows="tapo")
+    weights = []
+    for cfg in (Config(**tapo), Config(**tapo | dict(paw=False))):
+        policy = make_policy()
+        rows = prepare(cfg, policy, None, flatten(EPISODES))
+        learn_in_turns(cfg, policy, torch.optim.SGD(policy.parameters(), lr=1e-3), rows, 1)
+        weights.append(torch.cat([p.detach().flatten() for p in policy.parameters()]))
+    assert torch.equal(*weights)
 
 
 def test_select_ratio():

@@ -33,6 +33,9 @@ PRINTED_SCALE = {"alfworld": 0.0055, "webshop": 0.012, "search": 0.061}
 
 PRINTED = Arm("printed scale", "--wm-scale {printed}")
 
+# TAPO's alternation without its rows. results/fair has runs of it.
+ALTERNATED = Arm("PaW's rows, alternated", "--preset {size} tapo --wm-rows paw")
+
 # results/fair/PROTOCOL.md
 FAIR_MAIN = [
     *GRPO,
@@ -92,9 +95,10 @@ GRIDS = {
         *FAIR_MAIN,
         Arm("world-model loss x 0.1", "--wm-scale 0.1"),
         Arm("GRPO, a third of the rate", "--no-paw --lr {third}"),
-        Arm("TAPO", "--preset {size} tapo"),
+        ALTERNATED,
         Arm("GRPO, mean", "--no-paw --normalize mean"),
         Arm("GRPO w/ PaW, mean", "--normalize mean"),
     ],
     "neighbors": [*STUDY, Arm("ECHO", "--preset {size} echo")],
+    "tapo": [*GRPO, Arm("TAPO", "--preset {size} tapo"), ALTERNATED],
 }

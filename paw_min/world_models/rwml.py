@@ -103,6 +103,8 @@ def answer_rows(
         episode_return=rewards,  # an answer is an episode of one step
         valid=torch.ones(len(tokens), dtype=torch.bool),  # its format is part of the reward
         anchor=[""] * len(tokens),
+        command=[""] * len(tokens),
+        admissible=[[]] * len(tokens),
         sampler_logp=torch.nn.utils.rnn.pad_sequence(logps, batch_first=True),
     )
 
