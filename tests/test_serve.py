@@ -77,9 +77,10 @@ def command_line(*arguments, **options):
 
 
 def fields(step) -> dict:
-    """A Step as the server's client sees it."""
+    """A Step as the server's client sees it. OpenEnv adds `metadata`, which is empty here."""
     names = dict(observation="text", task="instruction")
-    return {names.get(name, name): v for name, v in asdict(step).items() if name != "failed"}
+    shown = {names.get(name, name): v for name, v in asdict(step).items() if name != "failed"}
+    return {"metadata": {}} | shown
 
 
 def remote(result) -> dict:
@@ -388,4 +389,4 @@ def test_without_openenv():
     process = command_line("-c", code)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1 and errors.count("\n") == 1
-    assert errors.endswith("pip install openenv-core\n")
+    assert errors.endswith("pip install openenv\n")

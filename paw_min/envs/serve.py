@@ -2,7 +2,7 @@
 
     python -m paw_min.envs.serve alfworld|webshop|search [--data DIR] [--host H] [--port N]
 
-Needs `pip install openenv-core`. A connection to /ws is a session with an environment of its own,
+Needs `pip install openenv`. A connection to /ws is a session with an environment of its own,
 until it closes. OpenEnv's POST /reset and POST /step begin a new session each, so a whole episode
 needs /ws. Sessions share the benchmark's pool, in which one request at a time is served.
 
@@ -39,7 +39,7 @@ try:
     from openenv.core.env_server.interfaces import Environment
     from openenv.core.env_server.types import Action, Observation, State
 except ImportError as error:
-    sys.exit(f"error: the server needs OpenEnv ({error}): pip install openenv-core")
+    sys.exit(f"error: the server needs OpenEnv ({error}): pip install openenv")
 
 SESSIONS = 256  # each has a thread, and an environment once it has been reset
 MAX_COMMAND = 100_000  # characters
