@@ -3,9 +3,11 @@
 python -m pytest tests/test_one_file.py
 """
 
+import copy
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 from examples import one_file
+from paw_min import advantages, balance, cmae, losses, select
 
 FILE = Path(one_file.__file__)
 
@@ -228,6 +231,79 @@ def test_wrong_flags(monkeypatch, capsys, flags, message):
     with pytest.raises(SystemExit):
         one_file.main()
     assert message in capsys.readouterr().err
+
+
+# ---- the package does the same ----
+
+
+@pytest.mark.parametrize("loss", ["cmae", "ce"])
+def test_an_update_is_that_of_the_package(monkeypatch, loss):
+    """One rollout through both: each quantity, the gradient and the weights after a step."""
+    monkeypatch.setattr(one_file, "MINI_BATCHES", 1)
+    world, model = small()
+    tasks = [["lock0", "lock1"], ["lock2", "lock3"], ["lock4", "lock0"], ["lock5", "lock6"]]
+    rollout = one_file.play(model, world, tasks)
+    # Groups that lost, mixed, mixed and won; and ratios on both sides of the clip.
+    returns = torch.zeros(4, 8)
+    returns[1, :3] = returns[2, 2:7] = returns[3] = one_file.R_MAX
+    n_rows = len(rollout.action)
+    old_logp = rollout.old_logp + torch.linspace(-0.5, 0.5, n_rows)
+    rollout = replace(rollout, returns=returns, old_logp=old_logp)
+    group = [n // 16 for n in range(n_rows)]
+    trajectory = [n // 2 for n in range(n_rows)]
+    score = returns.flatten().repeat_interleave(2)  # (N,)
+
+    advantage = one_file.advantages(returns).flatten().repeat_interleave(2)  # (N,)
+    theirs = advantages.grpo(score, group, trajectory, over="trajectories")
+    torch.testing.assert_close(advantage, theirs, atol=1e-6, rtol=1e-6)
+
+    with torch.no_grad():
+        logits = model(rollout.prompt)[:, -1:]  # (N, 1, V) log-probs are logits, too
+    entropy = select.action_entropy(select.full_entropy(logits), torch.ones(n_rows, 1))
+    torch.testing.assert_close(rollout.entropy, entropy, atol=1e-6, rtol=1e-6)
+    selected = one_file.top_alpha(rollout.entropy, 0.6)
+    assert torch.equal(selected, select.top_alpha(entropy, 0.6)) and 0 < selected.sum() < n_rows
+
+    lam = one_file.group_lambda(returns)
+    mean_return = balance.group_mean_return(score.tolist(), group)
+    theirs = {g: balance.wm_weight(r, r_max=one_file.R_MAX) for g, r in mean_return.items()}
+    assert lam.tolist() == [1, 0.625, 0.375, 0]
+    assert [float(value) for value in theirs.values()] == pytest.approx(lam.tolist())
+    weight = one_file.transition_weights(selected, lam)
+    torch.testing.assert_close(weight, losses.row_weights(group, selected, theirs))
+
+    # A higher rho than the default, so that the model, which knows nothing, has tokens on both
+    # sides of it.
+    other = copy.deepcopy(model)
+    tokens = torch.cat([rollout.prompt, rollout.action[:, None], rollout.observation], 1)
+    with torch.no_grad():
+        rho = one_file.logp_of(other(tokens[:, :-1]), tokens[:, 1:])[:, 3:].exp().median().item()
+    arm = one_file.Arm(alpha=0.6, rho=rho, loss=loss, scale=0.7)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    one_file.learn(model, optimizer, rollout, advantage, weight, arm)
+
+    optimizer = torch.optim.AdamW(other.parameters(), lr=1e-3)
+    logp = one_file.logp_of(other(tokens[:, :-1]), tokens[:, 1:])
+    action_logp, observation_logp = logp[:, 2:3], logp[:, 3:]
+    one = torch.ones(n_rows, 1)
+    rl, _ = losses.clipped_surrogate(action_logp, old_logp[:, None], advantage, one)
+    mask = torch.ones_like(observation_logp)
+    if loss == "ce":
+        row_loss = cmae.cross_entropy(observation_logp, mask)
+    else:
+        row_loss = cmae.clipped_mae(observation_logp, mask, rho)
+    (rl + 0.7 * (weight * row_loss).sum()).backward()
+    torch.nn.utils.clip_grad_norm_(other.parameters(), one_file.GRADIENT_CLIP)
+    for ours, theirs in zip(model.parameters(), other.parameters()):
+        torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-5)
+    optimizer.step()
+    for ours, theirs in zip(model.parameters(), other.parameters()):
+        # AdamW's first step divides a gradient by its own size, which magnifies rounding near 0.
+        near_zero = ours.grad.abs() < 1e-6
+        torch.testing.assert_close(
+            ours.masked_fill(near_zero, 0.0), theirs.masked_fill(near_zero, 0.0),
+            atol=1e-6, rtol=1e-5,
+        )  # fmt: skip
 
 
 @pytest.mark.slow
