@@ -44,7 +44,8 @@ class Critic(torch.nn.Module):
         super().__init__()
         self.decoder = decoder
         self.precision = precision
-        self.head = torch.nn.Linear(decoder.config.hidden_size, 1, device=decoder.device)
+        width = decoder.config.get_text_config().hidden_size
+        self.head = torch.nn.Linear(width, 1, device=decoder.device)
         torch.nn.init.zeros_(self.head.weight)
         torch.nn.init.zeros_(self.head.bias)
 

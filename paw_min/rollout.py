@@ -271,7 +271,8 @@ class _Player:
         seat.response = response
         seat.text = self.policy.decode(response.ids)
         # A malformed response is executed as far as it can be read; `valid` keeps its penalty.
-        seat.command = self.benchmark.parse(seat.text)
+        # A thought that the chat template has opened belongs to the response.
+        seat.command = self.benchmark.parse(self.policy.opened_thought + seat.text)
         self.metrics["tokens_generated"] += len(response.ids)
         self.pool.step(response.slot, seat.command.text)
 

@@ -449,5 +449,5 @@ def test_prompts_have_a_fixed_date_and_no_thinking_of_the_models_own(
 ):
     policy = make_policy()
     policy.tokenizer.chat_template = template
-    monkeypatch.setattr(policy, "encode", lambda text: text)  # the words have no tokens here
+    monkeypatch.setattr(policy, "encode_rendered", lambda text: text)  # it has no such words
     assert policy.encode_chat("hi") == expected

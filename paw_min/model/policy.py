@@ -12,6 +12,7 @@ the sampling temperature, since observations are not sampled.
 Legend: B rows, S columns (see batches.py), M scored tokens in all, D hidden size.
 """
 
+import re
 import sys
 from contextlib import contextmanager
 from datetime import date
@@ -55,14 +56,14 @@ class Policy(torch.nn.Module):
         self.pad_id = tokenizer.pad_token_id
         if self.pad_id is None:
             self.pad_id = tokenizer.eos_token_id
-        self.positions = getattr(model.config, "max_position_embeddings", sys.maxsize)
-        eos = model.generation_config.eos_token_id
-        if eos is None:
-            eos = tokenizer.eos_token_id
-        self.eos_ids = eos if isinstance(eos, list) else [eos]
+        text_config = model.config.get_text_config()  # nested, where a model reads images as well
+        self.positions = getattr(text_config, "max_position_embeddings", sys.maxsize)
+        self.eos_ids = end_ids(tokenizer, model.generation_config)
         # Published generation defaults (top-p, repetition penalty) would make the sampled
         # distribution differ from the one whose log-probabilities are trained.
-        model.generation_config = GenerationConfig(eos_token_id=eos, pad_token_id=self.pad_id)
+        model.generation_config = GenerationConfig(
+            eos_token_id=self.eos_ids, pad_token_id=self.pad_id
+        )
         self._check_head()
 
     @property
@@ -150,15 +151,26 @@ class Policy(torch.nn.Module):
         Qwen3 without its own thinking, as in verl-agent; templates that state today's date, such as
         Llama 3.2's, with a fixed one. Other templates ignore these two arguments.
         """
-        text = self.tokenizer.apply_chat_template(
+        return self.encode_rendered(self._render(self.plain(message)))
+
+    def _render(self, message: str) -> str:
+        return self.tokenizer.apply_chat_template(
             [{"role": "user", "content": message}], tokenize=False, add_generation_prompt=True,
             enable_thinking=False, strftime_now=date(2024, 7, 26).strftime,
         )  # fmt: skip
-        return self.encode(text)
+
+    @cached_property
+    def opened_thought(self) -> str:
+        """"<think>" where the chat template ends prompts with it, else "".
+
+        Such a model continues the thought, so its responses have the closing tag alone. Parsers get
+        this text before the response.
+        """
+        return "<think>" if self._render("a").rstrip().endswith("<think>") else ""
 
     @cached_property
     def turn_ids(self) -> list[int]:
-        return self.encode(turn_text(self.tokenizer))
+        return self.encode_rendered(turn_text(self.tokenizer))
 
     def separator(self, response_ids: list[int]) -> list[int]:
         """The tokens between this response and the next user message.
@@ -171,8 +183,29 @@ class Policy(torch.nn.Module):
             return between[1:]
         return between
 
-    def encode(self, text: str) -> list[int]:  # without special tokens
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text that somebody else may have written: without control tokens."""
+        return self.encode_rendered(self.plain(text))
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Token ids of what a chat template has rendered: its control tokens are meant."""
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def plain(self, text: str) -> str:
+        """The text with a space inside each name of a control token: < |im_end|>.
+
+        Otherwise a page or passage with "<|im_end|>" would end the user's turn. A text without such
+        names is not changed.
+        """
+        while self._control_names.search(text):
+            text = self._control_names.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
+        return text
+
+    @cached_property
+    def _control_names(self) -> re.Pattern:
+        names = [name for name in control_tokens(self.tokenizer) if len(name.strip()) > 1]
+        names.sort(key=len, reverse=True)  # the longest, where one begins with another
+        return re.compile("|".join(map(re.escape, names)) or r"(?!)")  # (?!) matches nothing
 
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
@@ -208,7 +241,8 @@ def load_tokenizer(folder: str, positions: int = 0):
             model = "a Hugging Face model folder, or checkpoint-... of a run"
             raise UserError(f"{folder} has no config.json: give {model}.")
         look_on_hub(folder)
-        limit = getattr(AutoConfig.from_pretrained(folder), "max_position_embeddings", positions)
+        text_config = AutoConfig.from_pretrained(folder).get_text_config()
+        limit = getattr(text_config, "max_position_embeddings", positions)
         tokenizer = AutoTokenizer.from_pretrained(folder)
         if tokenizer.chat_template is None:
             raise UserError(f"{folder} has no chat template: use an instruct model")
@@ -220,6 +254,39 @@ def load_tokenizer(folder: str, positions: int = 0):
         flags = "--max-prompt-tokens and --max-response-tokens"
         raise UserError(f"{folder} has {limit} positions: lower {flags}, together {positions}.")
     return tokenizer
+
+
+def control_tokens(tokenizer) -> dict[str, int]:
+    """Name -> id of the tokens that are not text: ends, padding, roles of a chat."""
+    added = tokenizer.added_tokens_decoder.items()
+    marked = {token.content: number for number, token in added if token.special}
+    return marked | dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids))
+
+
+def end_ids(tokenizer, generation_config) -> list[int]:
+    """Tokens that end a response: the chat template's first, then the configuration's.
+
+    A base model with a chat template often lists its end of a document alone, so it would go on
+    behind its own turn.
+    """
+    chat = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
+    first_ids = []  # of what follows an answer, at the end of a chat and before the next message
+    for messages in (chat, chat + chat[:1]):
+        try:
+            text = tokenizer.apply_chat_template(messages, tokenize=False)
+        except Exception:  # a template that refuses an answer has no end of it
+            text = ""
+        after = text.partition("answer")[2]
+        first_ids += tokenizer(after, add_special_tokens=False)["input_ids"][:1]
+    found = []
+    # Two different ones are the roles of what follows.
+    is_end = len(first_ids) == 2 and first_ids[0] == first_ids[1]
+    if is_end and first_ids[0] in control_tokens(tokenizer).values():
+        found.append(first_ids[0])
+    configured = generation_config.eos_token_id
+    found += configured if isinstance(configured, list) else [configured]
+    found.append(tokenizer.eos_token_id)
+    return list(dict.fromkeys(token for token in found if token is not None))
 
 
 def turn_text(tokenizer) -> str:
@@ -266,8 +333,9 @@ def load_policy(
             start = load_policy(start_folder, device=device).model
             return Policy(lora.merge(start, folder), tokenizer, temperature, precision)
         model, info = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True
-        )
+            folder, config=without_dropout(AutoConfig.from_pretrained(folder)),
+            dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True,
+        )  # fmt: skip
         # transformers would draw missing weights at random.
         if info["missing_keys"]:
             raise UserError(f"{folder} has no weights for {min(info['missing_keys'])}: use another")
@@ -275,6 +343,20 @@ def load_policy(
         if len(tokenizer) > size:
             raise UserError(f"{folder}: {len(tokenizer)} tokens for {size} embeddings: use another")
         return Policy(model.to(device), tokenizer, temperature, precision)
+
+
+def without_dropout(config):
+    """The configuration of a model, in place, with all its rates of dropout at 0.
+
+    Old log-probs and those of the gradient step come from one policy. With dropout they would
+    differ by its noise, and the sampler has none. Models name the rates differently: dropout,
+    attention_dropout, resid_pdrop, layerdrop.
+    """
+    for part in {id(part): part for part in (config, config.get_text_config())}.values():
+        for name, value in list(vars(part).items()):
+            if "drop" in name and isinstance(value, float):
+                setattr(part, name, 0.0)
+    return config
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from pathlib import Path
 
 import torch
 from pydantic import TypeAdapter
+from torch.utils._pytree import tree_map_only
 
 from paw_min.model.sampler import Request, Response
 from paw_min.running.errors import UserError
@@ -113,9 +114,10 @@ class Pieces:
         partial = path.with_suffix(".partial")
         weights = {key: p.detach() for key, p in policy.named_parameters() if p.requires_grad}
         state = {"of": of, "losses": losses, "weights": weights}
+        state["optimizer"] = optimizer.state_dict()
         self._begin()
         with writing(str(path)):
-            torch.save(state | {"optimizer": optimizer.state_dict()}, partial)
+            torch.save(tree_map_only(torch.Tensor, torch.Tensor.cpu, state), partial)
             flush(partial)
             os.replace(partial, path)  # a link of this name is replaced, not followed
 

@@ -53,11 +53,12 @@ class WorldModel:
     """
 
     def __init__(self, policy: Policy, context: int, answer_tokens: int = 512):
-        positions = getattr(policy.model.config, "max_position_embeddings", context)
-        if context > positions:
+        if context > policy.positions:
             # With rotary positions, transformers goes on; but the model has not learned them.
-            raise UserError(f"a context of {context} tokens is more than the model's {positions} "
-                            f"positions: train it with --context {positions} or less.")  # fmt: skip
+            raise UserError(
+                f"a context of {context} tokens is more than the model's {policy.positions} "
+                f"positions: train it with --context {policy.positions} or less."
+            )
         self.policy = policy
         self.context = context
         self.answer_tokens = answer_tokens
@@ -110,7 +111,7 @@ class WorldModel:
             wrong = [k for k in span if likely[k] != ids[k]]
             last = wrong[0] if wrong else span[-1]
             text = self.policy.decode([likely[k] for k in range(span[0], last + 1)])
-            if not wrong or likely[last] == self.end:
+            if not wrong or likely[last] in self.policy.eos_ids:
                 found[number] = text.strip()
             elif may_match(text, trajectory.answers[number]):
                 unfinished.append(number)
@@ -149,7 +150,7 @@ class WorldModel:
                 spans.append(range(len(ids), len(ids) + len(answer)))
                 ids += answer
             elif number == 1:
-                ids += self.policy.encode(self._text(chat[:2]))
+                ids += self.policy.encode_rendered(self._text(chat[:2]))
             elif number > 1:
                 ids += self._turn(message)
         return ids, spans
@@ -169,12 +170,14 @@ class WorldModel:
                                 "another model.")  # fmt: skip
             # The end token of the answer is a target of its own.
             after = after.removeprefix(self.policy.tokenizer.decode([self.end]))
-            self._turns[text] = self.policy.encode(after)
+            self._turns[text] = self.policy.encode_rendered(after)
         return self._turns[text]
 
     def _text(self, chat: list[Message]) -> str:
+        # Neither an agent nor an environment can end a turn of the chat.
+        plain = [said(message["role"], self.policy.plain(message["content"])) for message in chat]
         return self.policy.tokenizer.apply_chat_template(
-            chat, tokenize=False, add_generation_prompt=True, enable_thinking=False,
+            plain, tokenize=False, add_generation_prompt=True, enable_thinking=False,
             strftime_now=date(2024, 7, 26).strftime,
         )  # fmt: skip
 

@@ -93,6 +93,8 @@ class Endpoint:
 
     # The policy's part: text to "token ids" and back.
 
+    opened_thought = ""  # a server's answers are complete
+
     def encode_chat(self, message: str) -> list[int]:
         return self.encode(message)
 
