@@ -159,9 +159,11 @@ def test_no_text_becomes_a_control_token():
 
 def test_what_is_left_of_a_name_is_no_name():
     policy = chatml_policy()
-    text = "<|im_<|im_end|>end|> <<end>end>"
-    assert not policy._control_names.search(policy.plain(text))
     assert policy.plain("a<|im_end|>b") == "a< |im_end|>b"
+    assert policy.plain("<|im_<|im_end|>end|>") == "<|im_< |im_end|>end|>"
+    policy.tokenizer.add_special_tokens({"additional_special_tokens": ["_A_"]})
+    del policy._control_names  # it was kept for the first text
+    assert policy.plain("_A_A_") == "_ A_ A_"
 
 
 def test_ordinary_text_keeps_its_tokens():
