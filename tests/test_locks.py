@@ -1,0 +1,60 @@
+"""results/locks: its tables follow from the runs, and its page has their numbers.
+
+python -m pytest tests/test_locks.py
+"""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+LOCKS = Path(__file__).parent.parent / "results" / "locks"
+
+
+@pytest.fixture(scope="module")
+def study():
+    spec = importlib.util.spec_from_file_location("locks_study", LOCKS / "study.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["locks_study"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_are_those_of_the_runs(study, tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "FOLDER", tmp_path)
+    study.table()
+    assert (tmp_path / "tables.md").read_text() == (LOCKS / "tables.md").read_text()
+    assert (tmp_path / "curves.png").stat().st_size > 5000
+
+
+def test_the_page_has_the_numbers_of_the_tables():
+    tables = (LOCKS / "tables.md").read_text()
+    page = (LOCKS / "README.md").read_text()
+    found = re.findall(r"[+-]\d+\.\d \[[^]]*\]", page)
+    assert len(found) > 3 and all(text in tables for text in found)
+    for name, row in (("GRPO", "grpo"), ("GRPO with PaW", "paw")):
+        shown = re.search(rf"^\| {name} \| ([\d.]+ \| [\d.]+) ", page, re.M)[1]
+        assert f"| {row} | {shown} |" in tables
+        # The front page has what is won at the end.
+        assert f"{shown.split()[-1]} %" in (LOCKS.parent.parent / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["inverse", "tapo", "world model alone", "paw, outcome"])
+def test_an_arm_replaces_what_it_says_and_puts_it_back(study, monkeypatch, name):
+    own = (study.one_file.top_alpha, study.one_file.learn, study.one_file.policy_loss)
+    seen = []
+    used = {"inverse": "top_alpha", "tapo": "learn", "world model alone": "policy_loss"}
+
+    def run(seed, arm, world):
+        seen.append((getattr(study.one_file, used.get(name, "run")), world))
+        return []
+
+    monkeypatch.setattr(study.one_file, "run", run)
+    assert study.train((name, 3)) == {"cell": name, "seed": 3, "curve": []}
+    ((function, world),) = seen
+    assert function not in own
+    assert (study.one_file.top_alpha, study.one_file.learn, study.one_file.policy_loss) == own
+    n_words = len(world.observation("lock0", "saw"))
+    assert n_words == (1 if "outcome" in name else 2)
