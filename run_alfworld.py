@@ -7,7 +7,7 @@
 Rerun the same command to resume. Results: runs/<name>/, with plots.
 """
 
-from paw_min.running.cli import main
+from paw_min.cli import main
 
 # 0.9 million parameters and small generated games: trains on a laptop CPU in minutes.
 TINY = dict(

@@ -9,7 +9,7 @@ retrieval server of Search-R1, verl-agent or paw_min. `--dry-run` checks all of 
 plan. Rerun the same command to resume. Results: runs/<name>/, with plots.
 """
 
-from paw_min.running.cli import main
+from paw_min.cli import main
 
 # PaW A.1; what it leaves open is taken from verl-agent, which it builds on. Qwen2.5-3B/7B.
 PAPER = dict(

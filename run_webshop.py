@@ -8,7 +8,7 @@ DIR holds the official items_shuffle*.json, items_ins_v2*.json and, for --human-
 items_human_ins.json. Rerun the same command to resume. Results: runs/<name>/, with plots.
 """
 
-from paw_min.running.cli import main
+from paw_min.cli import main
 
 # PaW A.1; what it leaves open is taken from verl-agent, which it builds on. Qwen2.5-1.5B/7B.
 PAPER = dict(

@@ -51,7 +51,7 @@ from paw_min.model.policy import load_policy
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.model.scoring import check_sync
 from paw_min.model.vllm_sampler import VLLMSampler
-from paw_min.rollout import Episode, flatten
+from paw_min.rows import Episode, flatten
 from paw_min.running.runs import Run
 from paw_min.toy import default_model
 from paw_min.update import learn, prepare

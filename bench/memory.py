@@ -34,7 +34,7 @@ from transformers import (
 from paw_min.config import Config
 from paw_min.model import lora
 from paw_min.model.policy import Policy
-from paw_min.rollout import Episode, Transition, flatten
+from paw_min.rows import Episode, Transition, flatten
 from paw_min.running.memory import Estimate, estimate
 from paw_min.update import learn, prepare
 

@@ -59,7 +59,7 @@ from update import write as write_report
 from paw_min import update
 from paw_min.config import Config
 from paw_min.model import head, scoring
-from paw_min.rollout import Episode, flatten
+from paw_min.rows import Episode, flatten
 
 SMALL = dict(hidden_size=64, num_attention_heads=2, num_key_value_heads=1, intermediate_size=1120,
              num_hidden_layers=4, tie_word_embeddings=True, vocab_size=2500)  # fmt: skip

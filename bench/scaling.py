@@ -44,10 +44,11 @@ from transformers import Qwen2Config
 from update import make_policy
 
 import run_webshop
+from paw_min.base import distributed
 from paw_min.config import Config
 from paw_min.model.policy import load_policy
-from paw_min.rollout import flatten, rollout
-from paw_min.running import distributed
+from paw_min.rollout import rollout
+from paw_min.rows import flatten
 from paw_min.running.session import find_tasks, make_sampler, start_model
 from paw_min.running.tasks import draw_groups
 from paw_min.toy import default_data

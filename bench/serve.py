@@ -21,7 +21,7 @@ from openenv.core import GenericEnvClient
 from paw_min import toy
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.envs.serve import SETTINGS
+from paw_min.running.serve import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "bench/results/serve.json"
@@ -89,7 +89,7 @@ async def over(env: str, url: str, sessions: int, seconds: float) -> float:
 
 def measure(env: str, seconds: float) -> dict[str, float]:
     result = {"in process": in_process(env, seconds)}
-    command = [sys.executable, "-m", "paw_min.envs.serve", env, "--port", "0"]
+    command = [sys.executable, "-m", "paw_min.running.serve", env, "--port", "0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         url = server.stdout.readline().split()[2].rstrip(":")

@@ -66,7 +66,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from paw_min import cmae, losses
 from paw_min.model.batches import micro_batches, split
 from paw_min.model.policy import Policy
-from paw_min.rollout import Transition
+from paw_min.rows import Transition
 
 # Tokens of Qwen2.5: (median, standard deviation of the logarithm, minimum, maximum). Prompts and
 # observations: measured on the paper's prompts with our environments (ALFWorld: games of 22

@@ -4,7 +4,7 @@
     python -m examples.openenv_paw --data http://127.0.0.1:8000 --model MODEL
 
 A task is a seed; a seed must start the same episode each time. A server may offer more, as
-`paw_min.envs.serve` does: `admissible`, `instruction`, `task_type`, `won` and `score` in its
+`paw_min.running.serve` does: `admissible`, `instruction`, `task_type`, `won` and `score` in its
 observations, and the numbers of seeds in its state. README.md says what a lost connection costs.
 """
 
@@ -16,13 +16,13 @@ from urllib.request import urlopen
 
 from openenv.core import GenericEnvClient, SyncEnvClient
 
+from paw_min.base.errors import UserError, masked
+from paw_min.cli import main
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Benchmark, Command, Context, Step, Tasks
 from paw_min.envs.pool import EnvPool
 from paw_min.envs.prompting import with_history
-from paw_min.running.cli import main
-from paw_min.running.errors import UserError, masked
 from paw_min.running.untrusted import parse_as
 
 TIMEOUT = 60.0  # seconds for an answer

@@ -13,8 +13,8 @@ import re
 from dataclasses import MISSING, asdict, dataclass, field, fields
 
 from paw_min import toy
-from paw_min.running.errors import Parser, UserError
-from paw_min.running.files import expanded
+from paw_min.base.errors import Parser, UserError
+from paw_min.base.files import expanded
 
 RUN = "run"
 ENV = "environment"

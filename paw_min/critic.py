@@ -9,10 +9,9 @@ rewarded with the row's score s_i (return of the whole episode, minus the row's 
 nothing is bootstrapped from the next step of the environment. With gamma = lambda = 1,
 A_k = s_i - V_k.
 
-The critic is `policy.critic`, so checkpoints, resuming and FSDP hold it. It shares the policy's
-AdamW, with a learning rate of its own. Its optimizer steps are separate from the policy's: AdamW
-skips parameters without a gradient, so a step of one leaves the other alone. Its head starts at
-zero, verl-agent's at random.
+The critic (model/critic.py) shares the policy's AdamW, with a learning rate of its own. Its optimizer
+steps are separate from the policy's: AdamW skips parameters without a gradient, so a step of one
+leaves the other alone. Its head starts at zero, verl-agent's at random.
 
 Legend: N rows, T tokens of the longest response, B rows of a micro-batch, S columns (see
 model/batches.py), D hidden size, M response tokens.
@@ -24,48 +23,20 @@ import torch
 from torch import Tensor
 
 from paw_min import advantages, losses
+from paw_min.base import distributed
 from paw_min.config import Config
-from paw_min.model.batches import Batch, micro_batches, to_columns
-from paw_min.model.policy import Policy, load_policy
+from paw_min.model.batches import micro_batches, to_columns
+from paw_min.model.policy import Policy
 from paw_min.model.scoring import response_mask
-from paw_min.rollout import Rows
-from paw_min.running import distributed
+from paw_min.rows import Rows
 from paw_min.update import gradient_step, mini_batches
 
 VALUE_CLIP = 0.5  # verl-agent
 GAE_LAMBDA = 1.0  # verl-agent
-LR_FACTOR = 10  # of the policy's learning rate; A.1: critic 1e-5, policy 1e-6
 
 
-class Critic(torch.nn.Module):
-    """Values of response tokens: a decoder and a linear head."""
-
-    def __init__(self, decoder: torch.nn.Module, precision: str = "fp32"):
-        super().__init__()
-        self.decoder = decoder
-        self.precision = precision
-        width = decoder.config.get_text_config().hidden_size
-        self.head = torch.nn.Linear(width, 1, device=decoder.device)
-        torch.nn.init.zeros_(self.head.weight)
-        torch.nn.init.zeros_(self.head.bias)
-
-    def forward(self, batch: Batch) -> Tensor:
-        """V of the state before each response token -> (B, S) fp32, 0 elsewhere."""
-        bf16 = self.precision == "bf16"
-        with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=bf16):
-            out = self.decoder(input_ids=batch.ids, use_cache=False)
-        # The state before a token is at the token that precedes it.
-        n = batch.n_response
-        hidden = out.last_hidden_state.flatten(0, 1)[batch.before[:n]]  # (M, D)
-        value = self.head(hidden.to(self.head.weight.dtype))[:, 0].float()  # (M,)
-        empty = torch.zeros(batch.response_mask.shape, device=value.device)  # (B, S)
-        return empty.index_put((batch.row[:n], batch.column[:n]), value)
 
 
-def load_critic(folder: str, policy: Policy) -> Critic:
-    """A critic that starts from the language model in `folder`."""
-    model = load_policy(folder, device=str(policy.device)).model
-    return Critic(model.get_decoder(), policy.precision)
 
 
 @dataclass

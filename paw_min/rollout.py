@@ -4,7 +4,7 @@ Asynchronous: an episode is queued for generation as soon as its environment has
 slot starts the next episode as soon as its own ends. Every environment step becomes one transition
 (h_t, a_t, r_t, o_{t+1}), including the last, whose observation appears in no later prompt.
 
-`flatten` turns the episodes into `Rows`, one column per quantity. Everything after it reads rows.
+rows.py has these data, and turns the episodes into `Rows`. Everything after it reads rows.
 
 With environments in other processes or a retrieval server, batch composition depends on timing, and
 log-probs differ by rounding. Otherwise rollouts are reproducible: each request has its own seed.
@@ -15,65 +15,17 @@ Legend: N transitions (rows), T tokens of the longest response.
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
+from paw_min.base import distributed
+from paw_min.base.console import progress_bar
+from paw_min.base.errors import UserError
+from paw_min.base.seeds import request_seed
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Command, Context, Pool, Step, Turn
-from paw_min.model.batches import TokenRow
 from paw_min.model.sampler import Request, Response
-from paw_min.running import distributed
-from paw_min.running.console import progress_bar
-from paw_min.running.errors import UserError
-from paw_min.running.seeds import request_seed
-
-
-@dataclass
-class Transition(TokenRow):
-    """One environment step, the unit of training: TokenRow has the tokens h_t, a_t and o_{t+1}."""
-
-    response_logps: list[float]  # the sampler's, one per response token, at its temperature
-    reward: float  # r_t of the environment, without penalties
-    valid: bool  # is the response well formed?
-    anchor: str  # o_t, the state in GiGPO's sense
-    group: int
-    trajectory: int
-    # What TAPO's rows show beside o_t (targets.transition_rows).
-    command: str = field(default="", kw_only=True)  # what the environment executed
-    admissible: list[str] = field(default_factory=list, kw_only=True)  # commands, in o_t
-
-
-class LoggedStep(NamedTuple):
-    """One step as text."""
-
-    observation: str  # o_t
-    response: str  # a_t
-    next_observation: str  # o_{t+1}
-
-
-@dataclass
-class Episode:
-    """One trajectory: its transitions, its task and its outcome."""
-
-    task: str  # e.g. a game file
-    group: int
-    trajectory: int
-    transitions: list[Transition] = field(default_factory=list)
-    log: list[LoggedStep] = field(default_factory=list)
-    instruction: str = ""  # the task as text
-    task_type: str = ""
-    won: bool = False
-    score: float | None = None  # the benchmark's own score in [0, 1], where it has one (WebShop)
-    failed: str = ""  # why the environment broke, if it did; such an episode is not trained on
-
-    @property
-    def episode_return(self) -> float:
-        """R(tau): undiscounted sum of the environment's rewards."""
-        return sum(t.reward for t in self.transitions)
+from paw_min.rows import Episode, LoggedStep, Transition
 
 
 @dataclass
@@ -82,58 +34,8 @@ class Rollout:
     metrics: dict[str, float]
 
 
-@dataclass
-class Rows:
-    """The transition pool P of an update (Alg. 1, line 3), one column per quantity.
-
-    `flatten` fills the first block. `update.prepare` returns a copy with the second block, and with
-    other targets in `tokens` if the settings ask for them; PPO's advantage follows in
-    train.run_update. Nobody changes a `Rows`. `update.learn` reads tokens, advantage and
-    row_weight, and, unless they are None, old_logp and ref_logp.
-    """
-
-    tokens: list[TokenRow]  # N x (h_t, a_t, o_{t+1})
-    group: list[int]  # N x g
-    trajectory: list[int]  # N x tau
-    reward: list[float]  # N x r_t, without penalties
-    episode_return: list[float]  # N x R(tau), of the row's episode
-    valid: Tensor  # (N,) bool: is the response well formed?
-    anchor: list[str]  # N x o_t, the state in GiGPO's sense
-    command: list[str]  # N x the command that was executed
-    admissible: list[list[str]]  # N x the commands that o_t admits; empty: any text
-    sampler_logp: Tensor  # (N, T) the sampler's log-probs of a_t in nats, 0 after its end
-
-    score: Tensor | None = None  # (N,) s_i: R(tau) minus the row's own format penalty
-    advantage: Tensor | None = None  # (N,), one A per response, or (N, T), one per response token
-    old_logp: Tensor | None = None  # (N, T) log pi_old(a_t); None: not computed, see loss_parts
-    ref_logp: Tensor | None = None  # (N, T) log pi_ref(a_t); None: no KL term
-    entropy: Tensor | None = None  # (N,) H(a_t | h_t), Eq. 4; None: no pass was made for it
-    candidates: Tensor | None = None  # (N,) bool: rows that compete in Eq. 4
-    selected: Tensor | None = None  # (N,) bool, Eq. 4; all False without PaW
-    lambda_g: dict[int, float] | None = None  # {group: lambda_g}, Eq. 10; 0 without PaW
-    row_weight: Tensor | None = None  # (N,) lambda_g / (G |S_g|) or 0: weight in Eq. 11
 
 
-def flatten(episodes: list[Episode]) -> Rows:
-    """The transitions of these episodes in order, as columns."""
-    # Group by group, episode by episode, in time order: discounted returns and targets of several
-    # steps rely on the order within an episode.
-    transitions = [t for episode in episodes for t in episode.transitions]
-    # R(tau) of the whole episode stands at each of its rows: every step shares in the outcome.
-    returns = [episode.episode_return for episode in episodes for _ in episode.transitions]
-    logps = [torch.tensor(t.response_logps) for t in transitions]
-    return Rows(
-        tokens=transitions,
-        group=[t.group for t in transitions],
-        trajectory=[t.trajectory for t in transitions],
-        reward=[t.reward for t in transitions],
-        episode_return=returns,
-        valid=torch.tensor([t.valid for t in transitions]),
-        anchor=[t.anchor for t in transitions],
-        command=[t.command for t in transitions],
-        admissible=[t.admissible for t in transitions],
-        sampler_logp=torch.nn.utils.rnn.pad_sequence(logps, batch_first=True),
-    )
 
 
 def rollout(

@@ -14,11 +14,10 @@ Legend: N rows.
 
 from dataclasses import replace
 
+from paw_min.base.seeds import generator
 from paw_min.config import Config
-from paw_min.model.batches import TokenRow
 from paw_min.model.policy import Policy
-from paw_min.rollout import Rows
-from paw_min.running.seeds import generator
+from paw_min.rows import Rows, TokenRow
 
 # The facts of TAPO's Fig. 7 and 9 (arXiv 2607.27973) in our words. Neither the task nor the history
 # nor a thought is among them.

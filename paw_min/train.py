@@ -2,22 +2,24 @@
 
     evaluate -> [ rollout -> update -> log -> evaluate -> save ] * updates
 
-Every random draw has a key instead of a state (running/seeds.py), so that a run resumes from
+Every random draw has a key instead of a state (base/seeds.py), so that a run resumes from
 weights and optimizer state alone: on a CPU, with the numbers of an uninterrupted run.
 """
 
 import time
 from dataclasses import replace
 
+from paw_min.base import console, distributed
+from paw_min.base.errors import UserError
 from paw_min.config import Config
-from paw_min.critic import LR_FACTOR, learn_values
+from paw_min.conflict import gradient_conflict
+from paw_min.critic import learn_values
+from paw_min.metrics import describe_episodes, describe_selection, peak_memory
+from paw_min.model.critic import LR_FACTOR
 from paw_min.model.scoring import check_sync
-from paw_min.rollout import Rollout, flatten, rollout
-from paw_min.running import console, distributed
-from paw_min.running.conflict import gradient_conflict
-from paw_min.running.errors import UserError
+from paw_min.rollout import Rollout, rollout
+from paw_min.rows import flatten
 from paw_min.running.evaluate import evaluate, outcomes, transcript
-from paw_min.running.metrics import describe_episodes, describe_selection, peak_memory
 from paw_min.running.plot import draw
 from paw_min.running.runs import read_metrics, updates_done
 from paw_min.running.samples import sample

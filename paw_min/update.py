@@ -2,7 +2,7 @@
 
      1  for each RL update:                                               train.train
      2    sample tasks, collect rollout groups with pi_theta              train.collect
-     3    form the pool P of their transitions                            rollout.flatten
+     3    form the pool P of their transitions                            rows.flatten
      4    select S_alpha from P (Eq. 4)                                   prepare
      5    for each group g:                                               learn, by mini-batches
      6      S_alpha,g = the selected transitions of g                     prepare: row_weights
@@ -34,16 +34,16 @@ import torch
 from torch import Tensor
 
 from paw_min import advantages, balance, cmae, losses, select, targets
+from paw_min.base import distributed
+from paw_min.base.console import progress_bar
+from paw_min.base.seeds import generator
 from paw_min.config import Config
-from paw_min.model.batches import Batch, TokenRow, micro_batches, to_columns
+from paw_min.metrics import UpdateMetrics
+from paw_min.model.batches import Batch, micro_batches, to_columns
 from paw_min.model.lora import adapters_off
 from paw_min.model.policy import Policy
 from paw_min.model.scoring import old_policy_scores, score_responses
-from paw_min.rollout import Rows
-from paw_min.running import distributed
-from paw_min.running.console import progress_bar
-from paw_min.running.metrics import UpdateMetrics
-from paw_min.running.seeds import generator
+from paw_min.rows import Rows, TokenRow
 
 GRAD_CLIP = 1.0  # maximum norm of an optimizer step's gradient; verl-agent
 
@@ -51,7 +51,7 @@ GRAD_CLIP = 1.0  # maximum norm of an optimizer step's gradient; verl-agent
 def prepare(cfg: Config, policy: Policy, reference: Policy | None, rows: Rows) -> Rows:
     """Lines 4, 6 and 9: what learn() needs, computed once per update, from all its rows.
 
-    rows: those of rollout.flatten, the same on every rank; not changed. reference: frozen policy
+    rows: those of rows.flatten, the same on every rank; not changed. reference: frozen policy
     of the KL term.
     """
     # One pass without gradient gives log pi_old and the entropies of Eq. 4. It comes before the

@@ -12,13 +12,13 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
+from paw_min.base import distributed
 from paw_min.config import Config
+from paw_min.conflict import gradient_conflict
 from paw_min.critic import learn_values
 from paw_min.model.export import full_weights
 from paw_min.model.policy import load_policy
-from paw_min.rollout import flatten
-from paw_min.running import distributed
-from paw_min.running.conflict import gradient_conflict
+from paw_min.rows import flatten
 from paw_min.running.runs import Run
 from paw_min.update import learn, prepare
 from tests.helpers import (

@@ -26,13 +26,12 @@ import run_search
 import run_webshop
 from paw_min import critic
 from paw_min.config import Config, flag, parse_args
+from paw_min.metrics import describe_selection
 from paw_min.model import lora
-from paw_min.model.batches import TokenRow
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import Response
-from paw_min.rollout import Episode, Rows, Transition, flatten
+from paw_min.rows import Episode, Rows, TokenRow, Transition, flatten
 from paw_min.running import runs
-from paw_min.running.metrics import describe_selection
 from paw_min.toy import standins
 from paw_min.update import learn, prepare
 

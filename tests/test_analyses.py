@@ -13,16 +13,14 @@ import torch
 from tokenizers import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
 
-from paw_min import cmae, select
+from paw_min import cmae, conflict, select
+from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.envs.webshop import Shop
 from paw_min.envs.webshop.env import WebShopAgent
 from paw_min.experiments import fig2ab, fig2c, kept, starts, transitions
 from paw_min.experiments.transitions import TextRow
-from paw_min.model.batches import TokenRow
-from paw_min.rollout import flatten
-from paw_min.running import conflict
-from paw_min.running.errors import UserError
+from paw_min.rows import TokenRow, flatten
 from paw_min.running.runs import read_metrics
 from paw_min.toy import webshop_shops
 from paw_min.update import mini_batches, prepare

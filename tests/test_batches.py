@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from paw_min.model.batches import TokenRow, collate, micro_batches, split
-from paw_min.running import distributed
+from paw_min.base import distributed
+from paw_min.model.batches import collate, micro_batches, split
+from paw_min.rows import TokenRow
 
 ROWS = [
     TokenRow([1, 2, 3], [4, 5], [6]),

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paw_min.base.errors import UserError
 from paw_min.experiments import comparison, curves
 from paw_min.experiments.comparison import ARMS, STAGES, Arm, Begun, Entry, job_of, record
-from paw_min.running.errors import UserError
 from paw_min.running.runs import read_metrics
 
 FLAGS = ["--preset", "open", "--updates", "16"]

@@ -11,9 +11,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from paw_min import advantages, critic, losses, update
+from paw_min.base.errors import UserError
 from paw_min.config import FREE_TO_CHANGE, Config, check, flag, parse_args, settings
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.running.errors import UserError
 from paw_min.running.session import WEIGHT_DECAY, check_machine, open_session
 from paw_min.running.stored import FORMER_SETTINGS, from_stored, public
 from paw_min.toy import WORLDS, default_model, search_world, webshop_shops

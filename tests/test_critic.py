@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from paw_min import critic, train
 from paw_min.config import Config
 from paw_min.model.batches import collate
-from paw_min.rollout import flatten
+from paw_min.rows import flatten
 from paw_min.running import runs
 from paw_min.running.session import open_session
 from paw_min.update import learn, prepare

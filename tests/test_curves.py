@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paw_min.base.errors import UserError
 from paw_min.experiments import curves
 from paw_min.experiments.knowledge import Report
 from paw_min.experiments.sweep import plan
 from paw_min.experiments.table import markdown_table
-from paw_min.running.errors import UserError
 from paw_min.running.untrusted import read_json
 
 # Held-out success after updates 0, 2, 4, 6 by arm and seed, in hundredths.

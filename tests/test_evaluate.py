@@ -7,15 +7,15 @@ import json
 
 import pytest
 
+from paw_min.base.errors import UserError
+from paw_min.base.seeds import request_seed
 from paw_min.config import Config
 from paw_min.envs.interface import Step
 from paw_min.envs.pool import EnvPool
+from paw_min.metrics import describe_episodes
 from paw_min.model.sampler import HFSampler
-from paw_min.rollout import Episode, Transition
-from paw_min.running.errors import UserError
+from paw_min.rows import Episode, Transition
 from paw_min.running.evaluate import evaluate, outcomes, transcript
-from paw_min.running.metrics import describe_episodes
-from paw_min.running.seeds import request_seed
 from tests.helpers import Script, make_policy, seeds
 
 

@@ -19,12 +19,12 @@ import torch
 
 import run_alfworld
 from paw_min import train
+from paw_min.base.errors import UserError, user_errors
 from paw_min.config import parse_args
 from paw_min.experiments import figures, study, sweep, table
 from paw_min.experiments.grids import GRIDS, PRINTED_SCALE, Arm
 from paw_min.experiments.starts import read as read_starts
 from paw_min.running import runs
-from paw_min.running.errors import UserError, user_errors
 from paw_min.running.stored import public
 from tests.helpers import SMALL, argv
 

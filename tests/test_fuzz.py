@@ -16,13 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paw_min import train
+from paw_min.base.errors import UserError
 from paw_min.config import Config, flag, parse_args
 from paw_min.config import settings as flags
 from paw_min.envs.alfworld import AlfworldEnv, list_games
 from paw_min.envs.search.questions import load_questions
 from paw_min.envs.webshop import Shop
 from paw_min.retrieval import open_retriever
-from paw_min.running.errors import UserError
 from tests.helpers import SCRIPTS, make_policy
 
 pytestmark = pytest.mark.slow

@@ -15,11 +15,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from paw_min import train
+from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.inspect import __main__ as inspect
-from paw_min.rollout import Episode, flatten
+from paw_min.rows import Episode, flatten
 from paw_min.running import samples
-from paw_min.running.errors import UserError
 from paw_min.running.runs import Run, read_metrics
 from paw_min.update import prepare
 from tests.browser import Browser

@@ -16,6 +16,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from paw_min.base.errors import UserError
+from paw_min.base.seeds import request_seed
 from paw_min.config import check
 from paw_min.envs.interface import Step
 from paw_min.envs.pool import EnvPool
@@ -25,15 +27,13 @@ from paw_min.experiments.curves import t_interval
 from paw_min.experiments.outcomes import has_no_effect
 from paw_min.experiments.table import markdown_table
 from paw_min.experiments.transitions import text_rows
-from paw_min.model.batches import TokenRow
+from paw_min.metrics import mean
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler, Request, Response
+from paw_min.rows import TokenRow
 from paw_min.running import lookahead
-from paw_min.running.errors import UserError
 from paw_min.running.evaluate import evaluate
 from paw_min.running.lookahead import Candidate, LookaheadSampler, choose, costs, unchanged_row
-from paw_min.running.metrics import mean
-from paw_min.running.seeds import request_seed
 from paw_min.running.session import find_tasks
 from paw_min.toy.standins import make_model
 from paw_min.world_models import trajectories

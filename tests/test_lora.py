@@ -16,13 +16,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from paw_min import train
+from paw_min.base.errors import UserError
 from paw_min.config import Config, parse_args
 from paw_min.model import export, lora
 from paw_min.model.batches import collate, micro_batches
 from paw_min.model.policy import Policy, load_policy
-from paw_min.rollout import flatten
+from paw_min.rows import flatten
 from paw_min.running import runs, session
-from paw_min.running.errors import UserError
 from paw_min.update import learn, loss_parts, prepare
 from run_alfworld import PRESETS
 from tests.helpers import (

@@ -18,11 +18,11 @@ from transformers import Qwen2Config
 
 from bench import memory as bench
 from paw_min import train
+from paw_min.base.errors import UserError
 from paw_min.config import Config, check, parse_args
 from paw_min.model import lora
 from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.running import memory, session
-from paw_min.running.errors import UserError
 from paw_min.running.memory import Estimate, estimate
 from tests.helpers import SCRIPTS, make_policy
 

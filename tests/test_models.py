@@ -16,10 +16,10 @@ from transformers import (
     Qwen3_5ForConditionalGeneration,
 )  # fmt: skip
 
+from paw_min.base.errors import UserError
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.model.policy import Policy, end_ids, load_policy, load_tokenizer, without_dropout
 from paw_min.running import memory
-from paw_min.running.errors import UserError
 from paw_min.toy import standins
 from paw_min.train import train
 from paw_min.world_models.dream import WorldModel

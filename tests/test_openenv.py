@@ -16,14 +16,13 @@ from openenv.core import create_app
 
 from examples import guess_server, openenv_paw
 from paw_min import toy, train
+from paw_min.base.errors import UserError
 from paw_min.config import Config
-from paw_min.envs import serve
 from paw_min.envs.alfworld import BENCHMARK as ALFWORLD
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Turn
 from paw_min.envs.pool import EnvPool
-from paw_min.running import runs
-from paw_min.running.errors import UserError
+from paw_min.running import runs, serve
 from tests import pools
 from tests.helpers import SMALL, numbers
 from tests.openenv_server import serving, until

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.experiments import band, outcomes, teach
 from paw_min.experiments.table import markdown_table
 from paw_min.experiments.transitions import TextRow
-from paw_min.model.batches import TokenRow
 from paw_min.model.policy import load_policy
-from paw_min.running.errors import UserError
+from paw_min.rows import TokenRow
 from paw_min.running.untrusted import read_json
 from paw_min.toy import default_model
 from tests.helpers import EPISODES, make_episodes, make_policy

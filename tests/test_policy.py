@@ -17,11 +17,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paw_min import losses
+from paw_min.base.errors import UserError
 from paw_min.model import policy as policy_module
-from paw_min.model.batches import TokenRow, collate
+from paw_min.model.batches import collate
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.model.sampler import HFSampler, Request
-from paw_min.running.errors import UserError
+from paw_min.rows import TokenRow
 from paw_min.toy import standins
 from tests.helpers import FAMILIES, ROUNDING, SIZE, TEXTS, make_policy
 from tests.helpers import TOKEN_ROWS as ROWS

@@ -284,7 +284,7 @@ def test_the_death_of_an_idle_worker_costs_nothing(caplog):
 
 
 def raises_user_error(match):
-    from paw_min.running.errors import UserError  # not at the top: it imports torch, in each worker
+    from paw_min.base.errors import UserError
 
     return pytest.raises(UserError, match=match)
 

@@ -16,6 +16,7 @@ import openai
 import pytest
 
 import run_alfworld
+from paw_min.base.errors import UserError
 from paw_min.config import Config, parse_args
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Step, Tasks, Turn
@@ -26,8 +27,7 @@ from paw_min.experiments.prompting.demonstrations import EXAMPLES
 from paw_min.experiments.prompting.endpoint import Answer, Endpoint
 from paw_min.model.policy import load_policy
 from paw_min.model.sampler import Request
-from paw_min.rollout import Episode
-from paw_min.running.errors import UserError
+from paw_min.rows import Episode
 from paw_min.running.session import Session
 from paw_min.toy import default_model
 from paw_min.train import train

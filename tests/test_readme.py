@@ -28,12 +28,13 @@ import run_alfworld
 import run_search
 import run_webshop
 from paw_min import advantages, train
+from paw_min.base import seeds
 from paw_min.config import parse_args
 from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.benchmarks import NAMES as ENVS
 from paw_min.experiments import figures, study, sweep, table, transitions
 from paw_min.experiments.grids import GRIDS
 from paw_min.experiments.outcomes import EDGES
-from paw_min.running import seeds
 from paw_min.running.memory import estimate
 from paw_min.running.runs import read_metrics
 from paw_min.running.stored import differences
@@ -187,7 +188,7 @@ def test_the_paper_to_code_tables_name_what_exists():
 
 
 def functions_in_the_table_of_seeds() -> list[str]:
-    """The last column of the table in running/seeds.py."""
+    """The last column of the table in base/seeds.py."""
     lines = [line for line in seeds.__doc__.splitlines() if line.startswith("    ")]
     header, rule, *rows = [re.split(r"  +", line.strip()) for line in lines]
     assert header == ["draw", "key", "function"] and len(rule) == 3
@@ -196,7 +197,7 @@ def functions_in_the_table_of_seeds() -> list[str]:
 
 
 def test_the_table_of_seeds_names_functions_that_exist():
-    """That of running/seeds.py."""
+    """That of base/seeds.py."""
     files = [path.as_posix() for path in tracked("paw_min/*.py")]
     # tasks.panel; model/lora.py: attach; request_seed, sampler.py
     pattern = r"(?:([\w/]+)(?:\.py: |\.))?(\w+)(?:, (\w+\.py))?"
@@ -273,7 +274,7 @@ def check_experiment(name: str, words: list[str], out: str) -> None:
     elif name in ("fig2ab", "fig2c", "kept"):
         transitions.arguments("", words, teacher=name == "fig2c")
     elif name == "prompting":
-        assert words[0] in BENCHMARKS
+        assert words[0] in ENVS
 
 
 def check_run_script(script: str, flags: list[str]) -> None:

@@ -26,12 +26,12 @@ from paw_min.envs.alfworld import prompts
 from paw_min.envs.interface import Context
 from paw_min.experiments.grids import GRIDS
 from paw_min.inspect.__main__ import pieces
-from paw_min.model.batches import TokenRow, collate
+from paw_min.model.batches import collate
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.model.scoring import MAX_GAP, check_sync
 from paw_min.model.vllm_sampler import VLLMSampler
-from paw_min.rollout import Episode, Transition, flatten
+from paw_min.rows import Episode, TokenRow, Transition, flatten
 from paw_min.running import runs
 from paw_min.toy import smollm2, standins
 from tests.chat import ChatServer, answers_of, play

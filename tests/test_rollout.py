@@ -9,14 +9,15 @@ from collections import deque
 import pytest
 import torch
 
+from paw_min.base import distributed
+from paw_min.base.errors import UserError
+from paw_min.base.seeds import request_seed
 from paw_min.config import Config
 from paw_min.envs.interface import Answer, Step
 from paw_min.envs.pool import EnvPool
 from paw_min.model.sampler import HFSampler, Response
-from paw_min.rollout import flatten, rollout
-from paw_min.running import distributed
-from paw_min.running.errors import UserError
-from paw_min.running.seeds import request_seed
+from paw_min.rollout import rollout
+from paw_min.rows import flatten
 from tests.helpers import EPISODES, ROWS, Script, make_policy, seeds
 
 

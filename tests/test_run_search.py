@@ -13,6 +13,7 @@ from pyarrow import parquet
 
 import run_search
 from paw_min import train
+from paw_min.base.errors import UserError
 from paw_min.config import Config, parse_args
 from paw_min.envs.search import BENCHMARK
 from paw_min.envs.search.questions import load_questions
@@ -20,7 +21,6 @@ from paw_min.model.policy import load_policy
 from paw_min.retrieval import client as search_client
 from paw_min.rollout import rollout
 from paw_min.running import runs, session
-from paw_min.running.errors import UserError
 from paw_min.toy import default_data, default_model, search_teacher, search_world
 from tests import helpers
 from tests.helpers import ScriptByTurn, numbers

@@ -20,9 +20,9 @@ import pytest
 import torch
 
 from paw_min import train
+from paw_min.base.errors import UserError
 from paw_min.config import FREE_TO_CHANGE, flag, settings
 from paw_min.running import plot, runs
-from paw_min.running.errors import UserError
 from paw_min.running.stored import FORMER_SETTINGS, differences
 from tests.helpers import SMALL, argv, make_policy, numbers
 

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from transformers import T5Config, T5Model
 
 import run_alfworld
+from paw_min.base.errors import UserError
 from paw_min.config import Config, parse_args
 from paw_min.envs.alfworld import AlfworldEnv, list_games
 from paw_min.envs.benchmarks import BENCHMARKS
@@ -27,8 +28,7 @@ from paw_min.envs.interface import Context, Turn
 from paw_min.envs.pool import EnvPool
 from paw_min.model.policy import load_policy
 from paw_min.model.sampler import Response
-from paw_min.rollout import Episode
-from paw_min.running.errors import UserError
+from paw_min.rows import Episode
 from paw_min.running.runs import newest_checkpoint, read_metrics
 from paw_min.running.stages import Pieces
 from paw_min.toy import default_model

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paw_min.running.errors import UserError
+from paw_min.base.errors import UserError
 from paw_min.world_models import scaling, word2world
 from paw_min.world_models.scaling import Cell
 from paw_min.world_models.trajectories import Trajectory, said, write_trajectories

@@ -13,10 +13,11 @@ import pytest
 import torch
 import trl
 
+from paw_min.base.errors import UserError
 from paw_min.config import Config
-from paw_min.model.batches import TokenRow, collate, micro_batches
+from paw_min.model.batches import collate, micro_batches
 from paw_min.model.policy import load_policy, turn_text
-from paw_min.running.errors import UserError
+from paw_min.rows import TokenRow
 from paw_min.running.session import check_tokenizer
 from paw_min.running.stored import from_stored
 from paw_min.targets import multi_step

@@ -20,9 +20,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from paw_min.config import Config
-from paw_min.envs import serve
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.retrieval.server import listen
+from paw_min.running import serve
 from paw_min.toy import search_world, webshop_shops
 from tests import pools
 from tests.openenv_server import client, serving, until
@@ -326,7 +326,7 @@ def test_a_session_that_disappears_frees_its_slot(load, monkeypatch):
 @pytest.mark.slow
 def test_a_client_that_leaves_before_the_answer_leaves_no_traceback(data, request):
     process = command_line(
-        "-m", "paw_min.envs.serve", "alfworld", "--data", data["alfworld"], "--port", "0"
+        "-m", "paw_min.running.serve", "alfworld", "--data", data["alfworld"], "--port", "0"
     )
     request.addfinalizer(process.kill)
     url = process.stdout.readline().split()[2].rstrip(":")
@@ -344,7 +344,7 @@ def test_a_client_that_leaves_before_the_answer_leaves_no_traceback(data, reques
 
 @pytest.mark.slow
 def test_the_command(data, request):
-    serve_module = ("-m", "paw_min.envs.serve")
+    serve_module = ("-m", "paw_min.running.serve")
     process = command_line(*serve_module, "alfworld", "--data", data["alfworld"], "--port", "0")
     request.addfinalizer(process.kill)
     line = process.stdout.readline()
@@ -377,7 +377,7 @@ def test_an_address_that_cannot_be_opened(host, port):
     ],
 )
 def test_bad_input_is_one_line(arguments, sentence):
-    process = command_line("-m", "paw_min.envs.serve", *arguments, "--port", "0")
+    process = command_line("-m", "paw_min.running.serve", *arguments, "--port", "0")
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1 and errors.count("\n") == 1
     assert errors.startswith("error: ") and sentence in errors
@@ -385,7 +385,7 @@ def test_bad_input_is_one_line(arguments, sentence):
 
 @pytest.mark.slow
 def test_without_openenv():
-    code = "import sys; sys.modules['openenv'] = None; import paw_min.envs.serve"
+    code = "import sys; sys.modules['openenv'] = None; import paw_min.running.serve"
     process = command_line("-c", code)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1 and errors.count("\n") == 1

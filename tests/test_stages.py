@@ -14,10 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paw_min.model.batches import TokenRow
+from paw_min.base.errors import UserError
 from paw_min.model.sampler import HFSampler, Request, Response
+from paw_min.rows import TokenRow
 from paw_min.running import stages
-from paw_min.running.errors import UserError
 from paw_min.running.runs import newest_checkpoint
 from paw_min.running.stages import Pieces, StoredSampler
 from paw_min.toy import webshop_shops

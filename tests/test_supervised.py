@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from paw_min.model.batches import TokenRow
-from paw_min.running.errors import UserError
+from paw_min.base.errors import UserError
+from paw_min.rows import TokenRow
 from paw_min.world_models.supervised import fit, fit_step, n_target_tokens
 from tests.helpers import make_policy
 

@@ -13,10 +13,10 @@ from transformers import AutoTokenizer
 
 from paw_min import cmae, targets
 from paw_min.config import Config
-from paw_min.model.batches import TokenRow, collate
-from paw_min.rollout import Episode, Transition, flatten
-from paw_min.running.conflict import gradient_conflict
-from paw_min.running.metrics import describe_episodes
+from paw_min.conflict import gradient_conflict
+from paw_min.metrics import describe_episodes
+from paw_min.model.batches import collate
+from paw_min.rows import Episode, TokenRow, Transition, flatten
 from paw_min.update import (
     learn,
     mini_batches,

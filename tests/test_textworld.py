@@ -11,12 +11,12 @@ from dataclasses import replace
 import pytest
 import textworld
 
+from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Turn
 from paw_min.envs.textworld import PRESETS, TextworldEnv, list_games
 from paw_min.envs.textworld.env import NO_EFFECT, text_of
-from paw_min.running.errors import UserError
 from paw_min.running.session import find_tasks
 from paw_min.toy import default_data, default_model, textworld_games
 from paw_min.toy.textworld_games import GENERATED, Guide, generate

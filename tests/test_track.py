@@ -13,9 +13,9 @@ import time
 import pytest
 
 from paw_min import train
+from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.running import session, track
-from paw_min.running.errors import UserError
 from paw_min.running.runs import Run, read_metrics
 from tests.helpers import numbers
 
@@ -123,7 +123,7 @@ def test_a_run_and_its_resumption(config, one_update, tmp_path, monkeypatch, nam
 
 
 def test_only_rank_0_opens_one(config, tmp_path, monkeypatch):
-    monkeypatch.setattr("paw_min.running.distributed.rank", lambda: 1)
+    monkeypatch.setattr("paw_min.base.distributed.rank", lambda: 1)
     run = Run(config(track="tensorboard"))
     assert run.restore(None, None) == 0
     run.log({"update": 0})

@@ -20,12 +20,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import run_alfworld
-from paw_min import toy, train
+from paw_min import cli, toy, train
+from paw_min.base import console
+from paw_min.base.errors import UserError
 from paw_min.config import Config, parse_args, settings
 from paw_min.envs.alfworld import list_games
 from paw_min.model.sampler import HFSampler
-from paw_min.running import cli, console, plot, runs, session
-from paw_min.running.errors import UserError
+from paw_min.running import plot, runs, session
 from paw_min.running.presets import SCRIPTS, presets_of
 from paw_min.toy import default_model, search_world, standins, webshop_shops
 from paw_min.update import NonFinite

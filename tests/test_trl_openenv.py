@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from paw_min.config import Config
-from paw_min.envs import serve
 from paw_min.envs.alfworld import BENCHMARK
+from paw_min.running import serve
 from tests import pools
 from tests.helpers import SIZE
 from tests.openenv_server import serving

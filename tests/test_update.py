@@ -16,7 +16,7 @@ from paw_min import update as update_module
 from paw_min.config import Config
 from paw_min.model import scoring
 from paw_min.model.scoring import check_sync, score_responses
-from paw_min.rollout import Episode, Transition, flatten
+from paw_min.rows import Episode, Transition, flatten
 from paw_min.targets import transition_rows
 from paw_min.update import (
     NonFinite,

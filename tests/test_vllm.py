@@ -20,13 +20,13 @@ from torch import multiprocessing
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.model.scoring import check_sync
 from paw_min.model.vllm_sampler import VLLMSampler
-from paw_min.rollout import Episode, Transition, flatten
-from paw_min.running.errors import UserError
+from paw_min.rows import Episode, Transition, flatten
 from tests import helpers
 from tests.helpers import with_adapters
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from paw_min.base.errors import UserError, user_errors
 from paw_min.config import Config
 from paw_min.envs.alfworld import AlfworldEnv, list_games
 from paw_min.envs.interface import Answer, Step
@@ -25,7 +26,6 @@ from paw_min.envs.pool import EnvPool
 from paw_min.envs.webshop.env import make_agent
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler
-from paw_min.running.errors import UserError, user_errors
 from paw_min.toy import webshop_shops
 from paw_min.toy.standins import make_model, make_tokenizer
 from paw_min.world_models import options, players, prompted, training, trajectories, word2world

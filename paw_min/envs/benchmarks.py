@@ -1,11 +1,23 @@
-"""The benchmarks by name. To add one, write its folder and add its line."""
+"""The benchmarks by name. To add one, write its folder, with a BENCHMARK in it, and add its name.
 
-from paw_min.envs import alfworld, search, textworld, webshop
+A benchmark is imported at its first use, so that a run reads its own and no other.
+"""
+
+from importlib import import_module
+
 from paw_min.envs.interface import Benchmark
 
-BENCHMARKS: dict[str, Benchmark] = {
-    "alfworld": alfworld.BENCHMARK,
-    "webshop": webshop.BENCHMARK,
-    "search": search.BENCHMARK,
-    "textworld": textworld.BENCHMARK,
-}
+NAMES = ("alfworld", "webshop", "search", "textworld")
+
+
+class _Benchmarks(dict[str, Benchmark]):
+    """Name -> Benchmark. One from elsewhere is added with BENCHMARKS[name] = ..."""
+
+    def __missing__(self, name: str) -> Benchmark:
+        if name not in NAMES:
+            raise KeyError(name)
+        self[name] = import_module(f"paw_min.envs.{name}").BENCHMARK
+        return self[name]
+
+
+BENCHMARKS = _Benchmarks()

@@ -44,8 +44,8 @@ from multiprocessing.connection import wait
 from queue import SimpleQueue
 from typing import NamedTuple
 
+from paw_min.base.errors import UserError
 from paw_min.envs.interface import Answer, Environment, Step
-from paw_min.running.errors import UserError
 
 START_TIMEOUT = 120.0  # seconds for a worker to start, which includes importing make_env's module
 START_ATTEMPTS = 3

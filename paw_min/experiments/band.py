@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.experiments.figures import save
 from paw_min.experiments.outcomes import EDGES, Outcomes
 from paw_min.experiments.teach import Taught
-from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.plot import plt
 from paw_min.running.untrusted import read_json
 

@@ -29,20 +29,14 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from paw_min.base.console import say
+from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.files import expanded, reading, replace_text, writing
 from paw_min.config import parse_args
 from paw_min.experiments.sweep import OURS, Job, check_settings, refuse, run_all
 from paw_min.experiments.table import Entry
-from paw_min.running.console import say
-from paw_min.running.errors import Parser, UserError, user_errors
-from paw_min.running.files import expanded
 from paw_min.running.presets import SCRIPTS, presets_of
-from paw_min.running.runs import (
-    newest_checkpoint,
-    read_metrics,
-    reading,
-    replace_text,
-    writing,
-)
+from paw_min.running.runs import newest_checkpoint, read_metrics
 from paw_min.running.untrusted import read_json
 from paw_min.world_models.job import EXPERT
 from paw_min.world_models.start import Record

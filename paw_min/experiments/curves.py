@@ -36,11 +36,12 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import t as student
 
+from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.files import reading, writing
 from paw_min.experiments.figures import curve_of, save
 from paw_min.experiments.table import MAX_STEPS, Settings, find, interval, markdown_table
-from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.plot import plain, plt
-from paw_min.running.runs import read_metrics, reading, writing
+from paw_min.running.runs import read_metrics
 from paw_min.running.untrusted import read_json
 
 LAST = 2  # evaluations of the plateau

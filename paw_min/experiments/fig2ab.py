@@ -19,10 +19,10 @@ from collections.abc import Hashable
 from dataclasses import asdict, dataclass
 from difflib import SequenceMatcher
 
+from paw_min.base.errors import user_errors
 from paw_min.experiments import transitions
 from paw_min.experiments.table import markdown_table
 from paw_min.experiments.transitions import TextRow
-from paw_min.running.errors import user_errors
 
 KEYS = ("o_t, command", "o_t, command, task", "h_t, command")
 EXAMPLES = 3  # per benchmark

@@ -30,13 +30,13 @@ import torch
 from torch import Tensor
 
 from paw_min import cmae
+from paw_min.base.errors import UserError, user_errors
 from paw_min.experiments import transitions
 from paw_min.experiments.figures import save
 from paw_min.experiments.table import markdown_table
 from paw_min.experiments.transitions import Played, TextRow
+from paw_min.metrics import mean
 from paw_min.model.policy import Policy
-from paw_min.running.errors import UserError, user_errors
-from paw_min.running.metrics import mean
 from paw_min.running.plot import plt
 
 STEPS = 100  # A.4

@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
+from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.files import writing
 from paw_min.experiments.table import compute, find, load
-from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.plot import FIGURES, plt
-from paw_min.running.runs import read_metrics, writing
+from paw_min.running.runs import read_metrics
 
 TITLES = {key: title for panels in FIGURES.values() for key, title in panels.items()}
 SECONDS = {"seconds_rollout": "rollout", "seconds_old_pass": "old pass", "seconds_update": "update"}

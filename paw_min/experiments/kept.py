@@ -17,14 +17,14 @@ from collections import defaultdict
 from dataclasses import dataclass
 from operator import attrgetter
 
+from paw_min.base.errors import user_errors
 from paw_min.envs.search.env import last_answer, search_query
 from paw_min.envs.webshop.pages import BUTTONS, clicked, read_action
 from paw_min.experiments import transitions
 from paw_min.experiments.table import markdown_table
 from paw_min.experiments.transitions import Played, TextRow
+from paw_min.metrics import mean
 from paw_min.model.scoring import score_responses
-from paw_min.running.errors import user_errors
-from paw_min.running.metrics import mean
 from paw_min.update import select_transitions, world_model_candidates
 
 EXAMPLES = 2  # kept, and dropped

@@ -28,20 +28,21 @@ from pathlib import Path
 
 import torch
 
+from paw_min.base import distributed
+from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.files import writing
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.experiments import outcomes
 from paw_min.experiments.table import Entry, find
 from paw_min.experiments.transitions import TextRow, observation_logps, text_rows
+from paw_min.metrics import mean
 from paw_min.model.policy import load_policy
 from paw_min.model.sampler import HFSampler
-from paw_min.rollout import Episode
-from paw_min.running import distributed
-from paw_min.running.errors import Parser, UserError, user_errors
+from paw_min.rows import Episode
 from paw_min.running.evaluate import evaluate
 from paw_min.running.lookahead import predicts_text
-from paw_min.running.metrics import mean
-from paw_min.running.runs import newest_checkpoint, writing
+from paw_min.running.runs import newest_checkpoint
 from paw_min.running.session import PANEL_SLOTS, find_tasks, forward_precision, start_model
 from paw_min.running.untrusted import exact, read_config, read_json
 

@@ -40,6 +40,9 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
+from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.files import reading, replace_text, writing
+from paw_min.base.seeds import generator, request_seed
 from paw_min.config import Config, check
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Pool, Tasks
@@ -47,15 +50,13 @@ from paw_min.experiments.lookahead_samplers import SharedDraws, WorldModelSample
 from paw_min.experiments.outcomes import has_no_effect
 from paw_min.experiments.table import MAX_STEPS, markdown_table
 from paw_min.experiments.transitions import Arguments, arguments, text_rows
+from paw_min.metrics import mean
 from paw_min.model.policy import Policy
-from paw_min.rollout import Episode
-from paw_min.running.errors import Parser, UserError, user_errors
+from paw_min.rows import Episode
 from paw_min.running.evaluate import evaluate
 from paw_min.running.lookahead import Decision, LookaheadSampler, costs
-from paw_min.running.metrics import mean
 from paw_min.running.plot import plain, plt
-from paw_min.running.runs import newest_checkpoint, reading, replace_text, writing
-from paw_min.running.seeds import generator, request_seed
+from paw_min.running.runs import newest_checkpoint
 from paw_min.running.session import (
     PANEL_SLOTS,
     check_tokenizer,

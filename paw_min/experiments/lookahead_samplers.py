@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.model.batches import TokenRow
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import HFSampler, Request, Response
 from paw_min.model.vllm_sampler import VLLMSampler
+from paw_min.rows import TokenRow
 from paw_min.running.lookahead import LookaheadSampler, predicts_text
 from paw_min.world_models.dream import WorldModel
 from paw_min.world_models.trajectories import ACTIONS, Recorder, said

@@ -28,14 +28,14 @@ from pathlib import Path
 
 import numpy as np
 
+from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.files import writing
 from paw_min.experiments.curves import t_interval
 from paw_min.experiments.figures import save
 from paw_min.experiments.lookahead import Played, read_lines
 from paw_min.experiments.table import markdown_table
-from paw_min.running.errors import Parser, UserError, user_errors
-from paw_min.running.metrics import mean
+from paw_min.metrics import mean
 from paw_min.running.plot import plain, plt
-from paw_min.running.runs import writing
 
 BASE = "likelihood"
 Key = tuple[str, str, int]  # model, rule, K

@@ -26,8 +26,8 @@ from torch import Tensor
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.experiments.transitions import TextRow, observation_logps
-from paw_min.model.batches import TokenRow
 from paw_min.model.policy import Policy
+from paw_min.rows import TokenRow
 from paw_min.running.untrusted import exact
 
 EDGES = (0.001, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.99, 1.0)

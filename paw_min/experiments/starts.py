@@ -23,20 +23,20 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.files import replace_text
+from paw_min.base.seeds import generator
 from paw_min.cmae import hard_tokens
 from paw_min.config import Config
+from paw_min.conflict import dot, gradient, gradient_conflict
 from paw_min.experiments.fig2c import gradient_shares
 from paw_min.experiments.table import markdown_table
 from paw_min.experiments.transitions import Arguments, arguments, collect, observation_logps
 from paw_min.losses import row_weights
+from paw_min.metrics import describe_episodes, mean
 from paw_min.model.policy import Policy
 from paw_min.model.scoring import score_responses
-from paw_min.rollout import Episode, Rows, flatten
-from paw_min.running.conflict import dot, gradient, gradient_conflict
-from paw_min.running.errors import Parser, UserError, user_errors
-from paw_min.running.metrics import describe_episodes, mean
-from paw_min.running.runs import replace_text
-from paw_min.running.seeds import generator
+from paw_min.rows import Episode, Rows, flatten
 from paw_min.running.session import loaded
 from paw_min.running.untrusted import exact, read_json
 from paw_min.update import prepare

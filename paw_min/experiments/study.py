@@ -20,6 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
+from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.files import reading, writing
 from paw_min.experiments import table
 from paw_min.experiments.figures import save
 from paw_min.experiments.knowledge import Report
@@ -32,9 +34,8 @@ from paw_min.experiments.table import (
     load,
     markdown_table,
 )
-from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.plot import plt
-from paw_min.running.runs import read_metrics, reading, writing
+from paw_min.running.runs import read_metrics
 from paw_min.running.untrusted import read_json
 
 KNOWN = ("p", "exact", "nothing", "repeated", "tool")

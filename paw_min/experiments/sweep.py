@@ -20,14 +20,15 @@ from pathlib import Path
 
 import torch
 
+from paw_min.base.console import progress_bar
+from paw_min.base.errors import Parser, UserError
+from paw_min.base.files import reading, writing
+from paw_min.cli import INTERRUPTED
 from paw_min.config import Config, parse_args
 from paw_min.experiments.grids import GRIDS, PRINTED_SCALE
 from paw_min.experiments.table import Entry
-from paw_min.running.cli import INTERRUPTED
-from paw_min.running.console import progress_bar
-from paw_min.running.errors import Parser, UserError
 from paw_min.running.presets import ROOT, SCRIPTS, presets_of
-from paw_min.running.runs import newest_checkpoint, read_metrics, reading, updates_done, writing
+from paw_min.running.runs import newest_checkpoint, read_metrics, updates_done
 from paw_min.running.stored import differences
 
 OURS = {"--seed", "--name", "--out", "--dry-run", "--eval-only"}  # not for FLAGS

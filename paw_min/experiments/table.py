@@ -22,8 +22,9 @@ import numpy as np
 from pydantic import Field
 from typing_extensions import NotRequired, TypedDict  # pydantic needs it on Python 3.11
 
-from paw_min.running.errors import Parser, UserError, user_errors
-from paw_min.running.runs import read_metrics, reading, writing
+from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.files import reading, writing
+from paw_min.running.runs import read_metrics
 from paw_min.running.untrusted import exact, open_ended, read_json
 
 DRAWS = 2000

@@ -23,16 +23,16 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
+from paw_min.base.distributed import join
+from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.files import writing
 from paw_min.config import Config, check
 from paw_min.experiments.outcomes import Outcomes, measure
 from paw_min.experiments.table import markdown_table
 from paw_min.experiments.transitions import Arguments, arguments, collect, text_rows
 from paw_min.model.policy import load_policy
-from paw_min.rollout import Episode, Rows, flatten
-from paw_min.running.distributed import join
-from paw_min.running.errors import Parser, UserError, user_errors
+from paw_min.rows import Episode, Rows, flatten
 from paw_min.running.plot import plt
-from paw_min.running.runs import writing
 from paw_min.running.session import forward_precision, loaded, make_optimizer, start_model
 from paw_min.running.untrusted import exact
 from paw_min.update import learn

@@ -20,15 +20,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from paw_min.base.console import progress_bar
+from paw_min.base.errors import Parser, UserError
+from paw_min.base.files import writing
 from paw_min.config import Config, parse_args
-from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.model.batches import TokenRow, micro_batches
+from paw_min.envs.benchmarks import BENCHMARKS, NAMES
+from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy
-from paw_min.rollout import Episode, Rollout, Transition, rollout
-from paw_min.running.console import progress_bar
-from paw_min.running.errors import Parser, UserError
+from paw_min.rollout import Rollout, rollout
+from paw_min.rows import Episode, TokenRow, Transition
 from paw_min.running.presets import presets_of
-from paw_min.running.runs import newest_checkpoint, writing
+from paw_min.running.runs import newest_checkpoint
 from paw_min.running.session import find_tasks, loaded
 from paw_min.running.tasks import draw_groups
 from paw_min.running.untrusted import read_config
@@ -86,7 +88,7 @@ def arguments(doc: str, argv: list[str] | None = None, teacher: bool = False) ->
         text = "score the steps of the generated data's rule-based teacher instead of the model's"
         parser.add_argument("--teacher", action="store_true", help=text)
     args, flags = parser.parse_known_args(argv)
-    if args.source in BENCHMARKS:
+    if args.source in NAMES:
         env = args.source
         presets = presets_of(env)
     else:
@@ -112,7 +114,7 @@ def stored_settings(folder: Path) -> tuple[str, dict[str, dict]]:
     """Benchmark and settings of a run folder, with its newest checkpoint as the model."""
     path = folder / "config.json"
     if not path.is_file():
-        names = ", ".join(BENCHMARKS)
+        names = ", ".join(NAMES)
         raise UserError(f"{folder} is neither a run folder (no config.json) nor one of {names}.")
     stored = asdict(read_config(path))
     checkpoint = newest_checkpoint(folder) or stored["model"]

@@ -16,17 +16,18 @@ import matplotlib
 import torch
 from torch import Tensor
 
+from paw_min.base import distributed
+from paw_min.base.errors import Parser, user_errors
+from paw_min.base.files import writing
 from paw_min.config import Config, parse_args
+from paw_min.conflict import gradient_conflict
 from paw_min.experiments.transitions import observation_logps
 from paw_min.inspect.__main__ import Seen, pieces, score
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler
-from paw_min.rollout import Episode, Rows, flatten, rollout
-from paw_min.running import distributed
-from paw_min.running.conflict import gradient_conflict
-from paw_min.running.errors import Parser, user_errors
+from paw_min.rollout import rollout
+from paw_min.rows import Episode, Rows, flatten
 from paw_min.running.presets import presets_of
-from paw_min.running.runs import writing
 from paw_min.running.session import find_tasks, make_optimizer, start_model
 from paw_min.running.tasks import draw_groups
 from paw_min.update import learn, prepare

@@ -17,13 +17,14 @@ from pathlib import Path
 
 import torch
 
+from paw_min.base.console import progress_bar
+from paw_min.base.distributed import join
+from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.files import writing
 from paw_min.config import Config
 from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
-from paw_min.running.console import progress_bar
-from paw_min.running.distributed import join
-from paw_min.running.errors import Parser, UserError, user_errors
-from paw_min.running.runs import newest_checkpoint, updates_done, writing
+from paw_min.running.runs import newest_checkpoint, updates_done
 from paw_min.running.samples import Sample, StoredRow, read
 from paw_min.running.session import forward_precision, start_model
 from paw_min.running.untrusted import read_config

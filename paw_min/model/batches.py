@@ -13,25 +13,13 @@ batch.
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from paw_min.running import distributed
-
-
-@dataclass
-class TokenRow:
-    """The tokens of one transition: what a forward pass takes."""
-
-    prompt_ids: list[int]  # h_t
-    response_ids: list[int]  # a_t, exactly as sampled
-    obs_ids: list[int]  # o_{t+1}; may be empty
-    # What stands between a_t and o_{t+1}, with --wm-separator turn: context, in no loss.
-    separator_ids: list[int] = field(default_factory=list, kw_only=True)
-    # Positions in obs_ids that are context, not targets: the actions between several observations.
-    given: list[int] = field(default_factory=list, kw_only=True)
+from paw_min.base import distributed
+from paw_min.rows import TokenRow
 
 
 @dataclass

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from paw_min.base.distributed import whole
+from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.model.lora import SCALE
 from paw_min.model.policy import load_policy
-from paw_min.running.distributed import whole
-from paw_min.running.errors import Parser, UserError, user_errors
 from paw_min.running.runs import newest_checkpoint
 
 

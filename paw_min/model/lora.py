@@ -27,8 +27,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from paw_min.running.errors import UserError
-from paw_min.running.runs import reading
+from paw_min.base.errors import UserError
+from paw_min.base.files import reading
 
 SCALE = 2  # s; peft's lora_alpha is s r
 PREFIX = "base_model.model."  # of the names in peft's files

@@ -25,11 +25,11 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
+from paw_min.base.errors import UserError
+from paw_min.base.files import refuse_special
 from paw_min.model import lora
 from paw_min.model.batches import Batch
 from paw_min.model.head import is_argmax, token_scores
-from paw_min.running.errors import UserError
-from paw_min.running.files import refuse_special
 
 transformers_logging.disable_progress_bar()  # one per file would hide our own
 

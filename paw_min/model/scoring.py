@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from paw_min import losses, select
+from paw_min.base import distributed
+from paw_min.base.errors import UserError
 from paw_min.config import Config
-from paw_min.model.batches import TokenRow, micro_batches
+from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy
-from paw_min.rollout import Rows
-from paw_min.running import distributed
-from paw_min.running.errors import UserError
+from paw_min.rows import Rows, TokenRow
 
 
 @dataclass

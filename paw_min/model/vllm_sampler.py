@@ -16,11 +16,11 @@ from itertools import count
 
 import torch
 
+from paw_min.base import distributed
+from paw_min.base.errors import UserError
 from paw_min.model.export import full_weights
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import Request, Response
-from paw_min.running import distributed
-from paw_min.running.errors import UserError
 
 
 class VLLMSampler:

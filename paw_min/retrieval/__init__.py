@@ -13,6 +13,8 @@ passages in the same order on every machine.
 from pathlib import Path
 from typing import Protocol, TypedDict
 
+from paw_min.base.files import is_url
+
 MAX_HITS = 20_000  # queries x topk of one request to a server: an answer of about 12 MB for wiki-18
 
 
@@ -53,7 +55,3 @@ def open_retriever(source: str | Path, encoder: str = "", **dense_settings) -> R
     from paw_min.retrieval.bm25 import LexicalRetriever
 
     return LexicalRetriever(corpus)
-
-
-def is_url(source: str | Path) -> bool:
-    return "://" in str(source)  # any scheme: the client names the one that it does not support

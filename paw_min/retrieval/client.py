@@ -31,8 +31,8 @@ from urllib3 import HTTPHeaderDict
 from urllib3.exceptions import HTTPError, NewConnectionError, ProtocolError
 from urllib3.exceptions import TimeoutError as NoAnswer
 
+from paw_min.base.errors import UserError, masked
 from paw_min.retrieval import MAX_HITS, Hit
-from paw_min.running.errors import UserError, masked
 
 THREADS = 32  # concurrent requests, for servers that take one query each
 FIRST_WAIT = 1.0  # seconds between two attempts, doubled each time ..

@@ -5,13 +5,14 @@ from collections import defaultdict
 from dataclasses import asdict
 from statistics import stdev
 
+from paw_min.base import distributed
+from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.envs.interface import Pool
-from paw_min.rollout import Episode, Rollout, rollout
-from paw_min.running import distributed
-from paw_min.running.errors import UserError
+from paw_min.metrics import describe_episodes, mean
+from paw_min.rollout import Rollout, rollout
+from paw_min.rows import Episode
 from paw_min.running.lookahead import LookaheadSampler, costs
-from paw_min.running.metrics import describe_episodes, mean
 
 
 def evaluate(

@@ -28,13 +28,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from paw_min.base.seeds import request_seed
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.model.batches import TokenRow, collate, split
+from paw_min.model.batches import collate, split
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import HFSampler, Request, Response
 from paw_min.model.vllm_sampler import VLLMSampler
-from paw_min.running.seeds import request_seed
+from paw_min.rows import TokenRow
 
 CANDIDATE = -3  # first part of the key of a candidate's seed
 

@@ -29,11 +29,11 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
+from paw_min.base import console, distributed
+from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.model.head import TILE
 from paw_min.model.policy import load_errors
-from paw_min.running import console, distributed
-from paw_min.running.errors import UserError
 
 MARGIN = 1.1  # error of the estimate: a run is stopped above the free memory times this
 

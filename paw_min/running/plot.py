@@ -13,8 +13,9 @@ import matplotlib
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from paw_min.running.errors import UserError, user_errors
-from paw_min.running.runs import read_metrics, writing
+from paw_min.base.errors import UserError, user_errors
+from paw_min.base.files import writing
+from paw_min.running.runs import read_metrics
 
 matplotlib.use("Agg")  # no display needed
 import matplotlib.pyplot as plt

@@ -19,19 +19,18 @@ then. Resuming drops later metrics, so a run that dies at any moment resumes con
 
 import json
 import os
-import pickle
 import shutil
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from filelock import FileLock, Timeout
 from torch.distributed.checkpoint import state_dict
 
+from paw_min.base import distributed
+from paw_min.base.errors import UserError
+from paw_min.base.files import flush, reading, refuse_link, remove, replace_text, writing
 from paw_min.config import Config
-from paw_min.running import distributed, track
-from paw_min.running.errors import UserError
-from paw_min.running.files import refuse_special
+from paw_min.running import track
 from paw_min.running.stored import differences, moved, public
 
 MAX_UPDATES = 999_999  # the names of checkpoints have six digits
@@ -190,11 +189,6 @@ def hold(folder: Path, flag: str) -> FileLock:
     return lock
 
 
-def refuse_link(path: Path, flag: str) -> None:
-    """UserError if what is written there would land outside of its folder."""
-    if path.is_symlink():
-        raise UserError(f"{path} is a link, and a run writes in its own folder only: delete the "
-                        f"link, or choose another {flag}.")  # fmt: skip
 
 
 def newest_checkpoint(folder: str | Path) -> Path | None:
@@ -230,60 +224,11 @@ def read_metrics(folder: str | Path) -> list[dict]:
     return metrics
 
 
-def remove(path: Path) -> None:
-    """Delete a folder, a file or a link; what a link points to stays."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write a text file whole, or not at all. A link of that name is replaced, not followed."""
-    partial = path.with_name(f"{path.name}.partial")
-    with writing(str(path)):
-        partial.unlink(missing_ok=True)  # it may be a link, too
-        partial.write_text(text)
-        flush(partial)
-        os.replace(partial, path)
-        flush(path.parent)
 
 
-def flush(path: Path) -> None:  # through to the disk: a file, or the names in a folder
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
 
 
-@contextmanager
-def writing(what: str):
-    """Report a full disk, or a path that cannot be written, as a UserError."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # OSError, or the errors that torch and safetensors make of one
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"{what} cannot be written ({reason}): free space or fix the path, and rerun the same "
-            "command; it resumes from the last checkpoint, if there is one."
-        ) from error
 
 
-@contextmanager
-def reading(path: Path):
-    """Report a damaged file as a UserError, and a pipe before it is opened."""
-    try:
-        refuse_special(path)
-        yield path
-    except UserError:
-        raise
-    except Exception as error:  # each library has errors of its own
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        if isinstance(error, pickle.UnpicklingError):  # torch's text proposes to run such code
-            reason = "it is damaged, or has code in it, which is not run"
-        if isinstance(error, FileNotFoundError):
-            reason = "it is missing"
-        raise UserError(
-            f"{path} cannot be read ({reason}): restore it, or start again in another folder."
-        ) from error

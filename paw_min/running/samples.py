@@ -12,10 +12,9 @@ from pathlib import Path
 
 import torch
 
-from paw_min.model.batches import TokenRow
-from paw_min.rollout import Episode, Rows
+from paw_min.base.files import reading
+from paw_min.rows import Episode, Rows, TokenRow
 from paw_min.running.evaluate import short
-from paw_min.running.runs import reading
 from paw_min.running.untrusted import exact, read_json
 
 # Tokens of a step that are read: a pass over more takes minutes. The paper's have at most 6,656.

@@ -13,16 +13,17 @@ from typing import NamedTuple
 import torch
 
 from paw_min import toy
+from paw_min.base import distributed
+from paw_min.base.errors import UserError
 from paw_min.config import Config
-from paw_min.critic import LR_FACTOR, load_critic
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Pool, Tasks
 from paw_min.model import lora
+from paw_min.model.critic import LR_FACTOR, load_critic
 from paw_min.model.policy import Policy, load_policy, load_tokenizer, turn_text
 from paw_min.model.sampler import HFSampler
 from paw_min.model.vllm_sampler import VLLMSampler, check_installed
-from paw_min.running import distributed, memory, track
-from paw_min.running.errors import UserError
+from paw_min.running import memory, track
 from paw_min.running.runs import Run
 from paw_min.running.tasks import draw_groups, panel
 

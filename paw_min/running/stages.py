@@ -30,9 +30,9 @@ import torch
 from pydantic import TypeAdapter
 from torch.utils._pytree import tree_map_only
 
+from paw_min.base.errors import UserError
+from paw_min.base.files import flush, reading, refuse_link, replace_text, writing
 from paw_min.model.sampler import Request, Response
-from paw_min.running.errors import UserError
-from paw_min.running.runs import flush, reading, refuse_link, replace_text, writing
 from paw_min.running.stored import is_same
 from paw_min.running.untrusted import parse_as, read_json
 

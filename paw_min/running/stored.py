@@ -3,9 +3,9 @@
 import reprlib
 from dataclasses import Field, asdict, fields
 
+from paw_min.base.errors import UserError, masked
+from paw_min.base.files import is_url
 from paw_min.config import FREE_TO_CHANGE, Config, flag, settings
-from paw_min.retrieval import is_url
-from paw_min.running.errors import UserError, masked
 from paw_min.toy import WORLDS
 
 # Settings of earlier versions that are constants now, with the constant. A run folder that has

@@ -6,7 +6,7 @@ evaluation plays the same panel; verl-agent draws a new one, with repeats.
 
 from itertools import pairwise
 
-from paw_min.running.seeds import generator
+from paw_min.base.seeds import generator
 
 
 def draw_groups(tasks: list[str], n_groups: int, seed: int, update: int) -> list[str]:

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from uuid import uuid4
 
+from paw_min.base.errors import UserError
 from paw_min.config import Config
-from paw_min.running.errors import UserError
 from paw_min.running.stored import public
 
 

@@ -7,14 +7,19 @@ import json
 import os
 import shutil
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from paw_min.running.errors import UserError
+from paw_min.base.errors import UserError
 
 DATA = Path("data")  # below the current folder
 STANDINS = ("sparse", "smollm2")  # models by name, besides one per benchmark
 WORLDS = ("changed", "rules")  # generated data by name, besides one per benchmark
+GENERATORS = {  # the module of each, with a function `default`
+    "alfworld": "alfworld_games", "webshop": "webshop_shops", "search": "search_world",
+    "textworld": "textworld_games",
+}  # fmt: skip
 
 
 class Demonstration(NamedTuple):
@@ -40,27 +45,15 @@ def default_data(env: str, world: str = "") -> str:
 
     world: one of WORLDS (alfworld_games.py).
     """
+    if env == "alfworld" and not is_generated(env, world):
+        return os.environ["ALFWORLD_DATA"]
+    if env not in GENERATORS:
+        raise ValueError(f"there are no generated data for {env}: pass --data")
     # Imported here: each generator needs its benchmark's packages, a run only those of its own.
-    if env == "alfworld":
-        if not is_generated(env, world):
-            return os.environ["ALFWORLD_DATA"]
-        from paw_min.toy import alfworld_games
-
-        name = f"alfworld-{world}" if world else "alfworld"
-        return str(alfworld_games.default(DATA / name, world or "home"))
-    if env == "webshop":
-        from paw_min.toy import webshop_shops
-
-        return str(webshop_shops.generate(DATA / "webshop"))
-    if env == "search":
-        from paw_min.toy import search_world
-
-        return str(search_world.generate(DATA / "search"))
-    if env == "textworld":
-        from paw_min.toy import textworld_games
-
-        return str(textworld_games.default(DATA / "textworld"))
-    raise ValueError(f"there are no generated data for {env}: pass --data")
+    generator = import_module(f"paw_min.toy.{GENERATORS[env]}")
+    if world:
+        return str(generator.default(DATA / f"{env}-{world}", world))
+    return str(generator.default(DATA / env))
 
 
 def default_model(name: str) -> str:

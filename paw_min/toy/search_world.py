@@ -168,6 +168,11 @@ def draw(lists: Iterable[list], n: int, rng: random.Random) -> list:
     return entries[:n]
 
 
+def default(root: Path) -> Path:
+    """Generate the default corpus and its questions, unless they exist; returns `root`."""
+    return generate(root)
+
+
 def generate(folder: str | Path, n_entities: int = 3000, n_train: int = N_TRAIN,
              n_test: int = 300, seed: int = 0, progress: bool = False) -> Path:
     """Generate the corpus and its questions, unless they exist already; returns the folder.

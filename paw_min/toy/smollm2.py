@@ -21,8 +21,8 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from paw_min.running.errors import UserError, user_errors
-from paw_min.running.runs import writing
+from paw_min.base.errors import UserError, user_errors
+from paw_min.base.files import writing
 from paw_min.toy import DATA
 
 NAME = "SmolLM2-135M-Instruct"

@@ -7,12 +7,12 @@ encoder E compares: d = 1 - cos(E(prediction), E(truth)), reward 1 if d < tau_d,
 import math
 from collections import deque
 
+from paw_min.base.console import progress_bar
+from paw_min.base.seeds import request_seed
+from paw_min.metrics import mean
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import Request, Response
 from paw_min.retrieval.dense import Encoder
-from paw_min.running.console import progress_bar
-from paw_min.running.metrics import mean
-from paw_min.running.seeds import request_seed
 
 
 def predicted_state(response: str) -> str | None:

@@ -15,12 +15,12 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from paw_min.base.errors import UserError
 from paw_min.envs.interface import Answer, Pool, Step
 from paw_min.envs.webshop.pages import clicked, read_action
-from paw_min.model.batches import TokenRow
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import HFSampler, Request
-from paw_min.running.errors import UserError
+from paw_min.rows import TokenRow
 from paw_min.toy.standins import SPECIAL, chat_tokenizer
 from paw_min.world_models.trajectories import (
     MARKER,

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from paw_min.base.console import progress_bar
+from paw_min.base.errors import UserError
+from paw_min.base.seeds import generator
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Pool, Step
-from paw_min.model.batches import TokenRow
 from paw_min.model.policy import Policy
-from paw_min.running.console import progress_bar
-from paw_min.running.errors import UserError
-from paw_min.running.seeds import generator
+from paw_min.rows import TokenRow
 from paw_min.running.stages import Pieces, digest
 from paw_min.toy.standins import TEACHERS
 from paw_min.world_models.triplets import Triplet, recent

@@ -10,11 +10,11 @@ import math
 import random
 from dataclasses import asdict, dataclass
 
+from paw_min.base.errors import UserError
+from paw_min.base.files import replace_text
+from paw_min.base.seeds import generator
+from paw_min.metrics import mean
 from paw_min.model import lora
-from paw_min.running.errors import UserError
-from paw_min.running.metrics import mean
-from paw_min.running.runs import replace_text
-from paw_min.running.seeds import generator
 from paw_min.running.untrusted import exact
 from paw_min.world_models.answers import as_written, distances, predict, predictions, reward
 from paw_min.world_models.job import Job

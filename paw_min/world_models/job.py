@@ -6,13 +6,12 @@ from pathlib import Path
 
 import torch
 
+from paw_min.base.distributed import refuse_ranks
+from paw_min.base.errors import Parser, UserError
+from paw_min.base.files import expanded, writing
 from paw_min.config import FREE_IN_STAGES, PAW, PUBLISHED, RL, Config, check, flag, parse_args
 from paw_min.retrieval.dense import Encoder
-from paw_min.running.distributed import refuse_ranks
-from paw_min.running.errors import Parser, UserError
-from paw_min.running.files import expanded
 from paw_min.running.presets import SCRIPTS, presets_of
-from paw_min.running.runs import writing
 from paw_min.running.session import check_machine
 from paw_min.running.stages import Pieces
 from paw_min.running.stored import public

@@ -4,10 +4,10 @@ import shlex
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from paw_min.base.distributed import refuse_ranks
+from paw_min.base.errors import Parser, UserError
+from paw_min.base.files import expanded
 from paw_min.config import FREE_IN_STAGES, Config, flag, parse_args
-from paw_min.running.distributed import refuse_ranks
-from paw_min.running.errors import Parser, UserError
-from paw_min.running.files import expanded
 from paw_min.running.presets import presets_of
 from paw_min.running.stages import Pieces
 from paw_min.running.stored import public

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from paw_min.base.console import progress_bar
+from paw_min.base.errors import UserError
+from paw_min.base.seeds import generator
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Turn
 from paw_min.model.policy import load_tokenizer
 from paw_min.rollout import rollout
-from paw_min.running.console import progress_bar
-from paw_min.running.errors import UserError
-from paw_min.running.seeds import generator
 from paw_min.running.session import loaded, start_model
 from paw_min.running.stages import Pieces
 from paw_min.world_models.trajectories import Recorder, Trajectory

@@ -14,11 +14,11 @@ three are steps drawn at random from three training trajectories, the same ones 
 from dataclasses import replace
 from pathlib import Path
 
+from paw_min.base.distributed import join
+from paw_min.base.errors import UserError
+from paw_min.base.seeds import generator
 from paw_min.config import Config
 from paw_min.model.policy import Policy, load_policy
-from paw_min.running.distributed import join
-from paw_min.running.errors import UserError
-from paw_min.running.seeds import generator
 from paw_min.running.session import forward_precision, start_model
 from paw_min.world_models.dream import WorldModel
 from paw_min.world_models.trajectories import (

@@ -36,18 +36,18 @@ from pathlib import Path
 
 import torch
 
+from paw_min.base.console import say
+from paw_min.base.errors import UserError, user_errors
+from paw_min.base.files import reading
+from paw_min.base.seeds import generator
 from paw_min.config import parse_args
-from paw_min.model.batches import TokenRow
+from paw_min.metrics import mean
 from paw_min.model.sampler import Response
 from paw_min.model.scoring import check_sync
-from paw_min.rollout import Rows
-from paw_min.running.console import say
-from paw_min.running.errors import UserError, user_errors
+from paw_min.rows import Rows, TokenRow
 from paw_min.running.evaluate import evaluate
-from paw_min.running.metrics import mean
 from paw_min.running.presets import presets_of
-from paw_min.running.runs import hold, reading
-from paw_min.running.seeds import generator
+from paw_min.running.runs import hold
 from paw_min.running.session import Session, open_session
 from paw_min.running.stages import Pieces
 from paw_min.running.tasks import draw_groups

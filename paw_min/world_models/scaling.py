@@ -24,11 +24,11 @@ from typing import NamedTuple
 import matplotlib
 from typing_extensions import TypedDict  # pydantic needs it on Python 3.11
 
-from paw_min.running.console import say
-from paw_min.running.errors import Parser, UserError, user_errors
-from paw_min.running.files import expanded
-from paw_min.running.metrics import mean
-from paw_min.running.runs import hold, writing
+from paw_min.base.console import say
+from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.files import expanded, writing
+from paw_min.metrics import mean
+from paw_min.running.runs import hold
 from paw_min.running.stages import stage
 from paw_min.running.untrusted import exact, read_json
 from paw_min.world_models import word2world

@@ -15,13 +15,13 @@ from typing import NamedTuple
 import torch
 from tokenizers import AddedToken
 
-from paw_min.model.batches import TokenRow
+from paw_min.base import distributed
+from paw_min.base.console import say
+from paw_min.base.errors import UserError
+from paw_min.base.files import remove, replace_text, writing
+from paw_min.base.seeds import generator
 from paw_min.model.policy import Policy, load_policy
-from paw_min.running import distributed
-from paw_min.running.console import say
-from paw_min.running.errors import UserError
-from paw_min.running.runs import remove, replace_text, writing
-from paw_min.running.seeds import generator
+from paw_min.rows import TokenRow
 from paw_min.running.session import forward_precision, make_optimizer, start_model
 from paw_min.running.stages import Pieces, changed
 from paw_min.running.untrusted import exact, read_json

@@ -10,12 +10,13 @@ Legend: N rows, B rows of a micro-batch, S columns (model/batches.py).
 
 import torch
 
-from paw_min.model.batches import TokenRow, micro_batches
+from paw_min.base.console import progress_bar, say
+from paw_min.base.errors import UserError
+from paw_min.base.seeds import generator
+from paw_min.metrics import mean
+from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy
-from paw_min.running.console import progress_bar, say
-from paw_min.running.errors import UserError
-from paw_min.running.metrics import mean
-from paw_min.running.seeds import generator
+from paw_min.rows import TokenRow
 from paw_min.running.stages import Pieces, digest
 from paw_min.update import GRAD_CLIP
 

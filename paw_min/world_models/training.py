@@ -9,14 +9,14 @@ from pathlib import Path
 
 import torch
 
+from paw_min.base.distributed import join
+from paw_min.base.errors import UserError
+from paw_min.base.files import writing
+from paw_min.base.seeds import generator
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.model.batches import TokenRow
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
-from paw_min.running.distributed import join
-from paw_min.running.errors import UserError
-from paw_min.running.runs import writing
-from paw_min.running.seeds import generator
+from paw_min.rows import TokenRow
 from paw_min.running.session import forward_precision, start_model
 from paw_min.running.untrusted import read_json
 from paw_min.toy.standins import make_model, make_optimizers

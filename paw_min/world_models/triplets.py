@@ -12,17 +12,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from paw_min.base.errors import UserError
+from paw_min.base.files import replace_text
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Turn
-from paw_min.model.batches import TokenRow
+from paw_min.metrics import mean
 from paw_min.model.policy import Policy, load_tokenizer
-from paw_min.rollout import Episode, rollout
+from paw_min.rollout import rollout
+from paw_min.rows import Episode, TokenRow
 from paw_min.running import session
-from paw_min.running.errors import UserError
 from paw_min.running.evaluate import evaluate
-from paw_min.running.metrics import mean
-from paw_min.running.runs import replace_text
 from paw_min.running.session import PANEL_SLOTS, find_tasks, start_model
 from paw_min.running.stages import Pieces
 from paw_min.running.tasks import draw_groups

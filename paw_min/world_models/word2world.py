@@ -38,13 +38,14 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+from paw_min.base.console import progress_bar, say
+from paw_min.base.errors import UserError, user_errors
+from paw_min.base.files import writing
 from paw_min.config import Config
 from paw_min.envs.interface import Pool, Tasks
-from paw_min.running.console import progress_bar, say
-from paw_min.running.errors import UserError, user_errors
+from paw_min.metrics import mean
 from paw_min.running.evaluate import short
-from paw_min.running.metrics import mean
-from paw_min.running.runs import hold, writing
+from paw_min.running.runs import hold
 from paw_min.running.session import find_tasks
 from paw_min.running.stages import Pieces, digest, stage
 from paw_min.world_models.dream import DreamPool, Predict, VerifiedPool, WorldModel

@@ -16,11 +16,11 @@ from pathlib import Path
 import textworld
 from tqdm import tqdm
 
+from paw_min.base.files import expanded, parse_json
 from paw_min.config import Config
 from paw_min.envs.alfworld import engine
 from paw_min.envs.interface import Step, Tasks
 from paw_min.envs.pool import EnvPool
-from paw_min.running.files import expanded, parse_json
 
 SPLITS = ("train", "valid_seen", "valid_unseen")  # names of the folders
 TASK_TYPES = (

@@ -29,11 +29,11 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import NamedTuple
 
+from paw_min.base.files import expanded, is_url
 from paw_min.config import Config
 from paw_min.envs.interface import Answer, Step, Tasks
 from paw_min.envs.search.questions import Question, exact_match, load_questions
-from paw_min.retrieval import Hit, Retriever, is_url, open_retriever
-from paw_min.running.files import expanded
+from paw_min.retrieval import Hit, Retriever, open_retriever
 
 
 def load(cfg: Config, data: str) -> Tasks:

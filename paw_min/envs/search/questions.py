@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from paw_min.running.files import expanded, parse_json
+from paw_min.base.files import expanded, parse_json
 
 # Columns read from parquet files. `prompt`, the largest, is not needed: prompts.py makes prompts.
 COLUMNS = ("question", "golden_answers", "data_source", "env_kwargs", "reward_model")

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import textworld
 
+from paw_min.base.files import expanded
 from paw_min.config import Config
 from paw_min.envs.interface import Step, Tasks
 from paw_min.envs.pool import EnvPool
-from paw_min.running.files import expanded
 
 SPLITS = ("train", "valid_seen", "valid_unseen")
 WIN_REWARD = 10.0

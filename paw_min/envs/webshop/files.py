@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from sys import intern
 
-from paw_min.running.files import expanded, parse_json
+from paw_min.base.files import expanded, parse_json
 
 SMALL = 1000  # products in the official small files
 CHUNK = 1 << 20  # characters per read

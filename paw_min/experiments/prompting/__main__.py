@@ -20,16 +20,16 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
+from paw_min.base.console import say
+from paw_min.base.distributed import refuse_ranks
+from paw_min.base.errors import Parser, UserError
+from paw_min.cli import INTERRUPTED
 from paw_min.config import Config, parse_args
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.experiments.prompting.agents import React, count, reflexion
 from paw_min.experiments.prompting.demonstrations import EXAMPLES
 from paw_min.experiments.prompting.endpoint import Endpoint
-from paw_min.rollout import Episode
-from paw_min.running.cli import INTERRUPTED
-from paw_min.running.console import say
-from paw_min.running.distributed import refuse_ranks
-from paw_min.running.errors import Parser, UserError
+from paw_min.rows import Episode
 from paw_min.running.evaluate import evaluate, outcomes, panel_metrics, transcript
 from paw_min.running.presets import SCRIPTS, presets_of
 from paw_min.running.runs import Run

@@ -22,14 +22,14 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from paw_min.base.console import say
+from paw_min.base.seeds import request_seed
 from paw_min.config import Config
 from paw_min.envs.interface import Answer, Context, Pool
+from paw_min.metrics import mean
 from paw_min.model.sampler import Request
-from paw_min.rollout import Episode
-from paw_min.running.console import say
+from paw_min.rows import Episode
 from paw_min.running.evaluate import evaluate
-from paw_min.running.metrics import mean
-from paw_min.running.seeds import request_seed
 from paw_min.running.session import Session
 
 TRIAL_SEEDS = 1000  # between the seeds of two trials

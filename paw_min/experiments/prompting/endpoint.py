@@ -31,9 +31,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from paw_min.base.errors import UserError
+from paw_min.base.files import reading, writing
 from paw_min.model.sampler import Request, Response
-from paw_min.running.errors import UserError
-from paw_min.running.runs import reading, writing
 
 LONGEST_WAIT = 8  # seconds between two attempts of the openai package
 AGAIN = "rerun the same command to resume, its answers so far are kept"

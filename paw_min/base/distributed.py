@@ -29,7 +29,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from paw_min.running.errors import UserError
+from paw_min.base.errors import UserError
 
 TIMEOUT = timedelta(hours=2)  # of a collective call; longer than the slowest rollout
 BUCKET = 2**23  # numbers: gradients are summed in parts of this size or more

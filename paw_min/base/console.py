@@ -2,7 +2,7 @@
 
 from tqdm import tqdm
 
-from paw_min.running import distributed
+from paw_min.base import distributed
 
 
 def say(text: str) -> None:

@@ -8,11 +8,11 @@ passes over one mini-batch and a copy of the gradient, every --conflict-every up
 
 from torch import Tensor
 
+from paw_min.base import distributed
 from paw_min.config import Config
 from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy
-from paw_min.rollout import Rows
-from paw_min.running import distributed
+from paw_min.rows import Rows
 from paw_min.update import loss_parts, mini_batches
 
 

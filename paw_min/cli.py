@@ -11,9 +11,9 @@ def main(env: str, presets: dict[str, dict], doc: str) -> None:
     """Parse the command line and train, evaluate or show the plan."""
     # The imports below take seconds, and libraries turn some KeyboardInterrupts into other errors.
     usual = signal.signal(signal.SIGINT, _interrupted)
+    from paw_min.base import distributed
+    from paw_min.base.errors import UserError
     from paw_min.config import parse_args
-    from paw_min.running import distributed
-    from paw_min.running.errors import UserError
     from paw_min.running.session import dry_run
     from paw_min.train import train
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from paw_min import losses, targets
-from paw_min.rollout import Episode, Rows, flatten
-from paw_min.running import distributed
+from paw_min.base import distributed
+from paw_min.rows import Episode, Rows, flatten
 
 
 def mean(values: list) -> float:

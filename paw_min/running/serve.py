@@ -1,6 +1,6 @@
 """A benchmark as an OpenEnv server (HTTP and WebSocket), for other trainers.
 
-    python -m paw_min.envs.serve alfworld|webshop|search [--data DIR] [--host H] [--port N]
+    python -m paw_min.running.serve alfworld|webshop|search [--data DIR] [--host H] [--port N]
 
 Needs `pip install openenv`. A connection to /ws is a session with an environment of its own,
 until it closes. OpenEnv's POST /reset and POST /step begin a new session each, so a whole episode
@@ -28,11 +28,11 @@ from pydantic import Field
 from starlette import websockets
 
 from paw_min import toy
+from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Step, Tasks
 from paw_min.retrieval.server import BodyLimit, listen, refuse
-from paw_min.running.errors import Parser, UserError, user_errors
 
 try:
     from openenv.core.env_server.http_server import create_app

@@ -1,0 +1,107 @@
+"""Files: what somebody else wrote, and what a run writes, whole or not at all. No torch."""
+
+import json
+import os
+import pickle
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+
+from paw_min.base.errors import UserError
+
+
+def parse_json(content: bytes):
+    """The value in a JSON file; ValueError also for a text that is not Unicode.
+
+    json accepts one half of a surrogate pair, "\\ud800", which no tokenizer and no file takes.
+    """
+    value = json.loads(content)
+    # Most files are ASCII without such an escape, and are not encoded again.
+    if not content.isascii() or b"\\ud" in content.lower():
+        json.dumps(value, ensure_ascii=False).encode()  # UnicodeEncodeError is a ValueError
+    return value
+
+
+def refuse_special(path: Path) -> None:
+    """ValueError for a pipe or a device, from which a program could read without an end."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ValueError(f"{path} is a pipe or a device, not a file")
+
+
+def is_url(source: str | Path) -> bool:
+    return "://" in str(source)  # any scheme: the client names the one that it does not support
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with its ~ replaced; UserError if it names a user who does not exist."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UserError(f"{path} begins with a home folder that does not exist: write the whole "
+                        "path.") from error  # fmt: skip
+
+
+def refuse_link(path: Path, flag: str) -> None:
+    """UserError if what is written there would land outside of its folder."""
+    if path.is_symlink():
+        raise UserError(f"{path} is a link, and a run writes in its own folder only: delete the "
+                        f"link, or choose another {flag}.")  # fmt: skip
+
+
+def remove(path: Path) -> None:
+    """Delete a folder, a file or a link; what a link points to stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text file whole, or not at all. A link of that name is replaced, not followed."""
+    partial = path.with_name(f"{path.name}.partial")
+    with writing(str(path)):
+        partial.unlink(missing_ok=True)  # it may be a link, too
+        partial.write_text(text)
+        flush(partial)
+        os.replace(partial, path)
+        flush(path.parent)
+
+
+def flush(path: Path) -> None:  # through to the disk: a file, or the names in a folder
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+@contextmanager
+def writing(what: str):
+    """Report a full disk, or a path that cannot be written, as a UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # OSError, or the errors that torch and safetensors make of one
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{what} cannot be written ({reason}): free space or fix the path, and rerun the same "
+            "command; it resumes from the last checkpoint, if there is one."
+        ) from error
+
+
+@contextmanager
+def reading(path: Path):
+    """Report a damaged file as a UserError, and a pipe before it is opened."""
+    try:
+        refuse_special(path)
+        yield path
+    except UserError:
+        raise
+    except Exception as error:  # each library has errors of its own
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        if isinstance(error, pickle.UnpicklingError):  # torch's text proposes to run such code
+            reason = "it is damaged, or has code in it, which is not run"
+        if isinstance(error, FileNotFoundError):
+            reason = "it is missing"
+        raise UserError(
+            f"{path} cannot be read ({reason}): restore it, or start again in another folder."
+        ) from error

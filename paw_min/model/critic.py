@@ -1,0 +1,45 @@
+"""PPO's critic: a second copy of the start model with a linear head of one output.
+
+It is `policy.critic`, so checkpoints, resuming and FSDP hold it. paw_min/critic.py trains it.
+
+Legend: B rows, S columns (batches.py), D hidden size, M response tokens.
+"""
+
+import torch
+from torch import Tensor
+
+from paw_min.model.batches import Batch
+from paw_min.model.policy import Policy, load_policy
+
+LR_FACTOR = 10  # of the policy's learning rate; A.1: critic 1e-5, policy 1e-6
+
+
+class Critic(torch.nn.Module):
+    """Values of response tokens: a decoder and a linear head."""
+
+    def __init__(self, decoder: torch.nn.Module, precision: str = "fp32"):
+        super().__init__()
+        self.decoder = decoder
+        self.precision = precision
+        width = decoder.config.get_text_config().hidden_size
+        self.head = torch.nn.Linear(width, 1, device=decoder.device)
+        torch.nn.init.zeros_(self.head.weight)
+        torch.nn.init.zeros_(self.head.bias)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """V of the state before each response token -> (B, S) fp32, 0 elsewhere."""
+        bf16 = self.precision == "bf16"
+        with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=bf16):
+            out = self.decoder(input_ids=batch.ids, use_cache=False)
+        # The state before a token is at the token that precedes it.
+        n = batch.n_response
+        hidden = out.last_hidden_state.flatten(0, 1)[batch.before[:n]]  # (M, D)
+        value = self.head(hidden.to(self.head.weight.dtype))[:, 0].float()  # (M,)
+        empty = torch.zeros(batch.response_mask.shape, device=value.device)  # (B, S)
+        return empty.index_put((batch.row[:n], batch.column[:n]), value)
+
+
+def load_critic(folder: str, policy: Policy) -> Critic:
+    """A critic that starts from the language model in `folder`."""
+    model = load_policy(folder, device=str(policy.device)).model
+    return Critic(model.get_decoder(), policy.precision)
