@@ -9,9 +9,9 @@ rewarded with the row's score s_i (return of the whole episode, minus the row's 
 nothing is bootstrapped from the next step of the environment. With gamma = lambda = 1,
 A_k = s_i - V_k.
 
-The critic (model/critic.py) shares the policy's AdamW, with a learning rate of its own. Its optimizer
-steps are separate from the policy's: AdamW skips parameters without a gradient, so a step of one
-leaves the other alone. Its head starts at zero, verl-agent's at random.
+The critic (model/critic.py) shares the policy's AdamW, with a learning rate of its own. Its
+optimizer steps are separate from the policy's: AdamW skips parameters without a gradient, so a step
+of one leaves the other alone. Its head starts at zero, verl-agent's at random.
 
 Legend: N rows, T tokens of the longest response, B rows of a micro-batch, S columns (see
 model/batches.py), D hidden size, M response tokens.

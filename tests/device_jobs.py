@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import run_search
-from paw_min import critic, train, update
+from paw_min import train, update
 from paw_min.config import parse_args
 from paw_min.model import batches
+from paw_min.model.critic import Critic
 from paw_min.world_models import job, rwml
 
 
@@ -66,13 +67,13 @@ def rules() -> None:
 
 def head_on_the_cpu(patch) -> None:
     """The error of the first PPO: load_critic moved the decoder only."""
-    start = critic.Critic.__init__
+    start = Critic.__init__
 
     def create(self, *args):
         start(self, *args)
         self.head.cpu()
 
-    patch.setattr(critic.Critic, "__init__", create)
+    patch.setattr(Critic, "__init__", create)
 
 
 def batch_on_the_cpu(patch) -> None:

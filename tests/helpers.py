@@ -24,10 +24,10 @@ from transformers import (
 import run_alfworld
 import run_search
 import run_webshop
-from paw_min import critic
 from paw_min.config import Config, flag, parse_args
 from paw_min.metrics import describe_selection
 from paw_min.model import lora
+from paw_min.model.critic import LR_FACTOR, Critic
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import Response
 from paw_min.rows import Episode, Rows, TokenRow, Transition, flatten
@@ -135,13 +135,13 @@ def with_adapters(policy, precision="fp32"):
 
 def make_critic(policy, scale=0.3):
     """A critic whose head is not zero, so that values differ from the start."""
-    own = critic.Critic(make_policy().model.get_decoder())
+    own = Critic(make_policy().model.get_decoder())
     torch.nn.init.normal_(own.head.weight, std=scale, generator=torch.Generator().manual_seed(0))
     policy.critic = own
     return policy
 
 
-def optimizer_of(policy, cfg, lr_factor=critic.LR_FACTOR):
+def optimizer_of(policy, cfg, lr_factor=LR_FACTOR):
     groups = [{"params": policy.model.parameters()}]
     groups.append({"params": policy.critic.parameters(), "lr": lr_factor * cfg.lr})
     return torch.optim.AdamW(groups, lr=cfg.lr, weight_decay=0.0)

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from paw_min import critic, train
 from paw_min.config import Config
 from paw_min.model.batches import collate
+from paw_min.model.critic import LR_FACTOR
 from paw_min.rows import flatten
 from paw_min.running import runs
 from paw_min.running.session import open_session
@@ -118,7 +119,7 @@ def test_one_step_of_the_critic_is_adamw_on_the_value_loss():
     twin = copy.deepcopy(policy.critic)
     before = copy.deepcopy(policy.model.state_dict())
     learned(cfg, policy)
-    optimizer = torch.optim.AdamW(twin.parameters(), lr=critic.LR_FACTOR * cfg.lr, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(twin.parameters(), lr=LR_FACTOR * cfg.lr, weight_decay=0.0)
     scores = [e.episode_return for e in EPISODES for _ in e.transitions]
     errors = []
     for row, score in zip(ROWS, scores):

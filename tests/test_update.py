@@ -15,6 +15,7 @@ from paw_min import advantages, balance, critic, losses, select
 from paw_min import update as update_module
 from paw_min.config import Config
 from paw_min.model import scoring
+from paw_min.model.critic import Critic
 from paw_min.model.scoring import check_sync, score_responses
 from paw_min.rows import Episode, Transition, flatten
 from paw_min.targets import transition_rows
@@ -616,7 +617,7 @@ def test_gae_lambda_reaches_the_advantages_of_ppo(monkeypatch):
     """At values of 0 they are lambda^(tokens to the end) * score, whitened."""
     monkeypatch.setattr(critic, "GAE_LAMBDA", 0.5)
     cfg, policy = Config(**BASE | dict(algo="ppo")), make_policy()
-    policy.critic = critic.Critic(make_policy().model.get_decoder())  # its head starts at 0
+    policy.critic = Critic(make_policy().model.get_decoder())  # its head starts at 0
     rows = prepare(cfg, policy, None, flatten(EPISODES))
     n_tokens = [len(t.response_ids) for t in ROWS]
     expected = [a * 0.5 ** torch.arange(n).flip(0) for a, n in zip(rows.score, n_tokens)]
