@@ -204,7 +204,7 @@ def test_what_early_experience_gains(archive):
     ]
     page = " ".join((RESULTS / "README.md").read_text().split())
     area, plateau = arm.area.changes()[1], arm.plateau.changes()[1]
-    assert f"if only just: {area} in area, {plateau} in the plateau." in page
+    assert f"{area} in area at 16 reading points, {plateau} in the plateau." in page
     assert 0 < arm.area.t[0] < 1 and 0 < arm.plateau.t[0]
 
 

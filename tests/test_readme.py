@@ -332,7 +332,7 @@ def test_ci_runs_the_test_command_of_its_page():
     pattern, page = re.search(r"sed -n '(s/.*?/p)' (\S+\.md)", script).groups()
     found = subprocess.run(["sed", "-n", pattern, page], capture_output=True, text=True, cwd=ROOT)
     (command,) = found.stdout.splitlines()
-    assert command.endswith("-m pytest")
+    assert command.endswith("-m pytest -n 2 --dist loadfile")
     for file in re.findall(r"requirements\S*txt", EVERYTHING):
         assert (ROOT / file).is_file()
 
