@@ -204,7 +204,7 @@ def test_the_table_of_seeds_names_functions_that_exist():
     names = []
     for function in functions_in_the_table_of_seeds():
         module, name, user = re.fullmatch(pattern, function).groups()
-        ending = f"/{module or 'running/seeds'}.py"
+        ending = f"/{module or 'base/seeds'}.py"
         assert any(name in defined_in(Path(file)) for file in files if file.endswith(ending))
         assert not user or any(file.endswith(f"/{user}") for file in files)
         names.append(name)
