@@ -111,9 +111,11 @@ TOKEN_ROWS = [
 ]
 
 
-def make_policy(family="qwen2", temperature=1.0, precision="fp32", **extra) -> Policy:
+def make_policy(
+    family="qwen2", temperature=1.0, precision="fp32", tokenizer=None, **extra
+) -> Policy:  # fmt: skip
     config, model, options = FAMILIES[family]
-    tokenizer = standins.make_tokenizer(TEXTS)
+    tokenizer = tokenizer or standins.make_tokenizer(TEXTS)
     torch.manual_seed(0)
     ids = {"pad_token_id": 0, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
     model = model(config(vocab_size=len(tokenizer), **SIZE | ids | options | extra))
@@ -121,6 +123,20 @@ def make_policy(family="qwen2", temperature=1.0, precision="fp32", **extra) -> P
         if "norm" not in name:
             torch.nn.init.normal_(p, std=0.3)  # sharper than the default: differences show
     return Policy(model, tokenizer, temperature, precision)
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def chatml_tokenizer():
+    """Turns end with <|im_end|>, but the tokenizer's end token is <end>, as in a base model."""
+    tokenizer = standins.make_tokenizer([*TEXTS, "user assistant system < | im_start im_end >"])
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.chat_template = CHATML
+    return tokenizer
 
 
 def with_adapters(policy, precision="fp32"):

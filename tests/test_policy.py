@@ -10,22 +10,26 @@ import json
 import time
 from collections import deque
 from functools import partial
+from pathlib import Path
 
 import huggingface_hub
 import pytest
 import torch
+import trl
 from safetensors.torch import load_file, save_file
 
 from paw_min import losses
 from paw_min.model import policy as policy_module
 from paw_min.model.batches import TokenRow, collate
-from paw_min.model.policy import Policy, load_policy, load_tokenizer
+from paw_min.model.policy import Policy, load_policy, load_tokenizer, turn_end
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.running.errors import UserError
 from paw_min.toy import standins
-from tests.helpers import FAMILIES, ROUNDING, SIZE, TEXTS, make_policy
+from tests.helpers import FAMILIES, ROUNDING, SIZE, TEXTS, chatml_tokenizer, make_policy
 from tests.helpers import TOKEN_ROWS as ROWS
 from tests.http_server import Server
+
+TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 
 
 def sample(policy, prompts, seeds, temperature, max_tokens, batch_size=64) -> list:
@@ -258,6 +262,40 @@ def test_response_ends_at_the_first_end_token():
     assert all(len(r.logps) == len(r.ids) for r in early)
 
 
+def test_responses_end_with_the_templates_end_token_too():
+    """A ChatML model whose configuration and tokenizer list another one."""
+    policy = make_policy(tokenizer=chatml_tokenizer())
+    names = policy.tokenizer.convert_ids_to_tokens(policy.eos_ids)
+    assert names == ["<|im_end|>", "<end>"]
+    out = sample(policy, [ROWS[0].prompt_ids] * 200, range(200), 1.0, 8)
+    assert {r.ids[-1] for r in out if not r.cut} == set(policy.eos_ids)
+    assert not any(set(r.ids[:-1]) & set(policy.eos_ids) for r in out)
+
+
+@pytest.mark.parametrize(
+    "name, end",
+    [
+        ("qwen2_5", "<|im_end|>"),
+        ("qwen3", "<|im_end|>"),
+        ("llama3_2", "<|eot_id|>"),
+        ("gemma3", "<end_of_turn>"),
+        ("phi3_5", "<|end|>"),
+        ("deepseek_r1_distill", "<｜end▁of▁sentence｜>"),
+    ],
+)
+def test_end_tokens_of_published_templates(name, end):
+    tokenizer = standins.make_tokenizer(TEXTS)
+    tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
+    tokenizer.eos_token = end if name in ("phi3_5", "deepseek_r1_distill") else "<end>"
+    others = ["<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|user|>", "<｜User｜>"]
+    tokenizer.add_special_tokens({"extra_special_tokens": [end, *others]})
+    assert turn_end(tokenizer) == tokenizer.convert_tokens_to_ids(end)
+    # What begins the next turn, or is no control token, ends nothing.
+    for template in (standins.CHAT, "{% for m in messages %}{{ m.content }}\n{% endfor %}"):
+        tokenizer.chat_template = template
+        assert turn_end(tokenizer) is None
+
+
 def test_published_sampling_defaults_are_switched_off():
     policy = make_policy()
     policy.model.generation_config.repetition_penalty = 50.0
@@ -376,7 +414,7 @@ def template(text: str):
         (change_weights(lambda w: w.pop("model.layers.1.mlp.up_proj.weight")),
          "no weights for model.layers.1.mlp.up_proj.weight"),
         (change_weights(lambda w: w.update({f"x.{k}": w.pop(k) for k in list(w)})), "no weights"),
-        (without_end_token, "cannot be loaded"),
+        (without_end_token, "it has no end token"),
     ],
 )  # fmt: skip
 def test_damaged_model_folders_are_one_sentence(tmp_path, damage, reason):

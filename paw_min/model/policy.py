@@ -56,13 +56,12 @@ class Policy(torch.nn.Module):
         if self.pad_id is None:
             self.pad_id = tokenizer.eos_token_id
         self.positions = getattr(model.config, "max_position_embeddings", sys.maxsize)
-        eos = model.generation_config.eos_token_id
-        if eos is None:
-            eos = tokenizer.eos_token_id
-        self.eos_ids = eos if isinstance(eos, list) else [eos]
+        self.eos_ids = end_tokens(model, tokenizer)
         # Published generation defaults (top-p, repetition penalty) would make the sampled
         # distribution differ from the one whose log-probabilities are trained.
-        model.generation_config = GenerationConfig(eos_token_id=eos, pad_token_id=self.pad_id)
+        model.generation_config = GenerationConfig(
+            eos_token_id=self.eos_ids, pad_token_id=self.pad_id
+        )
         self._check_head()
 
     @property
@@ -241,6 +240,46 @@ def turn_text(tokenizer) -> str:
     if not 0 <= start < end:
         raise UserError(f"the chat template leaves out messages of a second turn: {remedy}")
     return text[start + len(words[1]) : end]
+
+
+def end_tokens(model, tokenizer) -> list[int]:
+    """The tokens that end a response: the template's, generation_config's and the tokenizer's.
+
+    A model may list one of them only. The first is what training targets end with.
+    """
+    published = model.generation_config.eos_token_id
+    if not isinstance(published, list):
+        published = [published]
+    ends = dict.fromkeys([turn_end(tokenizer), *published, tokenizer.eos_token_id])
+    ends.pop(None, None)
+    if not ends:
+        raise ValueError("it has no end token")
+    return list(ends)
+
+
+def turn_end(tokenizer) -> int | None:
+    """The special token with which the chat template ends an assistant's turn; None without one.
+
+    It follows the last message of a conversation as well as an earlier one. What differs there
+    begins the next turn.
+    """
+    chat = [{"role": "user", "content": "first"}, {"role": "assistant", "content": "second"}]
+    try:
+        between = turn_text(tokenizer)
+        last = tokenizer.apply_chat_template(chat, tokenize=False).rpartition("second")[2]
+    except Exception:  # a template for one turn, whatever it raises
+        return None
+    ends = [tokenizer(text, add_special_tokens=False)["input_ids"][:1] for text in (between, last)]
+    if ends[0] != ends[1] or not ends[0]:
+        return None
+    (token,) = ends[0]
+    return token if tokenizer.convert_ids_to_tokens(token) in special_tokens(tokenizer) else None
+
+
+def special_tokens(tokenizer) -> set[str]:
+    """The control tokens, as text."""
+    added = tokenizer.added_tokens_decoder.values()
+    return {token.content for token in added if token.special} | set(tokenizer.all_special_tokens)
 
 
 def look_on_hub(name: str) -> None:

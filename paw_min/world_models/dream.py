@@ -110,7 +110,7 @@ class WorldModel:
             wrong = [k for k in span if likely[k] != ids[k]]
             last = wrong[0] if wrong else span[-1]
             text = self.policy.decode([likely[k] for k in range(span[0], last + 1)])
-            if not wrong or likely[last] == self.end:
+            if not wrong or likely[last] in self.policy.eos_ids:
                 found[number] = text.strip()
             elif may_match(text, trajectory.answers[number]):
                 unfinished.append(number)
