@@ -13,10 +13,14 @@ from contextlib import contextmanager
 
 import torch
 from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
     Qwen3Config,
     Qwen3ForCausalLM,
 )  # fmt: skip
@@ -137,6 +141,28 @@ def chatml_tokenizer():
     tokenizer.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.chat_template = CHATML
     return tokenizer
+
+
+def nested_model(family: str, folder) -> str:
+    """A tiny random model that also sees, as published: its text model has settings of its own."""
+    tokenizer = standins.make_tokenizer(TEXTS)
+    text = SIZE | dict(vocab_size=len(tokenizer), head_dim=8, max_position_embeddings=2048)
+    text |= dict(pad_token_id=0, eos_token_id=tokenizer.eos_token_id, bos_token_id=None)
+    vision = dict(hidden_size=16, intermediate_size=16)
+    if family == "qwen3_5":  # three layers with linear attention, one with full attention
+        text |= dict(num_hidden_layers=4, linear_num_value_heads=4, linear_num_key_heads=2,
+                     linear_key_head_dim=8, linear_value_head_dim=8)  # fmt: skip
+        vision |= dict(depth=1, num_heads=2, out_hidden_size=32)
+        config = Qwen3_5Config(text_config=text, vision_config=vision)
+        make = Qwen3_5ForConditionalGeneration
+    else:
+        vision |= dict(num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
+        config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+        make = Gemma3ForConditionalGeneration
+    torch.manual_seed(0)
+    make(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
 
 
 def with_adapters(policy, precision="fp32"):

@@ -55,7 +55,7 @@ class Policy(torch.nn.Module):
         self.pad_id = tokenizer.pad_token_id
         if self.pad_id is None:
             self.pad_id = tokenizer.eos_token_id
-        self.positions = getattr(model.config, "max_position_embeddings", sys.maxsize)
+        self.positions = positions_of(model.config, sys.maxsize)
         self.eos_ids = end_tokens(model, tokenizer)
         # Published generation defaults (top-p, repetition penalty) would make the sampled
         # distribution differ from the one whose log-probabilities are trained.
@@ -207,7 +207,7 @@ def load_tokenizer(folder: str, positions: int = 0):
             model = "a Hugging Face model folder, or checkpoint-... of a run"
             raise UserError(f"{folder} has no config.json: give {model}.")
         look_on_hub(folder)
-        limit = getattr(AutoConfig.from_pretrained(folder), "max_position_embeddings", positions)
+        limit = positions_of(AutoConfig.from_pretrained(folder), positions)
         tokenizer = AutoTokenizer.from_pretrained(folder)
         if tokenizer.chat_template is None:
             raise UserError(f"{folder} has no chat template: use an instruct model")
@@ -219,6 +219,11 @@ def load_tokenizer(folder: str, positions: int = 0):
         flags = "--max-prompt-tokens and --max-response-tokens"
         raise UserError(f"{folder} has {limit} positions: lower {flags}, together {positions}.")
     return tokenizer
+
+
+def positions_of(config, default: int) -> int:
+    """Most tokens of a sequence. Qwen3.5 and Gemma 3 nest this setting of the language model."""
+    return getattr(config.get_text_config(), "max_position_embeddings", default)
 
 
 def turn_text(tokenizer) -> str:

@@ -53,11 +53,11 @@ class WorldModel:
     """
 
     def __init__(self, policy: Policy, context: int, answer_tokens: int = 512):
-        positions = getattr(policy.model.config, "max_position_embeddings", context)
-        if context > positions:
+        if context > policy.positions:
             # With rotary positions, transformers goes on; but the model has not learned them.
-            raise UserError(f"a context of {context} tokens is more than the model's {positions} "
-                            f"positions: train it with --context {positions} or less.")  # fmt: skip
+            raise UserError(f"a context of {context} tokens is more than the model's "
+                            f"{policy.positions} positions: train it with --context "
+                            f"{policy.positions} or less.")  # fmt: skip
         self.policy = policy
         self.context = context
         self.answer_tokens = answer_tokens
