@@ -17,6 +17,7 @@ import pytest
 import torch
 import trl
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from paw_min import losses
 from paw_min.model import policy as policy_module
@@ -425,6 +426,30 @@ def test_damaged_model_folders_are_one_sentence(tmp_path, damage, reason):
     with pytest.raises(UserError, match=reason) as error:
         load_policy(str(tmp_path))
     assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "family, rates",
+    [
+        ("qwen2", dict(attention_dropout=0.1)),
+        ("gpt2", dict(attn_pdrop=0.1, embd_pdrop=0.1, resid_pdrop=0.1)),
+        ("mixtral", dict(attention_dropout=0.1, router_jitter_noise=0.1)),
+    ],
+)
+def test_dropout_is_off(tmp_path, family, rates):
+    """In training mode, a pass gives the sampler's log-probabilities, again and again."""
+    tokenizer = standins.make_tokenizer(TEXTS)
+    options = dict(num_local_experts=2) if family == "mixtral" else {}
+    config = AutoConfig.for_model(
+        family, vocab_size=len(tokenizer), pad_token_id=0, bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id, **SIZE | rates | options,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path))
+    batch = collate(ROWS, [True] * 3, policy.pad_id)
+    expected = policy.eval()(batch)[0]
+    torch.testing.assert_close(policy.train()(batch)[0], expected, **ROUNDING)
 
 
 def test_tied_weights_are_not_missing(tmp_path):

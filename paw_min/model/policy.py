@@ -301,7 +301,8 @@ def load_policy(
 ) -> Policy:
     """Policy from a Hugging Face folder or hub name, with fp32 weights; see load_tokenizer.
 
-    The folder of an adapter (lora.py) gives its start model with the adapter merged.
+    The folder of an adapter (lora.py) gives its start model with the adapter merged. Dropout is
+    off: trained log-probabilities would differ from the sampled ones.
     """
     tokenizer = load_tokenizer(folder)
     with load_errors(folder):
@@ -309,9 +310,12 @@ def load_policy(
         if start_folder:
             start = load_policy(start_folder, device=device).model
             return Policy(lora.merge(start, folder), tokenizer, temperature, precision)
+        config = AutoConfig.from_pretrained(folder)
+        switch_noise_off(config)
         model, info = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True
-        )
+            folder, config=config, dtype=torch.float32, attn_implementation="sdpa",
+            output_loading_info=True,
+        )  # fmt: skip
         # transformers would draw missing weights at random.
         if info["missing_keys"]:
             raise UserError(f"{folder} has no weights for {min(info['missing_keys'])}: use another")
@@ -319,6 +323,14 @@ def load_policy(
         if len(tokenizer) > size:
             raise UserError(f"{folder}: {len(tokenizer)} tokens for {size} embeddings: use another")
         return Policy(model.to(device), tokenizer, temperature, precision)
+
+
+def switch_noise_off(config) -> None:
+    """Set all rates of dropout (attention_dropout, resid_pdrop, ...) and of router noise to 0."""
+    for part in (config, config.get_text_config()):
+        for name, value in vars(part).items():
+            if isinstance(value, float) and ("drop" in name or "jitter" in name):
+                setattr(part, name, 0.0)
 
 
 @contextmanager
