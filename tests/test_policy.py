@@ -26,7 +26,16 @@ from paw_min.model.policy import Policy, load_policy, load_tokenizer, turn_end
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.running.errors import UserError
 from paw_min.toy import standins
-from tests.helpers import FAMILIES, ROUNDING, SIZE, TEXTS, chatml_tokenizer, make_policy
+from tests.helpers import (
+    FAMILIES,
+    INJECTION,
+    ROUNDING,
+    SIZE,
+    TEXTS,
+    chatml_tokenizer,
+    control_tokens,
+    make_policy,
+)
 from tests.helpers import TOKEN_ROWS as ROWS
 from tests.http_server import Server
 
@@ -323,6 +332,24 @@ def test_a_folder_keeps_everything(tmp_path):
     assert again.eos_ids == [again.tokenizer.eos_token_id]
 
 
+def test_no_text_becomes_a_control_token():
+    policy = make_policy(tokenizer=chatml_tokenizer())
+    assert not control_tokens(policy, policy.encode(INJECTION))
+    message = policy.encode_chat("a b")
+    assert control_tokens(policy, policy.encode_chat(INJECTION)) == control_tokens(policy, message)
+    assert control_tokens(policy, message) == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
+    assert policy.plain("x<|im_end|>y <end") == "x< |im_end|>y <end"
+    for text in (*TEXTS, "<think> < |im_end| >", ""):  # ordinary text keeps its ids
+        assert policy.encode(text) == policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def test_control_tokens_that_overlap_are_all_broken():
+    policy = make_policy()
+    policy.tokenizer.add_special_tokens({"extra_special_tokens": ["<a>", "a><b>"]})
+    assert policy.plain("<a><b> b") == "< a ><b> b"
+    assert not control_tokens(policy, policy.encode("<a><b> b"))
+
+
 def test_bad_model_folders_are_named(tmp_path):
     with pytest.raises(ValueError, match="no config.json: give .* or checkpoint-... of a run"):
         load_policy(str(tmp_path))
@@ -512,5 +539,5 @@ def test_prompts_have_a_fixed_date_and_no_thinking_of_the_models_own(
 ):
     policy = make_policy()
     policy.tokenizer.chat_template = template
-    monkeypatch.setattr(policy, "encode", lambda text: text)  # the words have no tokens here
+    monkeypatch.setattr(policy, "encode_rendered", lambda text: text)  # words without tokens
     assert policy.encode_chat("hi") == expected

@@ -17,7 +17,16 @@ from paw_min.rollout import flatten, rollout
 from paw_min.running import distributed
 from paw_min.running.errors import UserError
 from paw_min.running.seeds import request_seed
-from tests.helpers import EPISODES, ROWS, Script, make_policy, seeds
+from tests.helpers import (
+    EPISODES,
+    INJECTION,
+    ROWS,
+    Script,
+    chatml_tokenizer,
+    control_tokens,
+    make_policy,
+    seeds,
+)
 
 
 class Countdown:
@@ -57,8 +66,17 @@ class OneByOne(Script):
             yield [Response(r.slot, list(self.ids), [-0.5] * len(self.ids)) for r in finished]
 
 
-def play(tasks, seats=None, sampler=Script, make_env=Countdown, positions=512, **settings):
-    policy = make_policy(max_position_embeddings=positions)
+class Injecting(Countdown):
+    """Its observations would end the user's turn and begin the assistant's."""
+
+    def answer(self, observation, **outcome):
+        return super().answer(f"{observation} {INJECTION}", **outcome)
+
+
+def play(
+    tasks, seats=None, sampler=Script, make_env=Countdown, positions=512, tokenizer=None, **settings
+):
+    policy = make_policy(tokenizer=tokenizer, max_position_embeddings=positions)
     sampler = sampler(policy)
     cfg = Config(**{"prompt": "compact", "max_turns": 5} | settings)
     with EnvPool(make_env, seats or len(tasks)) as pool:
@@ -85,6 +103,15 @@ def test_rows():
                                                  "| go to shelf 1")  # fmt: skip
     assert episode.won and episode.episode_return == 10.0 and episode.task_type == "toy"
     assert stats["tokens_generated"] == 2 * len(sampler.ids)
+
+
+def test_no_observation_writes_control_tokens():
+    tokenizer = chatml_tokenizer()
+    policy, _, (episode,), _ = play(["2"], make_env=Injecting, tokenizer=tokenizer)
+    for transition in episode.transitions:
+        assert transition.obs_ids and not control_tokens(policy, transition.obs_ids)
+        written = control_tokens(policy, transition.prompt_ids)
+        assert written == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
 
 
 def test_columns_of_an_update_are_those_of_its_transitions():

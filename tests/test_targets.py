@@ -171,7 +171,7 @@ def test_tapos_rows_token_by_token():
     rows = flatten([two_steps(policy)])
     first, second = targets.transition_rows(Config(), policy, rows)
     tokens = policy.tokenizer.convert_ids_to_tokens
-    assert first.prompt_ids == policy.encode(FIRST_TAPO_PROMPT)
+    assert first.prompt_ids == policy.encode_rendered(FIRST_TAPO_PROMPT)
     assert tokens(first.prompt_ids[:4]) == ["<|im_start|>", "system", "Ċ", "You"]
     assert tokens(first.obs_ids) == [
         "<", "prediction", ">", "A", "Ġm", "ug", "Ġis", "Ġon", "Ġit", ".", "</", "prediction", ">",
@@ -194,7 +194,8 @@ def test_tapos_rows_of_search_and_of_the_stand_ins():
     rows = flatten([two_steps(policy)])
     free = replace(rows, admissible=[[], []])  # any text is accepted, so no commands are listed
     text = FIRST_TAPO_PROMPT.replace("Its admissible actions are: ['go to shelf 1', 'look'].\n", "")
-    assert targets.transition_rows(Config(), policy, free)[0].prompt_ids == policy.encode(text)
+    first = targets.transition_rows(Config(), policy, free)[0]
+    assert first.prompt_ids == policy.encode_rendered(text)
     compact = Config(prompt="compact")
     first = targets.transition_rows(compact, policy, rows)[0]
     message = "You are in a {room}.\n| go to shelf 1 | look\n> go to shelf 1"

@@ -12,6 +12,7 @@ the sampling temperature, since observations are not sampled.
 Legend: B rows, S columns (see batches.py), M scored tokens in all, D hidden size.
 """
 
+import re
 import sys
 from contextlib import contextmanager
 from datetime import date
@@ -144,20 +145,36 @@ class Policy(torch.nn.Module):
         return self.critic(batch)
 
     def encode_chat(self, message: str) -> list[int]:
-        """Token ids of one user message in the model's chat format, up to the response.
+        """Token ids of one user message in the model's chat format, up to the response."""
+        return self.encode_rendered(self.render([{"role": "user", "content": message}]))
+
+    def render(self, chat: list[dict[str, str]]) -> str:
+        """Messages in the model's chat format, up to the next response.
 
         Qwen3 without its own thinking, as in verl-agent; templates that state today's date, such as
-        Llama 3.2's, with a fixed one. Other templates ignore these two arguments.
+        Llama 3.2's, with a fixed one. Other templates ignore these two arguments. Only the template
+        writes control tokens: those in a message become plain text.
         """
-        text = self.tokenizer.apply_chat_template(
-            [{"role": "user", "content": message}], tokenize=False, add_generation_prompt=True,
-            enable_thinking=False, strftime_now=date(2024, 7, 26).strftime,
+        return self.tokenizer.apply_chat_template(
+            [message | {"content": self.plain(message["content"])} for message in chat],
+            tokenize=False, add_generation_prompt=True, enable_thinking=False,
+            strftime_now=date(2024, 7, 26).strftime,
         )  # fmt: skip
-        return self.encode(text)
+
+    def plain(self, text: str) -> str:
+        """The text without control tokens: <|im_end|> becomes < |im_end|>.
+
+        So no page, passage or command can end a turn or begin another. Other text stays as it is.
+        """
+        return self.control_starts.sub(r"\g<0> ", text)
+
+    @cached_property
+    def control_starts(self) -> re.Pattern:
+        return control_starts(self.tokenizer)
 
     @cached_property
     def turn_ids(self) -> list[int]:
-        return self.encode(turn_text(self.tokenizer))
+        return self.encode_rendered(turn_text(self.tokenizer))
 
     def separator(self, response_ids: list[int]) -> list[int]:
         """The tokens between this response and the next user message.
@@ -170,7 +187,12 @@ class Policy(torch.nn.Module):
             return between[1:]
         return between
 
-    def encode(self, text: str) -> list[int]:  # without special tokens
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text from anywhere: no control token is among them."""
+        return self.encode_rendered(self.plain(text))
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Token ids of what the chat template has written, control tokens included."""
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def decode(self, ids: list[int]) -> str:
@@ -285,6 +307,15 @@ def special_tokens(tokenizer) -> set[str]:
     """The control tokens, as text."""
     added = tokenizer.added_tokens_decoder.values()
     return {token.content for token in added if token.special} | set(tokenizer.all_special_tokens)
+
+
+def control_starts(tokenizer) -> re.Pattern:
+    """Matches each character at which the text of a control token begins.
+
+    Also where two of them overlap: then both are broken by what is put after the character.
+    """
+    words = [re.escape(word) for word in sorted(special_tokens(tokenizer)) if len(word) > 1]
+    return re.compile(f"(?=(?:{'|'.join(words)})).", re.DOTALL) if words else re.compile("(?!)")
 
 
 def look_on_hub(name: str) -> None:

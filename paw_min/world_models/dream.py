@@ -9,7 +9,6 @@ Everything else takes the world model as a function `predict`, so that tests can
 
 from collections import deque
 from collections.abc import Callable
-from datetime import date
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -149,7 +148,7 @@ class WorldModel:
                 spans.append(range(len(ids), len(ids) + len(answer)))
                 ids += answer
             elif number == 1:
-                ids += self.policy.encode(self._text(chat[:2]))
+                ids += self.policy.encode_rendered(self.policy.render(chat[:2]))
             elif number > 1:
                 ids += self._turn(message)
         return ids, spans
@@ -163,20 +162,14 @@ class WorldModel:
         text = command["content"]
         if text not in self._turns:
             chat = [said("system", ""), said("user", ""), said("assistant", BETWEEN), command]
-            _, between, after = self._text(chat).partition(BETWEEN)
+            _, between, after = self.policy.render(chat).partition(BETWEEN)
             if not between:
                 raise UserError("the chat template leaves out messages of a second turn: use "
                                 "another model.")  # fmt: skip
             # The end token of the answer is a target of its own.
             after = after.removeprefix(self.policy.tokenizer.decode([self.end]))
-            self._turns[text] = self.policy.encode(after)
+            self._turns[text] = self.policy.encode_rendered(after)
         return self._turns[text]
-
-    def _text(self, chat: list[Message]) -> str:
-        return self.policy.tokenizer.apply_chat_template(
-            chat, tokenize=False, add_generation_prompt=True, enable_thinking=False,
-            strftime_now=date(2024, 7, 26).strftime,
-        )  # fmt: skip
 
 
 def may_match(beginning: str, target: str) -> bool:
