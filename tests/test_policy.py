@@ -343,6 +343,20 @@ def test_no_text_becomes_a_control_token():
         assert policy.encode(text) == policy.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
+@pytest.mark.parametrize(
+    "name, opened",
+    [("deepseek_r1_distill", "<think>"), ("qwen3", ""), ("qwen2_5", ""), ("nemotron_3_nano", "")],
+)
+def test_labels_do_not_open_a_thought_twice(name, opened):
+    policy = make_policy()
+    policy.tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
+    assert policy.opened == opened
+    label = policy.encode_response(TEXTS[1])
+    assert label == [*policy.encode(TEXTS[1].removeprefix(opened)), policy.eos_ids[0]]
+    text = policy.render([{"role": "user", "content": "a"}]) + policy.decode(label)
+    assert text.count("<think>") == text.count("</think>")
+
+
 def test_control_tokens_that_overlap_are_all_broken():
     policy = make_policy()
     policy.tokenizer.add_special_tokens({"extra_special_tokens": ["<a>", "a><b>"]})

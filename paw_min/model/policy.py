@@ -34,6 +34,7 @@ from paw_min.running.files import refuse_special
 transformers_logging.disable_progress_bar()  # one per file would hide our own
 
 HUB_TIMEOUT = 10.0  # seconds for an answer
+THOUGHT = "<think>"
 MODEL = "model."  # prefix of the language model's weights in Policy.state_dict()
 
 
@@ -161,6 +162,12 @@ class Policy(torch.nn.Module):
             strftime_now=date(2024, 7, 26).strftime,
         )  # fmt: skip
 
+    @cached_property
+    def opened(self) -> str:
+        """"<think>" where the template itself opens the thought of a response, else nothing."""
+        prompt = self.render([{"role": "user", "content": "a"}])
+        return THOUGHT if prompt.rstrip().endswith(THOUGHT) else ""
+
     def plain(self, text: str) -> str:
         """The text without control tokens: <|im_end|> becomes < |im_end|>.
 
@@ -190,6 +197,10 @@ class Policy(torch.nn.Module):
     def encode(self, text: str) -> list[int]:
         """Token ids of a text from anywhere: no control token is among them."""
         return self.encode_rendered(self.plain(text))
+
+    def encode_response(self, text: str) -> list[int]:
+        """Token ids of a response to learn from, with its end token and no second <think>."""
+        return [*self.encode(text.removeprefix(self.opened)), self.eos_ids[0]]
 
     def encode_rendered(self, text: str) -> list[int]:
         """Token ids of what the chat template has written, control tokens included."""

@@ -93,6 +93,8 @@ class Endpoint:
 
     # The policy's part: text to "token ids" and back.
 
+    opened = ""  # the server's template is unknown
+
     def encode_chat(self, message: str) -> list[int]:
         return self.encode(message)
 
