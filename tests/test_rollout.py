@@ -90,20 +90,6 @@ def play(
     return policy, sampler, played.episodes, played.metrics
 
 
-class Continues(Script):
-    """The template has opened the thought, so the response has its end alone."""
-
-    def __init__(self, policy):
-        super().__init__(policy)
-        self.ids = self.ids[self.ids.index(policy.encode("</think>")[0]) :]
-        policy.opened_thought = "<think>"
-
-
-def test_a_thought_that_the_template_has_opened_is_well_formed():
-    _, _, (episode,), _ = play(["1"], sampler=Continues)
-    assert episode.transitions[0].valid and "<think>" not in episode.log[0].response
-
-
 def test_rows():
     policy, sampler, (episode,), stats = play(["2"])
     first, last = episode.transitions

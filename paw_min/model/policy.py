@@ -206,22 +206,6 @@ class Policy(torch.nn.Module):
         """Token ids of what the chat template has written, control tokens included."""
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    def plain(self, text: str) -> str:
-        """The text with a space inside each name of a control token: < |im_end|>.
-
-        Otherwise a page or passage with "<|im_end|>" would end the user's turn. A text without such
-        names is not changed.
-        """
-        while self._control_names.search(text):
-            text = self._control_names.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
-        return text
-
-    @cached_property
-    def _control_names(self) -> re.Pattern:
-        names = [name for name in control_tokens(self.tokenizer) if len(name.strip()) > 1]
-        names.sort(key=len, reverse=True)  # the longest, where one begins with another
-        return re.compile("|".join(map(re.escape, names)) or r"(?!)")  # (?!) matches nothing
-
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
