@@ -21,7 +21,7 @@ from trl import GRPOConfig, GRPOTrainer
 from paw_min import balance, cmae, losses, select, toy
 from paw_min.envs.alfworld import AlfworldEnv, list_games, prompts
 from paw_min.envs.interface import Context, Turn
-from paw_min.model.policy import turn_text
+from paw_min.model.policy import control_starts, turn_text
 
 
 @dataclass
@@ -121,11 +121,17 @@ def play(games: list[str], trainer: GRPOTrainer, max_turns: int = 8) -> dict[str
     playing = list(range(len(games)))
     returns = [0.0] * len(games)
 
+    # No text of a game becomes a control token (Policy.plain).
+    control = control_starts(tokenizer)
+
+    def plain(text: str) -> str:
+        return control.sub(r"\g<0> ", text)
+
     def encode(text: str) -> list[int]:
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def prompt(context: Context) -> list[int]:
-        chat = [{"role": "user", "content": prompts.compact(context, 1)}]
+        chat = [{"role": "user", "content": plain(prompts.compact(context, 1))}]
         options = dict(tokenize=False, add_generation_prompt=True)
         return encode(tokenizer.apply_chat_template(chat, **options))
 
@@ -151,7 +157,7 @@ def play(games: list[str], trainer: GRPOTrainer, max_turns: int = 8) -> dict[str
             returns[n] += step.reward
             add(n, ids, generated=1)  # a_t
             add(n, separator)  # in no loss
-            add(n, encode(step.observation), observed=1)  # o_{t+1}
+            add(n, encode(plain(step.observation)), observed=1)  # o_{t+1}
             if step.done or len(context.history) == max_turns:
                 playing.remove(n)
             else:

@@ -173,8 +173,9 @@ class _Player:
         seat.response = response
         seat.text = self.policy.decode(response.ids)
         # A malformed response is executed as far as it can be read; `valid` keeps its penalty.
-        # A thought that the chat template has opened belongs to the response.
-        seat.command = self.benchmark.parse(self.policy.opened_thought + seat.text)
+        # A thought that the template has opened in the prompt counts, if the response closes it.
+        opened = self.policy.opened if "</think>" in seat.text else ""
+        seat.command = self.benchmark.parse(opened + seat.text)
         self.metrics["tokens_generated"] += len(response.ids)
         self.pool.step(response.slot, seat.command.text)
 

@@ -39,7 +39,7 @@ def train(cfg: Config, eval_only: bool = False) -> None:
         # Weights were loaded with the session. This loads the optimizer's moments, and drops the
         # metrics of updates that the checkpoint does not know.
         done = s.run.restore(s.policy, s.optimizer)  # 0, unless this is a resumed run
-        # Gradient checkpointing works in training mode only. Dropout is off: without_dropout.
+        # Gradient checkpointing works in training mode only. Dropout is off (load_policy).
         s.policy.train()
         console.print_start(s, described_data(cfg))
         # A resumed run has measured its start model already.

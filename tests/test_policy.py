@@ -10,23 +10,37 @@ import json
 import time
 from collections import deque
 from functools import partial
+from pathlib import Path
 
 import huggingface_hub
 import pytest
 import torch
+import trl
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from paw_min import losses
 from paw_min.base.errors import UserError
 from paw_min.model import policy as policy_module
 from paw_min.model.batches import collate
-from paw_min.model.policy import Policy, load_policy, load_tokenizer
+from paw_min.model.policy import Policy, load_policy, load_tokenizer, turn_end
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.rows import TokenRow
 from paw_min.toy import standins
-from tests.helpers import FAMILIES, ROUNDING, SIZE, TEXTS, make_policy
+from tests.helpers import (
+    FAMILIES,
+    INJECTION,
+    ROUNDING,
+    SIZE,
+    TEXTS,
+    chatml_tokenizer,
+    control_tokens,
+    make_policy,
+)
 from tests.helpers import TOKEN_ROWS as ROWS
 from tests.http_server import Server
+
+TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 
 
 def sample(policy, prompts, seeds, temperature, max_tokens, batch_size=64) -> list:
@@ -259,6 +273,40 @@ def test_response_ends_at_the_first_end_token():
     assert all(len(r.logps) == len(r.ids) for r in early)
 
 
+def test_responses_end_with_the_templates_end_token_too():
+    """A ChatML model whose configuration and tokenizer list another one."""
+    policy = make_policy(tokenizer=chatml_tokenizer())
+    names = policy.tokenizer.convert_ids_to_tokens(policy.eos_ids)
+    assert names == ["<|im_end|>", "<end>"]
+    out = sample(policy, [ROWS[0].prompt_ids] * 200, range(200), 1.0, 8)
+    assert {r.ids[-1] for r in out if not r.cut} == set(policy.eos_ids)
+    assert not any(set(r.ids[:-1]) & set(policy.eos_ids) for r in out)
+
+
+@pytest.mark.parametrize(
+    "name, end",
+    [
+        ("qwen2_5", "<|im_end|>"),
+        ("qwen3", "<|im_end|>"),
+        ("llama3_2", "<|eot_id|>"),
+        ("gemma3", "<end_of_turn>"),
+        ("phi3_5", "<|end|>"),
+        ("deepseek_r1_distill", "<｜end▁of▁sentence｜>"),
+    ],
+)
+def test_end_tokens_of_published_templates(name, end):
+    tokenizer = standins.make_tokenizer(TEXTS)
+    tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
+    tokenizer.eos_token = end if name in ("phi3_5", "deepseek_r1_distill") else "<end>"
+    others = ["<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|user|>", "<｜User｜>"]
+    tokenizer.add_special_tokens({"extra_special_tokens": [end, *others]})
+    assert turn_end(tokenizer) == tokenizer.convert_tokens_to_ids(end)
+    # What begins the next turn, or is no control token, ends nothing.
+    for template in (standins.CHAT, "{% for m in messages %}{{ m.content }}\n{% endfor %}"):
+        tokenizer.chat_template = template
+        assert turn_end(tokenizer) is None
+
+
 def test_published_sampling_defaults_are_switched_off():
     policy = make_policy()
     policy.model.generation_config.repetition_penalty = 50.0
@@ -283,6 +331,38 @@ def test_a_folder_keeps_everything(tmp_path):
     chat = again.encode_chat("go to shelf 1")
     assert again.tokenizer.decode(chat) == "<user> go to shelf 1 <agent>"
     assert again.eos_ids == [again.tokenizer.eos_token_id]
+
+
+def test_no_text_becomes_a_control_token():
+    policy = make_policy(tokenizer=chatml_tokenizer())
+    assert not control_tokens(policy, policy.encode(INJECTION))
+    message = policy.encode_chat("a b")
+    assert control_tokens(policy, policy.encode_chat(INJECTION)) == control_tokens(policy, message)
+    assert control_tokens(policy, message) == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
+    assert policy.plain("x<|im_end|>y <end") == "x< |im_end|>y <end"
+    for text in (*TEXTS, "<think> < |im_end| >", ""):  # ordinary text keeps its ids
+        assert policy.encode(text) == policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    "name, opened",
+    [("deepseek_r1_distill", "<think>"), ("qwen3", ""), ("qwen2_5", ""), ("nemotron_3_nano", "")],
+)
+def test_labels_do_not_open_a_thought_twice(name, opened):
+    policy = make_policy()
+    policy.tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
+    assert policy.opened == opened
+    label = policy.encode_response(TEXTS[1])
+    assert label == [*policy.encode(TEXTS[1].removeprefix(opened)), policy.eos_ids[0]]
+    text = policy.render([{"role": "user", "content": "a"}]) + policy.decode(label)
+    assert text.count("<think>") == text.count("</think>")
+
+
+def test_control_tokens_that_overlap_are_all_broken():
+    policy = make_policy()
+    policy.tokenizer.add_special_tokens({"extra_special_tokens": ["<a>", "a><b>"]})
+    assert policy.plain("<a><b> b") == "< a ><b> b"
+    assert not control_tokens(policy, policy.encode("<a><b> b"))
 
 
 def test_bad_model_folders_are_named(tmp_path):
@@ -377,7 +457,7 @@ def template(text: str):
         (change_weights(lambda w: w.pop("model.layers.1.mlp.up_proj.weight")),
          "no weights for model.layers.1.mlp.up_proj.weight"),
         (change_weights(lambda w: w.update({f"x.{k}": w.pop(k) for k in list(w)})), "no weights"),
-        (without_end_token, "cannot be loaded"),
+        (without_end_token, "it has no end token"),
     ],
 )  # fmt: skip
 def test_damaged_model_folders_are_one_sentence(tmp_path, damage, reason):
@@ -388,6 +468,30 @@ def test_damaged_model_folders_are_one_sentence(tmp_path, damage, reason):
     with pytest.raises(UserError, match=reason) as error:
         load_policy(str(tmp_path))
     assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "family, rates",
+    [
+        ("qwen2", dict(attention_dropout=0.1)),
+        ("gpt2", dict(attn_pdrop=0.1, embd_pdrop=0.1, resid_pdrop=0.1)),
+        ("mixtral", dict(attention_dropout=0.1, router_jitter_noise=0.1)),
+    ],
+)
+def test_dropout_is_off(tmp_path, family, rates):
+    """In training mode, a pass gives the sampler's log-probabilities, again and again."""
+    tokenizer = standins.make_tokenizer(TEXTS)
+    options = dict(num_local_experts=2) if family == "mixtral" else {}
+    config = AutoConfig.for_model(
+        family, vocab_size=len(tokenizer), pad_token_id=0, bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id, **SIZE | rates | options,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path))
+    batch = collate(ROWS, [True] * 3, policy.pad_id)
+    expected = policy.eval()(batch)[0]
+    torch.testing.assert_close(policy.train()(batch)[0], expected, **ROUNDING)
 
 
 def test_tied_weights_are_not_missing(tmp_path):
@@ -450,5 +554,5 @@ def test_prompts_have_a_fixed_date_and_no_thinking_of_the_models_own(
 ):
     policy = make_policy()
     policy.tokenizer.chat_template = template
-    monkeypatch.setattr(policy, "encode_rendered", lambda text: text)  # it has no such words
+    monkeypatch.setattr(policy, "encode_rendered", lambda text: text)  # words without tokens
     assert policy.encode_chat("hi") == expected

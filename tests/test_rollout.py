@@ -5,6 +5,7 @@
 
 import time
 from collections import deque
+from functools import partial
 
 import pytest
 import torch
@@ -18,7 +19,19 @@ from paw_min.envs.pool import EnvPool
 from paw_min.model.sampler import HFSampler, Response
 from paw_min.rollout import rollout
 from paw_min.rows import flatten
-from tests.helpers import EPISODES, ROWS, Script, make_policy, seeds
+from paw_min.toy import standins
+from tests.helpers import (
+    EPISODES,
+    INJECTION,
+    ROWS,
+    TEXTS,
+    Script,
+    ScriptByTurn,
+    chatml_tokenizer,
+    control_tokens,
+    make_policy,
+    seeds,
+)
 
 
 class Countdown:
@@ -58,8 +71,17 @@ class OneByOne(Script):
             yield [Response(r.slot, list(self.ids), [-0.5] * len(self.ids)) for r in finished]
 
 
-def play(tasks, seats=None, sampler=Script, make_env=Countdown, positions=512, **settings):
-    policy = make_policy(max_position_embeddings=positions)
+class Injecting(Countdown):
+    """Its observations would end the user's turn and begin the assistant's."""
+
+    def answer(self, observation, **outcome):
+        return super().answer(f"{observation} {INJECTION}", **outcome)
+
+
+def play(
+    tasks, seats=None, sampler=Script, make_env=Countdown, positions=512, tokenizer=None, **settings
+):
+    policy = make_policy(tokenizer=tokenizer, max_position_embeddings=positions)
     sampler = sampler(policy)
     cfg = Config(**{"prompt": "compact", "max_turns": 5} | settings)
     with EnvPool(make_env, seats or len(tasks)) as pool:
@@ -67,20 +89,6 @@ def play(tasks, seats=None, sampler=Script, make_env=Countdown, positions=512, *
             cfg, policy, sampler, pool, tasks, range(len(tasks)), temperature=0.9, seed_key=(1, 2)
         )
     return policy, sampler, played.episodes, played.metrics
-
-
-class Continues(Script):
-    """The template has opened the thought, so the response has its end alone."""
-
-    def __init__(self, policy):
-        super().__init__(policy)
-        self.ids = self.ids[self.ids.index(policy.encode("</think>")[0]) :]
-        policy.opened_thought = "<think>"
-
-
-def test_a_thought_that_the_template_has_opened_is_well_formed():
-    _, _, (episode,), _ = play(["1"], sampler=Continues)
-    assert episode.transitions[0].valid and "<think>" not in episode.log[0].response
 
 
 def test_rows():
@@ -100,6 +108,37 @@ def test_rows():
                                                  "| go to shelf 1")  # fmt: skip
     assert episode.won and episode.episode_return == 10.0 and episode.task_type == "toy"
     assert stats["tokens_generated"] == 2 * len(sampler.ids)
+
+
+def test_no_observation_writes_control_tokens():
+    tokenizer = chatml_tokenizer()
+    policy, _, (episode,), _ = play(["2"], make_env=Injecting, tokenizer=tokenizer)
+    for transition in episode.transitions:
+        assert transition.obs_ids and not control_tokens(policy, transition.obs_ids)
+        written = control_tokens(policy, transition.prompt_ids)
+        assert written == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
+
+
+OPENS = "{% for m in messages %}<user>{{ m.content }}{% endfor %}<agent>\n<think>\n"
+
+
+@pytest.mark.parametrize("env", ["alfworld", "webshop", "search"])
+@pytest.mark.parametrize("template, valid", [(OPENS, True), (standins.CHAT, False)])
+def test_a_thought_that_the_template_opens_counts(env, template, valid):
+    tokenizer = standins.make_tokenizer([*TEXTS, "<search>a</search>"])
+    tokenizer.chat_template = template
+    command = "<search>a</search>" if env == "search" else "<action>go to shelf 1</action>"
+    found = []
+    for response in (f"a b</think>{command}", f"a b{command}", "go to shelf 1"):
+        sampler = partial(ScriptByTurn, texts=[response])
+        _, _, (episode,), _ = play(["1"], sampler=sampler, tokenizer=tokenizer, env=env)
+        (transition,) = episode.transitions
+        found.append((transition.valid, transition.command))
+    # Search asks for no thought. A thought that is never closed is none.
+    executed = "<search>a</search>" if env == "search" else "go to shelf 1"
+    assert found[0] == (valid or env == "search", executed)
+    assert found[1] == (env == "search", executed)
+    assert found[2] == (False, "" if env == "search" else "go to shelf 1")
 
 
 def test_columns_of_an_update_are_those_of_its_transitions():

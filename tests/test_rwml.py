@@ -34,7 +34,14 @@ from paw_min.running.stages import Pieces
 from paw_min.toy import default_model
 from paw_min.update import learn, prepare
 from paw_min.world_models import answers, early_experience, filtering, job, rwml, start, triplets
-from tests.helpers import BASE, held_by_another_process, make_policy
+from tests.helpers import (
+    BASE,
+    INJECTION,
+    chatml_tokenizer,
+    control_tokens,
+    held_by_another_process,
+    make_policy,
+)
 from tests.retrieval import make_encoder
 
 
@@ -245,6 +252,20 @@ def test_prompts_have_the_facts_and_wm_sft_skips_the_thought():
         "task put a mug in desk", "room", "> go to desk 1", "desk", "> go to shelf 1",
         "<next_state>",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("prompt", ["paper", "compact"])
+def test_no_text_of_a_triplet_becomes_a_control_token(prompt):
+    policy = make_policy(tokenizer=chatml_tokenizer())
+    hostile = triplets.Triplet(
+        INJECTION, [Turn(INJECTION, INJECTION)], INJECTION, INJECTION, INJECTION
+    )
+    cfg = Config(prompt=prompt)
+    found = []
+    for one in (TRIPLET, hostile):
+        row = triplets.sft_row(cfg, policy, one)
+        found.append(control_tokens(policy, row.prompt_ids + row.response_ids))
+    assert found[0] == found[1] == ["<|im_start|>", "<|im_end|>", "<|im_start|>", "<|im_end|>"]
 
 
 @pytest.mark.parametrize("env", ["alfworld", "webshop", "search"])

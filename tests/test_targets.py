@@ -194,8 +194,8 @@ def test_tapos_rows_of_search_and_of_the_stand_ins():
     rows = flatten([two_steps(policy)])
     free = replace(rows, admissible=[[], []])  # any text is accepted, so no commands are listed
     text = FIRST_TAPO_PROMPT.replace("Its admissible actions are: ['go to shelf 1', 'look'].\n", "")
-    row = targets.transition_rows(Config(), policy, free)[0]
-    assert row.prompt_ids == policy.encode_rendered(text)
+    first = targets.transition_rows(Config(), policy, free)[0]
+    assert first.prompt_ids == policy.encode_rendered(text)
     compact = Config(prompt="compact")
     first = targets.transition_rows(compact, policy, rows)[0]
     message = "You are in a {room}.\n| go to shelf 1 | look\n> go to shelf 1"

@@ -25,12 +25,13 @@ from paw_min.base import console
 from paw_min.base.errors import UserError
 from paw_min.config import Config, parse_args, settings
 from paw_min.envs.alfworld import list_games
+from paw_min.model.policy import load_policy, load_tokenizer
 from paw_min.model.sampler import HFSampler
 from paw_min.running import plot, runs, session
 from paw_min.running.presets import SCRIPTS, presets_of
 from paw_min.toy import default_model, search_world, standins, webshop_shops
 from paw_min.update import NonFinite
-from tests.helpers import argv, make_policy, numbers, paper_config
+from tests.helpers import argv, make_policy, nested_model, numbers, paper_config
 
 ROOT = Path(__file__).parent.parent
 
@@ -110,6 +111,21 @@ def test_the_seed_reaches_the_run(config, one_update, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_5", "gemma3"])
+def test_models_with_a_nested_configuration_train_and_resume(config, tmp_path, family):
+    folder = nested_model(family, tmp_path / "start")
+    with pytest.raises(UserError, match="has 2048 positions: lower"):
+        load_tokenizer(folder, 2049)
+    assert load_policy(folder).positions == 2048
+    train.train(config(model=folder, updates=2, name="whole"))
+    for updates in (1, 2):
+        train.train(config(model=folder, updates=updates, name="part"))
+    lines = numbers(tmp_path / "whole")
+    assert lines[2] == numbers(tmp_path / "part")[-1]
+    assert all(line["grad_norm"] > 0 and line["sampler_gap"] < 1e-5 for line in lines[1:])
+
+
 def test_killed_at_any_moment_it_resumes_bit_for_bit(config, tmp_path):
     """kill -9 after each new line of metrics, at shifting moments, until the run is through."""
     cfg = config(updates=3, eval_every=2)

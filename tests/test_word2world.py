@@ -32,7 +32,13 @@ from paw_min.world_models import options, players, prompted, training, trajector
 from paw_min.world_models.dream import DreamPool, VerifiedPool, WorldModel, word_tokenizer
 from paw_min.world_models.supervised import fit
 from paw_min.world_models.trajectories import Recorder, Trajectory, said, to_step, to_text
-from tests.helpers import SMALL, held_by_another_process
+from tests.helpers import (
+    INJECTION,
+    SMALL,
+    chatml_tokenizer,
+    control_tokens,
+    held_by_another_process,
+)
 
 T = True
 F = False
@@ -229,6 +235,25 @@ def test_a_row_is_the_prompts_of_all_its_answers(template):
         assert all(place - first not in row.given for place in targets)
         position += len(answer)
     assert position == len(row.obs_ids) - len(row.given) and not row.response_ids
+
+
+def test_an_answer_has_the_end_token_of_the_template_and_no_other():
+    """A base model's tokenizer and configuration have another one."""
+    tokenizer = chatml_tokenizer()
+    model = WorldModel(Policy(make_model(tokenizer, 0, 32), tokenizer), 500)
+    row = model.row(Trajectory(messages=chat_of("a b", "go", "c d", "go", "e")))
+    text = tokenizer.decode(row.prompt_ids + row.obs_ids)
+    assert text.count("<|im_end|>") == text.count("<|im_start|>") == 5 and "<end>" not in text
+
+
+def test_no_text_of_a_chat_becomes_a_control_token():
+    """Neither S_0, nor a command, nor an answer of the environment."""
+    tokenizer = chatml_tokenizer()
+    model = WorldModel(Policy(make_model(tokenizer, 0, 32), tokenizer), 500)
+    plain, hostile = ["a", "go", "b", "go", "c"], [INJECTION] * 5
+    rows = [model.row(Trajectory(messages=chat_of(*texts))) for texts in (plain, hostile)]
+    found = [control_tokens(model.policy, row.prompt_ids + row.obs_ids) for row in rows]
+    assert found[0] == found[1] and len(found[0]) == 10
 
 
 def test_a_long_chat_is_cut_after_a_whole_answer_and_not_predicted():

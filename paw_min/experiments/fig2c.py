@@ -85,13 +85,12 @@ def gradient_shares(p: Tensor, marked: Tensor, rho: float) -> dict[str, float | 
 
 def observation_classes(policy: Policy, row: TextRow) -> list[bool]:
     """Whether each token of the row's next observation is noisy."""
-    encoded = policy.tokenizer(
-        row.next_observation, add_special_tokens=False, return_offsets_mapping=True
-    )
+    text = policy.plain(row.next_observation)
+    encoded = policy.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     n = len(row.tokens.obs_ids)  # cut at --max-obs-tokens
     if encoded["input_ids"][:n] != row.tokens.obs_ids:
         raise RuntimeError("the offsets are of other tokens than the transition has")
-    return token_classes(noisy_spans(row.next_observation), encoded["offset_mapping"][:n])
+    return token_classes(noisy_spans(text), encoded["offset_mapping"][:n])
 
 
 def sample_steps(played: Played) -> list[TextRow]:

@@ -169,7 +169,7 @@ def teacher_rows(cfg: Config, policy: Policy, episodes: int) -> list[TextRow]:
     rows = []
     demonstrations = teacher.demonstrations(tasks, cfg.seed, 0.0, 1, render)
     for prompt, response, next_observation in demonstrations:
-        response_ids = [*policy.encode(response), policy.eos_ids[0]]
+        response_ids = policy.encode_response(response)
         obs_ids = policy.encode(next_observation)[: cfg.max_obs_tokens]
         separator_ids = policy.separator(response_ids) if cfg.wm_separator == "turn" else []
         tokens = TokenRow(

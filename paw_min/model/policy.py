@@ -34,6 +34,7 @@ from paw_min.model.head import is_argmax, token_scores
 transformers_logging.disable_progress_bar()  # one per file would hide our own
 
 HUB_TIMEOUT = 10.0  # seconds for an answer
+THOUGHT = "<think>"
 MODEL = "model."  # prefix of the language model's weights in Policy.state_dict()
 
 
@@ -56,9 +57,8 @@ class Policy(torch.nn.Module):
         self.pad_id = tokenizer.pad_token_id
         if self.pad_id is None:
             self.pad_id = tokenizer.eos_token_id
-        text_config = model.config.get_text_config()  # nested, where a model reads images as well
-        self.positions = getattr(text_config, "max_position_embeddings", sys.maxsize)
-        self.eos_ids = end_ids(tokenizer, model.generation_config)
+        self.positions = positions_of(model.config, sys.maxsize)
+        self.eos_ids = end_tokens(model, tokenizer)
         # Published generation defaults (top-p, repetition penalty) would make the sampled
         # distribution differ from the one whose log-probabilities are trained.
         model.generation_config = GenerationConfig(
@@ -146,27 +146,38 @@ class Policy(torch.nn.Module):
         return self.critic(batch)
 
     def encode_chat(self, message: str) -> list[int]:
-        """Token ids of one user message in the model's chat format, up to the response.
+        """Token ids of one user message in the model's chat format, up to the response."""
+        return self.encode_rendered(self.render([{"role": "user", "content": message}]))
+
+    def render(self, chat: list[dict[str, str]]) -> str:
+        """Messages in the model's chat format, up to the next response.
 
         Qwen3 without its own thinking, as in verl-agent; templates that state today's date, such as
-        Llama 3.2's, with a fixed one. Other templates ignore these two arguments.
+        Llama 3.2's, with a fixed one. Other templates ignore these two arguments. Only the template
+        writes control tokens: those in a message become plain text.
         """
-        return self.encode_rendered(self._render(self.plain(message)))
-
-    def _render(self, message: str) -> str:
         return self.tokenizer.apply_chat_template(
-            [{"role": "user", "content": message}], tokenize=False, add_generation_prompt=True,
-            enable_thinking=False, strftime_now=date(2024, 7, 26).strftime,
+            [message | {"content": self.plain(message["content"])} for message in chat],
+            tokenize=False, add_generation_prompt=True, enable_thinking=False,
+            strftime_now=date(2024, 7, 26).strftime,
         )  # fmt: skip
 
     @cached_property
-    def opened_thought(self) -> str:
-        """"<think>" where the chat template ends prompts with it, else "".
+    def opened(self) -> str:
+        """"<think>" where the template itself opens the thought of a response, else nothing."""
+        prompt = self.render([{"role": "user", "content": "a"}])
+        return THOUGHT if prompt.rstrip().endswith(THOUGHT) else ""
 
-        Such a model continues the thought, so its responses have the closing tag alone. Parsers get
-        this text before the response.
+    def plain(self, text: str) -> str:
+        """The text without control tokens: <|im_end|> becomes < |im_end|>.
+
+        So no page, passage or command can end a turn or begin another. Other text stays as it is.
         """
-        return "<think>" if self._render("a").rstrip().endswith("<think>") else ""
+        return self.control_starts.sub(r"\g<0> ", text)
+
+    @cached_property
+    def control_starts(self) -> re.Pattern:
+        return control_starts(self.tokenizer)
 
     @cached_property
     def turn_ids(self) -> list[int]:
@@ -184,28 +195,16 @@ class Policy(torch.nn.Module):
         return between
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text that somebody else may have written: without control tokens."""
+        """Token ids of a text from anywhere: no control token is among them."""
         return self.encode_rendered(self.plain(text))
 
+    def encode_response(self, text: str) -> list[int]:
+        """Token ids of a response to learn from, with its end token and no second <think>."""
+        return [*self.encode(text.removeprefix(self.opened)), self.eos_ids[0]]
+
     def encode_rendered(self, text: str) -> list[int]:
-        """Token ids of what a chat template has rendered: its control tokens are meant."""
+        """Token ids of what the chat template has written, control tokens included."""
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    def plain(self, text: str) -> str:
-        """The text with a space inside each name of a control token: < |im_end|>.
-
-        Otherwise a page or passage with "<|im_end|>" would end the user's turn. A text without such
-        names is not changed.
-        """
-        while self._control_names.search(text):
-            text = self._control_names.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
-        return text
-
-    @cached_property
-    def _control_names(self) -> re.Pattern:
-        names = [name for name in control_tokens(self.tokenizer) if len(name.strip()) > 1]
-        names.sort(key=len, reverse=True)  # the longest, where one begins with another
-        return re.compile("|".join(map(re.escape, names)) or r"(?!)")  # (?!) matches nothing
 
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
@@ -241,8 +240,7 @@ def load_tokenizer(folder: str, positions: int = 0):
             model = "a Hugging Face model folder, or checkpoint-... of a run"
             raise UserError(f"{folder} has no config.json: give {model}.")
         look_on_hub(folder)
-        text_config = AutoConfig.from_pretrained(folder).get_text_config()
-        limit = getattr(text_config, "max_position_embeddings", positions)
+        limit = positions_of(AutoConfig.from_pretrained(folder), positions)
         tokenizer = AutoTokenizer.from_pretrained(folder)
         if tokenizer.chat_template is None:
             raise UserError(f"{folder} has no chat template: use an instruct model")
@@ -256,37 +254,9 @@ def load_tokenizer(folder: str, positions: int = 0):
     return tokenizer
 
 
-def control_tokens(tokenizer) -> dict[str, int]:
-    """Name -> id of the tokens that are not text: ends, padding, roles of a chat."""
-    added = tokenizer.added_tokens_decoder.items()
-    marked = {token.content: number for number, token in added if token.special}
-    return marked | dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids))
-
-
-def end_ids(tokenizer, generation_config) -> list[int]:
-    """Tokens that end a response: the chat template's first, then the configuration's.
-
-    A base model with a chat template often lists its end of a document alone, so it would go on
-    behind its own turn.
-    """
-    chat = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
-    first_ids = []  # of what follows an answer, at the end of a chat and before the next message
-    for messages in (chat, chat + chat[:1]):
-        try:
-            text = tokenizer.apply_chat_template(messages, tokenize=False)
-        except Exception:  # a template that refuses an answer has no end of it
-            text = ""
-        after = text.partition("answer")[2]
-        first_ids += tokenizer(after, add_special_tokens=False)["input_ids"][:1]
-    found = []
-    # Two different ones are the roles of what follows.
-    is_end = len(first_ids) == 2 and first_ids[0] == first_ids[1]
-    if is_end and first_ids[0] in control_tokens(tokenizer).values():
-        found.append(first_ids[0])
-    configured = generation_config.eos_token_id
-    found += configured if isinstance(configured, list) else [configured]
-    found.append(tokenizer.eos_token_id)
-    return list(dict.fromkeys(token for token in found if token is not None))
+def positions_of(config, default: int) -> int:
+    """Most tokens of a sequence. Qwen3.5 and Gemma 3 nest this setting of the language model."""
+    return getattr(config.get_text_config(), "max_position_embeddings", default)
 
 
 def turn_text(tokenizer) -> str:
@@ -310,6 +280,55 @@ def turn_text(tokenizer) -> str:
     return text[start + len(words[1]) : end]
 
 
+def end_tokens(model, tokenizer) -> list[int]:
+    """The tokens that end a response: the template's, generation_config's and the tokenizer's.
+
+    A model may list one of them only. The first is what training targets end with.
+    """
+    published = model.generation_config.eos_token_id
+    if not isinstance(published, list):
+        published = [published]
+    ends = dict.fromkeys([turn_end(tokenizer), *published, tokenizer.eos_token_id])
+    ends.pop(None, None)
+    if not ends:
+        raise ValueError("it has no end token")
+    return list(ends)
+
+
+def turn_end(tokenizer) -> int | None:
+    """The special token with which the chat template ends an assistant's turn; None without one.
+
+    It follows the last message of a conversation as well as an earlier one. What differs there
+    begins the next turn.
+    """
+    chat = [{"role": "user", "content": "first"}, {"role": "assistant", "content": "second"}]
+    try:
+        between = turn_text(tokenizer)
+        last = tokenizer.apply_chat_template(chat, tokenize=False).rpartition("second")[2]
+    except Exception:  # a template for one turn, whatever it raises
+        return None
+    ends = [tokenizer(text, add_special_tokens=False)["input_ids"][:1] for text in (between, last)]
+    if ends[0] != ends[1] or not ends[0]:
+        return None
+    (token,) = ends[0]
+    return token if tokenizer.convert_ids_to_tokens(token) in special_tokens(tokenizer) else None
+
+
+def special_tokens(tokenizer) -> set[str]:
+    """The control tokens, as text."""
+    added = tokenizer.added_tokens_decoder.values()
+    return {token.content for token in added if token.special} | set(tokenizer.all_special_tokens)
+
+
+def control_starts(tokenizer) -> re.Pattern:
+    """Matches each character at which the text of a control token begins.
+
+    Also where two of them overlap: then both are broken by what is put after the character.
+    """
+    words = [re.escape(word) for word in sorted(special_tokens(tokenizer)) if len(word) > 1]
+    return re.compile(f"(?=(?:{'|'.join(words)})).", re.DOTALL) if words else re.compile("(?!)")
+
+
 def look_on_hub(name: str) -> None:
     """Raise the hub's error for a name that is no folder, not in the cache, and not on the hub.
 
@@ -324,7 +343,8 @@ def load_policy(
 ) -> Policy:
     """Policy from a Hugging Face folder or hub name, with fp32 weights; see load_tokenizer.
 
-    The folder of an adapter (lora.py) gives its start model with the adapter merged.
+    The folder of an adapter (lora.py) gives its start model with the adapter merged. Dropout is
+    off: trained log-probabilities would differ from the sampled ones.
     """
     tokenizer = load_tokenizer(folder)
     with load_errors(folder):
@@ -332,9 +352,11 @@ def load_policy(
         if start_folder:
             start = load_policy(start_folder, device=device).model
             return Policy(lora.merge(start, folder), tokenizer, temperature, precision)
+        config = AutoConfig.from_pretrained(folder)
+        switch_noise_off(config)
         model, info = AutoModelForCausalLM.from_pretrained(
-            folder, config=without_dropout(AutoConfig.from_pretrained(folder)),
-            dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True,
+            folder, config=config, dtype=torch.float32, attn_implementation="sdpa",
+            output_loading_info=True,
         )  # fmt: skip
         # transformers would draw missing weights at random.
         if info["missing_keys"]:
@@ -345,18 +367,12 @@ def load_policy(
         return Policy(model.to(device), tokenizer, temperature, precision)
 
 
-def without_dropout(config):
-    """The configuration of a model, in place, with all its rates of dropout at 0.
-
-    Old log-probs and those of the gradient step come from one policy. With dropout they would
-    differ by its noise, and the sampler has none. Models name the rates differently: dropout,
-    attention_dropout, resid_pdrop, layerdrop.
-    """
-    for part in {id(part): part for part in (config, config.get_text_config())}.values():
-        for name, value in list(vars(part).items()):
-            if "drop" in name and isinstance(value, float):
+def switch_noise_off(config) -> None:
+    """Set all rates of dropout (attention_dropout, resid_pdrop, ...) and of router noise to 0."""
+    for part in (config, config.get_text_config()):
+        for name, value in vars(part).items():
+            if isinstance(value, float) and ("drop" in name or "jitter" in name):
                 setattr(part, name, 0.0)
-    return config
 
 
 @contextmanager

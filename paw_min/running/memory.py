@@ -13,8 +13,8 @@ takes turns with both.
 
 Left out: rows longer than --micro-tokens, the weights that --shard gathers, temporary gradients and
 temporary numbers of AdamW, the cache of the transformers sampler, vLLM on a CPU, CUDA itself,
-fragmentation. A pass of PPO is too high by 4 bytes per parameter: the gradients of policy and
-critic take turns too.
+fragmentation, states of linear attention. A part for images counts as trained, which it is not. A
+pass of PPO is too high by 4 bytes per parameter: the gradients of policy and critic take turns too.
 
 Measured on a CPU, without PPO, --shard and vLLM (bench/memory.py): the estimates of a pass and
 of the peak were within 10 %. So a run is stopped if its estimated peak exceeds the free memory by
@@ -81,7 +81,7 @@ def estimate(
     # Per token, a layer saves two norms in fp32, four tensors of the MLP, and the queries, keys,
     # values and results of the attention: with few key heads, about three times the width.
     # A norm's result is saved for the gradient of its weight, which LoRA does not train.
-    text_config = model_config.get_text_config()
+    text_config = model_config.get_text_config()  # of models that also see, its part for text
     width = text_config.hidden_size
     inner = text_config.intermediate_size
     layer = (16 if cfg.lora_rank else 24) * width + number * (3 * width + 4 * inner)

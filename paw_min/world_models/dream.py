@@ -9,7 +9,6 @@ Everything else takes the world model as a function `predict`, so that tests can
 
 from collections import deque
 from collections.abc import Callable
-from datetime import date
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -55,10 +54,9 @@ class WorldModel:
     def __init__(self, policy: Policy, context: int, answer_tokens: int = 512):
         if context > policy.positions:
             # With rotary positions, transformers goes on; but the model has not learned them.
-            raise UserError(
-                f"a context of {context} tokens is more than the model's {policy.positions} "
-                f"positions: train it with --context {policy.positions} or less."
-            )
+            raise UserError(f"a context of {context} tokens is more than the model's "
+                            f"{policy.positions} positions: train it with --context "
+                            f"{policy.positions} or less.")  # fmt: skip
         self.policy = policy
         self.context = context
         self.answer_tokens = answer_tokens
@@ -150,7 +148,7 @@ class WorldModel:
                 spans.append(range(len(ids), len(ids) + len(answer)))
                 ids += answer
             elif number == 1:
-                ids += self.policy.encode_rendered(self._text(chat[:2]))
+                ids += self.policy.encode_rendered(self.policy.render(chat[:2]))
             elif number > 1:
                 ids += self._turn(message)
         return ids, spans
@@ -164,7 +162,7 @@ class WorldModel:
         text = command["content"]
         if text not in self._turns:
             chat = [said("system", ""), said("user", ""), said("assistant", BETWEEN), command]
-            _, between, after = self._text(chat).partition(BETWEEN)
+            _, between, after = self.policy.render(chat).partition(BETWEEN)
             if not between:
                 raise UserError("the chat template leaves out messages of a second turn: use "
                                 "another model.")  # fmt: skip
@@ -172,14 +170,6 @@ class WorldModel:
             after = after.removeprefix(self.policy.tokenizer.decode([self.end]))
             self._turns[text] = self.policy.encode_rendered(after)
         return self._turns[text]
-
-    def _text(self, chat: list[Message]) -> str:
-        # Neither an agent nor an environment can end a turn of the chat.
-        plain = [said(message["role"], self.policy.plain(message["content"])) for message in chat]
-        return self.policy.tokenizer.apply_chat_template(
-            plain, tokenize=False, add_generation_prompt=True, enable_thinking=False,
-            strftime_now=date(2024, 7, 26).strftime,
-        )  # fmt: skip
 
 
 def may_match(beginning: str, target: str) -> bool:

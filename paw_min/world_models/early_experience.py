@@ -143,6 +143,6 @@ def imitation_rows(policy: Policy, steps: list[Demonstrated]) -> list[TokenRow]:
     """Stage 2: the expert's responses to the agent's own prompts."""
     rows = []
     for step in steps:
-        response_ids = [*policy.encode(step.response), policy.eos_ids[0]]
+        response_ids = policy.encode_response(step.response)
         rows.append(TokenRow(policy.encode_chat(step.prompt), response_ids, []))
     return rows

@@ -87,7 +87,7 @@ def imitate(job: Job) -> Imitated:
             prompt_ids = policy.encode_chat(prompt(context, cfg.history_length))
             # As a rollout cuts it: pages of a dream may be longer than any real one.
             prompt_ids = prompt_ids[-cfg.max_prompt_tokens :]
-            response_ids = [*policy.encode(response), policy.eos_ids[0]]
+            response_ids = policy.encode_response(response)
             if len(prompt_ids) + len(response_ids) > policy.positions:
                 raise UserError(
                     f"--trajectories: won episode {number} has a response of {len(response_ids)} "

@@ -81,7 +81,7 @@ def sft_row(cfg: Config, policy: Policy, triplet: Triplet) -> TokenRow:
     """WM-SFT (B.1, Table A5): an empty thought and the true next observation as the label."""
     label = f"<think></think><next_state>{triplet.next_observation}</next_state>"
     prompt_ids = policy.encode_chat(prompt_text(cfg, triplet, reason=False))
-    return TokenRow(prompt_ids, [*policy.encode(label), policy.eos_ids[0]], [])
+    return TokenRow(prompt_ids, policy.encode_response(label), [])
 
 
 def recent(cfg: Config, turns: list[Turn]) -> list[Turn]:

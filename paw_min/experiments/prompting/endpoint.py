@@ -93,7 +93,7 @@ class Endpoint:
 
     # The policy's part: text to "token ids" and back.
 
-    opened_thought = ""  # a server's answers are complete
+    opened = ""  # the server's template is unknown
 
     def encode_chat(self, message: str) -> list[int]:
         return self.encode(message)
