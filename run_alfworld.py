@@ -33,7 +33,7 @@ PAPER = dict(
 
 PRESETS = {
     "tiny": TINY,
-    # Settings of the study in results/: a start model that almost never wins; a world with other
+    # Settings of the study in research/: a start model that almost never wins; a world with other
     # tools than those of the warm start; a pretrained model, for a GPU.
     "sparse": TINY | dict(model="sparse"),
     "changed": TINY | dict(data="changed"),

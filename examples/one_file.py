@@ -16,7 +16,7 @@ p > rho: their m is 0 (Eq. 7). And lambda_g is the share of the group's episodes
 
 trains three models in a world of locks: GRPO (RL alone), PaW, and a placebo, which is PaW with the
 answers to other actions as targets. On average over 16 seeds, they win 36, 95 and 36 % of the tasks
-in the end (results/locks). Read this file from top to bottom: the world, the model, sampling, the
+in the end (research/locks). Read this file from top to bottom: the world, the model, sampling, the
 equations, an update, a run, the comparison. To try an idea, change `top_alpha`, `clipped_mae` or
 `World`. "Line 4" is a line of the paper's Algorithm 1.
 """
@@ -65,7 +65,7 @@ R_MAX = 10.0  # return of an episode that is won
 # Why does a prediction after the action help the choice before it? Both read the same embedding of
 # the name. To predict the material, names of one material have to become alike, so that what RL
 # learns about one of them holds for the others. (The word "opens" tells a success of each lock,
-# which the reward does not. results/locks has a world with this word alone.)
+# which the reward does not. research/locks has a world with this word alone.)
 #
 # Why 8 materials? A model that knows only how frequent they are gives each p = 1/8, below
 # rho = 0.2. With 4 materials it would be 1/4: Eq. 7 would drop the words for them, and hardly any

@@ -5,8 +5,8 @@ import threading
 from collections import deque
 from pathlib import Path
 
-from paw_min.experiments.prompting import __main__ as prompting
 from paw_min.model.sampler import HFSampler, Request
+from research.paper.prompting import __main__ as prompting
 from tests.http_server import Server
 
 

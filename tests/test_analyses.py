@@ -18,12 +18,13 @@ from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.envs.webshop import Shop
 from paw_min.envs.webshop.env import WebShopAgent
-from paw_min.experiments import fig2ab, fig2c, kept, starts, transitions
-from paw_min.experiments.transitions import TextRow
 from paw_min.rows import TokenRow, flatten
 from paw_min.running.runs import read_metrics
 from paw_min.toy import webshop_shops
 from paw_min.update import mini_batches, prepare
+from research.paper import fig2ab, fig2c, kept, transitions
+from research.paper.transitions import TextRow
+from research.starts import measure as starts
 from tests.helpers import BASE, EPISODES, make_policy
 
 PAGE = "'Back to Search' [SEP] 'B09QKP7XQL' [SEP] 'WH1000 SONY Tea' [SEP] 'XBOX360 USB Café'"
@@ -351,7 +352,7 @@ def test_starts_play_the_episodes_of_the_first_update(finished, model, tmp_path,
     ids=str,
 )  # fmt: skip
 def test_a_damaged_file_of_starts_is_one_sentence(tmp_path, change, monkeypatch):
-    folder = Path(__file__).parent.parent / "results/starts"
+    folder = Path(__file__).parent.parent / "research/starts"
     (entry, *_) = json.loads((folder / "starts.json").read_text())
     file = tmp_path / "starts.json"
     file.write_text(json.dumps([entry]))
@@ -365,7 +366,7 @@ def test_a_damaged_file_of_starts_is_one_sentence(tmp_path, change, monkeypatch)
 
 
 def test_the_page_of_starts_has_the_recorded_numbers():
-    folder = Path(__file__).parent.parent / "results/starts"
+    folder = Path(__file__).parent.parent / "research/starts"
     page = (folder / "README.md").read_text()
     stored = starts.read(folder / "starts.json")
     for table in starts.tables(stored).split("\n\n"):

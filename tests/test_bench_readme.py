@@ -1,4 +1,4 @@
-"""The numbers of bench/README.md are those of bench/results: pytest tests/test_bench_readme.py
+"""The numbers of research/bench/README.md are those of research/bench/results.
 
 A section has tables and other text. Its table rows must be those that its function makes from the
 recorded file. Its text must have the numbers of the function, and no other decimal number except
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "bench/README.md").read_text()
+README = (ROOT / "research/bench/README.md").read_text()
 # Decimals that are not measured: targets, the paper's two, names, thresholds.
 CONSTANTS = {"0.3", "1.0", "+2.1", "+2.4", "2.5", "1.16"}
 # +1.5, -0.25, 151,936, 8.4e-06, 12; not the 2 of "TRL2" or the 3 of "2-3".
@@ -35,7 +35,7 @@ class Section:
 
 
 def load(name: str) -> dict:
-    return json.loads((ROOT / f"bench/results/{name}.json").read_text())
+    return json.loads((ROOT / f"research/bench/results/{name}.json").read_text())
 
 
 def section(title: str) -> Section:
@@ -219,20 +219,22 @@ def test_numbers_are_in_the_files(title):
 
 
 def test_every_result_has_its_section_and_its_command():
-    names = {path.stem for path in ROOT.glob("bench/results/*.json")}
+    names = {path.stem for path in ROOT.glob("research/bench/results/*.json")}
     assert {function.__name__ for function in SECTIONS.values()} == names
     for title, function in SECTIONS.items():
         report = load(function.__name__)
-        shown = re.search(r"\n    (python bench/.*)\n", README.partition(f"\n## {title}\n")[2])[1]
+        section = README.partition(f"\n## {title}\n")[2]
+        shown = re.search(r"\n    (python research/bench/.*)\n", section)[1]
         assert shown in report["command"]
 
 
 def test_wall_times_are_in_the_file():
-    recorded = (ROOT / "results/wall_time.txt").read_text()
+    recorded = (ROOT / "research/runs/wall_time.txt").read_text()
     for function in SECTIONS.values():
         script = f"{function.__name__}.py"
         (shown,) = re.findall(rf"^\| `{script}` \|.*\| (.*) \|$", README, re.M)
-        entry = recorded.partition(f"command: python bench/{script}")[2].partition("\n\n")[0]
+        start = f"command: python research/bench/{script}"
+        entry = recorded.partition(start)[2].partition("\n\n")[0]
         times = [(int(m), float(s)) for m, s in re.findall(r"(\d+)m([\d.]+)s", entry)]
         assert set(re.findall(r"(\d+) min (\d+) s", shown)) == {
             (str(m), f"{s:.0f}") for m, s in times

@@ -14,15 +14,16 @@ import numpy as np
 import pytest
 
 from paw_min.base.errors import UserError
-from paw_min.experiments import comparison, curves
-from paw_min.experiments.comparison import ARMS, STAGES, Arm, Begun, Entry, job_of, record
 from paw_min.running.runs import read_metrics
+from research import curves
+from research.comparison import run as comparison
+from research.comparison.run import ARMS, STAGES, Arm, Begun, Entry, job_of, record
 
 FLAGS = ["--preset", "open", "--updates", "16"]
 
 
 def test_a_run_without_a_stage_is_the_one_of_the_sweep(tmp_path):
-    """So the runs of results/fair are not repeated."""
+    """So the runs of research/fair are not repeated."""
     names = []
     for arm in ARMS[:2]:
         job = job_of(arm, Begun("", 0), "alfworld", 3, tmp_path, FLAGS)

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from paw_min.base.errors import UserError
-from paw_min.experiments import curves
-from paw_min.experiments.knowledge import Report
-from paw_min.experiments.sweep import plan
-from paw_min.experiments.table import markdown_table
 from paw_min.running.untrusted import read_json
+from research import curves
+from research.knowledge import Report
+from research.paper.sweep import plan
+from research.paper.table import markdown_table
 
 # Held-out success after updates 0, 2, 4, 6 by arm and seed, in hundredths.
 HEIGHTS = {
@@ -146,7 +146,7 @@ FAIR = Path(__file__).parent.parent / "results" / "fair"
 
 @pytest.fixture(scope="module")
 def fair(tmp_path_factory) -> dict[str, curves.Setting]:
-    """The archived runs of results/fair."""
+    """The archived runs of research/fair."""
     folder = tmp_path_factory.mktemp("fair")
     with tarfile.open(FAIR / "runs.tar.xz") as archive:
         archive.extractall(folder, filter="data")

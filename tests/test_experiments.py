@@ -21,11 +21,12 @@ import run_alfworld
 from paw_min import train
 from paw_min.base.errors import UserError, user_errors
 from paw_min.config import parse_args
-from paw_min.experiments import figures, study, sweep, table
-from paw_min.experiments.grids import GRIDS, PRINTED_SCALE, Arm
-from paw_min.experiments.starts import read as read_starts
 from paw_min.running import runs
 from paw_min.running.stored import public
+from research.paper import figures, sweep, table
+from research.paper.grids import GRIDS, PRINTED_SCALE, Arm
+from research.starts.measure import read as read_starts
+from research.study import analyze as study
 from tests.helpers import SMALL, argv
 
 ROOT = Path(__file__).parent.parent
@@ -67,7 +68,7 @@ def test_settings_of_the_arms(tmp_path):
     third = cfg("fair", "GRPO, a third of the rate", "--lr", "3e-4")
     assert third.lr == pytest.approx(1e-4) and not third.paw
     assert cfg("fair", "printed scale").wm_scale == 0.012
-    starts = {one.name: one for one in read_starts(ROOT / "results/starts/starts.json")}
+    starts = {one.name: one for one in read_starts(ROOT / "research/starts/starts.json")}
     for env, scale in PRINTED_SCALE.items():  # 1/(T|a|) of the start models, two digits
         assert float(f"{1 / starts[f'{env}-open-grpo-paw-seed0'].response_tokens:.2g}") == scale
     for tapo, rows in (

@@ -1,4 +1,4 @@
-"""bench/gpu.sh, run at small sizes on a CPU (--tiny).
+"""research/bench/gpu.sh, run at small sizes on a CPU (--tiny).
 
     python -m pytest tests/test_gpu_script.py
 """
@@ -19,7 +19,7 @@ PARTS = ("correctness", "rollout", "overhead-alfworld", "update-alfworld", "roof
 
 def gpu_script(*arguments, code: int = 0) -> str:
     env = {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = ["bash", "bench/gpu.sh", *map(str, arguments)]
+    command = ["bash", "research/bench/gpu.sh", *map(str, arguments)]
     done = subprocess.run(command, env=os.environ | env, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout

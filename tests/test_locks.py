@@ -1,4 +1,4 @@
-"""results/locks: its tables follow from the runs, and its page has their numbers.
+"""research/locks: its tables follow from the runs, and its page has their numbers.
 
 python -m pytest tests/test_locks.py
 """

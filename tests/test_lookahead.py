@@ -21,12 +21,6 @@ from paw_min.base.seeds import request_seed
 from paw_min.config import check
 from paw_min.envs.interface import Step
 from paw_min.envs.pool import EnvPool
-from paw_min.experiments import lookahead as experiment
-from paw_min.experiments import lookahead_samplers, lookahead_seeds
-from paw_min.experiments.curves import t_interval
-from paw_min.experiments.outcomes import has_no_effect
-from paw_min.experiments.table import markdown_table
-from paw_min.experiments.transitions import text_rows
 from paw_min.metrics import mean
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler, Request, Response
@@ -38,6 +32,13 @@ from paw_min.running.session import find_tasks
 from paw_min.toy.standins import make_model
 from paw_min.world_models import trajectories
 from paw_min.world_models.dream import WorldModel, word_tokenizer
+from research.curves import t_interval
+from research.lookahead import measure as experiment
+from research.lookahead import samplers as lookahead_samplers
+from research.lookahead import seeds as lookahead_seeds
+from research.outcomes import has_no_effect
+from research.paper.table import markdown_table
+from research.paper.transitions import text_rows
 from tests.helpers import make_policy
 
 # ---- the choice ----
@@ -715,7 +716,7 @@ def test_lines_of_an_unknown_model(tmp_path, monkeypatch):
 
 
 def recorded(name: str) -> tuple[str, list]:
-    """The page in results/lookahead, which has the table of this file, and the file's lines."""
+    """The page in research/lookahead, which has the table of this file, and the file's lines."""
     folder = Path(__file__).parent.parent / "results" / "lookahead"
     page = (folder / "README.md").read_text()
     found = [experiment.Played(**one) for one in read(folder / name)]
@@ -724,7 +725,7 @@ def recorded(name: str) -> tuple[str, list]:
 
 
 def test_the_page_has_the_recorded_numbers():
-    """results/lookahead: the table, and what the text says."""
+    """research/lookahead: the table, and what the text says."""
     page, found = recorded("lookahead-alfworld.json")
     by_key = {(one.model, one.rule, one.k): one for one in found}
     vetoes = [one for one in found if one.rule == "veto"]

@@ -16,7 +16,6 @@ import pytest
 import torch
 from transformers import Qwen2Config
 
-from bench import memory as bench
 from paw_min import train
 from paw_min.base.errors import UserError
 from paw_min.config import Config, check, parse_args
@@ -24,6 +23,7 @@ from paw_min.model import lora
 from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.running import memory, session
 from paw_min.running.memory import Estimate, estimate
+from research.bench import memory as bench
 from tests.helpers import SCRIPTS, make_policy
 
 ROOT = Path(__file__).parent.parent
@@ -114,7 +114,7 @@ ERROR = 0.10  # of the peak and of a pass, at most; RUNNING.md and memory.py sta
 
 
 def test_stored_measurements():
-    rows = json.loads((ROOT / "bench/results/memory.json").read_text())["rows"]
+    rows = json.loads((ROOT / "research/bench/results/memory.json").read_text())["rows"]
     assert [(row["model"], row["settings"]) for row in rows] == bench.CASES
     for row in rows:
         ours = bench.estimated(row["model"], row["settings"])

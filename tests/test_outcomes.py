@@ -14,13 +14,15 @@ import torch
 
 from paw_min.base.errors import UserError
 from paw_min.config import Config
-from paw_min.experiments import band, outcomes, teach
-from paw_min.experiments.table import markdown_table
-from paw_min.experiments.transitions import TextRow
 from paw_min.model.policy import load_policy
 from paw_min.rows import TokenRow
 from paw_min.running.untrusted import read_json
 from paw_min.toy import default_model
+from research import outcomes
+from research.paper.table import markdown_table
+from research.paper.transitions import TextRow
+from research.teach import band
+from research.teach import measure as teach
 from tests.helpers import EPISODES, make_episodes, make_policy
 
 
@@ -180,7 +182,7 @@ def test_shares_of_p():
     "env, bands", [("alfworld", ["38 %", "2 %"]), ("webshop", ["50 %", "15 %"]), ("search", [])]
 )
 def test_the_page_has_the_recorded_numbers(env, bands):
-    """results/teach: before training, and each loss at its end; the shares in the text."""
+    """research/teach: before training, and each loss at its end; the shares in the text."""
     folder = Path(__file__).parent.parent / "results" / "teach"
     page = (folder / "README.md").read_text()
     found = read_json(folder / f"teach-{env}.json", list[teach.Taught])
@@ -211,7 +213,7 @@ def test_the_band_in_which_the_clipped_mae_teaches():
 
 
 def test_the_picture_of_the_band(tmp_path):
-    stored = json.loads(Path("results/teach/teach-alfworld.json").read_text())
+    stored = json.loads(Path("research/teach/teach-alfworld.json").read_text())
     file = tmp_path / "teach-alfworld.json"
     file.write_text(json.dumps(stored))
     found = read_json(file, list[teach.Taught])

@@ -21,16 +21,16 @@ from paw_min.config import Config, parse_args
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Step, Tasks, Turn
 from paw_min.envs.pool import EnvPool
-from paw_min.experiments.prompting import __main__ as prompting
-from paw_min.experiments.prompting.agents import LESSONS, React
-from paw_min.experiments.prompting.demonstrations import EXAMPLES
-from paw_min.experiments.prompting.endpoint import Answer, Endpoint
 from paw_min.model.policy import load_policy
 from paw_min.model.sampler import Request
 from paw_min.rows import Episode
 from paw_min.running.session import Session
 from paw_min.toy import default_model
 from paw_min.train import train
+from research.paper.prompting import __main__ as prompting
+from research.paper.prompting.agents import LESSONS, React
+from research.paper.prompting.demonstrations import EXAMPLES
+from research.paper.prompting.endpoint import Answer, Endpoint
 from tests.chat import ChatServer, answers_of, completion, play
 
 KEY = "sk-test/0123456789abcdef"

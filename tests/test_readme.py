@@ -3,7 +3,7 @@
     python -m pytest tests/test_readme.py
 
 The pages are all tracked Markdown files. It does not matter on which page something stands or how
-it is worded. bench/README.md has a test of its own, test_bench_readme.py.
+it is worded. research/bench/README.md has a test of its own, test_bench_readme.py.
 """
 
 import ast
@@ -32,12 +32,13 @@ from paw_min.base import seeds
 from paw_min.config import parse_args
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.benchmarks import NAMES as ENVS
-from paw_min.experiments import figures, study, sweep, table, transitions
-from paw_min.experiments.grids import GRIDS
-from paw_min.experiments.outcomes import EDGES
 from paw_min.running.memory import estimate
 from paw_min.running.runs import read_metrics
 from paw_min.running.stored import differences
+from research.outcomes import EDGES
+from research.paper import figures, sweep, table, transitions
+from research.paper.grids import GRIDS
+from research.study import analyze as study
 from tests.test_memory import LARGE, SMALL
 
 ROOT = Path(__file__).parent.parent
@@ -377,7 +378,7 @@ def change(cell: dict) -> str:
 
 
 class Study:
-    """The recorded study: results/study/study.json."""
+    """The recorded study: research/study/study.json."""
 
     settings = json.loads((RESULTS / "study/study.json").read_text())
     sparse = settings[1]
@@ -472,13 +473,13 @@ def test_the_study_says_what_the_pages_say():
 
 def test_the_tables_of_the_study_are_in_its_file():
     assert [setting["name"] for setting in Study.settings] == ["tiny", "sparse", "changed"]
-    assert "\n".join(Study().why()) + "\n\n" in PAGES["results/README.md"]
+    assert "\n".join(Study().why()) + "\n\n" in PAGES["research/README.md"]
     expected = Study().rows()
     names = "|".join(re.escape(row.split(" | ")[0].strip("| ")) for row in expected)
-    pages = f"{PAGES['README.md']}\n{PAGES['results/README.md']}"
+    pages = f"{PAGES['README.md']}\n{PAGES['research/README.md']}"
     shown = re.findall(rf"^\| (?:{names}) \| .*\[[+-].*$", pages, flags=re.M)
     assert len(shown) >= 3 and set(shown) <= set(expected)
-    assert set(expected) <= set(PAGES["results/README.md"].splitlines())
+    assert set(expected) <= set(PAGES["research/README.md"].splitlines())
 
 
 def rises() -> dict[str, list[float]]:
@@ -544,7 +545,7 @@ def open_questions() -> list[str]:
         changes = [paw[update]["success"] - grpo[update]["success"] for grpo, paw in pairs("tiny")]
         return f"{100 * sum(changes) / len(changes):.1f}"
 
-    cells = {one["name"]: one["cells"] for one in load("results/study/study.json")}
+    cells = {one["name"]: one["cells"] for one in load("research/study/study.json")}
 
     def below(setting: str, arm: str) -> str:
         area = cells[setting][arm]["area"]
@@ -580,7 +581,8 @@ def recorded_decimals() -> set[str]:
     found |= decimals(" ".join(open_questions()))
     found |= {f"{sum(values) / len(values):.1f}" for values in rises().values()}
     found |= {f"{value:.1f}" for value in alfworld_curve().values()}
-    overhead, update = load("bench/results/overhead.json"), load("bench/results/update.json")
+    overhead = load("research/bench/results/overhead.json")
+    update = load("research/bench/results/update.json")
     for env in ("alfworld", "webshop"):
         percent = overhead[env]["percent"]
         found |= {f"{percent[key]:.1f}" for key in ("operations", "observation_tokens")}
@@ -588,7 +590,7 @@ def recorded_decimals() -> set[str]:
     memory = [update[env]["memory_ratio"]["trl_valid"] for env in NAMES]
     assert max(memory) <= 0.5  # "at most half"
     found |= {f"{edge:.1f}" for edge in (min(speeds), max(speeds))}
-    for setting in load("results/fair/curves.json")[:3]:  # GRPO with and without PaW
+    for setting in load("research/fair/curves.json")[:3]:  # GRPO with and without PaW
         area = setting["arms"]["GRPO w/ PaW"]["area"]
         found |= {f"{number:+.1f}" for number in (area["difference"], *area["t"])}
     # Locks: test_locks.py says that these are the runs'.
@@ -598,23 +600,25 @@ def recorded_decimals() -> set[str]:
 def recorded_percentages() -> set[str]:
     found = Study().percentages() | known_tokens()
     # Branch tokens between rho and 0.6 after the clipped MAE, above 0.99 after cross entropy.
-    taught = {one["loss"]: one["outcomes"][-1] for one in load("results/teach/teach-alfworld.json")}
+    runs = load("research/teach/teach-alfworld.json")
+    taught = {one["loss"]: one["outcomes"][-1] for one in runs}
     middle = [edge for edge in EDGES if 0.2 < edge <= 0.6]
     between = [taught["cmae-0.2"]["branch_shares"][EDGES.index(edge)] for edge in middle]
     found |= {f"{100 * sum(between):.0f}", f"{100 * taught['ce']['branch_shares'][-1]:.0f}"}
     found.add(f"{standard_error(alfworld_curve()[8], 60):.0f}")
-    shares = load("results/small/fig2c-webshop.json")["noisy"]
+    shares = load("research/small/fig2c-webshop.json")["noisy"]
     found |= {f"{100 * shares[key]:.0f}" for key in ("share", "CE", "MAE", "clipped MAE")}
     # The plan of the memory was within these errors.
     for part in ("passes", "all"):
-        errors = [abs(row["error"][part]) for row in load("bench/results/memory.json")["rows"]]
+        rows = load("research/bench/results/memory.json")["rows"]
+        errors = [abs(row["error"][part]) for row in rows]
         found.add(f"{ceil(100 * max(errors))}")
     return found
 
 
 WITH_NUMBERS = [
-    "README.md", "CHOICES.md", "RUNNING.md", "paw_min/README.md", "paw_min/experiments/README.md",
-    "results/README.md",
+    "README.md", "CHOICES.md", "RUNNING.md", "paw_min/README.md", "research/paper/README.md",
+    "research/README.md",
 ]  # fmt: skip
 
 
@@ -625,7 +629,7 @@ def test_numbers_are_in_the_files(page):
 
 
 def test_what_the_explanation_of_the_study_leaves_open():
-    page = " ".join(PAGES["results/README.md"].split())
+    page = " ".join(PAGES["research/README.md"].split())
     for sentence in open_questions():
         assert sentence in page
 
@@ -669,14 +673,14 @@ def test_one_malformed_row_gets_the_advantage_that_the_page_has():
 
 
 def test_the_shares_of_fig_2c_are_in_the_file():
-    shares = load("results/small/fig2c-webshop.json")["noisy"]
+    shares = load("research/small/fig2c-webshop.json")["noisy"]
     expected = {f"{100 * shares[key]:.0f}" for key in ("share", "CE", "MAE", "clipped MAE")}
     pages = [text for text in PAGES.values() if expected <= percentages(text)]
     assert pages and all("Fig. 2c" in text for text in pages)
 
 
 def test_tables_of_results_are_in_the_files():
-    page = PAGES["results/README.md"]
+    page = PAGES["research/README.md"]
     row = r"^\| (\w+-\S+seed\d) \| ([\d.]+) \| ([\d.]+) \|(?: ([\d.]+) \| ([\d.]+) \|)?"
     shown = re.findall(row, page, flags=re.M)
     assert len(shown) == 9
@@ -773,7 +777,7 @@ def test_the_study_follows_from_its_runs(tmp_path):
     over_grpo = 0
     for (setting, _, seed), m in paw.items():
         over_grpo += m["grad_norm_rl"] > ends[setting, "GRPO", seed]["grad_norm"]
-    text = prose(PAGES["results/README.md"])
+    text = prose(PAGES["research/README.md"])
     (shown,) = re.findall(rf"(\d+) of {len(paw)} runs.*? in (\d+) ", text)
     assert shown == (str(over_wm), str(over_grpo))
 
@@ -788,9 +792,9 @@ def test_every_metric_is_explained():
 
 @pytest.mark.slow
 def test_the_small_checks_are_in_their_files():
-    """The tables of results/small, and their minutes, wherever a table shows them."""
+    """The tables of research/small, and their minutes, wherever a table shows them."""
     small = RESULTS / "small"
-    page = PAGES["results/small/README.md"]
+    page = PAGES["research/small/README.md"]
     table_rows = [line for line in EVERYTHING.splitlines() if line.startswith("| ")]
     timed = re.findall(r"^\| ([\w-]+) \| (\d+) \|$", page, flags=re.M)
     assert len(timed) == 9
@@ -807,7 +811,7 @@ def test_the_small_checks_are_in_their_files():
 
 
 def test_the_stored_configs_are_those_of_the_presets():
-    """The commands of results/README.md still mean the settings that the runs had."""
+    """The commands of research/README.md still mean the settings that the runs had."""
     for folder in RESULTS.glob("*seed*"):
         env, *_, seed = folder.name.split("-")
         argv = ["--seed", seed[4:]] + ["--no-paw"] * ("-paw-" not in folder.name)

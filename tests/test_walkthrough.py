@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from paw_min import balance
-from paw_min.experiments import walkthrough
-from paw_min.experiments.walkthrough import Group, Report, Shown, Token
+from research.walkthrough import measure as walkthrough
+from research.walkthrough.measure import Group, Report, Shown, Token
 
 ROOT = Path(__file__).parent.parent
 
 
 def recorded() -> Report:
-    stored = json.loads((ROOT / "results/walkthrough/walkthrough.json").read_text())
+    stored = json.loads((ROOT / "research/walkthrough/walkthrough.json").read_text())
     stored["groups"] = [Group(**group) for group in stored["groups"]]
     for shown in stored["shown"]:
         shown["observation"] = [Token(**token) for token in shown["observation"]]

@@ -26,7 +26,7 @@ Each command writes <command>.json (records.py) to its folder when it is complet
 time since its last start. A rerun skips what is complete, also of a command that was killed: what
 the models have said, the rule-based players' episodes, epochs of training (running/stages.py).
 Scaling (sec. 6) and coverage of agents (sec. 5.3): scaling.py.
-results/word2world/README.md has a run of each. trajectories.py and dream.py have the deviations.
+research/word2world/README.md has a run of each. trajectories.py and dream.py have the deviations.
 """
 
 import os

@@ -1,0 +1,269 @@
+"""The study of PROTOCOL.md: examples/one_file.py with other losses, targets and worlds.
+
+    python research/locks/study.py run [--workers 2]    trains what runs.jsonl does not have yet
+    python research/locks/study.py table                tables.md and curves.png from runs.jsonl
+
+A run takes 13 s of CPU. An arm replaces a function of one_file or hands it another world; the file
+itself has no setting for any of this.
+"""
+
+import argparse
+import json
+import multiprocessing
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+FOLDER = Path(__file__).parent
+sys.path.insert(0, str(FOLDER.parent.parent))  # the repository, for examples and paw_min
+
+from examples import one_file  # noqa: E402
+from examples.one_file import Arm, World, make_arms, make_world  # noqa: E402
+
+SEEDS = range(2, 18)
+RUNS = FOLDER / "runs.jsonl"
+PAW = Arm()
+
+
+# ---- other functions of one_file ----
+
+top_alpha = one_file.top_alpha
+learn = one_file.learn
+
+
+def lowest_alpha(entropy: Tensor, alpha: float) -> Tensor:
+    """Eq. 4 upside down: the transitions with the lowest action entropy."""
+    return top_alpha(-entropy, alpha)
+
+
+def content_free(observation: Tensor) -> Tensor:
+    """Each target token is drawn from all observation tokens of the update: (N, O) -> (N, O)."""
+    tokens = observation.flatten()
+    return tokens[torch.randint(len(tokens), observation.shape)]
+
+
+def no_policy_loss(logp: Tensor, old_logp: Tensor, advantage: Tensor) -> Tensor:
+    return 0 * logp.sum()
+
+
+class Alternating:
+    """TAPO's schedule: every update trains the policy; the world model follows every fourth one."""
+
+    def __init__(self, every: int = 4):
+        self.every = every
+        self.updates = 0
+
+    def __call__(self, model, optimizer, rollout, advantage, weight, arm) -> None:
+        self.updates += 1
+        learn(model, optimizer, rollout, advantage, 0 * weight, arm)
+        if self.updates % self.every == 0:
+            learn(model, optimizer, rollout, 0 * advantage, weight, arm)
+
+
+# ---- other worlds ----
+
+
+class Outcome(World):
+    """The observation says whether the lock opens, and nothing of its material."""
+
+    def observation(self, name: str, tool: str) -> list[str]:
+        return super().observation(name, tool)[:1]
+
+
+class Shown(World):
+    """The prompt has the material."""
+
+    def prompt(self, name: str) -> list[str]:
+        return ["open", name, self.material_of[name], "with"]
+
+
+def as_class(kind: type[World], seed: int) -> World:
+    world = make_world(seed)
+    return kind(world.material_of, world.tool_of, world.locks)
+
+
+def own_materials(seed: int) -> World:
+    """Every name has a material of its own; the tools of the names are those of the default."""
+    world = make_world(seed)
+    material_of = {name: f"material-of-{name}" for name in world.material_of}
+    tool_of = {material_of[name]: world.right_tool(name) for name in material_of}
+    return World(material_of, tool_of, world.locks)
+
+
+# ---- the arms ----
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One arm in one world."""
+
+    arm: Arm
+    make_world: Callable[[int], World] = make_world
+    # Functions of one_file by name -> a function that makes the one to use instead.
+    instead: dict[str, Callable] = field(default_factory=dict)
+
+
+def keep(function):
+    """For `instead`: the same function in each run."""
+    return lambda: function
+
+
+PARTS = {
+    "content-free": Cell(replace(PAW, placebo=True), instead={"shuffled": keep(content_free)}),
+    "alpha 1": Cell(replace(PAW, alpha=1.0)),
+    "inverse": Cell(PAW, instead={"top_alpha": keep(lowest_alpha)}),
+    "mae": Cell(replace(PAW, rho=1.0)),
+    "ce": Cell(replace(PAW, loss="ce")),
+    "ce 0.05": Cell(Arm(scale=0.05, alpha=1.0, lambda_mode="constant", loss="ce")),
+    "constant": Cell(replace(PAW, lambda_mode="constant")),
+    "scale 0.1": Cell(replace(PAW, scale=0.1)),
+    "scale 10": Cell(replace(PAW, scale=10.0)),
+    "tapo": Cell(
+        Arm(alpha=1.0, lambda_mode="constant", loss="ce"), instead={"learn": Alternating}
+    ),
+    "world model alone": Cell(PAW, instead={"policy_loss": keep(no_policy_loss)}),
+}
+WORLDS = {
+    "outcome": partial(as_class, Outcome), "own": own_materials, "shown": partial(as_class, Shown),
+    "32 names": partial(make_world, names=32), "64 names": partial(make_world, names=64),
+    "256 names": partial(make_world, names=256),
+}  # fmt: skip
+CELLS = {name: Cell(arm) for name, arm in make_arms(PAW).items()} | PARTS
+for world_name, make in WORLDS.items():
+    for arm_name, arm in make_arms(PAW).items():
+        if arm_name != "placebo" or "names" not in world_name:
+            CELLS[f"{arm_name}, {world_name}"] = Cell(arm, make)
+
+
+# ---- runs ----
+
+
+def train(job: tuple[str, int]) -> dict:
+    """One run -> its line in runs.jsonl."""
+    name, seed = job
+    torch.set_num_threads(1)
+    cell = CELLS[name]
+    with ExitStack() as replaced:
+        for function, make_other in cell.instead.items():
+            replaced.enter_context(patch.object(one_file, function, make_other()))
+        curve = one_file.run(seed, cell.arm, cell.make_world(seed))
+    return {"cell": name, "seed": seed, "curve": [asdict(point) for point in curve]}
+
+
+def read_runs() -> dict[tuple[str, int], list[dict]]:
+    """{(cell, seed): curve}."""
+    if not RUNS.exists():
+        return {}
+    lines = [json.loads(line) for line in RUNS.read_text().splitlines()]
+    return {(line["cell"], line["seed"]): line["curve"] for line in lines}
+
+
+def run(workers: int) -> None:
+    from tqdm import tqdm
+
+    known = read_runs()
+    jobs = [(name, seed) for name in CELLS for seed in SEEDS if (name, seed) not in known]
+    with multiprocessing.get_context("spawn").Pool(workers) as pool, RUNS.open("a") as file:
+        for line in tqdm(pool.imap(train, jobs), total=len(jobs), unit="run"):
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+
+
+# ---- tables ----
+
+
+def area(curve: list[dict]) -> float:
+    """Mean success in percent, over the evaluations after the start."""
+    return 100 * mean(point["success"] for point in curve[1:])
+
+
+def difference(known: dict, a: str, b: str) -> str:
+    """a - b over the seeds: the mean, its 95 % t interval, and on how many seeds a is above."""
+    from research.curves import t_interval
+
+    values = [area(known[a, seed]) - area(known[b, seed]) for seed in SEEDS]
+    low, high = t_interval(values)
+    above = sum(value > 0 for value in values)
+    return f"{mean(values):+.1f} [{low:+.1f}, {high:+.1f}] | {above} of {len(values)}"
+
+
+def levels(known: dict, name: str) -> str:
+    """The columns of one cell: mean of the curve, at the end, p(material)."""
+    curves = [known[name, seed] for seed in SEEDS]
+    during = mean(area(curve) for curve in curves)
+    end = 100 * mean(curve[-1]["success"] for curve in curves)
+    material = mean(curve[-1]["material"] for curve in curves)
+    return f"{during:.1f} | {end:.1f} | {material:.2f}"
+
+
+def table() -> None:
+    """tables.md, with "not run" for an arm that does not have all seeds."""
+    known = read_runs()
+    complete = {name for name in CELLS if all((name, seed) in known for seed in SEEDS)}
+
+    def compared(a: str, b: str) -> str:
+        if a == b:
+            return " | "
+        return difference(known, a, b) if {a, b} <= complete else "not run | "
+
+    columns = "arm | mean of the curve | at the end | p(material) | minus GRPO | above on"
+    lines = [f"| {columns} | minus PaW | above on |", "|---" * 8 + "|"]
+    for name in [*make_arms(PAW), *PARTS]:
+        shown = levels(known, name) if name in complete else "not run | | "
+        lines.append(f"| {name} | {shown} | {compared(name, 'grpo')} | {compared(name, 'paw')} |")
+    lines += ["", "| world | GRPO | PaW | PaW - GRPO | above on | PaW - placebo | above on |",
+              "|---" * 7 + "|"]  # fmt: skip
+    for world in ["", *(f", {name}" for name in WORLDS)]:
+        values = []
+        for arm in (f"grpo{world}", f"paw{world}"):
+            values.append("not run")
+            if arm in complete:
+                values[-1] = f"{mean(area(known[arm, seed]) for seed in SEEDS):.1f}"
+        gain = compared(f"paw{world}", f"grpo{world}")
+        over = compared(f"paw{world}", f"placebo{world}") if f"placebo{world}" in CELLS else "- | "
+        shown = world.removeprefix(", ") or "128 names, the default"
+        lines.append(f"| {shown} | {' | '.join(values)} | {gain} | {over} |")
+    (FOLDER / "tables.md").write_text("\n".join(lines) + "\n")
+    draw(known)
+
+
+def draw(known: dict) -> None:
+    """Success of the three arms: the mean and its 95 % t interval at each evaluation."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    from research.curves import t_interval
+
+    figure, axis = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
+    labels = {"paw": "GRPO with PaW", "grpo": "GRPO", "placebo": "placebo: observations shuffled"}
+    for name, label in labels.items():
+        curves = [known[name, seed] for seed in SEEDS]
+        updates = [point["update"] for point in curves[0]]
+        by_update = [[100 * point["success"] for point in points] for points in zip(*curves)]
+        low, high = zip(*(t_interval(values) for values in by_update))
+        axis.plot(updates, [mean(values) for values in by_update], label=label)
+        axis.fill_between(updates, low, high, alpha=0.2)
+    axis.set(xlabel="updates", ylabel="success (%)", ylim=(0, 100))
+    axis.legend(frameon=False)
+    figure.savefig(FOLDER / "curves.png", dpi=150)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("command", choices=["run", "table"])
+    parser.add_argument("--workers", type=int, default=2, help="processes, one core each (2)")
+    args = parser.parse_args()
+    if args.command == "run":
+        run(args.workers)
+    else:
+        table()

@@ -1,0 +1,104 @@
+"""The runs behind each table and figure: arms, named as in the paper, and their flags.
+
+{size} stands for the size preset of the sweep (tiny, paper), {episodes} for the episodes per update
+of that preset, {third} for a third of its learning rate, {printed} for PRINTED_SCALE. The first arm
+is the one that `table` compares the others to.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Arm:
+    label: str
+    flags: str = ""  # of the run script; without any it trains GRPO w/ PaW
+
+
+def pair(name: str, flags: str) -> list[Arm]:
+    return [Arm(name, f"{flags} --no-paw"), Arm(f"{name} w/ PaW", flags)]
+
+
+GRPO = pair("GRPO", "")
+MAIN = GRPO + pair("GiGPO", "--algo gigpo")
+PLACEBO = Arm("placebo: shuffled targets", "--wm-target shuffled")
+STUDY = [  # research/study/PROTOCOL.md
+    *GRPO,
+    PLACEBO,
+    Arm("world-model loss x 0.1", "--wm-scale 0.1"),
+]
+
+# 1/(T|a|) of the open start models (research/starts): the scale of the world-model term relative to
+# Eq. 1 as printed, a sum over turns and tokens.
+PRINTED_SCALE = {"alfworld": 0.0055, "webshop": 0.012, "search": 0.061}
+
+PRINTED = Arm("printed scale", "--wm-scale {printed}")
+
+# TAPO's alternation without its rows. research/fair has runs of it.
+ALTERNATED = Arm("PaW's rows, alternated", "--preset {size} tapo --wm-rows paw")
+
+# research/fair/PROTOCOL.md
+FAIR_MAIN = [
+    *GRPO,
+    Arm("ECHO", "--preset {size} echo"),
+    PLACEBO,
+    PRINTED,
+]
+
+GRIDS = {
+    "table1": MAIN,  # and Table 5, its standard deviations
+    "table2": MAIN,  # --env search
+    # A.1: PPO plays as many episodes as the others, each in an environment of its own.
+    "table3-algorithms": [
+        *pair("PPO", "--algo ppo --groups {episodes} --group-size 1"),
+        *pair("RLOO", "--algo rloo"),
+    ],
+    "table3-models": [  # with -- --preset paper --data DIR
+        *pair("Qwen3-1.7B", "--model Qwen/Qwen3-1.7B --kl-coef 0"),
+        *pair("Llama3.2-3B-Instruct", "--model meta-llama/Llama-3.2-3B-Instruct"),
+        *pair("Qwen2.5-14B-Instruct", "--model Qwen/Qwen2.5-14B-Instruct"),
+    ],
+    # The last two are not in the paper. At rho = 1, Eq. 7 keeps every token and Eq. 8 is Eq. 6.
+    "table4": [
+        *GRPO,
+        Arm("w/o Ada. Coef.", "--lambda-mode constant"),
+        Arm("w/ CE loss", "--wm-loss ce"),
+        Arm("w/o clipping (MAE)", "--rho 1"),
+        Arm("w/o selection", "--select-ratio 1"),
+    ],
+    "fig6-alpha": [
+        Arm("α = 0.25", "--select-ratio 0.25"),
+        Arm("α = 0.5", "--select-ratio 0.5"),
+        Arm("α = 0.75", "--select-ratio 0.75"),
+        Arm("α = 1", "--select-ratio 1"),
+    ],
+    "fig6-rho": [
+        Arm("ρ = 0.1", "--rho 0.1"),
+        Arm("ρ = 0.2", "--rho 0.2"),
+        Arm("ρ = 0.4", "--rho 0.4"),
+        Arm("ρ = 0.8", "--rho 0.8"),
+        Arm("ρ = 1", "--rho 1"),
+    ],
+    "study": STUDY,
+    "study-all": [
+        *STUDY,
+        Arm("w/o Ada. Coef.", "--lambda-mode constant"),
+        Arm("w/ CE loss", "--wm-loss ce"),
+        Arm("ECHO", "--preset {size} echo"),
+        *pair("GiGPO", "--algo gigpo"),
+    ],
+    "fair-pair": GRPO,
+    # Is it the content of the gradient, or its size?
+    "fair-placebo": [*GRPO, PLACEBO],
+    "fair-size": [*GRPO, PLACEBO, PRINTED],
+    "fair-main": FAIR_MAIN,
+    "fair": [
+        *FAIR_MAIN,
+        Arm("world-model loss x 0.1", "--wm-scale 0.1"),
+        Arm("GRPO, a third of the rate", "--no-paw --lr {third}"),
+        ALTERNATED,
+        Arm("GRPO, mean", "--no-paw --normalize mean"),
+        Arm("GRPO w/ PaW, mean", "--normalize mean"),
+    ],
+    "neighbors": [*STUDY, Arm("ECHO", "--preset {size} echo")],
+    "tapo": [*GRPO, Arm("TAPO", "--preset {size} tapo"), ALTERNATED],
+}

@@ -1,0 +1,384 @@
+"""Tables 1-5 from finished runs: mean ± standard deviation over seeds, and paired differences.
+
+    python -m research.paper.table runs/table1-alfworld.json ... | RUN ... [--out FILE.md]
+
+Every number is of a run's last evaluation, in percent. A task counts once, however often it was
+played; episodes lost to a broken environment do not count. The difference of an arm to the first
+arm is taken seed by seed and task by task. Its interval is a bootstrap: draw seeds, then tasks,
+both with replacement. All seeds share the panel, so the tasks of a draw are the same for all seeds.
+Runs without evaluation.json have no outcomes per task: their numbers come from metrics.jsonl, and
+only seeds are drawn. With three seeds, that interval is the range from the worst to the best seed,
+which holds the true mean in 75 % of the cases if the distribution is symmetric.
+"""
+
+import json
+import re
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+from typing_extensions import NotRequired, TypedDict  # pydantic needs it on Python 3.11
+
+from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.files import reading, writing
+from paw_min.running.runs import read_metrics
+from paw_min.running.untrusted import exact, open_ended, read_json
+
+DRAWS = 2000
+MAX_STEPS = 10**12  # of an environment; more is a damaged file
+TYPES = {  # task type -> the paper's column, in the paper's order
+    "pick_and_place_simple": "Pick", "look_at_obj_in_light": "Look",
+    "pick_clean_then_place_in_recep": "Clean", "pick_heat_then_place_in_recep": "Heat",
+    "pick_cool_then_place_in_recep": "Cool", "pick_two_obj_and_place": "Pick2",
+    "nq": "NQ", "triviaqa": "TriviaQA", "popqa": "PopQA", "hotpotqa": "HotpotQA",
+    "2wikimultihopqa": "2Wiki", "musique": "MuSiQue", "bamboogle": "Bamboogle",
+}  # fmt: skip
+
+Column = dict[str, dict[str, float]]  # part -> task -> percent; the parts have equal weights
+
+
+@exact
+@dataclass
+class Entry:
+    """A run of a sweep, as in its JSON file."""
+
+    label: str
+    seed: int
+    folder: str  # relative to the file
+    # Environment steps of a stage before the run (comparison.py).
+    steps_before: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 0
+
+
+@open_ended
+class Settings(TypedDict):
+    """What tables and figures use of a config.json, which has every setting."""
+
+    env: str
+    seed: int
+    updates: int
+    rho: float
+    select_ratio: float
+
+
+@exact
+class Outcome(TypedDict):
+    """An episode of an evaluation.json."""
+
+    task: str
+    task_type: str
+    won: bool
+    score: float | None
+    failed: NotRequired[str]  # why the episode was lost; earlier versions left these out
+
+
+@exact
+class Evaluation(TypedDict):
+    """An evaluation.json."""
+
+    update: int
+    episodes: Annotated[list[Outcome], Field(min_length=1)]
+
+
+@dataclass(kw_only=True)
+class Result(Entry):
+    """The last evaluation of a run."""
+
+    config: Settings
+    metrics: dict  # the line of metrics.jsonl
+    episodes: list[Outcome] | None  # of evaluation.json
+
+    def columns(self, per_task: bool) -> dict[str, Column]:
+        env = self.config["env"]
+        if per_task:
+            return of_episodes(env, self.episodes)
+        return of_metrics(env, self.metrics)
+
+
+@dataclass
+class Cell:
+    """One arm in one column, over its seeds."""
+
+    seeds: int
+    mean: float
+    std: float | None = None  # of one seed: None
+    difference: float | None = None  # to the first arm, over the seeds of both
+    low: float | None = None
+    high: float | None = None
+
+    def value(self) -> str:
+        if self.std is None:
+            return f"{self.mean:.1f}"
+        return f"{self.mean:.1f} ± {self.std:.1f}"
+
+    def change(self) -> str:
+        if self.difference is None:
+            return "–"
+        if self.low is None:
+            return f"{self.difference:+.1f}"
+        return f"{self.difference:+.1f} [{self.low:+.1f}, {self.high:+.1f}]"
+
+
+def value(column: Column) -> float:
+    """The mean over the parts of the mean over their tasks."""
+    return float(np.mean([np.mean(list(tasks.values())) for tasks in column.values()]))
+
+
+def paired(ours: list[Column], base: list[Column]) -> list[np.ndarray]:
+    """Differences by seed and task -> (seeds, tasks) for each part; only what all runs have."""
+    runs = ours + base
+    parts = [part for part in base[0] if all(part in run for run in runs)]
+    differences = []
+    for part in parts:
+        tasks = [task for task in base[0][part] if all(task in run[part] for run in runs)]
+        if not tasks:
+            continue
+        rows = []
+        for own, other in zip(ours, base):
+            rows.append([own[part][task] - other[part][task] for task in tasks])
+        differences.append(np.array(rows))  # (seeds, tasks)
+    return differences
+
+
+def interval(parts: list[np.ndarray], draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
+    """95 % bootstrap interval of the mean of the parts' means, parts: (seeds, tasks) each."""
+    rng = np.random.default_rng(seed)
+    n_seeds = len(parts[0])
+    means = []
+    for _ in range(draws):
+        seeds = rng.integers(n_seeds, size=n_seeds)
+        drawn = []
+        for part in parts:
+            # All seeds share the tasks of a draw: average over the seeds first.
+            by_task = part[seeds].mean(0)  # (tasks,)
+            tasks = rng.integers(len(by_task), size=len(by_task))
+            drawn.append(by_task[tasks].mean())
+        means.append(np.mean(drawn))
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def compare(ours: dict[int, Column], base: dict[int, Column], per_task: bool) -> Cell:
+    """One cell from the columns by seed; base: those of the first arm, {} for that arm itself."""
+    values = [value(column) for column in ours.values()]
+    cell = Cell(seeds=len(values), mean=float(np.mean(values)))
+    if len(values) > 1:
+        cell.std = float(np.std(values, ddof=1))
+    seeds = sorted(ours.keys() & base.keys())
+    if not seeds:
+        return cell
+    parts = paired([ours[seed] for seed in seeds], [base[seed] for seed in seeds])
+    if not parts:
+        return cell
+    cell.difference = float(np.mean([part.mean() for part in parts]))
+    # One seed without tasks is a single number: there is nothing to draw.
+    if per_task or len(seeds) > 1:
+        cell.low, cell.high = interval(parts)
+    return cell
+
+
+def columns(env: str, by_type: Column, pooled: dict, score: dict) -> dict[str, Column]:
+    """The paper's columns of a benchmark; the last one is the overall success."""
+    if env == "webshop":
+        return {"Score": {"": score}, "Success": {"": pooled}}
+    order = [kind for kind in TYPES if kind in by_type]
+    order += sorted(by_type.keys() - TYPES.keys())
+    found = {TYPES.get(kind, kind): {"": by_type[kind]} for kind in order}
+    if env == "search":
+        found["Avg."] = by_type  # the types have equal weights
+    else:
+        found["All"] = {"": pooled}
+    return found
+
+
+def of_episodes(env: str, episodes: list[Outcome]) -> dict[str, Column]:
+    """Columns from the outcomes in evaluation.json."""
+    won = defaultdict(list)
+    score = defaultdict(list)
+    tasks_of = defaultdict(set)  # of a task type
+    for episode in episodes:
+        task = episode["task"]
+        won[task].append(100 * episode["won"])
+        score[task].append(100 * (episode["score"] or 0))
+        tasks_of[episode["task_type"]].add(task)
+    pooled = mean_by_task(won)
+    by_type = {}
+    for kind, tasks in tasks_of.items():
+        by_type[kind] = {task: percent for task, percent in pooled.items() if task in tasks}
+    return columns(env, by_type, pooled, mean_by_task(score))
+
+
+def mean_by_task(percents: dict[str, list[float]]) -> dict[str, float]:
+    return {task: float(np.mean(played)) for task, played in percents.items()}
+
+
+def of_metrics(env: str, line: dict) -> dict[str, Column]:
+    """Columns from a line of metrics.jsonl; the whole panel stands for one task."""
+    by_type = {}
+    for name, share in line.items():
+        metric, _, kind = name.partition("/")
+        if metric == "eval_success" and kind:
+            by_type[kind] = {"": 100 * share}
+    pooled = {"": 100 * line["eval_success"]}
+    return columns(env, by_type, pooled, {"": line.get("eval_score", 0.0)})
+
+
+def find(paths: list[Path]) -> list[Entry]:
+    """The runs of sweep files, or run folders as they are: the arm is the name without its seed."""
+    entries = []
+    for path in paths:
+        if path.is_dir():
+            label = re.sub(r"-seed\d+$", "", path.resolve().name)
+            seed = read_json(path / "config.json", Settings)["seed"]
+            entries.append(Entry(label, seed, str(path)))
+        else:
+            for entry in read_json(path, list[Entry]):
+                entry.folder = str(path.parent / entry.folder)
+                entries.append(entry)
+    return entries
+
+
+def load(paths: list[Path]) -> tuple[list[Result], list[str]]:
+    """The last evaluations of the runs, and notes on those that are not finished."""
+    results = {}
+    notes = []
+    for entry in find(paths):
+        folder = Path(entry.folder)
+        lines = read_metrics(entry.folder)
+        evaluated = [line for line in lines if "eval_success" in line]
+        if not evaluated:
+            notes.append(f"No evaluation yet: {folder}.")
+            continue
+        config = read_json(folder / "config.json", Settings)
+        if lines[-1]["update"] < config["updates"]:
+            progress = f"{lines[-1]['update']} of {config['updates']} updates"
+            notes.append(f"Not finished: {folder}, {progress}.")
+        file = folder / "evaluation.json"
+        episodes = None
+        if file.exists():
+            episodes = played(file)
+        result = Result(
+            label=entry.label,
+            seed=entry.seed,
+            folder=entry.folder,
+            config=config,
+            metrics=evaluated[-1],
+            episodes=episodes,
+        )
+        same = results.setdefault((config["env"], entry.label, entry.seed), result)
+        if same.folder != entry.folder:
+            raise UserError(f"{entry.label!r}, seed {entry.seed}, is both {same.folder} and "
+                            f"{folder}: leave one of them out.")  # fmt: skip
+    if not results:
+        raise UserError(f"no evaluation in {', '.join(map(str, paths))}: run the sweep first.")
+    return list(results.values()), notes
+
+
+def played(file: Path) -> list[Outcome]:
+    """The episodes of an evaluation.json, without those that were lost."""
+    listed = read_json(file, Evaluation)["episodes"]
+    found = [episode for episode in listed if not episode.get("failed")]
+    with reading(file):
+        if not found:
+            raise ValueError("all its episodes were lost")
+    return found
+
+
+def compute(results: list[Result]) -> tuple[dict[str, dict[str, Cell]], bool]:
+    """label -> column -> cell, for the runs of one benchmark; do all have outcomes per task?"""
+    per_task = all(result.episodes is not None for result in results)
+    by_arm = defaultdict(dict)  # label -> seed -> name -> column
+    for result in results:
+        by_arm[result.label][result.seed] = result.columns(per_task)
+
+    # Only columns that all runs have, in the order of the first run.
+    runs = [columns for arm in by_arm.values() for columns in arm.values()]
+    names = [name for name in runs[0] if all(name in columns for columns in runs)]
+    first = results[0].label
+    table = {}
+    for label, arm in by_arm.items():
+        base = {} if label == first else by_arm[first]
+        table[label] = {}
+        for name in names:
+            ours = {seed: columns[name] for seed, columns in arm.items()}
+            theirs = {seed: columns[name] for seed, columns in base.items()}
+            table[label][name] = compare(ours, theirs, per_task)
+    return table, per_task
+
+
+def markdown_table(header: list[str], lines: list[list]) -> str:
+    """Floats with three digits, a dash for None."""
+    rows = []
+    for line in [header, *lines]:
+        rows.append(f"| {' | '.join(shown(entry) for entry in line)} |")
+    rows.insert(1, "|---" * len(header) + "|")
+    return "\n".join(rows)
+
+
+def shown(entry: str | int | float | None) -> str:
+    if entry is None:
+        return "-"
+    if isinstance(entry, float):
+        return f"{entry:.3f}"
+    return str(entry)
+
+
+def markdown(table: dict[str, dict[str, Cell]], per_task: bool) -> str:
+    """Two tables, means and differences, with the notes that they need."""
+    first, *others = table
+    names = list(table[first])
+    counts = sorted({cell.seeds for row in table.values() for cell in row.values()})
+    several = counts != [1]
+
+    means = [[arm, *(cell.value() for cell in row.values())] for arm, row in table.items()]
+    note = "Mean of one seed"
+    if several:
+        note = f"Mean ± standard deviation over {' or '.join(map(str, counts))} seeds"
+    lines = [markdown_table(["method", *names], means), ""]
+    lines += [f"{note}; last evaluation, in percent.", ""]
+    if not others:
+        return "\n".join(lines)
+
+    drawn = []
+    if several:
+        drawn.append("seeds")
+    if per_task:
+        drawn.append("tasks")
+    text = "no interval"
+    if drawn:
+        text = f"95 % bootstrap interval, {DRAWS} draws of {' and '.join(drawn)}"
+    if not per_task:
+        text += " (a run has no evaluation.json, so tasks are not drawn)"
+    changes = [[arm, *(cell.change() for cell in table[arm].values())] for arm in others]
+    lines += [markdown_table([f"difference to {first}", *names], changes), ""]
+    lines += [f"Points, same seeds and tasks; {text}.", ""]
+    return "\n".join(lines)
+
+
+def main(paths: list[Path], out: Path | None) -> None:
+    results, notes = load(paths)
+    text = ""
+    tables = {}
+    for env in dict.fromkeys(result.config["env"] for result in results):
+        table, per_task = compute([result for result in results if result.config["env"] == env])
+        text += f"### {env}\n\n{markdown(table, per_task)}\n"
+        tables[env] = {
+            arm: {name: asdict(cell) for name, cell in row.items()} for arm, row in table.items()
+        }
+    text = (text + "\n".join(notes)).rstrip()
+    print(text)
+    if out:
+        plain = json.dumps(tables, indent=1, ensure_ascii=False)
+        with writing(str(out)):
+            out.write_text((plain if out.suffix == ".json" else text) + "\n")
+
+
+if __name__ == "__main__":
+    parser = Parser(description=__doc__)
+    parser.add_argument("paths", nargs="+", type=Path, help="sweep files or run folders")
+    parser.add_argument("--out", type=Path, help="also write it there, as .md or .json")
+    args = parser.parse_args()
+    with user_errors():
+        main(args.paths, args.out)
