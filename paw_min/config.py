@@ -322,7 +322,7 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
         preset |= METHODS[name]
     cfg = Config(**preset | given)
     check(cfg)
-    # TextWorld has no published data. An endpoint (experiments/prompting) has `paper` as default.
+    # TextWorld has no published data. An endpoint (paper/prompting) has `paper` as default.
     is_chosen = size in PUBLISHED and size != default and env != "textworld"
     if is_chosen and toy.is_generated(env, cfg.data):
         raise UserError(

@@ -133,7 +133,7 @@ def test_a_stage_that_fails_says_why_in_one_sentence(tmp_path):
 
 # ---- the recorded runs ----
 
-RESULTS = Path(__file__).parent.parent / "results" / "comparison"
+RESULTS = Path(__file__).parent.parent / "research" / "comparison"
 
 
 @pytest.fixture(scope="module")

@@ -141,7 +141,7 @@ def test_a_missing_metric_is_named(sweep, tmp_path):
         curves.read(sweep, None)
 
 
-FAIR = Path(__file__).parent.parent / "results" / "fair"
+FAIR = Path(__file__).parent.parent / "research" / "fair"
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,6 @@ RWML = f"{JOBS} rwml alfworld --out rwml --tasks 2 {SMALL} --max-turns 8"
 WORD2WORLD = "-m paw_min.world_models.word2world"
 CHATS = "--trajectories chats/trajectories.json"
 DREAM = f"--world-model dream --answer-tokens 8 {SMALL}"
-STUDY = "-m research"
 
 # name: (command, the file with its numbers)
 COMMANDS = {
@@ -111,24 +110,27 @@ COMMANDS = {
     ),
     # Analyses.
     "inspect": ("-m paw_min.inspect runs/grpo --against runs/grpo --out page.html", "page.html"),
-    "knowledge": (f"{STUDY}.knowledge runs/grpo --out knowledge.json", "knowledge.json"),
-    "kept": (f"{STUDY}.paper.kept runs/grpo --out study", "study/kept-alfworld.json"),
-    "fig2ab": (f"{STUDY}.paper.fig2ab runs/grpo --out study", "study/fig2ab-alfworld.json"),
-    "fig2c": (f"{STUDY}.paper.fig2c runs/grpo --out study", "study/fig2c-alfworld.json"),
+    "knowledge": ("-m research.knowledge runs/grpo --out knowledge.json", "knowledge.json"),
+    "kept": ("-m research.paper.kept runs/grpo --out study", "study/kept-alfworld.json"),
+    "fig2ab": ("-m research.paper.fig2ab runs/grpo --out study", "study/fig2ab-alfworld.json"),
+    "fig2c": ("-m research.paper.fig2c runs/grpo --out study", "study/fig2c-alfworld.json"),
     "teach": (
-        f"{STUDY}.teach.measure alfworld --losses ce cmae-0.2 --epochs 1 --episodes 8 --group-size 2 "
-        f"--eval-tasks 2 --max-turns 3 --precision fp32 --out study",
+        "-m research.teach.measure alfworld --losses ce cmae-0.2 --epochs 1 --episodes 8 "
+        "--group-size 2 --eval-tasks 2 --max-turns 3 --precision fp32 --out study",
         "study/teach-alfworld.json",
     ),
-    "starts": (f"{STUDY}.starts.measure alfworld --group-size 2 {SMALL} --out study", "study/starts.json"),
+    "starts": (
+        f"-m research.starts.measure alfworld --group-size 2 {SMALL} --out study",
+        "study/starts.json",
+    ),
     "lookahead": (
-        f"{STUDY}.lookahead.measure alfworld --models a=runs/grpo --k 2 --replays 4 {SMALL} "
+        f"-m research.lookahead.measure alfworld --models a=runs/grpo --k 2 --replays 4 {SMALL} "
         "--eval-temperature 1 --out study",
         "study/lookahead-alfworld.json",
     ),
     "prompting": (
-        f"{STUDY}.paper.prompting alfworld --agent react --eval-tasks 1 --max-turns 2 --precision fp32 "
-        "--name react",
+        "-m research.paper.prompting alfworld --agent react --eval-tasks 1 --max-turns 2 "
+        "--precision fp32 --name react",
         "runs/react/evaluation.json",
     ),
 }  # fmt: skip

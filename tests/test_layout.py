@@ -34,7 +34,7 @@ def test_the_ground_floor_imports_nothing_of_ours():
 def test_the_package_imports_neither_examples_nor_tests():
     for path in PACKAGE.rglob("*.py"):
         roots = {name.split(".")[0] for name in imported_by(path)}
-        assert not roots & {"examples", "tests", "bench", "results"}, path
+        assert not roots & {"examples", "tests", "research"}, path
 
 
 @pytest.mark.parametrize("own", ["alfworld", "webshop", "search"])

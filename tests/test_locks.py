@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-LOCKS = Path(__file__).parent.parent / "results" / "locks"
+LOCKS = Path(__file__).parent.parent / "research" / "locks"
 
 
 @pytest.fixture(scope="module")

@@ -717,7 +717,7 @@ def test_lines_of_an_unknown_model(tmp_path, monkeypatch):
 
 def recorded(name: str) -> tuple[str, list]:
     """The page in research/lookahead, which has the table of this file, and the file's lines."""
-    folder = Path(__file__).parent.parent / "results" / "lookahead"
+    folder = Path(__file__).parent.parent / "research" / "lookahead"
     page = (folder / "README.md").read_text()
     found = [experiment.Played(**one) for one in read(folder / name)]
     assert experiment.table(found) in page
@@ -761,7 +761,7 @@ def test_the_page_has_the_recorded_numbers():
 
 def test_the_page_has_the_numbers_of_weights_trained_by_rl():
     """Both tables of lookahead_seeds, and what the text says."""
-    folder = Path(__file__).parent.parent / "results" / "lookahead"
+    folder = Path(__file__).parent.parent / "research" / "lookahead"
     page = (folder / "README.md").read_text()
     text = " ".join(page.split())
     files = sorted(folder.glob("lookahead-rl-seed*.json"))
@@ -817,7 +817,7 @@ def test_the_page_has_the_numbers_of_weights_trained_by_rl():
 
 
 def test_the_page_has_the_vetoes_at_a_probability():
-    folder = Path(__file__).parent.parent / "results" / "lookahead"
+    folder = Path(__file__).parent.parent / "research" / "lookahead"
     page = (folder / "README.md").read_text()
     found = [experiment.Played(**one) for one in read(folder / "lookahead-veto-at.json")]
     names = ["model", "rule", "success", "no_effect", "vetoed", "precision", "base_rate"]

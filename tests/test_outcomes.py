@@ -1,4 +1,4 @@
-"""Knowledge of outcomes (experiments/outcomes.py) and what a loss can teach (experiments/teach.py).
+"""Knowledge of outcomes (research/outcomes.py), and what a loss can teach (teach/measure.py).
 
     python -m pytest tests/test_outcomes.py
 """
@@ -183,7 +183,7 @@ def test_shares_of_p():
 )
 def test_the_page_has_the_recorded_numbers(env, bands):
     """research/teach: before training, and each loss at its end; the shares in the text."""
-    folder = Path(__file__).parent.parent / "results" / "teach"
+    folder = Path(__file__).parent.parent / "research" / "teach"
     page = (folder / "README.md").read_text()
     found = read_json(folder / f"teach-{env}.json", list[teach.Taught])
     first = found[0].outcomes[0]

@@ -769,7 +769,7 @@ def test_a_whole_run(tmp_path, games_root, monkeypatch, capsys):
 
 # ---- the page of the recorded runs ----
 
-PAGE = Path(__file__).parent.parent / "results" / "rwml"
+PAGE = Path(__file__).parent.parent / "research" / "rwml"
 
 
 def test_the_tables_of_the_page_are_in_the_files():

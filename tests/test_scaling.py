@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from paw_min.base.errors import UserError
-from paw_min.world_models import scaling, word2world
+from paw_min.world_models import word2world
 from paw_min.world_models.trajectories import Trajectory, said, write_trajectories
+from research.word2world import scaling
 from research.word2world.scaling import Cell
 
 # Results of word2world.

@@ -1048,7 +1048,7 @@ def test_a_warm_start_turns_the_roles_of_an_agent(tmp_path):
 
 # --- the page of results ---------------------------------------------------------------------
 
-PAGE = Path(__file__).parent.parent / "results" / "word2world"
+PAGE = Path(__file__).parent.parent / "research" / "word2world"
 
 
 def percent(value):

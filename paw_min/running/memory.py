@@ -17,9 +17,9 @@ fragmentation, states of linear attention. A part for images counts as trained, 
 pass of PPO is too high by 4 bytes per parameter: the gradients of policy and critic take turns too.
 
 Measured on a CPU, without PPO, --shard and vLLM (research/bench/results/memory.json): the estimates
-of a pass and of the peak were within 10 %. So a run is stopped if its estimated peak exceeds the free memory by
-more than 10 %. In the 10 % below and above the free memory, the estimate cannot tell: the run says
-so.
+of a pass and of the peak were within 10 %. So a run is stopped if its estimated peak exceeds the
+free memory by more than 10 %. In the 10 % below and above the free memory, the estimate cannot
+tell: the run says so.
 """
 
 import os
