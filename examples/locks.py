@@ -35,12 +35,12 @@ from paw_min.rows import TokenRow
 from paw_min.toy.standins import make_tokenizer
 
 START = Path("data/locks")  # the start model
-HELD_OUT = 1024  # of 16,384 tasks: other pairs of the same locks
+TRAIN, HELD_OUT = 3200, 256  # tasks: different pairs of the same locks
 
 PRESETS = {"tiny": dict(
     model=str(START), data="one_file.py", prompt="compact", history_length=0,
     max_prompt_tokens=16, max_response_tokens=2, max_obs_tokens=2, max_turns=2,
-    updates=one_file.UPDATES, eval_every=one_file.EVALUATE_EVERY, eval_tasks=256,
+    updates=one_file.UPDATES, eval_every=one_file.EVALUATE_EVERY, eval_tasks=HELD_OUT,
     eval_temperature=1.0, save_every=25, r_max=R_MAX, groups=one_file.GROUPS,
     group_size=one_file.EPISODES, lr=one_file.LR, beta2=0.95, mini_batch=64,
     statistics="trajectories", wm_separator="none",
@@ -76,15 +76,15 @@ class Locks:
 
 
 def load(cfg: Config, data: str) -> Tasks:
-    """All pairs of locks. The world follows from the seed, so no data are read."""
+    """Random pairs of locks. The world follows from the seed, so no data are read."""
     world = make_world(cfg.seed)
-    tasks = [f"{first} {second}" for first in world.material_of for second in world.material_of]
-    random.Random(cfg.seed).shuffle(tasks)
+    pairs = [f"{first} {second}" for first in world.material_of for second in world.material_of]
+    tasks = random.Random(cfg.seed).sample(pairs, TRAIN + HELD_OUT)
 
     def make_pool(n_envs: int) -> EnvPool:
         return EnvPool(partial(Locks, world), n_envs, cfg.workers)
 
-    return Tasks(train=tasks[HELD_OUT:], held_out=tasks[:HELD_OUT], make_pool=make_pool)
+    return Tasks(train=tasks[:TRAIN], held_out=tasks[TRAIN:], make_pool=make_pool)
 
 
 def prompt(context: Context, history_length: int) -> str:

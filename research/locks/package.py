@@ -14,12 +14,12 @@ import multiprocessing
 import re
 import shutil
 import sys
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from io import StringIO
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from unittest.mock import patch
@@ -29,7 +29,7 @@ import torch
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent.parent))  # the repository, for examples and paw_min
 
-from examples import locks, one_file  # noqa: E402
+from examples import locks  # noqa: E402
 from examples.one_file import TOOLS, World, make_world  # noqa: E402
 from paw_min import train  # noqa: E402
 from paw_min.config import Config  # noqa: E402
@@ -37,7 +37,10 @@ from paw_min.envs.benchmarks import BENCHMARKS  # noqa: E402
 from paw_min.envs.interface import Command  # noqa: E402
 from paw_min.model.batches import collate  # noqa: E402
 from paw_min.model.policy import Policy  # noqa: E402
+from paw_min.model.sampler import HFSampler  # noqa: E402
 from paw_min.rows import TokenRow  # noqa: E402
+from paw_min.running import session  # noqa: E402
+from paw_min.running.runs import Run  # noqa: E402
 from paw_min.toy import standins  # noqa: E402
 
 RUNS = FOLDER / "package.jsonl"
@@ -79,25 +82,42 @@ def make_standin(tokenizer, seed: int):
 
 @dataclass(frozen=True)
 class Cell:
-    """The example with other settings; its start model is another one if `start` differs."""
+    """The example, changed."""
 
-    start: str = "end"
-    settings: dict = field(default_factory=dict)
+    settings: dict = field(default_factory=dict)  # of the package
+    names: int = 128
+    end: bool = True  # whether a response has an end token
     tags: bool = False
-    end: bool = True
     world: type[World] = World
     model: Callable = locks.make_model
 
     def make_world(self, seed: int) -> World:
-        world = make_world(seed)
+        world = make_world(seed, self.names)
         return self.world(world.material_of, world.tool_of, world.locks)
 
+    def start(self, seed: int) -> Path:
+        """The start model; cells that differ only in settings share it."""
+        kind = f"{self.names} {self.end} {self.tags} {self.world.__name__} {self.model.__name__}"
+        return SCRATCH / f"start {kind} {seed}".replace(" ", "-")
 
-TAGS = dict(max_response_tokens=4)
+
+SHORT = dict(lr=1e-3, updates=100, eval_every=20)
+TAGS = SHORT | dict(max_response_tokens=4)
 SENTENCE = dict(max_obs_tokens=6)
+PENALTY = dict(invalid_penalty=0.1)
+TRIES = Cell(TAGS | SENTENCE, 64, tags=True, world=Sentence, model=make_standin)
 CELLS = {
-    "one token": Cell("one token", dict(max_response_tokens=1), end=False),
-    "end": Cell(),
+    "example": Cell(),
+    "one token": Cell(SHORT | dict(max_response_tokens=1), 64, end=False),
+    "end": Cell(SHORT, 64),
+    "tags": Cell(TAGS, 64, tags=True),
+    "sentence": Cell(SHORT | SENTENCE, 64, world=Sentence),
+    "stand-in": Cell(SHORT, 64, model=make_standin),
+    "kl": Cell(SHORT | dict(kl_coef=0.01), 64),
+    "tries": TRIES,
+    "tries, kl": replace(TRIES, settings=TRIES.settings | dict(kl_coef=0.01)),
+    "tries, penalty": replace(TRIES, settings=TRIES.settings | PENALTY),
+    "tries, example's model": replace(TRIES, model=locks.make_model),
 }
 
 
@@ -130,13 +150,13 @@ def measure(policy: Policy, world: World) -> dict[str, float]:
 KEPT = ("entropy", "grad_norm", "wm_loss", "wm_clipped_tokens", "approx_kl", "no_variance")
 
 
-def run_package(cell: Cell, arm: str, seed: int, updates: int, out: Path) -> list[dict]:
+def run_package(cell: Cell, arm: str, seed: int, out: Path) -> list[dict]:
     """One run of paw_min.train -> its evaluations."""
     curve = []
     recent = []  # metrics of the updates since the last evaluation
 
-    def play_panel(cfg, session, done):
-        point = {"update": done} | measure(session.policy, cell.make_world(seed))
+    def play_panel(cfg, opened, done):
+        point = {"update": done} | measure(opened.policy, cell.make_world(seed))
         for name in KEPT:
             values = [line[name] for line in recent if name in line]
             if values:
@@ -166,7 +186,7 @@ def run_package(cell: Cell, arm: str, seed: int, updates: int, out: Path) -> lis
             )
         if not cell.end:
             instead(Policy, "encode_response", without_end)
-        start = SCRATCH / f"start {cell.start} {seed}"
+        start = cell.start(seed)
         if not start.exists():
             start.parent.mkdir(parents=True, exist_ok=True)
             locks.warm_start(start, seed)
@@ -174,12 +194,13 @@ def run_package(cell: Cell, arm: str, seed: int, updates: int, out: Path) -> lis
         instead(train, "run_update", run_update)
         # For speed only: no files for people, and each text is encoded once.
         instead(train, "draw", lambda *_: None)
-        instead(train, "sample", lambda *_: {})
+        instead(Run, "write", lambda *_: None)
+        instead(session, "HFSampler", partial(HFSampler, batch_size=128))
         for name in ("encode_chat", "encode"):
             instead(Policy, name, cache(getattr(Policy, name)))
         settings = locks.PRESETS["tiny"] | dict(
             env="locks", name=f"{arm} {seed}", out=str(out), model=str(start), seed=seed,
-            save_every=10**6, updates=updates,
+            save_every=10**6,
         )  # fmt: skip
         train.train(Config(**settings | cell.settings | ARMS[arm]))
     return curve
@@ -189,25 +210,60 @@ def job(key: tuple[str, str, int]) -> dict:
     """One run -> its line in package.jsonl."""
     name, arm, seed = key
     torch.set_num_threads(1)
-    began = time.time()
-    if name == "one_file":
-        points = one_file.run(seed, one_file.make_arms(one_file.Arm())[arm])
-        curve = [vars(point) for point in points]
-    else:
-        out = SCRATCH / name
-        shutil.rmtree(out / f"{arm} {seed}", ignore_errors=True)
-        with redirect_stdout(StringIO()):
-            curve = run_package(CELLS[name], arm, seed, one_file.UPDATES, out)
-    seconds = round(time.time() - began)
-    return {"cell": name, "arm": arm, "seed": seed, "seconds": seconds, "curve": curve}
+    shutil.rmtree(SCRATCH / name / f"{arm} {seed}", ignore_errors=True)  # of a killed command
+    with redirect_stdout(StringIO()):
+        curve = run_package(CELLS[name], arm, seed, SCRATCH / name)
+    return {"cell": name, "arm": arm, "seed": seed, "curve": curve}
+
+
+def read_runs() -> dict[tuple[str, str, int], list[dict]]:
+    """{(cell, arm, seed): curve}."""
+    if not RUNS.exists():
+        return {}
+    lines = [json.loads(line) for line in RUNS.read_text().splitlines()]
+    return {(line["cell"], line["arm"], line["seed"]): line["curve"] for line in lines}
+
+
+def run(cells: list[str], arms: list[str], seeds: list[int], workers: int) -> None:
+    from tqdm import tqdm
+
+    known = read_runs()
+    wanted = [(cell, arm, seed) for cell in cells for seed in seeds for arm in arms]
+    jobs = [key for key in wanted if key not in known]
+    with multiprocessing.get_context("spawn").Pool(workers) as pool, RUNS.open("a") as file:
+        for line in tqdm(pool.imap(job, jobs), total=len(jobs), unit="run"):
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+
+
+def table() -> None:
+    """A row for each cell and arm: means over its seeds, in percent."""
+    by_arm = {}
+    for (cell, arm, _), curve in read_runs().items():
+        by_arm.setdefault((cell, arm), []).append(curve)
+    print("| cell | arm | seeds | mean of the curve | at the end | well formed | p(material) |")
+    print("|---" * 7 + "|")
+    for cell, arm in product(CELLS, ARMS):
+        curves = by_arm.get((cell, arm), [])
+        if curves:
+            during = 100 * mean(point["success"] for curve in curves for point in curve[1:])
+            end, valid, material = (
+                mean(curve[-1][name] for curve in curves)
+                for name in ("success", "valid", "material")
+            )
+            print(f"| {cell} | {arm} | {len(curves)} | {during:.1f} | {100 * end:.1f} "
+                  f"| {100 * valid:.1f} | {material:.2f} |")  # fmt: skip
 
 
 if __name__ == "__main__":
-    for key in sys.argv[1:]:
-        name, arm, seed = key.split("/")
-        line = job((name, arm, int(seed)))
-        with RUNS.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        c = line["curve"]
-        print(key, line["seconds"], "s", [round(100 * p["success"], 1) for p in c],
-              [round(p["material"], 2) for p in c], [round(p.get("valid", 1), 3) for p in c], flush=True)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("command", choices=["run", "table"])
+    parser.add_argument("--cells", nargs="+", default=list(CELLS), choices=CELLS, metavar="CELL")
+    parser.add_argument("--arms", nargs="+", default=["grpo", "paw"], choices=ARMS)
+    parser.add_argument("--seeds", nargs="+", default=[1000], type=int)
+    parser.add_argument("--workers", type=int, default=2, help="processes, one core each (2)")
+    args = parser.parse_args()
+    if args.command == "run":
+        run(args.cells, args.arms, args.seeds, args.workers)
+    else:
+        table()
