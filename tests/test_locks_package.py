@@ -6,7 +6,6 @@ python -m pytest tests/test_locks_package.py
 from itertools import product
 
 import pytest
-import torch
 
 from examples import locks
 from examples.one_file import R_MAX, TOOLS, make_world
@@ -82,8 +81,8 @@ def test_a_run(tmp_path, monkeypatch, arm):
 
     monkeypatch.setattr(train, "flatten", rows_of)
     settings = dict(
-        env="locks", name="r", out=str(tmp_path), model=str(tmp_path / "start"), seed=7, updates=2, groups=2,
-        group_size=4, mini_batch=8, eval_tasks=4, lr=1e-2,
+        env="locks", name="r", out=str(tmp_path), model=str(tmp_path / "start"), seed=7,
+        updates=2, groups=2, group_size=4, mini_batch=8, eval_tasks=4, lr=1e-2,
     )  # fmt: skip
     train.train(Config(**locks.PRESETS["tiny"] | settings | arm))
     lines = runs.read_metrics(tmp_path / "r")
