@@ -29,7 +29,7 @@ import torch
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent.parent))  # the repository, for examples and paw_min
 
-from examples import locks  # noqa: E402
+from examples import locks, one_file  # noqa: E402
 from examples.one_file import TOOLS, World, make_world  # noqa: E402
 from paw_min import train  # noqa: E402
 from paw_min.config import Config  # noqa: E402
@@ -86,6 +86,7 @@ class Cell:
 
     settings: dict = field(default_factory=dict)  # of the package
     names: int = 128
+    warm_rows: int = one_file.WARM_ROWS
     end: bool = True  # whether a response has an end token
     tags: bool = False
     world: type[World] = World
@@ -97,26 +98,26 @@ class Cell:
 
     def start(self, seed: int) -> Path:
         """The start model; cells that differ only in settings share it."""
-        kind = f"{self.names} {self.end} {self.tags} {self.world.__name__} {self.model.__name__}"
-        return SCRATCH / f"start {kind} {seed}".replace(" ", "-")
+        kind = (self.names, self.warm_rows, self.end, self.tags, self.world, self.model, seed)
+        return SCRATCH / "-".join(str(getattr(part, "__name__", part)) for part in kind)
 
 
-SHORT = dict(lr=1e-3, updates=100, eval_every=20)
+SHORT = dict(lr=1e-3, updates=60, eval_every=20)
 TAGS = SHORT | dict(max_response_tokens=4)
 SENTENCE = dict(max_obs_tokens=6)
-PENALTY = dict(invalid_penalty=0.1)
-TRIES = Cell(TAGS | SENTENCE, 64, tags=True, world=Sentence, model=make_standin)
+short = partial(Cell, names=64, warm_rows=64)
+TRIES = short(TAGS | SENTENCE, tags=True, world=Sentence, model=make_standin)
 CELLS = {
     "example": Cell(),
-    "one token": Cell(SHORT | dict(max_response_tokens=1), 64, end=False),
-    "end": Cell(SHORT, 64),
-    "tags": Cell(TAGS, 64, tags=True),
-    "sentence": Cell(SHORT | SENTENCE, 64, world=Sentence),
-    "stand-in": Cell(SHORT, 64, model=make_standin),
-    "kl": Cell(SHORT | dict(kl_coef=0.01), 64),
+    "one token": short(SHORT | dict(max_response_tokens=1), end=False),
+    "end": short(SHORT),
+    "tags": short(TAGS, tags=True),
+    "sentence": short(SHORT | SENTENCE, world=Sentence),
+    "stand-in": short(SHORT, model=make_standin),
+    "kl": short(SHORT | dict(kl_coef=0.01)),
     "tries": TRIES,
     "tries, kl": replace(TRIES, settings=TRIES.settings | dict(kl_coef=0.01)),
-    "tries, penalty": replace(TRIES, settings=TRIES.settings | PENALTY),
+    "tries, penalty": replace(TRIES, settings=TRIES.settings | dict(invalid_penalty=0.1)),
     "tries, example's model": replace(TRIES, model=locks.make_model),
 }
 
@@ -178,6 +179,7 @@ def run_package(cell: Cell, arm: str, seed: int, out: Path) -> list[dict]:
 
         instead(locks, "make_world", cell.make_world)
         instead(locks, "make_model", cell.model)
+        instead(one_file, "WARM_ROWS", cell.warm_rows)
         if cell.tags:
             instead(locks, "respond", tagged)
             usual = BENCHMARKS["locks"]
