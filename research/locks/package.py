@@ -81,6 +81,26 @@ def make_standin(tokenizer, seed: int):
     return standins.make_model(tokenizer, seed, width=64, positions=64)
 
 
+def make_tied(tokenizer, seed: int):
+    """The example's model with one matrix for embeddings and head."""
+    model = locks.make_model(tokenizer, seed)
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    return model
+
+
+def make_small(tokenizer, seed: int):
+    """The example's model with the matrices of its layers at transformers' 0.02."""
+    model = locks.make_model(tokenizer, seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for module in model.get_decoder().modules():
+            if isinstance(module, torch.nn.Linear):
+                torch.nn.init.normal_(module.weight, std=0.02)
+                torch.nn.init.zeros_(module.bias)
+    return model
+
+
 @dataclass(frozen=True)
 class Cell:
     """The example, changed."""
@@ -106,6 +126,8 @@ class Cell:
 SHORT = dict(lr=1e-3, updates=80, eval_every=20)
 TAGS = SHORT | dict(max_response_tokens=4)
 SENTENCE = dict(max_obs_tokens=6)
+KL = dict(kl_coef=0.01)
+LONG = dict(updates=160)
 short = partial(Cell, names=64, warm_rows=64)
 TRIES = short(TAGS | SENTENCE, tags=True, world=Sentence, model=make_standin)
 CELLS = {
@@ -117,11 +139,22 @@ CELLS = {
     "tags": short(TAGS, tags=True),
     "sentence": short(SHORT | SENTENCE, world=Sentence),
     "stand-in": short(SHORT, model=make_standin),
-    "kl": short(SHORT | dict(kl_coef=0.01)),
+    "end, turn": short(SHORT | dict(wm_separator="turn")),
+    "end, lr 5e-4": short(SHORT | dict(lr=5e-4)),
+    "end, penalty": short(SHORT | dict(invalid_penalty=0.1)),
+    "kl": short(SHORT | KL),
+    "kl, stand-in": short(SHORT | KL | LONG, model=make_standin),
+    "kl, tied": short(SHORT | KL | LONG, model=make_tied),
+    "kl, small": short(SHORT | KL | LONG, model=make_small),
     "tries": TRIES,
-    "tries, kl": replace(TRIES, settings=TRIES.settings | dict(kl_coef=0.01)),
+    "tries, kl": replace(TRIES, settings=TRIES.settings | KL),
+    "tries, kl, long": replace(TRIES, settings=TRIES.settings | KL | LONG),
     "tries, penalty": replace(TRIES, settings=TRIES.settings | dict(invalid_penalty=0.1)),
+    "tries, lr 5e-4": replace(TRIES, settings=TRIES.settings | dict(lr=5e-4, updates=160)),
     "tries, example's model": replace(TRIES, model=locks.make_model),
+    "tries, example's model, kl": replace(
+        TRIES, settings=TRIES.settings | KL, model=locks.make_model
+    ),
 }
 
 
