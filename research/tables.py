@@ -36,8 +36,9 @@ from research.walkthrough import measure as walkthrough_measure
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parent
+SUCCESS = "success"
 BEGIN = "<!-- table: "
-MARKED = re.compile(rf"({BEGIN}(.*?) -->\n)((?:(?!{BEGIN}).)*?)(<!-- end -->)", re.S)
+MARKED = re.compile(rf"({BEGIN}([^\n]*) -->\n)((?:(?!{BEGIN}).)*?)(<!-- end -->)", re.S)
 
 
 def load(file: str):
@@ -58,6 +59,43 @@ def from_file(file: str, number: str) -> str:
     return part((FOLDER / file).read_text(), int(number))
 
 
+# ---- the front page ----
+
+PAPER = [
+    ["paper: ALFWorld, Qwen2.5-1.5B-Instruct", "70.0", "77.9", "not reproduced here yet"],
+    [
+        "paper: WebShop, Qwen2.5-1.5B-Instruct",
+        "60.6",
+        "68.6",
+        "not comparable with our split ([why](paw_min/envs/README.md#webshop-without-java))",
+    ],
+    ["paper: search, Qwen2.5-3B-Instruct", "43.9", "44.8", "not reproduced here yet"],
+]
+
+
+def front() -> str:
+    """The paper's Tables 1 and 2, then research/locks and the setting `tiny` of research/study."""
+    at_the_end = {}
+    for line in (FOLDER / "locks/tables.md").read_text().splitlines():
+        if len(cells := line.split(" | ")) > 2:
+            at_the_end.setdefault(cells[0].removeprefix("| "), cells[2])
+    locks = ["locks, 0.1 M parameters", at_the_end["grpo"], at_the_end["paw"]]
+    (tiny,) = (setting for setting in load("study/study.json") if setting["name"] == "tiny")
+    grpo, paw = (tiny["cells"][arm] for arm in ("GRPO", "GRPO w/ PaW"))
+    study = [[f"{arm[key]['mean']:.1f}" for arm in (grpo, paw)] for key in (SUCCESS, "exact")]
+    lines = [
+        *PAPER,
+        [*locks, "16 seeds, CPU ([study](research/locks/README.md))"],
+        [
+            "generated ALFWorld, 0.9 M: held-out success",
+            *study[0],
+            "8 seeds, CPU ([study](research/study/README.md))",
+        ],
+        ["the same runs: held-out observations predicted without an error", *study[1], ""],
+    ]
+    return markdown_table(["", "GRPO", "+ PaW", ""], lines)
+
+
 # ---- study ----
 
 STUDY_ARMS = {
@@ -66,7 +104,6 @@ STUDY_ARMS = {
     "placebo: shuffled targets": "placebo",
     "world-model loss x 0.1": "a tenth of the loss",
 }
-SUCCESS = "success"
 
 
 def value_or_change(cells: dict[str, dict]) -> str:
