@@ -28,8 +28,6 @@ from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import replace_text
 from paw_min.running.runs import read_metrics
 from research import curves
-from research.paper import table
-from research.paper.figures import costs
 from research.paper.table import Cell, markdown_table
 from research.starts import measure as starts_measure
 from research.walkthrough import measure as walkthrough_measure
@@ -497,44 +495,6 @@ def uses_warm_start() -> str:
             lines.append([title, around(panel(archive, f"{name}-agent")), *held_out, mean])
     header = ["", "success after imitation", "GRPO, update 0", "4", "8", "12", "16"]
     return markdown_table([*header, "mean of 4 to 16"], lines)
-
-
-# ---- small ----
-
-
-def small(name: str) -> str:
-    """What table.py prints of a sweep."""
-    results, _ = table.load([FOLDER / f"small/{name}.json"])
-    return table.markdown(*table.compute(results)).strip()
-
-
-def small_prompting() -> str:
-    lines = []
-    for env, *agents in (
-        ("alfworld", "plain", "react"),
-        ("webshop", "plain", "react"),
-        ("search", "plain", "react", "reflexion"),
-    ):
-        for agent in agents:
-            found = load(f"small/prompting-{env}-{agent}.json")
-            tokens = [f"{found[key]:,}" for key in ("prompt_tokens", "completion_tokens")]
-            success = percent(found["eval_success"])
-            valid = f"{found['eval_valid']:.2f}"
-            lines.append([env, agent, success, valid, *tokens, f"{found['seconds']:.0f}"])
-    header = ["benchmark", "agent", "success", "well-formed", "prompt tokens", "generated tokens"]
-    return markdown_table([*header, "seconds"], lines)
-
-
-def small_overhead() -> str:
-    name = "alfworld-tiny-grpo{}-eval-tasks=30-seed0"
-    without, with_paw = (costs(FOLDER / "small" / name.format(paw)) for paw in ("", "-paw"))
-    lines = []
-    for key, base in without.items():
-        unit = "GB, memory" if key in ("peak", "mean") else "s,"
-        ours = with_paw[key]
-        lines.append([f"{unit} {key}", f"{base:.2f}", f"{ours:.2f}",
-                      f"{100 * (ours / base - 1):+.1f} %"])  # fmt: skip
-    return markdown_table(["per update", "without PaW", "with PaW", "difference"], lines)
 
 
 # ---- bench ----
