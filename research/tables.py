@@ -332,38 +332,6 @@ def locks() -> str:
     return markdown_table(header, lines)
 
 
-# ---- lookahead ----
-
-
-def lookahead() -> str:
-    columns = {
-        "model": "model", "rule": "rule", "k": "K", "success": "success", "success_se": "± SE",
-        "no_effect": "steps without effect", "vetoed": "vetoed", "precision": "veto right",
-        "base_rate": "base rate", "step_tokens": "tokens per step",
-        "step_scored": "of these, scored", "episode_tokens": "tokens per episode",
-        "step_passes": "passes",
-    }  # fmt: skip
-    lines = []
-    for one in load("lookahead/lookahead-alfworld.json"):
-        one["step_tokens"] = one["step_generated"] + one["step_scored"]
-        for key in ("step_tokens", "step_scored", "step_passes"):
-            one[key] = f"{one[key]:.1f}"
-        one["episode_tokens"] = f"{one['episode_tokens']:.0f}"
-        lines.append([one[key] for key in columns])
-    return markdown_table(list(columns.values()), lines)
-
-
-def lookahead_veto_at() -> str:
-    columns = {
-        "model": "model", "rule": "rule", "success": "success",
-        "no_effect": "steps without effect", "vetoed": "vetoed", "precision": "veto right",
-        "base_rate": "base rate",
-    }  # fmt: skip
-    shown = [one for one in load("lookahead/lookahead-veto-at.json") if one["rule"] != "veto"]
-    lines = [[one[key] for key in columns] for one in shown]
-    return markdown_table(list(columns.values()), lines)
-
-
 # ---- rwml and word2world ----
 
 
