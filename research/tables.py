@@ -30,14 +30,15 @@ from paw_min.running.runs import read_metrics
 from research import curves
 from research.paper import table
 from research.paper.figures import costs
-from research.paper.table import Cell, markdown_table
+from research.paper.table import markdown_table
 from research.starts import measure as starts_measure
+from research.stats import signed
 from research.walkthrough import measure as walkthrough_measure
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parent
-BEGIN = "<!-- table: "
-MARKED = re.compile(rf"({BEGIN}(.*?) -->\n)((?:(?!{BEGIN}).)*?)(<!-- end -->)", re.S)
+BEGIN = re.compile("^<!-- table: ", re.M)
+MARKED = re.compile(r"^(<!-- table: (.*) -->\n)(?:(?!<!-- table: ).*\n)*?<!-- end -->$", re.M)
 
 
 def load(file: str):
@@ -66,13 +67,14 @@ STUDY_ARMS = {
     "placebo: shuffled targets": "placebo",
     "world-model loss x 0.1": "a tenth of the loss",
 }
-SUCCESS = "success"
 
 
 def value_or_change(cells: dict[str, dict]) -> str:
     """Success of the first arm; of the others, the difference to it."""
-    cell = Cell(**cells[SUCCESS])
-    return cell.value().split(" ±")[0] if cell.difference is None else cell.change()
+    cell = cells["success"]
+    if cell["difference"] is None:
+        return f"{cell['mean']:.1f}"
+    return signed(cell["difference"], (cell["low"], cell["high"]))
 
 
 def study_success(first_column: str) -> str:
@@ -130,11 +132,11 @@ def sweep(folder: str, name: str) -> dict:
 
 def change(measure: dict) -> str:
     """The difference to the base arm with its t interval."""
-    return curves.Measure(**measure).changes()[1]
+    return signed(measure["difference"], measure["t"])
 
 
 def spread(measure: dict) -> str:
-    return curves.Measure(**measure).spread()
+    return curves.spread(measure["values"])
 
 
 def arms(folder: str, name: str, first_column: str = "arm") -> str:
@@ -645,8 +647,8 @@ def bench_bm25_http() -> str:
 
 def filled(text: str) -> str:
     """The text of a page with its tables made again."""
-    new, number = MARKED.subn(lambda found: f"{found[1]}{made(found[2])}\n{found[4]}", text)
-    if number != text.count(BEGIN):
+    new, number = MARKED.subn(lambda found: f"{found[1]}{made(found[2])}\n<!-- end -->", text)
+    if number != len(BEGIN.findall(text)):
         raise UserError("a table has no <!-- end -->: add it after its last line.")
     return new
 
@@ -665,7 +667,7 @@ def pages() -> list[Path]:
     command = ["git", "ls-files", "*.md"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     found = [ROOT / name for name in done.stdout.splitlines()]
-    return [page for page in found if page.exists() and BEGIN in page.read_text()]
+    return [page for page in found if page.exists() and BEGIN.search(page.read_text())]
 
 
 def main(chosen: list[Path], check: bool) -> None:
