@@ -28,15 +28,15 @@ from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import replace_text
 from paw_min.running.runs import read_metrics
 from research import curves
-from research.paper.table import Cell, markdown_table
+from research.paper.table import markdown_table
 from research.starts import measure as starts_measure
+from research.stats import signed
 from research.walkthrough import measure as walkthrough_measure
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parent
-SUCCESS = "success"
-BEGIN = "<!-- table: "
-MARKED = re.compile(rf"({BEGIN}([^\n]*) -->\n)((?:(?!{BEGIN}).)*?)(<!-- end -->)", re.S)
+BEGIN = re.compile("^<!-- table: ", re.M)
+MARKED = re.compile(r"^(<!-- table: (.*) -->\n)(?:(?!<!-- table: ).*\n)*?<!-- end -->$", re.M)
 
 
 def load(file: str):
@@ -80,7 +80,7 @@ def front() -> str:
     locks = ["locks, 0.1 M parameters", at_the_end["grpo"], at_the_end["paw"]]
     (tiny,) = (setting for setting in load("study/study.json") if setting["name"] == "tiny")
     grpo, paw = (tiny["cells"][arm] for arm in ("GRPO", "GRPO w/ PaW"))
-    study = [[f"{arm[key]['mean']:.1f}" for arm in (grpo, paw)] for key in (SUCCESS, "exact")]
+    study = [[f"{arm[key]['mean']:.1f}" for arm in (grpo, paw)] for key in ("success", "exact")]
     lines = [
         *PAPER,
         [*locks, "16 seeds, CPU ([study](research/locks/README.md))"],
@@ -106,8 +106,10 @@ STUDY_ARMS = {
 
 def value_or_change(cells: dict[str, dict]) -> str:
     """Success of the first arm; of the others, the difference to it."""
-    cell = Cell(**cells[SUCCESS])
-    return cell.value().split(" ±")[0] if cell.difference is None else cell.change()
+    cell = cells["success"]
+    if cell["difference"] is None:
+        return f"{cell['mean']:.1f}"
+    return signed(cell["difference"], (cell["low"], cell["high"]))
 
 
 def study_success(first_column: str) -> str:
@@ -165,11 +167,11 @@ def sweep(folder: str, name: str) -> dict:
 
 def change(measure: dict) -> str:
     """The difference to the base arm with its t interval."""
-    return curves.Measure(**measure).changes()[1]
+    return signed(measure["difference"], measure["t"])
 
 
 def spread(measure: dict) -> str:
-    return curves.Measure(**measure).spread()
+    return curves.spread(measure["values"])
 
 
 def arms(folder: str, name: str, first_column: str = "arm") -> str:
@@ -610,8 +612,8 @@ def bench_bm25_http() -> str:
 
 def filled(text: str) -> str:
     """The text of a page with its tables made again."""
-    new, number = MARKED.subn(lambda found: f"{found[1]}{made(found[2])}\n{found[4]}", text)
-    if number != text.count(BEGIN):
+    new, number = MARKED.subn(lambda found: f"{found[1]}{made(found[2])}\n<!-- end -->", text)
+    if number != len(BEGIN.findall(text)):
         raise UserError("a table has no <!-- end -->: add it after its last line.")
     return new
 
@@ -630,7 +632,7 @@ def pages() -> list[Path]:
     command = ["git", "ls-files", "*.md"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     found = [ROOT / name for name in done.stdout.splitlines()]
-    return [page for page in found if page.exists() and BEGIN in page.read_text()]
+    return [page for page in found if page.exists() and BEGIN.search(page.read_text())]
 
 
 def main(chosen: list[Path], check: bool) -> None:

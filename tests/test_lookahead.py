@@ -32,13 +32,13 @@ from paw_min.running.session import find_tasks
 from paw_min.toy.standins import make_model
 from paw_min.world_models import trajectories
 from paw_min.world_models.dream import WorldModel, word_tokenizer
-from research.curves import t_interval
 from research.lookahead import measure as experiment
 from research.lookahead import samplers as lookahead_samplers
 from research.lookahead import seeds as lookahead_seeds
 from research.outcomes import has_no_effect
 from research.paper.table import markdown_table
 from research.paper.transitions import text_rows
+from research.stats import t_interval
 from tests.helpers import make_policy
 
 # ---- the choice ----

@@ -187,7 +187,7 @@ def area(curve: list[dict]) -> float:
 
 def difference(known: dict, a: str, b: str) -> str:
     """a - b over the seeds: the mean, its 95 % t interval, and on how many seeds a is above."""
-    from research.curves import t_interval
+    from research.stats import t_interval
 
     values = [area(known[a, seed]) - area(known[b, seed]) for seed in SEEDS]
     low, high = t_interval(values)
@@ -242,7 +242,7 @@ def draw(known: dict) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    from research.curves import t_interval
+    from research.stats import t_interval
 
     figure, axis = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
     labels = {"paw": "GRPO with PaW", "grpo": "GRPO", "placebo": "placebo: observations shuffled"}

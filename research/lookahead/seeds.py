@@ -32,10 +32,10 @@ from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import writing
 from paw_min.metrics import mean
 from paw_min.running.plot import plain, plt
-from research.curves import t_interval
 from research.lookahead.measure import Played, read_lines
 from research.paper.figures import save
 from research.paper.table import markdown_table
+from research.stats import t_interval
 
 BASE = "likelihood"
 Key = tuple[str, str, int]  # model, rule, K

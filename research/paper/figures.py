@@ -18,6 +18,7 @@ from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import writing
 from paw_min.running.plot import FIGURES, plt
 from paw_min.running.runs import read_metrics
+from research.panels import Curves, deviation, panel_curves
 from research.paper.table import compute, find, load
 
 TITLES = {key: title for panels in FIGURES.values() for key, title in panels.items()}
@@ -25,17 +26,10 @@ SECONDS = {"seconds_rollout": "rollout", "seconds_old_pass": "old pass", "second
 AXES = {"select_ratio": "selection ratio α", "rho": "clipping threshold ρ"}
 
 
-def over_seeds(curves: list[dict[int, float]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Curves {update: value} -> updates of all curves, mean, standard deviation (one seed: 0)."""
-    shared = set(curves[0])
-    for curve in curves:
-        shared &= curve.keys()
-    updates = sorted(shared)
-    rows = [[curve[update] for update in updates] for curve in curves]
-    values = np.array(rows)  # (seeds, updates)
-    mean = values.mean(0)
-    std = values.std(0, ddof=1) if len(curves) > 1 else np.zeros(len(updates))
-    return np.array(updates), mean, std
+def stacked(curves: list[dict[int, float]]) -> Curves:
+    """Curves {update: value} at the updates that all have."""
+    shared = sorted(set.intersection(*(set(curve) for curve in curves)))
+    return Curves(shared, np.array([[curve[update] for update in shared] for curve in curves]))
 
 
 def save(figure, out: Path) -> None:
@@ -67,22 +61,20 @@ def bands(sweep: Path, keys: list[str], out: Path | None) -> None:
     n_rows = -(-len(keys) // n_columns)  # rounded up
     figure, axes = plt.subplots(n_rows, n_columns, figsize=(4 * n_columns + 0.6, 3 * n_rows + 0.6),
                                 layout="constrained", squeeze=False)  # fmt: skip
+    colors = {label: f"C{number}" for number, label in enumerate(by_arm)}
     handles = {}
     for axis, key in zip(axes.flat, keys):
-        for number, (label, runs) in enumerate(by_arm.items()):
+        arms = {}
+        for label, runs in by_arm.items():
             curves = [curve for curve in (curve_of(lines, key) for lines in runs) if curve]
-            if not curves:  # no run of this arm has the metric
-                continue
-            updates, mean, std = over_seeds(curves)
-            if not len(updates):
-                continue
-            color = f"C{number}"
-            axis.fill_between(updates, mean - std, mean + std, color=color, alpha=0.2, lw=0)
-            (handles[label],) = axis.plot(updates, mean, color=color, marker=".", label=label)
+            if curves and stacked(curves).x:  # else no run of this arm has the metric
+                arms[label] = stacked(curves)
+        panel_curves(axis, arms, colors, deviation)
+        lines, labels = axis.get_legend_handles_labels()
+        handles |= dict(zip(labels, lines))
         axis.set_title(TITLES.get(key, key), fontsize=10)
         axis.set_xlabel("update", fontsize=9)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axis.grid(alpha=0.3)
     for axis in axes.flat[len(keys) :]:
         axis.remove()
     place = dict(loc="outside lower center", ncols=n_columns + 1, frameon=False)
