@@ -13,7 +13,7 @@ so they are not the episodes that training saw.
 
 import json
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -97,12 +97,12 @@ def arguments(doc: str, argv: list[str] | None = None, teacher: bool = False) ->
         args.episodes = cfg.groups * cfg.group_size
     if args.episodes < 1:
         raise UserError(f"--episodes {args.episodes} is out of range: it must be at least 1.")
-    cfg.groups = -(-args.episodes // cfg.group_size)  # rounded up: the last may be smaller
+    groups = -(-args.episodes // cfg.group_size)  # rounded up: the last may be smaller
     if args.out:
         with writing(f"the folder {args.out}"):
             args.out.mkdir(parents=True, exist_ok=True)
     return Arguments(
-        cfg=cfg,
+        cfg=replace(cfg, groups=groups),
         episodes=args.episodes,
         out=args.out,
         teacher=teacher and args.teacher,
