@@ -41,7 +41,7 @@ class Player(Protocol):
 
 
 class Teacher(Player, Protocol):
-    """The rules, without mistakes in `act`. Each call draws from `rng` as often as it must."""
+    """The rules: `act` makes no mistake, the others are those that suit the benchmark."""
 
     def hasty(self, context: Context, command: str, haste: float, rng: random.Random) -> str:
         """The command; where another one would be premature, that one with probability `haste`."""

@@ -18,6 +18,7 @@ often the one in between.
 import random
 import re
 import tempfile
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -150,7 +151,8 @@ def demonstrations(
             questions = load_questions(data, "train")
             questions = [questions[number] for number in chosen]
             pool = SearchPool(questions, open_retriever(data), 64, MAX_TURNS, TOPK)
-            steps += in_world(pool, len(questions), seed, haste, episodes, doubt)
+            for step in in_world(pool, len(questions), seed, haste, episodes, doubt):
+                steps.append(replace(step, task=f"{world}:{chosen[int(step.task)]}"))
     return steps
 
 
