@@ -26,6 +26,8 @@ OPEN = dict(
 )
 
 # PaW A.1; what it leaves open is taken from verl-agent, which it builds on. Qwen2.5-1.5B/7B.
+# Learning rate, groups and their size, alpha, rho, KL and the other values of A.1 are config.py's
+# defaults; `--help` prints every value of each preset.
 PAPER = dict(
     model="Qwen/Qwen2.5-1.5B-Instruct", updates=150, eval_every=5, save_every=5,
     grad_checkpointing=True, sampler="vllm", workers=4,

@@ -251,7 +251,10 @@ def cross_entropy(logp: Tensor) -> Tensor:
 
 
 def absolute_error(logp: Tensor) -> Tensor:
-    """Eq. 6, for each token: (B, O) -> (B, O). The force is p (1 - p): small for unlikely ones."""
+    """The MAE of section 3.2, for each token: (B, O) -> (B, O).
+
+    The force is p (1 - p): small for unlikely tokens.
+    """
     return 1 - logp.exp()
 
 

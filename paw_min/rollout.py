@@ -34,10 +34,6 @@ class Rollout:
     metrics: dict[str, float]
 
 
-
-
-
-
 def rollout(
     cfg: Config, policy, sampler, pool: Pool, tasks: Sequence[str], groups: Sequence[int], *,
     temperature: float, seed_key: tuple[int, ...], label: str = "rollout",
@@ -125,13 +121,14 @@ class _Seat:
 class _Player:
     """The state of one rollout: which episode is in which slot, and the requests to generate.
 
-    The life of a seat:
+    The life of a seat, and the data that go in and come out:
 
-        begin          pool.reset(task)
-        on_answer      the first observation   -> prompt -> request
-        on_response    the sampler's response  -> pool.step(command)
-        on_answer      the next observation    -> transition -> next prompt and request, or
-                       the end of the episode  -> begin with the next episode
+        begin         task       -> pool.reset
+        on_reset      Step o_0   -> Context                                        -> request
+        request       Context    -> prompt h_t -> Request                          -> sampler
+        on_response   Response   -> Command a_t                                    -> pool.step
+        on_step       Step o_t+1 -> Transition (h_t, a_t, r_t, o_t+1), new Context -> request, or
+        end                         the episode is over: begin with the next one
     """
 
     def __init__(self, cfg, policy, pool, episodes: list[Episode], seed_key, bar, render):
@@ -184,36 +181,46 @@ class _Player:
         self.pool.step(response.slot, seat.command.text)
 
     def on_answer(self, slot: int, step: Step) -> None:
-        """An environment has answered: request the next response, or start the next episode."""
+        """An environment has answered: request the next response, or end the episode."""
         seat = self.seats[slot]
-        over = False
         if step.failed:
             # The environment broke. Its transitions so far stay in the episode, but train.py leaves
             # the whole episode out: its return is unknown.
             seat.episode.failed = step.failed
-            over = True
-        elif seat.context is None:  # the answer to the reset
-            seat.episode.instruction = step.task
-            seat.episode.task_type = step.task_type
-            seat.context = Context(step.task, step.observation, step.admissible)
+            self.end(slot)
+        elif seat.context is None:
+            self.on_reset(seat, step)
+            self.request(slot)
         else:
-            self.add_transition(seat, step)
-            over = step.done or len(seat.episode.transitions) == self.cfg.max_turns
+            self.on_step(seat, step)
+            if step.done or len(seat.episode.transitions) == self.cfg.max_turns:
+                self.end(slot)
+            else:
+                self.request(slot)
 
-        if over:
-            del self.seats[slot]
-            self.bar.update()
-            self.begin(slot)
-        else:
-            seat.prompt_ids = self.prompt(seat.context)
-            # A seed of its own for each response: what is drawn does not depend on which requests
-            # happen to share a batch.
-            turn = len(seat.episode.transitions)
-            seed = request_seed(*self.seed_key, seat.episode.trajectory, turn)
-            observation = seat.context.observation
-            self.queue.append(Request(slot, seat.prompt_ids, seed, observation))
+    def on_reset(self, seat: _Seat, step: Step) -> None:
+        """The first observation of an episode."""
+        seat.episode.instruction = step.task
+        seat.episode.task_type = step.task_type
+        seat.context = Context(step.task, step.observation, step.admissible)
 
-    def add_transition(self, seat: _Seat, step: Step) -> None:
+    def end(self, slot: int) -> None:
+        """The episode in this slot is over; the slot gets the next one."""
+        del self.seats[slot]
+        self.bar.update()
+        self.begin(slot)
+
+    def request(self, slot: int) -> None:
+        """Queue the request for the next response of a slot."""
+        seat = self.seats[slot]
+        seat.prompt_ids = self.prompt(seat.context)
+        # A seed of its own for each response: what is drawn does not depend on which requests
+        # happen to share a batch.
+        turn = len(seat.episode.transitions)
+        seed = request_seed(*self.seed_key, seat.episode.trajectory, turn)
+        self.queue.append(Request(slot, seat.prompt_ids, seed, seat.context.observation))
+
+    def on_step(self, seat: _Seat, step: Step) -> None:
         """Record (h_t, a_t, r_t, o_{t+1}), and make o_{t+1} the state to act in."""
         episode = seat.episode
         context = seat.context

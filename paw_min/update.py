@@ -311,7 +311,7 @@ def observation_loss(cfg: Config, logp: Tensor, obs_mask: Tensor) -> Observation
     if cfg.wm_loss == "ce":
         per_row = cmae.cross_entropy(logp, obs_mask)  # Eq. 5
     elif cfg.wm_loss == "mae":
-        per_row = cmae.mae(logp, obs_mask)  # Eq. 6
+        per_row = cmae.mae(logp, obs_mask)  # section 3.2
     elif cfg.wm_loss == "cmae":
         per_row = cmae.clipped_mae(logp, obs_mask, cfg.rho)  # Eq. 8
         # Eq. 7 drops tokens that the policy knows; they still count in |o|, the divisor of Eq. 8.

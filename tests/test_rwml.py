@@ -765,34 +765,3 @@ def test_a_whole_run(tmp_path, games_root, monkeypatch, capsys):
     (out / "triplets.jsonl").unlink()
     with pytest.raises(UserError, match="triplets.jsonl is missing"):
         rwml.main(flags)
-
-
-# ---- the page of the recorded runs ----
-
-PAGE = Path(__file__).parent.parent / "research" / "rwml"
-
-
-def test_the_tables_of_the_page_are_in_the_files():
-    page = (PAGE / "README.md").read_text()
-    keys = ("eval_success", "eval_invalid", "held_out_exact", "held_out_cosine", "held_out_reward")
-
-    def row(label, values) -> str:
-        return f"| {' | '.join([label, *(f'{100 * value:.1f}' for value in values)])} |"
-
-    names = sorted(path.name for path in PAGE.iterdir() if path.is_dir())
-    assert len(names) == 5
-    for name in names:
-        first, *_, last = read_metrics(PAGE / name)
-        assert row(name, [last[key] for key in keys]) in page
-        assert row("start", [first[key] for key in keys]) in page  # the same for all
-    lines = read_metrics(PAGE / "rwml")[1:]
-    for label, part in (("first five", lines[:5]), ("last five", lines[-5:])):
-        means = [sum(line[key] for line in part) / 5 for key in ("reward", "spread")]
-        assert row(label, means) in page
-    record = json.loads((PAGE / "collected.json").read_text())
-    chosen = json.loads((PAGE / "filter.json").read_text())
-    assert row("collector", record["panel"].values()) in page
-    counts = record["counts"]
-    shown = [counts[key] for key in ("steps", "malformed", "no_effect", "duplicates")]
-    shown += [record["triplets"], f"{100 * chosen['easy']:.1f}", len(chosen["kept"])]
-    assert f"| {' | '.join(map(str, shown))} |" in page

@@ -81,6 +81,7 @@ def report(folder, lines: list[dict[str, float]]) -> None:
     if "-paw-" in folder.name:  # the name that a run has by default
         other = folder.with_name(folder.name.replace("-paw-", "-"))
         say(
-            "to compare with the baseline, run the same command with --no-paw, then\n"
+            "to compare with the baseline, run the same command with --no-paw (on generated data,\n"
+            "PaW is not expected to be above it: research/README.md), then\n"
             f"python -m paw_min.running.plot {other} {folder} --out compared"
         )

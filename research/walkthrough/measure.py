@@ -207,6 +207,16 @@ def probabilities(cfg: Config, policy: Policy, rows: Rows) -> list[Tensor]:
     return [logp.exp() for logp in observation_logps(cfg, policy, rows.tokens)]
 
 
+def read(file: Path) -> Report:
+    """A recorded report."""
+    stored = json.loads(file.read_text())
+    stored["groups"] = [Group(**group) for group in stored["groups"]]
+    for shown in stored["shown"]:
+        shown["observation"] = [Token(**token) for token in shown["observation"]]
+    stored["shown"] = [Shown(**shown) for shown in stored["shown"]]
+    return Report(**stored)
+
+
 def row_of(rows: Rows, trajectory: int, turn: int) -> int:
     return rows.trajectory.index(trajectory) + turn
 

@@ -3,7 +3,7 @@
 ALFWorld games (`game.tw-pddl`) are played by TextWorld's `PddlEnv`, which drives the fast-downward
 planner. Unmodified, a step of a small game takes 26 ms of CPU time and a reset 110 ms, nearly all
 of it spent parsing the same texts again. Caching everything that cannot change reduces this to
-0.5 ms and 2 ms (research/bench/engine.py):
+0.5 ms and 2 ms (research/bench/results/engine.json):
 
     TextWorld 1.7.0                                             here
     translates PDDL to SAS twice per load, twice per reset      once per game text
