@@ -61,8 +61,8 @@ def rollout(
     my_groups = set(names[first:end])
     mine = [episode for episode in episodes if episode.group in my_groups]
 
+    render = render or BENCHMARKS[cfg.env].prompts[cfg.prompt]
     with progress_bar(len(mine), label, "episode") as bar:
-        render = render or BENCHMARKS[cfg.env].prompts[cfg.prompt]
         player = _Player(cfg, policy, pool, mine, seed_key, bar, render)
         while player.seats:
             # No prompt is waiting, so block until an environment has answered.
