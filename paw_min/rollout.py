@@ -14,7 +14,7 @@ Legend: N transitions (rows), T tokens of the longest response.
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paw_min.base import distributed
@@ -37,12 +37,14 @@ class Rollout:
 def rollout(
     cfg: Config, policy, sampler, pool: Pool, tasks: Sequence[str], groups: Sequence[int], *,
     temperature: float, seed_key: tuple[int, ...], label: str = "rollout",
+    render: Callable[[Context, int], str] | None = None,
 ) -> Rollout:  # fmt: skip
     """Play one episode per entry of `tasks`, within `sampler.sync(policy)`.
 
     tasks, groups: one entry per trajectory, group by group; each rank plays whole groups. pool:
     plays pool.n_envs episodes at a time. seed_key: names this rollout; together with trajectory
-    and turn it seeds a request (seeds.py). paw_min/README.md explains the metrics.
+    and turn it seeds a request (seeds.py). render: (context, history length) -> prompt, in place
+    of the benchmark's style --prompt. paw_min/README.md explains the metrics.
     """
     start = time.perf_counter()
     # Every rank numbers all episodes, its own or not, so that the seeds of their requests do not
@@ -59,8 +61,9 @@ def rollout(
     my_groups = set(names[first:end])
     mine = [episode for episode in episodes if episode.group in my_groups]
 
+    render = render or BENCHMARKS[cfg.env].prompts[cfg.prompt]
     with progress_bar(len(mine), label, "episode") as bar:
-        player = _Player(cfg, policy, pool, mine, seed_key, bar)
+        player = _Player(cfg, policy, pool, mine, seed_key, bar, render)
         while player.seats:
             # No prompt is waiting, so block until an environment has answered.
             player.take_answers(wait=True)
@@ -128,13 +131,14 @@ class _Player:
         end                         the episode is over: begin with the next one
     """
 
-    def __init__(self, cfg, policy, pool, episodes: list[Episode], seed_key, bar):
+    def __init__(self, cfg, policy, pool, episodes: list[Episode], seed_key, bar, render):
         self.cfg = cfg
         self.policy = policy
         self.pool = pool
         self.seed_key = seed_key
         self.bar = bar
-        self.benchmark = BENCHMARKS[cfg.env]
+        self.render = render
+        self.parse = BENCHMARKS[cfg.env].parse
         self.metrics = {"seconds_generate": 0.0, "seconds_env": 0.0} | dict.fromkeys(COUNTS, 0)
         self.seats: dict[int, _Seat] = {}  # by slot
         self.queue: deque[Request] = deque()  # what the sampler generates next
@@ -172,7 +176,7 @@ class _Player:
         # A malformed response is executed as far as it can be read; `valid` keeps its penalty.
         # A thought that the template has opened in the prompt counts, if the response closes it.
         opened = self.policy.opened if "</think>" in seat.text else ""
-        seat.command = self.benchmark.parse(opened + seat.text)
+        seat.command = self.parse(opened + seat.text)
         self.metrics["tokens_generated"] += len(response.ids)
         self.pool.step(response.slot, seat.command.text)
 
@@ -260,7 +264,7 @@ class _Player:
         """h_t as token ids: one user message, rendered anew from the context in every step."""
         cfg = self.cfg
         # Only the last history_length steps are shown, so a prompt does not grow with the episode.
-        message = self.benchmark.prompts[cfg.prompt](context, cfg.history_length)
+        message = self.render(context, cfg.history_length)
         ids = self.policy.encode_chat(message)
         if len(ids) > cfg.max_prompt_tokens:
             if cfg.prompt_overflow == "error":

@@ -32,6 +32,7 @@ from paw_min.rows import Episode
 from paw_min.running.runs import newest_checkpoint, read_metrics
 from paw_min.running.stages import Pieces
 from paw_min.toy import default_model
+from paw_min.toy.demonstrate import PlayedStep
 from paw_min.update import learn, prepare
 from paw_min.world_models import answers, early_experience, filtering, job, rwml, start, triplets
 from tests.helpers import (
@@ -626,7 +627,7 @@ def test_a_search_of_nothing_is_no_branch(monkeypatch, tmp_path):
     """WebShop lists search[<your query>], which is no command; click[< prev] is one."""
     monkeypatch.setattr(early_experience, "result_of", lambda pool, step, command: "a page")
     context = Context("buy", "o", ["search[<your query>]", "click[< prev]", "click[buy now]"])
-    step = early_experience.Demonstrated("0", context, "h", GOOD.format("click[buy now]"), "")
+    step = PlayedStep("0", context, GOOD.format("click[buy now]"), "")
     pieces = Pieces(tmp_path / "pieces", {})
     found, _ = early_experience.branches(Config(env="webshop"), None, [step], pieces)
     assert [triplet.action for triplet in found] == ["click[buy now]", "click[< prev]"]
@@ -640,8 +641,7 @@ def test_branches_are_what_the_environment_answers(games_root, tmp_path):
     pool = EnvPool(AlfworldEnv, 1, 0)
     pieces = Pieces(tmp_path / "pieces", {})
     found, n_steps = early_experience.branches(cfg, pool, steps, pieces)
-    # The demonstrations have executed one of the commands of each state, except for the last one of
-    # these, whose following step is not among them.
+    # The demonstrations have executed one of the commands of each state.
     executed = [step.executed for step in steps]
     assert [turn.command for turn in steps[5].context.history] == executed[:5]
     repeated = [t for t in found if t.action in executed and any(

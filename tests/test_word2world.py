@@ -163,10 +163,9 @@ def test_recorded_decisions_are_what_the_agent_knew(games_root):
 
     class Spy(players.RulePlayer):
         def act(self, context):
-            response = super().act(context)
-            seen.append((context.observation, list(context.admissible), list(context.history)))
-            seen[-1] += (response,)
-            return response
+            action = super().act(context)
+            seen.append((context, action.response))
+            return action
 
     game = list_games(games_root, "train")[:1]
     with pytest.MonkeyPatch.context() as patch:
@@ -174,12 +173,12 @@ def test_recorded_decisions_are_what_the_agent_knew(games_root):
         pool = Recorder("alfworld", EnvPool(AlfworldEnv, 1))
         (trajectory,) = players.play_rules(cfg, "teacher", 0.3, pool, game)
     assert len(seen) == len(trajectory.commands) > 3
-    for (context, response), (observation, admissible, history, spied) in zip(
-        trajectories.decisions(trajectory), seen, strict=True
-    ):
-        assert context.observation == observation.strip() and context.admissible == admissible
+    decisions = trajectories.decisions(trajectory)
+    for (context, response), (known, spied) in zip(decisions, seen, strict=True):
+        assert context.observation == known.observation.strip()
+        assert context.admissible == known.admissible
         assert response == spied
-        assert [t.command for t in context.history] == [t.command for t in history]
+        assert [t.command for t in context.history] == [t.command for t in known.history]
 
 
 # --- the language model ----------------------------------------------------------------------

@@ -16,11 +16,12 @@ from paw_min.running.lookahead import LookaheadSampler, costs
 
 
 def evaluate(
-    cfg: Config, policy, sampler, pool: Pool, tasks: list[str], trial_seed: int = 0
+    cfg: Config, policy, sampler, pool: Pool, tasks: list[str], trial_seed: int = 0, render=None
 ) -> Rollout:
     """Play each task of the panel `eval_repeats` times, at the evaluation temperature.
 
-    trial_seed: another one draws other responses to the same tasks. --lookahead: lookahead.py.
+    trial_seed: another one draws other responses to the same tasks. render: as of rollout.
+    --lookahead: lookahead.py.
     """
     task_of_episode = [task for task in tasks for _ in range(cfg.eval_repeats)]
     group_of_episode = [g for g in range(len(tasks)) for _ in range(cfg.eval_repeats)]
@@ -33,6 +34,7 @@ def evaluate(
             # -1 in place of the run's seed and update: every evaluation of every run draws alike.
             seed_key=(-1, trial_seed) if trial_seed else (-1,),
             label="evaluate",
+            render=render,
         )  # fmt: skip
     episodes = played.episodes
     if all(e.failed for e in episodes):
