@@ -1,0 +1,176 @@
+"""The world of locks of `one_file.py` as an environment of the package, trained by `paw_min.train`.
+
+    python -m examples.locks                           PaW
+    python -m examples.locks --no-paw                  GRPO
+    python -m examples.locks --wm-target shuffled      the placebo
+
+A task is two locks, a response is a tool, and the observation says what the lock is made of:
+
+    <user>open lock17 with<agent>saw<end>shut glass
+
+--seed draws the world, too, as in `one_file.py`. The start model is trained on first use, in 15 s.
+It serves all worlds, because it knows no fact of any. The settings are those of `one_file.py`;
+research/locks/package.md says which others learn less, and why.
+"""
+
+import random
+import shutil
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+from examples import one_file
+from examples.one_file import R_MAX, TOOLS, World, make_world
+from paw_min import cmae
+from paw_min.cli import main
+from paw_min.config import Config
+from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.interface import Benchmark, Command, Context, Step, Tasks
+from paw_min.envs.pool import EnvPool
+from paw_min.model.batches import collate
+from paw_min.model.policy import Policy
+from paw_min.rows import TokenRow
+from paw_min.toy.standins import make_tokenizer
+
+START = Path("data/locks")  # the start model
+TRAIN, HELD_OUT = 3200, 256  # tasks: different pairs of the same locks
+
+PRESETS = {"tiny": dict(
+    model=str(START), data="one_file.py", prompt="compact", history_length=0,
+    max_prompt_tokens=16, max_response_tokens=2, max_obs_tokens=2, max_turns=2,
+    updates=one_file.UPDATES, eval_every=one_file.EVALUATE_EVERY, eval_tasks=HELD_OUT,
+    eval_temperature=1.0, save_every=25, r_max=R_MAX, groups=one_file.GROUPS,
+    group_size=one_file.EPISODES, lr=one_file.LR, beta2=0.95, mini_batch=64,
+    statistics="trajectories", wm_separator="none",
+    # one_file.py has none of these three.
+    kl_coef=0.0, entropy_coef=0.0, invalid_penalty=0.0)}  # fmt: skip
+
+
+# ---- the environment ----
+
+
+class Locks:
+    """Each lock of a task is tried once. The task is their names: "lock17 lock3"."""
+
+    def __init__(self, world: World):
+        self.world = world
+
+    def reset(self, task: str) -> Step:
+        self.task = task
+        self.opened = []
+        return self._step("")
+
+    def step(self, command: str) -> Step:
+        names = self.task.split()
+        name = names[len(self.opened)]
+        self.opened.append(self.world.opens(name, command))
+        done = len(self.opened) == len(names)
+        won = done and all(self.opened)
+        said = " ".join(self.world.observation(name, command))
+        return self._step(said, reward=R_MAX * won, done=done, won=won)
+
+    def _step(self, observation: str, **outcome) -> Step:
+        return Step(observation, self.task, "locks", TOOLS, **outcome)
+
+
+def load(cfg: Config, data: str) -> Tasks:
+    """Random pairs of locks. The world follows from the seed, so no data are read."""
+    world = make_world(cfg.seed)
+    pairs = [f"{first} {second}" for first in world.material_of for second in world.material_of]
+    tasks = random.Random(cfg.seed).sample(pairs, TRAIN + HELD_OUT)
+
+    def make_pool(n_envs: int) -> EnvPool:
+        return EnvPool(partial(Locks, world), n_envs, cfg.workers)
+
+    return Tasks(train=tasks[:TRAIN], held_out=tasks[TRAIN:], make_pool=make_pool)
+
+
+def prompt(context: Context, history_length: int) -> str:
+    """The name of the lock that is tried now; it needs no history."""
+    names = context.task.split()
+    return f"open {names[len(context.history)]} with"
+
+
+def respond(tool: str) -> str:
+    """The response that `parse` reads as this tool."""
+    return tool
+
+
+def parse(response: str) -> Command:
+    return Command(response, valid=response in TOOLS)
+
+
+BENCHMARKS["locks"] = Benchmark(load, {"paper": prompt, "compact": prompt}, parse)
+
+
+# ---- the start model ----
+
+
+def make_model(tokenizer, seed: int) -> GPTNeoXForCausalLM:
+    """The model of `one_file.py`, but with rotary positions and a head without bias.
+
+    Two properties matter here. The head is not tied to the embeddings. And the matrices start with
+    PyTorch's values: transformers' standard deviation of 0.02 is for models that are far wider.
+    """
+    config = GPTNeoXConfig(
+        vocab_size=len(tokenizer), hidden_size=one_file.WIDTH, intermediate_size=4 * one_file.WIDTH,
+        num_hidden_layers=one_file.LAYERS, num_attention_heads=one_file.HEADS,
+        max_position_embeddings=64, use_parallel_residual=False,
+        tie_word_embeddings=False, bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):  # weights depend on `seed` only
+        torch.manual_seed(seed)
+        model = GPTNeoXForCausalLM(config)  # embeddings: 0.02, as in one_file.py
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.reset_parameters()
+    return model
+
+
+def start_policy(world: World, seed: int) -> Policy:
+    texts = []
+    for name in world.material_of:
+        for tool in TOOLS:
+            texts.append(" ".join([*world.prompt(name), *world.observation(name, tool)]))
+            texts.append(respond(tool))
+    tokenizer = make_tokenizer(texts)
+    return Policy(make_model(tokenizer, seed), tokenizer)
+
+
+def warm_start(folder: Path, seed: int = 0, steps: int = one_file.WARM_STEPS) -> None:
+    """Train a model on random tools and unrelated observations, as `one_file.py` does."""
+    world = make_world(seed)
+    names = list(world.material_of)
+    rng = random.Random(seed)
+    policy = start_policy(world, seed)
+    chat, answer, encode = map(cache, (policy.encode_chat, policy.encode_response, policy.encode))
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=one_file.WARM_LR, betas=(0.9, 0.95))
+    for _ in range(steps):
+        rows = []
+        for _ in range(one_file.WARM_ROWS):
+            unrelated = " ".join(world.observation(rng.choice(names), rng.choice(TOOLS)))
+            message = " ".join(world.prompt(rng.choice(names)))
+            response = respond(rng.choice(TOOLS))
+            rows.append(TokenRow(chat(message), answer(response), encode(unrelated)))
+        batch = collate(rows, [True] * len(rows), policy.pad_id)
+        logp, _ = policy(batch)  # (B, S)
+        loss = cmae.cross_entropy(logp, batch.response_mask | batch.obs_mask).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    # Renamed when complete: a killed process leaves no half of a model.
+    partial_folder = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial_folder, ignore_errors=True)
+    policy.save(partial_folder)
+    partial_folder.rename(folder)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)  # more are not faster for a model of this size
+    if not START.exists():
+        print(f"training the start model in {START}", flush=True)
+        warm_start(START)
+    main("locks", PRESETS, __doc__)

@@ -1,0 +1,271 @@
+"""examples/locks.py with one difference from examples/one_file.py at a time: package.md.
+
+    python research/locks/package.py run [--workers 2]   trains what package.jsonl does not have yet
+    python research/locks/package.py table               the tables of package.md
+
+A cell is the example with other settings, responses, observations or another model; its arms are
+GRPO, PaW and the placebo. Nothing of the package changes: a cell replaces functions of the example.
+Success is computed exactly from the policy's probabilities, as in one_file.
+"""
+
+import argparse
+import json
+import multiprocessing
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, redirect_stdout
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from io import StringIO
+from itertools import product
+from pathlib import Path
+from statistics import mean
+from unittest.mock import patch
+
+import torch
+
+FOLDER = Path(__file__).parent
+sys.path.insert(0, str(FOLDER.parent.parent))  # the repository, for examples and paw_min
+
+from examples import locks, one_file  # noqa: E402
+from examples.one_file import TOOLS, World, make_world  # noqa: E402
+from paw_min import train  # noqa: E402
+from paw_min.config import Config  # noqa: E402
+from paw_min.envs.benchmarks import BENCHMARKS  # noqa: E402
+from paw_min.envs.interface import Command  # noqa: E402
+from paw_min.model.batches import collate  # noqa: E402
+from paw_min.model.policy import Policy  # noqa: E402
+from paw_min.model.sampler import HFSampler  # noqa: E402
+from paw_min.rows import TokenRow  # noqa: E402
+from paw_min.running import session  # noqa: E402
+from paw_min.running.runs import Run  # noqa: E402
+from paw_min.toy import standins  # noqa: E402
+
+RUNS = FOLDER / "package.jsonl"
+SCRATCH = Path("runs/locks-package")  # start models and run folders
+ARMS = {"grpo": dict(paw=False), "paw": {}, "placebo": dict(wm_target="shuffled")}
+
+
+# ---- other responses, observations and models ----
+
+
+def tagged(tool: str) -> str:
+    return f"<action>{tool}</action>"
+
+
+def parse_tagged(response: str) -> Command:
+    """Three tokens besides the end, as in the benchmarks."""
+    found = re.fullmatch(r"<action>\s*(\w+)\s*</action>", response.strip())
+    tool = found[1] if found else response[-20:]
+    return Command(tool, valid=tool in TOOLS)
+
+
+class Sentence(World):
+    """Observations with the words of a template around the two facts."""
+
+    def observation(self, name: str, tool: str) -> list[str]:
+        opens, material = super().observation(name, tool)
+        return ["it", "opens" if opens == "opens" else "stays shut", ":", material, "."]
+
+
+def without_end(policy: Policy, text: str) -> list[int]:
+    """For Policy.encode_response: a response of one token, the tool."""
+    return policy.encode(text)
+
+
+def make_standin(tokenizer, seed: int):
+    """The stand-ins' model, as small: Qwen3 with 4 layers, tied embeddings, all weights at 0.02."""
+    return standins.make_model(tokenizer, seed, width=64, positions=64)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The example, changed."""
+
+    settings: dict = field(default_factory=dict)  # of the package
+    names: int = 128
+    warm_rows: int = one_file.WARM_ROWS
+    end: bool = True  # whether a response has an end token
+    tags: bool = False
+    world: type[World] = World
+    model: Callable = locks.make_model
+
+    def make_world(self, seed: int) -> World:
+        world = make_world(seed, self.names)
+        return self.world(world.material_of, world.tool_of, world.locks)
+
+    def start(self, seed: int) -> Path:
+        """The start model; cells that differ only in settings share it."""
+        kind = (self.names, self.warm_rows, self.end, self.tags, self.world, self.model, seed)
+        return SCRATCH / "-".join(str(getattr(part, "__name__", part)) for part in kind)
+
+
+SHORT = dict(lr=1e-3, updates=60, eval_every=20)
+TAGS = SHORT | dict(max_response_tokens=4)
+SENTENCE = dict(max_obs_tokens=6)
+short = partial(Cell, names=64, warm_rows=64)
+TRIES = short(TAGS | SENTENCE, tags=True, world=Sentence, model=make_standin)
+CELLS = {
+    "example": Cell(),
+    "one token": short(SHORT | dict(max_response_tokens=1), end=False),
+    "end": short(SHORT),
+    "tags": short(TAGS, tags=True),
+    "sentence": short(SHORT | SENTENCE, world=Sentence),
+    "stand-in": short(SHORT, model=make_standin),
+    "kl": short(SHORT | dict(kl_coef=0.01)),
+    "tries": TRIES,
+    "tries, kl": replace(TRIES, settings=TRIES.settings | dict(kl_coef=0.01)),
+    "tries, penalty": replace(TRIES, settings=TRIES.settings | dict(invalid_penalty=0.1)),
+    "tries, example's model": replace(TRIES, model=locks.make_model),
+}
+
+
+# ---- a run ----
+
+
+@torch.no_grad()
+def measure(policy: Policy, world: World) -> dict[str, float]:
+    """Success, well-formed responses and p(material), as probabilities, without sampling."""
+    names = list(world.material_of)
+    rows, places = [], []
+    for name in names:
+        (material,) = policy.encode(world.material_of[name])
+        for tool in TOOLS:
+            said = policy.encode(" ".join(world.observation(name, tool)))
+            response = policy.encode_response(locks.respond(tool))
+            chat = policy.encode_chat(" ".join(world.prompt(name)))
+            rows.append(TokenRow(chat, response, said))
+            places.append(len(response) + said.index(material))
+    batch = collate(rows, [True] * len(rows), policy.pad_id)
+    logp, _ = policy(batch)  # (B, S), B: names times tools
+    p = (logp * batch.response_mask).sum(1).exp().view(len(names), -1)  # (names, tools)
+    right = [TOOLS.index(world.right_tool(name)) for name in names]
+    p_right = p[torch.arange(len(names)), right].mean().item()
+    p_material = logp[torch.arange(len(rows)), places].exp().mean().item()
+    return {"success": p_right**world.locks, "valid": p.sum(1).mean().item(),
+            "material": p_material}  # fmt: skip
+
+
+KEPT = ("entropy", "grad_norm", "wm_loss", "wm_clipped_tokens", "approx_kl", "no_variance")
+
+
+def run_package(cell: Cell, arm: str, seed: int, out: Path) -> list[dict]:
+    """One run of paw_min.train -> its evaluations."""
+    curve = []
+    recent = []  # metrics of the updates since the last evaluation
+
+    def play_panel(cfg, opened, done):
+        point = {"update": done} | measure(opened.policy, cell.make_world(seed))
+        for name in KEPT:
+            values = [line[name] for line in recent if name in line]
+            if values:
+                point[name] = mean(values)
+        recent.clear()
+        curve.append({key: float(f"{value:.5g}") for key, value in point.items()})
+        return {"eval_success": point["success"]}
+
+    usual_update = train.run_update
+
+    def run_update(*args):
+        recent.append(usual_update(*args))
+        return recent[-1]
+
+    with ExitStack() as replaced:
+
+        def instead(owner, name, value):
+            replaced.enter_context(patch.object(owner, name, value))
+
+        instead(locks, "make_world", cell.make_world)
+        instead(locks, "make_model", cell.model)
+        instead(one_file, "WARM_ROWS", cell.warm_rows)
+        if cell.tags:
+            instead(locks, "respond", tagged)
+            usual = BENCHMARKS["locks"]
+            replaced.enter_context(
+                patch.dict(BENCHMARKS, {"locks": replace(usual, parse=parse_tagged)})
+            )
+        if not cell.end:
+            instead(Policy, "encode_response", without_end)
+        start = cell.start(seed)
+        if not start.exists():
+            start.parent.mkdir(parents=True, exist_ok=True)
+            locks.warm_start(start, seed)
+        instead(train, "play_panel", play_panel)
+        instead(train, "run_update", run_update)
+        # For speed only: no files for people, and each text is encoded once.
+        instead(train, "draw", lambda *_: None)
+        instead(Run, "write", lambda *_: None)
+        instead(session, "HFSampler", partial(HFSampler, batch_size=128))
+        for name in ("encode_chat", "encode"):
+            instead(Policy, name, cache(getattr(Policy, name)))
+        settings = locks.PRESETS["tiny"] | dict(
+            env="locks", name=f"{arm} {seed}", out=str(out), model=str(start), seed=seed,
+            save_every=10**6,
+        )  # fmt: skip
+        train.train(Config(**settings | cell.settings | ARMS[arm]))
+    return curve
+
+
+def job(key: tuple[str, str, int]) -> dict:
+    """One run -> its line in package.jsonl."""
+    name, arm, seed = key
+    torch.set_num_threads(1)
+    shutil.rmtree(SCRATCH / name / f"{arm} {seed}", ignore_errors=True)  # of a killed command
+    with redirect_stdout(StringIO()):
+        curve = run_package(CELLS[name], arm, seed, SCRATCH / name)
+    return {"cell": name, "arm": arm, "seed": seed, "curve": curve}
+
+
+def read_runs() -> dict[tuple[str, str, int], list[dict]]:
+    """{(cell, arm, seed): curve}."""
+    if not RUNS.exists():
+        return {}
+    lines = [json.loads(line) for line in RUNS.read_text().splitlines()]
+    return {(line["cell"], line["arm"], line["seed"]): line["curve"] for line in lines}
+
+
+def run(cells: list[str], arms: list[str], seeds: list[int], workers: int) -> None:
+    from tqdm import tqdm
+
+    known = read_runs()
+    wanted = [(cell, arm, seed) for cell in cells for seed in seeds for arm in arms]
+    jobs = [key for key in wanted if key not in known]
+    with multiprocessing.get_context("spawn").Pool(workers) as pool, RUNS.open("a") as file:
+        for line in tqdm(pool.imap(job, jobs), total=len(jobs), unit="run"):
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+
+
+def table() -> None:
+    """A row for each cell and arm: means over its seeds, in percent."""
+    by_arm = {}
+    for (cell, arm, _), curve in read_runs().items():
+        by_arm.setdefault((cell, arm), []).append(curve)
+    print("| cell | arm | seeds | mean of the curve | at the end | well formed | p(material) |")
+    print("|---" * 7 + "|")
+    for cell, arm in product(CELLS, ARMS):
+        curves = by_arm.get((cell, arm), [])
+        if curves:
+            during = 100 * mean(point["success"] for curve in curves for point in curve[1:])
+            end, valid, material = (
+                mean(curve[-1][name] for curve in curves)
+                for name in ("success", "valid", "material")
+            )
+            print(f"| {cell} | {arm} | {len(curves)} | {during:.1f} | {100 * end:.1f} "
+                  f"| {100 * valid:.1f} | {material:.2f} |")  # fmt: skip
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("command", choices=["run", "table"])
+    parser.add_argument("--cells", nargs="+", default=list(CELLS), choices=CELLS, metavar="CELL")
+    parser.add_argument("--arms", nargs="+", default=["grpo", "paw"], choices=ARMS)
+    parser.add_argument("--seeds", nargs="+", default=[1000], type=int)
+    parser.add_argument("--workers", type=int, default=2, help="processes, one core each (2)")
+    args = parser.parse_args()
+    if args.command == "run":
+        run(args.cells, args.arms, args.seeds, args.workers)
+    else:
+        table()

@@ -1,0 +1,114 @@
+"""The world of locks as an environment of the package: it is that of one_file, and it trains.
+
+python -m pytest tests/test_locks_package.py
+"""
+
+from itertools import product
+
+import pytest
+
+from examples import locks
+from examples.one_file import R_MAX, TOOLS, make_world
+from paw_min import train
+from paw_min.config import Config
+from paw_min.envs.interface import Context, Turn
+from paw_min.rows import flatten
+from paw_min.running import runs
+
+
+def test_an_episode_is_that_of_one_file():
+    world = make_world(7)
+    right = [world.right_tool("lock3"), world.right_tool("lock5")]
+    wrong = next(tool for tool in TOOLS if tool not in right)
+    for tools in product([right[0], wrong], [right[1], wrong, "no tool"]):
+        environment = locks.Locks(world)
+        step = environment.reset("lock3 lock5")
+        context = Context(step.task, step.observation, step.admissible)
+        assert (step.observation, step.admissible) == ("", TOOLS)
+        for turn, (name, tool) in enumerate(zip(["lock3", "lock5"], tools)):
+            assert locks.prompt(context, 0).split() == world.prompt(name)
+            step = environment.step(tool)
+            assert step.observation.split() == world.observation(name, tool)
+            assert step.done == (turn == 1)
+            context.history.append(Turn(context.observation, tool))
+        won = list(tools) == right
+        assert (step.won, step.reward) == (won, R_MAX * won)
+
+
+def test_only_a_tool_is_well_formed():
+    assert all(locks.parse(locks.respond(tool)) == (tool, True) for tool in TOOLS)
+    assert not any(locks.parse(text).valid for text in ("", "saw saw", "lock3", "shut"))
+
+
+def test_tasks_follow_from_the_seed():
+    cfg = Config(env="locks", seed=7)
+    tasks = locks.load(cfg, "")
+    assert len({*tasks.train, *tasks.held_out}) == locks.TRAIN + locks.HELD_OUT
+    assert tasks.train == locks.load(cfg, "").train
+    assert tasks.train != locks.load(Config(env="locks", seed=8), "").train
+
+
+def test_the_warm_start_shows_no_fact(monkeypatch, tmp_path):
+    """Responses are random tools, and observations those of other locks and tools."""
+    seen = []
+    usual = locks.collate
+
+    def collate(rows, with_obs, pad_id):
+        seen.extend(rows)
+        return usual(rows, with_obs, pad_id)
+
+    monkeypatch.setattr(locks, "collate", collate)
+    locks.warm_start(tmp_path / "start", seed=7, steps=2)
+    world = make_world(7)
+    policy = locks.start_policy(world, 7)
+    true = 0
+    for row in seen:
+        name, tool = policy.decode(row.prompt_ids).split()[1], policy.decode(row.response_ids)
+        assert name in world.material_of and tool in TOOLS
+        true += policy.decode(row.obs_ids).split()[1] == world.material_of[name]
+    assert 0.05 < true / len(seen) < 0.2  # by chance: 1 of 8
+
+
+@pytest.mark.parametrize("arm", [dict(), dict(paw=False), dict(wm_target="shuffled")])
+def test_a_run(tmp_path, monkeypatch, arm):
+    """Two updates. A row has the tokens of one_file, and PaW and its placebo learn o'."""
+    locks.warm_start(tmp_path / "start", steps=2)
+    played = []
+
+    def rows_of(episodes):
+        played.append(flatten(episodes))
+        return played[-1]
+
+    monkeypatch.setattr(train, "flatten", rows_of)
+    settings = dict(
+        env="locks", name="r", out=str(tmp_path), model=str(tmp_path / "start"), seed=7,
+        updates=2, groups=2, group_size=4, mini_batch=8, eval_tasks=4, lr=1e-2,
+    )  # fmt: skip
+    train.train(Config(**locks.PRESETS["tiny"] | settings | arm))
+    lines = runs.read_metrics(tmp_path / "r")
+    assert [line["rows"] for line in lines[1:]] == [16, 16]
+    assert all(line["grad_norm"] > 0 for line in lines[1:] if arm != dict(paw=False))
+    assert ("wm_loss" in lines[1]) == (arm != dict(paw=False))
+
+    world = make_world(7)
+    policy = locks.start_policy(world, 7)
+    for row in played[0].tokens:
+        words = policy.tokenizer.convert_ids_to_tokens(row.prompt_ids + row.response_ids)
+        name = words[2]
+        assert words[:5] == ["<user>", *world.prompt(name), "<agent>"]
+        if locks.parse(row.command).valid:
+            assert words[5:] == [row.command, "<end>"]
+        said = policy.tokenizer.convert_ids_to_tokens(row.obs_ids)
+        assert said == world.observation(name, row.command)
+        assert row.separator_ids == []
+
+
+def test_the_preset_has_the_settings_of_one_file():
+    preset = locks.PRESETS["tiny"]
+    rows = preset["groups"] * preset["group_size"] * preset["max_turns"]
+    assert rows / preset["mini_batch"] == locks.one_file.MINI_BATCHES
+    assert preset["max_turns"] == make_world(0).locks
+    arm = locks.one_file.Arm()
+    cfg = Config(**preset)
+    assert (cfg.select_ratio, cfg.rho, cfg.wm_scale) == (arm.alpha, arm.rho, arm.scale)
+    assert (cfg.clip, cfg.temperature) == (locks.one_file.CLIP, 1.0)
