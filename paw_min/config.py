@@ -109,11 +109,6 @@ class Config:
         ROLLOUT, 0.4, "sampling in evaluation, A.1; 0: greedy", low=0, high=100
     )
 
-    lookahead: int = opt(
-        ROLLOUT, 1, "evaluation: candidate responses per step; those predicted to change nothing "
-        "are dropped, the most likely of the others is played", low=1, high=1000,
-    )  # fmt: skip
-
     algo: str = opt(RL, "grpo", "advantage estimator", choices=("grpo", "gigpo", "rloo", "ppo"))
     normalize: str = opt(
         RL, "std", "GRPO, GiGPO: divide by the group's std, or only subtract the mean",
@@ -197,7 +192,6 @@ PUBLISHED = ("paper", "24gb", "80gb")
 FREE_IN_STAGES = (
     "out", "updates", "eval_every", "eval_repeats", "save_every", "workers", "device", "track",
     "shard", "grad_checkpointing", "ref_offload", "vllm_memory", "micro_tokens", "conflict_every",
-    "lookahead",
 )  # fmt: skip
 
 # Settings that may differ on resume: of run length, speed, memory and evaluation, and the limit of
@@ -257,15 +251,6 @@ def check(cfg: Config) -> None:
     if 0 < cfg.eval_temperature < 0.01:  # far below, logits overflow and every token is the same
         raise UserError(f"--eval-temperature {cfg.eval_temperature} is out of range: it must be 0, "
                         "or from 0.01 to 100.")  # fmt: skip
-    if cfg.lookahead > 1 and cfg.eval_temperature == 0:
-        raise UserError(
-            f"--lookahead {cfg.lookahead} draws equal candidates with --eval-temperature 0: raise "
-            "the temperature, or omit --lookahead."
-        )
-    if cfg.lookahead > 1 and cfg.shard:
-        raise UserError(
-            f"--lookahead {cfg.lookahead} needs all weights on every rank: omit --shard."
-        )
     if cfg.sampler == "vllm" and max(cfg.temperature, cfg.eval_temperature) > 2:
         values = f"--temperature {cfg.temperature} or --eval-temperature {cfg.eval_temperature}"
         raise UserError(f"{values} is over 2, vLLM's limit: lower it or use another --sampler.")

@@ -38,11 +38,11 @@ from paw_min.model.policy import load_policy
 from paw_min.model.sampler import HFSampler
 from paw_min.rows import Episode
 from paw_min.running.evaluate import evaluate
-from paw_min.running.lookahead import predicts_text
 from paw_min.running.runs import newest_checkpoint
 from paw_min.running.session import PANEL_SLOTS, find_tasks, forward_precision, start_model
 from paw_min.running.untrusted import exact, read_config, read_json
 from research import outcomes
+from research.lookahead.samplers import predicts_text
 from research.paper.table import Entry, find
 from research.paper.transitions import TextRow, observation_logps, text_rows
 

@@ -40,7 +40,7 @@ OURS = dict(  # neither says; max_obs_tokens cuts nothing: Eq. 5-8 sum over all 
     data="", device="auto", precision="auto", shard=False, grad_checkpointing=True,
     ref_offload=False, sampler="vllm", vllm_memory=0.4, micro_tokens=16384, conflict_every=0,
     human_goals=False, retriever="", topk=3, lora_rank=0, track="none", wm_separator="turn",
-    warm_up=0, beta2=0.999, wm_every=0, wm_rows="paw", lookahead=1,
+    warm_up=0, beta2=0.999, wm_every=0, wm_rows="paw",
 )  # fmt: skip
 DECISIONS = dict(  # ALFWorld and WebShop
     groups=16, group_size=8, r_max=10.0, invalid_penalty=0.1, history_length=2,
@@ -287,7 +287,7 @@ OTHER = dict(  # a valid value of each setting that is not the one of the tiny p
     eval_tasks=33, model="a/other", seed=3, data="d", retriever="r", workers=2, out="elsewhere",
     updates=33, eval_every=3, eval_repeats=3, save_every=3, micro_tokens=333, vllm_memory=0.3,
     device="cpu", conflict_every=3, wm_scale=0.3, wm_steps=3, lora_rank=3,
-    warm_up=3, beta2=0.9, wm_every=3, lookahead=3,
+    warm_up=3, beta2=0.9, wm_every=3,
 )  # fmt: skip
 SOURCES = {"data", "retriever"}  # paths, which the names leave out
 

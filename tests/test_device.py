@@ -33,7 +33,7 @@ COMMANDS = {
     # Run scripts: rollout, update, evaluation, checkpoint.
     "grpo": (f"{ALFWORLD} --name grpo --conflict-every 1", "runs/grpo/metrics.jsonl"),
     "eval-only": (
-        f"{ALFWORLD} --name grpo --conflict-every 1 --eval-only --lookahead 2",
+        f"{ALFWORLD} --name grpo --conflict-every 1 --eval-only",
         "runs/grpo/evaluation-only.json",
     ),
     "resume": (

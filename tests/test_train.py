@@ -370,7 +370,7 @@ def test_eval_only_names_the_update_of_its_weights(config, finished, capsys):
 
 def test_eval_only_leaves_the_files_of_the_training(config, finished, capsys):
     before = {path: path.read_bytes() for path in finished.iterdir() if path.is_file()}
-    train.train(config(updates=9, eval_repeats=2, lookahead=2), eval_only=True)
+    train.train(config(updates=9, eval_repeats=2), eval_only=True)
     assert {path: path.read_bytes() for path in before} == before
     added = {path.name for path in finished.iterdir()} - {path.name for path in before}
     assert {"evaluation-only.json", "episodes-only.md"} <= added
