@@ -130,10 +130,6 @@ class Config:
     )
     mini_batch: int = opt(RL, 256, "rows per optimizer step, A.1; 0: all rows", low=0)
     micro_tokens: int = opt(RL, 16384, "tokens per forward pass, padding included", low=1)
-    old_logp: str = opt(
-        RL, "recomputed", "old log-probs: by the trainer, or the sampler's",
-        choices=("recomputed", "sampler"),
-    )  # fmt: skip
     clip: float = opt(RL, 0.2, "clip of the probability ratio; verl-agent", above=0, high=1)
     kl_coef: float = opt(RL, 0.01, "k3 KL to the start model; 0: without; verl-agent", low=0)
     entropy_coef: float = opt(RL, 0.001, "entropy bonus; verl-agent", low=0)

@@ -327,10 +327,6 @@ def policy_loss(
     cfg: Config, logp: Tensor, old_logp: Tensor, advantage: Tensor, mask: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The policy-gradient loss: (B, S), (B, S), (B,) or (B, S), (B, S) -> (), metrics."""
-    # The sampler's log-probs differ from the trainer's by rounding, which a clip would treat as a
-    # change of the policy: truncated importance weights correct for it instead.
-    if cfg.old_logp == "sampler":
-        return losses.truncated_is(logp, old_logp, advantage, mask)
     return losses.clipped_surrogate(logp, old_logp, advantage, mask, cfg.clip)
 
 

@@ -33,7 +33,7 @@ A1 = dict(  # PaW A.1 and section 4.1, for all three benchmarks
     algo="grpo", prompt="paper", wm_scale=1.0, wm_target="next", wm_steps=1, dedup=False,
 )  # fmt: skip
 CODE_BASE = dict(  # verl-agent, where the paper gives no number
-    clip=0.2, statistics="rows", old_logp="recomputed",
+    clip=0.2, statistics="rows",
 )  # fmt: skip
 OURS = dict(  # neither says; max_obs_tokens cuts nothing: Eq. 5-8 sum over all of |o|
     select_entropy="full", max_obs_tokens=4096, name="", out="runs", seed=0, eval_repeats=1,
@@ -90,7 +90,6 @@ def test_the_constants_beside_the_presets():
     assert WEIGHT_DECAY == 0.01
     assert critic.GAE_LAMBDA == 1.0
     assert default(losses.clipped_surrogate, "dual_clip") == 3.0
-    assert default(losses.truncated_is, "cap") == 2.0
     # A run of an earlier version resumes if it has these values.
     assert {name: value for name, value in FORMER_SETTINGS.items() if value is not None} == dict(
         encoder="", train_split="train", step_weight=1.0, gae_lambda=1.0, critic_lr=0.0,

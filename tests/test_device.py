@@ -60,9 +60,8 @@ COMMANDS = {
         "runs/steps/metrics.jsonl",
     ),
     "tapo": (f"{SEARCH} --preset tiny tapo --wm-every 1 --name tapo", "runs/tapo/metrics.jsonl"),
-    "old-logp": (f"{SEARCH} --old-logp sampler --name mu", "runs/mu/metrics.jsonl"),
     "printed-entropy": (
-        f"{SEARCH} --old-logp sampler --select-entropy sampled --kl-coef 0 --name printed",
+        f"{SEARCH} --select-entropy sampled --kl-coef 0 --name printed",
         "runs/printed/metrics.jsonl",
     ),
     "baseline": (

@@ -139,28 +139,6 @@ def with_logps(of) -> list[Episode]:
     return episodes
 
 
-def test_the_samplers_log_probs_in_place_of_recomputed_ones(monkeypatch):
-    """Equal ones give the plain step, and no pass is made for them; far ones are truncated."""
-    plain, _ = run(select_entropy="sampled")
-    passes = []
-    monkeypatch.setattr(scoring, "score_responses", lambda *args: passes.append(args))
-    settings = dict(old_logp="sampler", select_entropy="sampled")
-    same, metrics = run(with_logps(lambda x: x), **settings)
-    torch.testing.assert_close(same, plain, atol=1e-7, rtol=0)
-    assert not passes and metrics["ratio"] == pytest.approx(1.0, abs=1e-5)
-    far, metrics = run(with_logps(lambda x: x - 1.0), paw=False, **settings)
-    assert metrics["clip_fraction"] == 1.0 and metrics["ratio"] == pytest.approx(math.e, rel=1e-5)
-    double = start() + 2 * (run(paw=False)[0] - start())
-    torch.testing.assert_close(far, double, atol=5e-7, rtol=0)
-
-
-def test_full_entropies_are_computed_beside_the_samplers_log_probs():
-    episodes = with_logps(lambda x: x - 0.1)
-    _, metrics = run(episodes, old_logp="sampler", mini_batch=0)
-    assert metrics["ratio"] == pytest.approx(math.exp(0.1), rel=1e-5)  # theirs, not recomputed
-    assert metrics["selected"] == run()[1]["selected"]
-
-
 @pytest.mark.parametrize("off", [-0.25, 0.25, "both"])
 def test_sync_gap_is_the_mean_distance(monkeypatch, off):
     """Of either sign; signs do not cancel."""
@@ -424,7 +402,7 @@ def test_rows_are_the_columns_that_their_names_say():
 
 @pytest.mark.parametrize("settings", [
     dict(mini_batch=8, kl_coef=0.1, wm_target="shuffled", wm_steps=2, dedup=True),
-    dict(old_logp="sampler", select_entropy="sampled"), dict(algo="gigpo", similarity=0.5),
+    dict(select_entropy="sampled"), dict(algo="gigpo", similarity=0.5),
     dict(algo="ppo"), dict(paw=False),
 ])  # fmt: skip
 def test_rows_are_not_changed_by_what_reads_them(settings):
@@ -605,9 +583,9 @@ def test_similar_anchors_reach_the_advantages():
 
 @pytest.mark.parametrize("settings, advantage, expected", [  # of a ratio of 2
     ({}, 1.0, -1.2), (dict(clip=0.5), 1.0, -1.5),
-    ({}, -4.0, 8.0), (dict(old_logp="sampler"), 1.0, -2.0 * math.log(2.0)),
+    ({}, -4.0, 8.0),
 ])  # fmt: skip
-def test_clips_and_the_samplers_weights_reach_the_loss(settings, advantage, expected):
+def test_the_clips_reach_the_loss(settings, advantage, expected):
     one, cfg = torch.ones(1, 1), Config(**settings)
     loss, _ = policy_loss(cfg, math.log(2.0) * one, 0 * one, torch.tensor([advantage]), one)
     assert loss.item() == pytest.approx(expected)
