@@ -88,10 +88,6 @@ class Config:
     )
     history_length: int = opt(MODEL, 2, "earlier steps in the prompt, A.1", low=0)
     max_prompt_tokens: int = opt(MODEL, 2048, "prompt limit in tokens, A.1", low=1)
-    prompt_overflow: str = opt(
-        MODEL, "error", "prompts over the limit: stop, or cut their beginning",
-        choices=("error", "cut"),
-    )  # fmt: skip
     max_response_tokens: int = opt(MODEL, 512, "response limit in tokens, A.1", low=1)
     max_obs_tokens: int = opt(MODEL, 4096, "tokens of one next observation in the loss", low=1)
     grad_checkpointing: bool = opt(MODEL, False, "recompute activations in the backward pass")
@@ -117,7 +113,6 @@ class Config:
     statistics: str = opt(
         RL, "rows", "GRPO, RLOO: what group statistics count", choices=("rows", "trajectories")
     )
-    gamma: float = opt(RL, 0.95, "GiGPO: discount of step returns, A.1", low=0, high=1)
     similarity: float = opt(RL, 0.0, "GiGPO: merge anchors this similar; 0: equal", low=0, high=1)
     invalid_penalty: float = opt(RL, 0.1, "subtracted for a malformed response, A.1", low=0)
     lr: float = opt(RL, 1e-6, "learning rate of AdamW, constant, A.1", above=0, high=1)
@@ -130,7 +125,6 @@ class Config:
     )
     mini_batch: int = opt(RL, 256, "rows per optimizer step, A.1; 0: all rows", low=0)
     micro_tokens: int = opt(RL, 16384, "tokens per forward pass, padding included", low=1)
-    clip: float = opt(RL, 0.2, "clip of the probability ratio; verl-agent", above=0, high=1)
     kl_coef: float = opt(RL, 0.01, "k3 KL to the start model; 0: without; verl-agent", low=0)
     entropy_coef: float = opt(RL, 0.001, "entropy bonus; verl-agent", low=0)
 
@@ -168,7 +162,6 @@ class Config:
     wm_steps: int = opt(PAW, 1, "next observations to predict, given the actions between", low=1)
     dedup: bool = opt(PAW, False, "Eq. 4: count equal transitions of an update once")
     conflict_every: int = opt(PAW, 0, "updates between gradient-conflict logs; 0: never", low=0)
-    r_max: float = opt(PAW, 10.0, "highest possible episode return, A.1", above=0)
 
 
 # Presets of a method, combined with one of a size: --preset paper echo.
@@ -192,11 +185,9 @@ FREE_IN_STAGES = (
 
 # Settings that may differ on resume: of run length, speed, memory and evaluation, and the limit of
 # prompts. Where an overlong prompt stops a run, none before it was over the limit: with a higher
-# one, or cut prompts, it has the numbers of a run that had these from the start. What would train
-# on other data or with another loss is not free, the response limit and --lr included.
-FREE_TO_CHANGE = (
-    *FREE_IN_STAGES, "eval_temperature", "sampler", "max_prompt_tokens", "prompt_overflow",
-)  # fmt: skip
+# one, it has the numbers of a run that had this from the start. What would train on other data or
+# with another loss is not free, the response limit and --lr included.
+FREE_TO_CHANGE = (*FREE_IN_STAGES, "eval_temperature", "sampler", "max_prompt_tokens")
 
 
 def flag(name: str) -> str:

@@ -35,6 +35,8 @@ def clipped_surrogate(
 ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
     """PPO's clipped policy loss with dual clip, token mean -> (loss (), metrics).
 
+    Both clips are verl-agent's.
+
     logp, old_logp, mask: (N, T), of the action tokens. advantage: (N,) per response, or (N, T).
     Where A < 0 and the ratio is large, the loss is bounded by dual_clip * |A| (Ye et al. 2020,
     arXiv 1912.09729).

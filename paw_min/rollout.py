@@ -41,12 +41,14 @@ class Rollout:
 def rollout(
     cfg: Config, policy, sampler, pool: Pool, tasks: Sequence[str], groups: Sequence[int], *,
     temperature: float, seed_key: tuple[int, ...], label: str = "rollout",
+    cut_prompts: bool = False,
 ) -> Rollout:  # fmt: skip
     """Play one episode per entry of `tasks`, within `sampler.sync(policy)`.
 
     tasks, groups: one entry per trajectory, group by group; each rank plays whole groups. pool:
     plays pool.n_envs episodes at a time. seed_key: names this rollout; together with trajectory
-    and turn it seeds a request (seeds.py). paw_min/README.md explains the metrics.
+    and turn it seeds a request (seeds.py). cut_prompts: do so in every benchmark (interface.py).
+    paw_min/README.md explains the metrics.
     """
     start = time.perf_counter()
     # Every rank numbers all episodes, its own or not, so that the seeds of their requests do not
@@ -64,7 +66,7 @@ def rollout(
     mine = [episode for episode in episodes if episode.group in my_groups]
 
     with progress_bar(len(mine), label, "episode") as bar:
-        player = _Player(cfg, policy, pool, mine, seed_key, bar)
+        player = _Player(cfg, policy, pool, mine, seed_key, bar, cut_prompts)
         while player.seats:
             # No prompt is waiting, so block until an environment has answered.
             player.take_answers(wait=True)
@@ -131,13 +133,16 @@ class _Player:
                        the end of the episode  -> begin with the next episode
     """
 
-    def __init__(self, cfg, policy, pool, episodes: list[Episode], seed_key, bar):
+    def __init__(
+        self, cfg, policy, pool, episodes: list[Episode], seed_key, bar, cut_prompts: bool
+    ):
         self.cfg = cfg
         self.policy = policy
         self.pool = pool
         self.seed_key = seed_key
         self.bar = bar
         self.benchmark = BENCHMARKS[cfg.env]
+        self.cut_prompts = cut_prompts or self.benchmark.cut_prompts
         self.metrics = {"seconds_generate": 0.0, "seconds_env": 0.0} | dict.fromkeys(COUNTS, 0)
         self.seats: dict[int, _Seat] = {}  # by slot
         self.queue: deque[Request] = deque()  # what the sampler generates next
@@ -256,11 +261,10 @@ class _Player:
         message = self.benchmark.prompts[cfg.prompt](context, cfg.history_length)
         ids = self.policy.encode_chat(message)
         if len(ids) > cfg.max_prompt_tokens:
-            if cfg.prompt_overflow == "error":
+            if not self.cut_prompts:
                 raise UserError(
                     f"a prompt of {len(ids)} tokens exceeds max_prompt_tokens="
-                    f"{cfg.max_prompt_tokens}: raise --max-prompt-tokens, or cut the beginning of "
-                    "prompts with --prompt-overflow cut"
+                    f"{cfg.max_prompt_tokens}: raise --max-prompt-tokens."
                 )
             self.metrics["prompts_cut"] += 1
             ids = ids[-cfg.max_prompt_tokens :]  # loses the beginning, which states the task

@@ -28,12 +28,12 @@ def parse(*argv: str, env: str = "alfworld") -> Config:
 # ---- presets ----
 
 A1 = dict(  # PaW A.1 and section 4.1, for all three benchmarks
-    max_response_tokens=512, lr=1e-6, gamma=0.95, normalize="std", temperature=1.0, paw=True,
+    max_response_tokens=512, lr=1e-6, normalize="std", temperature=1.0, paw=True,
     wm_loss="cmae", select_ratio=0.75, rho=0.2, lambda_mode="adaptive",
     algo="grpo", prompt="paper", wm_scale=1.0, wm_target="next", wm_steps=1, dedup=False,
 )  # fmt: skip
 CODE_BASE = dict(  # verl-agent, where the paper gives no number
-    clip=0.2, statistics="rows",
+    statistics="rows",
 )  # fmt: skip
 OURS = dict(  # neither says; max_obs_tokens cuts nothing: Eq. 5-8 sum over all of |o|
     select_entropy="full", max_obs_tokens=4096, name="", out="runs", seed=0, eval_repeats=1,
@@ -43,8 +43,8 @@ OURS = dict(  # neither says; max_obs_tokens cuts nothing: Eq. 5-8 sum over all 
     warm_up=0, beta2=0.999, wm_every=0, wm_rows="paw",
 )  # fmt: skip
 DECISIONS = dict(  # ALFWorld and WebShop
-    groups=16, group_size=8, r_max=10.0, invalid_penalty=0.1, history_length=2,
-    eval_temperature=0.4, prompt_overflow="error", similarity=0.0, kl_coef=0.01,
+    groups=16, group_size=8, invalid_penalty=0.1, history_length=2,
+    eval_temperature=0.4, similarity=0.0, kl_coef=0.01,
     entropy_coef=0.001, updates=150, eval_every=5, save_every=5, eval_tasks=128,
     model="Qwen/Qwen2.5-1.5B-Instruct",
 )  # fmt: skip
@@ -58,8 +58,8 @@ PAPER = {
         n_products=1000,
     ),
     "search": dict(
-        max_prompt_tokens=4096, max_turns=4, mini_batch=512, groups=256, group_size=5, r_max=1.0,
-        invalid_penalty=0.01, history_length=4, eval_temperature=0.0, prompt_overflow="cut",
+        max_prompt_tokens=4096, max_turns=4, mini_batch=512, groups=256, group_size=5,
+        invalid_penalty=0.01, history_length=4, eval_temperature=0.0,
         similarity=0.9, kl_coef=0.001, entropy_coef=0.0, updates=200, eval_every=50, save_every=10,
         eval_tasks=0, eval_split="test", workers=0, n_products=0, model="Qwen/Qwen2.5-3B-Instruct",
         ref_offload=True, vllm_memory=0.3,
@@ -89,7 +89,11 @@ def test_the_constants_beside_the_presets():
     assert update.GRAD_CLIP == 1.0
     assert WEIGHT_DECAY == 0.01
     assert critic.GAE_LAMBDA == 1.0
+    assert default(losses.clipped_surrogate, "clip") == 0.2
     assert default(losses.clipped_surrogate, "dual_clip") == 3.0
+    assert update.GAMMA == 0.95
+    found = {env: (BENCHMARKS[env].r_max, BENCHMARKS[env].cut_prompts) for env in SCRIPTS}
+    assert found == {"alfworld": (10, False), "webshop": (10, False), "search": (1, True)}
     # A run of an earlier version resumes if it has these values.
     assert {name: value for name, value in FORMER_SETTINGS.items() if value is not None} == dict(
         encoder="", train_split="train", step_weight=1.0, gae_lambda=1.0, critic_lr=0.0,
@@ -281,8 +285,8 @@ def test_out_is_below_a_home_folder_that_exists(monkeypatch, tmp_path):
 OTHER = dict(  # a valid value of each setting that is not the one of the tiny preset
     eval_split="valid_unseen", n_products=7, max_turns=7, topk=2, history_length=5,
     max_prompt_tokens=333, max_response_tokens=33, max_obs_tokens=333, groups=3, group_size=3,
-    temperature=0.9, eval_temperature=0.3, gamma=0.5, similarity=0.5, invalid_penalty=0.3, lr=3e-4,
-    mini_batch=33, clip=0.3, kl_coef=0.3, entropy_coef=0.3, rho=0.3, select_ratio=0.3, r_max=3.0,
+    temperature=0.9, eval_temperature=0.3, similarity=0.5, invalid_penalty=0.3, lr=3e-4,
+    mini_batch=33, kl_coef=0.3, entropy_coef=0.3, rho=0.3, select_ratio=0.3,
     eval_tasks=33, model="a/other", seed=3, data="d", retriever="r", workers=2, out="elsewhere",
     updates=33, eval_every=3, eval_repeats=3, save_every=3, micro_tokens=333, vllm_memory=0.3,
     device="cpu", conflict_every=3, wm_scale=0.3, wm_steps=3, lora_rank=3,

@@ -474,23 +474,19 @@ def test_every_remedy_works_on_the_run_that_it_stopped(config, finished):
             if function.name not in NO_DEAD_END:
                 free = {"name", "data", "retriever", *FREE_TO_CHANGE}  # of data, the place
                 assert names <= free, (file.name, function.name)
-    assert {"max_prompt_tokens", "prompt_overflow", "sampler", "device", "track"} <= found
+    assert {"max_prompt_tokens", "sampler", "device", "track"} <= found
     for name in FREE_TO_CHANGE:
         value = getattr(config(), name)
         changed = replace(config(), **{name: {bool: not value, str: "another"}.get(type(value), 9)})
         assert not differences(json.loads((finished / "config.json").read_text()), changed), name
 
 
-def test_a_run_that_a_long_prompt_stopped_resumes_with_either_remedy(finished, config, tmp_path):
-    stop = "a prompt of .* raise --max-prompt-tokens, or cut .* with --prompt-overflow cut"
-    with pytest.raises(UserError, match=stop):
+def test_a_run_that_a_long_prompt_stopped_resumes(finished, config, tmp_path):
+    with pytest.raises(UserError, match="a prompt of .* raise --max-prompt-tokens"):
         train.train(config(updates=2, max_prompt_tokens=20))
     raised, whole = tmp_path / "raised", tmp_path / "whole"
     shutil.copytree(finished, raised / "r")
     train.train(config(updates=2, out=str(raised)))
-    train.train(config(updates=2, max_prompt_tokens=20, prompt_overflow="cut"))
-    assert [line["update"] for line in runs.read_metrics(finished)] == [0, 1, 2]
-    assert runs.read_metrics(finished)[2]["prompts_cut"] > 0
     train.train(config(updates=2, out=str(whole)))
     # Update 1 was evaluated here as the last of its run, and there in the middle of one.
     lines = [numbers(folder / "r")[2] for folder in (raised, whole)]

@@ -1,7 +1,7 @@
 """The command line of word2world.py."""
 
 import shlex
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from paw_min.base.distributed import refuse_ranks
@@ -98,9 +98,8 @@ def parse(doc: str, argv: list[str]) -> Job:
         raise UserError(f"--lora-rank {cfg.lora_rank}: {args.command} trains all weights; use "
                         "--lora-rank 0.")  # fmt: skip
     refuse_ranks("word2world")
-    # A dream may have pages that are longer than any real one.
     line = shlex.join(["word2world", *argv])
-    job = Job(cfg=replace(cfg, prompt_overflow="cut"), line=line, **vars(args))
+    job = Job(cfg=cfg, line=line, **vars(args))
     check(job)
     return job
 
