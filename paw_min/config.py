@@ -26,17 +26,15 @@ PAW = "PaW"
 
 def opt(
     group: str, default, help: str, *,
-    choices=None, low=None, above=None, high=None, only=(), was="",
+    choices=None, low=None, above=None, high=None, only=(),
 ):  # fmt: skip
     """A field of Config with its flag.
 
     Bounds: low <= value <= high, above < value. only: the benchmarks that have this setting.
-    was: the name in earlier versions, still accepted on the command line and in run folders.
     """
     metadata = dict(
-        group=group, help=help, choices=choices, low=low, above=above, high=high, only=only,
-        was=was,
-    )  # fmt: skip
+        group=group, help=help, choices=choices, low=low, above=above, high=high, only=only
+    )
     return field(default=default, metadata=metadata)
 
 
@@ -136,12 +134,11 @@ class Config:
     select_ratio: float = opt(PAW, 0.75, "alpha, Eq. 4: selected fraction", above=0, high=1)
     select_entropy: str = opt(
         PAW, "full", "entropy in Eq. 4: of the distribution, or the printed -q log q",
-        choices=("full", "sampled"), was="entropy",
+        choices=("full", "sampled"),
     )  # fmt: skip
     lambda_mode: str = opt(
-        PAW, "adaptive", "lambda_g: Eq. 10, or 1", choices=("adaptive", "constant"),
-        was="wm_weight",
-    )  # fmt: skip
+        PAW, "adaptive", "lambda_g: Eq. 10, or 1", choices=("adaptive", "constant")
+    )
     wm_scale: float = opt(PAW, 1.0, "factor of the world-model loss", above=0)
     wm_target: str = opt(
         PAW, "next", "the next observation, or another row's (placebo)",
@@ -322,11 +319,6 @@ def add_settings(parser: Parser, env: str, presets: dict[str, dict]) -> None:
             kind = dict(type=f.type, metavar=f.type.__name__.upper())
         text = f"{f.metadata['help']} {defaults_of(f, presets)}".strip()
         groups[title].add_argument(flag(f.name), default=MISSING, help=text, **kind)
-        if f.metadata["was"]:
-            parser.add_argument(
-                flag(f.metadata["was"]), dest=f.name, default=MISSING, help=argparse.SUPPRESS,
-                **kind,
-            )  # fmt: skip
 
 
 def defaults_of(f, presets: dict[str, dict]) -> str:

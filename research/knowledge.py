@@ -64,8 +64,8 @@ class Report:
     nothing: float
     repeated: float
     tool: float
-    branch: float | None = None  # None in reports of earlier versions, too
-    auc: float | None = None
+    branch: float | None
+    auc: float | None
 
 
 def report(cfg: Config, entry: Entry, weights: str, rows: list[TextRow]) -> tuple[Report, list]:

@@ -16,7 +16,7 @@ from paw_min.config import FREE_TO_CHANGE, Config, check, flag, parse_args, sett
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.model.critic import LR_FACTOR
 from paw_min.running.session import WEIGHT_DECAY, check_machine, open_session
-from paw_min.running.stored import FORMER_SETTINGS, from_stored, public
+from paw_min.running.stored import public
 from paw_min.toy import WORLDS, default_model, search_world, webshop_shops
 from tests.helpers import SCRIPTS
 
@@ -94,11 +94,6 @@ def test_the_constants_beside_the_presets():
     assert update.GAMMA == 0.95
     found = {env: (BENCHMARKS[env].r_max, BENCHMARKS[env].cut_prompts) for env in SCRIPTS}
     assert found == {"alfworld": (10, False), "webshop": (10, False), "search": (1, True)}
-    # A run of an earlier version resumes if it has these values.
-    assert {name: value for name, value in FORMER_SETTINGS.items() if value is not None} == dict(
-        encoder="", train_split="train", step_weight=1.0, gae_lambda=1.0, critic_lr=0.0,
-        weight_decay=0.01, grad_clip=1.0, is_cap=2.0, dual_clip=3.0, world="home",
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("url", ["http://me:p@ss@host", "http://me:p/ss@host:80/retrieve"])
@@ -343,33 +338,6 @@ def test_weight_decay_reaches_the_optimizer(config, monkeypatch):
         assert [group["weight_decay"] for group in s.optimizer.param_groups] == [0.3]
 
 
-# ---- settings of earlier versions ----
-
-
-@pytest.mark.parametrize("env", SCRIPTS)
-def test_former_flags_set_the_renamed_settings(env):
-    old = ["--wm-weight", "constant", "--entropy", "sampled"]
-    new = ["--lambda-mode", "constant", "--select-entropy", "sampled"]
-    assert parse(*old, env=env) == parse(*new, env=env)
-    cfg = parse(*old, env=env)
-    assert cfg.lambda_mode == "constant" and cfg.select_entropy == "sampled"
-
-
-def test_a_stored_config_of_an_earlier_version():
-    stored = public(parse("--rho", "0.3")) | FORMER_SETTINGS
-    stored["eval_seed"] = 5  # without a constant: any value
-    stored["wm_weight"] = stored.pop("lambda_mode")
-    stored["entropy"] = stored.pop("select_entropy")
-    assert from_stored(stored) == parse("--rho", "0.3")
-    changed = from_stored(stored | {"world": "changed"})
-    assert changed.data == "changed"
-    assert from_stored(stored | {"wm_weight": "constant"}).lambda_mode == "constant"
-    for name, constant in FORMER_SETTINGS.items():
-        if constant is not None:
-            with pytest.raises(UserError, match=f"^the run has {flag(name)} .* no such flag"):
-                from_stored(stored | {name: "other"})
-
-
 # ---- help ----
 
 
@@ -388,11 +356,9 @@ def test_help_names_every_setting_and_its_default(env, capsys):
 
 
 @pytest.mark.parametrize("env", SCRIPTS)
-def test_help_is_short_and_leaves_out_former_flags(env, capsys, monkeypatch):
+def test_help_is_short(env, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit):
         parse("--help", env=env)
     text = capsys.readouterr().out
     assert len(text.splitlines()) <= 150
-    for former in ("wm_weight", "entropy", *FORMER_SETTINGS):
-        assert f"{flag(former)} " not in text
