@@ -69,9 +69,11 @@ def choose(candidates: list[Candidate]) -> Candidate:
 
     Of equal candidates, the first counts.
     """
-    distinct = list({tuple(one.response.ids): one for one in reversed(candidates)}.values())
-    allowed = [one for one in distinct if not one.unchanged]
-    return max(allowed or distinct, key=lambda one: one.logp)
+    distinct: dict[tuple, Candidate] = {}
+    for one in candidates:
+        distinct.setdefault(tuple(one.response.ids), one)
+    allowed = [one for one in distinct.values() if not one.unchanged]
+    return max(allowed or distinct.values(), key=lambda one: one.logp)
 
 
 @torch.no_grad()
