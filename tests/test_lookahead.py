@@ -397,7 +397,7 @@ def make_world_model(folder: Path) -> Path:
 
 
 def test_the_experiment_with_a_separate_world_model(config, tmp_path, monkeypatch):
-    def above_a_half(cfg, policy, rows, at_least):
+    def above_a_half(cfg, policy, rows, at_least=None):
         return [at_least is not None and at_least <= 0.5] * len(rows)
 
     monkeypatch.setattr(samplers, "predicts_text", above_a_half)

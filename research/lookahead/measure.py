@@ -38,8 +38,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from typing_extensions import TypedDict  # pydantic needs it on Python 3.11
-
 from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import replace_text
 from paw_min.base.seeds import generator, request_seed
@@ -112,13 +110,6 @@ class Played:
         return self.step_generated + self.step_scored
 
 
-class Line(TypedDict):
-    """A stored line."""
-
-    command: str
-    played: Played
-
-
 @dataclass
 class Trial:
     """A candidate in its state: what a replay needs."""
@@ -160,7 +151,8 @@ def main(argv: list[str] | None = None) -> None:
                         make = partial(
                             played, plan, model.label, rule, k, policy, sampler, drawn, pool, tasks
                         )
-                        found.append(stage(plan.out / name, command, make, Line)["played"])
+                        stored = stage(plan.out / name, command, make, dict)
+                        found.append(Played(**stored["played"]))
                         print(markdown_table(HEADER, [cells(found[-1])]), flush=True)
     path = plan.out / f"lookahead-{plan.cfg.env}.json"
     print(f"\n{table(found)}")
@@ -233,7 +225,10 @@ def played(
     plan: Plan, label: str, rule: Rule, k: int, policy: Policy, sampler: HFSampler | VLLMSampler,
     drawn: Drawn, pool: Pool, tasks: Tasks,
 ) -> dict:  # fmt: skip
-    """A Line: evaluate one model with one rule and one K, and replay some of its candidates."""
+    """Evaluate one model with one rule and one K, and replay some of its candidates.
+
+    -> {"played": a Played}, for its file.
+    """
     cfg = plan.cfg
     if rule.kind == "world model":
         pool = Recorder(cfg.env, pool)
