@@ -26,17 +26,15 @@ PAW = "PaW"
 
 def opt(
     group: str, default, help: str, *,
-    choices=None, low=None, above=None, high=None, only=(), was="",
+    choices=None, low=None, above=None, high=None, only=(),
 ):  # fmt: skip
     """A field of Config with its flag.
 
     Bounds: low <= value <= high, above < value. only: the benchmarks that have this setting.
-    was: the name in earlier versions, still accepted on the command line and in run folders.
     """
     metadata = dict(
-        group=group, help=help, choices=choices, low=low, above=above, high=high, only=only,
-        was=was,
-    )  # fmt: skip
+        group=group, help=help, choices=choices, low=low, above=above, high=high, only=only
+    )
     return field(default=default, metadata=metadata)
 
 
@@ -88,10 +86,6 @@ class Config:
     )
     history_length: int = opt(MODEL, 2, "earlier steps in the prompt, A.1", low=0)
     max_prompt_tokens: int = opt(MODEL, 2048, "prompt limit in tokens, A.1", low=1)
-    prompt_overflow: str = opt(
-        MODEL, "error", "prompts over the limit: stop, or cut their beginning",
-        choices=("error", "cut"),
-    )  # fmt: skip
     max_response_tokens: int = opt(MODEL, 512, "response limit in tokens, A.1", low=1)
     max_obs_tokens: int = opt(MODEL, 4096, "tokens of one next observation in the loss", low=1)
     grad_checkpointing: bool = opt(MODEL, False, "recompute activations in the backward pass")
@@ -109,11 +103,6 @@ class Config:
         ROLLOUT, 0.4, "sampling in evaluation, A.1; 0: greedy", low=0, high=100
     )
 
-    lookahead: int = opt(
-        ROLLOUT, 1, "evaluation: candidate responses per step; those predicted to change nothing "
-        "are dropped, the most likely of the others is played", low=1, high=1000,
-    )  # fmt: skip
-
     algo: str = opt(RL, "grpo", "advantage estimator", choices=("grpo", "gigpo", "rloo", "ppo"))
     normalize: str = opt(
         RL, "std", "GRPO, GiGPO: divide by the group's std, or only subtract the mean",
@@ -122,7 +111,6 @@ class Config:
     statistics: str = opt(
         RL, "rows", "GRPO, RLOO: what group statistics count", choices=("rows", "trajectories")
     )
-    gamma: float = opt(RL, 0.95, "GiGPO: discount of step returns, A.1", low=0, high=1)
     similarity: float = opt(RL, 0.0, "GiGPO: merge anchors this similar; 0: equal", low=0, high=1)
     invalid_penalty: float = opt(RL, 0.1, "subtracted for a malformed response, A.1", low=0)
     lr: float = opt(RL, 1e-6, "learning rate of AdamW, constant, A.1", above=0, high=1)
@@ -135,11 +123,6 @@ class Config:
     )
     mini_batch: int = opt(RL, 256, "rows per optimizer step, A.1; 0: all rows", low=0)
     micro_tokens: int = opt(RL, 16384, "tokens per forward pass, padding included", low=1)
-    old_logp: str = opt(
-        RL, "recomputed", "old log-probs: by the trainer, or the sampler's",
-        choices=("recomputed", "sampler"),
-    )  # fmt: skip
-    clip: float = opt(RL, 0.2, "clip of the probability ratio; verl-agent", above=0, high=1)
     kl_coef: float = opt(RL, 0.01, "k3 KL to the start model; 0: without; verl-agent", low=0)
     entropy_coef: float = opt(RL, 0.001, "entropy bonus; verl-agent", low=0)
 
@@ -151,12 +134,11 @@ class Config:
     select_ratio: float = opt(PAW, 0.75, "alpha, Eq. 4: selected fraction", above=0, high=1)
     select_entropy: str = opt(
         PAW, "full", "entropy in Eq. 4: of the distribution, or the printed -q log q",
-        choices=("full", "sampled"), was="entropy",
+        choices=("full", "sampled"),
     )  # fmt: skip
     lambda_mode: str = opt(
-        PAW, "adaptive", "lambda_g: Eq. 10, or 1", choices=("adaptive", "constant"),
-        was="wm_weight",
-    )  # fmt: skip
+        PAW, "adaptive", "lambda_g: Eq. 10, or 1", choices=("adaptive", "constant")
+    )
     wm_scale: float = opt(PAW, 1.0, "factor of the world-model loss", above=0)
     wm_target: str = opt(
         PAW, "next", "the next observation, or another row's (placebo)",
@@ -177,7 +159,6 @@ class Config:
     wm_steps: int = opt(PAW, 1, "next observations to predict, given the actions between", low=1)
     dedup: bool = opt(PAW, False, "Eq. 4: count equal transitions of an update once")
     conflict_every: int = opt(PAW, 0, "updates between gradient-conflict logs; 0: never", low=0)
-    r_max: float = opt(PAW, 10.0, "highest possible episode return, A.1", above=0)
 
 
 # Presets of a method, combined with one of a size: --preset paper echo.
@@ -197,16 +178,13 @@ PUBLISHED = ("paper", "24gb", "80gb")
 FREE_IN_STAGES = (
     "out", "updates", "eval_every", "eval_repeats", "save_every", "workers", "device", "track",
     "shard", "grad_checkpointing", "ref_offload", "vllm_memory", "micro_tokens", "conflict_every",
-    "lookahead",
 )  # fmt: skip
 
 # Settings that may differ on resume: of run length, speed, memory and evaluation, and the limit of
 # prompts. Where an overlong prompt stops a run, none before it was over the limit: with a higher
-# one, or cut prompts, it has the numbers of a run that had these from the start. What would train
-# on other data or with another loss is not free, the response limit and --lr included.
-FREE_TO_CHANGE = (
-    *FREE_IN_STAGES, "eval_temperature", "sampler", "max_prompt_tokens", "prompt_overflow",
-)  # fmt: skip
+# one, it has the numbers of a run that had this from the start. What would train on other data or
+# with another loss is not free, the response limit and --lr included.
+FREE_TO_CHANGE = (*FREE_IN_STAGES, "eval_temperature", "sampler", "max_prompt_tokens")
 
 
 def flag(name: str) -> str:
@@ -257,15 +235,6 @@ def check(cfg: Config) -> None:
     if 0 < cfg.eval_temperature < 0.01:  # far below, logits overflow and every token is the same
         raise UserError(f"--eval-temperature {cfg.eval_temperature} is out of range: it must be 0, "
                         "or from 0.01 to 100.")  # fmt: skip
-    if cfg.lookahead > 1 and cfg.eval_temperature == 0:
-        raise UserError(
-            f"--lookahead {cfg.lookahead} draws equal candidates with --eval-temperature 0: raise "
-            "the temperature, or omit --lookahead."
-        )
-    if cfg.lookahead > 1 and cfg.shard:
-        raise UserError(
-            f"--lookahead {cfg.lookahead} needs all weights on every rank: omit --shard."
-        )
     if cfg.sampler == "vllm" and max(cfg.temperature, cfg.eval_temperature) > 2:
         values = f"--temperature {cfg.temperature} or --eval-temperature {cfg.eval_temperature}"
         raise UserError(f"{values} is over 2, vLLM's limit: lower it or use another --sampler.")
@@ -350,11 +319,6 @@ def add_settings(parser: Parser, env: str, presets: dict[str, dict]) -> None:
             kind = dict(type=f.type, metavar=f.type.__name__.upper())
         text = f"{f.metadata['help']} {defaults_of(f, presets)}".strip()
         groups[title].add_argument(flag(f.name), default=MISSING, help=text, **kind)
-        if f.metadata["was"]:
-            parser.add_argument(
-                flag(f.metadata["was"]), dest=f.name, default=MISSING, help=argparse.SUPPRESS,
-                **kind,
-            )  # fmt: skip
 
 
 def defaults_of(f, presets: dict[str, dict]) -> str:

@@ -38,13 +38,15 @@ def rollout(
     cfg: Config, policy, sampler, pool: Pool, tasks: Sequence[str], groups: Sequence[int], *,
     temperature: float, seed_key: tuple[int, ...], label: str = "rollout",
     render: Callable[[Context, int], str] | None = None,
+    cut_prompts: bool = False,
 ) -> Rollout:  # fmt: skip
     """Play one episode per entry of `tasks`, within `sampler.sync(policy)`.
 
     tasks, groups: one entry per trajectory, group by group; each rank plays whole groups. pool:
     plays pool.n_envs episodes at a time. seed_key: names this rollout; together with trajectory
     and turn it seeds a request (seeds.py). render: (context, history length) -> prompt, in place
-    of the benchmark's style --prompt. paw_min/README.md explains the metrics.
+    of the benchmark's style --prompt. cut_prompts: cut long prompts in every benchmark, not only
+    where interface.py says so. paw_min/README.md explains the metrics.
     """
     start = time.perf_counter()
     # Every rank numbers all episodes, its own or not, so that the seeds of their requests do not
@@ -63,7 +65,7 @@ def rollout(
 
     render = render or BENCHMARKS[cfg.env].prompts[cfg.prompt]
     with progress_bar(len(mine), label, "episode") as bar:
-        player = _Player(cfg, policy, pool, mine, seed_key, bar, render)
+        player = _Player(cfg, policy, pool, mine, seed_key, bar, render, cut_prompts)
         while player.seats:
             # No prompt is waiting, so block until an environment has answered.
             player.take_answers(wait=True)
@@ -131,7 +133,9 @@ class _Player:
         end                         the episode is over: begin with the next one
     """
 
-    def __init__(self, cfg, policy, pool, episodes: list[Episode], seed_key, bar, render):
+    def __init__(
+        self, cfg, policy, pool, episodes: list[Episode], seed_key, bar, render, cut_prompts: bool
+    ):
         self.cfg = cfg
         self.policy = policy
         self.pool = pool
@@ -139,6 +143,7 @@ class _Player:
         self.bar = bar
         self.render = render
         self.parse = BENCHMARKS[cfg.env].parse
+        self.cut_prompts = cut_prompts or BENCHMARKS[cfg.env].cut_prompts
         self.metrics = {"seconds_generate": 0.0, "seconds_env": 0.0} | dict.fromkeys(COUNTS, 0)
         self.seats: dict[int, _Seat] = {}  # by slot
         self.queue: deque[Request] = deque()  # what the sampler generates next
@@ -267,11 +272,10 @@ class _Player:
         message = self.render(context, cfg.history_length)
         ids = self.policy.encode_chat(message)
         if len(ids) > cfg.max_prompt_tokens:
-            if cfg.prompt_overflow == "error":
+            if not self.cut_prompts:
                 raise UserError(
                     f"a prompt of {len(ids)} tokens exceeds max_prompt_tokens="
-                    f"{cfg.max_prompt_tokens}: raise --max-prompt-tokens, or cut the beginning of "
-                    "prompts with --prompt-overflow cut"
+                    f"{cfg.max_prompt_tokens}: raise --max-prompt-tokens."
                 )
             self.metrics["prompts_cut"] += 1
             ids = ids[-cfg.max_prompt_tokens :]  # loses the beginning, which states the task

@@ -4,7 +4,7 @@ python -m pytest tests/test_analyses.py
 """
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -374,7 +374,7 @@ def test_bad_input_is_one_sentence(tmp_path):
     with pytest.raises(UserError, match="config.json cannot be read .*nonsense"):
         transitions.arguments("", [str(tmp_path)])
     for wrong in ({"env": "zzz"}, {"env": ["webshop"]}, {"rho": "0.2"}, {"algo": "zzz"}):
-        (tmp_path / "config.json").write_text(json.dumps(wrong))
+        (tmp_path / "config.json").write_text(json.dumps(asdict(Config()) | wrong))
         with pytest.raises(UserError, match="config.json cannot be read .* expected "):
             transitions.arguments("", [str(tmp_path)])
     with pytest.raises(SystemExit):

@@ -5,6 +5,7 @@
 
 import time
 from collections import deque
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -14,6 +15,7 @@ from paw_min.base import distributed
 from paw_min.base.errors import UserError
 from paw_min.base.seeds import request_seed
 from paw_min.config import Config
+from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Answer, Step
 from paw_min.envs.pool import EnvPool
 from paw_min.model.sampler import HFSampler, Response
@@ -79,15 +81,17 @@ class Injecting(Countdown):
 
 
 def play(
-    tasks, seats=None, sampler=Script, make_env=Countdown, positions=512, tokenizer=None, **settings
-):
+    tasks, seats=None, sampler=Script, make_env=Countdown, positions=512, tokenizer=None,
+    cut_prompts=False, **settings
+):  # fmt: skip
     policy = make_policy(tokenizer=tokenizer, max_position_embeddings=positions)
     sampler = sampler(policy)
     cfg = Config(**{"prompt": "compact", "max_turns": 5} | settings)
     with EnvPool(make_env, seats or len(tasks)) as pool:
         played = rollout(
-            cfg, policy, sampler, pool, tasks, range(len(tasks)), temperature=0.9, seed_key=(1, 2)
-        )
+            cfg, policy, sampler, pool, tasks, range(len(tasks)), temperature=0.9, seed_key=(1, 2),
+            cut_prompts=cut_prompts,
+        )  # fmt: skip
     return policy, sampler, played.episodes, played.metrics
 
 
@@ -241,7 +245,7 @@ def test_ranks_play_whole_groups_and_draw_as_one_would(monkeypatch):
     assert [len(play(rank, 4)[0]) for rank in range(4)] == [0, 2, 2, 2]  # one has nothing to do
 
 
-def test_limits():
+def test_limits(monkeypatch):
     policy, _, (episode,), stats = play(["1"], max_obs_tokens=3)
     full = policy.encode("go to shelf 0")
     assert episode.transitions[0].obs_ids == full[:3] != full[1:]  # its beginning is kept
@@ -255,9 +259,12 @@ def test_limits():
         _, _, (episode,), stats = play(["1"], positions=used + room)
         assert episode.transitions[0].obs_ids == full[:room]
         assert stats["obs_tokens_cut"] == 4 - room
-    policy, _, (episode,), stats = play(["1"], max_prompt_tokens=8, prompt_overflow="cut")
+    policy, _, (episode,), stats = play(["1"], max_prompt_tokens=8, cut_prompts=True)
     full = policy.encode_chat("task 1\nStart.\n| go to shelf 1")
     assert episode.transitions[0].prompt_ids == full[-8:] and stats["prompts_cut"] == 1
+    cutting = replace(BENCHMARKS["alfworld"], cut_prompts=True)
+    monkeypatch.setitem(BENCHMARKS, "alfworld", cutting)
+    assert play(["1"], max_prompt_tokens=8)[3]["prompts_cut"] == 1
 
 
 # ---- no lock-step ----

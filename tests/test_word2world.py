@@ -956,7 +956,6 @@ def test_a_response_longer_than_the_positions_is_not_imitated(recorded, tmp_path
         (["train", "alfworld", "--trajectories", "no.json"], "no.json does not exist"),
         (["collect", "alfworld", "--agents", "random", "random"], "random random: name each once"),
         (["consistency", "alfworld", "--world-model", "no"], "no is not a world model"),
-        (["collect", "alfworld", "--lookahead", "2"], "--lookahead is for the run scripts"),
         (["train", "alfworld", "--trajectories", "x", "--lora-rank", "8"],
          "--lora-rank 8: train trains all weights; use --lora-rank 0"),
     ],

@@ -31,7 +31,7 @@ class Request:
     slot: int  # of the pool; returned with the response
     prompt_ids: list[int]
     seed: int
-    observation: str = ""  # o_t; for running/lookahead.py
+    observation: str = ""  # o_t; for samplers that look at it, as research/lookahead
 
 
 @dataclass

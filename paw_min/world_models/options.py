@@ -1,7 +1,7 @@
 """The command line of word2world.py."""
 
 import shlex
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from paw_min.base.distributed import refuse_ranks
@@ -92,16 +92,14 @@ def parse(doc: str, argv: list[str]) -> Job:
     if args.answer_tokens is None:  # the paper's
         args.answer_tokens = 2000 if args.command == "fidelity" else 512
     cfg, _ = parse_args(args.env, presets_of(args.env), doc, ["--max-turns", "50", *flags])
-    if cfg.shard or cfg.lookahead > 1:
-        name = "--shard" if cfg.shard else "--lookahead"
-        raise UserError(f"{name} is for the run scripts: omit it.")
+    if cfg.shard:
+        raise UserError("--shard is for the run scripts: omit it.")
     if cfg.lora_rank and args.command in ("train", "imitate"):
         raise UserError(f"--lora-rank {cfg.lora_rank}: {args.command} trains all weights; use "
                         "--lora-rank 0.")  # fmt: skip
     refuse_ranks("word2world")
-    # A dream may have pages that are longer than any real one.
     line = shlex.join(["word2world", *argv])
-    job = Job(cfg=replace(cfg, prompt_overflow="cut"), line=line, **vars(args))
+    job = Job(cfg=cfg, line=line, **vars(args))
     check(job)
     return job
 

@@ -1,8 +1,8 @@
-"""Lookahead over several seeds: the lines of `lookahead`, averaged, and how much each rule gains.
+"""Lookahead over several seeds: the lines of `measure`, averaged, and how much each rule gains.
 
     python -m research.lookahead.seeds FILE ... --out FOLDER
 
-FILE: lookahead-ENV.json of one seed, written by `lookahead` with the same labels. Lines with the
+FILE: lookahead-ENV.json of one seed, written by `measure` with the same labels. Lines with the
 same model, rule and K belong together. A seed that lacks a line is left out of it. The draws of an
 evaluation do not depend on the seed, so a model with the same lines in two files is the same model
 (the start model, for example): it counts once.
@@ -32,7 +32,8 @@ from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import writing
 from paw_min.metrics import mean
 from paw_min.running.plot import plain, plt
-from research.lookahead.measure import Played, read_lines
+from paw_min.running.untrusted import read_json
+from research.lookahead.measure import Played
 from research.paper.figures import save
 from research.paper.table import markdown_table
 from research.stats import t_interval
@@ -70,9 +71,7 @@ class Line:
 
 
 def read(path: Path) -> Seed:
-    if not path.is_file():
-        raise UserError(f"{path} does not exist: write it with lookahead --out.")
-    return {(one.model, one.rule, one.k): one for one in read_lines(path)}
+    return {(one.model, one.rule, one.k): one for one in read_json(path, list[Played])}
 
 
 def read_all(files: list[Path]) -> list[Seed]:
@@ -218,7 +217,7 @@ def main(files: list[Path], out: Path) -> None:
     seeds = read_all(files)
     lines = [averaged(seeds, key) for key in ordered(seeds)]
     if not lines:
-        raise UserError(f"{files[0]} has no lines: finish the lookahead first.")
+        raise UserError(f"{files[0]} has no lines: finish `measure` first.")
     text = markdown(lines)
     print(text)
     with writing(str(out)):

@@ -90,7 +90,7 @@ def with_loss(cfg: Config, loss: str) -> Config:
     try:
         cfg = replace(
             cfg, wm_loss=kind, rho=float(rho or 1.0), paw=True, kl_coef=0.0, entropy_coef=0.0,
-            old_logp="recomputed", mini_batch=32,
+            mini_batch=32,
         )  # fmt: skip
         check(cfg)
     except ValueError as error:
