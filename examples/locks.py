@@ -41,7 +41,7 @@ PRESETS = {"tiny": dict(
     model=str(START), data="one_file.py", prompt="compact", history_length=0,
     max_prompt_tokens=16, max_response_tokens=2, max_obs_tokens=2, max_turns=2,
     updates=one_file.UPDATES, eval_every=one_file.EVALUATE_EVERY, eval_tasks=HELD_OUT,
-    eval_temperature=1.0, save_every=25, r_max=R_MAX, groups=one_file.GROUPS,
+    eval_temperature=1.0, save_every=25, groups=one_file.GROUPS,
     group_size=one_file.EPISODES, lr=one_file.LR, beta2=0.95, mini_batch=64,
     statistics="trajectories", wm_separator="none",
     # one_file.py has none of these three.
@@ -102,7 +102,9 @@ def parse(response: str) -> Command:
     return Command(response, valid=response in TOOLS)
 
 
-BENCHMARKS["locks"] = Benchmark(load, {"paper": prompt, "compact": prompt}, parse)
+BENCHMARKS["locks"] = Benchmark(
+    load, {"paper": prompt, "compact": prompt}, parse, r_max=R_MAX
+)
 
 
 # ---- the start model ----

@@ -571,11 +571,7 @@ def test_seeds_by_hand(tmp_path, capsys):
     assert (tmp_path / "out" / "lookahead-seeds.png").stat().st_size > 5000
 
 
-def test_the_page_has_the_tables_of_the_recorded_lines(tmp_path):
-    page = (FOLDER / "README.md").read_text()
-    lines = json.loads((FOLDER / "lookahead-alfworld.json").read_text())
-    assert measure.table([measure.Played(**one) for one in lines]) in page
+def test_the_tables_follow_from_the_recorded_lines(tmp_path):
     several.main(sorted(FOLDER.glob("lookahead-rl-seed*.json")), tmp_path)
-    assert (tmp_path / "lookahead-seeds.md").read_text() in page
     for name in ("lookahead-seeds.md", "lookahead-seeds.json"):
         assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes()
