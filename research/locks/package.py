@@ -10,6 +10,7 @@ Success is computed exactly from the policy's probabilities, as in one_file.
 
 import argparse
 import json
+import math
 import multiprocessing
 import re
 import shutil
@@ -102,13 +103,15 @@ class Cell:
         return SCRATCH / "-".join(str(getattr(part, "__name__", part)) for part in kind)
 
 
-SHORT = dict(lr=1e-3, updates=60, eval_every=20)
+SHORT = dict(lr=1e-3, updates=80, eval_every=20)
 TAGS = SHORT | dict(max_response_tokens=4)
 SENTENCE = dict(max_obs_tokens=6)
 short = partial(Cell, names=64, warm_rows=64)
 TRIES = short(TAGS | SENTENCE, tags=True, world=Sentence, model=make_standin)
 CELLS = {
+    "file": Cell(),
     "example": Cell(),
+    "file, short": short(SHORT),
     "one token": short(SHORT | dict(max_response_tokens=1), end=False),
     "end": short(SHORT),
     "tags": short(TAGS, tags=True),
@@ -208,10 +211,23 @@ def run_package(cell: Cell, arm: str, seed: int, out: Path) -> list[dict]:
     return curve
 
 
+def run_file(cell: Cell, arm: str, seed: int) -> list[dict]:
+    """The same setting in one_file itself."""
+    used = locks.PRESETS["tiny"] | cell.settings
+    others = dict(LR=used["lr"], EVALUATE_EVERY=used["eval_every"], WARM_ROWS=cell.warm_rows)
+    with patch.multiple(one_file, **others):
+        arms = one_file.make_arms(one_file.Arm())
+        points = one_file.run(seed, arms[arm], cell.make_world(seed), used["updates"])
+    return [{key: float(f"{value:.5g}") for key, value in vars(point).items()} for point in points]
+
+
 def job(key: tuple[str, str, int]) -> dict:
     """One run -> its line in package.jsonl."""
     name, arm, seed = key
     torch.set_num_threads(1)
+    if name.startswith("file"):
+        curve = run_file(CELLS[name], arm, seed)
+        return {"cell": name, "arm": arm, "seed": seed, "curve": curve}
     shutil.rmtree(SCRATCH / name / f"{arm} {seed}", ignore_errors=True)  # of a killed command
     with redirect_stdout(StringIO()):
         curve = run_package(CELLS[name], arm, seed, SCRATCH / name)
@@ -250,7 +266,7 @@ def table() -> None:
         if curves:
             during = 100 * mean(point["success"] for curve in curves for point in curve[1:])
             end, valid, material = (
-                mean(curve[-1][name] for curve in curves)
+                mean(curve[-1].get(name, math.nan) for curve in curves)
                 for name in ("success", "valid", "material")
             )
             print(f"| {cell} | {arm} | {len(curves)} | {during:.1f} | {100 * end:.1f} "
