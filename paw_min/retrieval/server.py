@@ -165,8 +165,8 @@ def main(argv: list[str] | None = None) -> None:
     start = time.monotonic()
     listener = listen(args.host, args.port)
     url = f"http://{args.host}:{listener.getsockname()[1]}"
-    print(f"{url}: loading", flush=True)
     try:
+        print(f"{url}: loading", flush=True)
         app = make_app(load(args))
         seconds = time.monotonic() - start
         print(f"ready after {seconds:.1f} s: {args.retriever} at {url}/retrieve", flush=True)
