@@ -485,61 +485,55 @@ def test_answers_from_the_reward_column_alone(tmp_path):
     ("missing.jsonl", None, FileNotFoundError, "does not exist"),
     ("a.csv", "x", ValueError, "neither .parquet nor .jsonl"),
     ("a.jsonl", "", ValueError, "has no questions"),
-    ("a.jsonl", '{"question": "who?", "golden_answers": ["me"]}\n{"quest', ValueError,
-     "line 2 is not JSON"),
-    ("a.jsonl", '{"query": "who?", "golden_answers": ["me"]}', ValueError, "row 1 has no question"),
-    ("a.jsonl", '["who?", "me"]', ValueError, "row 1 has no question"),
-    ("a.jsonl", '{"question": "  ", "golden_answers": ["me"]}', ValueError, "no question"),
-    ("a.jsonl", '{"question": "who?"}', ValueError, "row 1 has no answers"),
-    ("a.jsonl", '{"question": "who?", "golden_answers": []}', ValueError, "no answers"),
-    ("a.jsonl", '{"question": "who?", "golden_answers": [1990]}', ValueError, "no answers"),
-    ("a.jsonl", '{"question": "who?", "golden_answers": "[1990]"}', ValueError, "no answers"),
-    ("a.jsonl", '{"question": "who?", "golden_answers": " "}', ValueError, "an empty answer"),
-    ("a.jsonl", '{"question": "who?", "golden_answers": ["me", ""]}', ValueError,
-     "an empty answer among .'me', ''"),
-    ("a.jsonl", '{"question": "who?", "golden_answers": "[\'me\']"}', ValueError,
-     "begin as a list but are not JSON: store a list"),
-    ("a.parquet", "PAR1 but not really", ValueError, "not a readable parquet file"),
+    ("a.parquet", "PAR1 but not really", ValueError, "cannot be read .*: download it"),
 ])  # fmt: skip
 def test_bad_question_files(tmp_path, name, content, error, sentence):
     path = tmp_path / name
     if content is not None:
         path.write_text(content)
-    with pytest.raises(error, match=sentence) as raised:
+    with pytest.raises(error, match=f"{name}.* {sentence}") as raised:
         load_questions(path)
-    assert name in str(raised.value) and "\n" not in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 DEEP = "[" * 100_000 + "]" * 100_000
+NESTED = DEEP[:900] + DEEP[-900:]
+GOOD = {"question": "who?", "golden_answers": ["me"], "reward_model": {"ground_truth": "me"}}
+ROWS = [
+    ('{"quest', "JSONDecodeError"), (DEEP, "RecursionError"), ("5", "AttributeError"),
+    ('["who?", "me"]', "AttributeError"), ('{"query": "who?"}', "KeyError: 'question'"),
+    *((json.dumps(GOOD | row), words) for row, words in [
+        ({"question": "  "}, "in place of a text"), ({"question": 5}, "5 in place of a text"),
+        ({"question": "\ud800"}, "surrogates not allowed"),
+        ({"data_source": [1]}, "[1] in place of a text"),
+        ({"data_source": "\ud800"}, "surrogates not allowed"), ({"env_kwargs": 5}, "TypeError"),
+        ({"golden_answers": ["\udfff"]}, "surrogates not allowed"),
+        ({"golden_answers": [1990]}, "1990 in place of a text"),
+        ({"golden_answers": ["me", ""]}, "'' in place of a text"),
+        ({"golden_answers": " "}, "' ' in place of a text"),
+        ({"golden_answers": "[1990]"}, "1990 in place of a text"),
+        ({"golden_answers": "['me']"}, "JSONDecodeError"), ({"golden_answers": "[]"}, "are []"),
+        ({"golden_answers": {"a": 1}}, "the answers are {'a': 1}"),
+        ({"golden_answers": json.loads(NESTED)}, "[[["),
+        ({"golden_answers": []}, "TypeError"), ({"golden_answers": None}, "TypeError"),
+        ({"golden_answers": None, "reward_model": [1]}, "TypeError"),
+        ({"golden_answers": None, "reward_model": None}, "TypeError"),
+        ({"golden_answers": None, "ground_truth": 5}, "TypeError"),
+    ]),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("row, sentence", [
-    ('{"question": "who?", "golden_answers": {"a": 1}}', "row 2 has no answers (found {'a': 1}): "),
-    ('{"question": "who?", "env_kwargs": 5}', "row 2 has the env_kwargs 5: it must be"),
-    ('{"question": "who?", "reward_model": [1]}', "row 2 has the reward_model [1]: it must be"),
-    ('{"question": "who?", "reward_model": {"ground_truth": "me"}}', "the ground_truth 'me': it"),
-    ('{"question": "who?", "ground_truth": 5}', "row 2 has the ground_truth 5: it must be"),
-    ('{"question": "who?", "golden_answers": ["me"], "data_source": [1]}', "data_source [1]: it"),
-    ('{"question": 5, "golden_answers": ["me"]}', "row 2 has no question: "),
-    ("5", "row 2 has no question: "),
-    pytest.param(DEEP, "line 2 is not JSON", id="deep"),
-    ('{"question": "\\ud800", "golden_answers": ["me"]}', "surrogates not allowed): fix or"),
-    ('{"question": "who?", "golden_answers": ["\\uDFFF"]}', "surrogates not allowed): fix or"),
-    ('{"question": "w", "golden_answers": ["m"], "data_source": "\\ud800"}', "surrogates not"),
-    pytest.param('{"question": "who?", "golden_answers": %s}' % (DEEP[:900] + DEEP[-900:]),
-                 "row 2 has no answers (found [[[", id="less deep"),
-])  # fmt: skip
-def test_damaged_rows_of_questions(tmp_path, row, sentence):
-    good = {"question": "who?", "golden_answers": ["me"], "reward_model": {"ground_truth": "me"}}
+@pytest.mark.parametrize("row, words", ROWS, ids=range(len(ROWS)))
+def test_damaged_rows_of_questions(tmp_path, row, words):
     path = tmp_path / "a.jsonl"
-    path.write_text(json.dumps(good) + "\n")
+    path.write_text(json.dumps(GOOD) + "\n")
     assert load_questions(path) == [Question("who?", ("me",), "a")]
-    path.write_text(json.dumps(good) + "\n" + row)
+    path.write_text(json.dumps(GOOD) + "\n" + row)
     with pytest.raises(ValueError) as raised:
         load_questions(path)
     text = str(raised.value)
-    assert sentence in text and text.startswith(str(path)) and "\n" not in text
-    assert len(text) < 300 + len(str(path))
+    assert words in text and re.match(f"{path}, (row|line) 2 cannot be read ", text)
+    assert "\n" not in text and len(text) < 400 + len(str(path))
 
 
 def test_one_file_for_training_and_test_is_refused(tmp_path, monkeypatch):
@@ -575,5 +569,5 @@ def test_a_folder_without_the_split(tmp_path):
 def test_a_parquet_file_that_is_not_unicode(tmp_path):
     text = pa.array([b"\xff"]).view(pa.string())
     parquet.write_table(pa.table({"question": text}), tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match="a.parquet is not a readable parquet file"):
+    with pytest.raises(ValueError, match="a.parquet cannot be read"):
         load_questions(tmp_path / "a.parquet")
