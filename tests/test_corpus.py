@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 from collections import Counter
-from pathlib import Path
 
 import pytest
 

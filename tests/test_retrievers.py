@@ -213,7 +213,8 @@ def test_damaged_vectors_are_computed_again(letters, encoder, monkeypatch, capsy
         with cache.open("wb") as file:
             np.savez(file, np.ones(1))
     else:
-        np.save(cache, np.ones((60, 3), np.float32) if damage == "other shape" else np.ones((60, 16)))
+        wrong = {"other shape": np.ones((60, 3), np.float32), "double": np.ones((60, 16))}
+        np.save(cache, wrong[damage])
     encoded = count_encodings(monkeypatch)
     assert Dense(letters, encoder).search(["a b"], 3) == expected
     assert encoded == [60] and "is damaged" in capsys.readouterr().out

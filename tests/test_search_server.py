@@ -275,7 +275,8 @@ ANSWERS = [
         '{"result": [[{"document": {"contents": null}, "score": 1}]]}', '{"result": [{"a": 1}]}',
         '{"result": [[{"document": "a", "score": 1}]]}', '{"error": "x"}', '{"result": []}',
         "<html><title>Bienvenue au caf\udce9",  # a byte that is not UTF-8
-        f'{{"result": {DEEP}}}', '{"result": [[{"document": {"contents": "\\ud800"}, "score": 1}]]}',
+        f'{{"result": {DEEP}}}',
+        '{"result": [[{"document": {"contents": "\\ud800"}, "score": 1}]]}',
         *map(score, ("NaN", "Infinity", "-1e999", '"x"', 10**400)),
     )),
     # Not decompressed: a small answer cannot fill the memory.

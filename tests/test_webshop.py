@@ -571,9 +571,10 @@ def test_damaged_products(tmp_path, record, message):
 
 @pytest.mark.parametrize("content, message", [
     ("[]", "has no usable product"), ('[{"asin": "nan"}]', "has no usable product"),
-    ("", "not a JSON list"), ("{}", "not a JSON list"), ("[", "cannot be read"),
-    (json.dumps([product()])[:-1], "cannot be read"), (json.dumps([product()])[:-20], "cannot be read"),
-    ("[" * 100_000, "cannot be read"), ('[{"asin":' * 100_000, "cannot be read"), ("[\xff]", "cannot be read"),
+    ("", "not a JSON list"), ("{}", "not a JSON list"), ("[", "JSONDecodeError"),
+    (json.dumps([product()])[:-1], "JSONDecodeError"),
+    (json.dumps([product()])[:-20], "JSONDecodeError"), ("[\xff]", "UnicodeDecodeError"),
+    ("[" * 100_000, "RecursionError"), ('[{"asin":' * 100_000, "RecursionError"),
 ])
 def test_damaged_list(tmp_path, content, message):
     write(tmp_path, [product()])
@@ -596,14 +597,14 @@ def test_missing_files(tmp_path):
 
 @pytest.mark.parametrize("content, message", [
     ('{"B000000001": {', "items_ins_v2.json cannot be read"), ("[]", "not a JSON dict from asin"),
-    ('{"B000000001": 3}', "The record of B000000001 in items_ins_v2 cannot"),
+    ('{"B000000001": 3}', "record of B000000001 in items_ins_v2"),
     ('{"B000000009": {}}', "B000000001 is not in items_ins_v2"),
     ('{"B000000001": {"instruction": 3, "instruction_attributes": ["a"]}}',
      "product B000000001 in items_ins_v2 has no text 'instruction'"),
     ('{"B000000001": {"instruction": "x"}}', "no list of texts 'instruction_attributes'"),
     ('{"B000000001": {"instruction": "x", "instruction_attributes": [NaN]}}', "no list of texts"),
-    ('{"B000000001": {"attributes": "solid wood"}}', "The record of B000000001 in items_ins_v2 cannot"),
-    ('{"B000000001": {"attributes": [Infinity]}}', "The record of B000000001 in items_ins_v2 cannot"),
+    ('{"B000000001": {"attributes": "solid wood"}}', "record of B000000001 in items_ins_v2"),
+    ('{"B000000001": {"attributes": [Infinity]}}', "record of B000000001 in items_ins_v2"),
     ('{"a":' * 100_000, "items_ins_v2.json cannot be read"),
     ('{"B000000001": {"instruction": "\\ud800"}}', "items_ins_v2.json cannot be read"),
     ('{"B000000001": {"instruction": null}}', "no synthetic goal .*human_goals=True"),
