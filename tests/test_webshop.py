@@ -579,7 +579,7 @@ def test_damaged_products(tmp_path, record, message):
 def test_damaged_list(tmp_path, content, message):
     write(tmp_path, [product()])
     (tmp_path / "items_shuffle.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(ValueError, match=f"items_shuffle.json.* {message}"):
+    with pytest.raises(ValueError, match=f"items_shuffle.json.*{message}"):
         Shop.load(tmp_path)
 
 
