@@ -125,8 +125,8 @@ class SearchClient:
                 raise RetrieverError(
                     f"The retrieval server {self.url} was not available for {patience:g} s "
                     f"({reason}): correct the address, or start it (`python -m "
-                    "paw_min.retrieval.server --help`) and wait until it has loaded. Then rerun the "
-                    "same command; it resumes from its last checkpoint."
+                    "paw_min.retrieval.server --help`) and wait until it has loaded; then rerun "
+                    "the same command, which resumes from its last checkpoint."
                 )
             log.warning("retrieval server %s: %s; next attempt in %g s", self.url, reason, wait)
             time.sleep(wait)
