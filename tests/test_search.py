@@ -360,46 +360,31 @@ def test_a_server_that_fails_leaves_the_episodes_as_they_were(remote):
     pool, server = remote
     ask(pool, 0, "fail")
     assert pool.recv(0) is None
-    assert server.under_way.acquire(timeout=60)
     ask(pool, 1, "b")
-    assert pool.recv(0) is None
     pool.step(2, "")
+    assert pool.recv().slot == 2
     server.gate.release()
-    assert server.under_way.acquire(timeout=60)  # the first call has ended, the second has begun
     with pytest.raises(ConnectionError, match="down"):
         pool.recv()
-    server.gate.release(2)
-    answers = dict(pool.recv() for _ in range(3))  # the failed search is repeated
-    assert answers[0].observation == information(Library().search(["fail"], 3)[0])
-    assert answers[1].observation and answers[2].observation == ""
-    assert not any(s.done for s in answers.values())
-    assert sorted(len(queries) for queries, _ in server.calls) == [1, 1, 1]
-
-
-def test_closing_does_not_wait_for_a_server(remote):
-    pool, server = remote
-    ask(pool, 0, "a")
-    assert pool.recv(0) is None
-    assert server.under_way.acquire(timeout=60)
-    thread = pool._thread._thread
-    pool.close()  # returns, although the call is under way
-    assert thread.is_alive() and thread.daemon
     server.gate.release()
-    thread.join(60)
-    assert not thread.is_alive()
-    idle = SearchPool(QUESTIONS, server, n_envs=1, remote=True)
-    idle.close()
-    assert not idle._thread._thread.is_alive()
+    answers = dict(pool.recv() for _ in range(2))  # the failed search is repeated
+    assert answers[0].observation == information(Library().search(["fail"], 3)[0])
+    assert answers[1].observation
+    assert not any(s.done for s in answers.values())
+    assert [len(queries) for queries, _ in server.calls] == [1, 2]
 
 
 def test_ctrl_c_while_a_server_is_silent(remote):
-    pool, server = remote
+    pool, _ = remote
+    others = set(threading.enumerate())
     ask(pool, 0, "a")
     # The background jobs of a shell, such as tests, ignore Ctrl-C by default.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         pool.recv()
+    pool.close()  # returns at once, and the process can end: the thread is a daemon
+    assert any(thread.daemon for thread in set(threading.enumerate()) - others)
     signal.signal(signal.SIGINT, before)
 
 
@@ -412,7 +397,7 @@ def test_only_a_server_is_called_in_a_thread(tmp_path, monkeypatch, library):
         tasks = env.load(Config(eval_split="test", retriever=source), str(tmp_path))
         assert (tasks.train, tasks.held_out) == (["0"], ["1"])
         with tasks.make_pool(2) as pool:
-            assert (pool._thread is not None) == has_thread
+            assert pool._remote == has_thread
 
 
 @pytest.mark.parametrize("task", ["2", "-1", "x", "", "1.0"])
@@ -501,61 +486,55 @@ def test_answers_from_the_reward_column_alone(tmp_path):
     ("missing.jsonl", None, FileNotFoundError, "does not exist"),
     ("a.csv", "x", ValueError, "neither .parquet nor .jsonl"),
     ("a.jsonl", "", ValueError, "has no questions"),
-    ("a.jsonl", '{"question": "who?", "golden_answers": ["me"]}\n{"quest', ValueError,
-     "line 2 is not JSON"),
-    ("a.jsonl", '{"query": "who?", "golden_answers": ["me"]}', ValueError, "row 1 has no question"),
-    ("a.jsonl", '["who?", "me"]', ValueError, "row 1 has no question"),
-    ("a.jsonl", '{"question": "  ", "golden_answers": ["me"]}', ValueError, "no question"),
-    ("a.jsonl", '{"question": "who?"}', ValueError, "row 1 has no answers"),
-    ("a.jsonl", '{"question": "who?", "golden_answers": []}', ValueError, "no answers"),
-    ("a.jsonl", '{"question": "who?", "golden_answers": [1990]}', ValueError, "no answers"),
-    ("a.jsonl", '{"question": "who?", "golden_answers": "[1990]"}', ValueError, "no answers"),
-    ("a.jsonl", '{"question": "who?", "golden_answers": " "}', ValueError, "an empty answer"),
-    ("a.jsonl", '{"question": "who?", "golden_answers": ["me", ""]}', ValueError,
-     "an empty answer among .'me', ''"),
-    ("a.jsonl", '{"question": "who?", "golden_answers": "[\'me\']"}', ValueError,
-     "begin as a list but are not JSON: store a list"),
-    ("a.parquet", "PAR1 but not really", ValueError, "not a readable parquet file"),
+    ("a.parquet", "PAR1 but not really", ValueError, "cannot be read .*: download it"),
 ])  # fmt: skip
 def test_bad_question_files(tmp_path, name, content, error, sentence):
     path = tmp_path / name
     if content is not None:
         path.write_text(content)
-    with pytest.raises(error, match=sentence) as raised:
+    with pytest.raises(error, match=f"{name}.* {sentence}") as raised:
         load_questions(path)
-    assert name in str(raised.value) and "\n" not in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 DEEP = "[" * 100_000 + "]" * 100_000
+NESTED = DEEP[:900] + DEEP[-900:]
+GOOD = {"question": "who?", "golden_answers": ["me"], "reward_model": {"ground_truth": "me"}}
+ROWS = [
+    ('{"quest', "JSONDecodeError"), (DEEP, "RecursionError"), ("5", "AttributeError"),
+    ('["who?", "me"]', "AttributeError"), ('{"query": "who?"}', "KeyError: 'question'"),
+    *((json.dumps(GOOD | row), words) for row, words in [
+        ({"question": "  "}, "in place of a text"), ({"question": 5}, "5 in place of a text"),
+        ({"question": "\ud800"}, "surrogates not allowed"),
+        ({"data_source": [1]}, "[1] in place of a text"),
+        ({"data_source": "\ud800"}, "surrogates not allowed"), ({"env_kwargs": 5}, "TypeError"),
+        ({"golden_answers": ["\udfff"]}, "surrogates not allowed"),
+        ({"golden_answers": [1990]}, "1990 in place of a text"),
+        ({"golden_answers": ["me", ""]}, "'' in place of a text"),
+        ({"golden_answers": " "}, "' ' in place of a text"),
+        ({"golden_answers": "[1990]"}, "1990 in place of a text"),
+        ({"golden_answers": "['me']"}, "JSONDecodeError"), ({"golden_answers": "[]"}, "are []"),
+        ({"golden_answers": {"a": 1}}, "the answers are {'a': 1}"),
+        ({"golden_answers": json.loads(NESTED)}, "[[["),
+        ({"golden_answers": []}, "TypeError"), ({"golden_answers": None}, "TypeError"),
+        ({"golden_answers": None, "reward_model": [1]}, "TypeError"),
+        ({"golden_answers": None, "reward_model": None}, "TypeError"),
+        ({"golden_answers": None, "ground_truth": 5}, "TypeError"),
+    ]),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("row, sentence", [
-    ('{"question": "who?", "golden_answers": {"a": 1}}', "row 2 has no answers (found {'a': 1}): "),
-    ('{"question": "who?", "env_kwargs": 5}', "row 2 has the env_kwargs 5: it must be"),
-    ('{"question": "who?", "reward_model": [1]}', "row 2 has the reward_model [1]: it must be"),
-    ('{"question": "who?", "reward_model": {"ground_truth": "me"}}', "the ground_truth 'me': it"),
-    ('{"question": "who?", "ground_truth": 5}', "row 2 has the ground_truth 5: it must be"),
-    ('{"question": "who?", "golden_answers": ["me"], "data_source": [1]}', "data_source [1]: it"),
-    ('{"question": 5, "golden_answers": ["me"]}', "row 2 has no question: "),
-    ("5", "row 2 has no question: "),
-    pytest.param(DEEP, "line 2 is not JSON", id="deep"),
-    ('{"question": "\\ud800", "golden_answers": ["me"]}', "surrogates not allowed): fix or"),
-    ('{"question": "who?", "golden_answers": ["\\uDFFF"]}', "surrogates not allowed): fix or"),
-    ('{"question": "w", "golden_answers": ["m"], "data_source": "\\ud800"}', "surrogates not"),
-    pytest.param('{"question": "who?", "golden_answers": %s}' % (DEEP[:900] + DEEP[-900:]),
-                 "row 2 has no answers (found [[[", id="less deep"),
-])  # fmt: skip
-def test_damaged_rows_of_questions(tmp_path, row, sentence):
-    good = {"question": "who?", "golden_answers": ["me"], "reward_model": {"ground_truth": "me"}}
+@pytest.mark.parametrize("row, words", ROWS, ids=range(len(ROWS)))
+def test_damaged_rows_of_questions(tmp_path, row, words):
     path = tmp_path / "a.jsonl"
-    path.write_text(json.dumps(good) + "\n")
+    path.write_text(json.dumps(GOOD) + "\n")
     assert load_questions(path) == [Question("who?", ("me",), "a")]
-    path.write_text(json.dumps(good) + "\n" + row)
+    path.write_text(json.dumps(GOOD) + "\n" + row)
     with pytest.raises(ValueError) as raised:
         load_questions(path)
     text = str(raised.value)
-    assert sentence in text and text.startswith(str(path)) and "\n" not in text
-    assert len(text) < 300 + len(str(path))
+    assert words in text and re.match(f"{path}, (row|line) 2 cannot be read ", text)
+    assert "\n" not in text and len(text) < 400 + len(str(path))
 
 
 def test_one_file_for_training_and_test_is_refused(tmp_path, monkeypatch):
@@ -591,5 +570,5 @@ def test_a_folder_without_the_split(tmp_path):
 def test_a_parquet_file_that_is_not_unicode(tmp_path):
     text = pa.array([b"\xff"]).view(pa.string())
     parquet.write_table(pa.table({"question": text}), tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match="a.parquet is not a readable parquet file"):
+    with pytest.raises(ValueError, match="a.parquet cannot be read"):
         load_questions(tmp_path / "a.parquet")

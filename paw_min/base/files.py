@@ -105,3 +105,15 @@ def reading(path: Path):
         raise UserError(
             f"{path} cannot be read ({reason}): restore it, or start again in another folder."
         ) from error
+
+
+@contextmanager
+def damaged(where: str, remedy: str):
+    """Report what cannot be read in the data of somebody else as a UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # each library has errors of its own
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError(f"{where} cannot be read ({reason}): {remedy}.") from error

@@ -20,20 +20,19 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from huggingface_hub import HfApi, try_to_load_from_cache
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from paw_min.base.errors import UserError
 from paw_min.base.files import refuse_special
+from paw_min.base.hub import look_on_hub
 from paw_min.model import lora
 from paw_min.model.batches import Batch
 from paw_min.model.head import is_argmax, token_scores
 
 transformers_logging.disable_progress_bar()  # one per file would hide our own
 
-HUB_TIMEOUT = 10.0  # seconds for an answer
 THOUGHT = "<think>"
 MODEL = "model."  # prefix of the language model's weights in Policy.state_dict()
 
@@ -327,15 +326,6 @@ def control_starts(tokenizer) -> re.Pattern:
     """
     words = [re.escape(word) for word in sorted(special_tokens(tokenizer)) if len(word) > 1]
     return re.compile(f"(?=(?:{'|'.join(words)})).", re.DOTALL) if words else re.compile("(?!)")
-
-
-def look_on_hub(name: str) -> None:
-    """Raise the hub's error for a name that is no folder, not in the cache, and not on the hub.
-
-    One request. transformers makes six, with half a minute of warnings between them.
-    """
-    if not Path(name).exists() and try_to_load_from_cache(name, "config.json") is None:
-        HfApi().model_info(name, timeout=HUB_TIMEOUT)
 
 
 def load_policy(
