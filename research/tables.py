@@ -20,7 +20,6 @@ import subprocess
 import tarfile
 from functools import cache
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
@@ -28,8 +27,9 @@ from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import replace_text
 from paw_min.running.runs import read_metrics
 from research import curves
+from research.comparison.run import ARMS, STAGES
 from research.paper import table
-from research.paper.figures import costs
+from research.paper.figures import cost_table, costs
 from research.paper.table import markdown_table
 from research.starts import measure as starts_measure
 from research.stats import signed
@@ -193,8 +193,6 @@ def comparison_starts() -> str:
 
 def stage_end(archive: tarfile.TarFile, label: str, seed: int) -> dict | None:
     """The last measurement of the stage before RL; None: the arm has none by rwml."""
-    from research.comparison.run import ARMS, STAGES
-
     (stage,) = [arm.stage for arm in ARMS if arm.label == label]
     if stage == "format":  # RWML's run begins with it: its first line
         return metrics(archive, f"alfworld-world-seed{seed}/rwml")[0]
@@ -202,11 +200,7 @@ def stage_end(archive: tarfile.TarFile, label: str, seed: int) -> dict | None:
 
 
 def metrics(archive: tarfile.TarFile, folder: str) -> list[dict]:
-    return lines_of(archive.extractfile(f"{folder}/metrics.jsonl"))
-
-
-def lines_of(file: IO[bytes]) -> list[dict]:
-    return [json.loads(line) for line in file]
+    return [json.loads(line) for line in archive.extractfile(f"{folder}/metrics.jsonl")]
 
 
 # ---- runs ----
@@ -243,8 +237,8 @@ def runs_rise() -> str:
 
 
 def starts(number: str) -> str:
-    return part(starts_measure.tables(starts_measure.read(FOLDER / "starts/starts.json")),
-                int(number))  # fmt: skip
+    found = starts_measure.read(FOLDER / "starts/starts.json")
+    return part(starts_measure.tables(found), int(number))
 
 
 def teach(env: str) -> str:
@@ -492,14 +486,7 @@ def small_prompting() -> str:
 
 def small_overhead() -> str:
     name = "alfworld-tiny-grpo{}-eval-tasks=30-seed0"
-    without, with_paw = (costs(FOLDER / "small" / name.format(paw)) for paw in ("", "-paw"))
-    lines = []
-    for key, base in without.items():
-        unit = "GB, memory" if key in ("peak", "mean") else "s,"
-        ours = with_paw[key]
-        lines.append([f"{unit} {key}", f"{base:.2f}", f"{ours:.2f}",
-                      f"{100 * (ours / base - 1):+.1f} %"])  # fmt: skip
-    return markdown_table(["per update", "without PaW", "with PaW", "difference"], lines)
+    return cost_table(*(costs(FOLDER / "small" / name.format(paw)) for paw in ("", "-paw")))
 
 
 # ---- bench ----
