@@ -288,8 +288,8 @@ def picture(settings: list[Setting], out: Path, x: str) -> None:
         drawn = {}
         dots = {}
         for label, arm in setting.arms.items():
-            x = sorted(arm.curves[0])
-            drawn[label] = Curves(x, np.array([[curve[at] for at in x] for curve in arm.curves]))
+            heights_of = np.array([list(curve.values()) for curve in arm.curves])  # (seeds, points)
+            drawn[label] = Curves(list(arm.curves[0]), heights_of)
             dots[label] = Dot(arm.area.difference or 0.0, arm.area.t)
         colors[setting.base] = "black"
         # The range of the base arm's seeds: what a difference has to be compared with.

@@ -20,7 +20,6 @@ import subprocess
 import tarfile
 from functools import cache
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import replace_text
 from paw_min.running.runs import read_metrics
 from research import curves
+from research.comparison.run import ARMS, STAGES
 from research.paper.table import markdown_table
 from research.starts import measure as starts_measure
 from research.stats import signed
@@ -228,8 +228,6 @@ def comparison_starts() -> str:
 
 def stage_end(archive: tarfile.TarFile, label: str, seed: int) -> dict | None:
     """The last measurement of the stage before RL; None: the arm has none by rwml."""
-    from research.comparison.run import ARMS, STAGES
-
     (stage,) = [arm.stage for arm in ARMS if arm.label == label]
     if stage == "format":  # RWML's run begins with it: its first line
         return metrics(archive, f"alfworld-world-seed{seed}/rwml")[0]
@@ -237,11 +235,7 @@ def stage_end(archive: tarfile.TarFile, label: str, seed: int) -> dict | None:
 
 
 def metrics(archive: tarfile.TarFile, folder: str) -> list[dict]:
-    return lines_of(archive.extractfile(f"{folder}/metrics.jsonl"))
-
-
-def lines_of(file: IO[bytes]) -> list[dict]:
-    return [json.loads(line) for line in file]
+    return [json.loads(line) for line in archive.extractfile(f"{folder}/metrics.jsonl")]
 
 
 # ---- runs ----
@@ -278,8 +272,8 @@ def runs_rise() -> str:
 
 
 def starts(number: str) -> str:
-    return part(starts_measure.tables(starts_measure.read(FOLDER / "starts/starts.json")),
-                int(number))  # fmt: skip
+    found = starts_measure.read(FOLDER / "starts/starts.json")
+    return part(starts_measure.tables(found), int(number))
 
 
 def teach(env: str) -> str:

@@ -19,7 +19,7 @@ from paw_min.base.files import writing
 from paw_min.running.plot import FIGURES, plt
 from paw_min.running.runs import read_metrics
 from research.panels import Curves, deviation, panel_curves
-from research.paper.table import compute, find, load
+from research.paper.table import compute, find, load, markdown_table
 
 TITLES = {key: title for panels in FIGURES.values() for key, title in panels.items()}
 SECONDS = {"seconds_rollout": "rollout", "seconds_old_pass": "old pass", "seconds_update": "update"}
@@ -125,17 +125,20 @@ def costs(folder: Path) -> dict[str, float]:
     return found
 
 
+def cost_table(base: dict[str, float], ours: dict[str, float]) -> str:
+    lines = []
+    for key in base:
+        if key in ours:
+            unit = "GB, memory" if key in ("peak", "mean") else "s,"
+            percent = f"{100 * (ours[key] / base[key] - 1):+.1f} %" if base[key] else "–"
+            lines.append([f"{unit} {key}", f"{base[key]:.2f}", f"{ours[key]:.2f}", percent])
+    return markdown_table(["per update", "without PaW", "with PaW", "difference"], lines)
+
+
 def overhead(without: Path, with_paw: Path, out: Path | None) -> None:
     runs = {"without PaW": costs(without), "with PaW": costs(with_paw)}
-    base = runs["without PaW"]
-    ours = runs["with PaW"]
-    shared = [key for key in base if key in ours]
-    print("| per update | without PaW | with PaW | difference |\n|---|---|---|---|")
-    for key in shared:
-        unit = "GB, memory" if key in ("peak", "mean") else "s,"
-        percent = f"{100 * (ours[key] / base[key] - 1):+.1f} %" if base[key] else "–"
-        print(f"| {unit} {key} | {base[key]:.2f} | {ours[key]:.2f} | {percent} |")
-    n_panels = 2 if "peak" in shared else 1
+    print(cost_table(*runs.values()))
+    n_panels = 2 if all("peak" in run for run in runs.values()) else 1
     figure, axes = plt.subplots(1, n_panels, figsize=(4.4 * n_panels, 3.6), layout="constrained",
                                 squeeze=False)  # fmt: skip
     seconds = axes[0, 0]
