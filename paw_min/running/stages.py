@@ -31,35 +31,37 @@ from pydantic import TypeAdapter
 from torch.utils._pytree import tree_map_only
 
 from paw_min.base.errors import UserError
-from paw_min.base.files import flush, reading, refuse_link, replace_text, writing
+from paw_min.base.files import flush, parse_json, reading, refuse_link, replace_text, writing
 from paw_min.model.sampler import Request, Response
 from paw_min.running.stored import is_same
-from paw_min.running.untrusted import parse_as, read_json
+from paw_min.running.untrusted import parse_as
 
 
-def stage(path: Path, line: str, make: Callable[[], dict], kind: type) -> dict:
-    """The result at `path`, of the type `kind`: made unless it is there, and then read.
+def stage(path: Path, settings: dict[str, object], make: Callable[[], dict]) -> dict:
+    """The JSON at `path`: made unless it is there, and then read.
 
-    line: the command, which the file has as `command`. UserError if it has another one.
+    settings: what the result depends on, such as its command; the file begins with them. UserError
+    if it has others.
     """
     if not path.is_file():
-        replace_text(path, json.dumps({"command": line} | make(), indent=1) + "\n")
-    found = read_json(path, kind)
-    if found["command"] != line:
-        raise UserError(f"{path} is the result of `{found['command']}`: choose another --out.")
+        replace_text(path, json.dumps(settings | make(), indent=1) + "\n")
+    with reading(path):
+        found = parse_json(path.read_bytes())
+        others = changed(found, settings)
+    if others:
+        raise UserError(f"{path} was made with {others}: repeat that, or choose another --out.")
     return found
 
 
-def changed(stored: dict, settings: dict) -> str:
+def changed(stored: dict, settings: dict[str, object]) -> str:
     """The stored settings that are others now; "" if there are none.
 
-    A setting that is newer than what is stored has its default there. The same data may lie at
-    another place (stored.is_same).
+    The same data may lie at another place (stored.is_same).
     """
     return ", ".join(
         f"{key} {stored[key]!r}"
         for key, value in settings.items()
-        if not is_same(key, stored.get(key, value), value)
+        if not is_same(key, stored[key], value)
     )
 
 
@@ -84,9 +86,9 @@ class Pieces:
             refuse_link(path, "--out")
         if folder.is_dir():
             with reading(folder / "settings") as path:
-                known = changed(json.loads(path.read_text()), settings)
-            if known:
-                raise UserError(f"{folder} has the unfinished work of {known:.1000}: repeat that, "
+                others = changed(parse_json(path.read_bytes()), settings)
+            if others:
+                raise UserError(f"{folder} has the unfinished work of {others:.1000}: repeat that, "
                                 "delete the folder, or choose another --out.")  # fmt: skip
             self._read()
 
@@ -136,6 +138,15 @@ class Pieces:
                     parameter.copy_(state["weights"][key])
             optimizer.load_state_dict(state["optimizer"])
         return state["losses"]
+
+    def claim(self, path: Path) -> None:
+        """UserError if there is a file or folder that the command would write over.
+
+        One that was killed may have written it, and has left pieces.
+        """
+        if os.path.lexists(path) and not self.folder.is_dir():
+            raise UserError(f"{path.parent} has a {path.name} already: choose another --out, or "
+                            "delete it.")  # fmt: skip
 
     def remove(self) -> None:
         """The result is there, or cannot be."""

@@ -1,18 +1,20 @@
-"""Other uses of next observations, on the rows, models and environments of PaW.
+"""Other uses of next observations, on the rows, models and environments of PaW: two papers.
 
-    rwml         reinforcement world-model learning before RL (arXiv 2602.05842); WM-SFT; placebos
-      answers    predictions and their reward
-      filtering  which triplets are too easy
-      triplets   what is collected, the prompts and labels; start: the model that all begin with
-      job        settings and command line
-    early_experience    prediction of other actions, then imitation (arXiv 2510.08558)
+Reinforcement World Model Learning, before RL (arXiv 2602.05842):
+    rwml               the method: reward, filter, thresholds, GRPO on predictions
+    triplets           (history, action, next observation): collected, as prompts and labels
+    early_experience   another use of triplets (arXiv 2510.08558): other actions, then imitation
+    rwml_options       its settings and command line
+    rwml_stages        its command: collect, filter, train; WM-SFT, early experience, placebos
 
-    word2world   a language model in place of the environment, judged by an agent's plans in it
-                 (arXiv 2512.18832): measures and commands
-      trajectories  episodes as chats; dream: the model as an environment; players: who acts in it
-      training      of world models and agents
-      options       the command line; records: what the commands write
-      scaling       its accuracy by the size of the model and the number of trajectories
+Word2World, in place of the environment (arXiv 2512.18832):
+    word2world           its measures and commands
+    trajectories         episodes as chats
+    players              who acts: a model, the rule-based teacher, chance
+    dream                the model as an environment
+    prompted             an instruct model as such a model, without training
+    training             of world models, and of agents on trajectories
+    options              its command line
 
-    supervised   cross entropy on given targets, the training loop that both need besides RL
+supervised: cross entropy on given targets, for both.
 """

@@ -29,7 +29,6 @@ Scaling (sec. 6) and coverage of agents (sec. 5.3): scaling.py.
 research/word2world/README.md has a run of each. trajectories.py and dream.py have the deviations.
 """
 
-import os
 import re
 import sys
 import time
@@ -60,7 +59,6 @@ from paw_min.world_models.records import (
     Rates,
     Share,
     Verified,
-    Written,
 )
 from paw_min.world_models.training import imitate, load_world_model, train
 from paw_min.world_models.trajectories import (
@@ -325,7 +323,8 @@ def main(argv: list[str] | None = None) -> None:
     job = parse(__doc__, sys.argv[1:] if argv is None else argv)
 
     def make() -> dict:
-        refuse_another(job)
+        output = OUTPUTS.get(job.command, f"{job.command}.json")
+        job.pieces().claim(job.out / output)
         say(f"{job.command} {job.env}: to {job.out}")
         began = time.perf_counter()
         found = FUNCTIONS[job.command](job)
@@ -334,21 +333,10 @@ def main(argv: list[str] | None = None) -> None:
     with writing(f"the folder {job.out}"):
         job.out.mkdir(parents=True, exist_ok=True)
         lock = hold(job.out, "--out")
-    found = stage(job.out / f"{job.command}.json", job.line, make, Written)
+    found = stage(job.out / f"{job.command}.json", {"command": job.line}, make)
     job.pieces().remove()
     lock.release()
     say(summary(found))
-
-
-def refuse_another(job: Job) -> None:
-    """UserError if the command would write over the file of another command.
-
-    A command that was killed has left pieces, and a rerun replaces what that one wrote.
-    """
-    output = job.out / OUTPUTS.get(job.command, f"{job.command}.json")
-    if os.path.lexists(output) and not job.pieces().folder.is_dir():
-        raise UserError(f"{job.out} has a {output.name} already: choose another --out, or delete "
-                        "it.")  # fmt: skip
 
 
 def summary(found: dict, indent: str = "") -> str:

@@ -214,7 +214,7 @@ def main(argv: list[str] | None = None) -> None:
     def make() -> dict:
         return {"models": [train_and_measure(job, cell) for cell in plan(job)]}
 
-    rows = stage(job.out / "scaling.json", line, make, Scaled)["models"]
+    rows = stage(job.out / "scaling.json", {"command": line}, make)["models"]
     draw(rows, job.out / "scaling.png")
     lock.release()
     say(table(rows))
