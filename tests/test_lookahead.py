@@ -31,7 +31,7 @@ from paw_min.running.lookahead import Candidate, LookaheadSampler, choose, costs
 from paw_min.running.session import find_tasks
 from paw_min.toy.standins import make_model
 from paw_min.world_models import trajectories
-from paw_min.world_models.dream import WorldModel, word_tokenizer
+from paw_min.world_models.world_model import WorldModel, word_tokenizer
 from research.curves import t_interval
 from research.lookahead import measure as experiment
 from research.lookahead import samplers as lookahead_samplers

@@ -61,10 +61,9 @@ from paw_min.running.session import (
     start_model,
 )
 from paw_min.running.untrusted import read_json
-from paw_min.world_models.dream import WorldModel
-from paw_min.world_models.records import Rate
 from paw_min.world_models.training import load_world_model
 from paw_min.world_models.trajectories import Recorder
+from paw_min.world_models.world_model import WorldModel
 from research.lookahead.samplers import SharedDraws, WorldModelSampler
 from research.outcomes import has_no_effect
 from research.paper.table import MAX_STEPS, markdown_table
@@ -88,6 +87,7 @@ class Rule(NamedTuple):
         return self.kind if self.veto_at is None else f"{self.kind}, p >= {self.veto_at:g}"
 
 
+Rate = Annotated[float, Field(ge=0, le=1)]
 Amount = Annotated[float, Field(ge=0, le=MAX_STEPS)]
 
 
