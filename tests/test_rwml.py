@@ -543,7 +543,7 @@ def test_the_run_without_the_filter(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("changes, flags, sentence", [
-    ({}, ["--seed", "1"], "collected.json was made with seed 0: repeat that, or use|choose"),
+    ({}, ["--seed", "1"], "collected.json was made with seed 0: repeat that, or choose"),
     ({"counts": None}, [], "collected.json cannot be read"),
     ({"filtered": '"kept": [2]'}, [], "filter.json cannot be read .KeyError"),
     ({"filtered": '"easy": 0.9, "kept": [9]'}, [], "filter.json cannot be read .IndexError"),

@@ -8,7 +8,7 @@
 
     OUT/train.json                  the result
         train.unfinished/settings   before: what the pieces are of
-                         pieces     one line per piece, with its digest
+                         pieces     one line per piece
                          fit.pt     the newest epoch
 
 Pieces are what costs a model, or many steps of an environment. All else is done again, so it must
@@ -73,8 +73,7 @@ def digest(*parts) -> str:
 class Pieces:
     """The pieces that are complete. Nothing is written before the first.
 
-    settings: what the pieces are of; UserError if the folder has those of others. A line that is
-    not whole, as a kill leaves one, ends the file: what follows is made again.
+    settings: what the pieces are of; UserError if the folder has those of others.
     """
 
     def __init__(self, folder: Path, settings: dict[str, object]):
@@ -82,14 +81,15 @@ class Pieces:
         self._settings = settings
         self._path = folder / "pieces"
         self._found: dict[str, str] = {}  # key -> JSON
-        for path in (folder, folder / "settings", self._path):
+        for path in (folder, self._path):
             refuse_link(path, "--out")
-        if folder.is_dir():
+        if self._begun():
             with reading(folder / "settings") as path:
                 others = changed(parse_json(path.read_bytes()), settings)
             if others:
                 raise UserError(f"{folder} has the unfinished work of {others:.1000}: repeat that, "
                                 "delete the folder, or choose another --out.")  # fmt: skip
+        if self._path.exists():
             self._read()
 
     def once(self, key: str, kind: type, make: Callable[[], object]):
@@ -98,7 +98,7 @@ class Pieces:
             text = TypeAdapter(kind).dump_json(make()).decode()
             self._begin()
             with writing(str(self._path)), open(self._path, "a") as file:
-                file.write(_line(json.dumps([key, text])))
+                file.write(json.dumps([key, text]) + "\n")
             self._found[key] = text
         # A new piece is read as well, so that both commands go on with the same values.
         with reading(self._path):
@@ -144,7 +144,7 @@ class Pieces:
 
         One that was killed may have written it, and has left pieces.
         """
-        if os.path.lexists(path) and not self.folder.is_dir():
+        if os.path.lexists(path) and not self._begun():
             raise UserError(f"{path.parent} has a {path.name} already: choose another --out, or "
                             "delete it.")  # fmt: skip
 
@@ -155,37 +155,33 @@ class Pieces:
                 shutil.rmtree(self.folder)
         self._found = {}
 
+    def _begun(self) -> bool:
+        return (self.folder / "settings").exists()
+
     def _begin(self) -> None:
-        """The folder, for the first piece; it appears with its settings in it."""
-        if self.folder.is_dir():
-            return
-        partial = self.folder.with_suffix(".partial")
-        with writing(str(self.folder)):
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            (partial / "settings").write_text(json.dumps(self._settings, indent=1) + "\n")
-            flush(partial / "settings")
-            os.replace(partial, self.folder)
+        """The folder, for the first piece."""
+        if not self._begun():
+            with writing(str(self.folder)):
+                self.folder.mkdir(parents=True, exist_ok=True)
+            replace_text(self.folder / "settings", json.dumps(self._settings, indent=1) + "\n")
 
     def _read(self) -> None:
-        if not self._path.exists():
-            return
+        """A line that is not whole, as a kill leaves one, ends the file; it is made again."""
         with reading(self._path):
-            lines = self._path.read_text(errors="replace").splitlines(keepends=True)
-            whole = []
-            for line in lines:
-                content = line.partition(" ")[2].removesuffix("\n")
-                if line != _line(content):
+            content = self._path.read_bytes()
+            n_whole = 0  # bytes
+            for line in content.splitlines(keepends=True):
+                try:
+                    key, text = json.loads(line)
+                except ValueError:
                     break
-                whole.append(content)
-            self._found = dict(json.loads(content) for content in whole)
-        if len(whole) < len(lines):
-            replace_text(self._path, "".join(_line(content) for content in whole))
-
-
-def _line(content: str) -> str:
-    """A line of the file; the digest shows whether it is whole."""
-    return f"{digest(content)} {content}\n"
+                if not line.endswith(b"\n"):
+                    break
+                self._found[key] = text
+                n_whole += len(line)
+        if n_whole < len(content):
+            with writing(str(self._path)):
+                os.truncate(self._path, n_whole)
 
 
 @dataclass

@@ -75,12 +75,14 @@ def main(argv: list[str] | None = None) -> None:
     job = arguments(__doc__, argv)
     # Another command may use the same triplets, but not while they are made.
     lock = hold(job.folder, "--out")
-    record = stage(job.folder / "collected.json", job.shared(), lambda: make_triplets(job))
+    path = job.folder / "collected.json"
+    record = stage(path, job.shared(), lambda: make_triplets(job))
     job.pieces("collect").remove()
-    counts = record["counts"]
-    dropped = ", ".join(f"{name} {count}" for name, count in counts.items() if name != "steps")
-    say(f"{record['triplets']} triplets of {counts['steps']} steps; dropped: {dropped}")
-    say("collector: " + ", ".join(f"{name} {x:.3f}" for name, x in record["panel"].items()))
+    with reading(path):
+        counts = record["counts"]
+        dropped = ", ".join(f"{name} {count}" for name, count in counts.items() if name != "steps")
+        say(f"{record['triplets']} triplets of {counts['steps']} steps; dropped: {dropped}")
+        say("collector: " + ", ".join(f"{name} {x:.3f}" for name, x in record["panel"].items()))
     if not (job.folder / "start").is_dir():
         raise UserError(f"{job.folder / 'start'} is missing: delete {job.folder} to collect again.")
 
