@@ -177,37 +177,20 @@ def test_quality_by_hand():
     )
 
 
-def test_broken_world_models_get_what_they_deserve(minilm, games_root):
-    env = AlfworldEnv()
-    before = []
-    after = []
-    for game in list_games(games_root, "train")[:4]:
-        step = env.reset(game)
-        rng = random.Random(0)
-        for _ in range(8):
-            following = env.step(rng.choice(step.admissible))
-            before.append(step.observation.strip())
-            after.append(following.observation.strip())
-            step = following
-            if step.done:
-                break
-    right = [b != a for b, a in zip(before, after)]
-    before = [b for b, keep in zip(before, right) if keep]
-    after = [a for a, keep in zip(after, right) if keep]
+def test_broken_world_models_get_what_they_deserve(minilm):
+    before = ["You are in a room.", "You see a bed 1, and a desk 2.", "The fridge 1 is closed."]
+    after = ["You see a bed 1, and a desk 2.", "You take the mug 1.", "You open the fridge 1."]
 
     def of(predicted):
-        d = rwml.distances(minilm, predicted, after)
-        return rwml.quality(predicted, after, d, 0.2)
+        return rwml.quality(predicted, after, rwml.distances(minilm, predicted, after), 0.2)
 
     perfect = of(after)
     copies = of(before)
-    constant = of(["Nothing happens."] * len(after))
-    silent = of([None] * len(after))
+    constant = of(["Nothing happens."] * 3)
     assert perfect["reward"] == perfect["exact"] == 1 and perfect["cosine"] == pytest.approx(1)
-    assert copies["exact"] == constant["exact"] == 0
-    assert constant["reward"] == 0 and constant["cosine"] < 0.5
-    assert copies["reward"] < 0.5 and constant["cosine"] < copies["cosine"] < 0.9
-    assert set(silent.values()) == {0.0}
+    assert copies["exact"] == constant["exact"] == constant["reward"] == 0 < copies["reward"] < 0.5
+    assert constant["cosine"] < copies["cosine"] < 0.9
+    assert set(of([None] * 3).values()) == {0.0}
 
 
 # ---- triplets ----
@@ -627,18 +610,6 @@ def test_only_what_the_triplets_depend_on_needs_another_folder(tmp_path, monkeyp
     assert shared() == shared("--reward", "coin", "--target", "shuffled", "--epochs", "5")
     assert shared() != shared("--beta2", "0.9")
     assert shared() != shared("--max-turns", "3") != shared("--seed", "1")
-
-
-def test_too_many_tasks_is_one_sentence(tmp_path, games_root):
-    flags = ["alfworld", "--out", str(tmp_path), "--data", str(games_root), "--tasks", "13"]
-    with pytest.raises(UserError, match="13 with 12 tasks"):
-        rwml_stages.main(flags)
-
-
-def test_a_random_encoder_loads_from_its_folder(tmp_path):
-    encoder = rwml_options.load_encoder(make_encoder(tmp_path / "random"), "cpu")
-    same, other = rwml.distances(encoder, ["a b", "h g"], ["a b", "a b"])
-    assert same == pytest.approx(0, abs=1e-6) and other > 1e-4
 
 
 def test_a_causal_encoder_gives_the_state_of_the_last_token(tmp_path, model):
