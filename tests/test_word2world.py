@@ -699,6 +699,8 @@ def test_a_model_that_cannot_be_prompted():
         prompted.check_template(prompted_model("x", [], refuses))
     with pytest.raises(UserError, match="the model 5000 positions: .* or --shots 0"):
         prompted.check_template(prompted_model("x " * 5000, []))
+    with pytest.raises(UserError, match="leaves out messages of a second turn"):
+        prompted.check_template(prompted_model("x", [], "{{ messages[0]['content'] }}"))
 
 
 # --- commands --------------------------------------------------------------------------------
@@ -709,17 +711,6 @@ def run(*words):
 
 
 FLAGS = ["--preset", "tiny", "--groups", "2", "--max-turns", "20", "--eval-tasks", "2"]
-
-
-def test_a_gpu_that_is_not_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    chat = [said("system", "S"), said("user", "look"), said("assistant", "A room.")]
-    file = tmp_path / "trajectories.json"
-    episode = Trajectory("game.tw-pddl", "Look.", chat, [""])
-    trajectories.write_trajectories(file, [episode])
-    words = ["--trajectories", file, "--out", tmp_path / "out", "--device", "cuda"]
-    with pytest.raises(UserError, match="^--device cuda: torch sees no GPU here; use --device cpu"):
-        run("train", "alfworld", *words, *FLAGS)
 
 
 @pytest.mark.slow
@@ -1000,12 +991,6 @@ def test_what_is_in_the_folder_stays(model, recorded, tmp_path, games_root):
         with pytest.raises(UserError, match="mine has a config.json already: choose another --out"):
             run(command, "alfworld", "--trajectories", file, "--out", mine)
     assert (mine / "model.safetensors").read_bytes() == weights
-
-
-def test_a_template_without_a_second_turn():
-    world_model = language_model(template="{{ messages[0]['content'] }}")
-    with pytest.raises(UserError, match="leaves out messages of a second turn"):
-        world_model.tokens(chat_of("s", "u", "a", "u"))
 
 
 def test_a_warm_start_turns_the_roles_of_an_agent(tmp_path):

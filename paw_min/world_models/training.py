@@ -5,7 +5,7 @@ its context, which reading it back needs.
 """
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -26,17 +26,6 @@ from paw_min.world_models.word2world_options import Word2WorldJob
 from paw_min.world_models.world_model import WorldModel, word_tokenizer
 
 WARM_UP = 10  # steps, Table 7
-
-
-@dataclass
-class Fitted:
-    """What training has done: train.json and imitate.json."""
-
-    trajectories: int  # that were used
-    rows: int
-    parameters: int
-    steps: int
-    loss: list[float]  # nats per token: means of successive parts, a tenth of the steps or less
 
 
 def train(job: Word2WorldJob) -> dict:
@@ -66,7 +55,7 @@ def train(job: Word2WorldJob) -> dict:
     if not rows:
         raise UserError(f"no answer fits into --context {settings.context}: raise it.")
     fitted = fit_and_save(job, policy, optimizer, rows, len(rows))
-    return {"marker": MARKER, "context": settings.context} | asdict(fitted)
+    return {"marker": MARKER, "context": settings.context} | fitted
 
 
 def imitate(job: Word2WorldJob) -> dict:
@@ -107,13 +96,17 @@ def imitate(job: Word2WorldJob) -> dict:
                     "for: collect it again."
                 )
             rows.append(TokenRow(prompt_ids, response_ids, []))
-    return asdict(fit_and_save(job, policy, optimizer, rows, len(won)))
+    return fit_and_save(job, policy, optimizer, rows, len(won))
 
 
 def fit_and_save(
     job: Word2WorldJob, policy: Policy, optimizer, rows: list[TokenRow], trajectories: int
-) -> Fitted:
-    """Full fine-tuning with the schedule of Table 7; write the model -> what happened."""
+) -> dict:
+    """Full fine-tuning with the schedule of Table 7; write the model -> what happened.
+
+    loss: nats per token, the means of successive parts, each a tenth of the steps or less.
+    trajectories: how many were used.
+    """
     policy.train()
     if job.cfg.grad_checkpointing:
         policy.model.gradient_checkpointing_enable()
@@ -130,13 +123,13 @@ def fit_and_save(
         policy.save(job.out)
     tenth = max(1, len(losses) // 10)
     parts = [losses[i : i + tenth] for i in range(0, len(losses), tenth)]
-    return Fitted(
-        trajectories=trajectories,
-        rows=len(rows),
-        parameters=policy.model.num_parameters(),
-        steps=len(losses),
-        loss=[round(sum(part) / len(part), 4) for part in parts],
-    )
+    return {
+        "trajectories": trajectories,
+        "rows": len(rows),
+        "parameters": policy.model.num_parameters(),
+        "steps": len(losses),
+        "loss": [round(sum(part) / len(part), 4) for part in parts],
+    }
 
 
 class Together:
