@@ -110,6 +110,11 @@ def test_errors_are_one_sentence(files, tmp_path, change, message):
         scaling.main(words(files, tmp_path / "out", *change))
 
 
+def test_what_it_cannot_do_without(files, tmp_path):
+    with pytest.raises(UserError, match="^scaling needs --limits: add it.$"):
+        scaling.main(words(files, tmp_path / "out")[:-8] + ["--out", str(tmp_path / "out")])
+
+
 @pytest.mark.slow
 def test_a_small_run_and_its_rerun(files, tmp_path, monkeypatch, capsys):
     argv = words(files, tmp_path / "out", "--widths", "32", "--limits", "2", "4", "--epochs", "30",

@@ -26,6 +26,7 @@ import matplotlib
 from paw_min.base.console import say
 from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import expanded, writing
+from paw_min.config import add_settings, check_all_bounds, flag, given_settings, opt
 from paw_min.metrics import mean
 from paw_min.running.runs import hold
 from paw_min.running.stages import stage
@@ -36,6 +37,7 @@ from paw_min.world_models.word2world_options import ENVS, check_width
 matplotlib.use("Agg")  # no display needed
 import matplotlib.pyplot as plt
 
+PLAN = "scaling"
 ALL = "all"  # the training files together
 OWN = ("--limit", "--width", "--start", "--world-model")  # of word2world, set for each model
 # Of single steps; the second leaves out the list of available actions, and is drawn pale.
@@ -55,45 +57,44 @@ class ScalingPlan:
     """The command line."""
 
     env: str
-    trajectories: list[Path]  # to train on
-    held_out: list[Path]  # to measure on
-    limits: list[int]
-    widths: list[int]
     out: Path
     flags: list[str]  # of `train` and `fidelity`
+    trajectories: tuple[Path, ...] = opt(PLAN, (), "files to train on")
+    held_out: tuple[Path, ...] = opt(PLAN, (), "files to measure on")
+    limits: tuple[int, ...] = opt(PLAN, (), "numbers of trajectories", low=1)
+    widths: tuple[int, ...] = opt(PLAN, (128,), "of the models")
 
 
 def parse(argv: list[str]) -> ScalingPlan:
     """Read the command line; UserError before any long work."""
     parser = Parser(description=__doc__, allow_abbrev=False)
     parser.add_argument("env", choices=ENVS)
-    add = parser.add_argument
-    add("--trajectories", type=Path, nargs="+", required=True, help="to train on")
-    add("--held-out", type=Path, nargs="+", required=True, help="to measure on")
-    add("--limits", type=int, nargs="+", required=True, help="numbers of trajectories")
-    add("--widths", type=int, nargs="+", default=[128], help="of the models (128)")
-    add("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    add_settings(parser, {}, kind=ScalingPlan)
     args, flags = parser.parse_known_args(argv)
-    args.out = expanded(args.out)
-    for flag in flags:
-        if flag.partition("=")[0] in OWN:
-            raise UserError(f"{flag}: the plan decides it, see --limits and --widths; omit it.")
-    for files in (args.trajectories, args.held_out):
+    given = given_settings(vars(args), kind=ScalingPlan)
+    plan = ScalingPlan(args.env, expanded(args.out), flags, **given)
+    check_all_bounds(plan)
+    for name in ("trajectories", "held_out", "limits"):
+        if not getattr(plan, name):
+            raise UserError(f"scaling needs {flag(name)}: add it.")
+    for word in flags:
+        if word.partition("=")[0] in OWN:
+            raise UserError(f"{word}: the plan decides it, see --limits and --widths; omit it.")
+    for files in (plan.trajectories, plan.held_out):
         names = [named(file) for file in files]
         if len(set(names)) < len(names) or ALL in names:
             raise UserError(f"the files' folders are named {', '.join(names)}: use names that "
                             f"differ from each other and from {ALL!r}.")
-    if min(args.limits) < 1:
-        raise UserError(f"--limits {min(args.limits)} is out of range: 1 or more.")
-    for width in args.widths:
+    for width in plan.widths:
         check_width("--widths", width)  # all of them, before the first is trained
-    for file in args.trajectories:
-        found = len(read_trajectories(args.env, [file]))
-        if found < max(args.limits):
+    for file in plan.trajectories:
+        found = len(read_trajectories(plan.env, [file]))
+        if found < max(plan.limits):
             raise UserError(f"{file} has {found} trajectories, --limits asks for "
-                            f"{max(args.limits)}: collect more.")
-    read_trajectories(args.env, args.held_out)
-    return ScalingPlan(**vars(args), flags=flags)
+                            f"{max(plan.limits)}: collect more.")
+    read_trajectories(plan.env, plan.held_out)
+    return plan
 
 
 def named(file: Path) -> str:
