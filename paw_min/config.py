@@ -11,6 +11,7 @@ import argparse
 import math
 import re
 from dataclasses import MISSING, asdict, dataclass, field, fields
+from typing import get_args
 
 from paw_min import toy
 from paw_min.base.errors import Parser, UserError
@@ -28,7 +29,7 @@ def opt(
     group: str, default, help: str, *,
     choices=None, low=None, above=None, high=None, only=(),
 ):  # fmt: skip
-    """A field of Config with its flag.
+    """A field with its flag, of Config or of another command's settings; a tuple has any number.
 
     Bounds: low <= value <= high, above < value. only: the benchmarks that have this setting.
     """
@@ -191,9 +192,9 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def settings(env: str | None = None) -> list:
-    """The fields that have a flag: of one benchmark, or all."""
-    with_flag = [f for f in fields(Config) if "group" in f.metadata]
+def settings(env: str | None = None, kind: type = Config) -> list:
+    """The fields that have a flag: of one benchmark, or all. kind: the dataclass."""
+    with_flag = [f for f in fields(kind) if "group" in f.metadata]
     return [f for f in with_flag if env is None or env in (f.metadata["only"] or (env,))]
 
 
@@ -202,8 +203,7 @@ def settings(env: str | None = None) -> list:
 
 def check(cfg: Config) -> None:
     """Raise UserError for settings that cannot work: the value, the reason and the remedy."""
-    for f in settings():
-        check_bounds(flag(f.name), getattr(cfg, f.name), f.metadata)
+    check_all_bounds(cfg)
     if cfg.group_size == 1 and cfg.algo != "ppo":
         raise UserError("--group-size 1 leaves nothing to compare an episode with: use 2 or more.")
     if cfg.algo in ("gigpo", "ppo") and cfg.statistics == "trajectories":
@@ -240,6 +240,14 @@ def check(cfg: Config) -> None:
         raise UserError(f"{values} is over 2, vLLM's limit: lower it or use another --sampler.")
 
 
+def check_all_bounds(chosen) -> None:
+    """check_bounds of each setting of a dataclass, and of each element of a tuple."""
+    for f in settings(kind=type(chosen)):
+        value = getattr(chosen, f.name)
+        for one in value if isinstance(value, tuple) else (value,):
+            check_bounds(flag(f.name), one, f.metadata)
+
+
 def check_bounds(name: str, value, bounds: dict) -> None:
     """Raise UserError unless value is finite and within low, above and high, where given."""
     inside = not isinstance(value, float) or math.isfinite(value)
@@ -272,12 +280,9 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
         "--dry-run", dest="mode", action="store_const", const="dry-run",
         help="check model and data, print the plan, and exit",
     )  # fmt: skip
-    add_settings(parser, env, presets)
+    add_settings(parser, presets, env)
     args = vars(parser.parse_args(argv))
-    given = {f.name: args[f.name] for f in settings(env) if args[f.name] is not MISSING}
-    for name, value in given.items():
-        if value == "":  # of a shell variable that is not set
-            raise UserError(f'{flag(name)} "" is empty: give a value, or omit it.')
+    given = given_settings(args, env)
 
     sizes = [name for name in args["preset"] if name in presets]
     methods = [name for name in args["preset"] if name in METHODS]
@@ -304,21 +309,38 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     return cfg, args["mode"]
 
 
-def add_settings(parser: Parser, env: str, presets: dict[str, dict]) -> None:
+def add_settings(
+    parser: Parser, presets: dict[str, dict], env: str | None = None, kind: type = Config
+) -> None:
     """One flag per setting of this benchmark, in groups, with its default and the presets'."""
     groups = {}
-    for f in settings(env):
+    for f in settings(env, kind):
         title = f.metadata["group"]
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
+        is_tuple = isinstance(f.default, tuple)
         if f.type is bool:
-            kind = dict(action=argparse.BooleanOptionalAction)
+            how = dict(action=argparse.BooleanOptionalAction)
         elif f.metadata["choices"]:
-            kind = dict(choices=f.metadata["choices"])
+            how = dict(choices=f.metadata["choices"])
         else:
-            kind = dict(type=f.type, metavar=f.type.__name__.upper())
+            of_one = get_args(f.type)[0] if is_tuple else f.type
+            how = dict(type=of_one, metavar=of_one.__name__.upper())
+        if is_tuple:
+            how["nargs"] = "+"
         text = f"{f.metadata['help']} {defaults_of(f, presets)}".strip()
-        groups[title].add_argument(flag(f.name), default=MISSING, help=text, **kind)
+        groups[title].add_argument(flag(f.name), default=MISSING, help=text, **how)
+
+
+def given_settings(args: dict[str, object], env: str | None = None, kind: type = Config) -> dict:
+    """The settings among the parsed flags of `add_settings`, without those that were omitted."""
+    given = {f.name: args[f.name] for f in settings(env, kind) if args[f.name] is not MISSING}
+    for name, value in given.items():
+        if value == "":  # of a shell variable that is not set
+            raise UserError(f'{flag(name)} "" is empty: give a value, or omit it.')
+        if isinstance(value, list):
+            given[name] = tuple(value)
+    return given
 
 
 def defaults_of(f, presets: dict[str, dict]) -> str:
@@ -328,7 +350,8 @@ def defaults_of(f, presets: dict[str, dict]) -> str:
         value = preset.get(f.name, f.default)
         if value != f.default:
             names.setdefault(value, []).append(name)
-    texts = [f"default {f.default}"] if f.default != "" else []
+    default = " ".join(map(str, f.default)) if isinstance(f.default, tuple) else f.default
+    texts = [f"default {default}"] if default != "" else []
     texts += [f"{', '.join(having)}: {value}" for value, having in names.items()]
     return f"({'; '.join(texts)})" if texts else ""
 

@@ -63,7 +63,7 @@ def test_the_steps_of_a_stage(tmp_path, monkeypatch):
     for stage, taken in (("early-experience", 2500.0), ("imitation", 300.0)):
         text = json.dumps({"update": 3, "branch_steps": taken})
         (folder / stage / "metrics.jsonl").write_text(text + "\n")
-    collected = dict(settings={}, triplets=5, digest="", counts={"steps": 1400}, panel={})
+    collected = dict(triplets=5, counts={"steps": 1400}, panel={})
     (folder / "collected.json").write_text(json.dumps(collected))
     # Also with a checkpoint: only rwml.py knows whether the stage is complete, and of these flags.
     called = []

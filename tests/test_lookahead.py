@@ -27,7 +27,7 @@ from paw_min.running.evaluate import evaluate
 from paw_min.running.session import find_tasks
 from paw_min.toy.standins import make_model
 from paw_min.world_models import trajectories
-from paw_min.world_models.dream import WorldModel, word_tokenizer
+from paw_min.world_models.world_model import WorldModel, word_tokenizer
 from research.lookahead import measure, samplers
 from research.lookahead import seeds as several
 from research.lookahead.samplers import Candidate, LookaheadSampler, choose
@@ -462,7 +462,7 @@ def test_a_killed_experiment_resumes(config, tmp_path, monkeypatch):
     found = run_experiment(config, tmp_path, "--k", "3", "2", "--replays", "5")
     assert measured == [("likelihood", 3), ("veto", 3)] and found[:2] == whole[1:]
     # Other settings would mix: the lines stay.
-    with pytest.raises(UserError, match="is the result of .*: choose another --out"):
+    with pytest.raises(UserError, match="was made with command .* choose another --out"):
         run_experiment(config, tmp_path, "--k", "2", "--replays", "4")
 
 

@@ -330,7 +330,8 @@ def test_failures_that_may_pass(fake, caplog, monkeypatch, key, answer, words):
     server.answer = answer
     start = time.monotonic()
     text = failure(lambda: client.search([f"q{n}" for n in range(50)], 1))
-    assert "was not available for 0.1 s" in text and words in text and "resumes from its last" in text
+    assert "was not available for 0.1 s" in text and words in text
+    assert "resumes from its last" in text
     assert time.monotonic() - start < 5  # not the patience for each of the 50
 
 

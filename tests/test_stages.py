@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 from collections import deque
-from dataclasses import replace
 
 import pytest
 import torch
@@ -21,10 +20,17 @@ from paw_min.running import stages
 from paw_min.running.runs import newest_checkpoint
 from paw_min.running.stages import Pieces, StoredSampler
 from paw_min.toy import webshop_shops
-from paw_min.world_models import early_experience, job, players, rwml, supervised, word2world
-from paw_min.world_models.dream import WorldModel
+from paw_min.world_models import (
+    early_experience,
+    players,
+    rwml_options,
+    rwml_stages,
+    supervised,
+    word2world,
+)
 from paw_min.world_models.supervised import fit
 from paw_min.world_models.training import Together
+from paw_min.world_models.world_model import WorldModel
 from tests.helpers import make_policy, numbers
 
 # ---- the pieces ----
@@ -52,7 +58,7 @@ def test_a_damaged_file_ends_where_it_is_damaged(tmp_path):
         pieces.once(f"{k}", str, lambda k=k: f"caf\u00e9 {k}")
     path = tmp_path / "x" / "pieces"
     lines = path.read_text().splitlines(keepends=True)
-    for damaged in (lines[3][:20], lines[3][:-1], "\xff\n", "", lines[3].replace("3", "4", 1)):
+    for damaged in (lines[3][:5], lines[3][:-1], "\xff\n", ""):
         path.write_bytes("".join([*lines[:3], damaged]).encode("latin-1"))
         pieces = Pieces(tmp_path / "x", {})
         assert "2" in pieces and "3" not in pieces
@@ -63,7 +69,7 @@ def test_a_damaged_file_ends_where_it_is_damaged(tmp_path):
 def test_pieces_of_others_are_refused(tmp_path):
     Pieces(tmp_path / "x", {"seed": 0, "lr": 0.1}).once("k", int, lambda: 1)
     with pytest.raises(UserError, match="x has the unfinished work of seed 0: repeat that, delete"):
-        Pieces(tmp_path / "x", {"seed": 1, "lr": 0.1, "new": 3})
+        Pieces(tmp_path / "x", {"seed": 1, "lr": 0.1})
     (tmp_path / "x" / "settings").write_text("[")
     with pytest.raises(UserError, match="settings cannot be read"):
         Pieces(tmp_path / "x", {})
@@ -74,11 +80,21 @@ def test_pieces_of_others_are_refused(tmp_path):
 
 def test_a_stage_is_made_once_and_belongs_to_its_command(tmp_path):
     path = tmp_path / "r.json"
-    kind = dict[str, str]
-    assert stages.stage(path, "a b", lambda: {"x": "1"}, kind) == {"command": "a b", "x": "1"}
-    assert stages.stage(path, "a b", lambda: {"x": "2"}, kind)["x"] == "1"
-    with pytest.raises(UserError, match="r.json is the result of `a b`: choose another --out"):
-        stages.stage(path, "a c", lambda: {"x": "2"}, kind)
+    line = {"command": "a b"}
+    assert stages.stage(path, line, lambda: {"x": 1}) == {"command": "a b", "x": 1}
+    assert stages.stage(path, line, lambda: {"x": 2})["x"] == 1
+    with pytest.raises(UserError, match="r.json was made with command 'a b': repeat that, or cho"):
+        stages.stage(path, {"command": "a c"}, lambda: {"x": 2})
+
+
+def test_no_file_of_others_is_written_over(tmp_path):
+    (tmp_path / "model").mkdir()
+    pieces = Pieces(tmp_path / "x", {})
+    with pytest.raises(UserError, match="has a model already: choose another --out, or delete it"):
+        pieces.claim(tmp_path / "model")
+    pieces.claim(tmp_path / "other")
+    pieces.once("k", int, lambda: 1)
+    Pieces(tmp_path / "x", {}).claim(tmp_path / "model")  # the command was killed, and made it
 
 
 class Numbered:
@@ -336,14 +352,14 @@ def test_word2world_is_killed_and_repeated(worlds, model, tmp_path, monkeypatch,
 @pytest.mark.parametrize("method", ["rwml", "wm-sft", "early-experience"])
 def test_rwml_is_killed_and_repeated(games_root, tmp_path, monkeypatch, method):
     smaller = dict(tries=2, max_turns=6, warm_epochs=3, sft_epochs=2, answer_tokens=40)
-    monkeypatch.setattr(job, "TINY", replace(job.TINY, **smaller))
+    monkeypatch.setattr(rwml_options, "TINY", rwml_options.TINY | smaller)
 
     def argv(name):
         once = ["--epochs", "1"] if method == "rwml" else []
         small = ["--tasks", "3", "--eval-tasks", "2", "--max-turns", "6", "--method", method]
         return ["alfworld", "--out", str(tmp_path / name), "--data", str(games_root), *small, *once]
 
-    once, often = killed_and_repeated(rwml.main, argv, tmp_path, more=4)
+    once, often = killed_and_repeated(rwml_stages.main, argv, tmp_path, more=4)
     folders = [tmp_path / "once", tmp_path / "often"]
     for name in ("triplets.jsonl", "held_out.jsonl", "filter.json", "start/model.safetensors"):
         first, other = ((folder / name).read_bytes() for folder in folders)

@@ -21,7 +21,7 @@ from paw_min.running.session import find_tasks
 from paw_min.toy import default_data, default_model, textworld_games
 from paw_min.toy.demonstrate import Action
 from paw_min.toy.textworld_games import GENERATED, Guide, generate
-from paw_min.world_models import options, players, word2world
+from paw_min.world_models import players, word2world, word2world_options
 from paw_min.world_models.trajectories import Recorder, initial_context, to_text
 
 SMALL = GENERATED["train"]
@@ -116,7 +116,7 @@ def test_unusable_data_are_one_sentence(tmp_path):
     with pytest.raises(UserError, match="no stand-in model textworld: give one with --model"):
         default_model("textworld")
     with pytest.raises(UserError, match="--ground is for webshop: textworld has"):
-        options.parse("", ["collect", "textworld", "--out", "o", "--ground"])
+        word2world_options.parse("", ["collect", "textworld", "--out", "o", "--ground"])
 
 
 # --- with it ---------------------------------------------------------------------------------
@@ -222,7 +222,8 @@ def test_word2world_in_textworld(root, tmp_path):
         word2world.main([*map(str, words), "--data", str(root), "--groups", "2", "--max-turns",
                          "8"])  # fmt: skip
 
-    assert options.parse("", ["collect", "textworld", "--out", "o"]).cfg.prompt == "compact"
+    words = ["collect", "textworld", "--out", "o"]
+    assert word2world_options.parse("", words).cfg.prompt == "compact"
     assert list(PRESETS) == ["tiny", "paper"]
     out = tmp_path / "data"
     run("collect", "textworld", "--agents", "teacher", "random", "--episodes", 4, "--out", out)

@@ -29,7 +29,7 @@ from paw_min.toy.standins import TEACHERS
 from paw_min.world_models.triplets import Triplet, recent
 
 BRANCHES = 8  # K, B.1: sampled without replacement, besides the expert's own command
-# The paper's settings for ALFWorld (B.1), where they differ from those of job.PAPER.
+# The paper's settings for ALFWorld (B.1), where they differ from the defaults of rwml_options.py.
 PUBLISHED = dict(batch=16, sft_lr=1e-5, sft_epochs=2)
 
 

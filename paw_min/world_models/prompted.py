@@ -20,7 +20,6 @@ from paw_min.base.seeds import generator
 from paw_min.config import Config
 from paw_min.model.policy import Policy, load_policy
 from paw_min.running.session import forward_precision, start_model
-from paw_min.world_models.dream import WorldModel
 from paw_min.world_models.trajectories import (
     ACTIONS,
     MARKER,
@@ -29,6 +28,7 @@ from paw_min.world_models.trajectories import (
     read_trajectories,
     said,
 )
+from paw_min.world_models.world_model import WorldModel
 
 CONTEXT = 12_288  # most tokens of a chat, as in training, if the model has as many positions
 
@@ -93,8 +93,9 @@ def draw_examples(trajectories: list[Trajectory], shots: int, seed: int) -> list
 
 
 def load_prompted(
-    name: str, cfg: Config, shots: int, files: list[Path], evaluated: set[str], answer_tokens: int
-) -> PromptedWorldModel:
+    name: str, cfg: Config, shots: int, files: tuple[Path, ...], evaluated: set[str],
+    answer_tokens: int,
+) -> PromptedWorldModel:  # fmt: skip
     """An instruct model as a world model.
 
     name: as --model. files: training trajectories. evaluated: tasks that no example may be of.

@@ -59,9 +59,9 @@ from paw_min.running.session import (
     start_model,
 )
 from paw_min.running.stages import stage
-from paw_min.world_models.dream import WorldModel
 from paw_min.world_models.training import load_world_model
 from paw_min.world_models.trajectories import Recorder
+from paw_min.world_models.world_model import WorldModel
 from research.lookahead.samplers import Candidate, Drawn, LookaheadSampler, WorldModelSampler
 from research.outcomes import has_no_effect
 from research.paper.table import markdown_table
@@ -151,7 +151,7 @@ def main(argv: list[str] | None = None) -> None:
                         make = partial(
                             played, plan, model.label, rule, k, policy, sampler, drawn, pool, tasks
                         )
-                        stored = stage(plan.out / name, command, make, dict)
+                        stored = stage(plan.out / name, {"command": command}, make)
                         found.append(Played(**stored["played"]))
                         print(markdown_table(HEADER, [cells(found[-1])]), flush=True)
     path = plan.out / f"lookahead-{plan.cfg.env}.json"

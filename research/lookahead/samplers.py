@@ -39,8 +39,8 @@ from paw_min.model.policy import Policy
 from paw_min.model.sampler import HFSampler, Request, Response
 from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.rows import TokenRow
-from paw_min.world_models.dream import WorldModel
 from paw_min.world_models.trajectories import ACTIONS, Recorder, said
+from paw_min.world_models.world_model import WorldModel
 
 CANDIDATE = -3  # first part of the key of a candidate's seed
 
