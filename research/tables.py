@@ -268,7 +268,7 @@ def runs_rise() -> str:
     return markdown_table(["benchmark", "rise"], lines)
 
 
-# ---- starts, teach, walkthrough, locks ----
+# ---- starts, teach, walkthrough ----
 
 
 def starts(number: str) -> str:
@@ -309,23 +309,6 @@ def walkthrough_step() -> str:
     lines = [[title, f"{found[key]:.4f}"] for key, title in rows.items()]
     above = f"{percent(found['wm_clipped_tokens'])} %"
     return markdown_table(["", "value"], [*lines, ["observation tokens with p > ρ", above]])
-
-
-def locks() -> str:
-    """Some columns of the arms in tables.md."""
-    titles = {
-        "grpo": "GRPO",
-        "paw": "GRPO with PaW",
-        "placebo": "placebo: observations of other transitions",
-        "content-free": "content-free: random observation tokens",
-    }
-    lines = []
-    for row in from_file("locks/tables.md", "1").splitlines():
-        arm, area, end, _, difference, *_ = [cell.strip() for cell in row.strip("|").split("|")]
-        if arm in titles:
-            lines.append([titles[arm], area, end, difference])
-    header = ["arm", "mean of the curve", "at the end", "minus GRPO, 95 % t interval"]
-    return markdown_table(header, lines)
 
 
 # ---- rwml and word2world ----
