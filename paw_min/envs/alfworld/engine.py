@@ -54,7 +54,7 @@ EXPANSIONS = 10_000  # of the rules of a grammar for one text; published games n
 NAME_LENGTH = 1000  # bytes; longer names overflow fast-downward's buffers of 1024
 
 # What the expressions of a grammar may consist of, besides texts and attributes (`_is_harmless`).
-# The published ones are like `r.name or r.id` and `o.indefinite + ' ' + o.name`. There are no calls.
+# The published ones are like `r.name or r.id` and `o.indefinite + ' ' + o.name`. Calls are missing.
 ALLOWED = (
     ast.Expression, ast.Name, ast.Load, ast.BinOp, ast.Add, ast.BoolOp, ast.And, ast.Or, ast.IfExp,
     ast.UnaryOp, ast.Not, ast.Compare, ast.Eq, ast.NotEq, ast.In, ast.NotIn,
