@@ -7,7 +7,6 @@ import json
 import time
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from io import BytesIO
 from types import SimpleNamespace
 
