@@ -7,7 +7,6 @@ import json
 import time
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from io import BytesIO
 from types import SimpleNamespace
 
@@ -169,19 +168,6 @@ def test_another_server(schema, state, monkeypatch):
     monkeypatch.setattr(openenv_paw, "connect", lambda _: nullcontext(session))
     with pytest.raises(UserError, match="'http://x' is no OpenEnv server .*: start one"):
         openenv_paw.load(Config(), "http://x")
-
-
-@pytest.mark.slow
-def test_workers_replay_their_other_episodes(url):
-    """A seed and the commands give the same episode, so that a worker may be replaced."""
-    with EnvPool(partial(openenv_paw.Remote, url, "words", "answer"), 2, workers=1) as pool:
-        pools.reset(pool, "79")
-        pools.step(pool, {0: "1", 1: "1"})
-        pool._workers[0].process.kill()
-        pool._workers[0].process.join()
-        assert [step.observation for step in pools.step(pool, {0: "1", 1: "1"}).values()] == [
-            "Lower.", "Lower."
-        ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
