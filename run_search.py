@@ -20,7 +20,7 @@ PAPER = dict(
     groups=256, group_size=5, mini_batch=512, invalid_penalty=0.01, similarity=0.9,
     eval_temperature=0.0, kl_coef=0.001, entropy_coef=0.0, grad_checkpointing=True, sampler="vllm",
     ref_offload=True, vllm_memory=0.3,  # so that 3B fits one GPU of 80 GB
-)  # fmt: skip
+)
 
 TINY = dict(
     eval_split="test", prompt="compact", history_length=4, max_prompt_tokens=600,
@@ -48,7 +48,7 @@ PRESETS = {
         model="Qwen/Qwen2.5-7B-Instruct", lora_rank=16, lr=1e-5, ref_offload=False,
         vllm_memory=0.5,
     ),
-}  # fmt: skip
+}
 
 if __name__ == "__main__":
     main("search", PRESETS, __doc__)

@@ -45,7 +45,7 @@ PRESETS = {"tiny": dict(
     group_size=one_file.EPISODES, lr=one_file.LR, beta2=0.95, mini_batch=64,
     statistics="trajectories", wm_separator="none",
     # one_file.py has none of these three.
-    kl_coef=0.0, entropy_coef=0.0, invalid_penalty=0.0)}  # fmt: skip
+    kl_coef=0.0, entropy_coef=0.0, invalid_penalty=0.0)}
 
 
 # ---- the environment ----
@@ -122,7 +122,7 @@ def make_model(tokenizer, seed: int) -> GPTNeoXForCausalLM:
         max_position_embeddings=64, use_parallel_residual=False,
         tie_word_embeddings=False, bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
+    )
     with torch.random.fork_rng(devices=[]):  # weights depend on `seed` only
         torch.manual_seed(seed)
         model = GPTNeoXForCausalLM(config)  # embeddings: 0.02, as in one_file.py

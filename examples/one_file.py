@@ -479,7 +479,7 @@ def main() -> None:
     parser.add_argument("--alpha", default=0.75, type=float, help="Eq. 4, in (0, 1]")
     parser.add_argument("--rho", default=0.2, type=float, help="Eq. 7, in (0, 1]; 1 is MAE")
     parser.add_argument("--lambda", default="adaptive", choices=["adaptive", "constant"],
-                        dest="lambda_mode", help="Eq. 10, or 1")  # fmt: skip
+                        dest="lambda_mode", help="Eq. 10, or 1")
     parser.add_argument("--loss", default="cmae", choices=["cmae", "ce"], help="Eq. 8 or Eq. 5")
     parser.add_argument("--scale", default=1.0, type=float, help="of the world-model loss")
     args = parser.parse_args()
@@ -493,7 +493,7 @@ def main() -> None:
     paw = Arm(
         scale=args.scale, alpha=args.alpha, rho=args.rho, lambda_mode=args.lambda_mode,
         loss=args.loss,
-    )  # fmt: skip
+    )
     arms = make_arms(paw)
     curves = {name: [] for name in args.arms}
     seconds = {name: 0.0 for name in args.arms}

@@ -28,7 +28,7 @@ PAW = "PaW"
 def opt(
     group: str, default, help: str, *,
     choices=None, low=None, above=None, high=None, only=(),
-):  # fmt: skip
+):
     """A field with its flag, of Config or of another command's settings; a tuple has any number.
 
     Bounds: low <= value <= high, above < value. only: the benchmarks that have this setting.
@@ -63,7 +63,7 @@ class Config:
         ENV, "", "data folder; default: generated (ALFWorld: $ALFWORLD_DATA); "
         "changed: generated games in which other receptacles clean, heat and cool; rules: only "
         "the tasks among them that need it",
-    )  # fmt: skip
+    )
     eval_split: str = opt(ENV, "valid_seen", "held-out split")
     eval_tasks: int = opt(ENV, 128, "tasks of the fixed evaluation panel; 0: whole split", low=0)
     human_goals: bool = opt(ENV, False, "use instructions written by people", only=("webshop",))
@@ -76,12 +76,12 @@ class Config:
     workers: int = opt(
         ENV, 0, "processes that run environments; 0: this process", low=0,
         only=("alfworld", "webshop"),
-    )  # fmt: skip
+    )
 
     model: str = opt(
         MODEL, "", "Hugging Face folder or name; default: the stand-in model; "
         "open: one that explores; sparse: one that almost never wins; smollm2: a pretrained one",
-    )  # fmt: skip
+    )
     prompt: str = opt(
         MODEL, "paper", "the paper's prompt, or a short one", choices=("paper", "compact")
     )
@@ -108,7 +108,7 @@ class Config:
     normalize: str = opt(
         RL, "std", "GRPO, GiGPO: divide by the group's std, or only subtract the mean",
         choices=("std", "mean"),
-    )  # fmt: skip
+    )
     statistics: str = opt(
         RL, "rows", "GRPO, RLOO: what group statistics count", choices=("rows", "trajectories")
     )
@@ -118,7 +118,7 @@ class Config:
     warm_up: int = opt(
         RL, 0, "updates in which the learning rate rises to --lr; verl-agent's search: a tenth of "
         "all", low=0, high=999_999,
-    )  # fmt: skip
+    )
     beta2: float = opt(
         RL, 0.999, "decay of AdamW's second moment; ECHO: 0.95", low=0, high=0.99999
     )
@@ -136,7 +136,7 @@ class Config:
     select_entropy: str = opt(
         PAW, "full", "entropy in Eq. 4: of the distribution, or the printed -q log q",
         choices=("full", "sampled"),
-    )  # fmt: skip
+    )
     lambda_mode: str = opt(
         PAW, "adaptive", "lambda_g: Eq. 10, or 1", choices=("adaptive", "constant")
     )
@@ -144,19 +144,19 @@ class Config:
     wm_target: str = opt(
         PAW, "next", "the next observation, or another row's (placebo)",
         choices=("next", "shuffled"),
-    )  # fmt: skip
+    )
     wm_separator: str = opt(
         PAW, "turn", "between response and observation: what the chat template puts there, or "
         "nothing", choices=("turn", "none"),
-    )  # fmt: skip
+    )
     wm_every: int = opt(
         PAW, 0, "0: both losses in each step; I: every I-th update is followed by one on the "
         "world-model loss alone (TAPO: 4)", low=0,
-    )  # fmt: skip
+    )
     wm_rows: str = opt(
         PAW, "paw", "rows of that loss: PaW's, o' after the response; with --wm-every also TAPO's: "
         "o' after a prompt of its own", choices=("paw", "tapo"),
-    )  # fmt: skip
+    )
     wm_steps: int = opt(PAW, 1, "next observations to predict, given the actions between", low=1)
     dedup: bool = opt(PAW, False, "Eq. 4: count equal transitions of an update once")
     conflict_every: int = opt(PAW, 0, "updates between gradient-conflict logs; 0: never", low=0)
@@ -179,7 +179,7 @@ PUBLISHED = ("paper", "24gb", "80gb")
 FREE_IN_STAGES = (
     "out", "updates", "eval_every", "eval_repeats", "save_every", "workers", "device", "track",
     "shard", "grad_checkpointing", "ref_offload", "vllm_memory", "micro_tokens", "conflict_every",
-)  # fmt: skip
+)
 
 # Settings that may differ on resume: of run length, speed, memory and evaluation, and the limit of
 # prompts. Where an overlong prompt stops a run, none before it was over the limit: with a higher
@@ -234,7 +234,7 @@ def check(cfg: Config) -> None:
         raise UserError("--shard leaves no rank a model to generate with: add --sampler vllm.")
     if 0 < cfg.eval_temperature < 0.01:  # far below, logits overflow and every token is the same
         raise UserError(f"--eval-temperature {cfg.eval_temperature} is out of range: it must be 0, "
-                        "or from 0.01 to 100.")  # fmt: skip
+                        "or from 0.01 to 100.")
     if cfg.sampler == "vllm" and max(cfg.temperature, cfg.eval_temperature) > 2:
         values = f"--temperature {cfg.temperature} or --eval-temperature {cfg.eval_temperature}"
         raise UserError(f"{values} is over 2, vLLM's limit: lower it or use another --sampler.")
@@ -271,15 +271,15 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     parser.add_argument(
         "--preset", choices=[*presets, *METHODS], nargs="+", default=[default],
         help=f"base settings (default {default}), optionally followed by a method: echo or tapo",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--eval-only", dest="mode", action="store_const", const="eval-only", default="train",
         help="evaluate --model or the checkpoint, and exit",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--dry-run", dest="mode", action="store_const", const="dry-run",
         help="check model and data, print the plan, and exit",
-    )  # fmt: skip
+    )
     add_settings(parser, presets, env)
     args = vars(parser.parse_args(argv))
     given = given_settings(args, env)

@@ -32,7 +32,7 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 def clipped_surrogate(
     logp: Tensor, old_logp: Tensor, advantage: Tensor, mask: Tensor,
     clip: float = 0.2, dual_clip: float = 3.0,
-) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO's clipped policy loss with dual clip, token mean -> (loss (), metrics).
 
     Both clips are verl-agent's.

@@ -39,7 +39,7 @@ def rollout(
     temperature: float, seed_key: tuple[int, ...], label: str = "rollout",
     render: Callable[[Context, int], str] | None = None,
     cut_prompts: bool = False,
-) -> Rollout:  # fmt: skip
+) -> Rollout:
     """Play one episode per entry of `tasks`, within `sampler.sync(policy)`.
 
     tasks, groups: one entry per trajectory, group by group; each rank plays whole groups. pool:

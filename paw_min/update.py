@@ -271,7 +271,7 @@ def row_advantages(cfg: Config, rows: Rows, score: Tensor) -> Tensor:
     return advantages.gigpo(
         score, returns, rows.group, rows.anchor,
         normalize=cfg.normalize, similarity=cfg.similarity or None,
-    )  # fmt: skip
+    )
 
 
 def world_model_candidates(cfg: Config, rows: list[TokenRow]) -> Tensor:

@@ -128,7 +128,7 @@ def finished(sweep: Path) -> dict[str, Runs]:
         if lines and lines[-1]["update"] == updates:
             if entry.seed in runs:
                 raise UserError(f"{sweep} has {entry.label!r}, seed {entry.seed}, twice: leave one "
-                                "of them out.")  # fmt: skip
+                                "of them out.")
             check_metrics(entry.folder, lines)
             runs[entry.seed] = Run(lines, entry.steps_before)
     if not by_arm:
@@ -280,7 +280,7 @@ def picture(settings: list[Setting], out: Path, x: str) -> None:
     figure, axes = plt.subplots(
         rows, 2, figsize=(12, 0.6 + sum(heights)), height_ratios=heights, squeeze=False,
         layout="constrained",
-    )  # fmt: skip
+    )
     # An arm has the same color in all settings.
     labels = dict.fromkeys(label for setting in settings for label in setting.arms)
     colors = {label: f"C{k}" for k, label in enumerate(labels)}

@@ -60,7 +60,7 @@ def rules() -> None:
     assert layer.weight.grad.is_cuda and layer.weight.grad.tolist() == [[2.0, 1.0, 2.0]] * 2
     # The sentence encoder of rwml.py and of the retrieval server, which is fp16 on a GPU.
     vectors = [rwml_options.load_encoder("minilm", device).passages(["a mug", "go"], 2)
-               for device in ("cpu", "cuda")]  # fmt: skip
+               for device in ("cpu", "cuda")]
     assert 0 < abs(vectors[0] - vectors[1]).max() < 0.01
 
 

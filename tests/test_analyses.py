@@ -67,7 +67,7 @@ def test_each_subword_of_noise_is_noisy(trim):
 def test_touching_is_not_overlapping():
     assert fig2c.token_classes([(4, 8)], [(0, 4), (3, 5), (5, 5), (5, 6), (7, 9), (8, 9)]) == [
         False, True, False, True, True, False,
-    ]  # fmt: skip
+    ]
 
 
 def test_magnitudes_are_the_gradients_of_the_losses():
@@ -79,7 +79,7 @@ def test_magnitudes_are_the_gradients_of_the_losses():
     losses = {
         "CE": cmae.cross_entropy(logp, mask), "MAE": cmae.mae(logp, mask),
         "clipped MAE": cmae.clipped_mae(logp, mask, 0.2),
-    }  # fmt: skip
+    }
     for name, loss in losses.items():
         (gradient,) = torch.autograd.grad(loss.sum() * 50, logits, retain_graph=True)
         at_target = gradient.gather(-1, target)[0, :, 0].abs()  # (50,)
@@ -117,7 +117,7 @@ def test_conflicts_by_hand():
         row("desk", "open", "a pen"), row("desk", "open", "a cup", prompt=(4,)),
         row("desk", "open", "a pen", task="u"), row("desk", "look", "x"), row("desk", "look", "x"),
         row("bed", "look", "y", prompt=(5,)), row("bed", "look", ""),
-    ]  # fmt: skip
+    ]
     counts = [fig2ab.count(fig2ab.grouped(rows, key)) for key in fig2ab.KEYS]
     assert counts == [
         fig2ab.Counts(keys=3, repeated=2, conflicts=1, rows=3),
@@ -126,7 +126,7 @@ def test_conflicts_by_hand():
     ]
     assert fig2ab.mark_difference("you see a pen 1", "you see nothing") == (
         "you see {{a pen 1}}", "you see {{nothing}}",
-    )  # fmt: skip
+    )
     (found,) = fig2ab.conflicts(fig2ab.grouped(rows))
     assert "3 times, in 2 task(s), with 2 different" in fig2ab.example(found)
 
@@ -145,7 +145,7 @@ def test_kinds_of_webshop(tmp_path):
         ("back, next, details", "click[features]"), ("no effect", "click[buy now]"),
         ("back, next, details", "click[< prev]"), ("no effect", "search[a] or click[b]"),
         ("no effect", "click[features] [x]"), ("buy", "click[Buy Now] to finish"),
-    ]  # fmt: skip
+    ]
     page = agent.reset(str(shop.goals.index(goal))).observation
     assert kept.webshop_kind("click[search]", page) == "no effect"
     for expected, command in script:
@@ -159,7 +159,7 @@ def test_kinds_of_webshop(tmp_path):
 
 def test_kinds_of_search_and_alfworld():
     kinds = [kept.kind("search", row(command=c)) for c in
-             ("<search>x</search>", "<search></search>", "<answer>x</answer>", "")]  # fmt: skip
+             ("<search>x</search>", "<search></search>", "<answer>x</answer>", "")]
     assert kinds == ["search", "search", "answer", "invalid"]
     assert kept.kind("alfworld", row(command="go to bed 1")) == "go"
     assert (
@@ -205,10 +205,10 @@ def test_fig2ab_on_a_run(finished, tmp_path, capsys):
     counts = json.loads((tmp_path / "fig2ab-alfworld.json").read_text())["o_t, command"]
     rows = transitions.play(transitions.arguments("", argv)).rows
     equal = [(a, b) for a, b in combinations(rows, 2)
-             if (a.observation, a.command) == (b.observation, b.command)]  # fmt: skip
+             if (a.observation, a.command) == (b.observation, b.command)]
     assert counts["repeated"] == len({(a.observation, a.command) for a, _ in equal})
     different = {(a.observation, a.command) for a, b in equal
-                 if a.next_observation != b.next_observation}  # fmt: skip
+                 if a.next_observation != b.next_observation}
     assert counts["conflicts"] == len(different)
     assert f"| o_t, command | {counts['keys']} |" in capsys.readouterr().out
 
@@ -350,7 +350,7 @@ def test_starts_play_the_episodes_of_the_first_update(finished, model, tmp_path,
     [{"name": ["a"]}, {"response_tokens": 0.0}, {"first_p": "x"}, {"real": None},
      {"entropy_tokens": "x"}, {"won": float("nan")}],
     ids=str,
-)  # fmt: skip
+)
 def test_a_damaged_file_of_starts_is_one_sentence(tmp_path, change, monkeypatch):
     folder = Path(__file__).parent.parent / "research/starts"
     (entry, *_) = json.loads((folder / "starts.json").read_text())

@@ -52,7 +52,7 @@ def test_the_list_has_all_seeds_in_the_order_of_the_arms(tmp_path):
     entries = json.loads(path.read_text())
     assert [(e["seed"], e["folder"], e["steps_before"]) for e in entries] == [
         (0, "c", 900), (1, "a", 0), (1, "b", 0),
-    ]  # fmt: skip
+    ]
 
 
 def test_the_steps_of_a_stage(tmp_path, monkeypatch):

@@ -31,23 +31,23 @@ A1 = dict(  # PaW A.1 and section 4.1, for all three benchmarks
     max_response_tokens=512, lr=1e-6, normalize="std", temperature=1.0, paw=True,
     wm_loss="cmae", select_ratio=0.75, rho=0.2, lambda_mode="adaptive",
     algo="grpo", prompt="paper", wm_scale=1.0, wm_target="next", wm_steps=1, dedup=False,
-)  # fmt: skip
+)
 CODE_BASE = dict(  # verl-agent, where the paper gives no number
     statistics="rows",
-)  # fmt: skip
+)
 OURS = dict(  # neither says; max_obs_tokens cuts nothing: Eq. 5-8 sum over all of |o|
     select_entropy="full", max_obs_tokens=4096, name="", out="runs", seed=0, eval_repeats=1,
     data="", device="auto", precision="auto", shard=False, grad_checkpointing=True,
     ref_offload=False, sampler="vllm", vllm_memory=0.4, micro_tokens=16384, conflict_every=0,
     human_goals=False, retriever="", topk=3, lora_rank=0, track="none", wm_separator="turn",
     warm_up=0, beta2=0.999, wm_every=0, wm_rows="paw",
-)  # fmt: skip
+)
 DECISIONS = dict(  # ALFWorld and WebShop
     groups=16, group_size=8, invalid_penalty=0.1, history_length=2,
     eval_temperature=0.4, similarity=0.0, kl_coef=0.01,
     entropy_coef=0.001, updates=150, eval_every=5, save_every=5, eval_tasks=128,
     model="Qwen/Qwen2.5-1.5B-Instruct",
-)  # fmt: skip
+)
 PAPER = {
     "alfworld": DECISIONS | dict(
         max_prompt_tokens=2048, max_turns=50, mini_batch=256, eval_split="valid_seen", workers=4,
@@ -64,7 +64,7 @@ PAPER = {
         eval_tasks=0, eval_split="test", workers=0, n_products=0, model="Qwen/Qwen2.5-3B-Instruct",
         ref_offload=True, vllm_memory=0.3,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("env", SCRIPTS)
@@ -120,7 +120,7 @@ def test_presets_pass_their_own_check_and_the_first_is_tiny(env):
 def test_tiny_presets_cut_no_observation(env, games_root, tmp_path):
     """Random episodes in the generated data: the longest observation has room to spare."""
     generate = {"alfworld": lambda folder: games_root, "webshop": webshop_shops.generate,
-                "search": search_world.generate}  # fmt: skip
+                "search": search_world.generate}
     cfg, rng = parse(env=env), random.Random(0)
     tasks = BENCHMARKS[env].load(cfg, str(generate[env](tmp_path / env)))
     tokenizer = AutoTokenizer.from_pretrained(default_model(env))
@@ -286,7 +286,7 @@ OTHER = dict(  # a valid value of each setting that is not the one of the tiny p
     updates=33, eval_every=3, eval_repeats=3, save_every=3, micro_tokens=333, vllm_memory=0.3,
     device="cpu", conflict_every=3, wm_scale=0.3, wm_steps=3, lora_rank=3,
     warm_up=3, beta2=0.9, wm_every=3,
-)  # fmt: skip
+)
 SOURCES = {"data", "retriever"}  # paths, which the names leave out
 
 

@@ -160,7 +160,7 @@ def test_one_search_seldom_answers_a_two_hop_question(folder):
     rows = [row for row in load_questions(folder, "train") if row.source == "two_hop"]
     found = open_retriever(folder).search([row.question for row in rows], 3)
     answered = [any(row.answers[0] in hit["document"]["contents"] for hit in hits)
-                for row, hits in zip(rows, found)]  # fmt: skip
+                for row, hits in zip(rows, found)]
     assert sum(answered) < 0.2 * len(rows)
 
 

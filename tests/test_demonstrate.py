@@ -97,7 +97,7 @@ def test_an_episode_ends_at_its_last_turn_or_where_its_environment_fails():
 @pytest.mark.parametrize("mistakes, command", [
     (dict(haste=0.5), "hasty"), (dict(doubt=0.5), "doubtful"),
     (dict(haste=1.0, doubt=1.0), "doubtful"),
-])  # fmt: skip
+])
 def test_mistakes_are_in_the_response_against_the_thought(mistakes, command):
     (steps,) = walk(["99"], **mistakes)
     found = [step for step in steps if f"</think><action>{command}</action>" in step.response]

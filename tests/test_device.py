@@ -132,7 +132,7 @@ COMMANDS = {
         "--precision fp32 --name react",
         "runs/react/evaluation.json",
     ),
-}  # fmt: skip
+}
 PLANTED = {
     error.__name__: f"{JOBS} {error.__name__} {SIZES} --algo ppo --name {error.__name__}"
     for error in device_jobs.PLANTED

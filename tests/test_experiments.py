@@ -78,7 +78,7 @@ def test_settings_of_the_arms(tmp_path):
         assert (tapo.wm_every, tapo.wm_loss, tapo.wm_rows, tapo.model) == (4, "ce", rows, "open")
     # What several grids need is one run.
     same = [("table1", "GRPO w/ PaW"), ("table4", "GRPO w/ PaW"), ("fig6-alpha", "α = 0.75"),
-            ("fig6-rho", "ρ = 0.2")]  # fmt: skip
+            ("fig6-rho", "ρ = 0.2")]
     assert len({cfg(*arm).name for arm in same}) == 1
 
 
@@ -238,16 +238,16 @@ def test_columns_by_hand():
     kinds = {"a": "pick_two_obj_and_place", "b": "look_at_obj_in_light"}
     games = [e | {"task_type": kinds[e["task_type"]]} for e in episodes]
     assert {n: mean_of(c) for n, c in table.of_episodes("alfworld", games).items()} == {
-        "Look": 75.0, "Pick2": 0.0, "All": 50.0}  # fmt: skip
+        "Look": 75.0, "Pick2": 0.0, "All": 50.0}
     shop = table.of_episodes("webshop", [e | {"score": 0.5 + 0.5 * e["won"]} for e in episodes])
     assert {name: mean_of(c) for name, c in shop.items()} == {"Score": 75.0, "Success": 50.0}
     line = {"eval_success": 0.5, "eval_success/b": 0.75, "eval_success/a": 0.0, "eval_score": 75.0,
-            "eval_success_types": 0.375}  # fmt: skip
+            "eval_success_types": 0.375}
     for env in ("search", "webshop"):
         ours = {"search": search, "webshop": shop}[env]
         theirs = table.of_metrics(env, line)
         assert {n: mean_of(c) for n, c in theirs.items()} == {
-            n: mean_of(c) for n, c in ours.items()}  # fmt: skip
+            n: mean_of(c) for n, c in ours.items()}
 
 
 def sweep_file(root: Path, episodes: bool) -> Path:
@@ -258,10 +258,10 @@ def sweep_file(root: Path, episodes: bool) -> Path:
         lines = [{"update": 0, "eval_success": 0.0},
                  {"update": 4, "eval_success": k / 4, "eval_success/a": k / 4, "loss": seed + k,
                   "seconds_rollout": 1.0, "seconds_old_pass": 0.5, "seconds_update": 1.0 * k,
-                  "memory_gb": 1.0 * k}]  # fmt: skip
+                  "memory_gb": 1.0 * k}]
         tasks = won(**{f"a{i}": [i < k] for i in range(4)}) if episodes else None
         settings = dict(env="alfworld", seed=seed, updates=4, rho=0.2 if label == "A" else 0.4,
-                      select_ratio=0.75)  # fmt: skip
+                      select_ratio=0.75)
         write_run(root / name, lines, settings, tasks)
         entries.append({"label": label, "seed": seed, "folder": name})
     (root / "s.json").write_text(json.dumps(entries))
@@ -311,7 +311,7 @@ GARBAGE = {
     "config.json": [0, None, {"env": "alfworld"}],
     "s.json": [[1], [{}], None, [{"label": "A", "seed": 0, "folder": 5}],
                [{"label": ["a"], "seed": 0, "folder": "A-seed0"}]],
-}  # fmt: skip
+}
 
 
 def test_lost_episodes_are_listed_and_do_not_count(tmp_path):

@@ -84,7 +84,7 @@ def test_a_run(tmp_path, monkeypatch, arm):
     settings = dict(
         env="locks", name="r", out=str(tmp_path), model=str(tmp_path / "start"), seed=7,
         updates=2, groups=2, group_size=4, mini_batch=8, eval_tasks=4, lr=1e-2,
-    )  # fmt: skip
+    )
     train.train(Config(**locks.PRESETS["tiny"] | settings | arm))
     lines = runs.read_metrics(tmp_path / "r")
     assert [line["rows"] for line in lines[1:]] == [16, 16]

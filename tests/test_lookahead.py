@@ -406,7 +406,7 @@ def test_the_experiment_with_a_separate_world_model(config, tmp_path, monkeypatc
     found = run_experiment(config, tmp_path, *flags)
     assert [one["rule"] for one in found] == [
         "likelihood", "veto", "world model", "world model, p >= 0.5", "world model, p >= 0.6",
-    ]  # fmt: skip
+    ]
     likelihood, veto, greedy, separate, high = found
     assert [one["vetoed"] for one in (veto, greedy, separate, high)] == [0, 0, 1, 0]
     # No veto, and a veto on everything, decide nothing.
@@ -429,7 +429,7 @@ def test_the_experiment_with_a_model_that_vetoes_everything(config, tmp_path, mo
     found = run_experiment(config, tmp_path, "--k", "2", "1", "--replays", "5")
     assert [(one["rule"], one["k"]) for one in found] == [
         ("plain", 1), ("likelihood", 2), ("veto", 2),
-    ]  # fmt: skip
+    ]
     plain, likelihood, veto = found
     assert veto["vetoed"] == 1.0 and veto["precision"] == veto["base_rate"] and veto["replays"] == 5
     # A veto on everything decides nothing: the same episodes.
@@ -520,7 +520,7 @@ def line(model: str, rule: str, k: int, success: float, tokens: float, **others)
     numbers = dict(
         games=60, success_se=0.06, no_effect=0.2, vetoed=None, precision=None, base_rate=None,
         replays=0, step_scored=0.0, step_passes=tokens, episode_tokens=0.0,
-    )  # fmt: skip
+    )
     numbers |= others
     return measure.Played(
         model=model, rule=rule, k=k, success=success, step_generated=tokens, **numbers

@@ -28,12 +28,12 @@ from tests.helpers import SCRIPTS, make_policy
 ROOT = Path(__file__).parent.parent
 # The published shapes of Qwen2.5-1.5B, 7B and 3B.
 SMALL = dict(vocab_size=151_936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
-             num_attention_heads=12, num_key_value_heads=2, tie_word_embeddings=True)  # fmt: skip
+             num_attention_heads=12, num_key_value_heads=2, tie_word_embeddings=True)
 LARGE = dict(vocab_size=152_064, hidden_size=3584, intermediate_size=18_944, num_hidden_layers=28,
-             num_attention_heads=28, num_key_value_heads=4, tie_word_embeddings=False)  # fmt: skip
+             num_attention_heads=28, num_key_value_heads=4, tie_word_embeddings=False)
 QWEN = Qwen2Config(**SMALL)
 MIDDLE = dict(vocab_size=151_936, hidden_size=2048, intermediate_size=11_008, num_hidden_layers=36,
-              num_attention_heads=16, num_key_value_heads=2, tie_word_embeddings=True)  # fmt: skip
+              num_attention_heads=16, num_key_value_heads=2, tie_word_embeddings=True)
 N = 1_543_714_304
 MATRICES = 28 * (2 * 1536**2 + 1536 + 2 * (1536 * 256 + 256) + 3 * 1536 * 8960)  # with biases
 ADAPTERS = 28 * 8 * (2 * (1536 + 1536) + 2 * (1536 + 256) + 3 * (1536 + 8960))  # of rank 8
@@ -115,7 +115,7 @@ ERROR = 0.10  # of the peak and of a pass, at most; RUNNING.md and memory.py sta
 def test_stored_measurements():
     """The peaks of real updates of small models (research/bench/results/memory.json)."""
     shape = dict(vocab_size=16_384, hidden_size=256, intermediate_size=1024, num_hidden_layers=4,
-                 num_attention_heads=4, num_key_value_heads=2)  # fmt: skip
+                 num_attention_heads=4, num_key_value_heads=2)
     models = {
         "Qwen2": Qwen2Config(**shape, tie_word_embeddings=True),
         "Qwen3": Qwen3Config(**shape, tie_word_embeddings=True, head_dim=64),
@@ -123,7 +123,7 @@ def test_stored_measurements():
     }
     base = dict(groups=2, group_size=2, max_turns=4, mini_batch=0, max_prompt_tokens=160,
                 max_response_tokens=40, max_obs_tokens=50, micro_tokens=2000,
-                precision="fp32")  # fmt: skip
+                precision="fp32")
     rows = json.loads((ROOT / "research/bench/results/memory.json").read_text())["rows"]
     assert len(rows) == 13
     for row in rows:

@@ -80,7 +80,7 @@ def test_against_the_benchmarks_own_server(games_root, tmp_path, monkeypatch):
     sizes = dict(
         model=model, updates=2, max_turns=16, max_response_tokens=16, history_length=1,
         eval_tasks=6, mini_batch=16, lr=2e-4,
-    )  # fmt: skip
+    )
     train.train(settings(tmp_path, name="in", env="alfworld", data=str(games_root), **sizes))
     games = serve.Games(ALFWORLD.load(Config(), str(games_root)))
     with serving(serve.make_app(games)) as url:
@@ -138,7 +138,7 @@ def answers(**changed) -> SimpleNamespace:
         dict(seen={"admissible": "look"}), dict(seen={"admissible": [5]}),
         dict(seen={"task_type": []}), dict(seen={"instruction": None}),
     ],
-)  # fmt: skip
+)
 def test_an_answer_of_another_type_costs_its_episode(changed):
     with EnvPool(lambda: openenv_paw.Remote("", "words", "answer", answers(**changed)), 1) as pool:
         (step,) = pools.reset(pool, "7")
@@ -158,7 +158,7 @@ def test_rewards_are_numbers_or_truths():
         (None, []), (None, {"train": "5"}), (None, {"train": 0}), (None, {"train": 10**9}),
         (None, {"held_out": 1.5}),
     ],
-)  # fmt: skip
+)
 def test_another_server(schema, state, monkeypatch):
     fields = {"properties": {"words": FIELD}}
     schema = {"action": fields, "observation": fields} if schema is None else schema

@@ -209,7 +209,7 @@ def test_the_picture_of_the_band(tmp_path):
          "0.outcomes.0.branch_shares"),
         ([stored[0] | {"outcomes": [stored[0]["outcomes"][0] | {"other_shares": [2.0] * 11}]}],
          "0.outcomes.0.other_shares"),
-    ):  # fmt: skip
+    ):
         file.write_text(json.dumps(content))
         with pytest.raises(UserError, match=f"teach-alfworld.json cannot be read .*{message}"):
             band.draw([file], tmp_path / "other.png")

@@ -102,7 +102,7 @@ def test_ruff_is_clean():
 
 
 @pytest.mark.parametrize("version, works", [((3, 10, 9), False), ((3, 11, 0), True),
-                                            ((3, 13, 9), True), ((3, 14, 0), False)])  # fmt: skip
+                                            ((3, 13, 9), True), ((3, 14, 0), False)])
 def test_other_versions_of_python_get_one_line(version, works):
     """The check comes first in every installation, before anything is installed."""
     for text in (PAGES["README.md"], PAGES["RUNNING.md"], (ROOT / "tests/run.sh").read_text()):

@@ -53,7 +53,7 @@ def ids(hits) -> list[str]:
     '{"id": "0", "contents": "a"}\n{"id": 1, "contents": "b\\nc"}\n',
     '{"id": "0", "contents": "a"}\n{"id": 1, "contents": "b\\nc"}',  # no final newline
     '{"id": "0", "contents": "a"}\r\n\r\n\n{"id": 1, "contents": "b\\nc"}\r\n\n',
-])  # fmt: skip
+])
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 24])
 def test_corpus_lines(tmp_path, monkeypatch, content, chunk):
     monkeypatch.setattr(corpus_module, "CHUNK", chunk)
@@ -61,7 +61,7 @@ def test_corpus_lines(tmp_path, monkeypatch, content, chunk):
     path.write_bytes(content.encode())
     corpus = Corpus(tmp_path)  # finds the file in the folder
     assert [corpus[row] for row in range(len(corpus))] == [
-        {"id": "0", "contents": "a"}, {"id": "1", "contents": "b\nc"}]  # fmt: skip
+        {"id": "0", "contents": "a"}, {"id": "1", "contents": "b\nc"}]
     assert corpus.fingerprint() == hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
@@ -75,7 +75,7 @@ def test_corpus_lines(tmp_path, monkeypatch, content, chunk):
     ('{"id": "0", "contents": "a"}\n{"id": "1", "conte', ValueError, "passage 2 cannot be read"),
     ('{"id": "0", "contents": "\\ud800"}', ValueError, "passage 1 .*surrogates not allowed"),
     pytest.param("[" * 100_000, ValueError, "passage 1 .*RecursionError", id="deep"),
-])  # fmt: skip
+])
 def test_bad_corpora(tmp_path, content, error, sentence):
     path = tmp_path / "c.jsonl"
     if content is not None:

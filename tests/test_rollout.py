@@ -83,7 +83,7 @@ class Injecting(Countdown):
 def play(
     tasks, seats=None, sampler=Script, make_env=Countdown, positions=512, tokenizer=None,
     cut_prompts=False, **settings
-):  # fmt: skip
+):
     policy = make_policy(tokenizer=tokenizer, max_position_embeddings=positions)
     sampler = sampler(policy)
     cfg = Config(**{"prompt": "compact", "max_turns": 5} | settings)
@@ -91,7 +91,7 @@ def play(
         played = rollout(
             cfg, policy, sampler, pool, tasks, range(len(tasks)), temperature=0.9, seed_key=(1, 2),
             cut_prompts=cut_prompts,
-        )  # fmt: skip
+        )
     return policy, sampler, played.episodes, played.metrics
 
 
@@ -109,7 +109,7 @@ def test_rows():
     assert first.obs_ids == policy.encode("go to shelf 1")
     assert last.obs_ids == policy.encode("go to shelf 0")  # o_T, which no prompt shows
     assert last.prompt_ids == policy.encode_chat("task 2\nStart.\n> go to shelf 1\ngo to shelf 1\n"
-                                                 "| go to shelf 1")  # fmt: skip
+                                                 "| go to shelf 1")
     assert episode.won and episode.episode_return == 10.0 and episode.task_type == "toy"
     assert stats["tokens_generated"] == 2 * len(sampler.ids)
 
@@ -163,7 +163,7 @@ def test_columns_of_an_update_are_those_of_its_transitions():
     assert computed == {
         "score", "advantage", "old_logp", "ref_logp", "entropy", "candidates", "selected",
         "lambda_g", "row_weight",
-    }  # fmt: skip
+    }
 
 
 def test_an_episode_may_end_without_being_won():
@@ -328,7 +328,7 @@ def test_a_running_request_is_joined_by_new_ones():
         rollout(
             Config(prompt="compact"), policy, sampler, pool, ["1", "1"], [0, 0], temperature=1.0,
             seed_key=(0,),
-        )  # fmt: skip
+        )
     assert [len(batch) for batch in sampler.batches] == [1, 1, 2, 1, 1]
 
 
@@ -341,7 +341,7 @@ def test_a_rollout_replays_on_a_real_model():
             episodes = rollout(
                 cfg, policy, sampler, pool, ["2", "1", "3", "2"], range(4), temperature=1.0,
                 seed_key=(0,),
-            ).episodes  # fmt: skip
+            ).episodes
         return [vars(t) for e in episodes for t in e.transitions]
 
     assert rows() == rows() and len(rows()) == 8

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parent.parent
 SMALL = helpers.SMALL | dict(
     env="search", eval_split="test", updates=1, eval_tasks=4, max_turns=2,
     max_prompt_tokens=600, kl_coef=0.0, history_length=4,
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")

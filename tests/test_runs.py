@@ -52,7 +52,7 @@ def one_line(error) -> str:
 def test_two_processes_in_one_folder(config, tmp_path):
     """One of them ends in one sentence, and the folder is free after a kill -9 of the other."""
     changed = dict(out=tmp_path, updates=1000, save_every=1000, eval_every=0,
-                   data=config().data, model=config().model)  # fmt: skip
+                   data=config().data, model=config().model)
     command = [sys.executable, str(ROOT / "run_alfworld.py"), *argv(SMALL | changed)]
     both = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -271,7 +271,7 @@ DAMAGE = [
     ("metrics.jsonl", holding(b'{"update": 1}\n{"update": 1}\n')),
     ("metrics.jsonl", pipe), ("config.json", pipe), (TRAINER, pipe), (WEIGHTS, pipe),
     ("checkpoint-000001/config.json", pipe),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("name, damage", DAMAGE)
@@ -365,7 +365,7 @@ def test_a_run_belongs_to_its_settings_and_free_ones_may_change(finished, config
     ("data", "games", "/elsewhere/games", True),
     ("data", "games", "", False),  # generated ones
     ("data", "changed", "rules", False),
-])  # fmt: skip
+])
 def test_data_and_retriever_may_lie_elsewhere(finished, config, capsys, name, old, new, resumes):
     path = finished / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: old}))

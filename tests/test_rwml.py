@@ -68,7 +68,7 @@ def minilm():
     ("<next_state> </next_state>", None),
     ("<think>x</think><action>look</action>", None),
     ("", None),
-])  # fmt: skip
+])
 def test_predicted_state(response, expected):
     assert rwml.predicted_state(response) == expected
 
@@ -152,7 +152,7 @@ def test_settings_are_the_papers():
         method="rwml", target="next", reward="distance", keep_easy=False, encoder="minilm",
         tasks=2048, episodes=3, max_turns=30, validation=0.1, tries=10, easy_share=0.3, batch=32,
         epochs=2, sft_lr=2e-6, sft_epochs=2, warm_epochs=0, answer_tokens=512,
-    )  # fmt: skip
+    )
     assert rwml.KEEP == 0.1 and rwml.MARGIN == 0.15 and rwml.STEP == 0.2
     cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", ["--preset", "paper", "--data", "d"])
     assert (cfg.lr, cfg.group_size, cfg.kl_coef, cfg.temperature) == (1e-6, 8, 0.01, 1.0)
@@ -213,7 +213,7 @@ def test_triplets_of_an_episode():
     found = triplets.triplets_of(cfg, [episode, again, other])
     assert found.counts == {
         "steps": 6, "malformed": 1, "no_effect": 1, "no_observation": 1, "duplicates": 1,
-    }  # fmt: skip
+    }
     first = triplets.Triplet("put a mug", [], "room", "go to desk 1", "desk")
     assert found.triplets == [first, replace(first, instruction="put a cup")]
     assert triplets.play(cfg, [episode]) == {"eval_success": 0.0, "eval_invalid": 2 / 4}
@@ -244,7 +244,7 @@ def test_prompts_have_the_facts_and_wm_sft_skips_the_thought():
     assert compact.splitlines() == [
         "task put a mug in desk", "room", "> go to desk 1", "desk", "> go to shelf 1",
         "<next_state>",
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("prompt", ["paper", "compact"])
@@ -403,7 +403,7 @@ def test_a_coin_knows_nothing_of_the_answers(monkeypatch):
 
 def test_an_epoch_has_every_triplet_once_in_an_order_of_its_own():
     epochs = [[rwml.batch_of_update(k, 7, 3, seed=0) for k in (1, 2, 3)],
-              [rwml.batch_of_update(k, 7, 3, seed=0) for k in (4, 5, 6)]]  # fmt: skip
+              [rwml.batch_of_update(k, 7, 3, seed=0) for k in (4, 5, 6)]]
     for batches in epochs:
         assert [len(batch) for batch in batches] == [3, 3, 1]
         assert sorted(sum(batches, [])) == list(range(7))
@@ -430,7 +430,7 @@ GOOD_LINE = json.dumps(asdict(TRIPLET))
     ("{}\n", "line 1: instruction: Field required"),
     (f"{GOOD_LINE}\n{GOOD_LINE[:-9]}", "line 2: the whole: Invalid JSON"),
     (json.dumps(asdict(TRIPLET) | {"action": 5}), "line 1: action: Input should be a valid string"),
-])  # fmt: skip
+])
 def test_damaged_triplets(tmp_path, content, sentence):
     path = tmp_path / "triplets.jsonl"
     if content is not None:
@@ -465,7 +465,7 @@ def test_then_rl_is_the_papers_and_has_a_name_of_its_own(tmp_path, monkeypatch):
     """B.2: GRPO from the checkpoint, not PaW; after each method in another run folder."""
     found = []
     for flags in ([], ["--method", "wm-sft"], ["--reward", "coin"], ["--keep-easy"],
-                  ["--preset", "paper", "--data", "d"], ["--name", "mine", "--paw"]):  # fmt: skip
+                  ["--preset", "paper", "--data", "d"], ["--name", "mine", "--paw"]):
         asked = asked_of(tmp_path, monkeypatch, *flags)
         words = rwml_stages.policy_rl(asked, Path("x/checkpoint-000003"))
         cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", words)
@@ -475,13 +475,13 @@ def test_then_rl_is_the_papers_and_has_a_name_of_its_own(tmp_path, monkeypatch):
         "alfworld-tiny-grpo-seed0-after-rwml", "alfworld-tiny-grpo-seed0-after-wm-sft",
         "alfworld-tiny-grpo-seed0-after-rwml-coin", "alfworld-tiny-grpo-seed0-after-rwml-keep-easy",
         "alfworld-Qwen2.5-1.5B-Instruct-grpo-seed0-after-rwml", "mine-after-rwml",
-    ]  # fmt: skip
+    ]
 
 
 def test_the_encoder_of_a_preset(tmp_path, monkeypatch):
     """The paper's thresholds belong to its encoder. Not run here."""
     names = {"tiny": "minilm", "paper": "Qwen/Qwen3-Embedding-8B",
-             "24gb": "Qwen/Qwen3-Embedding-0.6B", "80gb": "Qwen/Qwen3-Embedding-0.6B"}  # fmt: skip
+             "24gb": "Qwen/Qwen3-Embedding-0.6B", "80gb": "Qwen/Qwen3-Embedding-0.6B"}
     for preset, name in names.items():
         asked = asked_of(tmp_path, monkeypatch, "--preset", preset, "--data", "d")
         assert asked.settings.encoder == asked.shared()["rwml encoder"] == name
@@ -532,7 +532,7 @@ def test_the_run_without_the_filter(tmp_path, monkeypatch):
     ({"filtered": '"kept": [2]'}, [], "filter.json cannot be read .KeyError"),
     ({"filtered": '"easy": 0.9, "kept": [9]'}, [], "filter.json cannot be read .IndexError"),
     ({"filtered": '"easy": 0.9, "kept": [2'}, [], "filter.json cannot be read .JSONDecodeError"),
-])  # fmt: skip
+])
 def test_a_damaged_folder_is_one_sentence(tmp_path, monkeypatch, changes, flags, sentence):
     out = collected_folder(tmp_path, monkeypatch, **changes)
     with pytest.raises(UserError, match=sentence):
@@ -550,7 +550,7 @@ def test_a_damaged_folder_is_one_sentence(tmp_path, monkeypatch, changes, flags,
     (["alfworld", "--group-size", "1"], "nothing to compare"),
     (["alfworld", "--encoder", "no/such-folder/x"], "The encoder .* cannot be loaded"),
     (["alfworld", "--out", "~nobodyx/y"], "~nobodyx/y begins with a home folder that does not"),
-])  # fmt: skip
+])
 def test_impossible_flags(tmp_path, flags, sentence):
     with pytest.raises(UserError, match=sentence):
         rwml_options.arguments("", [*flags[:1], "--out", str(tmp_path / "out"), *flags[1:]])
@@ -568,7 +568,7 @@ def test_an_encoder_is_tried_before_any_long_work(tmp_path):
     weights = load_file(Path(folder) / "model.safetensors")
     first, *others = sorted(name for name in weights if "pooler" not in name)
     save_file({name: weights[name] for name in others}, Path(folder) / "model.safetensors",
-              metadata={"format": "pt"})  # fmt: skip
+              metadata={"format": "pt"})
     with pytest.raises(UserError, match=f"no weights for {first}"):
         rwml_options.load_encoder(str(folder), "cpu")
 
@@ -649,7 +649,7 @@ def test_branches_are_what_the_environment_answers(games_root, tmp_path):
     assert [turn.command for turn in steps[5].context.history] == executed[:5]
     repeated = [t for t in found if t.action in executed and any(
         t.observation == step.context.observation and t.action == step.executed for step in steps
-    )]  # fmt: skip
+    )]
     assert 0 < len(repeated) <= len(steps) and n_steps == len(found) - len(repeated)
     env = AlfworldEnv()
     number = 0

@@ -28,7 +28,7 @@ def files(tmp_path):
 def words(files, out, *others):
     teacher, chance = map(str, files)
     return ["alfworld", "--trajectories", teacher, chance, "--held-out", teacher, chance,
-            "--limits", "2", "4", "--widths", "32", "64", "--out", str(out), *others]  # fmt: skip
+            "--limits", "2", "4", "--widths", "32", "64", "--out", str(out), *others]
 
 
 def test_plan_and_calls(files, tmp_path, monkeypatch):
@@ -55,15 +55,15 @@ def test_plan_and_calls(files, tmp_path, monkeypatch):
     assert cells == [
         Cell("all", 2, 32), Cell("all", 2, 64), Cell("all", 4, 32), Cell("all", 4, 64),
         Cell("teacher", 4, 64), Cell("random", 4, 64),
-    ]  # fmt: skip
+    ]
     assert Counter(trained) == {
         (2, 2, 32, 3): 1, (2, 2, 64, 3): 1, (2, 4, 32, 3): 1, (2, 4, 64, 3): 1, (1, 4, 64, 3): 2,
-    }  # fmt: skip
+    }
     assert measured == [["teacher"], ["random"]] * 6
     assert [row["em"] for row in found["models"][3:]] == [
         {"teacher": 0.5, "random": 0.1}, {"teacher": 0.9, "random": 0.1},
         {"teacher": 0.5, "random": 0.9},
-    ]  # fmt: skip
+    ]
     assert found["models"][0]["em_observation"] == {"teacher": 1.0, "random": 1.0}
     assert found["models"][3]["parameters"] == 640 and found["models"][3]["steps"] == 4
     assert found["command"].startswith("scaling alfworld --trajectories ")
@@ -118,7 +118,7 @@ def test_what_it_cannot_do_without(files, tmp_path):
 @pytest.mark.slow
 def test_a_small_run_and_its_rerun(files, tmp_path, monkeypatch, capsys):
     argv = words(files, tmp_path / "out", "--widths", "32", "--limits", "2", "4", "--epochs", "30",
-                 "--batch", "2", "--lr", "1e-2", "--preset", "tiny")  # fmt: skip
+                 "--batch", "2", "--lr", "1e-2", "--preset", "tiny")
     scaling.main(argv)
     found = json.loads((tmp_path / "out" / "scaling.json").read_text())
     assert [row["steps"] for row in found["models"]] == [30, 60, 60, 60]

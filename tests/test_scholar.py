@@ -72,7 +72,7 @@ def test_success_with_haste(folder, retriever):
     "question",
     ["", "Who is the president?", "Who wrote it?", "Where was the dog of Oka Unk born?",
      "Where was the spouse of the author of Oka Unk born?"],
-)  # fmt: skip
+)
 def test_other_questions_are_refused(question):
     with pytest.raises(ValueError, match="understands the questions of .*search_world only"):
         Scholar(question)

@@ -39,7 +39,7 @@ class Library:
         self.calls.append((list(queries), k))
         return [[] if query == "nothing" else [
             {"document": {"id": str(n), "contents": f'"{query}"\ntext {n}\n'}, "score": 1 / (n + 1)}
-            for n in range(k)] for query in queries]  # fmt: skip
+            for n in range(k)] for query in queries]
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def library():
     ("Beyoncé", "beyoncé"),
     ("Rock ’n’ roll", "rock ’n’ roll"),  # no ASCII punctuation, so it stays
     ("", ""),
-])  # fmt: skip
+])
 def test_normalize(text, expected):
     assert normalize(text) == expected
 
@@ -83,7 +83,7 @@ def test_normalize(text, expected):
     ("?", ["!"], False),
     (None, ["the"], False),
     (None, [""], False),
-])  # fmt: skip
+])
 def test_exact_match(prediction, answers, right):
     assert exact_match(prediction, answers) is right
 
@@ -95,7 +95,7 @@ def test_exact_match(prediction, answers, right):
     ("<answer></answer>", ""),
     ("<answer>open", None),
     ("Paris", None),
-])  # fmt: skip
+])
 def test_last_answer(text, answer):
     assert last_answer(text) == answer
 
@@ -132,7 +132,7 @@ def test_blocks_are_those_of_the_regex_but_in_linear_time():
     ("<think>a</think><answer> </answer>", "<answer></answer>", False),
     ("I do not know.", "", False),
     ("", "", False),
-])  # fmt: skip
+])
 def test_parsing(response, command, valid):
     assert prompts.parse(response) == (command, valid)
 
@@ -180,7 +180,7 @@ def test_the_information_block_is_json():
     hits = [{"document": {"contents": '"Zoë"\nshe – "it"\n'}}, {"document": {"contents": " b "}}]
     block = information(hits)
     assert block == ('<information>{"result": "Doc 1: \\"Zoë\\"\\nshe – \\"it\\"\\n'
-                     'Doc 2: b\\n"}</information>')  # fmt: skip
+                     'Doc 2: b\\n"}</information>')
     assert information([]) == '<information>{"result": "No search results found."}</information>'
 
 
@@ -209,7 +209,7 @@ def test_an_episode_that_searches_and_wins(library):
     (["", "", "", ""], [0] * 4, [False] * 3 + [True], 0),
     ([SEARCH, SEARCH, SEARCH, ANSWER], [0, 0, 0, 1], [False] * 3 + [True], 3),
     ([SEARCH, "<answer></answer>"], [0, 0], [False, True], 1),
-])  # fmt: skip
+])
 def test_rules_of_an_episode(library, commands, rewards, dones, n_searches):
     pool = SearchPool(QUESTIONS, library, n_envs=1)
     reset(pool, ["0"])
@@ -218,7 +218,7 @@ def test_rules_of_an_episode(library, commands, rewards, dones, n_searches):
     assert [s.done for s in steps] == dones
     assert [s.won for s in steps] == [reward == 1 for reward in rewards]
     assert [bool(s.observation) for s in steps] == [
-        command == SEARCH and not done for command, done in zip(commands, dones)]  # fmt: skip
+        command == SEARCH and not done for command, done in zip(commands, dones)]
     assert len(library.calls) == n_searches
 
 
@@ -250,7 +250,7 @@ def test_max_turns_is_a_setting(library):
 def test_a_turn_is_one_call_and_equal_queries_are_sent_once(library):
     pool = SearchPool(QUESTIONS, library, n_envs=5, topk=3)
     assert [s.observation for s in reset(pool, ["1", "0", "1", "0"])] == [
-        QUESTIONS[n].question for n in (1, 0, 1, 0)]  # fmt: skip
+        QUESTIONS[n].question for n in (1, 0, 1, 0)]
     query = "<search>{}</search>".format
     steps = step(pool, {3: query("b"), 0: query("a"), 1: query("nothing"), 2: query("b")})
     assert library.calls == [(["b", "a", "nothing"], 3)]
@@ -434,7 +434,7 @@ def search_r1_row(question, answers, source):
         "prompt": [{"role": "user", "content": "Answer the given question. " + question}],
         "ability": "fact-reasoning", "extra_info": {"split": "test", "index": 0},
         "reward_model": {"style": "rule", "ground_truth": {"target": answers}},
-    }  # fmt: skip
+    }
 
 
 def verl_agent_row(question, answers, source):
@@ -445,7 +445,7 @@ def verl_agent_row(question, answers, source):
         "reward_model": {"style": "rule", "ground_truth": truth},
         "extra_info": {"index": 0, "question": question, "split": "test"},
         "env_kwargs": {"ground_truth": truth, "question": question, "data_source": source},
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("layout", [search_r1_row, verl_agent_row])
@@ -487,7 +487,7 @@ def test_answers_from_the_reward_column_alone(tmp_path):
     ("a.csv", "x", ValueError, "neither .parquet nor .jsonl"),
     ("a.jsonl", "", ValueError, "has no questions"),
     ("a.parquet", "PAR1 but not really", ValueError, "cannot be read .*: download it"),
-])  # fmt: skip
+])
 def test_bad_question_files(tmp_path, name, content, error, sentence):
     path = tmp_path / name
     if content is not None:
@@ -521,7 +521,7 @@ ROWS = [
         ({"golden_answers": None, "reward_model": None}, "TypeError"),
         ({"golden_answers": None, "ground_truth": 5}, "TypeError"),
     ]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("row, words", ROWS, ids=range(len(ROWS)))

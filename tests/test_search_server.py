@@ -86,7 +86,7 @@ def test_both_protocols_and_bare_documents(server, corpus):
     ('{"query": "a", "topk": 1e', ""), ('{"query": NaN}', ""), ("", ""), ("[]", ""),
     (f'{{"query": {DEEP}}}', ""), (f'{{"query": {DEEP[:900]}{DEEP[-900:]}}}', ""),
     ('{"query": "\xff"}', ""),
-], ids=range(18))  # fmt: skip
+], ids=range(18))
 def test_requests_that_are_refused(server, body, words):
     headers = {"Content-Type": "application/json"}
     answer = server.post("/retrieve", content=body.encode("latin-1"), headers=headers)
@@ -160,7 +160,7 @@ def test_ctrl_c_ends_the_server_quietly(corpus, moment):
 
 def hits_for(query, k) -> list[dict]:
     return [{"document": {"id": str(n), "contents": f"{query} {n}"}, "score": 1 / (n + 1)}
-            for n in range(k)]  # fmt: skip
+            for n in range(k)]
 
 
 class Fake(Server):
@@ -229,7 +229,7 @@ def test_more_hits_than_asked_for_and_documents_without_an_id(fake):
     document = {"title": "A", "text": "b", "contents": '"A"\nb'}
     server.answer = answers(200, {"result": [[{"document": document, "score": 3}] * 9]})
     assert SearchClient(server.url).search(["q"], 2) == [
-        [{"document": {"id": "", "contents": '"A"\nb'}, "score": 3.0}] * 2]  # fmt: skip
+        [{"document": {"id": "", "contents": '"A"\nb'}, "score": 3.0}] * 2]
 
 
 # ---- servers that fail ----
@@ -248,7 +248,7 @@ def failure(ask) -> str:
     "http://127.0.0.1:99999", "http://127.0.0.1:-1", "http://127.0.0.1:port", "http://", "http://:80",
     "http://[::1", "ftp://127.0.0.1", "file:///corpus.jsonl", "http://user:sec/ret@host",
     "HTTP://user:secret@host:99999",
-])  # fmt: skip
+])
 def test_invalid_addresses(url):
     text = failure(lambda: open_retriever(url))
     assert "is not the address of a server: give" in text
@@ -286,7 +286,7 @@ ANSWERS = [
     (answers(422), "HTTP 422"),
     *((answers(status, Location="http://me:secret@other/x"), rf"{status} .'http://\*\*\*@other/x'")
       for status in (301, 302, 303, 307, 308)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("answer, words", ANSWERS, ids=range(len(ANSWERS)))
@@ -315,7 +315,7 @@ def hang_up(handler, request):
     (answers(500), "HTTP 500"), (answers(503, "loading"), "HTTP 503: 'loading'"),
     (answers(429), "HTTP 429"), (answers(408), "HTTP 408"), (answers(425), "HTTP 425"),
     (hang_up, "IncompleteRead"), (sleeps(0.5), "Read timed out"),
-], ids=range(7))  # fmt: skip
+], ids=range(7))
 @pytest.mark.parametrize("key", ["queries", "query"])
 def test_failures_that_may_pass(fake, caplog, monkeypatch, key, answer, words):
     monkeypatch.setattr(search_client, "START", 60.0)
@@ -355,7 +355,7 @@ def drip(handler, start: bytes) -> None:
     b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n",
     b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n",
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n400\r\n",
-], ids=["length", "no length", "chunked"])  # fmt: skip
+], ids=["length", "no length", "chunked"])
 def test_an_answer_without_end(fake, start, monkeypatch):
     server = fake()
     client = SearchClient(server.url, timeout=0.4, patience=60)

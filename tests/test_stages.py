@@ -172,7 +172,7 @@ def test_training_goes_on_after_its_newest_epoch(tmp_path, monkeypatch, kind):
         policy = make_policy()
         with pytest.raises(KeyboardInterrupt):
             fit(policy, optimizer_of(policy, kind), rows(), **how,
-                pieces=Pieces(tmp_path / f"{stop}", {}))  # fmt: skip
+                pieces=Pieces(tmp_path / f"{stop}", {}))
         n_left = itertools.count()
         monkeypatch.setattr(supervised, "fit_step", lambda *a, n=n_left: (next(n), real(*a))[1])
         policy = make_policy()
@@ -195,7 +195,7 @@ def test_training_that_is_not_finite_leaves_nothing_to_go_on_from(tmp_path):
     pieces = Pieces(tmp_path / "x", {})
     with pytest.raises(UserError, match="lower it"):
         fit(policy, optimizer, rows(), epochs=3, batch=5, warm_up=0, micro_tokens=64, seed_key=(0,),
-            pieces=pieces)  # fmt: skip
+            pieces=pieces)
     assert not pieces.folder.exists()
 
 
@@ -205,7 +205,7 @@ def test_training_that_is_not_finite_leaves_nothing_to_go_on_from(tmp_path):
 WORK = (
     (HFSampler, "_generate"), (supervised, "fit_step"), (WorldModel, "answers"),
     (early_experience, "result_of"), (players.RulePlayer, "act"),
-)  # fmt: skip
+)
 
 
 def in_a_process(main, argv, log, kill_at=0) -> bool:
@@ -287,7 +287,7 @@ def results(folder):
         if path.suffix == ".safetensors":
             found |= {name: weight.tolist() for name, weight in load_file(path).items()}
         elif path.name in ("trajectories.json", "train.json", "imitate.json", "collect.json",
-                           "fidelity.json", "consistency.json", "verify.json"):  # fmt: skip
+                           "fidelity.json", "consistency.json", "verify.json"):
             found[path.name] = json.loads(path.read_text())
             if isinstance(found[path.name], dict):
                 del found[path.name]["seconds"], found[path.name]["command"]
@@ -309,9 +309,9 @@ def worlds(games_root, tmp_path_factory):
         file = root / env / "trajectories.json"
         run = [env, "--data", data[env], *FLAGS[:-4], "--max-turns", "20"]
         word2world.main(["collect", *run, "--agents", "teacher", "--episodes", "4", "--out",
-                         str(file.parent)])  # fmt: skip
+                         str(file.parent)])
         word2world.main(["train", *run, "--trajectories", str(file), "--width", "32", "--epochs",
-                         "2", "--batch", "2", "--out", str(root / f"{env}-wm")])  # fmt: skip
+                         "2", "--batch", "2", "--out", str(root / f"{env}-wm")])
     return root, data
 
 
@@ -319,7 +319,7 @@ def worlds(games_root, tmp_path_factory):
 @pytest.mark.parametrize("case", [
     "collect by rules", "collect by a model", "collect in a dream", "train", "train from",
     "fidelity", "consistency", "verify", "imitate",
-])  # fmt: skip
+])
 def test_word2world_is_killed_and_repeated(worlds, model, tmp_path, monkeypatch, case):
     monkeypatch.setattr(word2world, "SLOTS", 2)
     root, data = worlds
@@ -341,7 +341,7 @@ def test_word2world_is_killed_and_repeated(worlds, model, tmp_path, monkeypatch,
     argv = word2world_argv(
         tmp_path, case.split()[0], env, "--data", data[env], *words, *FLAGS,
         *(["--max-prompt-tokens", 200] if "--model" in words else []),
-    )  # fmt: skip
+    )
     once, often = killed_and_repeated(word2world.main, argv, tmp_path)
     assert results(tmp_path / "once") == results(tmp_path / "often")
     assert not list((tmp_path / "often").glob("*.unfinished"))

@@ -108,7 +108,7 @@ def test_a_panel_of_dots():
     assert drawn == [
         ([], "black"), ([[0, 0]], "black"),
         ([[1.5, 1], [2.5, 1]], "C1"), ([[1, 1], [4, 1]], "C1"), ([[2, 1]], "C1"),
-    ]  # fmt: skip
+    ]
     assert [label.get_text() for label in axis.get_yticklabels()] == ["base", "own"]
     low, high = axis.get_ylim()
     assert low > high  # the first arm is at the top

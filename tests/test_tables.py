@@ -37,7 +37,7 @@ def test_the_command_of_a_page_makes_its_tables_from_the_raw_data(study, tmp_pat
     folder = ROOT / "research" / study
     script = r"python -m research\.(?:curves|study\.analyze|lookahead\.seeds) "
     (command,) = re.findall(rf"^ *({script}.*) --out research/{study}$",
-                            (folder / "README.md").read_text(), re.M)  # fmt: skip
+                            (folder / "README.md").read_text(), re.M)
     place = ROOT
     if (folder / "runs.tar.xz").exists():
         place = tmp_path / "runs"

@@ -175,7 +175,7 @@ def test_only_admissible_commands_reach_the_interpreter(root, tmp_path, monkeypa
 def test_default_data_are_completed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(textworld_games, "GENERATED", {"valid_unseen": GENERATED["valid_unseen"]
-                        ._replace(games=1)})  # fmt: skip
+                        ._replace(games=1)})
     games = list_games(default_data("textworld"), "valid_unseen")
     assert len(games) == 1 and "rooms6-" in games[0]
 
@@ -220,7 +220,7 @@ def test_broken_world_models_get_what_they_deserve(root):
 def test_word2world_in_textworld(root, tmp_path):
     def run(*words):
         word2world.main([*map(str, words), "--data", str(root), "--groups", "2", "--max-turns",
-                         "8"])  # fmt: skip
+                         "8"])
 
     words = ["collect", "textworld", "--out", "o"]
     assert word2world_options.parse("", words).cfg.prompt == "compact"
@@ -232,7 +232,7 @@ def test_word2world_in_textworld(root, tmp_path):
     file = out / "trajectories.json"
     wm = tmp_path / "wm"
     run("train", "textworld", "--trajectories", file, "--out", wm, "--epochs", 1, "--batch", 2,
-        "--lr", 1e-3, "--width", 32)  # fmt: skip
+        "--lr", 1e-3, "--width", 32)
     run("fidelity", "textworld", "--world-model", wm, "--trajectories", file, "--out", wm)
     found = json.loads((wm / "fidelity.json").read_text())
     assert found["n"] == json.loads((out / "collect.json").read_text())["turns"]

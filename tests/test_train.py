@@ -53,7 +53,7 @@ def test_a_run_leaves_everything_behind(config, tmp_path, capsys):
         "responses_cut",
         "generator_idle", "env_wait", "sampler_gap", "memory_gb", "duplicates",
         "seconds_rollout", "seconds_generate", "seconds_env", "seconds_old_pass", "seconds_update",
-    }  # fmt: skip
+    }
     assert expected <= set(lines[1])
     assert any(key.startswith("eval_success/") for key in lines[0])
     for name in ("curves.png", "paw.png"):
@@ -289,7 +289,7 @@ def test_ctrl_c_is_one_sentence(config, seconds):
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
         # A shell starts background jobs with SIGINT ignored, and children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+    )
     while cpu_seconds(process.pid) < seconds and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
@@ -473,7 +473,7 @@ def test_the_warm_start_supervises_what_its_kind_says():
         "chat": answered / (len(acts) + 0.1 * len(after)),
         "words": both / (len(acts) + 0.3 * len(document)),
         "open": opened / (len(acts) + 0.1 * len(after) + 0.3 * len(separated)),
-    }  # fmt: skip
+    }
     for kind, value in expected.items():
         (loss,) = standins.imitate(model, tokenizer, [row], 0, 60, 1e-9, kind, stop=1)
         assert loss == pytest.approx(value.item(), rel=1e-3), kind

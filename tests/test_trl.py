@@ -53,7 +53,7 @@ class Run:
             per_device_train_batch_size=2, gradient_accumulation_steps=GROUP, max_grad_norm=0,
             num_generations=GROUP, max_completion_length=16, learning_rate=1e-3, logging_steps=1,
             save_strategy="no", report_to="none", disable_tqdm=True, **settings,
-        )  # fmt: skip
+        )
         games = Dataset.from_dict({"prompt": list_games(games_root, "train")})
         watch = Watch()
         self.trainer = trainer(
@@ -109,7 +109,7 @@ def episodes(played: dict) -> list[Episode]:
                     response_logps=[], reward=0.0, valid=True, anchor="", group=n // GROUP,
                     trajectory=n, separator_ids=separator,
                 )
-            )  # fmt: skip
+            )
         episode.transitions[-1].reward = played["episode_return"][n]
         found.append(episode)
     return found
@@ -122,7 +122,7 @@ def test_with_it_the_gradient_is_ours(run, settings):
     cfg = Config(
         mini_batch=0, kl_coef=0.0, entropy_coef=0.0, select_ratio=on.trainer.args.select_ratio,
         rho=on.trainer.args.rho, r_max=on.trainer.args.r_max, micro_tokens=1024,
-    )  # fmt: skip
+    )
     policy = load_policy(MODEL)
     rows = prepare(cfg, policy, None, flatten(episodes(on.played)))
     assert len(rows.tokens) == 16 and len(set(rows.row_weight.tolist())) > 1

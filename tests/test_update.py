@@ -406,7 +406,7 @@ def test_rows_are_the_columns_that_their_names_say():
     dict(mini_batch=8, kl_coef=0.1, wm_target="shuffled", wm_steps=2, dedup=True),
     dict(select_entropy="sampled"), dict(algo="gigpo", similarity=0.5),
     dict(algo="ppo"), dict(paw=False),
-])  # fmt: skip
+])
 def test_rows_are_not_changed_by_what_reads_them(settings):
     """prepare() returns other rows; learn() returns metrics."""
     cfg, policy = Config(**BASE | settings), make_policy()
@@ -475,7 +475,7 @@ def golden_advantages(cfg: Config) -> list[float]:
         (dict(algo="gigpo"), [1.443489, 1.425171, 0.736382, -1.802521, -1.802521]),
         (dict(algo="gigpo", normalize="mean"), [8.5325, 8.62, 4.02, -10.4925, -10.68]),
     ],
-)  # fmt: skip
+)
 def test_advantages_equal_those_of_the_original_code(settings, expected):
     """verl-agent's functions on these rows. The penalty of a step is not discounted into others."""
     cfg = Config(**BASE | settings)

@@ -53,7 +53,7 @@ def test_rates_of_one_list_of_episodes():
     # Won in the dream and lost in the replay: WM counts the marker, W2R does not.
     assert word2world.rates([T, F], [T, T], [F, F]) == {
         "real": 0.5, "wm": 1.0, "w2r": 0.0, "cr": 0.0, "pairwise_cr": 0.0,
-    }  # fmt: skip
+    }
     # CR above 1: the dream's plans win more often. Pairwise, one of the two is still lost.
     found = word2world.rates([T, T, F, F], [F, F, T, T], [T, F, T, T])
     assert found["cr"] == 1.5 and found["pairwise_cr"] == 0.5
@@ -213,7 +213,7 @@ def learn(model, *contents):
     row = model.row(Trajectory(messages=chat_of(*contents)))
     optimizer = torch.optim.AdamW(model.policy.parameters(), lr=1e-2)
     fit(model.policy, optimizer, [row], epochs=60, batch=1, warm_up=5, micro_tokens=99,
-        seed_key=(0,))  # fmt: skip
+        seed_key=(0,))
 
 
 def test_word_tokenizer_gives_back_the_text():
@@ -300,13 +300,13 @@ def test_a_context_beyond_the_positions_of_a_model_is_refused(recorded, tmp_path
         message = f"4000 tokens is more than .* with --context {positions} or less"
         with pytest.raises(UserError, match=message):
             run("train", "alfworld", "--trajectories", file, "--start", start,
-                "--context", 4000, "--out", tmp_path / "o")  # fmt: skip
+                "--context", 4000, "--out", tmp_path / "o")
 
 
 def test_answers_in_one_pass_are_those_of_greedy_decoding():
     model = language_model(texts=["go to bed 1 2", "You see a mug cups", "cups"])
     texts = ("You see a mug", "go", "You see a mug", "go to 2", "cups", "go to bed", "You", "go 1",
-             "You see cups")  # fmt: skip
+             "You see cups")
     learn(model, *texts)
     learned = chat_of(*texts)
     # The first two targets are what it says. The third is longer, the fourth ends too early.
@@ -440,9 +440,9 @@ def test_a_dream_of_the_oracle_is_the_environment_for_a_language_model(games, mo
 
 def test_a_world_model_that_copies_the_last_observation(games, recorded):
     pairs = [(t.messages[k - 2], t.messages[k]) for t in recorded
-             for k in range(2, len(t.messages), 2)]  # fmt: skip
+             for k in range(2, len(t.messages), 2)]
     same = [old["content"].rpartition(trajectories.SEEN)[2].strip() == new["content"]
-            for old, new in pairs]  # fmt: skip
+            for old, new in pairs]
     assert word2world.measure_fidelity(steps(copies), recorded)["em"] == sum(same) / len(same) < 0.2
     found = consistency(games, copies)
     assert found["real"] == 1.0 and found["wm"] == found["w2r"] == 0.0
@@ -655,7 +655,7 @@ def test_examples_are_steps_of_training_trajectories(recorded):
         owners.append(owner.task)
         start, _, command = example.rpartition("\n\nCommand: ")
         step = [k for k, answer in enumerate(owner.answers)
-                if f"{owner.commands[k]}\n\nAnswer: {answer}" == command]  # fmt: skip
+                if f"{owner.commands[k]}\n\nAnswer: {answer}" == command]
         assert start.startswith(f"=== Example {number} ===\n") and step
         assert any(k == 0 or start.endswith(owner.answers[k - 1]) for k in step)
     assert len(set(owners)) == 3
@@ -689,7 +689,7 @@ def test_a_prompted_world_model_in_all_measures(recorded, games_root, shop, tmp_
     # An example of an evaluated task would be a part of the answer.
     with pytest.raises(UserError, match="has 2 tasks that are evaluated"):
         run("fidelity", "alfworld", *flags, *evaluated, "--shots", 3, "--examples",
-            tmp_path / "evaluated", "--out", tmp_path / "p")  # fmt: skip
+            tmp_path / "evaluated", "--out", tmp_path / "p")
 
 
 def test_a_model_that_cannot_be_prompted():
@@ -717,13 +717,13 @@ def test_all_commands_in_a_row(games_root, tmp_path, capsys, monkeypatch):
     flags = ["--data", games_root, *FLAGS]
     data = tmp_path / "data"
     run("collect", "alfworld", "--agents", "teacher", "random", "--episodes", 4, "--out", data,
-        *flags)  # fmt: skip
+        *flags)
     file = data / "trajectories.json"
     stored = json.loads(file.read_text())
     assert len(stored) == 4 and json.loads((data / "collect.json").read_text())["episodes"] == 4
     wm = tmp_path / "wm"
     run("train", "alfworld", "--trajectories", file, "--out", wm, "--epochs", 2, "--batch", 2,
-        "--lr", 1e-3, "--width", 32, "--limit", 3, *flags)  # fmt: skip
+        "--lr", 1e-3, "--width", 32, "--limit", 3, *flags)
     record = json.loads((wm / "train.json").read_text())
     assert record["trajectories"] == 3 and record["steps"] == 4 and record["context"] == 12288
     model = ["--world-model", wm, "--answer-tokens", 8]
@@ -731,15 +731,15 @@ def test_all_commands_in_a_row(games_root, tmp_path, capsys, monkeypatch):
     found = json.loads((tmp_path / "f" / "fidelity.json").read_text())
     assert found["em"] < 0.5 and found["n"] == sum(len(t["messages"]) // 2 for t in stored)
     again = ["consistency", "alfworld", *model, "--agents", "teacher", "--out", tmp_path / "c",
-             *flags]  # fmt: skip
+             *flags]
     run(*again)
     found = json.loads((tmp_path / "c" / "consistency.json").read_text())["teacher"]
     assert found["real"] == 1.0 and found["n"] == 2 and found["wm"] == 0.0
     agent = tmp_path / "agent"
     run("imitate", "alfworld", "--trajectories", file, "--wins", 2, "--epochs", 1, "--batch", 4,
-        "--out", agent, *flags)  # fmt: skip
+        "--out", agent, *flags)
     run("collect", "alfworld", "--model", agent, "--episodes", 2, *model, "--out",
-        tmp_path / "synthetic", *flags)  # fmt: skip
+        tmp_path / "synthetic", *flags)
     synthetic = json.loads((tmp_path / "synthetic" / "trajectories.json").read_text())
     assert len(synthetic) == 2 and len(synthetic[0]["responses"]) == 20
 
@@ -814,7 +814,7 @@ def test_training_that_makes_a_nan_writes_no_model(model, recorded, tmp_path):
     file = tmp_path / "t.json"
     trajectories.write_trajectories(file, recorded)
     words = ["imitate", "alfworld", "--trajectories", file, "--wins", 1, "--epochs", 1,
-             "--model", model, "--out", tmp_path / "o"]  # fmt: skip
+             "--model", model, "--out", tmp_path / "o"]
 
     def broken(*args, **kwargs):
         policy = load(*args, **kwargs)
@@ -841,7 +841,7 @@ def test_imitation_rows_end_with_the_end_token(recorded, model, tmp_path):
         "",
         ["imitate", "alfworld", "--trajectories", str(file), "--out", str(tmp_path / "o"),
          "--wins", "1", "--epochs", "1", "--model", model, "--max-prompt-tokens", "30"],
-    )  # fmt: skip
+    )
     fitted = []
 
     def keep(job, policy, optimizer, rows, trajectories):
@@ -878,7 +878,7 @@ def test_the_defaults_are_the_papers():
     """Table 7 and the README of the released code; section 7.1 for the budgets."""
     for preset in ("tiny", "paper"):
         words = ["train", "alfworld", "--trajectories", "x", "--out", "o", "--preset", preset,
-                 "--data", "d"]  # fmt: skip
+                 "--data", "d"]
         job = parse("", words)
         chosen = job.settings
         assert (chosen.epochs, chosen.batch, chosen.lr, chosen.context) == (5, 128, 1e-5, 12_288)
@@ -931,7 +931,7 @@ MEASURE = ["consistency", "alfworld", "--world-model", "x"]
     ([*TRAIN, "--width", "3200000"], "--width 3200000 is not a multiple of 32 up to 4096"),
     ([*TRAIN, "--lora-rank", "8"], "train trains all weights; use --lora-rank 0"),
     (["verify", "webshop", *MEASURE[2:], "--budgets", "0", "-2"], "--budgets -2 is out of range"),
-])  # fmt: skip
+])
 def test_errors_are_one_sentence(words, message, tmp_path, games_root):
     out = ["--out", tmp_path / "o"] if "--out" not in words else []
     with pytest.raises(UserError, match=message) as error:
@@ -962,7 +962,7 @@ WM = '{"command": "word2world train %s", "marker": " [SUCCESS]", "context": 9}'
     ("o/consistency.json", "{", MEASURE, "consistency.json cannot be read"),
     ("o/consistency.json", "{}", MEASURE, "consistency.json cannot be read .KeyError"),
     ("o/consistency.json", "[]", MEASURE, "consistency.json cannot be read"),
-])  # fmt: skip
+])
 def test_damaged_files_are_named(tmp_path, games_root, name, content, words, message):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)

@@ -21,7 +21,7 @@ COLUMNS = {  # of the table of updates: metric -> title, width, format
     "wm_loss": ("wm loss", 7, ".4f"), "entropy": ("entropy", 7, ".4f"),
     "clip_fraction": ("pg clip", 7, ".4f"), "approx_kl": ("kl old", 6, ".4f"),
     "seconds": ("s", 3, ".0f"), "eval_success": ("held out", 8, ".3f"),
-}  # fmt: skip
+}
 HEADER = "  ".join(f"{title:>{width}}" for title, width, _ in COLUMNS.values())
 
 

@@ -38,14 +38,14 @@ def expanded(path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise UserError(f"{path} begins with a home folder that does not exist: write the whole "
-                        "path.") from error  # fmt: skip
+                        "path.") from error
 
 
 def refuse_link(path: Path, flag: str) -> None:
     """UserError if what is written there would land outside of its folder."""
     if path.is_symlink():
         raise UserError(f"{path} is a link, and a run writes in its own folder only: delete the "
-                        f"link, or choose another {flag}.")  # fmt: skip
+                        f"link, or choose another {flag}.")
 
 
 def remove(path: Path) -> None:

@@ -159,7 +159,7 @@ class Policy(torch.nn.Module):
             [message | {"content": self.plain(message["content"])} for message in chat],
             tokenize=False, add_generation_prompt=True, enable_thinking=False,
             strftime_now=date(2024, 7, 26).strftime,
-        )  # fmt: skip
+        )
 
     @cached_property
     def opened(self) -> str:
@@ -246,7 +246,7 @@ def load_tokenizer(folder: str, positions: int = 0):
         text = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
         if not tokenizer(text, add_special_tokens=False)["input_ids"]:
             raise UserError(f"{folder} has a chat template that leaves nothing of a message: "
-                            "use another model")  # fmt: skip
+                            "use another model")
     if limit < positions:
         flags = "--max-prompt-tokens and --max-response-tokens"
         raise UserError(f"{folder} has {limit} positions: lower {flags}, together {positions}.")
@@ -347,7 +347,7 @@ def load_policy(
         model, info = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=torch.float32, attn_implementation="sdpa",
             output_loading_info=True,
-        )  # fmt: skip
+        )
         # transformers would draw missing weights at random.
         if info["missing_keys"]:
             raise UserError(f"{folder} has no weights for {min(info['missing_keys'])}: use another")

@@ -29,7 +29,7 @@ def evaluate(
             seed_key=(-1, trial_seed) if trial_seed else (-1,),
             label="evaluate",
             render=render,
-        )  # fmt: skip
+        )
     episodes = played.episodes
     if all(e.failed for e in episodes):
         raise UserError(f"no episode of the evaluation could be played: {episodes[0].failed}")

@@ -219,7 +219,7 @@ def read_metrics(folder: str | Path) -> list[dict]:
             update = line["update"]
             if type(update) is not int or not before < update <= MAX_UPDATES:
                 raise ValueError(f"the update {update} is not an integer from {before + 1} to "
-                                 f"{MAX_UPDATES}")  # fmt: skip
+                                 f"{MAX_UPDATES}")
             before = update
     return metrics
 

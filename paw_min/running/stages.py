@@ -88,7 +88,7 @@ class Pieces:
                 others = changed(parse_json(path.read_bytes()), settings)
             if others:
                 raise UserError(f"{folder} has the unfinished work of {others:.1000}: repeat that, "
-                                "delete the folder, or choose another --out.")  # fmt: skip
+                                "delete the folder, or choose another --out.")
         if self._path.exists():
             self._read()
 
@@ -146,7 +146,7 @@ class Pieces:
         """
         if os.path.lexists(path) and not self._begun():
             raise UserError(f"{path.parent} has a {path.name} already: choose another --out, or "
-                            "delete it.")  # fmt: skip
+                            "delete it.")
 
     def remove(self) -> None:
         """The result is there, or cannot be."""

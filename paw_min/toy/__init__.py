@@ -18,7 +18,7 @@ WORLDS = ("changed", "rules")  # generated data by name, besides one per benchma
 GENERATORS = {  # the module of each, with a function `default`
     "alfworld": "alfworld_games", "webshop": "webshop_shops", "search": "search_world",
     "textworld": "textworld_games",
-}  # fmt: skip
+}
 
 
 def is_generated(env: str, data: str) -> bool:

@@ -37,7 +37,7 @@ CONFIG = dict(  # as published
     num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=8192, rms_norm_eps=1e-5,
     rope_parameters={"rope_type": "default", "rope_theta": 100_000.0}, tie_word_embeddings=True,
     bos_token_id=1, eos_token_id=2, pad_token_id=2, dtype="bfloat16",
-)  # fmt: skip
+)
 
 
 def find_file() -> Path:

@@ -302,7 +302,7 @@ def weighted_loss(model, batch: list[Weighted]) -> tuple[torch.Tensor, float]:
 def imitate(
     model, tokenizer, rows: list[Demonstration], seed: int, steps: int, peak: float,
     kind: str = "words", stop: int | None = None,
-) -> list[float]:  # fmt: skip
+) -> list[float]:
     """Train `model` with cross entropy; returns the loss of each step.
 
     Each step draws BATCH of the rows and, where the kind has weight on them, BATCH documents. Muon

@@ -75,7 +75,7 @@ def branches_of(cfg: Config, pool: Pool, number: int, step: PlayedStep) -> Branc
             steps_before = len(context.history)
             triplet = Triplet(
                 context.task, history, context.observation, command, next_observation, steps_before
-            )  # fmt: skip
+            )
             found.append(triplet)
     return Branched(found, n_steps)
 

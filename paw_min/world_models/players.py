@@ -46,7 +46,7 @@ def play_model(
             cfg, policy, sampler, pool, tasks, range(len(tasks)),
             temperature=cfg.temperature, seed_key=(cfg.seed, 0), label="play",
             cut_prompts=True,  # a dream may have pages that are longer than any real one
-        ).episodes  # fmt: skip
+        ).episodes
     for trajectory, episode in zip(pool.trajectories, episodes, strict=True):
         trajectory.responses = [response for _, response, _ in episode.log]
     return pool.trajectories

@@ -77,7 +77,7 @@ def draw_examples(trajectories: list[Trajectory], shots: int, seed: int) -> list
     usable = [trajectory for trajectory in trajectories if trajectory.answers]
     if len(usable) < shots:
         raise UserError(f"--examples has {len(usable)} episodes with an answer, --shots asks for "
-                        f"{shots}: collect more.")  # fmt: skip
+                        f"{shots}: collect more.")
     found = []
     for number, trajectory in enumerate(rng.sample(usable, shots), start=1):
         step = rng.randrange(len(trajectory.answers))
@@ -87,7 +87,7 @@ def draw_examples(trajectories: list[Trajectory], shots: int, seed: int) -> list
         example = EXAMPLE.format(
             number=number, context=context, command=trajectory.commands[step],
             answer=trajectory.answers[step],
-        )  # fmt: skip
+        )
         found.append(example)
     return found
 
@@ -95,7 +95,7 @@ def draw_examples(trajectories: list[Trajectory], shots: int, seed: int) -> list
 def load_prompted(
     name: str, cfg: Config, shots: int, files: tuple[Path, ...], evaluated: set[str],
     answer_tokens: int,
-) -> PromptedWorldModel:  # fmt: skip
+) -> PromptedWorldModel:
     """An instruct model as a world model.
 
     name: as --model. files: training trajectories. evaluated: tasks that no example may be of.

@@ -100,7 +100,7 @@ def quality(
 def predict(
     sampler, prompts: list[list[int]], n_answers: int, *,
     temperature: float, max_tokens: int, seed_key: tuple[int, ...],
-) -> list[list[Response]]:  # fmt: skip
+) -> list[list[Response]]:
     """`n_answers` answers to each prompt, within sampler.sync(policy)."""
     total = len(prompts) * n_answers
     queue = deque()
@@ -155,7 +155,7 @@ def filtered(tries: list[list[float]], easy_share: float, rng: random.Random) ->
 def tries(
     cfg: Config, policy: Policy, sampler, encoder: Encoder, triplets: list[Triplet], k: int,
     max_tokens: int,
-) -> list[list[float]]:  # fmt: skip
+) -> list[list[float]]:
     """K answers to each triplet -> their distances.
 
     policy: a copy of the model that has learned the task from the other 10 % of the triplets, with
@@ -209,7 +209,7 @@ def batch_of_update(k: int, n_triplets: int, batch: int, seed: int) -> list[int]
 def update(
     cfg: Config, s: Session, k: int, encoder: Encoder, prompts: list[list[int]],
     truths: list[str], threshold: float, coin: bool = False,
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """Update k, from 1: G answers to each of these B prompts, and a GRPO step -> metrics.
 
     coin: placebo, a reward that knows nothing. `spread` is then that of the coin, and `reward` that
@@ -221,7 +221,7 @@ def update(
         answers = predict(
             s.sampler, prompts, size,
             temperature=cfg.temperature, max_tokens=cfg.max_response_tokens, seed_key=key,
-        )  # fmt: skip
+        )
     predictions = predictions_of(s.policy, answers)
     repeated = [truth for truth in truths for _ in range(size)]  # B * G
     d = distances(encoder, predictions, repeated)

@@ -42,11 +42,11 @@ class RwmlSettings:
     target: str = opt(
         ARM, "next", "what to predict: the next observation, or another triplet's (placebo)",
         choices=("next", "shuffled"),
-    )  # fmt: skip
+    )
     reward: str = opt(
         ARM, "distance", "of an answer: its distance to the truth, or a coin (placebo)",
         choices=("distance", "coin"),
-    )  # fmt: skip
+    )
     keep_easy: bool = opt(ARM, False, "without the filter: the easy triplets, too. Its tau_d stays")
 
     encoder: str = opt(
@@ -102,7 +102,7 @@ class RwmlJob:
             # One optimizer step per update, so B triplets with G answers each.
             algo="grpo", mini_batch=0, paw=False, updates=1, invalid_penalty=0.0,
             max_response_tokens=self.settings.answer_tokens,
-        )  # fmt: skip
+        )
 
     def shared(self) -> dict[str, object]:
         """What the shared files in `folder` depend on; other values need another folder.

@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> None:
         tau = rwml.training_threshold(found["threshold"])
         kept = [others[i] for i in found["kept"]]
         say(f"filter: {100 * found['easy']:.1f} % easy at tau_d {found['threshold']:.3f}, "
-            f"{len(kept)} of {len(others)} triplets kept; training: tau_d {tau:g}")  # fmt: skip
+            f"{len(kept)} of {len(others)} triplets kept; training: tau_d {tau:g}")
     if job.settings.keep_easy:
         kept = others
     if job.settings.target == "shuffled":
@@ -116,7 +116,7 @@ def make_triplets(job: RwmlJob) -> dict:
     found = collect(
         job.cfg, pieces, tasks=settings.tasks, episodes=settings.episodes,
         max_turns=settings.max_turns, answer_tokens=settings.answer_tokens,
-    )  # fmt: skip
+    )
     if len(found.triplets) * settings.validation < 1 or not found.held_out:
         raise UserError(f"{len(found.triplets)} triplets are too few: use more --tasks.")
     write_triplets(job.folder / "triplets.jsonl", found.triplets)
@@ -196,11 +196,11 @@ def make_filter(job: RwmlJob, validation: list[Triplet], others: list[Triplet]) 
         tries = rwml.tries(
             cfg, policy, pieces.sampler(sampler), job.encoder, others, settings.tries,
             settings.answer_tokens,
-        )  # fmt: skip
+        )
     result = rwml.filtered(tries, settings.easy_share, generator("too easy", cfg.seed))
     if not result.kept:
         raise UserError(f"all {len(others)} triplets are easy, and none is drawn to stay: use more "
-                        "--tasks.")  # fmt: skip
+                        "--tasks.")
     return result
 
 
@@ -224,7 +224,7 @@ def train(job: RwmlJob, kept: list[Triplet], held_out: list[Triplet], tau: float
         logged = [line["update"] for line in s.run.metrics()]
         if done and logged[:1] + logged[-1:] != [0, done]:
             raise UserError(f"{s.run.folder}/metrics.jsonl lacks updates of the checkpoint beside "
-                            "it: restore it, or delete the folder to train again.")  # fmt: skip
+                            "it: restore it, or delete the folder to train again.")
         if not logged:
             s.run.log({"update": 0} | measure(job, s, held_out, tau))
         if done < cfg.updates:
@@ -259,7 +259,7 @@ def train_rwml(
             metrics = rwml.update(
                 cfg, s, k, job.encoder, [prompts[i] for i in chosen], [truths[i] for i in chosen],
                 tau, coin,
-            )  # fmt: skip
+            )
         except NonFinite as error:
             remedy = f"delete {s.run.folder}, and lower --lr."
             raise UserError(f"update {k}: {error}: {remedy}") from error
@@ -299,17 +299,17 @@ def train_on_expert(job: RwmlJob, pieces: Pieces, s: Session) -> dict[str, float
 def supervise(
     job: RwmlJob, pieces: Pieces, policy: Policy, optimizer, rows: list[TokenRow], epochs: int,
     what: str,
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """Cross entropy on the labels of these rows -> metrics. what: its name."""
     if not rows:
         raise UserError(f"{what}: no label is short enough for an answer; use another --model, or "
-                        "more --tasks.")  # fmt: skip
+                        "more --tasks.")
     policy.train()
     losses = fit(
         policy, optimizer, rows, epochs=epochs, batch=job.settings.batch, warm_up=0,
         micro_tokens=job.cfg.micro_tokens, seed_key=("rwml", job.cfg.seed),
         pieces=pieces, name=what,
-    )  # fmt: skip
+    )
     steps = f"{len(rows)} labels, {len(losses)} steps"
     say(f"{what}: {steps}, {losses[0]:.3f} to {losses[-1]:.3f} nats per token")
     return {"steps": len(losses), "loss_first": losses[0], "loss_last": losses[-1]}
@@ -338,7 +338,7 @@ def measure(job: RwmlJob, s: Session, held_out: list[Triplet], tau: float) -> di
         answers = rwml.predict(
             s.sampler, prompts, 1, temperature=0.0, max_tokens=job.settings.answer_tokens,
             seed_key=(job.cfg.seed, 0),
-        )  # fmt: skip
+        )
     predictions = rwml.predictions_of(s.policy, answers)
     truths = rwml.truths_of(s.policy, held_out)
     d = rwml.distances(job.encoder, predictions, truths)

@@ -35,7 +35,7 @@ def train(job: Word2WorldJob) -> dict:
     trajectories = read_trajectories(cfg.env, settings.trajectories)
     if len(trajectories) < settings.limit:
         raise UserError(f"--trajectories has {len(trajectories)} episodes, --limit asks for "
-                        f"{settings.limit}: collect more.")  # fmt: skip
+                        f"{settings.limit}: collect more.")
     generator("limit", cfg.seed).shuffle(trajectories)
     trajectories = trajectories[: settings.limit or None]
     device = join(cfg.device)
@@ -67,7 +67,7 @@ def imitate(job: Word2WorldJob) -> dict:
         of_file = [t for t in read_trajectories(cfg.env, [path]) if t.won]
         if len(of_file) < max(1, wins):
             raise UserError(f"{path} has {len(of_file)} won episodes, --wins asks for "
-                            f"{max(1, wins)}: collect more.")  # fmt: skip
+                            f"{max(1, wins)}: collect more.")
         won += of_file[: wins or None]
     for number, trajectory in enumerate(won):
         counts = [len(trajectory.responses), len(trajectory.commands), len(trajectory.answers)]
@@ -115,7 +115,7 @@ def fit_and_save(
         policy, optimizer, rows,
         epochs=job.settings.epochs, batch=job.settings.batch, warm_up=WARM_UP,
         micro_tokens=job.cfg.micro_tokens, seed_key=("word2world", job.cfg.seed), pieces=pieces,
-    )  # fmt: skip
+    )
     if not all(weight.isfinite().all() for weight in policy.parameters()):
         pieces.remove()  # another learning rate starts from the beginning
         raise UserError("training made weights NaN or infinite; not saved: lower --lr.")
@@ -174,10 +174,10 @@ def load_world_model(folder: Path, cfg: Config, answer_tokens: int = 512) -> Wor
         marker = record["marker"]
     if env != cfg.env:
         raise UserError(f"{path} is the result of `{record['command']}`: give a world model of "
-                        f"{cfg.env}.")  # fmt: skip
+                        f"{cfg.env}.")
     if marker != MARKER:
         raise UserError(f"{path} has the marker {marker!r}, expected {MARKER!r}: train the world "
-                        "model again.")  # fmt: skip
+                        "model again.")
     device = join(cfg.device)
     precision = forward_precision(cfg, device)
     policy = load_policy(str(folder), device=device, precision=precision)

@@ -140,7 +140,7 @@ def measure_fidelity(
 def measure_consistency(
     env: str, predict: Predict, make_pool: Callable[[int], Pool], tasks: list[str], play: Play,
     ground: bool = False,
-) -> dict:  # fmt: skip
+) -> dict:
     """`rates` of one agent on one list of tasks, and its episodes; one that breaks is a failure."""
     slots = min(SLOTS, len(tasks))
     with closing(Recorder(env, make_pool(slots))) as pool:
@@ -155,7 +155,7 @@ def measure_consistency(
             "task": short(r.task), "real": r.won, "wm": d.won, "w2r": w2r,
             "real_steps": len(r.answers), "wm_steps": len(d.answers),
             "failed": r.failed or d.failed,
-        })  # fmt: skip
+        })
     outcome = rates([r.won for r in real], [d.won for d in dream], replayed)
     return outcome | {"n": len(episodes), "episodes": episodes}
 
@@ -187,7 +187,7 @@ def open_world_model(job: Word2WorldJob, evaluated: list[str]) -> WorldModel:
     return load_prompted(
         chosen.world_model, job.cfg, int(chosen.shots), chosen.examples, set(evaluated),
         chosen.answer_tokens,
-    )  # fmt: skip
+    )
 
 
 def collect(job: Word2WorldJob) -> dict:
@@ -291,7 +291,7 @@ def consistency(job: Word2WorldJob) -> dict[str, dict]:
             found[name] = measure_consistency(
                 cfg.env, stored(pieces, predict), tasks.make_pool, chosen, play,
                 job.settings.ground,
-            )  # fmt: skip
+            )
         shown = ", ".join(f"{key} {found[name][key]:.4f}" for key in ("real", "wm", "w2r"))
         say(f"{name}: {shown}")
     return found
@@ -314,7 +314,7 @@ def verify(job: Word2WorldJob) -> dict[str, dict]:
                 found[f"{name}, budget {budget}"] = {
                     "won": mean(won), "n": len(won),
                     "checks": verified.checks, "vetoes": verified.vetoes,
-                }  # fmt: skip
+                }
                 say(f"{name}, budget {budget}: {mean(won):.4f} won")
     return found
 
@@ -324,7 +324,7 @@ def verify(job: Word2WorldJob) -> dict[str, dict]:
 FUNCTIONS = {  # of word2world_options.COMMANDS
     "collect": collect, "train": train, "fidelity": fidelity, "consistency": consistency,
     "verify": verify, "imitate": imitate,
-}  # fmt: skip
+}
 # What a command writes besides its JSON file, and never over the file of another command.
 OUTPUTS = {"collect": "trajectories.json", "train": "config.json", "imitate": "config.json"}
 

@@ -52,7 +52,7 @@ class Word2WorldSettings:
     shots: str = opt(
         PLAY, "", "prompt --world-model, which is not trained, with so many examples",
         choices=("0", "3"),
-    )  # fmt: skip
+    )
     examples: tuple[Path, ...] = opt(
         PLAY, (), "files of collect --split train, for the examples of --shots 3"
     )
@@ -123,7 +123,7 @@ def check(command: str, settings: Word2WorldSettings, cfg: Config) -> None:
         raise UserError("--shard is for the run scripts: omit it.")
     if cfg.lora_rank and command in ("train", "imitate"):
         raise UserError(f"--lora-rank {cfg.lora_rank}: {command} trains all weights; use "
-                        "--lora-rank 0.")  # fmt: skip
+                        "--lora-rank 0.")
     for name in COMMANDS[command]:
         if not getattr(settings, name):
             raise UserError(f"{command} needs {flag(name)}: add it.")
@@ -145,4 +145,4 @@ def check(command: str, settings: Word2WorldSettings, cfg: Config) -> None:
 def check_width(name: str, width: int) -> None:
     if width % 32 or not 32 <= width <= MAX_WIDTH:
         raise UserError(f"{name} {width} is not a multiple of 32 up to {MAX_WIDTH}: use 64, 128 "
-                        "and so on.")  # fmt: skip
+                        "and so on.")

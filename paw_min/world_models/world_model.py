@@ -39,7 +39,7 @@ class WorldModel:
             # With rotary positions, transformers goes on; but the model has not learned them.
             raise UserError(f"a context of {context} tokens is more than the model's "
                             f"{policy.positions} positions: train it with --context "
-                            f"{policy.positions} or less.")  # fmt: skip
+                            f"{policy.positions} or less.")
         self.policy = policy
         self.context = context
         self.answer_tokens = answer_tokens
@@ -148,7 +148,7 @@ class WorldModel:
             _, between, after = self.policy.render(chat).partition(BETWEEN)
             if not between:
                 raise UserError("the chat template leaves out messages of a second turn: use "
-                                "another model.")  # fmt: skip
+                                "another model.")
             # The end token of the answer is a target of its own.
             after = after.removeprefix(self.policy.tokenizer.decode([self.end]))
             self._turns[text] = self.policy.encode_rendered(after)

@@ -156,7 +156,7 @@ def roofline(device: str, tiny: bool) -> dict:
             seconds.append(now(device) - start)
         speed = counter.get_total_flops() / min(seconds)
         report[shape] = {"tokens_per_s": metrics["tokens_trained"] / min(seconds),
-                         "tflops": speed / 1e12, "fraction": speed / peak}  # fmt: skip
+                         "tflops": speed / 1e12, "fraction": speed / peak}
     return report
 
 

@@ -52,7 +52,7 @@ SIZES = {  # rounds: (with delays, without); rounds without delays are short and
 }
 WORDS = [f"w{i}" for i in range(500)]
 NARROW = dict(vocab_size=600, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-              num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True)  # fmt: skip
+              num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True)
 
 
 class Sleeper:
@@ -157,11 +157,11 @@ def play(how: str, cfg, policy, sampler, pool, size: dict) -> dict:
     played = rollout(
         cfg, policy, sampler, pool, tasks, range(len(tasks)),
         temperature=1.0, seed_key=(0,), label=how,
-    )  # fmt: skip
+    )
     seconds = time.perf_counter() - start
     responses = [t.response_ids for e in played.episodes for t in e.transitions]
     return {"steps_per_s": len(responses) / seconds, "idle": played.metrics["generator_idle"],
-            "env_wait": played.metrics["env_wait"], "responses": responses}  # fmt: skip
+            "env_wait": played.metrics["env_wait"], "responses": responses}
 
 
 def compare(cfg, policy, sampler, size: dict, median: float) -> dict:
@@ -193,7 +193,7 @@ def compare(cfg, policy, sampler, size: dict, median: float) -> dict:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--sampler", nargs="+", choices=("transformers", "vllm"),
-                        default=["transformers"])  # fmt: skip
+                        default=["transformers"])
     parser.add_argument("--gpu", action="store_true", help="Qwen2.5-1.5B, 128 episodes")
     parser.add_argument("--quick", action="store_true", help="a few short episodes, one round")
     parser.add_argument("--out", default="research/bench/results/rollout.json")
@@ -209,7 +209,7 @@ def main():
     config = dict(vocab_size=VOCABULARY, **QWEN, **REST) if args.gpu else NARROW
     config = config | {"max_position_embeddings": 2048}
     cfg = Config(prompt="compact", max_prompt_tokens=1024, max_turns=size["turns"][1],
-                 max_response_tokens=size["tokens"])  # fmt: skip
+                 max_response_tokens=size["tokens"])
     lines = []
     for name in args.sampler:
         sampler = make_sampler(name, config, cfg, device)  # vLLM before the trainer's model
@@ -227,7 +227,7 @@ def main():
         "episodes": size["episodes"], "turns": size["turns"], "rounds": size["rounds"],
         "results": lines,
         **versions(device),
-    }  # fmt: skip
+    }
     if "vllm" in args.sampler:
         report["versions"]["vllm"] = version("vllm")
     write(report, args.out)

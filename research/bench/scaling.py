@@ -54,7 +54,7 @@ from paw_min.update import learn, prepare
 
 PARTS = ("rollout", "update", "whole")
 LARGE = dict(hidden_size=384, num_attention_heads=6, num_key_value_heads=2, intermediate_size=1536,
-             num_hidden_layers=6, vocab_size=2500, tie_word_embeddings=True)  # fmt: skip
+             num_hidden_layers=6, vocab_size=2500, tie_word_embeddings=True)
 
 
 def work(gpu: bool, shares: int, draw: int, out: str, core: int | None) -> None:
@@ -87,7 +87,7 @@ def work(gpu: bool, shares: int, draw: int, out: str, core: int | None) -> None:
                 played = rollout(
                     cfg, policy, sampler, pool, played_tasks, names,
                     temperature=1.0, seed_key=(0, draw),
-                )  # fmt: skip
+                )
             times.append(now())
             rows = prepare(cfg, policy, None, flatten(played.episodes))
             learn(cfg, policy, optimizer, rows, (0, draw))
@@ -193,7 +193,7 @@ def main() -> None:
         "whole_ratios": [round(alone["whole"] / both["whole"], 2) for alone, both in pairs],
         **{name: {1: one[name], args.ranks: many[name]} for name in ("rows", "tokens")},
         **versions("cuda" if args.gpu else "cpu"),
-    }  # fmt: skip
+    }
     write(report, args.out)
 
 

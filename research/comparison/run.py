@@ -117,7 +117,7 @@ def call(command: list[str], log: Path) -> None:
         code = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
             env=environment,
-        ).returncode  # fmt: skip
+        ).returncode
     if code:
         lines = log.read_text(errors="replace").strip().splitlines() or ["no output"]
         raise UserError(f"exit code {code}: {lines[-1]} ({log})")

@@ -148,7 +148,7 @@ def measure(policy: Policy, world: World) -> dict[str, float]:
     p_right = p[torch.arange(len(names)), right].mean().item()
     p_material = logp[torch.arange(len(rows)), places].exp().mean().item()
     return {"success": p_right**world.locks, "valid": p.sum(1).mean().item(),
-            "material": p_material}  # fmt: skip
+            "material": p_material}
 
 
 KEPT = ("entropy", "grad_norm", "wm_loss", "wm_clipped_tokens", "approx_kl", "no_variance")
@@ -206,7 +206,7 @@ def run_package(cell: Cell, arm: str, seed: int, out: Path) -> list[dict]:
         settings = locks.PRESETS["tiny"] | dict(
             env="locks", name=f"{arm} {seed}", out=str(out), model=str(start), seed=seed,
             save_every=10**6,
-        )  # fmt: skip
+        )
         train.train(Config(**settings | cell.settings | ARMS[arm]))
     return curve
 
@@ -270,7 +270,7 @@ def table() -> None:
                 for name in ("success", "valid", "material")
             )
             print(f"| {cell} | {arm} | {len(curves)} | {during:.1f} | {100 * end:.1f} "
-                  f"| {100 * valid:.1f} | {material:.2f} |")  # fmt: skip
+                  f"| {100 * valid:.1f} | {material:.2f} |")
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ WORLDS = {
     "outcome": partial(as_class, Outcome), "own": own_materials, "shown": partial(as_class, Shown),
     "32 names": partial(make_world, names=32), "64 names": partial(make_world, names=64),
     "256 names": partial(make_world, names=256),
-}  # fmt: skip
+}
 CELLS = {name: Cell(arm) for name, arm in make_arms(PAW).items()} | PARTS
 for world_name, make in WORLDS.items():
     for arm_name, arm in make_arms(PAW).items():
@@ -220,7 +220,7 @@ def table() -> None:
         shown = levels(known, name) if name in complete else "not run | | "
         lines.append(f"| {name} | {shown} | {compared(name, 'grpo')} | {compared(name, 'paw')} |")
     lines += ["", "| world | GRPO | PaW | PaW - GRPO | above on | PaW - placebo | above on |",
-              "|---" * 7 + "|"]  # fmt: skip
+              "|---" * 7 + "|"]
     for world in ["", *(f", {name}" for name in WORLDS)]:
         values = []
         for arm in (f"grpo{world}", f"paw{world}"):

@@ -180,11 +180,11 @@ def parse(argv: list[str]) -> Plan:
         raise UserError(f"--k {min(own.k)} is out of range: it must be at least 1.")
     if max(own.k) > 1 and args.cfg.eval_temperature == 0:
         raise UserError(f"--k {max(own.k)} draws equal candidates with --eval-temperature 0: raise "
-                        "the temperature.")  # fmt: skip
+                        "the temperature.")
     for threshold in own.veto_at:
         if not 0 < threshold <= 1:
             raise UserError(f"--veto-at {threshold:g} is out of range: it must be above 0 and at "
-                            "most 1.")  # fmt: skip
+                            "most 1.")
         if not own.world_model:
             raise UserError("--veto-at needs --world-model.")
     models = [find_model(args.cfg, text) for text in own.models]
@@ -224,7 +224,7 @@ def find_model(cfg: Config, text: str) -> Model:
 def played(
     plan: Plan, label: str, rule: Rule, k: int, policy: Policy, sampler: HFSampler | VLLMSampler,
     drawn: Drawn, pool: Pool, tasks: Tasks,
-) -> dict:  # fmt: skip
+) -> dict:
     """Evaluate one model with one rule and one K, and replay some of its candidates.
 
     -> {"played": a Played}, for its file.
@@ -251,7 +251,7 @@ def played(
         step_scored=cost.scored,
         step_passes=cost.passes,
         episode_tokens=(cost.generated + cost.scored) * len(rows) / len(episodes),
-    )  # fmt: skip
+    )
     if rule.kind in ("veto", "world model"):
         every = trials(cfg, policy, episodes, looking.candidates)
         vetoed = [trial for trial in every if trial.unchanged]
@@ -332,7 +332,7 @@ def cells(one: Played) -> list:
         one.model, one.rule, one.k, one.success, one.success_se, one.no_effect, one.vetoed,
         one.precision, one.base_rate, f"{one.step_tokens:.1f}", f"{one.step_scored:.1f}",
         f"{one.episode_tokens:.0f}", f"{one.step_passes:.1f}",
-    ]  # fmt: skip
+    ]
 
 
 def table(found: list[Played]) -> str:

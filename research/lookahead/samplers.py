@@ -117,7 +117,7 @@ class LookaheadSampler:
     def __init__(
         self, cfg: Config, sampler: HFSampler | VLLMSampler, k: int, veto: bool = True,
         drawn: Drawn | None = None,
-    ):  # fmt: skip
+    ):
         self.cfg = cfg
         self.sampler = sampler
         self.k = k
@@ -225,7 +225,7 @@ class WorldModelSampler(LookaheadSampler):
     def __init__(
         self, cfg: Config, sampler: HFSampler | VLLMSampler, k: int, world_model: WorldModel,
         episodes: Recorder, veto_at: float | None = None, drawn: Drawn | None = None,
-    ):  # fmt: skip
+    ):
         super().__init__(cfg, sampler, k, drawn=drawn)
         self.world_model = world_model
         self.episodes = episodes

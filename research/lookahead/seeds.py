@@ -147,7 +147,7 @@ def averaged(seeds: list[Seed], key: Key) -> Line:
         same_k=difference(same_k),
         same_tokens=difference(same_tokens),
         above_base=difference(above_base),
-    )  # fmt: skip
+    )
 
 
 def markdown(lines: list[Line]) -> str:
@@ -189,7 +189,7 @@ def draw(lines: list[Line], path: Path) -> None:
     figure, axes = plt.subplots(
         1, len(models), figsize=(3.4 * len(models), 3.4), sharey=True, squeeze=False,
         layout="constrained",
-    )  # fmt: skip
+    )
     for axis, model in zip(axes[0], models):
         mine = [one for one in lines if one.model == model]
         n = max(len(one.success) for one in mine)
@@ -202,7 +202,7 @@ def draw(lines: list[Line], path: Path) -> None:
             axis.errorbar(
                 [one.step_tokens for one in line], heights, yerr=[below, above],
                 color=f"C{number}", marker="o", capsize=2, lw=1.2, label=plain(rule),
-            )  # fmt: skip
+            )
         title = plain(f"{model}: {n} seed{'s' if n != 1 else ''}")
         axis.set(title=title, xlabel="tokens per step")
         axis.set_xscale("log", base=2)

@@ -56,11 +56,11 @@ def bands(sweep: Path, keys: list[str], out: Path | None) -> None:
     unknown = [key for key in keys if key not in known]
     if unknown:
         raise UserError(f"no run of {sweep} has the metric {', '.join(unknown)}: choose from "
-                        f"{', '.join(sorted(known))}.")  # fmt: skip
+                        f"{', '.join(sorted(known))}.")
     n_columns = 2 if len(keys) == 4 else min(3, len(keys))
     n_rows = -(-len(keys) // n_columns)  # rounded up
     figure, axes = plt.subplots(n_rows, n_columns, figsize=(4 * n_columns + 0.6, 3 * n_rows + 0.6),
-                                layout="constrained", squeeze=False)  # fmt: skip
+                                layout="constrained", squeeze=False)
     colors = {label: f"C{number}" for number, label in enumerate(by_arm)}
     handles = {}
     for axis, key in zip(axes.flat, keys):
@@ -87,7 +87,7 @@ def sensitivity(sweep: Path, out: Path | None) -> None:
     varied = [key for key in AXES if len({result.config[key] for result in results}) > 1]
     if len(varied) != 1:
         raise UserError(f"the runs of {sweep} differ in {' and '.join(varied) or 'neither'} of "
-                        "--select-ratio and --rho: use fig6-alpha or fig6-rho.")  # fmt: skip
+                        "--select-ratio and --rho: use fig6-alpha or fig6-rho.")
     (setting,) = varied
     value_of = {result.label: result.config[setting] for result in results}
     table, _ = compute(results)
@@ -140,7 +140,7 @@ def overhead(without: Path, with_paw: Path, out: Path | None) -> None:
     print(cost_table(*runs.values()))
     n_panels = 2 if all("peak" in run for run in runs.values()) else 1
     figure, axes = plt.subplots(1, n_panels, figsize=(4.4 * n_panels, 3.6), layout="constrained",
-                                squeeze=False)  # fmt: skip
+                                squeeze=False)
     seconds = axes[0, 0]
     bottom = np.zeros(2)  # of the next part of each bar
     for name in SECONDS.values():
@@ -152,7 +152,7 @@ def overhead(without: Path, with_paw: Path, out: Path | None) -> None:
     for axis in axes.flat[1:]:
         for k, (name, run) in enumerate(runs.items()):
             bars = axis.bar(np.arange(2) + 0.38 * (k - 0.5), [run["peak"], run["mean"]], 0.36,
-                            label=name, color=f"C{k + 4}")  # fmt: skip
+                            label=name, color=f"C{k + 4}")
             axis.bar_label(bars, fmt="%.2f", fontsize=8)
         axis.set_xticks([0, 1], ["peak", "mean over updates"])
         axis.set_ylabel("memory (GB)")
@@ -176,7 +176,7 @@ def main() -> None:
             sub.add_argument("sweep", type=Path, help="JSON file of a sweep")
         if name == "bands":
             sub.add_argument("keys", nargs="*", default=list(FIGURES["paw.png"]),
-                             help="metrics (default: those of Fig. 10 and 11)")  # fmt: skip
+                             help="metrics (default: those of Fig. 10 and 11)")
         sub.add_argument("--out", type=Path, help="the PNG (default: next to the input)")
     args = vars(parser.parse_args())
     draw = dict(bands=bands, sensitivity=sensitivity, overhead=overhead)[args.pop("command")]

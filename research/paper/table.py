@@ -32,7 +32,7 @@ TYPES = {  # task type -> the paper's column, in the paper's order
     "pick_cool_then_place_in_recep": "Cool", "pick_two_obj_and_place": "Pick2",
     "nq": "NQ", "triviaqa": "TriviaQA", "popqa": "PopQA", "hotpotqa": "HotpotQA",
     "2wikimultihopqa": "2Wiki", "musique": "MuSiQue", "bamboogle": "Bamboogle",
-}  # fmt: skip
+}
 
 
 @exact
@@ -191,7 +191,7 @@ def load(paths: list[Path]) -> tuple[list[Result], list[str]]:
         same = results.setdefault((config["env"], entry.label, entry.seed), result)
         if same.folder != entry.folder:
             raise UserError(f"{entry.label!r}, seed {entry.seed}, is both {same.folder} and "
-                            f"{folder}: leave one of them out.")  # fmt: skip
+                            f"{folder}: leave one of them out.")
     if not results:
         raise UserError(f"no evaluation in {', '.join(map(str, paths))}: run the sweep first.")
     return list(results.values()), notes
@@ -230,7 +230,7 @@ def stored(found: Compared) -> dict:
     """As JSON."""
     low, high = found.bootstrap or (None, None)
     return {"seeds": len(found.values), "mean": found.mean, "std": found.std,
-            "difference": found.difference, "low": low, "high": high}  # fmt: skip
+            "difference": found.difference, "low": low, "high": high}
 
 
 def markdown_table(header: list[str], lines: list[list]) -> str:
@@ -277,7 +277,7 @@ def markdown(table: dict[str, dict[str, Compared]], per_task: bool) -> str:
     if not per_task:
         text += " (a run has no evaluation.json, so tasks are not drawn)"
     lines += [markdown_table([f"difference to {first}", *names],
-                             [[arm, *changes(table[arm])] for arm in others]), ""]  # fmt: skip
+                             [[arm, *changes(table[arm])] for arm in others]), ""]
     lines += [f"Points, same seeds and tasks; {text}.", ""]
     return "\n".join(lines)
 

@@ -135,7 +135,7 @@ def collect(
         return rollout(
             cfg, policy, sampler, pool, played, groups,
             temperature=cfg.temperature, seed_key=(cfg.seed, update),
-        )  # fmt: skip
+        )
 
 
 def text_rows(cfg: Config, episodes: list[Episode]) -> list[TextRow]:

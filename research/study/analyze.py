@@ -113,7 +113,7 @@ def read(sweep: Path) -> Setting:
     for name, arm in arms.items():
         if len({len(curve) for curve in arm.curves}) > 1:
             raise UserError(f"{sweep}: the seeds of {name!r} have different numbers of updates: "
-                            "finish the sweep first.")  # fmt: skip
+                            "finish the sweep first.")
 
     first, *_ = arms
     records = [record for arm in arms.values() for record in arm.records]
@@ -179,7 +179,7 @@ def as_json(setting: Setting) -> dict:
 
     def of_arms(cells: Cells, function) -> dict:
         return {arm: {name: function(cell) for name, cell in row.items()}
-                for arm, row in cells.items()}  # fmt: skip
+                for arm, row in cells.items()}
 
     return {
         "name": setting.name,
@@ -198,7 +198,7 @@ def picture(settings: list[Setting], out: Path) -> None:
     figure, axes = plt.subplots(
         len(settings), 1 + len(TITLES), figsize=(13, 0.6 + sum(heights)), height_ratios=heights,
         squeeze=False, layout="constrained", sharex="col",
-    )  # fmt: skip
+    )
     for row, setting in zip(axes, settings):
         curve, *others = row
         colors = {arm: f"C{k}" if k else "0.25" for k, arm in enumerate(setting.cells)}

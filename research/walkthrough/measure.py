@@ -198,7 +198,7 @@ def play(cfg: Config, policy: Policy) -> list[Episode]:
         played = rollout(
             cfg, policy, sampler, pool, task_of_episode, group_of_episode,
             temperature=cfg.temperature, seed_key=(cfg.seed, UPDATE),
-        )  # fmt: skip
+        )
     return played.episodes
 
 

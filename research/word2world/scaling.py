@@ -115,12 +115,12 @@ def train_and_measure(plan: ScalingPlan, cell: Cell) -> dict:
     folder = plan.out / f"{cell.data}-{cell.limit}-{cell.width}"
     files = [file for file in plan.trajectories if cell.data in (ALL, named(file))]
     trained = call("train", plan, "--trajectories", *files, "--limit", cell.limit, "--width",
-                   cell.width, "--out", folder)  # fmt: skip
+                   cell.width, "--out", folder)
     found = cell._asdict() | {"parameters": trained["parameters"], "steps": trained["steps"]}
     found |= {measure: {} for measure in MEASURES}
     for file in plan.held_out:
         measured = call("fidelity", plan, "--world-model", folder, "--trajectories", file,
-                        "--out", folder / named(file))  # fmt: skip
+                        "--out", folder / named(file))
         for measure in MEASURES:
             found[measure][named(file)] = measured[measure]
     return found
@@ -155,7 +155,7 @@ def draw(rows: list[dict], path: Path) -> None:
         for measure, alpha in zip(MEASURES, (1, 0.4)):
             label = f"trained on {row['data']}" if measure == "em" else None
             right.bar(places, row[measure].values(), 0.75 / len(coverage), align="edge",
-                      color=f"C{number}", alpha=alpha, label=label)  # fmt: skip
+                      color=f"C{number}", alpha=alpha, label=label)
     right.set_xticks([k + 0.4 for k in range(len(row["em"]))], row["em"])
     right.set(ylabel="exact match", title=f"coverage: {largest[0]} trajectories, {largest[1]} wide")
     for axis in (left, right):

@@ -58,7 +58,7 @@ NAME_LENGTH = 1000  # bytes; longer names overflow fast-downward's buffers of 10
 ALLOWED = (
     ast.Expression, ast.Name, ast.Load, ast.BinOp, ast.Add, ast.BoolOp, ast.And, ast.Or, ast.IfExp,
     ast.UnaryOp, ast.Not, ast.Compare, ast.Eq, ast.NotEq, ast.In, ast.NotIn,
-)  # fmt: skip
+)
 BRACES = re.compile("[{}]")
 NO_BUILTINS = {"__builtins__": {}}  # the globals of expressions
 

@@ -197,7 +197,7 @@ def reflexion(
 def reflect(
     cfg: Config, s: Session, react: React, memory: Remembering, lost: list[Episode],
     tokens: Counter, trial_seed: int,
-) -> None:  # fmt: skip
+) -> None:
     """Let the model write one reflection per failed episode, and add it to the memory."""
     requests = []
     for n, episode in enumerate(lost):
