@@ -80,7 +80,7 @@ def test_worlds():
 
 
 def test_the_games_are_listed_and_have_one_grammar(tmp_path, monkeypatch):
-    monkeypatch.setattr(hidden, "ROUNDS", 1)
+    monkeypatch.setattr(hidden, "ROUNDS", 1)  # fewer files
     hidden.write_games(tmp_path, SEED)
     tasks = hidden.load(Config(env="hidden"), str(tmp_path))
     assert (len(tasks.train), len(tasks.held_out)) == (64, 32)

@@ -55,7 +55,7 @@ MATERIALS = ("bone", "clay", "glass", "ice", "iron", "stone", "wax", "wood")
 RECEPTACLES = ("BathtubBasin", "CoffeeMachine", "Fridge", "Microwave", "SinkBasin", "StoveBurner",
                "Toaster", "Toilet")  # fmt: skip
 TASK = "clean what you hold"  # the same text in all games, so the engine parses one grammar
-ROUNDS = 2  # training games per kind; with the panel, all fit in the engine's cache
+ROUNDS = 16  # pairs per kind in train: with 2, a kind met few others, and PaW learned slowly
 WARM_STEPS = 300
 WARM_ROWS = 256  # transitions per such step
 WARM_LR = 1e-3
