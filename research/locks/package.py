@@ -15,6 +15,7 @@ import multiprocessing
 import re
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field, replace
@@ -32,7 +33,7 @@ sys.path.insert(0, str(FOLDER.parent.parent))  # the repository, for examples an
 
 from examples import locks, one_file  # noqa: E402
 from examples.one_file import TOOLS, World, make_world  # noqa: E402
-from paw_min import train  # noqa: E402
+from paw_min import train, update  # noqa: E402
 from paw_min.config import Config  # noqa: E402
 from paw_min.envs.benchmarks import BENCHMARKS  # noqa: E402
 from paw_min.envs.interface import Command  # noqa: E402
@@ -81,6 +82,26 @@ def make_standin(tokenizer, seed: int):
     return standins.make_model(tokenizer, seed, width=64, positions=64)
 
 
+def make_tied(tokenizer, seed: int):
+    """The example's model with one matrix for embeddings and head."""
+    model = locks.make_model(tokenizer, seed)
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    return model
+
+
+def make_small(tokenizer, seed: int):
+    """The example's model with the matrices of its layers at transformers' 0.02."""
+    model = locks.make_model(tokenizer, seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for module in model.get_decoder().modules():
+            if isinstance(module, torch.nn.Linear):
+                torch.nn.init.normal_(module.weight, std=0.02)
+                torch.nn.init.zeros_(module.bias)
+    return model
+
+
 @dataclass(frozen=True)
 class Cell:
     """The example, changed."""
@@ -92,6 +113,7 @@ class Cell:
     tags: bool = False
     world: type[World] = World
     model: Callable = locks.make_model
+    malformed: bool = True  # whether the world model learns from malformed responses, too
 
     def make_world(self, seed: int) -> World:
         world = make_world(seed, self.names)
@@ -106,22 +128,41 @@ class Cell:
 SHORT = dict(lr=1e-3, updates=80, eval_every=20)
 TAGS = SHORT | dict(max_response_tokens=4)
 SENTENCE = dict(max_obs_tokens=6)
+KL = dict(kl_coef=0.01)
+PENALTY = dict(invalid_penalty=0.1, statistics="rows")
+LONG = dict(updates=160)
 short = partial(Cell, names=64, warm_rows=64)
 TRIES = short(TAGS | SENTENCE, tags=True, world=Sentence, model=make_standin)
 CELLS = {
     "file": Cell(),
     "example": Cell(),
+    "example, one token": Cell(dict(max_response_tokens=1), end=False),
+    "example, kl": Cell(KL),
     "file, short": short(SHORT),
     "one token": short(SHORT | dict(max_response_tokens=1), end=False),
     "end": short(SHORT),
     "tags": short(TAGS, tags=True),
     "sentence": short(SHORT | SENTENCE, world=Sentence),
     "stand-in": short(SHORT, model=make_standin),
-    "kl": short(SHORT | dict(kl_coef=0.01)),
+    "end, well formed": short(SHORT, malformed=False),
+    "tags, well formed": short(TAGS, tags=True, malformed=False),
+    "tags, kl": short(TAGS | KL, tags=True),
+    "end, turn": short(SHORT | dict(wm_separator="turn")),
+    "end, lr 5e-4": short(SHORT | dict(lr=5e-4)),
+    "end, penalty": short(SHORT | PENALTY),
+    "kl": short(SHORT | KL),
+    "kl, stand-in": short(SHORT | KL | LONG, model=make_standin),
+    "kl, tied": short(SHORT | KL | LONG, model=make_tied),
+    "kl, small": short(SHORT | KL | LONG, model=make_small),
     "tries": TRIES,
-    "tries, kl": replace(TRIES, settings=TRIES.settings | dict(kl_coef=0.01)),
-    "tries, penalty": replace(TRIES, settings=TRIES.settings | dict(invalid_penalty=0.1)),
+    "tries, kl": replace(TRIES, settings=TRIES.settings | KL),
+    "tries, kl, long": replace(TRIES, settings=TRIES.settings | KL | LONG),
+    "tries, penalty": replace(TRIES, settings=TRIES.settings | PENALTY),
+    "tries, lr 5e-4": replace(TRIES, settings=TRIES.settings | dict(lr=5e-4, updates=160)),
     "tries, example's model": replace(TRIES, model=locks.make_model),
+    "tries, example's model, kl": replace(
+        TRIES, settings=TRIES.settings | KL, model=locks.make_model
+    ),
 }
 
 
@@ -158,6 +199,7 @@ def run_package(cell: Cell, arm: str, seed: int, out: Path) -> list[dict]:
     """One run of paw_min.train -> its evaluations."""
     curve = []
     recent = []  # metrics of the updates since the last evaluation
+    said = Counter()  # malformed responses since then
 
     def play_panel(cfg, opened, done):
         point = {"update": done} | measure(opened.policy, cell.make_world(seed))
@@ -165,15 +207,28 @@ def run_package(cell: Cell, arm: str, seed: int, out: Path) -> list[dict]:
             values = [line[name] for line in recent if name in line]
             if values:
                 point[name] = mean(values)
-        recent.clear()
         curve.append({key: float(f"{value:.5g}") for key, value in point.items()})
+        curve[-1]["malformed"] = said.most_common(5)
+        recent.clear()
+        said.clear()
         return {"eval_success": point["success"]}
 
     usual_update = train.run_update
+    usual_flatten = train.flatten
 
     def run_update(*args):
         recent.append(usual_update(*args))
         return recent[-1]
+
+    def flatten(episodes):
+        for episode in episodes:
+            for step, transition in zip(episode.log, episode.transitions):
+                if not transition.valid:
+                    said[step.response] += 1
+        return usual_flatten(episodes)
+
+    def well_formed(_, rows):
+        return torch.tensor([row.valid for row in rows])
 
     with ExitStack() as replaced:
 
@@ -197,6 +252,9 @@ def run_package(cell: Cell, arm: str, seed: int, out: Path) -> list[dict]:
             locks.warm_start(start, seed)
         instead(train, "play_panel", play_panel)
         instead(train, "run_update", run_update)
+        instead(train, "flatten", flatten)
+        if not cell.malformed:
+            instead(update, "world_model_candidates", well_formed)
         # For speed only: no files for people, and each text is encoded once.
         instead(train, "draw", lambda *_: None)
         instead(Run, "write", lambda *_: None)
