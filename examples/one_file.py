@@ -6,11 +6,12 @@ the same model, in the same forward pass, to predict the answers to its own acti
 
     loss = RL loss + mean over groups g of  lambda_g * mean of m (1 - p)         (Eq. 11)
 
-where a group is several episodes of one task, and the inner mean is over the tokens of the answers.
+where a group is several episodes of one task, and the inner mean is over the tokens of an answer,
+then over the selected answers of the group.
 p is the probability that the model gives to a token. Three choices make it PaW. It trains on the
 answers to the actions about which the policy was least sure (Eq. 4). It leaves out tokens with
-p > rho: their m is 0 (Eq. 7). And lambda_g is the share of the group's episodes that were lost
-(Eq. 10). The trained policy is used without any prediction.
+p > rho: their m is 0 (Eq. 7). And lambda_g, in this world, is the share of the group's episodes
+that were lost (Eq. 10). The trained policy is used without any prediction.
 
     python examples/one_file.py        # needs torch, and matplotlib for the figure one_file.png
 
@@ -246,14 +247,15 @@ def top_alpha(entropy: Tensor, alpha: float) -> Tensor:
 
 
 def cross_entropy(logp: Tensor) -> Tensor:
-    """Eq. 5: (B, O) -> (B,). It raises the logit of a token with the force 1 - p."""
+    """Eq. 5: (B, O) -> (B,). Its gradient on the logit of a token is 1 - p: large for rare tokens."""
     return -logp.mean(-1)
 
 
 def absolute_error(logp: Tensor) -> Tensor:
     """The MAE of section 3.2, for each token: (B, O) -> (B, O).
 
-    The force is p (1 - p): small for unlikely tokens.
+    Its gradient on the logit of a token is p (1 - p), and so small for rare tokens. So text that
+    cannot be predicted, such as numbers and names, hardly pulls on the model.
     """
     return 1 - logp.exp()
 
@@ -261,9 +263,10 @@ def absolute_error(logp: Tensor) -> Tensor:
 def is_hard(logp: Tensor, rho: float) -> Tensor:
     """Eq. 7: 1 where p <= rho, else 0: (B, O) -> (B, O).
 
-    Why keep only p <= rho? Where several observations are possible, training further would put all
-    probability on one of them. Here there is one, but above 0.2 it already beats the seven others,
-    and that suffices to tell names apart. So expect p(material) to end well below 1.
+    Why keep only p <= rho? The MAE is lowest with all probability on the most frequent observation.
+    Where several are possible, the mask stops before that. In this world each action has exactly
+    one, but above 0.2 its material is already more likely than chance, 1/8, and that tells names
+    apart. So expect p(material) to end well below 1.
     The mask has no gradient, because a comparison is constant almost everywhere. So it decides
     which tokens are trained, and the model is not rewarded for moving a token across rho.
     """

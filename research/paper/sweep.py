@@ -85,7 +85,7 @@ def plan(grid: str, env: str, seeds: list[int], out: str, extra: list[str]) -> l
         "size": " ".join(sizes),
         "episodes": base.groups * base.group_size,
         "third": f"{base.lr / 3:.3g}",
-        "printed": PRINTED_SCALE[env],
+        "printed": PRINTED_SCALE.get(env),
     }
     jobs = []
     for seed in seeds:
