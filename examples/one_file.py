@@ -247,7 +247,7 @@ def top_alpha(entropy: Tensor, alpha: float) -> Tensor:
 
 
 def cross_entropy(logp: Tensor) -> Tensor:
-    """Eq. 5: (B, O) -> (B,). Its gradient on the logit of a token is 1 - p: large for rare tokens."""
+    """Eq. 5: (B, O) -> (B,). Its gradient on a token's logit is 1 - p, large for rare tokens."""
     return -logp.mean(-1)
 
 
