@@ -8,6 +8,7 @@ import os
 import random
 import re
 import signal
+import sys
 import threading
 import time
 
@@ -572,3 +573,10 @@ def test_a_parquet_file_that_is_not_unicode(tmp_path):
     parquet.write_table(pa.table({"question": text}), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match="a.parquet cannot be read"):
         load_questions(tmp_path / "a.parquet")
+
+
+def test_parquet_without_pyarrow_is_one_sentence(tmp_path, monkeypatch):
+    path = write_parquet(tmp_path / "a.parquet", [dict(question="who?", golden_answers=["me"])])
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ValueError, match="a.parquet needs pyarrow: pip install pyarrow."):
+        load_questions(path)

@@ -62,8 +62,10 @@ def load_questions(path: str | Path, split: str = "") -> list[Question]:
 
 
 def _read_parquet(path: Path) -> list[dict]:
-    from pyarrow import parquet  # needed for published data only
-
+    try:
+        from pyarrow import parquet  # 170 MB, for published data only: not in requirements.txt
+    except ImportError:
+        raise ValueError(f"{path} needs pyarrow: pip install pyarrow.") from None
     with damaged(str(path), "download it again"):
         file = parquet.ParquetFile(path)
         columns = [name for name in file.schema_arrow.names if name in COLUMNS]
