@@ -44,8 +44,9 @@ PRESETS = {"tiny": dict(
     eval_temperature=1.0, save_every=25, groups=one_file.GROUPS,
     group_size=one_file.EPISODES, lr=one_file.LR, beta2=0.95, mini_batch=64,
     statistics="trajectories", wm_separator="none",
-    # one_file.py has none of these three.
-    kl_coef=0.0, entropy_coef=0.0, invalid_penalty=0.0)}
+    # one_file.py has neither of these two, nor a KL term. The KL term is needed here: it keeps the
+    # end of a response in place while nothing is won (research/locks/package.md).
+    entropy_coef=0.0, invalid_penalty=0.0)}
 
 
 # ---- the environment ----

@@ -27,6 +27,7 @@ from statistics import mean
 from unittest.mock import patch
 
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent.parent))  # the repository, for examples and paw_min
@@ -82,9 +83,12 @@ def make_standin(tokenizer, seed: int):
     return standins.make_model(tokenizer, seed, width=64, positions=64)
 
 
+make_example = locks.make_model
+
+
 def make_tied(tokenizer, seed: int):
     """The example's model with one matrix for embeddings and head."""
-    model = locks.make_model(tokenizer, seed)
+    model = make_example(tokenizer, seed)
     model.config.tie_word_embeddings = True
     model.tie_weights()
     return model
@@ -92,13 +96,30 @@ def make_tied(tokenizer, seed: int):
 
 def make_small(tokenizer, seed: int):
     """The example's model with the matrices of its layers at transformers' 0.02."""
-    model = locks.make_model(tokenizer, seed)
+    model = make_example(tokenizer, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for module in model.get_decoder().modules():
             if isinstance(module, torch.nn.Linear):
                 torch.nn.init.normal_(module.weight, std=0.02)
                 torch.nn.init.zeros_(module.bias)
+    return model
+
+
+def make_gpt2(tokenizer, seed: int):
+    """The example's model with learned positions, as in one_file."""
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_embd=one_file.WIDTH, n_layer=one_file.LAYERS,
+        n_head=one_file.HEADS, n_positions=64, tie_word_embeddings=False, resid_pdrop=0.0,
+        embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = GPT2LMHeadModel(config)
+        for name, weight in model.named_parameters():
+            if weight.ndim == 2 and ("attn" in name or "mlp" in name):
+                torch.nn.init.uniform_(weight, -(weight.shape[0] ** -0.5), weight.shape[0] ** -0.5)
     return model
 
 
@@ -112,7 +133,7 @@ class Cell:
     end: bool = True  # whether a response has an end token
     tags: bool = False
     world: type[World] = World
-    model: Callable = locks.make_model
+    model: Callable = make_example
     malformed: bool = True  # whether the world model learns from malformed responses, too
 
     def make_world(self, seed: int) -> World:
@@ -125,7 +146,8 @@ class Cell:
         return SCRATCH / "-".join(str(getattr(part, "__name__", part)) for part in kind)
 
 
-SHORT = dict(lr=1e-3, updates=80, eval_every=20)
+NO_KL = dict(kl_coef=0.0)
+SHORT = NO_KL | dict(lr=1e-3, updates=80, eval_every=20)
 TAGS = SHORT | dict(max_response_tokens=4)
 SENTENCE = dict(max_obs_tokens=6)
 KL = dict(kl_coef=0.01)
@@ -136,32 +158,32 @@ TRIES = short(TAGS | SENTENCE, tags=True, world=Sentence, model=make_standin)
 CELLS = {
     "file": Cell(),
     "example": Cell(),
-    "example, one token": Cell(dict(max_response_tokens=1), end=False),
-    "example, kl": Cell(KL),
+    "example, no kl": Cell(NO_KL),
+    "example, no kl, learned positions": Cell(NO_KL, model=make_gpt2),
+    "example, one token": Cell(NO_KL | dict(max_response_tokens=1), end=False),
     "file, short": short(SHORT),
     "one token": short(SHORT | dict(max_response_tokens=1), end=False),
     "end": short(SHORT),
     "tags": short(TAGS, tags=True),
     "sentence": short(SHORT | SENTENCE, world=Sentence),
     "stand-in": short(SHORT, model=make_standin),
-    "end, well formed": short(SHORT, malformed=False),
-    "tags, well formed": short(TAGS, tags=True, malformed=False),
-    "tags, kl": short(TAGS | KL, tags=True),
-    "end, turn": short(SHORT | dict(wm_separator="turn")),
-    "end, lr 5e-4": short(SHORT | dict(lr=5e-4)),
+    "learned positions": short(SHORT, model=make_gpt2),
+    "end, kl": short(SHORT | KL),
     "end, penalty": short(SHORT | PENALTY),
-    "kl": short(SHORT | KL),
-    "kl, stand-in": short(SHORT | KL | LONG, model=make_standin),
-    "kl, tied": short(SHORT | KL | LONG, model=make_tied),
-    "kl, small": short(SHORT | KL | LONG, model=make_small),
+    "end, lr 5e-4": short(SHORT | dict(lr=5e-4)),
+    "end, turn": short(SHORT | dict(wm_separator="turn")),
+    "end, well formed": short(SHORT, malformed=False),
+    "tags, kl": short(TAGS | KL, tags=True),
+    "tags, well formed": short(TAGS, tags=True, malformed=False),
+    "stand-in, kl": short(SHORT | KL | LONG, model=make_standin),
+    "tied, kl": short(SHORT | KL | LONG, model=make_tied),
+    "small, kl": short(SHORT | KL | LONG, model=make_small),
     "tries": TRIES,
-    "tries, kl": replace(TRIES, settings=TRIES.settings | KL),
-    "tries, kl, long": replace(TRIES, settings=TRIES.settings | KL | LONG),
     "tries, penalty": replace(TRIES, settings=TRIES.settings | PENALTY),
-    "tries, lr 5e-4": replace(TRIES, settings=TRIES.settings | dict(lr=5e-4, updates=160)),
-    "tries, example's model": replace(TRIES, model=locks.make_model),
+    "tries, kl": replace(TRIES, settings=TRIES.settings | KL | LONG),
+    "tries, example's model": replace(TRIES, model=make_example),
     "tries, example's model, kl": replace(
-        TRIES, settings=TRIES.settings | KL, model=locks.make_model
+        TRIES, settings=TRIES.settings | KL, model=make_example
     ),
 }
 
