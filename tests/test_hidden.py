@@ -1,9 +1,10 @@
 """research/hidden: the hidden property decides, observations show it, prompts do not.
 
-python -m pytest tests/test_hidden.py  (~5 s)
+python -m pytest tests/test_hidden.py  (~10 s)
 """
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +12,9 @@ pytest.importorskip("alfworld")
 
 from paw_min.config import Config
 from paw_min.envs.interface import Context, Turn
-from research.hidden import hidden
+from research.hidden import hidden, study
 
+HIDDEN = Path(hidden.__file__).parent
 SEED = 1
 WORLD = hidden.make_world(SEED)
 KINDS = [hidden.KINDS[3], hidden.KINDS[70]]
@@ -89,3 +91,9 @@ def test_the_games_are_listed_and_have_one_grammar(tmp_path, monkeypatch):
         with open(path) as file:
             grammars.add(json.load(file)["grammar"])
     assert len(grammars) == 1
+
+
+def test_the_tables_are_those_of_the_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "FOLDER", tmp_path)
+    study.table()
+    assert (tmp_path / "tables.md").read_text() == (HIDDEN / "tables.md").read_text()

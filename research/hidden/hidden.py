@@ -260,7 +260,7 @@ BENCHMARKS["hidden"] = Benchmark(load, {"paper": prompt, "compact": prompt}, par
 
 
 def make_model(tokenizer, seed: int) -> GPTNeoXForCausalLM:
-    """0.13 million parameters, as in one_file.py: untied head, PyTorch's values in the matrices."""
+    """0.12 million parameters, as in one_file.py: untied head, PyTorch's values in the matrices."""
     config = GPTNeoXConfig(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=256, num_hidden_layers=2,
         num_attention_heads=4, max_position_embeddings=64, use_parallel_residual=False,
