@@ -48,12 +48,12 @@ from paw_min.toy.standins import make_tokenizer  # noqa: E402
 DATA = Path("data/hidden")
 COLORS = ("Black", "Blue", "Brown", "Gray", "Green", "Pink", "Red", "White")
 THINGS = ("Bottle", "Bowl", "Box", "Cup", "Dish", "Fork", "Kettle", "Knife", "Ladle", "Mug", "Pan",
-          "Plate", "Pot", "Spoon", "Vase", "Watch")  # fmt: skip
+          "Plate", "Pot", "Spoon", "Vase", "Watch")
 KINDS = [color + thing for color in COLORS for thing in THINGS]
 # More than 1 / rho materials: with 4, each would have p = 1/4 from the start, and Eq. 7 drop it.
 MATERIALS = ("bone", "clay", "glass", "ice", "iron", "stone", "wax", "wood")
 RECEPTACLES = ("BathtubBasin", "CoffeeMachine", "Fridge", "Microwave", "SinkBasin", "StoveBurner",
-               "Toaster", "Toilet")  # fmt: skip
+               "Toaster", "Toilet")
 TASK = "clean what you hold"  # the same text in all games, so the engine parses one grammar
 ROUNDS = 16  # pairs per kind in train: with 2, a kind met few others, and PaW learned slowly
 WARM_STEPS = 300
@@ -66,7 +66,7 @@ PRESETS = {"tiny": dict(
     eval_temperature=1.0, save_every=25, lr=5e-4, beta2=0.95, mini_batch=64, micro_tokens=4096,
     statistics="trajectories", wm_separator="none",
     # As in one_file.py, which has none of these three.
-    kl_coef=0.0, entropy_coef=0.0, invalid_penalty=0.0)}  # fmt: skip
+    kl_coef=0.0, entropy_coef=0.0, invalid_penalty=0.0)}
 
 
 # ---- the games ----
@@ -170,7 +170,7 @@ def write_problem(world: World, pair: tuple[str, str]) -> str:
         "(:init", *(f"({fact})" for fact in facts), ")",
         "(:goal (and", *(f"(isClean {name})" for name in thing.values()), "))",
         ")",
-    ])  # fmt: skip
+    ])
 
 
 def make_game(world: World, pair: tuple[str, str]) -> dict:
@@ -266,7 +266,7 @@ def make_model(tokenizer, seed: int) -> GPTNeoXForCausalLM:
         num_attention_heads=4, max_position_embeddings=64, use_parallel_residual=False,
         tie_word_embeddings=False, bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
+    )
     with torch.random.fork_rng(devices=[]):  # weights depend on `seed` only
         torch.manual_seed(seed)
         model = GPTNeoXForCausalLM(config)

@@ -39,7 +39,7 @@ def train(seed: int, arm: str) -> dict:
         "valid": [round(metrics["valid"], 4) for metrics in updates],
         "held_out": [start["eval_success"], updates[-1]["eval_success"]],  # before, after
         "material": p_material(seed, max((OUT / name).glob("checkpoint-*"))),
-    }  # fmt: skip
+    }
 
 
 def p_material(seed: int, checkpoint: Path) -> float:
@@ -106,11 +106,11 @@ def table() -> None:
     known = read_runs()
     seeds = [seed for seed in SEEDS if all((seed, arm) in known for arm in ARMS)]
     lines = ["| seed | " + " | ".join(f"{arm}: mean, end, held out, p" for arm in ARMS) + " |",
-             "|---" * (1 + len(ARMS)) + "|"]  # fmt: skip
+             "|---" * (1 + len(ARMS)) + "|"]
     for seed in seeds:
         cells = [known[seed, arm] for arm in ARMS]
         shown = [f"{area(c):.1f}, {end(c):.1f}, {100 * c['held_out'][1]:.1f}, {c['material']:.2f}"
-                 for c in cells]  # fmt: skip
+                 for c in cells]
         lines.append(f"| {seed} | {' | '.join(shown)} |")
     lines += ["", "| difference | mean of the curve | above on |", "|---|---|---|"]
     for a, b in (("paw", "grpo"), ("paw", "placebo"), ("placebo", "grpo")):

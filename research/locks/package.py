@@ -113,7 +113,7 @@ def make_gpt2(tokenizer, seed: int):
         n_head=one_file.HEADS, n_positions=64, tie_word_embeddings=False, resid_pdrop=0.0,
         embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = GPT2LMHeadModel(config)
