@@ -114,8 +114,8 @@ BENCHMARKS["locks"] = Benchmark(
 def make_model(tokenizer, seed: int) -> GPTNeoXForCausalLM:
     """The model of `one_file.py`, but with rotary positions and a head without bias.
 
-    Two properties matter here. The head is not tied to the embeddings. And the matrices start with
-    PyTorch's values: transformers' standard deviation of 0.02 is for models that are far wider.
+    The head is not tied to the embeddings: a tied one learned far more slowly. The matrices start
+    with PyTorch's values, as in `one_file.py`.
     """
     config = GPTNeoXConfig(
         vocab_size=len(tokenizer), hidden_size=one_file.WIDTH, intermediate_size=4 * one_file.WIDTH,

@@ -18,7 +18,9 @@ import re
 import shlex
 import subprocess
 import tarfile
+from contextlib import redirect_stdout
 from functools import cache
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,7 @@ from paw_min.base.files import replace_text
 from paw_min.running.runs import read_metrics
 from research import curves
 from research.comparison.run import ARMS, STAGES
+from research.locks import package
 from research.paper.table import markdown_table
 from research.starts import measure as starts_measure
 from research.stats import signed
@@ -268,7 +271,7 @@ def runs_rise() -> str:
     return markdown_table(["benchmark", "rise"], lines)
 
 
-# ---- starts, teach, walkthrough ----
+# ---- starts, teach, walkthrough, locks ----
 
 
 def starts(number: str) -> str:
@@ -309,6 +312,13 @@ def walkthrough_step() -> str:
     lines = [[title, f"{found[key]:.4f}"] for key, title in rows.items()]
     above = f"{percent(found['wm_clipped_tokens'])} %"
     return markdown_table(["", "value"], [*lines, ["observation tokens with p > ρ", above]])
+
+
+def locks_package() -> str:
+    printed = StringIO()
+    with redirect_stdout(printed):
+        package.table()
+    return printed.getvalue().strip()
 
 
 # ---- rwml and word2world ----

@@ -110,9 +110,10 @@ def make_gpt2(tokenizer, seed: int):
     """The example's model with learned positions, as in one_file."""
     config = GPT2Config(
         vocab_size=len(tokenizer), n_embd=one_file.WIDTH, n_layer=one_file.LAYERS,
-        n_head=one_file.HEADS, n_positions=64, tie_word_embeddings=False, resid_pdrop=0.0,
-        embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        n_head=one_file.HEADS, n_positions=64, tie_word_embeddings=False,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        intermediate_size=4 * one_file.WIDTH,  # which running/memory.py looks for
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -182,9 +183,7 @@ CELLS = {
     "tries, penalty": replace(TRIES, settings=TRIES.settings | PENALTY),
     "tries, kl": replace(TRIES, settings=TRIES.settings | KL | LONG),
     "tries, example's model": replace(TRIES, model=make_example),
-    "tries, example's model, kl": replace(
-        TRIES, settings=TRIES.settings | KL, model=make_example
-    ),
+    "tries, example's model, kl": replace(TRIES, settings=TRIES.settings | KL, model=make_example),
 }
 
 
@@ -349,8 +348,9 @@ def table() -> None:
                 mean(curve[-1].get(name, math.nan) for curve in curves)
                 for name in ("success", "valid", "material")
             )
+            form = "-" if math.isnan(valid) else f"{100 * valid:.1f}"
             print(f"| {cell} | {arm} | {len(curves)} | {during:.1f} | {100 * end:.1f} "
-                  f"| {100 * valid:.1f} | {material:.2f} |")
+                  f"| {form} | {material:.2f} |")
 
 
 if __name__ == "__main__":
