@@ -109,7 +109,8 @@ def test_the_model_answers(policy):
 
 
 def test_the_folder_is_plain_and_complete(folder, policy):
-    assert sorted(f.name for f in folder.parent.iterdir()) == [folder.name]  # nothing partial
+    names = sorted(path.name for path in folder.parent.iterdir())
+    assert names == [folder.name, f"{folder.name}.lock"]  # nothing partial
     assert len(list(folder.glob("*.safetensors"))) == 1
     config = json.loads((folder / "config.json").read_text())
     assert not {"quantization_config", "auto_map"} & set(config)

@@ -10,6 +10,7 @@ import os
 import re
 import runpy
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from examples.trl_paw import PaWConfig, PaWTrainer, play, reward
 from paw_min import toy
 from paw_min.config import Config
 from paw_min.envs.alfworld import list_games
+from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.model.batches import micro_batches
 from paw_min.model.policy import load_policy
 from paw_min.rows import Episode, Transition, flatten
@@ -116,13 +118,15 @@ def episodes(played: dict) -> list[Episode]:
 
 
 @pytest.mark.parametrize("settings", [{}, {"select_ratio": 1.0, "rho": 0.9, "r_max": 20.0}])
-def test_with_it_the_gradient_is_ours(run, settings):
+def test_with_it_the_gradient_is_ours(run, settings, monkeypatch):
     on, off = run(PaWTrainer, **settings), run(PaWTrainer, wm_scale=0.0, steps=2)
     assert on.played == off.played
     cfg = Config(
         mini_batch=0, kl_coef=0.0, entropy_coef=0.0, select_ratio=on.trainer.args.select_ratio,
-        rho=on.trainer.args.rho, r_max=on.trainer.args.r_max, micro_tokens=1024,
+        rho=on.trainer.args.rho, micro_tokens=1024,
     )
+    benchmark = replace(BENCHMARKS[cfg.env], r_max=on.trainer.args.r_max)
+    monkeypatch.setitem(BENCHMARKS, cfg.env, benchmark)
     policy = load_policy(MODEL)
     rows = prepare(cfg, policy, None, flatten(episodes(on.played)))
     assert len(rows.tokens) == 16 and len(set(rows.row_weight.tolist())) > 1
