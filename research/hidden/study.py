@@ -101,7 +101,7 @@ def end(line: dict) -> float:
 
 def table() -> None:
     """tables.md, over the seeds that have all arms."""
-    from research.curves import t_interval
+    from research.stats import t_interval
 
     known = read_runs()
     seeds = [seed for seed in SEEDS if all((seed, arm) in known for arm in ARMS)]
