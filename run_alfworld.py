@@ -18,7 +18,7 @@ TINY = dict(
     wm_separator="none",
     # KL term and format penalty keep their defaults, as in the preset `paper`. Without them, only
     # the world-model loss has a gradient where no episode is won: responses become malformed.
-)  # fmt: skip
+)
 
 OPEN = dict(
     model="open", wm_separator="turn", updates=32, eval_every=4, eval_temperature=1.0, warm_up=2,
@@ -26,10 +26,12 @@ OPEN = dict(
 )
 
 # PaW A.1; what it leaves open is taken from verl-agent, which it builds on. Qwen2.5-1.5B/7B.
+# Learning rate, groups and their size, alpha, rho, KL and the other values of A.1 are config.py's
+# defaults; `--help` prints every value of each preset.
 PAPER = dict(
     model="Qwen/Qwen2.5-1.5B-Instruct", updates=150, eval_every=5, save_every=5,
     grad_checkpointing=True, sampler="vllm", workers=4,
-)  # fmt: skip
+)
 
 PRESETS = {
     "tiny": TINY,
@@ -53,7 +55,7 @@ PRESETS = {
     "80gb": PAPER | dict(
         model="Qwen/Qwen2.5-7B-Instruct", lora_rank=16, lr=1e-5, vllm_memory=0.5,
     ),
-}  # fmt: skip
+}
 
 if __name__ == "__main__":
     main("alfworld", PRESETS, __doc__)

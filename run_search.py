@@ -11,20 +11,22 @@ plan. Rerun the same command to resume. Results: runs/<name>/, with plots.
 
 from paw_min.cli import main
 
-# PaW A.1; what it leaves open is taken from verl-agent, which it builds on. Qwen2.5-3B/7B.
+# PaW A.1; what it leaves open is taken from verl-agent, which it builds on. Qwen2.5-3B/7B. Learning
+# rate, groups and their size, alpha, rho, KL and the other values of A.1 are config.py's defaults;
+# `--help` prints every value of each preset.
 PAPER = dict(
     model="Qwen/Qwen2.5-3B-Instruct", eval_split="test", updates=200, eval_every=50, eval_tasks=0,
-    save_every=10, max_turns=4, history_length=4, max_prompt_tokens=4096, prompt_overflow="cut",
-    groups=256, group_size=5, mini_batch=512, invalid_penalty=0.01, r_max=1.0, similarity=0.9,
+    save_every=10, max_turns=4, history_length=4, max_prompt_tokens=4096,
+    groups=256, group_size=5, mini_batch=512, invalid_penalty=0.01, similarity=0.9,
     eval_temperature=0.0, kl_coef=0.001, entropy_coef=0.0, grad_checkpointing=True, sampler="vllm",
     ref_offload=True, vllm_memory=0.3,  # so that 3B fits one GPU of 80 GB
-)  # fmt: skip
+)
 
 TINY = dict(
     eval_split="test", prompt="compact", history_length=4, max_prompt_tokens=600,
     max_response_tokens=16, max_obs_tokens=128, max_turns=4, topk=1, groups=16, group_size=8,
     updates=16, eval_every=4, eval_tasks=100, lr=5e-4, mini_batch=128, micro_tokens=2048,
-    kl_coef=0.001, entropy_coef=0.0, invalid_penalty=0.01, r_max=1.0, similarity=0.9,
+    kl_coef=0.001, entropy_coef=0.0, invalid_penalty=0.01, similarity=0.9,
     wm_separator="none",
 )
 
@@ -46,7 +48,7 @@ PRESETS = {
         model="Qwen/Qwen2.5-7B-Instruct", lora_rank=16, lr=1e-5, ref_offload=False,
         vllm_memory=0.5,
     ),
-}  # fmt: skip
+}
 
 if __name__ == "__main__":
     main("search", PRESETS, __doc__)

@@ -11,11 +11,13 @@ items_human_ins.json. Rerun the same command to resume. Results: runs/<name>/, w
 from paw_min.cli import main
 
 # PaW A.1; what it leaves open is taken from verl-agent, which it builds on. Qwen2.5-1.5B/7B.
+# Learning rate, groups and their size, alpha, rho, KL and the other values of A.1 are config.py's
+# defaults; `--help` prints every value of each preset.
 PAPER = dict(
     model="Qwen/Qwen2.5-1.5B-Instruct", eval_split="test", updates=150, eval_every=5, save_every=5,
     max_turns=15, max_prompt_tokens=4096, mini_batch=64, n_products=1000, grad_checkpointing=True,
     sampler="vllm",
-)  # fmt: skip
+)
 
 TINY = dict(
     eval_split="test", prompt="compact", history_length=3, max_prompt_tokens=600,
@@ -38,7 +40,7 @@ PRESETS = {
     "80gb": PAPER | dict(
         model="Qwen/Qwen2.5-7B-Instruct", lora_rank=16, lr=1e-5, vllm_memory=0.5,
     ),
-}  # fmt: skip
+}
 
 if __name__ == "__main__":
     main("webshop", PRESETS, __doc__)

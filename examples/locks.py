@@ -41,12 +41,12 @@ PRESETS = {"tiny": dict(
     model=str(START), data="one_file.py", prompt="compact", history_length=0,
     max_prompt_tokens=16, max_response_tokens=2, max_obs_tokens=2, max_turns=2,
     updates=one_file.UPDATES, eval_every=one_file.EVALUATE_EVERY, eval_tasks=HELD_OUT,
-    eval_temperature=1.0, save_every=25, r_max=R_MAX, groups=one_file.GROUPS,
+    eval_temperature=1.0, save_every=25, groups=one_file.GROUPS,
     group_size=one_file.EPISODES, lr=one_file.LR, beta2=0.95, mini_batch=64,
     statistics="trajectories", wm_separator="none",
     # one_file.py has neither of these two, nor a KL term. The KL term is needed here: it keeps the
     # end of a response in place while nothing is won (research/locks/package.md).
-    entropy_coef=0.0, invalid_penalty=0.0)}  # fmt: skip
+    entropy_coef=0.0, invalid_penalty=0.0)}
 
 
 # ---- the environment ----
@@ -103,7 +103,9 @@ def parse(response: str) -> Command:
     return Command(response, valid=response in TOOLS)
 
 
-BENCHMARKS["locks"] = Benchmark(load, {"paper": prompt, "compact": prompt}, parse)
+BENCHMARKS["locks"] = Benchmark(
+    load, {"paper": prompt, "compact": prompt}, parse, r_max=R_MAX
+)
 
 
 # ---- the start model ----
@@ -121,7 +123,7 @@ def make_model(tokenizer, seed: int) -> GPTNeoXForCausalLM:
         max_position_embeddings=64, use_parallel_residual=False,
         tie_word_embeddings=False, bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
+    )
     with torch.random.fork_rng(devices=[]):  # weights depend on `seed` only
         torch.manual_seed(seed)
         model = GPTNeoXForCausalLM(config)  # embeddings: 0.02, as in one_file.py

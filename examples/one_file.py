@@ -6,11 +6,12 @@ the same model, in the same forward pass, to predict the answers to its own acti
 
     loss = RL loss + mean over groups g of  lambda_g * mean of m (1 - p)         (Eq. 11)
 
-where a group is several episodes of one task, and the inner mean is over the tokens of the answers.
+where a group is several episodes of one task, and the inner mean is over the tokens of an answer,
+then over the selected answers of the group.
 p is the probability that the model gives to a token. Three choices make it PaW. It trains on the
 answers to the actions about which the policy was least sure (Eq. 4). It leaves out tokens with
-p > rho: their m is 0 (Eq. 7). And lambda_g is the share of the group's episodes that were lost
-(Eq. 10). The trained policy is used without any prediction.
+p > rho: their m is 0 (Eq. 7). And lambda_g, in this world, is the share of the group's episodes
+that were lost (Eq. 10). The trained policy is used without any prediction.
 
     python examples/one_file.py        # needs torch, and matplotlib for the figure one_file.png
 
@@ -246,21 +247,26 @@ def top_alpha(entropy: Tensor, alpha: float) -> Tensor:
 
 
 def cross_entropy(logp: Tensor) -> Tensor:
-    """Eq. 5: (B, O) -> (B,). It raises the logit of a token with the force 1 - p."""
+    """Eq. 5: (B, O) -> (B,). Its gradient on a token's logit is 1 - p, large for rare tokens."""
     return -logp.mean(-1)
 
 
 def absolute_error(logp: Tensor) -> Tensor:
-    """Eq. 6, for each token: (B, O) -> (B, O). The force is p (1 - p): small for unlikely ones."""
+    """The MAE of section 3.2, for each token: (B, O) -> (B, O).
+
+    Its gradient on the logit of a token is p (1 - p), and so small for rare tokens. So text that
+    cannot be predicted, such as numbers and names, hardly pulls on the model.
+    """
     return 1 - logp.exp()
 
 
 def is_hard(logp: Tensor, rho: float) -> Tensor:
     """Eq. 7: 1 where p <= rho, else 0: (B, O) -> (B, O).
 
-    Why keep only p <= rho? Where several observations are possible, training further would put all
-    probability on one of them. Here there is one, but above 0.2 it already beats the seven others,
-    and that suffices to tell names apart. So expect p(material) to end well below 1.
+    Why keep only p <= rho? The MAE is lowest with all probability on the most frequent observation.
+    Where several are possible, the mask stops before that. In this world each action has exactly
+    one, but above 0.2 its material is already more likely than chance, 1/8, and that tells names
+    apart. So expect p(material) to end well below 1.
     The mask has no gradient, because a comparison is constant almost everywhere. So it decides
     which tokens are trained, and the model is not rewarded for moving a token across rho.
     """
@@ -476,7 +482,7 @@ def main() -> None:
     parser.add_argument("--alpha", default=0.75, type=float, help="Eq. 4, in (0, 1]")
     parser.add_argument("--rho", default=0.2, type=float, help="Eq. 7, in (0, 1]; 1 is MAE")
     parser.add_argument("--lambda", default="adaptive", choices=["adaptive", "constant"],
-                        dest="lambda_mode", help="Eq. 10, or 1")  # fmt: skip
+                        dest="lambda_mode", help="Eq. 10, or 1")
     parser.add_argument("--loss", default="cmae", choices=["cmae", "ce"], help="Eq. 8 or Eq. 5")
     parser.add_argument("--scale", default=1.0, type=float, help="of the world-model loss")
     args = parser.parse_args()
@@ -490,7 +496,7 @@ def main() -> None:
     paw = Arm(
         scale=args.scale, alpha=args.alpha, rho=args.rho, lambda_mode=args.lambda_mode,
         loss=args.loss,
-    )  # fmt: skip
+    )
     arms = make_arms(paw)
     curves = {name: [] for name in args.arms}
     seconds = {name: 0.0 for name in args.arms}

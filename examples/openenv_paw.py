@@ -34,7 +34,7 @@ Reason within <think> </think>, then give one action within <action> </action>."
 
 PRESETS = {"24gb": dict(
     model="Qwen/Qwen2.5-1.5B-Instruct", lora_rank=16, lr=1e-5, max_turns=20, workers=8,
-    sampler="vllm", vllm_memory=0.6, grad_checkpointing=True)}  # fmt: skip
+    sampler="vllm", vllm_memory=0.6, grad_checkpointing=True)}
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Remote:
             task_type=seen.get("task_type", "openenv"), admissible=seen.get("admissible", []),
             done=result.done, won=seen.get("won", result.done and reward > 0),
             score=seen.get("score"),
-        )  # fmt: skip
+        )
         return parse_as(json.dumps(step, allow_nan=False).encode(), Step)  # checks the types
 
 
@@ -92,7 +92,7 @@ def load(cfg: Config, url: str) -> Tasks:
         raise UserError(f"{masked(url)!r} is no OpenEnv server ({why!r:.300}): start one.") from why
     seeds = [str(seed) for seed in range(sum(sizes))]
     return Tasks(seeds[: sizes[0]], seeds[sizes[0] :],
-                 lambda n: EnvPool(partial(Remote, url, *fields), n, cfg.workers))  # fmt: skip
+                 lambda n: EnvPool(partial(Remote, url, *fields), n, cfg.workers))
 
 
 def text_field(schema: dict, part: str) -> str:

@@ -163,7 +163,7 @@ def play(games: list[str], trainer: GRPOTrainer, max_turns: int = 8) -> dict[str
             else:
                 add(n, prompt(context))  # h_{t+1}: neither generated nor a target
     return dict(prompt_ids=prompt_ids, completion_ids=completion_ids, env_mask=env_mask,
-                obs_mask=obs_mask, episode_return=returns, logprobs=None)  # fmt: skip
+                obs_mask=obs_mask, episode_return=returns, logprobs=None)
 
 
 def reward(episode_return: list[float], **_) -> list[float]:
@@ -174,7 +174,7 @@ if __name__ == "__main__":
     parser = HfArgumentParser(PaWConfig)
     parser.set_defaults(use_cpu=True, bf16=False, per_device_train_batch_size=8, max_steps=8,
                         gradient_accumulation_steps=4, max_completion_length=16,
-                        learning_rate=2e-4, logging_steps=1)  # fmt: skip
+                        learning_rate=2e-4, logging_steps=1)
     parser.print_usage = lambda *_: None  # it would fill the screen
     try:
         (config,) = parser.parse_args_into_dataclasses()

@@ -64,7 +64,7 @@ def discounted_returns(rewards: Tensor, trajectory: Keys, gamma: float) -> Tenso
 def grpo(
     scores: Tensor, group: Keys, trajectory: Keys | None = None, *,
     normalize: str = "std", over: str = "rows", eps: float = 1e-6,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Group-relative advantage of each row -> (N,).
 
     scores: (N,) row scores s_i, the undiscounted return minus the row's own penalty.
@@ -128,7 +128,7 @@ def gae(rewards: Tensor, values: Tensor, trajectory: Keys, *, gamma: float, lam:
 def gigpo(
     scores: Tensor, step_returns: Tensor, group: Keys, anchor: Keys, *,
     normalize: str = "std", weight: float = 1.0, similarity: float | None = None, eps: float = 1e-6,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Episode advantage plus `weight` (omega) times step advantage, GiGPO Eq. 8 -> (N,).
 
     scores, step_returns: (N,), penalties already applied to both.

@@ -3,13 +3,14 @@
 With p_i = pi(o_i | h, a, o_<i) for each token of the next observation o, a transition's loss is
 
     cross entropy  (1 / |o|) sum -log p_i                       Eq. 5      gradient -grad p / p
-    MAE            (1 / |o|) sum (1 - p_i)                      Eq. 6      gradient -grad p
+    MAE            (1 / |o|) sum (1 - p_i)                      sec. 3.2   gradient -grad p
     clipped MAE    (1 / |o|) sum [p_i <= rho] (1 - p_i)         Eq. 7-8    0 where p > rho
 
-The gradient of cross entropy is largest on tokens that cannot be predicted (identifiers, one of
-several possible outcomes). MAE bounds it: at a token's own logit its gradient is p (1 - p), so that
-a token with p near 0 is hardly learned, either. The confidence mask drops a token once its
-probability exceeds rho. The means over transitions (Eq. 9) and groups (Eq. 11) are in losses.py.
+Both gradients, per token, are Eq. 6. That of cross entropy is largest on tokens that cannot be
+predicted (identifiers, one of several possible outcomes). MAE bounds it: at a token's own logit its
+gradient is p (1 - p), so that a token with p near 0 is hardly learned, either. The confidence mask
+drops a token once its probability exceeds rho. The means over transitions (Eq. 9) and groups (Eq.
+11) are in losses.py.
 
 Legend: N transitions, T tokens (update.py calls these functions with its (B, S) columns); `mask` is
 1 on observation tokens. |o| counts all of them, including those that the confidence mask drops. The
@@ -26,7 +27,7 @@ def cross_entropy(logp: Tensor, mask: Tensor) -> Tensor:
 
 
 def mae(logp: Tensor, mask: Tensor) -> Tensor:
-    """Eq. 6 per transition, the mean of 1 - p: logp, mask (N, T) -> (N,), in [0, 1]."""
+    """The mean of 1 - p per transition (section 3.2): logp, mask (N, T) -> (N,), in [0, 1]."""
     return (mask.bool() * (1.0 - _observed(logp, mask).exp())).sum(-1) / _length(mask)
 
 

@@ -11,6 +11,7 @@ import argparse
 import math
 import re
 from dataclasses import MISSING, asdict, dataclass, field, fields
+from typing import get_args
 
 from paw_min import toy
 from paw_min.base.errors import Parser, UserError
@@ -26,17 +27,15 @@ PAW = "PaW"
 
 def opt(
     group: str, default, help: str, *,
-    choices=None, low=None, above=None, high=None, only=(), was="",
-):  # fmt: skip
-    """A field of Config with its flag.
+    choices=None, low=None, above=None, high=None, only=(),
+):
+    """A field with its flag, of Config or of another command's settings; a tuple has any number.
 
     Bounds: low <= value <= high, above < value. only: the benchmarks that have this setting.
-    was: the name in earlier versions, still accepted on the command line and in run folders.
     """
     metadata = dict(
-        group=group, help=help, choices=choices, low=low, above=above, high=high, only=only,
-        was=was,
-    )  # fmt: skip
+        group=group, help=help, choices=choices, low=low, above=above, high=high, only=only
+    )
     return field(default=default, metadata=metadata)
 
 
@@ -64,7 +63,7 @@ class Config:
         ENV, "", "data folder; default: generated (ALFWorld: $ALFWORLD_DATA); "
         "changed: generated games in which other receptacles clean, heat and cool; rules: only "
         "the tasks among them that need it",
-    )  # fmt: skip
+    )
     eval_split: str = opt(ENV, "valid_seen", "held-out split")
     eval_tasks: int = opt(ENV, 128, "tasks of the fixed evaluation panel; 0: whole split", low=0)
     human_goals: bool = opt(ENV, False, "use instructions written by people", only=("webshop",))
@@ -77,21 +76,17 @@ class Config:
     workers: int = opt(
         ENV, 0, "processes that run environments; 0: this process", low=0,
         only=("alfworld", "webshop"),
-    )  # fmt: skip
+    )
 
     model: str = opt(
         MODEL, "", "Hugging Face folder or name; default: the stand-in model; "
         "open: one that explores; sparse: one that almost never wins; smollm2: a pretrained one",
-    )  # fmt: skip
+    )
     prompt: str = opt(
         MODEL, "paper", "the paper's prompt, or a short one", choices=("paper", "compact")
     )
     history_length: int = opt(MODEL, 2, "earlier steps in the prompt, A.1", low=0)
     max_prompt_tokens: int = opt(MODEL, 2048, "prompt limit in tokens, A.1", low=1)
-    prompt_overflow: str = opt(
-        MODEL, "error", "prompts over the limit: stop, or cut their beginning",
-        choices=("error", "cut"),
-    )  # fmt: skip
     max_response_tokens: int = opt(MODEL, 512, "response limit in tokens, A.1", low=1)
     max_obs_tokens: int = opt(MODEL, 4096, "tokens of one next observation in the loss", low=1)
     grad_checkpointing: bool = opt(MODEL, False, "recompute activations in the backward pass")
@@ -109,75 +104,62 @@ class Config:
         ROLLOUT, 0.4, "sampling in evaluation, A.1; 0: greedy", low=0, high=100
     )
 
-    lookahead: int = opt(
-        ROLLOUT, 1, "evaluation: candidate responses per step; those predicted to change nothing "
-        "are dropped, the most likely of the others is played", low=1, high=1000,
-    )  # fmt: skip
-
     algo: str = opt(RL, "grpo", "advantage estimator", choices=("grpo", "gigpo", "rloo", "ppo"))
     normalize: str = opt(
         RL, "std", "GRPO, GiGPO: divide by the group's std, or only subtract the mean",
         choices=("std", "mean"),
-    )  # fmt: skip
+    )
     statistics: str = opt(
         RL, "rows", "GRPO, RLOO: what group statistics count", choices=("rows", "trajectories")
     )
-    gamma: float = opt(RL, 0.95, "GiGPO: discount of step returns, A.1", low=0, high=1)
     similarity: float = opt(RL, 0.0, "GiGPO: merge anchors this similar; 0: equal", low=0, high=1)
     invalid_penalty: float = opt(RL, 0.1, "subtracted for a malformed response, A.1", low=0)
     lr: float = opt(RL, 1e-6, "learning rate of AdamW, constant, A.1", above=0, high=1)
     warm_up: int = opt(
         RL, 0, "updates in which the learning rate rises to --lr; verl-agent's search: a tenth of "
         "all", low=0, high=999_999,
-    )  # fmt: skip
+    )
     beta2: float = opt(
         RL, 0.999, "decay of AdamW's second moment; ECHO: 0.95", low=0, high=0.99999
     )
     mini_batch: int = opt(RL, 256, "rows per optimizer step, A.1; 0: all rows", low=0)
     micro_tokens: int = opt(RL, 16384, "tokens per forward pass, padding included", low=1)
-    old_logp: str = opt(
-        RL, "recomputed", "old log-probs: by the trainer, or the sampler's",
-        choices=("recomputed", "sampler"),
-    )  # fmt: skip
-    clip: float = opt(RL, 0.2, "clip of the probability ratio; verl-agent", above=0, high=1)
     kl_coef: float = opt(RL, 0.01, "k3 KL to the start model; 0: without; verl-agent", low=0)
     entropy_coef: float = opt(RL, 0.001, "entropy bonus; verl-agent", low=0)
 
     paw: bool = opt(PAW, True, "world-model co-training; off: the RL baseline")
     wm_loss: str = opt(
-        PAW, "cmae", "observation loss: Eq. 8, 6 or 5", choices=("cmae", "mae", "ce")
+        PAW, "cmae", "observation loss: Eq. 8, MAE, Eq. 5", choices=("cmae", "mae", "ce")
     )
     rho: float = opt(PAW, 0.2, "confidence threshold of clipped MAE, Eq. 7", above=0, high=1)
     select_ratio: float = opt(PAW, 0.75, "alpha, Eq. 4: selected fraction", above=0, high=1)
     select_entropy: str = opt(
         PAW, "full", "entropy in Eq. 4: of the distribution, or the printed -q log q",
-        choices=("full", "sampled"), was="entropy",
-    )  # fmt: skip
+        choices=("full", "sampled"),
+    )
     lambda_mode: str = opt(
-        PAW, "adaptive", "lambda_g: Eq. 10, or 1", choices=("adaptive", "constant"),
-        was="wm_weight",
-    )  # fmt: skip
+        PAW, "adaptive", "lambda_g: Eq. 10, or 1", choices=("adaptive", "constant")
+    )
     wm_scale: float = opt(PAW, 1.0, "factor of the world-model loss", above=0)
     wm_target: str = opt(
         PAW, "next", "the next observation, or another row's (placebo)",
         choices=("next", "shuffled"),
-    )  # fmt: skip
+    )
     wm_separator: str = opt(
         PAW, "turn", "between response and observation: what the chat template puts there, or "
         "nothing", choices=("turn", "none"),
-    )  # fmt: skip
+    )
     wm_every: int = opt(
         PAW, 0, "0: both losses in each step; I: every I-th update is followed by one on the "
         "world-model loss alone (TAPO: 4)", low=0,
-    )  # fmt: skip
+    )
     wm_rows: str = opt(
         PAW, "paw", "rows of that loss: PaW's, o' after the response; with --wm-every also TAPO's: "
         "o' after a prompt of its own", choices=("paw", "tapo"),
-    )  # fmt: skip
+    )
     wm_steps: int = opt(PAW, 1, "next observations to predict, given the actions between", low=1)
     dedup: bool = opt(PAW, False, "Eq. 4: count equal transitions of an update once")
     conflict_every: int = opt(PAW, 0, "updates between gradient-conflict logs; 0: never", low=0)
-    r_max: float = opt(PAW, 10.0, "highest possible episode return, A.1", above=0)
 
 
 # Presets of a method, combined with one of a size: --preset paper echo.
@@ -197,25 +179,22 @@ PUBLISHED = ("paper", "24gb", "80gb")
 FREE_IN_STAGES = (
     "out", "updates", "eval_every", "eval_repeats", "save_every", "workers", "device", "track",
     "shard", "grad_checkpointing", "ref_offload", "vllm_memory", "micro_tokens", "conflict_every",
-    "lookahead",
-)  # fmt: skip
+)
 
 # Settings that may differ on resume: of run length, speed, memory and evaluation, and the limit of
 # prompts. Where an overlong prompt stops a run, none before it was over the limit: with a higher
-# one, or cut prompts, it has the numbers of a run that had these from the start. What would train
-# on other data or with another loss is not free, the response limit and --lr included.
-FREE_TO_CHANGE = (
-    *FREE_IN_STAGES, "eval_temperature", "sampler", "max_prompt_tokens", "prompt_overflow",
-)  # fmt: skip
+# one, it has the numbers of a run that had this from the start. What would train on other data or
+# with another loss is not free, the response limit and --lr included.
+FREE_TO_CHANGE = (*FREE_IN_STAGES, "eval_temperature", "sampler", "max_prompt_tokens")
 
 
 def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def settings(env: str | None = None) -> list:
-    """The fields that have a flag: of one benchmark, or all."""
-    with_flag = [f for f in fields(Config) if "group" in f.metadata]
+def settings(env: str | None = None, kind: type = Config) -> list:
+    """The fields that have a flag: of one benchmark, or all. kind: the dataclass."""
+    with_flag = [f for f in fields(kind) if "group" in f.metadata]
     return [f for f in with_flag if env is None or env in (f.metadata["only"] or (env,))]
 
 
@@ -224,8 +203,7 @@ def settings(env: str | None = None) -> list:
 
 def check(cfg: Config) -> None:
     """Raise UserError for settings that cannot work: the value, the reason and the remedy."""
-    for f in settings():
-        check_bounds(flag(f.name), getattr(cfg, f.name), f.metadata)
+    check_all_bounds(cfg)
     if cfg.group_size == 1 and cfg.algo != "ppo":
         raise UserError("--group-size 1 leaves nothing to compare an episode with: use 2 or more.")
     if cfg.algo in ("gigpo", "ppo") and cfg.statistics == "trajectories":
@@ -256,19 +234,18 @@ def check(cfg: Config) -> None:
         raise UserError("--shard leaves no rank a model to generate with: add --sampler vllm.")
     if 0 < cfg.eval_temperature < 0.01:  # far below, logits overflow and every token is the same
         raise UserError(f"--eval-temperature {cfg.eval_temperature} is out of range: it must be 0, "
-                        "or from 0.01 to 100.")  # fmt: skip
-    if cfg.lookahead > 1 and cfg.eval_temperature == 0:
-        raise UserError(
-            f"--lookahead {cfg.lookahead} draws equal candidates with --eval-temperature 0: raise "
-            "the temperature, or omit --lookahead."
-        )
-    if cfg.lookahead > 1 and cfg.shard:
-        raise UserError(
-            f"--lookahead {cfg.lookahead} needs all weights on every rank: omit --shard."
-        )
+                        "or from 0.01 to 100.")
     if cfg.sampler == "vllm" and max(cfg.temperature, cfg.eval_temperature) > 2:
         values = f"--temperature {cfg.temperature} or --eval-temperature {cfg.eval_temperature}"
         raise UserError(f"{values} is over 2, vLLM's limit: lower it or use another --sampler.")
+
+
+def check_all_bounds(chosen) -> None:
+    """check_bounds of each setting of a dataclass, and of each element of a tuple."""
+    for f in settings(kind=type(chosen)):
+        value = getattr(chosen, f.name)
+        for one in value if isinstance(value, tuple) else (value,):
+            check_bounds(flag(f.name), one, f.metadata)
 
 
 def check_bounds(name: str, value, bounds: dict) -> None:
@@ -294,21 +271,18 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     parser.add_argument(
         "--preset", choices=[*presets, *METHODS], nargs="+", default=[default],
         help=f"base settings (default {default}), optionally followed by a method: echo or tapo",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--eval-only", dest="mode", action="store_const", const="eval-only", default="train",
         help="evaluate --model or the checkpoint, and exit",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--dry-run", dest="mode", action="store_const", const="dry-run",
         help="check model and data, print the plan, and exit",
-    )  # fmt: skip
-    add_settings(parser, env, presets)
+    )
+    add_settings(parser, presets, env)
     args = vars(parser.parse_args(argv))
-    given = {f.name: args[f.name] for f in settings(env) if args[f.name] is not MISSING}
-    for name, value in given.items():
-        if value == "":  # of a shell variable that is not set
-            raise UserError(f'{flag(name)} "" is empty: give a value, or omit it.')
+    given = given_settings(args, env)
 
     sizes = [name for name in args["preset"] if name in presets]
     methods = [name for name in args["preset"] if name in METHODS]
@@ -335,26 +309,38 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     return cfg, args["mode"]
 
 
-def add_settings(parser: Parser, env: str, presets: dict[str, dict]) -> None:
+def add_settings(
+    parser: Parser, presets: dict[str, dict], env: str | None = None, kind: type = Config
+) -> None:
     """One flag per setting of this benchmark, in groups, with its default and the presets'."""
     groups = {}
-    for f in settings(env):
+    for f in settings(env, kind):
         title = f.metadata["group"]
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
+        is_tuple = isinstance(f.default, tuple)
         if f.type is bool:
-            kind = dict(action=argparse.BooleanOptionalAction)
+            how = dict(action=argparse.BooleanOptionalAction)
         elif f.metadata["choices"]:
-            kind = dict(choices=f.metadata["choices"])
+            how = dict(choices=f.metadata["choices"])
         else:
-            kind = dict(type=f.type, metavar=f.type.__name__.upper())
+            of_one = get_args(f.type)[0] if is_tuple else f.type
+            how = dict(type=of_one, metavar=of_one.__name__.upper())
+        if is_tuple:
+            how["nargs"] = "+"
         text = f"{f.metadata['help']} {defaults_of(f, presets)}".strip()
-        groups[title].add_argument(flag(f.name), default=MISSING, help=text, **kind)
-        if f.metadata["was"]:
-            parser.add_argument(
-                flag(f.metadata["was"]), dest=f.name, default=MISSING, help=argparse.SUPPRESS,
-                **kind,
-            )  # fmt: skip
+        groups[title].add_argument(flag(f.name), default=MISSING, help=text, **how)
+
+
+def given_settings(args: dict[str, object], env: str | None = None, kind: type = Config) -> dict:
+    """The settings among the parsed flags of `add_settings`, without those that were omitted."""
+    given = {f.name: args[f.name] for f in settings(env, kind) if args[f.name] is not MISSING}
+    for name, value in given.items():
+        if value == "":  # of a shell variable that is not set
+            raise UserError(f'{flag(name)} "" is empty: give a value, or omit it.')
+        if isinstance(value, list):
+            given[name] = tuple(value)
+    return given
 
 
 def defaults_of(f, presets: dict[str, dict]) -> str:
@@ -364,7 +350,8 @@ def defaults_of(f, presets: dict[str, dict]) -> str:
         value = preset.get(f.name, f.default)
         if value != f.default:
             names.setdefault(value, []).append(name)
-    texts = [f"default {f.default}"] if f.default != "" else []
+    default = " ".join(map(str, f.default)) if isinstance(f.default, tuple) else f.default
+    texts = [f"default {default}"] if default != "" else []
     texts += [f"{', '.join(having)}: {value}" for value, having in names.items()]
     return f"({'; '.join(texts)})" if texts else ""
 

@@ -35,10 +35,6 @@ VALUE_CLIP = 0.5  # verl-agent
 GAE_LAMBDA = 1.0  # verl-agent
 
 
-
-
-
-
 @dataclass
 class Values:
     """What the critic gives an update."""
@@ -78,7 +74,7 @@ def learn_values(
 def fit_critic(
     cfg: Config, policy: Policy, optimizer, rows: Rows, old: Tensor, returns: Tensor,
     seed_key: tuple,
-) -> float:  # fmt: skip
+) -> float:
     """One gradient step per mini-batch of learn() -> the mean value loss. old, returns: (N, T)."""
     minis = mini_batches(cfg, len(rows.tokens), seed_key)
     no_obs = [False] * len(rows.tokens)

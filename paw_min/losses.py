@@ -32,8 +32,10 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 def clipped_surrogate(
     logp: Tensor, old_logp: Tensor, advantage: Tensor, mask: Tensor,
     clip: float = 0.2, dual_clip: float = 3.0,
-) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO's clipped policy loss with dual clip, token mean -> (loss (), metrics).
+
+    Both clips are verl-agent's.
 
     logp, old_logp, mask: (N, T), of the action tokens. advantage: (N,) per response, or (N, T).
     Where A < 0 and the ratio is large, the loss is bounded by dual_clip * |A| (Ye et al. 2020,
@@ -55,31 +57,14 @@ def clipped_surrogate(
     loss = torch.maximum(plain, clipped)
     # For A < 0 the plain loss has no bound as the ratio grows: the second clip gives it one.
     loss = torch.where(advantage < 0, torch.minimum(loss, -advantage * dual_clip), loss)
-    return masked_mean(loss, mask), _ratio_metrics(log_ratio, clipped > plain, mask)
-
-
-def truncated_is(
-    logp: Tensor, sampler_logp: Tensor, advantage: Tensor, mask: Tensor, cap: float = 2.0
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Policy gradient with truncated importance weights, token mean -> (loss (), metrics).
-
-    loss = -min(pi / mu, cap) * A * log pi, without gradient through the weight; mu is the sampler's
-    probability (Espeholt et al. 2018, arXiv 1802.01561; Yao et al. 2025 for language models).
-    Shapes and metrics as in clipped_surrogate; clip_fraction is the fraction of truncated weights.
-    """
-    if advantage.ndim == 1:
-        advantage = advantage[:, None]  # (N, 1)
-    log_ratio = (logp.detach() - sampler_logp).masked_fill(~mask.bool(), 0.0)  # (N, T)
-    ratio = log_ratio.exp()
-    loss = -ratio.clamp(max=cap) * advantage * logp
-    return masked_mean(loss, mask), _ratio_metrics(log_ratio, ratio > cap, mask)
-
-
-@torch.no_grad()
-def _ratio_metrics(log_ratio: Tensor, clipped: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    ratio = log_ratio.exp()  # (N, T)
-    values = {"clip_fraction": clipped.float(), "approx_kl": ratio - 1 - log_ratio, "ratio": ratio}
-    return {name: masked_mean(value, mask) for name, value in values.items()}
+    with torch.no_grad():
+        values = {
+            "clip_fraction": (clipped > plain).float(),
+            "approx_kl": ratio - 1 - log_ratio,
+            "ratio": ratio,
+        }
+        metrics = {name: masked_mean(value, mask) for name, value in values.items()}
+    return masked_mean(loss, mask), metrics
 
 
 def k3_kl(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ Legend: N transitions (rows), T tokens of the longest response.
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paw_min.base import distributed
@@ -34,19 +34,19 @@ class Rollout:
     metrics: dict[str, float]
 
 
-
-
-
-
 def rollout(
     cfg: Config, policy, sampler, pool: Pool, tasks: Sequence[str], groups: Sequence[int], *,
     temperature: float, seed_key: tuple[int, ...], label: str = "rollout",
-) -> Rollout:  # fmt: skip
+    render: Callable[[Context, int], str] | None = None,
+    cut_prompts: bool = False,
+) -> Rollout:
     """Play one episode per entry of `tasks`, within `sampler.sync(policy)`.
 
     tasks, groups: one entry per trajectory, group by group; each rank plays whole groups. pool:
     plays pool.n_envs episodes at a time. seed_key: names this rollout; together with trajectory
-    and turn it seeds a request (seeds.py). paw_min/README.md explains the metrics.
+    and turn it seeds a request (seeds.py). render: (context, history length) -> prompt, in place
+    of the benchmark's style --prompt. cut_prompts: cut long prompts in every benchmark, not only
+    where interface.py says so. paw_min/README.md explains the metrics.
     """
     start = time.perf_counter()
     # Every rank numbers all episodes, its own or not, so that the seeds of their requests do not
@@ -63,8 +63,9 @@ def rollout(
     my_groups = set(names[first:end])
     mine = [episode for episode in episodes if episode.group in my_groups]
 
+    render = render or BENCHMARKS[cfg.env].prompts[cfg.prompt]
     with progress_bar(len(mine), label, "episode") as bar:
-        player = _Player(cfg, policy, pool, mine, seed_key, bar)
+        player = _Player(cfg, policy, pool, mine, seed_key, bar, render, cut_prompts)
         while player.seats:
             # No prompt is waiting, so block until an environment has answered.
             player.take_answers(wait=True)
@@ -122,22 +123,27 @@ class _Seat:
 class _Player:
     """The state of one rollout: which episode is in which slot, and the requests to generate.
 
-    The life of a seat:
+    The life of a seat, and the data that go in and come out:
 
-        begin          pool.reset(task)
-        on_answer      the first observation   -> prompt -> request
-        on_response    the sampler's response  -> pool.step(command)
-        on_answer      the next observation    -> transition -> next prompt and request, or
-                       the end of the episode  -> begin with the next episode
+        begin         task       -> pool.reset
+        on_reset      Step o_0   -> Context                                        -> request
+        request       Context    -> prompt h_t -> Request                          -> sampler
+        on_response   Response   -> Command a_t                                    -> pool.step
+        on_step       Step o_t+1 -> Transition (h_t, a_t, r_t, o_t+1), new Context -> request, or
+        end                         the episode is over: begin with the next one
     """
 
-    def __init__(self, cfg, policy, pool, episodes: list[Episode], seed_key, bar):
+    def __init__(
+        self, cfg, policy, pool, episodes: list[Episode], seed_key, bar, render, cut_prompts: bool
+    ):
         self.cfg = cfg
         self.policy = policy
         self.pool = pool
         self.seed_key = seed_key
         self.bar = bar
-        self.benchmark = BENCHMARKS[cfg.env]
+        self.render = render
+        self.parse = BENCHMARKS[cfg.env].parse
+        self.cut_prompts = cut_prompts or BENCHMARKS[cfg.env].cut_prompts
         self.metrics = {"seconds_generate": 0.0, "seconds_env": 0.0} | dict.fromkeys(COUNTS, 0)
         self.seats: dict[int, _Seat] = {}  # by slot
         self.queue: deque[Request] = deque()  # what the sampler generates next
@@ -175,41 +181,51 @@ class _Player:
         # A malformed response is executed as far as it can be read; `valid` keeps its penalty.
         # A thought that the template has opened in the prompt counts, if the response closes it.
         opened = self.policy.opened if "</think>" in seat.text else ""
-        seat.command = self.benchmark.parse(opened + seat.text)
+        seat.command = self.parse(opened + seat.text)
         self.metrics["tokens_generated"] += len(response.ids)
         self.pool.step(response.slot, seat.command.text)
 
     def on_answer(self, slot: int, step: Step) -> None:
-        """An environment has answered: request the next response, or start the next episode."""
+        """An environment has answered: request the next response, or end the episode."""
         seat = self.seats[slot]
-        over = False
         if step.failed:
             # The environment broke. Its transitions so far stay in the episode, but train.py leaves
             # the whole episode out: its return is unknown.
             seat.episode.failed = step.failed
-            over = True
-        elif seat.context is None:  # the answer to the reset
-            seat.episode.instruction = step.task
-            seat.episode.task_type = step.task_type
-            seat.context = Context(step.task, step.observation, step.admissible)
+            self.end(slot)
+        elif seat.context is None:
+            self.on_reset(seat, step)
+            self.request(slot)
         else:
-            self.add_transition(seat, step)
-            over = step.done or len(seat.episode.transitions) == self.cfg.max_turns
+            self.on_step(seat, step)
+            if step.done or len(seat.episode.transitions) == self.cfg.max_turns:
+                self.end(slot)
+            else:
+                self.request(slot)
 
-        if over:
-            del self.seats[slot]
-            self.bar.update()
-            self.begin(slot)
-        else:
-            seat.prompt_ids = self.prompt(seat.context)
-            # A seed of its own for each response: what is drawn does not depend on which requests
-            # happen to share a batch.
-            turn = len(seat.episode.transitions)
-            seed = request_seed(*self.seed_key, seat.episode.trajectory, turn)
-            observation = seat.context.observation
-            self.queue.append(Request(slot, seat.prompt_ids, seed, observation))
+    def on_reset(self, seat: _Seat, step: Step) -> None:
+        """The first observation of an episode."""
+        seat.episode.instruction = step.task
+        seat.episode.task_type = step.task_type
+        seat.context = Context(step.task, step.observation, step.admissible)
 
-    def add_transition(self, seat: _Seat, step: Step) -> None:
+    def end(self, slot: int) -> None:
+        """The episode in this slot is over; the slot gets the next one."""
+        del self.seats[slot]
+        self.bar.update()
+        self.begin(slot)
+
+    def request(self, slot: int) -> None:
+        """Queue the request for the next response of a slot."""
+        seat = self.seats[slot]
+        seat.prompt_ids = self.prompt(seat.context)
+        # A seed of its own for each response: what is drawn does not depend on which requests
+        # happen to share a batch.
+        turn = len(seat.episode.transitions)
+        seed = request_seed(*self.seed_key, seat.episode.trajectory, turn)
+        self.queue.append(Request(slot, seat.prompt_ids, seed, seat.context.observation))
+
+    def on_step(self, seat: _Seat, step: Step) -> None:
         """Record (h_t, a_t, r_t, o_{t+1}), and make o_{t+1} the state to act in."""
         episode = seat.episode
         context = seat.context
@@ -253,14 +269,13 @@ class _Player:
         """h_t as token ids: one user message, rendered anew from the context in every step."""
         cfg = self.cfg
         # Only the last history_length steps are shown, so a prompt does not grow with the episode.
-        message = self.benchmark.prompts[cfg.prompt](context, cfg.history_length)
+        message = self.render(context, cfg.history_length)
         ids = self.policy.encode_chat(message)
         if len(ids) > cfg.max_prompt_tokens:
-            if cfg.prompt_overflow == "error":
+            if not self.cut_prompts:
                 raise UserError(
                     f"a prompt of {len(ids)} tokens exceeds max_prompt_tokens="
-                    f"{cfg.max_prompt_tokens}: raise --max-prompt-tokens, or cut the beginning of "
-                    "prompts with --prompt-overflow cut"
+                    f"{cfg.max_prompt_tokens}: raise --max-prompt-tokens."
                 )
             self.metrics["prompts_cut"] += 1
             ids = ids[-cfg.max_prompt_tokens :]  # loses the beginning, which states the task

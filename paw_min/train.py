@@ -139,14 +139,14 @@ def collect(cfg: Config, s: Session, k: int) -> Rollout:
         played = rollout(
             cfg, s.policy, s.sampler, s.pool, task_of_episode, group_of_episode,
             temperature=cfg.temperature, seed_key=(cfg.seed, k), label=f"rollout {k}",
-        )  # fmt: skip
+        )
     # A broken environment costs its episode, not the run; say so, since it changes the data.
     for episode in played.episodes:
         if episode.failed:
             console.say(f"episode lost: {episode.failed}")
     if played.metrics["obs_tokens_cut"] and k == 1:
         console.say("observations over --max-obs-tokens, or over the model's positions, are cut: "
-                    "see obs_tokens_cut")  # fmt: skip
+                    "see obs_tokens_cut")
     return played
 
 

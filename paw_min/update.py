@@ -38,6 +38,7 @@ from paw_min.base import distributed
 from paw_min.base.console import progress_bar
 from paw_min.base.seeds import generator
 from paw_min.config import Config
+from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.metrics import UpdateMetrics
 from paw_min.model.batches import Batch, micro_batches, to_columns
 from paw_min.model.lora import adapters_off
@@ -46,6 +47,7 @@ from paw_min.model.scoring import old_policy_scores, score_responses
 from paw_min.rows import Rows, TokenRow
 
 GRAD_CLIP = 1.0  # maximum norm of an optimizer step's gradient; verl-agent
+GAMMA = 0.95  # discount of GiGPO's step returns; A.1
 
 
 def prepare(cfg: Config, policy: Policy, reference: Policy | None, rows: Rows) -> Rows:
@@ -213,7 +215,7 @@ def loss_parts(
     # that the gradient does not depend on how rows are cut into micro-batches.
     n_tokens = sum(len(rows.tokens[i].response_ids) for i in mini)
     share = int(mask.sum()) / max(1, n_tokens)  # TAPO's rows have no response
-    surrogate, stats = policy_loss(cfg, logp, old_logp, advantage.to(logp), mask)
+    surrogate, stats = losses.clipped_surrogate(logp, old_logp, advantage.to(logp), mask)
     stats["entropy"] = losses.masked_mean(token_entropy, mask)
     terms = {"pg": share * surrogate}
     terms["entropy"] = -cfg.entropy_coef * share * stats["entropy"]  # a bonus: lowers the loss
@@ -264,12 +266,12 @@ def row_advantages(cfg: Config, rows: Rows, score: Tensor) -> Tensor:
         raise ValueError(f"algo={cfg.algo!r} has no branch in row_advantages")
     # GiGPO's second return, of the step: the discounted sum of the rewards from here on.
     rewards = torch.tensor(rows.reward)  # (N,)
-    returns = advantages.discounted_returns(rewards, rows.trajectory, cfg.gamma)
+    returns = advantages.discounted_returns(rewards, rows.trajectory, GAMMA)
     returns = advantages.penalized(returns, rows.valid, cfg.invalid_penalty)
     return advantages.gigpo(
         score, returns, rows.group, rows.anchor,
         normalize=cfg.normalize, similarity=cfg.similarity or None,
-    )  # fmt: skip
+    )
 
 
 def world_model_candidates(cfg: Config, rows: list[TokenRow]) -> Tensor:
@@ -302,7 +304,8 @@ def group_lambdas(cfg: Config, rows: Rows) -> dict[int, float]:
     mean_return = balance.group_mean_return(list(returns.values()), list(group.values()))
     if cfg.lambda_mode == "constant":
         return dict.fromkeys(mean_return, 1.0)
-    return {g: float(balance.wm_weight(r, cfg.r_max)) for g, r in mean_return.items()}
+    r_max = BENCHMARKS[cfg.env].r_max
+    return {g: float(balance.wm_weight(r, r_max)) for g, r in mean_return.items()}
 
 
 def observation_loss(cfg: Config, logp: Tensor, obs_mask: Tensor) -> ObservationLoss:
@@ -311,7 +314,7 @@ def observation_loss(cfg: Config, logp: Tensor, obs_mask: Tensor) -> Observation
     if cfg.wm_loss == "ce":
         per_row = cmae.cross_entropy(logp, obs_mask)  # Eq. 5
     elif cfg.wm_loss == "mae":
-        per_row = cmae.mae(logp, obs_mask)  # Eq. 6
+        per_row = cmae.mae(logp, obs_mask)  # section 3.2
     elif cfg.wm_loss == "cmae":
         per_row = cmae.clipped_mae(logp, obs_mask, cfg.rho)  # Eq. 8
         # Eq. 7 drops tokens that the policy knows; they still count in |o|, the divisor of Eq. 8.
@@ -321,17 +324,6 @@ def observation_loss(cfg: Config, logp: Tensor, obs_mask: Tensor) -> Observation
     first = obs_mask.int().argmax(-1, keepdim=True)  # (B, 1); 0 in rows without an observation
     first_p = logp.detach().gather(-1, first)[:, 0].exp()  # (B,)
     return ObservationLoss(per_row, counted, first_p)
-
-
-def policy_loss(
-    cfg: Config, logp: Tensor, old_logp: Tensor, advantage: Tensor, mask: Tensor
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The policy-gradient loss: (B, S), (B, S), (B,) or (B, S), (B, S) -> (), metrics."""
-    # The sampler's log-probs differ from the trainer's by rounding, which a clip would treat as a
-    # change of the policy: truncated importance weights correct for it instead.
-    if cfg.old_logp == "sampler":
-        return losses.truncated_is(logp, old_logp, advantage, mask)
-    return losses.clipped_surrogate(logp, old_logp, advantage, mask, cfg.clip)
 
 
 def reference_logp(cfg: Config, policy: Policy, reference: Policy, rows: Rows) -> Tensor:

@@ -15,10 +15,8 @@ With `--by steps`, a curve is over environment steps, those of a stage before RL
 the stage, it has the height of the base arm's start model. It ends at the budget, the smallest
 number of steps that any run took, and is read at POINTS equal distances.
 
-Each arm is compared with the base arm, seed by seed. Two 95 % intervals of the mean difference:
-bootstrap over the seeds, as in table.py, and paired t over the seeds. With three seeds, the
-bootstrap interval is their range, and contains the true mean in about 75 % of the cases, not 95 %
-(table.py). A run keeps the outcomes of single tasks for its last evaluation only, so tasks are not
+Each arm is compared with the base arm, seed by seed, with two 95 % intervals of the mean difference
+(stats.py). A run keeps the outcomes of single tasks for its last evaluation only, so tasks are not
 drawn.
 
 A further table has what to watch in training: the fraction of clipped ratios relative to the base
@@ -28,30 +26,25 @@ seeds that all arms have finished count. Writes curves.md, curves.json, curves.p
 
 import json
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import t as student
 
 from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import reading, writing
 from paw_min.running.plot import plain, plt
 from paw_min.running.runs import read_metrics
 from paw_min.running.untrusted import read_json
+from research.panels import Curves, Dot, extent, panel_curves, panel_dots
 from research.paper.figures import curve_of, save
-from research.paper.table import MAX_STEPS, Settings, find, interval, markdown_table
+from research.paper.table import Settings, find, markdown_table
+from research.stats import Compared, Record, compare, signed
 
 LAST = 2  # evaluations of the plateau
 POINTS = 16  # of a curve over environment steps, after the start
-SHARE = (0, 1)
-SIZE = (-MAX_STEPS, MAX_STEPS)
-NEEDED = {  # metrics of each update, and their range
-    "success": SHARE, "valid": SHARE, "clip_fraction": SHARE, "rows": (1, MAX_STEPS),
-    "grad_norm": SIZE, "entropy": SIZE,
-}  # fmt: skip
+NEEDED = ("success", "valid", "clip_fraction", "rows", "grad_norm", "entropy")  # of each update
 
 Curve = dict[int, float]  # update, or environment steps -> held-out success in percent
 
@@ -71,29 +64,6 @@ Runs = dict[int, Run]  # by seed
 
 
 @dataclass
-class Measure:
-    """One measure of an arm over the seeds, and its difference to the base arm."""
-
-    values: list[float]  # of each seed, in percent
-    difference: float | None = None  # mean over the seeds, in points
-    bootstrap: tuple[float, float] | None = None
-    t: tuple[float, float] | None = None
-
-    def spread(self) -> str:
-        low = min(self.values)
-        high = max(self.values)
-        return f"{np.mean(self.values):.1f}, {np.median(self.values):.1f} ({low:.1f} to {high:.1f})"
-
-    def changes(self) -> list[str]:
-        """The difference with each interval; without, if there is one seed."""
-        shown = []
-        for found in (self.bootstrap, self.t):
-            around = f" [{found[0]:+.1f}, {found[1]:+.1f}]" if found else ""
-            shown.append(f"{self.difference:+.1f}{around}")
-        return shown
-
-
-@dataclass
 class Training:
     """Metrics of an arm's training, means over the seeds."""
 
@@ -108,8 +78,8 @@ class Training:
 @dataclass
 class Arm:
     curves: list[Curve]  # of each seed
-    area: Measure
-    plateau: Measure
+    area: Compared
+    plateau: Compared
     training: Training
 
 
@@ -133,27 +103,16 @@ def plateau(curve: Curve) -> float:
     return float(np.mean([curve[update] for update in sorted(curve)[-LAST:]]))
 
 
-def t_interval(differences: list[float]) -> tuple[float, float]:
-    """The 95 % interval of the mean of paired differences: mean ± t(n-1) s / sqrt(n)."""
-    n = len(differences)
-    half = student.ppf(0.975, n - 1) * np.std(differences, ddof=1) / n**0.5
-    mean = np.mean(differences)
-    return float(mean - half), float(mean + half)
+def changes(measure: Compared) -> list[str]:
+    """The difference with each of its intervals."""
+    return [signed(measure.difference, around) for around in (measure.bootstrap, measure.t)]
 
 
-def compared(
-    measure: Callable[[Curve], float], curves: list[Curve], base: list[Curve] | None
-) -> Measure:
-    """base: the curves of the base arm on the same seeds; None for that arm itself."""
-    values = [measure(curve) for curve in curves]
-    if base is None:
-        return Measure(values)
-    differences = [own - measure(other) for own, other in zip(values, base, strict=True)]
-    found = Measure(values, float(np.mean(differences)))
-    if len(differences) > 1:
-        found.bootstrap = interval([np.array(differences)[:, None]])
-        found.t = t_interval(differences)
-    return found
+def spread(values: list[float]) -> str:
+    """Over the seeds: mean, median, lowest and highest."""
+    low = min(values)
+    high = max(values)
+    return f"{np.mean(values):.1f}, {np.median(values):.1f} ({low:.1f} to {high:.1f})"
 
 
 def finished(sweep: Path) -> dict[str, Runs]:
@@ -169,7 +128,7 @@ def finished(sweep: Path) -> dict[str, Runs]:
         if lines and lines[-1]["update"] == updates:
             if entry.seed in runs:
                 raise UserError(f"{sweep} has {entry.label!r}, seed {entry.seed}, twice: leave one "
-                                "of them out.")  # fmt: skip
+                                "of them out.")
             check_metrics(entry.folder, lines)
             runs[entry.seed] = Run(lines, entry.steps_before)
     if not by_arm:
@@ -187,14 +146,9 @@ def check_metrics(folder: str, lines: list[dict]) -> None:
         if start["update"] != 0 or "eval_success" not in start:
             raise ValueError("no evaluation before training")
         for line in updates:
-            missing = [name for name in NEEDED if name not in line]
-            if missing:
-                raise ValueError(f"update {line['update']} has no {missing[0]}")
-        for line in lines:
-            for name, (low, high) in (NEEDED | {"eval_success": SHARE}).items():
-                # A comparison with NaN is false.
-                if name in line and not low <= line[name] <= high:
-                    raise ValueError(f"update {line['update']} has the {name} {line[name]}")
+            for name in NEEDED:
+                if name not in line:
+                    raise ValueError(f"update {line['update']} has no {name}")
 
 
 def by_update(run: Run) -> Curve:
@@ -273,15 +227,20 @@ def read(sweep: Path, base: str | None, by: str = "updates") -> Setting:
                 by_steps(run, start, budget)
                 for run, start in zip(runs.values(), starts, strict=True)
             ]
+    records = []
+    for label, runs in by_arm.items():
+        for seed, curve in zip(runs, curves[label]):
+            records.append(Record(label, seed, "area", area(curve)))
+            records.append(Record(label, seed, "plateau", plateau(curve)))
+    measures = compare(records, base)
     arms = {}
     for label, runs in by_arm.items():
         is_base = label == base
         trained = training(runs, None if is_base else by_arm[base], updates_of_all)
-        others = None if is_base else curves[base]
         arms[label] = Arm(
             curves=curves[label],
-            area=compared(area, curves[label], others),
-            plateau=compared(plateau, curves[label], others),
+            area=measures[label]["area"],
+            plateau=measures[label]["plateau"],
             training=trained,
         )
     return Setting(sweep.stem, base, list(by_arm[base]), arms)
@@ -293,9 +252,9 @@ def markdown(setting: Setting) -> str:
     differences = []
     trained = []
     for label, arm in setting.arms.items():
-        heights.append([label, arm.area.spread(), arm.plateau.spread()])
+        heights.append([label, spread(arm.area.values), spread(arm.plateau.values)])
         if label != setting.base:
-            differences.append([label, *arm.area.changes(), *arm.plateau.changes()])
+            differences.append([label, *changes(arm.area), *changes(arm.plateau)])
         of = arm.training
         norms = [of.grad_norm_first, of.grad_norm]
         trained.append([label, of.clip_ratio, *norms, of.entropy_last, of.valid_lowest])
@@ -321,32 +280,24 @@ def picture(settings: list[Setting], out: Path, x: str) -> None:
     figure, axes = plt.subplots(
         rows, 2, figsize=(12, 0.6 + sum(heights)), height_ratios=heights, squeeze=False,
         layout="constrained",
-    )  # fmt: skip
+    )
     # An arm has the same color in all settings.
     labels = dict.fromkeys(label for setting in settings for label in setting.arms)
     colors = {label: f"C{k}" for k, label in enumerate(labels)}
     for (left, right), setting in zip(axes, settings):
-        for k, (label, arm) in enumerate(setting.arms.items()):
-            is_base = label == setting.base
-            color = "black" if is_base else colors[label]
-            updates = sorted(arm.curves[0])
-            values = np.array([[curve[update] for update in updates] for curve in arm.curves])
-            left.plot(updates, values.mean(0), color=color, lw=2 if is_base else 1.2)
-            if is_base:
-                # The range of the seeds: what a difference has to be compared with.
-                left.fill_between(updates, values.min(0), values.max(0), color=color, alpha=0.1)
-                right.plot([0], [k], "o", color=color)
-                continue
-            right.plot([arm.area.difference], [k], "o", color=color)
-            if arm.area.t:
-                right.plot(arm.area.t, [k, k], color=color, lw=2)
-        right.axvline(0, color="gray", lw=0.8, ls=":")
-        right.set_yticks(range(len(setting.arms)), map(plain, setting.arms), fontsize=8)
-        right.set_ylim(len(setting.arms) - 0.5, -0.5)  # the first arm at the top
+        drawn = {}
+        dots = {}
+        for label, arm in setting.arms.items():
+            heights_of = np.array([list(curve.values()) for curve in arm.curves])  # (seeds, points)
+            drawn[label] = Curves(list(arm.curves[0]), heights_of)
+            dots[label] = Dot(arm.area.difference or 0.0, arm.area.t)
+        colors[setting.base] = "black"
+        # The range of the base arm's seeds: what a difference has to be compared with.
+        panel_curves(left, {setting.base: drawn.pop(setting.base)}, colors, extent)
+        panel_curves(left, drawn, colors)
+        panel_dots(right, dots, colors, line=0)
         left.set_title(plain(setting.name), loc="left", fontsize=10, fontweight="bold")
         left.set_ylabel("held-out success (%)")
-        for axis in (left, right):
-            axis.grid(alpha=0.3)
     axes[-1, 0].set_xlabel(x)
     axes[-1, 1].set_xlabel(plain(f"area, difference to {settings[-1].base} (points)"))
     save(figure, out)

@@ -38,11 +38,11 @@ from paw_min.model.policy import load_policy
 from paw_min.model.sampler import HFSampler
 from paw_min.rows import Episode
 from paw_min.running.evaluate import evaluate
-from paw_min.running.lookahead import predicts_text
 from paw_min.running.runs import newest_checkpoint
 from paw_min.running.session import PANEL_SLOTS, find_tasks, forward_precision, start_model
 from paw_min.running.untrusted import exact, read_config, read_json
 from research import outcomes
+from research.lookahead.samplers import predicts_text
 from research.paper.table import Entry, find
 from research.paper.transitions import TextRow, observation_logps, text_rows
 
@@ -64,8 +64,8 @@ class Report:
     nothing: float
     repeated: float
     tool: float
-    branch: float | None = None  # None in reports of earlier versions, too
-    auc: float | None = None
+    branch: float | None
+    auc: float | None
 
 
 def report(cfg: Config, entry: Entry, weights: str, rows: list[TextRow]) -> tuple[Report, list]:

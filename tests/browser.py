@@ -44,7 +44,7 @@ class Browser:
         self.process = subprocess.Popen(
             ["bash", "-c", script, "bash", *command], pass_fds=(read, write),
             env=os.environ | {"HOME": str(profile)}, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
         os.close(read), os.close(write)
         self.rest, self.number, self.session, self.problems = b"", 0, None, []
         (page,) = [t for t in self("Target.getTargets")["targetInfos"] if t["type"] == "page"]
@@ -87,7 +87,7 @@ class Browser:
     def open(self, file: Path, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         """Load a file in a window of this size."""
         self("Emulation.setDeviceMetricsOverride", width=width, height=height, mobile=False,
-             deviceScaleFactor=1)  # fmt: skip
+             deviceScaleFactor=1)
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self("Emulation.setEmulatedMedia", features=scheme)
         url = file.resolve().as_uri()
@@ -101,7 +101,7 @@ class Browser:
     def run(self, expression: str):
         """The value of a JavaScript expression."""
         result = self("Runtime.evaluate", expression=expression, returnByValue=True,
-                      awaitPromise=True)  # fmt: skip
+                      awaitPromise=True)
         assert "exceptionDetails" not in result, (expression, result["exceptionDetails"])
         return result["result"].get("value")
 

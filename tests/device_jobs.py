@@ -6,7 +6,6 @@
 """
 
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from paw_min import train, update
 from paw_min.config import parse_args
 from paw_min.model import batches
 from paw_min.model.critic import Critic
-from paw_min.world_models import job, rwml
+from paw_min.world_models import rwml_options, rwml_stages
 
 
 def rules() -> None:
@@ -60,8 +59,8 @@ def rules() -> None:
     out.sum().backward()
     assert layer.weight.grad.is_cuda and layer.weight.grad.tolist() == [[2.0, 1.0, 2.0]] * 2
     # The sentence encoder of rwml.py and of the retrieval server, which is fp16 on a GPU.
-    vectors = [job.load_encoder("minilm", device).passages(["a mug", "go"], 2)
-               for device in ("cpu", "cuda")]  # fmt: skip
+    vectors = [rwml_options.load_encoder("minilm", device).passages(["a mug", "go"], 2)
+               for device in ("cpu", "cuda")]
     assert 0 < abs(vectors[0] - vectors[1]).max() < 0.01
 
 
@@ -93,8 +92,8 @@ def small_rwml(flags: list[str]) -> None:
     """rwml.py with shorter answers and episodes, and fewer tries of the filter."""
     smaller = dict(tries=2, max_turns=8, warm_epochs=2, answer_tokens=40)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job, "TINY", replace(job.TINY, **smaller))
-        rwml.main(flags)
+        patch.setattr(rwml_options, "TINY", rwml_options.TINY | smaller)
+        rwml_stages.main(flags)
 
 
 PLANTED = (head_on_the_cpu, batch_on_the_cpu, stored_values_on_the_cpu)

@@ -68,7 +68,7 @@ class Remote(torch.Tensor):
         return torch.Tensor._make_wrapper_subclass(
             cls, local.shape, strides=local.stride(), storage_offset=local.storage_offset(),
             dtype=local.dtype, device="cuda:0",
-        )  # fmt: skip
+        )
 
     def __init__(self, local: torch.Tensor):
         self.local = local

@@ -23,7 +23,7 @@ from transformers import (
     Qwen3_5ForConditionalGeneration,
     Qwen3Config,
     Qwen3ForCausalLM,
-)  # fmt: skip
+)
 
 import run_alfworld
 import run_search
@@ -61,11 +61,11 @@ SMALL = dict(  # a run of run_alfworld.py in seconds
     groups=2, group_size=2, updates=3, eval_every=2, eval_tasks=2, max_turns=3, micro_tokens=1024,
     mini_batch=4, max_response_tokens=4, prompt="compact", max_prompt_tokens=400, lr=1e-3,
     name="r", kl_coef=0.01,
-)  # fmt: skip
+)
 PAPER = dict(  # a run with the preset `paper`, cut down in its sizes only
     name="paper", updates=1, groups=2, group_size=2, max_turns=2, eval_tasks=2, micro_tokens=4096,
     sampler="transformers", mini_batch=4, max_response_tokens=4,
-)  # fmt: skip
+)
 
 
 def argv(settings: dict) -> list[str]:
@@ -100,7 +100,7 @@ TEXTS = ["go to shelf 1", "<think></think><action>take mug 1 from desk 2</action
 SIZE = dict(
     hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2,
-)  # fmt: skip
+)
 FAMILIES = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 8}),
@@ -116,7 +116,7 @@ TOKEN_ROWS = [
 
 def make_policy(
     family="qwen2", temperature=1.0, precision="fp32", tokenizer=None, **extra
-) -> Policy:  # fmt: skip
+) -> Policy:
     config, model, options = FAMILIES[family]
     tokenizer = tokenizer or standins.make_tokenizer(TEXTS)
     torch.manual_seed(0)
@@ -160,7 +160,7 @@ def nested_model(family: str, folder) -> str:
     vision = dict(hidden_size=16, intermediate_size=16)
     if family == "qwen3_5":  # three layers with linear attention, one with full attention
         text |= dict(num_hidden_layers=4, linear_num_value_heads=4, linear_num_key_heads=2,
-                     linear_key_head_dim=8, linear_value_head_dim=8)  # fmt: skip
+                     linear_key_head_dim=8, linear_value_head_dim=8)
         vision |= dict(depth=1, num_heads=2, out_hidden_size=32)
         config = Qwen3_5Config(text_config=text, vision_config=vision)
         make = Qwen3_5ForConditionalGeneration
@@ -203,7 +203,7 @@ def optimizer_of(policy, cfg, lr_factor=LR_FACTOR):
 
 BASE = dict(
     mini_batch=0, micro_tokens=10_000, kl_coef=0.0, entropy_coef=0.0, lr=1e-3, invalid_penalty=0.1,
-)  # fmt: skip
+)
 PPO = BASE | dict(algo="ppo", group_size=1, mini_batch=7)
 
 
@@ -218,7 +218,7 @@ def make_episodes(n_groups=3, size=3) -> list[Episode]:
         for turn in range(turns):
             done = won and turn == turns - 1
             ids = [[rng.randrange(9, 18) for _ in range(rng.randint(a, b))]
-                   for a, b in ((2, 9), (1, 5), (1, 6))]  # fmt: skip
+                   for a, b in ((2, 9), (1, 5), (1, 6))]
             if trajectory == turn == 0:
                 ids[2] = []
             episode.transitions.append(
@@ -227,7 +227,7 @@ def make_episodes(n_groups=3, size=3) -> list[Episode]:
                     anchor=rng.choice("xyz"), group=episode.group, trajectory=trajectory,
                     command=f"go to shelf {turn}", admissible=["take mug 1", "go to desk 2"],
                 )
-            )  # fmt: skip
+            )
         episodes.append(episode)
     return episodes
 

@@ -121,7 +121,7 @@ def test_a_trajectory_counts_with_its_first_row():
 
 def test_eps_is_added_to_std():
     close(advantages.grpo(torch.tensor([1.0, 0.0]), [0, 0], eps=1.0),
-          [0.5 / (math.sqrt(0.5) + 1), -0.5 / (math.sqrt(0.5) + 1)])  # fmt: skip
+          [0.5 / (math.sqrt(0.5) + 1), -0.5 / (math.sqrt(0.5) + 1)])
 
 
 def test_similarity_is_greedy_first_fit_within_a_group():

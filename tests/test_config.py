@@ -16,7 +16,7 @@ from paw_min.config import FREE_TO_CHANGE, Config, check, flag, parse_args, sett
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.model.critic import LR_FACTOR
 from paw_min.running.session import WEIGHT_DECAY, check_machine, open_session
-from paw_min.running.stored import FORMER_SETTINGS, from_stored, public
+from paw_min.running.stored import public
 from paw_min.toy import WORLDS, default_model, search_world, webshop_shops
 from tests.helpers import SCRIPTS
 
@@ -28,26 +28,26 @@ def parse(*argv: str, env: str = "alfworld") -> Config:
 # ---- presets ----
 
 A1 = dict(  # PaW A.1 and section 4.1, for all three benchmarks
-    max_response_tokens=512, lr=1e-6, gamma=0.95, normalize="std", temperature=1.0, paw=True,
+    max_response_tokens=512, lr=1e-6, normalize="std", temperature=1.0, paw=True,
     wm_loss="cmae", select_ratio=0.75, rho=0.2, lambda_mode="adaptive",
     algo="grpo", prompt="paper", wm_scale=1.0, wm_target="next", wm_steps=1, dedup=False,
-)  # fmt: skip
+)
 CODE_BASE = dict(  # verl-agent, where the paper gives no number
-    clip=0.2, statistics="rows", old_logp="recomputed",
-)  # fmt: skip
+    statistics="rows",
+)
 OURS = dict(  # neither says; max_obs_tokens cuts nothing: Eq. 5-8 sum over all of |o|
     select_entropy="full", max_obs_tokens=4096, name="", out="runs", seed=0, eval_repeats=1,
     data="", device="auto", precision="auto", shard=False, grad_checkpointing=True,
     ref_offload=False, sampler="vllm", vllm_memory=0.4, micro_tokens=16384, conflict_every=0,
     human_goals=False, retriever="", topk=3, lora_rank=0, track="none", wm_separator="turn",
-    warm_up=0, beta2=0.999, wm_every=0, wm_rows="paw", lookahead=1,
-)  # fmt: skip
+    warm_up=0, beta2=0.999, wm_every=0, wm_rows="paw",
+)
 DECISIONS = dict(  # ALFWorld and WebShop
-    groups=16, group_size=8, r_max=10.0, invalid_penalty=0.1, history_length=2,
-    eval_temperature=0.4, prompt_overflow="error", similarity=0.0, kl_coef=0.01,
+    groups=16, group_size=8, invalid_penalty=0.1, history_length=2,
+    eval_temperature=0.4, similarity=0.0, kl_coef=0.01,
     entropy_coef=0.001, updates=150, eval_every=5, save_every=5, eval_tasks=128,
     model="Qwen/Qwen2.5-1.5B-Instruct",
-)  # fmt: skip
+)
 PAPER = {
     "alfworld": DECISIONS | dict(
         max_prompt_tokens=2048, max_turns=50, mini_batch=256, eval_split="valid_seen", workers=4,
@@ -58,13 +58,13 @@ PAPER = {
         n_products=1000,
     ),
     "search": dict(
-        max_prompt_tokens=4096, max_turns=4, mini_batch=512, groups=256, group_size=5, r_max=1.0,
-        invalid_penalty=0.01, history_length=4, eval_temperature=0.0, prompt_overflow="cut",
+        max_prompt_tokens=4096, max_turns=4, mini_batch=512, groups=256, group_size=5,
+        invalid_penalty=0.01, history_length=4, eval_temperature=0.0,
         similarity=0.9, kl_coef=0.001, entropy_coef=0.0, updates=200, eval_every=50, save_every=10,
         eval_tasks=0, eval_split="test", workers=0, n_products=0, model="Qwen/Qwen2.5-3B-Instruct",
         ref_offload=True, vllm_memory=0.3,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("env", SCRIPTS)
@@ -89,13 +89,11 @@ def test_the_constants_beside_the_presets():
     assert update.GRAD_CLIP == 1.0
     assert WEIGHT_DECAY == 0.01
     assert critic.GAE_LAMBDA == 1.0
+    assert default(losses.clipped_surrogate, "clip") == 0.2
     assert default(losses.clipped_surrogate, "dual_clip") == 3.0
-    assert default(losses.truncated_is, "cap") == 2.0
-    # A run of an earlier version resumes if it has these values.
-    assert {name: value for name, value in FORMER_SETTINGS.items() if value is not None} == dict(
-        encoder="", train_split="train", step_weight=1.0, gae_lambda=1.0, critic_lr=0.0,
-        weight_decay=0.01, grad_clip=1.0, is_cap=2.0, dual_clip=3.0, world="home",
-    )  # fmt: skip
+    assert update.GAMMA == 0.95
+    found = {env: (BENCHMARKS[env].r_max, BENCHMARKS[env].cut_prompts) for env in SCRIPTS}
+    assert found == {"alfworld": (10, False), "webshop": (10, False), "search": (1, True)}
 
 
 @pytest.mark.parametrize("url", ["http://me:p@ss@host", "http://me:p/ss@host:80/retrieve"])
@@ -122,7 +120,7 @@ def test_presets_pass_their_own_check_and_the_first_is_tiny(env):
 def test_tiny_presets_cut_no_observation(env, games_root, tmp_path):
     """Random episodes in the generated data: the longest observation has room to spare."""
     generate = {"alfworld": lambda folder: games_root, "webshop": webshop_shops.generate,
-                "search": search_world.generate}  # fmt: skip
+                "search": search_world.generate}
     cfg, rng = parse(env=env), random.Random(0)
     tasks = BENCHMARKS[env].load(cfg, str(generate[env](tmp_path / env)))
     tokenizer = AutoTokenizer.from_pretrained(default_model(env))
@@ -282,13 +280,13 @@ def test_out_is_below_a_home_folder_that_exists(monkeypatch, tmp_path):
 OTHER = dict(  # a valid value of each setting that is not the one of the tiny preset
     eval_split="valid_unseen", n_products=7, max_turns=7, topk=2, history_length=5,
     max_prompt_tokens=333, max_response_tokens=33, max_obs_tokens=333, groups=3, group_size=3,
-    temperature=0.9, eval_temperature=0.3, gamma=0.5, similarity=0.5, invalid_penalty=0.3, lr=3e-4,
-    mini_batch=33, clip=0.3, kl_coef=0.3, entropy_coef=0.3, rho=0.3, select_ratio=0.3, r_max=3.0,
+    temperature=0.9, eval_temperature=0.3, similarity=0.5, invalid_penalty=0.3, lr=3e-4,
+    mini_batch=33, kl_coef=0.3, entropy_coef=0.3, rho=0.3, select_ratio=0.3,
     eval_tasks=33, model="a/other", seed=3, data="d", retriever="r", workers=2, out="elsewhere",
     updates=33, eval_every=3, eval_repeats=3, save_every=3, micro_tokens=333, vllm_memory=0.3,
     device="cpu", conflict_every=3, wm_scale=0.3, wm_steps=3, lora_rank=3,
-    warm_up=3, beta2=0.9, wm_every=3, lookahead=3,
-)  # fmt: skip
+    warm_up=3, beta2=0.9, wm_every=3,
+)
 SOURCES = {"data", "retriever"}  # paths, which the names leave out
 
 
@@ -340,33 +338,6 @@ def test_weight_decay_reaches_the_optimizer(config, monkeypatch):
         assert [group["weight_decay"] for group in s.optimizer.param_groups] == [0.3]
 
 
-# ---- settings of earlier versions ----
-
-
-@pytest.mark.parametrize("env", SCRIPTS)
-def test_former_flags_set_the_renamed_settings(env):
-    old = ["--wm-weight", "constant", "--entropy", "sampled"]
-    new = ["--lambda-mode", "constant", "--select-entropy", "sampled"]
-    assert parse(*old, env=env) == parse(*new, env=env)
-    cfg = parse(*old, env=env)
-    assert cfg.lambda_mode == "constant" and cfg.select_entropy == "sampled"
-
-
-def test_a_stored_config_of_an_earlier_version():
-    stored = public(parse("--rho", "0.3")) | FORMER_SETTINGS
-    stored["eval_seed"] = 5  # without a constant: any value
-    stored["wm_weight"] = stored.pop("lambda_mode")
-    stored["entropy"] = stored.pop("select_entropy")
-    assert from_stored(stored) == parse("--rho", "0.3")
-    changed = from_stored(stored | {"world": "changed"})
-    assert changed.data == "changed"
-    assert from_stored(stored | {"wm_weight": "constant"}).lambda_mode == "constant"
-    for name, constant in FORMER_SETTINGS.items():
-        if constant is not None:
-            with pytest.raises(UserError, match=f"^the run has {flag(name)} .* no such flag"):
-                from_stored(stored | {name: "other"})
-
-
 # ---- help ----
 
 
@@ -385,11 +356,9 @@ def test_help_names_every_setting_and_its_default(env, capsys):
 
 
 @pytest.mark.parametrize("env", SCRIPTS)
-def test_help_is_short_and_leaves_out_former_flags(env, capsys, monkeypatch):
+def test_help_is_short(env, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit):
         parse("--help", env=env)
     text = capsys.readouterr().out
     assert len(text.splitlines()) <= 150
-    for former in ("wm_weight", "entropy", *FORMER_SETTINGS):
-        assert f"{flag(former)} " not in text

@@ -8,10 +8,8 @@ import hashlib
 import json
 import os
 import re
-import subprocess
-import sys
+import shutil
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -158,37 +156,11 @@ def test_each_name_is_one_entity_and_words_are_few(folder, tmp_path):
     assert len(used) == 576 and max(used.values()) < 40  # no word is worth guessing
 
 
-def test_passages_are_short_and_begin_with_the_same_word(folder):
-    for contents in passages(folder).values():
-        title, text = contents.split("\n")
-        assert title == f'"{names(text)[0]}"' and text.startswith("The ")
-        assert 10 <= len(contents.split()) <= 20
-
-
-def test_the_facts_are_consistent(folder):
-    facts = read_facts(folder)
-    for (name, mark), value in facts.items():
-        if mark == "has the spouse":
-            assert facts[value, mark] == name != value
-        if mark == "capital in the town":
-            assert facts[value, "in the country"] == name
-
-
-def test_a_search_for_a_name_finds_its_passage(folder):
-    titles = [contents.split("\n")[0].strip('"') for contents in passages(folder).values()]
-    found = open_retriever(folder).search(titles, 3)
-    ranks = Counter()
-    for title, hits in zip(titles, found):
-        pages = [hit["document"]["contents"].startswith(f'"{title}"') for hit in hits]
-        ranks[pages.index(True) if True in pages else None] += 1
-    assert ranks[0] >= 0.99 * len(titles) and ranks[None] == 0
-
-
 def test_one_search_seldom_answers_a_two_hop_question(folder):
     rows = [row for row in load_questions(folder, "train") if row.source == "two_hop"]
     found = open_retriever(folder).search([row.question for row in rows], 3)
     answered = [any(row.answers[0] in hit["document"]["contents"] for hit in hits)
-                for row, hits in zip(rows, found)]  # fmt: skip
+                for row, hits in zip(rows, found)]
     assert sum(answered) < 0.2 * len(rows)
 
 
@@ -228,34 +200,17 @@ def test_an_interrupted_call_leaves_no_folder_and_the_next_completes_it(tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_real_processes_at_once_make_one_folder(tmp_path):
-    """Three processes: each waits with its complete files until all have theirs."""
-    program = f"""
-import os, sys, time
-from pathlib import Path
-from paw_min.toy import search_world
-replace, folder = os.replace, Path({str(tmp_path)!r})
+def test_another_process_may_make_the_same_folder_first(tmp_path, monkeypatch):
+    replace = os.replace
 
-def wait(source, target):
-    deadline = time.monotonic() + 60
-    while len(list(folder.glob("*.partial-*/manifest.json"))) < 3 and not (folder / "go").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    (folder / "go").touch()  # the first may rename its files before the others look
-    replace(source, target)
+    def late(source, target):
+        shutil.copytree(source, target)
+        replace(source, target)
 
-os.replace = wait
-print(search_world.generate(folder / "a", **{SMALL!r}))
-"""
-    processes = [
-        subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parent.parent,
-                         text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        for _ in range(3)
-    ]  # fmt: skip
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
-    assert outputs == [f"{tmp_path / 'a'}\n"] * 3
-    assert digest(tmp_path / "a")[:16] == "c2416f5b9e3b62cd"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "go"]
+    monkeypatch.setattr(os, "replace", late)
+    folder = search_world.generate(tmp_path / "a", **SMALL)
+    assert digest(folder)[:16] == "c2416f5b9e3b62cd"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 @pytest.mark.parametrize(

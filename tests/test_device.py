@@ -33,7 +33,7 @@ COMMANDS = {
     # Run scripts: rollout, update, evaluation, checkpoint.
     "grpo": (f"{ALFWORLD} --name grpo --conflict-every 1", "runs/grpo/metrics.jsonl"),
     "eval-only": (
-        f"{ALFWORLD} --name grpo --conflict-every 1 --eval-only --lookahead 2",
+        f"{ALFWORLD} --name grpo --conflict-every 1 --eval-only",
         "runs/grpo/evaluation-only.json",
     ),
     "resume": (
@@ -60,9 +60,8 @@ COMMANDS = {
         "runs/steps/metrics.jsonl",
     ),
     "tapo": (f"{SEARCH} --preset tiny tapo --wm-every 1 --name tapo", "runs/tapo/metrics.jsonl"),
-    "old-logp": (f"{SEARCH} --old-logp sampler --name mu", "runs/mu/metrics.jsonl"),
     "printed-entropy": (
-        f"{SEARCH} --old-logp sampler --select-entropy sampled --kl-coef 0 --name printed",
+        f"{SEARCH} --select-entropy sampled --kl-coef 0 --name printed",
         "runs/printed/metrics.jsonl",
     ),
     "baseline": (
@@ -133,7 +132,7 @@ COMMANDS = {
         "--precision fp32 --name react",
         "runs/react/evaluation.json",
     ),
-}  # fmt: skip
+}
 PLANTED = {
     error.__name__: f"{JOBS} {error.__name__} {SIZES} --algo ppo --name {error.__name__}"
     for error in device_jobs.PLANTED

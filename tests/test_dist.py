@@ -33,7 +33,7 @@ SMALL = dict(
     groups=3, group_size=2, updates=2, eval_every=1, eval_tasks=4, max_turns=3, mini_batch=6,
     micro_tokens=1500, max_response_tokens=4, max_prompt_tokens=1000, name="r", kl_coef=0.01,
     lr=1e-4,
-)  # fmt: skip
+)
 
 
 def free_port() -> int:
@@ -52,7 +52,7 @@ def launch(command: list) -> subprocess.Popen:
     return subprocess.Popen(
         list(map(str, command)), cwd=ROOT, text=True, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
 
 
 def finish(process: subprocess.Popen, code: int = 0, timeout: float = 300.0) -> str:
@@ -172,7 +172,7 @@ def test_vllm_on_sharded_ranks_then_one_that_is_whole(script, tmp_path):
     """LoRA: draws, rows and weights of one unsharded rank with an engine; then the same again."""
     tiny = f"--model={default_model('webshop')}"  # the engine needs heads of 32
     flags = [*script, tiny, "--sampler=vllm", "--groups=2", "--max-response-tokens=6",
-             "--lora-rank=4"]  # fmt: skip
+             "--lora-rank=4"]
     subprocess.run(
         [sys.executable, *flags, "--updates=3", f"--out={tmp_path / 'one'}"], cwd=ROOT, check=True
     )

@@ -34,7 +34,7 @@ class Series:
 
     def step(self, command):
         return Step("end", "", self.kind, [], 10.0 * self.won, done=True, won=self.won,
-                    score=0.75)  # fmt: skip
+                    score=0.75)
 
 
 def run(tasks, policy=None, sampler=None, slots=3, make_env=Series, trial=0, **settings):
@@ -130,7 +130,7 @@ class Long:
 def test_an_evaluation_replays_on_a_real_model():
     def responses(**settings) -> list:
         evaluation, _ = run(["x", "y"], sampler=HFSampler(), make_env=Long, slots=2,
-                            max_response_tokens=3, eval_temperature=1.0, **settings)  # fmt: skip
+                            max_response_tokens=3, eval_temperature=1.0, **settings)
         return [[t.response_ids for t in e.transitions] for e in evaluation.episodes]
 
     plain = responses()
@@ -171,21 +171,21 @@ def test_outcomes_name_the_task_and_why_an_episode_was_lost():
             {"task": "17", "task_type": "", "won": True, "score": 1.0, "failed": ""},
             {"task": "18", "task_type": "", "won": False, "score": None, "failed": "it broke"},
         ],
-    }  # fmt: skip
+    }
 
 
 def test_episodes_are_described():
     def episode(group, rewards, valid, failed=""):
         steps = [Transition([1], [2], [k], [0.0], r, v, "", group, 0)
-                 for k, (r, v) in enumerate(zip(rewards, valid))]  # fmt: skip
+                 for k, (r, v) in enumerate(zip(rewards, valid))]
         return Episode("task", group, 0, steps, won=rewards[-1] == 10.0, failed=failed)
 
     episodes = [
         episode(0, [0.0, 10.0], [True, True]), episode(0, [0.0], [True]),
         episode(1, [5.0, 0.0, 5.0], [True, False, False]), episode(1, [10.0], [False]),
         episode(1, [0.0] * 9, [False] * 9, failed="it broke"),
-    ]  # fmt: skip
+    ]
     assert describe_episodes(episodes) == {
         "success": 0.5, "return": 7.5, "length": 7 / 4, "valid": 4 / 7, "no_variance": 0.5,
         "failed": 1, "rows": 7, "duplicates": 4 / 7,
-    }  # fmt: skip
+    }

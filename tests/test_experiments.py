@@ -13,7 +13,6 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -26,6 +25,7 @@ from paw_min.running.stored import public
 from research.paper import figures, sweep, table
 from research.paper.grids import GRIDS, PRINTED_SCALE, Arm
 from research.starts.measure import read as read_starts
+from research.stats import mean_of
 from research.study import analyze as study
 from tests.helpers import SMALL, argv
 
@@ -78,7 +78,7 @@ def test_settings_of_the_arms(tmp_path):
         assert (tapo.wm_every, tapo.wm_loss, tapo.wm_rows, tapo.model) == (4, "ce", rows, "open")
     # What several grids need is one run.
     same = [("table1", "GRPO w/ PaW"), ("table4", "GRPO w/ PaW"), ("fig6-alpha", "α = 0.75"),
-            ("fig6-rho", "ρ = 0.2")]  # fmt: skip
+            ("fig6-rho", "ρ = 0.2")]
     assert len({cfg(*arm).name for arm in same}) == 1
 
 
@@ -234,53 +234,20 @@ def test_columns_by_hand():
     episodes = won(b1=[1, 0], b2=[1, 1], a1=[0, 0])  # two episodes per task
     search = table.of_episodes("search", episodes)
     assert list(search) == ["a", "b", "Avg."]
-    assert [table.value(c) for c in search.values()] == [0.0, 75.0, 37.5]  # unweighted
+    assert [mean_of(c) for c in search.values()] == [0.0, 75.0, 37.5]  # unweighted
     kinds = {"a": "pick_two_obj_and_place", "b": "look_at_obj_in_light"}
     games = [e | {"task_type": kinds[e["task_type"]]} for e in episodes]
-    assert {n: table.value(c) for n, c in table.of_episodes("alfworld", games).items()} == {
-        "Look": 75.0, "Pick2": 0.0, "All": 50.0}  # fmt: skip
+    assert {n: mean_of(c) for n, c in table.of_episodes("alfworld", games).items()} == {
+        "Look": 75.0, "Pick2": 0.0, "All": 50.0}
     shop = table.of_episodes("webshop", [e | {"score": 0.5 + 0.5 * e["won"]} for e in episodes])
-    assert {name: table.value(c) for name, c in shop.items()} == {"Score": 75.0, "Success": 50.0}
+    assert {name: mean_of(c) for name, c in shop.items()} == {"Score": 75.0, "Success": 50.0}
     line = {"eval_success": 0.5, "eval_success/b": 0.75, "eval_success/a": 0.0, "eval_score": 75.0,
-            "eval_success_types": 0.375}  # fmt: skip
+            "eval_success_types": 0.375}
     for env in ("search", "webshop"):
         ours = {"search": search, "webshop": shop}[env]
         theirs = table.of_metrics(env, line)
-        assert {n: table.value(c) for n, c in theirs.items()} == {
-            n: table.value(c) for n, c in ours.items()}  # fmt: skip
-
-
-def test_differences_are_of_the_same_seed_and_task():
-    base = [{"": {"x": 0.0, "y": 100.0, "w": 50.0}}, {"": {"w": 9.0, "y": 0.0, "x": 50.0}}]
-    ours = [{"": {"x": 100.0, "y": 100.0, "z": 0.0}}, {"": {"x": 50.0, "y": 100.0}}]
-    (part,) = table.paired(ours, base)
-    assert part.tolist() == [[100.0, 0.0], [0.0, 100.0]]  # w and z are not in all runs
-    cell = table.compare({7: ours[0], 0: ours[0], 1: ours[1]}, {1: base[1], 0: base[0]}, True)
-    assert cell.mean == pytest.approx((200 / 3 + 75 + 200 / 3) / 3)  # of its own three runs ...
-    assert cell.std == pytest.approx(np.std([200 / 3, 75, 200 / 3], ddof=1))
-    assert cell.difference == 50.0  # ... but paired in two
-    assert table.compare({0: base[0]}, {}, True) == table.Cell(1, 50.0)
-    one = table.compare({0: {"": {"": 70.0}}}, {0: {"": {"": 60.0}}}, per_task=False)
-    assert one == table.Cell(1, 70.0, None, 10.0)  # one seed and no tasks: no interval
-
-
-@pytest.mark.slow
-def test_the_interval_resamples_seeds_and_then_tasks():
-    assert table.interval([np.full((3, 5), 4.0)]) == (4.0, 4.0)
-    assert table.interval([np.array([[0.0, 100.0]])]) == (0.0, 100.0)  # 0, 50, 100: 1/4, 1/2, 1/4
-    assert table.interval([np.array([[0.0], [100.0]])]) == (0.0, 100.0)
-    tasks = np.arange(400) % 2 * 100.0
-    sigma = 50 / 400**0.5
-    # One draw of tasks for all seeds: more seeds with the same outcomes add no information.
-    for part in (tasks[None], np.tile(tasks, (9, 1))):
-        assert table.interval([part]) == pytest.approx(
-            (50 - 1.96 * sigma, 50 + 1.96 * sigma), abs=0.5
-        )
-    seeds = np.tile(np.arange(400)[:, None] % 2 * 100.0, (1, 3))  # all variance between seeds
-    assert table.interval([seeds]) == pytest.approx((50 - 1.96 * sigma, 50 + 1.96 * sigma), abs=0.5)
-    # Two independent parts with equal weights: their mean has 1/sqrt(2) of the deviation.
-    low, high = table.interval([tasks[None], tasks[None]])
-    assert high - low == pytest.approx(2 * 1.96 * sigma / 2**0.5, abs=0.7)
+        assert {n: mean_of(c) for n, c in theirs.items()} == {
+            n: mean_of(c) for n, c in ours.items()}
 
 
 def sweep_file(root: Path, episodes: bool) -> Path:
@@ -291,10 +258,10 @@ def sweep_file(root: Path, episodes: bool) -> Path:
         lines = [{"update": 0, "eval_success": 0.0},
                  {"update": 4, "eval_success": k / 4, "eval_success/a": k / 4, "loss": seed + k,
                   "seconds_rollout": 1.0, "seconds_old_pass": 0.5, "seconds_update": 1.0 * k,
-                  "memory_gb": 1.0 * k}]  # fmt: skip
+                  "memory_gb": 1.0 * k}]
         tasks = won(**{f"a{i}": [i < k] for i in range(4)}) if episodes else None
         settings = dict(env="alfworld", seed=seed, updates=4, rho=0.2 if label == "A" else 0.4,
-                      select_ratio=0.75)  # fmt: skip
+                      select_ratio=0.75)
         write_run(root / name, lines, settings, tasks)
         entries.append({"label": label, "seed": seed, "folder": name})
     (root / "s.json").write_text(json.dumps(entries))
@@ -344,7 +311,7 @@ GARBAGE = {
     "config.json": [0, None, {"env": "alfworld"}],
     "s.json": [[1], [{}], None, [{"label": "A", "seed": 0, "folder": 5}],
                [{"label": ["a"], "seed": 0, "folder": "A-seed0"}]],
-}  # fmt: skip
+}
 
 
 def test_lost_episodes_are_listed_and_do_not_count(tmp_path):
@@ -381,10 +348,8 @@ def test_garbage_in_a_report_is_one_sentence(tmp_path, garbage):
 
 
 def test_curves_over_seeds_by_hand():
-    updates, mean, std = figures.over_seeds([{0: 1.0, 2: 5.0, 3: 0.0}, {0: 3.0, 2: 5.0}])
-    assert (updates.tolist(), mean.tolist()) == ([0, 2], [2.0, 5.0])
-    assert std.tolist() == [2**0.5, 0.0]
-    assert figures.over_seeds([{0: 1.0}])[2].tolist() == [0.0]
+    updates, values = figures.stacked([{0: 1.0, 2: 5.0, 3: 0.0}, {2: 5.0, 0: 3.0}])
+    assert (updates, values.tolist()) == ([0, 2], [[1.0, 5.0], [3.0, 5.0]])
 
 
 def test_figures_from_the_command_line(tmp_path, monkeypatch, capsys):

@@ -44,7 +44,7 @@ def one_sentence(error: BaseException) -> None:
 VALUES = st.one_of(
     st.integers(-(10**12), 10**12), st.floats(), st.sampled_from([0, 1, -1, 0.5, 1e-300, 1e300]),
     st.text(max_size=20), st.sampled_from(["auto", "cpu", "../x", "", "a/b", "é", "x" * 300]),
-).map(str)  # fmt: skip
+).map(str)
 
 
 @fuzz(400)
@@ -91,7 +91,7 @@ def finished(tmp_path_factory, games_root) -> tuple[Config, Path]:
         data=str(games_root), model=str(root / "model"), out=str(root), name="r", updates=1,
         groups=1, group_size=2, eval_tasks=1, max_turns=2, mini_batch=0, max_response_tokens=4,
         prompt="compact", kl_coef=0.0, lr=1e-4, max_prompt_tokens=400, max_obs_tokens=64,
-    )  # fmt: skip
+    )
     train.train(cfg)
     return cfg, root
 
@@ -170,7 +170,7 @@ ROW = {"question": "q?", "golden_answers": ["a"], "data_source": "s", "env_kwarg
 PASSAGE = {"id": "0", "contents": '"T"\nx'}
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
                     lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=5), x),
-                    max_leaves=5)  # fmt: skip
+                    max_leaves=5)
 
 
 def damaged_lines(row: dict, data) -> bytes:

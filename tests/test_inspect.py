@@ -30,7 +30,7 @@ RHO = 0.06
 
 def small(out: Path, model: str, games_root, **settings) -> Config:
     base = dict(data=str(games_root), model=model, out=str(out), updates=2, eval_every=0, rho=RHO,
-                lr=1e-4)  # fmt: skip
+                lr=1e-4)
     return Config(**SMALL | base | settings)
 
 
@@ -135,7 +135,7 @@ def test_whole_episodes_of_both_outcomes_in_order():
     episodes = [
         episode(0, 0, False, 3), episode(0, 1, False, 2), episode(0, 2, True, 4),
         episode(1, 3, True, 1), episode(2, 4, False, 9), episode(3, 5, True, 1),
-    ]  # fmt: skip
+    ]
 
     def chosen(limit):
         return [e.trajectory for e in samples.choose(episodes, limit)]
@@ -201,7 +201,7 @@ def test_no_world_model_several_observations_and_other_losses(tmp_path, model, g
     for name, settings in {
         "base": dict(paw=False), "steps": dict(wm_steps=2, dedup=True, mini_batch=4),
         "ce": dict(wm_loss="ce", select_ratio=1.0),
-    }.items():  # fmt: skip
+    }.items():
         train.train(small(tmp_path, model, games_root, **base | settings | {"name": name}))
         run = inspect.open_run(tmp_path / name)
         (stored,) = [samples.read(f, 10_000) for f in inspect.choose_files(run, 4)]
@@ -256,12 +256,12 @@ WRONG_SETTINGS = [
     {"micro_tokens": 1.5}, {"micro_tokens": 1e9}, {"wm_loss": "zzz"}, {"paw": "yes"},
     {"env": 5}, {"rho": None}, {"rho": float("nan")}, {"env": "zzz"}, {"seed": True},
     {"workers": -1}, {"temperature": float("nan")}, {"max_turns": 0},
-]  # fmt: skip
+]
 WRONG_STEPS = [
     {"given": [99999]}, {"given": 5}, {"given": [-1]}, {"selected": None}, {"valid": 1},
     {"reward": float("nan")}, {"weight": float("inf")}, {"entropy": "x"}, {"rank": 1.5},
     {"prompt_ids": [1] * 17_000}, {"prompt_ids": [True]},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("change", WRONG_SETTINGS, ids=str)
@@ -332,7 +332,7 @@ def test_counts_on_the_page_equal_the_tensors(browser, page, trained, model):
     expected = {
         "transitions": len(steps), "kept": sum(s["selected"] for s in steps),
         "trains": len(trains), "tokens": sum(len(s["obs_ids"]) for s in trains),
-    }  # fmt: skip
+    }
     checkpoint = str(trained / "checkpoint-000002")
     for label, weights in (("before", model), ("after", checkpoint), ("against", checkpoint)):
         weights = AutoModelForCausalLM.from_pretrained(weights)

@@ -4,11 +4,15 @@ python -m pytest tests/test_layout.py
 """
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from paw_min.envs.benchmarks import NAMES
+from paw_min.toy import GENERATORS
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "paw_min"
@@ -35,6 +39,38 @@ def test_the_package_imports_neither_examples_nor_tests():
     for path in PACKAGE.rglob("*.py"):
         roots = {name.split(".")[0] for name in imported_by(path)}
         assert not roots & {"examples", "tests", "research"}, path
+
+
+def module_files() -> dict[str, Path]:
+    """The files of the package and of the examples, by the name of the module."""
+    names = {}
+    for path in [*PACKAGE.rglob("*.py"), *(ROOT / "examples").glob("*.py")]:
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return names
+
+
+def test_every_file_serves_a_run_script_a_command_or_an_example():
+    """What only a study uses belongs in research/."""
+    files = module_files()
+    scripts = [*ROOT.glob("run_*.py"), *(ROOT / "examples").glob("*.py")]
+    entries = {name for path in scripts for name in imported_by(path)}
+    entries |= {f"paw_min.envs.{name}" for name in NAMES}  # both are imported by name
+    entries |= {f"paw_min.toy.{module}" for module in GENERATORS.values()}
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("paw_min/**/*.md"), *ROOT.glob("research/**/*.md")):
+        if page.name != "CHANGELOG.md":
+            entries |= set(re.findall(r"-m (paw_min[\w.]+)", page.read_text()))
+    entries |= {f"{name}.__main__" for name in entries if f"{name}.__main__" in files}
+    used, left = set(), sorted(entries)
+    while left:
+        name = left.pop()
+        if name in files and name not in used:
+            used.add(name)
+            left += imported_by(files[name])
+        if "." in name:
+            left.append(name.rpartition(".")[0])  # an import of a.b.c loads a and a.b, too
+    unused = {name for name in files if name.startswith("paw_min")} - used
+    assert not unused
 
 
 @pytest.mark.parametrize("own", ["alfworld", "webshop", "search"])

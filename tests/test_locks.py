@@ -1,10 +1,9 @@
-"""research/locks: its tables follow from the runs, and its page has their numbers.
+"""research/locks: its tables follow from the runs.
 
 python -m pytest tests/test_locks.py
 """
 
 import importlib.util
-import re
 import sys
 from pathlib import Path
 
@@ -27,18 +26,6 @@ def test_the_tables_are_those_of_the_runs(study, tmp_path, monkeypatch):
     study.table()
     assert (tmp_path / "tables.md").read_text() == (LOCKS / "tables.md").read_text()
     assert (tmp_path / "curves.png").stat().st_size > 5000
-
-
-def test_the_page_has_the_numbers_of_the_tables():
-    tables = (LOCKS / "tables.md").read_text()
-    page = (LOCKS / "README.md").read_text()
-    found = re.findall(r"[+-]\d+\.\d \[[^]]*\]", page)
-    assert len(found) > 3 and all(text in tables for text in found)
-    for name, row in (("GRPO", "grpo"), ("GRPO with PaW", "paw")):
-        shown = re.search(rf"^\| {name} \| ([\d.]+ \| [\d.]+) ", page, re.M)[1]
-        assert f"| {row} | {shown} |" in tables
-        # The front page has what is won at the end.
-        assert f"{shown.split()[-1]} %" in (LOCKS.parent.parent / "README.md").read_text()
 
 
 @pytest.mark.parametrize("name", ["inverse", "tapo", "world model alone", "paw, outcome"])

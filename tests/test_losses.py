@@ -78,21 +78,6 @@ def test_token_mean_weighs_long_responses_more():
     assert loss.item() == pytest.approx((-3 + 1) / 4)
 
 
-def test_truncated_weights_by_hand():
-    """Gradient -min(pi / mu, 2) * A / tokens, and none through the weight."""
-    p, q = [0.5, 0.9, 0.6], [0.4, 0.1, 0.8]  # ratios 1.25, 9 and 0.75: one of three is truncated
-    logp = torch.tensor([[*map(math.log, p), -math.inf]], requires_grad=True)
-    sampler = torch.tensor([[*map(math.log, q), math.nan]])
-    mask = torch.tensor([[True, True, True, False]])
-    loss, metrics = losses.truncated_is(logp, sampler, torch.tensor([-3.0]), mask)
-    loss.backward()
-    torch.testing.assert_close(logp.grad, torch.tensor([[1.25, 2.0, 0.75, 0.0]]))  # times 3 / 3
-    expected = 1.25 * math.log(0.5) + 2 * math.log(0.9) + 0.75 * math.log(0.6)
-    assert loss.item() == pytest.approx(expected)
-    assert metrics["clip_fraction"].item() == pytest.approx(1 / 3)
-    assert metrics["ratio"].item() == pytest.approx((1.25 + 9 + 0.75) / 3)
-
-
 def test_k3():
     one = torch.ones(1, 1)
     kl = losses.k3_kl(torch.tensor([[0.5]]).log(), torch.tensor([[0.25]]).log(), one)
@@ -151,26 +136,21 @@ def test_clip_fraction_counts_only_what_the_clip_has_changed():
     zero, one = torch.zeros(3, 1), torch.ones(3, 1)
     _, metrics = losses.clipped_surrogate(ratio.log(), zero, torch.ones(3), one)
     assert metrics["clip_fraction"].item() == pytest.approx(2 / 3)
-    _, metrics = losses.truncated_is(zero, zero, torch.ones(3), one, cap=1.0)
-    assert metrics["clip_fraction"].item() == 0.0  # a weight of exactly `cap` is not truncated
 
 
-def test_advantages_per_token_in_both_losses():
+def test_advantages_per_token():
     logp = torch.tensor([[-1.0, -2.0], [-0.5, -3.0]], requires_grad=True)
     advantage = torch.tensor([[1.0, -2.0], [0.5, 3.0]])
-    for loss in (losses.clipped_surrogate, losses.truncated_is):
-        (grad,) = torch.autograd.grad(
-            loss(logp, logp.detach(), advantage, torch.ones(2, 2))[0], logp
-        )
-        torch.testing.assert_close(grad, -advantage / 4)
+    loss, _ = losses.clipped_surrogate(logp, logp.detach(), advantage, torch.ones(2, 2))
+    (grad,) = torch.autograd.grad(loss, logp)
+    torch.testing.assert_close(grad, -advantage / 4)
 
 
 def test_no_tokens_are_a_loss_of_zero():
     """A rank that repeats another's row has an empty mask."""
     logp, none = torch.full((1, 2), -1.0), torch.zeros(1, 2)
-    for loss in (losses.clipped_surrogate, losses.truncated_is):
-        value, metrics = loss(logp, logp, torch.ones(1), none)
-        assert value == 0 and all(metric == 0 for metric in metrics.values())
+    loss, metrics = losses.clipped_surrogate(logp, logp, torch.ones(1), none)
+    assert loss == 0 and all(metric == 0 for metric in metrics.values())
     assert losses.k3_kl(logp, logp, none) == 0
 
 
@@ -184,9 +164,10 @@ def test_padding_may_hold_anything_in_the_kl_too():
 
 def test_metrics_have_no_graph():
     logp = torch.zeros(1, 1, requires_grad=True)
-    for loss in (losses.clipped_surrogate, losses.truncated_is):
-        value, metrics = loss(logp, torch.zeros(1, 1), torch.ones(1), torch.ones(1, 1))
-        assert value.requires_grad and not any(m.requires_grad for m in metrics.values())
+    loss, metrics = losses.clipped_surrogate(
+        logp, torch.zeros(1, 1), torch.ones(1), torch.ones(1, 1)
+    )
+    assert loss.requires_grad and not any(m.requires_grad for m in metrics.values())
 
 
 def test_each_row_needs_a_group():

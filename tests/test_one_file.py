@@ -303,7 +303,7 @@ def test_an_update_is_that_of_the_package(monkeypatch, loss):
         torch.testing.assert_close(
             ours.masked_fill(near_zero, 0.0), theirs.masked_fill(near_zero, 0.0),
             atol=1e-6, rtol=1e-5,
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.slow

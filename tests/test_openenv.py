@@ -7,7 +7,6 @@ import json
 import time
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from io import BytesIO
 from types import SimpleNamespace
 
@@ -81,7 +80,7 @@ def test_against_the_benchmarks_own_server(games_root, tmp_path, monkeypatch):
     sizes = dict(
         model=model, updates=2, max_turns=16, max_response_tokens=16, history_length=1,
         eval_tasks=6, mini_batch=16, lr=2e-4,
-    )  # fmt: skip
+    )
     train.train(settings(tmp_path, name="in", env="alfworld", data=str(games_root), **sizes))
     games = serve.Games(ALFWORLD.load(Config(), str(games_root)))
     with serving(serve.make_app(games)) as url:
@@ -139,7 +138,7 @@ def answers(**changed) -> SimpleNamespace:
         dict(seen={"admissible": "look"}), dict(seen={"admissible": [5]}),
         dict(seen={"task_type": []}), dict(seen={"instruction": None}),
     ],
-)  # fmt: skip
+)
 def test_an_answer_of_another_type_costs_its_episode(changed):
     with EnvPool(lambda: openenv_paw.Remote("", "words", "answer", answers(**changed)), 1) as pool:
         (step,) = pools.reset(pool, "7")
@@ -159,7 +158,7 @@ def test_rewards_are_numbers_or_truths():
         (None, []), (None, {"train": "5"}), (None, {"train": 0}), (None, {"train": 10**9}),
         (None, {"held_out": 1.5}),
     ],
-)  # fmt: skip
+)
 def test_another_server(schema, state, monkeypatch):
     fields = {"properties": {"words": FIELD}}
     schema = {"action": fields, "observation": fields} if schema is None else schema
@@ -169,19 +168,6 @@ def test_another_server(schema, state, monkeypatch):
     monkeypatch.setattr(openenv_paw, "connect", lambda _: nullcontext(session))
     with pytest.raises(UserError, match="'http://x' is no OpenEnv server .*: start one"):
         openenv_paw.load(Config(), "http://x")
-
-
-@pytest.mark.slow
-def test_workers_replay_their_other_episodes(url):
-    """A seed and the commands give the same episode, so that a worker may be replaced."""
-    with EnvPool(partial(openenv_paw.Remote, url, "words", "answer"), 2, workers=1) as pool:
-        pools.reset(pool, "79")
-        pools.step(pool, {0: "1", 1: "1"})
-        pool._workers[0].process.kill()
-        pool._workers[0].process.join()
-        assert [step.observation for step in pools.step(pool, {0: "1", 1: "1"}).values()] == [
-            "Lower.", "Lower."
-        ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from paw_min.rows import TokenRow
 from paw_min.running.untrusted import read_json
 from paw_min.toy import default_model
 from research import outcomes
-from research.paper.table import markdown_table
 from research.paper.transitions import TextRow
 from research.teach import band
 from research.teach import measure as teach
@@ -178,33 +177,6 @@ def test_shares_of_p():
     assert outcomes.shares(torch.tensor([])) == [0.0] * len(outcomes.EDGES)
 
 
-@pytest.mark.parametrize(
-    "env, bands", [("alfworld", ["38 %", "2 %"]), ("webshop", ["50 %", "15 %"]), ("search", [])]
-)
-def test_the_page_has_the_recorded_numbers(env, bands):
-    """research/teach: before training, and each loss at its end; the shares in the text."""
-    folder = Path(__file__).parent.parent / "research" / "teach"
-    page = (folder / "README.md").read_text()
-    found = read_json(folder / f"teach-{env}.json", list[teach.Taught])
-    first = found[0].outcomes[0]
-    lines = [["before", 0, *shown(first)]]
-    for taught in found:
-        lines.append([taught.loss, taught.steps[-1], *shown(taught.outcomes[-1])])
-    assert "\n".join(markdown_table(["x"], lines).splitlines()[2:]) in page
-    sizes = f"{first.transitions} transitions of held-out groups with {first.branch_tokens} branch"
-    assert f"{sizes} tokens; {100 * first.no_effect:.0f} % of the transitions" in page
-    (clipped,) = [taught for taught in found if taught.loss == "cmae-0.2"]
-    if bands:
-        measured = [clipped.outcomes[k].band for k in (0, -1)]
-        assert [f"{100 * band:.0f} %" for band in measured] == bands
-        assert all(band in page for band in bands)
-
-
-def shown(outcome: outcomes.Outcomes) -> list[float | None]:
-    known = [outcome.p, outcome.p_branch, outcome.auc]
-    return [*known, outcome.p_if_no_effect, outcome.p_if_effect]
-
-
 def test_the_band_in_which_the_clipped_mae_teaches():
     found = band.weight(np.array([0.0, 0.1, 0.2, 0.21, 1.0]))
     assert found.tolist() == pytest.approx([0, 0.09, 0.16, 0, 0])
@@ -237,7 +209,7 @@ def test_the_picture_of_the_band(tmp_path):
          "0.outcomes.0.branch_shares"),
         ([stored[0] | {"outcomes": [stored[0]["outcomes"][0] | {"other_shares": [2.0] * 11}]}],
          "0.outcomes.0.other_shares"),
-    ):  # fmt: skip
+    ):
         file.write_text(json.dumps(content))
         with pytest.raises(UserError, match=f"teach-alfworld.json cannot be read .*{message}"):
             band.draw([file], tmp_path / "other.png")

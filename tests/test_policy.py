@@ -459,7 +459,7 @@ def template(text: str):
         (change_weights(lambda w: w.update({f"x.{k}": w.pop(k) for k in list(w)})), "no weights"),
         (without_end_token, "it has no end token"),
     ],
-)  # fmt: skip
+)
 def test_damaged_model_folders_are_one_sentence(tmp_path, damage, reason):
     policy = make_policy("qwen3")
     policy.save(tmp_path)
@@ -485,7 +485,7 @@ def test_dropout_is_off(tmp_path, family, rates):
     config = AutoConfig.for_model(
         family, vocab_size=len(tokenizer), pad_token_id=0, bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id, **SIZE | rates | options,
-    )  # fmt: skip
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     policy = load_policy(str(tmp_path))

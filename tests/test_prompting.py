@@ -80,7 +80,7 @@ def ask(endpoint: Endpoint, *prompts: str) -> list[str]:
 
 def flags(games_root, tmp_path, *more) -> list[str]:
     base = ["--data", str(games_root), "--out", str(tmp_path), "--eval-tasks", "2", "--max-turns",
-            "3", "--eval-temperature", "0", "--preset", "tiny"]  # fmt: skip
+            "3", "--eval-temperature", "0", "--preset", "tiny"]
     return ["alfworld", *base, *more]
 
 
@@ -111,7 +111,7 @@ def test_an_endpoint_plays_as_the_same_model_does_locally(
     agent, games_root, tmp_path, serve, stand_in
 ):
     argv = flags(games_root, tmp_path, "--agent", agent, "--trials", "2",
-                 "--max-turns", "2")  # fmt: skip
+                 "--max-turns", "2")
     local = play(argv)
     server = serve(stand_in)
     remote = play([*argv, "--endpoint", server.url, "--model", "m"])
@@ -273,7 +273,7 @@ def test_temporary_failures_are_retried(name, serve, connect):
 @pytest.mark.parametrize("content", [
     b'{"choices": [{"mess', b"", pytest.param(b"[" * 9999, id="deep"), {"choices": []},
     {"error": "x"}, [1], {"choices": [{"message": {"content": 5}}]},
-])  # fmt: skip
+])
 @pytest.mark.parametrize("kind", ["application/json", "text/html"])
 def test_an_answer_that_is_no_chat_completion(content, kind, serve, connect):
     server = serve()
@@ -397,7 +397,7 @@ def test_a_killed_run_resumes_without_asking_twice(games_root, tmp_path, serve, 
 
     server = serve(answer)
     argv = flags(games_root, tmp_path, "--endpoint", server.url, "--model", "m", "--name", "k",
-                 "--concurrency", "1", "--agent", "reflexion", "--max-turns", "10")  # fmt: skip
+                 "--concurrency", "1", "--agent", "reflexion", "--max-turns", "10")
     # A fork, because a new process would take seconds to import torch, which is not used here.
     process = multiprocessing.get_context("fork").Process(target=prompting.main, args=(argv,))
     process.start()

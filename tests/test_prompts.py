@@ -14,7 +14,7 @@ from paw_min.envs.search import prompts as search
 from paw_min.envs.webshop import prompts as webshop
 
 FIRST = Context("put a mug in desk.", "You are in a room.\n\nYour task is to: put a mug in desk.",
-                ["go to desk 1", "look"])  # fmt: skip
+                ["go to desk 1", "look"])
 LATER = Context(
     "put a mug in desk.",
     "You see a mug 1.",

@@ -109,7 +109,8 @@ def test_the_model_answers(policy):
 
 
 def test_the_folder_is_plain_and_complete(folder, policy):
-    assert sorted(f.name for f in folder.parent.iterdir()) == [folder.name]  # nothing partial
+    names = sorted(path.name for path in folder.parent.iterdir())
+    assert names == [folder.name, f"{folder.name}.lock"]  # nothing partial
     assert len(list(folder.glob("*.safetensors"))) == 1
     config = json.loads((folder / "config.json").read_text())
     assert not {"quantization_config", "auto_map"} & set(config)
@@ -320,7 +321,7 @@ def test_an_update_of_alfworld_with_paw(config, folder, tmp_path, monkeypatch):
         model=str(folder), updates=1, groups=2, group_size=2, max_turns=2, eval_tasks=1,
         max_response_tokens=16, prompt="compact", max_prompt_tokens=800, lr=1e-5, kl_coef=0.0,
         mini_batch=0, micro_tokens=1024, precision="fp32",
-    )  # fmt: skip
+    )
     train.train(cfg)
     _, line = runs.read_metrics(tmp_path / "r")
     assert line["rows"] == 8 and line["lambda"] == 1.0 and line["sampler_gap"] < 1e-4
@@ -340,7 +341,7 @@ def test_behind_an_endpoint_it_plays_react_as_it_does_here(
 ):
     """A real chat template, end token and subwords on both sides of HTTP; greedy, one game."""
     size = ["--agent", "react", "--preset", "tiny", "--eval-tasks", "1", "--max-turns", "2",
-            "--max-response-tokens", "12", "--eval-temperature", "0"]  # fmt: skip
+            "--max-response-tokens", "12", "--eval-temperature", "0"]
     argv = ["alfworld", "--data", str(games_root), "--out", str(tmp_path), *size]
     local = play([*argv, "--model", str(folder)])
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)

@@ -53,7 +53,7 @@ def ids(hits) -> list[str]:
     '{"id": "0", "contents": "a"}\n{"id": 1, "contents": "b\\nc"}\n',
     '{"id": "0", "contents": "a"}\n{"id": 1, "contents": "b\\nc"}',  # no final newline
     '{"id": "0", "contents": "a"}\r\n\r\n\n{"id": 1, "contents": "b\\nc"}\r\n\n',
-])  # fmt: skip
+])
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 24])
 def test_corpus_lines(tmp_path, monkeypatch, content, chunk):
     monkeypatch.setattr(corpus_module, "CHUNK", chunk)
@@ -61,7 +61,7 @@ def test_corpus_lines(tmp_path, monkeypatch, content, chunk):
     path.write_bytes(content.encode())
     corpus = Corpus(tmp_path)  # finds the file in the folder
     assert [corpus[row] for row in range(len(corpus))] == [
-        {"id": "0", "contents": "a"}, {"id": "1", "contents": "b\nc"}]  # fmt: skip
+        {"id": "0", "contents": "a"}, {"id": "1", "contents": "b\nc"}]
     assert corpus.fingerprint() == hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
@@ -72,24 +72,22 @@ def test_corpus_lines(tmp_path, monkeypatch, content, chunk):
     ('{"title": "a", "text": "b"}', ValueError, "KeyError"),
     ('{"id": "0", "contents": 5}', ValueError, "TypeError"),
     ("55", ValueError, "TypeError"),
+    ('{"id": "0", "contents": "a"}\n{"id": "1", "conte', ValueError, "passage 2 cannot be read"),
     ('{"id": "0", "contents": "\\ud800"}', ValueError, "passage 1 .*surrogates not allowed"),
     pytest.param("[" * 100_000, ValueError, "passage 1 .*RecursionError", id="deep"),
-])  # fmt: skip
+])
 def test_bad_corpora(tmp_path, content, error, sentence):
     path = tmp_path / "c.jsonl"
     if content is not None:
         path.write_text(content)
     with pytest.raises(error, match=sentence) as raised:
-        Corpus(path)
+        open_retriever(path)
     assert "c.jsonl" in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_a_broken_line_and_a_repeated_id(tmp_path):
+def test_a_repeated_id(tmp_path):
     path = write_corpus(tmp_path / "c.jsonl", ["a", "b", "c"], ["x", "y", "x"])
     with pytest.raises(ValueError, match="the id 'x' twice"):
-        open_retriever(path)
-    path.write_text('{"id": "0", "contents": "a"}\n{"id": "1", "conte')
-    with pytest.raises(ValueError, match="passage 2 cannot be read"):
         open_retriever(path)
 
 
@@ -133,12 +131,9 @@ def test_encoder_pools_over_the_tokens_alone(encoder):
     np.testing.assert_allclose(bare, by_hand(encoder, "a b"), atol=1e-6)
 
 
-def test_long_texts_are_cut(encoder):
+def test_long_texts_are_cut_and_passages_come_in_parts(encoder):
     short = Encoder(encoder, "", "", max_tokens=5)  # three letters between [CLS] and [SEP]
     np.testing.assert_array_equal(*short.queries(["a b c d e", "a b c h"]))
-
-
-def test_passages_come_in_parts(encoder):
     texts = [" ".join("abcdefgh"[n % 8:]) + " a" * (n % 5) for n in range(40)]
     parts = Encoder(encoder, batch=1).passages(iter(texts), 40)  # 16 at a time
     np.testing.assert_allclose(parts, Encoder(encoder).passages(iter(texts), 40), atol=1e-6)
@@ -207,7 +202,7 @@ def test_vectors_are_computed_once_per_corpus_and_encoder(letters, encoder, tmp_
     assert not list(tmp_path.glob("*.npy.*"))  # no partial file is left
 
 
-@pytest.mark.parametrize("damage", ["cut", "archive", "other shape", "nan", "double"])
+@pytest.mark.parametrize("damage", ["cut", "archive", "other shape", "double"])
 def test_damaged_vectors_are_computed_again(letters, encoder, monkeypatch, capsys, damage):
     expected = Dense(letters, encoder).search(["a b"], 3)
     (cache,) = letters.path.parent.glob("*.npy")
@@ -218,48 +213,32 @@ def test_damaged_vectors_are_computed_again(letters, encoder, monkeypatch, capsy
         with cache.open("wb") as file:
             np.savez(file, np.ones(1))
     else:
-        wrong = {"other shape": np.ones((60, 3), np.float32) / 3**0.5,
-                 "nan": np.full((60, 16), np.nan, np.float32),
-                 "double": np.full((60, 16), 0.25)}[damage]
-        np.save(cache, wrong)
+        wrong = {"other shape": np.ones((60, 3), np.float32), "double": np.ones((60, 16))}
+        np.save(cache, wrong[damage])
     encoded = count_encodings(monkeypatch)
     assert Dense(letters, encoder).search(["a b"], 3) == expected
     assert encoded == [60] and "is damaged" in capsys.readouterr().out
     assert cache.read_bytes() == content
 
 
-def test_a_folder_that_cannot_be_written(letters, encoder, tmp_path, monkeypatch):
-    original, home = np.save, tmp_path / "home"
-    monkeypatch.setattr(Path, "home", lambda: home)
-
+def test_a_folder_that_cannot_be_written(letters, encoder, tmp_path, monkeypatch, capsys):
     def save(file, vectors):
-        if home not in Path(file.name).parents:
-            raise OSError("read-only")
-        original(file, vectors)
+        raise OSError("read-only")
 
     monkeypatch.setattr(np, "save", save)
-    encoded = count_encodings(monkeypatch)
-    Dense(letters, encoder)
-    Dense(letters, encoder)
-    assert encoded == [60]
-    assert [path.suffix for path in (home / ".cache" / "paw_min").iterdir()] == [".npy"]
-    assert not list(letters.path.parent.glob("*.npy*"))
+    assert Dense(letters, encoder).search(["a b"], 3)
+    assert "cannot be written (read-only)" in capsys.readouterr().out
+    assert not list(tmp_path.glob("*.npy*"))
 
 
-def test_an_encoder_that_cannot_be_loaded(letters, tmp_path):
-    with pytest.raises(ValueError, match="cannot be loaded") as raised:
-        Dense(letters, str(tmp_path))
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("content", ["", "[]"], ids=["empty", "list"])
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_damaged_encoders(letters, tmp_path, name, content):
+def test_damaged_encoders(letters, tmp_path, name):
     folder = Path(make_encoder(tmp_path / "damaged"))
-    (folder / name).write_text(content)
-    with pytest.raises(ValueError, match="damaged' cannot be loaded") as raised:
-        Dense(letters, str(folder))
-    assert "\n" not in str(raised.value)
+    for content in ("", "[]"):
+        (folder / name).write_text(content)
+        with pytest.raises(ValueError, match="damaged' cannot be loaded") as raised:
+            Dense(letters, str(folder))
+        assert "\n" not in str(raised.value)
 
 
 def test_a_device_that_does_not_exist(letters, encoder):

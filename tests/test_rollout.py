@@ -5,6 +5,7 @@
 
 import time
 from collections import deque
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -14,6 +15,7 @@ from paw_min.base import distributed
 from paw_min.base.errors import UserError
 from paw_min.base.seeds import request_seed
 from paw_min.config import Config
+from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Answer, Step
 from paw_min.envs.pool import EnvPool
 from paw_min.model.sampler import HFSampler, Response
@@ -79,14 +81,16 @@ class Injecting(Countdown):
 
 
 def play(
-    tasks, seats=None, sampler=Script, make_env=Countdown, positions=512, tokenizer=None, **settings
+    tasks, seats=None, sampler=Script, make_env=Countdown, positions=512, tokenizer=None,
+    cut_prompts=False, **settings
 ):
     policy = make_policy(tokenizer=tokenizer, max_position_embeddings=positions)
     sampler = sampler(policy)
     cfg = Config(**{"prompt": "compact", "max_turns": 5} | settings)
     with EnvPool(make_env, seats or len(tasks)) as pool:
         played = rollout(
-            cfg, policy, sampler, pool, tasks, range(len(tasks)), temperature=0.9, seed_key=(1, 2)
+            cfg, policy, sampler, pool, tasks, range(len(tasks)), temperature=0.9, seed_key=(1, 2),
+            cut_prompts=cut_prompts,
         )
     return policy, sampler, played.episodes, played.metrics
 
@@ -105,7 +109,7 @@ def test_rows():
     assert first.obs_ids == policy.encode("go to shelf 1")
     assert last.obs_ids == policy.encode("go to shelf 0")  # o_T, which no prompt shows
     assert last.prompt_ids == policy.encode_chat("task 2\nStart.\n> go to shelf 1\ngo to shelf 1\n"
-                                                 "| go to shelf 1")  # fmt: skip
+                                                 "| go to shelf 1")
     assert episode.won and episode.episode_return == 10.0 and episode.task_type == "toy"
     assert stats["tokens_generated"] == 2 * len(sampler.ids)
 
@@ -159,7 +163,7 @@ def test_columns_of_an_update_are_those_of_its_transitions():
     assert computed == {
         "score", "advantage", "old_logp", "ref_logp", "entropy", "candidates", "selected",
         "lambda_g", "row_weight",
-    }  # fmt: skip
+    }
 
 
 def test_an_episode_may_end_without_being_won():
@@ -241,7 +245,7 @@ def test_ranks_play_whole_groups_and_draw_as_one_would(monkeypatch):
     assert [len(play(rank, 4)[0]) for rank in range(4)] == [0, 2, 2, 2]  # one has nothing to do
 
 
-def test_limits():
+def test_limits(monkeypatch):
     policy, _, (episode,), stats = play(["1"], max_obs_tokens=3)
     full = policy.encode("go to shelf 0")
     assert episode.transitions[0].obs_ids == full[:3] != full[1:]  # its beginning is kept
@@ -255,9 +259,12 @@ def test_limits():
         _, _, (episode,), stats = play(["1"], positions=used + room)
         assert episode.transitions[0].obs_ids == full[:room]
         assert stats["obs_tokens_cut"] == 4 - room
-    policy, _, (episode,), stats = play(["1"], max_prompt_tokens=8, prompt_overflow="cut")
+    policy, _, (episode,), stats = play(["1"], max_prompt_tokens=8, cut_prompts=True)
     full = policy.encode_chat("task 1\nStart.\n| go to shelf 1")
     assert episode.transitions[0].prompt_ids == full[-8:] and stats["prompts_cut"] == 1
+    cutting = replace(BENCHMARKS["alfworld"], cut_prompts=True)
+    monkeypatch.setitem(BENCHMARKS, "alfworld", cutting)
+    assert play(["1"], max_prompt_tokens=8)[3]["prompts_cut"] == 1
 
 
 # ---- no lock-step ----
@@ -321,7 +328,7 @@ def test_a_running_request_is_joined_by_new_ones():
         rollout(
             Config(prompt="compact"), policy, sampler, pool, ["1", "1"], [0, 0], temperature=1.0,
             seed_key=(0,),
-        )  # fmt: skip
+        )
     assert [len(batch) for batch in sampler.batches] == [1, 1, 2, 1, 1]
 
 
@@ -334,7 +341,7 @@ def test_a_rollout_replays_on_a_real_model():
             episodes = rollout(
                 cfg, policy, sampler, pool, ["2", "1", "3", "2"], range(4), temperature=1.0,
                 seed_key=(0,),
-            ).episodes  # fmt: skip
+            ).episodes
         return [vars(t) for e in episodes for t in e.transitions]
 
     assert rows() == rows() and len(rows()) == 8

@@ -103,7 +103,7 @@ def test_the_stand_in_has_the_words_of_the_shop(tmp_path, monkeypatch):
     commands = ["search[tangle proof heavy duty power cord]", "click[buy now]", "click[< prev]"]
     commands += [f"click[{asin.lower()}]" for asin in loaded.products]
     commands += [f"click[{v}]" for p in loaded.products.values() for o in p.options.values()
-                 for v in o]  # fmt: skip
+                 for v in o]
     for command in commands:
         ids = policy.encode(f"<think>x y</think><action>{command}</action>")
         assert BENCHMARK.parse(policy.decode(ids)) == (command, True)

@@ -23,7 +23,7 @@ from paw_min import train
 from paw_min.base.errors import UserError
 from paw_min.config import FREE_TO_CHANGE, flag, settings
 from paw_min.running import plot, runs
-from paw_min.running.stored import FORMER_SETTINGS, differences
+from paw_min.running.stored import differences
 from tests.helpers import SMALL, argv, make_policy, numbers
 
 ROOT = Path(__file__).parent.parent
@@ -52,7 +52,7 @@ def one_line(error) -> str:
 def test_two_processes_in_one_folder(config, tmp_path):
     """One of them ends in one sentence, and the folder is free after a kill -9 of the other."""
     changed = dict(out=tmp_path, updates=1000, save_every=1000, eval_every=0,
-                   data=config().data, model=config().model)  # fmt: skip
+                   data=config().data, model=config().model)
     command = [sys.executable, str(ROOT / "run_alfworld.py"), *argv(SMALL | changed)]
     both = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -271,7 +271,7 @@ DAMAGE = [
     ("metrics.jsonl", holding(b'{"update": 1}\n{"update": 1}\n')),
     ("metrics.jsonl", pipe), ("config.json", pipe), (TRAINER, pipe), (WEIGHTS, pipe),
     ("checkpoint-000001/config.json", pipe),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("name, damage", DAMAGE)
@@ -327,6 +327,20 @@ def test_without_its_config_a_run_does_not_take_other_settings(finished, config)
     assert not (finished / "config.json").exists()
 
 
+@pytest.mark.parametrize("name", ["wm_separator", "gamma"])
+def test_a_run_of_another_version_is_refused(finished, config, name):
+    """One that lacks a setting of this version, or has another one."""
+    path = finished / "config.json"
+    stored = json.loads(path.read_text())
+    if name in stored:
+        del stored[name]
+    else:
+        stored[name] = 0.95
+    path.write_text(json.dumps(stored))
+    with pytest.raises(UserError, match=f"another version .* without {name}.: restore it, or"):
+        train.train(config(updates=2))
+
+
 def test_a_run_belongs_to_its_settings_and_free_ones_may_change(finished, config, tmp_path):
     for changed, text in (
         (dict(lr=2e-3), "--lr 0.001"),
@@ -351,7 +365,7 @@ def test_a_run_belongs_to_its_settings_and_free_ones_may_change(finished, config
     ("data", "games", "/elsewhere/games", True),
     ("data", "games", "", False),  # generated ones
     ("data", "changed", "rules", False),
-])  # fmt: skip
+])
 def test_data_and_retriever_may_lie_elsewhere(finished, config, capsys, name, old, new, resumes):
     path = finished / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: old}))
@@ -365,24 +379,6 @@ def test_data_and_retriever_may_lie_elsewhere(finished, config, capsys, name, ol
     else:
         with pytest.raises(UserError, match=f"belongs to a run with --{name} {old!r}"):
             runs.Run(cfg)
-
-
-def test_a_run_of_an_earlier_version_resumes_unless_a_former_setting_differs(finished, config):
-    path = finished / "config.json"
-    stored = json.loads(path.read_text())
-    stored["wm_weight"] = stored.pop("lambda_mode")
-    stored["entropy"] = stored.pop("select_entropy")
-    stored |= FORMER_SETTINGS | {"eval_seed": 5, "threads": 2}
-    path.write_text(json.dumps(stored | {"grad_clip": 0.5}))
-    with pytest.raises(UserError, match="^the run has --grad-clip 0.5, .*another --name") as error:
-        train.train(config(updates=2))
-    assert "uses 1.0" in one_line(error)
-    path.write_text(json.dumps(stored))
-    with pytest.raises(UserError, match="belongs to a run with --lambda-mode 'adaptive'"):
-        train.train(config(updates=2, lambda_mode="constant"))
-    train.train(config(updates=2))
-    assert [line["update"] for line in runs.read_metrics(finished)] == [0, 1, 2]
-    assert json.loads(path.read_text()).keys().isdisjoint({"grad_clip", "wm_weight"})
 
 
 @pytest.mark.parametrize(
@@ -474,23 +470,19 @@ def test_every_remedy_works_on_the_run_that_it_stopped(config, finished):
             if function.name not in NO_DEAD_END:
                 free = {"name", "data", "retriever", *FREE_TO_CHANGE}  # of data, the place
                 assert names <= free, (file.name, function.name)
-    assert {"max_prompt_tokens", "prompt_overflow", "sampler", "device", "track"} <= found
+    assert {"max_prompt_tokens", "sampler", "device", "track"} <= found
     for name in FREE_TO_CHANGE:
         value = getattr(config(), name)
         changed = replace(config(), **{name: {bool: not value, str: "another"}.get(type(value), 9)})
         assert not differences(json.loads((finished / "config.json").read_text()), changed), name
 
 
-def test_a_run_that_a_long_prompt_stopped_resumes_with_either_remedy(finished, config, tmp_path):
-    stop = "a prompt of .* raise --max-prompt-tokens, or cut .* with --prompt-overflow cut"
-    with pytest.raises(UserError, match=stop):
+def test_a_run_that_a_long_prompt_stopped_resumes(finished, config, tmp_path):
+    with pytest.raises(UserError, match="a prompt of .* raise --max-prompt-tokens"):
         train.train(config(updates=2, max_prompt_tokens=20))
     raised, whole = tmp_path / "raised", tmp_path / "whole"
     shutil.copytree(finished, raised / "r")
     train.train(config(updates=2, out=str(raised)))
-    train.train(config(updates=2, max_prompt_tokens=20, prompt_overflow="cut"))
-    assert [line["update"] for line in runs.read_metrics(finished)] == [0, 1, 2]
-    assert runs.read_metrics(finished)[2]["prompts_cut"] > 0
     train.train(config(updates=2, out=str(whole)))
     # Update 1 was evaluated here as the last of its run, and there in the middle of one.
     lines = [numbers(folder / "r")[2] for folder in (raised, whole)]

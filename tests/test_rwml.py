@@ -32,8 +32,10 @@ from paw_min.rows import Episode
 from paw_min.running.runs import newest_checkpoint, read_metrics
 from paw_min.running.stages import Pieces
 from paw_min.toy import default_model
+from paw_min.toy.demonstrate import PlayedStep
 from paw_min.update import learn, prepare
-from paw_min.world_models import answers, early_experience, filtering, job, rwml, start, triplets
+from paw_min.world_models import early_experience, rwml, rwml_options, rwml_stages, triplets
+from paw_min.world_models.rwml_options import RwmlJob, RwmlSettings
 from tests.helpers import (
     BASE,
     INJECTION,
@@ -47,7 +49,7 @@ from tests.retrieval import make_encoder
 
 @pytest.fixture(scope="session")
 def minilm():
-    return job.load_encoder("minilm", "cpu")
+    return rwml_options.load_encoder("minilm", "cpu")
 
 
 # ---- formulas ----
@@ -66,7 +68,7 @@ def minilm():
     ("<next_state> </next_state>", None),
     ("<think>x</think><action>look</action>", None),
     ("", None),
-])  # fmt: skip
+])
 def test_predicted_state(response, expected):
     assert rwml.predicted_state(response) == expected
 
@@ -93,57 +95,65 @@ def test_too_easy_keeps_what_was_never_hit_and_a_tenth_of_the_rest():
 def test_the_filters_threshold_makes_30_percent_easy():
     nearest = [d / 1000 for d in range(20, 520, 5)]  # 100 triplets
     random.Random(0).shuffle(nearest)
-    threshold = filtering.calibrated_threshold(nearest, 0.3)
+    threshold = rwml.calibrated_threshold(nearest, 0.3)
     assert sum(rwml.reward(d, threshold) for d in nearest) == 30
     # Exact predictions are easy at any threshold: it stays positive, and more are easy.
     exact = [0.0] * 60 + [0.3] * 40
-    threshold = filtering.calibrated_threshold(exact, 0.3)
+    threshold = rwml.calibrated_threshold(exact, 0.3)
     assert threshold == 0.01 and sum(rwml.reward(d, threshold) for d in exact) == 60
     # Above 0.5, generic answers would pass.
-    assert filtering.calibrated_threshold([0.9] * 10, 0.3) == 0.5
-    assert filtering.calibrated_threshold([math.inf] * 10, 0.3) == 0.5
-    assert filtering.calibrated_threshold([0.1], 1.0) == 0.1
+    assert rwml.calibrated_threshold([0.9] * 10, 0.3) == 0.5
+    assert rwml.calibrated_threshold([math.inf] * 10, 0.3) == 0.5
+    assert rwml.calibrated_threshold([0.1], 1.0) == 0.1
+
+
+def stages_without_a_model(monkeypatch, policy):
+    """The filter's stage gets this policy, which is not trained."""
+    synced = SimpleNamespace(sync=lambda policy: nullcontext())
+    loaded = nullcontext((policy, synced))
+    monkeypatch.setattr(rwml_stages, "loaded_for_answers", lambda *args: loaded)
+    monkeypatch.setattr(rwml_stages, "supervise", lambda *args: None)
+    monkeypatch.setattr(rwml_stages, "sft_optimizer", lambda *args: None)
+    return synced
+
+
+def job_of(tmp_path, cfg=None, **settings) -> RwmlJob:
+    settings = RwmlSettings(**rwml_options.TINY | settings)
+    return RwmlJob(cfg or Config(prompt="compact"), settings, False, tmp_path, None, [])
 
 
 def test_a_filter_that_leaves_nothing_is_one_sentence(monkeypatch, tmp_path):
     policy = make_policy()
-    start.add_tags(policy, seed=0)
-    one = SimpleNamespace(
-        cfg=Config(prompt="compact", grad_checkpointing=True), folder=tmp_path, encoder=None,
-        settings=replace(job.TINY, tries=1), pieces=lambda what: Pieces(tmp_path / what, {}),
-    )  # fmt: skip
-    synced = SimpleNamespace(sync=lambda policy: nullcontext())
-    monkeypatch.setattr(filtering, "loaded_for_answers", lambda *a: nullcontext((policy, synced)))
-    monkeypatch.setattr(filtering, "supervise", lambda *a: None)
-    monkeypatch.setattr(filtering, "sft_optimizer", lambda *a: None)
-    monkeypatch.setattr(filtering, "predict", lambda *a, **k: [])
-    monkeypatch.setattr(filtering, "distances", lambda *a: [0.0])  # exact
-    monkeypatch.setattr(filtering, "KEEP", 0.0)
+    rwml_stages.add_tags(policy, seed=0)
+    stages_without_a_model(monkeypatch, policy)
+    monkeypatch.setattr(rwml, "tries", lambda *args: [[0.0]])  # exact
+    monkeypatch.setattr(rwml, "KEEP", 0.0)
+    job = job_of(tmp_path, Config(prompt="compact", grad_checkpointing=True))
     with pytest.raises(UserError, match="all 1 triplets are easy, and none is drawn to stay"):
-        filtering.filter_triplets(one, [TRIPLET], [TRIPLET])
-    assert not (tmp_path / "filter.json").exists()
+        rwml_stages.make_filter(job, [TRIPLET], [TRIPLET])
     assert policy.model.is_gradient_checkpointing  # as in the session of RL
 
 
 def test_no_label_is_one_sentence():
     with pytest.raises(UserError, match="^branches: no label is short enough for an answer"):
-        start.supervise(SimpleNamespace(), None, make_policy(), None, [], 1, "branches")
+        rwml_stages.supervise(None, None, make_policy(), None, [], 1, "branches")
 
 
 def test_training_threshold_has_the_papers_values():
-    assert filtering.training_threshold(0.1) == 0.2  # ALFWorld
-    assert filtering.training_threshold(0.15) == 0.4  # tau2: 0.30 is halfway and rounds up
-    assert filtering.training_threshold(0.35) == 0.6
-    assert filtering.training_threshold(0.01) == 0.2
-    assert filtering.training_threshold(0.5) == 0.6
+    assert rwml.training_threshold(0.1) == 0.2  # ALFWorld
+    assert rwml.training_threshold(0.15) == 0.4  # tau2: 0.30 is halfway and rounds up
+    assert rwml.training_threshold(0.35) == 0.6
+    assert rwml.training_threshold(0.01) == 0.2
+    assert rwml.training_threshold(0.5) == 0.6
 
 
 def test_settings_are_the_papers():
-    assert job.PAPER == job.Settings(
+    assert RwmlSettings() == RwmlSettings(
+        method="rwml", target="next", reward="distance", keep_easy=False, encoder="minilm",
         tasks=2048, episodes=3, max_turns=30, validation=0.1, tries=10, easy_share=0.3, batch=32,
         epochs=2, sft_lr=2e-6, sft_epochs=2, warm_epochs=0, answer_tokens=512,
-    )  # fmt: skip
-    assert filtering.KEEP == 0.1 and filtering.MARGIN == 0.15 and filtering.STEP == 0.2
+    )
+    assert rwml.KEEP == 0.1 and rwml.MARGIN == 0.15 and rwml.STEP == 0.2
     cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", ["--preset", "paper", "--data", "d"])
     assert (cfg.lr, cfg.group_size, cfg.kl_coef, cfg.temperature) == (1e-6, 8, 0.01, 1.0)
     assert early_experience.BRANCHES == 8
@@ -153,7 +163,7 @@ def test_settings_are_the_papers():
 def test_distance_is_one_minus_the_cosine(minilm):
     texts = ["You open the fridge 1.", "You close the fridge 1.", "Buy now"]
     a, b, c = minilm.passages(texts, 3)
-    found = answers.distances(minilm, [texts[0], texts[1], None, texts[2]], [texts[0]] * 4)
+    found = rwml.distances(minilm, [texts[0], texts[1], None, texts[2]], [texts[0]] * 4)
     assert found[0] == pytest.approx(0, abs=1e-6) and found[2] == math.inf
     assert found[1] == pytest.approx(1 - a @ b, abs=1e-6)
     assert found[3] == pytest.approx(1 - a @ c, abs=1e-6) and found[3] > found[1] > 0.01
@@ -162,43 +172,26 @@ def test_distance_is_one_minus_the_cosine(minilm):
 def test_quality_by_hand():
     predicted = ["a", None, "c", "d"]
     truths = ["a", "b", "x", "y"]
-    measured = answers.quality(predicted, truths, [0.0, math.inf, 0.3, 1.2], 0.3)
+    measured = rwml.quality(predicted, truths, [0.0, math.inf, 0.3, 1.2], 0.3)
     assert measured == pytest.approx(
         {"reward": 1 / 4, "exact": 1 / 4, "cosine": (1 + 0 + 0.7 - 0.2) / 4, "well_formed": 3 / 4}
     )
 
 
-def test_broken_world_models_get_what_they_deserve(minilm, games_root):
-    env = AlfworldEnv()
-    before = []
-    after = []
-    for game in list_games(games_root, "train")[:4]:
-        step = env.reset(game)
-        rng = random.Random(0)
-        for _ in range(8):
-            following = env.step(rng.choice(step.admissible))
-            before.append(step.observation.strip())
-            after.append(following.observation.strip())
-            step = following
-            if step.done:
-                break
-    right = [b != a for b, a in zip(before, after)]
-    before = [b for b, keep in zip(before, right) if keep]
-    after = [a for a, keep in zip(after, right) if keep]
+def test_broken_world_models_get_what_they_deserve(minilm):
+    before = ["You are in a room.", "You see a bed 1, and a desk 2.", "The fridge 1 is closed."]
+    after = ["You see a bed 1, and a desk 2.", "You take the mug 1.", "You open the fridge 1."]
 
     def of(predicted):
-        d = answers.distances(minilm, predicted, after)
-        return answers.quality(predicted, after, d, 0.2)
+        return rwml.quality(predicted, after, rwml.distances(minilm, predicted, after), 0.2)
 
     perfect = of(after)
     copies = of(before)
-    constant = of(["Nothing happens."] * len(after))
-    silent = of([None] * len(after))
+    constant = of(["Nothing happens."] * 3)
     assert perfect["reward"] == perfect["exact"] == 1 and perfect["cosine"] == pytest.approx(1)
-    assert copies["exact"] == constant["exact"] == 0
-    assert constant["reward"] == 0 and constant["cosine"] < 0.5
-    assert copies["reward"] < 0.5 and constant["cosine"] < copies["cosine"] < 0.9
-    assert set(silent.values()) == {0.0}
+    assert copies["exact"] == constant["exact"] == constant["reward"] == 0 < copies["reward"] < 0.5
+    assert constant["cosine"] < copies["cosine"] < 0.9
+    assert set(of([None] * 3).values()) == {0.0}
 
 
 # ---- triplets ----
@@ -220,7 +213,7 @@ def test_triplets_of_an_episode():
     found = triplets.triplets_of(cfg, [episode, again, other])
     assert found.counts == {
         "steps": 6, "malformed": 1, "no_effect": 1, "no_observation": 1, "duplicates": 1,
-    }  # fmt: skip
+    }
     first = triplets.Triplet("put a mug", [], "room", "go to desk 1", "desk")
     assert found.triplets == [first, replace(first, instruction="put a cup")]
     assert triplets.play(cfg, [episode]) == {"eval_success": 0.0, "eval_invalid": 2 / 4}
@@ -251,7 +244,7 @@ def test_prompts_have_the_facts_and_wm_sft_skips_the_thought():
     assert compact.splitlines() == [
         "task put a mug in desk", "room", "> go to desk 1", "desk", "> go to shelf 1",
         "<next_state>",
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("prompt", ["paper", "compact"])
@@ -294,18 +287,18 @@ def test_a_prompt_begins_as_the_agents(env):
 
 def test_labels_are_answers_and_the_tags_are_added_once():
     policy = make_policy()
-    start.add_tags(policy, seed=0)
+    rwml_stages.add_tags(policy, seed=0)
     size = len(policy.tokenizer)
     assert policy.model.get_input_embeddings().num_embeddings == size
     row = triplets.sft_row(Config(prompt="compact"), policy, TRIPLET)
     text = policy.decode(row.response_ids)
-    assert rwml.predicted_state(text) == answers.as_written(policy, "a shelf 1") == "a shelf 1"
+    assert rwml.predicted_state(text) == rwml.as_written(policy, "a shelf 1") == "a shelf 1"
     assert text.startswith("<think> </think>") and row.response_ids[-1] in policy.eos_ids
     weights = policy.model.get_input_embeddings().weight.clone()
-    start.add_tags(policy, seed=0)
+    rwml_stages.add_tags(policy, seed=0)
     assert len(policy.tokenizer) == size
     other = make_policy()
-    start.add_tags(other, seed=0)
+    rwml_stages.add_tags(other, seed=0)
     assert torch.equal(other.model.get_input_embeddings().weight, weights)
 
 
@@ -323,10 +316,10 @@ class Asked(Exception):
     """Ends a stage at its first question."""
 
 
-def test_a_model_is_asked_as_it_was_trained(monkeypatch):
+def test_a_model_is_asked_as_it_was_trained(monkeypatch, tmp_path):
     """The filter and WM-SFT learn labels with an empty thought, so their prompts allow none."""
     policy = make_policy()
-    start.add_tags(policy, seed=0)
+    rwml_stages.add_tags(policy, seed=0)
     cfg = Config(prompt="paper")
     prompts = {
         reason: policy.encode_chat(triplets.prompt_text(cfg, TRIPLET, reason))
@@ -342,21 +335,15 @@ def test_a_model_is_asked_as_it_was_trained(monkeypatch):
             stage(*args)
         return found.value.args[0]
 
-    one = SimpleNamespace(
-        cfg=cfg, settings=job.TINY, folder=Path("out"), pieces=lambda what: Pieces(Path("no"), {})
-    )
-    synced = SimpleNamespace(sync=lambda policy: nullcontext())
-    monkeypatch.setattr(filtering, "loaded_for_answers", lambda *a: nullcontext((policy, synced)))
-    monkeypatch.setattr(filtering, "supervise", lambda *a: None)
-    monkeypatch.setattr(filtering, "sft_optimizer", lambda *a: None)
-    for module in (filtering, rwml):
-        monkeypatch.setattr(module, "predict", ask)
-    assert asked(filtering.filter_triplets, one, [TRIPLET], [TRIPLET]) == [prompts[False]]
+    synced = stages_without_a_model(monkeypatch, policy)
+    monkeypatch.setattr(rwml, "predict", ask)
+    job = job_of(tmp_path, cfg)
+    assert asked(rwml_stages.make_filter, job, [TRIPLET], [TRIPLET]) == [prompts[False]]
     session = SimpleNamespace(policy=policy, sampler=synced)
-    for method in job.METHODS:
-        one.method = method
+    for method in rwml_options.METHODS:
+        job = job_of(tmp_path, cfg, method=method)
         expected = [prompts[method == "rwml"]]
-        assert asked(rwml.measure, one, session, [TRIPLET], 0.2) == expected
+        assert asked(rwml_stages.measure, job, session, [TRIPLET], 0.2) == expected
 
 
 # ---- GRPO on answers ----
@@ -389,6 +376,40 @@ def test_answers_become_groups_and_rewarded_ones_more_likely():
     assert after[0] - after[1] > before[0] - before[1] + 1e-3
 
 
+def test_a_coin_knows_nothing_of_the_answers(monkeypatch):
+    """Placebo: all answers are malformed, and about half of them are rewarded."""
+    given = []
+    answer_rows = rwml.answer_rows
+    monkeypatch.setattr(
+        rwml, "answer_rows", lambda *rows: (given.append(rows[2]), answer_rows(*rows))[1]
+    )
+    monkeypatch.setattr(rwml, "check_sync", lambda *args: 0.0)
+    monkeypatch.setattr(rwml, "prepare", lambda cfg, policy, reference, rows: rows)
+    monkeypatch.setattr(rwml, "learn", lambda *args, **key: {})
+
+    def malformed(queue, temperature, max_tokens):
+        yield [Response(request.slot, [8, 2], [-1.0, -1.0]) for request in queue]
+
+    sampler = SimpleNamespace(sync=lambda policy: nullcontext(), generate=malformed)
+    s = SimpleNamespace(policy=make_policy(), reference=None, optimizer=None, sampler=sampler)
+    encoder = SimpleNamespace(passages=lambda texts, n: [[1.0]] * n)
+    cfg = Config(group_size=8)
+    for coin in (False, True):
+        metrics = rwml.update(cfg, s, 1, encoder, [[3]] * 20, ["a"] * 20, 0.2, coin)
+        assert metrics["reward"] == metrics["well_formed"] == 0.0
+        assert metrics["spread"] > 0.9 if coin else metrics["spread"] == 0.0
+    assert sum(given[0]) == 0 and 60 < sum(given[1]) < 100
+
+
+def test_an_epoch_has_every_triplet_once_in_an_order_of_its_own():
+    epochs = [[rwml.batch_of_update(k, 7, 3, seed=0) for k in (1, 2, 3)],
+              [rwml.batch_of_update(k, 7, 3, seed=0) for k in (4, 5, 6)]]
+    for batches in epochs:
+        assert [len(batch) for batch in batches] == [3, 3, 1]
+        assert sorted(sum(batches, [])) == list(range(7))
+    assert epochs[0] != epochs[1]
+
+
 def test_shuffled_targets_are_all_of_another():
     those = [replace(TRIPLET, next_observation=f"o{i}") for i in range(9)]
     mixed = rwml.shuffled_truths(those, seed=0)
@@ -400,15 +421,16 @@ def test_shuffled_targets_are_all_of_another():
 
 # ---- errors ----
 
+GOOD_LINE = json.dumps(asdict(TRIPLET))
+
+
 @pytest.mark.parametrize("content, sentence", [
     (None, "is missing"),
     ("", "is empty"),
     ("{}\n", "line 1: instruction: Field required"),
-    ('{"instruction": "a", ', "line 1: the whole: Invalid JSON"),
-    (json.dumps(asdict(TRIPLET)) + "\n" + json.dumps(asdict(TRIPLET) | {"action": 5}),
-     "line 2: action: Input should be a valid string"),
-    (json.dumps(asdict(TRIPLET) | {"more": 5}), "line 1: more"),
-])  # fmt: skip
+    (f"{GOOD_LINE}\n{GOOD_LINE[:-9]}", "line 2: the whole: Invalid JSON"),
+    (json.dumps(asdict(TRIPLET) | {"action": 5}), "line 1: action: Input should be a valid string"),
+])
 def test_damaged_triplets(tmp_path, content, sentence):
     path = tmp_path / "triplets.jsonl"
     if content is not None:
@@ -418,22 +440,12 @@ def test_damaged_triplets(tmp_path, content, sentence):
     assert "collect again" in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_what_is_in_the_folder_stays(tmp_path):
-    """Nothing is written through a link, and a start/ of somebody else is not replaced."""
-    (tmp_path / "mine").write_text("mine")
-    (tmp_path / "t.jsonl.partial").symlink_to(tmp_path / "mine")
-    triplets.write_triplets(tmp_path / "t.jsonl", [TRIPLET])
-    assert triplets.read_triplets(tmp_path / "t.jsonl") == [TRIPLET]
-    assert (tmp_path / "mine").read_text() == "mine"
-    (tmp_path / "start").mkdir()
-    with pytest.raises(UserError, match="start was not made by this command: use another --out"):
-        rwml.collected(SimpleNamespace(folder=tmp_path))
-    (tmp_path / "filter.json").write_text("{}")
-    with pytest.raises(UserError, match="collected.json is missing, but not filter.json: restore"):
-        rwml.collected(SimpleNamespace(folder=tmp_path))
-    (tmp_path / "collected.json").mkdir()
-    with pytest.raises(UserError, match="collected.json cannot be read"):
-        rwml.collected(SimpleNamespace(folder=tmp_path))
+@pytest.mark.parametrize("name", ["triplets.jsonl", "held_out.jsonl", "start"])
+def test_what_is_in_the_folder_stays(tmp_path, name):
+    """Neither a start/ of somebody else is replaced, nor triplets without their record."""
+    (tmp_path / name).mkdir()
+    with pytest.raises(UserError, match=f"has a {name} already: choose another --out, or delete"):
+        rwml_stages.make_triplets(job_of(tmp_path))
 
 
 def test_triplets_return_from_their_file(tmp_path):
@@ -443,19 +455,19 @@ def test_triplets_return_from_their_file(tmp_path):
     assert len((tmp_path / "t.jsonl").read_text().splitlines()) == 2
 
 
-def asked_of(tmp_path, monkeypatch, *flags) -> job.Job:
-    monkeypatch.setattr(job, "load_encoder", lambda name, device: None)
-    monkeypatch.setattr(job, "check_machine", lambda cfg: None)  # no vLLM is needed to parse
-    return job.arguments("", ["alfworld", "--out", str(tmp_path / "out"), *flags])
+def asked_of(tmp_path, monkeypatch, *flags) -> RwmlJob:
+    monkeypatch.setattr(rwml_options, "load_encoder", lambda name, device: None)
+    monkeypatch.setattr(rwml_options, "check_machine", lambda cfg: None)  # no vLLM is needed
+    return rwml_options.arguments("", ["alfworld", "--out", str(tmp_path / "out"), *flags])
 
 
 def test_then_rl_is_the_papers_and_has_a_name_of_its_own(tmp_path, monkeypatch):
     """B.2: GRPO from the checkpoint, not PaW; after each method in another run folder."""
     found = []
     for flags in ([], ["--method", "wm-sft"], ["--reward", "coin"], ["--keep-easy"],
-                  ["--preset", "paper", "--data", "d"], ["--name", "mine", "--paw"]):  # fmt: skip
+                  ["--preset", "paper", "--data", "d"], ["--name", "mine", "--paw"]):
         asked = asked_of(tmp_path, monkeypatch, *flags)
-        words = rwml.policy_rl(asked, Path("x/checkpoint-000003"))
+        words = rwml_stages.policy_rl(asked, Path("x/checkpoint-000003"))
         cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", words)
         assert not cfg.paw and cfg.algo == "grpo" and cfg.model == "x/checkpoint-000003"
         found.append(cfg.name)
@@ -463,18 +475,18 @@ def test_then_rl_is_the_papers_and_has_a_name_of_its_own(tmp_path, monkeypatch):
         "alfworld-tiny-grpo-seed0-after-rwml", "alfworld-tiny-grpo-seed0-after-wm-sft",
         "alfworld-tiny-grpo-seed0-after-rwml-coin", "alfworld-tiny-grpo-seed0-after-rwml-keep-easy",
         "alfworld-Qwen2.5-1.5B-Instruct-grpo-seed0-after-rwml", "mine-after-rwml",
-    ]  # fmt: skip
+    ]
 
 
 def test_the_encoder_of_a_preset(tmp_path, monkeypatch):
     """The paper's thresholds belong to its encoder. Not run here."""
     names = {"tiny": "minilm", "paper": "Qwen/Qwen3-Embedding-8B",
-             "24gb": "Qwen/Qwen3-Embedding-0.6B", "80gb": "Qwen/Qwen3-Embedding-0.6B"}  # fmt: skip
+             "24gb": "Qwen/Qwen3-Embedding-0.6B", "80gb": "Qwen/Qwen3-Embedding-0.6B"}
     for preset, name in names.items():
         asked = asked_of(tmp_path, monkeypatch, "--preset", preset, "--data", "d")
-        assert asked.encoder_name == asked.identity()["encoder"] == name
+        assert asked.settings.encoder == asked.shared()["rwml encoder"] == name
     asked = asked_of(tmp_path, monkeypatch, "--preset", "paper", "--data", "d", "--encoder", "mine")
-    assert asked.encoder_name == "mine"
+    assert asked.settings.encoder == "mine"
 
 
 def test_max_turns_is_for_collecting_too(tmp_path, monkeypatch):
@@ -487,46 +499,61 @@ def test_max_turns_is_for_collecting_too(tmp_path, monkeypatch):
     assert asked.flags[-2:] == ["--max-turns", "12"]  # of the policy RL that is printed
 
 
-def test_the_run_without_the_filter(tmp_path, monkeypatch):
-    """All triplets, at the same threshold, in a folder of its own."""
+def collected_folder(tmp_path, monkeypatch, filtered='"easy": 0.9, "kept": [2]', **changes) -> Path:
+    """A folder with 10 triplets, of which 9 are to train on; training is not reached."""
     out = tmp_path / "out"
+    (out / "start").mkdir(parents=True)
     everything = [replace(TRIPLET, observation=f"o{n}") for n in range(10)]
-    out.mkdir()
     triplets.write_triplets(out / "triplets.jsonl", everything)
     triplets.write_triplets(out / "held_out.jsonl", everything[:1])
-    (out / "start").mkdir()
-    (out / "filter.json").write_text('{"threshold": 0.1, "easy": 0.9, "kept": [2]}')
+    found = dict(triplets=10, counts=dict(steps=20, duplicates=10), panel={"eval_success": 0})
+    shared = asked_of(tmp_path, monkeypatch).shared()
+    (out / "collected.json").write_text(json.dumps(shared | found | changes))
+    start = json.dumps(shared)[:-1]
+    (out / "filter.json").write_text(f'{start}, "threshold": 0.1, {filtered}}}')
+    return out
+
+
+def test_the_run_without_the_filter(tmp_path, monkeypatch):
+    """All triplets, at the same threshold, in a folder of its own."""
+    out = collected_folder(tmp_path, monkeypatch)
     trained = []
-    monkeypatch.setattr(rwml, "train", lambda job, kept, held_out, tau: trained.append(kept))
+    monkeypatch.setattr(rwml_stages, "train", lambda job, *args: trained.append((job, *args)))
     for flags, n_kept in (([], 1), (["--keep-easy"], 9)):
-        asked = asked_of(tmp_path, monkeypatch, *flags)
-        counts = dict(steps=20, duplicates=10)
-        record = start.Record(asked.identity(), 10, start.digest(out), counts, {"eval_success": 0})
-        (out / "collected.json").write_text(json.dumps(asdict(record)))
-        rwml.main(["alfworld", "--out", str(out), *flags])
-        assert len(trained.pop()) == n_kept
-    assert asked.world.name == "rwml-keep-easy"
+        rwml_stages.main(["alfworld", "--out", str(out), *flags])
+        job, kept, _, tau = trained.pop()
+        assert len(kept) == n_kept and tau == 0.2
+    assert job.method_config().name == "rwml-keep-easy"
+
+
+@pytest.mark.parametrize("changes, flags, sentence", [
+    ({}, ["--seed", "1"], "collected.json was made with seed 0: repeat that, or choose"),
+    ({"counts": None}, [], "collected.json cannot be read"),
+    ({"filtered": '"kept": [2]'}, [], "filter.json cannot be read .KeyError"),
+    ({"filtered": '"easy": 0.9, "kept": [9]'}, [], "filter.json cannot be read .IndexError"),
+    ({"filtered": '"easy": 0.9, "kept": [2'}, [], "filter.json cannot be read .JSONDecodeError"),
+])
+def test_a_damaged_folder_is_one_sentence(tmp_path, monkeypatch, changes, flags, sentence):
+    out = collected_folder(tmp_path, monkeypatch, **changes)
+    with pytest.raises(UserError, match=sentence):
+        rwml_stages.main(["alfworld", "--out", str(out), *flags])
 
 
 @pytest.mark.parametrize("flags, sentence", [
     (["alfworld", "--keep-easy", "--method", "imitation"], "--keep-easy is for --method rwml and"),
     (["alfworld", "--reward", "coin", "--method", "wm-sft"], "has no reward"),
-    (["alfworld", "--target", "shuffled", "--method", "early-experience"], "--target shuffled"),
     (["alfworld", "--target", "shuffled", "--method", "imitation"], "--target shuffled"),
     (["search", "--method", "early-experience"], "search has none"),
     (["alfworld", "--tasks", "0"], "--tasks 0 is out of range"),
     (["alfworld", "--dry-run"], "--dry-run is for the run scripts"),
-    (["alfworld", "--eval-only"], "--eval-only is for the run scripts"),
     (["alfworld", "--method", "wm-sft", "--epochs", "3"], "--epochs is for --method rwml"),
     (["alfworld", "--group-size", "1"], "nothing to compare"),
-    (["alfworld", "--encoder", "EMPTY"], "The encoder .* cannot be loaded"),
     (["alfworld", "--encoder", "no/such-folder/x"], "The encoder .* cannot be loaded"),
-])  # fmt: skip
+    (["alfworld", "--out", "~nobodyx/y"], "~nobodyx/y begins with a home folder that does not"),
+])
 def test_impossible_flags(tmp_path, flags, sentence):
-    (tmp_path / "empty").mkdir()
-    flags = [str(tmp_path / "empty") if word == "EMPTY" else word for word in flags]
     with pytest.raises(UserError, match=sentence):
-        job.arguments("", [*flags, "--out", str(tmp_path / "out")])
+        rwml_options.arguments("", [*flags[:1], "--out", str(tmp_path / "out"), *flags[1:]])
     assert not (tmp_path / "out").exists()
 
 
@@ -535,82 +562,59 @@ def test_an_encoder_is_tried_before_any_long_work(tmp_path):
     folder = make_encoder(tmp_path / "t5")  # for its tokenizer
     T5Model(config).save_pretrained(folder)
     with pytest.raises(UserError, match="The encoder .* cannot be loaded .*input_ids"):
-        job.load_encoder(str(folder), "cpu")
+        rwml_options.load_encoder(str(folder), "cpu")
     # Weights that belong to another model: transformers would fill in random ones.
     folder = make_encoder(tmp_path / "other")
     weights = load_file(Path(folder) / "model.safetensors")
     first, *others = sorted(name for name in weights if "pooler" not in name)
     save_file({name: weights[name] for name in others}, Path(folder) / "model.safetensors",
-              metadata={"format": "pt"})  # fmt: skip
+              metadata={"format": "pt"})
     with pytest.raises(UserError, match=f"no weights for {first}"):
-        job.load_encoder(str(folder), "cpu")
+        rwml_options.load_encoder(str(folder), "cpu")
 
 
 def test_one_process(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     with pytest.raises(UserError, match="^rwml runs in one process: start it without torchrun."):
-        job.arguments("", ["alfworld", "--out", str(tmp_path / "out")])
-
-
-def test_a_home_folder_that_does_not_exist():
-    with pytest.raises(UserError, match="^~nobodyx/y begins with a home folder that does not"):
-        rwml.main(["alfworld", "--out", "~nobodyx/y"])
+        rwml_options.arguments("", ["alfworld", "--out", str(tmp_path / "out")])
 
 
 def test_a_folder_in_use(tmp_path):
     with held_by_another_process(tmp_path):
         with pytest.raises(UserError, match="is in use by another process.*another --out"):
-            rwml.main(["alfworld", "--out", str(tmp_path)])
+            rwml_stages.main(["alfworld", "--out", str(tmp_path)])
 
 
 def test_held_out_transitions_are_of_the_whole_panel(tmp_path, monkeypatch):
     """The panel is in the order of the task types: its first 200 steps are of some only."""
     panel = [replace(TRIPLET, observation=f"o{n}") for n in range(600)]
     found = triplets.Collected([TRIPLET] * 10, panel, {"steps": 10}, {"eval_success": 0.5}, [])
-    monkeypatch.setattr(start, "collect", lambda *args, **kwargs: found)
-    monkeypatch.setattr(start, "make_start", lambda *args: None)
-    asked = SimpleNamespace(
-        folder=tmp_path, cfg=Config(), settings=job.TINY, identity=lambda: {},
-        pieces=lambda what: Pieces(tmp_path / what, {}),
-    )  # fmt: skip
-    rwml.collected(asked)
+    monkeypatch.setattr(rwml_stages, "collect", lambda *args, **kwargs: found)
+    monkeypatch.setattr(rwml_stages, "make_start", lambda *args: None)
+    rwml_stages.make_triplets(job_of(tmp_path))
     drawn = [int(t.observation[1:]) for t in triplets.read_triplets(tmp_path / "held_out.jsonl")]
     assert len(set(drawn)) == len(drawn) == 200
     assert all(sum(low <= n < low + 150 for n in drawn) > 25 for low in range(0, 600, 150))
 
 
-def test_lora_has_ten_times_the_rate_of_supervised_stages(tmp_path):
-    for preset, rate in (("tiny", job.TINY.sft_lr), ("paper", 2e-6), ("24gb", 2e-5)):
-        argv = ["--preset", preset, "--data", "d"]
-        cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", argv)
-        settings = job.TINY if preset == "tiny" else job.PAPER
-        asked = SimpleNamespace(cfg=cfg, settings=settings, paper_scale=preset != "tiny")
-        assert start.sft_rate(asked) == pytest.approx(rate)
+def test_lora_has_ten_times_the_rate_of_supervised_stages(tmp_path, monkeypatch):
+    for preset, rate in (("tiny", 5e-4), ("paper", 2e-6), ("24gb", 2e-5)):
+        job = asked_of(tmp_path, monkeypatch, "--preset", preset, "--data", "d")
+        assert rwml_stages.sft_rate(job) == pytest.approx(rate)
 
 
-def test_only_what_the_triplets_depend_on_needs_another_folder(tmp_path):
-    def identity(*flags):
-        return job.arguments("", ["alfworld", "--out", str(tmp_path / "out"), *flags]).identity()
+def test_only_what_the_triplets_depend_on_needs_another_folder(tmp_path, monkeypatch):
+    def shared(*flags):
+        return asked_of(tmp_path, monkeypatch, *flags).shared()
 
-    assert identity() == identity("--lr", "1e-3", "--kl-coef", "0", "--name", "x", "--no-paw")
-    assert identity() != identity("--beta2", "0.9")
-    assert identity() != identity("--max-turns", "3") != identity("--seed", "1")
-
-
-def test_too_many_tasks_is_one_sentence(tmp_path, games_root):
-    flags = ["alfworld", "--out", str(tmp_path), "--data", str(games_root), "--tasks", "13"]
-    with pytest.raises(UserError, match="13 with 12 tasks"):
-        rwml.main(flags)
-
-
-def test_a_random_encoder_loads_from_its_folder(tmp_path):
-    encoder = job.load_encoder(make_encoder(tmp_path / "random"), "cpu")
-    same, other = answers.distances(encoder, ["a b", "h g"], ["a b", "a b"])
-    assert same == pytest.approx(0, abs=1e-6) and other > 1e-4
+    assert shared() == shared("--lr", "1e-3", "--kl-coef", "0", "--name", "x", "--no-paw")
+    assert shared() == shared("--reward", "coin", "--target", "shuffled", "--epochs", "5")
+    assert shared() != shared("--beta2", "0.9")
+    assert shared() != shared("--max-turns", "3") != shared("--seed", "1")
 
 
 def test_a_causal_encoder_gives_the_state_of_the_last_token(tmp_path, model):
-    encoder = job.load_encoder(model, "cpu")
+    encoder = rwml_options.load_encoder(model, "cpu")
     texts = ["go to shelf 1", "a b c d e f g"]
     found = torch.tensor(encoder.passages(texts, 2))
     for text, vector in zip(texts, found):
@@ -626,7 +630,7 @@ def test_a_search_of_nothing_is_no_branch(monkeypatch, tmp_path):
     """WebShop lists search[<your query>], which is no command; click[< prev] is one."""
     monkeypatch.setattr(early_experience, "result_of", lambda pool, step, command: "a page")
     context = Context("buy", "o", ["search[<your query>]", "click[< prev]", "click[buy now]"])
-    step = early_experience.Demonstrated("0", context, "h", GOOD.format("click[buy now]"), "")
+    step = PlayedStep("0", context, GOOD.format("click[buy now]"), "")
     pieces = Pieces(tmp_path / "pieces", {})
     found, _ = early_experience.branches(Config(env="webshop"), None, [step], pieces)
     assert [triplet.action for triplet in found] == ["click[buy now]", "click[< prev]"]
@@ -640,13 +644,12 @@ def test_branches_are_what_the_environment_answers(games_root, tmp_path):
     pool = EnvPool(AlfworldEnv, 1, 0)
     pieces = Pieces(tmp_path / "pieces", {})
     found, n_steps = early_experience.branches(cfg, pool, steps, pieces)
-    # The demonstrations have executed one of the commands of each state, except for the last one of
-    # these, whose following step is not among them.
+    # The demonstrations have executed one of the commands of each state.
     executed = [step.executed for step in steps]
     assert [turn.command for turn in steps[5].context.history] == executed[:5]
     repeated = [t for t in found if t.action in executed and any(
         t.observation == step.context.observation and t.action == step.executed for step in steps
-    )]  # fmt: skip
+    )]
     assert 0 < len(repeated) <= len(steps) and n_steps == len(found) - len(repeated)
     env = AlfworldEnv()
     number = 0
@@ -679,23 +682,26 @@ SMALL_RUN = ["--tasks", "4", "--eval-tasks", "2", "--max-turns", "8"]
 
 @pytest.mark.slow
 def test_a_whole_run(tmp_path, games_root, monkeypatch, capsys):
-    """The stand-in model, real games and the real encoder: all methods on the same triplets."""
+    """The stand-in model, real games and the real encoder. test_stages.py has other methods."""
     smaller = dict(tries=2, max_turns=8, sft_lr=2e-3, warm_epochs=30)
-    monkeypatch.setattr(job, "TINY", replace(job.TINY, **smaller))
+    monkeypatch.setattr(rwml_options, "TINY", rwml_options.TINY | smaller)
     out = tmp_path / "out"
-    flags = ["alfworld", "--out", str(out), "--data", str(games_root), *SMALL_RUN]
-    once = ["--epochs", "1"]
-    rwml.main([*flags, *once])
+    flags = ["alfworld", "--out", str(out), "--data", str(games_root), *SMALL_RUN, "--epochs", "1"]
+    rwml_stages.main(flags)
     said = capsys.readouterr().out
     lines = read_metrics(out / "rwml")
     record = json.loads((out / "collected.json").read_text())
     everything = triplets.read_triplets(out / "triplets.jsonl")
     assert len(everything) == record["triplets"] > 10
-    dropped = sum(record["counts"][name] for name in (*triplets.DROPPED, "too_long"))
-    assert record["counts"]["steps"] == record["triplets"] + dropped
+    counts = record["counts"]
+    dropped = sum(counts[name] for name in (*triplets.DROPPED, "too_long"))
+    assert counts["steps"] == record["triplets"] + dropped
+    steps = f"{record['triplets']} triplets of {counts['steps']} steps; dropped: malformed "
+    assert steps in said and f"steps {counts['steps']}" not in said
 
     # Every update has the numbers that say whether there is anything to learn.
     assert [line["update"] for line in lines] == list(range(len(lines))) and len(lines) > 1
+    assert f"\nupdate 1 of {len(lines) - 1}  reward " in said
     for line in lines[1:]:
         assert {"reward", "spread", "exact", "cosine", "ref_kl", "grad_norm"} <= line.keys()
         assert 0 <= line["reward"] <= 1
@@ -704,7 +710,8 @@ def test_a_whole_run(tmp_path, games_root, monkeypatch, capsys):
         assert names <= line.keys()
     assert lines[0]["held_out_well_formed"] > 0.5  # the warm start
     start = load_policy(str(out / "start"))
-    trained = load_policy(str(newest_checkpoint(out / "rwml")))
+    checkpoint = newest_checkpoint(out / "rwml")
+    trained = load_policy(str(checkpoint))
     assert "<next_state>" in trained.decode(trained.encode("<next_state>"))
     pairs = zip(start.parameters(), trained.parameters())
     assert any(not torch.equal(a, b) for a, b in pairs)
@@ -713,86 +720,18 @@ def test_a_whole_run(tmp_path, games_root, monkeypatch, capsys):
     # The command of the last line continues with RL.
     (command,) = [line for line in said.splitlines() if line.startswith("python run_alfworld.py")]
     cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", command.split()[2:])
-    assert cfg.model == str(newest_checkpoint(out / "rwml")) and cfg.eval_tasks == 2
-    assert f"\nupdate 1 of {len(lines) - 1}  reward " in said
-    counts = record["counts"]
-    steps = f"{record['triplets']} triplets of {counts['steps']} steps; dropped: malformed "
-    assert steps in said and f"steps {counts['steps']}" not in said
+    assert cfg.model == str(checkpoint) and cfg.eval_tasks == 2
 
-    # A rerun does nothing again; other methods share the triplets and the filter.
+    # A rerun does nothing again, also where the same games are at another place.
     times = {path: path.stat().st_mtime_ns for path in out.glob("*.json*")}
     assert len(times) == 4
-    rwml.main([*flags, *once])
     elsewhere = tmp_path / "elsewhere"
     elsewhere.symlink_to(games_root)
-    rwml.main([*flags, *once, "--data", str(elsewhere)])  # the same games
-    rwml.main([*flags, "--method", "wm-sft"])
-    rwml.main([*flags, *once, "--reward", "coin"])
-    rwml.main([*flags, "--method", "early-experience"])
-    rwml.main([*flags, "--method", "imitation"])
-    assert times == {path: path.stat().st_mtime_ns for path in out.glob("*.json*")}
-    assert read_metrics(out / "rwml") == lines
-    for name in ("wm-sft", "early-experience", "imitation"):
-        first, last = read_metrics(out / name)
-        assert last["loss_last"] < last["loss_first"]
-    # The same demonstrations, without the other commands.
-    predicting = read_metrics(out / "early-experience")[-1]
-    assert last["steps"] == predicting["steps"] and last["branches"] == 0 < predicting["branches"]
-    assert last["branch_steps"] < predicting["branch_steps"]
-    coin = read_metrics(out / "rwml-coin")
-    assert all(line["spread"] > 0.9 for line in coin[1:])
-    # wm-sft and rwml start from the same model.
-    assert first["held_out_exact"] == lines[0]["held_out_exact"] == coin[0]["held_out_exact"]
-
+    for again in ([], ["--data", str(elsewhere)]):
+        rwml_stages.main([*flags, *again])
+        assert times == {path: path.stat().st_mtime_ns for path in out.glob("*.json*")}
+        assert read_metrics(out / "rwml") == lines
     metrics = out / "rwml" / "metrics.jsonl"
-    for kept in ([], metrics.read_text().splitlines()[:1], metrics.read_text().splitlines()[-1:]):
-        stored = metrics.read_text()
-        metrics.write_text("".join(line + "\n" for line in kept))
-        with pytest.raises(UserError, match="metrics.jsonl lacks updates of the checkpoint beside"):
-            rwml.main([*flags, *once])
-        metrics.write_text(stored)
-    with pytest.raises(UserError, match="was made with seed 0"):
-        rwml.main([*flags, "--seed", "1"])
-    for threshold, kept in ((0.1, [100_000]), (0.1, [0, 0]), (0.1, [1, 0]), (1e308, [0])):
-        damaged = {"threshold": threshold, "easy": 0.3, "kept": kept}
-        (out / "filter.json").write_text(json.dumps(damaged))
-        with pytest.raises(UserError, match="does not fit the triplets"):
-            rwml.main(flags)
-    longer = replace(everything[0], observation="dusty " * 400_000)  # would not fit in memory
-    triplets.write_triplets(out / "triplets.jsonl", [longer, *everything[1:]])
-    with pytest.raises(UserError, match="has changed since it was collected: restore it"):
-        rwml.main(flags)
-    (out / "triplets.jsonl").unlink()
-    with pytest.raises(UserError, match="triplets.jsonl is missing"):
-        rwml.main(flags)
-
-
-# ---- the page of the recorded runs ----
-
-PAGE = Path(__file__).parent.parent / "research" / "rwml"
-
-
-def test_the_tables_of_the_page_are_in_the_files():
-    page = (PAGE / "README.md").read_text()
-    keys = ("eval_success", "eval_invalid", "held_out_exact", "held_out_cosine", "held_out_reward")
-
-    def row(label, values) -> str:
-        return f"| {' | '.join([label, *(f'{100 * value:.1f}' for value in values)])} |"
-
-    names = sorted(path.name for path in PAGE.iterdir() if path.is_dir())
-    assert len(names) == 5
-    for name in names:
-        first, *_, last = read_metrics(PAGE / name)
-        assert row(name, [last[key] for key in keys]) in page
-        assert row("start", [first[key] for key in keys]) in page  # the same for all
-    lines = read_metrics(PAGE / "rwml")[1:]
-    for label, part in (("first five", lines[:5]), ("last five", lines[-5:])):
-        means = [sum(line[key] for line in part) / 5 for key in ("reward", "spread")]
-        assert row(label, means) in page
-    record = json.loads((PAGE / "collected.json").read_text())
-    chosen = json.loads((PAGE / "filter.json").read_text())
-    assert row("collector", record["panel"].values()) in page
-    counts = record["counts"]
-    shown = [counts[key] for key in ("steps", "malformed", "no_effect", "duplicates")]
-    shown += [record["triplets"], f"{100 * chosen['easy']:.1f}", len(chosen["kept"])]
-    assert f"| {' | '.join(map(str, shown))} |" in page
+    metrics.write_text(json.dumps(lines[0]) + "\n")
+    with pytest.raises(UserError, match="metrics.jsonl lacks updates of the checkpoint beside"):
+        rwml_stages.main(flags)

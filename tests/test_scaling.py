@@ -12,12 +12,6 @@ from paw_min.world_models.trajectories import Trajectory, said, write_trajectori
 from research.word2world import scaling
 from research.word2world.scaling import Cell
 
-# Results of word2world.
-TRAINED = {"command": "", "marker": " [SUCCESS]", "context": 99, "trajectories": 5, "rows": 5,
-           "parameters": 5, "steps": 5, "loss": [0.5]}  # fmt: skip
-MEASURED = {"command": "", "em": 0.5, "n": 5, "em_observation": 0.5, "by_kind": {}, "by_turn": {},
-            "by_success": {}}  # fmt: skip
-
 
 @pytest.fixture
 def files(tmp_path):
@@ -34,25 +28,24 @@ def files(tmp_path):
 def words(files, out, *others):
     teacher, chance = map(str, files)
     return ["alfworld", "--trajectories", teacher, chance, "--held-out", teacher, chance,
-            "--limits", "2", "4", "--widths", "32", "64", "--out", str(out), *others]  # fmt: skip
+            "--limits", "2", "4", "--widths", "32", "64", "--out", str(out), *others]
 
 
 def test_plan_and_calls(files, tmp_path, monkeypatch):
     """Every limit and width on all files; each file alone at the largest."""
-    calls = []
+    trained = []
+    measured = []
 
     def fake(argv):
         job = word2world.parse("", argv)
-        calls.append((job.command, len(job.trajectories), job.limit, job.width, job.epochs))
-        job.out.mkdir(parents=True, exist_ok=True)
+        files = [file.parent.name for file in job.settings.trajectories]
         if job.command == "train":
-            found = TRAINED | {"parameters": 10 * job.width, "steps": job.limit}
-        else:
-            who = job.trajectories[0].parent.name
-            own = Path(job.world_model).name.startswith(who)
-            em = 0.9 if own else 0.5 if who == "teacher" else 0.1
-            found = MEASURED | {"em": em, "em_observation": 1.0}
-        (job.out / f"{job.command}.json").write_text(json.dumps(found))
+            chosen = job.settings
+            trained.append((len(files), chosen.limit, chosen.width, chosen.epochs))
+            return {"parameters": 10 * chosen.width, "steps": chosen.limit}
+        measured.append(files)
+        own = Path(job.settings.world_model).name.startswith(files[0])
+        return {"em": 0.9 if own else 0.5 if files[0] == "teacher" else 0.1, "em_observation": 1.0}
 
     monkeypatch.setattr(word2world, "main", fake)
     out = tmp_path / "out"
@@ -62,16 +55,15 @@ def test_plan_and_calls(files, tmp_path, monkeypatch):
     assert cells == [
         Cell("all", 2, 32), Cell("all", 2, 64), Cell("all", 4, 32), Cell("all", 4, 64),
         Cell("teacher", 4, 64), Cell("random", 4, 64),
-    ]  # fmt: skip
-    trained = Counter(call[1:] for call in calls if call[0] == "train")
-    assert trained == {
+    ]
+    assert Counter(trained) == {
         (2, 2, 32, 3): 1, (2, 2, 64, 3): 1, (2, 4, 32, 3): 1, (2, 4, 64, 3): 1, (1, 4, 64, 3): 2,
-    }  # fmt: skip
-    assert sum(call[0] == "fidelity" for call in calls) == 12
+    }
+    assert measured == [["teacher"], ["random"]] * 6
     assert [row["em"] for row in found["models"][3:]] == [
         {"teacher": 0.5, "random": 0.1}, {"teacher": 0.9, "random": 0.1},
         {"teacher": 0.5, "random": 0.9},
-    ]  # fmt: skip
+    ]
     assert found["models"][0]["em_observation"] == {"teacher": 1.0, "random": 1.0}
     assert found["models"][3]["parameters"] == 640 and found["models"][3]["steps"] == 4
     assert found["command"].startswith("scaling alfworld --trajectories ")
@@ -118,30 +110,15 @@ def test_errors_are_one_sentence(files, tmp_path, change, message):
         scaling.main(words(files, tmp_path / "out", *change))
 
 
-@pytest.mark.parametrize(
-    ("command", "stored"),
-    [
-        ("train", {}), ("train", TRAINED | {"parameters": "x"}),
-        ("fidelity", {}), ("fidelity", {"em": 0.5}), ("fidelity", MEASURED | {"em": 2}),
-    ],
-)  # fmt: skip
-def test_damaged_results_are_one_sentence(files, tmp_path, monkeypatch, command, stored):
-    def fake(argv):
-        job = word2world.parse("", argv)
-        job.out.mkdir(parents=True, exist_ok=True)
-        found = TRAINED if job.command == "train" else MEASURED
-        found = stored if job.command == command else found
-        (job.out / f"{job.command}.json").write_text(json.dumps(found))
-
-    monkeypatch.setattr(word2world, "main", fake)
-    with pytest.raises(UserError, match=f"{command}.json cannot be read"):
-        scaling.main(words(files, tmp_path / "out"))
+def test_what_it_cannot_do_without(files, tmp_path):
+    with pytest.raises(UserError, match="^scaling needs --limits: add it.$"):
+        scaling.main(words(files, tmp_path / "out")[:-8] + ["--out", str(tmp_path / "out")])
 
 
 @pytest.mark.slow
 def test_a_small_run_and_its_rerun(files, tmp_path, monkeypatch, capsys):
     argv = words(files, tmp_path / "out", "--widths", "32", "--limits", "2", "4", "--epochs", "30",
-                 "--batch", "2", "--lr", "1e-2", "--preset", "tiny")  # fmt: skip
+                 "--batch", "2", "--lr", "1e-2", "--preset", "tiny")
     scaling.main(argv)
     found = json.loads((tmp_path / "out" / "scaling.json").read_text())
     assert [row["steps"] for row in found["models"]] == [30, 60, 60, 60]
@@ -154,5 +131,5 @@ def test_a_small_run_and_its_rerun(files, tmp_path, monkeypatch, capsys):
     assert last[0].split() == ["data", "limit", "width", "parameters", "steps", "teacher", "random"]
     size = str(found["models"][1]["parameters"])
     assert last[2].split() == ["all", "4", "32", size, "60", "100.0", "100.0"]
-    with pytest.raises(UserError, match="scaling.json is the result of `scaling alfworld"):
+    with pytest.raises(UserError, match="scaling.json was made with command .scaling alfworld"):
         scaling.main([*argv, "--seed", "1"])

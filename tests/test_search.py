@@ -8,6 +8,7 @@ import os
 import random
 import re
 import signal
+import sys
 import threading
 import time
 
@@ -39,7 +40,7 @@ class Library:
         self.calls.append((list(queries), k))
         return [[] if query == "nothing" else [
             {"document": {"id": str(n), "contents": f'"{query}"\ntext {n}\n'}, "score": 1 / (n + 1)}
-            for n in range(k)] for query in queries]  # fmt: skip
+            for n in range(k)] for query in queries]
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def library():
     ("Beyoncé", "beyoncé"),
     ("Rock ’n’ roll", "rock ’n’ roll"),  # no ASCII punctuation, so it stays
     ("", ""),
-])  # fmt: skip
+])
 def test_normalize(text, expected):
     assert normalize(text) == expected
 
@@ -83,7 +84,7 @@ def test_normalize(text, expected):
     ("?", ["!"], False),
     (None, ["the"], False),
     (None, [""], False),
-])  # fmt: skip
+])
 def test_exact_match(prediction, answers, right):
     assert exact_match(prediction, answers) is right
 
@@ -95,7 +96,7 @@ def test_exact_match(prediction, answers, right):
     ("<answer></answer>", ""),
     ("<answer>open", None),
     ("Paris", None),
-])  # fmt: skip
+])
 def test_last_answer(text, answer):
     assert last_answer(text) == answer
 
@@ -132,7 +133,7 @@ def test_blocks_are_those_of_the_regex_but_in_linear_time():
     ("<think>a</think><answer> </answer>", "<answer></answer>", False),
     ("I do not know.", "", False),
     ("", "", False),
-])  # fmt: skip
+])
 def test_parsing(response, command, valid):
     assert prompts.parse(response) == (command, valid)
 
@@ -180,7 +181,7 @@ def test_the_information_block_is_json():
     hits = [{"document": {"contents": '"Zoë"\nshe – "it"\n'}}, {"document": {"contents": " b "}}]
     block = information(hits)
     assert block == ('<information>{"result": "Doc 1: \\"Zoë\\"\\nshe – \\"it\\"\\n'
-                     'Doc 2: b\\n"}</information>')  # fmt: skip
+                     'Doc 2: b\\n"}</information>')
     assert information([]) == '<information>{"result": "No search results found."}</information>'
 
 
@@ -209,7 +210,7 @@ def test_an_episode_that_searches_and_wins(library):
     (["", "", "", ""], [0] * 4, [False] * 3 + [True], 0),
     ([SEARCH, SEARCH, SEARCH, ANSWER], [0, 0, 0, 1], [False] * 3 + [True], 3),
     ([SEARCH, "<answer></answer>"], [0, 0], [False, True], 1),
-])  # fmt: skip
+])
 def test_rules_of_an_episode(library, commands, rewards, dones, n_searches):
     pool = SearchPool(QUESTIONS, library, n_envs=1)
     reset(pool, ["0"])
@@ -218,7 +219,7 @@ def test_rules_of_an_episode(library, commands, rewards, dones, n_searches):
     assert [s.done for s in steps] == dones
     assert [s.won for s in steps] == [reward == 1 for reward in rewards]
     assert [bool(s.observation) for s in steps] == [
-        command == SEARCH and not done for command, done in zip(commands, dones)]  # fmt: skip
+        command == SEARCH and not done for command, done in zip(commands, dones)]
     assert len(library.calls) == n_searches
 
 
@@ -250,7 +251,7 @@ def test_max_turns_is_a_setting(library):
 def test_a_turn_is_one_call_and_equal_queries_are_sent_once(library):
     pool = SearchPool(QUESTIONS, library, n_envs=5, topk=3)
     assert [s.observation for s in reset(pool, ["1", "0", "1", "0"])] == [
-        QUESTIONS[n].question for n in (1, 0, 1, 0)]  # fmt: skip
+        QUESTIONS[n].question for n in (1, 0, 1, 0)]
     query = "<search>{}</search>".format
     steps = step(pool, {3: query("b"), 0: query("a"), 1: query("nothing"), 2: query("b")})
     assert library.calls == [(["b", "a", "nothing"], 3)]
@@ -360,46 +361,31 @@ def test_a_server_that_fails_leaves_the_episodes_as_they_were(remote):
     pool, server = remote
     ask(pool, 0, "fail")
     assert pool.recv(0) is None
-    assert server.under_way.acquire(timeout=60)
     ask(pool, 1, "b")
-    assert pool.recv(0) is None
     pool.step(2, "")
+    assert pool.recv().slot == 2
     server.gate.release()
-    assert server.under_way.acquire(timeout=60)  # the first call has ended, the second has begun
     with pytest.raises(ConnectionError, match="down"):
         pool.recv()
-    server.gate.release(2)
-    answers = dict(pool.recv() for _ in range(3))  # the failed search is repeated
-    assert answers[0].observation == information(Library().search(["fail"], 3)[0])
-    assert answers[1].observation and answers[2].observation == ""
-    assert not any(s.done for s in answers.values())
-    assert sorted(len(queries) for queries, _ in server.calls) == [1, 1, 1]
-
-
-def test_closing_does_not_wait_for_a_server(remote):
-    pool, server = remote
-    ask(pool, 0, "a")
-    assert pool.recv(0) is None
-    assert server.under_way.acquire(timeout=60)
-    thread = pool._thread._thread
-    pool.close()  # returns, although the call is under way
-    assert thread.is_alive() and thread.daemon
     server.gate.release()
-    thread.join(60)
-    assert not thread.is_alive()
-    idle = SearchPool(QUESTIONS, server, n_envs=1, remote=True)
-    idle.close()
-    assert not idle._thread._thread.is_alive()
+    answers = dict(pool.recv() for _ in range(2))  # the failed search is repeated
+    assert answers[0].observation == information(Library().search(["fail"], 3)[0])
+    assert answers[1].observation
+    assert not any(s.done for s in answers.values())
+    assert [len(queries) for queries, _ in server.calls] == [1, 2]
 
 
 def test_ctrl_c_while_a_server_is_silent(remote):
-    pool, server = remote
+    pool, _ = remote
+    others = set(threading.enumerate())
     ask(pool, 0, "a")
     # The background jobs of a shell, such as tests, ignore Ctrl-C by default.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         pool.recv()
+    pool.close()  # returns at once, and the process can end: the thread is a daemon
+    assert any(thread.daemon for thread in set(threading.enumerate()) - others)
     signal.signal(signal.SIGINT, before)
 
 
@@ -412,7 +398,7 @@ def test_only_a_server_is_called_in_a_thread(tmp_path, monkeypatch, library):
         tasks = env.load(Config(eval_split="test", retriever=source), str(tmp_path))
         assert (tasks.train, tasks.held_out) == (["0"], ["1"])
         with tasks.make_pool(2) as pool:
-            assert (pool._thread is not None) == has_thread
+            assert pool._remote == has_thread
 
 
 @pytest.mark.parametrize("task", ["2", "-1", "x", "", "1.0"])
@@ -449,7 +435,7 @@ def search_r1_row(question, answers, source):
         "prompt": [{"role": "user", "content": "Answer the given question. " + question}],
         "ability": "fact-reasoning", "extra_info": {"split": "test", "index": 0},
         "reward_model": {"style": "rule", "ground_truth": {"target": answers}},
-    }  # fmt: skip
+    }
 
 
 def verl_agent_row(question, answers, source):
@@ -460,7 +446,7 @@ def verl_agent_row(question, answers, source):
         "reward_model": {"style": "rule", "ground_truth": truth},
         "extra_info": {"index": 0, "question": question, "split": "test"},
         "env_kwargs": {"ground_truth": truth, "question": question, "data_source": source},
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("layout", [search_r1_row, verl_agent_row])
@@ -501,61 +487,55 @@ def test_answers_from_the_reward_column_alone(tmp_path):
     ("missing.jsonl", None, FileNotFoundError, "does not exist"),
     ("a.csv", "x", ValueError, "neither .parquet nor .jsonl"),
     ("a.jsonl", "", ValueError, "has no questions"),
-    ("a.jsonl", '{"question": "who?", "golden_answers": ["me"]}\n{"quest', ValueError,
-     "line 2 is not JSON"),
-    ("a.jsonl", '{"query": "who?", "golden_answers": ["me"]}', ValueError, "row 1 has no question"),
-    ("a.jsonl", '["who?", "me"]', ValueError, "row 1 has no question"),
-    ("a.jsonl", '{"question": "  ", "golden_answers": ["me"]}', ValueError, "no question"),
-    ("a.jsonl", '{"question": "who?"}', ValueError, "row 1 has no answers"),
-    ("a.jsonl", '{"question": "who?", "golden_answers": []}', ValueError, "no answers"),
-    ("a.jsonl", '{"question": "who?", "golden_answers": [1990]}', ValueError, "no answers"),
-    ("a.jsonl", '{"question": "who?", "golden_answers": "[1990]"}', ValueError, "no answers"),
-    ("a.jsonl", '{"question": "who?", "golden_answers": " "}', ValueError, "an empty answer"),
-    ("a.jsonl", '{"question": "who?", "golden_answers": ["me", ""]}', ValueError,
-     "an empty answer among .'me', ''"),
-    ("a.jsonl", '{"question": "who?", "golden_answers": "[\'me\']"}', ValueError,
-     "begin as a list but are not JSON: store a list"),
-    ("a.parquet", "PAR1 but not really", ValueError, "not a readable parquet file"),
-])  # fmt: skip
+    ("a.parquet", "PAR1 but not really", ValueError, "cannot be read .*: download it"),
+])
 def test_bad_question_files(tmp_path, name, content, error, sentence):
     path = tmp_path / name
     if content is not None:
         path.write_text(content)
-    with pytest.raises(error, match=sentence) as raised:
+    with pytest.raises(error, match=f"{name}.* {sentence}") as raised:
         load_questions(path)
-    assert name in str(raised.value) and "\n" not in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 DEEP = "[" * 100_000 + "]" * 100_000
+NESTED = DEEP[:900] + DEEP[-900:]
+GOOD = {"question": "who?", "golden_answers": ["me"], "reward_model": {"ground_truth": "me"}}
+ROWS = [
+    ('{"quest', "JSONDecodeError"), (DEEP, "RecursionError"), ("5", "AttributeError"),
+    ('["who?", "me"]', "AttributeError"), ('{"query": "who?"}', "KeyError: 'question'"),
+    *((json.dumps(GOOD | row), words) for row, words in [
+        ({"question": "  "}, "in place of a text"), ({"question": 5}, "5 in place of a text"),
+        ({"question": "\ud800"}, "surrogates not allowed"),
+        ({"data_source": [1]}, "[1] in place of a text"),
+        ({"data_source": "\ud800"}, "surrogates not allowed"), ({"env_kwargs": 5}, "TypeError"),
+        ({"golden_answers": ["\udfff"]}, "surrogates not allowed"),
+        ({"golden_answers": [1990]}, "1990 in place of a text"),
+        ({"golden_answers": ["me", ""]}, "'' in place of a text"),
+        ({"golden_answers": " "}, "' ' in place of a text"),
+        ({"golden_answers": "[1990]"}, "1990 in place of a text"),
+        ({"golden_answers": "['me']"}, "JSONDecodeError"), ({"golden_answers": "[]"}, "are []"),
+        ({"golden_answers": {"a": 1}}, "the answers are {'a': 1}"),
+        ({"golden_answers": json.loads(NESTED)}, "[[["),
+        ({"golden_answers": []}, "TypeError"), ({"golden_answers": None}, "TypeError"),
+        ({"golden_answers": None, "reward_model": [1]}, "TypeError"),
+        ({"golden_answers": None, "reward_model": None}, "TypeError"),
+        ({"golden_answers": None, "ground_truth": 5}, "TypeError"),
+    ]),
+]
 
 
-@pytest.mark.parametrize("row, sentence", [
-    ('{"question": "who?", "golden_answers": {"a": 1}}', "row 2 has no answers (found {'a': 1}): "),
-    ('{"question": "who?", "env_kwargs": 5}', "row 2 has the env_kwargs 5: it must be"),
-    ('{"question": "who?", "reward_model": [1]}', "row 2 has the reward_model [1]: it must be"),
-    ('{"question": "who?", "reward_model": {"ground_truth": "me"}}', "the ground_truth 'me': it"),
-    ('{"question": "who?", "ground_truth": 5}', "row 2 has the ground_truth 5: it must be"),
-    ('{"question": "who?", "golden_answers": ["me"], "data_source": [1]}', "data_source [1]: it"),
-    ('{"question": 5, "golden_answers": ["me"]}', "row 2 has no question: "),
-    ("5", "row 2 has no question: "),
-    pytest.param(DEEP, "line 2 is not JSON", id="deep"),
-    ('{"question": "\\ud800", "golden_answers": ["me"]}', "surrogates not allowed): fix or"),
-    ('{"question": "who?", "golden_answers": ["\\uDFFF"]}', "surrogates not allowed): fix or"),
-    ('{"question": "w", "golden_answers": ["m"], "data_source": "\\ud800"}', "surrogates not"),
-    pytest.param('{"question": "who?", "golden_answers": %s}' % (DEEP[:900] + DEEP[-900:]),
-                 "row 2 has no answers (found [[[", id="less deep"),
-])  # fmt: skip
-def test_damaged_rows_of_questions(tmp_path, row, sentence):
-    good = {"question": "who?", "golden_answers": ["me"], "reward_model": {"ground_truth": "me"}}
+@pytest.mark.parametrize("row, words", ROWS, ids=range(len(ROWS)))
+def test_damaged_rows_of_questions(tmp_path, row, words):
     path = tmp_path / "a.jsonl"
-    path.write_text(json.dumps(good) + "\n")
+    path.write_text(json.dumps(GOOD) + "\n")
     assert load_questions(path) == [Question("who?", ("me",), "a")]
-    path.write_text(json.dumps(good) + "\n" + row)
+    path.write_text(json.dumps(GOOD) + "\n" + row)
     with pytest.raises(ValueError) as raised:
         load_questions(path)
     text = str(raised.value)
-    assert sentence in text and text.startswith(str(path)) and "\n" not in text
-    assert len(text) < 300 + len(str(path))
+    assert words in text and re.match(f"{path}, (row|line) 2 cannot be read ", text)
+    assert "\n" not in text and len(text) < 400 + len(str(path))
 
 
 def test_one_file_for_training_and_test_is_refused(tmp_path, monkeypatch):
@@ -591,5 +571,12 @@ def test_a_folder_without_the_split(tmp_path):
 def test_a_parquet_file_that_is_not_unicode(tmp_path):
     text = pa.array([b"\xff"]).view(pa.string())
     parquet.write_table(pa.table({"question": text}), tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match="a.parquet is not a readable parquet file"):
+    with pytest.raises(ValueError, match="a.parquet cannot be read"):
         load_questions(tmp_path / "a.parquet")
+
+
+def test_parquet_without_pyarrow_is_one_sentence(tmp_path, monkeypatch):
+    path = write_parquet(tmp_path / "a.parquet", [dict(question="who?", golden_answers=["me"])])
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ValueError, match="a.parquet needs pyarrow: pip install pyarrow."):
+        load_questions(path)

@@ -19,7 +19,6 @@ from paw_min.model.batches import collate, micro_batches
 from paw_min.model.policy import load_policy, turn_text
 from paw_min.rows import TokenRow
 from paw_min.running.session import check_tokenizer
-from paw_min.running.stored import from_stored
 from paw_min.targets import multi_step
 from paw_min.toy import default_model
 from tests.helpers import EPISODES, FAMILIES, make_policy, run
@@ -146,10 +145,3 @@ def test_loss_changes_with_the_separator_only_with_paw():
     # The separator is no target: as many tokens train.
     assert metrics["tokens_trained"] == metrics_without["tokens_trained"]
     assert torch.equal(run(separated([12]), paw=False)[0], run(separated([]), paw=False)[0])
-
-
-def test_runs_of_earlier_versions_had_none():
-    stored = {"env": "alfworld", "lr": 1e-5}
-    assert from_stored(stored).wm_separator == "none"
-    assert from_stored(stored | {"wm_separator": "turn"}).wm_separator == "turn"
-    assert Config().wm_separator == "turn"  # a new run

@@ -73,7 +73,7 @@ def command_line(*arguments, **options):
     return subprocess.Popen(
         [sys.executable, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}, **options,
-    )  # fmt: skip
+    )
 
 
 def fields(step) -> dict:
@@ -146,11 +146,11 @@ def test_seeds_count_the_tasks(url, games):
         (dict(seed=0), train[0]), (dict(seed=n), held_out[0]),
         (dict(seed=n + len(held_out) + 1), train[1]), (dict(seed=n + 1, split="train"), train[1]),
         (dict(seed=2, split="held_out"), held_out[2]), (dict(seed=1, task=train[4]), train[4]),
-    ]  # fmt: skip
+    ]
     with client(url) as session:
         assert session.state() == {
             "episode_id": None, "step_count": 0, "train": n, "held_out": len(held_out),
-        }  # fmt: skip
+        }
         for arguments, task in cases:
             session.reset(**arguments)
             assert session.state()["task"] == task
@@ -257,7 +257,7 @@ def test_http(url, games):
     with client(url) as session:
         assert remote(session.reset(seed=2, split="held_out")) == answer["observation"] | {
             "reward": 0.0, "done": False
-        }  # fmt: skip
+        }
     # Each request is a session of its own: OpenEnv's, not ours.
     refused = post("step", {"action": LOOK})
     assert refused.status_code == 422 and "no episode is running" in refused.json()["detail"]

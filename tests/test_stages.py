@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 from collections import deque
-from dataclasses import replace
 
 import pytest
 import torch
@@ -21,10 +20,17 @@ from paw_min.running import stages
 from paw_min.running.runs import newest_checkpoint
 from paw_min.running.stages import Pieces, StoredSampler
 from paw_min.toy import webshop_shops
-from paw_min.world_models import early_experience, job, players, rwml, supervised, word2world
-from paw_min.world_models.dream import WorldModel
+from paw_min.world_models import (
+    early_experience,
+    players,
+    rwml_options,
+    rwml_stages,
+    supervised,
+    word2world,
+)
 from paw_min.world_models.supervised import fit
 from paw_min.world_models.training import Together
+from paw_min.world_models.world_model import WorldModel
 from tests.helpers import make_policy, numbers
 
 # ---- the pieces ----
@@ -52,7 +58,7 @@ def test_a_damaged_file_ends_where_it_is_damaged(tmp_path):
         pieces.once(f"{k}", str, lambda k=k: f"caf\u00e9 {k}")
     path = tmp_path / "x" / "pieces"
     lines = path.read_text().splitlines(keepends=True)
-    for damaged in (lines[3][:20], lines[3][:-1], "\xff\n", "", lines[3].replace("3", "4", 1)):
+    for damaged in (lines[3][:5], lines[3][:-1], "\xff\n", ""):
         path.write_bytes("".join([*lines[:3], damaged]).encode("latin-1"))
         pieces = Pieces(tmp_path / "x", {})
         assert "2" in pieces and "3" not in pieces
@@ -63,7 +69,7 @@ def test_a_damaged_file_ends_where_it_is_damaged(tmp_path):
 def test_pieces_of_others_are_refused(tmp_path):
     Pieces(tmp_path / "x", {"seed": 0, "lr": 0.1}).once("k", int, lambda: 1)
     with pytest.raises(UserError, match="x has the unfinished work of seed 0: repeat that, delete"):
-        Pieces(tmp_path / "x", {"seed": 1, "lr": 0.1, "new": 3})
+        Pieces(tmp_path / "x", {"seed": 1, "lr": 0.1})
     (tmp_path / "x" / "settings").write_text("[")
     with pytest.raises(UserError, match="settings cannot be read"):
         Pieces(tmp_path / "x", {})
@@ -74,11 +80,21 @@ def test_pieces_of_others_are_refused(tmp_path):
 
 def test_a_stage_is_made_once_and_belongs_to_its_command(tmp_path):
     path = tmp_path / "r.json"
-    kind = dict[str, str]
-    assert stages.stage(path, "a b", lambda: {"x": "1"}, kind) == {"command": "a b", "x": "1"}
-    assert stages.stage(path, "a b", lambda: {"x": "2"}, kind)["x"] == "1"
-    with pytest.raises(UserError, match="r.json is the result of `a b`: choose another --out"):
-        stages.stage(path, "a c", lambda: {"x": "2"}, kind)
+    line = {"command": "a b"}
+    assert stages.stage(path, line, lambda: {"x": 1}) == {"command": "a b", "x": 1}
+    assert stages.stage(path, line, lambda: {"x": 2})["x"] == 1
+    with pytest.raises(UserError, match="r.json was made with command 'a b': repeat that, or cho"):
+        stages.stage(path, {"command": "a c"}, lambda: {"x": 2})
+
+
+def test_no_file_of_others_is_written_over(tmp_path):
+    (tmp_path / "model").mkdir()
+    pieces = Pieces(tmp_path / "x", {})
+    with pytest.raises(UserError, match="has a model already: choose another --out, or delete it"):
+        pieces.claim(tmp_path / "model")
+    pieces.claim(tmp_path / "other")
+    pieces.once("k", int, lambda: 1)
+    Pieces(tmp_path / "x", {}).claim(tmp_path / "model")  # the command was killed, and made it
 
 
 class Numbered:
@@ -156,7 +172,7 @@ def test_training_goes_on_after_its_newest_epoch(tmp_path, monkeypatch, kind):
         policy = make_policy()
         with pytest.raises(KeyboardInterrupt):
             fit(policy, optimizer_of(policy, kind), rows(), **how,
-                pieces=Pieces(tmp_path / f"{stop}", {}))  # fmt: skip
+                pieces=Pieces(tmp_path / f"{stop}", {}))
         n_left = itertools.count()
         monkeypatch.setattr(supervised, "fit_step", lambda *a, n=n_left: (next(n), real(*a))[1])
         policy = make_policy()
@@ -179,7 +195,7 @@ def test_training_that_is_not_finite_leaves_nothing_to_go_on_from(tmp_path):
     pieces = Pieces(tmp_path / "x", {})
     with pytest.raises(UserError, match="lower it"):
         fit(policy, optimizer, rows(), epochs=3, batch=5, warm_up=0, micro_tokens=64, seed_key=(0,),
-            pieces=pieces)  # fmt: skip
+            pieces=pieces)
     assert not pieces.folder.exists()
 
 
@@ -189,7 +205,7 @@ def test_training_that_is_not_finite_leaves_nothing_to_go_on_from(tmp_path):
 WORK = (
     (HFSampler, "_generate"), (supervised, "fit_step"), (WorldModel, "answers"),
     (early_experience, "result_of"), (players.RulePlayer, "act"),
-)  # fmt: skip
+)
 
 
 def in_a_process(main, argv, log, kill_at=0) -> bool:
@@ -271,7 +287,7 @@ def results(folder):
         if path.suffix == ".safetensors":
             found |= {name: weight.tolist() for name, weight in load_file(path).items()}
         elif path.name in ("trajectories.json", "train.json", "imitate.json", "collect.json",
-                           "fidelity.json", "consistency.json", "verify.json"):  # fmt: skip
+                           "fidelity.json", "consistency.json", "verify.json"):
             found[path.name] = json.loads(path.read_text())
             if isinstance(found[path.name], dict):
                 del found[path.name]["seconds"], found[path.name]["command"]
@@ -293,9 +309,9 @@ def worlds(games_root, tmp_path_factory):
         file = root / env / "trajectories.json"
         run = [env, "--data", data[env], *FLAGS[:-4], "--max-turns", "20"]
         word2world.main(["collect", *run, "--agents", "teacher", "--episodes", "4", "--out",
-                         str(file.parent)])  # fmt: skip
+                         str(file.parent)])
         word2world.main(["train", *run, "--trajectories", str(file), "--width", "32", "--epochs",
-                         "2", "--batch", "2", "--out", str(root / f"{env}-wm")])  # fmt: skip
+                         "2", "--batch", "2", "--out", str(root / f"{env}-wm")])
     return root, data
 
 
@@ -303,7 +319,7 @@ def worlds(games_root, tmp_path_factory):
 @pytest.mark.parametrize("case", [
     "collect by rules", "collect by a model", "collect in a dream", "train", "train from",
     "fidelity", "consistency", "verify", "imitate",
-])  # fmt: skip
+])
 def test_word2world_is_killed_and_repeated(worlds, model, tmp_path, monkeypatch, case):
     monkeypatch.setattr(word2world, "SLOTS", 2)
     root, data = worlds
@@ -325,7 +341,7 @@ def test_word2world_is_killed_and_repeated(worlds, model, tmp_path, monkeypatch,
     argv = word2world_argv(
         tmp_path, case.split()[0], env, "--data", data[env], *words, *FLAGS,
         *(["--max-prompt-tokens", 200] if "--model" in words else []),
-    )  # fmt: skip
+    )
     once, often = killed_and_repeated(word2world.main, argv, tmp_path)
     assert results(tmp_path / "once") == results(tmp_path / "often")
     assert not list((tmp_path / "often").glob("*.unfinished"))
@@ -336,14 +352,14 @@ def test_word2world_is_killed_and_repeated(worlds, model, tmp_path, monkeypatch,
 @pytest.mark.parametrize("method", ["rwml", "wm-sft", "early-experience"])
 def test_rwml_is_killed_and_repeated(games_root, tmp_path, monkeypatch, method):
     smaller = dict(tries=2, max_turns=6, warm_epochs=3, sft_epochs=2, answer_tokens=40)
-    monkeypatch.setattr(job, "TINY", replace(job.TINY, **smaller))
+    monkeypatch.setattr(rwml_options, "TINY", rwml_options.TINY | smaller)
 
     def argv(name):
         once = ["--epochs", "1"] if method == "rwml" else []
         small = ["--tasks", "3", "--eval-tasks", "2", "--max-turns", "6", "--method", method]
         return ["alfworld", "--out", str(tmp_path / name), "--data", str(games_root), *small, *once]
 
-    once, often = killed_and_repeated(rwml.main, argv, tmp_path, more=4)
+    once, often = killed_and_repeated(rwml_stages.main, argv, tmp_path, more=4)
     folders = [tmp_path / "once", tmp_path / "often"]
     for name in ("triplets.jsonl", "held_out.jsonl", "filter.json", "start/model.safetensors"):
         first, other = ((folder / name).read_bytes() for folder in folders)

@@ -46,7 +46,7 @@ def sweep(config, tmp_path):
         for seed in (0, 1):
             name = folder(label, seed)
             train.train(config(name=name, seed=seed, updates=1, eval_every=0,
-                               conflict_every=1, **flags))  # fmt: skip
+                               conflict_every=1, **flags))
             entries.append({"label": label, "seed": seed, "folder": name})
     path = tmp_path / "study-alfworld.json"
     path.write_text(json.dumps(entries))

@@ -162,7 +162,7 @@ def two_steps(policy) -> Episode:
                 response_logps=[], reward=0.0, valid=True, anchor=observation, group=0,
                 trajectory=0, command=command, admissible=["go to shelf 1", "look"],
             )
-        )  # fmt: skip
+        )
     return episode
 
 
@@ -176,7 +176,7 @@ def test_tapos_rows_token_by_token():
     assert tokens(first.obs_ids) == [
         "<", "prediction", ">", "A", "Ġm", "ug", "Ġis", "Ġon", "Ġit", ".", "</", "prediction", ">",
         "<|im_end|>",
-    ]  # fmt: skip
+    ]
     assert (first.response_ids, first.separator_ids, first.given) == ([], [], [])
     # No observation, no target; its state is the observation of the step before.
     assert second.obs_ids == []

@@ -19,8 +19,9 @@ from paw_min.envs.textworld import PRESETS, TextworldEnv, list_games
 from paw_min.envs.textworld.env import NO_EFFECT, text_of
 from paw_min.running.session import find_tasks
 from paw_min.toy import default_data, default_model, textworld_games
+from paw_min.toy.demonstrate import Action
 from paw_min.toy.textworld_games import GENERATED, Guide, generate
-from paw_min.world_models import options, players, word2world
+from paw_min.world_models import players, word2world, word2world_options
 from paw_min.world_models.trajectories import Recorder, initial_context, to_text
 
 SMALL = GENERATED["train"]
@@ -73,7 +74,7 @@ def test_the_guide_follows_the_policy_and_returns_to_it(quest):
     assert first == "open Canadian style box"  # capitals
     slip = next(c for c in context.admissible if c.startswith("go "))
     for number in range(20):
-        command = guide.act(context)
+        command = guide.act(context).command
         assert command == state["policy_commands"][0]
         if number == 0:
             command = slip
@@ -92,7 +93,7 @@ def test_the_guide_follows_the_policy_and_returns_to_it(quest):
 def test_a_teacher_without_a_policy_plays_at_random(quest):
     player = players.RulePlayer("textworld", "teacher", 0.0, random.Random(0), quest)
     context = Context("", "", ["look"], history=[Turn("", "look")])
-    assert "<action>look</action>" in player.act(context)
+    assert player.act(context) == Action("look", "try")
     with pytest.raises(UserError, match="use --agents model"):  # the first page is real
         player.act(Context("", "", ["look"]))
 
@@ -115,7 +116,7 @@ def test_unusable_data_are_one_sentence(tmp_path):
     with pytest.raises(UserError, match="no stand-in model textworld: give one with --model"):
         default_model("textworld")
     with pytest.raises(UserError, match="--ground is for webshop: textworld has"):
-        options.parse("", ["collect", "textworld", "--out", "o", "--ground"])
+        word2world_options.parse("", ["collect", "textworld", "--out", "o", "--ground"])
 
 
 # --- with it ---------------------------------------------------------------------------------
@@ -174,7 +175,7 @@ def test_only_admissible_commands_reach_the_interpreter(root, tmp_path, monkeypa
 def test_default_data_are_completed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(textworld_games, "GENERATED", {"valid_unseen": GENERATED["valid_unseen"]
-                        ._replace(games=1)})  # fmt: skip
+                        ._replace(games=1)})
     games = list_games(default_data("textworld"), "valid_unseen")
     assert len(games) == 1 and "rooms6-" in games[0]
 
@@ -219,9 +220,10 @@ def test_broken_world_models_get_what_they_deserve(root):
 def test_word2world_in_textworld(root, tmp_path):
     def run(*words):
         word2world.main([*map(str, words), "--data", str(root), "--groups", "2", "--max-turns",
-                         "8"])  # fmt: skip
+                         "8"])
 
-    assert options.parse("", ["collect", "textworld", "--out", "o"]).cfg.prompt == "compact"
+    words = ["collect", "textworld", "--out", "o"]
+    assert word2world_options.parse("", words).cfg.prompt == "compact"
     assert list(PRESETS) == ["tiny", "paper"]
     out = tmp_path / "data"
     run("collect", "textworld", "--agents", "teacher", "random", "--episodes", 4, "--out", out)
@@ -230,7 +232,7 @@ def test_word2world_in_textworld(root, tmp_path):
     file = out / "trajectories.json"
     wm = tmp_path / "wm"
     run("train", "textworld", "--trajectories", file, "--out", wm, "--epochs", 1, "--batch", 2,
-        "--lr", 1e-3, "--width", 32)  # fmt: skip
+        "--lr", 1e-3, "--width", 32)
     run("fidelity", "textworld", "--world-model", wm, "--trajectories", file, "--out", wm)
     found = json.loads((wm / "fidelity.json").read_text())
     assert found["n"] == json.loads((out / "collect.json").read_text())["turns"]

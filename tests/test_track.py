@@ -59,7 +59,7 @@ def offline(folder) -> list[list[dict]]:
             assert time.monotonic() < deadline, path
             time.sleep(0.1)
         lines = [{i.key or "/".join(i.nested_key): json.loads(i.value_json)
-                  for i in record.history.item} for record in written]  # fmt: skip
+                  for i in record.history.item} for record in written]
         lines = [{k: v for k, v in line.items() if not k.startswith("_")} for line in lines]
         processes.append([line for line in lines if line])
     return processes

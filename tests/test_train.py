@@ -53,7 +53,7 @@ def test_a_run_leaves_everything_behind(config, tmp_path, capsys):
         "responses_cut",
         "generator_idle", "env_wait", "sampler_gap", "memory_gb", "duplicates",
         "seconds_rollout", "seconds_generate", "seconds_env", "seconds_old_pass", "seconds_update",
-    }  # fmt: skip
+    }
     assert expected <= set(lines[1])
     assert any(key.startswith("eval_success/") for key in lines[0])
     for name in ("curves.png", "paw.png"):
@@ -204,49 +204,6 @@ def test_killed_before_the_first_checkpoint(config, finished):
     assert numbers(finished) == expected
 
 
-OLDER = dict(  # settings that are constants now, and three that have another name
-    eval_seed=3, threads=2, env_timeout=60.0, attention="flash", encoder="", train_split="train",
-    step_weight=1.0, gae_lambda=1.0, critic_lr=0.0, weight_decay=0.01, grad_clip=1.0, is_cap=2.0,
-    dual_clip=3.0, world="home", entropy="full", wm_weight="adaptive",
-)  # fmt: skip
-
-
-def age(folder: Path, **former) -> None:
-    """Make config.json that of an earlier version, which had these settings."""
-    path = folder / "config.json"
-    current = json.loads(path.read_text())
-    del current["select_entropy"], current["lambda_mode"]
-    path.write_text(json.dumps(current | former))
-
-
-def test_a_run_of_an_earlier_version_resumes(config, finished):
-    age(finished, **OLDER)
-    train.train(config(updates=2))
-    assert [line["update"] for line in runs.read_metrics(finished)] == [0, 1, 2]
-    assert json.loads((finished / "config.json").read_text()) == asdict(config(updates=2))
-
-
-@pytest.mark.parametrize(
-    "former, message",
-    [
-        (dict(grad_clip=0.5), "the run has --grad-clip 0.5, but this version .* and uses 1.0: start"
-                              " another run, with another --name"),
-        (dict(wm_weight="constant"), "belongs to a run with --lambda-mode 'constant'"),
-        (dict(world="changed", data=""), "belongs to a run with --data 'changed'"),
-        (dict(entropy="sampled"), "belongs to a run with --select-entropy 'sampled'"),
-    ],
-)  # fmt: skip
-def test_a_run_of_an_earlier_version_with_other_numbers_is_refused(
-    config, finished, former, message
-):
-    age(finished, **OLDER | former)
-    before = (finished / "config.json").read_text()
-    with pytest.raises(UserError, match=message) as error:
-        train.train(config(updates=2))
-    assert "\n" not in str(error.value)
-    assert (finished / "config.json").read_text() == before
-
-
 @pytest.mark.slow
 def test_killed_between_two_checkpoints(config, finished, tmp_path, monkeypatch):
     """With --save-every 2, a run that has logged update 3 resumes from update 2."""
@@ -332,7 +289,7 @@ def test_ctrl_c_is_one_sentence(config, seconds):
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
         # A shell starts background jobs with SIGINT ignored, and children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+    )
     while cpu_seconds(process.pid) < seconds and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
@@ -370,7 +327,7 @@ def test_eval_only_names_the_update_of_its_weights(config, finished, capsys):
 
 def test_eval_only_leaves_the_files_of_the_training(config, finished, capsys):
     before = {path: path.read_bytes() for path in finished.iterdir() if path.is_file()}
-    train.train(config(updates=9, eval_repeats=2, lookahead=2), eval_only=True)
+    train.train(config(updates=9, eval_repeats=2), eval_only=True)
     assert {path: path.read_bytes() for path in before} == before
     added = {path.name for path in finished.iterdir()} - {path.name for path in before}
     assert {"evaluation-only.json", "episodes-only.md"} <= added
@@ -516,7 +473,7 @@ def test_the_warm_start_supervises_what_its_kind_says():
         "chat": answered / (len(acts) + 0.1 * len(after)),
         "words": both / (len(acts) + 0.3 * len(document)),
         "open": opened / (len(acts) + 0.1 * len(after) + 0.3 * len(separated)),
-    }  # fmt: skip
+    }
     for kind, value in expected.items():
         (loss,) = standins.imitate(model, tokenizer, [row], 0, 60, 1e-9, kind, stop=1)
         assert loss == pytest.approx(value.item(), rel=1e-3), kind

@@ -10,6 +10,7 @@ import os
 import re
 import runpy
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from examples.trl_paw import PaWConfig, PaWTrainer, play, reward
 from paw_min import toy
 from paw_min.config import Config
 from paw_min.envs.alfworld import list_games
+from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.model.batches import micro_batches
 from paw_min.model.policy import load_policy
 from paw_min.rows import Episode, Transition, flatten
@@ -53,7 +55,7 @@ class Run:
             per_device_train_batch_size=2, gradient_accumulation_steps=GROUP, max_grad_norm=0,
             num_generations=GROUP, max_completion_length=16, learning_rate=1e-3, logging_steps=1,
             save_strategy="no", report_to="none", disable_tqdm=True, **settings,
-        )  # fmt: skip
+        )
         games = Dataset.from_dict({"prompt": list_games(games_root, "train")})
         watch = Watch()
         self.trainer = trainer(
@@ -109,20 +111,22 @@ def episodes(played: dict) -> list[Episode]:
                     response_logps=[], reward=0.0, valid=True, anchor="", group=n // GROUP,
                     trajectory=n, separator_ids=separator,
                 )
-            )  # fmt: skip
+            )
         episode.transitions[-1].reward = played["episode_return"][n]
         found.append(episode)
     return found
 
 
 @pytest.mark.parametrize("settings", [{}, {"select_ratio": 1.0, "rho": 0.9, "r_max": 20.0}])
-def test_with_it_the_gradient_is_ours(run, settings):
+def test_with_it_the_gradient_is_ours(run, settings, monkeypatch):
     on, off = run(PaWTrainer, **settings), run(PaWTrainer, wm_scale=0.0, steps=2)
     assert on.played == off.played
     cfg = Config(
         mini_batch=0, kl_coef=0.0, entropy_coef=0.0, select_ratio=on.trainer.args.select_ratio,
-        rho=on.trainer.args.rho, r_max=on.trainer.args.r_max, micro_tokens=1024,
-    )  # fmt: skip
+        rho=on.trainer.args.rho, micro_tokens=1024,
+    )
+    benchmark = replace(BENCHMARKS[cfg.env], r_max=on.trainer.args.r_max)
+    monkeypatch.setitem(BENCHMARKS, cfg.env, benchmark)
     policy = load_policy(MODEL)
     rows = prepare(cfg, policy, None, flatten(episodes(on.played)))
     assert len(rows.tokens) == 16 and len(set(rows.row_weight.tolist())) > 1

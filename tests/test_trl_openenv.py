@@ -40,7 +40,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=TAGS[0], eos_token=TAGS[2],
         chat_template=template.read_text(),
-    )  # fmt: skip
+    )
 
 
 def call(command: str) -> str:
@@ -75,7 +75,7 @@ def test_trl_plays_through_the_server(game, games_root, tmp_path, monkeypatch):
         str(tmp_path), use_cpu=True, bf16=False, gradient_checkpointing=False, max_steps=1,
         per_device_train_batch_size=2, num_generations=2, max_completion_length=1000,
         save_strategy="no", report_to="none", disable_tqdm=True, logging_steps=1,
-    )  # fmt: skip
+    )
     tasks = Dataset.from_dict({"prompt": [[{"role": "user", "content": ""}]] * 4, "seed": range(4)})
     own = BENCHMARK.load(Config(), str(games_root))
     games = serve.Games(own)
@@ -85,7 +85,7 @@ def test_trl_plays_through_the_server(game, games_root, tmp_path, monkeypatch):
         trainer = Scripted(
             model, args=config, train_dataset=tasks, processing_class=tokenizer,
             environment_factory=names["Game"],
-        )  # fmt: skip
+        )
         trainer.train()
     assert trainer.state.log_history[0]["tools/failure_frequency"] == 0
     assert trainer.state.log_history[0]["tools/call_frequency"] == 2

@@ -7,14 +7,12 @@ import json
 import random
 import re
 import shutil
-import tarfile
 import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -28,10 +26,12 @@ from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler
 from paw_min.toy import webshop_shops
 from paw_min.toy.standins import make_model, make_tokenizer
-from paw_min.world_models import options, players, prompted, training, trajectories, word2world
-from paw_min.world_models.dream import DreamPool, VerifiedPool, WorldModel, word_tokenizer
+from paw_min.world_models import players, prompted, training, trajectories, word2world
+from paw_min.world_models.dream import DreamPool, VerifiedPool
 from paw_min.world_models.supervised import fit
 from paw_min.world_models.trajectories import Recorder, Trajectory, said, to_step, to_text
+from paw_min.world_models.word2world_options import COMMANDS, parse
+from paw_min.world_models.world_model import WorldModel, word_tokenizer
 from tests.helpers import (
     INJECTION,
     SMALL,
@@ -53,7 +53,7 @@ def test_rates_of_one_list_of_episodes():
     # Won in the dream and lost in the replay: WM counts the marker, W2R does not.
     assert word2world.rates([T, F], [T, T], [F, F]) == {
         "real": 0.5, "wm": 1.0, "w2r": 0.0, "cr": 0.0, "pairwise_cr": 0.0,
-    }  # fmt: skip
+    }
     # CR above 1: the dream's plans win more often. Pairwise, one of the two is still lost.
     found = word2world.rates([T, T, F, F], [F, F, T, T], [T, F, T, T])
     assert found["cr"] == 1.5 and found["pairwise_cr"] == 0.5
@@ -165,10 +165,9 @@ def test_recorded_decisions_are_what_the_agent_knew(games_root):
 
     class Spy(players.RulePlayer):
         def act(self, context):
-            response = super().act(context)
-            seen.append((context.observation, list(context.admissible), list(context.history)))
-            seen[-1] += (response,)
-            return response
+            action = super().act(context)
+            seen.append((context, action.response))
+            return action
 
     game = list_games(games_root, "train")[:1]
     with pytest.MonkeyPatch.context() as patch:
@@ -176,12 +175,12 @@ def test_recorded_decisions_are_what_the_agent_knew(games_root):
         pool = Recorder("alfworld", EnvPool(AlfworldEnv, 1))
         (trajectory,) = players.play_rules(cfg, "teacher", 0.3, pool, game)
     assert len(seen) == len(trajectory.commands) > 3
-    for (context, response), (observation, admissible, history, spied) in zip(
-        trajectories.decisions(trajectory), seen, strict=True
-    ):
-        assert context.observation == observation.strip() and context.admissible == admissible
+    decisions = trajectories.decisions(trajectory)
+    for (context, response), (known, spied) in zip(decisions, seen, strict=True):
+        assert context.observation == known.observation.strip()
+        assert context.admissible == known.admissible
         assert response == spied
-        assert [t.command for t in context.history] == [t.command for t in history]
+        assert [t.command for t in context.history] == [t.command for t in known.history]
 
 
 # --- the language model ----------------------------------------------------------------------
@@ -207,6 +206,14 @@ def language_model(template=None, context=500, texts=("go to bed 1", "You see: a
 def chat_of(*contents):
     roles = ["system", *["user", "assistant"] * len(contents)]
     return [said(role, content) for role, content in zip(roles, contents)]
+
+
+def learn(model, *contents):
+    """Train on one chat until its answers are what the model says."""
+    row = model.row(Trajectory(messages=chat_of(*contents)))
+    optimizer = torch.optim.AdamW(model.policy.parameters(), lr=1e-2)
+    fit(model.policy, optimizer, [row], epochs=60, batch=1, warm_up=5, micro_tokens=99,
+        seed_key=(0,))
 
 
 def test_word_tokenizer_gives_back_the_text():
@@ -293,17 +300,15 @@ def test_a_context_beyond_the_positions_of_a_model_is_refused(recorded, tmp_path
         message = f"4000 tokens is more than .* with --context {positions} or less"
         with pytest.raises(UserError, match=message):
             run("train", "alfworld", "--trajectories", file, "--start", start,
-                "--context", 4000, "--out", tmp_path / "o")  # fmt: skip
+                "--context", 4000, "--out", tmp_path / "o")
 
 
 def test_answers_in_one_pass_are_those_of_greedy_decoding():
     model = language_model(texts=["go to bed 1 2", "You see a mug cups", "cups"])
-    learned = chat_of("You see a mug", "go", "You see a mug", "go to 2", "cups", "go to bed", "You",
-                      "go 1", "You see cups")  # fmt: skip
-    row = model.row(Trajectory(messages=learned))
-    optimizer = torch.optim.AdamW(model.policy.parameters(), lr=1e-2)
-    fit(model.policy, optimizer, [row], epochs=60, batch=1, warm_up=5, micro_tokens=99,
-        seed_key=(0,))  # fmt: skip
+    texts = ("You see a mug", "go", "You see a mug", "go to 2", "cups", "go to bed", "You", "go 1",
+             "You see cups")
+    learn(model, *texts)
+    learned = chat_of(*texts)
     # The first two targets are what it says. The third is longer, the fourth ends too early.
     chat = [*learned[:6], said("assistant", "You see"), learned[7], said("assistant", "You see")]
     trajectory = Trajectory(messages=chat)
@@ -319,11 +324,9 @@ def test_answers_in_one_pass_are_those_of_greedy_decoding():
 def test_white_space_at_the_end_of_an_answer_does_not_count():
     """The released rule strips: an answer may end in white space, but not go on after it."""
     model = language_model(texts=["go", "run", "a mug\ncup"])
-    learned = chat_of("a mug", "go", "a mug\ncup", "run", "a mug\n")
-    row = model.row(Trajectory(messages=learned))
-    optimizer = torch.optim.AdamW(model.policy.parameters(), lr=1e-2)
-    fit(model.policy, optimizer, [row], epochs=60, batch=1, warm_up=5, micro_tokens=99,
-        seed_key=(0,))  # fmt: skip
+    texts = ("a mug", "go", "a mug\ncup", "run", "a mug\n")
+    learn(model, *texts)
+    learned = chat_of(*texts)
     goes_on = Trajectory(messages=[*learned[:2], said("assistant", "a mug")])
     ends = Trajectory(messages=[*learned[:4], said("assistant", "a mug")])
     assert model.answers(goes_on) == ["a mug\ncup"]
@@ -339,14 +342,6 @@ def test_a_marker_counts_wherever_an_answer_has_it():
     tokenizer = word_tokenizer(["go", "a mug [SUCCESS]\nAvailable actions: go | run"])
     tokenizer.add_tokens([" mug\n"])
     model = WorldModel(Policy(make_model(tokenizer, 0, 32), tokenizer), 500, answer_tokens=12)
-
-    def learn(answer):
-        row = model.row(Trajectory(messages=chat_of("a", "go", answer)))
-        optimizer = torch.optim.AdamW(model.policy.parameters(), lr=1e-2)
-        fit(model.policy, optimizer, [row], epochs=60, batch=1, warm_up=5, micro_tokens=99,
-            seed_key=(0,))  # fmt: skip
-        assert model.predict([chat_of("a", "go")]) == [answer]
-
     target = Trajectory(messages=chat_of("a", "go", "a mug\nAvailable actions: go"))
     # Only the list of actions is wrong; then the answer also has a marker, which the target lacks.
     for answer, em in (
@@ -354,8 +349,8 @@ def test_a_marker_counts_wherever_an_answer_has_it():
         ("a mug\nAvailable actions: run [SUCCESS]", 0.0),
         ("a mug [SUCCESS]", 0.0),
     ):
-        learn(answer)
-        assert model.answers(target) == [answer]
+        learn(model, "a", "go", answer)
+        assert model.predict([chat_of("a", "go")]) == [answer] == model.answers(target)
         found = word2world.measure_fidelity(model.answers, [target])
         assert found["em"] == 0.0 and found["em_observation"] == em
 
@@ -445,9 +440,9 @@ def test_a_dream_of_the_oracle_is_the_environment_for_a_language_model(games, mo
 
 def test_a_world_model_that_copies_the_last_observation(games, recorded):
     pairs = [(t.messages[k - 2], t.messages[k]) for t in recorded
-             for k in range(2, len(t.messages), 2)]  # fmt: skip
+             for k in range(2, len(t.messages), 2)]
     same = [old["content"].rpartition(trajectories.SEEN)[2].strip() == new["content"]
-            for old, new in pairs]  # fmt: skip
+            for old, new in pairs]
     assert word2world.measure_fidelity(steps(copies), recorded)["em"] == sum(same) / len(same) < 0.2
     found = consistency(games, copies)
     assert found["real"] == 1.0 and found["wm"] == found["w2r"] == 0.0
@@ -660,7 +655,7 @@ def test_examples_are_steps_of_training_trajectories(recorded):
         owners.append(owner.task)
         start, _, command = example.rpartition("\n\nCommand: ")
         step = [k for k, answer in enumerate(owner.answers)
-                if f"{owner.commands[k]}\n\nAnswer: {answer}" == command]  # fmt: skip
+                if f"{owner.commands[k]}\n\nAnswer: {answer}" == command]
         assert start.startswith(f"=== Example {number} ===\n") and step
         assert any(k == 0 or start.endswith(owner.answers[k - 1]) for k in step)
     assert len(set(owners)) == 3
@@ -694,7 +689,7 @@ def test_a_prompted_world_model_in_all_measures(recorded, games_root, shop, tmp_
     # An example of an evaluated task would be a part of the answer.
     with pytest.raises(UserError, match="has 2 tasks that are evaluated"):
         run("fidelity", "alfworld", *flags, *evaluated, "--shots", 3, "--examples",
-            tmp_path / "evaluated", "--out", tmp_path / "p")  # fmt: skip
+            tmp_path / "evaluated", "--out", tmp_path / "p")
 
 
 def test_a_model_that_cannot_be_prompted():
@@ -703,6 +698,8 @@ def test_a_model_that_cannot_be_prompted():
         prompted.check_template(prompted_model("x", [], refuses))
     with pytest.raises(UserError, match="the model 5000 positions: .* or --shots 0"):
         prompted.check_template(prompted_model("x " * 5000, []))
+    with pytest.raises(UserError, match="leaves out messages of a second turn"):
+        prompted.check_template(prompted_model("x", [], "{{ messages[0]['content'] }}"))
 
 
 # --- commands --------------------------------------------------------------------------------
@@ -715,36 +712,18 @@ def run(*words):
 FLAGS = ["--preset", "tiny", "--groups", "2", "--max-turns", "20", "--eval-tasks", "2"]
 
 
-def test_a_home_folder_that_does_not_exist(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="^~nobodyx/y begins with a home folder that does not"):
-        run("collect", "alfworld", "--out", "~nobodyx/y")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_gpu_that_is_not_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    chat = [said("system", "S"), said("user", "look"), said("assistant", "A room.")]
-    file = tmp_path / "trajectories.json"
-    episode = Trajectory("game.tw-pddl", "Look.", chat, [""])
-    trajectories.write_trajectories(file, [episode])
-    words = ["--trajectories", file, "--out", tmp_path / "out", "--device", "cuda"]
-    with pytest.raises(UserError, match="^--device cuda: torch sees no GPU here; use --device cpu"):
-        run("train", "alfworld", *words, *FLAGS)
-
-
 @pytest.mark.slow
 def test_all_commands_in_a_row(games_root, tmp_path, capsys, monkeypatch):
     flags = ["--data", games_root, *FLAGS]
     data = tmp_path / "data"
     run("collect", "alfworld", "--agents", "teacher", "random", "--episodes", 4, "--out", data,
-        *flags)  # fmt: skip
+        *flags)
     file = data / "trajectories.json"
     stored = json.loads(file.read_text())
     assert len(stored) == 4 and json.loads((data / "collect.json").read_text())["episodes"] == 4
     wm = tmp_path / "wm"
     run("train", "alfworld", "--trajectories", file, "--out", wm, "--epochs", 2, "--batch", 2,
-        "--lr", 1e-3, "--width", 32, "--limit", 3, *flags)  # fmt: skip
+        "--lr", 1e-3, "--width", 32, "--limit", 3, *flags)
     record = json.loads((wm / "train.json").read_text())
     assert record["trajectories"] == 3 and record["steps"] == 4 and record["context"] == 12288
     model = ["--world-model", wm, "--answer-tokens", 8]
@@ -752,15 +731,15 @@ def test_all_commands_in_a_row(games_root, tmp_path, capsys, monkeypatch):
     found = json.loads((tmp_path / "f" / "fidelity.json").read_text())
     assert found["em"] < 0.5 and found["n"] == sum(len(t["messages"]) // 2 for t in stored)
     again = ["consistency", "alfworld", *model, "--agents", "teacher", "--out", tmp_path / "c",
-             *flags]  # fmt: skip
+             *flags]
     run(*again)
     found = json.loads((tmp_path / "c" / "consistency.json").read_text())["teacher"]
     assert found["real"] == 1.0 and found["n"] == 2 and found["wm"] == 0.0
     agent = tmp_path / "agent"
     run("imitate", "alfworld", "--trajectories", file, "--wins", 2, "--epochs", 1, "--batch", 4,
-        "--out", agent, *flags)  # fmt: skip
+        "--out", agent, *flags)
     run("collect", "alfworld", "--model", agent, "--episodes", 2, *model, "--out",
-        tmp_path / "synthetic", *flags)  # fmt: skip
+        tmp_path / "synthetic", *flags)
     synthetic = json.loads((tmp_path / "synthetic" / "trajectories.json").read_text())
     assert len(synthetic) == 2 and len(synthetic[0]["responses"]) == 20
 
@@ -769,7 +748,7 @@ def test_all_commands_in_a_row(games_root, tmp_path, capsys, monkeypatch):
     capsys.readouterr()
     run(*again)
     assert "pairwise_cr" in capsys.readouterr().out
-    with pytest.raises(UserError, match="is the result of `word2world consistency"):
+    with pytest.raises(UserError, match="was made with command 'word2world consistency"):
         run(*again, "--seed", 1)
 
 
@@ -804,7 +783,7 @@ def test_a_killed_command_is_repeated(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="interrupted: rerun the same command"):
         with user_errors():
             run(*words)
-    with pytest.raises(UserError, match="unfinished has the unfinished work of lr '1e-05': repeat"):
+    with pytest.raises(UserError, match="has the unfinished work of word2world lr '1e-05': repeat"):
         run(*words, "--lr", 0.1)
     killed = False
     run(*words)
@@ -835,7 +814,7 @@ def test_training_that_makes_a_nan_writes_no_model(model, recorded, tmp_path):
     file = tmp_path / "t.json"
     trajectories.write_trajectories(file, recorded)
     words = ["imitate", "alfworld", "--trajectories", file, "--wins", 1, "--epochs", 1,
-             "--model", model, "--out", tmp_path / "o"]  # fmt: skip
+             "--model", model, "--out", tmp_path / "o"]
 
     def broken(*args, **kwargs):
         policy = load(*args, **kwargs)
@@ -858,11 +837,11 @@ def test_imitation_rows_end_with_the_end_token(recorded, model, tmp_path):
     file = tmp_path / "t.json"
     trajectories.write_trajectories(file, recorded)
     assert trajectories.read_trajectories("alfworld", [file]) == recorded
-    job = options.parse(
+    job = parse(
         "",
         ["imitate", "alfworld", "--trajectories", str(file), "--out", str(tmp_path / "o"),
          "--wins", "1", "--epochs", "1", "--model", model, "--max-prompt-tokens", "30"],
-    )  # fmt: skip
+    )
     fitted = []
 
     def keep(job, policy, optimizer, rows, trajectories):
@@ -887,7 +866,7 @@ def test_wins_are_counted_in_each_file(recorded, model, tmp_path, monkeypatch):
         files.append(tmp_path / name)
         trajectories.write_trajectories(files[-1], [first, wins[2]])
     words = ["imitate", "alfworld", "--trajectories", *map(str, files), "--model", model]
-    job = options.parse("", [*words, "--wins", "1", "--out", str(tmp_path / "o")])
+    job = parse("", [*words, "--wins", "1", "--out", str(tmp_path / "o")])
     monkeypatch.setattr(training, "fit_and_save", lambda job, policy, optimizer, rows, n: rows)
     responses = [*wins[0].responses, *wins[1].responses]
     policy = load_policy(model)
@@ -899,114 +878,99 @@ def test_the_defaults_are_the_papers():
     """Table 7 and the README of the released code; section 7.1 for the budgets."""
     for preset in ("tiny", "paper"):
         words = ["train", "alfworld", "--trajectories", "x", "--out", "o", "--preset", preset,
-                 "--data", "d"]  # fmt: skip
-        job = options.parse("", words)
-        assert (job.epochs, job.batch, job.lr, job.context) == (5, 128, 1e-5, 12_288)
+                 "--data", "d"]
+        job = parse("", words)
+        chosen = job.settings
+        assert (chosen.epochs, chosen.batch, chosen.lr, chosen.context) == (5, 128, 1e-5, 12_288)
         assert job.cfg.max_turns == 50 and job.cfg.temperature == 1.0
-        assert job.answer_tokens == 512 and job.budgets == [0, 2, 4, 10]
+        assert chosen.answer_tokens == 512 and chosen.budgets == (0, 2, 4, 10)
     words = ["fidelity", "alfworld", "--trajectories", "x", "--world-model", "x", "--out", "o"]
-    assert options.parse("", words).answer_tokens == 2000
+    assert parse("", words).settings.answer_tokens == 2000
     assert training.WARM_UP == 10 and trajectories.MARKER == " [SUCCESS]"
 
 
 def test_one_process(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     with pytest.raises(UserError, match="^word2world runs in one process: start it without"):
-        options.parse("", ["collect", "alfworld", "--out", "o"])
+        parse("", ["collect", "alfworld", "--out", "o"])
 
 
-def test_an_episode_without_its_responses_is_not_imitated(recorded, tmp_path):
-    """Else the agent is trained on none, or on those of other steps."""
+def test_what_cannot_be_imitated_is_refused(recorded, tmp_path):
+    """Else the agent is trained on nothing, on responses of other steps, or on a part of one."""
     won = next(t for t in recorded if t.won)
     file = tmp_path / "t.json"
-    for responses in ([], won.responses[1:], [*won.responses, "x"]):
+    for responses, message in (
+        ([], "has 0 responses"),
+        (won.responses[1:], f"has {len(won.responses) - 1} responses"),
+        ([200_000 * "mug ", *won.responses[1:]], "has a response of 200001 tokens, more than"),
+    ):
         trajectories.write_trajectories(file, [replace(won, responses=responses)])
-        with pytest.raises(UserError, match=f"won episode 0 has {len(responses)} responses"):
+        with pytest.raises(UserError, match=f"won episode 0 {message}"):
             run("imitate", "alfworld", "--trajectories", file, "--out", tmp_path / "o")
 
 
-def test_a_response_longer_than_the_positions_is_not_imitated(recorded, tmp_path):
-    won = next(t for t in recorded if t.won)
-    file = tmp_path / "t.json"
-    responses = [200_000 * "mug ", *won.responses[1:]]
-    trajectories.write_trajectories(file, [replace(won, responses=responses)])
-    with pytest.raises(UserError, match="won episode 0 has a response of 200001 tokens, more than"):
-        run("imitate", "alfworld", "--trajectories", file, "--out", tmp_path / "o")
+TRAIN = ["train", "alfworld", "--trajectories", "x"]
+MEASURE = ["consistency", "alfworld", "--world-model", "x"]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["train", "alfworld"], "train needs --trajectories"),
-        (["fidelity", "alfworld", "--trajectories", "x"], "fidelity needs --world-model"),
-        (["verify", "alfworld", "--world-model", "x"], "verify is for webshop"),
-        (["fidelity", "alfworld", "--trajectories", "x", "--world-model", "x", "--shots", "3"],
-         "--shots 3 needs --examples"),
-        (["consistency", "alfworld", "--world-model", "x", "--examples", "x"],
-         "--examples is for --shots 3"),
-        (["collect", "alfworld", "--shots", "0"], "--shots 0 needs --world-model"),
-        (["consistency", "alfworld", "--world-model", "x"], "or add --shots 0 to prompt a model"),
-        (["collect", "alfworld", "--ground"], "--ground is for webshop"),
-        (["collect", "webshop", "--ground"], "--ground needs --world-model"),
-        (["collect", "alfworld", "--slips", "1.5"], "--slips 1.5 is out of range"),
-        (["collect", "alfworld", "--episodes", "-1"], "--episodes -1 is out of range"),
-        (["collect", "alfworld", "--episodes", "1", "--agents", "teacher", "random"], "2 agents"),
-        (["train", "alfworld", "--trajectories", "x", "--width", "100"], "--width 100 is not"),
-        (["train", "alfworld", "--trajectories", "x", "--width", "3200000"], "up to 4096"),
-        (["train", "alfworld", "--trajectories", "x", "--lr", "0"], "--lr 0.0 is out of range"),
-        (["train", "alfworld", "--trajectories", "x", "--batch", "0"], "--batch 0 is out of range"),
-        (["verify", "webshop", "--world-model", "x", "--budgets", "-2"], "--budgets -2 is out"),
-        (["train", "alfworld", "--trajectories", "no.json"], "no.json does not exist"),
-        (["collect", "alfworld", "--agents", "random", "random"], "random random: name each once"),
-        (["consistency", "alfworld", "--world-model", "no"], "no is not a world model"),
-        (["collect", "alfworld", "--lookahead", "2"], "--lookahead is for the run scripts"),
-        (["train", "alfworld", "--trajectories", "x", "--lora-rank", "8"],
-         "--lora-rank 8: train trains all weights; use --lora-rank 0"),
-    ],
-)
+@pytest.mark.parametrize("words, message", [
+    (TRAIN[:2], "train needs --trajectories"),
+    (["fidelity", *TRAIN[1:]], "fidelity needs --world-model"),
+    (["verify", *MEASURE[1:]], "verify is for webshop"),
+    ([*MEASURE, "--shots", "3"], "--shots 3 needs --examples"),
+    ([*MEASURE, "--examples", "x"], "--examples is for --shots 3"),
+    (MEASURE, "or add --shots 0 to prompt a model"),
+    (["collect", "alfworld", "--shots", "0"], "--shots 0 needs --world-model"),
+    (["collect", "alfworld", "--ground"], "--ground is for webshop"),
+    (["collect", "webshop", "--ground"], "--ground needs --world-model"),
+    (["collect", "alfworld", "--slips", "1.5"], "--slips 1.5 is out of range"),
+    (["collect", "alfworld", "--episodes", "1", "--agents", "teacher", "random"], "2 agents"),
+    (["collect", "alfworld", "--agents", "random", "random"], "random random: name each once"),
+    (["collect", "alfworld", "--out", "~nobodyx/y"], "~nobodyx/y begins with a home folder"),
+    ([*TRAIN, "--width", "100"], "--width 100 is not a multiple of 32 up to 4096"),
+    ([*TRAIN, "--width", "3200000"], "--width 3200000 is not a multiple of 32 up to 4096"),
+    ([*TRAIN, "--lora-rank", "8"], "train trains all weights; use --lora-rank 0"),
+    (["verify", "webshop", *MEASURE[2:], "--budgets", "0", "-2"], "--budgets -2 is out of range"),
+])
 def test_errors_are_one_sentence(words, message, tmp_path, games_root):
+    out = ["--out", tmp_path / "o"] if "--out" not in words else []
     with pytest.raises(UserError, match=message) as error:
-        run(*words, "--out", tmp_path / "o", "--data", games_root, *FLAGS)
+        run(*words, *out, "--data", games_root, *FLAGS)
     assert "\n" not in str(error.value)
 
 
-def test_damaged_files_are_named(tmp_path, games_root):
-    def refused(words, match):
-        with pytest.raises(UserError, match=match):
-            run(*words, "--out", tmp_path / "o", "--data", games_root, *FLAGS)
+ONE = '[{"task": "a/game.tw-pddl"}]'
+SAID = '[{"messages": [{"role": "user", "content": "x"}]}]'
+WM = '{"command": "word2world train %s", "marker": " [SUCCESS]", "context": 9}'
 
-    file = tmp_path / "t.json"
-    for content, match in (
-        ("[{", "cannot be read"),
-        ('[{"messages": 3}]', "0.messages"),
-        ('[{"messages": [{"role": "user", "content": "x"}]}]', "has the roles user"),
-        ('[{"won": true}]', "has the roles"),
-        ("[]", "no episode"),
-        ('[{"task": "7"}]', "has episodes of webshop, not of alfworld"),
-        ('[{"task": "a/b.z8"}]', "has episodes of textworld, not of alfworld"),
-    ):
-        file.write_text(content)
-        refused(["train", "alfworld", "--trajectories", file], match)
-    file.write_text('[{"task": "a/game.tw-pddl"}]')
-    refused(["train", "alfworld", "--trajectories", file, "--limit", 2], "1 episodes, --limit asks")
-    refused(["imitate", "alfworld", "--trajectories", file, "--wins", 2], "0 won episodes, --wins")
-    wm = tmp_path / "wm"
-    wm.mkdir()
-    record = {"command": "word2world train alfworld", "marker": " [SUCCESS]", "context": 9,
-              "trajectories": 1, "rows": 1, "parameters": 1, "steps": 1, "loss": [0.5]}  # fmt: skip
-    for change, match in (
-        ({"marker": "WON"}, "has the marker 'WON'"),
-        ({"context": "9"}, "context: Input should be a valid integer"),
-        ({"context": 0}, "has the context 0"),
-        ({"command": "word2world train webshop"}, "train webshop`: give a world model of alfworld"),
-        ({"command": "word2world train webshop --out alfworld"}, "give a world model of alfworld"),
-    ):
-        (wm / "train.json").write_text(json.dumps(record | change))
-        refused(["consistency", "alfworld", "--world-model", wm], match)
-    (tmp_path / "o").mkdir(exist_ok=True)
-    for content in ("{", "[]", "{}", '{"command": "\\ud800"}'):
-        (tmp_path / "o" / "consistency.json").write_text(content)
-        refused(["consistency", "alfworld", "--world-model", wm], "consistency.json cannot be read")
+
+@pytest.mark.parametrize("name, content, words, message", [
+    ("no.json", "", [*TRAIN[:3], "FILE"], "t.json does not exist"),
+    ("t.json", "[{", [*TRAIN[:3], "FILE"], "t.json cannot be read"),
+    ("t.json", '[{"messages": 3}]', [*TRAIN[:3], "FILE"], "0.messages"),
+    ("t.json", SAID, [*TRAIN[:3], "FILE"], "has the roles user"),
+    ("t.json", '[{"won": true}]', [*TRAIN[:3], "FILE"], "has the roles"),
+    ("t.json", "[]", [*TRAIN[:3], "FILE"], "no episode"),
+    ("t.json", '[{"task": "7"}]', [*TRAIN[:3], "FILE"], "episodes of webshop, not of alfworld"),
+    ("t.json", '[{"task": "b.z8"}]', [*TRAIN[:3], "FILE"], "episodes of textworld, not of alfw"),
+    ("t.json", ONE, [*TRAIN[:3], "FILE", "--limit", 2], "1 episodes, --limit asks"),
+    ("t.json", ONE, ["imitate", *TRAIN[1:3], "FILE", "--wins", 2], "0 won episodes, --wins"),
+    ("wm/train.json", WM.replace("9", '"x"') % "alfworld", MEASURE, "train.json cannot be read"),
+    ("wm/train.json", WM.replace(" [S", "[S") % "alfworld", MEASURE, "has the marker '.SUCCESS"),
+    ("wm/train.json", WM % "webshop --out alfworld", MEASURE, "give a world model of alfworld"),
+    ("wm/train.json", "{}", MEASURE, "train.json cannot be read .KeyError"),
+    ("o/consistency.json", "{", MEASURE, "consistency.json cannot be read"),
+    ("o/consistency.json", "{}", MEASURE, "consistency.json cannot be read .KeyError"),
+    ("o/consistency.json", "[]", MEASURE, "consistency.json cannot be read"),
+])
+def test_damaged_files_are_named(tmp_path, games_root, name, content, words, message):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(content)
+    places = {"FILE": tmp_path / "t.json", "x": tmp_path / "wm"}
+    words = [places.get(word, word) for word in words]
+    with pytest.raises(UserError, match=message):
+        run(*words, "--out", tmp_path / "o", "--data", games_root, *FLAGS)
 
 
 def test_what_is_in_the_folder_stays(model, recorded, tmp_path, games_root):
@@ -1027,12 +991,6 @@ def test_what_is_in_the_folder_stays(model, recorded, tmp_path, games_root):
     assert (mine / "model.safetensors").read_bytes() == weights
 
 
-def test_a_template_without_a_second_turn():
-    world_model = language_model(template="{{ messages[0]['content'] }}")
-    with pytest.raises(UserError, match="leaves out messages of a second turn"):
-        world_model.tokens(chat_of("s", "u", "a", "u"))
-
-
 def test_a_warm_start_turns_the_roles_of_an_agent(tmp_path):
     # The stand-ins' own template, which writes lower case and marks every turn alike.
     tokenizer = make_tokenizer(["go to bed 1", "you see a mug"])
@@ -1046,88 +1004,17 @@ def test_a_warm_start_turns_the_roles_of_an_agent(tmp_path):
     assert tokenizer.decode(given).replace(" ", "") == "<user>goto1<agent>"
 
 
-# --- the page of results ---------------------------------------------------------------------
+# --- the pages of results --------------------------------------------------------------------
 
 PAGE = Path(__file__).parent.parent / "research" / "word2world"
 
 
-def percent(value):
-    return "-" if value is None else f"{100 * value:.1f}"
-
-
-def load(name):
-    return json.loads((PAGE / name).read_text())
-
-
-def test_the_tables_of_the_page_are_those_of_the_files():
-    text = (PAGE / "README.md").read_text()
-    rows = []
-    for folder in ("prompted-0", "prompted-3", "prompted-trained"):
-        found = load(f"{folder}/fidelity.json")
-        rows.append([folder, percent(found["em"]), percent(found["em_observation"]), found["n"]])
-    for env in ("alfworld", "webshop"):
-        found = load(f"{env}/fidelity.json")
-        rows.append([env, percent(found["em"]), percent(found["em_observation"]), found["n"]])
-        rows += [[kind, percent(cell["em"]), cell["n"]] for kind, cell in found["by_kind"].items()]
-    for folder in ("alfworld", "webshop", "webshop-grounded", "prompted-0"):
-        for agent in ("teacher",) if folder == "prompted-0" else ("teacher", "model"):
-            cell = load(f"{folder}/consistency.json")[agent]
-            names = ("real", "wm", "w2r", "cr", "pairwise_cr")
-            rows.append([folder, agent, *(percent(cell[name]) for name in names), cell["n"]])
-    for name, cell in load("webshop/verify.json").items():
-        if "budget" in name:
-            budget = name.rpartition(" ")[2]
-            rows.append([budget, percent(cell["won"]), cell["checks"], cell["vetoes"]])
-    for cell in load("scaling/scaling.json")["models"]:
-        shown = [cell[name] for name in ("data", "limit", "width", "parameters", "steps")]
-        rows.append(shown + [percent(em) for em in cell["em_observation"].values()])
-    for row in rows:
-        assert "| " + " | ".join(map(str, row)) + " |" in text, row
-
-
-def test_the_commands_of_the_page_parse():
+def test_the_commands_of_the_pages_parse():
     text = (PAGE / "README.md").read_text() + (PAGE / "uses" / "README.md").read_text()
     lines = text.replace("\\\n", " ").splitlines()
     commands = [line.split()[1:] for line in lines if line.startswith("word2world ")]
-    assert {words[0] for words in commands} == set(options.COMMANDS) == set(word2world.FUNCTIONS)
-    stored = [load(file.relative_to(PAGE))["command"] for file in PAGE.glob("*/*.json")]
-    assert len(stored) >= 5
-    for line in stored:
-        assert line in text.splitlines()
+    assert {words[0] for words in commands} == set(COMMANDS) == set(word2world.FUNCTIONS)
+    for file in PAGE.glob("*/*.json"):  # their numbers are on the page
+        assert json.loads(file.read_text())["command"] in text.splitlines()
     for words in commands:
-        options.parse("", words)
-
-
-def test_the_page_of_uses_has_the_recorded_numbers():
-    text = " ".join((PAGE / "uses" / "README.md").read_text().split())
-    with tarfile.open(PAGE / "uses" / "runs.tar.xz") as archive:
-        files = {file.name: archive.extractfile(file).read() for file in archive if file.isfile()}
-    panels = {}  # agent -> mean of the repeats of each game
-    for path, stored in files.items():
-        if path.endswith("evaluation-only.json"):
-            by_game = {}
-            for episode in json.loads(stored)["episodes"]:
-                by_game.setdefault(episode["task"], []).append(episode["won"])
-            assert len(by_game) == 60 and {len(won) for won in by_game.values()} == {3}
-            agent = path.partition("/")[0].removeprefix("eval-")
-            panels[agent] = np.array([np.mean(won) for _, won in sorted(by_game.items())])
-
-    def around(values, sign=""):
-        return f"{values.mean():{sign}.3f} ± {values.std(ddof=1) / len(values) ** 0.5:.3f}"
-
-    assert f"| {around(panels['open'])} | - |" in text
-    for agent in ("agent-real-44", "agent-real", "agent-synthetic-44"):
-        difference = around(panels[agent] - panels["open"], "+")
-        assert f"| {around(panels[agent])} | {difference} |" in text
-    real, synthetic = panels["agent-real-44"], panels["agent-synthetic-44"]
-    assert f"difference is {around(real - synthetic, '+')}" in text
-    assert f"not above 44: {around(panels['agent-real'] - real, '+')}" in text
-    assert f"the difference is {around(panels['warm-agent'] - panels['cold-agent'], '+')}" in text
-    for name in ("warm", "cold"):
-        lines = [json.loads(line) for line in files[f"{name}-grpo/metrics.jsonl"].splitlines()]
-        held_out = [line["eval_success"] for line in lines if "eval_success" in line]
-        cells = [f"{value:.3f}" for value in (*held_out, np.mean(held_out[1:]))]
-        assert f"| {around(panels[f'{name}-agent'])} | {' | '.join(cells)} |" in text
-    collected = json.loads(files["synthetic/collect.json"])
-    assert f"declares {100 * collected['won']['model']:.1f} % of the 300 episodes won" in text
-    assert f"confirms {100 * collected['confirmed']['model']:.1f} % of these wins" in text
+        parse("", words)

@@ -24,7 +24,7 @@ def test_top_alpha_keeps_the_highest():
     [
         (4, 0.75, 3), (5, 0.75, 4), (5, 0.25, 2), (1, 1e-10, 1), (100, 0.07, 7), (7, 0.5, 4),
         (0, 0.5, 0),
-    ],  # fmt: skip
+    ],
 )
 def test_top_alpha_counts_rounding_up(n, alpha, count):
     assert select.top_alpha(torch.arange(n).float(), alpha).sum() == count

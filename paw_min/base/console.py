@@ -21,7 +21,7 @@ COLUMNS = {  # of the table of updates: metric -> title, width, format
     "wm_loss": ("wm loss", 7, ".4f"), "entropy": ("entropy", 7, ".4f"),
     "clip_fraction": ("pg clip", 7, ".4f"), "approx_kl": ("kl old", 6, ".4f"),
     "seconds": ("s", 3, ".0f"), "eval_success": ("held out", 8, ".3f"),
-}  # fmt: skip
+}
 HEADER = "  ".join(f"{title:>{width}}" for title, width, _ in COLUMNS.values())
 
 
@@ -81,6 +81,7 @@ def report(folder, lines: list[dict[str, float]]) -> None:
     if "-paw-" in folder.name:  # the name that a run has by default
         other = folder.with_name(folder.name.replace("-paw-", "-"))
         say(
-            "to compare with the baseline, run the same command with --no-paw, then\n"
+            "to compare with the baseline, run the same command with --no-paw (on generated data,\n"
+            "PaW is not expected to be above it: research/README.md), then\n"
             f"python -m paw_min.running.plot {other} {folder} --out compared"
         )

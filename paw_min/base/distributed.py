@@ -6,9 +6,20 @@ Each rank has environments and a sampler of its own and plays whole groups. Then
 the rows of all ranks (a few megabytes), so that group statistics, Eq. 4 and lambda_g come from the
 same numbers everywhere. Only forward and backward passes are split, by rows.
 
-Gradients are summed, not averaged: a row's weight is its part of the whole. The last backward pass
-of an optimizer step all-reduces the gradients. With FSDP every pass reduces its part, since no rank
-stores a whole gradient. Without torchrun there is one rank.
+Why the number of ranks changes nothing but rounding:
+
+1. Episodes are numbered over all ranks, and a request's random numbers depend on the numbers of
+   its episode and step, not on the rank that plays it (rollout.py, seeds.py).
+2. `all_gather` gives every rank the rows of all ranks, so advantages, Eq. 4 and lambda_g are those
+   of one process (update.py: prepare).
+3. A mini-batch is the same set of rows on any number of ranks; each rank trains a part of it
+   (model/batches.py).
+4. A row's weight in the loss is its share of the whole mini-batch's tokens and rows
+   (update.py: loss_parts).
+5. So gradients are summed, not averaged, and clipped after the sum (`gradient_sums`).
+
+The last backward pass of an optimizer step all-reduces the gradients. With FSDP every pass reduces
+its part, since no rank stores a whole gradient. Without torchrun there is one rank.
 """
 
 import os

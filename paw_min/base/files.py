@@ -38,14 +38,14 @@ def expanded(path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise UserError(f"{path} begins with a home folder that does not exist: write the whole "
-                        "path.") from error  # fmt: skip
+                        "path.") from error
 
 
 def refuse_link(path: Path, flag: str) -> None:
     """UserError if what is written there would land outside of its folder."""
     if path.is_symlink():
         raise UserError(f"{path} is a link, and a run writes in its own folder only: delete the "
-                        f"link, or choose another {flag}.")  # fmt: skip
+                        f"link, or choose another {flag}.")
 
 
 def remove(path: Path) -> None:
@@ -105,3 +105,15 @@ def reading(path: Path):
         raise UserError(
             f"{path} cannot be read ({reason}): restore it, or start again in another folder."
         ) from error
+
+
+@contextmanager
+def damaged(where: str, remedy: str):
+    """Report what cannot be read in the data of somebody else as a UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # each library has errors of its own
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError(f"{where} cannot be read ({reason}): {remedy}.") from error

@@ -8,7 +8,7 @@
     token of an evaluation       -1, trajectory, turn                   request_seed, sampler.py
     token of a later trial       -1, trial seed, trajectory, turn       request_seed, agents.py
     token of a reflection        -2, trial seed, trajectory             request_seed, agents.py
-    token of another candidate   -3, seed of the request, candidate     request_seed, lookahead.py
+    token of another candidate   -3, seed of the request, candidate     request_seed, samplers.py
     order of rows in an update   (seed, update)                         update.mini_batches
     ... in TAPO's second part    (seed, update, "world model")          update.mini_batches
     shuffled targets (placebo)   "shuffled", seed, rows with an o'       targets.shuffled

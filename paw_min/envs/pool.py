@@ -1,28 +1,16 @@
 """A fault-tolerant pool of environments, served by worker processes or by this process.
 
-Each slot has one environment (interface.py: Environment). A failure costs ONE episode, that of the
-slot being served. Each failure is logged and answered by a Step with `failed` (the reason) and
-done=True, which the slot repeats until its next reset.
+Each slot has one environment (interface.py: Environment). A failure costs episodes, not the run. It
+is logged, and answered by a Step with `failed` (the reason) and done=True, which the slot repeats
+until its next reset.
 
     what happens                       what is discarded     what goes on
     ---------------------------------  --------------------  ------------------------------------
     an exception in reset or step      its episode           everything else
-    a worker dies or exceeds timeout   the served episode    a new worker, which replays the other
-                                                             episodes when they are next used
-    a worker dies while starting       nothing               it is started again; after
-                                                             START_ATTEMPTS, UserError
+    a worker dies or exceeds timeout   the episodes of its   a new worker; resets that waited for
+                                       slots                 the old one are sent to it
+    a worker does not start            the run               UserError
     make_env fails                     the run               RuntimeError: nothing can be played
-
-A replay repeats the task and the commands of an episode, so environments must be deterministic.
-
-The life of a request, with workers:
-
-    sent        `reset` or `step` stores the call in _open and sends it to the slot's worker
-    served      the worker makes the call in its environment and returns a _Result
-    answered    `recv` moves the call from _open to _calls and returns an Answer with the Step
-    failed      the call is dropped with all earlier ones of its episode; the Answer says why
-    replayed    after the worker of a slot has died, the next request of the slot is sent with all
-                calls in _calls before it; only the last Step is returned
 
 Workers are spawned, not forked: the training process has threads (torch, CUDA), and a fork copies
 their locks but not the threads that would release them. A spawned process imports the main script
@@ -37,9 +25,10 @@ import signal
 import threading
 import time
 import traceback
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -48,32 +37,27 @@ from paw_min.base.errors import UserError
 from paw_min.envs.interface import Answer, Environment, Step
 
 START_TIMEOUT = 120.0  # seconds for a worker to start, which includes importing make_env's module
-START_ATTEMPTS = 3
 MAX_REWARD = 1e9  # far above, sums and squares of returns are no longer finite numbers
 MAX_WORKERS = 1024  # processes of at least 20 MB; far more than a machine has cores for
 log = logging.getLogger(__name__)
 
 
-class _Call(NamedTuple):
-    """A call of a method of an environment."""
+class _Request(NamedTuple):
+    """A call of a method of a slot's environment."""
 
+    slot: int
     method: str  # reset or step
     argument: str  # task or command
 
 
-class _Request(NamedTuple):
-    """What a worker is sent."""
+@dataclass
+class _Slot:
+    """What a slot is doing: its request and its episode."""
 
-    slot: int
-    calls: list[_Call]  # the open call of the slot, after those to replay
-
-
-class _Result(NamedTuple):
-    """What `_serve` returns: exactly one of the three is set."""
-
-    step: Step | None = None  # the answer to the last call
-    failure: str = ""  # the exception of a call: this episode has failed
-    make_env_error: OSError | str = ""  # of make_env: an OSError, or the traceback of another error
+    request: _Request | None = None  # the unanswered one
+    task: str = ""
+    steps: int = 0  # answered ones
+    failed: str = ""  # why it is lost
 
 
 class EnvPool:
@@ -98,10 +82,7 @@ class EnvPool:
         self.n_envs = n_envs
         self._make_env = make_env
         self._timeout = timeout
-        self._open: dict[int, _Call] = {}  # slot -> its unanswered call
-        self._calls: dict[int, list[_Call]] = {}  # slot -> answered calls of its episode
-        self._lost: set[int] = set()  # slots whose environment has died: replay first
-        self._failed: dict[int, str] = {}  # slot -> why its episode failed
+        self._slots: dict[int, _Slot] = defaultdict(_Slot)  # those that have been used
         self._ready: deque[Answer] = deque()  # for recv
         self._workers: list[_Worker] = []
         # Without workers only:
@@ -111,8 +92,8 @@ class EnvPool:
             # Start all, then wait for each: imports take seconds, and run in parallel.
             for _ in range(min(workers, n_envs)):
                 self._workers.append(_Worker(make_env))
-            for index in range(len(self._workers)):
-                self._await_start(index)
+            for worker in self._workers:
+                worker.await_start()
         except BaseException:  # Ctrl-C, too, must not leave the other workers running
             for worker in self._workers:
                 worker.end(grace=0.0)
@@ -131,17 +112,15 @@ class EnvPool:
 
         Without workers, one open request is served here, whatever the timeout.
         """
-        if not self._open and not self._ready and timeout is None:
+        if timeout is None and not (self._ready or self._local or self._busy()):
             raise RuntimeError("recv would block forever: every request has been answered.")
         deadline = math.inf
         if timeout is not None:
             deadline = time.monotonic() + timeout
         if self._local and not self._ready:
             slot = self._local.popleft()
-            # Nothing to replay: an environment in this process cannot die alone.
-            result = _serve(self._envs, self._make_env, _Request(slot, [self._open[slot]]))
-            self._on_result(slot, result)
-        while self._open and not self._ready:
+            self._on_result(slot, _serve(self._envs, self._make_env, self._slots[slot].request))
+        while not self._ready and self._busy():
             # Wait first, compare afterwards: with timeout=0, answers that are already there count.
             self._wait(deadline)
             if time.monotonic() >= deadline:
@@ -169,92 +148,68 @@ class EnvPool:
         if not 0 <= slot < self.n_envs:
             raise ValueError(f"{method} of slot {slot!r}: the pool has {self.n_envs} slots, "
                              "numbered from 0.")
-        if slot in self._open:
+        state = self._slots[slot]
+        if state.request:
             raise RuntimeError(f"Slot {slot} has an unanswered request: call recv first.")
         if method == "reset":
-            # A new episode: nothing of the old one is to be replayed or reported.
-            self._calls[slot] = []
-            self._failed.pop(slot, None)
-        self._open[slot] = _Call(method, argument)
-        if slot in self._failed:
-            self._answer_failed(slot)
-        elif not self._workers:
-            self._local.append(slot)
-        else:
+            self._slots[slot] = state = _Slot(task=argument)
+        state.request = _Request(slot, method, argument)
+        if state.failed:
+            self._answer(slot, _failed_step(state.failed))
+        elif self._workers:
             self._request(slot)
+        else:
+            self._local.append(slot)
 
-    def _on_result(self, slot: int, result: _Result) -> None:
-        """The open call of a slot has been served: queue its Answer."""
-        error = result.make_env_error
-        if isinstance(error, OSError):
-            raise UserError(f"No environment can be created ({error}): free space in the "
-                              "folder for temporary files, or set TMPDIR.") from error
-        if error:
-            raise RuntimeError(f"make_env failed, so no episode can be played:\n{error}")
-        if result.failure:
-            self._fail(slot, result.failure)
-            return
-        call = self._open.pop(slot)
-        self._calls.setdefault(slot, []).append(call)
-        # The worker has made all calls of this episode, so its environment is up to date again.
-        self._lost.discard(slot)
-        self._ready.append(Answer(slot, result.step))
+    def _on_result(self, slot: int, result: Step | Exception) -> None:
+        """The request of a slot has been served."""
+        if isinstance(result, Exception):
+            raise result
+        if result.failed:
+            self._fail(slot, result.failed)
+        else:
+            self._answer(slot, result)
 
     def _fail(self, slot: int, reason: str) -> None:
-        """End the episode of a slot: log the reason, and answer its open call with it."""
-        method, argument = self._open[slot]
-        # Dropped, not kept for a replay: the same calls would fail again.
-        calls = self._calls.pop(slot, [])
+        """The request of a slot has failed: log the reason, and answer with it."""
+        state = self._slots[slot]
+        _, method, argument = state.request
         progress = ""
-        if calls:
-            reset, *steps = calls
-            progress = f" after {len(steps)} steps of task {reset.argument!r:.300}"
-        self._failed[slot] = f"Slot {slot} failed at {method} {argument!r:.300}{progress}: {reason}"
-        log.warning(self._failed[slot])
-        self._answer_failed(slot)
+        if method == "step":
+            progress = f" after {state.steps} steps of task {state.task!r:.300}"
+        state.failed = f"Slot {slot} failed at {method} {argument!r:.300}{progress}: {reason}"
+        log.warning(state.failed)
+        self._answer(slot, _failed_step(state.failed))
 
-    def _answer_failed(self, slot: int) -> None:
-        """Answer the open call of a failed episode, without an environment."""
-        del self._open[slot]
-        step = Step(
-            observation="",
-            task="",
-            task_type="",
-            admissible=[],
-            done=True,
-            failed=self._failed[slot],
-        )
+    def _answer(self, slot: int, step: Step) -> None:
+        state = self._slots[slot]
+        if state.request.method == "step":
+            state.steps += 1
+        state.request = None
         self._ready.append(Answer(slot, step))
+
+    def _busy(self) -> list["_Worker"]:
+        return [worker for worker in self._workers if worker.serving]
 
     def _worker(self, slot: int) -> "_Worker":
         # Blocks of adjacent slots, of equal size up to one.
         return self._workers[slot * len(self._workers) // self.n_envs]
 
     def _request(self, slot: int) -> None:
-        """Send the open call of a slot to its worker, after the calls to replay, if any."""
+        """Send the open request of a slot to its worker."""
         worker = self._worker(slot)
-        replay = []
-        if slot in self._lost:
-            replay = self._calls.get(slot, [])
-        request = _Request(slot, [*replay, self._open[slot]])
         if not worker.serving:
             worker.since = time.monotonic()  # an idle worker starts now; a busy one has started
-        worker.serving.append(request)
-        try:
-            worker.connection.send(request)
-        except OSError:
-            # The worker has died. If it was idle, no episode is to blame: restart it, which sends
-            # this request again. If it was busy, `_wait` reads the end of its pipe, and fails the
-            # episode that it was serving.
-            if len(worker.serving) == 1:
-                self._restart(worker)
+        worker.serving.append(slot)
+        # An OSError: the worker has died. `_wait` finds the end of its pipe.
+        with suppress(OSError):
+            worker.connection.send(self._slots[slot].request)
 
     def _wait(self, deadline: float) -> None:
         """Receive one answer from each busy worker that has one; restart dead and hanging ones."""
-        busy = [worker for worker in self._workers if worker.serving]
-        # The time limit is per call, and a request with a replay has several. Only the first
-        # request of a worker is timed: the others are waiting for it.
-        limits = [worker.since + self._timeout * len(worker.serving[0].calls) for worker in busy]
+        busy = self._busy()
+        # Only the first request of a worker is timed: the others are waiting for it.
+        limits = [worker.since + self._timeout for worker in busy]
         seconds = max(0.0, min(deadline, *limits) - time.monotonic())
         readable = wait([worker.connection for worker in busy], seconds)
         for worker, limit in zip(busy, limits):
@@ -266,48 +221,39 @@ class EnvPool:
                     code = worker.end(grace=5.0)  # negative: the signal that killed it
                     self._restart(worker, f"its worker died (exit code {code})")
                 else:
-                    request = worker.serving.popleft()
                     # The worker has been serving its next request since it sent this answer, maybe
                     # long ago. Its limit starts here: rather too late than too early.
                     worker.since = time.monotonic()
-                    self._on_result(request.slot, result)
+                    self._on_result(worker.serving.popleft(), result)
             elif time.monotonic() > limit:
                 self._restart(worker, f"no answer within {self._timeout:g} s")
 
-    def _restart(self, worker: "_Worker", reason: str = "") -> None:
-        """Replace a worker; with a reason, the episode that it was serving has failed."""
+    def _restart(self, worker: "_Worker", reason: str) -> None:
+        """Replace a dead or hanging worker, whose environments are gone."""
         worker.end(grace=0.0)
-        # All environments of the worker are gone. Mark them before any request is sent again,
-        # since `_request` decides by _lost whether to replay.
-        self._lost.update(slot for slot in self._calls if self._worker(slot) is worker)
-        slots = [request.slot for request in worker.serving]
-        if reason:
-            # Requests are served in order, so the first one is to blame; the others were waiting.
-            self._fail(slots.pop(0), reason)
-        index = self._workers.index(worker)
-        self._workers[index] = _Worker(self._make_env)
-        self._await_start(index)
-        for slot in slots:
-            self._request(slot)
-
-    def _await_start(self, index: int) -> None:
-        """Wait until a worker is ready; start another one if it dies first."""
-        for attempt in range(1, START_ATTEMPTS + 1):
-            if self._workers[index].is_ready():
-                return
-            code = self._workers[index].end(grace=1.0)
-            if attempt < START_ATTEMPTS:
-                log.warning(f"A worker did not start (exit code {code}); starting another one.")
-                self._workers[index] = _Worker(self._make_env)
-        raise UserError(f"A worker did not start (exit code {code}, {START_ATTEMPTS} attempts): "
-                          'see its error above. Scripts need `if __name__ == "__main__":`.')
+        # Requests are served in order, so the first one is to blame; the others were waiting.
+        served, *waiting = worker.serving
+        self._fail(served, reason)
+        for slot, state in self._slots.items():
+            if self._worker(slot) is worker:
+                state.failed = self._slots[served].failed
+        new = _Worker(self._make_env)
+        self._workers[self._workers.index(worker)] = new
+        new.await_start()
+        for slot in waiting:
+            state = self._slots[slot]
+            if state.request.method == "reset":  # its episode has not begun
+                state.failed = ""
+                self._request(slot)
+            else:
+                self._answer(slot, _failed_step(state.failed))
 
 
 class _Worker:
     """The pool's view of a worker process."""
 
     def __init__(self, make_env: Callable[[], Environment]):
-        self.serving: deque[_Request] = deque()  # its open requests; it is serving the first ...
+        self.serving: deque[int] = deque()  # the slots of its requests; the first is served ...
         self.since = 0.0  # ... since this time.monotonic() or earlier
         context = multiprocessing.get_context("spawn")
         try:
@@ -320,12 +266,14 @@ class _Worker:
         # that its death can be seen here.
         theirs.close()
 
-    def is_ready(self) -> bool:
+    def await_start(self) -> None:
         """Wait until it is ready, so that no request's timeout includes the worker's imports."""
-        try:
-            return self.connection.poll(START_TIMEOUT) and self.connection.recv() == "started"
-        except (EOFError, OSError):  # it has died
-            return False
+        with suppress(EOFError, OSError):  # it has died
+            if self.connection.poll(START_TIMEOUT):
+                self.connection.recv()
+                return
+        raise UserError(f"A worker did not start (exit code {self.end(grace=1.0)}): see its error "
+                        'above. Scripts need `if __name__ == "__main__":`.')
 
     def end(self, grace: float) -> int:
         """Kill it unless it exits within `grace` seconds; returns the exit code."""
@@ -368,24 +316,31 @@ def _work(make_env, connection) -> None:
             connection.send(_serve(envs, make_env, request))
 
 
-def _serve(envs: dict, make_env: Callable[[], Environment], request: _Request) -> _Result:
-    """Make the calls of a request in the environment of its slot, created on first use."""
+def _serve(envs: dict, make_env: Callable[[], Environment], request: _Request) -> Step | Exception:
+    """Serve a request in the environment of its slot, created on first use.
+
+    Returns a Step with `failed` for an exception, and what `recv` shall raise if make_env fails.
+    """
     if request.slot not in envs:
         try:
             envs[request.slot] = make_env()
         except OSError as error:  # usually: $TMPDIR is full
-            return _Result(make_env_error=error)
-        except Exception:  # noqa: BLE001 - any error; the pool raises it
-            return _Result(make_env_error=traceback.format_exc())
-    env = envs[request.slot]
+            return UserError(f"No environment can be created ({error}): free space in the folder "
+                             "for temporary files, or set TMPDIR.")
+        except Exception:  # noqa: BLE001 - any error
+            return RuntimeError("make_env failed, so no episode can be played:\n"
+                                f"{traceback.format_exc()}")
     try:
-        for call in request.calls:
-            step = getattr(env, call.method)(call.argument)
-            if not abs(step.reward) <= MAX_REWARD:
-                raise ValueError(f"the reward {step.reward} is beyond {MAX_REWARD:g}")
-            if step.score is not None and not 0 <= step.score <= 1:
-                raise ValueError(f"the score {step.score} is not between 0 and 1")
+        step = getattr(envs[request.slot], request.method)(request.argument)
+        if not abs(step.reward) <= MAX_REWARD:
+            raise ValueError(f"the reward {step.reward} is beyond {MAX_REWARD:g}")
+        if step.score is not None and not 0 <= step.score <= 1:
+            raise ValueError(f"the score {step.score} is not between 0 and 1")
     except (Exception, SystemExit) as error:  # noqa: BLE001 - costs one episode, reported by name
         reason = " ".join(str(error).split())[:300]  # one line, whatever a server has sent
-        return _Result(failure=f"{type(error).__name__}: {reason}")
-    return _Result(step=step)
+        return _failed_step(f"{type(error).__name__}: {reason}")
+    return step
+
+
+def _failed_step(reason: str) -> Step:
+    return Step(observation="", task="", task_type="", admissible=[], done=True, failed=reason)

@@ -22,6 +22,7 @@ from paw_min.base.distributed import join
 from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import writing
 from paw_min.config import Config
+from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.running.runs import newest_checkpoint, updates_done
@@ -231,12 +232,13 @@ def page_data(run: Stored, columns: list[Weights], samples: list[Sample]) -> dic
                     of_step = step_data(tokenizer, step, seen)
                     shown.append(of_episode | {"n": n} | of_step)
                     bar.update()
-    keys = ("env", "algo", "paw", "rho", "select_ratio", "wm_loss", "lambda_mode", "r_max")
+    keys = ("env", "algo", "paw", "rho", "select_ratio", "wm_loss", "lambda_mode")
     return dict(
         run=run.folder.resolve().name,
         done=run.done,
         steps=shown,
-        settings={key: getattr(run.cfg, key) for key in keys},
+        settings={key: getattr(run.cfg, key) for key in keys}
+        | {"r_max": BENCHMARKS[run.cfg.env].r_max},
         weights=[dict(label=column.label, detail=column.detail) for column in columns],
         updates=[update_data(sample) for sample in samples],
     )

@@ -37,7 +37,7 @@ PREFIX = "base_model.model."  # of the names in peft's files
 def check_installed() -> None:
     if find_spec("peft") is None:
         raise UserError("LoRA needs peft: pip install peft, or omit --lora-rank, with another "
-                        "--name.")  # fmt: skip
+                        "--name.")
 
 
 def attach(model, rank: int, precision: str, seed: int, checkpoint: Path | None) -> None:

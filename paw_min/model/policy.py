@@ -20,20 +20,19 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from huggingface_hub import HfApi, try_to_load_from_cache
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from paw_min.base.errors import UserError
 from paw_min.base.files import refuse_special
+from paw_min.base.hub import look_on_hub
 from paw_min.model import lora
 from paw_min.model.batches import Batch
 from paw_min.model.head import is_argmax, token_scores
 
 transformers_logging.disable_progress_bar()  # one per file would hide our own
 
-HUB_TIMEOUT = 10.0  # seconds for an answer
 THOUGHT = "<think>"
 MODEL = "model."  # prefix of the language model's weights in Policy.state_dict()
 
@@ -160,7 +159,7 @@ class Policy(torch.nn.Module):
             [message | {"content": self.plain(message["content"])} for message in chat],
             tokenize=False, add_generation_prompt=True, enable_thinking=False,
             strftime_now=date(2024, 7, 26).strftime,
-        )  # fmt: skip
+        )
 
     @cached_property
     def opened(self) -> str:
@@ -247,7 +246,7 @@ def load_tokenizer(folder: str, positions: int = 0):
         text = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
         if not tokenizer(text, add_special_tokens=False)["input_ids"]:
             raise UserError(f"{folder} has a chat template that leaves nothing of a message: "
-                            "use another model")  # fmt: skip
+                            "use another model")
     if limit < positions:
         flags = "--max-prompt-tokens and --max-response-tokens"
         raise UserError(f"{folder} has {limit} positions: lower {flags}, together {positions}.")
@@ -329,15 +328,6 @@ def control_starts(tokenizer) -> re.Pattern:
     return re.compile(f"(?=(?:{'|'.join(words)})).", re.DOTALL) if words else re.compile("(?!)")
 
 
-def look_on_hub(name: str) -> None:
-    """Raise the hub's error for a name that is no folder, not in the cache, and not on the hub.
-
-    One request. transformers makes six, with half a minute of warnings between them.
-    """
-    if not Path(name).exists() and try_to_load_from_cache(name, "config.json") is None:
-        HfApi().model_info(name, timeout=HUB_TIMEOUT)
-
-
 def load_policy(
     folder: str, temperature: float = 1.0, device: str = "cpu", precision: str = "fp32"
 ) -> Policy:
@@ -357,7 +347,7 @@ def load_policy(
         model, info = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=torch.float32, attn_implementation="sdpa",
             output_loading_info=True,
-        )  # fmt: skip
+        )
         # transformers would draw missing weights at random.
         if info["missing_keys"]:
             raise UserError(f"{folder} has no weights for {min(info['missing_keys'])}: use another")

@@ -31,7 +31,7 @@ class Request:
     slot: int  # of the pool; returned with the response
     prompt_ids: list[int]
     seed: int
-    observation: str = ""  # o_t; for running/lookahead.py
+    observation: str = ""  # o_t; for samplers that look at it, as research/lookahead
 
 
 @dataclass
@@ -112,13 +112,13 @@ class HFSampler:
         config = GenerationConfig(
             do_sample=False, max_new_tokens=max_tokens,
             eos_token_id=policy.eos_ids, pad_token_id=policy.pad_id,
-        )  # fmt: skip
+        )
         bf16 = policy.precision == "bf16"  # as in the trainer's passes
         with torch.autocast(policy.device.type, torch.bfloat16, enabled=bf16):
             out = policy.model.generate(
                 ids.to(policy.device), attention_mask=mask.to(policy.device),
                 generation_config=config, logits_processor=LogitsProcessorList([noise]),
-            )  # fmt: skip
+            )
         policy.model.train(was_training)
 
         # A row that has ended is padded until the longest one ends: keep up to its end token.

@@ -53,26 +53,15 @@ def response_mask(rows: list[TokenRow]) -> Tensor:
 def old_policy_scores(cfg: Config, policy: Policy, rows: Rows) -> Scores:
     """log pi_old(a_t) for the probability ratio, and H(a_t | h_t) for Eq. 4, in at most one pass.
 
-    pi_old is the policy before the first optimizer step of the update. Its log-probabilities come
-    from one of three sources:
+    pi_old is the policy before the first optimizer step of the update:
 
-        --old-logp sampler       the sampler stored them (losses.truncated_is says what changes)
         several mini-batches     a pass without gradient, since the later ones have other weights
         one mini-batch           the training pass itself starts at pi_old: no pass is needed for
-                                 them, and logp is None unless one is made for the entropies
+                                 log pi_old, and logp is None unless one is made for the entropies
 
-    The same pass gives the entropies of Eq. 4. With --old-logp sampler and --select-entropy sampled
-    these follow from the sampler's numbers, and no pass is made.
+    The same pass gives the entropies of Eq. 4.
     """
     selects = cfg.paw and cfg.select_ratio < 1
-    if cfg.old_logp == "sampler":
-        logp = rows.sampler_logp  # (N, T)
-        if not selects:
-            return Scores(logp, None)
-        if cfg.select_entropy == "sampled":
-            token_entropy = select.sampled_entropy(logp)  # (N, T)
-            return Scores(logp, select.action_entropy(token_entropy, response_mask(rows.tokens)))
-        return Scores(logp, score_responses(cfg, policy, rows.tokens).entropy)
     several_steps = 0 < cfg.mini_batch < len(rows.tokens)
     if several_steps or selects:
         return score_responses(cfg, policy, rows.tokens)

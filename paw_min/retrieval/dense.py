@@ -18,6 +18,7 @@ Memory: 4 bytes per dimension and passage. 100,000 passages of E5 (768 dimension
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModel, AutoTokenizer
 
-from paw_min.model.policy import look_on_hub
+from paw_min.base.hub import look_on_hub
 from paw_min.retrieval import Hit
 from paw_min.retrieval.corpus import Corpus
 
@@ -132,45 +133,28 @@ class Encoder:
 
 
 def passage_vectors(corpus: Corpus, encoder: Encoder) -> np.ndarray:
-    """(N, D), read from the cache (beside the corpus or in ~/.cache/paw_min), else computed."""
-    name = f"{corpus.path.name}.{corpus.fingerprint()}-{encoder.fingerprint()}.npy"
-    places = [corpus.path.with_name(name), Path.home() / ".cache" / "paw_min" / name]
+    """(N, D), read from the cache beside the corpus if it is there, else computed."""
+    cache = corpus.path.with_name(
+        f"{corpus.path.name}.{corpus.fingerprint()}-{encoder.fingerprint()}.npy"
+    )
     shape = (len(corpus), encoder.model.config.hidden_size)
-    for place in places:
-        vectors = _read_vectors(place, shape)
-        if vectors is not None:
-            return vectors
+    if cache.is_file():
+        with suppress(Exception):  # numpy raises nearly any type for a damaged file
+            vectors = np.load(cache, allow_pickle=False)
+            if vectors.shape == shape and vectors.dtype == np.float32:
+                return vectors
+        print(f"{cache} is damaged: computing the vectors again", flush=True)
     texts = (corpus[row]["contents"] for row in range(len(corpus)))
     vectors = encoder.passages(texts, len(corpus))
-    for place in places:
-        # Renamed when complete. The process id keeps two processes from writing one file.
-        partial = place.with_name(f"{name}.{os.getpid()}")
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("wb") as file:
-                np.save(file, vectors)
-            os.replace(partial, place)
-            break
-        except OSError:  # read-only folder or full disk: try the next place, or do without
-            partial.unlink(missing_ok=True)
-    return vectors
-
-
-def _read_vectors(place: Path, shape: tuple[int, int]) -> np.ndarray | None:
-    """The cached vectors; None if the file does not exist or is damaged."""
-    if not place.is_file():
-        return None
+    # Renamed when complete. The process id keeps two processes from writing one file.
+    partial = cache.with_name(f"{cache.name}.{os.getpid()}")
     try:
-        vectors = np.load(place, allow_pickle=False)
-        intact = vectors.shape == shape and vectors.dtype == np.float32
-        if intact:
-            lengths = np.einsum("nd,nd->n", vectors, vectors)  # (N,), squared
-            intact = np.allclose(lengths, 1, atol=1e-3)  # False if one is NaN
-    except Exception:  # noqa: BLE001 - numpy raises nearly any type for a damaged file
-        intact = False
-    if not intact:
-        print(f"{place} is damaged: computing the vectors again", flush=True)
-        return None
+        with partial.open("wb") as file:
+            np.save(file, vectors)
+        os.replace(partial, cache)
+    except OSError as error:  # a read-only folder or a full disk: do without
+        partial.unlink(missing_ok=True)
+        print(f"{cache} cannot be written ({error}): they will be computed again", flush=True)
     return vectors
 
 
@@ -206,7 +190,8 @@ class Dense:
                 hits = []
                 for row, score in zip(rows, np.round(scores, DIGITS), strict=True):
                     hits.append({"document": self.corpus[int(row)], "score": float(score)})
-                hits.sort(key=_rank)
+                # Best score first, equal scores by id.
+                hits.sort(key=lambda hit: (-hit["score"], hit["document"]["id"]))
                 found.append(hits[:k])
         return found
 
@@ -224,11 +209,6 @@ class Dense:
             yield rows, scores[rows]
 
 
-def _rank(hit: Hit) -> tuple[float, str]:
-    """The sort key of a hit: best score first, equal scores by id."""
-    return -hit["score"], hit["document"]["id"]
-
-
 def _faiss():
     try:
         import faiss
@@ -241,30 +221,22 @@ def _faiss():
 
 
 def _read_index(path: Path, n: int, encoder: Encoder):
-    """Read a FAISS index file into memory, with a progress bar, and check that it fits."""
+    """Read a FAISS index file into memory, and check that it fits."""
     faiss = _faiss()
     if not path.is_file():
         raise FileNotFoundError(
             f"The index {path} does not exist: give a FAISS file (join its parts with `cat`), or "
             "none to have the vectors computed."
         )
-    size = path.stat().st_size
-    print(f"reading {path.name}: {size / 1e9:.1f} GB, kept in memory", flush=True)
-    bar = tqdm(total=size, desc=f"reading {path.name}", unit="B", unit_scale=True, disable=None)
-    with bar, path.open("rb") as file:
-
-        def read(n_bytes: int) -> bytes:
-            bar.update(n_bytes)
-            return file.read(n_bytes)
-
-        try:
-            index = faiss.read_index(faiss.PyCallbackIOReader(read, 1 << 22))
-        except (RuntimeError, MemoryError) as error:  # MemoryError: a damaged size, for example
-            reason = str(error).splitlines()[0]
-            raise ValueError(
-                f"The index {path} cannot be read ({reason}): check that it is complete, its parts "
-                "joined with `cat`."
-            ) from error
+    print(f"reading {path}: {path.stat().st_size / 1e9:.1f} GB, kept in memory", flush=True)
+    try:
+        index = faiss.read_index(str(path))
+    except (RuntimeError, MemoryError) as error:  # MemoryError: a damaged size, for example
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"The index {path} cannot be read ({reason}): check that it is complete, its parts "
+            "joined with `cat`."
+        ) from error
     width = encoder.model.config.hidden_size
     if (index.ntotal, index.d) != (n, width):
         raise ValueError(

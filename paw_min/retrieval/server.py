@@ -7,36 +7,30 @@
 POST /retrieve takes {"queries": [..]} or {"query": ".."}, with `topk` (default 3) and
 `return_scores`. It answers {"result": [[{"document": {"id", "contents"}, "score"}, ..] per query]},
 or only the documents if `return_scores` is false, where Search-R1's server fails. GET /health
-answers 200 if the corpus is loaded and 503 while it is loading. The port is open from the start,
-where the published servers are silent for minutes. A request may ask for MAX_HITS hits at most. It
-may have MAX_BODY bytes, and MAX_QUERY characters in each query. The search of a client that hung up
-is dropped. Needs fastapi and uvicorn.
+answers 200. The port is open from the start: requests that come while the corpus is loaded wait. A
+request may ask for MAX_HITS hits at most. It may have MAX_BODY bytes, and MAX_QUERY characters in
+each query. Needs fastapi and uvicorn.
 """
 
 import argparse
-import asyncio
 import json
 import socket
 import sys
-import threading
 import time
+from threading import Lock
 from typing import Annotated
 
 import uvicorn
 from fastapi import FastAPI, HTTPException, Response
-from fastapi import Request as Connection
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 
-from paw_min.retrieval import MAX_HITS, Hit
+from paw_min.retrieval import MAX_HITS
 from paw_min.retrieval.bm25 import LexicalRetriever
 from paw_min.retrieval.corpus import Corpus
 
-SLICE = 64  # queries per search; other requests take their turns between the slices of a large one
 MAX_BODY = 32 << 20  # bytes of a request; 6,667 queries of 512 tokens are about 16 MB
 MAX_QUERY = 100_000  # characters; a query is part of a response, in general of 512 tokens
-LOADING = "still loading: try again later"
-
 
 Query = Annotated[str, Field(max_length=MAX_QUERY)]
 
@@ -46,28 +40,6 @@ class Request(BaseModel):
     query: Query | None = None  # verl-agent
     topk: int | None = Field(3, ge=1, le=1000)
     return_scores: bool = False
-
-
-class State:
-    """The retriever, once it is loaded, or the error of loading it."""
-
-    def __init__(self):
-        self.retriever = None  # LexicalRetriever or Dense
-        self.error = "error: loading failed, see above"
-        # One search at a time: each uses all cores already. asyncio's lock is fair: between two
-        # slices of a large request, the requests that wait have their turns.
-        self.turn = asyncio.Lock()
-
-    async def search(self, queries: list[str], k: int, connection: Connection) -> list[list[Hit]]:
-        found = []
-        for start in range(0, len(queries), SLICE):
-            part = queries[start : start + SLICE]
-            async with self.turn:
-                # Checked after the wait, in which a client may have given up.
-                if await connection.is_disconnected():
-                    raise HTTPException(499, "the client has hung up")
-                found += await asyncio.to_thread(self.retriever.search, part, k)
-        return found
 
 
 class BodyLimit:
@@ -104,19 +76,19 @@ async def refuse(_, error: RequestValidationError | HTTPException) -> Response:
     return Response(json.dumps({"detail": detail}), status, media_type="application/json")
 
 
-def make_app(state: State) -> FastAPI:
+def make_app(retriever) -> FastAPI:
+    """retriever: a LexicalRetriever or a Dense."""
     app = FastAPI()
     app.add_middleware(BodyLimit)
     app.add_exception_handler(RequestValidationError, refuse)
+    turn = Lock()  # one search at a time: each uses all cores already
 
     @app.get("/health")
-    async def health():
-        if state.retriever is None:
-            raise HTTPException(503, LOADING)
-        return {"status": "ready", "passages": len(state.retriever.corpus)}
+    def health():
+        return {"status": "ready", "passages": len(retriever.corpus)}
 
     @app.post("/retrieve")
-    async def retrieve(request: Request, connection: Connection):
+    def retrieve(request: Request):  # in a thread of FastAPI's
         if (request.queries is None) == (request.query is None):
             raise HTTPException(422, "give either `queries`, a list of texts, or `query`, a text")
         queries = [request.query] if request.queries is None else request.queries
@@ -127,14 +99,12 @@ def make_app(state: State) -> FastAPI:
                 f"{len(queries)} queries x topk {topk} exceed {MAX_HITS} hits: send fewer queries "
                 "per request, or a smaller topk",
             )
-        if state.retriever is None:
-            raise HTTPException(503, LOADING)
-        found = await state.search(queries, topk, connection)
+        with turn:
+            found = retriever.search(queries, topk)
         if not request.return_scores:
             found = [[hit["document"] for hit in hits] for hits in found]
-        # In a thread: FastAPI would do it in the event loop, which blocks the others.
-        text = await asyncio.to_thread(json.dumps, {"result": found})
-        return Response(text, media_type="application/json")
+        # As a text: FastAPI would convert the objects in the event loop, which blocks the others.
+        return Response(json.dumps({"result": found}), media_type="application/json")
 
     return app
 
@@ -195,32 +165,18 @@ def main(argv: list[str] | None = None) -> None:
     start = time.monotonic()
     listener = listen(args.host, args.port)
     url = f"http://{args.host}:{listener.getsockname()[1]}"
-    state = State()
-    # Without lifespan="off", a second Ctrl-C prints a traceback.
-    config = uvicorn.Config(make_app(state), log_level="warning", lifespan="off")
-    server = uvicorn.Server(config)
-
-    def load_in_thread():
-        try:
-            state.retriever = load(args)
-            while not server.started:  # from here on, uvicorn handles Ctrl-C
-                time.sleep(0.01)
-            seconds = time.monotonic() - start
-            print(f"ready after {seconds:.1f} s: {args.retriever} at {url}/retrieve", flush=True)
-        except (ValueError, OSError) as error:
-            state.error = f"error: {error}"
-        finally:  # stop after any failure: the server must not report "loading" forever
-            if state.retriever is None:  # after success, leave a Ctrl-C's should_exit as it is
-                server.should_exit = True
-
-    print(f"{url}: loading", flush=True)
-    threading.Thread(target=load_in_thread, daemon=True).start()
     try:
-        server.run(sockets=[listener])
+        print(f"{url}: loading", flush=True)
+        app = make_app(load(args))
+        seconds = time.monotonic() - start
+        print(f"ready after {seconds:.1f} s: {args.retriever} at {url}/retrieve", flush=True)
+        # Without lifespan="off", a second Ctrl-C prints a traceback.
+        config = uvicorn.Config(app, log_level="warning", lifespan="off")
+        uvicorn.Server(config).run(sockets=[listener])
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        return
-    if state.retriever is None:
-        sys.exit(state.error)
+        pass
 
 
 if __name__ == "__main__":

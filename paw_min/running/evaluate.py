@@ -2,30 +2,25 @@
 
 import json
 from collections import defaultdict
-from dataclasses import asdict
 from statistics import stdev
 
-from paw_min.base import distributed
 from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.envs.interface import Pool
 from paw_min.metrics import describe_episodes, mean
 from paw_min.rollout import Rollout, rollout
 from paw_min.rows import Episode
-from paw_min.running.lookahead import LookaheadSampler, costs
 
 
 def evaluate(
-    cfg: Config, policy, sampler, pool: Pool, tasks: list[str], trial_seed: int = 0
+    cfg: Config, policy, sampler, pool: Pool, tasks: list[str], trial_seed: int = 0, render=None
 ) -> Rollout:
     """Play each task of the panel `eval_repeats` times, at the evaluation temperature.
 
-    trial_seed: another one draws other responses to the same tasks. --lookahead: lookahead.py.
+    trial_seed: another one draws other responses to the same tasks. render: as of rollout.
     """
     task_of_episode = [task for task in tasks for _ in range(cfg.eval_repeats)]
     group_of_episode = [g for g in range(len(tasks)) for _ in range(cfg.eval_repeats)]
-    if cfg.lookahead > 1:
-        sampler = LookaheadSampler(cfg, sampler, cfg.lookahead)
     with sampler.sync(policy):
         played = rollout(
             cfg, policy, sampler, pool, task_of_episode, group_of_episode,
@@ -33,15 +28,13 @@ def evaluate(
             # -1 in place of the run's seed and update: every evaluation of every run draws alike.
             seed_key=(-1, trial_seed) if trial_seed else (-1,),
             label="evaluate",
-        )  # fmt: skip
+            render=render,
+        )
     episodes = played.episodes
     if all(e.failed for e in episodes):
         raise UserError(f"no episode of the evaluation could be played: {episodes[0].failed}")
     metrics = panel_metrics(episodes)
     metrics["eval_responses_cut"] = played.metrics["responses_cut"]
-    if cfg.lookahead > 1:
-        decisions = distributed.all_gather(sampler.decisions)
-        metrics |= {f"eval_{name}": value for name, value in asdict(costs(decisions)).items()}
     return Rollout(episodes, metrics)
 
 

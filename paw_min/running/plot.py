@@ -38,7 +38,7 @@ FIGURES = {
         "lambda": "Fig. 11a: adaptive coefficient", "wm_loss": "Fig. 11b: world-model loss",
         "wm_clipped_tokens": "Fig. 11c: clipped tokens (fraction)",
     },
-}  # fmt: skip
+}
 
 
 def draw(folders: list[Path], out: Path | None = None) -> None:

@@ -189,8 +189,6 @@ def hold(folder: Path, flag: str) -> FileLock:
     return lock
 
 
-
-
 def newest_checkpoint(folder: str | Path) -> Path | None:
     """The newest complete checkpoint of a run folder, which may be a link to another disk."""
     found = Path(folder).glob("checkpoint-" + 6 * "[0-9]")
@@ -219,16 +217,8 @@ def read_metrics(folder: str | Path) -> list[dict]:
             update = line["update"]
             if type(update) is not int or not before < update <= MAX_UPDATES:
                 raise ValueError(f"the update {update} is not an integer from {before + 1} to "
-                                 f"{MAX_UPDATES}")  # fmt: skip
+                                 f"{MAX_UPDATES}")
             before = update
     return metrics
-
-
-
-
-
-
-
-
 
 

@@ -47,7 +47,7 @@ MAX_COMMAND = 100_000  # characters
 GONE = (WebSocketDisconnect, getattr(websockets, "WebSocketDisconnected", WebSocketDisconnect))
 # As the preset paper, where it changes the episodes; but WebShop has all products.
 SETTINGS = {"alfworld": {}, "webshop": {"eval_split": "test"},
-            "search": {"eval_split": "test", "max_turns": 4}}  # fmt: skip
+            "search": {"eval_split": "test", "max_turns": 4}}
 
 
 class CommandAction(Action):

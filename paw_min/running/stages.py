@@ -8,7 +8,7 @@
 
     OUT/train.json                  the result
         train.unfinished/settings   before: what the pieces are of
-                         pieces     one line per piece, with its digest
+                         pieces     one line per piece
                          fit.pt     the newest epoch
 
 Pieces are what costs a model, or many steps of an environment. All else is done again, so it must
@@ -31,35 +31,37 @@ from pydantic import TypeAdapter
 from torch.utils._pytree import tree_map_only
 
 from paw_min.base.errors import UserError
-from paw_min.base.files import flush, reading, refuse_link, replace_text, writing
+from paw_min.base.files import flush, parse_json, reading, refuse_link, replace_text, writing
 from paw_min.model.sampler import Request, Response
 from paw_min.running.stored import is_same
-from paw_min.running.untrusted import parse_as, read_json
+from paw_min.running.untrusted import parse_as
 
 
-def stage(path: Path, line: str, make: Callable[[], dict], kind: type) -> dict:
-    """The result at `path`, of the type `kind`: made unless it is there, and then read.
+def stage(path: Path, settings: dict[str, object], make: Callable[[], dict]) -> dict:
+    """The JSON at `path`: made unless it is there, and then read.
 
-    line: the command, which the file has as `command`. UserError if it has another one.
+    settings: what the result depends on, such as its command; the file begins with them. UserError
+    if it has others.
     """
     if not path.is_file():
-        replace_text(path, json.dumps({"command": line} | make(), indent=1) + "\n")
-    found = read_json(path, kind)
-    if found["command"] != line:
-        raise UserError(f"{path} is the result of `{found['command']}`: choose another --out.")
+        replace_text(path, json.dumps(settings | make(), indent=1) + "\n")
+    with reading(path):
+        found = parse_json(path.read_bytes())
+        others = changed(found, settings)
+    if others:
+        raise UserError(f"{path} was made with {others}: repeat that, or choose another --out.")
     return found
 
 
-def changed(stored: dict, settings: dict) -> str:
+def changed(stored: dict, settings: dict[str, object]) -> str:
     """The stored settings that are others now; "" if there are none.
 
-    A setting that is newer than what is stored has its default there. The same data may lie at
-    another place (stored.is_same).
+    The same data may lie at another place (stored.is_same).
     """
     return ", ".join(
         f"{key} {stored[key]!r}"
         for key, value in settings.items()
-        if not is_same(key, stored.get(key, value), value)
+        if not is_same(key, stored[key], value)
     )
 
 
@@ -71,8 +73,7 @@ def digest(*parts) -> str:
 class Pieces:
     """The pieces that are complete. Nothing is written before the first.
 
-    settings: what the pieces are of; UserError if the folder has those of others. A line that is
-    not whole, as a kill leaves one, ends the file: what follows is made again.
+    settings: what the pieces are of; UserError if the folder has those of others.
     """
 
     def __init__(self, folder: Path, settings: dict[str, object]):
@@ -80,14 +81,15 @@ class Pieces:
         self._settings = settings
         self._path = folder / "pieces"
         self._found: dict[str, str] = {}  # key -> JSON
-        for path in (folder, folder / "settings", self._path):
+        for path in (folder, self._path):
             refuse_link(path, "--out")
-        if folder.is_dir():
+        if self._begun():
             with reading(folder / "settings") as path:
-                known = changed(json.loads(path.read_text()), settings)
-            if known:
-                raise UserError(f"{folder} has the unfinished work of {known:.1000}: repeat that, "
-                                "delete the folder, or choose another --out.")  # fmt: skip
+                others = changed(parse_json(path.read_bytes()), settings)
+            if others:
+                raise UserError(f"{folder} has the unfinished work of {others:.1000}: repeat that, "
+                                "delete the folder, or choose another --out.")
+        if self._path.exists():
             self._read()
 
     def once(self, key: str, kind: type, make: Callable[[], object]):
@@ -96,7 +98,7 @@ class Pieces:
             text = TypeAdapter(kind).dump_json(make()).decode()
             self._begin()
             with writing(str(self._path)), open(self._path, "a") as file:
-                file.write(_line(json.dumps([key, text])))
+                file.write(json.dumps([key, text]) + "\n")
             self._found[key] = text
         # A new piece is read as well, so that both commands go on with the same values.
         with reading(self._path):
@@ -137,6 +139,15 @@ class Pieces:
             optimizer.load_state_dict(state["optimizer"])
         return state["losses"]
 
+    def claim(self, path: Path) -> None:
+        """UserError if there is a file or folder that the command would write over.
+
+        One that was killed may have written it, and has left pieces.
+        """
+        if os.path.lexists(path) and not self._begun():
+            raise UserError(f"{path.parent} has a {path.name} already: choose another --out, or "
+                            "delete it.")
+
     def remove(self) -> None:
         """The result is there, or cannot be."""
         if self.folder.is_dir():
@@ -144,37 +155,33 @@ class Pieces:
                 shutil.rmtree(self.folder)
         self._found = {}
 
+    def _begun(self) -> bool:
+        return (self.folder / "settings").exists()
+
     def _begin(self) -> None:
-        """The folder, for the first piece; it appears with its settings in it."""
-        if self.folder.is_dir():
-            return
-        partial = self.folder.with_suffix(".partial")
-        with writing(str(self.folder)):
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            (partial / "settings").write_text(json.dumps(self._settings, indent=1) + "\n")
-            flush(partial / "settings")
-            os.replace(partial, self.folder)
+        """The folder, for the first piece."""
+        if not self._begun():
+            with writing(str(self.folder)):
+                self.folder.mkdir(parents=True, exist_ok=True)
+            replace_text(self.folder / "settings", json.dumps(self._settings, indent=1) + "\n")
 
     def _read(self) -> None:
-        if not self._path.exists():
-            return
+        """A line that is not whole, as a kill leaves one, ends the file; it is made again."""
         with reading(self._path):
-            lines = self._path.read_text(errors="replace").splitlines(keepends=True)
-            whole = []
-            for line in lines:
-                content = line.partition(" ")[2].removesuffix("\n")
-                if line != _line(content):
+            content = self._path.read_bytes()
+            n_whole = 0  # bytes
+            for line in content.splitlines(keepends=True):
+                try:
+                    key, text = json.loads(line)
+                except ValueError:
                     break
-                whole.append(content)
-            self._found = dict(json.loads(content) for content in whole)
-        if len(whole) < len(lines):
-            replace_text(self._path, "".join(_line(content) for content in whole))
-
-
-def _line(content: str) -> str:
-    """A line of the file; the digest shows whether it is whole."""
-    return f"{digest(content)} {content}\n"
+                if not line.endswith(b"\n"):
+                    break
+                self._found[key] = text
+                n_whole += len(line)
+        if n_whole < len(content):
+            with writing(str(self._path)):
+                os.truncate(self._path, n_whole)
 
 
 @dataclass

@@ -1,20 +1,12 @@
-"""The settings in a run folder's config.json, also of runs of earlier versions."""
+"""The settings in a run folder's config.json."""
 
 import reprlib
 from dataclasses import Field, asdict, fields
 
-from paw_min.base.errors import UserError, masked
+from paw_min.base.errors import masked
 from paw_min.base.files import is_url
-from paw_min.config import FREE_TO_CHANGE, Config, flag, settings
+from paw_min.config import FREE_TO_CHANGE, Config, flag
 from paw_min.toy import WORLDS
-
-# Settings of earlier versions that are constants now, with the constant. A run folder that has
-# another value cannot be resumed. None: the value never changed the numbers.
-FORMER_SETTINGS = {
-    "eval_seed": None, "threads": None, "env_timeout": None, "attention": None, "encoder": "",
-    "train_split": "train", "step_weight": 1.0, "gae_lambda": 1.0, "critic_lr": 0.0,
-    "weight_decay": 0.01, "grad_clip": 1.0, "is_cap": 2.0, "dual_clip": 3.0, "world": "home",
-}  # fmt: skip
 
 SOURCES = ("data", "retriever")  # a run may resume with the same content at another place
 
@@ -25,30 +17,18 @@ def public(cfg: Config) -> dict:
 
 
 def from_stored(stored: dict) -> Config:
-    """The settings in a run folder's config.json, also of an earlier version.
+    """The settings in a run folder's config.json.
 
-    UserError for a former setting whose value is not today's constant. ValueError for a value of
-    another type than its setting's, or that is not one of its choices.
+    ValueError for those of another version, and for a value of another type than its setting's, or
+    that is not one of its choices.
     """
     if not isinstance(stored, dict):
         raise ValueError("it is not a JSON object")
-    current = stored.copy()
-    if current.get("world") == "changed":
-        current["world"] = "home"
-        current["data"] = current.get("data") or "changed"
-    # Earlier versions put nothing between response and observation.
-    current.setdefault("wm_separator", "none")
-    for f in settings():
-        if f.metadata["was"] in current:
-            current[f.name] = current.pop(f.metadata["was"])
-    for name, constant in FORMER_SETTINGS.items():
-        value = current.pop(name, constant)
-        if constant is not None and value != constant:
-            raise UserError(
-                f"the run has {flag(name)} {value}, but this version of paw_min has no such flag "
-                f"and uses {constant}: start another run, with another --name."
-            )
-    cfg = Config(**current)
+    known = asdict(Config()).keys()
+    others = [*sorted(stored.keys() - known), *sorted(known - stored.keys())]
+    if others:
+        raise ValueError(f"another version of paw_min wrote it, with or without {others[0]}")
+    cfg = Config(**stored)
     for f in fields(Config):
         check_stored(f, getattr(cfg, f.name))
     return cfg

@@ -59,7 +59,7 @@ def _open_wandb(cfg: Config, folder: Path):
             project="paw_min", name=cfg.name, id=name, resume="allow",
             dir=str(folder), config=public(cfg),
             settings=wandb.Settings(silent=True, console="off"),
-        )  # fmt: skip
+        )
         path.write_text(name)
         return run
     except wandb.Error as error:

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
 
 from paw_min.base.errors import UserError
 
@@ -19,15 +18,7 @@ WORLDS = ("changed", "rules")  # generated data by name, besides one per benchma
 GENERATORS = {  # the module of each, with a function `default`
     "alfworld": "alfworld_games", "webshop": "webshop_shops", "search": "search_world",
     "textworld": "textworld_games",
-}  # fmt: skip
-
-
-class Demonstration(NamedTuple):
-    """One step of a teacher's episode, as text: a row of the warm start."""
-
-    prompt: str
-    response: str
-    observation: str  # what followed in the environment
+}
 
 
 def is_generated(env: str, data: str) -> bool:

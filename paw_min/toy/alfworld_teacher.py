@@ -22,14 +22,14 @@ the free-form task descriptions written by people.
 
 import random
 import re
-from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
-from tqdm import tqdm
-
 from paw_min.envs.alfworld import AlfworldEnv, list_games
-from paw_min.envs.interface import Context, Turn
-from paw_min.toy import DATA, Demonstration, alfworld_games
+from paw_min.envs.interface import Context
+from paw_min.envs.pool import EnvPool
+from paw_min.toy import DATA, alfworld_games
+from paw_min.toy.demonstrate import Action, Demonstrator, PlayedStep, play
 
 SLIPS = 0.2  # share of demonstrated steps in which a random command is executed
 MAX_STEPS = 25  # per demonstration
@@ -49,18 +49,16 @@ def kind(name: str) -> str:
 
 
 class Expert:
-    """Plays one game at a time. `rng` is used only if no rule applies."""
+    """The teacher in one game. `rng` is used only if no rule applies."""
 
-    def __init__(self, rng: random.Random):
-        self.rng = rng
-
-    def reset(self, observation: str):
-        """Start a game, given its first observation; ValueError if it cannot read the task."""
+    def __init__(self, observation: str, rng: random.Random):
+        """observation: the first of the game; ValueError if its task cannot be read."""
         put = PUT_TASK.search(observation)
         light = LIGHT_TASK.search(observation)
         if not put and not light:
             raise ValueError(f"{observation[-80:]!r} matches no task template of ALFWorld; the "
                              "expert reads generated task texts only.")
+        self.rng = rng
         self.verb = None  # clean, heat or cool
         self.goal = None  # receptacle class
         self.lamp = None  # object class
@@ -76,9 +74,31 @@ class Expert:
         self.ready = set()  # objects cleaned, heated or cooled as required
         self.lamp_place = None
         self.dark = set()  # places without a lamp
+        self.offered = {}  # all commands that were admissible so far, as an ordered set
 
-    def act(self, observation: str, admissible: list[str]) -> str:
-        """The next command, one of `admissible` (with a `go to X` for every other place)."""
+    def act(self, context: Context) -> Action:
+        """The next command, one of the admissible (with a `go to X` for every other place)."""
+        self.offered |= dict.fromkeys(context.admissible)
+        command = self._command(context.observation, context.admissible)
+        return Action(command, self._thought())
+
+    def hasty(self, context: Context, command: str, haste: float, rng: random.Random) -> str:
+        """Take or move anything, at random."""
+        early = [c for c in context.admissible if c.startswith(("take ", "move "))]
+        if early and rng.random() < haste:
+            return rng.choice(early)
+        return command
+
+    def doubtful(self, context: Context, rng: random.Random) -> str:
+        """Any command that this game has offered so far. Some have no effect here."""
+        return rng.choice(list(self.offered))
+
+    def slip(self, context: Context, command: str, rng: random.Random) -> str | None:
+        if rng.random() < SLIPS:
+            return rng.choice(context.admissible)
+        return None
+
+    def _command(self, observation: str, admissible: list[str]) -> str:
         gos = [c for c in admissible if c.startswith("go to ")]
         self.places |= {c.removeprefix("go to ") for c in gos}
         # Only the place where the agent is can be examined; objects can be, too.
@@ -99,8 +119,7 @@ class Expert:
             return gos[0]
         return self.rng.choice(admissible)
 
-    def thought(self) -> str:
-        """The current subgoal, in two to four words; call it after `act`."""
+    def _thought(self) -> str:
         if self.hand is None or kind(self.hand) != self.target:
             if self.sees:
                 return f"take {self.target}"
@@ -178,69 +197,15 @@ def training_tasks() -> list[str]:
 
 
 def demonstrations(
-    tasks: list[str],
-    seed: int,
-    haste: float,
-    episodes: int,
-    render: Callable[[Context], str],
-    doubt: float = 0.0,
-) -> list[Demonstration]:
-    """The steps of `episodes` episodes per game; `render` makes the prompts.
-
-    haste: in steps in which something can be taken or moved, the probability of doing so at random,
-        against the thought.
-    doubt: in each step, the probability of any command that this episode has offered so far. Some
-        of them have no effect here.
-    In SLIPS of the steps a random command is executed instead of the demonstrated one, so that the
-    data include states that the expert never reaches. The observation of such a step is "", since
-    it does not follow from the response.
-    """
+    tasks: list[str], seed: int, haste: float, episodes: int, doubt: float = 0.0
+) -> list[PlayedStep]:
+    """The steps of `episodes` episodes per game; see demonstrate.py for haste and doubt."""
     rng = random.Random(f"demonstrations {seed} {haste}")
-    env = AlfworldEnv()
-    rows = []
-    for task in tqdm(tasks, "demonstrations", unit="game", leave=False, disable=None):
-        for _ in range(episodes):
-            rows += _play(env, task, rng, haste, render, doubt)
-    return rows
 
+    def start(number: int, task: str, first: Context) -> Demonstrator:
+        expert = Expert(first.observation, random.Random(rng.random()))
+        return Demonstrator(expert, rng, haste, doubt)
 
-def _play(
-    env: AlfworldEnv,
-    task: str,
-    rng: random.Random,
-    haste: float,
-    render: Callable[[Context], str],
-    doubt: float,
-) -> list[Demonstration]:
-    """The steps of one episode."""
-    step = env.reset(task)
-    expert = Expert(random.Random(rng.random()))
-    expert.reset(step.observation)
-    context = Context(step.task, step.observation, step.admissible)
-    rows = []
-    offered = {}  # as an ordered set
-    for _ in range(MAX_STEPS):
-        command = expert.act(step.observation, step.admissible)
-        offered |= dict.fromkeys(step.admissible)
-        hasty = [c for c in step.admissible if c.startswith(("take ", "move "))]
-        if hasty and rng.random() < haste:
-            command = rng.choice(hasty)
-        if doubt and rng.random() < doubt:
-            command = rng.choice(list(offered))
-        prompt = render(context)
-        response = f"<think>{expert.thought()}</think><action>{command}</action>"
-        # Only the executed command changes: the response stays a good one to imitate.
-        slip = rng.random() < SLIPS
-        if slip:
-            command = rng.choice(step.admissible)
-        step = env.step(command)
-        observation = step.observation
-        if slip:
-            observation = ""
-        rows.append(Demonstration(prompt, response, observation))
-        context.history.append(Turn(context.observation, command))
-        context.observation = step.observation
-        context.admissible = step.admissible
-        if step.done:
-            break
-    return rows
+    games = [task for task in tasks for _ in range(episodes)]
+    with EnvPool(AlfworldEnv, n_envs=1) as pool:  # one game after another share the generator
+        return list(chain.from_iterable(play("alfworld", pool, games, start, MAX_STEPS)))

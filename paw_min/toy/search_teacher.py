@@ -18,22 +18,22 @@ often the one in between.
 import random
 import re
 import tempfile
-from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-from tqdm import tqdm
-
-from paw_min.envs.interface import Context, Turn
+from paw_min.envs.interface import Context
 from paw_min.envs.search.env import SearchPool
-from paw_min.envs.search.questions import Question, load_questions
+from paw_min.envs.search.questions import load_questions
 from paw_min.retrieval import open_retriever
-from paw_min.toy import Demonstration, search_world
+from paw_min.toy import search_world
+from paw_min.toy.demonstrate import Action, Demonstrator, PlayedStep, play
 from paw_min.toy.search_world import FIRST_WORDS, KINDS, NAME, RELATIONS
 
 WORLDS = range(1, 13)  # seeds of the demonstrations' worlds; the training data have seed 0
 PER_WORLD = 500  # questions; few from each of many worlds reward copying over memorizing
 TOPK = 1  # passages per search, as in the preset `tiny`
+MAX_TURNS = 4  # PaW, A.1
 SLIPS = 0.1  # share of the searches in demonstrations that misspell the name
 
 
@@ -77,25 +77,18 @@ def read_question(question: str) -> tuple[str, list[str]]:
 
 
 class Scholar:
-    """The teacher in one episode at a time.
+    """The teacher in one episode."""
 
-    haste: share of the searches that it replaces by an answer, drawn with `rng`.
-    """
-
-    def __init__(self, rng: random.Random, haste: float = 0.0):
-        self.rng = rng
-        self.haste = haste
-
-    def reset(self, question: str) -> None:
+    def __init__(self, question: str):
         self.name, self.relations = read_question(question)
         self.facts = {}  # (name, relation) -> name
-        self.thought = ""  # two words on the last command; haste acts against it
+        self.slipped = False
 
-    def act(self, observation: str) -> str:
-        """The next command: <search>name</search> or <answer>name</answer>."""
+    def act(self, context: Context) -> Action:
+        """<search>name</search> or <answer>name</answer>."""
         # Learn all facts of the passages.
         for pattern in PASSAGES:
-            for passage in pattern.finditer(observation):
+            for passage in pattern.finditer(context.observation):
                 facts = passage.groupdict()
                 name = facts.pop("name")
                 for relation, value in facts.items():
@@ -104,17 +97,29 @@ class Scholar:
         name = self.name
         for relation in self.relations:
             if (name, relation) not in self.facts:
-                self.thought = f"need {WORDS[relation]}"
-                if self.rng.random() < self.haste:
-                    return f"<answer>{name}</answer>"
-                return f"<search>{name}</search>"
+                return Action(f"<search>{name}</search>", f"need {WORDS[relation]}")
             name = self.facts[name, relation]
-        self.thought = f"know {WORDS[relation]}"
-        return f"<answer>{name}</answer>"
+        return Action(f"<answer>{name}</answer>", f"know {WORDS[relation]}")
 
-    def names(self) -> list[str]:
-        """All names that it knows of, in the order in which it met them."""
-        return list(dict.fromkeys([self.name, *self.facts.values()]))
+    def hasty(self, context: Context, command: str, haste: float, rng: random.Random) -> str:
+        """Answer with a name instead of searching for it."""
+        if command.startswith("<search>") and rng.random() < haste:
+            return command.replace("search>", "answer>")
+        return command
+
+    def doubtful(self, context: Context, rng: random.Random) -> str:
+        """Search for, or answer with, any name of the question and the facts."""
+        verb = rng.choice(("search", "answer"))
+        names = list(dict.fromkeys([self.name, *self.facts.values()]))  # in the order of meeting
+        return f"<{verb}>{rng.choice(names)}</{verb}>"
+
+    def slip(self, context: Context, command: str, rng: random.Random) -> str | None:
+        """At most once per episode, search for a misspelt name: the page is useless."""
+        if not command.startswith("<search>") or self.slipped or rng.random() >= SLIPS:
+            return None
+        self.slipped = True
+        misspelt = re.sub(r">\w+ ", f">{rng.choice(FIRST_WORDS)} ", command)
+        return misspelt if misspelt != command else None
 
 
 def training_tasks() -> list[str]:
@@ -132,108 +137,34 @@ def training_tasks() -> list[str]:
 
 
 def demonstrations(
-    tasks: list[str], seed: int, haste: float, episodes: int, render: Callable[[Context], str],
-    doubt: float = 0.0,
-) -> list[Demonstration]:  # fmt: skip
-    """The steps of `episodes` episodes per task; see `transitions`."""
+    tasks: list[str], seed: int, haste: float, episodes: int, doubt: float = 0.0
+) -> list[PlayedStep]:
+    """The steps of `episodes` episodes per question; see demonstrate.py for haste and doubt."""
     numbers = {}
     for task in tasks:
         world, number = map(int, task.split(":"))
         numbers.setdefault(world, []).append(number)
-    rows = []
+    steps = []
     for world, chosen in numbers.items():
         with tempfile.TemporaryDirectory() as folder:
             data = search_world.generate(Path(folder) / "world", seed=world)
             questions = load_questions(data, "train")
             questions = [questions[number] for number in chosen]
-            pool = SearchPool(questions, open_retriever(data), n_envs=64, topk=TOPK)
-            rows += transitions(questions, pool, seed, haste, episodes, render, doubt)
-    return rows
+            pool = SearchPool(questions, open_retriever(data), 64, MAX_TURNS, TOPK)
+            for step in in_world(pool, len(questions), seed, haste, episodes, doubt):
+                steps.append(replace(step, task=f"{world}:{chosen[int(step.task)]}"))
+    return steps
 
 
-def transitions(
-    questions: list[Question],
-    pool: SearchPool,
-    seed: int,
-    haste: float,
-    episodes: int,
-    render: Callable[[Context], str],
-    doubt: float = 0.0,
-) -> list[Demonstration]:
-    """The steps of `episodes` episodes per question.
+def in_world(
+    pool: SearchPool, n: int, seed: int, haste: float, episodes: int, doubt: float = 0.0
+) -> list[PlayedStep]:
+    """The same, of the `n` questions of a pool."""
 
-    pool: a pool of the same questions. render: makes a step's prompt. doubt: in each step, the
-    probability of a search or an answer, at random, with any name of the question and the facts.
+    def start(number: int, task: str, first: Context) -> Demonstrator:
+        # One generator per episode: its draws do not depend on the episodes played beside it.
+        rng = random.Random(f"demonstrations {seed} {haste} {first.task} {number % episodes}")
+        return Demonstrator(Scholar(first.task), rng, haste, doubt)
 
-    At most once per episode, in a share SLIPS of the searches, a misspelt name is searched for, so
-    that the model sees how to continue after a useless page. The row keeps the correct response,
-    and its observation is "", because it followed another command.
-    """
-    tasks = []
-    rngs = []
-    for task, question in enumerate(questions):
-        for n in range(episodes):
-            tasks.append(str(task))
-            # One generator per episode: its draws do not depend on the episodes played beside it.
-            key = f"demonstrations {seed} {haste} {question.question} {n}"
-            rngs.append(random.Random(key))
-    rows = []
-    with tqdm(total=len(tasks), desc="demonstrations", unit="episode", leave=False,
-              disable=None) as bar:
-        for start in range(0, len(tasks), pool.n_envs):
-            part = slice(start, start + pool.n_envs)
-            rows += _play(pool, tasks[part], rngs[part], haste, render, doubt)
-            bar.update(len(tasks[part]))
-    return rows
-
-
-def _play(
-    pool: SearchPool,
-    tasks: list[str],
-    rngs: list[random.Random],
-    haste: float,
-    render: Callable[[Context], str],
-    doubt: float,
-) -> list[Demonstration]:
-    """Play one episode per task in lock-step; their rows, episode by episode."""
-    rows = [[] for _ in tasks]
-    # Of each slot with a running episode:
-    contexts = {}
-    scholars = {}
-    slipped = set()  # slots that have misspelt a name
-    for slot, task in enumerate(tasks):
-        pool.reset(slot, task)
-    for slot, step in [pool.recv() for _ in tasks]:
-        scholars[slot] = Scholar(rngs[slot], haste)
-        scholars[slot].reset(step.observation)
-        contexts[slot] = Context(step.task, step.observation, step.admissible)
-    while contexts:
-        prompts = {}
-        responses = {}
-        executed = {}  # slot -> command
-        for slot, context in contexts.items():
-            command = scholars[slot].act(context.observation)
-            rng = rngs[slot]
-            if doubt and rng.random() < doubt:
-                verb = rng.choice(("search", "answer"))
-                command = f"<{verb}>{rng.choice(scholars[slot].names())}</{verb}>"
-            executed[slot] = command
-            prompts[slot] = render(context)
-            responses[slot] = f"<think>{scholars[slot].thought}</think>{command}"
-            if command.startswith("<search>") and slot not in slipped and rng.random() < SLIPS:
-                slipped.add(slot)
-                executed[slot] = re.sub(r">\w+ ", f">{rng.choice(FIRST_WORDS)} ", command)
-            pool.step(slot, executed[slot])
-        for slot, step in [pool.recv() for _ in executed]:
-            context = contexts[slot]
-            command = executed[slot]
-            shown = ""
-            if command in responses[slot]:  # not misspelt
-                shown = step.observation
-            rows[slot].append(Demonstration(prompts[slot], responses[slot], shown))
-            context.history.append(Turn(context.observation, command))
-            context.observation = step.observation
-            context.admissible = step.admissible
-            if step.done:
-                del contexts[slot]
-    return list(chain.from_iterable(rows))
+    tasks = [str(task) for task in range(n) for _ in range(episodes)]
+    return list(chain.from_iterable(play("search", pool, tasks, start, MAX_TURNS)))

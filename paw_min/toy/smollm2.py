@@ -9,13 +9,13 @@ to rounding to 4 bits.
 """
 
 import argparse
-import fcntl
 import importlib.util
 import os
 import shutil
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 from tokenizers import pre_tokenizers
 from tqdm import tqdm
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -37,7 +37,7 @@ CONFIG = dict(  # as published
     num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=8192, rms_norm_eps=1e-5,
     rope_parameters={"rope_type": "default", "rope_theta": 100_000.0}, tie_word_embeddings=True,
     bos_token_id=1, eos_token_id=2, pad_token_id=2, dtype="bfloat16",
-)  # fmt: skip
+)
 
 
 def find_file() -> Path:
@@ -91,15 +91,13 @@ def write(out: Path = DATA / NAME) -> Path:
     logging.disable_progress_bar()
     with writing(f"the model folder {out}"):
         out.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(out.parent, os.O_RDONLY)
         # A sweep starts several processes. One writes; the others wait here, then find the folder.
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (out / "config.json").is_file():
-            shutil.rmtree(partial, ignore_errors=True)
-            load_model(file).save_pretrained(partial)
-            load_tokenizer(file).save_pretrained(partial)
-            os.replace(partial, out)
-        os.close(lock)
+        with FileLock(out.with_name(out.name + ".lock")):
+            if not (out / "config.json").is_file():
+                shutil.rmtree(partial, ignore_errors=True)
+                load_model(file).save_pretrained(partial)
+                load_tokenizer(file).save_pretrained(partial)
+                os.replace(partial, out)
     return out
 
 

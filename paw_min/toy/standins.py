@@ -52,11 +52,9 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.envs.interface import Context
 from paw_min.model import lora
 from paw_min.model.policy import Policy, load_policy, turn_text
 from paw_min.toy import (
-    Demonstration,
     alfworld_teacher,
     default_model,
     search_teacher,
@@ -72,6 +70,14 @@ TEACHERS = {  # each has training_tasks() and demonstrations(...)
 BATCH = 16  # demonstrated steps per training step, and as many documents
 PASS = 4  # sequences per forward pass
 HISTORY = {"alfworld": 1, "webshop": 3, "search": 4}  # history length of the prompts
+
+
+class Demonstration(NamedTuple):
+    """One step of a teacher's episode, as text: a row of the warm start."""
+
+    prompt: str
+    response: str
+    observation: str  # what followed in the environment
 
 
 class Weights(NamedTuple):
@@ -143,13 +149,14 @@ CHAT = "{% for m in messages %}<user>{{ m['content'] }}{% endfor %}<agent>"
 
 def demonstrations(lesson: Lesson, tasks: list[str], seed: int) -> list[Demonstration]:
     """The teacher's episodes with compact prompts."""
-
-    def render(context: Context) -> str:
-        return BENCHMARKS[lesson.env].prompts["compact"](context, HISTORY[lesson.env])
-
-    return TEACHERS[lesson.env].demonstrations(
-        tasks, seed, lesson.haste, lesson.episodes, render, doubt=lesson.doubt
-    )
+    prompt = BENCHMARKS[lesson.env].prompts["compact"]
+    teacher = TEACHERS[lesson.env]
+    return [
+        Demonstration(prompt(step.context, HISTORY[lesson.env]), step.response, step.observation)
+        for step in teacher.demonstrations(
+            tasks, seed, lesson.haste, lesson.episodes, lesson.doubt
+        )
+    ]
 
 
 def strangers(rows: list[Demonstration], seed: int) -> list[Demonstration]:
@@ -295,7 +302,7 @@ def weighted_loss(model, batch: list[Weighted]) -> tuple[torch.Tensor, float]:
 def imitate(
     model, tokenizer, rows: list[Demonstration], seed: int, steps: int, peak: float,
     kind: str = "words", stop: int | None = None,
-) -> list[float]:  # fmt: skip
+) -> list[float]:
     """Train `model` with cross entropy; returns the loss of each step.
 
     Each step draws BATCH of the rows and, where the kind has weight on them, BATCH documents. Muon

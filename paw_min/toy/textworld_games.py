@@ -17,6 +17,7 @@ from textworld.envs import TextWorldEnv
 from tqdm import tqdm
 
 from paw_min.envs.interface import Context
+from paw_min.toy.demonstrate import Action
 
 
 class Split(NamedTuple):
@@ -76,7 +77,7 @@ class Guide:
         self.state = self.engine.reset()
         self.seen = 0  # commands of the episode that it knows
 
-    def act(self, context: Context) -> str:
+    def act(self, context: Context) -> Action:
         """The next command of the policy; LookupError if it has none, or it is not listed.
 
         The second happens in a dream only, which need not follow the game's facts.
@@ -89,4 +90,4 @@ class Guide:
         command = self.state["policy_commands"][0]
         if command not in context.admissible:
             raise LookupError(command)
-        return command
+        return Action(command, "the policy")

@@ -23,13 +23,16 @@ instructions are understood ("Find me loose leaf herbal tea with flavor: mint, a
 import math
 import random
 import re
-from collections.abc import Callable
+from functools import partial
+from itertools import chain
 
-from paw_min.envs.interface import Context, Turn
+from paw_min.envs.interface import Context
+from paw_min.envs.pool import EnvPool
 from paw_min.envs.webshop.env import WebShopAgent
 from paw_min.envs.webshop.goals import splits
 from paw_min.envs.webshop.shop import Shop
-from paw_min.toy import Demonstration, default_data
+from paw_min.toy import default_data
+from paw_min.toy.demonstrate import Action, Demonstrator, PlayedStep, play
 
 MEMORY = 3  # earlier commands
 SLIPS = 0.2  # share of demonstrated steps that execute a random command
@@ -59,19 +62,37 @@ class Shopper:
         if limit:
             self.limit = float(limit)
 
-    def act(self, context: Context) -> tuple[str, str]:
-        """Return (command, thought of two to four words)."""
+    def act(self, context: Context) -> Action:
         page = context.observation.strip("'").split("' [SEP] '")  # visible texts
         recent = [turn.command for turn in context.history[-MEMORY:]]
         if "search[<your query>]" in context.admissible:
-            return f"search[{' '.join(self.words)}]", f"find {self.kind}"
+            return Action(f"search[{' '.join(self.words)}]", f"find {self.kind}")
         if "click[buy now]" in context.admissible:
             return self._at_product(page, context.admissible, recent)
         if "click[next >]" in context.admissible:
             return self._at_results(page, recent)
-        return "click[< prev]", "go back"
+        return Action("click[< prev]", "go back")
 
-    def _at_results(self, page: list[str], recent: list[str]) -> tuple[str, str]:
+    def hasty(self, context: Context, command: str, haste: float, rng: random.Random) -> str:
+        """Buy before all options are chosen, or click the first result."""
+        early = [c for c in context.admissible if c == "click[buy now]" or PRODUCT.fullmatch(c)]
+        if early and rng.random() < haste:
+            return early[0]
+        return command
+
+    def doubtful(self, context: Context, rng: random.Random) -> str:
+        """Any admissible command except buying, which cannot be undone."""
+        command = rng.choice([c for c in context.admissible if c != "click[buy now]"])
+        if command == "search[<your query>]":
+            command = f"search[{rng.choice(self.words)}]"
+        return command
+
+    def slip(self, context: Context, command: str, rng: random.Random) -> str | None:
+        if rng.random() < SLIPS:
+            return self.doubtful(context, rng)
+        return None
+
+    def _at_results(self, page: list[str], recent: list[str]) -> Action:
         products = page[page.index("Next >") + 1:]  # asin, title, price tag, and so on
         good = []  # asins in lower case, as in commands
         for first in range(0, len(products) - 2, 3):
@@ -84,19 +105,19 @@ class Shopper:
         if clicked and clicked[-1] in good:
             good = good[good.index(clicked[-1]) + 1:]
         if good:
-            return f"click[{good[0]}]", f"pick {self.kind}"
+            return Action(f"click[{good[0]}]", f"pick {self.kind}")
         number, total = re.search(r"Page (\d+) \(Total results: (\d+)\)", page[1]).groups()
         if 10 * int(number) < int(total):
-            return "click[next >]", "next page"
-        return "click[back to search]", f"find {self.kind}"
+            return Action("click[next >]", "next page")
+        return Action("click[back to search]", f"find {self.kind}")
 
-    def _at_product(self, page: list[str], admissible: list[str], recent: list[str]):
+    def _at_product(self, page: list[str], admissible: list[str], recent: list[str]) -> Action:
         # The page: two buttons, the options, the title, the price and more.
         price = next(i for i, text in enumerate(page) if text.startswith("Price: "))
         title = price - 1
         offered = all(f"click[{value}]" in admissible for value in self.options.values())
         if not offered or not self._fits(page[title], page[price]):
-            return "click[< prev]", "go back"
+            return Action("click[< prev]", "go back")
         chosen = {}  # group -> value clicked since this product was opened
         for command in recent:
             value = command[len("click[") : -len("]")]
@@ -109,8 +130,8 @@ class Shopper:
                     chosen[names[-1]] = value
         for name, value in self.options.items():
             if chosen.get(name) != value:
-                return f"click[{value}]", f"{name} {value}"
-        return "click[buy now]", f"buy {self.kind}"
+                return Action(f"click[{value}]", f"{name} {value}")
+        return Action("click[buy now]", f"buy {self.kind}")
 
     def _fits(self, title: str, tag: str) -> bool:
         """Compare title and price with the instruction; of a price range, the lower end counts."""
@@ -124,66 +145,17 @@ def training_tasks() -> list[str]:
     return [str(i) for i in splits(shop.n_goals)["train"]]
 
 
-def demonstrations(tasks: list[str], seed: int, haste: float, episodes: int,
-                   render: Callable[[Context], str], shop: Shop | None = None,
-                   doubt: float = 0.0) -> list[Demonstration]:
-    """Play `episodes` of the teacher per task.
-
-    haste: probability, in each step that allows it, of a premature command instead of the
-        teacher's: buying before all options are chosen, or clicking the first result
-    render: context -> prompt
-    shop: None: the default shop
-    doubt: in each step, the probability of any command but buying
-
-    In a share SLIPS of the steps, a random command is executed in place of the shown one, so that
-    the model sees how to recover. The observation of such a step is "", since it does not follow
-    from the response.
-    """
+def demonstrations(
+    tasks: list[str], seed: int, haste: float, episodes: int, doubt: float = 0.0
+) -> list[PlayedStep]:
+    """The steps of `episodes` episodes per goal; see demonstrate.py for haste and doubt."""
     rng = random.Random(f"demonstrations {seed} {haste}")
-    agent = WebShopAgent(shop or Shop.load(default_data("webshop")))
-    rows = []
-    for task in tasks:
-        for _ in range(episodes):
-            rows += _play(agent, task, rng, haste, render, doubt)
-    return rows
+    shop = Shop.load(default_data("webshop"))
 
+    def start(number: int, task: str, first: Context) -> Demonstrator:
+        return Demonstrator(Shopper(first.task), rng, haste, doubt)
 
-def _play(agent: WebShopAgent, task: str, rng: random.Random, haste: float,
-          render: Callable[[Context], str], doubt: float) -> list[Demonstration]:
-    """The steps of one episode."""
-    step = agent.reset(task)
-    shopper = Shopper(step.task)
-    context = Context(step.task, step.observation, step.admissible)
-    rows = []
-    for _ in range(MAX_TURNS):
-        command, thought = shopper.act(context)
-        hasty = [c for c in step.admissible if c == "click[buy now]" or PRODUCT.fullmatch(c)]
-        if hasty and rng.random() < haste:
-            command = hasty[0]
-        if doubt and rng.random() < doubt:
-            command = _slip(rng, shopper.words, step.admissible)
-        prompt = render(context)
-        response = f"<think>{thought}</think><action>{command}</action>"
-        # Only the executed command changes: the response stays a good one to imitate.
-        slip = rng.random() < SLIPS
-        if slip:
-            command = _slip(rng, shopper.words, step.admissible)
-        step = agent.step(command)
-        observation = step.observation
-        if slip:
-            observation = ""
-        rows.append(Demonstration(prompt, response, observation))
-        context.history.append(Turn(context.observation, command))
-        context.observation = step.observation
-        context.admissible = step.admissible
-        if step.done:
-            break
-    return rows
-
-
-def _slip(rng: random.Random, words: list[str], admissible: list[str]) -> str:
-    """Draw any admissible command except buying, which cannot be undone."""
-    command = rng.choice([c for c in admissible if c != "click[buy now]"])
-    if command == "search[<your query>]":
-        command = f"search[{rng.choice(words)}]"
-    return command
+    goals = [task for task in tasks for _ in range(episodes)]
+    # One slot: one episode after another, since they share the generator.
+    with EnvPool(partial(WebShopAgent, shop), n_envs=1) as pool:
+        return list(chain.from_iterable(play("webshop", pool, goals, start, MAX_TURNS)))

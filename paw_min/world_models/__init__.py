@@ -1,18 +1,21 @@
-"""Other uses of next observations, on the rows, models and environments of PaW.
+"""Other uses of next observations, on the rows, models and environments of PaW: two papers.
 
-    rwml         reinforcement world-model learning before RL (arXiv 2602.05842); WM-SFT; placebos
-      answers    predictions and their reward
-      filtering  which triplets are too easy
-      triplets   what is collected, the prompts and labels; start: the model that all begin with
-      job        settings and command line
-    early_experience    prediction of other actions, then imitation (arXiv 2510.08558)
+Reinforcement World Model Learning (RWML, arXiv 2602.05842), before RL:
+    rwml               the method: predictions, reward, filter, thresholds, GRPO on answers
+    triplets           (history, action, next observation): collected, as prompts and labels
+    early_experience   labels of other actions, then imitation (arXiv 2510.08558)
+    rwml_stages        the command: collect, filter, train by a method, measure
+    rwml_options       its settings and flags
 
-    word2world   a language model in place of the environment, judged by an agent's plans in it
-                 (arXiv 2512.18832): measures and commands
-      trajectories  episodes as chats; dream: the model as an environment; players: who acts in it
-      training      of world models and agents
-      options       the command line; records: what the commands write
-      scaling       its accuracy by the size of the model and the number of trajectories
+Word2World (arXiv 2512.18832), in place of the environment:
+    word2world           the measures, and the commands
+    trajectories         episodes as chats
+    players              who acts: a language model, the rule-based teacher, chance
+    world_model          a language model that answers as the environment
+    prompted             an instruct model that does, without training
+    dream                pools that it answers: an agent plays in it, a purchase is verified
+    training             of world models, and of agents on trajectories
+    word2world_options   settings and flags
 
-    supervised   cross entropy on given targets, the training loop that both need besides RL
+supervised: cross entropy on given targets, for both.
 """

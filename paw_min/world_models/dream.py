@@ -1,34 +1,22 @@
-"""A language model in place of the environment (Word2World, arXiv 2512.18832, sections 3 and 4).
+"""Pools whose steps a world model predicts (Word2World, arXiv 2512.18832): an agent plays in them.
 
-    WorldModel    chats -> the environment's answers, by greedy decoding
-    DreamPool     a pool (envs/interface.py) whose answers are predicted: an agent plays in it
+    DreamPool     all answers are predicted (section 4); grounded: but for one search (section 5.2)
     VerifiedPool  a real pool in which a purchase is simulated first (section 7.1)
 
-Everything else takes the world model as a function `predict`, so that tests can use broken ones.
+Both are pools as in envs/interface.py. They take the world model as a function `predict`, so that
+tests can use broken ones.
 """
 
 from collections import deque
 from collections.abc import Callable
 
-import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
-
-from paw_min.base.errors import UserError
 from paw_min.envs.interface import Answer, Pool, Step
 from paw_min.envs.webshop.pages import clicked, read_action
-from paw_min.model.policy import Policy
-from paw_min.model.sampler import HFSampler, Request
-from paw_min.rows import TokenRow
-from paw_min.toy.standins import SPECIAL, chat_tokenizer
 from paw_min.world_models.trajectories import (
-    MARKER,
     Message,
     Recorder,
-    Trajectory,
     initial_context,
     is_solved,
-    observation_of,
     said,
     to_step,
     to_text,
@@ -36,166 +24,6 @@ from paw_min.world_models.trajectories import (
 
 # Chats that end with the agent's command -> the environment's answers. None: too long to read.
 Predict = Callable[[list[list[Message]]], list[str | None]]
-
-BETWEEN = "\ue000"  # stands for an answer in a rendered chat; some templates strip white space
-CHAT = (
-    "{% for m in messages %}{% if m['role'] == 'user' %}<user>{{ m['content'] }}<agent>"
-    "{% else %}{{ m['content'] }}{% endif %}{% endfor %}"
-)
-
-
-class WorldModel:
-    """A policy's language model, asked for observations.
-
-    context: most tokens of a chat with its answer (12,288 in the released configuration).
-    answer_tokens: most tokens of an answer.
-    """
-
-    def __init__(self, policy: Policy, context: int, answer_tokens: int = 512):
-        if context > policy.positions:
-            # With rotary positions, transformers goes on; but the model has not learned them.
-            raise UserError(f"a context of {context} tokens is more than the model's "
-                            f"{policy.positions} positions: train it with --context "
-                            f"{policy.positions} or less.")  # fmt: skip
-        self.policy = policy
-        self.context = context
-        self.answer_tokens = answer_tokens
-        self.end = policy.eos_ids[0]
-        self._turns: dict[str, list[int]] = {}  # command -> tokens; commands recur
-
-    def predict(self, chats: list[list[Message]]) -> list[str | None]:
-        """The greedy answer to each chat."""
-        answers: list[str | None] = [None] * len(chats)
-        by_limit: dict[int, list[Request]] = {}  # most tokens of an answer -> its requests
-        for number, chat in enumerate(chats):
-            ids, _ = self.tokens(chat)
-            limit = min(self.answer_tokens, self.context - len(ids))
-            if limit > 0:
-                by_limit.setdefault(limit, []).append(Request(number, ids, seed=0))
-        sampler = HFSampler()
-        with sampler.sync(self.policy):
-            for limit, requests in by_limit.items():
-                # Chats of similar length share a batch.
-                requests.sort(key=lambda request: len(request.prompt_ids))
-                for finished in sampler.generate(deque(requests), 0.0, limit):
-                    for response in finished:
-                        answers[response.slot] = self.policy.decode(response.ids).strip()
-        return answers
-
-    @torch.no_grad()
-    def answers(self, trajectory: Trajectory) -> list[str | None]:
-        """The greedy answer to each command after the real chat.
-
-        None: too long for the context, or its beginning differs from the target's observation.
-
-        One forward pass over the trajectory: greedy decoding writes the target iff each of its
-        tokens is the most likely one after those before it. Other answers are generated, but only
-        where the text up to the first other token leaves open what is measured.
-        """
-        found: list[str | None] = [None] * len(trajectory.answers)
-        ids, spans = self._within_context(trajectory)
-        if not spans:
-            return found
-        inputs = torch.tensor([ids], device=self.policy.device)  # (1, L)
-        bf16 = self.policy.precision == "bf16"
-        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16):
-            hidden = self.policy.model.get_decoder()(inputs, use_cache=False).last_hidden_state
-            # Position t - 1 predicts token t.
-            logits = self.policy.model.get_output_embeddings()(hidden[0, :-1])  # (L - 1, V)
-        likely = [None, *logits.argmax(-1).tolist()]  # L, the first token is given
-        unfinished = []
-        for number, span in enumerate(spans):
-            span = span[: self.answer_tokens]
-            wrong = [k for k in span if likely[k] != ids[k]]
-            last = wrong[0] if wrong else span[-1]
-            text = self.policy.decode([likely[k] for k in range(span[0], last + 1)])
-            if not wrong or likely[last] in self.policy.eos_ids:
-                found[number] = text.strip()
-            elif may_match(text, trajectory.answers[number]):
-                unfinished.append(number)
-        chats = [trajectory.messages[: 2 * number + 2] for number in unfinished]
-        for number, answer in zip(unfinished, self.predict(chats), strict=True):
-            found[number] = answer
-        return found
-
-    def row(self, trajectory: Trajectory) -> TokenRow | None:
-        """A chat as one training row; its targets are the answers, each with its end token.
-
-        None: not even one answer fits into the context.
-        """
-        ids, spans = self._within_context(trajectory)
-        if not spans:
-            return None
-        first = spans[0].start
-        targets = {k for span in spans for k in span}
-        given = [k - first for k in range(first, len(ids)) if k not in targets]
-        return TokenRow(ids[:first], [], ids[first:], given=given)
-
-    def _within_context(self, trajectory: Trajectory) -> tuple[list[int], list[range]]:
-        """`tokens` of a trajectory, up to its last whole answer within the context."""
-        ids, spans = self.tokens(trajectory.messages)
-        spans = [span for span in spans if span.stop <= self.context]
-        end = spans[-1].stop if spans else 0
-        return ids[:end], spans
-
-    def tokens(self, chat: list[Message]) -> tuple[list[int], list[range]]:
-        """The tokens of a chat, and the positions of each answer with its end token."""
-        ids = []
-        spans = []
-        for number, message in enumerate(chat):
-            if message["role"] == "assistant":
-                answer = [*self.policy.encode(message["content"]), self.end]
-                spans.append(range(len(ids), len(ids) + len(answer)))
-                ids += answer
-            elif number == 1:
-                ids += self.policy.encode_rendered(self.policy.render(chat[:2]))
-            elif number > 1:
-                ids += self._turn(message)
-        return ids, spans
-
-    def _turn(self, command: Message) -> list[int]:
-        """What stands between two answers: the command in the model's chat format.
-
-        Not taken from the rendered chat: some templates change earlier turns, and a conversation
-        would not begin with what was said before.
-        """
-        text = command["content"]
-        if text not in self._turns:
-            chat = [said("system", ""), said("user", ""), said("assistant", BETWEEN), command]
-            _, between, after = self.policy.render(chat).partition(BETWEEN)
-            if not between:
-                raise UserError("the chat template leaves out messages of a second turn: use "
-                                "another model.")  # fmt: skip
-            # The end token of the answer is a target of its own.
-            after = after.removeprefix(self.policy.tokenizer.decode([self.end]))
-            self._turns[text] = self.policy.encode_rendered(after)
-        return self._turns[text]
-
-
-def may_match(beginning: str, target: str) -> bool:
-    """Could an answer that begins so have the observation of the target?
-
-    It may differ in outer white space and be written with other tokens, and a marker may follow.
-    """
-    shown = observation_of(target).partition(MARKER.strip())[0].strip()
-    text = beginning.strip().rstrip("\ufffd")  # the bytes of a character that is not complete
-    return shown.startswith(text) or text.startswith(shown)
-
-
-def word_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """A word-level tokenizer that gives back the same text: a space belongs to the word after it.
-
-    That of the stand-ins (toy/standins.py) writes lower case, and no answer would match exactly.
-    """
-    splitter = pre_tokenizers.Split(Regex(r" ?\w+| ?[^\w\s]|\s"), "isolated")
-    words = set()
-    for text in texts:
-        words.update(word for word, _ in splitter.pre_tokenize_str(text))
-    vocab = {word: i for i, word in enumerate(SPECIAL + sorted(words - set(SPECIAL)))}
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = splitter
-    tokenizer.decoder = decoders.Fuse()
-    return chat_tokenizer(tokenizer, CHAT)
 
 
 class DreamPool:

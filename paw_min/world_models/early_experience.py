@@ -12,8 +12,6 @@ WM-SFT, so that the arms of rwml.py differ in data and loss (at the paper's scal
 learning rate); in the paper, the label is the observation alone.
 """
 
-import copy
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -22,27 +20,17 @@ from paw_min.base.errors import UserError
 from paw_min.base.seeds import generator
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.envs.interface import Context, Pool, Step
+from paw_min.envs.interface import Pool, Step
 from paw_min.model.policy import Policy
 from paw_min.rows import TokenRow
 from paw_min.running.stages import Pieces, digest
+from paw_min.toy.demonstrate import PlayedStep
 from paw_min.toy.standins import TEACHERS
 from paw_min.world_models.triplets import Triplet, recent
 
 BRANCHES = 8  # K, B.1: sampled without replacement, besides the expert's own command
-# The paper's settings for ALFWorld (B.1), where they differ from those of job.PAPER.
+# The paper's settings for ALFWorld (B.1), where they differ from the defaults of rwml_options.py.
 PUBLISHED = dict(batch=16, sft_lr=1e-5, sft_epochs=2)
-
-
-@dataclass
-class Demonstrated:
-    """One step of the expert."""
-
-    task: str  # what the environment is reset with
-    context: Context
-    prompt: str
-    response: str  # the expert's
-    executed: str  # the command; another one than the expert's where it slipped
 
 
 class Branched(NamedTuple):
@@ -50,28 +38,12 @@ class Branched(NamedTuple):
     steps: int  # of the environment, besides those of the demonstrations
 
 
-def demonstrated(cfg: Config, tasks: list[str]) -> list[Demonstrated]:
-    """One episode of the teacher per task."""
-    parse = BENCHMARKS[cfg.env].parse
-    contexts = []
-
-    def render(context: Context) -> str:
-        contexts.append(copy.deepcopy(context))  # the teacher changes its own
-        return BENCHMARKS[cfg.env].prompts[cfg.prompt](context, cfg.history_length)
-
-    rows = TEACHERS[cfg.env].demonstrations(tasks, cfg.seed, 0.0, 1, render)
-    steps = []
-    episode = -1
-    for number, (context, row) in enumerate(zip(contexts, rows, strict=True)):
-        episode += not context.history  # a context without history begins the next task
-        # The next context of the episode shows what was executed. None follows its last step.
-        following = contexts[number + 1].history if number + 1 < len(contexts) else []
-        executed = following[-1].command if following else parse(row.response).text
-        steps.append(Demonstrated(tasks[episode], context, row.prompt, row.response, executed))
-    return steps
+def demonstrated(cfg: Config, tasks: list[str]) -> list[PlayedStep]:
+    """One episode of the expert per task."""
+    return TEACHERS[cfg.env].demonstrations(tasks, cfg.seed, haste=0.0, episodes=1)
 
 
-def branches(cfg: Config, pool: Pool, steps: list[Demonstrated], pieces: Pieces) -> Branched:
+def branches(cfg: Config, pool: Pool, steps: list[PlayedStep], pieces: Pieces) -> Branched:
     """In each state, what the expert's command and K others lead to. A state is a piece."""
     found = []
     n_steps = 0
@@ -85,7 +57,7 @@ def branches(cfg: Config, pool: Pool, steps: list[Demonstrated], pieces: Pieces)
     return Branched(found, n_steps)
 
 
-def branches_of(cfg: Config, pool: Pool, number: int, step: Demonstrated) -> Branched:
+def branches_of(cfg: Config, pool: Pool, number: int, step: PlayedStep) -> Branched:
     """The same in one state, that of the demonstrated step with this number."""
     context = step.context
     own = BENCHMARKS[cfg.env].parse(step.response).text
@@ -103,12 +75,12 @@ def branches_of(cfg: Config, pool: Pool, number: int, step: Demonstrated) -> Bra
             steps_before = len(context.history)
             triplet = Triplet(
                 context.task, history, context.observation, command, next_observation, steps_before
-            )  # fmt: skip
+            )
             found.append(triplet)
     return Branched(found, n_steps)
 
 
-def result_of(pool: Pool, step: Demonstrated, command: str) -> str:
+def result_of(pool: Pool, step: PlayedStep, command: str) -> str:
     """o_{t+1} of a command in the state of a demonstrated step."""
     if replay(pool, step).observation != step.context.observation:
         raise UserError(
@@ -118,7 +90,7 @@ def result_of(pool: Pool, step: Demonstrated, command: str) -> str:
     return ask(pool, step.task, command).observation.strip()
 
 
-def replay(pool: Pool, step: Demonstrated) -> Step:
+def replay(pool: Pool, step: PlayedStep) -> Step:
     """Bring slot 0 into the state of a demonstrated step -> the last answer."""
     pool.reset(0, step.task)
     state = answer(pool, step.task)
@@ -139,10 +111,11 @@ def answer(pool: Pool, task: str) -> Step:
     return step
 
 
-def imitation_rows(policy: Policy, steps: list[Demonstrated]) -> list[TokenRow]:
+def imitation_rows(cfg: Config, policy: Policy, steps: list[PlayedStep]) -> list[TokenRow]:
     """Stage 2: the expert's responses to the agent's own prompts."""
+    render = BENCHMARKS[cfg.env].prompts[cfg.prompt]
     rows = []
     for step in steps:
-        response_ids = policy.encode_response(step.response)
-        rows.append(TokenRow(policy.encode_chat(step.prompt), response_ids, []))
+        prompt_ids = policy.encode_chat(render(step.context, cfg.history_length))
+        rows.append(TokenRow(prompt_ids, policy.encode_response(step.response), []))
     return rows

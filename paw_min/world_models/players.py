@@ -5,21 +5,19 @@ All of them play in any pool, real or dreamed; a Recorder keeps what happens.
 
 import random
 import re
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from paw_min.base.console import progress_bar
 from paw_min.base.errors import UserError
 from paw_min.base.seeds import generator
 from paw_min.config import Config
-from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.envs.interface import Context, Turn
+from paw_min.envs.interface import Context
 from paw_min.model.policy import load_tokenizer
 from paw_min.rollout import rollout
 from paw_min.running.session import loaded, start_model
 from paw_min.running.stages import Pieces
+from paw_min.toy.demonstrate import Action, Player, play
 from paw_min.world_models.trajectories import Recorder, Trajectory
 
 AGENTS = ("model", "teacher", "random")
@@ -47,7 +45,8 @@ def play_model(
         episodes = rollout(
             cfg, policy, sampler, pool, tasks, range(len(tasks)),
             temperature=cfg.temperature, seed_key=(cfg.seed, 0), label="play",
-        ).episodes  # fmt: skip
+            cut_prompts=True,  # a dream may have pages that are longer than any real one
+        ).episodes
     for trajectory, episode in zip(pool.trajectories, episodes, strict=True):
         trajectory.responses = [response for _, response, _ in episode.log]
     return pool.trajectories
@@ -60,40 +59,14 @@ def play_rules(
 
     first: number of the first task; an episode's draws depend on its number.
     """
-    parse = BENCHMARKS[cfg.env].parse
-    waiting = deque(enumerate(tasks, start=first))
-    players: dict[int, RulePlayer] = {}  # by slot
-    contexts: dict[int, Context] = {}
 
-    def begin(slot: int) -> None:
-        players.pop(slot, None)
-        contexts.pop(slot, None)
-        if waiting:
-            number, task = waiting.popleft()
-            rng = generator(name, cfg.seed, number)
-            players[slot] = RulePlayer(cfg.env, name, slips, rng, task)
-            pool.reset(slot, task)
+    def start(number: int, task: str, context: Context) -> RulePlayer:
+        rng = generator(name, cfg.seed, first + number)
+        return RulePlayer(cfg.env, name, slips, rng, task)
 
-    for slot in range(pool.n_envs):
-        begin(slot)
-    with progress_bar(len(tasks), "play", "episode") as bar:
-        while players:
-            slot, step = pool.recv()
-            trajectory = pool.current[slot]
-            if step.failed or step.done or len(trajectory.responses) == cfg.max_turns:
-                bar.update()
-                begin(slot)
-                continue
-            if slot not in contexts:
-                contexts[slot] = Context(step.task, step.observation, step.admissible)
-            context = contexts[slot]
-            context.observation = step.observation
-            context.admissible = step.admissible
-            response = players[slot].act(context)
-            command = parse(response).text
-            trajectory.responses.append(response)
-            context.history.append(Turn(step.observation, command))
-            pool.step(slot, command)
+    episodes = play(cfg.env, pool, tasks, start, cfg.max_turns, "play")
+    for trajectory, steps in zip(pool.trajectories, episodes, strict=True):
+        trajectory.responses = [step.response for step in steps]
     return pool.trajectories
 
 
@@ -106,43 +79,38 @@ class RulePlayer:
         self.slips = slips
         self.rng = rng
         self.task = task
-        self.teacher = None
+        self.teacher: Player | None = None
 
-    def act(self, context: Context) -> str:
-        """The response: a thought and a command."""
-        thought = "try"
+    def act(self, context: Context) -> Action:
         command = self._random(context)
-        if self.name == "teacher":
-            try:
-                chosen, thought = self._by_rule(context)
-            except Exception as error:  # noqa: BLE001 - whatever the rules raise on a page
-                if not context.history:  # the first page is real
-                    raise UserError(f"the teacher reads generated tasks only, not "
-                                    f"{context.task[:80]!r}: use --agents model.") from error
-                # A later one may be a dream that no rule expects: the command stays random.
-                chosen = command
-            if self.rng.random() >= self.slips:
-                command = chosen
-        return f"<think>{thought}</think><action>{command}</action>"
+        if self.name == "random":
+            return Action(command, "try")
+        try:
+            self.teacher = self.teacher or self._teacher(context)
+            chosen = self.teacher.act(context)
+        except Exception as error:  # noqa: BLE001 - whatever the rules raise on a page
+            if not context.history:  # the first page is real
+                raise UserError(f"the teacher reads generated tasks only, not "
+                                f"{context.task[:80]!r}: use --agents model.") from error
+            # A later one may be a dream that no rule expects: the command stays random.
+            chosen = Action(command, "try")
+        if self.rng.random() >= self.slips:
+            return chosen
+        return chosen._replace(command=command)
 
-    def _by_rule(self, context: Context) -> tuple[str, str]:
+    def _teacher(self, first: Context) -> Player:
         # Imported here: each teacher needs the packages of its benchmark.
         if self.env == "webshop":
             from paw_min.toy.webshop_teacher import Shopper
 
-            return Shopper(context.task).act(context)
+            return Shopper(first.task)
         if self.env == "textworld":
             from paw_min.toy.textworld_games import Guide
 
-            self.teacher = self.teacher or Guide(self.task)
-            return self.teacher.act(context), "the policy"
+            return Guide(self.task)
         from paw_min.toy.alfworld_teacher import Expert
 
-        if self.teacher is None:
-            self.teacher = Expert(self.rng)
-            self.teacher.reset(context.observation)
-        command = self.teacher.act(context.observation, context.admissible)
-        return command, self.teacher.thought()
+        return Expert(first.observation, self.rng)
 
     def _random(self, context: Context) -> str:
         if not context.admissible:

@@ -20,7 +20,6 @@ from paw_min.base.seeds import generator
 from paw_min.config import Config
 from paw_min.model.policy import Policy, load_policy
 from paw_min.running.session import forward_precision, start_model
-from paw_min.world_models.dream import WorldModel
 from paw_min.world_models.trajectories import (
     ACTIONS,
     MARKER,
@@ -29,6 +28,7 @@ from paw_min.world_models.trajectories import (
     read_trajectories,
     said,
 )
+from paw_min.world_models.world_model import WorldModel
 
 CONTEXT = 12_288  # most tokens of a chat, as in training, if the model has as many positions
 
@@ -77,7 +77,7 @@ def draw_examples(trajectories: list[Trajectory], shots: int, seed: int) -> list
     usable = [trajectory for trajectory in trajectories if trajectory.answers]
     if len(usable) < shots:
         raise UserError(f"--examples has {len(usable)} episodes with an answer, --shots asks for "
-                        f"{shots}: collect more.")  # fmt: skip
+                        f"{shots}: collect more.")
     found = []
     for number, trajectory in enumerate(rng.sample(usable, shots), start=1):
         step = rng.randrange(len(trajectory.answers))
@@ -87,13 +87,14 @@ def draw_examples(trajectories: list[Trajectory], shots: int, seed: int) -> list
         example = EXAMPLE.format(
             number=number, context=context, command=trajectory.commands[step],
             answer=trajectory.answers[step],
-        )  # fmt: skip
+        )
         found.append(example)
     return found
 
 
 def load_prompted(
-    name: str, cfg: Config, shots: int, files: list[Path], evaluated: set[str], answer_tokens: int
+    name: str, cfg: Config, shots: int, files: tuple[Path, ...], evaluated: set[str],
+    answer_tokens: int,
 ) -> PromptedWorldModel:
     """An instruct model as a world model.
 

@@ -1,86 +1,242 @@
 """Reinforcement World Model Learning (RWML, arXiv 2602.05842): before RL, predict what actions do.
 
-    python -m paw_min.world_models.rwml ENV --out FOLDER [--method METHOD] [flags of run_ENV.py]
-
-    collect     N = 3 episodes per task; triplets (history, action, next observation)      2.2, 3.1
-    fit         a copy of the model, on 10 % of the triplets                               2.2
-    filter      the copy tries the others K = 10 times; one hit: keep with p = 0.1         E1, B.1
-    train       GRPO with KL on the rest; reward 1 if the prediction is close enough       2.2
-    then        RL with the run scripts, from this checkpoint; the last line says how      B.2
+    section                                                      function
+    3.1, B.1  triplets of own rollouts, N = 3 per task           triplets.collect
+    A4, A5    prompts of RWML and of WM-SFT, labels of WM-SFT     triplets.prompt_text, sft_row
+    2.2       the prediction in an answer                        predicted_state
+    2.2       d = 1 - cos(E(prediction), E(truth))               distances
+    2.2       r = 1 if d < tau_d, else 0                         reward
+    2.2, E1   which triplets are too easy; K = 10 tries          tries, too_easy
+    A2        tau_d of the filter, and of training               calibrated_threshold,
+                                                                 training_threshold
+    2.2       GRPO with KL, G answers per triplet                answer_rows, update
+    B.1       epochs over batches of B = 32 triplets             batch_of_update
+    B.2       then RL                                            rwml_stages.policy_rl
 
 The model answers in text, <think>...</think><next_state>...</next_state>, and a frozen sentence
-encoder E compares: d = 1 - cos(E(prediction), E(truth)), reward 1 if d < tau_d, else 0. No task
-reward is used. The gradient step is the one of RL, update.prepare and update.learn, without PaW: an
-answer is a row, and the answers to one triplet are a group.
+encoder E judges it. No task reward is used. The gradient step is the one of RL, update.prepare and
+update.learn, without PaW: an answer is a row, and the answers to one triplet are a group.
 
-METHOD is rwml, wm-sft (the paper's baseline: cross entropy on the same triplets, with an empty
-thought), early-experience (early_experience.py) or imitation (its second stage alone: what early
-experience is worth without predictions). Placebos, as in arXiv 2609.33335: --target shuffled,
---reward coin.
+Placebos, as in arXiv 2609.33335: shuffled_truths, and a coin as the reward. What the paper leaves
+open is in CHOICES.md. The command, its stages and its files are in rwml_stages.py:
 
---keep-easy: without the filter. A run has a folder of its own for each of these choices.
+    python -m paw_min.world_models.rwml ENV --out FOLDER [--method METHOD] [flags of run_ENV.py]
 
-FOLDER has triplets.jsonl, held_out.jsonl (of the evaluation panel), collected.json, start/,
-filter.json, and a run folder per method. Rerunning the command resumes, in every stage
-(running/stages.py). One process, on one GPU.
-
-Not in the paper: the stand-ins' start/ has a format warm start (start.py). What the paper leaves
-open is in CHOICES.md.
-
-Legend: B triplets of an update, G answers per triplet.
+Legend: B triplets of an update, G answers per triplet, K tries of the filter.
 """
 
-import shlex
-from dataclasses import replace
-from pathlib import Path
+import math
+import random
+from collections import deque
+from dataclasses import dataclass, replace
 
 import torch
 
-from paw_min.base.console import say
-from paw_min.base.errors import UserError, user_errors
-from paw_min.base.files import reading
-from paw_min.base.seeds import generator
-from paw_min.config import parse_args
+from paw_min.base.console import progress_bar
+from paw_min.base.errors import user_errors
+from paw_min.base.seeds import generator, request_seed
+from paw_min.config import Config
 from paw_min.metrics import mean
-from paw_min.model.sampler import Response
+from paw_min.model.policy import Policy
+from paw_min.model.sampler import Request, Response
 from paw_min.model.scoring import check_sync
+from paw_min.retrieval.dense import Encoder
 from paw_min.rows import Rows, TokenRow
-from paw_min.running.evaluate import evaluate
-from paw_min.running.presets import presets_of
-from paw_min.running.runs import hold
-from paw_min.running.session import Session, open_session
-from paw_min.running.stages import Pieces
-from paw_min.running.tasks import draw_groups
-from paw_min.running.untrusted import read_json
+from paw_min.running.session import Session
 from paw_min.targets import random_cycle
-from paw_min.update import NonFinite, learn, prepare
-from paw_min.world_models import early_experience
-from paw_min.world_models.answers import (
-    as_written,
-    distances,
-    predict,
-    predicted_state,  # noqa: F401 - part of this module's interface
-    predictions,
-    quality,
-    reward,
-)
-from paw_min.world_models.filtering import (
-    Filtered,
-    filter_triplets,
-    fits,
-    too_easy,  # noqa: F401 - part of this module's interface
-    training_threshold,
-)
-from paw_min.world_models.job import EXPERT, Job, arguments
-from paw_min.world_models.start import collected, digest, sft_rate, split, supervise
-from paw_min.world_models.triplets import (
-    Triplet,
-    fitting,
-    play,
-    prompt_text,
-    read_triplets,
-    sft_row,
-)
+from paw_min.update import learn, prepare
+from paw_min.world_models.triplets import Triplet, prompt_text
+
+KEEP = 0.1  # probability that an easy triplet survives, B.1
+MARGIN = 0.15  # from the filter's tau_d to that of training, Table A2 ...
+STEP = 0.2  # ... which is rounded to a multiple of this
+THRESHOLDS = (0.01, 0.5)  # range of the filter's tau_d: above, generic answers pass (Table A2)
+
+
+# ---- answers and their reward (2.2) ----
+
+
+def predicted_state(response: str) -> str | None:
+    """The text in the last <next_state> ... </next_state> of an answer; None if it is malformed.
+
+    The last opening tag, since the thought may mention the tags. Nothing else is required.
+    """
+    _, opened, rest = response.rpartition("<next_state>")
+    text, closed, _ = rest.partition("</next_state>")
+    return text.strip() or None if opened and closed else None
+
+
+def distances(encoder: Encoder, predictions: list[str | None], truths: list[str]) -> list[float]:
+    """d = 1 - cos(E(p), E(s)) of each pair (2.2); inf without a prediction."""
+    texts = sorted({*truths, *(text for text in predictions if text is not None)})
+    vectors = dict(zip(texts, encoder.passages(texts, len(texts))))  # of length 1
+    found = []
+    for prediction, truth in zip(predictions, truths, strict=True):
+        d = math.inf
+        if prediction is not None:
+            d = 1.0 - float(vectors[prediction] @ vectors[truth])
+        found.append(d)
+    return found
+
+
+def reward(distance: float, threshold: float) -> float:
+    """r = 1 if d < tau_d, else 0 (2.2); malformed answers have d = inf."""
+    return 1.0 if distance < threshold else 0.0
+
+
+def quality(
+    predictions: list[str | None], truths: list[str], d: list[float], threshold: float
+) -> dict[str, float]:
+    """Means over the predictions, given their distances; a malformed one has the cosine 0."""
+    cosines = [0.0 if one == math.inf else 1.0 - one for one in d]
+    return {
+        "reward": mean([reward(one, threshold) for one in d]),
+        "exact": mean([p == truth for p, truth in zip(predictions, truths, strict=True)]),
+        "cosine": mean(cosines),
+        "well_formed": mean([p is not None for p in predictions]),
+    }
+
+
+def predict(
+    sampler, prompts: list[list[int]], n_answers: int, *,
+    temperature: float, max_tokens: int, seed_key: tuple[int, ...],
+) -> list[list[Response]]:
+    """`n_answers` answers to each prompt, within sampler.sync(policy)."""
+    total = len(prompts) * n_answers
+    queue = deque()
+    for i in range(total):
+        queue.append(Request(i, prompts[i // n_answers], request_seed(*seed_key, i)))
+    found = {}
+    with progress_bar(total, "predict", "answer") as bar:
+        for finished in sampler.generate(queue, temperature, max_tokens):
+            found |= {response.slot: response for response in finished}
+            bar.update(len(finished))
+    flat = [found[i] for i in range(total)]
+    return [flat[i : i + n_answers] for i in range(0, total, n_answers)]
+
+
+def predictions_of(policy: Policy, answers: list[list[Response]]) -> list[str | None]:
+    return [predicted_state(policy.decode(one.ids)) for of_one in answers for one in of_one]
+
+
+def as_written(policy: Policy, text: str) -> str:
+    """A text as this model would write it: a word-level tokenizer loses case and spaces."""
+    return policy.decode(policy.encode(text)).strip()
+
+
+def truths_of(policy: Policy, triplets: list[Triplet], times: int = 1) -> list[str]:
+    """What an answer to each triplet should predict, `times` times in a row."""
+    return [as_written(policy, t.next_observation) for t in triplets for _ in range(times)]
+
+
+# ---- the filter (E1, B.1, Table A2) ----
+
+
+@dataclass
+class Filtered:
+    """Which triplets are worth training on."""
+
+    threshold: float  # the filter's tau_d
+    easy: float  # share of the triplets that the filter predicts at least once
+    kept: list[int]  # positions among the training triplets
+
+
+def filtered(tries: list[list[float]], easy_share: float, rng: random.Random) -> Filtered:
+    """E1, from the distances of the K tries of each triplet.
+
+    A triplet is easy if one try is a hit at the filter's tau_d, which is stricter than that of
+    training.
+    """
+    threshold = calibrated_threshold([min(of_one) for of_one in tries], easy_share)
+    hits = [int(sum(reward(d, threshold) for d in of_one)) for of_one in tries]
+    return Filtered(threshold, mean([count > 0 for count in hits]), too_easy(hits, rng))
+
+
+def tries(
+    cfg: Config, policy: Policy, sampler, encoder: Encoder, triplets: list[Triplet], k: int,
+    max_tokens: int,
+) -> list[list[float]]:
+    """K answers to each triplet -> their distances.
+
+    policy: a copy of the model that has learned the task from the other 10 % of the triplets, with
+    labels without a thought, and is asked in the same way.
+    """
+    prompts = [policy.encode_chat(prompt_text(cfg, t, reason=False)) for t in triplets]
+    with sampler.sync(policy):
+        answers = predict(
+            sampler, prompts, k, temperature=1.0, max_tokens=max_tokens, seed_key=(cfg.seed, 0)
+        )
+    d = distances(encoder, predictions_of(policy, answers), truths_of(policy, triplets, k))
+    return [d[i : i + k] for i in range(0, len(d), k)]
+
+
+def too_easy(hits_per_triplet: list[int], rng: random.Random) -> list[int]:
+    """E1: positions of the kept triplets. One hit in K tries is easy; those stay with p = 0.1."""
+    # As printed, E1 compares the mean with tau_easy = 0 by ">=", and all would be easy.
+    return [i for i, hits in enumerate(hits_per_triplet) if not hits or rng.random() < KEEP]
+
+
+def calibrated_threshold(nearest: list[float], easy_share: float) -> float:
+    """Table A2: the filter's tau_d for which this share of the triplets is easy.
+
+    nearest: the smallest distance among the K tries of each triplet. A triplet is easy if it is
+    below tau_d, so tau_d is the smallest distance that is not to count. Exact predictions, d = 0,
+    are easy at any tau_d; the share is then larger.
+    """
+    in_order = sorted(nearest)
+    count = round(easy_share * len(in_order))
+    low, high = THRESHOLDS
+    return min(max(in_order[min(count, len(in_order) - 1)], low), high)
+
+
+def training_threshold(filter_threshold: float) -> float:
+    """Table A2: tau_d of training, the filter's + 0.15, to the nearest 0.2; halves round up."""
+    steps = round((filter_threshold + MARGIN) / STEP, 9)  # 0.3 / 0.2 is 1.4999999999999998
+    return round(STEP * math.floor(steps + 0.5), 9)
+
+
+# ---- GRPO on answers (2.2) ----
+
+
+def batch_of_update(k: int, n_triplets: int, batch: int, seed: int) -> list[int]:
+    """Positions of the triplets of update k, from 1. Each epoch has an order of its own."""
+    per_epoch = -(-n_triplets // batch)
+    epoch, position = divmod(k - 1, per_epoch)
+    order = generator("rwml", seed, epoch).sample(range(n_triplets), n_triplets)
+    return order[position * batch : (position + 1) * batch]
+
+
+def update(
+    cfg: Config, s: Session, k: int, encoder: Encoder, prompts: list[list[int]],
+    truths: list[str], threshold: float, coin: bool = False,
+) -> dict[str, float]:
+    """Update k, from 1: G answers to each of these B prompts, and a GRPO step -> metrics.
+
+    coin: placebo, a reward that knows nothing. `spread` is then that of the coin, and `reward` that
+    of the predictions. NonFinite if the loss or its gradient is.
+    """
+    size = cfg.group_size
+    key = (cfg.seed, k)
+    with s.sampler.sync(s.policy):
+        answers = predict(
+            s.sampler, prompts, size,
+            temperature=cfg.temperature, max_tokens=cfg.max_response_tokens, seed_key=key,
+        )
+    predictions = predictions_of(s.policy, answers)
+    repeated = [truth for truth in truths for _ in range(size)]  # B * G
+    d = distances(encoder, predictions, repeated)
+    rewards = [reward(one, threshold) for one in d]
+    if coin:
+        rng = generator("coin", cfg.seed, k)
+        rewards = [float(rng.random() < 0.5) for _ in d]
+    rows = answer_rows(prompts, answers, rewards)
+    gap = check_sync(cfg, s.policy, rows, k)
+    rows = prepare(cfg, s.policy, s.reference, rows)
+    learned = learn(cfg, s.policy, s.optimizer, rows, seed_key=key)
+    # The share of groups in which some answers are rewarded and others not: only they teach.
+    spread = [len(set(rewards[i : i + size])) > 1 for i in range(0, len(rewards), size)]
+    measured = quality(predictions, repeated, d, threshold)
+    return {"spread": mean(spread), "sampler_gap": gap} | measured | learned
 
 
 def answer_rows(
@@ -109,105 +265,6 @@ def answer_rows(
     )
 
 
-def run_update(
-    job: Job, s: Session, k: int, prompts: list[list[int]], truths: list[str], threshold: float
-) -> dict[str, float]:
-    """Update k, from 1: G answers to each of these B prompts, and a GRPO step -> metrics."""
-    cfg = job.world
-    with s.sampler.sync(s.policy):
-        key = (cfg.seed, k)
-        answers = predict(
-            s.sampler, prompts, cfg.group_size,
-            temperature=cfg.temperature, max_tokens=cfg.max_response_tokens, seed_key=key,
-        )  # fmt: skip
-    predicted = predictions(s.policy, answers)
-    repeated = [truth for truth in truths for _ in range(cfg.group_size)]  # B * G
-    d = distances(job.encoder, predicted, repeated)
-    rewards = [reward(one, threshold) for one in d]
-    if job.reward == "coin":  # placebo: a reward that knows nothing
-        rng = generator("coin", cfg.seed, k)
-        rewards = [float(rng.random() < 0.5) for _ in d]
-    rows = answer_rows(prompts, answers, rewards)
-    gap = check_sync(cfg, s.policy, rows, k)
-    rows = prepare(cfg, s.policy, s.reference, rows)
-    try:
-        learned = learn(cfg, s.policy, s.optimizer, rows, seed_key=key)
-    except NonFinite as error:
-        raise UserError(f"update {k}: {error}: delete {s.run.folder}, and lower --lr.") from error
-    size = cfg.group_size
-    spread = [len(set(rewards[i : i + size])) > 1 for i in range(0, len(rewards), size)]
-    # With the coin, `spread` is that of the coin, and `reward` that of the predictions.
-    measured = quality(predicted, repeated, d, threshold)
-    return {"spread": mean(spread), "sampler_gap": gap} | measured | learned
-
-
-def train_rwml(
-    job: Job, s: Session, done: int, updates: int, triplets: list[Triplet], tau: float
-) -> dict[str, float]:
-    """The updates after `done` -> metrics of the last, which is not logged yet."""
-    cfg = job.world
-    batch = job.settings.batch
-    prompts = [s.policy.encode_chat(prompt_text(cfg, t)) for t in triplets]
-    truths = [as_written(s.policy, t.next_observation) for t in triplets]
-    per_epoch = -(-len(triplets) // batch)
-    for k in range(done + 1, updates + 1):
-        epoch, position = divmod(k - 1, per_epoch)
-        order = generator("rwml", cfg.seed, epoch).sample(range(len(triplets)), len(triplets))
-        chosen = order[position * batch : (position + 1) * batch]
-        metrics = run_update(
-            job, s, k, [prompts[i] for i in chosen], [truths[i] for i in chosen], tau
-        )
-        shown = ("reward", "spread", "exact", "cosine", "well_formed")
-        values = "  ".join(f"{name} {metrics[name]:.3f}" for name in shown)
-        say(f"update {k} of {updates}  {values}")
-        if k < updates:
-            s.run.log({"update": k} | metrics)
-            if k % cfg.save_every == 0:
-                s.run.save(s.policy, s.optimizer, k)
-    return metrics
-
-
-def train_on_expert(job: Job, pieces: Pieces, s: Session) -> dict[str, float]:
-    """early_experience.py: prediction for one epoch, then imitation -> metrics.
-
-    Method imitation: without the prediction.
-    """
-    cfg = job.cfg
-    games = draw_groups(s.tasks.train, job.settings.tasks, cfg.seed, 0)
-    demonstrations = early_experience.demonstrated(cfg, games)
-    fitted = []
-    # Of the environment. Replays that reach a demonstrated state again do not count.
-    steps = len(demonstrations)
-    if job.method == "early-experience":
-        branched = early_experience.branches(cfg, s.pool, demonstrations, pieces)
-        steps += branched.steps
-        fitted = fitting(cfg, s.policy, branched.triplets, job.settings.answer_tokens)
-        labels = [sft_row(cfg, s.policy, t) for t in fitted]
-        supervise(job, pieces, s.policy, s.optimizer, labels, 1, "branches")
-    rows = early_experience.imitation_rows(s.policy, demonstrations)
-    epochs = job.settings.sft_epochs
-    imitated = supervise(job, pieces, s.policy, s.optimizer, rows, epochs, "imitation")
-    return imitated | {"branches": len(fitted), "branch_steps": steps}
-
-
-def measure(job: Job, s: Session, held_out: list[Triplet], tau: float) -> dict[str, float]:
-    """Greedy predictions of held-out steps, and the policy's play on the panel."""
-    # The other methods learn to answer without a thought, so they are asked so before, too. With
-    # --prompt paper, the values before training are therefore not those of rwml.
-    reason = job.method == "rwml"
-    prompts = [s.policy.encode_chat(prompt_text(job.cfg, t, reason)) for t in held_out]
-    truths = [as_written(s.policy, t.next_observation) for t in held_out]
-    with s.sampler.sync(s.policy):
-        answers = predict(
-            s.sampler, prompts, 1, temperature=0.0, max_tokens=job.settings.answer_tokens,
-            seed_key=(job.cfg.seed, 0),
-        )  # fmt: skip
-    predicted = predictions(s.policy, answers)
-    measured = quality(predicted, truths, distances(job.encoder, predicted, truths), tau)
-    panel = evaluate(job.cfg, s.policy, s.sampler, s.pool, s.tasks.held_out).episodes
-    return play(job.cfg, panel) | {f"held_out_{key}": x for key, x in measured.items()}
-
-
 def shuffled_truths(triplets: list[Triplet], seed: int) -> list[Triplet]:
     """Placebo: each triplet gets the next observation of another, by a random cycle."""
     result = list(triplets)
@@ -217,94 +274,8 @@ def shuffled_truths(triplets: list[Triplet], seed: int) -> list[Triplet]:
     return result
 
 
-def train(job: Job, kept: list[Triplet], held_out: list[Triplet], tau: float) -> None:
-    """Train the start model by the job's method, measured before and after."""
-    if job.method in EXPERT and job.paper_scale:
-        job = replace(job, settings=replace(job.settings, **early_experience.PUBLISHED))
-    cfg = job.world
-    if job.method == "rwml":
-        cfg = replace(cfg, updates=job.settings.epochs * -(-len(kept) // job.settings.batch))
-    else:
-        cfg = replace(cfg, lr=sft_rate(job), kl_coef=0.0)
-    with open_session(cfg) as s:
-        done = s.run.restore(s.policy, s.optimizer)
-        s.policy.train()
-        pieces = job.pieces(f"{cfg.name}/train")
-        logged = [line["update"] for line in s.run.metrics()]
-        if done and logged[:1] + logged[-1:] != [0, done]:
-            raise UserError(f"{s.run.folder}/metrics.jsonl lacks updates of the checkpoint beside "
-                            "it: restore it, or delete the folder to train again.")  # fmt: skip
-        if not logged:
-            s.run.log({"update": 0} | measure(job, s, held_out, tau))
-        if done < cfg.updates:
-            if job.method == "rwml":
-                metrics = train_rwml(job, s, done, cfg.updates, kept, tau)
-            elif job.method == "wm-sft":
-                rows = [sft_row(job.cfg, s.policy, t) for t in kept]
-                epochs = job.settings.sft_epochs
-                metrics = supervise(job, pieces, s.policy, s.optimizer, rows, epochs, "wm-sft")
-            else:
-                metrics = train_on_expert(job, pieces, s)
-            metrics |= measure(job, s, held_out, tau)
-            s.run.log({"update": cfg.updates} | metrics)
-            s.run.save(s.policy, s.optimizer, cfg.updates)
-        pieces.remove()
-        show_change(s)
-        checkpoint = s.run.checkpoint()
-    say("then RL:")
-    say(f"python run_{cfg.env}.py {shlex.join(policy_rl(job, checkpoint))}")
-
-
-def policy_rl(job: Job, checkpoint: Path) -> list[str]:
-    """The flags of the paper's policy RL (B.2), without PaW, in a run folder of its own."""
-    flags = [*job.flags, "--no-paw"]
-    plain, _ = parse_args(job.cfg.env, presets_of(job.cfg.env), "", flags)
-    return [*flags, "--name", f"{plain.name}-after-{job.world.name}", "--model", str(checkpoint)]
-
-
-def show_change(s: Session) -> None:
-    """Print what was measured before and after training."""
-    first, *_, last = s.run.metrics()
-    with reading(s.run.folder / "metrics.jsonl"):  # a metric may be missing
-        for name in first:
-            if name != "update":
-                say(f"{name:22s} {first[name]:6.3f} -> {last[name]:6.3f}")
-
-
-def main(argv: list[str] | None = None) -> None:
-    job = arguments(__doc__, argv)
-    # Another command may use the same triplets, but not while they are made.
-    lock = hold(job.folder, "--out")
-    record = collected(job)
-    dropped = [f"{name} {count}" for name, count in record.counts.items() if name != "steps"]
-    say(f"{record.triplets} triplets of {record.counts['steps']} steps; dropped: "
-        f"{', '.join(dropped)}")  # fmt: skip
-    say("collector: " + ", ".join(f"{name} {x:.3f}" for name, x in record.panel.items()))
-    triplets = read_triplets(job.folder / "triplets.jsonl")
-    held_out = read_triplets(job.folder / "held_out.jsonl")
-
-    if not (job.folder / "start").is_dir():
-        raise UserError(f"{job.folder / 'start'} is missing: delete {job.folder} to collect again.")
-    if digest(job.folder) != record.digest:
-        raise UserError(f"triplets.jsonl or held_out.jsonl in {job.folder} has changed since it "
-                        "was collected: restore it, or delete the folder.")  # fmt: skip
-    validation, others = split(job, triplets)
-    path = job.folder / "filter.json"
-    if not path.exists():
-        filter_triplets(job, validation, others)
-    lock.release()
-    chosen = read_json(path, Filtered)
-    if not fits(chosen, len(others)):
-        raise UserError(f"{path} does not fit the triplets: delete it to filter again.")
-    tau = training_threshold(chosen.threshold)
-    say(f"filter: {100 * chosen.easy:.1f} % easy at tau_d {chosen.threshold:.3f}, "
-        f"{len(chosen.kept)} of {len(others)} triplets kept; training: tau_d {tau:g}")  # fmt: skip
-    kept = others if job.keep_easy else [others[i] for i in chosen.kept]
-    if job.target == "shuffled":
-        kept = shuffled_truths(kept, job.cfg.seed)
-    train(job, kept, held_out, tau)
-
-
 if __name__ == "__main__":
+    from paw_min.world_models.rwml_stages import main
+
     with user_errors():
         main()

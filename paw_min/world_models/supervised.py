@@ -25,7 +25,7 @@ def fit(
     policy: Policy, optimizer, rows: list[TokenRow], *,
     epochs: int, batch: int, warm_up: int, micro_tokens: int, seed_key: tuple,
     pieces: Pieces | None = None, name: str = "fit",
-) -> list[float]:  # fmt: skip
+) -> list[float]:
     """Train on all rows `epochs` times, in random order -> loss of each step, nats per token.
 
     batch: rows per optimizer step. warm_up: steps in which the learning rate rises linearly to the
@@ -92,7 +92,7 @@ def fit_step(
         raise UserError(
             f"fine-tuning step {step}: the loss is {total.item():g} and the norm of its gradient "
             f"{norm.item():g} at a learning rate of {rate:g}: lower it (word2world: --lr; rwml: "
-            "sft_lr in world_models/job.py)."
+            "sft_lr in world_models/rwml_options.py)."
         )
     optimizer.step()
     return total.item()

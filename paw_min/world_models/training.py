@@ -4,6 +4,7 @@ Full fine-tuning with the learning rates of Table 7. train.json of a world model
 its context, which reading it back needs.
 """
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,63 +12,63 @@ import torch
 
 from paw_min.base.distributed import join
 from paw_min.base.errors import UserError
-from paw_min.base.files import writing
+from paw_min.base.files import reading, writing
 from paw_min.base.seeds import generator
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.rows import TokenRow
 from paw_min.running.session import forward_precision, start_model
-from paw_min.running.untrusted import read_json
 from paw_min.toy.standins import make_model, make_optimizers
-from paw_min.world_models.dream import WorldModel, word_tokenizer
-from paw_min.world_models.options import Job
-from paw_min.world_models.records import Imitated, Trained, TrainFile
 from paw_min.world_models.supervised import fit
 from paw_min.world_models.trajectories import MARKER, decisions, read_trajectories
+from paw_min.world_models.word2world_options import Word2WorldJob
+from paw_min.world_models.world_model import WorldModel, word_tokenizer
 
 WARM_UP = 10  # steps, Table 7
 
 
-def train(job: Job) -> Trained:
+def train(job: Word2WorldJob) -> dict:
     """Fit a world model to all answers of the trajectories; failures count like successes."""
     cfg = job.cfg
-    trajectories = read_trajectories(job.env, job.trajectories)
-    if len(trajectories) < job.limit:
+    settings = job.settings
+    trajectories = read_trajectories(cfg.env, settings.trajectories)
+    if len(trajectories) < settings.limit:
         raise UserError(f"--trajectories has {len(trajectories)} episodes, --limit asks for "
-                        f"{job.limit}: collect more.")  # fmt: skip
+                        f"{settings.limit}: collect more.")
     generator("limit", cfg.seed).shuffle(trajectories)
-    trajectories = trajectories[: job.limit or None]
+    trajectories = trajectories[: settings.limit or None]
     device = join(cfg.device)
     precision = forward_precision(cfg, device)
-    if job.start:
-        start = start_model(replace(cfg, model=job.start))
+    if settings.start:
+        start = start_model(replace(cfg, model=settings.start))
         policy = load_policy(start, device=device, precision=precision)
-        optimizer = torch.optim.AdamW(policy.parameters(), lr=job.lr)
+        optimizer = torch.optim.AdamW(policy.parameters(), lr=settings.lr)
     else:
         texts = [m["content"] for t in trajectories for m in t.messages]
         tokenizer = word_tokenizer(texts)
-        model = make_model(tokenizer, cfg.seed, job.width, job.context).to(device)
+        model = make_model(tokenizer, cfg.seed, settings.width, settings.context).to(device)
         policy = Policy(model, tokenizer, precision=precision)
-        optimizer = Together(make_optimizers(model, job.lr))
-    world_model = WorldModel(policy, job.context)
+        optimizer = Together(make_optimizers(model, settings.lr))
+    world_model = WorldModel(policy, settings.context)
     rows = [row for row in map(world_model.row, trajectories) if row]
     if not rows:
-        raise UserError(f"no answer fits into --context {job.context}: raise it.")
+        raise UserError(f"no answer fits into --context {settings.context}: raise it.")
     fitted = fit_and_save(job, policy, optimizer, rows, len(rows))
-    return Trained(marker=MARKER, context=job.context, **fitted)
+    return {"marker": MARKER, "context": settings.context} | fitted
 
 
-def imitate(job: Job) -> Imitated:
+def imitate(job: Word2WorldJob) -> dict:
     """Fit the agent --model to thoughts and commands of won trajectories."""
     cfg = job.cfg
+    wins = job.settings.wins
     won = []
-    for path in job.trajectories:
-        of_file = [t for t in read_trajectories(job.env, [path]) if t.won]
-        if len(of_file) < max(1, job.wins):
+    for path in job.settings.trajectories:
+        of_file = [t for t in read_trajectories(cfg.env, [path]) if t.won]
+        if len(of_file) < max(1, wins):
             raise UserError(f"{path} has {len(of_file)} won episodes, --wins asks for "
-                            f"{max(1, job.wins)}: collect more.")  # fmt: skip
-        won += of_file[: job.wins or None]
+                            f"{max(1, wins)}: collect more.")
+        won += of_file[: wins or None]
     for number, trajectory in enumerate(won):
         counts = [len(trajectory.responses), len(trajectory.commands), len(trajectory.answers)]
         if not counts[0] == counts[1] == counts[2] > 0:
@@ -79,7 +80,7 @@ def imitate(job: Job) -> Imitated:
     # UserError if a prompt may be longer than the model's positions.
     load_tokenizer(start_model(cfg), cfg.max_prompt_tokens + cfg.max_response_tokens)
     policy = load_policy(start_model(cfg), device=device, precision=forward_precision(cfg, device))
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=job.lr)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=job.settings.lr)
     prompt = BENCHMARKS[cfg.env].prompts[cfg.prompt]
     rows = []
     for number, trajectory in enumerate(won):
@@ -99,17 +100,22 @@ def imitate(job: Job) -> Imitated:
 
 
 def fit_and_save(
-    job: Job, policy: Policy, optimizer, rows: list[TokenRow], trajectories: int
-) -> Imitated:
-    """Full fine-tuning with the schedule of Table 7; write the model -> what happened."""
+    job: Word2WorldJob, policy: Policy, optimizer, rows: list[TokenRow], trajectories: int
+) -> dict:
+    """Full fine-tuning with the schedule of Table 7; write the model -> what happened.
+
+    loss: nats per token, the means of successive parts, each a tenth of the steps or less.
+    trajectories: how many were used.
+    """
     policy.train()
     if job.cfg.grad_checkpointing:
         policy.model.gradient_checkpointing_enable()
     pieces = job.pieces()
     losses = fit(
-        policy, optimizer, rows, epochs=job.epochs, batch=job.batch, warm_up=WARM_UP,
+        policy, optimizer, rows,
+        epochs=job.settings.epochs, batch=job.settings.batch, warm_up=WARM_UP,
         micro_tokens=job.cfg.micro_tokens, seed_key=("word2world", job.cfg.seed), pieces=pieces,
-    )  # fmt: skip
+    )
     if not all(weight.isfinite().all() for weight in policy.parameters()):
         pieces.remove()  # another learning rate starts from the beginning
         raise UserError("training made weights NaN or infinite; not saved: lower --lr.")
@@ -117,13 +123,13 @@ def fit_and_save(
         policy.save(job.out)
     tenth = max(1, len(losses) // 10)
     parts = [losses[i : i + tenth] for i in range(0, len(losses), tenth)]
-    return Imitated(
-        trajectories=trajectories,
-        rows=len(rows),
-        parameters=policy.model.num_parameters(),
-        steps=len(losses),
-        loss=[round(sum(part) / len(part), 4) for part in parts],
-    )
+    return {
+        "trajectories": trajectories,
+        "rows": len(rows),
+        "parameters": policy.model.num_parameters(),
+        "steps": len(losses),
+        "loss": [round(sum(part) / len(part), 4) for part in parts],
+    }
 
 
 class Together:
@@ -160,17 +166,19 @@ def load_world_model(folder: Path, cfg: Config, answer_tokens: int = 512) -> Wor
     if not path.is_file():
         raise UserError(f"{folder} is not a world model (no train.json): give the folder of a "
                         "complete `word2world train`, or add --shots 0 to prompt a model.")
-    record = read_json(path, TrainFile)
-    # The line is: word2world train ENV ...
-    if record["command"].split()[2:3] != [cfg.env]:
+    with reading(path):
+        record = json.loads(path.read_text())
+        # The line is: word2world train ENV ...
+        env = record["command"].split()[2]
+        context = int(record["context"])
+        marker = record["marker"]
+    if env != cfg.env:
         raise UserError(f"{path} is the result of `{record['command']}`: give a world model of "
-                        f"{cfg.env}.")  # fmt: skip
-    if record["context"] < 1:
-        raise UserError(f"{path} has the context {record['context']}: train the world model again.")
-    if record["marker"] != MARKER:
-        raise UserError(f"{path} has the marker {record['marker']!r}, expected {MARKER!r}: train "
-                        "the world model again.")
+                        f"{cfg.env}.")
+    if marker != MARKER:
+        raise UserError(f"{path} has the marker {marker!r}, expected {MARKER!r}: train the world "
+                        "model again.")
     device = join(cfg.device)
     precision = forward_precision(cfg, device)
     policy = load_policy(str(folder), device=device, precision=precision)
-    return WorldModel(policy, record["context"], answer_tokens)
+    return WorldModel(policy, context, answer_tokens)

@@ -17,7 +17,7 @@ list them in every step. In Word2World, only WebShop's pages do.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -244,7 +244,7 @@ class Recorder:
         self._pool.close()
 
 
-def read_trajectories(env: str, paths: list[Path]) -> list[Trajectory]:
+def read_trajectories(env: str, paths: Iterable[Path]) -> list[Trajectory]:
     """All trajectories of these files; UserError for a missing or damaged one."""
     found = []
     for path in paths:

@@ -176,7 +176,7 @@ def collect(
             rolled = rollout(
                 replace(cfg, max_turns=max_turns), policy, sampler, pool, played, groups,
                 temperature=1.0, seed_key=(cfg.seed, 0), label="collect",
-            ).episodes  # fmt: skip
+            ).episodes
         panel = evaluate(cfg, policy, sampler, pool, found_tasks.held_out).episodes
         found = triplets_of(cfg, [episode for episode in rolled if not episode.failed])
         triplets = fitting(cfg, policy, found.triplets, answer_tokens)

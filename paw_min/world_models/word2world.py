@@ -22,14 +22,14 @@ ENV: alfworld, webshop or textworld. Agents: the language model of --model, the 
 of the generated data, a `random` player. All other flags are those of the run scripts: --model is
 the agent, --eval-tasks the number of held-out tasks, --max-turns the most steps of an episode (50).
 
-Each command writes <command>.json (records.py) to its folder when it is complete; `seconds` is the
-time since its last start. A rerun skips what is complete, also of a command that was killed: what
-the models have said, the rule-based players' episodes, epochs of training (running/stages.py).
-Scaling (sec. 6) and coverage of agents (sec. 5.3): scaling.py.
-research/word2world/README.md has a run of each. trajectories.py and dream.py have the deviations.
+Each command writes <command>.json to its folder when it is complete, with `command`, the command
+line, and `seconds`, the time since its last start. A rerun skips what is complete, also of a
+command that was killed: what the models have said, the rule-based players' episodes, epochs of
+training (running/stages.py). Scaling (sec. 6) and coverage of agents (sec. 5.3):
+research/word2world/scaling.py; the README.md beside it has a run of each. trajectories.py and
+CHOICES.md have the deviations.
 """
 
-import os
 import re
 import sys
 import time
@@ -48,20 +48,9 @@ from paw_min.running.evaluate import short
 from paw_min.running.runs import hold
 from paw_min.running.session import find_tasks
 from paw_min.running.stages import Pieces, digest, stage
-from paw_min.world_models.dream import DreamPool, Predict, VerifiedPool, WorldModel
-from paw_min.world_models.options import Job, parse
+from paw_min.world_models.dream import DreamPool, Predict, VerifiedPool
 from paw_min.world_models.players import Play, open_agent
 from paw_min.world_models.prompted import load_prompted
-from paw_min.world_models.records import (
-    Collected,
-    Consistency,
-    Episode,
-    Fidelity,
-    Rates,
-    Share,
-    Verified,
-    Written,
-)
 from paw_min.world_models.training import imitate, load_world_model, train
 from paw_min.world_models.trajectories import (
     Message,
@@ -72,6 +61,8 @@ from paw_min.world_models.trajectories import (
     read_trajectories,
     write_trajectories,
 )
+from paw_min.world_models.word2world_options import Word2WorldJob, parse
+from paw_min.world_models.world_model import WorldModel
 
 SLOTS = 64  # episodes at a time
 
@@ -83,36 +74,42 @@ def exact_match(predicted: str | None, target: str) -> bool:
     return predicted is not None and predicted.strip() == target.strip()
 
 
-def rates(real: list[bool], dream: list[bool], replay: list[bool]) -> Rates:
+def rates(real: list[bool], dream: list[bool], replay: list[bool]) -> dict[str, float | None]:
     """Real, WM, W2R and CR (sec. 4), from the outcomes of the same episodes.
 
     real: won in the environment. dream: won in the world model, by its own marker. replay: were the
     dream's actions won in the environment? CR = W2R / Real may exceed 1. Pairwise CR (BehR, arXiv
-    2604.13824): of the tasks that were won in Real, the share that is won in W2R.
+    2604.13824): of the tasks that were won in Real, the share that is won in W2R. Both are None
+    where nothing is won in Real.
     """
     if not real or not len(real) == len(dream) == len(replay):
         sizes = f"{len(real)}, {len(dream)} and {len(replay)}"
         raise ValueError(f"outcomes of {sizes} episodes: expected the same episodes, at least one.")
-    found = Rates(real=mean(real), wm=mean(dream), w2r=mean(replay), cr=None, pairwise_cr=None)
+    found = {"real": mean(real), "wm": mean(dream), "w2r": mean(replay)}
+    found |= {"cr": None, "pairwise_cr": None}
     if any(real):
         found["cr"] = found["w2r"] / found["real"]
         found["pairwise_cr"] = mean([w2r for won, w2r in zip(real, replay) if won])
     return found
 
 
-def shares(keys: list, hits: list[bool]) -> dict[str, Share]:
-    """Share and number of hits for each key."""
+def shares(keys: list, hits: list[bool]) -> dict[str, dict[str, float]]:
+    """Exact match and number of steps for each key."""
     by_key = {}
     for key, hit in zip(keys, hits, strict=True):
         by_key.setdefault(key, []).append(hit)
     ordered = sorted(by_key.items())
-    return {str(key): Share(em=mean(hits), n=len(hits)) for key, hits in ordered}
+    return {str(key): {"em": mean(hits), "n": len(hits)} for key, hits in ordered}
 
 
 def measure_fidelity(
     answers: Callable[[Trajectory], list[str | None]], trajectories: list[Trajectory]
-) -> Fidelity:
-    """Exact match of single steps. answers: those to each command, after the real chat before."""
+) -> dict:
+    """Exact match of single steps, over the turns of all trajectories, and by kind of step.
+
+    answers: those to each command, after the real chat before it. em_observation: without the list
+    of available actions, as in Word2World's ALFWorld. A kind is the first word of the command.
+    """
     predicted = []
     with progress_bar(len(trajectories), "fidelity", "trajectory") as bar:
         for trajectory in trajectories:
@@ -130,21 +127,21 @@ def measure_fidelity(
         shown = None if answer is None else observation_of(answer)
         observed.append(exact_match(shown, observation_of(target)))
     kinds = [re.match(r"\w*", command)[0] for command in commands]
-    return Fidelity(
-        em=mean(hits),
-        n=len(hits),
-        em_observation=mean(observed),
-        by_kind=shares(kinds, hits),
-        by_turn=shares(turns, hits),
-        by_success=shares([is_solved(target) for target in targets], hits),
-    )
+    return {
+        "em": mean(hits),
+        "n": len(hits),
+        "em_observation": mean(observed),
+        "by_kind": shares(kinds, hits),
+        "by_turn": shares(turns, hits),
+        "by_success": shares([is_solved(target) for target in targets], hits),
+    }
 
 
 def measure_consistency(
     env: str, predict: Predict, make_pool: Callable[[int], Pool], tasks: list[str], play: Play,
     ground: bool = False,
-) -> Consistency:  # fmt: skip
-    """Real, WM and W2R of one agent, on one list of tasks; an episode that breaks is a failure."""
+) -> dict:
+    """`rates` of one agent on one list of tasks, and its episodes; one that breaks is a failure."""
     slots = min(SLOTS, len(tasks))
     with closing(Recorder(env, make_pool(slots))) as pool:
         real = play(pool, tasks)
@@ -154,12 +151,13 @@ def measure_consistency(
         replayed = replay_actions(pool, dream)
     episodes = []
     for r, d, w2r in zip(real, dream, replayed, strict=True):
-        episodes.append(Episode(
-            task=short(r.task), real=r.won, wm=d.won, w2r=w2r,
-            real_steps=len(r.answers), wm_steps=len(d.answers), failed=r.failed or d.failed,
-        ))  # fmt: skip
+        episodes.append({
+            "task": short(r.task), "real": r.won, "wm": d.won, "w2r": w2r,
+            "real_steps": len(r.answers), "wm_steps": len(d.answers),
+            "failed": r.failed or d.failed,
+        })
     outcome = rates([r.won for r in real], [d.won for d in dream], replayed)
-    return Consistency(**outcome, n=len(episodes), episodes=episodes)
+    return outcome | {"n": len(episodes), "episodes": episodes}
 
 
 def replay_actions(pool: Pool, trajectories: list[Trajectory]) -> list[bool]:
@@ -181,57 +179,65 @@ def replay_actions(pool: Pool, trajectories: list[Trajectory]) -> list[bool]:
 # ---- commands ----
 
 
-def open_world_model(job: Job, evaluated: list[str]) -> WorldModel:
+def open_world_model(job: Word2WorldJob, evaluated: list[str]) -> WorldModel:
     """The trained or prompted world model of --world-model. evaluated: the tasks of the measure."""
-    if job.shots is None:
-        return load_world_model(Path(job.world_model), job.cfg, job.answer_tokens)
+    chosen = job.settings
+    if not chosen.shots:
+        return load_world_model(Path(chosen.world_model), job.cfg, chosen.answer_tokens)
     return load_prompted(
-        job.world_model, job.cfg, job.shots, job.examples, set(evaluated), job.answer_tokens
+        chosen.world_model, job.cfg, int(chosen.shots), chosen.examples, set(evaluated),
+        chosen.answer_tokens,
     )
 
 
-def collect(job: Job) -> Collected:
-    """Play the training tasks in turn; all episodes are kept, won or not."""
+def collect(job: Word2WorldJob) -> dict:
+    """Play the training tasks in turn; all episodes are kept, won or not.
+
+    confirmed: in a world model, the share of an agent's wins that the same actions win in the
+    environment; without an agent that wins nothing.
+    """
     cfg = job.cfg
+    settings = job.settings
     tasks = find_tasks(cfg)
-    source = tasks.train if job.split == "train" else tasks.held_out
-    chosen = [source[k % len(source)] for k in range(job.episodes or len(source))]
-    if len(chosen) < len(job.agents):
-        raise UserError(f"--episodes {len(chosen)} for {len(job.agents)} agents: use more.")
+    source = tasks.train if settings.split == "train" else tasks.held_out
+    chosen = [source[k % len(source)] for k in range(settings.episodes or len(source))]
+    agents = settings.agents
+    if len(chosen) < len(agents):
+        raise UserError(f"--episodes {len(chosen)} for {len(agents)} agents: use more.")
     pieces = job.pieces()
     found = []
     won = {}
     confirmed = {}
-    for number, name in enumerate(job.agents):
-        mine = chosen[number :: len(job.agents)]
-        with open_agent(cfg, name, job.slips, pieces) as play:
+    for number, name in enumerate(agents):
+        mine = chosen[number :: len(agents)]
+        with open_agent(cfg, name, settings.slips, pieces) as play:
             slots = min(SLOTS, len(mine))
-            if job.world_model:
+            if settings.world_model:
                 # Training tasks may be those of the examples.
-                evaluated = chosen if job.split == "held_out" else []
+                evaluated = chosen if settings.split == "held_out" else []
                 predict = stored(pieces, open_world_model(job, evaluated).predict)
-                pool = DreamPool(cfg.env, predict, tasks.make_pool(1), slots, job.ground)
+                pool = DreamPool(cfg.env, predict, tasks.make_pool(1), slots, settings.ground)
             else:
                 pool = tasks.make_pool(slots)
             with closing(pool):
-                if name == "model" or job.world_model:  # what models say is stored
+                if name == "model" or settings.world_model:  # what models say is stored
                     played = play(Recorder(cfg.env, pool), mine)
                 else:
                     played = play_in_parts(pieces, name, cfg.env, pool, play, mine)
         won[name] = mean([t.won for t in played])
         say(f"{name}: {len(played)} episodes, {won[name]:.4f} won")
-        if job.world_model and any(t.won for t in played):
+        if settings.world_model and any(t.won for t in played):
             with closing(tasks.make_pool(1)) as pool:
                 confirmed[name] = mean(replay_actions(pool, [t for t in played if t.won]))
         found += played
     write_trajectories(job.out / "trajectories.json", found)
-    return Collected(
-        episodes=len(found),
-        turns=sum(len(t.answers) for t in found),
-        failed=sum(bool(t.failed) for t in found),
-        won=won,
-        confirmed=confirmed,
-    )
+    return {
+        "episodes": len(found),
+        "turns": sum(len(t.answers) for t in found),
+        "failed": sum(bool(t.failed) for t in found),
+        "won": won,
+        "confirmed": confirmed,
+    }
 
 
 def play_in_parts(
@@ -255,8 +261,8 @@ def stored(pieces: Pieces, predict: Predict) -> Predict:
     return read_or_predict
 
 
-def fidelity(job: Job) -> Fidelity:
-    trajectories = read_trajectories(job.env, job.trajectories)
+def fidelity(job: Word2WorldJob) -> dict:
+    trajectories = read_trajectories(job.cfg.env, job.settings.trajectories)
     world_model = open_world_model(job, [trajectory.task for trajectory in trajectories])
     pieces = job.pieces()
 
@@ -272,61 +278,64 @@ def held_out(cfg: Config, tasks: Tasks) -> list[str]:
     return [task for task in tasks.held_out for _ in range(cfg.eval_repeats)]
 
 
-def consistency(job: Job) -> dict[str, Consistency]:
+def consistency(job: Word2WorldJob) -> dict[str, dict]:
     """Real, WM and W2R of each agent on one list of held-out episodes."""
     cfg = job.cfg
     tasks = find_tasks(cfg)
     chosen = held_out(cfg, tasks)
     pieces = job.pieces()
     found = {}
-    for name in job.agents:
-        with open_agent(cfg, name, job.slips, pieces) as play:
+    for name in job.settings.agents:
+        with open_agent(cfg, name, job.settings.slips, pieces) as play:
             predict = open_world_model(job, chosen).predict
             found[name] = measure_consistency(
-                cfg.env, stored(pieces, predict), tasks.make_pool, chosen, play, job.ground
+                cfg.env, stored(pieces, predict), tasks.make_pool, chosen, play,
+                job.settings.ground,
             )
         shown = ", ".join(f"{key} {found[name][key]:.4f}" for key in ("real", "wm", "w2r"))
         say(f"{name}: {shown}")
     return found
 
 
-def verify(job: Job) -> dict[str, Verified]:
+def verify(job: Word2WorldJob) -> dict[str, dict]:
     """Success in the environment for each agent and budget of simulated purchases."""
     cfg = job.cfg
     tasks = find_tasks(cfg)
     chosen = held_out(cfg, tasks)
     pieces = job.pieces()
     found = {}
-    for name in job.agents:
-        with open_agent(cfg, name, job.slips, pieces) as play:
+    for name in job.settings.agents:
+        with open_agent(cfg, name, job.settings.slips, pieces) as play:
             predict = stored(pieces, open_world_model(job, chosen).predict)
-            for budget in job.budgets:
+            for budget in job.settings.budgets:
                 pool = tasks.make_pool(min(SLOTS, len(chosen)))
                 with closing(VerifiedPool(cfg.env, pool, predict, budget)) as verified:
                     won = [t.won for t in play(verified, chosen)]
-                found[f"{name}, budget {budget}"] = Verified(
-                    won=mean(won), n=len(won), checks=verified.checks, vetoes=verified.vetoes
-                )
+                found[f"{name}, budget {budget}"] = {
+                    "won": mean(won), "n": len(won),
+                    "checks": verified.checks, "vetoes": verified.vetoes,
+                }
                 say(f"{name}, budget {budget}: {mean(won):.4f} won")
     return found
 
 
 # ---- the command line ----
 
-FUNCTIONS = {
+FUNCTIONS = {  # of word2world_options.COMMANDS
     "collect": collect, "train": train, "fidelity": fidelity, "consistency": consistency,
     "verify": verify, "imitate": imitate,
-}  # fmt: skip
+}
 # What a command writes besides its JSON file, and never over the file of another command.
 OUTPUTS = {"collect": "trajectories.json", "train": "config.json", "imitate": "config.json"}
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> dict:
+    """Run a command, or read what it has written -> its result."""
     job = parse(__doc__, sys.argv[1:] if argv is None else argv)
 
     def make() -> dict:
-        refuse_another(job)
-        say(f"{job.command} {job.env}: to {job.out}")
+        job.pieces().claim(job.out / OUTPUTS.get(job.command, f"{job.command}.json"))
+        say(f"{job.command} {job.cfg.env}: to {job.out}")
         began = time.perf_counter()
         found = FUNCTIONS[job.command](job)
         return found | {"seconds": round(time.perf_counter() - began, 1)}
@@ -334,21 +343,11 @@ def main(argv: list[str] | None = None) -> None:
     with writing(f"the folder {job.out}"):
         job.out.mkdir(parents=True, exist_ok=True)
         lock = hold(job.out, "--out")
-    found = stage(job.out / f"{job.command}.json", job.line, make, Written)
+    found = stage(job.out / f"{job.command}.json", {"command": job.line}, make)
     job.pieces().remove()
     lock.release()
     say(summary(found))
-
-
-def refuse_another(job: Job) -> None:
-    """UserError if the command would write over the file of another command.
-
-    A command that was killed has left pieces, and a rerun replaces what that one wrote.
-    """
-    output = job.out / OUTPUTS.get(job.command, f"{job.command}.json")
-    if os.path.lexists(output) and not job.pieces().folder.is_dir():
-        raise UserError(f"{job.out} has a {output.name} already: choose another --out, or delete "
-                        "it.")  # fmt: skip
+    return found
 
 
 def summary(found: dict, indent: str = "") -> str:

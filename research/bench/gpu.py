@@ -1,6 +1,7 @@
 """The parts of research/bench/gpu.sh that no other script measures.
 
     python research/bench/gpu.py {correctness,roofline,lora} {--gpu,--tiny} --out FILE
+    python research/bench/gpu.py table --out FOLDER    the results of all parts, as Markdown
 
 correctness   The stand-in model, trained weights of 0.9 M parameters. Sampler against trainer in
               bf16: mean difference of log-probabilities, in nats per token. Checkpoint: two updates
@@ -17,6 +18,7 @@ lora          The same model with LoRA of rank 16 on a card that is limited to 2
 """
 
 import argparse
+import json
 import sys
 import tempfile
 from collections import deque
@@ -60,6 +62,7 @@ GIB = 2**30
 CARD = 24 * GIB  # of the part lora
 RANK = 16
 LR = 1e-4
+TITLES = {"alfworld": "ALFWorld", "webshop": "WebShop", "search": "search"}
 
 
 def correctness(device: str, tiny: bool) -> dict:
@@ -153,7 +156,7 @@ def roofline(device: str, tiny: bool) -> dict:
             seconds.append(now(device) - start)
         speed = counter.get_total_flops() / min(seconds)
         report[shape] = {"tokens_per_s": metrics["tokens_trained"] / min(seconds),
-                         "tflops": speed / 1e12, "fraction": speed / peak}  # fmt: skip
+                         "tflops": speed / 1e12, "fraction": speed / peak}
     return report
 
 
@@ -180,14 +183,60 @@ def lora(device: str, tiny: bool) -> dict:
 PARTS = {"correctness": correctness, "roofline": roofline, "lora": lora}
 
 
+def table(folder: Path) -> str:
+    """The results as a Markdown table; a part without a file in the folder has no rows."""
+    found = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    lines = ["| part | what | measured | target |", "|---|---|---|---|"]
+
+    def add(part: str, what: str, measured: str, target: str = "-") -> None:
+        lines.append(f"| {part} | {what} | {measured} | {target} |")
+
+    correctness = found.get("correctness")
+    if correctness:
+        for name, gap in correctness["gap_bf16"].items():
+            add("correctness", f"{name} against the trainer, nats per token", f"{gap:.1e}", "0.1")
+        apart = f"{correctness['checkpoint']:.1e}"
+        add("correctness", "checkpoint, in learning rates", apart, "0.1")
+    for shape, title in TITLES.items():
+        overhead = found.get(f"overhead-{shape}")
+        if overhead:
+            percent = overhead[shape]["percent"]
+            for what in ("time", "memory"):
+                value = f"{percent[what]:+.1f} %"
+                aim = f"{percent['aim']:+.1f} %"
+                add("overhead", f"PaW on {title}'s rows, {what}", value, aim)
+        update = found.get(f"update-{shape}")
+        if update:
+            for name, ratio in update[shape]["speed_ratio"].items():
+                what = f"{name}, {title}"
+                memory = update[shape]["memory_ratio"][name]
+                add("update", f"speed over {what}", f"{ratio:.2f}", "2")
+                add("update", f"memory over {what}", f"{memory:.2f}", "0.5")
+        roofline = found.get("roofline", {}).get(shape)
+        if roofline:
+            speed = f"{roofline['tokens_per_s']:,.0f}"
+            add("roofline", f"{title}'s rows, tokens per second", speed)
+            fraction = f"{roofline['fraction']:.2f}"
+            add("roofline", f"{title}'s rows, fraction of a matmul", fraction)
+    for line in found.get("rollout", {}).get("results", []):
+        what = f"idle {line['sampler']}, delays of {line['mean_delay_s']} s"
+        add("rollout", what, f"{100 * line['idle']['ours']:.0f} %")
+    lora = found.get("lora")
+    if lora:
+        add("lora", "peak, GiB", f"{lora['peak_gib']:.2f}", f"{lora['card_gib']:.0f}")
+    return "\n".join(lines) + "\n"
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("part", choices=PARTS)
-    size = parser.add_mutually_exclusive_group(required=True)
-    size.add_argument("--gpu", action="store_true", help="the size of Qwen2.5-1.5B, on a GPU")
+    parser.add_argument("part", choices=[*PARTS, "table"])
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--gpu", action="store_true", help="the size of Qwen2.5-1.5B (default)")
     size.add_argument("--tiny", action="store_true", help="a rehearsal on a CPU")
-    parser.add_argument("--out", type=Path, required=True, help="file to write")
+    parser.add_argument("--out", type=Path, required=True, help="file, or folder of a table")
     args = parser.parse_args()
+    if args.part == "table":
+        print(table(args.out), end="")
+        return
     device = "cpu" if args.tiny else "cuda"
     write(PARTS[args.part](device, args.tiny) | versions(device), args.out)
 

@@ -59,5 +59,5 @@ if has peft; then
 else
     echo "peft is not installed: no LoRA"
 fi
-"$python" research/bench/gpu_table.py "$out" | tee "$out/table.md"
+"$python" research/bench/gpu.py table --out "$out" | tee "$out/table.md"
 exit $failed

@@ -62,7 +62,7 @@ from paw_min.model import head, scoring
 from paw_min.rows import Episode, flatten
 
 SMALL = dict(hidden_size=64, num_attention_heads=2, num_key_value_heads=1, intermediate_size=1120,
-             num_hidden_layers=4, tie_word_embeddings=True, vocab_size=2500)  # fmt: skip
+             num_hidden_layers=4, tie_word_embeddings=True, vocab_size=2500)
 ROWS = {"cpu": 32, "cuda": 512}
 SCALE = {"cpu": 0.5, "cuda": 1.0}
 MICRO_TOKENS = 2048  # for times on a CPU
@@ -118,7 +118,7 @@ class Bench:
             p.grad = torch.ones_like(p).zero_()  # written to, so that its memory is resident
         self.optimizer.step()
         self.cfg = {paw: Config(paw=paw, mini_batch=mini, micro_tokens=tokens, precision=precision)
-                    for paw in (False, True)}  # fmt: skip
+                    for paw in (False, True)}
         self.seconds = defaultdict(list)
         self.scored = {}
         if what == "time":
@@ -166,7 +166,7 @@ class Bench:
 
         with (suppress(StopIteration), patch.object(scoring, "score_responses", random_scores),
               patch.object(update, "score_responses", random_scores),
-              patch.object(torch.Tensor, "backward", last)):  # fmt: skip
+              patch.object(torch.Tensor, "backward", last)):
             self.update(paw)
 
     def update(self, paw: bool) -> tuple[dict, dict]:
@@ -216,7 +216,7 @@ def measure(shape: str, what: str, device: str, turns: int) -> dict:
             bench.update(paw)
         operations["paw" if paw else "grpo"] = counter.get_total_flops()
     return {"grpo": found[False], "paw": found[True], "operations": operations,
-            "parameters": bench.policy.model.num_parameters(), **versions(device)}  # fmt: skip
+            "parameters": bench.policy.model.num_parameters(), **versions(device)}
 
 
 def summary(timing: dict, peaks: dict, tokens: int) -> dict:
@@ -259,7 +259,7 @@ def summary(timing: dict, peaks: dict, tokens: int) -> dict:
         "seconds": seconds,
         "tokens": tokens,
         "tokens_forward": {name: int(timing[name][0][1]["tokens_forward"]) for name in peaks},
-    }  # fmt: skip
+    }
 
 
 def make_tiny() -> None:

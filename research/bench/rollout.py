@@ -22,10 +22,8 @@ per sampler.
 """
 
 import argparse
-import json
 import math
 import os
-import platform
 import random
 import statistics
 import sys
@@ -33,6 +31,7 @@ import tempfile
 import time
 from collections import deque
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -53,9 +52,7 @@ SIZES = {  # rounds: (with delays, without); rounds without delays are short and
 }
 WORDS = [f"w{i}" for i in range(500)]
 NARROW = dict(vocab_size=600, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-              num_attention_heads=2, num_key_value_heads=1)  # fmt: skip
-QWEN = dict(vocab_size=151_936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
-            num_attention_heads=12, num_key_value_heads=2)  # fmt: skip
+              num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True)
 
 
 class Sleeper:
@@ -127,7 +124,7 @@ def make_policy(size: dict, config: dict, device: str):
     tokenizer = tiny.make_tokenizer([" ".join(WORDS)])
     torch.manual_seed(0)
     with torch.device(device):
-        model = Qwen2ForCausalLM(Qwen2Config(**config, tie_word_embeddings=True))
+        model = Qwen2ForCausalLM(Qwen2Config(**config))
     policy = Policy(model, tokenizer, 1.0, "bf16" if device == "cuda" else "fp32").eval()
     n_ends = round(size["end_share"] * config["vocab_size"])
     policy.eos_ids = list(range(config["vocab_size"] - n_ends, config["vocab_size"]))
@@ -143,8 +140,7 @@ def make_sampler(name: str, config: dict, cfg, device: str):
     if name == "transformers":
         return HFSampler(batch_size=128)
     with tempfile.TemporaryDirectory() as folder:
-        architecture = dict(tie_word_embeddings=True, architectures=["Qwen2ForCausalLM"])
-        Qwen2Config(**config, **architecture).save_pretrained(folder)
+        Qwen2Config(**config, architectures=["Qwen2ForCausalLM"]).save_pretrained(folder)
         length = cfg.max_prompt_tokens + cfg.max_response_tokens
         return VLLMSampler(folder, length, "bf16" if device == "cuda" else "fp32", 0.5, 0)
 
@@ -161,11 +157,11 @@ def play(how: str, cfg, policy, sampler, pool, size: dict) -> dict:
     played = rollout(
         cfg, policy, sampler, pool, tasks, range(len(tasks)),
         temperature=1.0, seed_key=(0,), label=how,
-    )  # fmt: skip
+    )
     seconds = time.perf_counter() - start
     responses = [t.response_ids for e in played.episodes for t in e.transitions]
     return {"steps_per_s": len(responses) / seconds, "idle": played.metrics["generator_idle"],
-            "env_wait": played.metrics["env_wait"], "responses": responses}  # fmt: skip
+            "env_wait": played.metrics["env_wait"], "responses": responses}
 
 
 def compare(cfg, policy, sampler, size: dict, median: float) -> dict:
@@ -197,22 +193,23 @@ def compare(cfg, policy, sampler, size: dict, median: float) -> dict:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--sampler", nargs="+", choices=("transformers", "vllm"),
-                        default=["transformers"])  # fmt: skip
+                        default=["transformers"])
     parser.add_argument("--gpu", action="store_true", help="Qwen2.5-1.5B, 128 episodes")
     parser.add_argument("--quick", action="store_true", help="a few short episodes, one round")
     parser.add_argument("--out", default="research/bench/results/rollout.json")
     args = parser.parse_args()
     import torch
-    import transformers  # noqa: F401 - for its version
+    from update import QWEN, REST, VOCABULARY, versions, write
 
     from paw_min.config import Config
 
     torch.set_num_threads(1)
     device = "cuda" if args.gpu else "cpu"
     size = SIZES["quick" if args.quick else "gpu" if args.gpu else "cpu"]
-    config = (QWEN if args.gpu else NARROW) | {"max_position_embeddings": 2048}
+    config = dict(vocab_size=VOCABULARY, **QWEN, **REST) if args.gpu else NARROW
+    config = config | {"max_position_embeddings": 2048}
     cfg = Config(prompt="compact", max_prompt_tokens=1024, max_turns=size["turns"][1],
-                 max_response_tokens=size["tokens"])  # fmt: skip
+                 max_response_tokens=size["tokens"])
     lines = []
     for name in args.sampler:
         sampler = make_sampler(name, config, cfg, device)  # vLLM before the trainer's model
@@ -224,19 +221,16 @@ def main():
         if name == "vllm":
             sampler.close()
 
-    packages = ("torch", "transformers", "vllm")[: 2 + ("vllm" in args.sampler)]
     report = {
         "command": "python research/bench/rollout.py " + " ".join(sys.argv[1:]),
-        "device": torch.cuda.get_device_name() if args.gpu else f"{platform.machine()}, 1 thread",
         "load_average": round(os.getloadavg()[0], 1),
         "episodes": size["episodes"], "turns": size["turns"], "rounds": size["rounds"],
         "results": lines,
-        "versions": {"python": platform.python_version()}
-        | {name: sys.modules[name].__version__ for name in packages},
-    }  # fmt: skip
-    Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-    Path(args.out).write_text(json.dumps(report, indent=1) + "\n")
-    print(f"Written to {args.out}")
+        **versions(device),
+    }
+    if "vllm" in args.sampler:
+        report["versions"]["vllm"] = version("vllm")
+    write(report, args.out)
 
 
 if __name__ == "__main__":

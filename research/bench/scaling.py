@@ -22,7 +22,6 @@ hub. --quick: one start each. Takes five minutes.
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -38,10 +37,9 @@ import paw_min  # noqa: F401 - before torch, for OMP_WAIT_POLICY
 
 # isort: split
 import torch
-import transformers
 from overhead import make_episodes
 from transformers import Qwen2Config
-from update import make_policy
+from update import make_policy, versions, write
 
 import run_webshop
 from paw_min.base import distributed
@@ -56,7 +54,7 @@ from paw_min.update import learn, prepare
 
 PARTS = ("rollout", "update", "whole")
 LARGE = dict(hidden_size=384, num_attention_heads=6, num_key_value_heads=2, intermediate_size=1536,
-             num_hidden_layers=6, vocab_size=2500, tie_word_embeddings=True)  # fmt: skip
+             num_hidden_layers=6, vocab_size=2500, tie_word_embeddings=True)
 
 
 def work(gpu: bool, shares: int, draw: int, out: str, core: int | None) -> None:
@@ -89,7 +87,7 @@ def work(gpu: bool, shares: int, draw: int, out: str, core: int | None) -> None:
                 played = rollout(
                     cfg, policy, sampler, pool, played_tasks, names,
                     temperature=1.0, seed_key=(0, draw),
-                )  # fmt: skip
+                )
             times.append(now())
             rows = prepare(cfg, policy, None, flatten(played.episodes))
             learn(cfg, policy, optimizer, rows, (0, draw))
@@ -194,16 +192,9 @@ def main() -> None:
         **({} if args.gpu else {"large_update_limit": round(limit(args), 2)}),
         "whole_ratios": [round(alone["whole"] / both["whole"], 2) for alone, both in pairs],
         **{name: {1: one[name], args.ranks: many[name]} for name in ("rows", "tokens")},
-        "device": torch.cuda.get_device_name() if args.gpu else f"CPU, {os.cpu_count()} cores",
-        "versions": {"python": platform.python_version(), "torch": torch.__version__,
-                     "transformers": transformers.__version__},
-    }  # fmt: skip
-    for name, value in report.items():
-        print(f"{name:24}{value}")
-    out = Path(args.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"\nWritten to {args.out}")
+        **versions("cuda" if args.gpu else "cpu"),
+    }
+    write(report, args.out)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ def make_rows(shape: str, n: int, vocabulary: int, scale=1.0, seed: int = 0) -> 
                 prompt, response, obs, response_logps=[-1.0] * len(response), reward=0.0,
                 valid=True, anchor=f"{i}", group=0, trajectory=i,
             )
-        )  # fmt: skip
+        )
     return rows
 
 
@@ -291,7 +291,7 @@ def measure(shape: str, variant: str, what: str, device: str, samples: Path) -> 
             total, peak = tensor_peak(learn, device)
     seconds = now(device) - start
     sampled = {name: p.grad.flatten()[:: 1 + p.numel() // 2**16].cpu().clone()
-               for name, p in policy.named_parameters()}  # fmt: skip
+               for name, p in policy.named_parameters()}
     torch.save(sampled, samples)
     return {
         "seconds": seconds,

@@ -36,8 +36,7 @@ from paw_min.config import parse_args
 from paw_min.running.presets import SCRIPTS, presets_of
 from paw_min.running.runs import newest_checkpoint, read_metrics
 from paw_min.running.untrusted import read_json
-from paw_min.world_models.job import EXPERT
-from paw_min.world_models.start import Record
+from paw_min.world_models.rwml_options import EXPERT
 from research.paper.sweep import OURS, Job, check_settings, refuse, run_all
 from research.paper.table import Entry
 
@@ -103,7 +102,7 @@ def run_stage(stage: str, env: str, seed: int, out: Path, flags: list[str]) -> B
     rwml = [*module, "paw_min.world_models.rwml", env, "--out", str(folder)]
     call([*rwml, *STAGES[stage], *flags, "--seed", str(seed)], log)
     with reading(folder / "collected.json") as path:
-        steps = read_json(path, Record).counts["steps"]
+        steps = json.loads(path.read_text())["counts"]["steps"]
     if stage == "format":
         return Begun(str(folder / "start"), steps)
     if stage in EXPERT:
@@ -118,7 +117,7 @@ def call(command: list[str], log: Path) -> None:
         code = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
             env=environment,
-        ).returncode  # fmt: skip
+        ).returncode
     if code:
         lines = log.read_text(errors="replace").strip().splitlines() or ["no output"]
         raise UserError(f"exit code {code}: {lines[-1]} ({log})")

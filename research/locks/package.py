@@ -114,7 +114,7 @@ def make_gpt2(tokenizer, seed: int):
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
         intermediate_size=4 * one_file.WIDTH,  # which running/memory.py looks for
-    )  # fmt: skip
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = GPT2LMHeadModel(config)
@@ -158,6 +158,7 @@ short = partial(Cell, names=64, warm_rows=64)
 TRIES = short(TAGS | SENTENCE, tags=True, world=Sentence, model=make_standin)
 CELLS = {
     "file": Cell(),
+    "nearest": Cell(NO_KL | dict(max_response_tokens=1), end=False, model=make_gpt2),
     "example": Cell(),
     "example, no kl": Cell(NO_KL),
     "example, no kl, learned positions": Cell(NO_KL, model=make_gpt2),
@@ -210,7 +211,7 @@ def measure(policy: Policy, world: World) -> dict[str, float]:
     p_right = p[torch.arange(len(names)), right].mean().item()
     p_material = logp[torch.arange(len(rows)), places].exp().mean().item()
     return {"success": p_right**world.locks, "valid": p.sum(1).mean().item(),
-            "material": p_material}  # fmt: skip
+            "material": p_material}
 
 
 KEPT = ("entropy", "grad_norm", "wm_loss", "wm_clipped_tokens", "approx_kl", "no_variance")
@@ -285,7 +286,7 @@ def run_package(cell: Cell, arm: str, seed: int, out: Path) -> list[dict]:
         settings = locks.PRESETS["tiny"] | dict(
             env="locks", name=f"{arm} {seed}", out=str(out), model=str(start), seed=seed,
             save_every=10**6,
-        )  # fmt: skip
+        )
         train.train(Config(**settings | cell.settings | ARMS[arm]))
     return curve
 
@@ -348,8 +349,9 @@ def table() -> None:
                 mean(curve[-1].get(name, math.nan) for curve in curves)
                 for name in ("success", "valid", "material")
             )
+            form = "-" if math.isnan(valid) else f"{100 * valid:.1f}"
             print(f"| {cell} | {arm} | {len(curves)} | {during:.1f} | {100 * end:.1f} "
-                  f"| {100 * valid:.1f} | {material:.2f} |")  # fmt: skip
+                  f"| {form} | {material:.2f} |")
 
 
 if __name__ == "__main__":

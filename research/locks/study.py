@@ -135,7 +135,7 @@ WORLDS = {
     "outcome": partial(as_class, Outcome), "own": own_materials, "shown": partial(as_class, Shown),
     "32 names": partial(make_world, names=32), "64 names": partial(make_world, names=64),
     "256 names": partial(make_world, names=256),
-}  # fmt: skip
+}
 CELLS = {name: Cell(arm) for name, arm in make_arms(PAW).items()} | PARTS
 for world_name, make in WORLDS.items():
     for arm_name, arm in make_arms(PAW).items():
@@ -187,7 +187,7 @@ def area(curve: list[dict]) -> float:
 
 def difference(known: dict, a: str, b: str) -> str:
     """a - b over the seeds: the mean, its 95 % t interval, and on how many seeds a is above."""
-    from research.curves import t_interval
+    from research.stats import t_interval
 
     values = [area(known[a, seed]) - area(known[b, seed]) for seed in SEEDS]
     low, high = t_interval(values)
@@ -220,7 +220,7 @@ def table() -> None:
         shown = levels(known, name) if name in complete else "not run | | "
         lines.append(f"| {name} | {shown} | {compared(name, 'grpo')} | {compared(name, 'paw')} |")
     lines += ["", "| world | GRPO | PaW | PaW - GRPO | above on | PaW - placebo | above on |",
-              "|---" * 7 + "|"]  # fmt: skip
+              "|---" * 7 + "|"]
     for world in ["", *(f", {name}" for name in WORLDS)]:
         values = []
         for arm in (f"grpo{world}", f"paw{world}"):
@@ -242,7 +242,7 @@ def draw(known: dict) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    from research.curves import t_interval
+    from research.stats import t_interval
 
     figure, axis = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
     labels = {"paw": "GRPO with PaW", "grpo": "GRPO", "placebo": "placebo: observations shuffled"}

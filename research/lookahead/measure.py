@@ -1,10 +1,10 @@
 """A policy as its own world model: does it help to look ahead before acting?
 
-    python -m research.lookahead.measure ENV --models LABEL=MODEL ... [--k 1 2 4 8]
-        [--world-model FOLDER [--veto-at P ...]] [--replays N] [--out FOLDER]
+    python -m research.lookahead.measure ENV --models LABEL=MODEL ... --out FOLDER
+        [--k 1 2 4 8] [--world-model FOLDER [--veto-at P ...]] [--replays N]
         [flags of the run script]
 
-Each model plays the held-out panel with K candidate responses per step (running/lookahead.py):
+Each model plays the held-out panel with K candidate responses per step (samplers.py):
 
     plain        K = 1
     likelihood   the most likely of K, without a prediction
@@ -22,36 +22,34 @@ Was a veto right? Environments are deterministic. So the episode's commands up t
 repeated, and the vetoed command is executed. The same is done for candidates drawn from all: a veto
 is only worth something if it is right more often than that base rate.
 
-With --out, each line is stored when it is measured. Rerun the same command to resume. The same
-command with other --k or --veto-at adds lines.
+Each line is stored in a file of its own when it is measured. Rerun the same command to resume, or
+with other --models, --k or --veto-at for other lines. All lines of the command are written to
+lookahead-ENV.json; seeds.py draws them.
 
 Not in the paper. research/lookahead/README.md explains the table.
 """
 
 import json
-import os
 import shlex
 import sys
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from itertools import cycle
+from functools import partial
 from pathlib import Path
-from typing import Annotated, NamedTuple
-
-from pydantic import Field
+from typing import NamedTuple
 
 from paw_min.base.errors import Parser, UserError, user_errors
-from paw_min.base.files import reading, replace_text, writing
+from paw_min.base.files import replace_text
 from paw_min.base.seeds import generator, request_seed
-from paw_min.config import Config, check
+from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Pool, Tasks
 from paw_min.metrics import mean
 from paw_min.model.policy import Policy
+from paw_min.model.sampler import HFSampler
+from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.rows import Episode
 from paw_min.running.evaluate import evaluate
-from paw_min.running.lookahead import Decision, LookaheadSampler, costs
-from paw_min.running.plot import plain, plt
 from paw_min.running.runs import newest_checkpoint
 from paw_min.running.session import (
     PANEL_SLOTS,
@@ -60,15 +58,14 @@ from paw_min.running.session import (
     loaded,
     start_model,
 )
-from paw_min.running.untrusted import read_json
-from paw_min.world_models.dream import WorldModel
-from paw_min.world_models.records import Rate
+from paw_min.running.stages import stage
 from paw_min.world_models.training import load_world_model
 from paw_min.world_models.trajectories import Recorder
-from research.lookahead.samplers import SharedDraws, WorldModelSampler
+from paw_min.world_models.world_model import WorldModel
+from research.lookahead.samplers import Candidate, Drawn, LookaheadSampler, WorldModelSampler
 from research.outcomes import has_no_effect
-from research.paper.table import MAX_STEPS, markdown_table
-from research.paper.transitions import Arguments, arguments, text_rows
+from research.paper.table import markdown_table
+from research.paper.transitions import arguments, text_rows
 
 
 class Model(NamedTuple):
@@ -76,11 +73,8 @@ class Model(NamedTuple):
     folder: str
 
 
-KINDS = ("plain", "likelihood", "veto", "world model")
-
-
 class Rule(NamedTuple):
-    kind: str  # one of KINDS
+    kind: str  # plain, likelihood, veto or world model
     veto_at: float | None = None  # of a world model
 
     @property
@@ -88,29 +82,28 @@ class Rule(NamedTuple):
         return self.kind if self.veto_at is None else f"{self.kind}, p >= {self.veto_at:g}"
 
 
-Amount = Annotated[float, Field(ge=0, le=MAX_STEPS)]
-
-
 @dataclass
 class Played:
-    """One model with one rule and one K on the panel. None: the rule makes no prediction."""
+    """One model with one rule and one K on the panel. None: the rule makes no prediction.
+
+    Costs are means over the steps. Tokens of the prompt are not counted.
+    """
 
     model: str
     rule: str  # Rule.name
-    k: Annotated[int, Field(ge=1)]
+    k: int
     games: int
-    success: Rate
-    success_se: Amount  # standard error over the games
-    no_effect: Rate  # share of the steps
-    vetoed: Rate | None  # share of the candidates
-    precision: Rate | None  # share of the replayed vetoes that were right
-    base_rate: Rate | None  # share of replayed candidates, drawn from all, without an effect
+    success: float
+    success_se: float  # standard error over the games
+    no_effect: float  # share of the steps
+    vetoed: float | None  # share of the candidates
+    precision: float | None  # share of the replayed vetoes that were right
+    base_rate: float | None  # share of replayed candidates, drawn from all, without an effect
     replays: int  # vetoes replayed
-    # Tokens, and so on: see running/lookahead.py: Costs. A response has an end token at least.
-    step_generated: Annotated[float, Field(gt=0, le=MAX_STEPS)]
-    step_scored: Amount
-    step_passes: Amount
-    episode_tokens: Amount  # generated and scored
+    step_generated: float  # tokens of all candidates
+    step_scored: float  # tokens of separator and text
+    step_passes: float  # of one sequence: one per generated token and one per prediction
+    episode_tokens: float  # generated and scored
 
     @property
     def step_tokens(self) -> float:
@@ -132,50 +125,38 @@ class Trial:
 class Plan:
     """The command line."""
 
-    args: Arguments
+    cfg: Config
+    out: Path
     models: list[Model]
     ks: list[int]  # rising
     rules: list[Rule]  # for K above 1
     world_model: WorldModel | None
     replays: int
-    settings: str  # what a line depends on, besides its own K and threshold
+    settings: list[str]  # what a line depends on, besides its model, rule and K
 
 
 def main(argv: list[str] | None = None) -> None:
     plan = parse(sys.argv[1:] if argv is None else argv)
-    args = plan.args
-    tasks = find_tasks(args.cfg)
-    found = begin(args, plan.settings)
-    measured = {(one.model, one.rule, one.k) for one in found}
-    labels = [model.label for model in plan.models]
-    others = {one.model for one in found} - set(labels)
-    if others:
-        raise UserError(f"{stored(args)} has lines of the model {min(others)!r:.80}: choose "
-                        "another --out, or delete it.")  # fmt: skip
+    tasks = find_tasks(plan.cfg)
+    found = []
     with closing(tasks.make_pool(min(PANEL_SLOTS, len(tasks.held_out)))) as pool:
         for model in plan.models:
-            missing = []
-            for k in plan.ks:
-                for rule in plan.rules if k > 1 else [Rule("plain")]:
-                    if (model.label, rule.name, k) not in measured:
-                        missing.append((k, rule))
-            if not missing:
-                continue
-            with loaded(args.cfg, model.folder) as (policy, sampler):
-                shared = SharedDraws(sampler)
-                for k, rule in missing:
-                    one = play(plan, model.label, rule, k, policy, shared, pool, tasks)
-                    found.append(one)
-                    found.sort(key=lambda one: (labels.index(one.model), one.k, rule_order(one)))
-                    print(markdown_table(HEADER, [line(one)]), flush=True)
-                    if args.out:
-                        text = json.dumps([asdict(one) for one in found], indent=1)
-                        replace_text(stored(args), text + "\n")
+            # The folder is that of a checkpoint: a run that was trained further has other lines.
+            command = shlex.join([*plan.settings, "--models", "=".join(model)])
+            with loaded(plan.cfg, model.folder) as (policy, sampler):
+                drawn = {}
+                for k in plan.ks:
+                    for rule in plan.rules if k > 1 else [Rule("plain")]:
+                        name = f"{model.label}, {rule.name}, {k}.json".replace("/", "_")
+                        make = partial(
+                            played, plan, model.label, rule, k, policy, sampler, drawn, pool, tasks
+                        )
+                        stored = stage(plan.out / name, {"command": command}, make)
+                        found.append(Played(**stored["played"]))
+                        print(markdown_table(HEADER, [cells(found[-1])]), flush=True)
+    path = plan.out / f"lookahead-{plan.cfg.env}.json"
     print(f"\n{table(found)}")
-    if args.out:
-        with writing(str(args.out)):
-            stored(args).with_suffix(".md").write_text(table(found) + "\n")
-            draw(found, stored(args).with_suffix(".png"))
+    replace_text(path, json.dumps([asdict(one) for one in found], indent=1) + "\n")
 
 
 def parse(argv: list[str]) -> Plan:
@@ -191,16 +172,21 @@ def parse(argv: list[str]) -> Plan:
     parser.add_argument("--veto-at", nargs="+", type=float, default=[], metavar="P", help=text)
     own, others = parser.parse_known_args(argv)
     args = arguments(__doc__, others)
+    if not args.out:
+        raise UserError("--out FOLDER is missing: add it.")
     if own.replays < 1:
         raise UserError(f"--replays {own.replays} is out of range: it must be at least 1.")
+    if min(own.k) < 1:
+        raise UserError(f"--k {min(own.k)} is out of range: it must be at least 1.")
+    if max(own.k) > 1 and args.cfg.eval_temperature == 0:
+        raise UserError(f"--k {max(own.k)} draws equal candidates with --eval-temperature 0: raise "
+                        "the temperature.")
     for threshold in own.veto_at:
         if not 0 < threshold <= 1:
             raise UserError(f"--veto-at {threshold:g} is out of range: it must be above 0 and at "
-                            "most 1.")  # fmt: skip
+                            "most 1.")
         if not own.world_model:
             raise UserError("--veto-at needs --world-model.")
-    for k in own.k:
-        check(replace(args.cfg, lookahead=k))
     models = [find_model(args.cfg, text) for text in own.models]
     labels = [model.label for model in models]
     if len(set(labels)) < len(labels):
@@ -209,20 +195,17 @@ def parse(argv: list[str]) -> Plan:
     world_model = None
     if own.world_model:
         world_model = load_world_model(own.world_model, args.cfg)
-        rules.append(Rule("world model"))
-        rules += [Rule("world model", threshold) for threshold in sorted(set(own.veto_at))]
-    # The folders are those of checkpoints: otherwise, a run that was trained further would keep its
-    # old lines.
-    settings = [*others, "--replays", str(own.replays), "--world-model", str(own.world_model)]
-    settings += [f"{model.label}={model.folder}" for model in models]
+        thresholds = [None, *sorted(set(own.veto_at))]
+        rules += [Rule("world model", threshold) for threshold in thresholds]
     return Plan(
-        args=args,
+        cfg=args.cfg,
+        out=args.out,
         models=models,
         ks=sorted(set(own.k)),
         rules=rules,
         world_model=world_model,
         replays=own.replays,
-        settings=shlex.join(settings),
+        settings=[*others, "--replays", str(own.replays), "--world-model", str(own.world_model)],
     )
 
 
@@ -238,61 +221,84 @@ def find_model(cfg: Config, text: str) -> Model:
     return Model(label, folder)
 
 
-def play(
-    plan: Plan, label: str, rule: Rule, k: int, policy: Policy, sampler: SharedDraws, pool: Pool,
-    tasks: Tasks,
-) -> Played:  # fmt: skip
-    """Evaluate one model with one rule and one K; replay some of its candidates."""
-    cfg = plan.args.cfg
+def played(
+    plan: Plan, label: str, rule: Rule, k: int, policy: Policy, sampler: HFSampler | VLLMSampler,
+    drawn: Drawn, pool: Pool, tasks: Tasks,
+) -> dict:
+    """Evaluate one model with one rule and one K, and replay some of its candidates.
+
+    -> {"played": a Played}, for its file.
+    """
+    cfg = plan.cfg
     if rule.kind == "world model":
         pool = Recorder(cfg.env, pool)
-        looking = WorldModelSampler(cfg, sampler, k, plan.world_model, pool, rule.veto_at)
+        looking = WorldModelSampler(
+            cfg, sampler, k, plan.world_model, pool, rule.veto_at, drawn
+        )
     else:
-        looking = LookaheadSampler(cfg, sampler, k, veto=rule.kind == "veto")
-    # It is the sampler already: evaluate() must not wrap it.
-    panel = evaluate(replace(cfg, lookahead=1), policy, looking, pool, tasks.held_out)
+        looking = LookaheadSampler(cfg, sampler, k, rule.kind == "veto", drawn)
+    panel = evaluate(cfg, policy, looking, pool, tasks.held_out)
     episodes = [episode for episode in panel.episodes if not episode.failed]
     rows = text_rows(cfg, episodes)
-    cost = costs(looking.decisions)
+    cost = costs(list(looking.candidates.values()))
     one = Played(
         model=label, rule=rule.name, k=k, games=len(episodes),
         success=panel.metrics["eval_success"],
         success_se=panel.metrics["eval_success_se"],
         no_effect=mean([has_no_effect(cfg, row) for row in rows]),
         vetoed=None, precision=None, base_rate=None, replays=0,
-        step_generated=cost.step_generated,
-        step_scored=cost.step_scored,
-        step_passes=cost.step_passes,
-        episode_tokens=(cost.step_generated + cost.step_scored) * len(rows) / len(episodes),
-    )  # fmt: skip
+        step_generated=cost.generated,
+        step_scored=cost.scored,
+        step_passes=cost.passes,
+        episode_tokens=(cost.generated + cost.scored) * len(rows) / len(episodes),
+    )
     if rule.kind in ("veto", "world model"):
-        one.vetoed = cost.vetoed
-        every = trials(cfg, policy, episodes, looking.decisions)
+        every = trials(cfg, policy, episodes, looking.candidates)
         vetoed = [trial for trial in every if trial.unchanged]
+        one.vetoed = cost.vetoed
         one.base_rate = share_without_effect(cfg, pool, every, plan.replays)
         one.precision = share_without_effect(cfg, pool, vetoed, plan.replays)
         one.replays = min(plan.replays, len(vetoed))
-    return one
+    return {"played": asdict(one)}
+
+
+class Costs(NamedTuple):
+    """Of a step, averaged over the steps (Played explains them); the share of vetoes."""
+
+    vetoed: float
+    generated: float
+    scored: float
+    passes: float
+
+
+def costs(steps: list[list[Candidate]]) -> Costs:
+    """Of these steps, from the candidates of each."""
+    candidates = [candidate for step in steps for candidate in step]
+    generated = sum(len(candidate.response.ids) for candidate in candidates)
+    predictions = sum(candidate.scored > 0 for candidate in candidates)
+    return Costs(
+        vetoed=mean([candidate.unchanged for candidate in candidates]),
+        generated=generated / len(steps),
+        scored=sum(candidate.scored for candidate in candidates) / len(steps),
+        passes=(generated + predictions) / len(steps),
+    )
 
 
 def trials(
-    cfg: Config, policy: Policy, episodes: list[Episode], decisions: list[Decision]
+    cfg: Config, policy: Policy, episodes: list[Episode], candidates: dict[int, list[Candidate]]
 ) -> list[Trial]:
     """All candidates of these episodes with their states."""
     parse = BENCHMARKS[cfg.env].parse
-    by_seed = {decision.seed: decision for decision in decisions}
     found = []
     for episode in episodes:
         rows = text_rows(cfg, [episode])
         commands = [row.command for row in rows]
         for turn, row in enumerate(rows):
             seed = request_seed(-1, episode.trajectory, turn)  # that of evaluate
-            for candidate in by_seed[seed].candidates:
-                command = parse(policy.decode(candidate.response.ids)).text
-                trial = Trial(
-                    row.task, commands[:turn], row.observation, command, candidate.unchanged
-                )
-                found.append(trial)
+            for one in candidates[seed]:
+                command = parse(policy.decode(one.response.ids)).text
+                before = commands[:turn]
+                found.append(Trial(row.task, before, row.observation, command, one.unchanged))
     return found
 
 
@@ -321,77 +327,16 @@ HEADER = ["model", "rule", "K", "success", "± SE", "steps without effect", "vet
 HEADER += ["base rate", "tokens per step", "of these, scored", "tokens per episode", "passes"]
 
 
-def line(one: Played) -> list:
+def cells(one: Played) -> list:
     return [
         one.model, one.rule, one.k, one.success, one.success_se, one.no_effect, one.vetoed,
         one.precision, one.base_rate, f"{one.step_tokens:.1f}", f"{one.step_scored:.1f}",
         f"{one.episode_tokens:.0f}", f"{one.step_passes:.1f}",
-    ]  # fmt: skip
-
-
-def rule_order(one: Played) -> tuple[int, str]:
-    """Place of a line's rule among those of one K."""
-    kind = one.rule.partition(",")[0]
-    return KINDS.index(kind), one.rule
+    ]
 
 
 def table(found: list[Played]) -> str:
-    return markdown_table(HEADER, [line(one) for one in found])
-
-
-def stored(args: Arguments) -> Path:
-    """The file of the lines; the table and the figure have its name, too."""
-    return args.out / f"lookahead-{args.cfg.env}.json"
-
-
-def begin(args: Arguments, settings: str) -> list[Played]:
-    """The lines that were measured with these settings; UserError if there are others."""
-    if not args.out:
-        return []
-    path = stored(args)
-    noted = path.with_suffix(".settings")
-    if path.is_file():
-        if not noted.is_file() or noted.read_bytes() != os.fsencode(settings):
-            raise UserError(f"{path} has lines of other settings: choose another --out, or delete "
-                            "it.")  # fmt: skip
-        return read_lines(path)
-    replace_text(noted, settings)
-    return []
-
-
-def read_lines(path: Path) -> list[Played]:
-    """The lines in a file; UserError for one that no evaluation writes."""
-    found = read_json(path, list[Played])
-    with reading(path):
-        for one in found:
-            if one.rule.partition(",")[0] not in KINDS:
-                raise ValueError(f"a line has the rule {one.rule!r:.80}")
-            if one.precision is not None and one.base_rate is None:
-                raise ValueError(f"{one.model!r:.80}, {one.rule}, K = {one.k} has no base_rate")
-    return found
-
-
-def draw(found: list[Played], path: Path) -> None:
-    """Success over tokens per step: a color per model, a line per rule, from K = 1 on."""
-    figure, axis = plt.subplots(figsize=(6.5, 4), layout="constrained")
-    labels = list(dict.fromkeys(one.model for one in found))
-    rules = list(dict.fromkeys(one.rule for one in found if one.rule != "plain"))
-    for color, label in enumerate(labels):
-        for rule, style in zip(rules, cycle(["--", "-", ":", "-."])):
-            line_of = [one for one in found if one.model == label and one.rule in ("plain", rule)]
-            axis.errorbar(
-                [one.step_tokens for one in line_of],
-                [one.success for one in line_of],
-                yerr=[one.success_se for one in line_of],
-                color=f"C{color}", linestyle=style, marker="o", capsize=2,
-                label=plain(f"{label}, {rule}"),
-            )  # fmt: skip
-    axis.set(xlabel="tokens per step, generated and scored", ylabel="held-out success")
-    axis.set_xscale("log", base=2)
-    axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-    axis.legend(fontsize=8, handlelength=4)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    return markdown_table(HEADER, [cells(one) for one in found])
 
 
 if __name__ == "__main__":

@@ -1,69 +1,217 @@
-"""Samplers of the lookahead experiment (lookahead.py).
+"""Samplers that look ahead before they act. Each answers a request as model/sampler.py does.
 
-    SharedDraws          generates each response once, for all rules and values of K
-    WorldModelSampler    lookahead whose outcomes another model predicts
+    LookaheadSampler     a policy that is its own world model
+    WorldModelSampler    a separate Word2World model predicts
+
+    h ──> K candidates a ──> what follows (h, a), by the same weights? ──> drop "no effect"
+                                                                       ──> act on the most likely
+
+For each step, K responses are drawn. The policy that PaW has trained to predict observations then
+predicts what each of them would change:
+
+    veto        greedy decoding after (h, a) would write what the environment shows if a command
+                does nothing: "Nothing happens." in ALFWorld, the observation unchanged elsewhere
+                (`unchanged` in envs/interface.py)
+    choice      the candidate of the highest likelihood among those without a veto; among all, if
+                every one has a veto
+
+Nothing is decoded. Greedy decoding writes a given text exactly if each of its tokens is the argmax
+given the tokens before it, and one forward pass over [h, a, separator, text] shows that. This is
+the sequence of PaW's training. What would follow the text is not looked at, since PaW trains no end
+of the observation. A text without tokens gives no veto.
+
+The likelihood is the sum of the log-probabilities of a response's tokens at the sampling
+temperature. The first candidate is the response of plain sampling, so K = 1 is plain sampling.
 """
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
+import torch
+
+from paw_min.base.seeds import request_seed
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.model.batches import collate, split
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import HFSampler, Request, Response
 from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.rows import TokenRow
-from paw_min.running.lookahead import LookaheadSampler, predicts_text
-from paw_min.world_models.dream import WorldModel
 from paw_min.world_models.trajectories import ACTIONS, Recorder, said
+from paw_min.world_models.world_model import WorldModel
+
+CANDIDATE = -3  # first part of the key of a candidate's seed
+
+Drawn = dict[tuple, Response]  # by prompt and seed
 
 
-class SharedDraws:
-    """A sampler that generates each response once (sampler.py), for one model at one temperature.
+@dataclass
+class Candidate:
+    response: Response
+    unchanged: bool = False  # is it predicted to change nothing?
+    scored: int = 0  # tokens of separator and text in a pass of its own; 0: it had none
 
-    The seed of candidate n of a step does not depend on the rule or on K. So until two of them make
-    different choices, they ask for the same responses to the same prompts.
+    @property
+    def logp(self) -> float:
+        """log pi(a | h) at the sampling temperature."""
+        return sum(self.response.logps)
+
+
+def key(request: Request) -> tuple:
+    """What a response depends on, for one model at one temperature."""
+    return (tuple(request.prompt_ids), request.seed)
+
+
+def choose(candidates: list[Candidate]) -> Candidate:
+    """The most likely candidate without a veto, or of all if every one has one.
+
+    Of equal candidates, the first counts.
+    """
+    distinct: dict[tuple, Candidate] = {}
+    for one in candidates:
+        distinct.setdefault(tuple(one.response.ids), one)
+    allowed = [one for one in distinct.values() if not one.unchanged]
+    return max(allowed or distinct.values(), key=lambda one: one.logp)
+
+
+@torch.no_grad()
+def predicts_text(
+    cfg: Config, policy: Policy, rows: list[TokenRow], at_least: float | None = None
+) -> list[bool]:
+    """For each row: does greedy decoding after (h_t, a_t) write obs_ids?
+
+    With at_least: is the probability of obs_ids at least that?
+    """
+    lengths = []
+    for row in rows:
+        tokens = (row.prompt_ids, row.response_ids, row.separator_ids, row.obs_ids)
+        lengths.append(sum(len(part) for part in tokens))
+    found = [False] * len(rows)
+    for part in split(lengths, cfg.micro_tokens) if rows else []:
+        part_rows = [rows[i] for i in part]
+        batch = collate(part_rows, [True] * len(part), policy.pad_id, policy.device)
+        if at_least is None:
+            written = policy.is_greedy(batch) | ~batch.obs_mask  # (B, S)
+            predicted = written.all(-1)  # (B,)
+        else:
+            logp, _ = policy(batch)  # (B, S)
+            probability = (logp * batch.obs_mask).sum(-1).exp()  # (B,)
+            predicted = probability >= at_least  # (B,)
+        for i, is_predicted in zip(part, predicted.tolist(), strict=True):
+            found[i] = is_predicted
+    return found
+
+
+class LookaheadSampler:
+    """Answers each request with the chosen one of k responses of another sampler.
+
+    veto: False is best of k by likelihood, without any prediction.
+    drawn: responses that are not generated again. Candidate n of a step has
+    the same seed for all rules and all k. So until two of them make different choices, they can
+    share what was drawn from one model at one temperature.
+    candidates: those of all steps, by the seed of the request, which names episode and turn.
     """
 
-    def __init__(self, sampler: HFSampler | VLLMSampler):
+    def __init__(
+        self, cfg: Config, sampler: HFSampler | VLLMSampler, k: int, veto: bool = True,
+        drawn: Drawn | None = None,
+    ):
+        self.cfg = cfg
         self.sampler = sampler
-        self.drawn: dict[tuple, Response] = {}  # (prompt, seed) -> response
+        self.k = k
+        self.veto = veto
+        self.drawn = {} if drawn is None else drawn
+        self.candidates: dict[int, list[Candidate]] = {}
 
+    @contextmanager
     def sync(self, policy: Policy):
-        return self.sampler.sync(policy)
+        self.policy = policy
+        with self.sampler.sync(policy):
+            yield
 
     def generate(
         self, queue: deque[Request], temperature: float, max_tokens: int
     ) -> Iterator[list[Response]]:
-        missing: deque[Request] = deque()  # what the other sampler generates next
-        asked: dict[int, tuple] = {}  # slot -> key of its missing response
-
-        def known() -> list[Response]:
-            found = []
+        """Like HFSampler.generate. A request is answered when its k responses are there."""
+        asked: deque[Request] = deque()  # what the other sampler generates next
+        waiting: dict[int, list[Request]] = {}  # slot -> the requests of its candidates
+        units = self.sampler.generate(asked, temperature, max_tokens)
+        while True:
             while queue:
                 request = queue.popleft()
-                key = (tuple(request.prompt_ids), request.seed)
-                if key in self.drawn:
-                    found.append(replace(self.drawn[key], slot=request.slot))
-                else:
-                    missing.append(request)
-                    asked[request.slot] = key
-            return found
+                waiting[request.slot] = self.one_per_candidate(request)
+                asked += [one for one in waiting[request.slot] if key(one) not in self.drawn]
+            answers = self.decide(waiting)
+            if answers:  # they may bring new requests, which may be known, too
+                yield answers
+                continue
+            finished = next(units, None)
+            if finished is None:
+                return
+            for response in finished:
+                slot, number = divmod(response.slot, self.k)
+                self.drawn[key(waiting[slot][number])] = response
+            yield []  # new requests join before the other sampler's next unit of work
 
-        def all_known() -> Iterator[list[Response]]:
-            # An answer may bring new requests, which may be known, too.
-            while found := known():
-                yield found
+    def decide(self, waiting: dict[int, list[Request]]) -> list[Response]:
+        """Answer the requests whose k responses are there; they wait no longer."""
+        asked = []
+        groups = []
+        for slot, requests in list(waiting.items()):
+            if all(key(one) in self.drawn for one in requests):
+                asked.append(replace(requests[0], slot=slot))
+                groups.append([Candidate(self.drawn[key(one)]) for one in requests])
+                del waiting[slot]
+        # With one candidate there is nothing to choose.
+        if self.veto and self.k > 1:
+            self.mark_vetoes(asked, groups)
+        for request, candidates in zip(asked, groups, strict=True):
+            self.candidates[request.seed] = candidates
+        chosen = [choose(candidates).response for candidates in groups]
+        return [replace(one, slot=request.slot) for request, one in zip(asked, chosen)]
 
-        yield from all_known()
-        while missing:
-            for finished in self.sampler.generate(missing, temperature, max_tokens):
-                for response in finished:
-                    self.drawn[asked.pop(response.slot)] = response
-                yield finished
-                # New requests join before the other sampler looks for its next unit of work.
-                yield from all_known()
+    def one_per_candidate(self, request: Request) -> list[Request]:
+        """The k requests for one, each with a slot of its own. The first keeps the seed."""
+        found = [replace(request, slot=request.slot * self.k)]
+        for number in range(1, self.k):
+            seed = request_seed(CANDIDATE, request.seed, number)
+            found.append(replace(request, slot=request.slot * self.k + number, seed=seed))
+        return found
+
+    def mark_vetoes(self, requests: list[Request], groups: list[list[Candidate]]) -> None:
+        """Set `unchanged` and `scored` of these candidates; equal ones share one pass."""
+        rows = []
+        owners = []  # the equal candidates of each row
+        for request, candidates in zip(requests, groups, strict=True):
+            equals: dict[tuple, list[Candidate]] = {}
+            for candidate in candidates:
+                equals.setdefault(tuple(candidate.response.ids), []).append(candidate)
+            for same in equals.values():
+                row = self.outcome_row(request, same[0].response)
+                if row.obs_ids:
+                    rows.append(row)
+                    owners.append(same)
+        for row, same, unchanged in zip(rows, owners, self.will_follow(rows), strict=True):
+            same[0].scored = len(row.separator_ids) + len(row.obs_ids)
+            for candidate in same:
+                candidate.unchanged = unchanged
+
+    # WorldModelSampler overrides both.
+
+    def will_follow(self, rows: list[TokenRow]) -> list[bool]:
+        """For each row: will obs_ids follow?"""
+        return predicts_text(self.cfg, self.policy, rows)
+
+    def outcome_row(self, request: Request, response: Response) -> TokenRow:
+        """The row that PaW would train on if this response changed nothing (rollout.py)."""
+        text = BENCHMARKS[self.cfg.env].unchanged(request.observation)
+        obs_ids = self.policy.encode(text)[: self.cfg.max_obs_tokens]
+        separator_ids = []
+        if self.cfg.wm_separator == "turn":
+            separator_ids = self.policy.separator(response.ids)
+        return TokenRow(request.prompt_ids, response.ids, obs_ids, separator_ids=separator_ids)
 
 
 class WorldModelSampler(LookaheadSampler):
@@ -75,10 +223,10 @@ class WorldModelSampler(LookaheadSampler):
     """
 
     def __init__(
-        self, cfg: Config, sampler: HFSampler | SharedDraws, k: int, world_model: WorldModel,
-        episodes: Recorder, veto_at: float | None = None,
-    ):  # fmt: skip
-        super().__init__(cfg, sampler, k)
+        self, cfg: Config, sampler: HFSampler | VLLMSampler, k: int, world_model: WorldModel,
+        episodes: Recorder, veto_at: float | None = None, drawn: Drawn | None = None,
+    ):
+        super().__init__(cfg, sampler, k, drawn=drawn)
         self.world_model = world_model
         self.episodes = episodes
         self.veto_at = veto_at

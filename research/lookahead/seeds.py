@@ -1,8 +1,8 @@
-"""Lookahead over several seeds: the lines of `lookahead`, averaged, and how much each rule gains.
+"""Lookahead over several seeds: the lines of `measure`, averaged, and how much each rule gains.
 
     python -m research.lookahead.seeds FILE ... --out FOLDER
 
-FILE: lookahead-ENV.json of one seed, written by `lookahead` with the same labels. Lines with the
+FILE: lookahead-ENV.json of one seed, written by `measure` with the same labels. Lines with the
 same model, rule and K belong together. A seed that lacks a line is left out of it. The draws of an
 evaluation do not depend on the seed, so a model with the same lines in two files is the same model
 (the start model, for example): it counts once.
@@ -32,10 +32,11 @@ from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import writing
 from paw_min.metrics import mean
 from paw_min.running.plot import plain, plt
-from research.curves import t_interval
-from research.lookahead.measure import Played, read_lines
+from paw_min.running.untrusted import read_json
+from research.lookahead.measure import Played
 from research.paper.figures import save
 from research.paper.table import markdown_table
+from research.stats import t_interval
 
 BASE = "likelihood"
 Key = tuple[str, str, int]  # model, rule, K
@@ -70,9 +71,7 @@ class Line:
 
 
 def read(path: Path) -> Seed:
-    if not path.is_file():
-        raise UserError(f"{path} does not exist: write it with lookahead --out.")
-    return {(one.model, one.rule, one.k): one for one in read_lines(path)}
+    return {(one.model, one.rule, one.k): one for one in read_json(path, list[Played])}
 
 
 def read_all(files: list[Path]) -> list[Seed]:
@@ -148,7 +147,7 @@ def averaged(seeds: list[Seed], key: Key) -> Line:
         same_k=difference(same_k),
         same_tokens=difference(same_tokens),
         above_base=difference(above_base),
-    )  # fmt: skip
+    )
 
 
 def markdown(lines: list[Line]) -> str:
@@ -190,7 +189,7 @@ def draw(lines: list[Line], path: Path) -> None:
     figure, axes = plt.subplots(
         1, len(models), figsize=(3.4 * len(models), 3.4), sharey=True, squeeze=False,
         layout="constrained",
-    )  # fmt: skip
+    )
     for axis, model in zip(axes[0], models):
         mine = [one for one in lines if one.model == model]
         n = max(len(one.success) for one in mine)
@@ -203,7 +202,7 @@ def draw(lines: list[Line], path: Path) -> None:
             axis.errorbar(
                 [one.step_tokens for one in line], heights, yerr=[below, above],
                 color=f"C{number}", marker="o", capsize=2, lw=1.2, label=plain(rule),
-            )  # fmt: skip
+            )
         title = plain(f"{model}: {n} seed{'s' if n != 1 else ''}")
         axis.set(title=title, xlabel="tokens per step")
         axis.set_xscale("log", base=2)
@@ -218,7 +217,7 @@ def main(files: list[Path], out: Path) -> None:
     seeds = read_all(files)
     lines = [averaged(seeds, key) for key in ordered(seeds)]
     if not lines:
-        raise UserError(f"{files[0]} has no lines: finish the lookahead first.")
+        raise UserError(f"{files[0]} has no lines: finish `measure` first.")
     text = markdown(lines)
     print(text)
     with writing(str(out)):

@@ -7,7 +7,7 @@ search results. p is the model's probability of a token of that page, given the 
 and the tokens before. The gradient magnitude at the logit of the target token is
 
     cross entropy   1 - p                 Eq. 5
-    MAE             p (1 - p)             Eq. 6
+    MAE             p (1 - p)             section 3.2
     clipped MAE     p (1 - p) [p <= rho]  Eq. 8; not a bar of the paper's figure
 
 summed per class of tokens and divided by the sum over all tokens of the sampled pages. A token is

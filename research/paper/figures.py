@@ -18,24 +18,18 @@ from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import writing
 from paw_min.running.plot import FIGURES, plt
 from paw_min.running.runs import read_metrics
-from research.paper.table import compute, find, load
+from research.panels import Curves, deviation, panel_curves
+from research.paper.table import compute, find, load, markdown_table
 
 TITLES = {key: title for panels in FIGURES.values() for key, title in panels.items()}
 SECONDS = {"seconds_rollout": "rollout", "seconds_old_pass": "old pass", "seconds_update": "update"}
 AXES = {"select_ratio": "selection ratio α", "rho": "clipping threshold ρ"}
 
 
-def over_seeds(curves: list[dict[int, float]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Curves {update: value} -> updates of all curves, mean, standard deviation (one seed: 0)."""
-    shared = set(curves[0])
-    for curve in curves:
-        shared &= curve.keys()
-    updates = sorted(shared)
-    rows = [[curve[update] for update in updates] for curve in curves]
-    values = np.array(rows)  # (seeds, updates)
-    mean = values.mean(0)
-    std = values.std(0, ddof=1) if len(curves) > 1 else np.zeros(len(updates))
-    return np.array(updates), mean, std
+def stacked(curves: list[dict[int, float]]) -> Curves:
+    """Curves {update: value} at the updates that all have."""
+    shared = sorted(set.intersection(*(set(curve) for curve in curves)))
+    return Curves(shared, np.array([[curve[update] for update in shared] for curve in curves]))
 
 
 def save(figure, out: Path) -> None:
@@ -62,27 +56,25 @@ def bands(sweep: Path, keys: list[str], out: Path | None) -> None:
     unknown = [key for key in keys if key not in known]
     if unknown:
         raise UserError(f"no run of {sweep} has the metric {', '.join(unknown)}: choose from "
-                        f"{', '.join(sorted(known))}.")  # fmt: skip
+                        f"{', '.join(sorted(known))}.")
     n_columns = 2 if len(keys) == 4 else min(3, len(keys))
     n_rows = -(-len(keys) // n_columns)  # rounded up
     figure, axes = plt.subplots(n_rows, n_columns, figsize=(4 * n_columns + 0.6, 3 * n_rows + 0.6),
-                                layout="constrained", squeeze=False)  # fmt: skip
+                                layout="constrained", squeeze=False)
+    colors = {label: f"C{number}" for number, label in enumerate(by_arm)}
     handles = {}
     for axis, key in zip(axes.flat, keys):
-        for number, (label, runs) in enumerate(by_arm.items()):
+        arms = {}
+        for label, runs in by_arm.items():
             curves = [curve for curve in (curve_of(lines, key) for lines in runs) if curve]
-            if not curves:  # no run of this arm has the metric
-                continue
-            updates, mean, std = over_seeds(curves)
-            if not len(updates):
-                continue
-            color = f"C{number}"
-            axis.fill_between(updates, mean - std, mean + std, color=color, alpha=0.2, lw=0)
-            (handles[label],) = axis.plot(updates, mean, color=color, marker=".", label=label)
+            if curves and stacked(curves).x:  # else no run of this arm has the metric
+                arms[label] = stacked(curves)
+        panel_curves(axis, arms, colors, deviation)
+        lines, labels = axis.get_legend_handles_labels()
+        handles |= dict(zip(labels, lines))
         axis.set_title(TITLES.get(key, key), fontsize=10)
         axis.set_xlabel("update", fontsize=9)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axis.grid(alpha=0.3)
     for axis in axes.flat[len(keys) :]:
         axis.remove()
     place = dict(loc="outside lower center", ncols=n_columns + 1, frameon=False)
@@ -95,7 +87,7 @@ def sensitivity(sweep: Path, out: Path | None) -> None:
     varied = [key for key in AXES if len({result.config[key] for result in results}) > 1]
     if len(varied) != 1:
         raise UserError(f"the runs of {sweep} differ in {' and '.join(varied) or 'neither'} of "
-                        "--select-ratio and --rho: use fig6-alpha or fig6-rho.")  # fmt: skip
+                        "--select-ratio and --rho: use fig6-alpha or fig6-rho.")
     (setting,) = varied
     value_of = {result.label: result.config[setting] for result in results}
     table, _ = compute(results)
@@ -133,19 +125,22 @@ def costs(folder: Path) -> dict[str, float]:
     return found
 
 
+def cost_table(base: dict[str, float], ours: dict[str, float]) -> str:
+    lines = []
+    for key in base:
+        if key in ours:
+            unit = "GB, memory" if key in ("peak", "mean") else "s,"
+            percent = f"{100 * (ours[key] / base[key] - 1):+.1f} %" if base[key] else "–"
+            lines.append([f"{unit} {key}", f"{base[key]:.2f}", f"{ours[key]:.2f}", percent])
+    return markdown_table(["per update", "without PaW", "with PaW", "difference"], lines)
+
+
 def overhead(without: Path, with_paw: Path, out: Path | None) -> None:
     runs = {"without PaW": costs(without), "with PaW": costs(with_paw)}
-    base = runs["without PaW"]
-    ours = runs["with PaW"]
-    shared = [key for key in base if key in ours]
-    print("| per update | without PaW | with PaW | difference |\n|---|---|---|---|")
-    for key in shared:
-        unit = "GB, memory" if key in ("peak", "mean") else "s,"
-        percent = f"{100 * (ours[key] / base[key] - 1):+.1f} %" if base[key] else "–"
-        print(f"| {unit} {key} | {base[key]:.2f} | {ours[key]:.2f} | {percent} |")
-    n_panels = 2 if "peak" in shared else 1
+    print(cost_table(*runs.values()))
+    n_panels = 2 if all("peak" in run for run in runs.values()) else 1
     figure, axes = plt.subplots(1, n_panels, figsize=(4.4 * n_panels, 3.6), layout="constrained",
-                                squeeze=False)  # fmt: skip
+                                squeeze=False)
     seconds = axes[0, 0]
     bottom = np.zeros(2)  # of the next part of each bar
     for name in SECONDS.values():
@@ -157,7 +152,7 @@ def overhead(without: Path, with_paw: Path, out: Path | None) -> None:
     for axis in axes.flat[1:]:
         for k, (name, run) in enumerate(runs.items()):
             bars = axis.bar(np.arange(2) + 0.38 * (k - 0.5), [run["peak"], run["mean"]], 0.36,
-                            label=name, color=f"C{k + 4}")  # fmt: skip
+                            label=name, color=f"C{k + 4}")
             axis.bar_label(bars, fmt="%.2f", fontsize=8)
         axis.set_xticks([0, 1], ["peak", "mean over updates"])
         axis.set_ylabel("memory (GB)")
@@ -181,7 +176,7 @@ def main() -> None:
             sub.add_argument("sweep", type=Path, help="JSON file of a sweep")
         if name == "bands":
             sub.add_argument("keys", nargs="*", default=list(FIGURES["paw.png"]),
-                             help="metrics (default: those of Fig. 10 and 11)")  # fmt: skip
+                             help="metrics (default: those of Fig. 10 and 11)")
         sub.add_argument("--out", type=Path, help="the PNG (default: next to the input)")
     args = vars(parser.parse_args())
     draw = dict(bands=bands, sensitivity=sensitivity, overhead=overhead)[args.pop("command")]

@@ -57,7 +57,7 @@ GRIDS = {
         *pair("Llama3.2-3B-Instruct", "--model meta-llama/Llama-3.2-3B-Instruct"),
         *pair("Qwen2.5-14B-Instruct", "--model Qwen/Qwen2.5-14B-Instruct"),
     ],
-    # The last two are not in the paper. At rho = 1, Eq. 7 keeps every token and Eq. 8 is Eq. 6.
+    # The last two are not in the paper. At rho = 1, Eq. 7 keeps every token and Eq. 8 is the MAE.
     "table4": [
         *GRPO,
         Arm("w/o Ada. Coef.", "--lambda-mode constant"),

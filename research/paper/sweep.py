@@ -80,12 +80,12 @@ def plan(grid: str, env: str, seeds: list[int], out: str, extra: list[str]) -> l
     base, _ = parse_args(env, presets, "", extra)
     if base.device not in ("auto", "cpu", "cuda"):
         raise UserError(f"--device {base.device} after --: the sweep assigns GPUs, choose them "
-                        "with CUDA_VISIBLE_DEVICES.")  # fmt: skip
+                        "with CUDA_VISIBLE_DEVICES.")
     values = {
         "size": " ".join(sizes),
         "episodes": base.groups * base.group_size,
         "third": f"{base.lr / 3:.3g}",
-        "printed": PRINTED_SCALE[env],
+        "printed": PRINTED_SCALE.get(env),
     }
     jobs = []
     for seed in seeds:
@@ -102,7 +102,7 @@ def plan(grid: str, env: str, seeds: list[int], out: str, extra: list[str]) -> l
         other = by_folder.setdefault(job.folder, job)
         if other is not job:
             raise UserError(f"with the flags after --, {other.label!r} and {job.label!r} are the "
-                            "same run: leave out those that the arms differ in.")  # fmt: skip
+                            "same run: leave out those that the arms differ in.")
     return jobs
 
 
@@ -121,7 +121,7 @@ def check_settings(job: Job) -> None:
         changed = differences(json.loads(path.read_text()), job.cfg)
     if changed:
         raise UserError(f"{job.folder} belongs to a run with {', '.join(changed)}: "
-                        "repeat those settings, or choose another --out.")  # fmt: skip
+                        "repeat those settings, or choose another --out.")
 
 
 def slots(jobs: int | None, device: str) -> list[str]:
@@ -143,7 +143,7 @@ def start(job: Job, gpu: str) -> subprocess.Popen:
         return subprocess.Popen(
             job.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env,
             start_new_session=True,  # Ctrl-C reaches the sweep only, which passes it on
-        )  # fmt: skip
+        )
 
 
 @dataclass

@@ -3,18 +3,15 @@
     python -m research.paper.table runs/table1-alfworld.json ... | RUN ... [--out FILE.md]
 
 Every number is of a run's last evaluation, in percent. A task counts once, however often it was
-played; episodes lost to a broken environment do not count. The difference of an arm to the first
-arm is taken seed by seed and task by task. Its interval is a bootstrap: draw seeds, then tasks,
-both with replacement. All seeds share the panel, so the tasks of a draw are the same for all seeds.
-Runs without evaluation.json have no outcomes per task: their numbers come from metrics.jsonl, and
-only seeds are drawn. With three seeds, that interval is the range from the worst to the best seed,
-which holds the true mean in 75 % of the cases if the distribution is symmetric.
+played; episodes lost to a broken environment do not count. Differences are to the first arm, with
+bootstrap intervals (research/stats.py). Runs without evaluation.json have no outcomes per task:
+their numbers come from metrics.jsonl, and only seeds are drawn.
 """
 
 import json
 import re
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -26,8 +23,8 @@ from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import reading, writing
 from paw_min.running.runs import read_metrics
 from paw_min.running.untrusted import exact, open_ended, read_json
+from research.stats import DRAWS, Column, Compared, Record, compare, signed
 
-DRAWS = 2000
 MAX_STEPS = 10**12  # of an environment; more is a damaged file
 TYPES = {  # task type -> the paper's column, in the paper's order
     "pick_and_place_simple": "Pick", "look_at_obj_in_light": "Look",
@@ -35,9 +32,7 @@ TYPES = {  # task type -> the paper's column, in the paper's order
     "pick_cool_then_place_in_recep": "Cool", "pick_two_obj_and_place": "Pick2",
     "nq": "NQ", "triviaqa": "TriviaQA", "popqa": "PopQA", "hotpotqa": "HotpotQA",
     "2wikimultihopqa": "2Wiki", "musique": "MuSiQue", "bamboogle": "Bamboogle",
-}  # fmt: skip
-
-Column = dict[str, dict[str, float]]  # part -> task -> percent; the parts have equal weights
+}
 
 
 @exact
@@ -96,87 +91,13 @@ class Result(Entry):
             return of_episodes(env, self.episodes)
         return of_metrics(env, self.metrics)
 
-
-@dataclass
-class Cell:
-    """One arm in one column, over its seeds."""
-
-    seeds: int
-    mean: float
-    std: float | None = None  # of one seed: None
-    difference: float | None = None  # to the first arm, over the seeds of both
-    low: float | None = None
-    high: float | None = None
-
-    def value(self) -> str:
-        if self.std is None:
-            return f"{self.mean:.1f}"
-        return f"{self.mean:.1f} ± {self.std:.1f}"
-
-    def change(self) -> str:
-        if self.difference is None:
-            return "–"
-        if self.low is None:
-            return f"{self.difference:+.1f}"
-        return f"{self.difference:+.1f} [{self.low:+.1f}, {self.high:+.1f}]"
-
-
-def value(column: Column) -> float:
-    """The mean over the parts of the mean over their tasks."""
-    return float(np.mean([np.mean(list(tasks.values())) for tasks in column.values()]))
-
-
-def paired(ours: list[Column], base: list[Column]) -> list[np.ndarray]:
-    """Differences by seed and task -> (seeds, tasks) for each part; only what all runs have."""
-    runs = ours + base
-    parts = [part for part in base[0] if all(part in run for run in runs)]
-    differences = []
-    for part in parts:
-        tasks = [task for task in base[0][part] if all(task in run[part] for run in runs)]
-        if not tasks:
-            continue
-        rows = []
-        for own, other in zip(ours, base):
-            rows.append([own[part][task] - other[part][task] for task in tasks])
-        differences.append(np.array(rows))  # (seeds, tasks)
-    return differences
-
-
-def interval(parts: list[np.ndarray], draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
-    """95 % bootstrap interval of the mean of the parts' means, parts: (seeds, tasks) each."""
-    rng = np.random.default_rng(seed)
-    n_seeds = len(parts[0])
-    means = []
-    for _ in range(draws):
-        seeds = rng.integers(n_seeds, size=n_seeds)
-        drawn = []
-        for part in parts:
-            # All seeds share the tasks of a draw: average over the seeds first.
-            by_task = part[seeds].mean(0)  # (tasks,)
-            tasks = rng.integers(len(by_task), size=len(by_task))
-            drawn.append(by_task[tasks].mean())
-        means.append(np.mean(drawn))
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)
-
-
-def compare(ours: dict[int, Column], base: dict[int, Column], per_task: bool) -> Cell:
-    """One cell from the columns by seed; base: those of the first arm, {} for that arm itself."""
-    values = [value(column) for column in ours.values()]
-    cell = Cell(seeds=len(values), mean=float(np.mean(values)))
-    if len(values) > 1:
-        cell.std = float(np.std(values, ddof=1))
-    seeds = sorted(ours.keys() & base.keys())
-    if not seeds:
-        return cell
-    parts = paired([ours[seed] for seed in seeds], [base[seed] for seed in seeds])
-    if not parts:
-        return cell
-    cell.difference = float(np.mean([part.mean() for part in parts]))
-    # One seed without tasks is a single number: there is nothing to draw.
-    if per_task or len(seeds) > 1:
-        cell.low, cell.high = interval(parts)
-    return cell
+    def records(self, name: str, column: Column) -> list[Record]:
+        """The numbers of a column, as a measure with this name."""
+        return [
+            Record(self.label, self.seed, name, percent, task, part)
+            for part, tasks in column.items()
+            for task, percent in tasks.items()
+        ]
 
 
 def columns(env: str, by_type: Column, pooled: dict, score: dict) -> dict[str, Column]:
@@ -270,7 +191,7 @@ def load(paths: list[Path]) -> tuple[list[Result], list[str]]:
         same = results.setdefault((config["env"], entry.label, entry.seed), result)
         if same.folder != entry.folder:
             raise UserError(f"{entry.label!r}, seed {entry.seed}, is both {same.folder} and "
-                            f"{folder}: leave one of them out.")  # fmt: skip
+                            f"{folder}: leave one of them out.")
     if not results:
         raise UserError(f"no evaluation in {', '.join(map(str, paths))}: run the sweep first.")
     return list(results.values()), notes
@@ -286,26 +207,30 @@ def played(file: Path) -> list[Outcome]:
     return found
 
 
-def compute(results: list[Result]) -> tuple[dict[str, dict[str, Cell]], bool]:
-    """label -> column -> cell, for the runs of one benchmark; do all have outcomes per task?"""
+def compute(results: list[Result]) -> tuple[dict[str, dict[str, Compared]], bool]:
+    """label -> column -> what stats.py finds, for one benchmark; do all have outcomes per task?"""
     per_task = all(result.episodes is not None for result in results)
-    by_arm = defaultdict(dict)  # label -> seed -> name -> column
+    records = []
     for result in results:
-        by_arm[result.label][result.seed] = result.columns(per_task)
+        for name, column in result.columns(per_task).items():
+            records += result.records(name, column)
+    return compare(records, results[0].label), per_task
 
-    # Only columns that all runs have, in the order of the first run.
-    runs = [columns for arm in by_arm.values() for columns in arm.values()]
-    names = [name for name in runs[0] if all(name in columns for columns in runs)]
-    first = results[0].label
-    table = {}
-    for label, arm in by_arm.items():
-        base = {} if label == first else by_arm[first]
-        table[label] = {}
-        for name in names:
-            ours = {seed: columns[name] for seed, columns in arm.items()}
-            theirs = {seed: columns[name] for seed, columns in base.items()}
-            table[label][name] = compare(ours, theirs, per_task)
-    return table, per_task
+
+def shown_value(found: Compared) -> str:
+    around = "" if found.std is None else f" ± {found.std:.1f}"
+    return f"{found.mean:.1f}{around}"
+
+
+def changes(row: dict[str, Compared]) -> list[str]:
+    return [signed(found.difference, found.bootstrap) for found in row.values()]
+
+
+def stored(found: Compared) -> dict:
+    """As JSON."""
+    low, high = found.bootstrap or (None, None)
+    return {"seeds": len(found.values), "mean": found.mean, "std": found.std,
+            "difference": found.difference, "low": low, "high": high}
 
 
 def markdown_table(header: list[str], lines: list[list]) -> str:
@@ -325,14 +250,14 @@ def shown(entry: str | int | float | None) -> str:
     return str(entry)
 
 
-def markdown(table: dict[str, dict[str, Cell]], per_task: bool) -> str:
+def markdown(table: dict[str, dict[str, Compared]], per_task: bool) -> str:
     """Two tables, means and differences, with the notes that they need."""
     first, *others = table
     names = list(table[first])
-    counts = sorted({cell.seeds for row in table.values() for cell in row.values()})
+    counts = sorted({len(cell.values) for row in table.values() for cell in row.values()})
     several = counts != [1]
 
-    means = [[arm, *(cell.value() for cell in row.values())] for arm, row in table.items()]
+    means = [[arm, *map(shown_value, row.values())] for arm, row in table.items()]
     note = "Mean of one seed"
     if several:
         note = f"Mean ± standard deviation over {' or '.join(map(str, counts))} seeds"
@@ -351,8 +276,8 @@ def markdown(table: dict[str, dict[str, Cell]], per_task: bool) -> str:
         text = f"95 % bootstrap interval, {DRAWS} draws of {' and '.join(drawn)}"
     if not per_task:
         text += " (a run has no evaluation.json, so tasks are not drawn)"
-    changes = [[arm, *(cell.change() for cell in table[arm].values())] for arm in others]
-    lines += [markdown_table([f"difference to {first}", *names], changes), ""]
+    lines += [markdown_table([f"difference to {first}", *names],
+                             [[arm, *changes(table[arm])] for arm in others]), ""]
     lines += [f"Points, same seeds and tasks; {text}.", ""]
     return "\n".join(lines)
 
@@ -365,7 +290,7 @@ def main(paths: list[Path], out: Path | None) -> None:
         table, per_task = compute([result for result in results if result.config["env"] == env])
         text += f"### {env}\n\n{markdown(table, per_task)}\n"
         tables[env] = {
-            arm: {name: asdict(cell) for name, cell in row.items()} for arm, row in table.items()
+            arm: {name: stored(cell) for name, cell in row.items()} for arm, row in table.items()
         }
     text = (text + "\n".join(notes)).rstrip()
     print(text)

@@ -13,8 +13,7 @@ so they are not the episodes that training saw.
 
 import json
 from contextlib import closing
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -42,8 +41,8 @@ class TextRow:
     """A transition with its texts."""
 
     tokens: Transition | TokenRow  # h_t, a_t, o_{t+1} as ids
-    task: str  # "" with --teacher
-    observation: str  # o_t; "" with --teacher
+    task: str
+    observation: str  # o_t
     response: str
     command: str
     next_observation: str  # o_{t+1}
@@ -98,12 +97,12 @@ def arguments(doc: str, argv: list[str] | None = None, teacher: bool = False) ->
         args.episodes = cfg.groups * cfg.group_size
     if args.episodes < 1:
         raise UserError(f"--episodes {args.episodes} is out of range: it must be at least 1.")
-    cfg.groups = -(-args.episodes // cfg.group_size)  # rounded up: the last may be smaller
+    groups = -(-args.episodes // cfg.group_size)  # rounded up: the last may be smaller
     if args.out:
         with writing(f"the folder {args.out}"):
             args.out.mkdir(parents=True, exist_ok=True)
     return Arguments(
-        cfg=cfg,
+        cfg=replace(cfg, groups=groups),
         episodes=args.episodes,
         out=args.out,
         teacher=teacher and args.teacher,
@@ -136,7 +135,7 @@ def collect(
         return rollout(
             cfg, policy, sampler, pool, played, groups,
             temperature=cfg.temperature, seed_key=(cfg.seed, update),
-        )  # fmt: skip
+        )
 
 
 def text_rows(cfg: Config, episodes: list[Episode]) -> list[TextRow]:
@@ -165,23 +164,22 @@ def teacher_rows(cfg: Config, policy: Policy, episodes: int) -> list[TextRow]:
     if episodes > len(games):
         raise UserError(f"--episodes {episodes} is over {len(games)}, the number of tasks.")
     tasks = draw_groups(games, episodes, cfg.seed, 0)
-    render = partial(benchmark.prompts[cfg.prompt], history_length=cfg.history_length)
     rows = []
-    demonstrations = teacher.demonstrations(tasks, cfg.seed, 0.0, 1, render)
-    for prompt, response, next_observation in demonstrations:
-        response_ids = policy.encode_response(response)
-        obs_ids = policy.encode(next_observation)[: cfg.max_obs_tokens]
+    for step in teacher.demonstrations(tasks, cfg.seed, haste=0.0, episodes=1):
+        prompt = benchmark.prompts[cfg.prompt](step.context, cfg.history_length)
+        response_ids = policy.encode_response(step.response)
+        obs_ids = policy.encode(step.observation)[: cfg.max_obs_tokens]
         separator_ids = policy.separator(response_ids) if cfg.wm_separator == "turn" else []
         tokens = TokenRow(
             policy.encode_chat(prompt), response_ids, obs_ids, separator_ids=separator_ids
         )
         row = TextRow(
             tokens=tokens,
-            task="",
-            observation="",
-            response=response,
-            command=benchmark.parse(response).text,
-            next_observation=next_observation,
+            task=step.task,
+            observation=step.context.observation,
+            response=step.response,
+            command=benchmark.parse(step.response).text,
+            next_observation=step.observation,
         )
         rows.append(row)
     return rows

@@ -232,7 +232,7 @@ def tables(starts: list[Start]) -> str:
         [one.name, one.episodes, one.entropy_tokens, one.entropy_rows, one.valid, one.won,
          one.no_variance, f"{one.response_tokens:.0f}", f"{1 / one.response_tokens:.4f}"]
         for one in starts
-    ]  # fmt: skip
+    ]
     found = [markdown_table(header, lines)]
 
     header = ["start", "p ≤ ρ", f"p ≤ {LOW}", f"{LOW} < p ≤ ρ", "p of the first, median"]
@@ -241,7 +241,7 @@ def tables(starts: list[Start]) -> str:
         [one.name, one.hard, one.low, one.middle, f"{one.first_p:.1e}", one.first_low,
          one.first_share, one.tail_share, one.tail_rows]
         for one in starts
-    ]  # fmt: skip
+    ]
     found.append(markdown_table(header, lines))
 
     header = ["start", "RL", "world model", "ratio", "cosine"]

@@ -10,12 +10,12 @@ has made from it. Measures of a run, in percent:
     p, exact, nothing, repeated, tool    see knowledge.py
 
 Each arm is compared with the first one, GRPO, and those of PAIRS with their counterpart, seed by
-seed. Intervals: 95 %, bootstrap as in table.py, for success over seeds and tasks, else over seeds.
+seed. Intervals: 95 %, bootstrap (stats.py), for success over seeds and tasks, else over seeds.
 A further table has metrics of training, see `training`. Writes study.md, study.json, study.png.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,17 +26,10 @@ from paw_min.running.plot import plt
 from paw_min.running.runs import read_metrics
 from paw_min.running.untrusted import read_json
 from research.knowledge import Report
-from research.paper import table
+from research.panels import Curves, Dot, panel_curves, panel_dots
 from research.paper.figures import save
-from research.paper.table import (
-    Cell,
-    Column,
-    Result,
-    compare,
-    interval,
-    load,
-    markdown_table,
-)
+from research.paper.table import Result, changes, load, markdown_table, shown_value, stored
+from research.stats import Compared, Record, compare, over_seeds
 
 KNOWN = ("p", "exact", "nothing", "repeated", "tool")
 MEASURES = ("success", "area", *KNOWN)
@@ -44,16 +37,15 @@ PAIRS = {"GRPO w/ PaW": "placebo: shuffled targets", "GiGPO w/ PaW": "GiGPO"}
 GRADIENTS = ("grad_norm_rl", "grad_norm_wm", "grad_cosine")
 TITLES = {"p": "mean p of next-observation tokens (%)", "success": "held-out success (%)"}
 
-Measured = dict[str, dict[int, Column]]  # of an arm: measure -> seed -> column of table.py
+Cells = dict[str, dict[str, Compared]]  # arm -> measure -> what stats.py finds
 
 
 @dataclass
 class Setting:
     name: str
     start: dict[str, float]  # measures of the start model
-    seeds: dict[str, dict[str, list[float]]]  # arm -> measure -> one value per seed
-    cells: dict[str, dict[str, Cell]]  # arm -> measure -> mean, difference to GRPO, interval
-    pairs: dict[str, dict[str, Cell]]  # the same for the arms of PAIRS: difference to the other
+    cells: Cells  # differences are to the first arm
+    pairs: Cells  # of the arms of PAIRS: differences to the other
     training: dict[str, dict[str, float]]  # arm -> metric -> mean over seeds
     curves: dict[str, list[list[float]]]  # arm -> training success of each seed and update
 
@@ -79,33 +71,18 @@ def training(lines: list[dict]) -> dict[str, float]:
     return found
 
 
-def measure(result: Result, report: Report, curve: list[float]) -> dict[str, Column]:
+def measure(result: Result, report: Report, curve: list[float]) -> list[Record]:
     """All measures of a run. Success keeps its tasks, for pairing; the others are one number.
 
     report: of this run, by knowledge.py. curve: training success by update, in percent.
     """
     if result.episodes is None:
         raise UserError(f"{result.folder} has no evaluation.json: train the run again.")
-    by_type = result.columns(per_task=True)
-    *_, overall = by_type.values()
-    found = {"success": overall, "area": single(float(np.mean(curve)))}
-    for key in KNOWN:
-        found[key] = single(100 * getattr(report, key))
-    return found
-
-
-def single(percent: float) -> Column:
-    """A measure without parts and tasks."""
-    return {"": {"": percent}}
-
-
-def compare_arms(arm: Measured, base: Measured | None) -> dict[str, Cell]:
-    """Cells by measure. base: the arm to take differences to, if any."""
-    cells = {}
-    for name in MEASURES:
-        other = base[name] if base else {}
-        cells[name] = compare(arm[name], other, per_task=name == "success")
-    return cells
+    *_, overall = result.columns(per_task=True).values()
+    percents = {"area": float(np.mean(curve))}
+    percents |= {key: 100 * getattr(report, key) for key in KNOWN}
+    others = [Record(result.label, result.seed, name, found) for name, found in percents.items()]
+    return result.records("success", overall) + others
 
 
 def mean_by_key(runs: list[dict[str, float]]) -> dict[str, float]:
@@ -117,7 +94,7 @@ def mean_by_key(runs: list[dict[str, float]]) -> dict[str, float]:
 class Arm:
     """The runs of an arm."""
 
-    measured: Measured
+    records: list[Record]
     training: list[dict[str, float]]  # of each seed, see `training`
     curves: list[list[float]]  # of each seed: training success by update, in percent
 
@@ -136,29 +113,19 @@ def read(sweep: Path) -> Setting:
     for name, arm in arms.items():
         if len({len(curve) for curve in arm.curves}) > 1:
             raise UserError(f"{sweep}: the seeds of {name!r} have different numbers of updates: "
-                            "finish the sweep first.")  # fmt: skip
+                            "finish the sweep first.")
 
     first, *_ = arms
-    cells = {}
-    seeds = {}
-    for name, arm in arms.items():
-        base = None if name == first else arms[first].measured
-        cells[name] = compare_arms(arm.measured, base)
-        seeds[name] = {
-            key: [table.value(column) for column in by_seed.values()]
-            for key, by_seed in arm.measured.items()
-        }
-    pairs = {
-        name: compare_arms(arms[name].measured, arms[other].measured)
-        for name, other in PAIRS.items()
-        if name in arms and other in arms
-    }
+    records = [record for arm in arms.values() for record in arm.records]
+    pairs = {}
+    for name, other in PAIRS.items():
+        if name in arms and other in arms:
+            pairs[name] = compare(arms[name].records + arms[other].records, other)[name]
     start = reports["start model", 0]
     return Setting(
         name=sweep.parent.name,
         start={key: 100 * getattr(start, key) for key in ("success", *KNOWN)},
-        seeds=seeds,
-        cells=cells,
+        cells=compare(records, first),
         pairs=pairs,
         training={name: mean_by_key(arm.training) for name, arm in arms.items()},
         curves={name: arm.curves for name, arm in arms.items()},
@@ -170,7 +137,7 @@ def read_arms(results: list[Result], reports: dict[tuple[str, int], Report]) -> 
     arms = {}
     for result in results:
         if result.label not in arms:
-            arms[result.label] = Arm({name: {} for name in MEASURES}, [], [])
+            arms[result.label] = Arm([], [], [])
         arm = arms[result.label]
         lines = read_metrics(result.folder)
         curve = [100 * line["success"] for line in lines if "success" in line]
@@ -178,28 +145,25 @@ def read_arms(results: list[Result], reports: dict[tuple[str, int], Report]) -> 
         with reading(Path(result.folder) / "metrics.jsonl"):  # a metric may be missing
             arm.training.append(training(lines))
         report = reports[result.label, result.seed]
-        for name, column in measure(result, report, curve).items():
-            arm.measured[name][result.seed] = column
+        arm.records += measure(result, report, curve)
     return arms
 
 
 def markdown(setting: Setting) -> str:
     """Tables of a setting: values, differences to the first arm and to PAIRS, training."""
     first, *others = setting.cells
-    shown = {arm: [cell.value() for cell in row.values()] for arm, row in setting.cells.items()}
-    changes = {arm: [cell.change() for cell in row.values()] for arm, row in setting.cells.items()}
     start = {key: f"{value:.1f}" for key, value in setting.start.items()}
 
     values = [["start model", *(start.get(name, "") for name in MEASURES)]]
-    values += [[arm, *cells] for arm, cells in shown.items()]
-    differences = [[arm, *changes[arm]] for arm in others]
+    values += [[arm, *map(shown_value, row.values())] for arm, row in setting.cells.items()]
+    differences = [[arm, *changes(setting.cells[arm])] for arm in others]
     tables = [
         markdown_table(["method", *MEASURES], values),
         markdown_table([f"difference to {first}", *MEASURES], differences),
     ]
     for arm, row in setting.pairs.items():
-        line = [arm, *(cell.change() for cell in row.values())]
-        tables.append(markdown_table([f"difference to {PAIRS[arm]}", *MEASURES], [line]))
+        header = [f"difference to {PAIRS[arm]}", *MEASURES]
+        tables.append(markdown_table(header, [[arm, *changes(row)]]))
 
     # Arms without PaW have no gradient of the world model: their cells stay empty.
     metrics = list(dict.fromkeys(key for row in setting.training.values() for key in row))
@@ -210,34 +174,22 @@ def markdown(setting: Setting) -> str:
     return "\n\n".join([f"### {setting.name}", *tables]) + "\n"
 
 
-def over_seeds(values: np.ndarray) -> tuple[float, float]:
-    """The 95 % interval of the mean of one value per seed, (seeds,)."""
-    return interval([values[:, None]])
+def as_json(setting: Setting) -> dict:
+    """study.json: the values of each seed apart from what is compared."""
 
+    def of_arms(cells: Cells, function) -> dict:
+        return {arm: {name: function(cell) for name, cell in row.items()}
+                for arm, row in cells.items()}
 
-def draw_curves(axis, setting: Setting, colors: dict[str, str]) -> None:
-    """Training success by update: mean and interval over the seeds."""
-    for arm, runs in setting.curves.items():
-        values = np.array(runs)  # (seeds, updates)
-        updates = range(1, 1 + values.shape[1])
-        intervals = np.array([over_seeds(column) for column in values.T])  # (updates, 2)
-        low = intervals[:, 0]
-        high = intervals[:, 1]
-        axis.fill_between(updates, low, high, color=colors[arm], alpha=0.15, lw=0)
-        axis.plot(updates, values.mean(0), color=colors[arm])
-    axis.set_title(setting.name, loc="left", fontsize=10, fontweight="bold")
-
-
-def draw_dots(axis, setting: Setting, name: str, colors: dict[str, str]) -> None:
-    """A measure of each arm: seeds as ticks, their mean and interval. Dotted: the start model."""
-    axis.axvline(setting.start[name], color="0.6", ls=":")
-    for height, (arm, color) in enumerate(colors.items()):
-        values = np.array(setting.seeds[arm][name])  # (seeds,)
-        axis.plot(values, [height] * len(values), "|", color=color, alpha=0.5)
-        axis.plot(over_seeds(values), [height, height], color=color, lw=2)
-        axis.plot(values.mean(), height, "o", color=color)
-    # From high to low, so that the first arm is at the top.
-    axis.set_ylim(len(colors) - 0.5, -0.5)
+    return {
+        "name": setting.name,
+        "start": setting.start,
+        "seeds": of_arms(setting.cells, lambda cell: cell.values),
+        "cells": of_arms(setting.cells, stored),
+        "pairs": of_arms(setting.pairs, stored),
+        "training": setting.training,
+        "curves": setting.curves,
+    }
 
 
 def picture(settings: list[Setting], out: Path) -> None:
@@ -246,18 +198,23 @@ def picture(settings: list[Setting], out: Path) -> None:
     figure, axes = plt.subplots(
         len(settings), 1 + len(TITLES), figsize=(13, 0.6 + sum(heights)), height_ratios=heights,
         squeeze=False, layout="constrained", sharex="col",
-    )  # fmt: skip
+    )
     for row, setting in zip(axes, settings):
-        curve, *dots = row
+        curve, *others = row
         colors = {arm: f"C{k}" if k else "0.25" for k, arm in enumerate(setting.cells)}
-        draw_curves(curve, setting, colors)
-        for axis, name in zip(dots, TITLES):
-            draw_dots(axis, setting, name, colors)
+        drawn = {}
+        for arm, runs in setting.curves.items():
+            drawn[arm] = Curves(range(1, 1 + len(runs[0])), np.array(runs))
+        panel_curves(curve, drawn, colors, over_seeds)
+        curve.set_title(setting.name, loc="left", fontsize=10, fontweight="bold")
+        for axis, name in zip(others, TITLES):
+            dots = {}
+            for arm, cells in setting.cells.items():
+                values = cells[name].values
+                dots[arm] = Dot(cells[name].mean, over_seeds(values), values)
+            panel_dots(axis, dots, colors, line=setting.start[name])  # dotted: the start model
         # All panels of a row have the same order of arms, so one has their names.
-        dots[0].set_yticks(range(len(colors)), colors)
-        dots[1].set_yticks(range(len(colors)), [])
-        for axis in row:
-            axis.grid(alpha=0.3)
+        others[1].set_yticklabels([])
     for axis, title in zip(axes[-1], ("update", *TITLES.values())):
         axis.set_xlabel(title)
     axes[0, 0].set_ylabel("training success (%)")
@@ -271,7 +228,7 @@ def main(sweeps: list[Path], out: Path) -> None:
     with writing(str(out)):
         out.mkdir(parents=True, exist_ok=True)
         (out / "study.md").write_text(text)
-        numbers = [asdict(setting) for setting in settings]
+        numbers = [as_json(setting) for setting in settings]
         plain = json.dumps(numbers, indent=1, ensure_ascii=False)
         (out / "study.json").write_text(plain + "\n")
     picture(settings, out / "study.png")

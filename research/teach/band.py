@@ -53,7 +53,7 @@ def draw(files: list[Path], out: Path) -> None:
     figure, axes = plt.subplots(
         rows, len(files), figsize=(1 + 4.4 * len(files), 1.4 * rows), squeeze=False, sharex=True,
         sharey="row", layout="constrained",
-    )  # fmt: skip
+    )
     p = np.linspace(0, 1, 20001)
     for k, (file, shown) in enumerate(zip(files, columns)):
         axes[0, k].fill_between(place(p), weight(p), color="C1", alpha=0.5, lw=0)
@@ -62,7 +62,7 @@ def draw(files: list[Path], out: Path) -> None:
             bins = np.arange(len(EDGES))
             axis.bar(bins, outcome.branch_shares, 0.5, align="edge", color="C1", label="branch")
             axis.bar(bins + 0.5, outcome.other_shares, 0.5, align="edge", color="0.7",
-                     label="others")  # fmt: skip
+                     label="others")
             axis.set_title(title, fontsize=9, loc="left")
         for axis in axes[:, k]:
             axis.axvline(place(RHO), color="black", lw=0.8, ls=":")

@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> None:
     settings = {loss: with_loss(args.cfg, loss) for loss in own.losses}  # checked before long work
     if args.cfg.groups < HELD_OUT:
         raise UserError(f"{args.cfg.groups} groups are too few, since every fourth is held out: "
-                        "raise --groups or --episodes.")  # fmt: skip
+                        "raise --groups or --episodes.")
     if own.save:
         with writing(f"the folder {own.save}"):
             own.save.mkdir(parents=True, exist_ok=True)
@@ -90,8 +90,8 @@ def with_loss(cfg: Config, loss: str) -> Config:
     try:
         cfg = replace(
             cfg, wm_loss=kind, rho=float(rho or 1.0), paw=True, kl_coef=0.0, entropy_coef=0.0,
-            old_logp="recomputed", mini_batch=32,
-        )  # fmt: skip
+            mini_batch=32,
+        )
         check(cfg)
     except ValueError as error:
         raise UserError(f"--losses {loss}: {error}") from error
@@ -118,7 +118,7 @@ def split(episodes: list[Episode]) -> tuple[list[Episode], list[Episode]]:
 def teach(
     cfg: Config, loss: str, train: list[Episode], held_out: list[Episode], epochs: int,
     save: Path | None = None,
-) -> Taught:  # fmt: skip
+) -> Taught:
     """Train a fresh copy of the start model with this loss; measure it after each epoch.
 
     save: the folder to write the trained copy to, under the name of the loss.
@@ -175,7 +175,7 @@ def table(found: list[Taught]) -> str:
             lines.append(
                 [one.loss, steps, outcome.p, outcome.p_branch, outcome.band, outcome.auc,
                  outcome.p_if_no_effect, outcome.p_if_effect]
-            )  # fmt: skip
+            )
     return markdown_table(header, lines)
 
 

@@ -198,13 +198,23 @@ def play(cfg: Config, policy: Policy) -> list[Episode]:
         played = rollout(
             cfg, policy, sampler, pool, task_of_episode, group_of_episode,
             temperature=cfg.temperature, seed_key=(cfg.seed, UPDATE),
-        )  # fmt: skip
+        )
     return played.episodes
 
 
 def probabilities(cfg: Config, policy: Policy, rows: Rows) -> list[Tensor]:
     """p of each token of o_{t+1} -> N x (|o|,)."""
     return [logp.exp() for logp in observation_logps(cfg, policy, rows.tokens)]
+
+
+def read(file: Path) -> Report:
+    """A recorded report."""
+    stored = json.loads(file.read_text())
+    stored["groups"] = [Group(**group) for group in stored["groups"]]
+    for shown in stored["shown"]:
+        shown["observation"] = [Token(**token) for token in shown["observation"]]
+    stored["shown"] = [Shown(**shown) for shown in stored["shown"]]
+    return Report(**stored)
 
 
 def row_of(rows: Rows, trajectory: int, turn: int) -> int:

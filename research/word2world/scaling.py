@@ -22,23 +22,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib
-from typing_extensions import TypedDict  # pydantic needs it on Python 3.11
 
 from paw_min.base.console import say
 from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import expanded, writing
+from paw_min.config import add_settings, check_all_bounds, flag, given_settings, opt
 from paw_min.metrics import mean
 from paw_min.running.runs import hold
 from paw_min.running.stages import stage
-from paw_min.running.untrusted import exact, read_json
 from paw_min.world_models import word2world
-from paw_min.world_models.options import ENVS, check_width
-from paw_min.world_models.records import Fidelity, TrainFile
 from paw_min.world_models.trajectories import read_trajectories
+from paw_min.world_models.word2world_options import ENVS, check_width
 
 matplotlib.use("Agg")  # no display needed
 import matplotlib.pyplot as plt
 
+PLAN = "scaling"
 ALL = "all"  # the training files together
 OWN = ("--limit", "--width", "--start", "--world-model")  # of word2world, set for each model
 # Of single steps; the second leaves out the list of available actions, and is drawn pale.
@@ -53,114 +52,89 @@ class Cell(NamedTuple):
     width: int
 
 
-class Line(TypedDict):
-    """One world model in scaling.json: the cell, its size, and its measures by held-out file."""
-
-    data: str
-    limit: int
-    width: int
-    parameters: int
-    steps: int
-    em: dict[str, float]
-    em_observation: dict[str, float]
-
-
-@exact
-class Scaled(TypedDict):
-    """scaling.json."""
-
-    command: str
-    models: list[Line]
-
-
 @dataclass(frozen=True)
-class Job:
+class ScalingPlan:
     """The command line."""
 
     env: str
-    trajectories: list[Path]  # to train on
-    held_out: list[Path]  # to measure on
-    limits: list[int]
-    widths: list[int]
     out: Path
     flags: list[str]  # of `train` and `fidelity`
+    trajectories: tuple[Path, ...] = opt(PLAN, (), "files to train on")
+    held_out: tuple[Path, ...] = opt(PLAN, (), "files to measure on")
+    limits: tuple[int, ...] = opt(PLAN, (), "numbers of trajectories", low=1)
+    widths: tuple[int, ...] = opt(PLAN, (128,), "of the models")
 
 
-def parse(argv: list[str]) -> Job:
+def parse(argv: list[str]) -> ScalingPlan:
     """Read the command line; UserError before any long work."""
     parser = Parser(description=__doc__, allow_abbrev=False)
     parser.add_argument("env", choices=ENVS)
-    add = parser.add_argument
-    add("--trajectories", type=Path, nargs="+", required=True, help="to train on")
-    add("--held-out", type=Path, nargs="+", required=True, help="to measure on")
-    add("--limits", type=int, nargs="+", required=True, help="numbers of trajectories")
-    add("--widths", type=int, nargs="+", default=[128], help="of the models (128)")
-    add("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    add_settings(parser, {}, kind=ScalingPlan)
     args, flags = parser.parse_known_args(argv)
-    args.out = expanded(args.out)
-    for flag in flags:
-        if flag.partition("=")[0] in OWN:
-            raise UserError(f"{flag}: the plan decides it, see --limits and --widths; omit it.")
-    for files in (args.trajectories, args.held_out):
+    given = given_settings(vars(args), kind=ScalingPlan)
+    plan = ScalingPlan(args.env, expanded(args.out), flags, **given)
+    check_all_bounds(plan)
+    for name in ("trajectories", "held_out", "limits"):
+        if not getattr(plan, name):
+            raise UserError(f"scaling needs {flag(name)}: add it.")
+    for word in flags:
+        if word.partition("=")[0] in OWN:
+            raise UserError(f"{word}: the plan decides it, see --limits and --widths; omit it.")
+    for files in (plan.trajectories, plan.held_out):
         names = [named(file) for file in files]
         if len(set(names)) < len(names) or ALL in names:
             raise UserError(f"the files' folders are named {', '.join(names)}: use names that "
                             f"differ from each other and from {ALL!r}.")
-    if min(args.limits) < 1:
-        raise UserError(f"--limits {min(args.limits)} is out of range: 1 or more.")
-    for width in args.widths:
+    for width in plan.widths:
         check_width("--widths", width)  # all of them, before the first is trained
-    for file in args.trajectories:
-        found = len(read_trajectories(args.env, [file]))
-        if found < max(args.limits):
+    for file in plan.trajectories:
+        found = len(read_trajectories(plan.env, [file]))
+        if found < max(plan.limits):
             raise UserError(f"{file} has {found} trajectories, --limits asks for "
-                            f"{max(args.limits)}: collect more.")
-    read_trajectories(args.env, args.held_out)
-    return Job(**vars(args), flags=flags)
+                            f"{max(plan.limits)}: collect more.")
+    read_trajectories(plan.env, plan.held_out)
+    return plan
 
 
 def named(file: Path) -> str:
     return file.absolute().parent.name
 
 
-def plan(job: Job) -> list[Cell]:
+def cells(plan: ScalingPlan) -> list[Cell]:
     """The world models: scaling, then coverage if there is more than one training file."""
-    cells = [Cell(ALL, limit, width) for limit, width in product(job.limits, job.widths)]
-    if len(job.trajectories) > 1:
-        largest = (max(job.limits), max(job.widths))
-        cells += [Cell(named(file), *largest) for file in job.trajectories]
-    return cells
-
-
-def train_and_measure(job: Job, cell: Cell) -> Line:
-    """Train one world model, and measure it on each held-out file."""
-    folder = job.out / f"{cell.data}-{cell.limit}-{cell.width}"
-    files = [file for file in job.trajectories if cell.data in (ALL, named(file))]
-    call("train", job.env, "--trajectories", *files, "--limit", cell.limit, "--width",
-         cell.width, "--out", folder, *job.flags)  # fmt: skip
-    train = read_json(folder / "train.json", TrainFile)
-    found = Line(
-        **cell._asdict(), parameters=train["parameters"], steps=train["steps"],
-        em={}, em_observation={},
-    )  # fmt: skip
-    for file in job.held_out:
-        out = folder / named(file)
-        call("fidelity", job.env, "--world-model", folder, "--trajectories", file, "--out", out,
-             *job.flags)  # fmt: skip
-        fidelity = read_json(out / "fidelity.json", Fidelity)
-        for measure in MEASURES:
-            found[measure][named(file)] = fidelity[measure]
+    found = [Cell(ALL, limit, width) for limit, width in product(plan.limits, plan.widths)]
+    if len(plan.trajectories) > 1:
+        largest = (max(plan.limits), max(plan.widths))
+        found += [Cell(named(file), *largest) for file in plan.trajectories]
     return found
 
 
-def call(*words) -> None:
-    word2world.main([str(word) for word in words])
+def train_and_measure(plan: ScalingPlan, cell: Cell) -> dict:
+    """Train one world model -> the cell, its size, and its measures by held-out file."""
+    folder = plan.out / f"{cell.data}-{cell.limit}-{cell.width}"
+    files = [file for file in plan.trajectories if cell.data in (ALL, named(file))]
+    trained = call("train", plan, "--trajectories", *files, "--limit", cell.limit, "--width",
+                   cell.width, "--out", folder)
+    found = cell._asdict() | {"parameters": trained["parameters"], "steps": trained["steps"]}
+    found |= {measure: {} for measure in MEASURES}
+    for file in plan.held_out:
+        measured = call("fidelity", plan, "--world-model", folder, "--trajectories", file,
+                        "--out", folder / named(file))
+        for measure in MEASURES:
+            found[measure][named(file)] = measured[measure]
+    return found
+
+
+def call(command: str, plan: ScalingPlan, *words) -> dict:
+    """A command of word2world.py, which resumes -> its result."""
+    return word2world.main([str(word) for word in (command, plan.env, *words, *plan.flags)])
 
 
 # ---- the figure ----
 
 
-def draw(rows: list[Line], path: Path) -> None:
+def draw(rows: list[dict], path: Path) -> None:
     """Left: scaling, averaged over the held-out files. Right: coverage, for each of them."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     scaling = [row for row in rows if row["data"] == ALL]
@@ -181,7 +155,7 @@ def draw(rows: list[Line], path: Path) -> None:
         for measure, alpha in zip(MEASURES, (1, 0.4)):
             label = f"trained on {row['data']}" if measure == "em" else None
             right.bar(places, row[measure].values(), 0.75 / len(coverage), align="edge",
-                      color=f"C{number}", alpha=alpha, label=label)  # fmt: skip
+                      color=f"C{number}", alpha=alpha, label=label)
     right.set_xticks([k + 0.4 for k in range(len(row["em"]))], row["em"])
     right.set(ylabel="exact match", title=f"coverage: {largest[0]} trajectories, {largest[1]} wide")
     for axis in (left, right):
@@ -193,7 +167,7 @@ def draw(rows: list[Line], path: Path) -> None:
     plt.close(figure)
 
 
-def table(rows: list[Line]) -> str:
+def table(rows: list[dict]) -> str:
     """A line per world model, with its exact match on each held-out file, in percent."""
     names = list(rows[0]["em"])
     lines = [["data", "limit", "width", "parameters", "steps", *names]]
@@ -205,17 +179,17 @@ def table(rows: list[Line]) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
-    job = parse(argv)
-    line = shlex.join(["scaling", *argv])
-    with writing(f"the folder {job.out}"):
-        job.out.mkdir(parents=True, exist_ok=True)
-        lock = hold(job.out, "--out")
+    plan = parse(argv)
+    with writing(f"the folder {plan.out}"):
+        plan.out.mkdir(parents=True, exist_ok=True)
+        lock = hold(plan.out, "--out")
 
     def make() -> dict:
-        return {"models": [train_and_measure(job, cell) for cell in plan(job)]}
+        return {"models": [train_and_measure(plan, cell) for cell in cells(plan)]}
 
-    rows = stage(job.out / "scaling.json", line, make, Scaled)["models"]
-    draw(rows, job.out / "scaling.png")
+    line = shlex.join(["scaling", *argv])
+    rows = stage(plan.out / "scaling.json", {"command": line}, make)["models"]
+    draw(rows, plan.out / "scaling.png")
     lock.release()
     say(table(rows))
 

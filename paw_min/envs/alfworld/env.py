@@ -132,7 +132,7 @@ class AlfworldEnv:
         if not any(template.startswith("move ") for template in state["command_templates"]):
             raise engine.GameError(f"{task}: its grammar has no command `move X to Y` (games from "
                                    f"before alfworld 0.4 use `put X in/on Y`); {REMEDY}.")
-        self._task_type = _task_type(Path(task))
+        self._task_type = _read_dict(Path(task).with_name("traj_data.json"))["task_type"]
         self._task = state["feedback"].partition("Your task is to: ")[2].rstrip("\n")
         return self._to_step(state)
 
@@ -165,12 +165,3 @@ class AlfworldEnv:
             done=won,
             won=won,
         )
-
-
-def _task_type(game: Path) -> str:
-    """From the folder <task type>-<...>/<trial>/game.tw-pddl, else from traj_data.json."""
-    if len(game.parts) >= 3:
-        name = game.parts[-3].partition("-")[0]
-        if name in TASK_TYPES:
-            return name
-    return _read_dict(game.with_name("traj_data.json"))["task_type"]

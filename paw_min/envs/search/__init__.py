@@ -9,4 +9,6 @@ BENCHMARK = Benchmark(
     prompts={"paper": prompts.paper, "compact": prompts.compact},
     parse=prompts.parse,
     situation=prompts.situation,
+    r_max=1.0,
+    cut_prompts=True,
 )

@@ -23,11 +23,10 @@ Deviations:
 import json
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import NamedTuple
 
 from paw_min.base.files import expanded, is_url
 from paw_min.config import Config
@@ -106,6 +105,20 @@ def information(hits: list[Hit]) -> str:
     return f"<information>{result}</information>"
 
 
+def in_daemon(function: Callable, *arguments) -> Future:
+    """Call a function in a thread; Ctrl-C does not wait for it, as it does for an executor's."""
+    future = Future()
+
+    def work():
+        try:
+            future.set_result(function(*arguments))
+        except Exception as error:  # noqa: BLE001 - raised by future.result
+            future.set_exception(error)
+
+    Thread(target=work, daemon=True).start()
+    return future
+
+
 @dataclass
 class _Episode:
     question: Question
@@ -123,7 +136,8 @@ class SearchPool(AbstractContextManager):
 
     questions: a task is the index of its question in this list, as a string.
     remote: the retriever waits for a server. It is then called in a thread, and `recv` answers
-        other requests in the meantime.
+        other requests in the meantime. Queries that arrive during a call are merged into the next:
+        the number of concurrent requests does not grow with the number of episodes.
     """
 
     def __init__(
@@ -143,10 +157,8 @@ class SearchPool(AbstractContextManager):
         self._episodes: dict[int, _Episode] = {}  # by slot
         self._open: dict[int, str | None] = {}  # slot -> its unanswered command, None: a reset
         self._answers: deque[Answer] = deque()  # ready for recv
-        self._thread: _SearchThread | None = None
-        if remote:
-            self._thread = _SearchThread(self._search)
-        self._searching: set[int] = set()  # open slots whose queries the thread has
+        self._remote = remote
+        self._call: Future | None = None  # a search in a thread
 
     def reset(self, slot: int, task: str) -> None:
         """Request the start of an episode; returns at once."""
@@ -180,8 +192,7 @@ class SearchPool(AbstractContextManager):
         return self._answers.popleft()
 
     def close(self) -> None:
-        if self._thread:
-            self._thread.close()
+        """Does not wait for a call in progress: its thread is a daemon."""
 
     def __exit__(self, *_):
         self.close()
@@ -193,20 +204,20 @@ class SearchPool(AbstractContextManager):
             raise RuntimeError(f"Slot {slot} has an unanswered request: call recv first.")
 
     def _serve(self, timeout: float | None) -> None:
-        """Answer all open requests, except those that wait for the thread."""
-        queries = {}  # slot -> query, of the searches that were requested since the last call
+        """Answer all open requests, except those that wait for a search in a thread."""
+        queries = {}  # slot -> query
         for slot in self._open:
-            if slot in self._searching:
-                continue
             query = self._query(slot)
             if query is not None:
                 queries[slot] = query
         # If the search raises, no request has been changed yet: the next recv tries again.
-        if self._thread:
+        if self._remote:
+            if len(self._open) > len(queries):
+                timeout = 0  # the others need no search: answer them now
             hits = self._search_in_thread(queries, timeout)
         else:
             hits = self._search(queries)
-        served = [slot for slot in self._open if slot not in self._searching]
+        served = [slot for slot in self._open if slot in hits or slot not in queries]
         for slot in served:
             command = self._open.pop(slot)
             observation = ""
@@ -239,24 +250,17 @@ class SearchPool(AbstractContextManager):
     def _search_in_thread(
         self, queries: dict[int, str], timeout: float | None
     ) -> dict[int, list[Hit]]:
-        """Hand the queries to the thread; {slot: hits} of the next call that has finished.
-
-        {} if no call has finished within `timeout` seconds.
-        """
-        if queries:
-            self._thread.put(queries)
-            self._searching |= queries.keys()
-        others = self._open.keys() - self._searching
-        if others:
-            timeout = 0  # they need no search: answer them now
-        finished = self._thread.get(timeout)
-        if finished is None:
+        """The hits of the call in progress, or of a new one; {} if it takes over `timeout` s."""
+        if self._call is None:
+            if not queries:
+                return {}
+            self._call = in_daemon(self._search, queries)
+        wait([self._call], timeout)
+        if not self._call.done():
             return {}
-        # After an error, too: the next recv then hands these queries to the thread again.
-        self._searching -= set(finished.slots)
-        if finished.error:
-            raise finished.error
-        return finished.hits
+        call = self._call
+        self._call = None
+        return call.result()
 
     def _advance(self, slot: int, command: str | None, observation: str) -> Step:
         """Execute a request; observation: the information block, "" if nothing was searched."""
@@ -280,63 +284,3 @@ class SearchPool(AbstractContextManager):
             done=episode.done,
             won=won,
         )
-
-
-class _Finished(NamedTuple):
-    """A finished call of the search: its hits, or what it raised."""
-
-    slots: list[int]  # whose queries it had
-    hits: dict[int, list[Hit]]  # of each slot; empty after an error
-    error: Exception | None = None
-
-
-class _SearchThread:
-    """A thread that searches, so that generation continues while a server is busy.
-
-    It makes one call at a time. Queries that arrive during a call are merged into the next, so that
-    the number of concurrent requests does not grow with the number of episodes.
-    """
-
-    def __init__(self, search: Callable[[dict[int, str]], dict[int, list[Hit]]]):
-        self._search = search  # {slot: query} -> {slot: hits}; slow, may raise
-        self._queries = SimpleQueue()  # of {slot: query}, and None to end the thread
-        self._results = SimpleQueue()  # of _Finished
-        # A daemon, so that Ctrl-C does not wait for a server that is silent.
-        self._thread = Thread(target=self._work, daemon=True)
-        self._thread.start()
-
-    def put(self, queries: dict[int, str]) -> None:
-        self._queries.put(queries)
-
-    def get(self, timeout: float | None) -> _Finished | None:
-        """The next finished call; None if there is none within `timeout` seconds.
-
-        timeout: None: no limit; 0: do not wait.
-        """
-        try:
-            return self._results.get(block=timeout != 0, timeout=timeout)
-        except Empty:
-            return None
-
-    def close(self) -> None:
-        """End the thread, without waiting for a call in progress."""
-        self._queries.put(None)
-        self._thread.join(0.1)
-
-    def _work(self) -> None:
-        while True:
-            # Wait for one dict of queries, then take all others that are already there.
-            waiting = [self._queries.get()]
-            for _ in range(self._queries.qsize()):
-                waiting.append(self._queries.get())
-            if None in waiting:
-                return
-            queries = {}
-            for part in waiting:
-                queries |= part
-            slots = list(queries)
-            try:
-                finished = _Finished(slots, hits=self._search(queries))
-            except Exception as error:  # noqa: BLE001 - raised by the pool
-                finished = _Finished(slots, hits={}, error=error)
-            self._results.put(finished)

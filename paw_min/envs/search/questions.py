@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from paw_min.base.files import expanded, parse_json
+from paw_min.base.files import damaged, expanded, parse_json
 
 # Columns read from parquet files. `prompt`, the largest, is not needed: prompts.py makes prompts.
 COLUMNS = ("question", "golden_answers", "data_source", "env_kwargs", "reward_model")
@@ -53,91 +53,51 @@ def load_questions(path: str | Path, split: str = "") -> list[Question]:
         rows = _read_jsonl(path)
     questions = []
     for number, row in enumerate(rows, start=1):
-        questions.append(_question(row, f"{path}, row {number}", default_source=path.stem))
+        with damaged(f"{path}, row {number}", "a row needs `question` and `golden_answers`, one or "
+                     "more texts, or verl-agent's `env_kwargs`; fix or delete it"):
+            questions.append(_question(row, default_source=path.stem))
     if not questions:
         raise ValueError(f"{path} has no questions: download the file again.")
     return questions
 
 
 def _read_parquet(path: Path) -> list[dict]:
-    import pyarrow  # needed for published data only
-    from pyarrow import parquet
-
     try:
+        from pyarrow import parquet  # 170 MB, for published data only: not in requirements.txt
+    except ImportError:
+        raise ValueError(f"{path} needs pyarrow: pip install pyarrow.") from None
+    with damaged(str(path), "download it again"):
         file = parquet.ParquetFile(path)
         columns = [name for name in file.schema_arrow.names if name in COLUMNS]
         return file.read(columns=columns).to_pylist()
-    except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: text not in UTF-8
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"{path} is not a readable parquet file ({reason}): download it "
-                         "again.") from error
 
 
 def _read_jsonl(path: Path) -> list[dict]:
     rows = []
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        if line.strip():
+            with damaged(f"{path}, line {number}", "fix or delete it"):
                 rows.append(parse_json(line))
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{path}, line {number} is not JSON ({error}): fix or delete "
-                                 "it.") from error
     return rows
 
 
-def _question(row, where: str, default_source: str) -> Question:
+def _question(row: dict, default_source: str) -> Question:
     """Convert one row of either layout; in both, reward_model repeats the answers."""
-    if not isinstance(row, dict):
-        row = {}  # reported below as a row without a question
-    # verl-agent: the same keys, one level down.
-    row = row | _nested(row, "env_kwargs", where)
-    reward_model = _nested(row, "reward_model", where)
+    row = row | (row.get("env_kwargs") or {})  # verl-agent: the same keys, one level down
+    question = row["question"]
+    source = row.get("data_source") or default_source
     answers = row.get("golden_answers")
     if not answers:
-        truth = _nested(row, "ground_truth", where)
-        if not truth:
-            truth = _nested(reward_model, "ground_truth", where)
-        answers = truth.get("target") or []
-    if isinstance(answers, str):
-        answers = _listed(answers, where)
-    question = row.get("question")
-    source = row.get("data_source") or default_source
-    if not isinstance(question, str) or not question.strip():
-        raise ValueError(f"{where} has no question: a row needs `question` and `golden_answers`, "
-                         "or verl-agent's `env_kwargs`.")
-    if not isinstance(answers, list) or not answers or not all(isinstance(a, str) for a in answers):
-        raise ValueError(f"{where} has no answers (found {reprlib.repr(answers)}): "
-                         "`golden_answers` must be a list of one or more strings; fix the row or "
-                         "delete it.")
-    if not all(answer.strip() for answer in answers):
-        raise ValueError(f"{where} has an empty answer among {reprlib.repr(answers)}: fix the row "
-                         "or delete it.")
-    if not isinstance(source, str):
-        raise ValueError(f"{where} has the data_source {reprlib.repr(source)}: it must be a "
-                         "string; fix the row or delete it.")
+        truth = row.get("ground_truth") or row["reward_model"]["ground_truth"]
+        answers = truth["target"]
+    if isinstance(answers, str):  # one answer, or a list that was stored as JSON text
+        answers = parse_json(answers.encode()) if answers.strip().startswith("[") else [answers]
+    if not isinstance(answers, list) or not answers:
+        raise TypeError(f"the answers are {reprlib.repr(answers)}")
+    for text in (question, source, *answers):
+        if not isinstance(text, str) or not text.strip():
+            raise TypeError(f"{reprlib.repr(text)} in place of a text")
     return Question(question.strip(), tuple(answers), source)
-
-
-def _listed(answers: str, where: str) -> list:
-    """The answers in a column of text: one answer, or a list that was stored as JSON text."""
-    if not answers.strip().startswith("["):
-        return [answers]
-    try:
-        return parse_json(answers.encode())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} has the golden_answers {reprlib.repr(answers)}, which begin as "
-                         "a list but are not JSON: store a list of strings.") from error
-
-
-def _nested(row: dict, key: str, where: str) -> dict:
-    """row[key]; {} if it is missing or null."""
-    value = row.get(key) or {}
-    if not isinstance(value, dict):
-        raise ValueError(f"{where} has the {key} {reprlib.repr(value)}: it must be a JSON object; "
-                         "fix the row or delete it.")
-    return value
 
 
 def normalize(text: str) -> str:

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from sys import intern
 
-from paw_min.base.files import expanded, parse_json
+from paw_min.base.files import damaged, expanded, parse_json
 
 SMALL = 1000  # products in the official small files
 CHUNK = 1 << 20  # characters per read
 REMEDY = ("get the official files as WebShop's setup.sh does, or make a shop with "
           "`python -m paw_min.toy.webshop_shops`")
+FIX = "fix or remove the row, or get the official file again"
 
 
 @dataclass(slots=True)
@@ -53,7 +54,8 @@ def read_products(items: Path, annotations: dict, rng: random.Random, dropped: C
     products = []
     seen = set()  # asins
     for row, record in enumerate(_read_list(items, limit)):
-        asin = _text(record, "asin", f"row {row} of {items}")
+        with damaged(f"Row {row} of {items}", FIX):
+            asin = _text(record, "asin")
         if asin == "nan":
             dropped["asin is 'nan'"] += 1
             continue
@@ -64,8 +66,10 @@ def read_products(items: Path, annotations: dict, rng: random.Random, dropped: C
             dropped["repeated asin"] += 1
             continue
         seen.add(asin)
-        where = f"product {asin} of {items}"
-        products.append(_product(record, _attributes(annotations, asin), rng, where))
+        with damaged(f"The record of {asin} in items_ins_v2", FIX):
+            attributes = _attributes(annotations, asin)
+        with damaged(f"Product {asin} of {items}", FIX):
+            products.append(_product(record, attributes, rng))
     if not products:
         raise ValueError(f"{items} has no usable product; {REMEDY}.")
     return products
@@ -88,12 +92,10 @@ def find_file(folder, stem: str, small: bool) -> Path:
 
 def read_dict(path: Path) -> dict:
     """Read a JSON object."""
-    try:
+    with damaged(str(path), REMEDY):
         content = parse_json(path.read_bytes())
-    except (ValueError, RecursionError) as error:  # RecursionError: lists in lists in lists ...
-        raise ValueError(f"{path} is broken ({error}); {REMEDY}.") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is not a JSON dict from asin to record; {REMEDY}.")
+        if not isinstance(content, dict):
+            raise TypeError("it is not a JSON dict from asin to record")
     return content
 
 
@@ -104,85 +106,67 @@ def _read_list(path, limit):
     """
     decoder = json.JSONDecoder()
     gap = re.compile(r"[\s,]*")  # between two elements
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read(CHUNK).lstrip()  # what was read and is not decoded, from `at` on
-            if text[:1] != "[":
-                raise ValueError("it is not a JSON list")
-            at = 1
-            count = 0
-            while count != limit:  # a limit of None is never reached
-                at = gap.match(text, at).end()
-                if text[at : at + 1] == "]":
-                    return
-                try:
-                    record, at = decoder.raw_decode(text, at)
-                except ValueError:
-                    # The record continues in the next chunk, or the file is broken. A chunk is at
-                    # least as long as what is left over: reading a record of any size by doubling
-                    # takes linear time.
-                    more = file.read(max(CHUNK, len(text) - at))
-                    if not more:
-                        raise
-                    text = text[at:] + more
-                    at = 0
-                    continue
-                count += 1
-                yield record
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is broken ({error}); {REMEDY}.") from error
+    with damaged(str(path), REMEDY), open(path, encoding="utf-8") as file:
+        text = file.read(CHUNK).lstrip()  # what was read and is not decoded, from `at` on
+        if text[:1] != "[":
+            raise ValueError("it is not a JSON list")
+        at = 1
+        count = 0
+        while count != limit:  # a limit of None is never reached
+            at = gap.match(text, at).end()
+            if text[at : at + 1] == "]":
+                return
+            try:
+                record, at = decoder.raw_decode(text, at)
+            except ValueError:
+                # The record continues in the next chunk, or the file is broken. A chunk is at least
+                # as long as what is left over: reading a record of any size by doubling takes
+                # linear time.
+                more = file.read(max(CHUNK, len(text) - at))
+                if not more:
+                    raise
+                text = text[at:] + more
+                at = 0
+                continue
+            count += 1
+            yield record
 
 
-def _text(record, key, where) -> str:
-    value = None
-    if isinstance(record, dict):
-        value = record.get(key)
-    if not isinstance(value, str):
-        raise ValueError(f"The {where} has no text {key!r}; the file is damaged, get it again.")
-    return value
+def _text(record: dict, key: str) -> str:
+    if not isinstance(record[key], str):
+        raise TypeError(f"{key!r} is not a text")
+    return record[key]
 
 
 def _attributes(annotations, asin) -> list[str]:
-    try:
-        attributes = annotations.get(asin, {}).get("attributes", ["DUMMY_ATTR"])
-        if not isinstance(attributes, list):
-            raise TypeError
-        return [intern(attribute) for attribute in attributes]
-    except (AttributeError, TypeError) as error:
-        raise ValueError(f"The attributes of product {asin} in items_ins_v2 are not a list of "
-                         "texts; the file is damaged, get it again.") from error
+    attributes = annotations.get(asin, {}).get("attributes", ["DUMMY_ATTR"])
+    if not isinstance(attributes, list):
+        raise TypeError("the attributes are not a list")
+    return [intern(attribute) for attribute in attributes]
 
 
-def _options(record, where) -> dict[str, list[str]]:
+def _options(record) -> dict[str, list[str]]:
     """Clean the options. The last of two equal names wins; null groups are skipped.
 
     Texts are interned, since many products have the same ones.
     """
     groups = record.get("customization_options") or {}
     options = {}
-    try:
-        for name, values in groups.items():
-            if values is None:
-                continue
-            texts = [each["value"].strip().replace("/", " | ").lower() for each in values]
-            options[intern(name.lower())] = [intern(text) for text in texts]
-        return options
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"The {where} has options that are not lists of {{'value': text}}; the "
-                         "file is damaged, get it again.") from error
+    for name, values in groups.items():
+        if values is None:
+            continue
+        texts = [each["value"].strip().replace("/", " | ").lower() for each in values]
+        options[intern(name.lower())] = [intern(text) for text in texts]
+    return options
 
 
-def _price(pricing, rng, where) -> tuple[float, str]:
+def _price(pricing, rng) -> tuple[float, str]:
     """Return (price, tag). Each "$" starts a price, and two prices are a range; default $100."""
     if not pricing:
         return 100.0, "$100.0"
-    try:
-        prices = [float(re.sub(r"[^\d.]", "", part)) for part in pricing.split("$")[1:]][:2]
-    except (AttributeError, ValueError):
-        prices = []
+    prices = [float(re.sub(r"[^\d.]", "", part)) for part in pricing.split("$")[1:]][:2]
     if not prices or not all(map(math.isfinite, prices)):
-        raise ValueError(f"The {where} has the price {pricing!r:.99}, which is not a number after "
-                         "a '$'; write it like $12.99, or leave it empty.")
+        raise ValueError(f"the price {pricing!r:.99} is not a number after a '$'")
     tag = " to ".join(f"${price}" for price in prices)
     if len(prices) == 1:
         return prices[0], tag
@@ -191,46 +175,32 @@ def _price(pricing, rng, where) -> tuple[float, str]:
     return rng.uniform(low, high), tag
 
 
-def _product(record, attributes, rng, where) -> Product:
+def _product(record, attributes, rng) -> Product:
     if not record.get("images"):
-        raise ValueError(f"The {where} has no images, and WebShop requires one; add an image or "
-                         "remove the row.")
-    price, tag = _price(record.get("pricing"), rng, where)
+        raise ValueError("it has no images, and WebShop requires one")
+    price, tag = _price(record.get("pricing"), rng)
     description = record.get("full_description") or ""
     bullets = record.get("small_description") or []
     if isinstance(bullets, str):
         bullets = [bullets]
-    are_texts = isinstance(bullets, list) and all(
-        isinstance(text, str) for text in (description, *bullets)
-    )
-    if not are_texts:
-        raise ValueError(f"The {where} has a description or features that are not text; the "
-                         "file is damaged, get it again.")
+    if not isinstance(bullets, list):
+        raise TypeError("the features are not a list")
+    if not all(isinstance(text, str) for text in (description, *bullets)):
+        raise TypeError("the description or a feature is not a text")
     product = Product(
         asin=record["asin"],
-        name=_text(record, "name", where),
-        category=intern(_text(record, "category", where)),
-        query=intern(_text(record, "query", where).lower().strip()),
-        product_category=intern(_text(record, "product_category", where)),
+        name=_text(record, "name"),
+        category=intern(_text(record, "category")),
+        query=intern(_text(record, "query").lower().strip()),
+        product_category=intern(_text(record, "product_category")),
         description=description,
         bullets=bullets,
-        options=_options(record, where),
+        options=_options(record),
         attributes=attributes,
         price_tag=tag,
         price=price,
     )
-    _check_unicode(product, where)
+    # UnicodeEncodeError for half of a surrogate pair.
+    fields = [getattr(product, name) for name in Product.__slots__]
+    json.dumps(fields, ensure_ascii=False).encode()
     return product
-
-
-def _check_unicode(product: Product, where) -> None:
-    texts = [product.asin, product.name, product.category, product.query]
-    texts += [product.product_category, product.description, *product.bullets]
-    texts += [*product.attributes, *product.options]
-    for values in product.options.values():
-        texts += values
-    try:
-        "".join(texts).encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"The {where} has a text that is not Unicode ({error}); the file is "
-                         "damaged, get it again.") from error

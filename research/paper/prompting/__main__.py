@@ -71,9 +71,9 @@ def parse(argv: list[str]) -> tuple[Config, Namespace, bool]:
     if options.name:
         rest += ["--name", options.name]
     cfg, mode = parse_args(options.env, presets, "", rest)
+    cfg = replace(cfg, groups=1)  # nothing is trained, so there may be few training tasks
     if not options.name:
-        cfg.name = cfg.name.replace(f"-{cfg.algo}", f"-{options.agent}")
-    cfg.groups = 1  # nothing is trained, so there may be few training tasks
+        cfg = replace(cfg, name=cfg.name.replace(f"-{cfg.algo}", f"-{options.agent}"))
     if options.endpoint and not cfg.model:
         raise UserError("--endpoint needs --model, the name of a model there: add it.")
     if options.agent == "reflexion" and cfg.eval_repeats > 1:
@@ -118,7 +118,7 @@ def open_endpoint(cfg: Config, options: Namespace) -> Iterator[Session]:
 def play(cfg: Config, s: Session, options: Namespace) -> tuple[list[Episode], dict, Counter]:
     """Play the panel -> episodes, their metrics, calls and tokens (of an endpoint: characters)."""
     tokens = Counter()
-    styles = BENCHMARKS[cfg.env].prompts
+    render = BENCHMARKS[cfg.env].prompts[cfg.prompt]
     limit = cfg.max_prompt_tokens
     if options.endpoint:  # the server has a limit of its own
         limit = CHARACTERS * limit
@@ -128,13 +128,13 @@ def play(cfg: Config, s: Session, options: Namespace) -> tuple[list[Episode], di
         def length(text: str) -> int:
             return len(s.policy.encode_chat(text))
 
-        react = React(styles[cfg.prompt], EXAMPLES[cfg.env], length, limit)
-        styles["react"] = react.prompt  # one more style, for this process
-        cfg = replace(cfg, prompt="react")
+        react = React(render, EXAMPLES[cfg.env], length, limit)
+        render = react.prompt
     if options.agent == "reflexion":
         episodes, success = reflexion(cfg, s, react, options.trials, tokens)
         return episodes, panel_metrics(episodes) | success, tokens
-    evaluation = evaluate(cfg, s.policy, s.sampler, s.pool, s.tasks.held_out)
+    tasks = s.tasks.held_out
+    evaluation = evaluate(cfg, s.policy, s.sampler, s.pool, tasks, render=render)
     return evaluation.episodes, evaluation.metrics, count(evaluation.episodes)
 
 

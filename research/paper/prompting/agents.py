@@ -67,7 +67,7 @@ class React:
     limit: int
 
     def prompt(self, context: Context, history_length: int) -> str:
-        """h_t, with the whole trajectory; a style of Benchmark.prompts."""
+        """h_t, with the whole trajectory; as a style of Benchmark.prompts."""
         steps = []
         for turn, response in zip(context.history, context.responses, strict=True):
             steps.append(step(turn.observation, response))
@@ -175,7 +175,9 @@ def reflexion(
         if remaining:  # else all tasks are solved
             memory = Remembering(s.pool, lessons)
             trial_seed = TRIAL_SEEDS * (trial - 1)
-            played = evaluate(cfg, s.policy, s.sampler, memory, remaining, trial_seed).episodes
+            played = evaluate(
+                cfg, s.policy, s.sampler, memory, remaining, trial_seed, react.prompt
+            ).episodes
             tokens += count(played)
             for episode in played:
                 # A game that breaks in a later trial does not replace its earlier episode.
@@ -195,7 +197,7 @@ def reflexion(
 def reflect(
     cfg: Config, s: Session, react: React, memory: Remembering, lost: list[Episode],
     tokens: Counter, trial_seed: int,
-) -> None:  # fmt: skip
+) -> None:
     """Let the model write one reflection per failed episode, and add it to the memory."""
     requests = []
     for n, episode in enumerate(lost):

@@ -1,0 +1,369 @@
+"""The command of RWML (rwml.py): its stages, each of which a rerun skips or resumes.
+
+    python -m paw_min.world_models.rwml ENV --out FOLDER [--method METHOD] [flags of run_ENV.py]
+
+    collect     N = 3 episodes per task; triplets (history, action, next observation)      2.2, 3.1
+    fit         a copy of the model, on 10 % of the triplets                               2.2
+    filter      the copy tries the others K = 10 times; one hit: keep with p = 0.1         E1, B.1
+    train       GRPO with KL on the rest; reward 1 if the prediction is close enough       2.2
+    then        RL with the run scripts, from this checkpoint; the last line says how      B.2
+
+METHOD is rwml, wm-sft (the paper's baseline: cross entropy on the same triplets, with an empty
+thought), early-experience (early_experience.py) or imitation (its second stage alone: what early
+experience is worth without predictions).
+
+FOLDER has triplets.jsonl, held_out.jsonl (of the evaluation panel), collected.json, start/,
+filter.json, and a run folder per method. Rerunning the command resumes, in every stage
+(running/stages.py). One process, on one GPU.
+
+The stand-in models cannot write the format, and their vocabulary has no <next_state>. Their start/
+has the tags and a format warm start, cross entropy on the 10 % of triplets. Not in the paper, whose
+models answer zero-shot.
+"""
+
+import os
+import shlex
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from tokenizers import AddedToken
+
+from paw_min.base import distributed
+from paw_min.base.console import say
+from paw_min.base.errors import UserError, user_errors
+from paw_min.base.files import reading, remove, writing
+from paw_min.base.seeds import generator
+from paw_min.config import Config, parse_args
+from paw_min.model import lora
+from paw_min.model.policy import Policy, load_policy
+from paw_min.rows import TokenRow
+from paw_min.running.evaluate import evaluate
+from paw_min.running.presets import presets_of
+from paw_min.running.runs import hold
+from paw_min.running.session import (
+    Session,
+    forward_precision,
+    make_optimizer,
+    open_session,
+    start_model,
+)
+from paw_min.running.stages import Pieces, stage
+from paw_min.running.tasks import draw_groups
+from paw_min.update import NonFinite
+from paw_min.world_models import early_experience, rwml
+from paw_min.world_models.rwml_options import EXPERT, RwmlJob, arguments
+from paw_min.world_models.supervised import fit
+from paw_min.world_models.triplets import (
+    Triplet,
+    collect,
+    fitting,
+    loaded_for_answers,
+    play,
+    prompt_text,
+    read_triplets,
+    sft_row,
+    write_triplets,
+)
+
+HELD_OUT = 200  # transitions of the panel that are predicted, at most
+TAGS = ["<think>", "</think>", "<next_state>", "</next_state>"]
+
+
+def main(argv: list[str] | None = None) -> None:
+    job = arguments(__doc__, argv)
+    # Another command may use the same triplets, but not while they are made.
+    lock = hold(job.folder, "--out")
+    path = job.folder / "collected.json"
+    record = stage(path, job.shared(), lambda: make_triplets(job))
+    job.pieces("collect").remove()
+    with reading(path):
+        counts = record["counts"]
+        dropped = ", ".join(f"{name} {count}" for name, count in counts.items() if name != "steps")
+        say(f"{record['triplets']} triplets of {counts['steps']} steps; dropped: {dropped}")
+        say("collector: " + ", ".join(f"{name} {x:.3f}" for name, x in record["panel"].items()))
+    if not (job.folder / "start").is_dir():
+        raise UserError(f"{job.folder / 'start'} is missing: delete {job.folder} to collect again.")
+
+    validation, others = split(job, read_triplets(job.folder / "triplets.jsonl"))
+    held_out = read_triplets(job.folder / "held_out.jsonl")
+    path = job.folder / "filter.json"
+    found = stage(path, job.shared(), lambda: asdict(make_filter(job, validation, others)))
+    job.pieces("filter").remove()
+    lock.release()
+    with reading(path):
+        tau = rwml.training_threshold(found["threshold"])
+        kept = [others[i] for i in found["kept"]]
+        say(f"filter: {100 * found['easy']:.1f} % easy at tau_d {found['threshold']:.3f}, "
+            f"{len(kept)} of {len(others)} triplets kept; training: tau_d {tau:g}")
+    if job.settings.keep_easy:
+        kept = others
+    if job.settings.target == "shuffled":
+        kept = rwml.shuffled_truths(kept, job.cfg.seed)
+    train(job, kept, held_out, tau)
+
+
+# ---- what all methods share: triplets, the model that they start from, the filter ----
+
+
+def make_triplets(job: RwmlJob) -> dict:
+    """Collect -> triplets.jsonl, held_out.jsonl and start/; their numbers are collected.json."""
+    pieces = job.pieces("collect")
+    for name in ("triplets.jsonl", "held_out.jsonl", "start"):
+        pieces.claim(job.folder / name)
+    settings = job.settings
+    found = collect(
+        job.cfg, pieces, tasks=settings.tasks, episodes=settings.episodes,
+        max_turns=settings.max_turns, answer_tokens=settings.answer_tokens,
+    )
+    if len(found.triplets) * settings.validation < 1 or not found.held_out:
+        raise UserError(f"{len(found.triplets)} triplets are too few: use more --tasks.")
+    write_triplets(job.folder / "triplets.jsonl", found.triplets)
+    # The panel is in the order of the task types.
+    n_held_out = min(HELD_OUT, len(found.held_out))
+    drawn = generator("held out", job.cfg.seed).sample(found.held_out, n_held_out)
+    write_triplets(job.folder / "held_out.jsonl", drawn)
+    make_start(job, pieces, split(job, found.triplets).validation, found.acts)
+    return {"triplets": len(found.triplets), "counts": found.counts, "panel": found.panel}
+
+
+class Split(NamedTuple):
+    validation: list[Triplet]
+    others: list[Triplet]
+
+
+def split(job: RwmlJob, triplets: list[Triplet]) -> Split:
+    """10 % and 90 % of the triplets, not of the tasks (3.1)."""
+    order = generator("validation", job.cfg.seed).sample(triplets, len(triplets))
+    n = int(job.settings.validation * len(order))
+    return Split(order[:n], order[n:])
+
+
+def make_start(
+    job: RwmlJob, pieces: Pieces, validation: list[Triplet], acts: list[TokenRow]
+) -> None:
+    """start/: the model, with the tags in its vocabulary and the format in its habits.
+
+    acts: the model's own responses. The warm start rehearses as many of them as there are labels:
+    without, the stand-ins answer every prompt with a prediction, and no episode can be played.
+    """
+    device = distributed.join(job.cfg.device)
+    precision = forward_precision(job.cfg, device)
+    policy = load_policy(start_model(job.cfg), device=device, precision=precision)
+    add_tags(policy, job.cfg.seed)
+    if job.settings.warm_epochs:
+        rows = [sft_row(job.cfg, policy, triplet) for triplet in validation]
+        rng = generator("rehearsal", job.cfg.seed)
+        rows += rng.sample(acts, min(len(rows), len(acts)))
+        optimizer = sft_optimizer(job, policy)
+        supervise(job, pieces, policy, optimizer, rows, job.settings.warm_epochs, "warm start")
+    with writing("the start model"):
+        partial = job.folder / "start.partial"
+        for folder in (partial, job.folder / "start"):
+            if os.path.lexists(folder):
+                remove(folder)
+        policy.save(partial)
+        os.replace(partial, job.folder / "start")
+
+
+def add_tags(policy: Policy, seed: int) -> None:
+    """Tokens for the tags that the tokenizer cannot write; word-level ones have no others."""
+    missing = [tag for tag in TAGS if tag not in policy.decode(policy.encode(f"{tag} a"))]
+    if not missing:
+        return
+    tokens = [AddedToken(tag, special=False, normalized=False) for tag in missing]
+    policy.tokenizer.add_tokens(tokens)
+    with torch.random.fork_rng(devices=[]):  # the new embeddings depend on `seed` only
+        torch.manual_seed(seed)
+        policy.model.resize_token_embeddings(len(policy.tokenizer), mean_resizing=False)
+
+
+def make_filter(job: RwmlJob, validation: list[Triplet], others: list[Triplet]) -> rwml.Filtered:
+    """E1: a copy of the start model learns the task from the 10 %, and tries the others."""
+    cfg = job.cfg
+    settings = job.settings
+    pieces = job.pieces("filter")
+    start = str(job.folder / "start")
+    with loaded_for_answers(cfg, start, settings.answer_tokens) as (policy, sampler):
+        if cfg.lora_rank:
+            lora.attach(policy.model, cfg.lora_rank, policy.precision, cfg.seed, None)
+        if cfg.grad_checkpointing:
+            policy.model.gradient_checkpointing_enable()
+        rows = [sft_row(cfg, policy, triplet) for triplet in validation]
+        optimizer = sft_optimizer(job, policy)
+        supervise(job, pieces, policy, optimizer, rows, settings.sft_epochs, "filter")
+        tries = rwml.tries(
+            cfg, policy, pieces.sampler(sampler), job.encoder, others, settings.tries,
+            settings.answer_tokens,
+        )
+    result = rwml.filtered(tries, settings.easy_share, generator("too easy", cfg.seed))
+    if not result.kept:
+        raise UserError(f"all {len(others)} triplets are easy, and none is drawn to stay: use more "
+                        "--tasks.")
+    return result
+
+
+# ---- the methods ----
+
+
+def train(job: RwmlJob, kept: list[Triplet], held_out: list[Triplet], tau: float) -> None:
+    """Train the start model by the job's method, measured before and after."""
+    method = job.settings.method
+    if method in EXPERT and job.paper_scale:
+        job = replace(job, settings=replace(job.settings, **early_experience.PUBLISHED))
+    cfg = job.method_config()
+    if method == "rwml":
+        cfg = replace(cfg, updates=job.settings.epochs * -(-len(kept) // job.settings.batch))
+    else:
+        cfg = replace(cfg, lr=sft_rate(job), kl_coef=0.0)
+    with open_session(cfg) as s:
+        done = s.run.restore(s.policy, s.optimizer)
+        s.policy.train()
+        pieces = job.pieces(f"{cfg.name}/train")
+        logged = [line["update"] for line in s.run.metrics()]
+        if done and logged[:1] + logged[-1:] != [0, done]:
+            raise UserError(f"{s.run.folder}/metrics.jsonl lacks updates of the checkpoint beside "
+                            "it: restore it, or delete the folder to train again.")
+        if not logged:
+            s.run.log({"update": 0} | measure(job, s, held_out, tau))
+        if done < cfg.updates:
+            if method == "rwml":
+                metrics = train_rwml(job, cfg, s, done, kept, tau)
+            elif method == "wm-sft":
+                rows = [sft_row(cfg, s.policy, t) for t in kept]
+                epochs = job.settings.sft_epochs
+                metrics = supervise(job, pieces, s.policy, s.optimizer, rows, epochs, "wm-sft")
+            else:
+                metrics = train_on_expert(job, pieces, s)
+            metrics |= measure(job, s, held_out, tau)
+            s.run.log({"update": cfg.updates} | metrics)
+            s.run.save(s.policy, s.optimizer, cfg.updates)
+        pieces.remove()
+        show_change(s)
+        checkpoint = s.run.checkpoint()
+    say("then RL:")
+    say(f"python run_{cfg.env}.py {shlex.join(policy_rl(job, checkpoint))}")
+
+
+def train_rwml(
+    job: RwmlJob, cfg: Config, s: Session, done: int, triplets: list[Triplet], tau: float
+) -> dict[str, float]:
+    """The updates after `done` -> metrics of the last, which is not logged yet."""
+    prompts = [s.policy.encode_chat(prompt_text(cfg, t)) for t in triplets]
+    truths = rwml.truths_of(s.policy, triplets)
+    coin = job.settings.reward == "coin"
+    for k in range(done + 1, cfg.updates + 1):
+        chosen = rwml.batch_of_update(k, len(triplets), job.settings.batch, cfg.seed)
+        try:
+            metrics = rwml.update(
+                cfg, s, k, job.encoder, [prompts[i] for i in chosen], [truths[i] for i in chosen],
+                tau, coin,
+            )
+        except NonFinite as error:
+            remedy = f"delete {s.run.folder}, and lower --lr."
+            raise UserError(f"update {k}: {error}: {remedy}") from error
+        shown = ("reward", "spread", "exact", "cosine", "well_formed")
+        values = "  ".join(f"{name} {metrics[name]:.3f}" for name in shown)
+        say(f"update {k} of {cfg.updates}  {values}")
+        if k < cfg.updates:
+            s.run.log({"update": k} | metrics)
+            if k % cfg.save_every == 0:
+                s.run.save(s.policy, s.optimizer, k)
+    return metrics
+
+
+def train_on_expert(job: RwmlJob, pieces: Pieces, s: Session) -> dict[str, float]:
+    """early_experience.py: prediction for one epoch, then imitation -> metrics.
+
+    Method imitation: without the prediction.
+    """
+    cfg = job.cfg
+    games = draw_groups(s.tasks.train, job.settings.tasks, cfg.seed, 0)
+    demonstrations = early_experience.demonstrated(cfg, games)
+    fitted = []
+    # Of the environment. Replays that reach a demonstrated state again do not count.
+    steps = len(demonstrations)
+    if job.settings.method == "early-experience":
+        branched = early_experience.branches(cfg, s.pool, demonstrations, pieces)
+        steps += branched.steps
+        fitted = fitting(cfg, s.policy, branched.triplets, job.settings.answer_tokens)
+        labels = [sft_row(cfg, s.policy, t) for t in fitted]
+        supervise(job, pieces, s.policy, s.optimizer, labels, 1, "branches")
+    rows = early_experience.imitation_rows(cfg, s.policy, demonstrations)
+    epochs = job.settings.sft_epochs
+    imitated = supervise(job, pieces, s.policy, s.optimizer, rows, epochs, "imitation")
+    return imitated | {"branches": len(fitted), "branch_steps": steps}
+
+
+def supervise(
+    job: RwmlJob, pieces: Pieces, policy: Policy, optimizer, rows: list[TokenRow], epochs: int,
+    what: str,
+) -> dict[str, float]:
+    """Cross entropy on the labels of these rows -> metrics. what: its name."""
+    if not rows:
+        raise UserError(f"{what}: no label is short enough for an answer; use another --model, or "
+                        "more --tasks.")
+    policy.train()
+    losses = fit(
+        policy, optimizer, rows, epochs=epochs, batch=job.settings.batch, warm_up=0,
+        micro_tokens=job.cfg.micro_tokens, seed_key=("rwml", job.cfg.seed),
+        pieces=pieces, name=what,
+    )
+    steps = f"{len(rows)} labels, {len(losses)} steps"
+    say(f"{what}: {steps}, {losses[0]:.3f} to {losses[-1]:.3f} nats per token")
+    return {"steps": len(losses), "loss_first": losses[0], "loss_last": losses[-1]}
+
+
+def sft_optimizer(job: RwmlJob, policy: Policy) -> torch.optim.Optimizer:
+    return make_optimizer(replace(job.cfg, lr=sft_rate(job)), policy)
+
+
+def sft_rate(job: RwmlJob) -> float:
+    """Learning rate of supervised stages; with LoRA ten times that of the paper, as in RL."""
+    is_lora = job.paper_scale and job.cfg.lora_rank > 0
+    return (10 if is_lora else 1) * job.settings.sft_lr
+
+
+# ---- before and after ----
+
+
+def measure(job: RwmlJob, s: Session, held_out: list[Triplet], tau: float) -> dict[str, float]:
+    """Greedy predictions of held-out steps, and the policy's play on the panel."""
+    # The other methods learn to answer without a thought, so they are asked so before, too. With
+    # --prompt paper, the values before training are therefore not those of rwml.
+    reason = job.settings.method == "rwml"
+    prompts = [s.policy.encode_chat(prompt_text(job.cfg, t, reason)) for t in held_out]
+    with s.sampler.sync(s.policy):
+        answers = rwml.predict(
+            s.sampler, prompts, 1, temperature=0.0, max_tokens=job.settings.answer_tokens,
+            seed_key=(job.cfg.seed, 0),
+        )
+    predictions = rwml.predictions_of(s.policy, answers)
+    truths = rwml.truths_of(s.policy, held_out)
+    d = rwml.distances(job.encoder, predictions, truths)
+    measured = rwml.quality(predictions, truths, d, tau)
+    panel = evaluate(job.cfg, s.policy, s.sampler, s.pool, s.tasks.held_out).episodes
+    return play(job.cfg, panel) | {f"held_out_{key}": x for key, x in measured.items()}
+
+
+def show_change(s: Session) -> None:
+    """Print what was measured before and after training."""
+    first, *_, last = s.run.metrics()
+    with reading(s.run.folder / "metrics.jsonl"):  # a metric may be missing
+        for name in first:
+            if name != "update":
+                say(f"{name:22s} {first[name]:6.3f} -> {last[name]:6.3f}")
+
+
+def policy_rl(job: RwmlJob, checkpoint: Path) -> list[str]:
+    """The flags of the paper's policy RL (B.2), without PaW, in a run folder of its own."""
+    flags = [*job.flags, "--no-paw"]
+    plain, _ = parse_args(job.cfg.env, presets_of(job.cfg.env), "", flags)
+    name = f"{plain.name}-after-{job.method_config().name}"
+    return [*flags, "--name", name, "--model", str(checkpoint)]
+
+
+if __name__ == "__main__":
+    with user_errors():
+        main()

@@ -1,0 +1,148 @@
+"""The settings and the command line of word2world.py."""
+
+import shlex
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from paw_min.base.distributed import refuse_ranks
+from paw_min.base.errors import Parser, UserError
+from paw_min.base.files import expanded
+from paw_min.config import (
+    FREE_IN_STAGES,
+    Config,
+    add_settings,
+    check_all_bounds,
+    flag,
+    given_settings,
+    opt,
+    parse_args,
+)
+from paw_min.running.presets import presets_of
+from paw_min.running.stages import Pieces
+from paw_min.running.stored import public
+from paw_min.world_models.players import AGENTS
+
+ENVS = ("alfworld", "webshop", "textworld")
+MAX_WIDTH = 4096  # of a model from scratch; far more than fits the data
+# Each command with the settings that it cannot do without.
+COMMANDS = {
+    "collect": (),
+    "train": ("trajectories",),
+    "fidelity": ("trajectories", "world_model"),
+    "consistency": ("world_model",),
+    "verify": ("world_model",),
+    "imitate": ("trajectories",),
+}
+
+PLAY = "Word2World: who plays, what, and where"
+TRAIN = "Word2World: what is trained, and how"
+
+
+@dataclass(frozen=True)
+class Word2WorldSettings:
+    """Word2World's settings beyond those of the benchmark; Table 7 and section 7.1."""
+
+    agents: tuple[str, ...] = opt(PLAY, ("model",), "who plays", choices=AGENTS)
+    slips: float = opt(PLAY, 0.0, "share of the teacher's steps that are random", low=0, high=1)
+    split: str = opt(PLAY, "train", "collect: tasks", choices=("train", "held_out"))
+    episodes: int = opt(PLAY, 0, "collect: number of episodes; 0: one per task", low=0)
+    world_model: str = opt(
+        PLAY, "", "folder of a trained one, or with --shots any model; collect: play in it"
+    )
+    shots: str = opt(
+        PLAY, "", "prompt --world-model, which is not trained, with so many examples",
+        choices=("0", "3"),
+    )
+    examples: tuple[Path, ...] = opt(
+        PLAY, (), "files of collect --split train, for the examples of --shots 3"
+    )
+    ground: bool = opt(PLAY, False, "webshop: the first results of a search are real")
+    answer_tokens: int = opt(
+        PLAY, 0, "longest answer; 0: the paper's 512, for fidelity 2000", low=0
+    )
+    budgets: tuple[int, ...] = opt(
+        PLAY, (0, 2, 4, 10), "verify: most checks per episode", low=0
+    )
+    trajectories: tuple[Path, ...] = opt(TRAIN, (), "files of collect")
+    start: str = opt(TRAIN, "", "what train starts from, as --model; default: from scratch")
+    limit: int = opt(TRAIN, 0, "train: number of trajectories; 0: all", low=0)
+    width: int = opt(TRAIN, 128, "of a model from scratch, a multiple of 32")
+    context: int = opt(TRAIN, 12288, "train: most tokens of a chat", low=1)
+    wins: int = opt(TRAIN, 0, "imitate: won trajectories of each file; 0: all", low=0)
+    epochs: int = opt(TRAIN, 5, "train, imitate: passes over the data", low=1)
+    batch: int = opt(TRAIN, 128, "trajectories, or steps, per gradient step", low=1)
+    lr: float = opt(TRAIN, 1e-5, "learning rate", above=0, high=1)
+
+
+@dataclass(frozen=True)
+class Word2WorldJob:
+    """What the command line asks for."""
+
+    command: str
+    line: str  # the whole command
+    cfg: Config  # of the benchmark and the agent
+    settings: Word2WorldSettings
+    out: Path
+
+    def pieces(self) -> Pieces:
+        """What is complete of this command. What is free to change in a run is so here, too."""
+        cfg = {k: v for k, v in public(self.cfg).items() if k not in ("name", *FREE_IN_STAGES)}
+        own = {f"word2world {k}": str(v) for k, v in asdict(self.settings).items()}
+        return Pieces(self.out / f"{self.command}.unfinished", cfg | own)
+
+
+def parse(doc: str, argv: list[str]) -> Word2WorldJob:
+    """Read the command line; UserError for flags that are out of range or do not fit."""
+    parser = Parser(description=doc, allow_abbrev=False)
+    parser.add_argument("command", choices=COMMANDS)
+    parser.add_argument("env", choices=ENVS)
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    add_settings(parser, {}, kind=Word2WorldSettings)
+    args, flags = parser.parse_known_args(argv)
+    settings = Word2WorldSettings(**given_settings(vars(args), kind=Word2WorldSettings))
+    if not settings.answer_tokens:
+        longest = 2000 if args.command == "fidelity" else 512
+        settings = replace(settings, answer_tokens=longest)
+    cfg, _ = parse_args(args.env, presets_of(args.env), doc, ["--max-turns", "50", *flags])
+    refuse_ranks("word2world")
+    check(args.command, settings, cfg)
+    return Word2WorldJob(
+        command=args.command,
+        line=shlex.join(["word2world", *argv]),
+        cfg=cfg,
+        settings=settings,
+        out=expanded(args.out),
+    )
+
+
+def check(command: str, settings: Word2WorldSettings, cfg: Config) -> None:
+    """UserError for flags that cannot work together, or are out of range."""
+    check_all_bounds(settings)
+    check_width("--width", settings.width)
+    if cfg.shard:
+        raise UserError("--shard is for the run scripts: omit it.")
+    if cfg.lora_rank and command in ("train", "imitate"):
+        raise UserError(f"--lora-rank {cfg.lora_rank}: {command} trains all weights; use "
+                        "--lora-rank 0.")
+    for name in COMMANDS[command]:
+        if not getattr(settings, name):
+            raise UserError(f"{command} needs {flag(name)}: add it.")
+    if len(set(settings.agents)) < len(settings.agents):
+        raise UserError(f"--agents {' '.join(settings.agents)}: name each once.")
+    if cfg.env != "webshop" and (settings.ground or command == "verify"):
+        what = "verify" if command == "verify" else "--ground"
+        raise UserError(f"{what} is for webshop: {cfg.env} has no search, and no purchase.")
+    if settings.shots and not settings.world_model:
+        raise UserError(f"--shots {settings.shots} needs --world-model: add it.")
+    if settings.shots == "3" and not settings.examples:
+        raise UserError("--shots 3 needs --examples: add it.")
+    if settings.examples and settings.shots != "3":
+        raise UserError("--examples is for --shots 3: add that, or omit it.")
+    if settings.ground and not settings.world_model:
+        raise UserError("--ground needs --world-model: without one, all pages are real.")
+
+
+def check_width(name: str, width: int) -> None:
+    if width % 32 or not 32 <= width <= MAX_WIDTH:
+        raise UserError(f"{name} {width} is not a multiple of 32 up to {MAX_WIDTH}: use 64, 128 "
+                        "and so on.")

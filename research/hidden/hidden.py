@@ -1,0 +1,334 @@
+"""ALFWorld games with a hidden property: the material of an object decides what cleans it.
+
+    python research/hidden/hidden.py                          PaW
+    python research/hidden/hidden.py --no-paw                 GRPO
+    python research/hidden/hidden.py --wm-target shuffled     the placebo
+
+The world of locks (examples/one_file.py) in ALFWorld's engine. There are 128 kinds of objects, each
+of one of 8 materials, and 8 receptacles, each of which cleans the objects of one material. The
+agent holds two objects, and may try to clean each once. The game is won if both are clean. What an
+object is made of stands in no prompt, but in each observation, also after a wrong receptacle:
+
+    <user>clean bluemug 1 with<agent>fridge<end>Dirty clay.
+
+--seed also draws the world and the start model, so all arms of a seed share both. Games and start
+model are written to data/hidden/<seed> on first use (a minute).
+
+Built from outside of the package, from ALFWorld's domain and grammar with the changes of
+`write_domain` and `write_grammar`. Games are played by the package's environment in the real
+engine.
+"""
+
+import argparse
+import json
+import random
+import shutil
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
+
+from paw_min import cmae  # noqa: E402
+from paw_min.cli import main  # noqa: E402
+from paw_min.config import Config  # noqa: E402
+from paw_min.envs.alfworld import AlfworldEnv  # noqa: E402
+from paw_min.envs.benchmarks import BENCHMARKS  # noqa: E402
+from paw_min.envs.interface import Benchmark, Command, Context, Step, Tasks  # noqa: E402
+from paw_min.envs.pool import EnvPool  # noqa: E402
+from paw_min.model.batches import TokenRow, collate  # noqa: E402
+from paw_min.model.policy import Policy  # noqa: E402
+from paw_min.toy import alfworld_games as games  # noqa: E402
+from paw_min.toy.standins import make_tokenizer  # noqa: E402
+
+DATA = Path("data/hidden")
+COLORS = ("Black", "Blue", "Brown", "Gray", "Green", "Pink", "Red", "White")
+THINGS = ("Bottle", "Bowl", "Box", "Cup", "Dish", "Fork", "Kettle", "Knife", "Ladle", "Mug", "Pan",
+          "Plate", "Pot", "Spoon", "Vase", "Watch")
+KINDS = [color + thing for color in COLORS for thing in THINGS]
+# More than 1 / rho materials: with 4, each would have p = 1/4 from the start, and Eq. 7 drop it.
+MATERIALS = ("bone", "clay", "glass", "ice", "iron", "stone", "wax", "wood")
+RECEPTACLES = ("BathtubBasin", "CoffeeMachine", "Fridge", "Microwave", "SinkBasin", "StoveBurner",
+               "Toaster", "Toilet")
+TASK = "clean what you hold"  # the same text in all games, so the engine parses one grammar
+ROUNDS = 16  # pairs per kind in train: with 2, a kind met few others, and PaW learned slowly
+WARM_STEPS = 300
+WARM_ROWS = 256  # transitions per such step
+WARM_LR = 1e-3
+
+PRESETS = {"tiny": dict(
+    prompt="compact", history_length=0, max_prompt_tokens=16, max_response_tokens=2,
+    max_obs_tokens=8, max_turns=2, updates=200, eval_every=0, eval_tasks=0, eval_repeats=4,
+    eval_temperature=1.0, save_every=25, lr=5e-4, beta2=0.95, mini_batch=64, micro_tokens=4096,
+    statistics="trajectories", wm_separator="none",
+    # As in one_file.py, which has none of these three.
+    kl_coef=0.0, entropy_coef=0.0, invalid_penalty=0.0)}
+
+
+# ---- the games ----
+
+
+@dataclass
+class World:
+    """The hidden facts."""
+
+    material_of: dict[str, str]  # kind of object -> its material
+    cleaner_of: dict[str, str]  # material -> class of the receptacle that cleans it
+
+    def cleaner(self, kind: str) -> str:
+        return self.cleaner_of[self.material_of[kind]]
+
+
+def make_world(seed: int) -> World:
+    """A random world. Each material is that of equally many kinds."""
+    rng = random.Random(f"hidden world {seed}")
+    materials = [MATERIALS[i % len(MATERIALS)] for i in range(len(KINDS))]
+    rng.shuffle(materials)
+    receptacles = rng.sample(RECEPTACLES, len(RECEPTACLES))
+    return World(dict(zip(KINDS, materials)), dict(zip(MATERIALS, receptacles)))
+
+
+def exchanged(text: str, old: str, new: str) -> str:
+    """`text` with its only `old` replaced."""
+    assert text.count(old) == 1, old
+    return text.replace(old, new)
+
+
+def write_domain() -> str:
+    """ALFWorld's domain, in which the material decides what cleans, and each object has one try."""
+    domain = exchanged(games.ALFWORLD.domain, "  otype\n", "  otype\n  material\n")
+    predicates = """(:predicates
+    (madeOf ?o - object ?m - material)
+    (cleans ?t - rtype ?m - material)
+    (tried ?o - object)
+"""
+    domain = exchanged(domain, "(:predicates\n", predicates)
+    start = domain.index("(:action CleanObject")
+    end = domain.index(";; agent heats")
+    action = """(:action CleanObject
+    :parameters (?a - agent ?l - location ?r - receptacle ?o - object ?t - rtype ?m - material)
+    :precondition (and
+            (cleanable ?o)
+            (receptacleType ?r ?t)
+            (madeOf ?o ?m)
+            (atLocation ?a ?l)
+            (receptacleAtLocation ?r ?l)
+            (holds ?a ?o)
+            (not (tried ?o))
+            )
+    :effect (and
+                (increase (total-cost) 5)
+                (tried ?o)
+                (when (cleans ?t ?m)
+                    (isClean ?o))
+            )
+ )
+
+"""
+    return domain[:start] + action + domain[end:]
+
+
+def write_grammar() -> str:
+    """ALFWorld's grammar, in which an attempt to clean shows the material, whatever comes of it."""
+    shown = (
+        '"condition": "isclean(o:object)", "rhs": "Clean {m.id}."}, '
+        '{"rhs": "Dirty {m.id}."'
+    )
+    old = '"rhs": "You clean the {o.name} using the {r.name}."'
+    return exchanged(exchanged(games.ALFWORLD.grammar, old, shown), "UNKNOWN GOAL", TASK)
+
+
+def write_problem(world: World, pair: tuple[str, str]) -> str:
+    """One place with all receptacles, where the agent holds both objects."""
+    here = "loc_here"
+    rng = random.Random(0)
+    room = games._identify([games.Thing(kind) for kind in RECEPTACLES], rng)
+    held = games._identify([games.Thing(kind) for kind in pair], rng)
+    receptacle = {r.kind: games._mangle(r.id) for r in room}
+    thing = {t.kind: games._mangle(t.id) for t in held}
+    objects = ["agent1 - agent", f"{here} - location"]
+    objects += [f"{name} - receptacle" for name in receptacle.values()]
+    objects += [f"{name} - object" for name in thing.values()]
+    objects += [f"{kind}Type - rtype" for kind in RECEPTACLES]
+    objects += [f"{kind}Type - otype" for kind in pair]
+    objects += [f"{material} - material" for material in MATERIALS]
+    facts = [f"atLocation agent1 {here}", "holdsAny agent1"]
+    for kind, name in receptacle.items():
+        facts += [f"receptacleType {name} {kind}Type", f"receptacleAtLocation {name} {here}"]
+    for material, kind in world.cleaner_of.items():
+        facts.append(f"cleans {kind}Type {material}")
+    for kind, name in thing.items():
+        facts += [f"objectType {name} {kind}Type", f"madeOf {name} {world.material_of[kind]}"]
+        facts += [f"cleanable {name}", f"holds agent1 {name}"]
+    return "\n".join([
+        "(define (problem game) (:domain alfred)",
+        "(:objects", *objects, ")",
+        "(:init", *(f"({fact})" for fact in facts), ")",
+        "(:goal (and", *(f"(isClean {name})" for name in thing.values()), "))",
+        ")",
+    ])
+
+
+def make_game(world: World, pair: tuple[str, str]) -> dict:
+    """The contents of game.tw-pddl."""
+    return {
+        "pddl_domain": write_domain(),
+        "grammar": write_grammar(),
+        "pddl_problem": write_problem(world, pair),
+        "solvable": True,
+        "walkthrough": [
+            f"clean {kind.lower()} 1 with {world.cleaner(kind).lower()} 1" for kind in pair
+        ],
+    }
+
+
+def make_pairs(seed: int) -> dict[str, list[tuple[str, str]]]:
+    """Split -> pairs of kinds, all different.
+
+    Each kind is in ROUNDS pairs of train. Of held_out, which has other pairs, half have one.
+    """
+    kinds = random.Random(f"hidden pairs {seed}").sample(KINDS, len(KINDS))
+    # In each round, a kind at an even place meets the one at the next odd place.
+    rounds = []
+    for k in range(ROUNDS + 1):
+        odd = kinds[2 * k + 1 :: 2] + kinds[1 : 2 * k + 1 : 2]
+        rounds.append(list(zip(kinds[::2], odd)))
+    return {"train": sum(rounds[:ROUNDS], []), "held_out": rounds[ROUNDS][:32]}
+
+
+def write_games(folder: Path, seed: int) -> None:
+    world = make_world(seed)
+    for split, pairs in make_pairs(seed).items():
+        for i, pair in enumerate(pairs):
+            trial = folder / split / f"{'-'.join(pair)}" / f"{i:05d}"
+            trial.mkdir(parents=True)
+            (trial / "traj_data.json").write_text(json.dumps({"task_type": "clean_two"}))
+            (trial / "game.tw-pddl").write_text(json.dumps(make_game(world, pair)))
+
+
+# ---- the benchmark ----
+
+
+def begun(admissible: list[str]) -> str:
+    """The beginning of the commands that clean the first object, by name, that was not tried."""
+    first = next(command for command in admissible if command.startswith("clean "))
+    return first.rpartition(" with ")[0] + " with"
+
+
+class Env(AlfworldEnv):
+    """The package's environment, in which the prompt has the beginning of the command."""
+
+    def reset(self, task: str) -> Step:
+        self.current = super().reset(task)
+        return self.current
+
+    def step(self, command: str) -> Step:
+        self.current = super().step(f"{begun(self.current.admissible)} {command} 1")
+        return self.current
+
+
+def load(cfg: Config, data: str) -> Tasks:
+    """The games of `data`, in the package's environment."""
+
+    def listed(split: str) -> list[str]:
+        return sorted(str(path) for path in Path(data).glob(f"{split}/*/*/game.tw-pddl"))
+
+    def make_pool(n_envs: int) -> EnvPool:
+        return EnvPool(Env, n_envs, cfg.workers)
+
+    return Tasks(train=listed("train"), held_out=listed("held_out"), make_pool=make_pool)
+
+
+def prompt(context: Context, history_length: int) -> str:
+    """The beginning of the next command. No material, and no list of commands."""
+    return begun(context.admissible)
+
+
+def parse(response: str) -> Command:
+    """The response is the class of a receptacle; `Env` completes the command."""
+    return Command(response, valid=response in [kind.lower() for kind in RECEPTACLES])
+
+
+BENCHMARKS["hidden"] = Benchmark(load, {"paper": prompt, "compact": prompt}, parse)
+
+
+# ---- the start model ----
+
+
+def make_model(tokenizer, seed: int) -> GPTNeoXForCausalLM:
+    """0.12 million parameters, as in one_file.py: untied head, PyTorch's values in the matrices."""
+    config = GPTNeoXConfig(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=256, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=64, use_parallel_residual=False,
+        tie_word_embeddings=False, bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):  # weights depend on `seed` only
+        torch.manual_seed(seed)
+        model = GPTNeoXForCausalLM(config)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.reset_parameters()
+    return model
+
+
+def warm_start(folder: Path, seed: int) -> None:
+    """Train a model on random receptacles, and on what other attempts have shown.
+
+    It learns how to act and what may be observed, but no fact of this world.
+    """
+    rng = random.Random(f"hidden warm start {seed}")
+    kinds = [kind.lower() for kind in KINDS]
+    receptacles = [kind.lower() for kind in RECEPTACLES]
+    # As often as random receptacles clean.
+    outcomes = ["Clean"] + ["Dirty"] * (len(RECEPTACLES) - 1)
+    observations = [f"{outcome} {material}." for material in MATERIALS for outcome in outcomes]
+    texts = [*observations, *(f"clean {kind} 1 with" for kind in [*kinds, *receptacles])]
+    tokenizer = make_tokenizer(texts)
+    policy = Policy(make_model(tokenizer, seed), tokenizer)
+    chat, encode = cache(policy.encode_chat), cache(policy.encode_rendered)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=WARM_LR, betas=(0.9, 0.95))
+    for step in range(WARM_STEPS):
+        rows = []
+        for _ in range(WARM_ROWS):
+            prompt_ids = chat(f"clean {rng.choice(kinds)} 1 with")
+            response_ids = encode(rng.choice(receptacles) + tokenizer.eos_token)
+            rows.append(TokenRow(prompt_ids, response_ids, encode(rng.choice(observations))))
+        batch = collate(rows, [True] * len(rows), policy.pad_id)
+        logp, _ = policy(batch)  # (B, S)
+        loss = cmae.cross_entropy(logp, batch.response_mask | batch.obs_mask).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 100 == 99:
+            print(f"warm start, step {step + 1}: loss {loss.item():.3f}", flush=True)
+    policy.save(folder)
+
+
+# ---- a run ----
+
+
+def prepared(seed: int) -> Path:
+    """The folder with games and start model of a seed, written on first use."""
+    folder = DATA / str(seed)
+    if not folder.exists():
+        partial = folder.with_name(f"{folder.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        write_games(partial, seed)
+        warm_start(partial / "start", seed)
+        partial.rename(folder)
+    return folder
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--seed", type=int, default=0)
+    known, _ = parser.parse_known_args()
+    folder = prepared(known.seed)
+    PRESETS["tiny"] |= dict(data=str(folder), model=str(folder / "start"))
+    main("hidden", PRESETS, __doc__)

@@ -1,0 +1,171 @@
+"""Arms compared over their seeds: means, paired differences, and 95 % intervals of these.
+
+A study makes a list of records, one per run, measure and task. The value of a run is the mean over
+the parts of a measure of the mean over their tasks. An arm is compared with the base arm seed by
+seed and task by task, on those that both have. The mean difference gets two intervals:
+
+    bootstrap   draw seeds, then tasks, both with replacement. All seeds share the panel, so the
+                tasks of a draw are the same for all seeds
+    t           paired t over the seeds: mean ± t(n-1) s / sqrt(n)
+
+With three seeds and one number for each, the bootstrap interval is the range from the worst to the
+best seed, which holds the true mean in 75 % of the cases if the distribution is symmetric.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+DRAWS = 2000
+# The 97.5 % quantile of Student's t with 1, 2, ... 30 degrees of freedom, as SciPy computes it.
+STUDENT = (
+    12.706204736174694, 4.302652729749462, 3.1824463052837078, 2.7764451051977934,
+    2.5705818356363146, 2.4469118511449786, 2.364624251592784, 2.306004135204166,
+    2.262157162798205, 2.228138851986274, 2.200985160091639, 2.1788128296672284,
+    2.1603686564627913, 2.144786687917804, 2.131449545559776, 2.1199052992212546,
+    2.1098155778333156, 2.1009220402410382, 2.0930240544083087, 2.085963447265864,
+    2.0796138447276795, 2.0738730679040254, 2.0686576104190486, 2.0638985616280245,
+    2.0595385527532972, 2.0555294386428735, 2.0518305164802846, 2.0484071417952454,
+    2.045229642132703, 2.0422724563012378,
+)
+NORMAL = 1.959963984540054  # the same of the normal distribution
+
+Interval = tuple[float, float]
+Column = dict[str, dict[str, float]]  # one measure of a run: part -> task -> value
+
+
+class Record(NamedTuple):
+    """One number of one run."""
+
+    arm: str
+    seed: int
+    measure: str
+    value: float
+    task: str = ""
+    part: str = ""  # of the measure; its parts have equal weights
+
+
+@dataclass
+class Compared:
+    """One measure of an arm over its seeds, and its difference to the base arm."""
+
+    values: list[float]  # of each seed
+    difference: float | None = None  # mean over the seeds of both; None: this is the base arm
+    bootstrap: Interval | None = None  # None: there is only one number
+    t: Interval | None = None  # None: there is only one seed
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.values))
+
+    @property
+    def std(self) -> float | None:
+        """The sample standard deviation; None: one seed."""
+        return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else None
+
+
+def signed(difference: float | None, interval: Interval | None, digits: int = 1) -> str:
+    """A difference with its interval: +1.0 [-0.5, +2.5]."""
+    if difference is None:
+        return "–"
+    shown = [f"{x:+.{digits}f}" for x in (difference, *(interval or ()))]
+    return f"{shown[0]} [{shown[1]}, {shown[2]}]" if interval else shown[0]
+
+
+def compare(records: list[Record], base: str) -> dict[str, dict[str, Compared]]:
+    """{arm: {measure: Compared}}, in the order of the records; only measures that all runs have."""
+    runs: dict[tuple[str, int], dict[str, Column]] = {}
+    for arm, seed, measure, value, task, part in records:
+        columns = runs.setdefault((arm, seed), {})
+        columns.setdefault(measure, {}).setdefault(part, {})[task] = value
+    first, *_ = runs.values()
+    measures = [name for name in first if all(name in columns for columns in runs.values())]
+    found = {}
+    for arm in dict.fromkeys(arm for arm, _ in runs):
+        found[arm] = {}
+        for name in measures:
+            ours, theirs = (
+                {seed: columns[name] for (label, seed), columns in runs.items() if label == chosen}
+                for chosen in (arm, base)
+            )
+            found[arm][name] = compared(ours, {} if arm == base else theirs)
+    return found
+
+
+def compared(ours: dict[int, Column], base: dict[int, Column]) -> Compared:
+    """One measure of two arms by seed; base: {} for the base arm itself."""
+    found = Compared([mean_of(column) for column in ours.values()])
+    seeds = sorted(ours.keys() & base.keys())
+    parts = paired([ours[seed] for seed in seeds], [base[seed] for seed in seeds])
+    if not parts:
+        return found
+    found.difference = float(np.mean([part.mean() for part in parts]))
+    if any(part.size > 1 for part in parts):
+        found.bootstrap = bootstrap_interval(parts)
+    if len(seeds) > 1:
+        found.t = t_interval(np.mean([part.mean(1) for part in parts], axis=0))
+    return found
+
+
+def mean_of(column: Column) -> float:
+    """The mean over the parts of the mean over their tasks."""
+    return float(np.mean([np.mean(list(tasks.values())) for tasks in column.values()]))
+
+
+def paired(ours: list[Column], base: list[Column]) -> list[np.ndarray]:
+    """Differences by seed and task -> (seeds, tasks) for each part; only what all runs have."""
+    runs = ours + base
+    differences = []
+    for part in base[0] if base else ():
+        if not all(part in run for run in runs):
+            continue
+        tasks = [task for task in base[0][part] if all(task in run[part] for run in runs)]
+        if not tasks:
+            continue
+        rows = []
+        for own, other in zip(ours, base):
+            rows.append([own[part][task] - other[part][task] for task in tasks])
+        differences.append(np.array(rows))  # (seeds, tasks)
+    return differences
+
+
+def bootstrap_interval(parts: list[np.ndarray], draws: int = DRAWS, seed: int = 0) -> Interval:
+    """Of the mean of the parts' means; parts: (seeds, tasks) each."""
+    rng = np.random.default_rng(seed)
+    n_seeds = len(parts[0])
+    means = []
+    for _ in range(draws):
+        seeds = rng.integers(n_seeds, size=n_seeds)
+        drawn = []
+        for part in parts:
+            # All seeds share the tasks of a draw: average over the seeds first.
+            by_task = part[seeds].mean(0)  # (tasks,)
+            tasks = rng.integers(len(by_task), size=len(by_task))
+            drawn.append(by_task[tasks].mean())
+        means.append(np.mean(drawn))
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def over_seeds(values: Sequence[float]) -> Interval:
+    """The bootstrap interval of the mean of one value per seed."""
+    return bootstrap_interval([np.array(values)[:, None]])
+
+
+def t_interval(values: Sequence[float]) -> Interval:
+    """The t interval of the mean of one value per seed, or of paired differences."""
+    n = len(values)
+    half = t_quantile(n - 1) * np.std(values, ddof=1) / n**0.5
+    mean = np.mean(values)
+    return float(mean - half), float(mean + half)
+
+
+def t_quantile(df: int) -> float:
+    """97.5 % of Student's t with df degrees of freedom."""
+    if df <= len(STUDENT):
+        return STUDENT[df - 1]
+    # Its expansion around the normal quantile z, exact to 1e-4 here (Abramowitz, Stegun, 26.7.5).
+    z = NORMAL
+    return z + (z**3 + z) / (4 * df) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2)

@@ -1,0 +1,646 @@
+"""The tables of the pages, made from the recorded files.
+
+    python -m research.tables [PAGE ...]    rewrites them (default: in all pages)
+    python -m research.tables --check       only says which pages would change
+
+In a page, a table stands between two comments; the first one has the name of a function of this
+file and its arguments:
+
+    <!-- table: study_success preset -->
+    ...
+    <!-- end -->
+
+Files are named relative to research/. How they were made is on the page.
+"""
+
+import json
+import re
+import shlex
+import subprocess
+import tarfile
+from contextlib import redirect_stdout
+from functools import cache
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+
+from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.files import replace_text
+from paw_min.running.runs import read_metrics
+from research import curves
+from research.comparison.run import ARMS, STAGES
+from research.locks import package
+from research.paper.table import markdown_table
+from research.starts import measure as starts_measure
+from research.stats import signed
+from research.walkthrough import measure as walkthrough_measure
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parent
+BEGIN = re.compile("^<!-- table: ", re.M)
+MARKED = re.compile(r"^(<!-- table: (.*) -->\n)(?:(?!<!-- table: ).*\n)*?<!-- end -->$", re.M)
+
+
+def load(file: str):
+    return json.loads((FOLDER / file).read_text())
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f}"
+
+
+def part(text: str, number: int) -> str:
+    """Part 1, 2, ... of a text of several parts with an empty line between them."""
+    return text.strip().split("\n\n")[number - 1]
+
+
+def from_file(file: str, number: str) -> str:
+    """A part of a Markdown file that a study's own script writes."""
+    return part((FOLDER / file).read_text(), int(number))
+
+
+# ---- the front page ----
+
+PAPER = [
+    ["paper: ALFWorld, Qwen2.5-1.5B-Instruct", "70.0", "77.9", "not reproduced here yet"],
+    [
+        "paper: WebShop, Qwen2.5-1.5B-Instruct",
+        "60.6",
+        "68.6",
+        "not comparable with our split ([why](paw_min/envs/README.md#webshop-without-java))",
+    ],
+    ["paper: search, Qwen2.5-3B-Instruct", "43.9", "44.8", "not reproduced here yet"],
+]
+
+
+def front() -> str:
+    """The paper's Tables 1 and 2, then research/locks and the setting `tiny` of research/study."""
+    at_the_end = {}
+    for line in (FOLDER / "locks/tables.md").read_text().splitlines():
+        if len(cells := line.split(" | ")) > 2:
+            at_the_end.setdefault(cells[0].removeprefix("| "), cells[2])
+    locks = ["locks, 0.1 M parameters", at_the_end["grpo"], at_the_end["paw"]]
+    (tiny,) = (setting for setting in load("study/study.json") if setting["name"] == "tiny")
+    grpo, paw = (tiny["cells"][arm] for arm in ("GRPO", "GRPO w/ PaW"))
+    study = [[f"{arm[key]['mean']:.1f}" for arm in (grpo, paw)] for key in ("success", "exact")]
+    lines = [
+        *PAPER,
+        [*locks, "16 seeds, CPU ([study](research/locks/README.md))"],
+        [
+            "generated ALFWorld, 0.9 M: held-out success",
+            *study[0],
+            "8 seeds, CPU ([study](research/study/README.md))",
+        ],
+        ["the same runs: held-out observations predicted without an error", *study[1], ""],
+    ]
+    return markdown_table(["", "GRPO", "+ PaW", ""], lines)
+
+
+# ---- study ----
+
+STUDY_ARMS = {
+    "GRPO": "GRPO",
+    "GRPO w/ PaW": "GRPO w/ PaW",
+    "placebo: shuffled targets": "placebo",
+    "world-model loss x 0.1": "a tenth of the loss",
+}
+
+
+def value_or_change(cells: dict[str, dict]) -> str:
+    """Success of the first arm; of the others, the difference to it."""
+    cell = cells["success"]
+    if cell["difference"] is None:
+        return f"{cell['mean']:.1f}"
+    return signed(cell["difference"], (cell["low"], cell["high"]))
+
+
+def study_success(first_column: str) -> str:
+    lines = []
+    for setting in load("study/study.json"):
+        cells = [value_or_change(setting["cells"][arm]) for arm in STUDY_ARMS]
+        lines.append([f"`{setting['name']}`", *cells])
+    return markdown_table([first_column, *STUDY_ARMS.values()], lines)
+
+
+def study_p() -> str:
+    lines = []
+    for setting in load("study/study.json"):
+        cells = [f"{setting['cells'][arm]['p']['mean']:.1f}" for arm in STUDY_ARMS]
+        lines.append([f"`{setting['name']}`", *cells])
+    return markdown_table(["p", *STUDY_ARMS.values()], lines)
+
+
+def study_training() -> str:
+    settings = load("study/study.json")
+    lines = []
+    for key, title, digits in (
+        ("grad_norm, update 1", "`grad_norm`, update 1", 3),
+        ("ref_kl, update 2", "`ref_kl`, update 2", 4),
+        ("ref_kl, last", "`ref_kl`, last update", 3),
+        ("grad_cosine", "`grad_cosine`, updates 4 and 8", 3),
+    ):
+        arms = [arm for arm in STUDY_ARMS if not arm.startswith("placebo")]
+        if key == "grad_cosine":
+            arms = ["GRPO w/ PaW"]
+        for arm in arms:
+            values = [f"{setting['training'][arm][key]:.{digits}f}" for setting in settings]
+            lines.append([title if arm == arms[0] else "", STUDY_ARMS[arm], *values])
+    names = [f"`{setting['name']}`" for setting in settings]
+    return markdown_table(["metric", "arm", *names], lines)
+
+
+def study_sparse() -> str:
+    (setting,) = [one for one in load("study/study.json") if one["name"] == "sparse"]
+    lines = []
+    for arm, cells in setting["cells"].items():
+        known = [f"{cells[name]['mean']:.1f}" for name in ("p", "exact")]
+        norm = setting["training"][arm]["grad_norm, update 1"]
+        lines.append([arm, value_or_change(cells), *known, norm])
+    return markdown_table(["`sparse`", "success", "p", "exact", "`grad_norm`"], lines)
+
+
+# ---- fair and comparison: curves.json ----
+
+
+def sweep(folder: str, name: str) -> dict:
+    (found,) = [one for one in load(f"{folder}/curves.json") if one["name"] == name]
+    return found
+
+
+def change(measure: dict) -> str:
+    """The difference to the base arm with its t interval."""
+    return signed(measure["difference"], measure["t"])
+
+
+def spread(measure: dict) -> str:
+    return curves.spread(measure["values"])
+
+
+def arms(folder: str, name: str, first_column: str = "arm") -> str:
+    """Area of each arm of a sweep, and its difference to the base arm."""
+    setting = sweep(folder, name)
+    lines = []
+    for label, arm in setting["arms"].items():
+        difference = "–" if label == setting["base"] else change(arm["area"])
+        lines.append([label, spread(arm["area"]), difference])
+    columns = ["area: mean, median (lowest to highest seed)", f"difference to {setting['base']}"]
+    return markdown_table([first_column, *columns], lines)
+
+
+def fair_pairs() -> str:
+    lines = []
+    for name in ("search", "ALFWorld", "WebShop"):
+        setting = sweep("fair", f"fair-pair-{name.lower()}")
+        base, paw = setting["arms"].values()
+        areas = [spread(arm["area"]) for arm in (base, paw)]
+        changes = [change(paw[measure]) for measure in ("area", "plateau")]
+        lines.append([name, len(setting["seeds"]), *areas, *changes])
+    header = ["benchmark", "seeds", "area: GRPO", "area: GRPO w/ PaW"]
+    return markdown_table([*header, "difference in area", "in plateau"], lines)
+
+
+def fair_knowledge() -> str:
+    keys = ("label", "seed", "p", "exact", "branch", "auc", "nothing")
+    lines = [[report[key] for key in keys] for report in load("fair/knowledge-alfworld.json")]
+    header = ["", "seed", "p", "exact", "p, branch tokens"]
+    return markdown_table([*header, 'AUC of "no effect"', "steps without effect"], lines)
+
+
+def comparison_starts() -> str:
+    """What RL starts from: means over the seeds, from the archive."""
+    with tarfile.open(FOLDER / "comparison/runs.tar.xz") as archive:
+        by_arm = {}
+        for entry in json.load(archive.extractfile("comparison-alfworld.json")):
+            by_arm.setdefault(entry["label"], []).append(entry)
+        lines = []
+        for label, entries in by_arm.items():
+            runs = [metrics(archive, entry["folder"]) for entry in entries]
+            steps = np.mean([entry["steps_before"] for entry in entries])
+            success = np.mean([run[0]["eval_success"] for run in runs])
+            stages = [stage_end(archive, label, entry["seed"]) for entry in entries]
+            known = ["–", "–"]
+            if all(stages):
+                names = ("eval_invalid", "held_out_exact")
+                known = [percent(np.mean([stage[name] for stage in stages])) for name in names]
+            entropy = float(np.mean([run[1]["entropy"] for run in runs]))
+            lines.append([label, f"{steps:.0f}", percent(success), *known, entropy])
+    header = ["arm", "environment steps before RL", "success", "invalid actions", "exact"]
+    return markdown_table([*header, "response entropy, update 1"], lines)
+
+
+def stage_end(archive: tarfile.TarFile, label: str, seed: int) -> dict | None:
+    """The last measurement of the stage before RL; None: the arm has none by rwml."""
+    (stage,) = [arm.stage for arm in ARMS if arm.label == label]
+    if stage == "format":  # RWML's run begins with it: its first line
+        return metrics(archive, f"alfworld-world-seed{seed}/rwml")[0]
+    return metrics(archive, f"alfworld-world-seed{seed}/{stage}")[-1] if stage in STAGES else None
+
+
+def metrics(archive: tarfile.TarFile, folder: str) -> list[dict]:
+    return [json.loads(line) for line in archive.extractfile(f"{folder}/metrics.jsonl")]
+
+
+# ---- runs ----
+
+
+def first_and_last(folder: Path, key: str = "eval_success") -> tuple[float, float]:
+    """A held-out measure before training and at the end."""
+    evaluated = [line[key] for line in read_metrics(folder) if key in line]
+    return evaluated[0], evaluated[-1]
+
+
+def runs() -> str:
+    lines = []
+    for env in ("alfworld", "webshop", "search"):
+        for seed in range(3):
+            folder = FOLDER / "runs" / f"{env}-tiny-grpo-paw-seed{seed}"
+            scores = ["", ""]
+            if env == "webshop":
+                scores = [f"{score:.1f}" for score in first_and_last(folder, "eval_score")]
+            lines.append([folder.name, *map(percent, first_and_last(folder)), *scores])
+    return markdown_table(["run", "success before", "after", "score before", "after"], lines)
+
+
+def runs_rise() -> str:
+    lines = []
+    for env in ("alfworld", "webshop", "search"):
+        folders = (FOLDER / "runs").glob(f"{env}-tiny-*")
+        ends = np.array([first_and_last(folder) for folder in folders])  # (seeds, 2)
+        lines.append([env, percent(np.mean(ends[:, 1] - ends[:, 0]))])
+    return markdown_table(["benchmark", "rise"], lines)
+
+
+# ---- starts, teach, walkthrough, locks ----
+
+
+def starts(number: str) -> str:
+    found = starts_measure.read(FOLDER / "starts/starts.json")
+    return part(starts_measure.tables(found), int(number))
+
+
+def teach(env: str) -> str:
+    found = load(f"teach/teach-{env}.json")
+    measured = [("before", 0, found[0]["outcomes"][0])]
+    measured += [(one["loss"], one["steps"][-1], one["outcomes"][-1]) for one in found]
+    keys = ("p", "p_branch", "auc", "p_if_no_effect", "p_if_effect")
+    lines = [[loss, steps, *(at[key] for key in keys)] for loss, steps, at in measured]
+    header = ["loss", "steps", "p", "p, branch tokens", "AUC"]
+    return markdown_table([*header, 'p("no effect") where true', "where false"], lines)
+
+
+@cache
+def walkthrough_report() -> walkthrough_measure.Report:
+    return walkthrough_measure.read(FOLDER / "walkthrough/walkthrough.json")
+
+
+def walkthrough(number: str) -> str:
+    """A table, a prompt or a response."""
+    return part(walkthrough_measure.tables(walkthrough_report()), int(number))
+
+
+def walkthrough_step() -> str:
+    rows = {
+        "grad_norm_rl": "gradient norm of the RL loss",
+        "grad_norm_wm": "gradient norm of the world-model loss",
+        "grad_cosine": "their cosine",
+        "grad_norm": "gradient norm of the sum",
+        "loss_pg": "RL loss",
+        "loss_wm": "world-model term of Eq. 11",
+    }
+    found = walkthrough_report().metrics
+    lines = [[title, f"{found[key]:.4f}"] for key, title in rows.items()]
+    above = f"{percent(found['wm_clipped_tokens'])} %"
+    return markdown_table(["", "value"], [*lines, ["observation tokens with p > ρ", above]])
+
+
+def locks_package() -> str:
+    printed = StringIO()
+    with redirect_stdout(printed):
+        package.table()
+    return printed.getvalue().strip()
+
+
+# ---- rwml and word2world ----
+
+
+def rwml_data() -> str:
+    record = load("rwml/collected.json")
+    chosen = load("rwml/filter.json")
+    counts = [record["counts"][key] for key in ("steps", "malformed", "no_effect", "duplicates")]
+    line = [*counts, record["triplets"], percent(chosen["easy"]), len(chosen["kept"])]
+    header = ["steps", "malformed", "no effect", "duplicates", "triplets", "easy, %"]
+    return markdown_table([*header, "kept of 90 %"], [line])
+
+
+def rwml_training() -> str:
+    updates = read_metrics(FOLDER / "rwml/rwml")[1:]
+    lines = []
+    for name, some in (("first five", updates[:5]), ("last five", updates[-5:])):
+        means = [np.mean([line[key] for line in some]) for key in ("reward", "spread")]
+        lines.append([name, *map(percent, means)])
+    return markdown_table(["updates", "reward", "groups with spread"], lines)
+
+
+def rwml_models() -> str:
+    keys = ("eval_success", "eval_invalid", "held_out_exact", "held_out_cosine", "held_out_reward")
+    measured = {"start": read_metrics(FOLDER / "rwml/rwml")[0]}
+    for name in ("rwml", "wm-sft", "early-experience", "rwml-coin", "rwml-shuffled"):
+        measured[name] = read_metrics(FOLDER / "rwml" / name)[-1]
+    lines = [[name, *(percent(line[key]) for key in keys)] for name, line in measured.items()]
+    header = ["model", "success", "invalid actions", "exact", "cosine", "reward"]
+    return markdown_table(header, lines)
+
+
+def rwml_collector() -> str:
+    panel = load("rwml/collected.json")["panel"]
+    line = ["collector", *map(percent, panel.values())]
+    return markdown_table(["model", "success", "invalid actions"], [line])
+
+
+def fidelity(first_column: str, *folders: str) -> str:
+    lines = []
+    for folder in folders:
+        found = load(f"word2world/{folder}/fidelity.json")
+        matches = [percent(found[key]) for key in ("em", "em_observation")]
+        lines.append([folder, *matches, found["n"]])
+    header = [first_column, "exact match", "without the list of actions", "steps"]
+    return markdown_table(header, lines)
+
+
+def fidelity_by_action() -> str:
+    lines = []
+    for env in ("alfworld", "webshop"):
+        by_kind = load(f"word2world/{env}/fidelity.json")["by_kind"]
+        lines += [[kind, percent(cell["em"]), cell["n"]] for kind, cell in by_kind.items()]
+    return markdown_table(["action", "exact match", "steps"], lines)
+
+
+def consistency() -> str:
+    lines = []
+    for folder in ("alfworld", "webshop", "webshop-grounded", "prompted-0"):
+        for agent in ("teacher", "model"):
+            cell = load(f"word2world/{folder}/consistency.json").get(agent)
+            if cell:
+                names = ("real", "wm", "w2r", "cr", "pairwise_cr")
+                lines.append([folder, agent, *(percent(cell[name]) for name in names), cell["n"]])
+    header = ["environment", "agent", "Real", "WM", "W2R", "CR", "pairwise CR", "episodes"]
+    return markdown_table(header, lines)
+
+
+def verifier() -> str:
+    lines = []
+    for name, cell in load("word2world/webshop/verify.json").items():
+        if "budget" in name:
+            budget = name.rpartition(" ")[2]
+            lines.append([budget, percent(cell["won"]), cell["checks"], cell["vetoes"]])
+    return markdown_table(["budget", "success", "checks", "vetoes"], lines)
+
+
+def scaling() -> str:
+    keys = ("data", "limit", "width", "parameters", "steps")
+    cells = load("word2world/scaling/scaling.json")["models"]
+    lines = [
+        [*(cell[key] for key in keys), *map(percent, cell["em_observation"].values())]
+        for cell in cells
+    ]
+    header = ["trained on", "trajectories", "width", "parameters", "steps"]
+    return markdown_table([*header, *cells[0]["em_observation"]], lines)
+
+
+def uses() -> tarfile.TarFile:
+    return tarfile.open(FOLDER / "word2world/uses/runs.tar.xz")
+
+
+def panel(archive: tarfile.TarFile, agent: str) -> np.ndarray:
+    """Success in each game of the panel: (60,)."""
+    episodes = json.load(archive.extractfile(f"eval-{agent}/evaluation-only.json"))["episodes"]
+    by_game = {}
+    for episode in episodes:
+        by_game.setdefault(episode["task"], []).append(episode["won"])
+    return np.array([np.mean(won) for _, won in sorted(by_game.items())])
+
+
+def around(values: np.ndarray, sign: str = "") -> str:
+    """The mean and its standard error."""
+    return f"{values.mean():{sign}.3f} ± {values.std(ddof=1) / len(values) ** 0.5:.3f}"
+
+
+def uses_imitation() -> str:
+    agents = {
+        "agent-real-44": "44 wins in the environment",
+        "agent-real": "60 wins in the environment",
+        "agent-synthetic-44": "44 wins in the world model",
+    }
+    with uses() as archive:
+        start = panel(archive, "open")
+        lines = [["`open`", "nothing", around(start), "-"]]
+        for agent, imitated in agents.items():
+            own = panel(archive, agent)
+            lines.append([f"`{agent}`", imitated, around(own), around(own - start, "+")])
+    header = ["agent", "imitates", "success on the panel", "difference to `open`"]
+    return markdown_table(header, lines)
+
+
+def uses_warm_start() -> str:
+    lines = []
+    with uses() as archive:
+        for title, name in (("with world modeling", "warm"), ("without", "cold")):
+            run = metrics(archive, f"{name}-grpo")
+            held_out = [line["eval_success"] for line in run if "eval_success" in line]
+            mean = float(np.mean(held_out[1:]))
+            lines.append([title, around(panel(archive, f"{name}-agent")), *held_out, mean])
+    header = ["", "success after imitation", "GRPO, update 0", "4", "8", "12", "16"]
+    return markdown_table([*header, "mean of 4 to 16"], lines)
+
+
+# ---- bench ----
+
+ENVS = {"alfworld": "ALFWorld", "webshop": "WebShop", "search": "search"}
+
+
+def bench(name: str) -> dict:
+    return load(f"bench/results/{name}.json")
+
+
+def bench_overhead() -> str:
+    lines = []
+    for env in ("alfworld", "webshop"):
+        p = bench("overhead")[env]["percent"]
+        changes = [f"{p[key]:+.1f}" for key in ("time", "operations", "memory")]
+        lines.append([ENVS[env], f"{p['observation_tokens']:.1f}", f"{p['aim']:.1f}", *changes])
+    header = ["rows with the lengths of", "observation tokens", "target"]
+    return markdown_table([*header, "time", "operations", "peak memory"], lines)
+
+
+def bench_breakdown() -> str:
+    seconds = bench("overhead")["alfworld"]["seconds"]
+    lines = []
+    for which, name in (("grpo", "GRPO"), ("paw", "with PaW")):
+        lines.append([name, *(f"{s:.2f}" for s in seconds[which].values())])
+    header = ["", "total", "old pass", "reference", "optimizer", "forward", "backward", "rest"]
+    return markdown_table(header, lines)
+
+
+def bench_update() -> str:
+    programs = {
+        "plain": "plain trainer",
+        "trl": "TRL, head at all positions",
+        "trl_valid": "TRL, head at completions",
+        "ours": "paw_min",
+    }
+    lines = []
+    for env, title in ENVS.items():
+        found = bench("update")[env]
+        for program, speed in found["tokens_per_s"].items():
+            ratios = ["", ""]
+            if program != "ours":
+                ratios = [f"{found[f'{key}_ratio'][program]:.2f}" for key in ("speed", "memory")]
+            memory = f"{found['peak_mb'][program]:,}"
+            lines.append([title, programs[program], f"{speed:.1f}", memory, *ratios])
+    header = ["rows with the lengths of", "program", "tokens per second", "peak memory, MB"]
+    return markdown_table([*header, "paw_min's speed relative to it", "memory"], lines)
+
+
+def bench_memory() -> str:
+    lines = []
+    for row in bench("memory")["rows"]:
+        settings = {"precision": "fp32", "micro_tokens": 2000} | row["settings"]
+        names = [row["model"], settings["precision"]]
+        if "lora_rank" in settings:
+            names.append(f"LoRA {settings['lora_rank']}")
+        if "grad_checkpointing" in settings:
+            names.append("checkpointing")
+        sizes = [row["held"], row["plan"]["peak"] - row["held"], row["passes"]]  # bytes
+        errors = [f"{100 * row['error'][key]:+.1f}" for key in ("passes", "all")]
+        tokens = f"{settings['micro_tokens']:,}"
+        lines.append([", ".join(names), tokens, *(f"{s / 1e6:.0f}" for s in sizes), *errors])
+    header = ["model", "tokens per pass", "before the passes", "estimated for the passes"]
+    return markdown_table([*header, "measured", "error, passes", "error, all"], lines)
+
+
+def bench_rollout() -> str:
+    lines = []
+    for row in bench("rollout")["results"]:
+        mean = row["mean_delay_s"]
+        delay = f"mean {mean:.1f} s, heavy tail" if mean else "none"
+        speeds = [f"{row['steps_per_s'][which]:.1f}" for which in ("lock-step", "ours")]
+        idle = [f"{100 * row['idle'][which]:.0f} %" for which in ("lock-step", "ours")]
+        lines.append([row["sampler"], delay, *speeds, f"{row['ratio']:.2f}", *idle])
+    header = ["sampler", "delay of the environments", "lock-step", "paw_min", "ratio"]
+    return markdown_table([*header, "idle, lock-step", "idle, paw_min"], lines)
+
+
+def bench_scaling() -> str:
+    found = bench("scaling")
+    lines = []
+    for key, name in (
+        ("rollout", "rollout"),
+        ("update", "update"),
+        ("whole", "whole"),
+        ("large_update", "update of a larger model"),
+    ):
+        seconds = [f"{found[f'{key}_seconds'][ranks]:.2f}" for ranks in ("1", "2")]
+        lines.append([name, *seconds, f"{found[f'{key}_ratio']:.2f}"])
+    return markdown_table(["", "1 process", "2 processes", "ratio"], lines)
+
+
+def bench_engine() -> str:
+    lines = []
+    for name, row in bench("engine")["cpu_ms"].items():
+        means = [f"{row[which]['mean']:.3g}" for which in ("stock", "fast")]
+        lines.append([name, *means, f"{row['ratio']:g}"])
+    return markdown_table(["", "TextWorld", "with caches", "ratio"], lines)
+
+
+def bench_webshop_steps() -> str:
+    lines = []
+    for name, row in bench("webshop")["steps"]["figures"].items():
+        if name != "reset":
+            recorded = "-".join(f"{ms:g}" for ms in row["recorded_ms"])
+            ratio = "-".join(map(str, row["ratio"]))
+            lines.append([name, f"{row['ms']:.3g}", recorded, ratio])
+    return markdown_table(["step", "paw_min", "official, recorded", "ratio"], lines)
+
+
+def bench_webshop_memory() -> str:
+    lines = []
+    for row in bench("webshop")["shops"]:
+        memory = [f"{row[key] - row['imports_mb']:.0f}" for key in ("resident_mb", "peak_mb")]
+        times = [f"{row['load_s']:.1f}", *memory, f"{row['search_cpu_ms']:.2f}"]
+        lines.append([f"{row['products']:,}", row["envs"], *times])
+    header = ["products", "environments", "load, s", "memory, MB", "peak, MB", "search, ms"]
+    return markdown_table(header, lines)
+
+
+def bench_serve() -> str:
+    lines = []
+    for env, title in ENVS.items():
+        speeds = bench("serve")["steps_per_s"][env].values()
+        lines.append([title, *(f"{speed:,.0f}" for speed in speeds)])
+    return markdown_table(["benchmark", "in process", "1 session", "16 sessions"], lines)
+
+
+def bench_bm25() -> str:
+    found = bench("retrievers")
+    keys = ("load_s", "peak_mb", "resident_mb", "query_cpu_ms")
+    header = ["load, s", "peak memory while loading, MB", "memory, MB", "query, CPU ms"]
+    return markdown_table(header, [[str(found[key]) for key in keys]])
+
+
+def bench_bm25_http() -> str:
+    times = bench("retrievers")["http_p50_ms"]
+    lines = [[n, *(f"{times[key][n]:.1f}" for key in ("nagle", "no_delay"))] for n in ("1", "16")]
+    return markdown_table(["queries per request", "Nagle on", "Nagle off"], lines)
+
+
+# ---- the pages ----
+
+
+def filled(text: str) -> str:
+    """The text of a page with its tables made again."""
+    new, number = MARKED.subn(lambda found: f"{found[1]}{made(found[2])}\n<!-- end -->", text)
+    if number != len(BEGIN.findall(text)):
+        raise UserError("a table has no <!-- end -->: add it after its last line.")
+    return new
+
+
+def made(call: str) -> str:
+    """The table of a marker: the name of a function of this file, and its arguments."""
+    name, *words = shlex.split(call)
+    function = globals().get(name)
+    if not callable(function):
+        raise UserError(f"<!-- table: {call} -->: research/tables.py has no function {name!r}.")
+    return function(*words)
+
+
+def pages() -> list[Path]:
+    """All tracked pages with tables."""
+    command = ["git", "ls-files", "*.md"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    found = [ROOT / name for name in done.stdout.splitlines()]
+    return [page for page in found if page.exists() and BEGIN.search(page.read_text())]
+
+
+def main(chosen: list[Path], check: bool) -> None:
+    stale = []
+    for page in chosen or pages():
+        text = page.read_text()
+        new = filled(text)
+        if new != text:
+            stale.append(page)
+            if not check:
+                replace_text(page, new)
+    for page in stale:
+        print(page)
+    if check and stale:
+        raise UserError("these pages have other tables: run python -m research.tables.")
+
+
+if __name__ == "__main__":
+    parser = Parser(description=__doc__)
+    parser.add_argument("pages", nargs="*", type=Path, help="Markdown files (default: all)")
+    parser.add_argument("--check", action="store_true", help="rewrite nothing")
+    args = parser.parse_args()
+    with user_errors():
+        main(args.pages, args.check)

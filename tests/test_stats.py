@@ -1,0 +1,114 @@
+"""Arms compared over seeds, by hand; and the panels that show it.
+
+python -m pytest tests/test_stats.py
+"""
+
+import numpy as np
+import pytest
+from matplotlib import pyplot
+
+from research import panels, stats
+from research.stats import Compared, Record, signed
+
+COLORS = {"base": "black", "own": "C1"}
+
+
+def test_differences_are_of_the_same_seed_and_task():
+    base = [{"": {"x": 0.0, "y": 100.0, "w": 50.0}}, {"": {"w": 9.0, "y": 0.0, "x": 50.0}}]
+    ours = [{"": {"x": 100.0, "y": 100.0, "z": 0.0}}, {"": {"x": 50.0, "y": 100.0}}]
+    (part,) = stats.paired(ours, base)
+    assert part.tolist() == [[100.0, 0.0], [0.0, 100.0]]  # w and z are not in all runs
+    found = stats.compared({7: ours[0], 0: ours[0], 1: ours[1]}, {1: base[1], 0: base[0]})
+    assert found.mean == pytest.approx((200 / 3 + 75 + 200 / 3) / 3)  # of its own three runs ...
+    assert found.std == pytest.approx(np.std([200 / 3, 75, 200 / 3], ddof=1))
+    assert (found.difference, found.t) == (50.0, (50.0, 50.0))  # ... but paired in two
+    assert stats.compared({0: base[0]}, {}) == Compared([50.0])
+    # One seed: tasks can be drawn, a single number cannot.
+    assert stats.compared({0: ours[0]}, {0: base[0]}).bootstrap == (0.0, 100.0)
+    one = stats.compared({0: {"": {"": 70.0}}}, {0: {"": {"": 60.0}}})
+    assert one == Compared([70.0], 10.0) and one.std is None
+
+
+def test_records_of_arms_become_one_comparison_each():
+    records = [
+        Record(arm, seed, measure, value, task, part)
+        for arm, bonus in (("base", 0.0), ("own", 10.0))
+        for seed in (0, 1)
+        for measure, value, task, part in (
+            ("sets", 0.0 + bonus, "a", "nq"),
+            ("sets", 50.0 + bonus, "b", "nq"),
+            ("sets", 100.0 + bonus, "c", "popqa"),
+            ("area", 10.0 * seed + bonus * seed, "", ""),
+        )
+    ]
+    found = stats.compare([*records, Record("own", 0, "only here", 1.0)], "base")
+    assert list(found) == ["base", "own"] and list(found["own"]) == ["sets", "area"]
+    assert found["base"]["sets"] == Compared([62.5, 62.5])  # the parts have equal weights
+    assert found["own"]["sets"].difference == 10.0
+    area = found["own"]["area"]
+    assert (area.values, area.difference, area.bootstrap) == ([0.0, 20.0], 5.0, (0.0, 10.0))
+    assert area.t == pytest.approx((5 - 12.7062 * 5, 5 + 12.7062 * 5), rel=1e-5)
+
+
+def test_paired_t_interval():
+    # Mean 2, standard deviation 2, three values: t(2) = 4.302653 at 97.5 %.
+    low, high = stats.t_interval([0.0, 2.0, 4.0])
+    half = 4.302653 * 2 / 3**0.5
+    assert (low, high) == pytest.approx((2 - half, 2 + half))
+
+
+@pytest.mark.parametrize("df, quantile", [(1, 12.7062), (30, 2.0423), (31, 2.0395), (120, 1.9799)])
+def test_quantiles_of_student(df, quantile):
+    """Of printed tables."""
+    assert stats.t_quantile(df) == pytest.approx(quantile, abs=1e-4)
+    assert len(set(stats.STUDENT)) == 30 and list(stats.STUDENT) == sorted(stats.STUDENT)[::-1]
+
+
+@pytest.mark.slow
+def test_the_interval_resamples_seeds_and_then_tasks():
+    interval = stats.bootstrap_interval
+    assert interval([np.full((3, 5), 4.0)]) == (4.0, 4.0)
+    assert interval([np.array([[0.0, 100.0]])]) == (0.0, 100.0)  # 0, 50, 100: 1/4, 1/2, 1/4
+    assert stats.over_seeds([0.0, 100.0]) == (0.0, 100.0)
+    tasks = np.arange(400) % 2 * 100.0
+    sigma = 50 / 400**0.5
+    # One draw of tasks for all seeds: more seeds with the same outcomes add no information.
+    for part in (tasks[None], np.tile(tasks, (9, 1))):
+        assert interval([part]) == pytest.approx((50 - 1.96 * sigma, 50 + 1.96 * sigma), abs=0.5)
+    seeds = np.tile(np.arange(400)[:, None] % 2 * 100.0, (1, 3))  # all variance between seeds
+    assert interval([seeds]) == pytest.approx((50 - 1.96 * sigma, 50 + 1.96 * sigma), abs=0.5)
+    # Two independent parts with equal weights: their mean has 1/sqrt(2) of the deviation.
+    low, high = interval([tasks[None], tasks[None]])
+    assert high - low == pytest.approx(2 * 1.96 * sigma / 2**0.5, abs=0.7)
+
+
+def test_a_difference_in_words():
+    assert signed(None, None) == "–"
+    assert signed(0.25, None) == "+0.2"
+    assert signed(-1.0, (-2.04, 0.0), digits=2) == "-1.00 [-2.04, +0.00]"
+
+
+def test_a_panel_of_curves():
+    values = np.array([[1.0, 5.0], [3.0, 5.0]])
+    assert panels.deviation(values[:, 0]) == (2 - 2**0.5, 2 + 2**0.5)
+    assert panels.deviation(values[:1, 0]) == (1.0, 1.0)
+    _, axis = pyplot.subplots()
+    panels.panel_curves(axis, {"own": panels.Curves([0, 2], values)}, COLORS, panels.extent)
+    (line,) = axis.lines
+    assert (line.get_xydata().tolist(), line.get_label()) == ([[0, 2], [2, 5]], "own")
+    corners = axis.collections[0].get_paths()[0].vertices
+    assert {tuple(corner) for corner in corners} == {(0, 1), (0, 3), (2, 5)}
+
+
+def test_a_panel_of_dots():
+    _, axis = pyplot.subplots()
+    dots = {"base": panels.Dot(0.0, None), "own": panels.Dot(2.0, (1.0, 4.0), [1.5, 2.5])}
+    panels.panel_dots(axis, dots, COLORS, line=0)
+    drawn = [(line.get_xydata().tolist(), line.get_color()) for line in axis.lines[1:]]
+    assert drawn == [
+        ([], "black"), ([[0, 0]], "black"),
+        ([[1.5, 1], [2.5, 1]], "C1"), ([[1, 1], [4, 1]], "C1"), ([[2, 1]], "C1"),
+    ]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["base", "own"]
+    low, high = axis.get_ylim()
+    assert low > high  # the first arm is at the top
