@@ -18,7 +18,7 @@ encoder E judges it. No task reward is used. The gradient step is the one of RL,
 update.learn, without PaW: an answer is a row, and the answers to one triplet are a group.
 
 Placebos, as in arXiv 2609.33335: shuffled_truths, and a coin as the reward. What the paper leaves
-open is in CHOICES.md. The command, its stages and its files are in rwml_stages.py:
+open is in this folder's README.md. The command, its stages and its files are in rwml_stages.py:
 
     python -m paw_min.world_models.rwml ENV --out FOLDER [--method METHOD] [flags of run_ENV.py]
 

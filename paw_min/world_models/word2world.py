@@ -27,7 +27,7 @@ line, and `seconds`, the time since its last start. A rerun skips what is comple
 command that was killed: what the models have said, the rule-based players' episodes, epochs of
 training (running/stages.py). Scaling (sec. 6) and coverage of agents (sec. 5.3):
 research/word2world/scaling.py; the README.md beside it has a run of each. trajectories.py and
-CHOICES.md have the deviations.
+this folder's README.md have the deviations.
 """
 
 import re

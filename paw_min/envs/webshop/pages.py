@@ -57,7 +57,7 @@ def read_action(text: str) -> Action:
 
 
 def clicked(action: str, clickables: list[str]) -> str | None:
-    """What an action clicks on a page, in lower case; None: it is no click, or the page lacks it.
+    """What an action clicks on a page, in lower case; None: not a click, or not on the page.
 
     The official code excludes "search": the button of the start page does nothing.
     """
