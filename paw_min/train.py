@@ -25,6 +25,7 @@ from paw_min.running.runs import read_metrics, updates_done
 from paw_min.running.samples import sample
 from paw_min.running.session import Session, described_data, open_session, start_model
 from paw_min.running.tasks import draw_groups
+from paw_min.toy import is_generated
 from paw_min.update import NonFinite, learn, learn_in_turns, prepare
 
 
@@ -62,7 +63,8 @@ def train(cfg: Config, eval_only: bool = False) -> None:
                 draw([s.run.folder])
         if distributed.rank() == 0:
             draw([s.run.folder])
-            console.report(s.run.folder, read_metrics(s.run.folder))
+            generated = is_generated(cfg.env, cfg.data)
+            console.report(s.run.folder, read_metrics(s.run.folder), generated)
 
 
 def run_update(cfg: Config, s: Session, k: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""research/hidden: the hidden property decides, observations show it, prompts do not.
+"""examples/hidden.py: the hidden property decides, observations show it, prompts do not.
 
 python -m pytest tests/test_hidden.py  (~10 s)
 """
@@ -10,11 +10,12 @@ import pytest
 
 pytest.importorskip("alfworld")
 
+from examples import hidden
 from paw_min.config import Config
 from paw_min.envs.interface import Context, Turn
-from research.hidden import hidden, study
+from research.hidden import study
 
-HIDDEN = Path(hidden.__file__).parent
+FOLDER = Path(study.__file__).parent
 SEED = 1
 WORLD = hidden.make_world(SEED)
 KINDS = [hidden.KINDS[3], hidden.KINDS[70]]
@@ -96,4 +97,4 @@ def test_the_games_are_listed_and_have_one_grammar(tmp_path, monkeypatch):
 def test_the_tables_are_those_of_the_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "FOLDER", tmp_path)
     study.table()
-    assert (tmp_path / "tables.md").read_text() == (HIDDEN / "tables.md").read_text()
+    assert (tmp_path / "tables.md").read_text() == (FOLDER / "tables.md").read_text()

@@ -58,8 +58,11 @@ def print_start(s, data: str) -> None:
         say(table_line(line))
 
 
-def report(folder, lines: list[dict[str, float]]) -> None:
-    """Held-out success (pooled, then averaged over task types) and score, before and after."""
+def report(folder, lines: list[dict[str, float]], generated: bool) -> None:
+    """Held-out success (pooled, then averaged over task types) and score, before and after.
+
+    generated: whether the data are the small generated ones of a benchmark.
+    """
     evaluated = [line for line in lines if "eval_success" in line]
     # A run that was not evaluated before training has nothing to compare with.
     if evaluated and not evaluated[0]["update"]:
@@ -81,7 +84,8 @@ def report(folder, lines: list[dict[str, float]]) -> None:
     if "-paw-" in folder.name:  # the name that a run has by default
         other = folder.with_name(folder.name.replace("-paw-", "-"))
         say(
-            "to compare with the baseline, run the same command with --no-paw (on generated data,\n"
-            "PaW is not expected to be above it: research/README.md), then\n"
+            "to compare with the baseline, run the same command with --no-paw, then\n"
             f"python -m paw_min.running.plot {other} {folder} --out compared"
         )
+        if generated:
+            say("On generated data, PaW is not expected to be above it (research/README.md).")

@@ -1,4 +1,4 @@
-"""The runs of PROTOCOL.md: GRPO, PaW and the placebo in the games of hidden.py.
+"""The runs of PROTOCOL.md: GRPO, PaW and the placebo in the games of examples/hidden.py.
 
     python research/hidden/study.py run [--workers 2] [--seeds 2 3]    what runs.jsonl lacks
     python research/hidden/study.py table                              tables.md from runs.jsonl
@@ -28,7 +28,7 @@ OUT = ROOT / "runs" / "hidden"  # run folders
 def train(seed: int, arm: str) -> dict:
     """One run -> its line in runs.jsonl."""
     name = f"{arm}-{seed}"
-    command = [sys.executable, FOLDER / "hidden.py", "--seed", str(seed), *ARMS[arm]]
+    command = [sys.executable, "-m", "examples.hidden", "--seed", str(seed), *ARMS[arm]]
     command += ["--out", OUT, "--name", name]
     subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
     lines = (OUT / name / "metrics.jsonl").read_text().splitlines()
@@ -46,9 +46,9 @@ def p_material(seed: int, checkpoint: Path) -> float:
     """The mean probability of the material in o', over all kinds and receptacles."""
     import torch
 
+    from examples import hidden
     from paw_min.model.batches import TokenRow, collate
     from paw_min.model.policy import load_policy
-    from research.hidden import hidden
 
     policy = load_policy(str(checkpoint))
     world = hidden.make_world(seed)
@@ -75,7 +75,7 @@ def read_runs() -> dict[tuple[int, str], dict]:
 
 def run(seeds: list[int], workers: int) -> None:
     """Seed by seed, so that what there is has all arms."""
-    from research.hidden import hidden
+    from examples import hidden
 
     known = read_runs()
     for seed in seeds:

@@ -1,29 +1,27 @@
 """ALFWorld games with a hidden property: the material of an object decides what cleans it.
 
-    python research/hidden/hidden.py                          PaW
-    python research/hidden/hidden.py --no-paw                 GRPO
-    python research/hidden/hidden.py --wm-target shuffled     the placebo
+    python -m examples.hidden                          PaW
+    python -m examples.hidden --no-paw                 GRPO
+    python -m examples.hidden --wm-target shuffled     the placebo
 
-The world of locks (examples/one_file.py) in ALFWorld's engine. There are 128 kinds of objects, each
-of one of 8 materials, and 8 receptacles, each of which cleans the objects of one material. The
-agent holds two objects, and may try to clean each once. The game is won if both are clean. What an
-object is made of stands in no prompt, but in each observation, also after a wrong receptacle:
+The world of locks (one_file.py) in ALFWorld's engine. There are 128 kinds of objects, each of one
+of 8 materials, and 8 receptacles, each of which cleans the objects of one material. The agent holds
+two objects, and may try to clean each once. The game is won if both are clean. No prompt says what
+an object is made of. Each observation does, also after a wrong receptacle:
 
     <user>clean bluemug 1 with<agent>fridge<end>Dirty clay.
 
 --seed also draws the world and the start model, so all arms of a seed share both. Games and start
-model are written to data/hidden/<seed> on first use (a minute).
+model are written to data/hidden/<seed> on first use (a minute). Rerun a command to resume it.
 
-Built from outside of the package, from ALFWorld's domain and grammar with the changes of
-`write_domain` and `write_grammar`. Games are played by the package's environment in the real
-engine.
+The games are ALFWorld's domain and grammar with the changes of `write_domain` and `write_grammar`.
+The package's environment plays them in the real engine. research/hidden has eight seeds.
 """
 
 import argparse
 import json
 import random
 import shutil
-import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,19 +29,17 @@ from pathlib import Path
 import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
-
-from paw_min import cmae  # noqa: E402
-from paw_min.cli import main  # noqa: E402
-from paw_min.config import Config  # noqa: E402
-from paw_min.envs.alfworld import AlfworldEnv  # noqa: E402
-from paw_min.envs.benchmarks import BENCHMARKS  # noqa: E402
-from paw_min.envs.interface import Benchmark, Command, Context, Step, Tasks  # noqa: E402
-from paw_min.envs.pool import EnvPool  # noqa: E402
-from paw_min.model.batches import TokenRow, collate  # noqa: E402
-from paw_min.model.policy import Policy  # noqa: E402
-from paw_min.toy import alfworld_games as games  # noqa: E402
-from paw_min.toy.standins import make_tokenizer  # noqa: E402
+from paw_min import cmae
+from paw_min.cli import main
+from paw_min.config import Config
+from paw_min.envs.alfworld import AlfworldEnv
+from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.interface import Benchmark, Command, Context, Step, Tasks
+from paw_min.envs.pool import EnvPool
+from paw_min.model.batches import TokenRow, collate
+from paw_min.model.policy import Policy
+from paw_min.toy import alfworld_games as games
+from paw_min.toy.standins import make_tokenizer
 
 DATA = Path("data/hidden")
 COLORS = ("Black", "Blue", "Brown", "Gray", "Green", "Pink", "Red", "White")
@@ -316,6 +312,7 @@ def prepared(seed: int) -> Path:
     """The folder with games and start model of a seed, written on first use."""
     folder = DATA / str(seed)
     if not folder.exists():
+        print(f"writing games and a start model to {folder}", flush=True)
         partial = folder.with_name(f"{folder.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         write_games(partial, seed)
