@@ -254,7 +254,7 @@ def test_errors_are_one_sentence(trained, tmp_path, games_root):
 
 WRONG_SETTINGS = [
     {"micro_tokens": 1.5}, {"micro_tokens": 1e9}, {"wm_loss": "zzz"}, {"paw": "yes"},
-    {"env": 5}, {"rho": None}, {"rho": float("nan")}, {"env": "zzz"}, {"seed": True},
+    {"env": 5}, {"rho": None}, {"rho": float("nan")}, {"seed": True},
     {"workers": -1}, {"temperature": float("nan")}, {"max_turns": 0},
 ]
 WRONG_STEPS = [
@@ -294,6 +294,16 @@ def test_an_episode_of_a_tampered_folder(trained, tmp_path):
         (tmp_path / "a.json").write_text(json.dumps(stored))
         with pytest.raises(UserError, match="a.json cannot be read"):
             samples.read(tmp_path / "a.json", 10_000)
+
+
+def test_an_environment_from_elsewhere_can_be_inspected(trained, tmp_path):
+    """The module that defines it was not imported, so its R_max is not known."""
+    shutil.copytree(trained, tmp_path / "r")
+    file = tmp_path / "r" / "config.json"
+    file.write_text(file.read_text().replace('"alfworld"', '"own"'))
+    inspect.main([str(tmp_path / "r")])
+    page = (tmp_path / "r" / "inspect.html").read_text()
+    assert '"env":"own"' in page and '"r_max":null' in page
 
 
 def test_updates_are_spread_and_not_ahead_of_the_checkpoint(trained, tmp_path):

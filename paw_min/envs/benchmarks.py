@@ -5,6 +5,7 @@ A benchmark is imported at its first use, so that a run reads its own and no oth
 
 from importlib import import_module
 
+from paw_min.base.errors import UserError
 from paw_min.envs.interface import Benchmark
 
 NAMES = ("alfworld", "webshop", "search", "textworld")
@@ -15,7 +16,7 @@ class _Benchmarks(dict[str, Benchmark]):
 
     def __missing__(self, name: str) -> Benchmark:
         if name not in NAMES:
-            raise KeyError(name)
+            raise UserError(f"env is {name!r}, expected {' or '.join(NAMES)}")
         self[name] = import_module(f"paw_min.envs.{name}").BENCHMARK
         return self[name]
 

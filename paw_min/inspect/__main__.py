@@ -22,7 +22,7 @@ from paw_min.base.distributed import join
 from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import writing
 from paw_min.config import Config
-from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.benchmarks import BENCHMARKS, NAMES
 from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.running.runs import newest_checkpoint, updates_done
@@ -232,13 +232,16 @@ def page_data(run: Stored, columns: list[Weights], samples: list[Sample]) -> dic
                     of_step = step_data(tokenizer, step, seen)
                     shown.append(of_episode | {"n": n} | of_step)
                     bar.update()
+    # An environment from elsewhere (examples/hidden.py) is not known here, nor its R_max.
+    known = run.cfg.env in (*NAMES, *BENCHMARKS)
+    r_max = BENCHMARKS[run.cfg.env].r_max if known else None
     keys = ("env", "algo", "paw", "rho", "select_ratio", "wm_loss", "lambda_mode")
     return dict(
         run=run.folder.resolve().name,
         done=run.done,
         steps=shown,
         settings={key: getattr(run.cfg, key) for key in keys}
-        | {"r_max": BENCHMARKS[run.cfg.env].r_max},
+        | {"r_max": r_max},
         weights=[dict(label=column.label, detail=column.detail) for column in columns],
         updates=[update_data(sample) for sample in samples],
     )
