@@ -1,7 +1,7 @@
 """The runs of PROTOCOL.md: GRPO, PaW and the placebo in the games of examples/hidden.py.
 
     python research/hidden/study.py run [--workers 2] [--seeds 2 3]    what runs.jsonl lacks
-    python research/hidden/study.py table                              tables.md from runs.jsonl
+    python research/hidden/study.py table                 tables.md and curves.png from runs.jsonl
 
 `run` resumes: a run that was cut continues at its last checkpoint, in runs/hidden.
 """
@@ -100,7 +100,7 @@ def end(line: dict) -> float:
 
 
 def table() -> None:
-    """tables.md, over the seeds that have all arms."""
+    """tables.md and curves.png, over the seeds that have all arms."""
     from research.stats import t_interval
 
     known = read_runs()
@@ -122,6 +122,30 @@ def table() -> None:
         above = sum(value > 0 for value in values)
         lines.append(f"| {a} - {b} | {shown} | {above} of {len(values)} |")
     (FOLDER / "tables.md").write_text("\n".join(lines) + "\n")
+    draw(known, seeds)
+
+
+def draw(known: dict, seeds: list[int]) -> None:
+    """Success of the three arms, in means of ten updates: mean of the seeds, 95 % t interval."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    from research.stats import t_interval
+
+    figure, axis = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
+    labels = {"paw": "GRPO with PaW", "grpo": "GRPO", "placebo": "placebo: observations shuffled"}
+    for arm, label in labels.items():
+        curves = [known[seed, arm]["success"] for seed in seeds]
+        updates = range(10, len(curves[0]) + 1, 10)
+        by_update = [[100 * mean(curve[k - 10 : k]) for curve in curves] for k in updates]
+        low, high = zip(*(t_interval(values) for values in by_update))
+        axis.plot(updates, [mean(values) for values in by_update], label=label)
+        axis.fill_between(updates, low, high, alpha=0.2)
+    axis.set(xlabel="updates", ylabel="success (%)", ylim=(0, 100))
+    axis.legend(frameon=False)
+    figure.savefig(FOLDER / "curves.png", dpi=150)
 
 
 if __name__ == "__main__":
