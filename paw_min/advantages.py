@@ -20,7 +20,8 @@ be an advantage of order one.
 
 Deviation: a group in which one row or trajectory counts gets 0, since there is nothing to compare
 it with. verl-agent gives it its raw score, but drops no episodes, so its groups never shrink to one
-(is_compared covers a lone episode of several rows).
+(is_compared covers a lone episode of several rows). And a group of equal scores is not divided by
+eps, which matters with over="trajectories" only (_scale).
 
 Legend: N rows; every tensor is (N,); in gae(), (M,) over M tokens.
 """
@@ -244,12 +245,15 @@ def _centered(values: Tensor, stats: Statistics) -> Tensor:
 
 
 def _scale(stats: Statistics, normalize: str, eps: float) -> Tensor:
-    """What a centered value is divided by: std + eps, or 1 -> (N,)."""
+    """What a centered value is divided by: std + eps, or 1 where there is no spread -> (N,)."""
     if normalize not in ("std", "mean"):
         raise ValueError(f'normalize={normalize!r} is unknown: use "std" or "mean"')
     if normalize == "mean":
         return torch.ones_like(stats.std)
-    return (stats.std + eps).masked_fill(stats.n == 1, 1.0)
+    # Where all counted scores are equal, only the penalty of a row that was not counted could
+    # differ from their mean. Divided by eps, it would be an advantage of -1e5.
+    is_equal = stats.std < eps * 1e-3  # up to rounding; also 0 of a single row
+    return (stats.std + eps).masked_fill(is_equal, 1.0)
 
 
 def _as(values: Tensor, result: Tensor) -> Tensor:

@@ -83,6 +83,13 @@ def test_what_nothing_can_be_compared_with_has_no_advantage(estimator):
     assert lone[2] < 0 < lone[3]
 
 
+def test_a_penalty_is_not_divided_by_eps():
+    """Two lost episodes; the second row of the first one is malformed, and is not counted."""
+    scores = torch.tensor([0.0, -0.1, 0.0])
+    result = advantages.grpo(scores, [0, 0, 0], [0, 0, 1], over="trajectories")
+    close(result, [0.0, -0.1, 0.0])
+
+
 def test_gigpo_of_a_lone_row():
     scores = torch.tensor([10.0, 0.0])
     for normalize in ("std", "mean"):
