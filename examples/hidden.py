@@ -308,8 +308,8 @@ def warm_start(folder: Path, seed: int) -> None:
 # ---- a run ----
 
 
-def prepared(seed: int) -> Path:
-    """The folder with games and start model of a seed, written on first use."""
+def prepare(seed: int) -> None:
+    """Write the games and the start model of a seed to its folder, unless they are there."""
     folder = DATA / str(seed)
     if not folder.exists():
         print(f"writing games and a start model to {folder}", flush=True)
@@ -318,14 +318,15 @@ def prepared(seed: int) -> Path:
         write_games(partial, seed)
         warm_start(partial / "start", seed)
         partial.rename(folder)
-    return folder
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--seed", type=int, default=0)
-    known, _ = parser.parse_known_args()
-    folder = prepared(known.seed)
+    known, others = parser.parse_known_args()
+    folder = DATA / str(known.seed)
+    if not {"-h", "--help"} & set(others):
+        prepare(known.seed)
     PRESETS["tiny"] |= dict(data=str(folder), model=str(folder / "start"))
     main("hidden", PRESETS, __doc__)

@@ -15,6 +15,7 @@ research/locks/package.md says which others learn less, and why.
 
 import random
 import shutil
+import sys
 from functools import cache, partial
 from pathlib import Path
 
@@ -173,7 +174,7 @@ def warm_start(folder: Path, seed: int = 0, steps: int = one_file.WARM_STEPS) ->
 
 if __name__ == "__main__":
     torch.set_num_threads(1)  # more are not faster for a model of this size
-    if not START.exists():
+    if not START.exists() and not {"-h", "--help"} & set(sys.argv):
         print(f"training the start model in {START}", flush=True)
         warm_start(START)
     main("locks", PRESETS, __doc__)

@@ -81,7 +81,7 @@ def run(seeds: list[int], workers: int) -> None:
     for seed in seeds:
         jobs = [arm for arm in ARMS if (seed, arm) not in known]
         if jobs:
-            hidden.prepared(seed)  # once, before the arms use it at the same time
+            hidden.prepare(seed)  # once, before the arms use it at the same time
         with ThreadPoolExecutor(workers) as pool:
             for line in pool.map(partial(train, seed), jobs):
                 with RUNS.open("a") as file:
