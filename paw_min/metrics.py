@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paw_min import losses, targets
 from paw_min.base import distributed
-from paw_min.rows import Episode, Rows, flatten
+from paw_min.rows import Episode, Rows
 
 
 def mean(values: list) -> float:
@@ -29,19 +29,19 @@ def peak_memory(device: torch.device) -> float:
 def describe_episodes(episodes: list[Episode]) -> dict[str, float]:
     """Success, return, length and format of the episodes that did not fail."""
     played = [e for e in episodes if not e.failed]
-    rows = flatten(played)
+    rows = [t for e in played for t in e.transitions]
     returns = defaultdict(set)
     for e in played:
         returns[e.group].add(e.episode_return)
-    first = targets.first_occurrences(rows.tokens)
+    first = targets.first_occurrences(rows)
     metrics = {
         "success": mean([e.won for e in played]),
         "return": mean([e.episode_return for e in played]),
         "length": mean([len(e.transitions) for e in played]),
-        "valid": mean(rows.valid.tolist()),
+        "valid": mean([row.valid for row in rows]),
         "no_variance": mean([len(values) == 1 for values in returns.values()]),
         "failed": len(episodes) - len(played),
-        "rows": len(rows.tokens),
+        "rows": len(rows),
         "duplicates": mean([not is_first for is_first in first]),
     }
     scores = [e.score for e in played if e.score is not None]
