@@ -35,7 +35,7 @@ TEMPLATE = Path(__file__).with_name("page.html")
 
 
 @dataclass
-class Stored:
+class OpenedRun:
     """A run folder as it is on the disk."""
 
     cfg: Config
@@ -63,7 +63,7 @@ class Seen:
     loss: float  # of the transition: Eq. 8, or the run's --wm-loss
 
 
-def open_run(folder: Path) -> Stored:
+def open_run(folder: Path) -> OpenedRun:
     """Settings and newest checkpoint; UserError if there is none."""
     path = folder / "config.json"
     if not path.is_file():
@@ -73,10 +73,10 @@ def open_run(folder: Path) -> Stored:
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
         raise UserError(f"{folder} has no checkpoint yet: wait for one, or see --save-every.")
-    return Stored(cfg, folder, checkpoint, updates_done(checkpoint))
+    return OpenedRun(cfg, folder, checkpoint, updates_done(checkpoint))
 
 
-def choose_files(run: Stored, n: int) -> list[Path]:
+def choose_files(run: OpenedRun, n: int) -> list[Path]:
     """The samples of n updates, from the first to the last that the checkpoint has seen."""
     files = sorted((run.folder / "samples").glob("[0-9]" * 6 + ".json"))
     files = [file for file in files if int(file.stem) <= run.done]
@@ -94,7 +94,7 @@ def choose_files(run: Stored, n: int) -> list[Path]:
     return [files[k * (len(files) - 1) // (n - 1)] for k in range(n)]
 
 
-def weights_of(run: Stored, against: Stored | None) -> list[Weights]:
+def weights_of(run: OpenedRun, against: OpenedRun | None) -> list[Weights]:
     """The columns of the page; UserError if their tokenizers differ."""
     columns = [
         Weights("before", "start model", start_model(run.cfg)),
@@ -204,7 +204,7 @@ def pieces(tokenizer, ids: list[int]) -> list[str]:
     return parts
 
 
-def page_data(run: Stored, columns: list[Weights], samples: list[Sample]) -> dict:
+def page_data(run: OpenedRun, columns: list[Weights], samples: list[Sample]) -> dict:
     """All that the page shows: run, weights, updates, and the steps of all episodes in order."""
     steps = []
     for sample in samples:

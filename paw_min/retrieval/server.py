@@ -35,7 +35,7 @@ MAX_QUERY = 100_000  # characters; a query is part of a response, in general of 
 Query = Annotated[str, Field(max_length=MAX_QUERY)]
 
 
-class Request(BaseModel):
+class RetrieveRequest(BaseModel):
     queries: list[Query] | None = None  # Search-R1
     query: Query | None = None  # verl-agent
     topk: int | None = Field(3, ge=1, le=1000)
@@ -88,7 +88,7 @@ def make_app(retriever) -> FastAPI:
         return {"status": "ready", "passages": len(retriever.corpus)}
 
     @app.post("/retrieve")
-    def retrieve(request: Request):  # in a thread of FastAPI's
+    def retrieve(request: RetrieveRequest):  # in a thread of FastAPI's
         if (request.queries is None) == (request.query is None):
             raise HTTPException(422, "give either `queries`, a list of texts, or `query`, a text")
         queries = [request.query] if request.queries is None else request.queries

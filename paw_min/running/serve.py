@@ -113,7 +113,7 @@ def unless_failed(step: Step) -> Step:
     return step
 
 
-class Session(Environment):
+class GameSession(Environment):
     """One client's environment: a slot of the pool, from its first reset to its end."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -180,7 +180,7 @@ class QuietEnd:
 
 def make_app(games: Games) -> FastAPI:
     app = create_app(
-        partial(Session, games), CommandAction, StepObservation, max_concurrent_envs=SESSIONS
+        partial(GameSession, games), CommandAction, StepObservation, max_concurrent_envs=SESSIONS
     )
     # Our environments are no MCP servers, and a session that POST /mcp begins has no end.
     app.router.routes[:] = [route for route in app.router.routes if route.path != "/mcp"]
