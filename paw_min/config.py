@@ -55,7 +55,8 @@ class Config:
         RUN, "auto", "of forward passes; auto: bf16 on a GPU", choices=("auto", "fp32", "bf16")
     )
     track: str = opt(
-        RUN, "none", "also log the metrics to a tracker", choices=("none", "tensorboard", "wandb")
+        RUN, "none", "also log the metrics to a tracker",
+        choices=("none", "tensorboard", "wandb", "trackio"),
     )
     shard: bool = opt(RUN, False, "shard weights and optimizer across ranks (FSDP2); needs vLLM")
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 import requests
+from openenv.cli._validation import validate_running_environment
+from openenv.validation import Level, Verdict, run_validation
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -274,7 +276,8 @@ def test_http(url, games):
 def test_no_session_without_an_end(url):
     """OpenEnv's /mcp would begin one for each request of this kind, until all are taken."""
     create = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create", "params": {}}
-    assert requests.post(f"{url}/mcp", json=create, timeout=20).status_code == 404
+    answer = requests.post(f"{url}/mcp", json=create, timeout=20).json()
+    assert answer["id"] == 1 and answer["error"]["code"] == -32601  # no such method
     with pytest.raises(InvalidStatus), connect(url.replace("http", "ws") + "/mcp"):
         pass
 
@@ -340,6 +343,26 @@ def test_a_client_that_leaves_before_the_answer_leaves_no_traceback(data, reques
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 0
     assert process.stderr.read() == ""
+
+
+def test_openenv_validate(url):
+    """With a URL, and on the static level; the others need Docker."""
+    report = validate_running_environment(url, timeout_s=20)
+    assert report["passed"], report
+    report = run_validation(ROOT / "paw_min", max_level=Level.STATIC)
+    assert report.verdict is Verdict.PASS, report
+
+
+@pytest.mark.slow
+def test_the_containers_command(data, request):
+    lines = (ROOT / "paw_min" / "Dockerfile").read_text().splitlines()
+    python, *arguments = json.loads(lines[-1].removeprefix("CMD "))
+    assert python == "python"
+    here = ("--host", "127.0.0.1", "--port", "0", "--data", data["webshop"])
+    process = command_line(*arguments, *here)
+    request.addfinalizer(process.kill)
+    line = process.stdout.readline()
+    assert line.startswith("webshop at http://127.0.0.1:"), line + process.stderr.read()
 
 
 @pytest.mark.slow

@@ -1,11 +1,12 @@
-"""Trackers: what TensorBoard and wandb show of a run, of a resumed one, and without the package.
+"""Trackers: what they have of a run, of a resumed one, and without the package.
 
     python -m pytest tests/test_track.py
 
-With the real packages; wandb offline.
+With the real packages; wandb offline, Trackio without a connection.
 """
 
 import json
+import socket
 import struct
 import sys
 import time
@@ -66,10 +67,35 @@ def offline(folder) -> list[list[dict]]:
 
 
 @pytest.fixture
-def tracker(tmp_path, monkeypatch):
-    """A function that opens the tracker of a run in tmp_path."""
+def local(tmp_path, monkeypatch):
+    """Trackers that store in tmp_path; whoever opens a connection to elsewhere fails."""
+    connect = socket.socket.connect
+
+    def only_here(self, address):
+        assert self.family == socket.AF_UNIX or address[0] == "127.0.0.1", address
+        connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", only_here)
     monkeypatch.setenv("WANDB_MODE", "offline")
+    for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
+        monkeypatch.delenv(name, raising=False)
+    # Trackio reads the environment variable when it is imported, which TRL may have done.
+    monkeypatch.setattr("trackio.sqlite_storage.TRACKIO_DIR", tmp_path / "trackio")
+
+
+@pytest.fixture
+def tracker(tmp_path, local):
+    """A function that opens the tracker of a run in tmp_path."""
     return lambda name, done: track.Tracker(Config(track=name, name="r"), tmp_path, done)
+
+
+def in_trackio(folder) -> list[dict]:
+    """The stored lines of the run in `folder`, in their order, as they are in metrics.jsonl."""
+    from trackio.sqlite_storage import SQLiteStorage
+
+    logs = SQLiteStorage.get_logs("paw_min", (folder / "trackio-name").read_text())
+    assert [log["step"] for log in logs] == [log["update"] for log in logs]
+    return [{k: v for k, v in log.items() if k not in ("step", "timestamp")} for log in logs]
 
 
 def close(numbers) -> list:
@@ -91,21 +117,50 @@ def test_tensorboard_without_points_twice(tracker, tmp_path):
     assert shown["eval_success_types/pick"] == [(k, 1.0) for k in range(4)]
 
 
+def test_trackio_without_steps_twice(tracker, tmp_path):
+    """The same; Trackio keeps what it has. A line that the killed run did not store follows."""
+    first = tracker("trackio", [])
+    for line in LINES[:3]:
+        first.log(line)
+    first.close()
+    again = tracker("trackio", LINES[:2])
+    for line in LINES[2:]:
+        again.log(line | {"success": 0.9})
+    again.close()
+    assert in_trackio(tmp_path) == LINES[:3] + [LINES[3] | {"success": 0.9}]
+    more = [line | {"update": line["update"] + 4} for line in LINES]
+    last = tracker("trackio", LINES + more[:2])
+    for line in more[2:]:
+        last.log(line)
+    last.close()
+    assert [line["update"] for line in in_trackio(tmp_path)] == list(range(8))
+
+
+def test_trackio_has_two_runs_of_one_name(local, tmp_path):
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+        opened = track.Tracker(Config(track="trackio", name="r"), folder, [])
+        opened.log(LINES[0])
+        opened.close()
+    assert in_trackio(tmp_path / "a") == in_trackio(tmp_path / "b") == LINES[:1]
+
+
 @pytest.mark.slow
 def test_a_tracker_that_is_new_to_a_run_gets_its_earlier_lines(tracker, tmp_path):
-    for name in ("tensorboard", "wandb"):
+    for name in ("tensorboard", "wandb", "trackio"):
         opened = tracker(name, LINES[:3])
         opened.log(LINES[3])
         opened.close()
     assert curves(tmp_path)["success"] == close((k, k / 10) for k in range(4))
     assert offline(tmp_path) == [LINES]
+    assert in_trackio(tmp_path) == LINES
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
-def test_a_run_and_its_resumption(config, one_update, tmp_path, monkeypatch, name):
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    assert not {"tensorboard", "wandb", "wandb-id"} & {path.name for path in one_update.iterdir()}
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
+def test_a_run_and_its_resumption(config, one_update, tmp_path, local, name):
+    files = {path.name for path in one_update.iterdir()}
+    assert not {"tensorboard", "wandb", "wandb-id", "trackio-name"} & files
     train.train(config(track=name, updates=1))
     assert numbers(tmp_path / "r") == numbers(one_update)  # it changes no number
     train.train(config(track=name, updates=2))
@@ -115,6 +170,8 @@ def test_a_run_and_its_resumption(config, one_update, tmp_path, monkeypatch, nam
         run_id = (tmp_path / "r" / "wandb-id").read_text()
         files = (tmp_path / "r").glob("wandb/offline-run-*/*.wandb")
         assert [path.name for path in files] == 2 * [f"run-{run_id}.wandb"]
+    elif name == "trackio":
+        assert in_trackio(tmp_path / "r") == lines
     else:
         shown = curves(tmp_path / "r")
         assert set(shown) == {key for line in lines for key in line}
@@ -131,7 +188,7 @@ def test_only_rank_0_opens_one(config, tmp_path, monkeypatch):
     assert not (tmp_path / "r").exists()
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
 def test_without_the_package(config, tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
     for start in (train.train, session.dry_run):
@@ -150,3 +207,9 @@ def test_wandb_that_cannot_start(tracker, monkeypatch):
     monkeypatch.setattr(wandb, "init", fail)
     with pytest.raises(UserError, match=r"\(No API key configured\): run wandb login, or set"):
         tracker("wandb", [])
+
+
+def test_trackio_that_cannot_start(tracker, monkeypatch):
+    monkeypatch.setenv("TRACKIO_SERVER_URL", "http://127.0.0.1:9")
+    with pytest.raises(UserError, match=r"\(Self-hosted logging requires a write token.*unset"):
+        tracker("trackio", [])

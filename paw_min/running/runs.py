@@ -10,7 +10,7 @@
                 checkpoint-000012/    Hugging Face folder + trainer.pt, after update 12
                 lock                  held by the process that writes here
                 nonfinite-*.pt        the rows of a loss or gradient that is not finite
-                tensorboard/, wandb-id    with --track
+                tensorboard/, wandb-id, trackio-name    with --track
 
 A checkpoint is renamed when it is complete and on the disk, and the previous one is removed only
 then. Resuming drops later metrics, so a run that dies at any moment resumes consistently. Only rank

@@ -182,8 +182,14 @@ def make_app(games: Games) -> FastAPI:
     app = create_app(
         partial(GameSession, games), CommandAction, StepObservation, max_concurrent_envs=SESSIONS
     )
-    # Our environments are no MCP servers, and a session that POST /mcp begins has no end.
+    # Our environments are no MCP servers, and a session that OpenEnv's POST /mcp begins has no end.
     app.router.routes[:] = [route for route in app.router.routes if route.path != "/mcp"]
+
+    @app.post("/mcp")
+    def no_tools(request: dict):  # `openenv validate --url` wants an answer in JSON-RPC
+        error = {"code": -32601, "message": "this environment has no MCP: use /ws"}
+        return {"jsonrpc": "2.0", "id": request.get("id"), "error": error}
+
     app.add_middleware(BodyLimit)
     app.add_middleware(QuietEnd)
 

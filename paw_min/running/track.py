@@ -1,9 +1,14 @@
-"""The lines of metrics.jsonl, as curves in TensorBoard or Weights & Biases (--track).
+"""The lines of metrics.jsonl, as curves in TensorBoard, Weights & Biases or Trackio (--track).
 
 metrics.jsonl stays the source; rank 0 writes both. A resumed run continues its curves, without the
-updates that it repeats: TensorBoard drops them (purge_step), wandb ignores steps that it has. Its
-run id is stored in the run folder. A tracker that is new to a run first gets the earlier lines.
-With WANDB_MODE=offline, nothing is sent: `wandb sync` does that later.
+updates that it repeats: TensorBoard drops the earlier ones (purge_step), wandb ignores steps that
+it has, and Trackio, which would store a step twice, is sent none that it has. wandb's run id and
+Trackio's run name are stored in the run folder. A tracker that is new to a run first gets the
+earlier lines.
+
+With WANDB_MODE=offline, nothing is sent: `wandb sync` does that later. Trackio writes to a database
+in TRACKIO_DIR, by default in ~/.cache/huggingface, and sends nothing, unless TRACKIO_SPACE_ID or
+TRACKIO_SERVER_URL is set.
 """
 
 from importlib.util import find_spec
@@ -11,6 +16,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from paw_min.base.errors import UserError
+from paw_min.base.files import replace_text
 from paw_min.config import Config
 from paw_min.running.stored import public
 
@@ -25,15 +31,20 @@ class Tracker:
 
     def __init__(self, cfg: Config, folder: Path, done: list[dict]):
         self.writer = self.run = None
+        self.first = 0  # the first update that Trackio does not have
         if cfg.track == "tensorboard":
             from torch.utils.tensorboard import SummaryWriter
 
             known = (folder / "tensorboard").exists()
             following = done[-1]["update"] + 1 if done else 0
             self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=following)
-        else:
+        elif cfg.track == "wandb":
             known = (folder / "wandb-id").exists()
             self.run = _open_wandb(cfg, folder)
+        else:
+            known = False  # it may lack the last lines of a killed run: it stores with a delay
+            self.run = _open_trackio(cfg, folder)
+            self.first = self.run._next_step  # Trackio has no public name for it
         for line in [] if known else done:
             self.log(line)
 
@@ -42,7 +53,7 @@ class Tracker:
             for name, value in metrics.items():
                 self.writer.add_scalar(name, value, metrics["update"])
             self.writer.flush()  # a killed run has what metrics.jsonl has
-        else:
+        elif metrics["update"] >= self.first:
             self.run.log(metrics, step=metrics["update"])
 
     def close(self) -> None:
@@ -60,10 +71,28 @@ def _open_wandb(cfg: Config, folder: Path):
             dir=str(folder), config=public(cfg),
             settings=wandb.Settings(silent=True, console="off"),
         )
-        path.write_text(name)
+        replace_text(path, name)
         return run
     except wandb.Error as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"--track wandb cannot start ({reason}): run wandb login, or set WANDB_MODE=offline."
         ) from error
+
+
+def _open_trackio(cfg: Config, folder: Path):
+    import trackio
+
+    path = folder / "trackio-name"
+    # Trackio resumes by name, and run folders of the same name may share its database.
+    name = path.read_text() if path.exists() else f"{cfg.name}-{uuid4().hex[:8]}"
+    try:
+        run = trackio.init(project="paw_min", name=name, resume="allow", config=public(cfg))
+    except (ValueError, OSError) as error:  # of a Space or a server
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"--track trackio cannot start ({reason}): run hf auth login, or unset "
+            "TRACKIO_SPACE_ID and TRACKIO_SERVER_URL."
+        ) from error
+    replace_text(path, name)
+    return run

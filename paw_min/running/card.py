@@ -1,0 +1,119 @@
+"""The model card of an exported policy: README.md in its folder, as the Hugging Face hub shows it.
+
+It has the base model, the benchmark and its data, a command that repeats the run, and its last
+metrics. It names no license, which depends on the base model. Of an absolute path it shows the last
+part only, since a card is public.
+"""
+
+import json
+import shlex
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from huggingface_hub import ModelCardData
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from paw_min import toy
+from paw_min.base.errors import masked
+from paw_min.base.files import reading
+from paw_min.config import PUBLISHED, Config, flag, settings
+from paw_min.running.presets import SCRIPTS, presets_of
+from paw_min.running.runs import read_metrics, updates_done
+from paw_min.running.stored import from_stored
+
+KEY_SETTINGS = (
+    "algo", "paw", "wm_loss", "rho", "select_ratio", "lambda_mode", "wm_scale", "groups",
+    "group_size", "lr", "kl_coef", "lora_rank", "temperature", "prompt", "history_length", "seed",
+)
+CARD = """\
+---
+{head}
+---
+
+# {name}
+
+A policy for {env}, trained with paw_min, an implementation of PaW (*Policy and World Modeling
+Co-Training for Language Agents*, [arXiv 2606.02388](https://arxiv.org/abs/2606.02388)).
+
+- Base model: {base}. Its license applies: add `license` to the head of this file.
+- Data: {data}. Held-out split: `{split}`.
+- Updates: {updates}.
+
+{command}| setting | value |
+|---|---|
+{settings}
+
+The last metrics, from `metrics.jsonl` in this folder:
+
+| metric | update | value |
+|---|---|---|
+{metrics}
+"""
+
+
+def model_card(checkpoint: Path) -> str:
+    """The card of the policy in a checkpoint of a run folder."""
+    with reading(checkpoint.parent / "config.json") as path:
+        cfg = from_stored(json.loads(path.read_text()))
+    cfg = replace(
+        cfg, out=Config.out, data=last_part(cfg.data), model=last_part(cfg.model),
+        retriever=last_part(masked(cfg.retriever)),
+    )
+    updates = updates_done(checkpoint)
+    last = {}  # of each metric, its latest update and value
+    for line in read_metrics(checkpoint.parent):
+        if line["update"] <= updates:
+            last |= {key: (key, line["update"], f"{value:.4g}") for key, value in line.items()}
+    results = [name for name in last if name.startswith("eval_") and "/" not in name]
+    hub_name = cfg.model if is_hub_name(cfg.model) else None
+    head = ModelCardData(
+        base_model=hub_name, library_name="transformers", pipeline_tag="text-generation",
+        tags=["paw", "reinforcement-learning", cfg.env],
+    )
+    return CARD.format(
+        head=head, name=cfg.name, env=cfg.env, updates=updates, split=cfg.eval_split,
+        base=hub_name or (f"`{cfg.model}`" if cfg.model else "the small one in paw_min"),
+        data=f"`{cfg.data}`" if cfg.data else "generated (ALFWorld: `$ALFWORLD_DATA`, if set)",
+        command=f"    {command(cfg)}\n\n" if cfg.env in SCRIPTS else "",
+        settings=rows((f"`{flag(name)}`", getattr(cfg, name)) for name in KEY_SETTINGS),
+        metrics=rows(last[name] for name in ("success", "return", *results) if name in last),
+    )
+
+
+def last_part(value: str) -> str:
+    return Path(value).name if Path(value).is_absolute() else value
+
+
+def is_hub_name(model: str) -> bool:
+    """Whether --model names a model of the hub, not a folder or one in this package."""
+    try:
+        validate_repo_id(model)
+    except HFValidationError:
+        return False
+    return "/" in model and not Path(model).exists()
+
+
+def command(cfg: Config) -> str:
+    """The command of a run script with these settings: the preset that needs the fewest flags."""
+    choices = []
+    for preset, values in presets_of(cfg.env).items():
+        if preset in PUBLISHED and cfg.data in ("", *toy.WORLDS):
+            continue  # parse_args refuses them
+        usual = asdict(Config()) | values
+        words = [f"--preset={preset}"]
+        for name in (f.name for f in settings(cfg.env)):
+            value = getattr(cfg, name)
+            if value == usual[name]:
+                continue
+            if isinstance(value, bool):
+                words.append(flag(name) if value else flag(f"no_{name}"))
+            else:
+                words.append(f"{flag(name)}={value}")
+        if not any(word.endswith("=") for word in words):  # parse_args refuses an empty value
+            choices.append(words)
+    return shlex.join(["python", f"run_{cfg.env}.py", *min(choices, key=len)])
+
+
+def rows(of_table) -> str:
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in of_table)

@@ -1,0 +1,169 @@
+"""The folder of an exported policy: its model card, and its way to a hub at a local port.
+
+    python -m pytest tests/test_export.py
+"""
+
+import base64
+import json
+import shlex
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub import ModelCard
+
+from paw_min.base.errors import UserError
+from paw_min.config import parse_args
+from paw_min.model import export
+from paw_min.running import card
+from paw_min.running.presets import presets_of
+from paw_min.running.runs import read_metrics
+from tests.http_server import Server
+
+
+class Hub(Server):
+    """What an upload needs of the hub. Every file is sent as text of the commit."""
+
+    def __init__(self, status: int = 200):
+        super().__init__()
+        self.files = {}
+
+        def post(handler):
+            body = handler.rfile.read(int(handler.headers["Content-Length"])).decode()
+            self.paths.append(handler.path)
+            self.keys.append(handler.headers["Authorization"])
+            if status != 200:
+                handler.reply(status, {"error": "Invalid username or password."})
+            elif handler.path == "/api/repos/create":
+                handler.reply(200, {"url": f"{self.url}/me/policy"})
+            elif handler.path == "/api/validate-yaml":
+                handler.reply(200, {"errors": [], "warnings": []})
+            elif handler.path.endswith("/preupload/main"):
+                names = [file["path"] for file in json.loads(body)["files"]]
+                modes = dict(uploadMode="regular", shouldIgnore=False)
+                handler.reply(200, {"files": [{"path": name} | modes for name in names]})
+            elif handler.path.endswith("/commit/main"):
+                for entry in map(json.loads, body.splitlines()):
+                    if entry["key"] == "file":
+                        content = base64.b64decode(entry["value"]["content"])
+                        self.files[entry["value"]["path"]] = content
+                url = f"{self.url}/me/policy/commit/0"
+                handler.reply(200, {"commitUrl": url, "commitOid": "0"})
+            else:
+                handler.reply(404)
+
+        self.http.RequestHandlerClass.do_POST = post
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A function that starts a hub, with which huggingface_hub then speaks."""
+    started = []
+
+    def start(status=200) -> Hub:
+        started.append(Hub(status))
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", started[-1].url)
+        return started[-1]
+
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    yield start
+    for one in started:
+        one.close()
+
+
+def stored(run, **changes) -> None:
+    path = run / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def command_of(text: str, env: str):
+    """The settings of the command in a card."""
+    (line,) = [line for line in text.splitlines() if line.startswith("    python ")]
+    python, script, *flags = shlex.split(line)
+    assert (python, script) == ("python", f"run_{env}.py")
+    return parse_args(env, presets_of(env), "", flags)
+
+
+def test_the_folder_and_its_card(finished, config, tmp_path, capsys):
+    out = tmp_path / "plain"
+    export.main([str(finished), "--out", str(out)])
+    assert f"plain: the policy of {finished}/checkpoint-000001\n" in capsys.readouterr().out
+    assert (out / "metrics.jsonl").read_bytes() == (finished / "metrics.jsonl").read_bytes()
+    shown = ModelCard.load(out / "README.md")
+    assert shown.data.to_dict() == {
+        "library_name": "transformers", "pipeline_tag": "text-generation",
+        "tags": ["paw", "reinforcement-learning", "alfworld"],
+    }
+    evaluated = read_metrics(finished)[1]
+    for name in ("success", "eval_success", "eval_length"):
+        assert f"| {name} | 1 | {evaluated[name]:.4g} |" in shown.text
+    assert "| `--rho` | 0.2 |" in shown.text
+    # A card is public: no path of this machine.
+    assert str(tmp_path) not in shown.content and str(Path(config().data)) not in shown.content
+    names = {name: Path(getattr(config(), name)).name for name in ("data", "model")}
+    assert command_of(shown.text, "alfworld") == (config(**names, out="runs", updates=1), "train")
+    assert "Updates: 1." in shown.text
+
+
+def test_a_base_model_of_the_hub(finished):
+    stored(finished, model="Qwen/Qwen2.5-1.5B-Instruct", retriever="http://me:key@127.0.0.1:1")
+    shown = ModelCard(card.model_card(finished / "checkpoint-000001"))
+    assert shown.data.base_model == "Qwen/Qwen2.5-1.5B-Instruct" and shown.data.license is None
+    assert "me:key" not in shown.content
+
+
+def test_the_lines_after_the_checkpoint_are_not_of_this_policy(finished):
+    before = card.model_card(finished / "checkpoint-000001")
+    with open(finished / "metrics.jsonl", "a") as file:
+        file.write('{"update": 2, "success": 0.123}\n')
+    assert card.model_card(finished / "checkpoint-000001") == before
+
+
+def test_an_environment_without_a_run_script(finished):
+    stored(finished, env="guess")
+    assert "python run_" not in card.model_card(finished / "checkpoint-000001")
+
+
+@pytest.mark.parametrize("env", ["alfworld", "webshop", "search"])
+def test_the_command_gives_the_settings_of_the_run(env):
+    presets = presets_of(env)
+    for preset in presets:
+        flags = ["--preset", preset]
+        if preset in ("paper", "24gb", "80gb"):
+            flags += ["--data", "some folder"]
+        for more in ([], ["--no-paw", "--lr=1e-5"], ["--model=a/b", "--name", "it's", "--seed=3"]):
+            parsed = parse_args(env, presets, "", flags + more)
+            assert command_of(f"    {card.command(parsed[0])}", env) == parsed
+
+
+def test_push(finished, hub, tmp_path, capsys):
+    there, out = hub(), tmp_path / "plain"
+    export.main([str(finished), "--out", str(out), "--push", "me/policy"])
+    assert f"{there.url}/me/policy: the same\n" in capsys.readouterr().out
+    assert there.paths[0] == "/api/repos/create" and set(there.keys) == {"Bearer hf_secret"}
+    assert {"README.md", "model.safetensors", "tokenizer.json"} <= there.files.keys()
+    assert there.files == {path.name: path.read_bytes() for path in out.iterdir()}
+
+
+def test_a_push_that_fails_writes_nothing(finished, hub, tmp_path, monkeypatch):
+    out = tmp_path / "plain"
+    push = [str(finished), "--out", str(out), "--push", "me/policy"]
+    refusing = hub(401)
+    with pytest.raises(UserError, match="--push me/policy failed .*Invalid user.*hf auth login"):
+        export.main(push)
+    assert refusing.paths == ["/api/repos/create"]
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(UserError, match="failed .*onnect.*: give a repository") as error:
+        export.main(push)
+    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match="--push a b/c failed"):
+        export.main([*push[:-1], "a b/c"])
+    assert not out.exists()
+
+
+def test_a_push_takes_a_new_folder(finished, hub, tmp_path):
+    there = hub()
+    (tmp_path / "notes.txt").write_text("private")
+    with pytest.raises(UserError, match="is not empty: with --push, give a new folder"):
+        export.main([str(finished), "--out", str(tmp_path), "--push", "me/policy"])
+    assert not there.paths and not (tmp_path / "README.md").exists()
