@@ -473,15 +473,6 @@ def bench_overhead() -> str:
     return markdown_table([*header, "time", "operations", "peak memory"], lines)
 
 
-def bench_breakdown() -> str:
-    seconds = bench("overhead")["alfworld"]["seconds"]
-    lines = []
-    for which, name in (("grpo", "GRPO"), ("paw", "with PaW")):
-        lines.append([name, *(f"{s:.2f}" for s in seconds[which].values())])
-    header = ["", "total", "old pass", "reference", "optimizer", "forward", "backward", "rest"]
-    return markdown_table(header, lines)
-
-
 def bench_update() -> str:
     programs = {
         "plain": "plain trainer",
@@ -502,23 +493,6 @@ def bench_update() -> str:
     return markdown_table([*header, "paw_min's speed relative to it", "memory"], lines)
 
 
-def bench_memory() -> str:
-    lines = []
-    for row in bench("memory")["rows"]:
-        settings = {"precision": "fp32", "micro_tokens": 2000} | row["settings"]
-        names = [row["model"], settings["precision"]]
-        if "lora_rank" in settings:
-            names.append(f"LoRA {settings['lora_rank']}")
-        if "grad_checkpointing" in settings:
-            names.append("checkpointing")
-        sizes = [row["held"], row["plan"]["peak"] - row["held"], row["passes"]]  # bytes
-        errors = [f"{100 * row['error'][key]:+.1f}" for key in ("passes", "all")]
-        tokens = f"{settings['micro_tokens']:,}"
-        lines.append([", ".join(names), tokens, *(f"{s / 1e6:.0f}" for s in sizes), *errors])
-    header = ["model", "tokens per pass", "before the passes", "estimated for the passes"]
-    return markdown_table([*header, "measured", "error, passes", "error, all"], lines)
-
-
 def bench_rollout() -> str:
     lines = []
     for row in bench("rollout")["results"]:
@@ -529,69 +503,6 @@ def bench_rollout() -> str:
         lines.append([row["sampler"], delay, *speeds, f"{row['ratio']:.2f}", *idle])
     header = ["sampler", "delay of the environments", "lock-step", "paw_min", "ratio"]
     return markdown_table([*header, "idle, lock-step", "idle, paw_min"], lines)
-
-
-def bench_scaling() -> str:
-    found = bench("scaling")
-    lines = []
-    for key, name in (
-        ("rollout", "rollout"),
-        ("update", "update"),
-        ("whole", "whole"),
-        ("large_update", "update of a larger model"),
-    ):
-        seconds = [f"{found[f'{key}_seconds'][ranks]:.2f}" for ranks in ("1", "2")]
-        lines.append([name, *seconds, f"{found[f'{key}_ratio']:.2f}"])
-    return markdown_table(["", "1 process", "2 processes", "ratio"], lines)
-
-
-def bench_engine() -> str:
-    lines = []
-    for name, row in bench("engine")["cpu_ms"].items():
-        means = [f"{row[which]['mean']:.3g}" for which in ("stock", "fast")]
-        lines.append([name, *means, f"{row['ratio']:g}"])
-    return markdown_table(["", "TextWorld", "with caches", "ratio"], lines)
-
-
-def bench_webshop_steps() -> str:
-    lines = []
-    for name, row in bench("webshop")["steps"]["figures"].items():
-        if name != "reset":
-            recorded = "-".join(f"{ms:g}" for ms in row["recorded_ms"])
-            ratio = "-".join(map(str, row["ratio"]))
-            lines.append([name, f"{row['ms']:.3g}", recorded, ratio])
-    return markdown_table(["step", "paw_min", "official, recorded", "ratio"], lines)
-
-
-def bench_webshop_memory() -> str:
-    lines = []
-    for row in bench("webshop")["shops"]:
-        memory = [f"{row[key] - row['imports_mb']:.0f}" for key in ("resident_mb", "peak_mb")]
-        times = [f"{row['load_s']:.1f}", *memory, f"{row['search_cpu_ms']:.2f}"]
-        lines.append([f"{row['products']:,}", row["envs"], *times])
-    header = ["products", "environments", "load, s", "memory, MB", "peak, MB", "search, ms"]
-    return markdown_table(header, lines)
-
-
-def bench_serve() -> str:
-    lines = []
-    for env, title in ENVS.items():
-        speeds = bench("serve")["steps_per_s"][env].values()
-        lines.append([title, *(f"{speed:,.0f}" for speed in speeds)])
-    return markdown_table(["benchmark", "in process", "1 session", "16 sessions"], lines)
-
-
-def bench_bm25() -> str:
-    found = bench("retrievers")
-    keys = ("load_s", "peak_mb", "resident_mb", "query_cpu_ms")
-    header = ["load, s", "peak memory while loading, MB", "memory, MB", "query, CPU ms"]
-    return markdown_table(header, [[str(found[key]) for key in keys]])
-
-
-def bench_bm25_http() -> str:
-    times = bench("retrievers")["http_p50_ms"]
-    lines = [[n, *(f"{times[key][n]:.1f}" for key in ("nagle", "no_delay"))] for n in ("1", "16")]
-    return markdown_table(["queries per request", "Nagle on", "Nagle off"], lines)
 
 
 # ---- the pages ----
