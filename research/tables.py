@@ -358,22 +358,14 @@ def rwml_collector() -> str:
     return markdown_table(["model", "success", "invalid actions"], [line])
 
 
-def fidelity(first_column: str, *folders: str) -> str:
+def fidelity(*folders: str) -> str:
     lines = []
     for folder in folders:
         found = load(f"word2world/{folder}/fidelity.json")
         matches = [percent(found[key]) for key in ("em", "em_observation")]
         lines.append([folder, *matches, found["n"]])
-    header = [first_column, "exact match", "without the list of actions", "steps"]
+    header = ["folder", "exact match", "without the list of actions", "steps"]
     return markdown_table(header, lines)
-
-
-def fidelity_by_action() -> str:
-    lines = []
-    for env in ("alfworld", "webshop"):
-        by_kind = load(f"word2world/{env}/fidelity.json")["by_kind"]
-        lines += [[kind, percent(cell["em"]), cell["n"]] for kind, cell in by_kind.items()]
-    return markdown_table(["action", "exact match", "steps"], lines)
 
 
 def consistency() -> str:
@@ -386,26 +378,6 @@ def consistency() -> str:
                 lines.append([folder, agent, *(percent(cell[name]) for name in names), cell["n"]])
     header = ["environment", "agent", "Real", "WM", "W2R", "CR", "pairwise CR", "episodes"]
     return markdown_table(header, lines)
-
-
-def verifier() -> str:
-    lines = []
-    for name, cell in load("word2world/webshop/verify.json").items():
-        if "budget" in name:
-            budget = name.rpartition(" ")[2]
-            lines.append([budget, percent(cell["won"]), cell["checks"], cell["vetoes"]])
-    return markdown_table(["budget", "success", "checks", "vetoes"], lines)
-
-
-def scaling() -> str:
-    keys = ("data", "limit", "width", "parameters", "steps")
-    cells = load("word2world/scaling/scaling.json")["models"]
-    lines = [
-        [*(cell[key] for key in keys), *map(percent, cell["em_observation"].values())]
-        for cell in cells
-    ]
-    header = ["trained on", "trajectories", "width", "parameters", "steps"]
-    return markdown_table([*header, *cells[0]["em_observation"]], lines)
 
 
 def uses() -> tarfile.TarFile:
