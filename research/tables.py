@@ -123,33 +123,6 @@ def study_success(first_column: str) -> str:
     return markdown_table([first_column, *STUDY_ARMS.values()], lines)
 
 
-def study_p() -> str:
-    lines = []
-    for setting in load("study/study.json"):
-        cells = [f"{setting['cells'][arm]['p']['mean']:.1f}" for arm in STUDY_ARMS]
-        lines.append([f"`{setting['name']}`", *cells])
-    return markdown_table(["p", *STUDY_ARMS.values()], lines)
-
-
-def study_training() -> str:
-    settings = load("study/study.json")
-    lines = []
-    for key, title, digits in (
-        ("grad_norm, update 1", "`grad_norm`, update 1", 3),
-        ("ref_kl, update 2", "`ref_kl`, update 2", 4),
-        ("ref_kl, last", "`ref_kl`, last update", 3),
-        ("grad_cosine", "`grad_cosine`, updates 4 and 8", 3),
-    ):
-        arms = [arm for arm in STUDY_ARMS if not arm.startswith("placebo")]
-        if key == "grad_cosine":
-            arms = ["GRPO w/ PaW"]
-        for arm in arms:
-            values = [f"{setting['training'][arm][key]:.{digits}f}" for setting in settings]
-            lines.append([title if arm == arms[0] else "", STUDY_ARMS[arm], *values])
-    names = [f"`{setting['name']}`" for setting in settings]
-    return markdown_table(["metric", "arm", *names], lines)
-
-
 def study_sparse() -> str:
     (setting,) = [one for one in load("study/study.json") if one["name"] == "sparse"]
     lines = []
