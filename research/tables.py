@@ -287,10 +287,10 @@ def walkthrough_step() -> str:
     return markdown_table(["", "value"], [*lines, ["observation tokens with p > ρ", above]])
 
 
-def locks_package() -> str:
+def locks_package(*cells: str) -> str:
     printed = StringIO()
     with redirect_stdout(printed):
-        package.table()
+        package.table(cells)
     return printed.getvalue().strip()
 
 
