@@ -173,13 +173,6 @@ def fair_pairs() -> str:
     return markdown_table([*header, "difference in area", "in plateau"], lines)
 
 
-def fair_knowledge() -> str:
-    keys = ("label", "seed", "p", "exact", "branch", "auc", "nothing")
-    lines = [[report[key] for key in keys] for report in load("fair/knowledge-alfworld.json")]
-    header = ["", "seed", "p", "exact", "p, branch tokens"]
-    return markdown_table([*header, 'AUC of "no effect"', "steps without effect"], lines)
-
-
 def comparison_starts() -> str:
     """What RL starts from: means over the seeds, from the archive."""
     with tarfile.open(FOLDER / "comparison/runs.tar.xz") as archive:
