@@ -290,38 +290,16 @@ def locks_package(*cells: str) -> str:
 # ---- rwml and word2world ----
 
 
-def rwml_data() -> str:
-    record = load("rwml/collected.json")
-    chosen = load("rwml/filter.json")
-    counts = [record["counts"][key] for key in ("steps", "malformed", "no_effect", "duplicates")]
-    line = [*counts, record["triplets"], percent(chosen["easy"]), len(chosen["kept"])]
-    header = ["steps", "malformed", "no effect", "duplicates", "triplets", "easy, %"]
-    return markdown_table([*header, "kept of 90 %"], [line])
-
-
-def rwml_training() -> str:
-    updates = read_metrics(FOLDER / "rwml/rwml")[1:]
-    lines = []
-    for name, some in (("first five", updates[:5]), ("last five", updates[-5:])):
-        means = [np.mean([line[key] for line in some]) for key in ("reward", "spread")]
-        lines.append([name, *map(percent, means)])
-    return markdown_table(["updates", "reward", "groups with spread"], lines)
-
-
 def rwml_models() -> str:
     keys = ("eval_success", "eval_invalid", "held_out_exact", "held_out_cosine", "held_out_reward")
     measured = {"start": read_metrics(FOLDER / "rwml/rwml")[0]}
     for name in ("rwml", "wm-sft", "early-experience", "rwml-coin", "rwml-shuffled"):
         measured[name] = read_metrics(FOLDER / "rwml" / name)[-1]
-    lines = [[name, *(percent(line[key]) for key in keys)] for name, line in measured.items()]
+    collector = load("rwml/collected.json")["panel"].values()
+    lines = [["collector", *map(percent, collector), "-", "-", "-"]]
+    lines += [[name, *(percent(line[key]) for key in keys)] for name, line in measured.items()]
     header = ["model", "success", "invalid actions", "exact", "cosine", "reward"]
     return markdown_table(header, lines)
-
-
-def rwml_collector() -> str:
-    panel = load("rwml/collected.json")["panel"]
-    line = ["collector", *map(percent, panel.values())]
-    return markdown_table(["model", "success", "invalid actions"], [line])
 
 
 def fidelity(*folders: str) -> str:
