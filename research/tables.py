@@ -162,10 +162,15 @@ def arms(folder: str, name: str, first_column: str = "arm") -> str:
 
 
 def fair_pairs() -> str:
+    sweeps = {
+        "search": "fair-pair-search",
+        "ALFWorld": "fair-placebo-alfworld",
+        "WebShop": "fair-size-webshop",
+    }
     lines = []
-    for name in ("search", "ALFWorld", "WebShop"):
-        setting = sweep("fair", f"fair-pair-{name.lower()}")
-        base, paw = setting["arms"].values()
+    for name, file in sweeps.items():
+        setting = sweep("fair", file)
+        base, paw = (setting["arms"][label] for label in ("GRPO", "GRPO w/ PaW"))
         areas = [spread(arm["area"]) for arm in (base, paw)]
         changes = [change(paw[measure]) for measure in ("area", "plateau")]
         lines.append([name, len(setting["seeds"]), *areas, *changes])
