@@ -123,33 +123,6 @@ def study_success(first_column: str) -> str:
     return markdown_table([first_column, *STUDY_ARMS.values()], lines)
 
 
-def study_p() -> str:
-    lines = []
-    for setting in load("study/study.json"):
-        cells = [f"{setting['cells'][arm]['p']['mean']:.1f}" for arm in STUDY_ARMS]
-        lines.append([f"`{setting['name']}`", *cells])
-    return markdown_table(["p", *STUDY_ARMS.values()], lines)
-
-
-def study_training() -> str:
-    settings = load("study/study.json")
-    lines = []
-    for key, title, digits in (
-        ("grad_norm, update 1", "`grad_norm`, update 1", 3),
-        ("ref_kl, update 2", "`ref_kl`, update 2", 4),
-        ("ref_kl, last", "`ref_kl`, last update", 3),
-        ("grad_cosine", "`grad_cosine`, updates 4 and 8", 3),
-    ):
-        arms = [arm for arm in STUDY_ARMS if not arm.startswith("placebo")]
-        if key == "grad_cosine":
-            arms = ["GRPO w/ PaW"]
-        for arm in arms:
-            values = [f"{setting['training'][arm][key]:.{digits}f}" for setting in settings]
-            lines.append([title if arm == arms[0] else "", STUDY_ARMS[arm], *values])
-    names = [f"`{setting['name']}`" for setting in settings]
-    return markdown_table(["metric", "arm", *names], lines)
-
-
 def study_sparse() -> str:
     (setting,) = [one for one in load("study/study.json") if one["name"] == "sparse"]
     lines = []
@@ -189,22 +162,20 @@ def arms(folder: str, name: str, first_column: str = "arm") -> str:
 
 
 def fair_pairs() -> str:
+    sweeps = {
+        "search": "fair-pair-search",
+        "ALFWorld": "fair-placebo-alfworld",
+        "WebShop": "fair-size-webshop",
+    }
     lines = []
-    for name in ("search", "ALFWorld", "WebShop"):
-        setting = sweep("fair", f"fair-pair-{name.lower()}")
-        base, paw = setting["arms"].values()
+    for name, file in sweeps.items():
+        setting = sweep("fair", file)
+        base, paw = (setting["arms"][label] for label in ("GRPO", "GRPO w/ PaW"))
         areas = [spread(arm["area"]) for arm in (base, paw)]
         changes = [change(paw[measure]) for measure in ("area", "plateau")]
         lines.append([name, len(setting["seeds"]), *areas, *changes])
     header = ["benchmark", "seeds", "area: GRPO", "area: GRPO w/ PaW"]
     return markdown_table([*header, "difference in area", "in plateau"], lines)
-
-
-def fair_knowledge() -> str:
-    keys = ("label", "seed", "p", "exact", "branch", "auc", "nothing")
-    lines = [[report[key] for key in keys] for report in load("fair/knowledge-alfworld.json")]
-    header = ["", "seed", "p", "exact", "p, branch tokens"]
-    return markdown_table([*header, 'AUC of "no effect"', "steps without effect"], lines)
 
 
 def comparison_starts() -> str:
@@ -314,32 +285,14 @@ def walkthrough_step() -> str:
     return markdown_table(["", "value"], [*lines, ["observation tokens with p > ρ", above]])
 
 
-def locks_package() -> str:
+def locks_package(*cells: str) -> str:
     printed = StringIO()
     with redirect_stdout(printed):
-        package.table()
+        package.table(cells)
     return printed.getvalue().strip()
 
 
 # ---- rwml and word2world ----
-
-
-def rwml_data() -> str:
-    record = load("rwml/collected.json")
-    chosen = load("rwml/filter.json")
-    counts = [record["counts"][key] for key in ("steps", "malformed", "no_effect", "duplicates")]
-    line = [*counts, record["triplets"], percent(chosen["easy"]), len(chosen["kept"])]
-    header = ["steps", "malformed", "no effect", "duplicates", "triplets", "easy, %"]
-    return markdown_table([*header, "kept of 90 %"], [line])
-
-
-def rwml_training() -> str:
-    updates = read_metrics(FOLDER / "rwml/rwml")[1:]
-    lines = []
-    for name, some in (("first five", updates[:5]), ("last five", updates[-5:])):
-        means = [np.mean([line[key] for line in some]) for key in ("reward", "spread")]
-        lines.append([name, *map(percent, means)])
-    return markdown_table(["updates", "reward", "groups with spread"], lines)
 
 
 def rwml_models() -> str:
@@ -347,33 +300,21 @@ def rwml_models() -> str:
     measured = {"start": read_metrics(FOLDER / "rwml/rwml")[0]}
     for name in ("rwml", "wm-sft", "early-experience", "rwml-coin", "rwml-shuffled"):
         measured[name] = read_metrics(FOLDER / "rwml" / name)[-1]
-    lines = [[name, *(percent(line[key]) for key in keys)] for name, line in measured.items()]
+    collector = load("rwml/collected.json")["panel"].values()
+    lines = [["collector", *map(percent, collector), "-", "-", "-"]]
+    lines += [[name, *(percent(line[key]) for key in keys)] for name, line in measured.items()]
     header = ["model", "success", "invalid actions", "exact", "cosine", "reward"]
     return markdown_table(header, lines)
 
 
-def rwml_collector() -> str:
-    panel = load("rwml/collected.json")["panel"]
-    line = ["collector", *map(percent, panel.values())]
-    return markdown_table(["model", "success", "invalid actions"], [line])
-
-
-def fidelity(first_column: str, *folders: str) -> str:
+def fidelity(*folders: str) -> str:
     lines = []
     for folder in folders:
         found = load(f"word2world/{folder}/fidelity.json")
         matches = [percent(found[key]) for key in ("em", "em_observation")]
         lines.append([folder, *matches, found["n"]])
-    header = [first_column, "exact match", "without the list of actions", "steps"]
+    header = ["folder", "exact match", "without the list of actions", "steps"]
     return markdown_table(header, lines)
-
-
-def fidelity_by_action() -> str:
-    lines = []
-    for env in ("alfworld", "webshop"):
-        by_kind = load(f"word2world/{env}/fidelity.json")["by_kind"]
-        lines += [[kind, percent(cell["em"]), cell["n"]] for kind, cell in by_kind.items()]
-    return markdown_table(["action", "exact match", "steps"], lines)
 
 
 def consistency() -> str:
@@ -386,26 +327,6 @@ def consistency() -> str:
                 lines.append([folder, agent, *(percent(cell[name]) for name in names), cell["n"]])
     header = ["environment", "agent", "Real", "WM", "W2R", "CR", "pairwise CR", "episodes"]
     return markdown_table(header, lines)
-
-
-def verifier() -> str:
-    lines = []
-    for name, cell in load("word2world/webshop/verify.json").items():
-        if "budget" in name:
-            budget = name.rpartition(" ")[2]
-            lines.append([budget, percent(cell["won"]), cell["checks"], cell["vetoes"]])
-    return markdown_table(["budget", "success", "checks", "vetoes"], lines)
-
-
-def scaling() -> str:
-    keys = ("data", "limit", "width", "parameters", "steps")
-    cells = load("word2world/scaling/scaling.json")["models"]
-    lines = [
-        [*(cell[key] for key in keys), *map(percent, cell["em_observation"].values())]
-        for cell in cells
-    ]
-    header = ["trained on", "trajectories", "width", "parameters", "steps"]
-    return markdown_table([*header, *cells[0]["em_observation"]], lines)
 
 
 def uses() -> tarfile.TarFile:
@@ -473,15 +394,6 @@ def bench_overhead() -> str:
     return markdown_table([*header, "time", "operations", "peak memory"], lines)
 
 
-def bench_breakdown() -> str:
-    seconds = bench("overhead")["alfworld"]["seconds"]
-    lines = []
-    for which, name in (("grpo", "GRPO"), ("paw", "with PaW")):
-        lines.append([name, *(f"{s:.2f}" for s in seconds[which].values())])
-    header = ["", "total", "old pass", "reference", "optimizer", "forward", "backward", "rest"]
-    return markdown_table(header, lines)
-
-
 def bench_update() -> str:
     programs = {
         "plain": "plain trainer",
@@ -502,23 +414,6 @@ def bench_update() -> str:
     return markdown_table([*header, "paw_min's speed relative to it", "memory"], lines)
 
 
-def bench_memory() -> str:
-    lines = []
-    for row in bench("memory")["rows"]:
-        settings = {"precision": "fp32", "micro_tokens": 2000} | row["settings"]
-        names = [row["model"], settings["precision"]]
-        if "lora_rank" in settings:
-            names.append(f"LoRA {settings['lora_rank']}")
-        if "grad_checkpointing" in settings:
-            names.append("checkpointing")
-        sizes = [row["held"], row["plan"]["peak"] - row["held"], row["passes"]]  # bytes
-        errors = [f"{100 * row['error'][key]:+.1f}" for key in ("passes", "all")]
-        tokens = f"{settings['micro_tokens']:,}"
-        lines.append([", ".join(names), tokens, *(f"{s / 1e6:.0f}" for s in sizes), *errors])
-    header = ["model", "tokens per pass", "before the passes", "estimated for the passes"]
-    return markdown_table([*header, "measured", "error, passes", "error, all"], lines)
-
-
 def bench_rollout() -> str:
     lines = []
     for row in bench("rollout")["results"]:
@@ -529,69 +424,6 @@ def bench_rollout() -> str:
         lines.append([row["sampler"], delay, *speeds, f"{row['ratio']:.2f}", *idle])
     header = ["sampler", "delay of the environments", "lock-step", "paw_min", "ratio"]
     return markdown_table([*header, "idle, lock-step", "idle, paw_min"], lines)
-
-
-def bench_scaling() -> str:
-    found = bench("scaling")
-    lines = []
-    for key, name in (
-        ("rollout", "rollout"),
-        ("update", "update"),
-        ("whole", "whole"),
-        ("large_update", "update of a larger model"),
-    ):
-        seconds = [f"{found[f'{key}_seconds'][ranks]:.2f}" for ranks in ("1", "2")]
-        lines.append([name, *seconds, f"{found[f'{key}_ratio']:.2f}"])
-    return markdown_table(["", "1 process", "2 processes", "ratio"], lines)
-
-
-def bench_engine() -> str:
-    lines = []
-    for name, row in bench("engine")["cpu_ms"].items():
-        means = [f"{row[which]['mean']:.3g}" for which in ("stock", "fast")]
-        lines.append([name, *means, f"{row['ratio']:g}"])
-    return markdown_table(["", "TextWorld", "with caches", "ratio"], lines)
-
-
-def bench_webshop_steps() -> str:
-    lines = []
-    for name, row in bench("webshop")["steps"]["figures"].items():
-        if name != "reset":
-            recorded = "-".join(f"{ms:g}" for ms in row["recorded_ms"])
-            ratio = "-".join(map(str, row["ratio"]))
-            lines.append([name, f"{row['ms']:.3g}", recorded, ratio])
-    return markdown_table(["step", "paw_min", "official, recorded", "ratio"], lines)
-
-
-def bench_webshop_memory() -> str:
-    lines = []
-    for row in bench("webshop")["shops"]:
-        memory = [f"{row[key] - row['imports_mb']:.0f}" for key in ("resident_mb", "peak_mb")]
-        times = [f"{row['load_s']:.1f}", *memory, f"{row['search_cpu_ms']:.2f}"]
-        lines.append([f"{row['products']:,}", row["envs"], *times])
-    header = ["products", "environments", "load, s", "memory, MB", "peak, MB", "search, ms"]
-    return markdown_table(header, lines)
-
-
-def bench_serve() -> str:
-    lines = []
-    for env, title in ENVS.items():
-        speeds = bench("serve")["steps_per_s"][env].values()
-        lines.append([title, *(f"{speed:,.0f}" for speed in speeds)])
-    return markdown_table(["benchmark", "in process", "1 session", "16 sessions"], lines)
-
-
-def bench_bm25() -> str:
-    found = bench("retrievers")
-    keys = ("load_s", "peak_mb", "resident_mb", "query_cpu_ms")
-    header = ["load, s", "peak memory while loading, MB", "memory, MB", "query, CPU ms"]
-    return markdown_table(header, [[str(found[key]) for key in keys]])
-
-
-def bench_bm25_http() -> str:
-    times = bench("retrievers")["http_p50_ms"]
-    lines = [[n, *(f"{times[key][n]:.1f}" for key in ("nagle", "no_delay"))] for n in ("1", "16")]
-    return markdown_table(["queries per request", "Nagle on", "Nagle off"], lines)
 
 
 # ---- the pages ----

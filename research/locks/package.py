@@ -16,7 +16,7 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -334,14 +334,14 @@ def run(cells: list[str], arms: list[str], seeds: list[int], workers: int) -> No
             file.flush()
 
 
-def table() -> None:
-    """A row for each cell and arm: means over its seeds, in percent."""
+def table(cells: Iterable[str]) -> None:
+    """A row for each of these cells and arm: means over its seeds, in percent."""
     by_arm = {}
     for (cell, arm, _), curve in read_runs().items():
         by_arm.setdefault((cell, arm), []).append(curve)
     print("| cell | arm | seeds | mean of the curve | at the end | well formed | p(material) |")
     print("|---" * 7 + "|")
-    for cell, arm in product(CELLS, ARMS):
+    for cell, arm in product(cells, ARMS):
         curves = by_arm.get((cell, arm), [])
         if curves:
             during = 100 * mean(point["success"] for curve in curves for point in curve[1:])
@@ -365,4 +365,4 @@ if __name__ == "__main__":
     if args.command == "run":
         run(args.cells, args.arms, args.seeds, args.workers)
     else:
-        table()
+        table(args.cells)

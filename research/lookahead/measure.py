@@ -26,7 +26,7 @@ Each line is stored in a file of its own when it is measured. Rerun the same com
 with other --models, --k or --veto-at for other lines. All lines of the command are written to
 lookahead-ENV.json; seeds.py draws them.
 
-Not in the paper. research/lookahead/README.md explains the table.
+Not in the paper. What it found: research/lookahead/README.md.
 """
 
 import json

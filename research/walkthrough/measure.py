@@ -255,8 +255,8 @@ def tables(report: Report) -> str:
         lines.append(" · ".join(words))
         lines += ["", "| token of o' | p | Eq. 7 | p after the step |", "|---|---|---|---|"]
         lines += [
-            f"| `{token.text.strip()}` | {token.before:.4f} | "
-            f"{'kept' if token.counted else 'dropped'} | {token.after:.4f} |"
+            f"| `{token.text.strip()}` | {p(token.before)} | "
+            f"{'kept' if token.counted else 'dropped'} | {p(token.after)} |"
             for token in shown.observation
         ]
         lines += ["", "| H | selected (Eq. 4) | A | λ_g | weight | loss, Eq. 8 |"]
@@ -271,6 +271,10 @@ def tables(report: Report) -> str:
     for name, (count, before, after) in zip(names, report.bands):
         lines.append(f"| {name} | {count} | {before:.4f} | {after:.4f} |")
     return "\n".join(lines)
+
+
+def p(probability: float) -> str:
+    return f"{probability:.4f}" if probability >= 1e-4 else f"{probability:.0e}"
 
 
 def draw(report: Report, file: Path) -> None:
