@@ -140,6 +140,13 @@ def body(env):
     return env.parts[env.head :]
 
 
+def test_white_space_before_a_name_and_in_a_query(tmp_path):
+    env = WebShopEnv(Shop.load(write(tmp_path, [product()])))
+    first = env.reset(0)
+    assert env.step(" search[bench]")[0] == first
+    assert "Page 1 (Total results: 0)" in env.step("search[ ]")[0]
+
+
 def test_actions_are_those_of_the_official_regex_but_in_linear_time():
     rng = random.Random(0)
     for _ in range(3000):
