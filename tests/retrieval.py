@@ -38,11 +38,18 @@ def make_encoder(folder, seed=0) -> str:
     return str(folder)
 
 
-def start_server(*arguments) -> subprocess.Popen:
+@contextmanager
+def started(*arguments):
+    """The process of our server, which is killed at the end."""
     command = [sys.executable, "-m", "paw_min.retrieval.server", *map(str, arguments)]
-    return subprocess.Popen(
+    process = subprocess.Popen(
         command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def wait_for(process, word) -> str:
@@ -55,9 +62,6 @@ def wait_for(process, word) -> str:
 
 @contextmanager
 def serving(*arguments):
-    process = start_server(*arguments, "--port", 0)
-    try:
+    """The URL and the process of a server that is ready."""
+    with started(*arguments, "--port", 0) as process:
         yield wait_for(process, "ready after").split()[-1], process
-    finally:
-        process.kill()
-        process.communicate()

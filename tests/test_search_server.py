@@ -28,7 +28,7 @@ from paw_min.retrieval.client import RetrieverError, SearchClient
 from paw_min.retrieval.corpus import Corpus
 from tests.http_server import Server
 from tests.pools import reset, step
-from tests.retrieval import TEXTS, make_encoder, serving, start_server, wait_for, write_corpus
+from tests.retrieval import TEXTS, make_encoder, serving, started, wait_for, write_corpus
 
 QUERIES = ["Who wrote Hamlet?", "cities of Finland", "zzz", "origin of names"]
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -134,24 +134,20 @@ def test_a_server_that_cannot_start(tmp_path, corpus):
 @pytest.mark.slow
 def test_a_client_waits_while_the_server_loads(tmp_path, caplog):
     corpus = write_corpus(tmp_path / "c.jsonl", [f"word{n} " * 20 for n in range(20_000)])
-    process = start_server("--corpus", corpus, "--port", 0)
-    try:
+    with started("--corpus", corpus, "--port", 0) as process:
         url = wait_for(process, "loading").split()[0].rstrip(":")
         client = SearchClient(url)
         assert client.search(["word7"], 1)[0][0]["document"]["id"] == "7"
         assert not caplog.records  # the port was open: no second attempt
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["loading", "ready after"])
 def test_ctrl_c_ends_the_server_quietly(corpus, moment):
-    process = start_server("--corpus", corpus, "--port", 0)
-    wait_for(process, moment)
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    with started("--corpus", corpus, "--port", 0) as process:
+        wait_for(process, moment)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
     assert process.returncode == 0 and "Traceback" not in output
 
 
@@ -418,10 +414,6 @@ def test_a_server_that_dies_in_an_episode_and_returns(corpus):
         process.kill()
         process.wait()
         port = url.split(":")[2].split("/")[0]
-        again = start_server("--corpus", corpus, "--port", port)
-        try:
+        with started("--corpus", corpus, "--port", port):
             results = step(pool, {0: search, 1: answer})  # before the server is back
             assert results[0].observation == expected and results[1].reward == 1.0
-        finally:
-            again.kill()
-            again.communicate()

@@ -1,4 +1,7 @@
-"""The generator of shops, the teacher for WebShop, and its demonstrations."""
+"""The generator of shops, and the teacher for WebShop.
+
+test_train.py compares the teacher's demonstrations, mistakes included, with recorded digests.
+"""
 
 import hashlib
 import json
@@ -7,7 +10,6 @@ import random
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from paw_min.envs.webshop import Shop
 from paw_min.envs.webshop.env import WebShopAgent
 from paw_min.toy import webshop_shops as shops
 from paw_min.toy import webshop_teacher as teacher
-from paw_min.toy.webshop_teacher import SLIPS, Shopper, demonstrations
+from paw_min.toy.webshop_teacher import Shopper
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -40,11 +42,6 @@ def shop(folder):
 
 def digest(folder):
     return hashlib.sha256(b"".join((folder / n).read_bytes() for n in shops.FILES)).hexdigest()
-
-
-def words(text):
-    """Split like the tokenizer of the stand-in."""
-    return re.findall(r"\w+|[^\w\s]+", text.lower())
 
 
 # --- the same shop everywhere ----------------------------------------------------------------
@@ -158,14 +155,6 @@ def test_teacher_recovers_from_slips(shop, monkeypatch, slips, limit, share):
     assert sum(won for _, won in episodes) > share * len(episodes)
 
 
-def test_teacher_compares_words_and_the_lower_price():
-    shopper = Shopper("Find me vegan herbal tea, and price lower than 20.00 dollars")
-    for title, tag, fits in (("KASMIRO Herbal Vegan Tea", "$20.0 to $25.99", True),
-                             ("KASMIRO Vegan Herbal Tea", "$20.49 to $25.99", False),
-                             ("VELTOR Herbal Tea", "$9.99", False)):
-        assert shopper._fits(title, tag) == fits
-
-
 def test_teacher_reads_every_form_of_a_synthetic_instruction():
     for text, words_, options, limit in (
         ("Find me soft touch makeup brush", "soft touch makeup brush", {}, float("inf")),
@@ -181,57 +170,6 @@ def test_teacher_reads_every_form_of_a_synthetic_instruction():
         Shopper("i need some tea")
 
 
-# --- demonstrations --------------------------------------------------------------------------
-
-
-@pytest.fixture
-def demonstrate(tmp_path, monkeypatch):
-    """The teacher's steps in the default shop."""
+def test_the_training_tasks_are_those_of_the_default_shop(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert teacher.training_tasks() == [str(i) for i in range(312, 1250)]
-
-    def make(haste, seed=0, episodes=1, doubt=0.0):
-        tasks = [str(i) for i in range(0, 1250, 25)]
-        steps = demonstrations(tasks, seed, haste, episodes, doubt)
-        named = re.compile("<think>(.+)</think><action>(.+)</action>")
-        return steps, [named.fullmatch(step.response).groups() for step in steps]
-
-    return make
-
-
-def test_demonstrated_responses_follow_from_what_a_prompt_shows(demonstrate):
-    steps, _ = demonstrate(0.0, episodes=2)
-    assert [s for s in steps if not s.context.history][1].task == steps[0].task  # two in a row
-    for step in steps:
-        shown = [Turn("", command) for _, command in step.context.history[-3:]]
-        action = Shopper(step.context.task).act(replace(step.context, history=shown))
-        assert step.response == action.response
-    unknown = sum(step.observation == "" for step in steps if "buy now" not in step.executed)
-    assert 0.7 * SLIPS < unknown / len(steps) < 1.4 * SLIPS
-    slipped = {s.executed for s in steps if f"<action>{s.executed}</action>" not in s.response}
-    assert "click[buy now]" not in slipped and "search[<your query>]" not in slipped
-    again, _ = demonstrate(0.0, episodes=2)
-    assert again == steps != demonstrate(0.0, seed=1, episodes=2)[0]
-
-
-def test_haste_buys_too_early_and_clicks_the_first_result(demonstrate):
-    def early(said):
-        """Share of purchases that contradict the thought."""
-        bought = [thought for thought, command in said if command == "click[buy now]"]
-        return sum(not thought.startswith("buy ") for thought in bought) / len(bought)
-
-    assert early(demonstrate(0.0)[1]) == 0.0
-    assert 0.4 < early(demonstrate(0.35)[1]) < 0.9
-    steps, said = demonstrate(1.0)
-    assert early(said) > 0.9
-    for step, (thought, command) in zip(steps, said):
-        if thought.startswith("pick "):
-            products = [c for c in step.context.admissible if c.startswith("click[b0")]
-            assert command == products[0]
-
-
-def test_doubt_tries_anything_but_buying(demonstrate):
-    _, said = demonstrate(0.0, doubt=1.0)
-    commands = {command for _, command in said}
-    assert "click[buy now]" not in commands and "search[<your query>]" not in commands
-    assert {command[:7] for command in commands} >= {"search[", "click[b"} and len(commands) > 50
