@@ -220,18 +220,6 @@ def test_an_observation_is_encoded_alike_after_a_finished_response(policy):
             assert together == policy.encode(response) + policy.eos_ids + policy.encode(o)
 
 
-def test_a_row_keeps_its_ids_where_its_text_would_merge(policy):
-    """A response that was cut before its end token, and the observation after it."""
-    response, o = policy.encode("<action>look "), policy.encode("Nothing happens.")
-    assert policy.encode("<action>look Nothing happens.") != response + o
-    row = TokenRow(policy.encode_chat("hi"), response, o)
-    batch = collate([row, row], [True, False], policy.pad_id)
-    assert batch.ids[0].tolist() == row.prompt_ids + response + o
-    assert batch.ids.flatten()[batch.at].tolist() == response * 2 + o
-    text = policy.tokenizer.decode(batch.ids[0])
-    assert text.endswith("<|im_start|>assistant\n<action>look Nothing happens.")
-
-
 def test_the_chat_has_one_system_prompt_and_one_open_answer(policy):
     message = prompts.paper(Context("", ROOM, COMMANDS), 2)
     ids = policy.encode_chat(message)
