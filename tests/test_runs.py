@@ -309,14 +309,6 @@ def test_the_rows_of_a_nan_are_not_written_through_a_link(finished, config, tmp_
     assert file.is_file() and not file.is_symlink() and torch.load(file) == []
 
 
-def test_without_its_config_a_run_does_not_take_other_settings(finished, config):
-    (finished / "config.json").unlink()
-    sentence = "config.json cannot be read .it is missing.: restore it, or start again"
-    with pytest.raises(UserError, match=sentence):
-        train.train(config(updates=2, lr=0.5))
-    assert not (finished / "config.json").exists()
-
-
 @pytest.mark.parametrize("name", ["wm_separator", "gamma"])
 def test_a_run_of_another_version_is_refused(finished, config, name):
     """One that lacks a setting of this version, or has another one."""
