@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("alfworld")
-pytest.importorskip("textworld")
-
 from paw_min.envs.alfworld import AlfworldEnv, list_games
 from paw_min.envs.alfworld import env as alfworld
 from paw_min.envs.alfworld.engine import GameError

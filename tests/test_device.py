@@ -28,50 +28,31 @@ WORD2WORLD = "-m paw_min.world_models.word2world"
 CHATS = "--trajectories chats/trajectories.json"
 DREAM = f"--world-model dream --answer-tokens 8 {SMALL}"
 
-# name: (command, the file with its numbers)
+# Rollout, update, evaluation, checkpoint. The numbers of NAME are in runs/NAME/metrics.jsonl.
+RUNS = {
+    "grpo": f"{ALFWORLD} --conflict-every 1",
+    "gigpo": f"run_webshop.py {SIZES} --algo gigpo --ref-offload",
+    "rloo": f"{SEARCH} --algo rloo --mini-batch 0 --select-ratio 1",
+    "ppo": f"{SEARCH} --algo ppo",
+    "lora": f"{SEARCH} --lora-rank 4",
+    "lora-checkpointing": f"{SEARCH} --lora-rank 4 --algo ppo --grad-checkpointing",
+    "steps": f"{SEARCH} --wm-steps 2 --dedup --wm-separator turn",
+    "tapo": f"{SEARCH} --preset tiny tapo --wm-every 1",
+    "printed-entropy": f"{SEARCH} --select-entropy sampled --kl-coef 0",
+    "baseline": f"{SEARCH} --no-paw --grad-checkpointing",
+    "bf16": f"{SEARCH} --precision bf16",
+    "bf16-lora": f"{SEARCH} --precision bf16 --lora-rank 4",
+}
+# name: (command, the file with its numbers), in the order in which they run
 COMMANDS = {
-    # Run scripts: rollout, update, evaluation, checkpoint.
-    "grpo": (f"{ALFWORLD} --name grpo --conflict-every 1", "runs/grpo/metrics.jsonl"),
-    "eval-only": (
-        f"{ALFWORLD} --name grpo --conflict-every 1 --eval-only",
-        "runs/grpo/evaluation-only.json",
-    ),
-    "resume": (
-        f"{ALFWORLD} --name grpo --conflict-every 1 --updates 2", "runs/grpo/metrics.jsonl",
-    ),
-    "gigpo": (
-        f"run_webshop.py {SIZES} --algo gigpo --ref-offload --name gigpo",
-        "runs/gigpo/metrics.jsonl",
-    ),
-    "rloo": (
-        f"{SEARCH} --algo rloo --mini-batch 0 --select-ratio 1 --name rloo",
-        "runs/rloo/metrics.jsonl",
-    ),
-    "ppo": (f"{SEARCH} --algo ppo --name ppo", "runs/ppo/metrics.jsonl"),
-    "ppo-resume": (f"{SEARCH} --algo ppo --name ppo --updates 2", "runs/ppo/metrics.jsonl"),
-    "lora": (f"{SEARCH} --lora-rank 4 --name lora", "runs/lora/metrics.jsonl"),
-    "lora-resume": (f"{SEARCH} --lora-rank 4 --name lora --updates 2", "runs/lora/metrics.jsonl"),
-    "lora-checkpointing": (
-        f"{SEARCH} --lora-rank 4 --algo ppo --grad-checkpointing --name again",
-        "runs/again/metrics.jsonl",
-    ),
-    "steps": (
-        f"{SEARCH} --wm-steps 2 --dedup --wm-separator turn --name steps",
-        "runs/steps/metrics.jsonl",
-    ),
-    "tapo": (f"{SEARCH} --preset tiny tapo --wm-every 1 --name tapo", "runs/tapo/metrics.jsonl"),
-    "printed-entropy": (
-        f"{SEARCH} --select-entropy sampled --kl-coef 0 --name printed",
-        "runs/printed/metrics.jsonl",
-    ),
-    "baseline": (
-        f"{SEARCH} --no-paw --grad-checkpointing --name base", "runs/base/metrics.jsonl",
-    ),
-    "bf16": (f"{SEARCH} --precision bf16 --name bf16", "runs/bf16/metrics.jsonl"),
-    "bf16-lora": (
-        f"{SEARCH} --precision bf16 --lora-rank 4 --name bf16-lora",
-        "runs/bf16-lora/metrics.jsonl",
-    ),
+    name: (f"{command} --name {name}", f"runs/{name}/metrics.jsonl")
+    for name, command in RUNS.items()
+}
+COMMANDS |= {
+    "eval-only": (f"{RUNS['grpo']} --name grpo --eval-only", "runs/grpo/evaluation-only.json"),
+    "resume": (f"{RUNS['grpo']} --name grpo --updates 2", "runs/grpo/metrics.jsonl"),
+    "ppo-resume": (f"{RUNS['ppo']} --name ppo --updates 2", "runs/ppo/metrics.jsonl"),
+    "lora-resume": (f"{RUNS['lora']} --name lora --updates 2", "runs/lora/metrics.jsonl"),
     # Before RL.
     "rwml": (f"{RWML} --epochs 1", "rwml/rwml/metrics.jsonl"),
     "wm-sft": (f"{RWML} --method wm-sft", "rwml/wm-sft/metrics.jsonl"),

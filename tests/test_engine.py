@@ -150,46 +150,61 @@ def test_has_no_side_effects_on_the_process(paths, tmp_path):
     assert result.stdout == "1\n"
 
 
-def corrupt(name, game):
-    """The text of a broken game file."""
-    if name == "truncated json":
-        return json.dumps(game)[:20_000]
-    if name == "not a game":
-        return "[1, 2, 3]"
-    if name == "no grammar":
-        del game["grammar"]
-    elif name == "truncated PDDL":
-        game["pddl_problem"] = game["pddl_problem"][: len(game["pddl_problem"]) // 2]
-    elif name == "undeclared object":
-        game["pddl_problem"] = game["pddl_problem"].replace("agent1 - agent", "")
-    elif name == "wrong arity":  # fast-downward answers with SystemExit
-        game["pddl_problem"] = game["pddl_problem"].replace("(objectType ?o ", "(objectType ")
-    elif name == "bad grammar":
-        game["grammar"] = game["grammar"].replace('"""', '"', 1)
-    return json.dumps(game)
+@pytest.fixture
+def game(paths) -> dict:
+    """The content of the first game, which a test may change."""
+    return json.loads(Path(paths[0]).read_text())
 
 
-BROKEN = ["truncated json", "not a game", "no grammar", "truncated PDDL", "undeclared object",
-          "wrong arity", "bad grammar"]
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_game_is_reported_and_has_no_effect(name, env, paths, tmp_path, monkeypatch):
+@pytest.fixture
+def refusal(env, tmp_path):
+    """A function: the sentence with which a game is refused, without the name of its file."""
     from paw_min.envs.alfworld.engine import GameError
 
     path = tmp_path / "game.tw-pddl"
-    path.write_text(corrupt(name, json.loads(Path(paths[0]).read_text())))
+
+    def load(game: dict | str) -> str:
+        path.write_text(game if isinstance(game, str) else json.dumps(game))
+        with pytest.raises(GameError) as error:
+            env.load(str(path))
+        start, end = f"{path} is not a playable game (", "generate or download it again."
+        sentence = str(error.value)
+        assert sentence.startswith(start) and sentence.endswith(end) and "\n" not in sentence
+        return sentence.removeprefix(start)
+
+    return load
+
+
+def edited(game: dict, part: str, old: str, new: str, count: int = -1) -> dict:
+    assert old in game[part]
+    return game | {part: game[part].replace(old, new, count)}
+
+
+def half(text: str) -> str:
+    return text[: len(text) // 2]
+
+
+BROKEN = {
+    "truncated json": lambda game: json.dumps(game)[:20_000],
+    "not a game": lambda game: "[1, 2, 3]",
+    "no grammar": lambda game: {k: v for k, v in game.items() if k != "grammar"},
+    "truncated PDDL": lambda game: game | {"pddl_problem": half(game["pddl_problem"])},
+    "undeclared object": lambda game: edited(game, "pddl_problem", "agent1 - agent", ""),
+    # fast-downward answers with SystemExit
+    "wrong arity": lambda game: edited(game, "pddl_problem", "(objectType ?o ", "(objectType "),
+    "bad grammar": lambda game: edited(game, "grammar", '"""', '"', 1),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_game_is_reported_and_has_no_effect(name, env, game, refusal, paths, monkeypatch):
     argv, stdout = ["train.py", "--steps", "3"], io.StringIO()
     monkeypatch.setattr(sys, "argv", argv)
     monkeypatch.setattr(sys, "stdout", stdout)
     env.load(paths[1])
     intro = env.reset().feedback
-    with pytest.raises(GameError) as error:
-        env.load(str(path))
+    refusal(BROKEN[name](game))
     assert sys.argv is argv and sys.stdout is stdout
-    message = str(error.value)
-    assert message.startswith(f"{path} is not a playable game (")
-    assert message.endswith("generate or download it again.") and "\n" not in message
     with pytest.raises(TypeError):  # neither the previous game nor half of the broken one
         env.reset()
     env.load(paths[1])
@@ -233,30 +248,22 @@ PLACES = {
     [("a rule", attack) for attack in ATTACKS] + [(place, ATTACKS[0]) for place in PLACES][1:],
     ids=lambda text: text[:20],
 )
-def test_a_grammar_cannot_run_code(place, attack, env, paths, tmp_path):
-    from paw_min.envs.alfworld.engine import GameError
-
-    marker, path = tmp_path / "marker", tmp_path / "game.tw-pddl"
-    game, (before, after) = json.loads(Path(paths[0]).read_text()), PLACES[place]
-    assert before in game["grammar"]
+def test_a_grammar_cannot_run_code(place, attack, game, refusal, tmp_path):
+    marker = tmp_path / "marker"
+    before, after = PLACES[place]
     attack = attack.replace("{marker}", str(marker))
-    game["grammar"] = game["grammar"].replace(before, after % attack)
-    path.write_text(json.dumps(game))
-    with pytest.raises(GameError) as error:
-        env.load(str(path))
-    assert str(error.value).startswith(f"{path} is not a playable game (ValueError: the grammar's ")
-    assert f"expression {{{' '.join(attack[:80].split())}" in str(error.value)
+    sentence = refusal(edited(game, "grammar", before, after % attack))
+    expression = " ".join(attack[:80].split())
+    assert sentence.startswith(f"ValueError: the grammar's expression {{{expression}")
     assert not marker.exists()
 
 
-def test_expressions_have_neither_builtins_nor_braces(env, paths):
+def test_expressions_have_neither_builtins_nor_braces(env, game):
     from paw_min.envs.alfworld.engine import GameError
 
-    game = json.loads(Path(paths[0]).read_text())
-
     def commands(expression):
-        before, after = "go to [{r.name |", f"go to {{{expression}}} [{{r.name |"
-        env.load({**game, "grammar": game["grammar"].replace(before, after)})
+        after = f"go to {{{expression}}} [{{r.name |"
+        env.load(edited(game, "grammar", "go to [{r.name |", after))
         return env.reset().admissible_commands
 
     assert "go to yes fridge 1" in commands("'yes' if r.name != '' and not r.desc else 'no'")
@@ -266,8 +273,7 @@ def test_expressions_have_neither_builtins_nor_braces(env, paths):
         commands(r"'\x7b' + r.id + ':99999999999\x7d'")
 
 
-def test_rules_that_call_each_other_without_end_stop(env, paths):
-    game = json.loads(Path(paths[0]).read_text())
+def test_rules_that_call_each_other_without_end_stop(env, game):
     start = re.search(r'"intro" *: *\[.*?"rhs" *: *"', game["grammar"], re.S)
     for endless in ("#intro#", "#intro##intro#"):
         grammar = game["grammar"][: start.end()] + endless + game["grammar"][start.end() :]
@@ -286,16 +292,10 @@ def test_rules_that_call_each_other_without_end_stop(env, paths):
     ],
     ids=lambda text: text[:20],
 )
-def test_names_that_cannot_be_handled_are_refused(old, new, reason, env, paths, tmp_path):
-    from paw_min.envs.alfworld.engine import GameError
-
-    game = json.loads(Path(paths[0]).read_text())
+def test_names_that_cannot_be_handled_are_refused(old, new, reason, game, refusal):
     for part in ("pddl_domain", "pddl_problem"):
         game[part] = re.sub(rf"\b{old}\b", new, game[part])
-    path = tmp_path / "game.tw-pddl"
-    path.write_text(json.dumps(game))
-    with pytest.raises(GameError, match=reason):
-        env.load(str(path))
+    assert re.search(reason, refusal(game))
 
 
 def test_another_version_of_textworld_is_refused(monkeypatch):

@@ -110,13 +110,7 @@ def test_every_kind_of_arm_trains(config, tmp_path, arm):
     assert ("wm_loss" in last) == cfg.paw == ("no-paw" not in arm.flags)
 
 
-def test_plans_that_cannot_work(tmp_path):
-    for extra in (["--seed", "3"], ["--dry-run"], ["--seed=3"], ["--dry"]):
-        with pytest.raises(UserError, match=f"{extra[0][:6]}.* after --"):
-            sweep.plan("table1", "alfworld", [0], str(tmp_path), extra)
-    # Every arm would be trained without PaW, under both names.
-    with pytest.raises(UserError, match="'GRPO' and 'GRPO w/ PaW' are the same run"):
-        sweep.plan("table1", "alfworld", [0], str(tmp_path), ["--no-paw"])
+def test_a_plan_whose_folder_has_other_settings(tmp_path):
     job = sweep.plan("table1", "alfworld", [0], str(tmp_path), [])[0]
     write_run(job.folder, [{"update": 0}], public(job.cfg) | {"lr": 0.5})
     with pytest.raises(UserError, match=r"belongs to a run with --lr 0.5: .* another --out"):
@@ -299,48 +293,19 @@ def test_markdown(tmp_path, capsys):
             table.main([Path(5000 * "a")], None)
 
 
-EPISODE = {"task": "t", "task_type": "a", "won": True, "score": None}
-GARBAGE = {
-    "evaluation.json": [
-        [], {}, {"update": 4, "episodes": [1]}, {"update": 4, "episodes": []},
-        {"update": 4, "episodes": [EPISODE | {"won": "x"}]},
-        {"update": 4, "episodes": [EPISODE | {"score": float("nan")}]},
-        {"update": 4, "episodes": [EPISODE | {"failed": "all were lost"}]},
-        {"update": 4, "episodes": [EPISODE | {"failed": None}]},
-    ],
-    "config.json": [0, None, {"env": "alfworld"}],
-    "s.json": [[1], [{}], None, [{"label": "A", "seed": 0, "folder": 5}],
-               [{"label": ["a"], "seed": 0, "folder": "A-seed0"}]],
-}
-
-
 def test_lost_episodes_are_listed_and_do_not_count(tmp_path):
     file = tmp_path / "evaluation.json"
-    lost = EPISODE | {"task": "u", "won": False, "failed": "it broke"}
-    episodes = [EPISODE, lost, EPISODE | {"failed": ""}]
+    one, two, lost = won(a1=[1], a2=[0], a3=[0])
+    episodes = [one, lost | {"failed": "it broke"}, two | {"failed": ""}]
     file.write_text(json.dumps({"update": 4, "episodes": episodes}))
-    assert [episode["task"] for episode in table.played(file)] == ["t", "t"]
+    assert [episode["task"] for episode in table.played(file)] == ["a1", "a2"]
 
 
-@pytest.mark.parametrize("name", GARBAGE)
-def test_garbage_in_a_table_is_one_sentence(tmp_path, name):
-    path = sweep_file(tmp_path, True)
-    file = path
-    if name != "s.json":
-        file = tmp_path / "A-seed0" / name
-    for garbage in GARBAGE[name]:
-        file.write_text(json.dumps(garbage))
-        with pytest.raises(UserError, match=f"{file} cannot be read") as error:
-            table.main([path], None)
-        assert "\n" not in str(error.value) and len(str(error.value)) < 400
-
-
-@pytest.mark.parametrize("garbage", [1, [1], [{}], {"label": "A"}])
-def test_garbage_in_a_report_is_one_sentence(tmp_path, garbage):
+def test_garbage_in_a_report_is_one_sentence(tmp_path):
     path = sweep_file(tmp_path, True)
     file = tmp_path / "s-knowledge.json"
-    file.write_text(json.dumps(garbage))
-    with pytest.raises(UserError, match=f"{file} cannot be read"):
+    file.write_text('[{"label": "A"}]')
+    with pytest.raises(UserError, match=f"{file} cannot be read .*0.seed"):
         study.read(path)
 
 

@@ -488,26 +488,6 @@ def test_rules_share_the_responses_that_they_draw_alike(config, monkeypatch):
     assert len(new) < len(drawn)
 
 
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        (["--models", "open"], "--models open is not LABEL=MODEL, for example open=open."),
-        (["--models", "a=open", "a=open"], "--models has the labels a, a: use different ones"),
-        (["--replays", "0"], "--replays 0 is out of range: it must be at least 1."),
-        (["--veto-at", "0.2"], "--veto-at needs --world-model."),
-        (["--veto-at", "nan"], "--veto-at nan is out of range: it must be above 0 and at most 1."),
-        (["--k", "2", "0"], "--k 0 is out of range: it must be at least 1."),
-        (["--eval-temperature", "0"], "--k 2 draws equal candidates with --eval-temperature 0: "),
-    ],
-)
-def test_bad_flags_of_the_experiment(flags, message, tmp_path):
-    argv = ["alfworld", "--models", "open=open", "--k", "2", *flags]
-    with pytest.raises(UserError, match=f"^{message}"):
-        measure.main([*argv, "--out", str(tmp_path)])
-    with pytest.raises(UserError, match="^--out FOLDER is missing: add it."):
-        measure.main(argv)
-
-
 def test_a_run_folder_stands_for_its_newest_checkpoint(finished, config):
     found = measure.find_model(config(), f"mine={finished}")
     assert found == ("mine", str(finished / "checkpoint-000001"))
@@ -516,59 +496,42 @@ def test_a_run_folder_stands_for_its_newest_checkpoint(finished, config):
 # ---- several seeds ----
 
 
-def line(model: str, rule: str, k: int, success: float, tokens: float, **others):
-    numbers = dict(
-        games=60, success_se=0.06, no_effect=0.2, vetoed=None, precision=None, base_rate=None,
-        replays=0, step_scored=0.0, step_passes=tokens, episode_tokens=0.0,
-    )
-    numbers |= others
+def line(rule: str, k: int, success: float, tokens: float, precision=None) -> measure.Played:
+    """Of the model PaW. Without a precision, no veto was replayed."""
+    others = dict.fromkeys(("games", "success_se", "no_effect", "replays", "episode_tokens"), 0)
     return measure.Played(
-        model=model, rule=rule, k=k, success=success, step_generated=tokens, **numbers
+        model="PaW", rule=rule, k=k, success=success, vetoed=0.5, precision=precision,
+        base_rate=0.2, step_generated=tokens, step_scored=0.0, step_passes=tokens, **others,
     )
 
 
-def test_seeds_by_hand(tmp_path, capsys):
+def test_seeds_by_hand():
     """Differences at the same K and at the same tokens, on the seeds that have both."""
-    start = line("start", "plain", 1, 0.1, 10.0)
-    first = [
-        start,
-        line("PaW", "plain", 1, 0.2, 10.0),
-        line("PaW", "likelihood", 4, 0.4, 40.0),
-        # Halfway between 10 and 40 on a logarithmic axis: likelihood has 0.3 there.
-        line("PaW", "veto", 2, 0.5, 20.0, vetoed=0.5, precision=0.9, base_rate=0.2),
-        line("PaW", "veto", 4, 0.5, 50.0, vetoed=0.5, precision=0.9, base_rate=0.2),
+    files = [
+        [
+            line("plain", 1, 0.2, 10.0),
+            line("likelihood", 4, 0.4, 40.0),
+            # Halfway between 10 and 40 on a logarithmic axis: likelihood has 0.3 there.
+            line("veto", 2, 0.5, 20.0, precision=0.9),
+            line("veto", 4, 0.5, 50.0, precision=0.9),
+        ],
+        [
+            line("plain", 1, 0.4, 10.0),
+            line("likelihood", 4, 0.6, 40.0),
+            line("veto", 2, 0.4, 20.0, precision=0.3),
+            line("veto", 4, 0.6, 50.0),
+        ],
     ]
-    second = [
-        start,
-        line("PaW", "plain", 1, 0.4, 10.0),
-        line("PaW", "likelihood", 4, 0.6, 40.0),
-        line("PaW", "veto", 2, 0.4, 20.0, vetoed=0.1, precision=0.3, base_rate=0.2),
-        line("PaW", "veto", 4, 0.6, 50.0, vetoed=0.0, base_rate=0.3),
-    ]
-    files = []
-    for number, lines in enumerate((first, second)):
-        files.append(tmp_path / f"seed{number}.json")
-        files[-1].write_text(json.dumps([asdict(one) for one in lines]))
-    several.main(files, tmp_path / "out")
-    numbers = json.loads((tmp_path / "out" / "lookahead-seeds.json").read_text())
-    found = {(one["model"], one["rule"], one["k"]): one for one in numbers}
-    assert found["start", "plain", 1]["success"] == [0.1]  # the same weights twice
-    two = found["PaW", "veto", 2]
-    assert two["same_k"] is None  # likelihood has no K = 2
-    assert two["same_tokens"]["mean"] == pytest.approx(((0.5 - 0.3) + (0.4 - 0.5)) / 2)
-    assert two["vetoed"] == pytest.approx(0.3)
-    assert two["above_base"]["mean"] == pytest.approx((0.7 + 0.1) / 2)
-    four = found["PaW", "veto", 4]
-    assert four["same_k"]["mean"] == pytest.approx(0.05)
+    seeds = [{(one.model, one.rule, one.k): one for one in lines} for lines in files]
+    two, four = (several.averaged(seeds, ("PaW", "veto", k)) for k in (2, 4))
+    assert two.same_k is None  # likelihood has no K = 2
+    assert two.same_tokens.mean == pytest.approx(((0.5 - 0.3) + (0.4 - 0.5)) / 2)
+    assert two.above_base.mean == pytest.approx((0.7 + 0.1) / 2)
+    assert four.same_k.mean == pytest.approx(0.05)
     # t(1) = 12.706; the differences 0.1 and 0 have the standard error 0.05.
-    assert four["same_k"]["t"] == pytest.approx([0.05 - 12.706 * 0.05, 0.05 + 12.706 * 0.05], 1e-3)
-    assert four["same_tokens"] is None  # more than likelihood's 40
-    assert four["above_base"] == {"mean": pytest.approx(0.7), "t": None, "seeds": 1}
-    shown = capsys.readouterr().out
-    cells = ["PaW", "veto", "4", "2", "0.550 (0.500 to 0.600)", "50.0", "+0.050 [-0.585, +0.685]"]
-    assert f"| {' | '.join(cells)} | - | 0.200 |" in shown
-    assert "| PaW | veto | 4 | 2 | 0.250 | 0.900 | 0.250 | +0.700 (1) |" in shown
-    assert (tmp_path / "out" / "lookahead-seeds.png").stat().st_size > 5000
+    assert four.same_k.t == pytest.approx([0.05 - 12.706 * 0.05, 0.05 + 12.706 * 0.05], 1e-3)
+    assert four.same_tokens is None  # more than likelihood's 40
+    assert asdict(four.above_base) == {"mean": pytest.approx(0.7), "t": None, "seeds": 1}
 
 
 def test_the_tables_follow_from_the_recorded_lines(tmp_path):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from paw_min.base.errors import UserError
 from paw_min.envs.interface import Step
 from paw_min.envs.pool import EnvPool
 from tests.pools import reset, step
@@ -65,10 +66,6 @@ class Toy:
         observation = f"{self.task}: {len(self.commands)} {' '.join(self.commands)}"
         won = command == "win"
         return Step(observation, self.task, str(os.getpid()), [], float(won), won, won)
-
-
-def broken():
-    raise ImportError("no such game engine")
 
 
 def pid(answer):
@@ -260,12 +257,6 @@ def test_a_deadly_task_does_not_cost_the_resets_behind_it():
         assert [steps[slot].observation for slot in range(3)] == ["", "", "z: 1 1"]
 
 
-def raises_user_error(match):
-    from paw_min.base.errors import UserError
-
-    return pytest.raises(UserError, match=match)
-
-
 # A module whose import counts the workers that import it, and kills all but the first.
 FRAGILE = """
 import os
@@ -289,7 +280,7 @@ def test_a_worker_that_does_not_start_ends_in_one_sentence(workers, tmp_path, mo
     module = tmp_path / f"fragile_{workers}.py"
     module.write_text(FRAGILE.format(log=str(log), parent=os.getpid()))
     make_env = __import__(module.stem).Env
-    with raises_user_error(r"did not start \(exit code 7\): see its error above"):
+    with pytest.raises(UserError, match=r"did not start \(exit code 7\): see its error above"):
         with EnvPool(make_env, 2, workers) as pool:  # two workers: it fails here
             reset(pool, "ab")
             pool.step(0, "crash")
@@ -307,7 +298,8 @@ def test_a_system_that_starts_no_process_ends_in_one_sentence(monkeypatch):
 
     real, started = SpawnProcess.start, []
     monkeypatch.setattr(SpawnProcess, "start", start)
-    with raises_user_error(r"Cannot start a worker \(.*Too many open files\): use fewer workers"):
+    sentence = r"Cannot start a worker \(.*Too many open files\): use fewer workers"
+    with pytest.raises(UserError, match=sentence):
         EnvPool(Toy, 2, 2)
     assert started[0].exitcode == -signal.SIGKILL
 
@@ -323,14 +315,13 @@ def test_slots_take_memory_when_they_are_used(workers):
     assert peak < 10_000_000
     with EnvPool(Toy, 1, 10**6) as pool:  # no more workers than slots
         assert len(pool._workers) == 1
-    with raises_user_error("1000000 workers are too many processes; use 1024 or fewer"):
+    sentence = "1000000 workers are too many processes; use 1024 or fewer"
+    with pytest.raises(UserError, match=sentence):
         EnvPool(Toy, 10**6, 10**6)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_make_env_must_not_fail(workers):
-    with EnvPool(broken, 2, workers) as pool, pytest.raises(RuntimeError, match="no such game"):
-        reset(pool, "ab")
+def broken():
+    raise ImportError("no such game engine")
 
 
 def no_space():
@@ -338,9 +329,15 @@ def no_space():
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_no_place_for_temporary_files_is_one_sentence(workers):
-    text = r"No environment can be created \(.Errno 28. No space left .* free .* or set TMPDIR"
-    with EnvPool(no_space, 2, workers) as pool, raises_user_error(text):
+@pytest.mark.parametrize(
+    "make_env, error, sentence",
+    [
+        (broken, RuntimeError, "no such game"),
+        (no_space, UserError, "No environment can be created .*28. No space .* free .* TMPDIR"),
+    ],
+)
+def test_make_env_must_not_fail(workers, make_env, error, sentence):
+    with EnvPool(make_env, 2, workers) as pool, pytest.raises(error, match=sentence):
         reset(pool, "ab")
 
 

@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from transformers import Qwen2Config
 
 import run_alfworld
 import run_search
@@ -27,12 +26,10 @@ from paw_min.base import seeds
 from paw_min.config import parse_args
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.benchmarks import NAMES as ENVS
-from paw_min.running.memory import estimate
 from paw_min.running.runs import read_metrics
 from paw_min.running.stored import differences
 from research.paper import figures, sweep, transitions
 from research.paper.grids import GRIDS
-from tests.test_memory import LARGE, SMALL
 
 ROOT = Path(__file__).parent.parent
 RUNS = ROOT / "research" / "runs"
@@ -181,28 +178,21 @@ def test_the_paper_to_code_tables_name_what_exists():
         assert any(names <= defined_in(path) for path in paths), (file, names)
 
 
-def functions_in_the_table_of_seeds() -> list[str]:
+def test_the_table_of_seeds_names_functions_that_exist():
     """The last columns of the two tables in base/seeds.py."""
     lines = [line for line in seeds.__doc__.splitlines() if line.startswith("    ")]
     rows = [re.split(r"  +", line.strip()) for line in lines]
-    assert all(len(row) == 3 for row in rows)
     assert rows.count(["draw", "key", "function"]) == 2
-    return [row[2] for row in rows if row[0] != "draw" and not row[0].startswith("-")]
-
-
-def test_the_table_of_seeds_names_functions_that_exist():
-    """That of base/seeds.py."""
-    files = [path.as_posix() for path in tracked("paw_min/*.py", "research/*.py")]
+    rows = [row for row in rows if row[0] != "draw" and not row[0].startswith("-")]
+    assert len(rows) == 11 + 15
+    files = tracked("paw_min/*.py", "research/*.py")
     # tasks.panel; model/lora.py: attach; request_seed, sampler.py
     pattern = r"(?:([\w/]+)(?:\.py: |\.))?(\w+)(?:, (\w+\.py))?"
-    names = []
-    for function in functions_in_the_table_of_seeds():
+    for _, _, function in rows:
         module, name, user = re.fullmatch(pattern, function).groups()
         ending = f"/{module or 'base/seeds'}.py"
-        assert any(name in defined_in(Path(file)) for file in files if file.endswith(ending))
-        assert not user or any(file.endswith(f"/{user}") for file in files)
-        names.append(name)
-    assert len(names) == 11 + 15
+        assert any(name in defined_in(file) for file in files if f"{file}".endswith(ending))
+        assert not user or any(f"{file}".endswith(f"/{user}") for file in files)
 
 
 def heading_anchor(title: str) -> str:
@@ -331,22 +321,6 @@ def test_ci_runs_the_test_command_of_its_page():
 
 
 # --- what the pages say of runs ----------------------------------------------------------------
-
-
-def test_the_gpus_that_the_page_names_have_enough_memory():
-    """Preset `paper` on GPUs of 80 GB: 1.5B on one; 7B on four needs both flags, and fits then."""
-    text = "estimated: one 80 GB GPU; 7B: four, with `--shard --ref-offload`; not run"
-    assert text in PAGES["RUNNING.md"]
-
-    def peak(shape: dict, ranks: int, *flags: str) -> float:
-        argv = ["--preset", "paper", "--data", "d", *flags]
-        cfg, _ = parse_args("alfworld", PRESETS["alfworld"], "", argv)
-        return estimate(cfg, Qwen2Config(**shape), ranks, bf16=True, gpu_bytes=80e9).peak
-
-    assert peak(SMALL, 1) < 80e9
-    assert peak(LARGE, 4, "--shard", "--ref-offload") < 80e9
-    assert peak(LARGE, 4, "--shard") > 80e9 and peak(LARGE, 4) > 80e9
-    assert peak(LARGE, 2, "--shard", "--ref-offload") > 80e9
 
 
 def test_every_metric_is_explained():

@@ -220,18 +220,6 @@ def test_an_observation_is_encoded_alike_after_a_finished_response(policy):
             assert together == policy.encode(response) + policy.eos_ids + policy.encode(o)
 
 
-def test_a_row_keeps_its_ids_where_its_text_would_merge(policy):
-    """A response that was cut before its end token, and the observation after it."""
-    response, o = policy.encode("<action>look "), policy.encode("Nothing happens.")
-    assert policy.encode("<action>look Nothing happens.") != response + o
-    row = TokenRow(policy.encode_chat("hi"), response, o)
-    batch = collate([row, row], [True, False], policy.pad_id)
-    assert batch.ids[0].tolist() == row.prompt_ids + response + o
-    assert batch.ids.flatten()[batch.at].tolist() == response * 2 + o
-    text = policy.tokenizer.decode(batch.ids[0])
-    assert text.endswith("<|im_start|>assistant\n<action>look Nothing happens.")
-
-
 def test_the_chat_has_one_system_prompt_and_one_open_answer(policy):
     message = prompts.paper(Context("", ROOM, COMMANDS), 2)
     ids = policy.encode_chat(message)
@@ -256,17 +244,6 @@ def test_a_response_in_the_papers_format_survives(policy):
 
 
 # --- sampler and trainer
-
-
-def test_responses_end_with_the_end_token_or_are_cut(policy, answered):
-    lengths = [len(r.response_ids) for r in answered]
-    ended = [r for r in answered if r.response_ids[-1] in policy.eos_ids]
-    cut = [r for r in answered if r.response_ids[-1] not in policy.eos_ids]
-    assert ended and cut, lengths
-    assert all(len(r.response_ids) == 24 for r in cut)
-    for r in answered:
-        assert not set(r.response_ids[:-1]) & set(policy.eos_ids)
-        assert "<|im_end|>" not in policy.decode(r.response_ids)
 
 
 def test_log_probs_of_the_sampler_are_the_trainers(policy, answered):

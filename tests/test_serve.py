@@ -195,26 +195,15 @@ def test_a_malformed_action(url, action):
         assert session.state()["step_count"] == 1
 
 
-@pytest.mark.parametrize(
-    "message, code",
-    [
-        ("{", "INVALID_JSON"),
-        ('{"type": "jump"}', "UNKNOWN_TYPE"),
-        ('{"type": "step"}', "VALIDATION_ERROR"),
-        ("[1]", "SESSION_ERROR"),
-        ('{"type": "step", "data": {"command": "\\ud800"}}', "SESSION_ERROR"),
-    ],
-)
-def test_a_malformed_message(url, games, message, code):
+def test_a_session_that_openenv_ends_frees_its_slot(url, games):
+    """OpenEnv ends it at a message that it cannot read, such as half a surrogate pair."""
     with connect(url.replace("http", "ws") + "/ws") as socket:
-        socket.send(message)
-        assert json.loads(socket.recv())["data"]["code"] == code
-        if code == "SESSION_ERROR":  # OpenEnv ends the session
-            with pytest.raises(ConnectionClosed):
-                socket.recv()
-        else:
-            socket.send('{"type": "reset", "data": {"seed": 0}}')
-            assert json.loads(socket.recv())["type"] == "observation"
+        socket.send('{"type": "reset", "data": {"seed": 0}}')
+        assert json.loads(socket.recv())["type"] == "observation"
+        socket.send('{"type": "step", "data": {"command": "\\ud800"}}')
+        assert json.loads(socket.recv())["data"]["code"] == "SESSION_ERROR"
+        with pytest.raises(ConnectionClosed):
+            socket.recv()
     until(lambda: games.free.qsize() == serve.SESSIONS + 1)
 
 
@@ -388,22 +377,6 @@ def test_the_command(data, request):
 def test_an_address_that_cannot_be_opened(host, port):
     with pytest.raises(SystemExit, match=f"error: port {port} of {host} cannot be opened"):
         listen(host, port)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "arguments, sentence",
-    [
-        (["chess"], "invalid choice: 'chess'"),
-        (["webshop", "--data", "nowhere"], "nowhere"),
-        (["alfworld", "--data", "nowhere"], "The ALFWorld data folder 'nowhere' does not exist"),
-    ],
-)
-def test_bad_input_is_one_line(arguments, sentence):
-    process = command_line("-m", "paw_min.running.serve", *arguments, "--port", "0")
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1 and errors.count("\n") == 1
-    assert errors.startswith("error: ") and sentence in errors
 
 
 @pytest.mark.slow

@@ -115,8 +115,6 @@ def test_unusable_data_are_one_sentence(tmp_path):
         list_games(tmp_path, "test")
     with pytest.raises(UserError, match="no stand-in model textworld: give one with --model"):
         default_model("textworld")
-    with pytest.raises(UserError, match="--ground is for webshop: textworld has"):
-        word2world_options.parse("", ["collect", "textworld", "--out", "o", "--ground"])
 
 
 # --- with it ---------------------------------------------------------------------------------

@@ -111,7 +111,6 @@ def test_the_seed_reaches_the_run(config, one_update, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_5", "gemma3"])
 def test_models_with_a_nested_configuration_train_and_resume(config, tmp_path, family):
     folder = nested_model(family, tmp_path / "start")
@@ -157,35 +156,6 @@ def test_killed_at_any_moment_it_resumes_bit_for_bit(config, tmp_path):
         (b,) = folder.glob(f"checkpoint-*/{name}")
         if name.endswith(".safetensors"):
             assert a.read_bytes() == b.read_bytes()
-
-
-def test_a_kill_while_writing_loses_nothing(config, finished, monkeypatch):
-    """Dying at every file operation of a save: there is always a complete checkpoint."""
-    cfg = config()
-    run = runs.Run(cfg)
-    policy = make_policy("qwen3")
-    optimizer = torch.optim.AdamW(policy.parameters())
-
-    class Killed(BaseException):
-        pass
-
-    def die(*args, **kwargs):
-        raise Killed
-
-    operations = [(torch, "save"), (runs, "flush"), (os, "replace"), (runs.shutil, "rmtree")]
-    for target, name in operations:
-        with monkeypatch.context() as patch:
-            if name == "rmtree":  # the one that removes the older checkpoint, at the end
-                patch.setattr(target, name, lambda *args, **options: options or die())
-            else:
-                patch.setattr(target, name, die)
-            with pytest.raises(Killed):
-                run.save(policy, optimizer, 9)
-        good = runs.Run(cfg).checkpoint()
-        assert good.name == ("checkpoint-000009" if name == "rmtree" else "checkpoint-000001")
-        torch.load(good / "trainer.pt", weights_only=True)
-        AutoModelForCausalLM.from_pretrained(good)
-        assert not list(finished.glob("*.partial"))
 
 
 def test_a_line_that_was_cut_off_is_dropped(config, finished):

@@ -1,0 +1,206 @@
+"""What a damaged file or an impossible command line ends in: one sentence that names what is wrong.
+
+    python -m pytest tests/test_errors.py
+
+Each row of a table is a case. The damaged files of a run that resumes are in test_runs.py, those of
+a model in test_policy.py, and the flags of the run scripts in test_config.py.
+"""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from paw_min.base.errors import UserError
+from paw_min.inspect import __main__ as inspect
+from paw_min.running import samples, serve
+from paw_min.running.untrusted import read_config
+from paw_min.world_models import word2world_options
+from research.lookahead import measure as lookahead
+from research.paper import sweep, table, transitions
+from research.starts import measure as starts
+
+ROOT = Path(__file__).parent.parent
+NAN, INF = float("nan"), float("inf")
+
+
+def one_sentence(error) -> str:
+    text = str(error.value)
+    assert "\n" not in text and len(text) < 600
+    return text
+
+
+# ---- JSON files ----
+
+EPISODE = {"task": "t", "task_type": "a", "won": True, "score": None, "failed": ""}
+CONTENT = {  # of good files, besides those of a run
+    "sweep.json": [{"label": "A", "seed": 0, "folder": "A-seed0", "steps_before": 5}],
+    "evaluation.json": {"update": 4, "episodes": [EPISODE]},
+    "starts.json": json.loads((ROOT / "research/starts/starts.json").read_text()),
+}
+READERS = {
+    "config.json": read_config,
+    "samples/000001.json": partial(samples.read, vocabulary=10_000),
+    "settings of an analysis": lambda path: transitions.arguments("", [str(path.parent)]),
+    "settings of a table": lambda path: table.find([path.parent]),
+    "sweep.json": lambda path: table.find([path]),
+    "evaluation.json": table.played,
+    "starts.json": starts.read,
+}
+STEP = "episodes.0.steps.0"
+
+# File, place of a value in it (see `changed`), another value, and a part of the sentence. Without
+# such a part, the sentence names the place.
+WRONG_VALUES = [
+    ("config.json", "", [], "it is not a JSON object"),
+    ("config.json", "nonsense", 1, "another version .* with or without nonsense"),
+    ("config.json", "micro_tokens", 1.5, "--micro-tokens is 1.5, expected int"),
+    ("config.json", "seed", True, "--seed is True, expected int"),
+    ("config.json", "paw", "yes", "--paw is 'yes', expected bool"),
+    ("config.json", "rho", "0.2", "--rho is '0.2', expected float"),
+    ("config.json", "rho", None, "--rho is None, expected float"),
+    ("config.json", "rho", NAN, "--rho nan is out of range"),
+    ("config.json", "workers", -1, "--workers -1 is out of range"),
+    ("config.json", "wm_loss", "zzz", "--wm-loss is 'zzz', expected cmae or "),
+    ("config.json", "env", ["webshop"], r"--env is \['webshop'\], expected str"),
+    ("samples/000001.json", "", [], "the whole"),
+    ("samples/000001.json", "more", 1, None),
+    ("samples/000001.json", "groups.0.lam", INF, None),
+    ("samples/000001.json", "episodes", [], "no episode, or an episode without steps"),
+    ("samples/000001.json", "episodes.0.steps", [], "no episode, or an episode without steps"),
+    ("samples/000001.json", "episodes.0.won", None, None),
+    ("samples/000001.json", "episodes.0.task", "\ud800", "the whole: Invalid JSON"),
+    ("samples/000001.json", f"{STEP}.valid", 1, None),
+    ("samples/000001.json", f"{STEP}.reward", NAN, None),
+    ("samples/000001.json", f"{STEP}.rank", 1.5, None),
+    ("samples/000001.json", f"{STEP}.rewards", 1.0, None),
+    ("samples/000001.json", f"{STEP}.given", [99999], "`given` has a position outside"),
+    ("samples/000001.json", f"{STEP}.given", [-1], "`given` has a position outside"),
+    ("samples/000001.json", f"{STEP}.prompt_ids", [True], None),
+    ("samples/000001.json", f"{STEP}.prompt_ids", [], "a step without a prompt"),
+    ("samples/000001.json", f"{STEP}.prompt_ids", [1] * 16_384, "at most 16384 are read"),
+    ("samples/000001.json", f"{STEP}.obs_ids", [10_000], "integers from 0 to 9999"),
+    ("samples/000001.json", f"{STEP}.obs_ids", [-1], "integers from 0 to 9999"),
+    ("settings of an analysis", "nonsense", 1, "with or without nonsense"),
+    ("settings of a table", "", 0, "the whole"),
+    ("settings of a table", "", {"env": "alfworld"}, "seed"),
+    ("sweep.json", "", None, "the whole"),
+    ("sweep.json", "0", {}, "0.label"),
+    ("sweep.json", "0.folder", 5, None),
+    ("sweep.json", "0.steps_before", -1, None),
+    ("sweep.json", "0.steps_before", 10**310, None),
+    ("evaluation.json", "", {}, "update"),
+    ("evaluation.json", "episodes", [], None),
+    ("evaluation.json", "episodes.0.won", "x", None),
+    ("evaluation.json", "episodes.0.score", NAN, None),
+    ("evaluation.json", "episodes.0.failed", None, None),
+    ("evaluation.json", "episodes.0.failed", "it broke", "all its episodes were lost"),
+    ("starts.json", "0.name", ["a"], None),
+    ("starts.json", "0.response_tokens", 0.0, None),
+    ("starts.json", "0.won", NAN, None),
+]
+
+
+def changed(content, place: str, value):
+    """JSON with another value at a place, such as episodes.0.won. Without a place: that value."""
+    if not place:
+        return value
+    *parents, last = [int(key) if key.isdigit() else key for key in place.split(".")]
+    part = content
+    for key in parents:
+        part = part[key]
+    part[last] = value
+    return content
+
+
+def good_file(name: str, run: Path, folder: Path) -> Path:
+    """A copy of a file that READERS[name] accepts."""
+    if name.startswith("settings"):
+        name = "config.json"
+    path = folder / Path(name).name
+    if name in CONTENT:
+        path.write_text(json.dumps(CONTENT[name]))
+    else:
+        path.write_bytes((run / name).read_bytes())
+    return path
+
+
+@pytest.mark.parametrize(
+    "name, place, value, part", WRONG_VALUES, ids=[f"{row[0]} {row[1]}" for row in WRONG_VALUES]
+)
+def test_a_wrong_value_in_a_file(one_update, tmp_path, name, place, value, part):
+    path = good_file(name, one_update, tmp_path)
+    READERS[name](path)
+    path.write_text(json.dumps(changed(json.loads(path.read_text()), place, value)))
+    with pytest.raises(UserError, match=part or place.replace(".", r"\.")) as error:
+        READERS[name](path)
+    assert str(path) in one_sentence(error) or "out of range" in str(error.value)
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("content", [b"{", b"[" * 100_000, b"\xff"])
+def test_a_file_that_is_no_json(one_update, tmp_path, name, content):
+    path = good_file(name, one_update, tmp_path)
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=f"{path} cannot be read") as error:
+        READERS[name](path)
+    one_sentence(error)
+
+
+# ---- command lines ----
+
+
+def play(argv: list[str]) -> None:
+    transitions.play(transitions.arguments("", argv))
+
+
+def plan(argv: list[str]) -> None:
+    sweep.plan("table1", "alfworld", [0], "nowhere", argv)
+
+
+def look_ahead(argv: list[str]) -> None:
+    lookahead.main(["alfworld", "--models", "open=open", "--k", "2", *argv])
+
+
+def word2world(argv: list[str]) -> None:
+    word2world_options.parse("", argv)
+
+
+WRONG_COMMANDS = [  # {run} is a run folder
+    (inspect.main, "nowhere", "nowhere has no config.json: give a run folder"),
+    (inspect.main, "{run} --updates 0", "--updates 0 is out of range"),
+    (inspect.main, "{run} --out {run}/no/page.html", "page.html cannot be written"),
+    (look_ahead, "", "^--out FOLDER is missing: add it."),
+    (look_ahead, "--out {run} --models open", "^--models open is not LABEL=MODEL, "),
+    (look_ahead, "--out {run} --models a=open a=open", "^--models has the labels a, a: use diff"),
+    (look_ahead, "--out {run} --replays 0", "^--replays 0 is out of range: .* at least 1."),
+    (look_ahead, "--out {run} --veto-at 0.2", "^--veto-at needs --world-model."),
+    (look_ahead, "--out {run} --veto-at nan", "^--veto-at nan is out of range: .* at most 1."),
+    (look_ahead, "--out {run} --k 2 0", "^--k 0 is out of range: it must be at least 1."),
+    (look_ahead, "--out {run} --eval-temperature 0", "^--k 2 draws equal candidates"),
+    (play, "webshp", "webshp is neither a run folder .* nor one of alfworld"),
+    (play, "webshop --episodes 0", "--episodes 0 is out of range"),
+    (play, "webshop --device cuda", "--device cuda: torch sees no GPU here"),
+    (starts.main, "alfworld --temperature-scale 0", "--temperature-scale 0.0 is out of range"),
+    (starts.main, "alfworld --temperature-scale nan", "--temperature-scale nan is out of range"),
+    (starts.main, "alfworld --temperature-scale 1e-300", "--temperature-scale 1e-300 is out of"),
+    (starts.main, "alfworld --algo ppo", "--algo ppo has no advantages"),
+    (plan, "--seed 3", "--seed after --: use the options before it."),
+    (plan, "--seed=3", "--seed after --"),
+    (plan, "--dry-run", "--dry-run after --"),
+    (plan, "--dry", "--dry after --"),
+    # Every arm would be trained without PaW, under both names.
+    (plan, "--no-paw", "'GRPO' and 'GRPO w/ PaW' are the same run"),
+    (serve.main, "webshop --data nowhere --port 0", "nowhere"),
+    (serve.main, "alfworld --data nowhere --port 0", "data folder 'nowhere' does not exist"),
+    (word2world, "collect textworld --out o --ground", "--ground is for webshop: textworld has"),
+]
+
+
+@pytest.mark.parametrize("command, words, part", WRONG_COMMANDS)
+def test_a_command_line_that_cannot_work(finished, command, words, part, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", bool)
+    with pytest.raises(UserError, match=part) as error:
+        command([word.format(run=finished) for word in words.split()])
+    one_sentence(error)
