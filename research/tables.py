@@ -30,6 +30,7 @@ from paw_min.base.files import replace_text
 from paw_min.running.runs import read_metrics
 from research import curves
 from research.comparison.run import ARMS, STAGES
+from research.hidden import study as hidden
 from research.locks import package
 from research.paper.table import markdown_table
 from research.starts import measure as starts_measure
@@ -62,6 +63,7 @@ def from_file(file: str, number: str) -> str:
 
 # ---- the front page ----
 
+QUICKSTART = (40, 80, 120, 160, 200)
 PAPER = [
     ["paper: ALFWorld, Qwen2.5-1.5B-Instruct", "70.0", "77.9", "not reproduced here yet"],
     [
@@ -75,18 +77,23 @@ PAPER = [
 
 
 def front() -> str:
-    """The paper's Tables 1 and 2, then research/locks and the setting `tiny` of research/study."""
+    """The paper's Tables 1 and 2, then locks, hidden, and the setting `tiny` of research/study."""
     at_the_end = {}
     for line in (FOLDER / "locks/tables.md").read_text().splitlines():
         if len(cells := line.split(" | ")) > 2:
             at_the_end.setdefault(cells[0].removeprefix("| "), cells[2])
     locks = ["locks, 0.1 M parameters", at_the_end["grpo"], at_the_end["paw"]]
+    materials = ["the same in ALFWorld's engine, 0.1 M"]
+    for arm in ("grpo", "paw"):
+        ends = [hidden.end(run) for (_, of), run in hidden.read_runs().items() if of == arm]
+        materials.append(f"{np.mean(ends):.1f}")
     (tiny,) = (setting for setting in load("study/study.json") if setting["name"] == "tiny")
     grpo, paw = (tiny["cells"][arm] for arm in ("GRPO", "GRPO w/ PaW"))
     study = [[f"{arm[key]['mean']:.1f}" for arm in (grpo, paw)] for key in ("success", "exact")]
     lines = [
         *PAPER,
         [*locks, "16 seeds, CPU ([study](research/locks/README.md))"],
+        [*materials, "8 seeds, CPU ([study](research/hidden/README.md))"],
         [
             "generated ALFWorld, 0.9 M: held-out success",
             *study[0],
@@ -95,6 +102,19 @@ def front() -> str:
         ["the same runs: held-out observations predicted without an error", *study[1], ""],
     ]
     return markdown_table(["", "GRPO", "+ PaW", ""], lines)
+
+
+def quickstart() -> str:
+    """The seed of the quick start and the mean of all seeds of research/hidden, by ten updates."""
+    known = hidden.read_runs()
+    seeds = sorted({seed for seed, _ in known})
+    lines = []
+    for title, some in (("seed 2", [2]), (f"mean of {len(seeds)} seeds", seeds)):
+        for arm, name in (("grpo", "GRPO"), ("paw", "GRPO with PaW"), ("placebo", "placebo")):
+            curve = np.mean([known[seed, arm]["success"] for seed in some], axis=0)  # (200,)
+            ends = (percent(curve[k - 10 : k].mean()) for k in QUICKSTART)
+            lines.append([f"{name}, {title}", *ends])
+    return markdown_table(["updates", *(f"{k - 9} to {k}" for k in QUICKSTART)], lines)
 
 
 # ---- study ----

@@ -103,13 +103,3 @@ def test_nothing_to_score():
     logp, entropy = head.token_scores(hidden[:0], weight, target[:0], 0)
     (logp.sum() + entropy.sum()).backward()
     assert logp.shape == (0,) and weight.grad.abs().sum() == 0
-
-
-def test_the_largest_logit(words):
-    hidden, weight, _ = inputs()
-    largest = (hidden @ weight.T).argmax(-1)  # (M,)
-    assert head.is_argmax(hidden, weight, largest).all()
-    assert not head.is_argmax(hidden, weight, (largest + 1) % V).any()
-    # Of equal logits, the first one, within a tile and across tiles.
-    equal = head.is_argmax(hidden, torch.zeros_like(weight), torch.arange(M))
-    assert equal.tolist() == [True] + [False] * (M - 1)

@@ -251,15 +251,15 @@ def test_an_evaluation_counts_what_it_costs(config, monkeypatch):
     cfg = config(eval_temperature=0.3)
     policy = load_policy(cfg.model)
     passes = []
-    is_greedy = policy.is_greedy
+    is_greedy = samplers.is_greedy
 
-    def spy(batch):
+    def spy(policy, batch):
         # The tail without the response: separator and text.
         lengths = (batch.obs_mask * torch.arange(1, 1 + batch.obs_mask.shape[1])).max(1).values
         passes.extend((lengths - batch.response_mask.sum(1)).tolist())
-        return is_greedy(batch)
+        return is_greedy(policy, batch)
 
-    monkeypatch.setattr(policy, "is_greedy", spy)
+    monkeypatch.setattr(samplers, "is_greedy", spy)
     sampler = LookaheadSampler(cfg, HFSampler(), 4)
     found = played(cfg, sampler, policy)
     steps = sum(len(episode.transitions) for episode in found.episodes)

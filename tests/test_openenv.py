@@ -73,7 +73,7 @@ def test_a_game_is_played_as_its_server_says(remote):
 
 @pytest.mark.slow
 def test_against_the_benchmarks_own_server(games_root, tmp_path, monkeypatch):
-    """The metrics of the run in process, with the quick start's model, prompts and parser."""
+    """The metrics of the run in process, with run_alfworld.py's model, prompts and parser."""
     own = replace(BENCHMARKS["openenv"], prompts=ALFWORLD.prompts, parse=ALFWORLD.parse)
     monkeypatch.setitem(BENCHMARKS, "openenv", own)
     model = toy.default_model("alfworld")

@@ -2,7 +2,7 @@
 
     python -m pytest tests/test_trl.py
 
-Two groups of four episodes of two turns, with the quick start's model; a third counts as won.
+Two groups of four episodes of two turns, with run_alfworld.py's model; a third counts as won.
 """
 
 import functools

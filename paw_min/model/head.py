@@ -45,19 +45,6 @@ def tiles(hidden: Tensor, weight: Tensor, target: Tensor):
         yield part, w, (hidden @ w.T).to(wide), column, here
 
 
-@torch.no_grad()
-def is_argmax(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    """Whether each target has the largest logit, the first of equal ones: -> (M,) bool."""
-    best = torch.full(target.shape, -torch.inf, device=hidden.device)  # (M,) logit so far
-    token = torch.full_like(target, -1)  # (M,) its token
-    for part, _, logits, _, _ in tiles(hidden, weight, target):
-        value, column = logits.max(-1)  # (M,), (M,)
-        better = value > best
-        best = torch.where(better, value, best)
-        token = torch.where(better, part.start + column, token)
-    return token == target
-
-
 class TokenScores(torch.autograd.Function):
     """token_scores with its gradient; saves `hidden` and two numbers per position."""
 

@@ -29,7 +29,7 @@ from paw_min.base.files import refuse_special
 from paw_min.base.hub import look_on_hub
 from paw_min.model import lora
 from paw_min.model.batches import Batch
-from paw_min.model.head import is_argmax, token_scores
+from paw_min.model.head import token_scores
 
 transformers_logging.disable_progress_bar()  # one per file would hide our own
 
@@ -100,7 +100,8 @@ class Policy(torch.nn.Module):
         # responses were sampled at it: the observation's rows keep 1.
         divisor = torch.ones_like(hidden[:, :1])  # (M, 1)
         divisor[: batch.n_response] = self.temperature
-        hidden = (hidden / divisor).to(self._head_type(head))
+        head_type = torch.bfloat16 if self.precision == "bf16" else head.weight.dtype
+        hidden = (hidden / divisor).to(head_type)
         target = batch.ids.flatten()[batch.at]  # (M,)
         token_logp, token_entropy = token_scores(
             hidden, head.weight, target, batch.n_response
@@ -113,19 +114,6 @@ class Policy(torch.nn.Module):
         entropy = empty.index_put(place, token_entropy)
         return logp, entropy
 
-    def is_greedy(self, batch: Batch) -> Tensor:
-        """Whether greedy decoding would write each observation token -> (B, S) bool.
-
-        Given the tokens before it. False on all other tokens.
-        """
-        head = self.model.get_output_embeddings()
-        observation = slice(batch.n_response, None)
-        hidden = self._hidden(batch)[batch.before[observation]]  # (observation tokens, D)
-        target = batch.ids.flatten()[batch.at[observation]]  # (observation tokens,)
-        greedy = is_argmax(hidden.to(self._head_type(head)), head.weight, target)
-        place = (batch.row[observation], batch.column[observation])
-        return torch.zeros_like(batch.obs_mask).index_put(place, greedy)
-
     def _hidden(self, batch: Batch) -> Tensor:
         """The last hidden states of all tokens -> (B * L, D)."""
         decoder = self.model.get_decoder()
@@ -133,9 +121,6 @@ class Policy(torch.nn.Module):
         with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=bf16):
             out = decoder(input_ids=batch.ids, use_cache=False)
         return out.last_hidden_state.flatten(0, 1)
-
-    def _head_type(self, head) -> torch.dtype:
-        return torch.bfloat16 if self.precision == "bf16" else head.weight.dtype
 
     def values(self, batch: Batch) -> Tensor:
         """The critic's values of response tokens -> (B, S); see critic.py.

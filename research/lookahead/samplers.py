@@ -30,11 +30,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from paw_min.base.seeds import request_seed
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.model.batches import collate, split
+from paw_min.model.batches import Batch, collate, split
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import HFSampler, Request, Response
 from paw_min.model.vllm_sampler import VLLMSampler
@@ -76,6 +77,19 @@ def choose(candidates: list[Candidate]) -> Candidate:
     return max(allowed or distinct.values(), key=lambda one: one.logp)
 
 
+def is_greedy(policy: Policy, batch: Batch) -> Tensor:
+    """Whether greedy decoding would write each observation token -> (B, S) bool.
+
+    Given the tokens before it. False on all other tokens.
+    """
+    observation = slice(batch.n_response, None)
+    logits = policy.model(batch.ids).logits.flatten(0, 1)  # (B * L, V)
+    best = logits[batch.before[observation]].argmax(-1)  # (observation tokens,)
+    greedy = best == batch.ids.flatten()[batch.at[observation]]
+    place = (batch.row[observation], batch.column[observation])
+    return torch.zeros_like(batch.obs_mask).index_put(place, greedy)
+
+
 @torch.no_grad()
 def predicts_text(
     cfg: Config, policy: Policy, rows: list[TokenRow], at_least: float | None = None
@@ -93,7 +107,7 @@ def predicts_text(
         part_rows = [rows[i] for i in part]
         batch = collate(part_rows, [True] * len(part), policy.pad_id, policy.device)
         if at_least is None:
-            written = policy.is_greedy(batch) | ~batch.obs_mask  # (B, S)
+            written = is_greedy(policy, batch) | ~batch.obs_mask  # (B, S)
             predicted = written.all(-1)  # (B,)
         else:
             logp, _ = policy(batch)  # (B, S)

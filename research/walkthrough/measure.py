@@ -1,8 +1,8 @@
-"""One update of the quick start with all its numbers: the tables and the figure of WALKTHROUGH.md.
+"""One update of run_alfworld.py with all its numbers: the tables and the figure of WALKTHROUGH.md.
 
     python -m research.walkthrough.measure --out research/walkthrough
 
-plays two of the eight groups of the quick start's first update (16 of its 64 episodes, the same
+plays two of the eight groups of its first update (16 of its 64 episodes, the same
 ones: seed 0, the stand-in of run_alfworld.py) and makes one optimizer step on them. It writes
 walkthrough.json, walkthrough.png, and prints the tables.
 """
@@ -188,7 +188,7 @@ METRICS = ("loss_pg", "loss_wm", "wm_loss", "wm_clipped_tokens", "grad_norm", "e
 
 
 def play(cfg: Config, policy: Policy) -> list[Episode]:
-    """The first GROUPS groups of the quick start's first update, by its own seeds."""
+    """The first GROUPS groups of the first update of run_alfworld.py, by its own seeds."""
     tasks = find_tasks(cfg)
     drawn = draw_groups(tasks.train, cfg.groups, cfg.seed, UPDATE - 1)[:GROUPS]
     task_of_episode = [task for task in drawn for _ in range(cfg.group_size)]
