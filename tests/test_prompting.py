@@ -70,7 +70,7 @@ def connect(tmp_path):
 
 
 def ask(endpoint: Endpoint, *prompts: str) -> list[str]:
-    queue = deque(Request(n, endpoint.encode_chat(p), n << 40) for n, p in enumerate(prompts))
+    queue = deque(Request(n, endpoint.encode_chat(p), (n + 1) << 40) for n, p in enumerate(prompts))
     found = {}
     for responses in endpoint.generate(queue, 0.4, 7):
         found |= {r.slot: endpoint.decode(r.ids) for r in responses}
@@ -248,7 +248,7 @@ def test_temporary_failures_are_retried_with_the_same_request(serve, connect):
     server.faults.extend([status(500), drop, status(429)])
     assert ask(connect(server), "a") == [LOOK]
     assert server.bodies == [server.bodies[0]] * 4
-    expected = {"model": "m", "messages": [{"role": "user", "content": "a"}], "seed": 0}
+    expected = {"model": "m", "messages": [{"role": "user", "content": "a"}], "seed": 256}
     assert server.bodies[0] == expected | {"temperature": 0.4, "max_tokens": 7}
 
 

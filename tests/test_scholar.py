@@ -72,3 +72,9 @@ def test_demonstrations_do_not_depend_on_the_size_of_the_pool(folder, retriever)
     _, episodes = demonstrate(folder, retriever, n=100, doubt=0.2)
     assert demonstrate(folder, retriever, n=100, doubt=0.2, n_envs=7)[1] == episodes
     assert demonstrate(folder, retriever, n=100, doubt=0.2, seed=1)[1] != episodes
+
+
+def test_a_name_is_misspelt_at_most_once_in_an_episode(folder, retriever):
+    _, episodes = demonstrate(folder, retriever, n=200)
+    slips = [sum(step.observation == "" for step in episode[:-1]) for episode in episodes]
+    assert set(slips) == {0, 1}

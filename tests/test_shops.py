@@ -155,6 +155,14 @@ def test_teacher_recovers_from_slips(shop, monkeypatch, slips, limit, share):
     assert sum(won for _, won in episodes) > share * len(episodes)
 
 
+def test_teacher_compares_words_and_the_lower_price():
+    shopper = Shopper("Find me vegan herbal tea, and price lower than 20.00 dollars")
+    for title, tag, fits in (("KASMIRO Herbal Vegan Tea", "$20.0 to $25.99", True),
+                             ("KASMIRO Vegan Herbal Tea", "$20.49 to $25.99", False),
+                             ("VELTOR Herbal Tea", "$9.99", False)):
+        assert shopper._fits(title, tag) == fits
+
+
 def test_teacher_reads_every_form_of_a_synthetic_instruction():
     for text, words_, options, limit in (
         ("Find me soft touch makeup brush", "soft touch makeup brush", {}, float("inf")),
