@@ -62,8 +62,8 @@ PRESETS = {"tiny": dict(
     max_obs_tokens=8, max_turns=2, updates=200, eval_every=0, eval_tasks=0, eval_repeats=4,
     eval_temperature=1.0, save_every=25, lr=5e-4, beta2=0.95, mini_batch=64, micro_tokens=4096,
     statistics="trajectories", wm_separator="none",
-    # As in one_file.py, which has none of these three. From a KL term, GRPO gains more than PaW
-    # does (research/hidden/exploration.md).
+    # As in one_file.py, which has none of these three. With kl_coef 0.01, GRPO ended level with
+    # PaW, but later, on one seed (research/hidden/exploration.md).
     kl_coef=0.0, entropy_coef=0.0, invalid_penalty=0.0)}
 
 
@@ -187,7 +187,8 @@ def make_game(world: World, pair: tuple[str, str]) -> dict:
 def make_pairs(seed: int) -> dict[str, list[tuple[str, str]]]:
     """Split -> pairs of kinds, all different.
 
-    Each kind is in ROUNDS pairs of train. Of held_out, which has other pairs, half have one.
+    Each kind is in ROUNDS pairs of train. held_out has 32 other pairs, so half of the kinds are in
+    it, once each.
     """
     kinds = random.Random(f"hidden pairs {seed}").sample(KINDS, len(KINDS))
     # In each round, a kind at an even place meets the one at the next odd place.

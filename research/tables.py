@@ -82,8 +82,8 @@ def front() -> str:
     for line in (FOLDER / "locks/tables.md").read_text().splitlines():
         if len(cells := line.split(" | ")) > 2:
             at_the_end.setdefault(cells[0].removeprefix("| "), cells[2])
-    locks = ["locks, 0.1 M parameters", at_the_end["grpo"], at_the_end["paw"]]
-    materials = ["the same in ALFWorld's engine, 0.1 M"]
+    locks = ["locks, 0.1 M: success after 200 updates", at_the_end["grpo"], at_the_end["paw"]]
+    materials = ["locks in ALFWorld's engine, 0.1 M: training success, last ten updates of 200"]
     for arm in ("grpo", "paw"):
         ends = [hidden.end(run) for (_, of), run in hidden.read_runs().items() if of == arm]
         materials.append(f"{np.mean(ends):.1f}")

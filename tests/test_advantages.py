@@ -314,3 +314,8 @@ def test_step_returns_keep_the_type_of_the_rewards():
     for dtype in (torch.float32, torch.float64):
         rewards = torch.tensor([0.0, 1.0], dtype=dtype)
         assert advantages.discounted_returns(rewards, [0, 0], 0.9).dtype == dtype
+
+
+def test_a_group_with_one_trajectory_is_not_compared():
+    group, trajectory = ["a", "a", "b", "b"], [0, 0, 1, 2]
+    assert advantages.is_compared(group, trajectory).tolist() == [False, False, True, True]

@@ -104,16 +104,18 @@ def test_several_steps_in_an_update():
 
 
 def test_equal_transitions_count_once():
-    rows = [THREE[0], THREE[1], THREE[0], TokenRow([1], [10, 11], [99]), THREE[0]]
-    assert targets.first_occurrences(rows) == [True, True, False, True, False]
+    other = [replace(THREE[0], prompt_ids=[2]), replace(THREE[0], response_ids=[99])]
+    rows = [THREE[0], THREE[1], THREE[0], *other, replace(THREE[0], obs_ids=[99]), THREE[0]]
+    expected = [True, True, False, True, True, True, False]
+    assert targets.first_occurrences(rows) == expected
     cfg = Config(**BASE | dict(dedup=True, select_ratio=1.0))
     candidates = world_model_candidates(cfg, rows)
-    assert candidates.tolist() == [True, True, False, True, False]
+    assert candidates.tolist() == expected
     assert select_transitions(cfg, candidates, None).tolist() == candidates.tolist()
-    entropy = torch.tensor([0.0, 2.0, 9.0, 1.0, 9.0])  # the copies do not compete
-    cfg.select_ratio = 0.5
+    entropy = torch.tensor([0.0, 2.0, 9.0, 0.1, 0.2, 1.0, 9.0])  # the copies do not compete
+    cfg.select_ratio = 0.4
     selected = select_transitions(cfg, candidates, entropy)
-    assert selected.tolist() == [False, True, False, True, False]
+    assert selected.tolist() == [False, True, False, False, False, True, False]
 
 
 def test_their_share_is_logged():
