@@ -27,8 +27,8 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
+from examples.locks import make_model
 from paw_min import cmae
 from paw_min.cli import main
 from paw_min.config import Config
@@ -256,23 +256,6 @@ BENCHMARKS["hidden"] = Benchmark(load, {"paper": prompt, "compact": prompt}, par
 
 
 # ---- the start model ----
-
-
-def make_model(tokenizer, seed: int) -> GPTNeoXForCausalLM:
-    """0.12 million parameters, as in one_file.py: untied head, PyTorch's values in the matrices."""
-    config = GPTNeoXConfig(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=256, num_hidden_layers=2,
-        num_attention_heads=4, max_position_embeddings=64, use_parallel_residual=False,
-        tie_word_embeddings=False, bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-    )
-    with torch.random.fork_rng(devices=[]):  # weights depend on `seed` only
-        torch.manual_seed(seed)
-        model = GPTNeoXForCausalLM(config)
-        for module in model.modules():
-            if isinstance(module, torch.nn.Linear):
-                module.reset_parameters()
-    return model
 
 
 def warm_start(folder: Path, seed: int) -> None:

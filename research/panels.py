@@ -1,12 +1,14 @@
-"""The two kinds of panels in the pictures of studies: arms over x, and arms side by side."""
+"""The panels in the pictures of studies: arms over x, arms side by side, success over updates."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import mean
 from typing import NamedTuple
 
 import numpy as np
 
 from paw_min.running.plot import plain
-from research.stats import Interval
+from research.stats import Interval, t_interval
 
 
 class Curves(NamedTuple):
@@ -61,3 +63,27 @@ def panel_dots(axis, arms: dict[str, Dot], colors: dict[str, str], line: float) 
     axis.set_yticks(range(len(arms)), map(plain, arms), fontsize=8)
     axis.set_ylim(len(arms) - 0.5, -0.5)
     axis.grid(alpha=0.3)
+
+
+def draw_success(
+    file: Path, updates: Sequence[int], curves: dict[str, list[list[float]]]
+) -> None:
+    """A picture of success in percent: the mean of each arm, and its 95 % t interval.
+
+    curves: arm -> one list per seed, with a value per entry of `updates`.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
+    labels = {"paw": "GRPO with PaW", "grpo": "GRPO", "placebo": "placebo: observations shuffled"}
+    for arm, by_seed in curves.items():
+        by_update = list(zip(*by_seed))
+        low, high = zip(*(t_interval(values) for values in by_update))
+        axis.plot(updates, [mean(values) for values in by_update], label=labels[arm])
+        axis.fill_between(updates, low, high, alpha=0.2)
+    axis.set(xlabel="updates", ylabel="success (%)", ylim=(0, 100))
+    axis.legend(frameon=False)
+    figure.savefig(file, dpi=150)

@@ -37,11 +37,11 @@ if __name__ == "__main__" and len(sys.argv) > 2:
     LIBRARY = ctypes.CDLL(sys.argv[2])  # before torch, which asks for the hooks once
 
 import torch  # noqa: E402
-from torch.library import Library  # noqa: E402
+from torch import library  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
 
-KERNELS = Library("aten", "IMPL")
+KERNELS = library.Library("aten", "IMPL")
 COPIES = ("copy_", "_to_copy")
 INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_")
 TAKE_NUMBERS = (*INDEXING, "fill_")  # besides elementwise operations

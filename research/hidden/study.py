@@ -126,26 +126,15 @@ def table() -> None:
 
 
 def draw(known: dict, seeds: list[int]) -> None:
-    """Success of the three arms, in means of ten updates: mean of the seeds, 95 % t interval."""
-    import matplotlib
+    """curves.png: success of the episodes of ten updates."""
+    from research.panels import draw_success
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    from research.stats import t_interval
-
-    figure, axis = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
-    labels = {"paw": "GRPO with PaW", "grpo": "GRPO", "placebo": "placebo: observations shuffled"}
-    for arm, label in labels.items():
-        curves = [known[seed, arm]["success"] for seed in seeds]
-        updates = range(10, len(curves[0]) + 1, 10)
-        by_update = [[100 * mean(curve[k - 10 : k]) for curve in curves] for k in updates]
-        low, high = zip(*(t_interval(values) for values in by_update))
-        axis.plot(updates, [mean(values) for values in by_update], label=label)
-        axis.fill_between(updates, low, high, alpha=0.2)
-    axis.set(xlabel="updates", ylabel="success (%)", ylim=(0, 100))
-    axis.legend(frameon=False)
-    figure.savefig(FOLDER / "curves.png", dpi=150)
+    curves = {}
+    for arm in ("paw", "grpo", "placebo"):
+        of_arm = [known[seed, arm]["success"] for seed in seeds]
+        updates = range(10, len(of_arm[0]) + 1, 10)
+        curves[arm] = [[100 * mean(curve[k - 10 : k]) for k in updates] for curve in of_arm]
+    draw_success(FOLDER / "curves.png", updates, curves)
 
 
 if __name__ == "__main__":

@@ -236,26 +236,15 @@ def table() -> None:
 
 
 def draw(known: dict) -> None:
-    """Success of the three arms: the mean and its 95 % t interval at each evaluation."""
-    import matplotlib
+    """curves.png: exact success of the three arms at each evaluation."""
+    from research.panels import draw_success
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    from research.stats import t_interval
-
-    figure, axis = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
-    labels = {"paw": "GRPO with PaW", "grpo": "GRPO", "placebo": "placebo: observations shuffled"}
-    for name, label in labels.items():
-        curves = [known[name, seed] for seed in SEEDS]
-        updates = [point["update"] for point in curves[0]]
-        by_update = [[100 * point["success"] for point in points] for points in zip(*curves)]
-        low, high = zip(*(t_interval(values) for values in by_update))
-        axis.plot(updates, [mean(values) for values in by_update], label=label)
-        axis.fill_between(updates, low, high, alpha=0.2)
-    axis.set(xlabel="updates", ylabel="success (%)", ylim=(0, 100))
-    axis.legend(frameon=False)
-    figure.savefig(FOLDER / "curves.png", dpi=150)
+    curves = {}
+    for name in ("paw", "grpo", "placebo"):
+        of_arm = [known[name, seed] for seed in SEEDS]
+        curves[name] = [[100 * point["success"] for point in points] for points in of_arm]
+    updates = [point["update"] for point in of_arm[0]]
+    draw_success(FOLDER / "curves.png", updates, curves)
 
 
 if __name__ == "__main__":
