@@ -166,6 +166,18 @@ def test_columns_of_an_update_are_those_of_its_transitions():
     }
 
 
+class EarlyClaim(Countdown):
+    """Says that it is won before it is done, as a game whose win can be undone may."""
+
+    def answer(self, observation, **outcome):
+        return super().answer(observation, **outcome | {"won": True})
+
+
+def test_only_an_episode_that_is_done_is_won():
+    _, _, (cut, done), _ = play(["9", "2"], make_env=EarlyClaim)
+    assert not cut.won and done.won
+
+
 def test_an_episode_may_end_without_being_won():
     _, _, (lost, won), _ = play(["-2", "2"])
     assert not lost.won and not lost.failed and lost.episode_return == 0.0
