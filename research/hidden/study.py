@@ -1,7 +1,8 @@
 """The runs of PROTOCOL.md: GRPO, PaW and the placebo in the games of examples/hidden.py.
 
-    python research/hidden/study.py run [--workers 2] [--seeds 2 3]    what runs.jsonl lacks
-    python research/hidden/study.py table                 tables.md and curves.png from runs.jsonl
+    python research/hidden/study.py run       what runs.jsonl lacks of the runs without a KL term
+    python research/hidden/study.py run --kl  the same of those with the term
+    python research/hidden/study.py table     tables.md, curves.png and curves-kl.png
 
 `run` resumes: a run that was cut continues at its last checkpoint, in runs/hidden.
 """
@@ -21,6 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 SEEDS = range(2, 10)
 ARMS = {"grpo": ["--no-paw"], "paw": [], "placebo": ["--wm-target", "shuffled"]}
+KL = ["--kl-coef", "0.01"]  # of the arms whose names end in -kl
 RUNS = FOLDER / "runs.jsonl"
 OUT = ROOT / "runs" / "hidden"  # run folders
 
@@ -28,7 +30,8 @@ OUT = ROOT / "runs" / "hidden"  # run folders
 def train(seed: int, arm: str) -> dict:
     """One run -> its line in runs.jsonl."""
     name = f"{arm}-{seed}"
-    command = [sys.executable, "-m", "examples.hidden", "--seed", str(seed), *ARMS[arm]]
+    flags = ARMS[arm.removesuffix("-kl")] + (KL if arm.endswith("-kl") else [])
+    command = [sys.executable, "-m", "examples.hidden", "--seed", str(seed), *flags]
     command += ["--out", OUT, "--name", name]
     subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
     lines = (OUT / name / "metrics.jsonl").read_text().splitlines()
@@ -73,13 +76,13 @@ def read_runs() -> dict[tuple[int, str], dict]:
     return {(line["seed"], line["arm"]): line for line in lines}
 
 
-def run(seeds: list[int], workers: int) -> None:
+def run(arms: list[str], seeds: list[int], workers: int) -> None:
     """Seed by seed, so that what there is has all arms."""
     from examples import hidden
 
     known = read_runs()
     for seed in seeds:
-        jobs = [arm for arm in ARMS if (seed, arm) not in known]
+        jobs = [arm for arm in arms if (seed, arm) not in known]
         if jobs:
             hidden.prepare(seed)  # once, before the arms use it at the same time
         with ThreadPoolExecutor(workers) as pool:
@@ -100,41 +103,70 @@ def end(line: dict) -> float:
 
 
 def table() -> None:
-    """tables.md and curves.png, over the seeds that have all arms."""
-    from research.stats import t_interval
-
+    """tables.md and the curves: without the KL term, then with it."""
     known = read_runs()
-    seeds = [seed for seed in SEEDS if all((seed, arm) in known for arm in ARMS)]
-    lines = ["| seed | " + " | ".join(f"{arm}: mean, end, held out, p" for arm in ARMS) + " |",
-             "|---" * (1 + len(ARMS)) + "|"]
-    for seed in seeds:
-        cells = [known[seed, arm] for arm in ARMS]
-        shown = [f"{area(c):.1f}, {end(c):.1f}, {100 * c['held_out'][1]:.1f}, {c['material']:.2f}"
-                 for c in cells]
+    lines = []
+    for suffix, picture in (("", "curves.png"), ("-kl", "curves-kl.png")):
+        arms = [arm + suffix for arm in ARMS]
+        lines += by_seed(known, arms) + [""] + differences(known, *arms) + [""]
+        draw(known, arms, FOLDER / picture)
+    (FOLDER / "tables.md").write_text("\n".join(lines[:-1]) + "\n")
+
+
+def seeds_of(known: dict, *arms: str) -> list[int]:
+    """The seeds that have all of `arms`."""
+    return [seed for seed in SEEDS if all((seed, arm) in known for arm in arms)]
+
+
+def by_seed(known: dict, arms: list[str]) -> list[str]:
+    """A table with a row per seed."""
+    header = " | ".join(f"{arm}: mean, end, held out, p" for arm in arms)
+    lines = [f"| seed | {header} |", "|---" * (1 + len(arms)) + "|"]
+    for seed in SEEDS:
+        shown = []
+        for arm in arms:
+            if (seed, arm) in known:
+                run = known[seed, arm]
+                numbers = area(run), end(run), 100 * run["held_out"][1]
+                shown.append("{:.1f}, {:.1f}, {:.1f}".format(*numbers) + f", {run['material']:.2f}")
+            else:
+                shown.append("not run")
         lines.append(f"| {seed} | {' | '.join(shown)} |")
-    lines += ["", "| difference | mean of the curve | above on |", "|---|---|---|"]
-    for a, b in (("paw", "grpo"), ("paw", "placebo"), ("placebo", "grpo")):
-        values = [area(known[seed, a]) - area(known[seed, b]) for seed in seeds]
-        shown = "not run"
-        if len(values) > 1:
-            low, high = t_interval(values)
-            shown = f"{mean(values):+.1f} [{low:+.1f}, {high:+.1f}]"
-        above = sum(value > 0 for value in values)
-        lines.append(f"| {a} - {b} | {shown} | {above} of {len(values)} |")
-    (FOLDER / "tables.md").write_text("\n".join(lines) + "\n")
-    draw(known, seeds)
+    return lines
 
 
-def draw(known: dict, seeds: list[int]) -> None:
-    """curves.png: success of the episodes of ten updates."""
+def differences(known: dict, grpo: str, paw: str, placebo: str) -> list[str]:
+    """A table of paired differences, each over the seeds that both arms have."""
+    from research.stats import signed, t_interval
+
+    header = "| difference | mean of the curve | above on | last ten updates |"
+    lines = [header, "|---|---|---|---|"]
+    for a, b in ((paw, grpo), (paw, placebo), (placebo, grpo)):
+        cells = []
+        for measure in (area, end):
+            values = [measure(known[s, a]) - measure(known[s, b]) for s in seeds_of(known, a, b)]
+            known_interval = len(values) > 1
+            cells.append(signed(mean(values), t_interval(values)) if known_interval else "not run")
+            if measure is area:
+                cells.append(f"{sum(value > 0 for value in values)} of {len(values)}")
+        lines.append(f"| {a} - {b} | {' | '.join(cells)} |")
+    return lines
+
+
+def draw(known: dict, arms: list[str], picture: Path) -> None:
+    """Success of the episodes of ten updates, over the seeds that have all arms."""
     from research.panels import draw_success
 
+    seeds = seeds_of(known, *arms)
+    if not seeds:
+        return
     curves = {}
-    for arm in ("paw", "grpo", "placebo"):
+    for name in ("paw", "grpo", "placebo"):
+        arm = next(arm for arm in arms if arm.startswith(name))
         of_arm = [known[seed, arm]["success"] for seed in seeds]
         updates = range(10, len(of_arm[0]) + 1, 10)
-        curves[arm] = [[100 * mean(curve[k - 10 : k]) for k in updates] for curve in of_arm]
-    draw_success(FOLDER / "curves.png", updates, curves)
+        curves[name] = [[100 * mean(curve[k - 10 : k]) for k in updates] for curve in of_arm]
+    draw_success(picture, updates, curves)
 
 
 if __name__ == "__main__":
@@ -142,8 +174,11 @@ if __name__ == "__main__":
     parser.add_argument("command", choices=["run", "table"])
     parser.add_argument("--workers", type=int, default=2, help="processes, one core each (2)")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--kl", action="store_true", help="the arms with a KL term of 0.01")
     args = parser.parse_args()
     if args.command == "run":
-        run(args.seeds, args.workers)
+        suffix = "-kl" if args.kl else ""
+        run([arm + suffix for arm in args.arms], args.seeds, args.workers)
     else:
         table()
