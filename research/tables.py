@@ -105,15 +105,18 @@ def front() -> str:
 
 
 def quickstart() -> str:
-    """The seed of the quick start and the mean of all seeds of research/hidden, by ten updates."""
+    """Mean, lowest and highest of the seeds of research/hidden, by ten updates."""
     known = hidden.read_runs()
-    seeds = sorted({seed for seed, _ in known})
+    seeds = hidden.seeds_of(known, *hidden.ARMS)
     lines = []
-    for title, some in (("seed 2", [2]), (f"mean of {len(seeds)} seeds", seeds)):
-        for arm, name in (("grpo", "GRPO"), ("paw", "GRPO with PaW"), ("placebo", "placebo")):
-            curve = np.mean([known[seed, arm]["success"] for seed in some], axis=0)  # (200,)
-            ends = (percent(curve[k - 10 : k].mean()) for k in QUICKSTART)
-            lines.append([f"{name}, {title}", *ends])
+    for arm, name in (("grpo", "GRPO"), ("paw", "GRPO with PaW"), ("placebo", "placebo")):
+        curves = np.array([known[seed, arm]["success"] for seed in seeds])  # (seeds, 200)
+        cells = []
+        for k in QUICKSTART:
+            at_k = curves[:, k - 10 : k].mean(1)  # (seeds,)
+            low, high = percent(at_k.min()), percent(at_k.max())
+            cells.append(f"{percent(at_k.mean())} ({low} to {high})")
+        lines.append([name, *cells])
     return markdown_table(["updates", *(f"{k - 9} to {k}" for k in QUICKSTART)], lines)
 
 
