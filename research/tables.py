@@ -63,7 +63,6 @@ def from_file(file: str, number: str) -> str:
 
 # ---- the front page ----
 
-QUICKSTART = (40, 80, 120, 160, 200)
 PAPER = [
     ["paper: ALFWorld, Qwen2.5-1.5B-Instruct", "70.0", "77.9", "not reproduced here yet"],
     [
@@ -83,17 +82,24 @@ def front() -> str:
         if len(cells := line.split(" | ")) > 2:
             at_the_end.setdefault(cells[0].removeprefix("| "), cells[2])
     locks = ["locks, 0.1 M: success after 200 updates", at_the_end["grpo"], at_the_end["paw"]]
-    materials = ["locks in ALFWorld's engine, 0.1 M: training success, last ten updates of 200"]
-    for arm in ("grpo", "paw"):
-        ends = [hidden.end(run) for (_, of), run in hidden.read_runs().items() if of == arm]
-        materials.append(f"{np.mean(ends):.1f}")
+    known = hidden.read_runs()
+    seeds = hidden.seeds_of(known, "grpo-kl", "paw-kl")
+    materials = []
+    for measure in (hidden.area, hidden.end):
+        means = (np.mean([measure(known[s, arm]) for s in seeds]) for arm in ("grpo-kl", "paw-kl"))
+        materials.append([f"{mean:.1f}" for mean in means])
     (tiny,) = (setting for setting in load("study/study.json") if setting["name"] == "tiny")
     grpo, paw = (tiny["cells"][arm] for arm in ("GRPO", "GRPO w/ PaW"))
     study = [[f"{arm[key]['mean']:.1f}" for arm in (grpo, paw)] for key in ("success", "exact")]
     lines = [
         *PAPER,
         [*locks, "16 seeds, CPU ([study](research/locks/README.md))"],
-        [*materials, "8 seeds, CPU ([study](research/hidden/README.md))"],
+        [
+            "locks in ALFWorld's engine, 0.1 M: training success, mean of 200 updates",
+            *materials[0],
+            f"{len(seeds)} seeds, CPU ([study](research/hidden/README.md))",
+        ],
+        ["the same runs: mean of the last ten updates", *materials[1], ""],
         [
             "generated ALFWorld, 0.9 M: held-out success",
             *study[0],
@@ -102,22 +108,6 @@ def front() -> str:
         ["the same runs: held-out observations predicted without an error", *study[1], ""],
     ]
     return markdown_table(["", "GRPO", "+ PaW", ""], lines)
-
-
-def quickstart() -> str:
-    """Mean, lowest and highest of the seeds of research/hidden, by ten updates."""
-    known = hidden.read_runs()
-    seeds = hidden.seeds_of(known, *hidden.ARMS)
-    lines = []
-    for arm, name in (("grpo", "GRPO"), ("paw", "GRPO with PaW"), ("placebo", "placebo")):
-        curves = np.array([known[seed, arm]["success"] for seed in seeds])  # (seeds, 200)
-        cells = []
-        for k in QUICKSTART:
-            at_k = curves[:, k - 10 : k].mean(1)  # (seeds,)
-            low, high = percent(at_k.min()), percent(at_k.max())
-            cells.append(f"{percent(at_k.mean())} ({low} to {high})")
-        lines.append([name, *cells])
-    return markdown_table(["updates", *(f"{k - 9} to {k}" for k in QUICKSTART)], lines)
 
 
 # ---- study ----

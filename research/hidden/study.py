@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 SEEDS = range(2, 10)
 ARMS = {"grpo": ["--no-paw"], "paw": [], "placebo": ["--wm-target", "shuffled"]}
-KL = ["--kl-coef", "0.01"]  # of the arms whose names end in -kl
+NO_KL = ["--kl-coef", "0"]  # of the arms whose names do not end in -kl
 RUNS = FOLDER / "runs.jsonl"
 OUT = ROOT / "runs" / "hidden"  # run folders
 
@@ -30,7 +30,7 @@ OUT = ROOT / "runs" / "hidden"  # run folders
 def train(seed: int, arm: str) -> dict:
     """One run -> its line in runs.jsonl."""
     name = f"{arm}-{seed}"
-    flags = ARMS[arm.removesuffix("-kl")] + (KL if arm.endswith("-kl") else [])
+    flags = ARMS[arm.removesuffix("-kl")] + ([] if arm.endswith("-kl") else NO_KL)
     command = [sys.executable, "-m", "examples.hidden", "--seed", str(seed), *flags]
     command += ["--out", OUT, "--name", name]
     subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
@@ -154,19 +154,18 @@ def differences(known: dict, grpo: str, paw: str, placebo: str) -> list[str]:
 
 
 def draw(known: dict, arms: list[str], picture: Path) -> None:
-    """Success of the episodes of ten updates, over the seeds that have all arms."""
+    """Success of the episodes of ten updates, each arm over the seeds that it has."""
     from research.panels import draw_success
 
-    seeds = seeds_of(known, *arms)
-    if not seeds:
-        return
+    updates = range(10, 201, 10)
     curves = {}
     for name in ("paw", "grpo", "placebo"):
-        arm = next(arm for arm in arms if arm.startswith(name))
-        of_arm = [known[seed, arm]["success"] for seed in seeds]
-        updates = range(10, len(of_arm[0]) + 1, 10)
-        curves[name] = [[100 * mean(curve[k - 10 : k]) for k in updates] for curve in of_arm]
-    draw_success(picture, updates, curves)
+        (arm,) = (arm for arm in arms if arm.startswith(name))
+        runs = [known[seed, arm]["success"] for seed in seeds_of(known, arm)]
+        if runs:
+            curves[name] = [[100 * mean(run[k - 10 : k]) for k in updates] for run in runs]
+    if curves:
+        draw_success(picture, updates, curves)
 
 
 if __name__ == "__main__":
