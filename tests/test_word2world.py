@@ -304,7 +304,6 @@ def test_a_marker_counts_wherever_an_answer_has_it():
     for answer, em in (
         ("a mug\nAvailable actions: run", 1.0),
         ("a mug\nAvailable actions: run [SUCCESS]", 0.0),
-        ("a mug [SUCCESS]", 0.0),
     ):
         learn(model, "a", "go", answer)
         assert model.predict([chat_of("a", "go")]) == [answer] == model.answers(target)
@@ -560,8 +559,6 @@ def test_a_prompted_world_model_reads_instructions_before_the_chat(recorded):
     # What follows S_0 is the chat of a trained one.
     plain = WorldModel(model.policy, 5000)
     assert ids[-100:] == plain.tokens(trajectory.messages)[0][-100:]
-    assert model.answers(Trajectory()) == [] == model.predict([])
-    assert len(model.answers(trajectory)) == len(texts) // 2
 
 
 def test_examples_are_steps_of_training_trajectories(recorded):
