@@ -240,9 +240,11 @@ def test_an_update_is_that_of_the_package(monkeypatch, loss):
 
 
 @pytest.mark.slow
-def test_paw_wins_more_than_grpo():
+def test_paw_learns_the_materials_and_wins_more_than_grpo(monkeypatch):
+    """In a small world: 0.54 and 0.33 after 60 updates."""
+    monkeypatch.setattr(one_file, "WARM_ROWS", 64)
+    world = one_file.make_world(3, names=16)
     arms = one_file.make_arms(one_file.Arm())
-    grpo = one_file.run(3, arms["grpo"], updates=100)
-    paw = one_file.run(3, arms["paw"], updates=100)
-    assert paw[-1].success > grpo[-1].success + 0.4
-    assert paw[-1].material > grpo[-1].material + 0.05
+    grpo, paw = (one_file.run(3, arms[name], world, updates=60)[-1] for name in ("grpo", "paw"))
+    assert paw.success > grpo.success + 0.1
+    assert paw.material > grpo.material + 0.08
