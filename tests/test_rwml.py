@@ -330,31 +330,6 @@ def test_answers_become_groups_and_rewarded_ones_more_likely():
     assert after[0] - after[1] > before[0] - before[1] + 1e-3
 
 
-def test_a_coin_knows_nothing_of_the_answers(monkeypatch):
-    """Placebo: all answers are malformed, and about half of them are rewarded."""
-    given = []
-    answer_rows = rwml.answer_rows
-    monkeypatch.setattr(
-        rwml, "answer_rows", lambda *rows: (given.append(rows[2]), answer_rows(*rows))[1]
-    )
-    monkeypatch.setattr(rwml, "check_sync", lambda *args: 0.0)
-    monkeypatch.setattr(rwml, "prepare", lambda cfg, policy, reference, rows: rows)
-    monkeypatch.setattr(rwml, "learn", lambda *args, **key: {})
-
-    def malformed(queue, temperature, max_tokens):
-        yield [Response(request.slot, [8, 2], [-1.0, -1.0]) for request in queue]
-
-    sampler = SimpleNamespace(sync=lambda policy: nullcontext(), generate=malformed)
-    s = SimpleNamespace(policy=make_policy(), reference=None, optimizer=None, sampler=sampler)
-    encoder = SimpleNamespace(passages=lambda texts, n: [[1.0]] * n)
-    cfg = Config(group_size=8)
-    for coin in (False, True):
-        metrics = rwml.update(cfg, s, 1, encoder, [[3]] * 20, ["a"] * 20, 0.2, coin)
-        assert metrics["reward"] == metrics["well_formed"] == 0.0
-        assert metrics["spread"] > 0.9 if coin else metrics["spread"] == 0.0
-    assert sum(given[0]) == 0 and 60 < sum(given[1]) < 100
-
-
 def test_an_epoch_has_every_triplet_once_in_an_order_of_its_own():
     epochs = [[rwml.batch_of_update(k, 7, 3, seed=0) for k in (1, 2, 3)],
               [rwml.batch_of_update(k, 7, 3, seed=0) for k in (4, 5, 6)]]

@@ -363,13 +363,16 @@ def test_word2world_is_killed_and_repeated(worlds, model, tmp_path, monkeypatch,
 def test_rwml_is_killed_and_repeated(games_root, tmp_path, monkeypatch, capsys, method):
     smaller = dict(tries=2, max_turns=6, warm_epochs=3, sft_epochs=2, answer_tokens=40)
     monkeypatch.setattr(rwml_options, "TINY", rwml_options.TINY | smaller)
+    monkeypatch.setattr(early_experience, "BRANCHES", 2)
+    encoder = rwml_options.load_encoder("minilm", "cpu")  # not again in each process
+    monkeypatch.setattr(rwml_options, "load_encoder", lambda name, device: encoder)
 
     def argv(name):
         once = ["--epochs", "1"] if method == "rwml" else []
         small = ["--tasks", "3", "--eval-tasks", "2", "--max-turns", "6", "--method", method]
         return ["alfworld", "--out", str(tmp_path / name), "--data", str(games_root), *small, *once]
 
-    once, often = killed_and_repeated(rwml_stages.main, argv, tmp_path, more=4)
+    once, often = killed_and_repeated(rwml_stages.main, argv, tmp_path, more=10)
     folders = [tmp_path / "once", tmp_path / "often"]
     for name in ("triplets.jsonl", "held_out.jsonl", "filter.json", "start/model.safetensors"):
         first, other = ((folder / name).read_bytes() for folder in folders)
