@@ -59,13 +59,6 @@ def test_rates_by_hand():
     assert found["cr"] is None and found["pairwise_cr"] is None and found["w2r"] == 0.5
 
 
-def test_exact_match_judges_state_and_reward_together():
-    assert word2world.exact_match(" You win. [SUCCESS]\n", "You win. [SUCCESS]")
-    assert not word2world.exact_match("You win.", "You win. [SUCCESS]")
-    assert not word2world.exact_match("You win. [SUCCESS]", "You win.")
-    assert not word2world.exact_match(None, "")
-
-
 def test_fidelity_pools_the_turns():
     def chat(*answers):
         messages = [said("system", "s")]
@@ -82,9 +75,11 @@ def test_fidelity_pools_the_turns():
     assert found["by_kind"] == {"go": {"em": 1 / 3, "n": 3}, "open": {"em": 1.0, "n": 3}}
     assert found["by_turn"]["1"] == {"em": 1.0, "n": 3}
     assert found["by_success"]["True"] == {"em": 0.0, "n": 1}
-    # Without the list of actions, but with the marker.
+    # The marker counts, also without the list of actions; white space at the ends does not.
     found = word2world.measure_fidelity(lambda t: ["c [SUCCESS]"] * len(t.answers), data)
     assert found["em"] == 0 and found["em_observation"] == 1 / 6
+    found = word2world.measure_fidelity(lambda t: [" a\n", None, "b [SUCCESS]", "c"], data[2:])
+    assert found["em"] == found["em_observation"] == 1 / 4
 
 
 # --- steps and chats as text -----------------------------------------------------------------
@@ -263,17 +258,12 @@ def test_an_answer_ends_at_the_context(monkeypatch):
     assert language_model(context=prompt).predict([chat]) == [None]
 
 
-def test_a_context_beyond_the_positions_of_a_model_is_refused(recorded, tmp_path):
+def test_a_context_beyond_the_positions_of_a_model_is_refused():
     tokenizer = word_tokenizer(["a"])
     policy = Policy(make_model(tokenizer, 0, 32, positions=100), tokenizer)
     assert WorldModel(policy, 100).context == 100
     with pytest.raises(UserError, match="101 tokens is more than the model's 100 positions"):
         WorldModel(policy, 101)
-    file = tmp_path / "t.json"
-    trajectories.write_trajectories(file, recorded)
-    with pytest.raises(UserError, match="4000 tokens is more than .* with --context 2048 or less"):
-        run("train", "alfworld", "--trajectories", file, "--start", "open", "--context", 4000,
-            "--out", tmp_path / "o")
 
 
 def test_answers_in_one_pass_are_those_of_greedy_decoding():
@@ -494,7 +484,8 @@ def test_the_verifier_vetoes_until_its_budget_is_spent(shop):
         pool.reset(0, task)
         pool.recv()
         answers = []
-        for command in ["search[lamp]", product] + [BUY] * times:
+        # The first finds no button, buys nothing, and is not checked.
+        for command in [BUY, "search[lamp]", product, *[f"{BUY} to finish", BUY, BUY][:times]]:
             pool.step(0, command)
             answers.append(pool.recv().step)
         return answers, pool
@@ -504,29 +495,12 @@ def test_the_verifier_vetoes_until_its_budget_is_spent(shop):
     assert answers[-1].done and pool.checks == pool.vetoes == 0
     # Two vetoes: the same page again, and the real episode has not moved; then it goes through.
     answers, pool = buy(nothing, 2, 3)
-    assert answers[2] == answers[3] == answers[1] and not answers[3].done
-    assert answers[4].done and pool.checks == pool.vetoes == 2
-    assert pool.trajectories[0].commands == ["search[lamp]", product, BUY]
+    assert answers[3] == answers[4] == answers[2] and not answers[4].done
+    assert answers[5].done and pool.checks == pool.vetoes == 2
+    assert pool.trajectories[0].commands == [BUY, "search[lamp]", product, BUY]
     # A world model that always expects success vetoes nothing.
     answers, pool = buy(success, 2, 1)
     assert answers[-1].done and pool.checks == 1 and pool.vetoes == 0
-
-
-@pytest.mark.parametrize("command", ["click[buy now] to finish", BUY])
-def test_the_verifier_checks_every_command_that_buys(shop, command):
-    pool = VerifiedPool("webshop", shop[2](1), nothing, 1)
-    pool.reset(0, shop[1][0])
-    product = next(c for c in first_results(shop, shop[1][0]) if c.startswith("click[b0"))
-    # Without the button, nothing is bought, and no check is spent.
-    for text in (command, "search[lamp]", command, product):
-        pool.recv()
-        pool.step(0, text)
-    assert pool.checks == 0
-    for _ in range(2):  # vetoed, and again with the budget spent
-        page = pool.recv().step
-        assert not page.done
-        pool.step(0, command)
-    assert pool.checks == pool.vetoes == 1 and pool.recv().step.done
 
 
 def first_results(shop, task):
@@ -579,32 +553,21 @@ def test_examples_are_steps_of_training_trajectories(recorded):
 
 
 @pytest.mark.slow
-def test_a_prompted_world_model_in_all_measures(recorded, games_root, shop, tmp_path):
+def test_the_fidelity_of_a_prompted_world_model(recorded, tmp_path):
     files = {"train": recorded[:3], "evaluated": recorded[3:5]}
     for name, some in files.items():
         trajectories.write_trajectories(tmp_path / name, some)
     texts = [m["content"] for t in recorded for m in t.messages]
     examples = prompted.draw_examples(recorded[:3], 3, seed=0)
     prompted_model(prompted.prompt(examples), texts).policy.save(tmp_path / "model")
-    flags = ["--world-model", tmp_path / "model", "--answer-tokens", 2, "--preset", "tiny"]
-    data = ["--data", games_root, "--groups", 2, "--eval-tasks", 2, "--max-turns", 2]
-    data += ["--agents", "teacher"]
-    evaluated = ["--trajectories", tmp_path / "evaluated"]
-
-    def found(command, env, *words):
-        run(command, env, *flags, *words, "--out", tmp_path / "o")
-        return json.loads((tmp_path / "o" / f"{command}.json").read_text())
-
-    three = ["--shots", 3, "--examples", tmp_path / "train"]
-    assert found("fidelity", "alfworld", *evaluated, *three)["em"] < 0.5
-    assert found("consistency", "alfworld", *data, "--shots", 0)["teacher"]["wm"] == 0.0
-    data[1] = shop[0].data
-    verified = found("verify", "webshop", *data, "--shots", 0, "--budgets", 1)
-    assert verified["teacher, budget 1"]["n"] == 2
+    words = ["fidelity", "alfworld", "--world-model", tmp_path / "model", "--answer-tokens", 2]
+    words += ["--trajectories", tmp_path / "evaluated", "--out", tmp_path / "o", "--shots", 3]
+    run(*words, "--examples", tmp_path / "train")
+    found = json.loads((tmp_path / "o" / "fidelity.json").read_text())
+    assert found["em"] < 0.5 and found["n"] == sum(len(t.answers) for t in recorded[3:5])
     # An example of an evaluated task would be a part of the answer.
     with pytest.raises(UserError, match="has 2 tasks that are evaluated"):
-        run("fidelity", "alfworld", *flags, *evaluated, "--shots", 3, "--examples",
-            tmp_path / "evaluated", "--out", tmp_path / "p")
+        run(*words, "--examples", tmp_path / "evaluated", "--out", tmp_path / "p")
 
 
 def test_a_model_that_cannot_be_prompted():
