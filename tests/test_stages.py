@@ -342,7 +342,7 @@ def test_word2world_is_killed_and_repeated(worlds, model, tmp_path, monkeypatch,
     dream = ["--world-model", root / f"{env}-wm", "--answer-tokens", 6]
     words = {
         "collect": [*agent, *dream, "--agents", "model", "teacher", "--episodes", 4],
-        "train": ["--trajectories", file, "--width", 32, *TRAINING],
+        "train": ["--trajectories", file, "--start", model, "--context", 300, *TRAINING],
         "fidelity": ["--trajectories", file, *dream],
         "consistency": [*agent, *dream, "--agents", "model", "teacher"],
         "verify": [*agent, *dream, "--agents", "model", "teacher", "--budgets", 0, 2],
