@@ -135,18 +135,26 @@ def bootstrap_interval(parts: list[np.ndarray], draws: int = DRAWS, seed: int = 
     """Of the mean of the parts' means; parts: (seeds, tasks) each."""
     rng = np.random.default_rng(seed)
     n_seeds = len(parts[0])
-    means = []
-    for _ in range(draws):
-        seeds = rng.integers(n_seeds, size=n_seeds)
-        drawn = []
-        for part in parts:
-            # All seeds share the tasks of a draw: average over the seeds first.
-            by_task = part[seeds].mean(0)  # (tasks,)
-            tasks = rng.integers(len(by_task), size=len(by_task))
-            drawn.append(by_task[tasks].mean())
-        means.append(np.mean(drawn))
+    if len(parts) == 1 and parts[0].shape[1] == 1:  # one value per seed: all draws at once
+        values = parts[0][:, 0]
+        means = values[rng.integers(n_seeds, size=(draws, n_seeds)).T].mean(0)  # (draws,)
+    else:
+        means = [mean_of_draw(parts, rng) for _ in range(draws)]
     low, high = np.percentile(means, [2.5, 97.5])
     return float(low), float(high)
+
+
+def mean_of_draw(parts: list[np.ndarray], rng: np.random.Generator) -> float:
+    """The mean of the parts' means for drawn seeds and tasks."""
+    n_seeds = len(parts[0])
+    seeds = rng.integers(n_seeds, size=n_seeds)
+    drawn = []
+    for part in parts:
+        # All seeds share the tasks of a draw: average over the seeds first.
+        by_task = part[seeds].mean(0)  # (tasks,)
+        tasks = rng.integers(len(by_task), size=len(by_task))
+        drawn.append(by_task[tasks].mean())
+    return float(np.mean(drawn))
 
 
 def over_seeds(values: Sequence[float]) -> Interval:

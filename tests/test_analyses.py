@@ -13,13 +13,9 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
 
 from paw_min import cmae, conflict, select
-from paw_min.base.errors import UserError
 from paw_min.config import Config
-from paw_min.envs.webshop import Shop
-from paw_min.envs.webshop.env import WebShopAgent
 from paw_min.rows import TokenRow, flatten
 from paw_min.running.runs import read_metrics
-from paw_min.toy import webshop_shops
 from paw_min.update import mini_batches, prepare
 from research.paper import fig2ab, fig2c, kept, transitions
 from research.paper.transitions import TextRow
@@ -36,8 +32,8 @@ def row(o="o", command="c", following="f", task="t", prompt=(1,)) -> TextRow:
 def test_rules_of_noise():
     spans = fig2c.noisy_spans(PAGE)
     assert [PAGE[a:b] for a, b in spans] == ["B09QKP7XQL", "SONY", "XBOX360"]
-    longer = "XB09QKP7XQL B09QKP7XQ b09qkp7xql SEP ABC1 ABCDe DOVENTA"
-    assert [longer[a:b] for a, b in fig2c.noisy_spans(longer)] == ["DOVENTA"]
+    others = "XB09QKP7XQL b09qkp7xql SEP ABC1 ABCDe DOVENTA"
+    assert [others[a:b] for a, b in fig2c.noisy_spans(others)] == ["DOVENTA"]
 
 
 @pytest.mark.parametrize("trim", [False, True])
@@ -58,15 +54,6 @@ def test_each_subword_of_noise_is_noisy(trim):
     assert any(p.startswith(" ") and n for p, n in zip(pieces, noisy))  # " S"
     one.tokens.obs_ids = ids[:7]  # cut at --max-obs-tokens
     assert fig2c.observation_classes(policy, one) == noisy[:7]
-    one.tokens.obs_ids = [*ids[:6], ids[6] + 1]
-    with pytest.raises(RuntimeError, match="other tokens"):
-        fig2c.observation_classes(policy, one)
-
-
-def test_touching_is_not_overlapping():
-    assert fig2c.token_classes([(4, 8)], [(0, 4), (3, 5), (5, 5), (5, 6), (7, 9), (8, 9)]) == [
-        False, True, False, True, True, False,
-    ]
 
 
 def test_magnitudes_are_the_gradients_of_the_losses():
@@ -130,42 +117,6 @@ def test_conflicts_by_hand():
     assert "3 times, in 2 task(s), with 2 different" in fig2ab.example(found)
 
 
-def test_kinds_of_webshop(tmp_path):
-    shop = Shop.load(webshop_shops.generate(tmp_path / "s", 30, seed=0))
-    goal = next(g for g in shop.goals if len(g["goal_options"]) == 2)
-    title, asin = shop.products[goal["asin"]].name, goal["asin"]
-    agent = WebShopAgent(shop)
-    option = next(iter(goal["goal_options"].values()))
-    script = [
-        ("search", f"search[{goal['name']}]"), ("no effect", "click[b000000000]"),
-        ("back, next, details", "click[next >]"), ("back, next, details", "click[< prev]"),
-        ("product", f"click[{asin}]"), ("option", f"click[{option}]"),
-        ("no effect", f"click[{title}]"), ("no effect", "click[next >]"), ("no effect", option),
-        ("back, next, details", "click[features]"), ("no effect", "click[buy now]"),
-        ("back, next, details", "click[< prev]"), ("no effect", "search[a] or click[b]"),
-        ("no effect", "click[features] [x]"), ("buy", "click[Buy Now] to finish"),
-    ]
-    page = agent.reset(str(shop.goals.index(goal))).observation
-    assert kept.webshop_kind("click[search]", page) == "no effect"
-    for expected, command in script:
-        assert kept.webshop_kind(command, page) == expected, command
-        step = agent.step(command)
-        if expected in ("no effect", "option"):
-            assert step.observation == page
-        page = step.observation
-    assert step.done
-
-
-def test_kinds_of_search_and_alfworld():
-    kinds = [kept.kind("search", row(command=c)) for c in
-             ("<search>x</search>", "<search></search>", "<answer>x</answer>", "")]
-    assert kinds == ["search", "search", "answer", "invalid"]
-    assert kept.kind("alfworld", row(command="go to bed 1")) == "go"
-    assert (
-        kept.kind("alfworld", row(command="go", following="Nothing happens.")) == "nothing happens"
-    )
-
-
 def test_a_run_folder_is_only_read(finished):
     before = {f: f.stat().st_mtime_ns for f in finished.rglob("*")}
     args = transitions.arguments("", [str(finished), "--episodes", "3", "--temperature", "0.5"])
@@ -178,8 +129,6 @@ def test_a_run_folder_is_only_read(finished):
     for r in result.rows:
         assert r.tokens.obs_ids == result.policy.encode(r.next_observation)
         assert r.tokens.anchor == r.observation
-    other = transitions.arguments("", [str(finished), "--model", "x"])
-    assert other.cfg.model == "x"
 
 
 def test_selection_is_that_of_training(finished, tmp_path, capsys):
@@ -241,19 +190,13 @@ def test_starts_shares_of_tokens():
     rows = flatten(EPISODES).tokens
     p = [logp.exp() for logp in transitions.observation_logps(cfg, policy, rows)]
     easy = (torch.cat(p) > 0.2).float().mean().item()
-    assert found.low + found.middle + easy == pytest.approx(1.0)
-    assert found.low + found.middle == pytest.approx(found.hard)
-    assert 0.1 < found.low < found.hard < 0.99
+    assert 0.1 < found.low < found.hard == pytest.approx(1 - easy)
     firsts = []
     for one in p:
         size = (one * (1 - one)).where(one <= 0.2, 0.0)
         if size.sum() > 0:
             firsts.append((size[0] / size.sum()).item())
     assert found.first_share == pytest.approx(sum(firsts) / len(firsts))
-    tokens = sum(len(row.response_ids) for row in rows)
-    assert found.response_tokens == pytest.approx(tokens / len(EPISODES))
-    returns = [{e.episode_return for e in EPISODES if e.group == g} for g in range(3)]
-    assert found.no_variance == pytest.approx(sum(len(one) == 1 for one in returns) / 3)
 
 
 def test_starts_gradients_by_hand():
@@ -308,15 +251,11 @@ def test_starts_tail_is_that_of_single_rows():
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
 def test_starts_divide_the_logits(family):
     ids = torch.tensor([[3, 9, 10, 11]])
+    policy = make_policy(family)
     with torch.no_grad():
-        before = make_policy(family).model(ids).logits
-        for tau in (2.0, 1.5):
-            policy = make_policy(family)
-            starts.divide_logits(policy, tau)
-            after = policy.model(ids).logits
-            # A division by two rounds nothing.
-            exact = torch.equal(after, before / tau)
-            assert exact if tau == 2 else torch.allclose(after, before / tau, atol=1e-5)
+        before = policy.model(ids).logits
+        starts.divide_logits(policy, 2.0)  # a division by two rounds nothing
+        assert torch.equal(policy.model(ids).logits, before / 2)
 
 
 def test_starts_play_the_episodes_of_the_first_update(finished, model, tmp_path, capsys):
@@ -337,20 +276,3 @@ def test_starts_play_the_episodes_of_the_first_update(finished, model, tmp_path,
     assert stored[0] == start and len(stored) == 2
     assert stored[1].entropy_tokens > start.entropy_tokens
     assert capsys.readouterr().out == starts.tables(stored) + "\n"
-
-
-def test_a_damaged_file_of_starts_is_refused_before_anything_is_played(tmp_path, monkeypatch):
-    file = tmp_path / "starts.json"
-    file.write_text("[1]")
-    monkeypatch.setattr(starts, "measure", None)
-    with pytest.raises(UserError, match="starts.json cannot be read"):
-        starts.main(["alfworld", "--out", str(tmp_path)])
-    with pytest.raises(UserError, match="starts.json cannot be read"):
-        starts.store(file, [])
-    assert file.read_text() == "[1]"
-
-
-def test_only_some_analyses_have_a_teacher():
-    assert transitions.arguments("", ["webshop", "--teacher"], teacher=True).teacher
-    with pytest.raises(SystemExit):
-        transitions.arguments("", ["webshop", "--teacher"])

@@ -66,26 +66,10 @@ def test_measures_by_hand(sweep):
     assert trained.clip_ratio == pytest.approx(3)
     assert trained.valid_lowest == pytest.approx(0.9)
     assert (trained.grad_norm_first, trained.entropy_last) == (2.0, 0.3)
-
-
-def test_base_is_a_choice(sweep):
+    # The base is a choice.
     arms = curves.read(sweep, "GRPO w/ PaW").arms
     assert arms["GRPO"].area.difference == pytest.approx(-(2 + 7 / 3 - 2) / 3)
     assert arms["GRPO"].training.clip_ratio == pytest.approx(1 / 3)
-    with pytest.raises(UserError, match="--base PPO: .* has GRPO, GRPO w/ PaW"):
-        curves.read(sweep, "PPO")
-
-
-@pytest.mark.parametrize("by", ["updates", "steps"])
-def test_runs_without_updates(sweep, tmp_path, by):
-    for folder in tmp_path.iterdir():
-        if folder.is_dir():
-            config = folder / "config.json"
-            config.write_text(config.read_text().replace('"updates": 6', '"updates": 0'))
-            metrics = folder / "metrics.jsonl"
-            metrics.write_text(metrics.read_text().splitlines(keepends=True)[0])
-    with pytest.raises(UserError, match="a run has no updates; train it with --updates 1 or more"):
-        curves.read(sweep, None, by)
 
 
 def test_only_seeds_that_all_arms_have_finished(sweep, tmp_path):
@@ -114,63 +98,15 @@ def test_files(sweep, tmp_path, capsys):
     assert (out / "curves.png").stat().st_size > 5000
 
 
-@pytest.mark.parametrize(
-    "name, message",
-    [
-        ("grad_norm", "update 1 has no grad_norm"),
-        ("rows", "update 1 has no rows"),
-        ("eval_success", "no evaluation before training"),
-    ],
-)
-def test_a_missing_metric_is_named(sweep, tmp_path, name, message):
-    metrics = tmp_path / "GRPO0" / "metrics.jsonl"
-    metrics.write_text(metrics.read_text().replace(f'"{name}"', '"other"'))
-    with pytest.raises(UserError, match=f"GRPO0/metrics.jsonl cannot be read .*{message}"):
-        curves.read(sweep, None)
-
-
-def change_metrics(folder, change) -> None:
-    """change: a line of metrics.jsonl -> None, in place."""
-    file = folder / "metrics.jsonl"
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    for line in lines:
-        change(line)
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def test_damaged_sweeps_are_one_sentence(sweep):
-    entries = json.loads(sweep.read_text())
-    for stored, message in (
-        ([], "has no runs"),
-        ([*entries, entries[0] | {"folder": "PaW2"}], "has 'GRPO', seed 0, twice"),
-    ):
-        sweep.write_text(json.dumps(stored))
-        with pytest.raises(UserError, match=message):
-            curves.read(sweep, None, "steps")
-
-
 def test_only_updates_that_all_runs_have_evaluated(sweep, tmp_path):
     """Here a run was resumed with another --eval-every."""
-    def without(update):
-        return lambda line: line["update"] == update and line.pop("eval_success")
-
-    change_metrics(tmp_path / "PaW1", without(2))
+    file = tmp_path / "PaW1" / "metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    del lines[2]["eval_success"]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     setting = curves.read(sweep, None)
     assert all(list(c) == [0, 4, 6] for arm in setting.arms.values() for c in arm.curves)
     assert setting.arms["GRPO"].area.values == pytest.approx([50, 60, 35])
-    curves.picture([setting], tmp_path / "x.png", "update")
-    for update in (4, 6):
-        change_metrics(tmp_path / "PaW1", without(update))
-    with pytest.raises(UserError, match="no update but 0 was evaluated in all runs"):
-        curves.read(sweep, None)
-
-
-def test_a_base_arm_that_clips_nothing_has_no_ratio(sweep, tmp_path):
-    for seed in range(3):
-        change_metrics(tmp_path / f"GRPO{seed}", lambda line: line.update(clip_fraction=0.0))
-    setting = curves.read(sweep, None)
-    assert setting.arms["GRPO w/ PaW"].training.clip_ratio is None
-    assert "| GRPO w/ PaW | - | 2.000" in curves.markdown(setting)
 
 
 def test_by_steps_counts_a_stage_before_the_run(tmp_path):

@@ -6,7 +6,6 @@ python -m pytest tests/test_experiments.py
 import itertools
 import json
 import os
-import re
 import signal
 import sys
 import threading
@@ -18,15 +17,14 @@ import torch
 
 import run_alfworld
 from paw_min import train
-from paw_min.base.errors import UserError, user_errors
+from paw_min.base.errors import UserError
 from paw_min.config import parse_args
 from paw_min.running import runs
 from paw_min.running.stored import public
 from research.paper import figures, sweep, table
-from research.paper.grids import GRIDS, PRINTED_SCALE, Arm
+from research.paper.grids import ALTERNATED, GRIDS, PLACEBO, PRINTED_SCALE, Arm
 from research.starts.measure import read as read_starts
 from research.stats import mean_of
-from research.study import analyze as study
 from tests.helpers import SMALL, argv
 
 ROOT = Path(__file__).parent.parent
@@ -34,8 +32,7 @@ ROOT = Path(__file__).parent.parent
 # --- grids and plans -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("env", ["alfworld", "webshop", "search"])
-@pytest.mark.parametrize("size", ["tiny", "paper"])
+@pytest.mark.parametrize("env, size", [("alfworld", "paper"), ("search", "tiny")])
 def test_every_arm_is_a_run_of_its_own_with_the_same_episodes(env, size, tmp_path):
     for grid, arms in GRIDS.items():
         extra = [] if size == "tiny" else ["--preset", size, "--data", "d", "--device", "cpu"]
@@ -82,32 +79,20 @@ def test_settings_of_the_arms(tmp_path):
     assert len({cfg(*arm).name for arm in same}) == 1
 
 
-NUMBERS = re.compile(r"--(rho|select-ratio|wm-scale) [\d.]+")
-ARMS = {  # one of those that differ in a number only, and without PaW only GRPO
-    NUMBERS.sub("", arm.flags): arm
-    for grid, arms in GRIDS.items()
-    if grid != "table3-models"  # weights of several gigabytes
-    for arm in arms
-    if arm.label == "GRPO" or "--no-paw" not in arm.flags
-}
-
-
-VALUES = dict(size="tiny", episodes=4, third=1e-4, printed=0.005)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("arm", ARMS.values(), ids=lambda arm: arm.label)
-def test_every_kind_of_arm_trains(config, tmp_path, arm):
-    """One update with the settings of the arm, on the real engine."""
+@pytest.mark.parametrize("arm", [GRIDS["table3-algorithms"][1], PLACEBO, ALTERNATED],
+                         ids=lambda arm: arm.label)
+def test_an_arm_trains(config, tmp_path, arm):
+    """One update with its settings, on the real engine. test_device.py trains other algorithms."""
     given = vars(config(updates=1))
     small = {key: given[key] for key in (*SMALL, "data", "model", "out")}
-    flags = [*argv(small), *arm.flags.format(**VALUES).split()]
+    flags = [*argv(small), *arm.flags.format(size="tiny", episodes=4).split()]
     cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", flags)
     cfg.wm_every = min(cfg.wm_every, 1)  # alternated: in the only update
     train.train(cfg)
     first, last = runs.read_metrics(tmp_path / "r")
     assert last["update"] == 1 and "eval_success" in first and "eval_success" in last
-    assert ("wm_loss" in last) == cfg.paw == ("no-paw" not in arm.flags)
+    assert "wm_loss" in last
 
 
 def test_a_plan_whose_folder_has_other_settings(tmp_path):
@@ -186,9 +171,6 @@ def test_a_sweep_is_interrupted_fails_resumes_and_becomes_a_table(
     del arms[2]
     run(jobs=1)  # nothing is left to start
     assert len(started) == 4 and "   2 of 2 updates" in capsys.readouterr().out
-    (folder / "checkpoint-000002").rename(folder / "checkpoint-000001")  # the last was not written
-    assert sweep.plan("three", "alfworld", [0], str(tmp_path / "s"), flags)[0].done() == 1
-    (folder / "checkpoint-000001").rename(folder / "checkpoint-000002")
 
     path = tmp_path / "s" / "three-alfworld.json"
     assert [e["label"] for e in json.loads(path.read_text())] == ["GRPO", "GRPO w/ PaW"]
@@ -288,9 +270,6 @@ def test_markdown(tmp_path, capsys):
     assert "no interval (a run has" in capsys.readouterr().out
     with pytest.raises(UserError, match="'A', seed 0, is both"):
         table.main([folders[0], tmp_path / "e" / "A-seed0"], None)
-    with pytest.raises(SystemExit, match="error: 'aaa.* cannot be used: File name too long$"):
-        with user_errors():
-            table.main([Path(5000 * "a")], None)
 
 
 def test_lost_episodes_are_listed_and_do_not_count(tmp_path):
@@ -299,14 +278,6 @@ def test_lost_episodes_are_listed_and_do_not_count(tmp_path):
     episodes = [one, lost | {"failed": "it broke"}, two | {"failed": ""}]
     file.write_text(json.dumps({"update": 4, "episodes": episodes}))
     assert [episode["task"] for episode in table.played(file)] == ["a1", "a2"]
-
-
-def test_garbage_in_a_report_is_one_sentence(tmp_path):
-    path = sweep_file(tmp_path, True)
-    file = tmp_path / "s-knowledge.json"
-    file.write_text('[{"label": "A"}]')
-    with pytest.raises(UserError, match=f"{file} cannot be read .*0.seed"):
-        study.read(path)
 
 
 # --- figures ---------------------------------------------------------------------------------
@@ -323,8 +294,6 @@ def test_figures_from_the_command_line(tmp_path, monkeypatch, capsys):
     figures.main()
     assert Path(capsys.readouterr().out.strip()) == path.with_suffix(".png")
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-    figures.sensitivity(path, tmp_path / "plain")  # the name is that of the message
-    assert (tmp_path / "plain").is_file()
 
 
 def test_overhead_by_hand(tmp_path, capsys):
@@ -334,13 +303,3 @@ def test_overhead_by_hand(tmp_path, capsys):
     assert "| s, update | 2.00 | 3.00 | +50.0 % |" in text
     assert "| s, all | 3.50 | 4.50 | +28.6 % |" in text
     assert "| GB, memory peak | 2.00 | 3.00 | +50.0 % |" in text
-    write_run(tmp_path / "untimed", [{"update": 1, "seconds_update": 1.0}], {})
-    with pytest.raises(UserError, match="untimed has no finished update: run it first"):
-        figures.costs(tmp_path / "untimed")
-    with pytest.raises(UserError, match="has the metric lost: choose from eval_success, "):
-        figures.bands(tmp_path / "s" / "s.json", ["lost"], None)
-    for entry in json.loads((tmp_path / "s" / "s.json").read_text()):
-        file = tmp_path / "s" / entry["folder"] / "config.json"
-        file.write_text(file.read_text().replace("0.4", "0.2"))
-    with pytest.raises(UserError, match="differ in neither"):
-        figures.sensitivity(tmp_path / "s" / "s.json", None)

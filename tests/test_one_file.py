@@ -38,28 +38,6 @@ def logs(*rows: list[float]) -> torch.Tensor:
     return torch.tensor(rows).log()
 
 
-def test_advantages_by_hand():
-    # 10, 0, 0, 0: mean 2.5, standard deviation 5. A group without differences: 0.
-    returns = torch.tensor([[10.0, 0.0, 0.0, 0.0], [10.0, 10.0, 10.0, 10.0]])
-    expected = torch.tensor([[1.5, -0.5, -0.5, -0.5], [0.0, 0.0, 0.0, 0.0]])
-    torch.testing.assert_close(one_file.advantages(returns), expected, atol=1e-5, rtol=0)
-
-
-def test_policy_loss_by_hand():
-    ratio = torch.tensor([1.5, 0.5, 1.5, 0.5])
-    advantage = torch.tensor([1.0, 1.0, -1.0, -1.0])
-    loss = one_file.policy_loss(ratio.log(), torch.zeros(4), advantage)
-    # 1.2 (clipped), 0.5, -1.5, -0.8 (clipped)
-    assert loss.item() == pytest.approx(-(1.2 + 0.5 - 1.5 - 0.8) / 4)
-
-
-def test_top_alpha_by_hand():
-    entropy = torch.tensor([0.3, 0.9, 0.3, 0.1, 0.7])
-    assert one_file.top_alpha(entropy, 0.5).tolist() == [True, True, False, False, True]  # ceil 2.5
-    assert one_file.top_alpha(entropy, 1.0).all()
-    assert one_file.top_alpha(torch.rand(100), 0.07).sum() == 7
-
-
 def test_world_model_losses_by_hand():
     logp = logs([0.1, 0.5], [0.2, 0.9])
     assert one_file.is_hard(logp, 0.2).tolist() == [[1, 0], [1, 0]]
@@ -68,12 +46,6 @@ def test_world_model_losses_by_hand():
     torch.testing.assert_close(one_file.clipped_mae(logp, 1.0), torch.tensor([0.7, 0.45]))
     entropy = one_file.cross_entropy(logp)[0].item()
     assert entropy == pytest.approx(-(math.log(0.1) + math.log(0.5)) / 2)
-
-
-def test_gradient_is_p_below_rho_and_nothing_above():
-    logp = logs([0.1, 0.5]).requires_grad_()
-    one_file.clipped_mae(logp, 0.2).sum().backward()
-    torch.testing.assert_close(logp.grad, torch.tensor([[-0.05, 0.0]]))  # -p / |o'|
 
 
 def test_lambda_and_weights_by_hand():
@@ -86,35 +58,7 @@ def test_lambda_and_weights_by_hand():
     torch.testing.assert_close(one_file.transition_weights(selected, lam), expected)
 
 
-def test_solved_groups_do_not_train():
-    """Every tool opens every lock: all advantages and lambdas are 0, so no gradient is left."""
-
-    class Open(one_file.World):
-        def opens(self, name, tool):
-            return True
-
-    world, model = small()
-    world = Open(world.material_of, world.tool_of)
-    before = [p.clone() for p in model.parameters()]
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    tasks = [["lock0", "lock1"], ["lock2", "lock3"]]
-    one_file.update(model, optimizer, world, tasks, one_file.Arm())
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before))
-    # The same rollout trains with lambda = 1.
-    one_file.update(model, optimizer, world, tasks, one_file.Arm(lambda_mode="constant"))
-    assert not all(torch.equal(p, q) for p, q in zip(model.parameters(), before))
-
-
-def test_placebo_has_the_same_targets_and_none_its_own():
-    observation = torch.arange(20).view(10, 2)
-    torch.manual_seed(0)
-    given = one_file.shuffled(observation)
-    assert given.shape == observation.shape
-    assert sorted(given.tolist()) == observation.tolist()
-    assert (given != observation).all()
-
-
-def test_placebo_trains_on_them(monkeypatch):
+def test_the_placebo_trains_on_observations_of_others(monkeypatch):
     world, model = small()
     seen = []
     monkeypatch.setattr(one_file, "learn", lambda *args: seen.append(args[2]))
@@ -125,6 +69,9 @@ def test_placebo_trains_on_them(monkeypatch):
     assert torch.equal(true.action, other.action)
     assert not torch.equal(true.observation, other.observation)
     assert sorted(true.observation.tolist()) == sorted(other.observation.tolist())
+    # None has its own.
+    observation = torch.arange(20).view(10, 2)
+    assert (one_file.shuffled(observation) != observation).all()
 
 
 def test_mini_batches_add_up(monkeypatch):
@@ -212,25 +159,11 @@ one_file.main()
     assert table[3] == "no figure: pip install matplotlib"
 
 
-def test_figure(tmp_path, short):
-    curves = {"paw": [one_file.run(seed, one_file.Arm(), updates=1) for seed in (1, 2)]}
-    one_file.draw(curves, tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").stat().st_size > 5000
-
-
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        (["--rho", "1.5"], "--rho 1.5 is out of range (0, 1]"),
-        (["--alpha", "0"], "--alpha 0.0 is out of range (0, 1]"),
-        (["--updates", "0"], "--updates 0 must be at least 1"),
-    ],
-)
-def test_wrong_flags(monkeypatch, capsys, flags, message):
-    monkeypatch.setattr(sys, "argv", ["one_file.py", *flags])
+def test_a_wrong_flag(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["one_file.py", "--rho", "1.5"])
     with pytest.raises(SystemExit):
         one_file.main()
-    assert message in capsys.readouterr().err
+    assert "--rho 1.5 is out of range (0, 1]" in capsys.readouterr().err
 
 
 # ---- the package does the same ----
@@ -307,9 +240,11 @@ def test_an_update_is_that_of_the_package(monkeypatch, loss):
 
 
 @pytest.mark.slow
-def test_paw_wins_more_than_grpo():
+def test_paw_learns_the_materials_and_wins_more_than_grpo(monkeypatch):
+    """In a small world: 0.54 and 0.33 after 60 updates."""
+    monkeypatch.setattr(one_file, "WARM_ROWS", 64)
+    world = one_file.make_world(3, names=16)
     arms = one_file.make_arms(one_file.Arm())
-    grpo = one_file.run(1000, arms["grpo"])
-    paw = one_file.run(1000, arms["paw"])
-    assert paw[-1].success > grpo[-1].success + 0.2
-    assert paw[-1].material > grpo[-1].material + 0.05
+    grpo, paw = (one_file.run(3, arms[name], world, updates=60)[-1] for name in ("grpo", "paw"))
+    assert paw.success > grpo.success + 0.1
+    assert paw.material > grpo.material + 0.08

@@ -37,13 +37,9 @@ def marks(*rows) -> list[list[int]]:
 def test_branch_tokens_are_the_first_in_which_outcomes_of_a_state_differ():
     rows = row([1, 2, 3]), row([1, 4, 3]), row([1, 4, 5]), row([1, 2, 3])
     assert marks(*rows) == [[0, 1, 0], [0, 1, 1], [0, 1, 1], [0, 1, 0]]
-
-
-def test_other_states_do_not_count():
+    # Other states do not count.
     assert marks(row([1, 2]), row([3, 2], task="u"), row([4, 2], observation="p")) == [[0, 0]] * 3
-
-
-def test_an_outcome_that_is_the_beginning_of_another_has_no_branch_token():
+    # The beginning of another outcome has none.
     assert marks(row([1, 2]), row([1, 2, 3])) == [[0, 0], [0, 0, 0]]
 
 
@@ -51,8 +47,6 @@ def test_an_outcome_that_is_the_beginning_of_another_has_no_branch_token():
     "positive, negative, expected",
     [
         ([2.0, 3.0], [0.0, 1.0], 1.0),
-        ([0.0], [1.0, 2.0], 0.0),
-        ([1.0, 3.0], [2.0, 2.0], 0.5),
         ([1.0, 1.0], [1.0], 0.5),  # ties count half
         ([1.0, 2.0], [1.0, 0.0], 0.875),
         ([], [1.0], None),
@@ -113,18 +107,17 @@ def test_measures_of_a_model():
 
 
 @pytest.mark.parametrize(
-    "loss, reason",
+    "argv, reason",
     [
-        ("cmae-0", "--rho 0.0 is out of range"),
-        ("cmae-x", "could not"),
-        ("mse", "use ce"),
-        ("ce-0.2", "use ce"),
-        ("cmae", "use ce"),
+        (["--losses", "ce", "cmae-0"], "--rho 0.0 is out of range"),
+        (["--losses", "mse"], "use ce"),
+        (["--groups", "3"], "3 groups are too few, since every fourth is held out"),
     ],
 )
-def test_a_wrong_loss_is_refused_before_anything_is_played(loss, reason):
+def test_what_cannot_work_is_refused_before_anything_is_played(monkeypatch, argv, reason):
+    monkeypatch.setattr(teach, "play", None)
     with pytest.raises(UserError, match=reason):
-        teach.main(["alfworld", "--losses", "ce", loss])
+        teach.main(["search", *argv])
 
 
 def test_only_the_world_model_loss_has_a_gradient():
@@ -141,17 +134,6 @@ def test_every_fourth_group_is_held_out():
     assert sorted({episode.group for episode in held_out}) == [3, 7]
     assert sorted({episode.group for episode in train}) == [0, 1, 2, 4, 5, 6, 8]
     assert len(train) + len(held_out) == 18
-    with pytest.raises(UserError, match="too few groups"):
-        teach.split(episodes[:4])
-
-
-def test_what_cannot_work_is_refused_before_anything_is_played(tmp_path, monkeypatch):
-    monkeypatch.setattr(teach, "play", None)
-    with pytest.raises(UserError, match="3 groups are too few, since every fourth is held out"):
-        teach.main(["search", "--groups", "3"])
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(UserError, match="the folder .*file cannot be written"):
-        teach.main(["search", "--save", str(tmp_path / "file")])
 
 
 @pytest.mark.slow
@@ -185,9 +167,7 @@ def test_the_band_in_which_the_clipped_mae_teaches():
 
 
 def test_the_picture_of_the_band(tmp_path):
-    stored = json.loads(Path("research/teach/teach-alfworld.json").read_text())
-    file = tmp_path / "teach-alfworld.json"
-    file.write_text(json.dumps(stored))
+    file = Path("research/teach/teach-alfworld.json")
     found = read_json(file, list[teach.Taught])
     shown = band.histograms(found, file)
     assert list(shown) == ["before", "after 276 steps of cmae-0.2", "after 276 steps of ce"]
@@ -196,20 +176,3 @@ def test_the_picture_of_the_band(tmp_path):
     assert shown["after 276 steps of cmae-0.2"] == by_loss["cmae-0.2"].outcomes[-1]
     band.draw([file, file], tmp_path / "band.png")
     assert (tmp_path / "band.png").stat().st_size > 10_000
-
-    file.write_text(json.dumps([one for one in stored if one["loss"] != "ce"]))
-    with pytest.raises(UserError, match="has no ce: run teach"):
-        band.draw([file], tmp_path / "other.png")
-    shares = stored[0]["outcomes"][0]["branch_shares"]
-    for content, message in (
-        ([{"loss": "ce"}], "0.steps"),
-        ([stored[0] | {"outcomes": []}, *stored[1:]], "0.outcomes"),
-        ([stored[0] | {"steps": []}, *stored[1:]], "0.steps"),
-        ([stored[0] | {"outcomes": [stored[0]["outcomes"][0] | {"branch_shares": shares[1:]}]}],
-         "0.outcomes.0.branch_shares"),
-        ([stored[0] | {"outcomes": [stored[0]["outcomes"][0] | {"other_shares": [2.0] * 11}]}],
-         "0.outcomes.0.other_shares"),
-    ):
-        file.write_text(json.dumps(content))
-        with pytest.raises(UserError, match=f"teach-alfworld.json cannot be read .*{message}"):
-            band.draw([file], tmp_path / "other.png")

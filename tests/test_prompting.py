@@ -7,7 +7,6 @@ import json
 import multiprocessing
 import re
 import socket
-import sys
 import time
 from collections import deque
 from dataclasses import replace
@@ -87,11 +86,6 @@ def flags(games_root, tmp_path, *more) -> list[str]:
 # The agents with a local model and with the same model behind an endpoint.
 
 
-@pytest.fixture(scope="module")
-def stand_in():
-    return answers_of(load_policy(default_model("alfworld")))
-
-
 def test_plain_is_the_evaluation_of_the_run_script(games_root, tmp_path, capsys):
     argv = flags(games_root, tmp_path, "--eval-temperature", "0.7")
     ours = play(argv)["metrics"]
@@ -106,11 +100,10 @@ def test_plain_is_the_evaluation_of_the_run_script(games_root, tmp_path, capsys)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("agent", ["plain", "reflexion"])  # the second plays react trials
-def test_an_endpoint_plays_as_the_same_model_does_locally(
-    agent, games_root, tmp_path, serve, stand_in
-):
-    argv = flags(games_root, tmp_path, "--agent", agent, "--trials", "2",
+def test_an_endpoint_plays_as_the_same_model_does_locally(games_root, tmp_path, serve):
+    """Reflexion, of which each trial is ReAct."""
+    stand_in = answers_of(load_policy(default_model("alfworld")))
+    argv = flags(games_root, tmp_path, "--agent", "reflexion", "--trials", "2",
                  "--max-turns", "2")
     local = play(argv)
     server = serve(stand_in)
@@ -123,10 +116,9 @@ def test_an_endpoint_plays_as_the_same_model_does_locally(
     assert {k: v for k, v in a.items() if k not in differ}.items() <= b.items()
     assert set(server.keys) == {f"Bearer {KEY}"} and set(server.paths) == {"/v1/chat/completions"}
     assert not any(KEY in str(text) for text in remote.values())
-    if agent == "reflexion":
-        assert "eval_success_trial_2" in a and a["calls"] >= 6  # of two tasks, and reflections
-        seen = [LESSONS in prompt for prompt in server.prompts]
-        assert any(seen) and not seen[0]
+    assert "eval_success_trial_2" in a and a["calls"] >= 6  # of two tasks, and reflections
+    seen = [LESSONS in prompt for prompt in server.prompts]
+    assert any(seen) and not seen[0]
 
 
 # ReAct and Reflexion prompts.
@@ -140,8 +132,7 @@ def react(env: str, style="paper", limit=10**6) -> React:
     return React(BENCHMARKS[env].prompts[style], EXAMPLES[env], len, limit)
 
 
-@pytest.mark.parametrize("env", EXAMPLES)
-@pytest.mark.parametrize("style", ["paper", "compact"])
+@pytest.mark.parametrize("env, style", [("alfworld", "compact"), ("search", "paper")])
 def test_react_shows_the_example_all_thoughts_and_the_plain_prompt(env, style):
     context = replace(NOW, admissible=[]) if env == "search" else NOW
     context = replace(context, observation='<information>{"result": "o4"}</information>')
@@ -159,7 +150,7 @@ def test_react_shows_the_example_all_thoughts_and_the_plain_prompt(env, style):
 def test_the_oldest_steps_of_a_long_trajectory_are_left_out():
     full = react("alfworld").prompt(NOW, 2)
     assert react("alfworld", limit=len(full)).prompt(NOW, 2) == full
-    for limit in (len(full) - 1, len(full) - 30, len(full) - 80):
+    for limit in (len(full) - 1, len(full) - 80):
         prompt = react("alfworld", limit=limit).prompt(NOW, 2)
         assert len(prompt) <= limit and NOW.task in prompt and EXAMPLES["alfworld"] in prompt
         n = int(re.search(r"first (\d) steps are left out", prompt)[1])
@@ -173,13 +164,6 @@ def test_the_oldest_steps_of_a_long_trajectory_are_left_out():
     request = react("alfworld").reflection("put mug", lost)
     assert "put mug" in request and all(f"t{k}" in request for k in (1, 2, 3)) and "o4" in request
     assert "t1" not in react("alfworld", limit=len(request) - 1).reflection("put mug", lost)
-
-
-def test_the_demonstrations_are_well_formed():
-    for env, example in EXAMPLES.items():
-        turns = re.split(r"^Observation: ", example, flags=re.MULTILINE)[1:]
-        commands = [BENCHMARKS[env].parse(turn[turn.index("<think>") :]) for turn in turns]
-        assert len(commands) >= 3 and all(command.valid for command in commands)
 
 
 class Door:
@@ -253,13 +237,12 @@ def test_temporary_failures_are_retried_with_the_same_request(serve, connect):
 
 
 @pytest.mark.parametrize("content", [
-    b'{"choices": [{"mess', b"", pytest.param(b"[" * 9999, id="deep"), {"choices": []},
-    {"error": "x"}, [1], {"choices": [{"message": {"content": 5}}]},
+    b'{"choices": [{"mess', pytest.param(b"[" * 9999, id="deep"), {"error": "x"},
+    {"choices": [{"message": {"content": 5}}]},
 ])
-@pytest.mark.parametrize("kind", ["application/json", "text/html"])
-def test_an_answer_that_is_no_chat_completion(content, kind, serve, connect):
+def test_an_answer_that_is_no_chat_completion(content, serve, connect):
     server = serve()
-    server.faults.append(status(200, content, Content_Type=kind))
+    server.faults.append(status(200, content, Content_Type="application/json"))
     endpoint = connect(server)
     with pytest.raises(UserError, match="no chat completion: check it; rerun the same") as error:
         ask(endpoint, "a")
@@ -293,10 +276,6 @@ def test_a_deadline_ends_silence_and_dripping(serve, connect):
         with pytest.raises(UserError, match="no answer within --deadline 1 s"):
             ask(connect(server, deadline=1.0), "a")
         assert time.monotonic() - start < 2.5
-    with pytest.raises(UserError, match="no connection .ConnectError.: rerun"):
-        server = serve()
-        server.http.server_close()
-        ask(connect(server, deadline=1.0), "a")
 
 
 def test_a_refused_key_ends_in_one_sentence_without_the_key(
@@ -322,14 +301,6 @@ def test_a_refused_key_ends_in_one_sentence_without_the_key(
         out += "".join(p.read_text() for p in (tmp_path / "k").iterdir())
         assert KEY not in out and KEY[8:] not in out
     assert "HTTP" in caplog.text
-
-
-def test_a_redirect_is_refused(serve, connect):
-    server = serve()
-    server.faults.append(status(307, Location="/v1/elsewhere"))
-    with pytest.raises(UserError, match="answers HTTP 307"):
-        ask(connect(server), "a")
-    assert server.paths == ["/v1/chat/completions"]
 
 
 def test_after_an_error_requests_under_way_are_kept_and_no_more_are_sent(serve, connect):
@@ -391,9 +362,6 @@ def test_a_killed_run_resumes_without_asking_twice(games_root, tmp_path, serve, 
     assert again["calls_of_this_start"] == 0 and again["calls_without_usage"] == 0
     differ = ("seconds", "calls_of_this_start")
     assert all(again[key] == metrics[key] for key in metrics if key not in differ)
-    file.write_text("{}\n")
-    with pytest.raises(UserError, match="responses.jsonl cannot be read"):
-        play(argv)
 
 
 # Flags.
@@ -404,12 +372,8 @@ def test_a_killed_run_resumes_without_asking_twice(games_root, tmp_path, serve, 
     [
         (["--endpoint", "http://h/v1", "--preset", "tiny"], "--endpoint needs --model"),
         (["--endpoint", "http://u:p@h/v1", "--model", "m"], "--endpoint must be"),
-        (["--endpoint", "http://h/v1?key=1", "--model", "m"], "--endpoint must be"),
-        (["--endpoint", "h/v1", "--model", "m"], "--endpoint must be"),
         (["--agent", "reflexion", "--eval-repeats", "2"], "--eval-repeats 2: .*use --trials"),
         (["--trials", "0"], "--trials 0 is out of range"),
-        (["--deadline", "nan"], "--deadline nan is out of range"),
-        (["--concurrency", "99"], "--concurrency 99 is out of range: use 1 to 32"),
     ],
 )
 def test_user_errors(more, message, games_root, tmp_path, capsys):
@@ -417,20 +381,7 @@ def test_user_errors(more, message, games_root, tmp_path, capsys):
         prompting.main(["alfworld", "--data", str(games_root), "--out", str(tmp_path), *more])
 
 
-def test_a_key_that_cannot_be_sent_is_not_shown(serve, connect, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret\nX-Other: 1")
-    with pytest.raises(UserError) as error:
-        connect(serve())
-    assert "secret" not in str(error.value)
-
-
-def test_an_endpoint_without_the_openai_package(serve, connect, monkeypatch):
-    monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(UserError, match="--endpoint needs a package: `pip install openai`"):
-        connect(serve())
-
-
-def test_names_presets_and_plan(games_root, tmp_path, capsys, monkeypatch):
+def test_names_presets_and_plan(games_root, tmp_path, capsys):
     def names(*argv):
         return prompting.parse(["webshop", *argv])[0]
 
@@ -441,6 +392,3 @@ def test_names_presets_and_plan(games_root, tmp_path, capsys, monkeypatch):
     assert names("--agent", "react", "--max-prompt-tokens", "700").max_prompt_tokens == 700
     prompting.main(flags(games_root, tmp_path, "--agent", "reflexion", "--dry-run"))
     assert "panel of 2, at most 3 turns and 3 trials: up to 22 calls" in capsys.readouterr().out
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    with pytest.raises(SystemExit, match="without torchrun"):
-        prompting.main(["webshop"])

@@ -1,4 +1,4 @@
-"""RWML: answers, reward, filter and thresholds by hand; broken world models; whole small runs.
+"""RWML: answers, reward, filter and thresholds by hand. test_stages.py has small runs.
 
     python -m pytest tests/test_rwml.py
 
@@ -17,7 +17,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import T5Config, T5Model
 
 import run_alfworld
 from paw_min.base.errors import UserError
@@ -26,12 +25,9 @@ from paw_min.envs.alfworld import AlfworldEnv, list_games
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Turn
 from paw_min.envs.pool import EnvPool
-from paw_min.model.policy import load_policy
 from paw_min.model.sampler import Response
 from paw_min.rows import Episode
-from paw_min.running.runs import newest_checkpoint, read_metrics
 from paw_min.running.stages import Pieces
-from paw_min.toy import default_model
 from paw_min.toy.demonstrate import PlayedStep
 from paw_min.update import learn, prepare
 from paw_min.world_models import early_experience, rwml, rwml_options, rwml_stages, triplets
@@ -41,7 +37,6 @@ from tests.helpers import (
     INJECTION,
     chatml_tokenizer,
     control_tokens,
-    held_by_another_process,
     make_policy,
 )
 from tests.retrieval import make_encoder
@@ -59,15 +54,10 @@ def minilm():
     ("<next_state> a \n</next_state> and more", "a"),
     # The last opening tag counts, the first closing tag after it.
     ("<next_state>a</next_state><next_state>b</next_state>", "b"),
-    ("<think>in <next_state> I write</think><next_state>b</next_state>", "b"),
-    ("<next_state>a</next_state></next_state>", "a"),
     ("<next_state>a</next_state><next_state>b", None),  # cut by the limit
-    ("<next_state>a", None),
-    ("a</next_state>", None),
     ("</next_state>a<next_state>", None),
     ("<next_state> </next_state>", None),
     ("<think>x</think><action>look</action>", None),
-    ("", None),
 ])
 def test_predicted_state(response, expected):
     assert rwml.predicted_state(response) == expected
@@ -89,7 +79,6 @@ def test_too_easy_keeps_what_was_never_hit_and_a_tenth_of_the_rest():
     kept = rwml.too_easy([1] * easy + [0] * (21_011 - easy), random.Random(0))
     assert abs(len(kept) - 15_813) < 100
     assert kept == sorted(set(kept)) and set(range(easy, 21_011)) <= set(kept)
-    assert kept == rwml.too_easy([1] * easy + [0] * (21_011 - easy), random.Random(0))
 
 
 def test_the_filters_threshold_makes_30_percent_easy():
@@ -103,8 +92,6 @@ def test_the_filters_threshold_makes_30_percent_easy():
     assert threshold == 0.01 and sum(rwml.reward(d, threshold) for d in exact) == 60
     # Above 0.5, generic answers would pass.
     assert rwml.calibrated_threshold([0.9] * 10, 0.3) == 0.5
-    assert rwml.calibrated_threshold([math.inf] * 10, 0.3) == 0.5
-    assert rwml.calibrated_threshold([0.1], 1.0) == 0.1
 
 
 def stages_without_a_model(monkeypatch, policy):
@@ -120,23 +107,6 @@ def stages_without_a_model(monkeypatch, policy):
 def job_of(tmp_path, cfg=None, **settings) -> RwmlJob:
     settings = RwmlSettings(**rwml_options.TINY | settings)
     return RwmlJob(cfg or Config(prompt="compact"), settings, False, tmp_path, None, [])
-
-
-def test_a_filter_that_leaves_nothing_is_one_sentence(monkeypatch, tmp_path):
-    policy = make_policy()
-    rwml_stages.add_tags(policy, seed=0)
-    stages_without_a_model(monkeypatch, policy)
-    monkeypatch.setattr(rwml, "tries", lambda *args: [[0.0]])  # exact
-    monkeypatch.setattr(rwml, "KEEP", 0.0)
-    job = job_of(tmp_path, Config(prompt="compact", grad_checkpointing=True))
-    with pytest.raises(UserError, match="all 1 triplets are easy, and none is drawn to stay"):
-        rwml_stages.make_filter(job, [TRIPLET], [TRIPLET])
-    assert policy.model.is_gradient_checkpointing  # as in the session of RL
-
-
-def test_no_label_is_one_sentence():
-    with pytest.raises(UserError, match="^branches: no label is short enough for an answer"):
-        rwml_stages.supervise(None, None, make_policy(), None, [], 1, "branches")
 
 
 def test_training_threshold_has_the_papers_values():
@@ -360,31 +330,6 @@ def test_answers_become_groups_and_rewarded_ones_more_likely():
     assert after[0] - after[1] > before[0] - before[1] + 1e-3
 
 
-def test_a_coin_knows_nothing_of_the_answers(monkeypatch):
-    """Placebo: all answers are malformed, and about half of them are rewarded."""
-    given = []
-    answer_rows = rwml.answer_rows
-    monkeypatch.setattr(
-        rwml, "answer_rows", lambda *rows: (given.append(rows[2]), answer_rows(*rows))[1]
-    )
-    monkeypatch.setattr(rwml, "check_sync", lambda *args: 0.0)
-    monkeypatch.setattr(rwml, "prepare", lambda cfg, policy, reference, rows: rows)
-    monkeypatch.setattr(rwml, "learn", lambda *args, **key: {})
-
-    def malformed(queue, temperature, max_tokens):
-        yield [Response(request.slot, [8, 2], [-1.0, -1.0]) for request in queue]
-
-    sampler = SimpleNamespace(sync=lambda policy: nullcontext(), generate=malformed)
-    s = SimpleNamespace(policy=make_policy(), reference=None, optimizer=None, sampler=sampler)
-    encoder = SimpleNamespace(passages=lambda texts, n: [[1.0]] * n)
-    cfg = Config(group_size=8)
-    for coin in (False, True):
-        metrics = rwml.update(cfg, s, 1, encoder, [[3]] * 20, ["a"] * 20, 0.2, coin)
-        assert metrics["reward"] == metrics["well_formed"] == 0.0
-        assert metrics["spread"] > 0.9 if coin else metrics["spread"] == 0.0
-    assert sum(given[0]) == 0 and 60 < sum(given[1]) < 100
-
-
 def test_an_epoch_has_every_triplet_once_in_an_order_of_its_own():
     epochs = [[rwml.batch_of_update(k, 7, 3, seed=0) for k in (1, 2, 3)],
               [rwml.batch_of_update(k, 7, 3, seed=0) for k in (4, 5, 6)]]
@@ -405,11 +350,9 @@ def test_shuffled_targets_are_all_of_another():
 
 # ---- errors ----
 
-@pytest.mark.parametrize("name", ["triplets.jsonl", "held_out.jsonl", "start"])
-def test_what_is_in_the_folder_stays(tmp_path, name):
-    """Neither a start/ of somebody else is replaced, nor triplets without their record."""
-    (tmp_path / name).mkdir()
-    with pytest.raises(UserError, match=f"has a {name} already: choose another --out, or delete"):
+def test_what_is_in_the_folder_stays(tmp_path):
+    (tmp_path / "start").mkdir()
+    with pytest.raises(UserError, match="has a start already: choose another --out, or delete"):
         rwml_stages.make_triplets(job_of(tmp_path))
 
 
@@ -430,7 +373,7 @@ def test_then_rl_is_the_papers_and_has_a_name_of_its_own(tmp_path, monkeypatch):
     """B.2: GRPO from the checkpoint, not PaW; after each method in another run folder."""
     found = []
     for flags in ([], ["--method", "wm-sft"], ["--reward", "coin"], ["--keep-easy"],
-                  ["--preset", "paper", "--data", "d"], ["--name", "mine", "--paw"]):
+                  ["--name", "mine", "--paw"]):
         asked = asked_of(tmp_path, monkeypatch, *flags)
         words = rwml_stages.policy_rl(asked, Path("x/checkpoint-000003"))
         cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", words)
@@ -439,27 +382,23 @@ def test_then_rl_is_the_papers_and_has_a_name_of_its_own(tmp_path, monkeypatch):
     assert found == [
         "alfworld-tiny-grpo-seed0-after-rwml", "alfworld-tiny-grpo-seed0-after-wm-sft",
         "alfworld-tiny-grpo-seed0-after-rwml-coin", "alfworld-tiny-grpo-seed0-after-rwml-keep-easy",
-        "alfworld-Qwen2.5-1.5B-Instruct-grpo-seed0-after-rwml", "mine-after-rwml",
+        "mine-after-rwml",
     ]
 
 
-def test_the_encoder_of_a_preset(tmp_path, monkeypatch):
-    """The paper's thresholds belong to its encoder. Not run here."""
-    names = {"tiny": "minilm", "paper": "Qwen/Qwen3-Embedding-8B",
-             "24gb": "Qwen/Qwen3-Embedding-0.6B", "80gb": "Qwen/Qwen3-Embedding-0.6B"}
-    for preset, name in names.items():
-        asked = asked_of(tmp_path, monkeypatch, "--preset", preset, "--data", "d")
-        assert asked.settings.encoder == asked.shared()["rwml encoder"] == name
-    asked = asked_of(tmp_path, monkeypatch, "--preset", "paper", "--data", "d", "--encoder", "mine")
+@pytest.mark.parametrize("preset, encoder, turns, rate", [
+    ("tiny", "minilm", 16, 5e-4),
+    ("paper", "Qwen/Qwen3-Embedding-8B", 30, 2e-6),  # its thresholds belong to this encoder
+    ("24gb", "Qwen/Qwen3-Embedding-0.6B", 30, 2e-5),  # LoRA: ten times the rate
+])
+def test_settings_of_a_preset(tmp_path, monkeypatch, preset, encoder, turns, rate):
+    asked = asked_of(tmp_path, monkeypatch, "--preset", preset, "--data", "d")
+    assert asked.settings.encoder == asked.shared()["rwml encoder"] == encoder
+    assert asked.settings.max_turns == turns
+    assert rwml_stages.sft_rate(asked) == pytest.approx(rate)
+    asked = asked_of(tmp_path, monkeypatch, "--preset", preset, "--data", "d", "--max-turns", "12",
+                     "--encoder", "mine")
     assert asked.settings.encoder == "mine"
-
-
-def test_max_turns_is_for_collecting_too(tmp_path, monkeypatch):
-    for preset, turns in (("tiny", 16), ("paper", 30)):
-        asked = asked_of(tmp_path, monkeypatch, "--preset", preset, "--data", "d")
-        assert asked.settings.max_turns == turns
-    flags = ("--preset", "paper", "--data", "d", "--max-turns", "12")
-    asked = asked_of(tmp_path, monkeypatch, *flags)
     assert asked.settings.max_turns == asked.cfg.max_turns == 12
     assert asked.flags[-2:] == ["--max-turns", "12"]  # of the policy RL that is printed
 
@@ -494,9 +433,7 @@ def test_the_run_without_the_filter(tmp_path, monkeypatch):
 @pytest.mark.parametrize("changes, flags, sentence", [
     ({}, ["--seed", "1"], "collected.json was made with seed 0: repeat that, or choose"),
     ({"counts": None}, [], "collected.json cannot be read"),
-    ({"filtered": '"kept": [2]'}, [], "filter.json cannot be read .KeyError"),
     ({"filtered": '"easy": 0.9, "kept": [9]'}, [], "filter.json cannot be read .IndexError"),
-    ({"filtered": '"easy": 0.9, "kept": [2'}, [], "filter.json cannot be read .JSONDecodeError"),
 ])
 def test_a_damaged_folder_is_one_sentence(tmp_path, monkeypatch, changes, flags, sentence):
     out = collected_folder(tmp_path, monkeypatch, **changes)
@@ -505,16 +442,10 @@ def test_a_damaged_folder_is_one_sentence(tmp_path, monkeypatch, changes, flags,
 
 
 @pytest.mark.parametrize("flags, sentence", [
-    (["alfworld", "--keep-easy", "--method", "imitation"], "--keep-easy is for --method rwml and"),
     (["alfworld", "--reward", "coin", "--method", "wm-sft"], "has no reward"),
-    (["alfworld", "--target", "shuffled", "--method", "imitation"], "--target shuffled"),
     (["search", "--method", "early-experience"], "search has none"),
     (["alfworld", "--tasks", "0"], "--tasks 0 is out of range"),
-    (["alfworld", "--dry-run"], "--dry-run is for the run scripts"),
-    (["alfworld", "--method", "wm-sft", "--epochs", "3"], "--epochs is for --method rwml"),
-    (["alfworld", "--group-size", "1"], "nothing to compare"),
     (["alfworld", "--encoder", "no/such-folder/x"], "The encoder .* cannot be loaded"),
-    (["alfworld", "--out", "~nobodyx/y"], "~nobodyx/y begins with a home folder that does not"),
 ])
 def test_impossible_flags(tmp_path, flags, sentence):
     with pytest.raises(UserError, match=sentence):
@@ -522,32 +453,15 @@ def test_impossible_flags(tmp_path, flags, sentence):
     assert not (tmp_path / "out").exists()
 
 
-def test_an_encoder_is_tried_before_any_long_work(tmp_path):
-    config = T5Config(vocab_size=30, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
-    folder = make_encoder(tmp_path / "t5")  # for its tokenizer
-    T5Model(config).save_pretrained(folder)
-    with pytest.raises(UserError, match="The encoder .* cannot be loaded .*input_ids"):
-        rwml_options.load_encoder(str(folder), "cpu")
-    # Weights that belong to another model: transformers would fill in random ones.
-    folder = make_encoder(tmp_path / "other")
-    weights = load_file(Path(folder) / "model.safetensors")
+def test_an_encoder_without_all_weights_is_refused(tmp_path):
+    """transformers would fill in random ones."""
+    folder = Path(make_encoder(tmp_path / "other"))
+    weights = load_file(folder / "model.safetensors")
     first, *others = sorted(name for name in weights if "pooler" not in name)
-    save_file({name: weights[name] for name in others}, Path(folder) / "model.safetensors",
+    save_file({name: weights[name] for name in others}, folder / "model.safetensors",
               metadata={"format": "pt"})
     with pytest.raises(UserError, match=f"no weights for {first}"):
         rwml_options.load_encoder(str(folder), "cpu")
-
-
-def test_one_process(monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    with pytest.raises(UserError, match="^rwml runs in one process: start it without torchrun."):
-        rwml_options.arguments("", ["alfworld", "--out", str(tmp_path / "out")])
-
-
-def test_a_folder_in_use(tmp_path):
-    with held_by_another_process(tmp_path):
-        with pytest.raises(UserError, match="is in use by another process.*another --out"):
-            rwml_stages.main(["alfworld", "--out", str(tmp_path)])
 
 
 def test_held_out_transitions_are_of_the_whole_panel(tmp_path, monkeypatch):
@@ -560,12 +474,6 @@ def test_held_out_transitions_are_of_the_whole_panel(tmp_path, monkeypatch):
     drawn = [int(t.observation[1:]) for t in triplets.read_triplets(tmp_path / "held_out.jsonl")]
     assert len(set(drawn)) == len(drawn) == 200
     assert all(sum(low <= n < low + 150 for n in drawn) > 25 for low in range(0, 600, 150))
-
-
-def test_lora_has_ten_times_the_rate_of_supervised_stages(tmp_path, monkeypatch):
-    for preset, rate in (("tiny", 5e-4), ("paper", 2e-6), ("24gb", 2e-5)):
-        job = asked_of(tmp_path, monkeypatch, "--preset", preset, "--data", "d")
-        assert rwml_stages.sft_rate(job) == pytest.approx(rate)
 
 
 def test_only_what_the_triplets_depend_on_needs_another_folder(tmp_path, monkeypatch):
@@ -604,18 +512,11 @@ def test_a_search_of_nothing_is_no_branch(monkeypatch, tmp_path):
 def test_branches_are_what_the_environment_answers(games_root, tmp_path):
     cfg = Config(prompt="compact", history_length=1)
     games = list_games(games_root, "train")[:2]
-    steps = early_experience.demonstrated(cfg, games)[:6]
-    assert steps[0].context.history == [] and len(steps[3].context.history) == 3
+    steps = early_experience.demonstrated(cfg, games)[:3]
     pool = EnvPool(AlfworldEnv, 1, 0)
     pieces = Pieces(tmp_path / "pieces", {})
     found, n_steps = early_experience.branches(cfg, pool, steps, pieces)
-    # The demonstrations have executed one of the commands of each state.
-    executed = [step.executed for step in steps]
-    assert [turn.command for turn in steps[5].context.history] == executed[:5]
-    repeated = [t for t in found if t.action in executed and any(
-        t.observation == step.context.observation and t.action == step.executed for step in steps
-    )]
-    assert 0 < len(repeated) <= len(steps) and n_steps == len(found) - len(repeated)
+    assert len(steps) < n_steps <= len(found)  # the demonstrations have executed their commands
     env = AlfworldEnv()
     number = 0
     for step in steps:
@@ -638,65 +539,3 @@ def test_branches_are_what_the_environment_answers(games_root, tmp_path):
     with pytest.raises(UserError, match="does not repeat"):
         early_experience.branches(cfg, pool, [replace(steps[0], task=games[1])], pieces)
     pool.close()
-
-
-# ---- whole runs ----
-
-SMALL_RUN = ["--tasks", "4", "--eval-tasks", "2", "--max-turns", "8"]
-
-
-@pytest.mark.slow
-def test_a_whole_run(tmp_path, games_root, monkeypatch, capsys):
-    """The stand-in model, real games and the real encoder. test_stages.py has other methods."""
-    smaller = dict(tries=2, max_turns=8, sft_lr=2e-3, warm_epochs=30)
-    monkeypatch.setattr(rwml_options, "TINY", rwml_options.TINY | smaller)
-    out = tmp_path / "out"
-    flags = ["alfworld", "--out", str(out), "--data", str(games_root), *SMALL_RUN, "--epochs", "1"]
-    rwml_stages.main(flags)
-    said = capsys.readouterr().out
-    lines = read_metrics(out / "rwml")
-    record = json.loads((out / "collected.json").read_text())
-    everything = triplets.read_triplets(out / "triplets.jsonl")
-    assert len(everything) == record["triplets"] > 10
-    counts = record["counts"]
-    dropped = sum(counts[name] for name in (*triplets.DROPPED, "too_long"))
-    assert counts["steps"] == record["triplets"] + dropped
-    steps = f"{record['triplets']} triplets of {counts['steps']} steps; dropped: malformed "
-    assert steps in said and f"steps {counts['steps']}" not in said
-
-    # Every update has the numbers that say whether there is anything to learn.
-    assert [line["update"] for line in lines] == list(range(len(lines))) and len(lines) > 1
-    assert f"\nupdate 1 of {len(lines) - 1}  reward " in said
-    for line in lines[1:]:
-        assert {"reward", "spread", "exact", "cosine", "ref_kl", "grad_norm"} <= line.keys()
-        assert 0 <= line["reward"] <= 1
-    for line in (lines[0], lines[-1]):
-        names = {"eval_success", "eval_invalid", "held_out_exact", "held_out_cosine"}
-        assert names <= line.keys()
-    assert lines[0]["held_out_well_formed"] > 0.5  # the warm start
-    start = load_policy(str(out / "start"))
-    checkpoint = newest_checkpoint(out / "rwml")
-    trained = load_policy(str(checkpoint))
-    assert "<next_state>" in trained.decode(trained.encode("<next_state>"))
-    pairs = zip(start.parameters(), trained.parameters())
-    assert any(not torch.equal(a, b) for a, b in pairs)
-    assert len(start.tokenizer) == len(load_policy(default_model("alfworld")).tokenizer) + 2
-
-    # The command of the last line continues with RL.
-    (command,) = [line for line in said.splitlines() if line.startswith("python run_alfworld.py")]
-    cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", command.split()[2:])
-    assert cfg.model == str(checkpoint) and cfg.eval_tasks == 2
-
-    # A rerun does nothing again, also where the same games are at another place.
-    times = {path: path.stat().st_mtime_ns for path in out.glob("*.json*")}
-    assert len(times) == 4
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.symlink_to(games_root)
-    for again in ([], ["--data", str(elsewhere)]):
-        rwml_stages.main([*flags, *again])
-        assert times == {path: path.stat().st_mtime_ns for path in out.glob("*.json*")}
-        assert read_metrics(out / "rwml") == lines
-    metrics = out / "rwml" / "metrics.jsonl"
-    metrics.write_text(json.dumps(lines[0]) + "\n")
-    with pytest.raises(UserError, match="metrics.jsonl lacks updates of the checkpoint beside"):
-        rwml_stages.main(flags)

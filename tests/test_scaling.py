@@ -65,44 +65,15 @@ def test_plan_and_calls(files, tmp_path, monkeypatch):
         {"teacher": 0.5, "random": 0.9},
     ]
     assert found["models"][0]["em_observation"] == {"teacher": 1.0, "random": 1.0}
-    assert found["models"][3]["parameters"] == 640 and found["models"][3]["steps"] == 4
-    assert found["command"].startswith("scaling alfworld --trajectories ")
-
-
-def test_the_figure_shows_the_numbers(tmp_path, monkeypatch):
-    kept = []
-    monkeypatch.setattr(scaling.plt, "close", kept.append)
-    pale = {"em_observation": {"seen": 0.9, "unseen": 0.8}}
-    rows = [
-        {"data": "all", "limit": 4, "width": 32, "em": {"seen": 0.4, "unseen": 0.2}, **pale},
-        {"data": "all", "limit": 2, "width": 32, "em": {"seen": 0.2, "unseen": 0.2}, **pale},
-        {"data": "teacher", "limit": 4, "width": 32, "em": {"seen": 0.6, "unseen": 0.1}, **pale},
-    ]
-    scaling.draw(rows, tmp_path / "scaling.png")
-    assert (tmp_path / "scaling.png").stat().st_size > 10_000
-    left, right = kept[0].axes
-    line, pale_line = left.lines
-    assert line.get_xydata().tolist() == [[2, 0.2], [4, pytest.approx(0.3)]]
-    assert pale_line.get_ydata().tolist() == [pytest.approx(0.85)] * 2
-    # Two groups of two bars, each with a pale one: all, then the teacher alone.
-    heights = [bar.get_height() for bar in right.patches]
-    assert heights == [0.4, 0.2, 0.9, 0.8, 0.6, 0.1, 0.9, 0.8]
-    assert [label.get_text() for label in right.get_xticklabels()] == ["seen", "unseen"]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (["--limits", "5"], "has 4 trajectories, --limits asks for 5"),
-        (["--limits", "0"], "--limits 0 is out of range"),
         (["--widths", "32", "50"], "--widths 50 is not a multiple of 32 up to 4096"),
-        (["--widths", "32", "32000000"], "--widths 32000000 is not a multiple of 32 up to 4096"),
-        (["--held-out", "no.json"], "no.json does not exist"),
         (["--limit", "1"], "--limit: the plan decides it"),
-        (["--width=64"], "--width=64: the plan decides it"),
-        (["--start", "x"], "--start: the plan decides it"),
         (["--held-out", "a/t.json", "b/a/t.json"], "folders are named a, a: use names"),
-        (["--trajectories", "all/t.json"], "folders are named all: use names"),
     ],
 )
 def test_errors_are_one_sentence(files, tmp_path, change, message):
@@ -110,26 +81,18 @@ def test_errors_are_one_sentence(files, tmp_path, change, message):
         scaling.main(words(files, tmp_path / "out", *change))
 
 
-def test_what_it_cannot_do_without(files, tmp_path):
-    with pytest.raises(UserError, match="^scaling needs --limits: add it.$"):
-        scaling.main(words(files, tmp_path / "out")[:-8] + ["--out", str(tmp_path / "out")])
-
-
 @pytest.mark.slow
 def test_a_small_run_and_its_rerun(files, tmp_path, monkeypatch, capsys):
-    argv = words(files, tmp_path / "out", "--widths", "32", "--limits", "2", "4", "--epochs", "30",
+    argv = words(files, tmp_path / "out", "--widths", "32", "--limits", "4", "--epochs", "30",
                  "--batch", "2", "--lr", "1e-2", "--preset", "tiny")
     scaling.main(argv)
     found = json.loads((tmp_path / "out" / "scaling.json").read_text())
-    assert [row["steps"] for row in found["models"]] == [30, 60, 60, 60]
+    assert [row["steps"] for row in found["models"]] == [60, 60, 60]
     # The one sentence of all trajectories has been learned.
-    assert found["models"][1]["em"] == {"teacher": 1.0, "random": 1.0}
+    assert found["models"][0]["em"] == {"teacher": 1.0, "random": 1.0}
     monkeypatch.setattr(word2world, "FUNCTIONS", {})
     scaling.main(argv)
     assert json.loads((tmp_path / "out" / "scaling.json").read_text()) == found
-    last = capsys.readouterr().out.splitlines()[-5:]
-    assert last[0].split() == ["data", "limit", "width", "parameters", "steps", "teacher", "random"]
-    size = str(found["models"][1]["parameters"])
-    assert last[2].split() == ["all", "4", "32", size, "60", "100.0", "100.0"]
-    with pytest.raises(UserError, match="scaling.json was made with command .scaling alfworld"):
-        scaling.main([*argv, "--seed", "1"])
+    size = str(found["models"][0]["parameters"])
+    last = capsys.readouterr().out.splitlines()[-3]
+    assert last.split() == ["all", "4", "32", size, "60", "100.0", "100.0"]

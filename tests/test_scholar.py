@@ -1,4 +1,4 @@
-"""The teacher of search QA: its parser, its success rate, its demonstrations.
+"""The teacher of search QA: its parser and its success rate.
 
 test_train.py compares the demonstrations, mistakes included, with recorded digests.
 
@@ -16,22 +16,11 @@ from paw_min.toy import search_world
 from paw_min.toy.search_teacher import MAX_TURNS, Scholar, in_world
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return search_world.generate(tmp_path_factory.mktemp("corpus") / "search")
-
-
-@pytest.fixture(scope="module")
-def retriever(folder):
-    return open_retriever(folder)
-
-
-def demonstrate(folder, retriever, split="train", n=None, n_envs=64, seed=0, **mistakes):
-    """The questions (the last n: two hops), and the steps of one episode each."""
-    questions = load_questions(folder, split)[-(n or 0) :]
-    with SearchPool(questions, retriever, n_envs, MAX_TURNS, topk=3) as pool:
-        options = dict(haste=0.0, episodes=1) | mistakes
-        steps = in_world(pool, len(questions), seed, **options)
+def demonstrate(folder):
+    """The test questions, and the steps of one episode each."""
+    questions = load_questions(folder, "test")
+    with SearchPool(questions, open_retriever(folder), 64, MAX_TURNS, topk=3) as pool:
+        steps = in_world(pool, len(questions), seed=0, haste=0.0, episodes=1)
     episodes = []
     for step in steps:
         if not step.context.history:
@@ -51,30 +40,13 @@ def success(questions, episodes):
     return tuple({source: c[source] / n[source] for source in n} for c in (won, turns))
 
 
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_answers_are_correct(folder, retriever, split):
-    won, turns = success(*demonstrate(folder, retriever, split))
+def test_answers_are_correct(tmp_path):
+    won, turns = success(*demonstrate(search_world.generate(tmp_path / "search")))
     assert min(won["single"], won["two_hop"]) > 0.99
     assert turns["single"] < 2.2 and 2.8 < turns["two_hop"] <= 3.3
 
 
-@pytest.mark.parametrize(
-    "question",
-    ["", "Who is the president?", "Who wrote it?", "Where was the dog of Oka Unk born?",
-     "Where was the spouse of the author of Oka Unk born?"],
-)
+@pytest.mark.parametrize("question", ["", "Where was the dog of Oka Unk born?"])
 def test_other_questions_are_refused(question):
     with pytest.raises(ValueError, match="understands the questions of .*search_world only"):
         Scholar(question)
-
-
-def test_demonstrations_do_not_depend_on_the_size_of_the_pool(folder, retriever):
-    _, episodes = demonstrate(folder, retriever, n=100, doubt=0.2)
-    assert demonstrate(folder, retriever, n=100, doubt=0.2, n_envs=7)[1] == episodes
-    assert demonstrate(folder, retriever, n=100, doubt=0.2, seed=1)[1] != episodes
-
-
-def test_a_name_is_misspelt_at_most_once_in_an_episode(folder, retriever):
-    _, episodes = demonstrate(folder, retriever, n=200)
-    slips = [sum(step.observation == "" for step in episode[:-1]) for episode in episodes]
-    assert set(slips) == {0, 1}

@@ -57,10 +57,10 @@ def test_paired_t_interval():
     assert (low, high) == pytest.approx((2 - half, 2 + half))
 
 
-@pytest.mark.parametrize("df, quantile", [(1, 12.7062), (30, 2.0423), (31, 2.0395), (120, 1.9799)])
-def test_quantiles_of_student(df, quantile):
+def test_quantiles_of_student():
     """Of printed tables."""
-    assert stats.t_quantile(df) == pytest.approx(quantile, abs=1e-4)
+    for df, quantile in ((1, 12.7062), (30, 2.0423), (31, 2.0395), (120, 1.9799)):
+        assert stats.t_quantile(df) == pytest.approx(quantile, abs=1e-4)
     assert len(set(stats.STUDENT)) == 30 and list(stats.STUDENT) == sorted(stats.STUDENT)[::-1]
 
 

@@ -7,10 +7,8 @@ import json
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from paw_min import train
-from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.rows import Episode
 from paw_min.running.runs import read_metrics
@@ -32,20 +30,15 @@ def test_failures_are_shares_of_the_steps():
     assert knowledge.failures(Config(), [episode]) == (2 / 5, 1 / 5, 1 / 5)
 
 
-def folder(label: str, seed: int) -> str:
-    """A run's name has no slash."""
-    return f"{label.replace('/', '_')}{seed}"
-
-
 @pytest.fixture
 def sweep(config, tmp_path):
     """Three arms, two seeds, one update each."""
     entries = []
-    arms = {PAW: {}, PLACEBO: {"wm_target": "shuffled"}}
-    for label, flags in {"GRPO": {"paw": False}, **arms}.items():
+    arms = {"GRPO": {"paw": False}, PAW: {}, PLACEBO: {"wm_target": "shuffled"}}
+    for number, (label, flags) in enumerate(arms.items()):
         for seed in (0, 1):
-            name = folder(label, seed)
-            train.train(config(name=name, seed=seed, updates=1, eval_every=0,
+            name = f"arm{number}-{seed}"
+            train.train(config(name=name, seed=seed, updates=1, eval_every=0, max_turns=2,
                                conflict_every=1, **flags))
             entries.append({"label": label, "seed": seed, "folder": name})
     path = tmp_path / "study-alfworld.json"
@@ -56,8 +49,6 @@ def sweep(config, tmp_path):
 @pytest.mark.slow
 def test_from_runs_to_table_and_picture(sweep, tmp_path, monkeypatch):
     file, out = tmp_path / "study-alfworld-knowledge.json", tmp_path / "out"
-    with pytest.raises(UserError, match="knowledge.json"):
-        study.main([sweep], out)
     evaluate, temperatures = knowledge.evaluate, []
 
     def spy(cfg, *args):
@@ -71,60 +62,24 @@ def test_from_runs_to_table_and_picture(sweep, tmp_path, monkeypatch):
     knowledge.main([sweep], file)
     # Transitions as training meets them; then all seven are compared at the same temperature.
     assert temperatures == [1.0, *7 * [0.4]]
-    measured = json.loads(file.read_text())
-    file.write_text(json.dumps(measured[:-1]))
-    knowledge.main([sweep], file)  # resumes
-    assert temperatures[8:] == [1.0, 0.4, 0.4] and json.loads(file.read_text()) == measured
     reports = {(r["label"], r["seed"]): r for r in json.loads(file.read_text())}
     assert len(reports) == 7
-    start, trained = reports["start model", 0], reports["GRPO w/ PaW", 1]
+    start, trained = reports["start model", 0], reports[PAW, 1]
     assert 0 < start["p"] < 1 and start["p"] != trained["p"]  # of random weights, one update
     assert (start["branch"], start["auc"]) == (0.25, 0.75)
     study.main([sweep], out)
     (setting,) = json.loads((out / "study.json").read_text())
-    curve = [m["success"] for m in read_metrics(tmp_path / folder(PAW, 1)) if "success" in m]
-    assert setting["seeds"]["GRPO w/ PaW"]["area"][1] == pytest.approx(100 * curve[0])
-    cell = setting["cells"]["GRPO w/ PaW"]["p"]
-    by_hand = [100 * reports["GRPO w/ PaW", s]["p"] - 100 * reports["GRPO", s]["p"] for s in (0, 1)]
+    one, other = (read_metrics(tmp_path / f"arm1-{seed}")[1] for seed in (0, 1))
+    assert setting["seeds"][PAW]["area"][1] == pytest.approx(100 * other["success"])
+    cell = setting["cells"][PAW]["p"]
+    by_hand = [100 * reports[PAW, s]["p"] - 100 * reports["GRPO", s]["p"] for s in (0, 1)]
     assert cell["difference"] == pytest.approx(sum(by_hand) / 2)
     placebo = [100 * reports[PLACEBO, s]["p"] for s in (0, 1)]
     to_placebo = setting["pairs"][PAW]["p"]["difference"]
     assert to_placebo == pytest.approx(cell["mean"] - sum(placebo) / 2) != cell["difference"]
-    assert min(by_hand) - 1e-9 <= cell["low"] <= cell["high"] <= max(by_hand) + 1e-9
-    one, other = (read_metrics(tmp_path / folder(PAW, s))[1] for s in (0, 1))
     means = {key: (one[key] + other[key]) / 2 for key in study.GRADIENTS}
     means["grad_norm, update 1"] = (one["grad_norm"] + other["grad_norm"]) / 2
     means["ref_kl, update 2"] = means["ref_kl, last"] = (one["ref_kl"] + other["ref_kl"]) / 2
-    assert setting["training"]["GRPO w/ PaW"] == pytest.approx(means)
-    assert setting["training"]["GRPO"].keys() == means.keys() - set(study.GRADIENTS)
-    without_kl = [{"update": 0}, {"success": 0.5, "grad_norm": 2.0}, {"success": 1, "grad_norm": 1}]
-    assert study.training(without_kl) == {"grad_norm, update 1": 2.0}
+    assert setting["training"][PAW] == pytest.approx(means)
     assert (out / "study.png").stat().st_size > 5000
     assert "difference to GRPO" in (out / "study.md").read_text()
-
-    metrics = tmp_path / folder(PAW, 1) / "metrics.jsonl"
-    lines = read_metrics(metrics.parent)
-    longer = [*lines, lines[-1] | {"update": 2}]
-    metrics.write_text("".join(json.dumps(line) + "\n" for line in longer))
-    with pytest.raises(UserError, match="have different numbers of updates: finish the sweep"):
-        study.main([sweep], out)
-    for line in lines:
-        line.pop("grad_norm", None)
-    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(UserError, match="metrics.jsonl cannot be read .KeyError: 'grad_norm'"):
-        study.main([sweep], out)
-    assert study.mean_by_key([{"a": 1.0, "b": 2.0}, {"a": 3.0}]) == {"a": 2.0}
-
-    def silent(cfg, *args):
-        played = evaluate(cfg, *args)
-        for t in (t for e in played.episodes for t in e.transitions):
-            t.obs_ids = []
-        return played
-
-    monkeypatch.setattr(knowledge, "evaluate", silent)
-    with pytest.raises(UserError, match="met no observation"):
-        knowledge.main([sweep], None)
-    file.write_text(json.dumps([r for r in reports.values() if r["seed"] == 0]))
-    with pytest.raises(UserError, match="has no GRPO, seed 1"):
-        study.main([sweep], out)
-    torch.set_num_threads(1)

@@ -78,13 +78,6 @@ def test_a_page_is_rewritten_between_its_markers(tmp_path):
     tables.main([page], check=True)
 
 
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        ("<!-- table: nonsense 1 -->\n<!-- end -->", "has no function 'nonsense'"),
-        ("<!-- table: runs_rise -->\n\n<!-- table: runs_rise -->\n<!-- end -->", "no <!-- end -->"),
-    ],
-)
-def test_a_wrong_marker_is_one_sentence(text, message):
-    with pytest.raises(UserError, match=message):
-        tables.filled(text)
+def test_a_marker_without_an_end():
+    with pytest.raises(UserError, match="no <!-- end -->"):
+        tables.filled("<!-- table: runs_rise -->\n\n<!-- table: runs_rise -->\n<!-- end -->")

@@ -5,8 +5,8 @@ its .json only.
 """
 
 import json
-import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import textworld
@@ -15,11 +15,10 @@ from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Turn
-from paw_min.envs.textworld import PRESETS, TextworldEnv, list_games
+from paw_min.envs.textworld import TextworldEnv, list_games
 from paw_min.envs.textworld.env import NO_EFFECT, text_of
 from paw_min.running.session import find_tasks
-from paw_min.toy import default_data, default_model, textworld_games
-from paw_min.toy.demonstrate import Action
+from paw_min.toy import default_model
 from paw_min.toy.textworld_games import GENERATED, Guide, generate
 from paw_min.world_models import players, word2world, word2world_options
 from paw_min.world_models.trajectories import Recorder, initial_context, to_text
@@ -90,29 +89,11 @@ def test_the_guide_follows_the_policy_and_returns_to_it(quest):
         Guide(quest).act(Context("", "", ["look"]))
 
 
-def test_a_teacher_without_a_policy_plays_at_random(quest):
-    player = players.RulePlayer("textworld", "teacher", 0.0, random.Random(0), quest)
-    context = Context("", "", ["look"], history=[Turn("", "look")])
-    assert player.act(context) == Action("look", "try")
-    with pytest.raises(UserError, match="use --agents model"):  # the first page is real
-        player.act(Context("", "", ["look"]))
-
-
-def test_prompts_name_the_environment():
-    context = Context("Open the box.", "A room.", ["open box", "look"])
-    prompts = BENCHMARKS["textworld"].prompts
-    assert "operating in the TextWorld Environment" in prompts["paper"](context, 2)
-    assert "'open box'" in prompts["paper"](context, 2)
-    assert prompts["compact"](context, 2) == "task Open the box.\nStart.\n| open box"
-
-
 def test_unusable_data_are_one_sentence(tmp_path):
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "a.z8").touch()  # without its .json
     with pytest.raises(UserError, match="train has no game"):
         find_tasks(Config(env="textworld", data=str(tmp_path)))
-    with pytest.raises(ValueError, match="split is 'test'"):
-        list_games(tmp_path, "test")
     with pytest.raises(UserError, match="no stand-in model textworld: give one with --model"):
         default_model("textworld")
 
@@ -170,39 +151,21 @@ def test_only_admissible_commands_reach_the_interpreter(root, tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_default_data_are_completed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(textworld_games, "GENERATED", {"valid_unseen": GENERATED["valid_unseen"]
-                        ._replace(games=1)})
-    games = list_games(default_data("textworld"), "valid_unseen")
-    assert len(games) == 1 and "rooms6-" in games[0]
-
-
-@pytest.mark.slow
-def test_broken_world_models_get_what_they_deserve(root):
-    cfg = Config(env="textworld", data=str(root), groups=2, max_turns=12)
-    tasks = find_tasks(cfg)
-
-    def play(pool, chosen):
-        return players.play_rules(cfg, "teacher", 0.0, pool, chosen)
-
-    def consistency(predict):
-        return word2world.measure_consistency(
-            "textworld", predict, tasks.make_pool, tasks.train, play
-        )
-
-    found = consistency(lambda chats: [chat[-2]["content"] for chat in chats])  # copies
-    assert found["real"] == 1.0 and found["wm"] == found["w2r"] == 0.0
-    found = consistency(lambda chats: ["Nothing."] * len(chats))
-    assert found["wm"] == found["w2r"] == 0.0
-    found = consistency(lambda chats: ["You win. [SUCCESS]"] * len(chats))
-    assert found["wm"] == 1.0 and found["w2r"] == 0.0
+def test_word2world_in_textworld(root, tmp_path):
+    out = tmp_path / "data"
+    words = ["collect", "textworld", "--out", str(out), "--data", str(root)]
+    assert word2world_options.parse("", words).cfg.prompt == "compact"
+    small = ["--agents", "teacher", "random", "--episodes", "4", "--groups", "2"]
+    word2world.main([*words, *small, "--max-turns", "8"])
+    found = json.loads((out / "collect.json").read_text())
+    assert found["episodes"] == 4 and found["failed"] == 0 and found["won"]["teacher"] == 1.0
 
     # In the dream of the truth, the teacher wins as in the environment.
-    truth = Recorder("textworld", tasks.make_pool(2))
-    play(truth, tasks.train)
+    cfg = Config(env="textworld", data=str(root), groups=2, max_turns=8)
+    tasks = find_tasks(cfg)
+    play = partial(players.play_rules, cfg, "teacher", 0.0)
     answers = {}
-    for trajectory in truth.trajectories:
+    for trajectory in play(Recorder("textworld", tasks.make_pool(2)), tasks.train):
         for k, answer in enumerate(trajectory.answers):
             answers[(trajectory.messages[0]["content"], *trajectory.commands[: k + 1])] = answer
 
@@ -210,28 +173,8 @@ def test_broken_world_models_get_what_they_deserve(root):
         keys = [tuple(m["content"] for m in chat if m["role"] != "assistant") for chat in chats]
         return [answers[key] for key in keys]
 
-    found = consistency(oracle)
-    assert found["real"] == found["wm"] == found["w2r"] == found["pairwise_cr"] == 1.0
-
-
-@pytest.mark.slow
-def test_word2world_in_textworld(root, tmp_path):
-    def run(*words):
-        word2world.main([*map(str, words), "--data", str(root), "--groups", "2", "--max-turns",
-                         "8"])
-
-    words = ["collect", "textworld", "--out", "o"]
-    assert word2world_options.parse("", words).cfg.prompt == "compact"
-    assert list(PRESETS) == ["tiny", "paper"]
-    out = tmp_path / "data"
-    run("collect", "textworld", "--agents", "teacher", "random", "--episodes", 4, "--out", out)
-    found = json.loads((out / "collect.json").read_text())
-    assert found["episodes"] == 4 and found["failed"] == 0 and found["won"]["teacher"] == 1.0
-    file = out / "trajectories.json"
-    wm = tmp_path / "wm"
-    run("train", "textworld", "--trajectories", file, "--out", wm, "--epochs", 1, "--batch", 2,
-        "--lr", 1e-3, "--width", 32)
-    run("fidelity", "textworld", "--world-model", wm, "--trajectories", file, "--out", wm)
-    found = json.loads((wm / "fidelity.json").read_text())
-    assert found["n"] == json.loads((out / "collect.json").read_text())["turns"]
-    assert 0 <= found["em"] < 0.5
+    for predict, won in ((oracle, 1.0), (lambda chats: ["Nothing."] * len(chats), 0.0)):
+        found = word2world.measure_consistency(
+            "textworld", predict, tasks.make_pool, tasks.train, play
+        )
+        assert found["real"] == 1.0 and found["wm"] == found["w2r"] == won

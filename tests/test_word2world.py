@@ -4,10 +4,7 @@ The oracle answers with the real environment. With it, the dream is the environm
 """
 
 import json
-import random
-import re
 import shutil
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from paw_min.base.errors import UserError, user_errors
+from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.envs.alfworld import AlfworldEnv, list_games
 from paw_min.envs.interface import Answer, Step
@@ -25,7 +22,7 @@ from paw_min.envs.webshop.env import make_agent
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler
 from paw_min.toy import webshop_shops
-from paw_min.toy.standins import make_model, make_tokenizer
+from paw_min.toy.standins import make_model
 from paw_min.world_models import players, prompted, training, trajectories, word2world
 from paw_min.world_models.dream import DreamPool, VerifiedPool
 from paw_min.world_models.supervised import fit
@@ -37,7 +34,6 @@ from tests.helpers import (
     SMALL,
     chatml_tokenizer,
     control_tokens,
-    held_by_another_process,
 )
 
 T = True
@@ -49,7 +45,7 @@ FIRST = Step("A room. Your task is to: nap.", "nap.", "pick", ["look", "go to be
 # --- measures, by hand -----------------------------------------------------------------------
 
 
-def test_rates_of_one_list_of_episodes():
+def test_rates_by_hand():
     # Won in the dream and lost in the replay: WM counts the marker, W2R does not.
     assert word2world.rates([T, F], [T, T], [F, F]) == {
         "real": 0.5, "wm": 1.0, "w2r": 0.0, "cr": 0.0, "pairwise_cr": 0.0,
@@ -58,22 +54,9 @@ def test_rates_of_one_list_of_episodes():
     found = word2world.rates([T, T, F, F], [F, F, T, T], [T, F, T, T])
     assert found["cr"] == 1.5 and found["pairwise_cr"] == 0.5
     assert found["real"] == 0.5 and found["wm"] == 0.5 and found["w2r"] == 0.75
-
-
-def test_rates_without_a_ratio():
+    # Without a real win there is no ratio.
     found = word2world.rates([F, F], [T, F], [T, F])
     assert found["cr"] is None and found["pairwise_cr"] is None and found["w2r"] == 0.5
-    with pytest.raises(ValueError, match="2, 1 and 2 episodes"):
-        word2world.rates([T, F], [T], [T, F])
-    with pytest.raises(ValueError, match="at least one"):
-        word2world.rates([], [], [])
-
-
-def test_exact_match_judges_state_and_reward_together():
-    assert word2world.exact_match(" You win. [SUCCESS]\n", "You win. [SUCCESS]")
-    assert not word2world.exact_match("You win.", "You win. [SUCCESS]")
-    assert not word2world.exact_match("You win. [SUCCESS]", "You win.")
-    assert not word2world.exact_match(None, "")
 
 
 def test_fidelity_pools_the_turns():
@@ -91,13 +74,12 @@ def test_fidelity_pools_the_turns():
     assert found["em"] == 4 / 6 and found["n"] == 6
     assert found["by_kind"] == {"go": {"em": 1 / 3, "n": 3}, "open": {"em": 1.0, "n": 3}}
     assert found["by_turn"]["1"] == {"em": 1.0, "n": 3}
-    assert found["by_turn"]["3"] == {"em": 0.0, "n": 1}
     assert found["by_success"]["True"] == {"em": 0.0, "n": 1}
-    # Without the list of actions, but with the marker.
+    # The marker counts, also without the list of actions; white space at the ends does not.
     found = word2world.measure_fidelity(lambda t: ["c [SUCCESS]"] * len(t.answers), data)
     assert found["em"] == 0 and found["em_observation"] == 1 / 6
-    with pytest.raises(UserError, match="no answer"):
-        word2world.measure_fidelity(lambda t: [], [Trajectory(messages=[said("system", "s")])])
+    found = word2world.measure_fidelity(lambda t: [" a\n", None, "b [SUCCESS]", "c"], data[2:])
+    assert found["em"] == found["em_observation"] == 1 / 4
 
 
 # --- steps and chats as text -----------------------------------------------------------------
@@ -119,16 +101,6 @@ def test_a_step_as_text_and_back():
     # A bar in an option of WebShop does not end it.
     colors = Step("x", "nap.", "pick", ["click[cork | leather]", "click[red]"])
     assert to_step(to_text(colors), FIRST).admissible == colors.admissible
-    # As this expression splits, which takes minutes for 200,000 actions.
-    between = re.compile(r"\|(?![^\[]*\])")
-    rng = random.Random(0)
-    for _ in range(1000):
-        text = "".join(rng.choice("a| []b") for _ in range(rng.randrange(14)))
-        expected = [part.strip() for part in between.split(text) if part.strip()]
-        assert trajectories.split_actions(text) == expected, text
-    began = time.process_time()
-    assert len(trajectories.split_actions(200_000 * "go north | ")) == 200_000
-    assert time.process_time() - began < 5
     # A win that is taken back is none: WebShop's score of 1 counts at the purchase only.
     assert "[SUCCESS]" not in to_text(Step("x", "", "", [], done=True, won=False))
 
@@ -286,21 +258,12 @@ def test_an_answer_ends_at_the_context(monkeypatch):
     assert language_model(context=prompt).predict([chat]) == [None]
 
 
-def test_a_context_beyond_the_positions_of_a_model_is_refused(recorded, tmp_path):
+def test_a_context_beyond_the_positions_of_a_model_is_refused():
     tokenizer = word_tokenizer(["a"])
     policy = Policy(make_model(tokenizer, 0, 32, positions=100), tokenizer)
     assert WorldModel(policy, 100).context == 100
     with pytest.raises(UserError, match="101 tokens is more than the model's 100 positions"):
         WorldModel(policy, 101)
-    policy.save(tmp_path / "model")
-    file = tmp_path / "t.json"
-    trajectories.write_trajectories(file, recorded)
-    # A folder, and a stand-in by its name.
-    for start, positions in ((tmp_path / "model", 100), ("open", 2048)):
-        message = f"4000 tokens is more than .* with --context {positions} or less"
-        with pytest.raises(UserError, match=message):
-            run("train", "alfworld", "--trajectories", file, "--start", start,
-                "--context", 4000, "--out", tmp_path / "o")
 
 
 def test_answers_in_one_pass_are_those_of_greedy_decoding():
@@ -321,22 +284,6 @@ def test_answers_in_one_pass_are_those_of_greedy_decoding():
     assert model.answers(other) == [None]
 
 
-def test_white_space_at_the_end_of_an_answer_does_not_count():
-    """The released rule strips: an answer may end in white space, but not go on after it."""
-    model = language_model(texts=["go", "run", "a mug\ncup"])
-    texts = ("a mug", "go", "a mug\ncup", "run", "a mug\n")
-    learn(model, *texts)
-    learned = chat_of(*texts)
-    goes_on = Trajectory(messages=[*learned[:2], said("assistant", "a mug")])
-    ends = Trajectory(messages=[*learned[:4], said("assistant", "a mug")])
-    assert model.answers(goes_on) == ["a mug\ncup"]
-    assert model.answers(ends)[1] == "a mug"
-    for trajectory, em in ((goes_on, 0.0), (ends, 1.0)):
-        found = word2world.measure_fidelity(model.answers, [trajectory])["by_turn"]
-        turn = str(len(trajectory.answers))
-        assert found[turn]["em"] == em
-
-
 def test_a_marker_counts_wherever_an_answer_has_it():
     # As in Qwen's tokenizer, where ".\n" is one token: the first wrong token begins as the target.
     tokenizer = word_tokenizer(["go", "a mug [SUCCESS]\nAvailable actions: go | run"])
@@ -347,7 +294,6 @@ def test_a_marker_counts_wherever_an_answer_has_it():
     for answer, em in (
         ("a mug\nAvailable actions: run", 1.0),
         ("a mug\nAvailable actions: run [SUCCESS]", 0.0),
-        ("a mug [SUCCESS]", 0.0),
     ):
         learn(model, "a", "go", answer)
         assert model.predict([chat_of("a", "go")]) == [answer] == model.answers(target)
@@ -453,17 +399,6 @@ def test_a_world_model_that_says_success_at_once(games, recorded):
     assert all(episode["wm_steps"] == 1 for episode in found["episodes"])
 
 
-def test_an_episode_may_lose_its_dream_and_win_its_replay(games):
-    # The dream never says that it is won: WM 0. All its actions are replayed, so W2R is 1.
-    oracle = Oracle("alfworld", AlfworldEnv, games[1])
-
-    def silent(chats):
-        return [answer.replace(" [SUCCESS]", "") for answer in oracle(chats)]
-
-    found = consistency(games, silent)
-    assert found["wm"] == 0.0 and found["w2r"] == found["cr"] == 1.0
-
-
 def test_errors_count_as_failures(games):
     def silent(chats):
         return [None] * len(chats)  # every chat is too long
@@ -549,7 +484,8 @@ def test_the_verifier_vetoes_until_its_budget_is_spent(shop):
         pool.reset(0, task)
         pool.recv()
         answers = []
-        for command in ["search[lamp]", product] + [BUY] * times:
+        # The first finds no button, buys nothing, and is not checked.
+        for command in [BUY, "search[lamp]", product, *[f"{BUY} to finish", BUY, BUY][:times]]:
             pool.step(0, command)
             answers.append(pool.recv().step)
         return answers, pool
@@ -559,46 +495,18 @@ def test_the_verifier_vetoes_until_its_budget_is_spent(shop):
     assert answers[-1].done and pool.checks == pool.vetoes == 0
     # Two vetoes: the same page again, and the real episode has not moved; then it goes through.
     answers, pool = buy(nothing, 2, 3)
-    assert answers[2] == answers[3] == answers[1] and not answers[3].done
-    assert answers[4].done and pool.checks == pool.vetoes == 2
-    assert pool.trajectories[0].commands == ["search[lamp]", product, BUY]
+    assert answers[3] == answers[4] == answers[2] and not answers[4].done
+    assert answers[5].done and pool.checks == pool.vetoes == 2
+    assert pool.trajectories[0].commands == [BUY, "search[lamp]", product, BUY]
     # A world model that always expects success vetoes nothing.
     answers, pool = buy(success, 2, 1)
     assert answers[-1].done and pool.checks == 1 and pool.vetoes == 0
-
-
-@pytest.mark.parametrize("command", ["click[buy now].", "click[buy now] to finish", BUY])
-def test_the_verifier_checks_every_command_that_buys(shop, command):
-    pool = VerifiedPool("webshop", shop[2](1), nothing, 1)
-    pool.reset(0, shop[1][0])
-    product = next(c for c in first_results(shop, shop[1][0]) if c.startswith("click[b0"))
-    # Without the button, nothing is bought, and no check is spent.
-    for text in (command, "search[lamp]", command, product):
-        pool.recv()
-        pool.step(0, text)
-    assert pool.checks == 0
-    for _ in range(2):  # vetoed, and again with the budget spent
-        page = pool.recv().step
-        assert not page.done
-        pool.step(0, command)
-    assert pool.checks == pool.vetoes == 1 and pool.recv().step.done
 
 
 def first_results(shop, task):
     env = shop[3]()
     env.reset(task)
     return env.step("search[lamp]").admissible
-
-
-def test_an_oracle_verifier_only_lets_wins_through(shop):
-    cfg, tasks, make_pool, make_env = shop
-    cfg = Config(**vars(cfg) | {"max_turns": 40})
-    play = partial(players.play_rules, cfg, "teacher", 0.6)
-    plain = play(Recorder("webshop", make_pool(4)), tasks)
-    assert any(BUY in t.commands and not t.won for t in plain)
-    pool = VerifiedPool("webshop", make_pool(4), Oracle("webshop", make_env, tasks), 40)
-    verified = play(pool, tasks)
-    assert pool.vetoes > 0 and all(t.won for t in verified if BUY in t.commands)
 
 
 # --- prompted world models -------------------------------------------------------------------
@@ -625,55 +533,41 @@ def test_a_prompted_world_model_reads_instructions_before_the_chat(recorded):
     # What follows S_0 is the chat of a trained one.
     plain = WorldModel(model.policy, 5000)
     assert ids[-100:] == plain.tokens(trajectory.messages)[0][-100:]
-    assert model.answers(Trajectory()) == [] == model.predict([])
-    assert len(model.answers(trajectory)) == len(texts) // 2
 
 
 def test_examples_are_steps_of_training_trajectories(recorded):
     drawn = prompted.draw_examples(recorded, 3, seed=0)
     assert drawn == prompted.draw_examples(recorded, 3, seed=0)
     assert drawn != prompted.draw_examples(recorded, 3, seed=1)
-    owners = []
+    owners = set()
     for number, example in enumerate(drawn, start=1):
         (owner,) = [t for t in recorded if f"===\n\n{t.messages[0]['content']}\n\n" in example]
-        owners.append(owner.task)
+        owners.add(owner.task)
         start, _, command = example.rpartition("\n\nCommand: ")
-        step = [k for k, answer in enumerate(owner.answers)
-                if f"{owner.commands[k]}\n\nAnswer: {answer}" == command]
-        assert start.startswith(f"=== Example {number} ===\n") and step
-        assert any(k == 0 or start.endswith(owner.answers[k - 1]) for k in step)
-    assert len(set(owners)) == 3
+        pairs = zip(owner.commands, owner.answers)
+        assert start.startswith(f"=== Example {number} ===\n")
+        assert command in [f"{asked}\n\nAnswer: {answer}" for asked, answer in pairs]
+    assert len(owners) == 3
     with pytest.raises(UserError, match="has 2 episodes with an answer, --shots asks for 3"):
         prompted.draw_examples([*recorded[:2], Trajectory()], 3, seed=0)
 
 
 @pytest.mark.slow
-def test_a_prompted_world_model_in_all_measures(recorded, games_root, shop, tmp_path):
+def test_the_fidelity_of_a_prompted_world_model(recorded, tmp_path):
     files = {"train": recorded[:3], "evaluated": recorded[3:5]}
     for name, some in files.items():
         trajectories.write_trajectories(tmp_path / name, some)
     texts = [m["content"] for t in recorded for m in t.messages]
     examples = prompted.draw_examples(recorded[:3], 3, seed=0)
     prompted_model(prompted.prompt(examples), texts).policy.save(tmp_path / "model")
-    flags = ["--world-model", tmp_path / "model", "--answer-tokens", 2, "--preset", "tiny"]
-    data = ["--data", games_root, "--groups", 2, "--eval-tasks", 2, "--max-turns", 2]
-    data += ["--agents", "teacher"]
-    evaluated = ["--trajectories", tmp_path / "evaluated"]
-
-    def found(command, env, *words):
-        run(command, env, *flags, *words, "--out", tmp_path / "o")
-        return json.loads((tmp_path / "o" / f"{command}.json").read_text())
-
-    three = ["--shots", 3, "--examples", tmp_path / "train"]
-    assert found("fidelity", "alfworld", *evaluated, *three)["em"] < 0.5
-    assert found("consistency", "alfworld", *data, "--shots", 0)["teacher"]["wm"] == 0.0
-    data[1] = shop[0].data
-    verified = found("verify", "webshop", *data, "--shots", 0, "--budgets", 1)
-    assert verified["teacher, budget 1"]["n"] == 2
+    words = ["fidelity", "alfworld", "--world-model", tmp_path / "model", "--answer-tokens", 2]
+    words += ["--trajectories", tmp_path / "evaluated", "--out", tmp_path / "o", "--shots", 3]
+    run(*words, "--examples", tmp_path / "train")
+    found = json.loads((tmp_path / "o" / "fidelity.json").read_text())
+    assert found["em"] < 0.5 and found["n"] == sum(len(t.answers) for t in recorded[3:5])
     # An example of an evaluated task would be a part of the answer.
     with pytest.raises(UserError, match="has 2 tasks that are evaluated"):
-        run("fidelity", "alfworld", *flags, *evaluated, "--shots", 3, "--examples",
-            tmp_path / "evaluated", "--out", tmp_path / "p")
+        run(*words, "--examples", tmp_path / "evaluated", "--out", tmp_path / "p")
 
 
 def test_a_model_that_cannot_be_prompted():
@@ -682,8 +576,6 @@ def test_a_model_that_cannot_be_prompted():
         prompted.check_template(prompted_model("x", [], refuses))
     with pytest.raises(UserError, match="the model 5000 positions: .* or --shots 0"):
         prompted.check_template(prompted_model("x " * 5000, []))
-    with pytest.raises(UserError, match="leaves out messages of a second turn"):
-        prompted.check_template(prompted_model("x", [], "{{ messages[0]['content'] }}"))
 
 
 # --- commands --------------------------------------------------------------------------------
@@ -698,19 +590,19 @@ FLAGS = ["--preset", "tiny", "--groups", "2", "--max-turns", "20", "--eval-tasks
 
 @pytest.mark.slow
 def test_all_commands_in_a_row(games_root, tmp_path, capsys, monkeypatch):
+    """test_stages.py kills and repeats each of them."""
     flags = ["--data", games_root, *FLAGS]
-    data = tmp_path / "data"
+    data, wm = tmp_path / "data", tmp_path / "wm"
     run("collect", "alfworld", "--agents", "teacher", "random", "--episodes", 4, "--out", data,
         *flags)
     file = data / "trajectories.json"
     stored = json.loads(file.read_text())
     assert len(stored) == 4 and json.loads((data / "collect.json").read_text())["episodes"] == 4
-    wm = tmp_path / "wm"
     run("train", "alfworld", "--trajectories", file, "--out", wm, "--epochs", 2, "--batch", 2,
         "--lr", 1e-3, "--width", 32, "--limit", 3, *flags)
     record = json.loads((wm / "train.json").read_text())
     assert record["trajectories"] == 3 and record["steps"] == 4 and record["context"] == 12288
-    model = ["--world-model", wm, "--answer-tokens", 8]
+    model = ["--world-model", wm, "--answer-tokens", 2]
     run("fidelity", "alfworld", *model, "--trajectories", file, "--out", tmp_path / "f", *flags)
     found = json.loads((tmp_path / "f" / "fidelity.json").read_text())
     assert found["em"] < 0.5 and found["n"] == sum(len(t["messages"]) // 2 for t in stored)
@@ -719,13 +611,8 @@ def test_all_commands_in_a_row(games_root, tmp_path, capsys, monkeypatch):
     run(*again)
     found = json.loads((tmp_path / "c" / "consistency.json").read_text())["teacher"]
     assert found["real"] == 1.0 and found["n"] == 2 and found["wm"] == 0.0
-    agent = tmp_path / "agent"
     run("imitate", "alfworld", "--trajectories", file, "--wins", 2, "--epochs", 1, "--batch", 4,
-        "--out", agent, *flags)
-    run("collect", "alfworld", "--model", agent, "--episodes", 2, *model, "--out",
-        tmp_path / "synthetic", *flags)
-    synthetic = json.loads((tmp_path / "synthetic" / "trajectories.json").read_text())
-    assert len(synthetic) == 2 and len(synthetic[0]["responses"]) == 20
+        "--out", tmp_path / "agent", *flags)
 
     # A rerun prints the stored result, and plays nothing.
     monkeypatch.setitem(word2world.FUNCTIONS, "consistency", None)
@@ -750,55 +637,9 @@ def test_wins_in_a_world_model_are_replayed(games_root, tmp_path, monkeypatch):
     assert found["nothing"]["won"] == {"teacher": 0.0} and found["nothing"]["confirmed"] == {}
 
 
-def test_a_killed_command_is_repeated(tmp_path, monkeypatch):
-    """What it has written is replaced by the same command, and by no other."""
-    out = tmp_path / "o"
-    words = ["train", "alfworld", "--trajectories", "x", "--out", out]
-
-    def train(job):
-        job.pieces().once("epoch", int, lambda: 1)
-        (out / "config.json").write_text("{}")
-        if killed:
-            raise KeyboardInterrupt
-        return {"rows": 5}
-
-    monkeypatch.setitem(word2world.FUNCTIONS, "train", train)
-    killed = True
-    with pytest.raises(SystemExit, match="interrupted: rerun the same command"):
-        with user_errors():
-            run(*words)
-    with pytest.raises(UserError, match="has the unfinished work of word2world lr '1e-05': repeat"):
-        run(*words, "--lr", 0.1)
-    killed = False
-    run(*words)
-    assert json.loads((out / "train.json").read_text())["rows"] == 5
-    assert sorted(path.name for path in out.iterdir()) == ["config.json", "lock", "train.json"]
-    # A file of the user is not replaced.
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "trajectories.json").write_text("mine")
-    with pytest.raises(UserError, match="mine has a trajectories.json already"):
-        run("collect", "alfworld", "--out", tmp_path / "mine")
-
-
-def test_a_redirected_log_is_not_empty_while_a_command_runs(tmp_path, monkeypatch, capsys):
-    said = []
-    fake = lambda job: said.append(capsys.readouterr().out) or {"rows": 5}  # noqa: E731
-    monkeypatch.setitem(word2world.FUNCTIONS, "train", fake)
-    run("train", "alfworld", "--trajectories", "x", "--out", tmp_path / "o")
-    assert said == [f"train alfworld: to {tmp_path / 'o'}\n"]
-
-
-def test_a_folder_in_use(tmp_path, monkeypatch):
-    with held_by_another_process(tmp_path):
-        with pytest.raises(UserError, match="is in use by another process.*another --out"):
-            run("collect", "alfworld", "--out", tmp_path)
-
-
-def test_training_that_makes_a_nan_writes_no_model(model, recorded, tmp_path):
+def test_training_that_makes_a_nan_writes_no_model(model, recorded, tmp_path, monkeypatch):
     file = tmp_path / "t.json"
     trajectories.write_trajectories(file, recorded)
-    words = ["imitate", "alfworld", "--trajectories", file, "--wins", 1, "--epochs", 1,
-             "--model", model, "--out", tmp_path / "o"]
 
     def broken(*args, **kwargs):
         policy = load(*args, **kwargs)
@@ -807,55 +648,29 @@ def test_training_that_makes_a_nan_writes_no_model(model, recorded, tmp_path):
         return policy
 
     load = training.load_policy
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "load_policy", broken)
-        with pytest.raises(UserError, match="fine-tuning step 1: the loss is nan .*: lower it"):
-            run(*words)
-        patch.setattr(training, "fit", lambda *args, **kwargs: [0.5])
-        with pytest.raises(UserError, match="made weights NaN or infinite; not saved"):
-            run(*words)
+    monkeypatch.setattr(training, "load_policy", broken)
+    monkeypatch.setattr(training, "fit", lambda *args, **kwargs: [0.5])
+    with pytest.raises(UserError, match="made weights NaN or infinite; not saved"):
+        run("imitate", "alfworld", "--trajectories", file, "--wins", 1, "--epochs", 1,
+            "--model", model, "--out", tmp_path / "o")
     assert not (tmp_path / "o" / "config.json").exists()
 
 
-def test_imitation_rows_end_with_the_end_token(recorded, model, tmp_path):
-    file = tmp_path / "t.json"
-    trajectories.write_trajectories(file, recorded)
-    assert trajectories.read_trajectories("alfworld", [file]) == recorded
-    job = parse(
-        "",
-        ["imitate", "alfworld", "--trajectories", str(file), "--out", str(tmp_path / "o"),
-         "--wins", "1", "--epochs", "1", "--model", model, "--max-prompt-tokens", "30"],
-    )
-    fitted = []
-
-    def keep(job, policy, optimizer, rows, trajectories):
-        fitted.extend(rows)
-        return {}
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "fit_and_save", keep)
-        training.imitate(job)
-    policy = load_policy(model)
-    won = next(t for t in recorded if t.won)
-    assert len(fitted) == len(won.responses)
-    for row, response in zip(fitted, won.responses):
-        assert row.response_ids == [*policy.encode(response), policy.eos_ids[0]]
-        assert not row.obs_ids and len(row.prompt_ids) == 30  # cut as in a rollout
-
-
-def test_wins_are_counted_in_each_file(recorded, model, tmp_path, monkeypatch):
+def test_imitation_rows_are_the_first_wins_of_each_file(recorded, model, tmp_path, monkeypatch):
     wins = [t for t in recorded if t.won]
     files = []
     for name, first in (("a", wins[0]), ("b", wins[1])):
         files.append(tmp_path / name)
         trajectories.write_trajectories(files[-1], [first, wins[2]])
+    assert trajectories.read_trajectories("alfworld", files[:1]) == [wins[0], wins[2]]
     words = ["imitate", "alfworld", "--trajectories", *map(str, files), "--model", model]
-    job = parse("", [*words, "--wins", "1", "--out", str(tmp_path / "o")])
+    words += ["--max-prompt-tokens", "30", "--wins", "1", "--out", str(tmp_path / "o")]
     monkeypatch.setattr(training, "fit_and_save", lambda job, policy, optimizer, rows, n: rows)
-    responses = [*wins[0].responses, *wins[1].responses]
+    rows = training.imitate(parse("", words))
     policy = load_policy(model)
-    found = [policy.decode(row.response_ids) for row in training.imitate(job)]
-    assert found == [policy.decode(policy.encode(response)) for response in responses]
+    for row, response in zip(rows, [*wins[0].responses, *wins[1].responses], strict=True):
+        assert row.response_ids == [*policy.encode(response), policy.eos_ids[0]]
+        assert not row.obs_ids and len(row.prompt_ids) == 30  # cut as in a rollout
 
 
 def test_the_defaults_are_the_papers():
@@ -873,24 +688,12 @@ def test_the_defaults_are_the_papers():
     assert training.WARM_UP == 10 and trajectories.MARKER == " [SUCCESS]"
 
 
-def test_one_process(monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    with pytest.raises(UserError, match="^word2world runs in one process: start it without"):
-        parse("", ["collect", "alfworld", "--out", "o"])
-
-
-def test_what_cannot_be_imitated_is_refused(recorded, tmp_path):
-    """Else the agent is trained on nothing, on responses of other steps, or on a part of one."""
+def test_responses_of_other_steps_are_not_imitated(recorded, tmp_path):
     won = next(t for t in recorded if t.won)
     file = tmp_path / "t.json"
-    for responses, message in (
-        ([], "has 0 responses"),
-        (won.responses[1:], f"has {len(won.responses) - 1} responses"),
-        ([200_000 * "mug ", *won.responses[1:]], "has a response of 200001 tokens, more than"),
-    ):
-        trajectories.write_trajectories(file, [replace(won, responses=responses)])
-        with pytest.raises(UserError, match=f"won episode 0 {message}"):
-            run("imitate", "alfworld", "--trajectories", file, "--out", tmp_path / "o")
+    trajectories.write_trajectories(file, [replace(won, responses=won.responses[1:])])
+    with pytest.raises(UserError, match=f"won episode 0 has {len(won.responses) - 1} responses"):
+        run("imitate", "alfworld", "--trajectories", file, "--out", tmp_path / "o")
 
 
 TRAIN = ["train", "alfworld", "--trajectories", "x"]
@@ -898,28 +701,17 @@ MEASURE = ["consistency", "alfworld", "--world-model", "x"]
 
 
 @pytest.mark.parametrize("words, message", [
-    (TRAIN[:2], "train needs --trajectories"),
     (["fidelity", *TRAIN[1:]], "fidelity needs --world-model"),
-    (["verify", *MEASURE[1:]], "verify is for webshop"),
     ([*MEASURE, "--shots", "3"], "--shots 3 needs --examples"),
-    ([*MEASURE, "--examples", "x"], "--examples is for --shots 3"),
     (MEASURE, "or add --shots 0 to prompt a model"),
-    (["collect", "alfworld", "--shots", "0"], "--shots 0 needs --world-model"),
     (["collect", "alfworld", "--ground"], "--ground is for webshop"),
-    (["collect", "webshop", "--ground"], "--ground needs --world-model"),
     (["collect", "alfworld", "--slips", "1.5"], "--slips 1.5 is out of range"),
     (["collect", "alfworld", "--episodes", "1", "--agents", "teacher", "random"], "2 agents"),
-    (["collect", "alfworld", "--agents", "random", "random"], "random random: name each once"),
-    (["collect", "alfworld", "--out", "~nobodyx/y"], "~nobodyx/y begins with a home folder"),
     ([*TRAIN, "--width", "100"], "--width 100 is not a multiple of 32 up to 4096"),
-    ([*TRAIN, "--width", "3200000"], "--width 3200000 is not a multiple of 32 up to 4096"),
-    ([*TRAIN, "--lora-rank", "8"], "train trains all weights; use --lora-rank 0"),
-    (["verify", "webshop", *MEASURE[2:], "--budgets", "0", "-2"], "--budgets -2 is out of range"),
 ])
 def test_errors_are_one_sentence(words, message, tmp_path, games_root):
-    out = ["--out", tmp_path / "o"] if "--out" not in words else []
     with pytest.raises(UserError, match=message) as error:
-        run(*words, *out, "--data", games_root, *FLAGS)
+        run(*words, "--out", tmp_path / "o", "--data", games_root, *FLAGS)
     assert "\n" not in str(error.value)
 
 
@@ -930,13 +722,9 @@ WM = '{"command": "word2world train %s", "marker": " [SUCCESS]", "context": 9}'
 @pytest.mark.parametrize("name, content, words, message", [
     ("t.json", EPISODES, [*TRAIN[:3], "FILE", "--limit", 2], "1 episodes, --limit asks"),
     ("t.json", EPISODES, ["imitate", *TRAIN[1:3], "FILE", "--wins", 2], "0 won episodes, --wins"),
-    ("wm/train.json", WM.replace("9", '"x"') % "alfworld", MEASURE, "train.json cannot be read"),
-    ("wm/train.json", WM.replace(" [S", "[S") % "alfworld", MEASURE, "has the marker '.SUCCESS"),
     ("wm/train.json", WM % "webshop --out alfworld", MEASURE, "give a world model of alfworld"),
     ("wm/train.json", "{}", MEASURE, "train.json cannot be read .KeyError"),
-    ("o/consistency.json", "{", MEASURE, "consistency.json cannot be read"),
     ("o/consistency.json", "{}", MEASURE, "consistency.json cannot be read .KeyError"),
-    ("o/consistency.json", "[]", MEASURE, "consistency.json cannot be read"),
 ])
 def test_damaged_files_are_named(tmp_path, games_root, name, content, words, message):
     path = tmp_path / name
@@ -964,19 +752,6 @@ def test_what_is_in_the_folder_stays(model, recorded, tmp_path, games_root):
         with pytest.raises(UserError, match="mine has a config.json already: choose another --out"):
             run(command, "alfworld", "--trajectories", file, "--out", mine)
     assert (mine / "model.safetensors").read_bytes() == weights
-
-
-def test_a_warm_start_turns_the_roles_of_an_agent(tmp_path):
-    # The stand-ins' own template, which writes lower case and marks every turn alike.
-    tokenizer = make_tokenizer(["go to bed 1", "you see a mug"])
-    model = WorldModel(Policy(make_model(tokenizer, 0, 32), tokenizer), 500)
-    chat = chat_of("A mug", "go to bed 1", "You see a mug", "go to 1", "a mug")
-    row = model.row(Trajectory(messages=chat))
-    text = tokenizer.decode(row.prompt_ids + row.obs_ids)
-    expected = "<user>a mug<user>go to bed 1<agent>you see a mug<end><user>go to 1<agent>a mug<end>"
-    assert text.replace(" ", "") == expected.replace(" ", "")
-    given = [row.obs_ids[k] for k in row.given]
-    assert tokenizer.decode(given).replace(" ", "") == "<user>goto1<agent>"
 
 
 # --- the pages of results --------------------------------------------------------------------
