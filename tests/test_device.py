@@ -66,6 +66,8 @@ COMMANDS |= {
     ),
     "inspect": ("-m paw_min.inspect runs/grpo --against runs/grpo --out page.html", "page.html"),
 }
+
+
 @pytest.fixture(scope="module")
 def folders(games_root, tmp_path_factory) -> dict[str, Path]:
     """The folders of the same commands on the CPU and on the fake GPU, which run side by side."""
