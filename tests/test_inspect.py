@@ -18,7 +18,7 @@ from paw_min import train
 from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.inspect import __main__ as inspect
-from paw_min.rows import Episode, flatten
+from paw_min.rows import flatten
 from paw_min.running import samples
 from paw_min.running.runs import Run
 from paw_min.update import prepare
@@ -126,24 +126,6 @@ def test_the_sample_is_what_training_used(trained, prepared):
                 assert s["selected"] == (s["rank"] <= kept) == rows.selected[i].item()
                 assert s["weight"] == rows.row_weight[i].item()
         assert text == samples.sample(k, episodes, rows)
-
-
-def test_whole_episodes_of_both_outcomes_in_order():
-    def episode(group, trajectory, won, n):
-        return Episode("t", group, trajectory, [None] * n, won=won)
-
-    episodes = [
-        episode(0, 0, False, 3), episode(0, 1, False, 2), episode(0, 2, True, 4),
-        episode(1, 3, True, 1), episode(2, 4, False, 9), episode(3, 5, True, 1),
-    ]
-
-    def chosen(limit):
-        return [e.trajectory for e in samples.choose(episodes, limit)]
-
-    assert chosen(48) == [0, 1, 2, 3, 4, 5]
-    assert chosen(19) == [0, 2, 3, 4, 5]
-    assert chosen(9) == [0, 2, 3]  # not 5, although it would fit: nothing prefers short episodes
-    assert chosen(2) == [0]
 
 
 def test_no_number_of_training_changes_and_a_redone_update_writes_the_same(

@@ -24,10 +24,9 @@ import run_webshop
 from paw_min import train
 from paw_min.config import parse_args
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.envs.benchmarks import NAMES as ENVS
 from paw_min.running.runs import read_metrics
 from paw_min.running.stored import differences
-from research.paper import figures, sweep, transitions
+from research.paper import sweep
 from research.paper.grids import GRIDS
 
 ROOT = Path(__file__).parent.parent
@@ -214,22 +213,12 @@ PAPER -= {"transitions", "grids"}
 PLACEHOLDER = re.compile(r"[\[\]$*<|]|\.\.\.|\.$|^(GRID|ENV|BENCHMARK)$")
 
 
-def check_experiment(name: str, words: list[str], out: str) -> None:
-    if any(PLACEHOLDER.search(word) for word in words) or not words or words[0].startswith("-"):
-        return
-    if name == "sweep":
-        assert words[0] in GRIDS
-        if "--env" in words:
-            env = words[words.index("--env") + 1]
-            extra = words[words.index("--") + 1 :] if "--" in words else []
-            jobs = sweep.plan(words[0], env, [0], out, extra)
-            assert len(jobs) == len(GRIDS[words[0]])
-    elif name == "figures":
-        assert callable(getattr(figures, words[0]))
-    elif name in ("fig2ab", "fig2c", "kept"):
-        transitions.arguments("", words, teacher=name == "fig2c")
-    elif name == "prompting":
-        assert words[0] in ENVS
+def check_sweep(name: str, words: list[str], out: str) -> None:
+    if name == "sweep" and "--env" in words and not any(map(PLACEHOLDER.search, words)):
+        env = words[words.index("--env") + 1]
+        extra = words[words.index("--") + 1 :] if "--" in words else []
+        jobs = sweep.plan(words[0], env, [0], out, extra)
+        assert len(jobs) == len(GRIDS[words[0]])
 
 
 def check_run_script(script: str, flags: list[str]) -> None:
@@ -242,12 +231,12 @@ def check_command(words: list[str], out: str) -> None:
     program, *rest = words
     scripts = [k for k, word in enumerate(rest) if word.endswith((".py", ".sh"))]
     if program in PAPER:
-        check_experiment(program, rest, out)
+        check_sweep(program, rest, out)
     elif rest[:1] == ["-m"] and not PLACEHOLDER.search(rest[1]):
         assert importlib.util.find_spec(rest[1]), rest[1]
         package, _, name = rest[1].rpartition(".")
         if package == "research.paper":
-            check_experiment(name, rest[2:], out)
+            check_sweep(name, rest[2:], out)
     elif scripts:
         script = rest[scripts[0]]
         assert (ROOT / script).is_file(), script

@@ -371,41 +371,19 @@ def test_the_stand_in_is_what_its_command_makes(name, games_root, tmp_path, monk
     assert sum(loss) / 6 == pytest.approx(record["loss"][-1], rel=0.25)
 
 
-def test_the_warm_start_supervises_what_its_kind_says():
-    """One row, so that each step sees it: the mean loss of its parts by hand."""
+def test_actobs_weighs_each_token_of_response_and_observation_alike():
+    """One row by hand. The kinds of the stand-ins repeat their records, above."""
     folder = default_model("alfworld")
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    end = tokenizer.eos_token_id
     response = "<think>find mug</think><action>go to desk 1</action>"
     row = standins.Demonstration("go to desk 1", response, "You arrive at desk 1.")
-
-    def ids(text: str) -> list[int]:
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    def nll(tokens: list[int]) -> torch.Tensor:
-        logp = model(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
-        return -logp.gather(-1, torch.tensor(tokens)[1:, None])[:, 0]
-
-    prompt, observation = ids(f"<user>{row.prompt}<agent>"), ids(row.observation)
-    steps = nll(prompt + ids(row.response) + [end] + observation)[len(prompt) - 1 :]
-    acts, document = steps[: -len(observation)], nll([end, *observation] * 2)
-    both = acts.sum() + 0.3 * document.sum()
-    # After the separator <user>. The only row is its own stranger.
-    separator = ids("<user>")
-    after = nll(prompt + ids(row.response) + [end] + separator + observation)[-len(observation) :]
-    separated = nll([end, *separator, *observation] * 2)
-    answered = acts.sum() + 0.1 * after.sum()
-    opened = answered + 0.3 * separated.sum()
-    expected = {
-        "actobs": steps.mean(),
-        "chat": answered / (len(acts) + 0.1 * len(after)),
-        "words": both / (len(acts) + 0.3 * len(document)),
-        "open": opened / (len(acts) + 0.1 * len(after) + 0.3 * len(separated)),
-    }
-    for kind, value in expected.items():
-        (loss,) = standins.imitate(model, tokenizer, [row], 0, 60, 1e-9, kind, stop=1)
-        assert loss == pytest.approx(value.item(), rel=1e-3), kind
+    parts = (f"<user>{row.prompt}<agent>", f"{row.response}<end>", row.observation)
+    prompt, *others = [tokenizer(part, add_special_tokens=False)["input_ids"] for part in parts]
+    ids = torch.tensor([prompt + sum(others, [])])
+    logp = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])
+    (loss,) = standins.imitate(model, tokenizer, [row], 0, 60, 1e-9, "actobs", stop=1)
+    assert loss == pytest.approx(-logp[len(prompt) - 1 :].mean().item(), rel=1e-3)
 
 
 def test_warm_up_is_linear_and_has_no_state():
