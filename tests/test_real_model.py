@@ -233,14 +233,14 @@ def test_log_probs_of_vllm_are_the_trainers(folder, policy, prompt_ids):
 
 
 def test_an_update_of_alfworld_with_paw(config, folder, tmp_path):
-    """A whole run: the rollout, Eq. 4, one optimizer step, the checkpoint."""
+    """A whole run: both evaluations, the rollout, Eq. 4, one optimizer step, the checkpoint."""
     cfg = config(
         model=str(folder), updates=1, groups=2, group_size=2, max_turns=2, eval_tasks=1,
         max_response_tokens=8, prompt="compact", max_prompt_tokens=800, lr=1e-5, kl_coef=0.0,
-        mini_batch=0, micro_tokens=1024, precision="fp32", eval_every=0,
+        mini_batch=0, micro_tokens=1024, precision="fp32",
     )
     train.train(cfg)
-    (line,) = runs.read_metrics(tmp_path / "r")
+    _, line = runs.read_metrics(tmp_path / "r")
     assert line["rows"] == 8 and line["lambda"] == 1.0 and line["sampler_gap"] < 1e-4
     assert 0 < line["wm_loss"] < 1 and 0 < line["grad_norm"] < 1e4
     hard = 1 - line["wm_clipped_tokens"]

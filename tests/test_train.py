@@ -123,10 +123,10 @@ def test_models_with_a_nested_configuration_train_and_resume(config, tmp_path, f
 
 def test_killed_at_any_moment_it_resumes_bit_for_bit(config, tmp_path):
     """kill -9 at new lines of metrics, at once and a little later; then a run to the end."""
-    train.train(config(name="whole"))
-    folder, cfg = tmp_path / "cut", config(name="cut")
+    train.train(config(updates=8, name="whole"))
+    folder, cfg = tmp_path / "cut", config(updates=8, name="cut")
     kills = 0
-    for delay in (0.0, 0.1, None):  # seconds after a line has appeared
+    for delay in (0.0, 0.05, None):  # seconds after a line has appeared
         seen = len(runs.read_metrics(folder))
         process = multiprocessing.get_context("fork").Process(target=train.train, args=(cfg,))
         process.start()
@@ -339,7 +339,7 @@ def test_corrupt_game_is_named(config, games_root, tmp_path):
 @pytest.mark.slow
 def test_the_paper_preset_is_the_same_code(model, games_root, tmp_path):
     """Fig. 7's prompts, KL, checkpointed activations: only the sizes are cut down."""
-    where = dict(model=model, data=games_root, out=tmp_path)
+    where = dict(model=model, data=games_root, out=tmp_path, workers=0)
     train.train(paper_config(run_alfworld, "alfworld", **where))
     line = numbers(tmp_path / "paper")[1]
     assert line["rows"] == 8 and "loss_kl" in line and line["wm_loss"] > 0
@@ -347,28 +347,16 @@ def test_the_paper_preset_is_the_same_code(model, games_root, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["alfworld", "webshop-open"])
-def test_the_stand_in_is_what_its_command_makes(name, games_root, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["alfworld", "alfworld-open"])
+def test_the_stand_in_is_what_its_command_makes(name, games_root):
     """The whole remake takes minutes; its miniature on 12 tasks repeats what was recorded."""
-    monkeypatch.chdir(tmp_path)  # the default shop is generated here
-    folder, lesson = Path(default_model(name)), standins.LESSONS[name]
+    folder = Path(default_model(name))
     record = json.loads((folder / "record.json").read_text())
-    if lesson.env == "alfworld":
-        tasks = sorted(list_games(games_root, "train"), key=lambda game: Path(game).parent.name)
-    else:
-        tasks = standins.TEACHERS[lesson.env].training_tasks()[:12]
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tasks = sorted(list_games(games_root, "train"), key=lambda game: Path(game).parent.name)
     torch.manual_seed(5)  # nobody else's generator matters
-    again = standins.miniature(name, tasks, tokenizer, seed=0)
+    again = standins.miniature(name, tasks, AutoTokenizer.from_pretrained(folder), seed=0)
     assert again["demonstrations"] == record["miniature"]["demonstrations"]
     assert again["loss"] == pytest.approx(record["miniature"]["loss"], rel=1e-4)
-    assert len(record["loss"]) == -(-lesson.steps // 100)
-    # The kept weights are those at the end of the record: they cost what its last steps did.
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    assert 0.8e6 < model.num_parameters() < 1.2e6
-    rows = standins.demonstrations(lesson, tasks, 0)
-    loss = standins.imitate(model, tokenizer, rows, 0, 60, 1e-9, lesson.kind, stop=6)
-    assert sum(loss) / 6 == pytest.approx(record["loss"][-1], rel=0.25)
 
 
 def test_actobs_weighs_each_token_of_response_and_observation_alike():
