@@ -47,7 +47,7 @@ def held_by_another_process(folder):
     """Another process holds the lock of this folder, until it is killed."""
     code = (
         "import sys, time; from filelock import FileLock\n"  # starts faster than runs.hold
-        "FileLock(sys.argv[1]).acquire(); print('held', flush=True); time.sleep(60)"
+        "lock = FileLock(sys.argv[1]); lock.acquire(); print('held', flush=True); time.sleep(60)"
     )
     held = [sys.executable, "-c", code, f"{folder}/lock"]
     with subprocess.Popen(held, stdout=subprocess.PIPE, text=True) as process:
