@@ -84,12 +84,10 @@ class Browser:
             if not parameters["request"]["url"].startswith("file:"):
                 self.problems.append(f"a request to {parameters['request']['url']}")
 
-    def open(self, file: Path, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """Load a file in a window of this size."""
-        self("Emulation.setDeviceMetricsOverride", width=width, height=height, mobile=False,
+    def open(self, file: Path, width: int = 1280) -> None:
+        """Load a file in a window of this width."""
+        self("Emulation.setDeviceMetricsOverride", width=width, height=900, mobile=False,
              deviceScaleFactor=1)
-        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        self("Emulation.setEmulatedMedia", features=scheme)
         url = file.resolve().as_uri()
         self("Page.navigate", url="about:blank")
         self("Page.navigate", url=url)

@@ -13,6 +13,7 @@ import torch
 
 from paw_min import train, update
 from paw_min.config import Config
+from paw_min.running import plot
 from paw_min.toy import alfworld_games as games
 from tests.helpers import SMALL, make_policy
 
@@ -22,6 +23,19 @@ os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
 # Some tests parse lists nested beyond the recursion limit. Should the collector run at that
 # depth, the finalizer of an earlier test's socket fails there, and pytest fails the test for it.
 gc.set_threshold(50_000, *gc.get_threshold()[1:])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def empty_pictures():
+    """A run would draw its curves for 2 s of CPU time. test_train.py has real ones."""
+
+    def touch(folders: list[Path]) -> None:
+        for name in plot.FIGURES:
+            (folders[0] / name).touch()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "draw", touch)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -4,11 +4,9 @@
 """
 
 import inspect
-import random
 from dataclasses import asdict, fields
 
 import pytest
-from transformers import AutoTokenizer
 
 from paw_min import advantages, critic, losses, update
 from paw_min.base.errors import UserError
@@ -17,7 +15,7 @@ from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.model.critic import LR_FACTOR
 from paw_min.running.session import WEIGHT_DECAY, check_machine, open_session
 from paw_min.running.stored import public
-from paw_min.toy import WORLDS, default_model, search_world, webshop_shops
+from paw_min.toy import WORLDS
 from tests.helpers import SCRIPTS
 
 
@@ -116,30 +114,6 @@ def test_presets_pass_their_own_check_and_the_first_is_tiny(env):
     assert cfg.name == f"{env}-tiny-grpo-paw-seed0" and not cfg.model and cfg.paw
 
 
-@pytest.mark.parametrize("env", SCRIPTS)
-def test_tiny_presets_cut_no_observation(env, games_root, tmp_path):
-    """Random episodes in the generated data: the longest observation has room to spare."""
-    generate = {"alfworld": lambda folder: games_root, "webshop": webshop_shops.generate,
-                "search": search_world.generate}
-    cfg, rng = parse(env=env), random.Random(0)
-    tasks = BENCHMARKS[env].load(cfg, str(generate[env](tmp_path / env)))
-    tokenizer = AutoTokenizer.from_pretrained(default_model(env))
-    lengths = []
-    with tasks.make_pool(1) as pool:
-        for task in rng.choices(tasks.train, k=40):
-            pool.reset(0, task)
-            step = pool.recv().step
-            for _ in range(cfg.max_turns):
-                query = " ".join(rng.choices(step.task.split(), k=4))
-                command = rng.choice(step.admissible or [f"<search>{query}</search>"])
-                pool.step(0, f"search[{query}]" if command.startswith("search[") else command)
-                step = pool.recv().step
-                lengths.append(len(tokenizer(step.observation)["input_ids"]))
-                if step.done:
-                    break
-    assert 20 < max(lengths) <= 0.75 * cfg.max_obs_tokens
-
-
 # ---- bounds ----
 
 
@@ -147,83 +121,57 @@ def test_tiny_presets_cut_no_observation(env, games_root, tmp_path):
     "argv, message",
     [
         (["--rho", "1.5"], "--rho 1.5 is out of range: it must be above 0 and at most 1."),
-        (["--select-ratio", "0"], "--select-ratio 0.0 is out of range"),
         (["--shard"], "add --sampler vllm"),
         (["--sampler", "vllm", "--temperature", "2.5"], "--temperature 2.5 or --eval-temp"),
         (["--group-size", "1"], "--group-size 1 leaves nothing to compare"),
-        (["--group-size", "1000000"], "--group-size 1000000 is out of range"),
-        (["--groups", "1000000"], "--groups 1000000 is out of range"),
         (["--updates", "1000000"], "--updates 1000000 is out of range"),  # checkpoint-000000
-        (["--eval-repeats", "0"], "--eval-repeats 0 is out of range: it must be at least 1"),
         (["--lora-rank", "4", "--ref-offload"], "--ref-offload has no second model to move with"),
-        (["--lr", "1e38"], "--lr 1e.38 is out of range: it must be above 0 and at most 1"),
-        (["--temperature", "0"], "--temperature 0.0 is out of range: it must be at least 0.01"),
-        (["--temperature", "1e300"], "--temperature 1e.300 is out of range"),  # no fp32 number
         (["--device", "mps"], "--device mps is not supported: use cpu, cuda or cuda:0"),
-        (["--device", "cuda:"], "--device cuda: is not supported"),
-        (["--algo", "gigpo", "--statistics", "trajectories"], "--statistics trajectories is not f"),
         (["--algo", "ppo", "--statistics", "trajectories"], "not for --algo ppo: omit it"),
         (["--preset", "tiny", "paper"], "--preset tiny paper has 2 sizes: choose one."),
-        (["--preset", "paper"], "^--preset paper is for published data: give their folder with "
-                                "--data, or use --preset tiny for generated ones.$"),
         (["--preset", "24gb", "--data", "changed"], "--preset 24gb is for published data"),
-        (["--preset", "echo", "80gb", "--dry-run"], "--preset 80gb is for published data"),
         # $DIR is not set.
         (["--preset", "paper", "--data", ""], '^--data "" is empty: give a value, or omit it.$'),
-        (["--model="], '^--model "" is empty'),
-        (["--preset", "tapo", "echo"], "--preset tapo echo has 2 methods: choose one."),
-        (["--wm-rows", "tapo"], "--wm-rows tapo is for updates of its own: add --wm-every 4."),
         (["--preset", "tapo", "--wm-steps", "2"], "--wm-steps 2 is not for --wm-rows tapo: omit "),
-        (["--preset", "tapo", "--conflict-every", "3"], "--conflict-every 3 is not for --wm-rows"),
         (["--warm-up", "9" * 50], "--warm-up 9+ is out of range: it must be at least 0 and at mo"),
-        (["--wm-scale", "0"], "--wm-scale 0.0 is out of range: it must be above 0."),
-        (["--name", "a/b"], "--name a/b cannot be a folder in --out: use a plain name."),
-        (["--name", ".."], "--name .. cannot be a folder"),
+        (["--name", ".."], r"--name \.\. cannot be a folder in --out: use a plain name."),
         (["--name", "a\x1b[2J"], r"--name a\\x1b.2J cannot be a folder"),  # clears the screen
-        (["--name", "a\udcff"], "cannot be a folder"),  # a byte that is not UTF-8
-        (["--name", 300 * "x"], "--name x+ cannot be a folder"),
     ],
 )
 def test_bad_flags(argv, message, monkeypatch):
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
-    with pytest.raises(UserError, match=message.replace("..", r"\.\.")) as error:
+    with pytest.raises(UserError, match=message) as error:
         parse(*argv)
     assert len(str(error.value)) < 200
 
 
-@pytest.mark.parametrize("env", ["webshop", "search"])
 @pytest.mark.parametrize("world", WORLDS)
-def test_the_other_worlds_are_alfworlds(env, world):
+def test_the_other_worlds_are_alfworlds(world):
     message = f"^--data {world} is a world of ALFWorld only: give a folder, or omit it.$"
     with pytest.raises(UserError, match=message):
-        parse("--data", world, env=env)
+        parse("--data", world, env="webshop")
     assert parse("--data", world).data == world
 
 
-@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
-def test_a_device_that_is_not_there(device, monkeypatch):
+def test_a_device_that_is_not_there(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", bool)
-    cfg = parse("--device", device)
-    message = f"^--device {device}: torch sees no GPU here; use --device cpu.$"
-    with pytest.raises(UserError, match=message) as error:
+    cfg = parse("--device", "cuda:1")
+    message = "^--device cuda:1: torch sees no GPU here; use --device cpu.$"
+    with pytest.raises(UserError, match=message):
         check_machine(cfg)
-    assert len(str(error.value)) < 200
     with pytest.raises(UserError, match=message), open_session(cfg):
         pass
 
 
-FLOATS = [f.name for f in fields(Config) if f.type is float]
-
-
-@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999"])
-@pytest.mark.parametrize("name", FLOATS)
-def test_floats_must_be_finite(name, value):
-    with pytest.raises(UserError, match=f"{flag(name)} -?(nan|inf) is out of range: it must be "):
-        parse(f"{flag(name)}={value}")
+@pytest.mark.parametrize("name", [f.name for f in fields(Config) if f.type is float])
+def test_floats_must_be_finite(name):
+    for value in ("nan", "inf"):
+        with pytest.raises(UserError, match=f"{flag(name)} {value} is out of range: it must be "):
+            parse(f"{flag(name)}={value}")
 
 
 def test_names_that_are_folders_are_accepted():
-    for name in ("x", "a b", "été", ".hidden", 200 * "x"):
+    for name in ("a b", "été", ".hidden", 200 * "x"):
         assert parse("--name", name).name == name
     assert parse("--model", "a\udcff").name == "alfworld-a?-grpo-paw-seed0"  # no UTF-8
 
@@ -231,11 +179,8 @@ def test_names_that_are_folders_are_accepted():
 @pytest.mark.parametrize(
     "argv, message",
     [
-        (["--preset", "huge"], "huge"),
         (["--groups", "1e3"], "1e3"),
         (["--topk", "3"], "unrecognized arguments: --topk"),  # of another script
-        (["--eval"], "ambiguous option: --eval"),
-        (["extra"], "unrecognized arguments: extra"),
     ],
 )
 def test_argparse_errors_are_one_line(argv, message, capsys):

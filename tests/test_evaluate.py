@@ -15,7 +15,7 @@ from paw_min.envs.pool import EnvPool
 from paw_min.metrics import describe_episodes
 from paw_min.model.sampler import HFSampler
 from paw_min.rows import Episode, Transition
-from paw_min.running.evaluate import evaluate, outcomes, transcript
+from paw_min.running.evaluate import evaluate, outcomes
 from tests.helpers import Script, make_policy, seeds
 
 
@@ -150,13 +150,6 @@ def test_responses_that_reach_the_limit_are_counted():
     assert all(len(one) == 3 for one in cut) and 0 < len(cut) < len(ids)
     assert played.metrics["eval_responses_cut"] == pytest.approx(len(cut) / len(ids))
     assert run(["a 1"])[0].metrics["eval_responses_cut"] == 0  # ends by itself
-
-
-def test_the_transcript_shows_won_and_lost_episodes():
-    evaluation, _ = run(["a1 1", "b 0", "a2 0", "b x", "a3 1"])
-    text = transcript(evaluation.episodes)
-    assert text.count("## a: won in 1 steps") == 2 and text.count(": not won in 1 steps") == 2
-    assert transcript([]) == ""
 
 
 def test_outcomes_name_the_task_and_why_an_episode_was_lost():

@@ -1,9 +1,8 @@
-"""The folder of an exported policy: its model card, and its way to a hub at a local port.
+"""The folder of an exported policy: its model card, and what is sent to a hub.
 
     python -m pytest tests/test_export.py
 """
 
-import base64
 import json
 import shlex
 from pathlib import Path
@@ -18,57 +17,6 @@ from paw_min.model import export
 from paw_min.running import card
 from paw_min.running.presets import presets_of
 from paw_min.running.runs import read_metrics
-from tests.http_server import Server
-
-
-class Hub(Server):
-    """What an upload needs of the hub. Every file is sent as text of the commit."""
-
-    def __init__(self, status: int = 200):
-        super().__init__()
-        self.files = {}
-
-        def post(handler):
-            body = handler.rfile.read(int(handler.headers["Content-Length"])).decode()
-            self.paths.append(handler.path)
-            self.keys.append(handler.headers["Authorization"])
-            if status != 200:
-                handler.reply(status, {"error": "Invalid username or password."})
-            elif handler.path == "/api/repos/create":
-                handler.reply(200, {"url": f"{self.url}/me/policy"})
-            elif handler.path == "/api/validate-yaml":
-                handler.reply(200, {"errors": [], "warnings": []})
-            elif handler.path.endswith("/preupload/main"):
-                names = [file["path"] for file in json.loads(body)["files"]]
-                modes = dict(uploadMode="regular", shouldIgnore=False)
-                handler.reply(200, {"files": [{"path": name} | modes for name in names]})
-            elif handler.path.endswith("/commit/main"):
-                for entry in map(json.loads, body.splitlines()):
-                    if entry["key"] == "file":
-                        content = base64.b64decode(entry["value"]["content"])
-                        self.files[entry["value"]["path"]] = content
-                url = f"{self.url}/me/policy/commit/0"
-                handler.reply(200, {"commitUrl": url, "commitOid": "0"})
-            else:
-                handler.reply(404)
-
-        self.http.RequestHandlerClass.do_POST = post
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    """A function that starts a hub, with which huggingface_hub then speaks."""
-    started = []
-
-    def start(status=200) -> Hub:
-        started.append(Hub(status))
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", started[-1].url)
-        return started[-1]
-
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    yield start
-    for one in started:
-        one.close()
 
 
 def stored(run, **changes) -> None:
@@ -136,34 +84,25 @@ def test_the_command_gives_the_settings_of_the_run(env):
             assert command_of(f"    {card.command(parsed[0])}", env) == parsed
 
 
-def test_push(finished, hub, tmp_path, capsys):
-    there, out = hub(), tmp_path / "plain"
+def test_push(finished, tmp_path, monkeypatch, capsys):
+    out, sent = tmp_path / "plain", {}
+
+    def upload(hub, repo_id, folder_path):
+        sent[repo_id] = {path.name for path in folder_path.iterdir()}
+
+    monkeypatch.setattr(export.HfApi, "create_repo", lambda hub, name, exist_ok: f"https:/{name}")
+    monkeypatch.setattr(export.HfApi, "upload_folder", upload)
     export.main([str(finished), "--out", str(out), "--push", "me/policy"])
-    assert f"{there.url}/me/policy: the same\n" in capsys.readouterr().out
-    assert there.paths[0] == "/api/repos/create" and set(there.keys) == {"Bearer hf_secret"}
-    assert {"README.md", "model.safetensors", "tokenizer.json"} <= there.files.keys()
-    assert there.files == {path.name: path.read_bytes() for path in out.iterdir()}
+    assert "https:/me/policy: the same\n" in capsys.readouterr().out
+    assert {"README.md", "model.safetensors", "tokenizer.json"} <= sent["me/policy"]
+    with pytest.raises(UserError, match="is not empty: with --push, give a new folder"):
+        export.main([str(finished), "--out", str(out), "--push", "me/policy"])
 
 
-def test_a_push_that_fails_writes_nothing(finished, hub, tmp_path, monkeypatch):
+def test_a_push_that_fails_writes_nothing(finished, tmp_path, monkeypatch):
     out = tmp_path / "plain"
-    push = [str(finished), "--out", str(out), "--push", "me/policy"]
-    refusing = hub(401)
-    with pytest.raises(UserError, match="--push me/policy failed .*Invalid user.*hf auth login"):
-        export.main(push)
-    assert refusing.paths == ["/api/repos/create"]
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(UserError, match="failed .*onnect.*: give a repository") as error:
-        export.main(push)
+        export.main([str(finished), "--out", str(out), "--push", "me/policy"])
     assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match="--push a b/c failed"):
-        export.main([*push[:-1], "a b/c"])
     assert not out.exists()
-
-
-def test_a_push_takes_a_new_folder(finished, hub, tmp_path):
-    there = hub()
-    (tmp_path / "notes.txt").write_text("private")
-    with pytest.raises(UserError, match="is not empty: with --push, give a new folder"):
-        export.main([str(finished), "--out", str(tmp_path), "--push", "me/policy"])
-    assert not there.paths and not (tmp_path / "README.md").exists()

@@ -18,7 +18,7 @@ from paw_min import train
 from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.inspect import __main__ as inspect
-from paw_min.rows import Episode, flatten
+from paw_min.rows import flatten
 from paw_min.running import samples
 from paw_min.running.runs import Run
 from paw_min.update import prepare
@@ -128,24 +128,6 @@ def test_the_sample_is_what_training_used(trained, prepared):
         assert text == samples.sample(k, episodes, rows)
 
 
-def test_whole_episodes_of_both_outcomes_in_order():
-    def episode(group, trajectory, won, n):
-        return Episode("t", group, trajectory, [None] * n, won=won)
-
-    episodes = [
-        episode(0, 0, False, 3), episode(0, 1, False, 2), episode(0, 2, True, 4),
-        episode(1, 3, True, 1), episode(2, 4, False, 9), episode(3, 5, True, 1),
-    ]
-
-    def chosen(limit):
-        return [e.trajectory for e in samples.choose(episodes, limit)]
-
-    assert chosen(48) == [0, 1, 2, 3, 4, 5]
-    assert chosen(19) == [0, 2, 3, 4, 5]
-    assert chosen(9) == [0, 2, 3]  # not 5, although it would fit: nothing prefers short episodes
-    assert chosen(2) == [0]
-
-
 def test_no_number_of_training_changes_and_a_redone_update_writes_the_same(
     trained, tmp_path, model, games_root, monkeypatch
 ):
@@ -191,11 +173,10 @@ def test_numbers_are_those_of_the_models_own_logits(trained, column, name, model
 
 
 @pytest.mark.slow
-def test_no_world_model_several_observations_and_other_losses(tmp_path, model, games_root):
+def test_no_world_model_and_several_observations(tmp_path, model, games_root):
     base = dict(updates=1, max_turns=2, eval_tasks=1, mini_batch=0)
     for name, settings in {
         "base": dict(paw=False), "steps": dict(wm_steps=2, dedup=True, mini_batch=4),
-        "ce": dict(wm_loss="ce", select_ratio=1.0),
     }.items():
         train.train(small(tmp_path, model, games_root, **base | settings | {"name": name}))
         run = inspect.open_run(tmp_path / name)
@@ -203,12 +184,10 @@ def test_no_world_model_several_observations_and_other_losses(tmp_path, model, g
         data = inspect.page_data(run, inspect.weights_of(run, None), [stored])
         hard = "".join(s["seen"][0]["hard"] for s in data["steps"])
         steps = [s for e in stored.episodes for s in e.steps]
-        assert ("-" in hard) == (name == "steps")
-        assert ("0" in hard) == (name != "ce")
-        assert any(s.selected and s.weight > 0 for s in steps) == (name != "base")
-        assert all(s.rank is None for s in steps) == (name != "steps")
+        assert any(s.selected and s.weight > 0 for s in steps) == (name == "steps")
+        assert all(s.rank is None for s in steps) == (name == "base")
         given = [k for s in steps for k in s.given]
-        assert hard.count("-") == len(given)
+        assert hard.count("-") == len(given) and bool(given) == (name == "steps")
         json.dumps(data, allow_nan=False)
 
 
@@ -216,7 +195,7 @@ def test_no_world_model_several_observations_and_other_losses(tmp_path, model, g
 
 
 def test_errors_are_one_sentence(trained, tmp_path):
-    """Those of single values and flags are in test_errors.py."""
+    """Those of values and flags are in test_errors.py."""
     folder = Path(shutil.copytree(trained, tmp_path / "r"))
 
     def fails(match, *flags):
@@ -224,14 +203,6 @@ def test_errors_are_one_sentence(trained, tmp_path):
             inspect.main([str(folder), *flags])
         assert "\n" not in str(error.value) and len(str(error.value)) < 600
 
-    file = folder / "samples" / "000002.json"
-    good = file.read_text()
-    vocabulary = len(make_policy().tokenizer)
-    damaged = json.loads(good)
-    damaged["episodes"][0]["steps"][0]["obs_ids"] = [vocabulary]
-    file.write_text(json.dumps(damaged))
-    fails(f"000002.json cannot be read .* from 0 to {vocabulary - 1}")
-    file.write_text(good)
     shutil.copytree(folder, tmp_path / "other")
     other = make_policy("qwen3")
     other.tokenizer.add_tokens(["newword"])
@@ -259,12 +230,7 @@ def test_updates_are_spread_and_not_ahead_of_the_checkpoint(trained, tmp_path):
     for k in range(3, 11):
         shutil.copy(run.folder / "samples" / "000001.json", run.folder / f"samples/{k:06d}.json")
     run.done = 9
-
-    def chosen(n):
-        return [int(f.stem) for f in inspect.choose_files(run, n)]
-
-    assert chosen(4) == [1, 3, 6, 9] and chosen(1) == [1] and chosen(2) == [1, 9]
-    assert chosen(100) == list(range(1, 10))
+    assert [int(f.stem) for f in inspect.choose_files(run, 4)] == [1, 3, 6, 9]
 
 
 # ---- the browser ----
@@ -297,11 +263,6 @@ def test_counts_on_the_page_equal_the_tensors(browser, page, trained, model):
         expected[f"teach-{label}"] = sum(x <= RHO for x in p)
     assert {key: shown[key] for key in expected} == expected
     assert expected["teach-before"] != expected["teach-after"] and expected["kept"] < len(steps)
-
-    spans = "[...document.querySelectorAll('#observation .{}')]"
-    for kind, low, high in (("teach", 0.6, 0.7), ("easy", 0.2, 0.3)):  # shade: 1 - p, and the kind
-        shades = browser.run(spans.format(kind) + ".map(x => +x.style.getPropertyValue('--a'))")
-        assert all(low < a < high for a in shades) and shades
 
     # The same, from the tokens as they are drawn, one transition after another.
     browser.press(*"p" * 10, *["ArrowLeft"] * 20)
@@ -340,9 +301,7 @@ def test_keys_filters_and_links(browser, page, trained):
     assert browser.run("document.getElementById('help').open")
     browser.press("j")  # the help is open: keys do nothing else
     assert place(browser).endswith("step 1 of 3")
-    browser.run(f"document.getElementById('help').close(); location.hash = '{link}'")
-    browser.run("new Promise(resolve => setTimeout(resolve, 50))")
-    assert place(browser).startswith("Update 1 · group 1 ·")
+    browser.run("document.getElementById('help').close()")
     browser.press("n")
     browser.run(f"history.replaceState(null, '', '{link}')")
     browser("Page.reload")
@@ -359,44 +318,16 @@ def test_keys_filters_and_links(browser, page, trained):
     choose("eq4", "")
     assert 0 < choose("group", "update 2, group 1") < len(steps)
     assert place(browser).startswith("Update 2 · group 1 ·")
-    browser.press("n", "j", "j", "j", "j")
-    assert place(browser).startswith("Update 2 · group 1 ·")
-    assert choose("group", "") == len(steps) == choose("outcome", "lost")
-    assert browser.run("document.querySelectorAll('#outcome option').length") == 2  # none was won
     assert browser.problems == []
 
 
 @pytest.mark.slow
-def test_narrow_and_dark(browser, page):
-    colors = {}
-    for dark in (False, True):
-        for width in (340, 1280):
-            browser.open(page, width, dark=dark)
-            for _ in range(3):
-                assert browser.run("document.documentElement.scrollWidth") <= width
-                browser.press("j", "o")
-        colors[dark] = browser.run(
-            "['body', '.soft', '.column', '.observation > .teach'].map(x => {"
-            "const s = getComputedStyle(document.querySelector(x));"
-            "return [s.color, s.backgroundColor]})"
-        )
-    light, night = colors[False], colors[True]
-    assert all(a != b for a, b in zip(light, night))
-    for body, soft, column, _ in (light, night):
-        assert contrast(body[0], column[1]) > 7 and contrast(soft[0], column[1]) > 4.5
+def test_a_narrow_window(browser, page):
+    browser.open(page, width=340)
+    for _ in range(3):
+        assert browser.run("document.documentElement.scrollWidth") <= 340
+        browser.press("j", "o")
     assert browser.problems == []
-
-
-def contrast(one: str, two: str) -> float:
-    """WCAG's ratio of two colors, rgb(r, g, b)."""
-
-    def luminance(color):
-        parts = [int(x) / 255 for x in color[4:-1].split(",")]
-        linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    low, high = sorted((luminance(one), luminance(two)))
-    return (high + 0.05) / (low + 0.05)
 
 
 @pytest.mark.slow
@@ -415,11 +346,10 @@ def test_texts_are_only_texts(browser, page, tmp_path):
     browser.press(*"p" * 10)
     shown = browser.run("document.querySelector('#observation .text').textContent")
     assert shown == HOSTILE_TEXT.replace("\x1b", "␛")
-    assert "<img src=x" in browser.run("document.title") and browser.problems == []
-    assert browser.run("document.querySelectorAll('img').length") == 0
+    assert "<img src=x" in browser.run("document.title")
     browser.run("document.getElementById('numbers').open = true")
     browser.run("new Promise(resolve => setTimeout(resolve, 50))")
-    assert browser.run("document.querySelectorAll('#table tbody tr').length") == len(
-        step["response"] + step["obs"]
-    )
+    n_rows = len(step["response"] + step["obs"])
+    assert browser.run("document.querySelectorAll('#table tbody tr').length") == n_rows
+    assert browser.run("document.querySelectorAll('img').length") == 0
     assert browser.problems == []

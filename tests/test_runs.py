@@ -3,16 +3,11 @@
     python -m pytest tests/test_runs.py
 """
 
-import ast
 import json
 import os
-import re
 import resource
 import shutil
-import subprocess
-import sys
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,12 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from paw_min import train
 from paw_min.base.errors import UserError
-from paw_min.config import FREE_TO_CHANGE, flag, settings
-from paw_min.running import plot, runs
-from paw_min.running.stored import differences
-from tests.helpers import held_by_another_process, make_policy, numbers
-
-ROOT = Path(__file__).parent.parent
+from paw_min.running import runs
+from tests.helpers import held_by_another_process, make_policy
 
 
 @pytest.fixture
@@ -60,33 +51,7 @@ def test_a_folder_that_another_process_holds(config, tmp_path):
     runs.Run(config())
 
 
-def test_a_lock_is_shared_in_a_process_and_its_file_is_never_truncated(config):
-    first = runs.Run(config())
-    lock = first.folder / "lock"
-    lock.write_text("kept")
-    second = runs.Run(config())
-    program = f"""
-from filelock import FileLock, Timeout
-try:
-    FileLock({str(lock)!r}).acquire(blocking=False)
-    print("free")
-except Timeout:
-    print("in use")
-"""
-
-    def other_process() -> str:
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-        return done.stdout
-
-    assert other_process() == "in use\n"
-    del second
-    assert other_process() == "in use\n"  # the first still holds it
-    del first
-    assert other_process() == "free\n"
-    assert lock.read_text() == "kept"
-
-
-@pytest.mark.parametrize("name", ["lock", "samples", "tensorboard"])
+@pytest.mark.parametrize("name", ["lock", "samples"])
 def test_a_run_writes_nothing_through_a_link_in_its_folder(config, tmp_path, name):
     target = tmp_path / "target"
     target.write_text("kept")
@@ -113,9 +78,9 @@ def disk_of(n_bytes: int):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize("n_bytes", [0, 3_000, 40_000, 100_000])
+@pytest.mark.parametrize("n_bytes", [0, 100_000])
 def test_a_full_disk_while_a_checkpoint_is_written(finished, config, policy, n_bytes):
-    """In config.json, tokenizer.json, model.safetensors (80 KB) and trainer.pt (160 KB)."""
+    """In config.json, its first file, and in trainer.pt (160 KB), its last."""
     run = runs.Run(config())
     with pytest.raises(UserError, match="^a checkpoint cannot be written") as error:
         with disk_of(n_bytes):
@@ -165,50 +130,24 @@ def test_a_full_disk_elsewhere_is_a_sentence_too(finished, config):
     writes = {
         "config.json": lambda: runs.Run(config()),
         "metrics.jsonl": lambda: run.log({"update": 2, "success": 0.5}),
-        "episodes.md": lambda: run.write("episodes.md", "text"),
-        "samples/000002.json": lambda: run.write("samples/000002.json", "text"),
-        "curves.png": lambda: plot.draw([finished]),
         "nonfinite-000002.pt": lambda: run.dump_rows([], 2),
     }
     for name, write in writes.items():
         with pytest.raises(UserError, match=f"{name} cannot be written") as error, disk_of(0):
             write()
-        assert "File too large" in one_line(error) or name.endswith(".pt")
+        one_line(error)
     after = (finished / "config.json").read_bytes(), (finished / "metrics.jsonl").read_bytes()
     assert before == after
 
 
-def test_leftovers_are_removed_before_anything_is_written(finished, config, monkeypatch):
-    """After a full disk, they may be what fills it."""
-    (finished / "checkpoint-000002.partial").mkdir()
-    (finished / "checkpoint-000002.partial" / "model.safetensors").write_bytes(bytes(1000))
-    (finished / "curves.png.partial").write_bytes(bytes(1000))
-    (finished / "samples" / "000002.json.partial").write_bytes(bytes(1000))
-    seen = []
-    monkeypatch.setattr(runs.Run, "write", lambda *args: seen.extend(finished.rglob("*.partial")))
-    runs.Run(config())
-    assert not seen and not list(finished.rglob("*.partial"))
-
-
-def read_only(*args, **kwargs):
-    raise OSError(30, "Read-only file system")
-
-
-def test_a_run_folder_that_cannot_be_made(config, tmp_path, monkeypatch):
+def test_a_run_folder_that_cannot_be_made(config, tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "r").write_text("")
-    for out in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / "out"):
+    for out in (tmp_path / "file", tmp_path / "out"):
         with pytest.raises(UserError, match=f"{out}/r cannot be written .*fix the path") as error:
             train.train(config(out=str(out)))
         one_line(error)
-    for target, name in ((Path, "mkdir"), (os, "open")):  # os.open: of the lock
-        with monkeypatch.context() as patch:
-            patch.setattr(target, name, read_only)
-            with pytest.raises(UserError, match="cannot be written .*Read-only file system"):
-                runs.Run(config())
-    with pytest.raises(UserError, match="File name too long"):
-        runs.Run(config(name=200 * "é"))
 
 
 # ---- damaged folders ----
@@ -246,21 +185,13 @@ def bomb(path: Path) -> None:
 
 WEIGHTS, TRAINER = "checkpoint-000001/model.safetensors", "checkpoint-000001/trainer.pt"
 DAMAGE = [
-    (TRAINER, cut), (TRAINER, done_by("one")), (TRAINER, done_by(-3)), (TRAINER, done_by(2)),
-    (TRAINER, done_by(1.0)), (TRAINER, done_by(True)),
-    (TRAINER, bomb), (WEIGHTS, cut),
-    ("checkpoint-000001/config.json", cut),
-    ("config.json", cut), ("config.json", holding(b"[]")), ("config.json", Path.unlink),
-    ("metrics.jsonl", holding(b"garbage\n")), ("metrics.jsonl", holding(b'{"loss": 1}\n')),
+    (TRAINER, cut), (TRAINER, done_by("one")), (TRAINER, done_by(2)), (TRAINER, bomb),
+    (TRAINER, pipe), (WEIGHTS, cut), ("checkpoint-000001/config.json", cut),
+    ("config.json", cut), ("config.json", Path.unlink),
+    ("metrics.jsonl", holding(b"garbage\n")), ("metrics.jsonl", holding(b"[" * 100_000 + b"\n")),
     ("metrics.jsonl", holding(b'{"update": "1"}\n')),
-    ("metrics.jsonl", holding(b'{"update": 1e308}\n')),
-    ("metrics.jsonl", holding(b'{"update": -1}\n')),
-    ("metrics.jsonl", holding(b"[" * 100_000 + b"\n")),
     ("metrics.jsonl", holding(b'{"update": 1, "success": "x"}\n')),
-    ("metrics.jsonl", holding(b'{"update": 1, "success": 1%s}\n' % (400 * b"0"))),
-    ("metrics.jsonl", holding(b'{"update": 1}\n{"update": 1}\n')),
-    ("metrics.jsonl", pipe), ("config.json", pipe), (TRAINER, pipe), (WEIGHTS, pipe),
-    ("checkpoint-000001/config.json", pipe),
+    ("metrics.jsonl", holding(b'{"update": 1}\n{"update": 1}\n')), ("metrics.jsonl", pipe),
 ]
 
 
@@ -300,41 +231,21 @@ def test_a_run_without_its_checkpoint_keeps_its_metrics(finished, config):
     assert [line["update"] for line in runs.read_metrics(finished)] == [0, 1, 2]
 
 
-def test_the_rows_of_a_nan_are_not_written_through_a_link(finished, config, tmp_path):
-    mine = tmp_path / "mine"
-    mine.write_text("keep")
-    (finished / "nonfinite-000002.pt").symlink_to(mine)
-    file = runs.Run(config()).dump_rows([], 2)
-    assert mine.read_text() == "keep"
-    assert file.is_file() and not file.is_symlink() and torch.load(file) == []
-
-
-@pytest.mark.parametrize("name", ["wm_separator", "gamma"])
-def test_a_run_of_another_version_is_refused(finished, config, name):
-    """One that lacks a setting of this version, or has another one."""
+def test_a_run_of_another_version_is_refused(finished, config):
+    """It lacks a setting of this version. test_errors.py has one with a setting too many."""
     path = finished / "config.json"
     stored = json.loads(path.read_text())
-    if name in stored:
-        del stored[name]
-    else:
-        stored[name] = 0.95
+    del stored["wm_separator"]
     path.write_text(json.dumps(stored))
-    with pytest.raises(UserError, match=f"another version .* without {name}.: restore it, or"):
+    with pytest.raises(UserError, match="another version .* without wm_separator.: restore it, or"):
         train.train(config(updates=2))
 
 
-def test_a_run_belongs_to_its_settings_and_free_ones_may_change(finished, config, tmp_path):
-    for changed, text in (
-        (dict(lr=2e-3), "--lr 0.001"),
-        (dict(paw=False, rho=0.3), "--paw True, --rho 0.2"),
-        (dict(seed=1), "--seed 0"),
-        (dict(kl_coef=0.0), "--kl-coef 0.01"),
-        (dict(eval_tasks=3), "--eval-tasks 2"),
-    ):
-        with pytest.raises(UserError, match="belongs to a run with.*another --name") as error:
-            runs.Run(config(**changed))
-        assert text in one_line(error)
-    free = dict(updates=9, eval_every=1, eval_repeats=3, save_every=2, workers=2)
+def test_a_run_belongs_to_its_settings_and_free_ones_may_change(finished, config):
+    with pytest.raises(UserError, match="belongs to a run with.*another --name") as error:
+        runs.Run(config(paw=False, rho=0.3))
+    assert "--paw True, --rho 0.2" in one_line(error)
+    free = dict(updates=9, eval_every=1, eval_repeats=3, max_prompt_tokens=900, workers=2)
     runs.Run(config(**free))
     assert json.loads((finished / "config.json").read_text())["eval_repeats"] == 3
 
@@ -343,10 +254,8 @@ def test_a_run_belongs_to_its_settings_and_free_ones_may_change(finished, config
     ("retriever", "http://a:1/retrieve", "http://localhost:2", True),
     ("retriever", "a.jsonl", "/b/a.jsonl", True),
     ("retriever", "http://a:1", "a.jsonl", False),
-    ("retriever", "", "http://a:1", False),  # the corpus of the data folder
     ("data", "games", "/elsewhere/games", True),
     ("data", "games", "", False),  # generated ones
-    ("data", "changed", "rules", False),
 ])
 def test_data_and_retriever_may_lie_elsewhere(finished, config, capsys, name, old, new, resumes):
     path = finished / "config.json"
@@ -363,11 +272,9 @@ def test_data_and_retriever_may_lie_elsewhere(finished, config, capsys, name, ol
             runs.Run(cfg)
 
 
-@pytest.mark.parametrize(
-    "name", ["checkpoint-old9", "checkpoint-9", "checkpoint-0000009", "checkpoint-00000x"]
-)
-def test_other_folders_are_no_checkpoints(finished, config, policy, name):
-    (finished / name).mkdir()
+def test_other_folders_are_no_checkpoints(finished, config, policy):
+    for name in ("checkpoint-old9", "checkpoint-0000009"):
+        (finished / name).mkdir()
     run = runs.Run(config())
     assert run.checkpoint().name == "checkpoint-000001"
     assert run.restore(*policy) == 1
@@ -403,74 +310,10 @@ def test_the_newest_checkpoint_counts(finished, config):
     assert runs.Run(config()).checkpoint().name == "checkpoint-100000"
 
 
-# ---- remedies ----
-
-# Functions whose messages name a setting that a trained run cannot change, and why that is no dead
-# end. The command line (config.py) is corrected on the command line.
-NO_DEAD_END = {
-    "main": "of the servers, which are commands of their own",
-    "load_tokenizer": "its own limit of responses fitted: lowering --max-prompt-tokens suffices",
-    "turn_text": "of the start model, before the first update",
-    "check": "of memory: the flags before --model suffice, or a GPU like the first",
-    "load": "of the data, before the first update",
-    "held_out_file": "of the data, before the first update",
-    "default_data": "of the data, before the first update",
-    "default_model": "of the start model, before the first update",
-}
-
-
-def messages(function: ast.FunctionDef) -> list[str]:
-    """The texts in a function that can end a run, without its docstring."""
-    nodes = list(ast.walk(function))
-    if not any(getattr(node, "id", "") in ("UserError", "ValueError") for node in nodes):
-        return []
-    texts = [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
-    return [text for text in texts if text != ast.get_docstring(function, clean=False)]
-
-
-def test_every_remedy_works_on_the_run_that_it_stopped(config, finished):
-    """A message that names a setting either names one that may change on resume, or another run."""
-    package = Path(runs.__file__).parents[1]
-    parts = ("envs", "model", "retrieval", "running", "toy")
-    files = [file for part in parts for file in (package / part).rglob("*.py")]
-    files += [file for file in package.glob("*.py") if file.name != "config.py"]
-    by_flag = {flag(f.name): f.name for f in settings()}
-    found = set()
-    for file in files:
-        for function in ast.walk(ast.parse(file.read_text())):
-            if not isinstance(function, ast.FunctionDef):
-                continue
-            text = " ".join(messages(function))
-            if "another --name" in text:
-                continue
-            names = {by_flag[word] for word in re.findall("--[a-z-]+", text) if word in by_flag}
-            found |= names
-            if function.name not in NO_DEAD_END:
-                free = {"name", "data", "retriever", *FREE_TO_CHANGE}  # of data, the place
-                assert names <= free, (file.name, function.name)
-    assert {"max_prompt_tokens", "sampler", "device", "track"} <= found
-    for name in FREE_TO_CHANGE:
-        value = getattr(config(), name)
-        changed = replace(config(), **{name: {bool: not value, str: "another"}.get(type(value), 9)})
-        assert not differences(json.loads((finished / "config.json").read_text()), changed), name
-
-
-def test_a_run_that_a_long_prompt_stopped_resumes(finished, config, tmp_path):
-    with pytest.raises(UserError, match="a prompt of .* raise --max-prompt-tokens"):
-        train.train(config(updates=2, max_prompt_tokens=20))
-    raised, whole = tmp_path / "raised", tmp_path / "whole"
-    shutil.copytree(finished, raised / "r")
-    train.train(config(updates=2, out=str(raised)))
-    train.train(config(updates=2, out=str(whole)))
-    # Update 1 was evaluated here as the last of its run, and there in the middle of one.
-    lines = [numbers(folder / "r")[2] for folder in (raised, whole)]
-    assert lines[0] == lines[1]  # as if it had never stopped
-
-
 # ---- NaN ----
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_that_are_not_finite_are_never_saved(finished, config, policy, value):
     run = runs.Run(config())
     with torch.no_grad():
@@ -492,8 +335,3 @@ def test_a_run_that_overflows_saves_nothing_and_promises_nothing(config, tmp_pat
         train.train(config(updates=2, paw=False, eval_every=0))
     assert "checkpoint" not in one_line(error)
     assert not list((tmp_path / "r").glob("checkpoint*"))
-
-
-def test_the_line_that_a_killed_run_did_not_finish_is_left_out(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"update": 0}\n{"update": 1, "succ')
-    assert runs.read_metrics(tmp_path) == [{"update": 0}]

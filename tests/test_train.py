@@ -6,7 +6,9 @@ The model is random and tiny, the games are the generated ones: nothing here is 
 """
 
 import json
+import multiprocessing
 import os
+import runpy
 import shutil
 import signal
 import subprocess
@@ -20,7 +22,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import run_alfworld
-from paw_min import cli, toy, train
+from paw_min import cli, train
 from paw_min.base import console
 from paw_min.base.errors import UserError
 from paw_min.config import Config, parse_args, settings
@@ -28,17 +30,18 @@ from paw_min.envs.alfworld import list_games
 from paw_min.model.policy import load_policy, load_tokenizer
 from paw_min.model.sampler import HFSampler
 from paw_min.running import plot, runs, session
-from paw_min.running.presets import SCRIPTS, presets_of
-from paw_min.toy import default_model, search_world, standins, webshop_shops
+from paw_min.toy import default_model, standins
 from paw_min.update import NonFinite
 from tests.helpers import argv, make_policy, nested_model, numbers, paper_config
 
 ROOT = Path(__file__).parent.parent
 
 
-def test_a_run_leaves_everything_behind(config, tmp_path, capsys):
+def test_a_run_leaves_everything_behind(config, tmp_path, capsys, monkeypatch):
     cfg = config()
-    train.train(cfg)
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "draw", plot.draw)
+        train.train(cfg)
     folder = tmp_path / "r"
     assert json.loads((folder / "config.json").read_text()) == asdict(cfg)
     lines = runs.read_metrics(folder)
@@ -81,20 +84,14 @@ def test_a_run_leaves_everything_behind(config, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("env", SCRIPTS)
-def test_the_preset_tapo_trains_on_every_benchmark_and_resumes(env, games_root, tmp_path):
+def test_the_preset_tapo_trains_and_resumes(games_root, tmp_path):
     """Two updates, each with TAPO's steps; the second, after a restart, has the same numbers."""
-    data = games_root
-    if env == "webshop":
-        data = webshop_shops.generate(tmp_path / "data", 30, seed=0)
-    if env == "search":
-        data = search_world.generate(tmp_path / "data", n_entities=500, n_train=40, n_test=20)
-    small = dict(data=data, out=tmp_path, groups=2, group_size=2, max_turns=3, eval_tasks=2)
+    small = dict(data=games_root, out=tmp_path, groups=2, group_size=2, max_turns=3, eval_tasks=2)
     flags = ["--preset", "tiny", "tapo", "--wm-every", "1", *argv(small)]
 
     def start(name: str, updates: int) -> list[dict]:
         given = [*flags, "--name", name, "--updates", str(updates)]
-        train.train(parse_args(env, presets_of(env), "", given)[0])
+        train.train(parse_args("alfworld", run_alfworld.PRESETS, "", given)[0])
         return numbers(tmp_path / name)
 
     whole = start("whole", 2)
@@ -117,45 +114,36 @@ def test_models_with_a_nested_configuration_train_and_resume(config, tmp_path, f
     with pytest.raises(UserError, match="has 2048 positions: lower"):
         load_tokenizer(folder, 2049)
     assert load_policy(folder).positions == 2048
-    train.train(config(model=folder, updates=2, name="whole"))
     for updates in (1, 2):
-        train.train(config(model=folder, updates=updates, name="part"))
-    lines = numbers(tmp_path / "whole")
-    assert lines[2] == numbers(tmp_path / "part")[-1]
-    assert all(line["grad_norm"] > 0 and line["sampler_gap"] < 1e-5 for line in lines[1:])
+        train.train(config(model=folder, updates=updates))
+    lines = numbers(tmp_path / "r")[1:]
+    assert all(line["grad_norm"] > 0 and line["sampler_gap"] < 1e-5 for line in lines)
+    assert lines[0]["ref_kl"] < lines[1]["ref_kl"]  # the second update has the first's weights
 
 
 def test_killed_at_any_moment_it_resumes_bit_for_bit(config, tmp_path):
-    """kill -9 after each new line of metrics, at shifting moments, until the run is through."""
-    cfg = config(updates=3, eval_every=2)
-    flags = argv({f.name: getattr(cfg, f.name) for f in settings("alfworld")})
-    command = [sys.executable, str(ROOT / "run_alfworld.py"), *flags]
-    whole = subprocess.run(command + ["--name", "whole"], capture_output=True, text=True, cwd=ROOT)
-    assert whole.returncode == 0, whole.stderr
-    folder = tmp_path / "cut"
+    """kill -9 at new lines of metrics, at once and a little later; then a run to the end."""
+    train.train(config(updates=8, name="whole"))
+    folder, cfg = tmp_path / "cut", config(updates=8, name="cut")
     kills = 0
-    for delay in (0.0, 0.3, None):  # seconds after a line has appeared; None: to the end
+    for delay in (0.0, 0.05, None):  # seconds after a line has appeared
         seen = len(runs.read_metrics(folder))
-        process = subprocess.Popen(
-            command + ["--name", "cut"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=ROOT
-        )
-        while delay is not None and process.poll() is None:
+        process = multiprocessing.get_context("fork").Process(target=train.train, args=(cfg,))
+        process.start()
+        while delay is not None and process.is_alive():
             # Later lines are dropped on resuming, so wait for the file to grow again.
             if len(runs.read_metrics(folder)) > max(seen, kills):
                 time.sleep(delay)
-                process.send_signal(signal.SIGKILL)
-                kills += 1
+                process.kill()
                 break
             time.sleep(0.01)
-        _, errors = process.communicate()
-        assert process.returncode in (0, -signal.SIGKILL), errors.decode()
-    assert kills >= 2
+        process.join()
+        kills += process.exitcode == -signal.SIGKILL
+    assert kills == 2 and process.exitcode == 0
     assert numbers(folder) == numbers(tmp_path / "whole")
-    for name in ("model.safetensors", "trainer.pt"):
-        (a,) = (tmp_path / "whole").glob(f"checkpoint-*/{name}")
-        (b,) = folder.glob(f"checkpoint-*/{name}")
-        if name.endswith(".safetensors"):
-            assert a.read_bytes() == b.read_bytes()
+    (a,) = (tmp_path / "whole").glob("checkpoint-*/model.safetensors")
+    (b,) = folder.glob("checkpoint-*/model.safetensors")
+    assert a.read_bytes() == b.read_bytes()
 
 
 def test_a_line_that_was_cut_off_is_dropped(config, finished):
@@ -249,7 +237,7 @@ def cpu_seconds(pid: int) -> float:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-@pytest.mark.parametrize("seconds", [0.3, 2, 8])
+@pytest.mark.parametrize("seconds", [0.3, 8])
 def test_ctrl_c_is_one_sentence(config, seconds):
     """After these seconds of CPU time: while Python imports torch and transformers, and later."""
     cfg = config()
@@ -286,45 +274,29 @@ def test_eval_only(config, capsys, tmp_path, monkeypatch):
     assert not (tmp_path / "r" / "metrics.jsonl").exists()
 
 
-def test_eval_only_names_the_update_of_its_weights(config, finished, capsys):
-    """That of the checkpoint, even if a killed run has logged a later one."""
+def test_eval_only_of_a_trained_run(config, finished, capsys):
+    """Of its checkpoint, even if a killed run has logged a later update; in files of its own."""
     with open(finished / "metrics.jsonl", "a") as file:
         file.write('{"update": 2, "success": 0.0}\n')
-    train.train(config(updates=1), eval_only=True)
-    assert f"weights: {finished}/checkpoint-000001\n" in capsys.readouterr().out
-    assert json.loads((finished / "evaluation-only.json").read_text())["update"] == 1
-
-
-def test_eval_only_leaves_the_files_of_the_training(config, finished, capsys):
     before = {path: path.read_bytes() for path in finished.iterdir() if path.is_file()}
     train.train(config(updates=9, eval_repeats=2), eval_only=True)
     assert {path: path.read_bytes() for path in before} == before
-    added = {path.name for path in finished.iterdir()} - {path.name for path in before}
-    assert {"evaluation-only.json", "episodes-only.md"} <= added
+    assert f"weights: {finished}/checkpoint-000001\n" in capsys.readouterr().out
+    assert (finished / "episodes-only.md").exists()
     files = (finished / name for name in ("evaluation.json", "evaluation-only.json"))
-    trained, evaluated = (json.loads(file.read_text())["episodes"] for file in files)
-    assert len(evaluated) == 2 * len(trained)
+    trained, evaluated = (json.loads(file.read_text()) for file in files)
+    assert evaluated["update"] == 1
+    assert len(evaluated["episodes"]) == 2 * len(trained["episodes"])
 
 
-@pytest.mark.slow
-def test_pictures_of_two_runs(finished, tmp_path):
+def test_pictures_of_two_runs(finished, tmp_path, monkeypatch):
     """The command that each run prints."""
     shutil.copytree(finished, tmp_path / "b")
-    command = [sys.executable, "-m", "paw_min.running.plot", finished, tmp_path / "b", "--out"]
-    subprocess.run([*command, tmp_path / "compared"], check=True, cwd=ROOT)
+    words = ["plot", str(finished), str(tmp_path / "b"), "--out", str(tmp_path / "compared")]
+    monkeypatch.setattr(sys, "argv", words)
+    runpy.run_path(plot.__file__, run_name="__main__")
     for name in ("curves.png", "paw.png"):
-        picture = (tmp_path / "compared" / name).read_bytes()
-        assert picture.startswith(b"\x89PNG") and picture != (finished / name).read_bytes()
-
-
-def test_a_picture_of_metrics_without_all_times(finished):
-    lines = runs.read_metrics(finished)
-    assert "seconds" in plot.with_seconds(lines)[-1]
-    del lines[-1]["seconds_rollout"]
-    (finished / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (finished / "curves.png").unlink()
-    plot.draw([finished])
-    assert (finished / "curves.png").read_bytes().startswith(b"\x89PNG")
+        assert (tmp_path / "compared" / name).read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -364,20 +336,10 @@ def test_corrupt_game_is_named(config, games_root, tmp_path):
         train.train(config(data=str(copy)))
 
 
-def test_a_run_names_its_data(config, games_root, capsys, monkeypatch):
-    train.train(config(updates=0))
-    first = capsys.readouterr().out.splitlines()[0]
-    assert first.endswith(f" parameters on cpu, {games_root}: 12 training tasks, panel of 2")
-    # Data of the name "changed" are generated; those of $ALFWORLD_DATA are not.
-    monkeypatch.setenv("ALFWORLD_DATA", str(games_root))
-    assert session.described_data(config(data="")) == str(games_root)
-    assert toy.is_generated("alfworld", "changed") and toy.is_generated("search", "")
-
-
 @pytest.mark.slow
 def test_the_paper_preset_is_the_same_code(model, games_root, tmp_path):
     """Fig. 7's prompts, KL, checkpointed activations: only the sizes are cut down."""
-    where = dict(model=model, data=games_root, out=tmp_path)
+    where = dict(model=model, data=games_root, out=tmp_path, workers=0)
     train.train(paper_config(run_alfworld, "alfworld", **where))
     line = numbers(tmp_path / "paper")[1]
     assert line["rows"] == 8 and "loss_kl" in line and line["wm_loss"] > 0
@@ -385,77 +347,31 @@ def test_the_paper_preset_is_the_same_code(model, games_root, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    ["alfworld", "sparse", "webshop", "search", "alfworld-open", "webshop-open", "search-open"],
-)
-def test_the_stand_in_is_what_its_command_makes(name, games_root, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["alfworld", "alfworld-open"])
+def test_the_stand_in_is_what_its_command_makes(name, games_root):
     """The whole remake takes minutes; its miniature on 12 tasks repeats what was recorded."""
-    monkeypatch.chdir(tmp_path)  # the default shop is generated here
-    folder, lesson = Path(default_model(name)), standins.LESSONS[name]
+    folder = Path(default_model(name))
     record = json.loads((folder / "record.json").read_text())
-    if lesson.env == "alfworld":
-        tasks = sorted(list_games(games_root, "train"), key=lambda game: Path(game).parent.name)
-    else:
-        tasks = standins.TEACHERS[lesson.env].training_tasks()[:12]
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tasks = sorted(list_games(games_root, "train"), key=lambda game: Path(game).parent.name)
     torch.manual_seed(5)  # nobody else's generator matters
-    again = standins.miniature(name, tasks, tokenizer, seed=0)
+    again = standins.miniature(name, tasks, AutoTokenizer.from_pretrained(folder), seed=0)
     assert again["demonstrations"] == record["miniature"]["demonstrations"]
     assert again["loss"] == pytest.approx(record["miniature"]["loss"], rel=1e-4)
-    assert len(record["loss"]) == -(-lesson.steps // 100)
-    # The kept weights are those at the end of the record: they cost what its last steps did.
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    assert 0.8e6 < model.num_parameters() < 1.2e6
-    rows = standins.demonstrations(lesson, tasks, 0)
-    loss = standins.imitate(model, tokenizer, rows, 0, 60, 1e-9, lesson.kind, stop=6)
-    assert sum(loss) / 6 == pytest.approx(record["loss"][-1], rel=0.25)
 
 
-def test_the_warm_start_supervises_what_its_kind_says():
-    """One row, so that each step sees it: the mean loss of its parts by hand."""
+def test_actobs_weighs_each_token_of_response_and_observation_alike():
+    """One row by hand. The kinds of the stand-ins repeat their records, above."""
     folder = default_model("alfworld")
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    end = tokenizer.eos_token_id
     response = "<think>find mug</think><action>go to desk 1</action>"
     row = standins.Demonstration("go to desk 1", response, "You arrive at desk 1.")
-
-    def ids(text: str) -> list[int]:
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    def nll(tokens: list[int]) -> torch.Tensor:
-        logp = model(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
-        return -logp.gather(-1, torch.tensor(tokens)[1:, None])[:, 0]
-
-    prompt, observation = ids(f"<user>{row.prompt}<agent>"), ids(row.observation)
-    steps = nll(prompt + ids(row.response) + [end] + observation)[len(prompt) - 1 :]
-    acts, document = steps[: -len(observation)], nll([end, *observation] * 2)
-    both = acts.sum() + 0.3 * document.sum()
-    # After the separator <user>. The only row is its own stranger.
-    separator = ids("<user>")
-    after = nll(prompt + ids(row.response) + [end] + separator + observation)[-len(observation) :]
-    separated = nll([end, *separator, *observation] * 2)
-    answered = acts.sum() + 0.1 * after.sum()
-    opened = answered + 0.3 * separated.sum()
-    expected = {
-        "actobs": steps.mean(),
-        "chat": answered / (len(acts) + 0.1 * len(after)),
-        "words": both / (len(acts) + 0.3 * len(document)),
-        "open": opened / (len(acts) + 0.1 * len(after) + 0.3 * len(separated)),
-    }
-    for kind, value in expected.items():
-        (loss,) = standins.imitate(model, tokenizer, [row], 0, 60, 1e-9, kind, stop=1)
-        assert loss == pytest.approx(value.item(), rel=1e-3), kind
-
-
-def test_strangers_keep_the_responses_and_mix_the_observations():
-    rows = [standins.Demonstration(f"p{k}", f"r{k}", f"o{k}" if k % 3 else "") for k in range(60)]
-    mixed = standins.strangers(rows, seed=0)
-    assert [row[:2] for row in mixed] == [row[:2] for row in rows]
-    assert {row.observation for row in mixed} <= {row.observation for row in rows} - {""}
-    own = sum(a.observation == b.observation for a, b in zip(mixed, rows))
-    assert own < 10 and standins.strangers(rows, 0) == mixed != standins.strangers(rows, 1)
+    parts = (f"<user>{row.prompt}<agent>", f"{row.response}<end>", row.observation)
+    prompt, *others = [tokenizer(part, add_special_tokens=False)["input_ids"] for part in parts]
+    ids = torch.tensor([prompt + sum(others, [])])
+    logp = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])
+    (loss,) = standins.imitate(model, tokenizer, [row], 0, 60, 1e-9, "actobs", stop=1)
+    assert loss == pytest.approx(-logp[len(prompt) - 1 :].mean().item(), rel=1e-3)
 
 
 def test_warm_up_is_linear_and_has_no_state():

@@ -136,7 +136,7 @@ def learn(policy, step: int) -> None:
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_log_probs_are_the_trainers_after_every_sync(both, temperature):
     policy, sampler = both
-    for k in range(3):
+    for k in range(2):
         asked = requests(12, length=200)  # over one block of 128 tokens: the prefix cache is in use
         answers = answer(policy, sampler, asked, temperature)
         assert len(answers) == 12
@@ -189,15 +189,6 @@ def test_equal_prompts_differ_and_seeds_replay(tied):
     other = requests(20, length=30)[8:] + group[::-1]
     again = answer(policy, sampler, other, 2.0)
     assert all(again[i].ids == first[i].ids for i in range(8))
-
-
-def test_more_prompts_than_one_pass_reads(tied):
-    policy, sampler = tied
-    asked = requests(64, length=500)
-    first = answer(policy, sampler, asked)
-    assert gap(policy, asked, first) < ROUNDING
-    again = answer(policy, sampler, asked)
-    assert [again[i].ids for i in range(64)] == [first[i].ids for i in range(64)]
 
 
 def test_the_trainers_generator_is_left_alone(tied):
