@@ -1,4 +1,4 @@
-"""WebShop's goals: their generation, shuffled order, random draw and splits.
+"""WebShop's goals: their generation, shuffled order and splits.
 
 Source: the official `goal.py`; the splits follow the WebShop paper's baselines. Two kinds:
 
@@ -9,7 +9,8 @@ Source: the official `goal.py`; the splits follow the WebShop paper's baselines.
 Deviations, all in the randomness: price limits and the prices of ranges are seeded (the official
 code draws them before it sets a seed). Goals are shuffled once, with the official seed, and split
 once. In verl-agent, each worker shuffles with its own seed: an index is a different goal in each
-worker, and training includes goals of the test split.
+worker, and training includes goals of the test split. The official draw of goals by weight is left
+out: the tasks of a run are drawn by tasks.py.
 
 Goals are generated on access. A list of all goals would take more memory than the shop.
 """
@@ -37,7 +38,6 @@ class GoalTemplate:
     attributes: list[str]
     price_upper: float
     options: list[str] | None  # of a human goal; None: all combinations of the product's options
-    weight: float = 1  # of each goal, in `Goals.draw`
 
     def count(self) -> int:
         if self.options is not None:
@@ -72,7 +72,6 @@ class GoalTemplate:
             "attributes": self.attributes,
             "price_upper": self.price_upper,
             "goal_options": options,
-            "weight": self.weight,
         }
 
 
@@ -116,7 +115,7 @@ def human_templates(products, instructions: dict, rng, dropped: Counter) -> list
 
 
 def synthetic_templates(products, annotations: dict, rng, dropped: Counter) -> list[GoalTemplate]:
-    """Make a template of each product with an instruction; rare attributes get larger weights.
+    """Make a template of each product with an instruction.
 
     annotations: asin -> record of items_ins_v2.json
     """
@@ -136,14 +135,6 @@ def synthetic_templates(products, annotations: dict, rng, dropped: Counter) -> l
         text = _field(record, "instruction", str, where)
         limit = price_limit(product.price, rng)
         templates.append(GoalTemplate(product, text, attributes, limit, None))
-    frequency = Counter()  # attribute -> number of goals with it
-    for template in templates:
-        for attribute in template.attributes:
-            frequency[attribute] += template.count()
-    for template in templates:
-        if template.count():  # not 0, as for a product with an empty option group
-            inverse = [1 / frequency[attribute] for attribute in template.attributes]
-            template.weight = sum(inverse) / len(inverse)
     return templates
 
 
@@ -176,8 +167,6 @@ class Goals:
         self._templates = templates
         self._order = np.array(order, np.int32)  # (G,) shuffled index -> number before the shuffle
         self._starts = np.cumsum([0, *counts])  # (T + 1,) number of each template's first goal
-        weights = np.repeat([float(t.weight) for t in templates], counts)[self._order]  # (G,)
-        self._cumulative = np.concatenate([[0.0], np.cumsum(weights)])  # (G + 1,)
 
     def __len__(self):
         return len(self._order)
@@ -188,16 +177,6 @@ class Goals:
         # goals starts where the next one does, and must not be found.
         t = int(np.searchsorted(self._starts, number, side="right")) - 1
         return self._templates[t].goal(number - int(self._starts[t]))
-
-    def draw(self, rng: random.Random) -> int:
-        """Draw the index of a goal by weight, off by one as in the official code.
-
-        Goal i is drawn with the weight of goal i - 1, the last goal with its own weight in
-        addition, and goal 0 never.
-        """
-        position = rng.uniform(0, self._cumulative[-1])
-        found = int(np.searchsorted(self._cumulative, position, side="right"))
-        return min(found, len(self) - 1)
 
 
 def splits(n_goals: int) -> dict[str, range]:

@@ -16,12 +16,10 @@ Surprising rules of the official environment, all kept:
 - "Next >" has no last page. An option named like a button ("buy now") acts as that button.
 - A purchase does not end anything: the agent can search, buy and be paid again.
 
-Deviations: goal indices out of range raise an error, and `<r>` searches repeat (see shop.py).
+Deviations: a reset needs the index of a goal, and `<r>` searches repeat (see shop.py).
 """
 
 import json
-import random
-from numbers import Integral
 from typing import NamedTuple
 
 from paw_min.envs.webshop.shop import Shop
@@ -92,17 +90,14 @@ class WebShopEnv:
     instruction_text: "Instruction: " and the goal's instruction
     """
 
-    def __init__(self, shop: Shop, seed: int = 0):
+    def __init__(self, shop: Shop):
         self.shop = shop
         self.clickables = None  # no page yet
-        self._rng = random.Random(seed)  # draws goals for resets without an index
 
-    def reset(self, goal_index=None) -> str:
-        """Start the goal with this index. Draw one if it is not an integer, as officially."""
-        if not isinstance(goal_index, Integral):
-            goal_index = self.shop.draw(self._rng)
-        self.goal_index = int(goal_index)
-        self.goal = self.shop.goal(self.goal_index)
+    def reset(self, goal_index: int) -> str:
+        """Start the goal with this index."""
+        self.goal_index = goal_index
+        self.goal = self.shop.goal(goal_index)
         self.instruction_text = "Instruction: " + self.goal["instruction_text"]
         self._instruction = ["Instruction:", *_visible(self.goal["instruction_text"])]
         self._show_index()

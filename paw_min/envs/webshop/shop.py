@@ -38,13 +38,12 @@ class Shop:
         self._nouns = {}  # title -> nouns
 
     @classmethod
-    def load(cls, folder, human_goals=False, seed=0, n_products=None, tagger=None) -> "Shop":
+    def load(cls, folder, human_goals=False, n_products=None, tagger=None) -> "Shop":
         """Read a shop. Raises FileNotFoundError or ValueError for missing or damaged data.
 
         folder: has items_shuffle.json, items_ins_v2.json and, for human goals,
             items_human_ins.json, or the small official versions, `..._1000.json`. With both, the
             full files are read unless n_products is 1000 or less.
-        seed: of prices and price limits
         n_products: number of rows to read (None: all)
         tagger: function from a text to its nouns in lower case (None: reward.default_tagger)
         """
@@ -58,7 +57,7 @@ class Shop:
             instructions = read_dict(find_file(folder, "items_human_ins", small))
 
         # One generator, used in the official order: all prices, then all price limits.
-        rng = random.Random(seed)
+        rng = random.Random(0)
         dropped = Counter()
         products = read_products(items, annotations, rng, dropped, n_products)
         if human_goals:
@@ -88,10 +87,6 @@ class Shop:
             raise ValueError(f"No goal {index} among {self.n_goals}; choose from 0 to "
                              f"{self.n_goals - 1}.")
         return self._goals[index]
-
-    def draw(self, rng: random.Random) -> int:
-        """Draw the index of a goal by weight."""
-        return self._goals.draw(rng)
 
     def search(self, query: str) -> list[str]:
         """Return the asins of at most 50 products that share a word with the query, best first.
