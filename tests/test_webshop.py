@@ -138,17 +138,6 @@ def test_actions_are_those_of_the_official_regex_but_in_linear_time():
     assert time.perf_counter() - began < 2  # the regex takes hours
 
 
-@pytest.mark.parametrize("value, shown", [
-    ("< Prev", "Total results"), ("Attributes", "solid wood [SEP] garden [SEP] bench"),
-    ("Next >", "Rating"),
-])
-def test_an_option_named_like_a_button_is_that_button(tmp_path, value, shown):
-    env = at_item(tmp_path, customization_options=options(style=[value]))
-    assert env.clickables.count(value.lower()) == 1
-    assert shown in env.step(f"click[{value}]")[0]
-    assert env._options == ({"style": "next >"} if value == "Next >" else {})
-
-
 @pytest.mark.parametrize("page, text, parts", [
     ("description", "two\nlines ", ["two\nlines"]), ("description", None, []),
     ("description", " \n ", []), ("description", "\xa0", [""]),
@@ -177,12 +166,7 @@ def test_price_tags(tmp_path, price, tag):
 
 
 def test_search_forms(tmp_path):
-    products = [product(f"B{i:09}", category="garden" if i % 2 else "beauty",
-                        query="Oak Bench" if i < 3 else "chair") for i in range(60)]
-    shop = Shop.load(write(tmp_path, products))
-    odd = [f"B{i:09}" for i in range(1, 60, 2)]
-    assert shop.search("<c> garden") == shop.search("<c> garden ignored") == odd
-    assert shop.search("<q> oak bench") == ["B000000000", "B000000001", "B000000002"]
+    shop = Shop.load(write(tmp_path, [product(f"B{i:09}") for i in range(60)]))
     assert shop.search("<c>") == shop.search("<a> solid wood") == shop.search("nothing") == []
     drawn = shop.search("<r>")
     assert len(set(drawn)) == 50 and drawn == shop.search("<r>") != shop.search("<r> again")
@@ -271,13 +255,6 @@ def test_splits(n, test, evaluation):
     assert parts["test"] == range(test)
     assert parts["eval"] == range(test, test + evaluation)
     assert parts["train"] == range(test + evaluation, n)
-
-
-def test_goals_do_not_depend_on_the_global_generator():
-    before = oracle("synthetic").goals[:50]
-    random.seed(5)
-    state = random.getstate()
-    assert Shop.load(DATA).goals[:50] == before and random.getstate() == state
 
 
 # ---------------------------------------------------------------------------
@@ -420,10 +397,8 @@ def test_load_splits_the_goals(human, n_goals):
     assert step.task == oracle(KINDS[not human]).goal(parts["train"][0])["instruction_text"]
 
 
-@pytest.mark.parametrize("changes, message", [
-    (dict(eval_split="valid_seen"), "--eval-split valid_seen is not a split of WebShop; use one"),
-    (dict(n_products=1), "4 goals cannot be split"),
-])
-def test_load_refuses(changes, message):
-    with pytest.raises(ValueError, match=message):
-        BENCHMARK.load(settings(**changes), str(DATA))
+def test_load_refuses_a_split_of_another_benchmark_and_too_few_goals():
+    with pytest.raises(ValueError, match="valid_seen is not a split of WebShop; use one of train"):
+        BENCHMARK.load(settings(eval_split="valid_seen"), str(DATA))
+    with pytest.raises(ValueError, match="4 goals cannot be split"):
+        BENCHMARK.load(settings(n_products=1), str(DATA))
