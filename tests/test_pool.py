@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,8 +27,7 @@ class Toy:
     A step's `task_type` is the process id, its `admissible` the number of resets.
     """
 
-    def __init__(self, touched=None):
-        self.touched = touched
+    def __init__(self):
         self.resets = 0
 
     def reset(self, task):
@@ -52,8 +50,6 @@ class Toy:
             raise KeyError("val1")
         if command == "exit":
             raise SystemExit("Undeclared predicate")
-        if command == "touch":
-            Path(self.touched).touch()
         if command.startswith("reward"):
             return Step("", self.task, "", [], float(command.split()[1]))
         if command.startswith("score"):
@@ -138,17 +134,6 @@ def wait_until(condition):
     while not condition() and time.monotonic() < limit:
         time.sleep(0.02)
     assert condition()
-
-
-def test_a_worker_serves_its_queue_without_recv(tmp_path):
-    touched = tmp_path / "touched"
-    with EnvPool(partial(Toy, str(touched)), 2, 1) as pool:
-        reset(pool, "ab")
-        pool.step(0, "slow")
-        pool.step(1, "touch")  # its worker is busy
-        wait_until(touched.exists)
-        # The file is there before the answer of the step that has touched it.
-        assert [pool.recv(30).slot, pool.recv(30).slot] == [0, 1]
 
 
 def test_requests_to_a_dead_worker(caplog):
