@@ -74,6 +74,7 @@ def test_against_the_benchmarks_own_server(games_root, tmp_path, monkeypatch):
     """The metrics of the run in process, with run_alfworld.py's model, prompts and parser."""
     own = replace(BENCHMARKS["openenv"], prompts=ALFWORLD.prompts, parse=ALFWORLD.parse)
     monkeypatch.setitem(BENCHMARKS, "openenv", own)
+    monkeypatch.setattr(train, "draw", lambda folders: None)  # slow, and not what is tested
     sizes = dict(
         model=toy.default_model("alfworld"), updates=1, max_turns=3, max_response_tokens=16,
         history_length=1, eval_tasks=2,
