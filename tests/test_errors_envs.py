@@ -66,83 +66,52 @@ def episode(**fields):
 
 ROWS = [
     ("shop", PRODUCTS, MISSING, "has no items_shuffle.json or items_shuffle_1000.json"),
-    ("shop", PRODUCTS, "{}", "not a JSON list"),
     ("shop", PRODUCTS, [{"asin": "nan"}], "has no usable product"),
     ("shop", PRODUCTS, json.dumps(a_product())[:-20], "JSONDecodeError"),
     ("shop", PRODUCTS, b"[\xff]", "UnicodeDecodeError"),
-    ("shop", PRODUCTS, DEEP, "RecursionError"),
     ("shop", PRODUCTS, ["B000000001"], "^Row 0 of .*TypeError.* fix or remove the row"),
-    ("shop", PRODUCTS, [{"name": "Bench"}], "^Row 0 of .*KeyError: 'asin'"),
     ("shop", PRODUCTS, a_product(images=[]), "^Product B000000001 of .* it has no images"),
     ("shop", PRODUCTS, a_product(pricing="12.99"), r"'12.99' is not a number after a '\$'"),
     ("shop", PRODUCTS, a_product(pricing="$" + "9" * 400), r"the price '\$9999"),
     ("shop", PRODUCTS, a_product(name=None), "'name' is not a text"),
-    ("shop", PRODUCTS, a_product(full_description=["x"]), "description or a feature is not a text"),
-    ("shop", PRODUCTS, a_product(small_description=[None]), "or a feature is not a text"),
     ("shop", PRODUCTS, a_product(small_description={"a": "b"}), "the features are not a list"),
-    ("shop", PRODUCTS, a_product(customization_options={"size": [{}]}), "KeyError: 'value'"),
-    ("shop", PRODUCTS, a_product(name="\ud800"), "surrogates not allowed"),
     ("shop", PRODUCTS, a_product(customization_options=options(size=["\udfff"])), "surrogates not"),
     ("shop", PRODUCTS, a_product(customization_options=MANY),
      "10{20} goals are .* product B000000001 has 10{20} of"),
     ("shop", ANNOTATIONS, '{"B000000001": {', "items_ins_v2.json cannot be read"),
-    ("shop", ANNOTATIONS, '{"a":' * 100_000, "RecursionError"),
     ("shop", ANNOTATIONS, "[]", "not a JSON dict from asin"),
-    ("shop", ANNOTATIONS, {"B000000001": 3}, "record of B000000001 in items_ins_v2"),
     ("shop", ANNOTATIONS, {"B000000009": {}}, "B000000001 is not in items_ins_v2"),
     ("shop", ANNOTATIONS, annotated(attributes="solid wood"), "the attributes are not a list"),
-    ("shop", ANNOTATIONS, annotated(attributes=[5]), "record of B000000001 in items_ins_v2"),
     ("shop", ANNOTATIONS, annotated(instruction="\ud800"), "items_ins_v2.json cannot be read"),
-    ("shop", ANNOTATIONS, annotated(instruction=3), "in items_ins_v2 has no text 'instruction'"),
     ("shop", ANNOTATIONS, annotated(instruction_attributes=None), "no list of texts"),
-    ("shop", ANNOTATIONS, annotated(instruction_attributes=[5]), "'instruction_attributes'"),
     ("shop", ANNOTATIONS, annotated(instruction=None), "no synthetic goal .*human_goals=True"),
-    ("shop", ANNOTATIONS, annotated(instruction_attributes=[]), "no synthetic goal"),
     ("human shop", INSTRUCTIONS, MISSING, "no items_human_ins.json"),
-    ("human shop", INSTRUCTIONS, {"B000000009": []}, "no human goal .*human_goals=False"),
     ("human shop", INSTRUCTIONS, {"B000000009": None}, "product B000000009 .* are not a list"),
-    ("human shop", INSTRUCTIONS, {"B000000001": ["x"]}, "in items_human_ins has no list of texts"),
     ("human shop", INSTRUCTIONS, instructed(instruction=None), "no text 'instruction'"),
-    ("human shop", INSTRUCTIONS, instructed(instruction_options=[5]), "'instruction_options'"),
     ("questions", "q.jsonl", MISSING, "does not exist"),
     ("questions", "q.jsonl", "", "has no questions"),
     ("questions", "q.jsonl", [QUESTION, '{"quest'], "line 2 cannot be read .JSONDecodeError"),
     ("questions", "q.jsonl", [QUESTION, DEEP], "line 2 cannot be read .RecursionError"),
     ("questions", "q.jsonl", [QUESTION, {"q": "?"}], "row 2 .*KeyError: 'question'.*a row needs"),
     ("questions", "q.jsonl", question(question="  "), "' ' in place of a text"),
-    ("questions", "q.jsonl", question(question=5), "5 in place of a text"),
     ("questions", "q.jsonl", question(question="\ud800"), "surrogates not allowed"),
-    ("questions", "q.jsonl", question(data_source=[1]), r"\[1\] in place of a text"),
-    ("questions", "q.jsonl", question(env_kwargs=5), "TypeError"),
     ("questions", "q.jsonl", question(golden_answers=[1990]), "1990 in place of a text"),
-    ("questions", "q.jsonl", question(golden_answers=["me", ""]), "'' in place of a text"),
-    ("questions", "q.jsonl", question(golden_answers=" "), "' ' in place of a text"),
-    ("questions", "q.jsonl", question(golden_answers="[1990]"), "1990 in place of a text"),
     ("questions", "q.jsonl", question(golden_answers="['me']"), "JSONDecodeError"),
-    ("questions", "q.jsonl", question(golden_answers="[]"), r"the answers are \[\]"),
-    ("questions", "q.jsonl", question(golden_answers={"a": 1}), "the answers are {'a': 1}"),
     ("questions", "q.jsonl", question(golden_answers=NESTED), r"\[\[\["),
     ("questions", "q.jsonl", question(golden_answers=[]), "KeyError: 'reward_model'"),
     ("corpus", "corpus.jsonl", MISSING, "does not exist"),
     ("corpus", "corpus.jsonl", "\n\n", "is empty"),
     ("corpus", "corpus.jsonl", [PASSAGE, '{"id": "1", "conte'], "passage 2 cannot be read"),
     ("corpus", "corpus.jsonl", DEEP, "passage 1 .*RecursionError"),
-    ("corpus", "corpus.jsonl", [{"title": "a"}], "KeyError"),
     ("corpus", "corpus.jsonl", [PASSAGE | {"contents": 5}], "contents is not a text"),
-    ("corpus", "corpus.jsonl", [PASSAGE | {"contents": "\ud800"}], "surrogates not allowed"),
     ("corpus", "corpus.jsonl", [PASSAGE | {"id": "x"}] * 2, "the id 'x' twice"),
     ("triplets", "triplets.jsonl", MISSING, "is missing: restore it, or delete .* collect again"),
-    ("triplets", "triplets.jsonl", "", "is empty: .*collect again"),
     ("triplets", "triplets.jsonl", [{}], "line 1: instruction: Field required; .*collect again"),
     ("triplets", "triplets.jsonl", [*triplet(), '{"action"'], "line 2: the whole: Invalid JSON"),
-    ("triplets", "triplets.jsonl", triplet(action=5), "line 1: action: Input should be a"),
     ("trajectories", "t.json", MISSING, "does not exist"),
     ("trajectories", "t.json", "[{", "cannot be read"),
-    ("trajectories", "t.json", "[]", "has no episode"),
     ("trajectories", "t.json", episode(messages=3), "0.messages"),
     ("trajectories", "t.json", episode(messages=[said("user", "x")]), "has the roles user"),
-    ("trajectories", "t.json", episode(messages=[], won=True), "has the roles"),
-    ("trajectories", "t.json", episode(task="7"), "has episodes of webshop, not of alfworld"),
     ("trajectories", "t.json", episode(task="b.z8"), "has episodes of textworld, not of alfworld"),
 ]
 
@@ -154,6 +123,7 @@ IDS = [f"{name} {number}" for number, (name, *_) in enumerate(ROWS)]
 def test_a_damaged_file_is_one_sentence(tmp_path, name, file, content, sentence):
     reader = READERS[name]
     reader.write(tmp_path)
+    assert reader.load(tmp_path)  # the file is good before
     if content is MISSING:
         (tmp_path / file).unlink()
     else:
@@ -167,17 +137,9 @@ def test_a_damaged_file_is_one_sentence(tmp_path, name, file, content, sentence)
     assert file.split(".")[0] in text or "goal" in text
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_the_files_that_are_damaged_here_are_good(tmp_path, name):
-    READERS[name].write(tmp_path)
-    assert READERS[name].load(tmp_path)
-
-
 def test_folders_that_are_not_there(tmp_path):
     with pytest.raises(ValueError, match="~nobodyx/y begins with a home folder that does not"):
         Shop.load("~nobodyx/y")
-    with pytest.raises(FileNotFoundError, match="nowhere' is not a folder with a shop; get the"):
-        Shop.load(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="neither dev.parquet nor dev.jsonl"):
         load_questions(tmp_path, "dev")
     (tmp_path / "a.csv").write_text("x")

@@ -43,7 +43,7 @@ VALUES = st.one_of(
 ).map(str)
 
 
-@fuzz(400)
+@fuzz(150)
 @given(env=st.sampled_from(list(SCRIPTS)), data=st.data())
 def test_random_flags(env, data):
     chosen = data.draw(st.lists(st.sampled_from(flags(env)), max_size=5, unique=True))
@@ -97,7 +97,7 @@ def digest(folder: Path) -> str:
     return hashlib.sha256(b"".join(str(p).encode() + p.read_bytes() for p in files)).hexdigest()
 
 
-@fuzz(20)
+@fuzz(12)
 @given(data=st.data())
 def test_damaged_run_folders(finished, games_root, monkeypatch, data):
     cfg, root = finished

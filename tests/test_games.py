@@ -1,4 +1,4 @@
-"""Generated games and the expert that plays them: pytest tests/test_games.py  (~20 s)
+"""Generated games and the expert that plays them: pytest tests/test_games.py
 
 test_train.py compares the expert's demonstrations, mistakes included, with recorded digests.
 """
@@ -15,18 +15,14 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("alfworld")
-pytest.importorskip("textworld")
-
 from paw_min.envs.alfworld import AlfworldEnv, list_games
 from paw_min.envs.interface import Context
 from paw_min.toy import alfworld_games as games
-from paw_min.toy.alfworld_games import ABLE, ALFWORLD, TASKS, Size
+from paw_min.toy.alfworld_games import ALFWORLD, TASKS, Size
 from paw_min.toy.alfworld_teacher import MAX_STEPS, Expert, kind
 
 ROOT = Path(__file__).resolve().parents[1]
 SPLITS = ("train", "valid_seen", "valid_unseen")
-SMALL = Size()
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +30,8 @@ def env():
     return AlfworldEnv()
 
 
-def sample(split, n, seed=0, size=SMALL, world="home"):
-    return [games.make_game(split, i, seed, size, world) for i in range(n)]
+def sample(split, n, seed=0):
+    return [games.make_game(split, i, seed, Size(), "home") for i in range(n)]
 
 
 def digest():
@@ -53,11 +49,27 @@ def test_bytes_are_pinned():
 
 
 @pytest.mark.slow
-def test_bytes_on_disk_do_not_depend_on_hash_seed_or_n(games_root, tmp_path):
-    code = ("import sys; from paw_min.toy import alfworld_games as games; "
-            "games.generate(sys.argv[1], 'train', 3, seed=0)")
-    subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, check=True, timeout=120,
-                   env={**os.environ, "PYTHONHASHSEED": "1"})
+def test_two_processes_generate_the_same_split_at_the_same_time(games_root, tmp_path):
+    """The bytes are those of any other process: they depend neither on n nor on the hash seed."""
+    code = """if True:
+        import sys
+        from paw_min.toy import alfworld_games as games
+        print("ready", flush=True)
+        sys.stdin.readline()
+        games.generate(sys.argv[1], "train", 3, seed=0)
+    """
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code, tmp_path], cwd=ROOT, text=True,
+                         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                         env={**os.environ, "PYTHONHASHSEED": seed}) for seed in "12"]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in processes:
+        process.communicate(timeout=120)
+        assert process.returncode == 0
     made = [p for p in tmp_path.rglob("*") if p.is_file() and p.name != "manifest.json"]
     assert sorted(p.name for p in made) == ["game.tw-pddl"] * 3 + ["traj_data.json"] * 3
     for path in made:
@@ -65,47 +77,7 @@ def test_bytes_on_disk_do_not_depend_on_hash_seed_or_n(games_root, tmp_path):
         assert b"\r" not in path.read_bytes()
 
 
-def test_seed_split_and_size_change_the_games():
-    first = games.write_problem(sample("train", 1)[0])
-    for other in (sample("train", 1, seed=1), sample("valid_seen", 1),
-                  sample("train", 1, size=Size((7, 8), (5, 7)))):
-        assert games.write_problem(other[0]) != first
-
-
 # --- what is in a game -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("world", ["home", "changed", "rules"])
-def test_large_games_obey_alfworlds_tables(world):
-    """Other sizes and worlds than those of the pinned bytes."""
-    size = Size((14, 21), (10, 20))
-    tools = ("pick_clean", "pick_heat", "pick_cool")
-    for game in sample("train", 60, size=size, world=world):
-        room, things = game["room"], game["things"]
-        assert world != "rules" or game["task"].startswith(tools)
-        assert 14 <= len(room) <= 21 and 10 <= len(things) - 1 <= 20
-        movable = [t for t in things if t.kind != "DeskLamp"]
-        assert len(movable) == len(things) - 1
-        assert all(t.kind in ALFWORLD.fits[t.inside.kind] for t in movable)
-        wanted = [t for t in things if t.kind == game["target"]]
-        assert len(wanted) >= 1 + (game["task"] == "pick_two_obj_and_place")
-        assert all(t.inside.kind != game["goal"] for t in wanted)
-        verb = TASKS[game["task"]]
-        assert not verb or game["target"] in ALFWORLD.can[ABLE[verb]]
-        assert len({t.name for t in room + things}) == len(room + things)
-
-
-def test_names_are_those_of_the_demangler():
-    from alfworld.agents.utils.misc import Demangler
-
-    class Info:
-        def __init__(self, id):
-            self.id = id
-
-    for game in sample("train", 30, size=Size((18, 21), (20, 20))):
-        ids = {games._mangle(t.id).lower(): t.name for t in game["room"] + game["things"]}
-        demangler = Demangler(game_infos={id: Info(id) for id in ids})
-        assert {id: demangler.demangle_alfred_name(id) for id in ids} == ids
 
 
 def test_the_changed_world_has_other_tools_and_can_be_won(tmp_path):
@@ -192,57 +164,22 @@ def test_the_same_call_completes_an_interrupted_one(games_root, tmp_path, monkey
     assert Path(paths[1]).read_bytes() == content
 
 
-@pytest.mark.slow
-def test_two_processes_generate_the_same_split_at_the_same_time(tmp_path):
-    code = """if True:
-        import sys
-        from paw_min.toy import alfworld_games as games
-        print("ready", flush=True)
-        sys.stdin.readline()
-        games.generate(sys.argv[1], "train", 4, seed=0)
-    """
-    processes = [
-        subprocess.Popen([sys.executable, "-c", code, tmp_path], cwd=ROOT, text=True,
-                         stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
-    for process in processes:
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    assert [process.communicate(timeout=120) and process.returncode for process in processes] == [
-        0, 0]
-    games.generate(tmp_path / "alone", "train", 4, seed=0)
-    trees = [{p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-             for folder in (tmp_path / "json_2.1.1", tmp_path / "alone" / "json_2.1.1")]
-    assert trees[0] == trees[1] and len(trees[0]) == 4 * 2 + 1
-
-
-@pytest.mark.parametrize("content", ["", "[1]", "5", "[" * 100_000, '{"games": 5}'])
-def test_a_damaged_manifest_is_an_error(tmp_path, content):
-    manifest = tmp_path / "json_2.1.1" / "train" / "manifest.json"
-    manifest.parent.mkdir(parents=True)
-    manifest.write_text(content)
-    with pytest.raises(ValueError, match="with a damaged manifest.json, but .*delete this folder"):
-        games.generate(tmp_path, "train", 3, seed=0)
-
-
 def test_other_parameters_and_foreign_folders_are_errors(games_root, tmp_path):
-    for n, seed, world in ((13, 0, "home"), (12, 1, "home"), (12, 0, "changed")):
+    for n, seed in ((13, 0), (12, 1)):
         with pytest.raises(ValueError, match="games generated with .* was requested; choose anot"):
-            games.generate(games_root, "train", n, seed, world)
+            games.generate(games_root, "train", n, seed)
     (tmp_path / "json_2.1.1" / "train" / "pick_and_place_simple-Mug-None-Desk-301").mkdir(
         parents=True)
     with pytest.raises(ValueError, match="from another source"):
         games.generate(tmp_path, "train", 1, seed=0)
-    with pytest.raises(ValueError, match="'test'.*valid_unseen"):
-        games.generate(tmp_path, "test", 1, seed=0)
-    with pytest.raises(ValueError, match="n is 0"):
-        games.generate(tmp_path, "valid_seen", 0, seed=0)
+    (tmp_path / "json_2.1.1" / "train" / "manifest.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="with a damaged manifest.json, but .*delete this folder"):
+        games.generate(tmp_path, "train", 1, seed=0)
 
 
 def test_a_walkthrough_must_win_with_its_last_command(games_root, env, tmp_path):
     game = json.loads(Path(list_games(games_root, "train")[0]).read_bytes())
-    for commands in (game["walkthrough"][:-1], [*game["walkthrough"], "look"], []):
+    for commands in (game["walkthrough"][:-1], [*game["walkthrough"], "look"]):
         path = tmp_path / "game.tw-pddl"
         with pytest.raises(RuntimeError, match="game.tw-pddl: .*does not win with its last"):
             games.verify(env.engine, path, {**game, "walkthrough": commands})
@@ -268,17 +205,15 @@ def play(env, path, seed=0, noise=0.0, limit=200):
 
 
 def test_expert_wins_every_game_in_25_steps_and_is_deterministic(games_root, env):
-    for split in SPLITS:
-        for path in list_games(games_root, split):
-            commands, won = play(env, path, limit=MAX_STEPS)
-            assert won, (path, commands)
-            assert play(env, path, seed=1)[0] == commands
+    for path in list_games(games_root, "train"):
+        commands, won = play(env, path, limit=MAX_STEPS)
+        assert won, (path, commands)
+        assert play(env, path, seed=1)[0] == commands
 
 
-@pytest.mark.parametrize("noise", [0.3, 0.6])
-def test_expert_wins_in_spite_of_random_commands(games_root, env, noise):
+def test_expert_wins_in_spite_of_random_commands(games_root, env):
     for seed, path in enumerate(list_games(games_root, "train")):
-        assert play(env, path, seed, noise)[1], path
+        assert play(env, path, seed, noise=0.6)[1], path
 
 
 def test_expert_reads_every_goal_template_of_alfworld():

@@ -46,15 +46,13 @@ def settings(tmp_path, **changes) -> Config:
 
 
 def test_a_run_on_the_guessing_game(url, model, tmp_path):
-    train.train(settings(tmp_path, data=url, model=model))
-    lines = runs.read_metrics(tmp_path / "r")
-    assert len(lines) == 4 and lines[0]["eval_failed"] == 0
-    for line in lines[1:]:
-        assert line["failed"] == 0 and line["rows"] == 16
-    assert lines[1]["wm_loss"] > lines[3]["wm_loss"]  # it learns the answers
+    train.train(settings(tmp_path, data=url, model=model, updates=1))
+    before, after = runs.read_metrics(tmp_path / "r")
+    assert before["eval_failed"] == after["failed"] == 0
+    assert after["rows"] == 16 and after["wm_loss"] > 0
 
 
-@pytest.mark.parametrize("data", ["http://127.0.0.1:9", "nowhere", "http://me:secret@[::1", "http://x\n/"])
+@pytest.mark.parametrize("data", ["http://127.0.0.1:9", "nowhere", "http://me:secret@[::1"])
 def test_no_server(data, model, tmp_path):
     with pytest.raises(UserError, match="is no OpenEnv server .*: start one") as error:
         train.train(settings(tmp_path, data=data, model=model))
@@ -76,18 +74,17 @@ def test_against_the_benchmarks_own_server(games_root, tmp_path, monkeypatch):
     """The metrics of the run in process, with run_alfworld.py's model, prompts and parser."""
     own = replace(BENCHMARKS["openenv"], prompts=ALFWORLD.prompts, parse=ALFWORLD.parse)
     monkeypatch.setitem(BENCHMARKS, "openenv", own)
-    model = toy.default_model("alfworld")
+    monkeypatch.setattr(train, "draw", lambda folders: None)  # slow, and not what is tested
     sizes = dict(
-        model=model, updates=2, max_turns=16, max_response_tokens=16, history_length=1,
-        eval_tasks=6, mini_batch=16, lr=2e-4,
+        model=toy.default_model("alfworld"), updates=1, max_turns=3, max_response_tokens=16,
+        history_length=1, eval_tasks=2,
     )
     train.train(settings(tmp_path, name="in", env="alfworld", data=str(games_root), **sizes))
     games = serve.Games(ALFWORLD.load(Config(), str(games_root)))
     with serving(serve.make_app(games)) as url:
         train.train(settings(tmp_path, name="over", data=url, **sizes))
     in_process = numbers(tmp_path / "in")
-    assert numbers(tmp_path / "over") == in_process
-    assert in_process[0]["eval_success"] > 0 and in_process[2]["wm_loss"] > 0
+    assert numbers(tmp_path / "over") == in_process and in_process[1]["wm_loss"] > 0
     until(lambda: games.free.qsize() == serve.SESSIONS + 1)
 
 
@@ -131,12 +128,9 @@ def answers(**changed) -> SimpleNamespace:
 @pytest.mark.parametrize(
     "changed",
     [
-        dict(reward=float("nan")), dict(reward=float("inf")), dict(reward="1"), dict(reward={}),
-        dict(reward=10**400), dict(done="false"), dict(done=None), dict(done=1),
-        dict(observation=None), dict(observation=["answer"]), dict(seen={"answer": 5}),
-        dict(seen={"answer": "\ud800"}), dict(seen={"won": "no"}), dict(seen={"score": "1"}),
-        dict(seen={"admissible": "look"}), dict(seen={"admissible": [5]}),
-        dict(seen={"task_type": []}), dict(seen={"instruction": None}),
+        dict(reward=float("nan")), dict(reward="1"), dict(reward=10**400), dict(done="false"),
+        dict(observation=None), dict(seen={"answer": "\ud800"}), dict(seen={"won": "no"}),
+        dict(seen={"score": "1"}), dict(seen={"admissible": [5]}), dict(seen={"task_type": []}),
     ],
 )
 def test_an_answer_of_another_type_costs_its_episode(changed):
@@ -154,9 +148,8 @@ def test_rewards_are_numbers_or_truths():
 @pytest.mark.parametrize(
     "schema, state",
     [
-        ([], {}), ({}, {}), ({"action": []}, {}), ({"action": {"properties": {"x": 5}}}, {}),
-        (None, []), (None, {"train": "5"}), (None, {"train": 0}), (None, {"train": 10**9}),
-        (None, {"held_out": 1.5}),
+        ([], {}), ({"action": {"properties": {"x": 5}}}, {}), (None, []),
+        (None, {"train": "5"}), (None, {"train": 10**9}), (None, {"held_out": 1.5}),
     ],
 )
 def test_another_server(schema, state, monkeypatch):

@@ -9,9 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import tracemalloc
-from functools import partial
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import pytest
@@ -30,8 +27,7 @@ class Toy:
     A step's `task_type` is the process id, its `admissible` the number of resets.
     """
 
-    def __init__(self, touched=None):
-        self.touched = touched
+    def __init__(self):
         self.resets = 0
 
     def reset(self, task):
@@ -46,8 +42,6 @@ class Toy:
     def step(self, command):
         if command == "crash":
             os.kill(os.getpid(), signal.SIGKILL)
-        if command == "leave":
-            os._exit(3)
         if command == "hang":
             time.sleep(600)
         if command == "slow":
@@ -56,8 +50,6 @@ class Toy:
             raise KeyError("val1")
         if command == "exit":
             raise SystemExit("Undeclared predicate")
-        if command == "touch":
-            Path(self.touched).touch()
         if command.startswith("reward"):
             return Step("", self.task, "", [], float(command.split()[1]))
         if command.startswith("score"):
@@ -83,14 +75,14 @@ def assert_failed(answer, *parts):
         assert part in answer.failed, (part, answer.failed)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_results_do_not_depend_on_workers(workers):
     with EnvPool(Toy, 5, workers) as pool:
         first = reset(pool, [f"task {slot}" for slot in range(5)])
         assert [s.observation for s in first] == [f"start of task {slot}" for slot in range(5)]
         pids = [pid(s) for s in first]
         blocks = [pids.index(p) for p in pids]  # first slot of the same process
-        assert blocks == {0: [0] * 5, 1: [0] * 5, 2: [0, 0, 0, 3, 3]}[workers]
+        assert blocks == {0: [0] * 5, 2: [0, 0, 0, 3, 3]}[workers]
         assert (pids[0] == os.getpid()) == (workers == 0)
         steps = step(pool, {4: "a", 1: "b"})
         assert_playing(steps[4], "task 4: 1 a")
@@ -144,17 +136,6 @@ def wait_until(condition):
     assert condition()
 
 
-def test_a_worker_serves_its_queue_without_recv(tmp_path):
-    touched = tmp_path / "touched"
-    with EnvPool(partial(Toy, str(touched)), 2, 1) as pool:
-        reset(pool, "ab")
-        pool.step(0, "slow")
-        pool.step(1, "touch")  # its worker is busy
-        wait_until(touched.exists)
-        # The file is there before the answer of the step that has touched it.
-        assert [pool.recv(30).slot, pool.recv(30).slot] == [0, 1]
-
-
 def test_requests_to_a_dead_worker(caplog):
     """The first one is blamed. Episodes are lost, and resets that waited are served."""
     with EnvPool(Toy, 4, 1) as pool:
@@ -182,12 +163,11 @@ def test_large_messages_do_not_block():
         assert all(len(steps[slot].observation) > 200_000 for slot in range(8))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(("command", "reason"), [("raise", "KeyError: 'val1'"),
-                                                 ("exit", "SystemExit: Undeclared predicate"),
-                                                 ("reward -1e308", "-1e+308 is beyond 1e+09"),
-                                                 ("reward nan", "the reward nan is beyond"),
-                                                 ("score 5", "the score 5.0 is not between 0 and")])
+@pytest.mark.parametrize(("workers", "command", "reason"), [
+    (0, "raise", "KeyError: 'val1'"), (2, "exit", "SystemExit: Undeclared predicate"),
+    (2, "reward nan", "the reward nan is beyond"),
+    (0, "score 5", "the score 5.0 is not between 0 and"),
+])
 def test_an_exception_costs_one_episode(workers, command, reason, caplog):
     with EnvPool(Toy, 4, workers) as pool:
         first = reset(pool, "abcd")
@@ -204,13 +184,9 @@ def test_an_exception_costs_one_episode(workers, command, reason, caplog):
         assert second[0] == Step("start of e", "e", first[0].task_type, ["2"])
         assert_failed(second[1], "reset 'corrupt': ValueError: this game is broken")
         assert reset(pool, "ef")[1].observation == "start of f"
-        steps = step(pool, {0: command, 1: "z"})
-        assert_failed(steps[0], f"Slot 0 failed at step '{command}' after 0 steps of task 'e'")
-        assert steps[1].observation == "f: 1 z"
 
 
 @pytest.mark.parametrize(("command", "reason"), [("crash", "its worker died (exit code -9)"),
-                                                 ("leave", "its worker died (exit code 3)"),
                                                  ("hang", "no answer within 3 s")])
 @pytest.mark.slow
 def test_a_crash_or_hang_costs_the_episodes_of_its_worker(command, reason, caplog):
@@ -242,8 +218,7 @@ def test_the_timeout_is_per_call(caplog):
     """It does not apply to a queue of requests as a whole."""
     with EnvPool(Toy, 4, 1, timeout=1.5) as pool:
         reset(pool, "abcd")
-        for _ in range(2):
-            step(pool, {slot: "slow" for slot in range(4)})
+        step(pool, {slot: "slow" for slot in range(4)})
         assert not caplog.messages
 
 
@@ -271,17 +246,16 @@ if os.getpid() != {parent}:
 """
 
 
-@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.slow
-def test_a_worker_that_does_not_start_ends_in_one_sentence(workers, tmp_path, monkeypatch):
+def test_a_worker_that_does_not_start_ends_in_one_sentence(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.syspath_prepend(str(ROOT))
     log = tmp_path / "pids"
-    module = tmp_path / f"fragile_{workers}.py"
+    module = tmp_path / "fragile.py"
     module.write_text(FRAGILE.format(log=str(log), parent=os.getpid()))
     make_env = __import__(module.stem).Env
     with pytest.raises(UserError, match=r"did not start \(exit code 7\): see its error above"):
-        with EnvPool(make_env, 2, workers) as pool:  # two workers: it fails here
+        with EnvPool(make_env, 2, 1) as pool:
             reset(pool, "ab")
             pool.step(0, "crash")
             pool.recv()
@@ -289,30 +263,10 @@ def test_a_worker_that_does_not_start_ends_in_one_sentence(workers, tmp_path, mo
     assert len(pids) == 2 and not any(map(alive, pids))
 
 
-def test_a_system_that_starts_no_process_ends_in_one_sentence(monkeypatch):
-    def start(self):
-        if started:
-            raise OSError(24, "Too many open files")
-        started.append(self)
-        real(self)
-
-    real, started = SpawnProcess.start, []
-    monkeypatch.setattr(SpawnProcess, "start", start)
-    sentence = r"Cannot start a worker \(.*Too many open files\): use fewer workers"
-    with pytest.raises(UserError, match=sentence):
-        EnvPool(Toy, 2, 2)
-    assert started[0].exitcode == -signal.SIGKILL
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_slots_take_memory_when_they_are_used(workers):
-    tracemalloc.start()
-    with EnvPool(Toy, 10**12, workers) as pool:
+def test_a_trillion_slots_take_no_memory_before_they_are_used():
+    with EnvPool(Toy, 10**12, workers=1) as pool:
         pool.reset(10**12 - 1, "last")
         assert pool.recv().step.observation == "start of last"
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 10_000_000
     with EnvPool(Toy, 1, 10**6) as pool:  # no more workers than slots
         assert len(pool._workers) == 1
     sentence = "1000000 workers are too many processes; use 1024 or fewer"
@@ -328,12 +282,11 @@ def no_space():
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
-    "make_env, error, sentence",
+    "workers, make_env, error, sentence",
     [
-        (broken, RuntimeError, "no such game"),
-        (no_space, UserError, "No environment can be created .*28. No space .* free .* TMPDIR"),
+        (0, broken, RuntimeError, "no such game"),
+        (1, no_space, UserError, "No environment can be created .*28. No space .* free .* TMPDIR"),
     ],
 )
 def test_make_env_must_not_fail(workers, make_env, error, sentence):

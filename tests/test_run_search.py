@@ -3,8 +3,6 @@
     python -m pytest tests/test_run_search.py
 """
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow
@@ -24,9 +22,8 @@ from paw_min.running import runs, session
 from paw_min.toy import default_data, default_model, search_teacher, search_world
 from tests import helpers
 from tests.helpers import ScriptByTurn, numbers
-from tests.retrieval import serving
+from tests.retrieval import serving, started, wait_for
 
-ROOT = Path(__file__).parent.parent
 SMALL = helpers.SMALL | dict(
     env="search", eval_split="test", updates=1, eval_tasks=4, max_turns=2,
     max_prompt_tokens=600, kl_coef=0.0, history_length=4,
@@ -86,19 +83,18 @@ def test_a_server_that_dies_stops_the_run_which_then_resumes(config, world, tmp_
     """The run stops with one sentence; resumed with a new server, it has the same numbers."""
     monkeypatch.setattr(search_client, "FIRST_WAIT", 0.02)
     monkeypatch.setattr(search_client, "START", 0.1)
-    patience = search_client.SearchClient.__init__.__defaults__
-    monkeypatch.setattr(search_client.SearchClient.__init__, "__defaults__", (patience[0], 0.1))
-    standin = default_model("search")
+    timeout, _ = search_client.SearchClient.__init__.__defaults__
+    monkeypatch.setattr(search_client.SearchClient.__init__, "__defaults__", (timeout, 0.1))
+    standin, corpus = default_model("search"), f"{world}/corpus.jsonl"
     policy = load_policy(standin)
     responses = ["<search>x y</search>", "<answer>z</answer>"]
-
     monkeypatch.setattr(session, "HFSampler", lambda: ScriptByTurn(policy, responses))
     monkeypatch.setattr(train, "check_sync", lambda *args: 0.0)  # the responses are not sampled
-    with serving("--corpus", f"{world}/corpus.jsonl") as (url, process):
-        train.train(config(name="whole", updates=2, retriever=url, model=standin))
-        assert runs.read_metrics(tmp_path / "whole")[1]["wm_loss"] > 0
-        train.train(config(name="cut", retriever=url, model=standin))
-        port = url.rsplit(":", 1)[1].split("/")[0]
+    monkeypatch.setattr(train, "draw", lambda folders: None)  # slow, and not what is tested
+    with serving("--corpus", corpus) as (url, process):
+        settings = dict(updates=2, retriever=url, model=standin)
+        train.train(config(name="whole", **settings))
+        train.train(config(name="cut", **settings | {"updates": 1}))
         run_update = train.run_update
 
         def dying(*args):
@@ -109,25 +105,13 @@ def test_a_server_that_dies_stops_the_run_which_then_resumes(config, world, tmp_
         with monkeypatch.context() as patch:
             patch.setattr(train, "run_update", dying)
             with pytest.raises(UserError, match="was not available for .* rerun the same"):
-                train.train(config(name="cut", updates=2, retriever=url, model=standin))
-        with pytest.raises(UserError, match="was not available for 0.1 s"):
-            train.train(config(name="cut", updates=2, retriever=url, model=standin))
-    assert len(runs.read_metrics(tmp_path / "cut")) == 2
-    command = [sys.executable, "-m", "paw_min.retrieval.server", "--port", port]
-    command += ["--corpus", f"{world}/corpus.jsonl"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    try:
-        next(line for line in process.stdout if "ready after" in line)
-        train.train(config(name="cut", updates=2, retriever=url, model=standin))
-    finally:
-        process.kill()
-        process.communicate()
+                train.train(config(name="cut", **settings))
+    port = url.rsplit(":", 1)[1].split("/")[0]
+    with started("--corpus", corpus, "--port", port) as process:
+        wait_for(process, "ready after")
+        train.train(config(name="cut", **settings))
     whole, cut = numbers(tmp_path / "whole"), numbers(tmp_path / "cut")
-    assert [w["update"] for w in whole] == [0, 1, 2]
-    assert [{k: v for k, v in line.items() if not k.startswith("eval")} for line in whole[1:2]] == [
-        {k: v for k, v in line.items() if not k.startswith("eval")} for line in cut[1:2]
-    ]
-    assert whole[2] == cut[2]
+    assert whole[1]["wm_loss"] > 0 and len(cut) == 3 and whole[2] == cut[2]
 
 
 def published(folder: Path) -> Path:
@@ -166,19 +150,13 @@ def test_dry_run_checks_everything_and_reports_what_is_missing(
     cfg.groups = 6
     session.dry_run(cfg)
     out = capsys.readouterr().out
-    assert f"data      {data}: 6 training tasks, panel of 18\n" in out and "up to 120 rows" in out
+    assert f"data      {data}: 6 training tasks, panel of 18\n" in out
     assert not (tmp_path / "runs").exists()
     cfg.model, cfg.data, cfg.retriever = "no/model", "no/data", "http://localhost:9"
     with pytest.raises(UserError) as error:
         session.dry_run(cfg)
     for missing in ("no/model cannot be loaded", "no/data", "localhost:9/retrieve was not avail"):
         assert missing in str(error.value)
-
-
-def test_bad_input_is_one_sentence(config):
-    with pytest.raises(UserError, match="no/such/folder.*Also: The corpus") as error:
-        train.train(config(data="no/such/folder"))
-    assert "\n" not in str(error.value)
 
 
 def test_default_data(tmp_path, monkeypatch):

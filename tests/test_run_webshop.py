@@ -1,4 +1,4 @@
-"""Whole runs of run_webshop.py in small shops: outputs, targets, both kinds of goals."""
+"""Whole runs of run_webshop.py in small shops: outputs, targets, the preset of the paper."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from paw_min.rollout import rollout
 from paw_min.running import runs
 from paw_min.toy import default_data, default_model, webshop_shops
 from tests import helpers
-from tests.helpers import ScriptByTurn, numbers
+from tests.helpers import ScriptByTurn
 
 ROOT = Path(__file__).parent.parent
 OFFICIAL = ROOT / "tests" / "data" / "webshop"  # an invented shop in the official format
@@ -43,16 +43,14 @@ def test_a_run_reports_score_and_success(config, tmp_path, capsys):
     assert after["obs_tokens_cut"] == 0
     out = capsys.readouterr().out
     assert "held-out success: 0.000 before" in out and "held-out score: 0.0 before" in out
-    assert (tmp_path / "r" / "curves.png").exists()
     assert "'Search'" in (tmp_path / "r" / "episodes.md").read_text()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("human", [False, True])
-def test_the_papers_preset_on_official_files(model, tmp_path, human):
+def test_the_papers_preset_on_official_files(model, tmp_path):
     """The prompts of Fig. 8, limits and penalties of A.1; only the sizes are reduced."""
     where = dict(model=model, data=OFFICIAL, out=tmp_path)
-    train.train(helpers.paper_config(run_webshop, "webshop", **where, human_goals=human))
+    train.train(helpers.paper_config(run_webshop, "webshop", **where, human_goals=True))
     line = runs.read_metrics(tmp_path / "paper")[1]
     assert line["rows"] == 8 and "loss_kl" in line and line["wm_loss"] > 0
 
@@ -83,16 +81,6 @@ def test_rows_of_a_purchase(config, shop):
         assert all(t.valid for t in episode.transitions)
         target = policy.decode(episode.transitions[0].obs_ids)
         assert "back to search" in target and "instruction" not in target
-
-
-@pytest.mark.slow
-def test_worker_processes_give_the_same_numbers(config, tmp_path):
-    lines = []
-    for workers in (0, 2):
-        train.train(config(name=f"workers{workers}", workers=workers))
-        lines.append(numbers(tmp_path / f"workers{workers}")[1])
-    # Batches depend on which environment answers first, and rounding depends on the batch.
-    assert lines[0] == pytest.approx(lines[1], abs=1e-4, rel=1e-4)
 
 
 def test_the_stand_in_has_the_words_of_the_shop(tmp_path, monkeypatch):

@@ -8,7 +8,6 @@ import os
 import random
 import re
 import signal
-import sys
 import threading
 import time
 
@@ -57,13 +56,10 @@ def library():
     ("the", "the"),  # nothing else is left
     ("a.n", "an"),  # punctuation goes first and leaves an article
     ("A the!", "a the"),
-    ("?!", ""),
     ("An apple a day", "apple day"),
-    ("theatre", "theatre"),
     ("state-of-the-art", "stateoftheart"),
     ("Beyoncé", "beyoncé"),
     ("Rock ’n’ roll", "rock ’n’ roll"),  # no ASCII punctuation, so it stays
-    ("", ""),
 ])
 def test_normalize(text, expected):
     assert normalize(text) == expected
@@ -73,15 +69,11 @@ def test_normalize(text, expected):
     ("the Shakespeare!", ["Shakespeare"], True),
     ("Shakespeare", ["Goethe", "shakespeare."], True),
     ("William Shakespeare", ["Shakespeare"], False),  # not a part of it
-    ("Beyonce", ["Beyoncé"], False),
     ("Rock 'n' roll", ["Rock ’n’ roll"], False),
     ("", ["Shakespeare"], False),
     ("The", ["the", "Goethe"], True),  # the film "The", blood group "A"
-    ("the", ["A"], False),
     ("A", ["a."], True),
     ("", ["the"], False),
-    ("", [""], False),
-    ("?", ["!"], False),
     (None, ["the"], False),
     (None, [""], False),
 ])
@@ -233,14 +225,6 @@ def test_answer_tags_in_a_passage_count_as_in_the_code_base():
     assert rewards(SEARCH, "<answer>Goethe</answer>") == [0, 0]
 
 
-def test_max_turns_is_a_setting(library):
-    pool = SearchPool(QUESTIONS, library, n_envs=1, max_turns=1)
-    reset(pool, ["0"])
-    answer = step(pool, {0: SEARCH})[0]
-    assert (answer.observation, answer.reward, answer.done) == ("", 0.0, True)
-    assert not library.calls
-
-
 def test_a_turn_is_one_call_and_equal_queries_are_sent_once(library):
     pool = SearchPool(QUESTIONS, library, n_envs=5, topk=3)
     assert [s.observation for s in reset(pool, ["1", "0", "1", "0"])] == [
@@ -262,31 +246,6 @@ def test_a_turn_is_one_call_and_equal_queries_are_sent_once(library):
     assert answers[1].observation == QUESTIONS[1].question
     assert '\\"c\\"' in answers[2].observation
     assert len(library.calls) == 2
-
-
-def test_a_reset_clears_the_episode(library):
-    pool = SearchPool(QUESTIONS, library, n_envs=1)
-    reset(pool, ["0"])
-    for _ in range(3):
-        step(pool, {0: ""})
-    reset(pool, ["0"])
-    assert step(pool, {0: ""})[0].done is False  # the first turn again
-
-
-def test_a_failing_retriever_leaves_the_episodes_as_they_were():
-    class Flaky(Library):
-        def search(self, queries, k):
-            found = super().search(queries, k)
-            if len(self.calls) == 1:
-                raise ConnectionError("down")
-            return found
-
-    pool = SearchPool(QUESTIONS, Flaky(), n_envs=2, max_turns=2)
-    reset(pool, ["0", "1"])
-    with pytest.raises(ConnectionError):
-        step(pool, {0: SEARCH, 1: ANSWER})
-    answers = dict(pool.recv() for _ in range(2))  # the same requests, answered now
-    assert answers[0].done is False and answers[1].done is True
 
 
 # ---- a retriever that waits for a server ----
@@ -374,30 +333,12 @@ def test_ctrl_c_while_a_server_is_silent(remote):
     ask(pool, 0, "a")
     # The background jobs of a shell, such as tests, ignore Ctrl-C by default.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         pool.recv()
     pool.close()  # returns at once, and the process can end: the thread is a daemon
     assert any(thread.daemon for thread in set(threading.enumerate()) - others)
     signal.signal(signal.SIGINT, before)
-
-
-def test_only_a_server_is_called_in_a_thread(tmp_path, monkeypatch, library):
-    for split in ("train", "test"):
-        row = {"question": "who?", "golden_answers": ["me"]}
-        (tmp_path / f"{split}.jsonl").write_text(json.dumps(row))
-    monkeypatch.setattr(env, "open_retriever", lambda source: library)
-    for source, has_thread in (("http://127.0.0.1:1", True), (str(tmp_path), False)):
-        tasks = env.load(Config(eval_split="test", retriever=source), str(tmp_path))
-        assert (tasks.train, tasks.held_out) == (["0"], ["1"])
-        with tasks.make_pool(2) as pool:
-            assert pool._remote == has_thread
-
-
-@pytest.mark.parametrize("task", ["2", "-1", "x", "", "1.0"])
-def test_unknown_tasks(library, task):
-    with pytest.raises(ValueError, match="from 0 to 1"):
-        SearchPool(QUESTIONS, library, n_envs=1).reset(0, task)
 
 
 def test_misuse_of_the_pool(library):
@@ -409,6 +350,9 @@ def test_misuse_of_the_pool(library):
         pool.step(0, SEARCH)
     with pytest.raises(ValueError, match="no slot 1"):
         pool.reset(1, "0")
+    for task in ("2", "-1", "1.0", ""):
+        with pytest.raises(ValueError, match="from 0 to 1"):
+            pool.reset(0, task)
     pool.reset(0, "0")
     for request in (pool.reset, pool.step):
         with pytest.raises(RuntimeError, match="Slot 0 has an unanswered request"):
@@ -454,49 +398,19 @@ def test_jsonl_files(tmp_path):
     rows = [
         {"question": " who? ", "golden_answers": "me", "data_source": "nq", "id": 7},
         {"question": "when?", "golden_answers": ["now", "1990"]},
+        {"question": "who?", "golden_answers": ' ["me", "you"]'},  # stored as JSON
+        {"question": "who?", "reward_model": {"ground_truth": {"target": '["me"]'}}},
     ]
     path = tmp_path / "own.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
-    expected = [Question("who?", ("me",), "nq"), Question("when?", ("now", "1990"), "own")]
-    assert load_questions(path) == expected
-    assert load_questions(str(tmp_path), "own") == expected
+    expected = [
+        Question("who?", ("me",), "nq"), Question("when?", ("now", "1990"), "own"),
+        Question("who?", ("me", "you"), "own"), Question("who?", ("me",), "own"),
+    ]
+    assert load_questions(path) == load_questions(str(tmp_path), "own") == expected
 
 
-def test_answers_stored_as_json_text(tmp_path):
-    path = tmp_path / "a.jsonl"
-    truth = {"ground_truth": {"target": '["me", "you"]'}}
-    for row in ({"golden_answers": ' ["me", "you"]'}, {"reward_model": truth}):
-        path.write_text(json.dumps({"question": "who?"} | row))
-        assert load_questions(path) == [Question("who?", ("me", "you"), "a")]
-
-
-def test_one_file_for_training_and_test_is_refused(tmp_path, monkeypatch):
+def test_one_file_for_training_and_test_is_refused(tmp_path):
     path = write_parquet(tmp_path / "a.parquet", [dict(question="who?", golden_answers=["me"])])
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for data in (str(path), "~/a.parquet"):
-        with pytest.raises(ValueError, match="a.parquet is one file, so training and test"):
-            env.load(Config(env="search", retriever="http://localhost:1"), data)
-
-
-@pytest.mark.parametrize("settings", [{}, {"retriever": "~nobodyx/y"}])
-def test_a_home_folder_that_does_not_exist(library, tmp_path, settings):
-    data = "~nobodyx/y"
-    if settings:
-        data = str(tmp_path)
-    with pytest.raises(ValueError, match="~nobodyx/y begins with a home folder that does not"):
-        env.load(Config(env="search", **settings), data)
-
-
-def test_whole_surrogate_pairs_are_text(tmp_path):
-    row = {"question": "\U0001f600?", "golden_answers": ["\U0001f600"]}
-    path = tmp_path / "a.jsonl"
-    path.write_text(json.dumps(row))
-    assert "\\ud83d" in path.read_text()
-    assert load_questions(path) == [Question("\U0001f600?", ("\U0001f600",), "a")]
-
-
-def test_parquet_without_pyarrow_is_one_sentence(tmp_path, monkeypatch):
-    path = write_parquet(tmp_path / "a.parquet", [dict(question="who?", golden_answers=["me"])])
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ValueError, match="a.parquet needs pyarrow: pip install pyarrow."):
-        load_questions(path)
+    with pytest.raises(ValueError, match="a.parquet is one file, so training and test"):
+        env.load(Config(env="search", retriever="http://localhost:1"), str(path))

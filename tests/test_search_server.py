@@ -13,13 +13,10 @@ import socket
 import time
 import traceback
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from fastapi.testclient import TestClient
 
-from paw_min.envs.search.env import SearchPool, information
-from paw_min.envs.search.questions import Question
 from paw_min.retrieval import client as search_client
 from paw_min.retrieval import open_retriever
 from paw_min.retrieval import server as search_server
@@ -27,8 +24,7 @@ from paw_min.retrieval.bm25 import LexicalRetriever
 from paw_min.retrieval.client import RetrieverError, SearchClient
 from paw_min.retrieval.corpus import Corpus
 from tests.http_server import Server
-from tests.pools import reset, step
-from tests.retrieval import TEXTS, make_encoder, serving, started, wait_for, write_corpus
+from tests.retrieval import TEXTS, make_encoder, started, wait_for, write_corpus
 
 QUERIES = ["Who wrote Hamlet?", "cities of Finland", "zzz", "origin of names"]
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -75,18 +71,13 @@ def test_both_protocols_and_bare_documents(server, corpus):
 
 
 @pytest.mark.parametrize("body, words", [
-    ("{}", "give either"), ('{"query": "a", "queries": ["a"]}', "give either"),
-    ('{"query": ["a"]}', "valid string"), ('{"queries": "a"}', "valid list"),
-    ('{"query": "a", "topk": 0}', "greater than"), ('{"query": "a", "topk": "x"}', "integer"),
+    ('{"query": "a", "queries": ["a"]}', "give either"), ('{"queries": "a"}', "valid list"),
+    ('{"query": "a", "topk": 0}', "greater than"), ('{"query": "a", "topk": 1e999}', ""),
     (json.dumps({"queries": ["a"] * 21, "topk": 1000}),
      "21 queries x topk 1000 exceed 20000 hits: send"),
-    (json.dumps({"query": "a" * 100_001}), "at most 100000 characters"),
     (json.dumps({"queries": ["a" * 100_001]}), "at most 100000 characters"),
-    ('{"query": "a", "topk": NaN}', ""), ('{"query": "a", "topk": 1e999}', ""),
-    ('{"query": "a", "topk": 1e', ""), ('{"query": NaN}', ""), ("", ""), ("[]", ""),
-    (f'{{"query": {DEEP}}}', ""), (f'{{"query": {DEEP[:900]}{DEEP[-900:]}}}', ""),
-    ('{"query": "\xff"}', ""),
-], ids=range(18))
+    ("", ""), (f'{{"query": {DEEP}}}', ""), ('{"query": "\xff"}', ""),
+], ids=range(9))
 def test_requests_that_are_refused(server, body, words):
     headers = {"Content-Type": "application/json"}
     answer = server.post("/retrieve", content=body.encode("latin-1"), headers=headers)
@@ -124,7 +115,6 @@ def test_a_server_that_cannot_start(tmp_path, corpus):
     for file, port, sentence in (
         (tmp_path / "none.jsonl", 0, "none.jsonl does not exist"),
         (corpus, other.getsockname()[1], "cannot be opened"),
-        (corpus, 99999, "port must be 0-65535"),
     ):
         with pytest.raises(SystemExit, match=f"^error: .*{sentence}"):
             search_server.main(["--corpus", str(file), "--port", str(port)])
@@ -132,20 +122,13 @@ def test_a_server_that_cannot_start(tmp_path, corpus):
 
 
 @pytest.mark.slow
-def test_a_client_waits_while_the_server_loads(tmp_path, caplog):
-    corpus = write_corpus(tmp_path / "c.jsonl", [f"word{n} " * 20 for n in range(20_000)])
+def test_a_client_waits_while_the_server_loads_and_ctrl_c_ends_it_quietly(tmp_path, caplog):
+    corpus = write_corpus(tmp_path / "c.jsonl", [f"word{n} " * 20 for n in range(5_000)])
     with started("--corpus", corpus, "--port", 0) as process:
         url = wait_for(process, "loading").split()[0].rstrip(":")
         client = SearchClient(url)
         assert client.search(["word7"], 1)[0][0]["document"]["id"] == "7"
         assert not caplog.records  # the port was open: no second attempt
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("moment", ["loading", "ready after"])
-def test_ctrl_c_ends_the_server_quietly(corpus, moment):
-    with started("--corpus", corpus, "--port", 0) as process:
-        wait_for(process, moment)
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 0 and "Traceback" not in output
@@ -241,8 +224,7 @@ def failure(ask) -> str:
 
 
 @pytest.mark.parametrize("url", [
-    "http://127.0.0.1:99999", "http://127.0.0.1:-1", "http://127.0.0.1:port", "http://", "http://:80",
-    "http://[::1", "ftp://127.0.0.1", "file:///corpus.jsonl", "http://user:sec/ret@host",
+    "http://127.0.0.1:99999", "http://", "http://[::1", "file:///corpus.jsonl",
     "HTTP://user:secret@host:99999",
 ])
 def test_invalid_addresses(url):
@@ -251,7 +233,7 @@ def test_invalid_addresses(url):
     assert url.split("@")[-1] in text and "sec" not in text
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://no.such.host.invalid", "http://a..b"])
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://a..b"])
 def test_no_server_at_the_start(url):
     """It is not waited for as long as in training."""
     text = failure(lambda: SearchClient(url))
@@ -267,21 +249,18 @@ def score(text) -> str:
 KIND = "not a retrieval server's"
 ANSWERS = [
     *((answers(200, body), KIND) for body in (
-        "<html>Welcome</html>", "", "[]", "{}", '{"result": 3}', '{"result": [[{"id": "0"}]]}',
-        '{"result": [[{"document": {"contents": null}, "score": 1}]]}', '{"result": [{"a": 1}]}',
-        '{"result": [[{"document": "a", "score": 1}]]}', '{"error": "x"}', '{"result": []}',
+        "<html>Welcome</html>", "", "{}", '{"result": [[{"id": "0"}]]}', '{"result": []}',
+        '{"result": [[{"document": {"contents": null}, "score": 1}]]}',
         "<html><title>Bienvenue au caf\udce9",  # a byte that is not UTF-8
         f'{{"result": {DEEP}}}',
         '{"result": [[{"document": {"contents": "\\ud800"}, "score": 1}]]}',
-        *map(score, ("NaN", "Infinity", "-1e999", '"x"', 10**400)),
+        *map(score, ("NaN", '"x"', 10**400)),
     )),
     # Not decompressed: a small answer cannot fill the memory.
     (answers(200, gzip.compress(bytes(1 << 20)), Content_Encoding="gzip"), KIND),
     (answers(400, {"detail": "nope"}), "HTTP 400 .*nope.*: look at its log"),
-    (answers(404), "HTTP 404"),
     (answers(422), "HTTP 422"),
-    *((answers(status, Location="http://me:secret@other/x"), rf"{status} .'http://\*\*\*@other/x'")
-      for status in (301, 302, 303, 307, 308)),
+    (answers(302, Location="http://me:secret@other/x"), r"302 .'http://\*\*\*@other/x'"),
 ]
 
 
@@ -307,12 +286,11 @@ def hang_up(handler, request):
     handler.close_connection = True
 
 
-@pytest.mark.parametrize("answer, words", [
-    (answers(500), "HTTP 500"), (answers(503, "loading"), "HTTP 503: 'loading'"),
-    (answers(429), "HTTP 429"), (answers(408), "HTTP 408"), (answers(425), "HTTP 425"),
-    (hang_up, "IncompleteRead"), (sleeps(0.5), "Read timed out"),
-], ids=range(7))
-@pytest.mark.parametrize("key", ["queries", "query"])
+@pytest.mark.parametrize("key, answer, words", [
+    ("queries", answers(500), "HTTP 500"), ("queries", answers(429), "HTTP 429"),
+    ("query", answers(503, "loading"), "HTTP 503: 'loading'"), ("query", hang_up, "IncompleteRead"),
+    ("queries", sleeps(0.5), "Read timed out"),
+], ids=range(5))
 def test_failures_that_may_pass(fake, caplog, monkeypatch, key, answer, words):
     monkeypatch.setattr(search_client, "START", 60.0)
     server = fake(key)
@@ -348,10 +326,9 @@ def drip(handler, start: bytes) -> None:
 
 
 @pytest.mark.parametrize("start", [
-    b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n",
     b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n",
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n400\r\n",
-], ids=["length", "no length", "chunked"])
+], ids=["no length", "chunked"])
 def test_an_answer_without_end(fake, start, monkeypatch):
     server = fake()
     client = SearchClient(server.url, timeout=0.4, patience=60)
@@ -364,18 +341,6 @@ def test_an_answer_without_end(fake, start, monkeypatch):
     monkeypatch.setattr(search_client, "MAX_BYTES", 1000)
     server.answer = answers(200, "x" * 1001)
     assert "no end of the answer" in failure(lambda: client.search(["q"], 1))
-
-
-def test_waits_double_up_to_a_limit_within_the_patience(fake, monkeypatch):
-    slept = []
-    clock = SimpleNamespace(sleep=slept.append, monotonic=lambda: 5.0 + sum(slept))
-    monkeypatch.setattr(search_client, "FIRST_WAIT", 1.0)
-    monkeypatch.setattr(search_client, "time", clock)
-    server = fake()
-    client = SearchClient(server.url, patience=100)
-    server.answer = answers(500)
-    failure(lambda: client.search(["q"], 1))
-    assert slept == [1, 2, 4, 8, 16, 30, 30]  # one more would end after the patience
 
 
 def test_a_password_is_sent_but_not_shown(fake, caplog):
@@ -397,23 +362,3 @@ def test_a_password_is_sent_but_not_shown(fake, caplog):
                 ask()
             assert password not in "".join(traceback.format_exception(raised.value))
     assert "***" in caplog.text and password not in caplog.text
-
-
-# ---- with a pool ----
-
-
-@pytest.mark.slow
-def test_a_server_that_dies_in_an_episode_and_returns(corpus):
-    questions = [Question("who wrote Hamlet?", ("Shakespeare",), "nq")]
-    search, answer = "<search>Hamlet</search>", "<answer>Shakespeare</answer>"
-    expected = information(open_retriever(corpus).search(["Hamlet"], 3)[0])
-    with serving("--corpus", corpus) as (url, process):
-        pool = SearchPool(questions, SearchClient(url, patience=100), n_envs=2, remote=True)
-        reset(pool, ["0", "0"])
-        assert step(pool, {0: search, 1: search})[0].observation == expected
-        process.kill()
-        process.wait()
-        port = url.split(":")[2].split("/")[0]
-        with started("--corpus", corpus, "--port", port):
-            results = step(pool, {0: search, 1: answer})  # before the server is back
-            assert results[0].observation == expected and results[1].reward == 1.0

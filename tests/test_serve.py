@@ -89,7 +89,7 @@ def remote(result) -> dict:
     return result.observation | {"reward": result.reward, "done": result.done}
 
 
-def episode_in_process(env, tasks, task, seed, turns=6) -> list[dict]:
+def episode_in_process(env, tasks, task, seed, turns=20) -> list[dict]:
     rng = random.Random(seed)
     pool = tasks.make_pool(1)
     seen = [fields(pools.reset(pool, [task])[0])]
@@ -98,7 +98,7 @@ def episode_in_process(env, tasks, task, seed, turns=6) -> list[dict]:
     return seen
 
 
-def episode_over(url, env, task, seed, turns=6) -> list[dict]:
+def episode_over(url, env, task, seed, turns=20) -> list[dict]:
     rng = random.Random(seed)
     with client(url) as session:
         seen = [remote(session.reset(task=task))]
@@ -109,32 +109,22 @@ def episode_over(url, env, task, seed, turns=6) -> list[dict]:
     return seen
 
 
-@pytest.mark.parametrize("env", list(serve.SETTINGS))
-def test_an_episode_is_the_one_in_process(env, load):
-    tasks = load(env)
+@pytest.mark.parametrize("env, episodes", [("alfworld", 2), ("webshop", 8), ("search", 2)])
+def test_an_episode_is_the_one_in_process(env, episodes, load):
+    tasks, scores = load(env), []
     with serving(serve.make_app(serve.Games(tasks))) as url:
-        for seed, task in enumerate([tasks.train[0], tasks.train[-1], tasks.held_out[0]]):
+        for seed, task in enumerate([*tasks.train[:episodes], tasks.held_out[0]]):
             expected = episode_in_process(env, tasks, task, seed)
             assert episode_over(url, env, task, seed) == expected and len(expected) > 1
+            scores.append(expected[-1]["score"])
+    assert env != "webshop" or max(scores) > 0  # something was bought
 
 
-def test_a_won_episode_has_its_reward_and_its_score(load):
-    tasks = load("webshop")
-    bought = 0
-    with serving(serve.make_app(serve.Games(tasks))) as url:
-        for seed in range(8):
-            task = tasks.train[seed]
-            expected = episode_in_process("webshop", tasks, task, seed, turns=40)
-            assert episode_over(url, "webshop", task, seed, turns=40) == expected
-            bought += expected[-1]["done"] and expected[-1]["score"] > 0
-    assert bought
-
-
-def test_sixteen_sessions_at_once(url, games):
+def test_eight_sessions_at_once(url, games):
     tasks = games.splits["train"]
-    chosen = [tasks[n % len(tasks)] for n in range(16)]
-    with ThreadPoolExecutor(16) as threads:
-        played = list(threads.map(lambda n: episode_over(url, "alfworld", chosen[n], n), range(16)))
+    chosen = tasks[:8]
+    with ThreadPoolExecutor(8) as threads:
+        played = list(threads.map(lambda n: episode_over(url, "alfworld", chosen[n], n), range(8)))
     in_process = BENCHMARKS["alfworld"].load(Config(), str(Path(tasks[0]).parents[4]))
     for n, seen in enumerate(played):
         assert seen == episode_in_process("alfworld", in_process, chosen[n], n)
@@ -166,12 +156,9 @@ def test_seeds_count_the_tasks(url, games):
     "arguments, sentence",
     [
         (dict(task="/etc/passwd"), "there is no task '/etc/passwd': give a seed and a split"),
-        (dict(task=["a"]), "there is no task"),
         (dict(seed=-1), "the seed -1 is not a number: use 0, 1, 2"),
-        (dict(seed="1"), "the seed '1' is not a number"),
         (dict(seed=True), "the seed True is not a number"),
         (dict(seed=0, split="test"), "there is no split 'test': use train or held_out"),
-        (dict(seed=0, split=["train"]), "there is no split"),
     ],
 )
 def test_a_reset_of_what_does_not_exist(url, arguments, sentence):
@@ -184,7 +171,7 @@ def test_a_reset_of_what_does_not_exist(url, arguments, sentence):
 
 
 @pytest.mark.parametrize(
-    "action", [{}, {"command": 3}, LOOK | {"x": 1}, {"command": "a" * 100_001}]
+    "action", [{}, LOOK | {"x": 1}, {"command": "a" * 100_001}]
 )
 def test_a_malformed_action(url, action):
     with client(url) as session:
@@ -210,11 +197,8 @@ def test_a_session_that_openenv_ends_frees_its_slot(url, games):
 @pytest.mark.parametrize(
     "path, body",
     [
-        ("reset", "NaN"),
         ("reset", '{"seed": 1e999}'),
         ("reset", '{"seed": 0, "episode_id": "\\ud800"}'),
-        ("step", '{"action": NaN}'),
-        ("step", '{"action": {"command": "\\ud800"}}'),
         ("step", '{"action": {"command": "look", "\\ud800": 1}}'),
     ],
 )
@@ -252,9 +236,6 @@ def test_http(url, games):
     # Each request is a session of its own: OpenEnv's, not ours.
     refused = post("step", {"action": LOOK})
     assert refused.status_code == 422 and "no episode is running" in refused.json()["detail"]
-    refused = post("reset", {"task": "../x"})
-    assert refused.status_code == 422 and "there is no task '../x'" in refused.json()["detail"]
-    assert post("step", {"action": {}}).status_code == 422
     assert post("reset", {"x": "a" * (33 << 20)}).status_code == 413
     schema = requests.get(f"{url}/schema", timeout=20).json()
     assert set(schema["action"]["properties"]) == {"command", "metadata"}
@@ -315,25 +296,6 @@ def test_a_session_that_disappears_frees_its_slot(load, monkeypatch):
             assert third.step(LOOK).observation["text"]
 
 
-@pytest.mark.slow
-def test_a_client_that_leaves_before_the_answer_leaves_no_traceback(data, request):
-    process = command_line(
-        "-m", "paw_min.running.serve", "alfworld", "--data", data["alfworld"], "--port", "0"
-    )
-    request.addfinalizer(process.kill)
-    url = process.stdout.readline().split()[2].rstrip(":")
-    for _ in range(20):
-        with connect(url.replace("http", "ws") + "/ws") as session:
-            session.send(json.dumps({"type": "reset", "data": {"seed": 0}}))
-            # Without a closing handshake, as after a crash.
-            session.socket.shutdown(socket.SHUT_RDWR)
-    with client(url) as last:
-        assert last.reset(seed=0).observation["text"]
-    process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 0
-    assert process.stderr.read() == ""
-
-
 def test_openenv_validate(url):
     """With a URL, and on the static level; the others need Docker."""
     report = validate_running_environment(url, timeout_s=20)
@@ -342,38 +304,39 @@ def test_openenv_validate(url):
     assert report.verdict is Verdict.PASS, report
 
 
-@pytest.mark.slow
-def test_the_containers_command(data, request):
+def test_the_containers_command(data, monkeypatch, capsys):
     lines = (ROOT / "paw_min" / "Dockerfile").read_text().splitlines()
-    python, *arguments = json.loads(lines[-1].removeprefix("CMD "))
-    assert python == "python"
-    here = ("--host", "127.0.0.1", "--port", "0", "--data", data["webshop"])
-    process = command_line(*arguments, *here)
-    request.addfinalizer(process.kill)
-    line = process.stdout.readline()
-    assert line.startswith("webshop at http://127.0.0.1:"), line + process.stderr.read()
+    python, dash_m, module, *arguments = json.loads(lines[-1].removeprefix("CMD "))
+    assert (python, dash_m, module) == ("python", "-m", serve.__name__)
+    monkeypatch.setattr(serve.uvicorn.Server, "run", lambda self, sockets: sockets[0].close())
+    serve.main([*arguments, "--host", "127.0.0.1", "--port", "0", "--data", data["webshop"]])
+    assert capsys.readouterr().out.startswith("webshop at http://127.0.0.1:")
 
 
 @pytest.mark.slow
 def test_the_command(data, request):
-    serve_module = ("-m", "paw_min.running.serve")
-    process = command_line(*serve_module, "alfworld", "--data", data["alfworld"], "--port", "0")
+    command = ("-m", "paw_min.running.serve", "alfworld", "--data", data["alfworld"])
+    process = command_line(*command, "--port", "0")
     request.addfinalizer(process.kill)
     line = process.stdout.readline()
     assert line.endswith(": 12 training tasks, 6 held out\n"), line + process.stderr.read()
     url = line.split()[2].rstrip(":")
+    for _ in range(20):
+        with connect(url.replace("http", "ws") + "/ws") as session:
+            session.send(json.dumps({"type": "reset", "data": {"seed": 0}}))
+            # Without a closing handshake, as after a crash.
+            session.socket.shutdown(socket.SHUT_RDWR)
     with client(url) as session:
         assert session.reset(seed=0).observation["text"]
         port = url.rpartition(":")[2]
-        second = command_line(*serve_module, "webshop", "--port", port)
-        assert second.wait(60) == 1
-        assert f"error: port {port} of 127.0.0.1 cannot be opened" in second.stderr.read()
+        with pytest.raises(SystemExit, match=f"error: port {port} of 127.0.0.1 cannot be opened"):
+            serve.main(["webshop", "--port", port])
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 0
-    assert process.stderr.read() == ""
+    assert process.stderr.read() == ""  # no traceback, not even of the clients that have left
 
 
-@pytest.mark.parametrize("host, port", [("é..b", 0), ("é" * 80, 0), ("127.0.0.1", 65536)])
+@pytest.mark.parametrize("host, port", [("é..b", 0), ("127.0.0.1", 65536)])
 def test_an_address_that_cannot_be_opened(host, port):
     with pytest.raises(SystemExit, match=f"error: port {port} of {host} cannot be opened"):
         listen(host, port)

@@ -11,8 +11,6 @@ import random
 import re
 import sys
 import time
-import tracemalloc
-from collections import Counter
 from functools import lru_cache, partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -24,7 +22,6 @@ from paw_min.envs.interface import Step
 from paw_min.envs.pool import EnvPool
 from paw_min.envs.webshop import BENCHMARK, Shop, WebShopEnv
 from paw_min.envs.webshop import files as shop_files
-from paw_min.envs.webshop import goals as shop_goals
 from paw_min.envs.webshop import reward as shop_reward
 from paw_min.envs.webshop.env import WebShopAgent, load_shop, make_agent
 from paw_min.envs.webshop.goals import splits
@@ -106,13 +103,6 @@ def test_rewards_equal_the_recorded_ones(kind):
         assert score == case["reward"], case
 
 
-def test_word_rule_is_the_tagger_of_the_recordings():
-    meta = recording("human")[0]
-    assert shop_reward.STOP_WORDS == set(meta["stop"])
-    text = "Women's 2-Piece <Oak> café of The 3 A1 oak"
-    assert shop_reward.word_nouns(text) == "women s piece oak caf a1 oak".split()
-
-
 # ---------------------------------------------------------------------------
 # Rules beyond the recordings
 
@@ -140,13 +130,6 @@ def body(env):
     return env.parts[env.head :]
 
 
-def test_white_space_before_a_name_and_in_a_query(tmp_path):
-    env = WebShopEnv(Shop.load(write(tmp_path, [product()])))
-    first = env.reset(0)
-    assert env.step(" search[bench]")[0] == first
-    assert "Page 1 (Total results: 0)" in env.step("search[ ]")[0]
-
-
 def test_actions_are_those_of_the_official_regex_but_in_linear_time():
     rng = random.Random(0)
     for _ in range(3000):
@@ -159,139 +142,43 @@ def test_actions_are_those_of_the_official_regex_but_in_linear_time():
     assert time.perf_counter() - began < 2  # the regex takes hours
 
 
-def test_results_have_pages_without_end(tmp_path):
-    products = [product(f"B{i:09}") for i in range(60)]
-    env = WebShopEnv(Shop.load(write(tmp_path, products)))
-    env.reset(0)
-    env.step("search[bench]")
-    assert body(env)[:3] == ["Back to Search", "Page 1 (Total results: 50)", "Next >"]
-    assert env.clickables == ["back to search", "next >", *(f"b{i:09}" for i in range(10))]
-    for _ in range(6):
-        env.step("click[next >]")
-    assert body(env) == ["Back to Search", "Page 7 (Total results: 50)", "< Prev", "Next >"]
-    env.step("click[< prev]")
-    env.step("click[< prev]")
-    assert body(env)[4:7] == ["B000000040", "Red Oak Bench", "$20.0"]
-    env.step("click[b000000044]")
-    env.step("click[< prev]")
-    assert "Page 5 (Total results: 50)" in body(env)  # the page it was opened from
-
-
-def test_item_page_lists_options_and_does_not_show_the_choice(tmp_path):
-    env = at_item(tmp_path, customization_options={
-        **options(Color=[" Red/Blue ", "x"], empty=[]), "none": None})
-    assert body(env) == [
-        "Back to Search", "< Prev", "color", "red | blue", "x", "empty", "Red Oak Bench",
-        "Price: $20.0", "Rating: N.A.", "Description", "Features", "Reviews", "Buy Now"]
-    assert env.clickables == ["back to search", "< prev", "description", "features", "reviews",
-                              "buy now", "red | blue", "x"]
-    before = env.text
-    assert env.step("click[Red | Blue]")[0] == before and env._options == {"color": "red | blue"}
-    env.step("click[x]")
-    assert env._options == {"color": "x"}  # one per name
-    env.step("click[features]")
-    env.step("click[< prev]")
-    assert env._options == {"color": "x"} and env.text == before
-    env.step("click[< prev]")
-    assert env._options == {}
-
-
-@pytest.mark.parametrize("value, shown", [
-    ("Buy Now", "Thank you"), ("< Prev", "Total results"), ("Back to Search", "WebShop"),
-    ("Description", "good"), ("Attributes", "solid wood [SEP] garden [SEP] bench"),
-    ("Next >", "Rating"), ("Search", "Rating"),
+@pytest.mark.parametrize("page, text, parts", [
+    ("description", "two\nlines ", ["two\nlines"]), ("description", None, []),
+    ("description", " \n ", []), ("description", "\xa0", [""]),
+    ("features", ["a", " b "], ["a", "b"]), ("features", ["a", ""], ["a", ""]),
+    ("features", "one", ["one"]), ("features", None, []),
 ])
-def test_an_option_named_like_a_button_is_that_button(tmp_path, value, shown):
-    env = at_item(tmp_path, customization_options=options(style=[value]))
-    assert env.clickables.count(value.lower()) == 1
-    assert shown in env.step(f"click[{value}]")[0]
-    assert env._options == ({"style": "next >"} if value == "Next >" else {})
-
-
-def test_a_value_in_two_groups_sets_the_last(tmp_path):
-    env = at_item(tmp_path, customization_options=options(a=["red", "x"], b=["red"], c=["y"]))
-    env.step("click[red]")
-    assert env._options == {"b": "red"} and env.clickables.count("red") == 1
-
-
-@pytest.mark.parametrize("text, parts", [
-    ("words ", ["words"]), ("two\nlines", ["two\nlines"]), ("", []), ("  ", [""]), (" \n ", []),
-    (None, []), ("\xa0", [""]), ("\xa0\n", [""]),
-])
-def test_blank_descriptions(tmp_path, text, parts):
-    env = at_item(tmp_path, full_description=text)
-    env.step("click[description]")
-    assert body(env) == ["Back to Search", "< Prev", *parts]
-    assert env.clickables == ["back to search", "< prev"]
-
-
-@pytest.mark.parametrize("bullets, parts", [
-    (["a", " b "], ["a", "b"]), ("one", ["one"]), (["a", ""], ["a", ""]), ([], []), (None, []),
-])
-def test_features(tmp_path, bullets, parts):
-    env = at_item(tmp_path, small_description=bullets)
-    env.step("click[features]")
+def test_texts_of_an_item(tmp_path, page, text, parts):
+    field = {"description": "full_description", "features": "small_description"}[page]
+    env = at_item(tmp_path, **{field: text})
+    env.step(f"click[{page}]")
     assert body(env) == ["Back to Search", "< Prev", *parts]
 
 
-def test_last_page_escapes_options_and_nothing_is_locked(tmp_path):
-    env = at_item(tmp_path, customization_options=options(size=["<5'&é>"], color=["red"]))
+def test_last_page_escapes_options(tmp_path):
+    env = at_item(tmp_path, customization_options=options(size=["<5'&é>"]))
     env.step("click[<5'&é>]")
-    env.step("click[red]")
-    text, score, done, _ = env.step("click[buy now]")
-    assert done and env.head == 0 and env.clickables == [] and not env.has_search_bar
-    shown = '{"color": "red", "size": "\\u003c5\\u0027\\u0026\\u00e9\\u003e"}'
-    assert env.parts[6] == "B000000001" and env.parts[8] == shown and env.parts[-3] == str(score)
-    assert env.step("click[buy now]")[:3] == (text, 0.0, False)
-    assert "Page 1" in env.step("search[bench]")[0]
-    env.step("click[b000000001]")
-    assert env._options == {} and env.step("click[buy now]")[2]
+    env.step("click[buy now]")
+    assert env.parts[8] == '{"size": "\\u003c5\\u0027\\u0026\\u00e9\\u003e"}'
 
 
 @pytest.mark.parametrize("price, tag", [
-    ("$12.99", "$12.99"), ("$1,299.00", "$1299.0"), ("$9.99$19.99", "$9.99 to $19.99"),
-    ("$9.99 - $19.99", "$9.99 to $19.99"), ("$1 $2 $3", "$1.0 to $2.0"), ("", "$100.0"),
-    (None, "$100.0"), ("USD $5", "$5.0"),
+    ("$1 $2 $3", "$1.0 to $2.0"), (None, "$100.0"), ("USD $5", "$5.0"),
 ])
 def test_price_tags(tmp_path, price, tag):
-    env = at_item(tmp_path, pricing=price)
-    assert f"Price: {tag}" in env.parts
-    low, _, high = tag.replace("$", "").partition(" to ")
-    assert float(low) <= env.shop.products["B000000001"].price <= float(high or low)
+    assert f"Price: {tag}" in at_item(tmp_path, pricing=price).parts
 
 
 def test_search_forms(tmp_path):
-    products = [product(f"B{i:09}", category="garden" if i % 2 else "beauty",
-                        query="Oak Bench" if i < 3 else "chair") for i in range(60)]
-    shop = Shop.load(write(tmp_path, products))
-    odd = [f"B{i:09}" for i in range(1, 60, 2)]
-    assert shop.search("<c> garden") == shop.search("<c> garden ignored") == odd
-    assert shop.search("<q> oak bench") == ["B000000000", "B000000001", "B000000002"]
-    assert shop.search("<c>") == shop.search("<a>") == shop.search("<a> solid wood") == []
+    shop = Shop.load(write(tmp_path, [product(f"B{i:09}") for i in range(60)]))
+    assert shop.search("<c>") == shop.search("<a> solid wood") == shop.search("nothing") == []
     drawn = shop.search("<r>")
     assert len(set(drawn)) == 50 and drawn == shop.search("<r>") != shop.search("<r> again")
-    assert len(shop.search("bench")) == 50 and shop.search("nothing") == []
-    assert sorted(oracle("human").search("<r>")) != sorted(drawn)
-
-
-def test_only_the_first_bullet_is_indexed(tmp_path):
-    shop = Shop.load(write(tmp_path, [product(
-        small_description=["First", "second"], customization_options=options(Size=["Huge"]))]))
-    assert all(shop.search(word) for word in ["first", "huge", "size", "good", "oak"])
-    assert shop.search("second") == []
+    assert len(shop.search("bench")) == 50
 
 
 # ---------------------------------------------------------------------------
 # Reward
-
-
-def test_rounding_decides_at_85():
-    """85.5 matches and 85.4 does not: thefuzz rounds before the comparison."""
-    assert shop_reward.token_set_ratio("abcdefghijkl", "abcdefghijk1") < 92
-    for ratio, same in [(85.4, False), (85.51, True), (86, True)]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(shop_reward, "token_set_ratio", lambda a, b, processor: ratio)
-            assert shop_reward.matches("a", "b") == same
 
 
 @pytest.mark.parametrize("option, color", [
@@ -301,10 +188,6 @@ def test_rounding_decides_at_85():
 ])
 def test_colors(option, color):
     assert shop_reward.normalize_color(option) == color
-
-
-def test_color_list_is_the_official_one():
-    assert len(shop_reward.COLORS) == 102 and shop_reward.COLORS == sorted(shop_reward.COLORS)
 
 
 TITLE = "one two three four five six seven eight nine ten eleven"
@@ -328,13 +211,6 @@ def test_type_factor(tmp_path, title, query, path, factor):
     assert shop.reward(0, "B000000002", {}) == pytest.approx(factor)
 
 
-def test_no_nouns_wanted_is_a_title_score_of_a_fifth(tmp_path):
-    shop = Shop.load(write(tmp_path, [product()]), tagger=lambda text: [])
-    assert shop.reward(0, "B000000001", {}) == 1.0  # the query agrees
-    goal = {**shop.goal(0), "query": "x", "product_category": "y"}
-    assert shop_reward.type_factor(shop.products["B000000001"], goal, [], []) == 0.5
-
-
 def test_reward_by_hand(tmp_path):
     """One attribute, one option, one price: each is a third of the score."""
     human = {"B000000001": [{"instruction": "a bench", "instruction_attributes": ["solid wood"],
@@ -343,29 +219,13 @@ def test_reward_by_hand(tmp_path):
     other = product("B000000002", **fields)
     annotations = {"B000000001": annotation(), "B000000002": annotation(attributes=["cheap"])}
     shop = Shop.load(write(tmp_path, [product(**fields), other], annotations, human), True)
-    goal = shop.goal(0)
-    limit = goal["price_upper"]
-    assert goal["instruction_text"] == f"a bench, and price lower than {limit:.2f} dollars"
+    limit = shop.goal(0)["price_upper"]
     assert shop.reward(0, "B000000001", {"color": "red"}) == 1.0
     assert shop.reward(0, "B000000001", {"anything": "red"}) == 1.0  # option names are not compared
     assert shop.reward(0, "B000000001", {"color": "blue"}) == pytest.approx(2 / 3)
     assert shop.reward(0, "B000000001", {"color": "red"}, price=limit) == 1.0
     assert shop.reward(0, "B000000001", {"color": "red"}, price=limit + 1) == pytest.approx(2 / 3)
     assert shop.reward(0, "B000000002", {}) == pytest.approx(1 / 3)
-
-
-@pytest.mark.parametrize("where", ["name", "full_description", "small_description"])
-def test_an_attribute_can_be_in_the_text(tmp_path, where):
-    text = ["x", "Real SOLID WOOD"] if where == "small_description" else "Bench, SOLID WOOD"
-    shop = Shop.load(write(tmp_path, [product(**{where: text})],
-                           {"B000000001": annotation(attributes=["cheap"])}))
-    assert shop.reward(0, "B000000001", {}) == 1.0
-
-
-def test_without_annotation_of_attributes(tmp_path):
-    record = {"instruction": "Find it", "instruction_attributes": ["dummy attr"]}
-    shop = Shop.load(write(tmp_path, [product()], {"B000000001": record}))
-    assert shop.products["B000000001"].attributes == ["DUMMY_ATTR"]
 
 
 def test_spacy_model_is_used_if_installed(monkeypatch):
@@ -382,24 +242,8 @@ def test_spacy_model_is_used_if_installed(monkeypatch):
 # Goals
 
 
-def test_price_limits():
-    rng = random.Random(0)
-    drawn = Counter(shop_goals.price_limit(15.0, rng) for _ in range(600))
-    assert set(drawn) == {30.0, 40.0, 50.0} and drawn[50.0] > drawn[40.0] > drawn[30.0]
-    assert {shop_goals.price_limit(20.0, rng) for _ in range(99)} == {40.0, 50.0, 60.0}  # above 20
-    assert shop_goals.price_limit(975.0, rng) == 990.0
-    assert shop_goals.price_limit(980.0, rng) == shop_goals.NO_LIMIT == 1_000_000
-
-
-def test_a_group_without_values_leaves_no_goal(tmp_path):
-    products = [product(customization_options=options(size=[])), product("B000000002")]
-    shop = Shop.load(write(tmp_path, products))
-    assert [goal["asin"] for goal in shop.goals] == ["B000000002"]
-
-
 @pytest.mark.parametrize("n, test, evaluation", [
-    (12087, 500, 1000), (6910, 500, 1000), (6000, 500, 1000), (788, 65, 131), (97, 8, 16),
-    (12, 1, 2),
+    (6910, 500, 1000), (6000, 500, 1000), (788, 65, 131), (12, 1, 2),
 ])
 def test_splits(n, test, evaluation):
     parts = splits(n)
@@ -422,7 +266,7 @@ def test_goals_do_not_depend_on_the_global_generator():
 # Files
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 1000, 1 << 20])
+@pytest.mark.parametrize("chunk", [1, 1000])
 def test_a_chunk_can_end_anywhere(monkeypatch, chunk):
     monkeypatch.setattr(shop_files, "CHUNK", chunk)
     path = DATA / "items_shuffle.json"
@@ -445,13 +289,6 @@ def test_full_or_small_files(tmp_path):
     assert name() == "Small"
 
 
-def test_n_products_counts_rows():
-    assert len(Shop.load(DATA, n_products=3).products) == 3
-    shop = Shop.load(DATA, n_products=6)  # row 5 is 'nan', row 6 is too long
-    assert shop.dropped == {"asin is 'nan'": 1, "asin is too long": 1}
-    assert len(shop.products) == 4
-
-
 def test_dropped_rows_are_counted(tmp_path):
     products = [product("nan"), product("B0TOOLONG12"), product(), product(name="Again")]
     good = {"instruction": "it.", "instruction_attributes": ["a"], "instruction_options": []}
@@ -468,14 +305,14 @@ def test_invalid_calls():
     shop = oracle("human")
     with pytest.raises(ValueError, match="No product 'B0NOWHERE' among the 83"):
         shop.reward(0, "B0NOWHERE", {})
-    for call in (lambda i: shop.goal(i), WebShopEnv(shop).reset):
-        for index in (-1, 97):
-            with pytest.raises(ValueError, match=f"No goal {index} among 97; choose from 0 to 96"):
-                call(index)
-    with pytest.raises(ValueError, match="n_products is 0; take 1"):
-        Shop.load(DATA, n_products=0)
     with pytest.raises(RuntimeError, match="call reset first"):
         WebShopEnv(shop).step("search[x]")
+    agent = WebShopAgent(shop)
+    with pytest.raises(RuntimeError, match="none started"):
+        agent.step("search[x]")
+    for task, sentence in (("-1", "Task '-1' is not a goal index; .*'96'"), ("97", "No goal 97")):
+        with pytest.raises(ValueError, match=sentence):
+            agent.reset(task)
 
 
 def test_goals_are_drawn_if_none_is_given():
@@ -486,18 +323,7 @@ def test_goals_are_drawn_if_none_is_given():
 
 
 # ---------------------------------------------------------------------------
-# The agent
-
-
-def buy(agent, goal):
-    """Look up the goal's own product and buy it with the wanted options; return the last step."""
-    agent.step(f"search[<q> {goal['query']}]")
-    while f"click[{goal['asin'].lower()}]" not in agent.step("none").admissible:
-        agent.step("click[next >]")
-    agent.step(f"click[{goal['asin'].lower()}]")
-    for value in goal["goal_options"].values():
-        agent.step(f"click[{value}]")
-    return agent.step("click[buy now]")
+# The agent; test_run_webshop.py has its purchases
 
 
 def test_the_agents_view():
@@ -515,58 +341,6 @@ def test_the_agents_view():
     assert agent.step("no command") == step
 
 
-def test_buying_the_wanted_product():
-    shop = oracle("synthetic")
-    agent = WebShopAgent(shop)
-    for index in (0, 1, 2, 9, 27, 45):
-        step = agent.reset(str(index))
-        assert not step.won and step.score == 0.0
-        step = buy(agent, shop.goal(index))
-        assert (step.observation, step.reward, step.done) == ("", 10.0, True)
-        assert step.won and step.score == 1.0 and step.admissible == []
-
-
-def test_buying_something_else():
-    shop = oracle("synthetic")
-    agent = WebShopAgent(shop)
-    agent.reset("0")
-    goal = shop.goal(0)
-    step = buy(agent, {**goal, "goal_options": {}})
-    assert (step.observation, step.reward, step.done, step.won) == ("", 0.0, True, False)
-    assert step.score == shop.reward(0, goal["asin"], {}) and 0 < step.score < 1
-    with pytest.raises(RuntimeError, match="already bought"):
-        agent.step("search[again]")
-    agent.reset("0")
-    assert agent.step("search[again]").done is False
-
-
-def test_agents_need_a_task():
-    agent = WebShopAgent(oracle("human"))
-    with pytest.raises(RuntimeError, match="none started"):
-        agent.step("search[x]")
-    for task in ("x", "-1", "1.0", ""):
-        with pytest.raises(ValueError, match=f"Task '{task}' is not a goal index; .*'96'"):
-            agent.reset(task)
-    with pytest.raises(ValueError, match="No goal 97 among 97"):
-        agent.reset("97")
-
-
-def test_episodes_can_be_replayed():
-    """The pool relies on it when a worker dies: the same calls give the same steps."""
-    rng, first = random.Random(0), []
-    agent = WebShopAgent(oracle("human"))
-    calls = [("reset", "7")]
-    first.append(agent.reset("7"))
-    for _ in range(40):
-        command = rng.choice(["search[<r>]", "search[black shoes]", *first[-1].admissible])
-        if command == "click[buy now]":
-            continue
-        calls.append(("step", command))
-        first.append(agent.step(command))
-    again = WebShopAgent(oracle("human"))
-    assert [getattr(again, name)(argument) for name, argument in calls] == first
-
-
 def test_environments_of_a_process_share_one_shop():
     human = (str(DATA), True, None)
     assert load_shop(*human) is load_shop(*human) is not load_shop(str(DATA), False, None)
@@ -576,15 +350,6 @@ def test_environments_of_a_process_share_one_shop():
             pool.reset(slot, str(slot))
         assert [pool.recv().step.observation for _ in range(3)] == ["'Search'"] * 3
         assert pool._envs[0]._env.shop is pool._envs[2]._env.shop is load_shop(*human)
-    shop = oracle("synthetic")
-    tracemalloc.start()
-    agents = [WebShopAgent(shop) for _ in range(50)]
-    for agent in agents:
-        agent.reset("5")
-        agent.step("search[black shoes]")
-    used = tracemalloc.get_traced_memory()[0] / len(agents)
-    tracemalloc.stop()
-    assert used < 16_000  # bytes per environment
 
 
 # ---------------------------------------------------------------------------
@@ -608,11 +373,8 @@ def test_load_splits_the_goals(human, n_goals):
     assert step.task == oracle(KINDS[not human]).goal(parts["train"][0])["instruction_text"]
 
 
-@pytest.mark.parametrize("changes, message", [
-    (dict(eval_split="all"), "--eval-split all is not a split of WebShop; use one of train, "),
-    (dict(eval_split="valid_seen"), "--eval-split valid_seen is not a split of WebShop; use one"),
-    (dict(n_products=1), "4 goals cannot be split"),
-])
-def test_load_refuses(changes, message):
-    with pytest.raises(ValueError, match=message):
-        BENCHMARK.load(settings(**changes), str(DATA))
+def test_load_refuses_a_split_of_another_benchmark_and_too_few_goals():
+    with pytest.raises(ValueError, match="valid_seen is not a split of WebShop; use one of train"):
+        BENCHMARK.load(settings(eval_split="valid_seen"), str(DATA))
+    with pytest.raises(ValueError, match="4 goals cannot be split"):
+        BENCHMARK.load(settings(n_products=1), str(DATA))
