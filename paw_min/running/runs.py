@@ -220,5 +220,3 @@ def read_metrics(folder: str | Path) -> list[dict]:
                                  f"{MAX_UPDATES}")
             before = update
     return metrics
-
-

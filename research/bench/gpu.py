@@ -226,6 +226,7 @@ def table(folder: Path) -> str:
         add("lora", "peak, GiB", f"{lora['peak_gib']:.2f}", f"{lora['card_gib']:.0f}")
     return "\n".join(lines) + "\n"
 
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("part", choices=[*PARTS, "table"])
