@@ -145,8 +145,8 @@ def differences(known: dict, grpo: str, paw: str, placebo: str) -> list[str]:
         cells = []
         for measure in (area, end):
             values = [measure(known[s, a]) - measure(known[s, b]) for s in seeds_of(known, a, b)]
-            known_interval = len(values) > 1
-            cells.append(signed(mean(values), t_interval(values)) if known_interval else "not run")
+            several = len(values) > 1  # one seed has no interval
+            cells.append(signed(mean(values), t_interval(values)) if several else "not run")
             if measure is area:
                 cells.append(f"{sum(value > 0 for value in values)} of {len(values)}")
         lines.append(f"| {a} - {b} | {' | '.join(cells)} |")
