@@ -290,6 +290,8 @@ def train_on_expert(job: RwmlJob, pieces: Pieces, s: Session) -> dict[str, float
         fitted = fitting(cfg, s.policy, branched.triplets, job.settings.answer_tokens)
         labels = [sft_row(cfg, s.policy, t) for t in fitted]
         supervise(job, pieces, s.policy, s.optimizer, labels, 1, "branches")
+    else:
+        early_experience.check_data(s.pool, demonstrations)
     rows = early_experience.imitation_rows(cfg, s.policy, demonstrations)
     epochs = job.settings.sft_epochs
     imitated = supervise(job, pieces, s.policy, s.optimizer, rows, epochs, "imitation")
