@@ -1,7 +1,7 @@
 """Word2World's supervised fine-tuning: of a world model, and of an agent (sections 4 and 7.2).
 
-Full fine-tuning with the learning rates of Table 7. train.json of a world model has its marker and
-its context, which reading it back needs.
+Full fine-tuning with the learning rates of Table 7. train.json of a world model has its
+environment, marker and context, which reading it back needs.
 """
 
 import json
@@ -55,7 +55,7 @@ def train(job: Word2WorldJob) -> dict:
     if not rows:
         raise UserError(f"no answer fits into --context {settings.context}: raise it.")
     fitted = fit_and_save(job, policy, optimizer, rows, len(rows))
-    return {"marker": MARKER, "context": settings.context} | fitted
+    return {"env": cfg.env, "marker": MARKER, "context": settings.context} | fitted
 
 
 def imitate(job: Word2WorldJob) -> dict:
@@ -168,8 +168,8 @@ def load_world_model(folder: Path, cfg: Config, answer_tokens: int = 512) -> Wor
                         "complete `word2world train`, or add --shots 0 to prompt a model.")
     with reading(path):
         record = json.loads(path.read_text())
-        # The line is: word2world train ENV ...
-        env = record["command"].split()[2]
+        # Earlier versions stored no env. Their line is: word2world train ENV ...
+        env = record.get("env") or record["command"].split()[2]
         context = int(record["context"])
         marker = record["marker"]
     if env != cfg.env:
