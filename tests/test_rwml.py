@@ -468,6 +468,16 @@ def test_held_out_transitions_are_of_the_whole_panel(tmp_path, monkeypatch):
     assert all(sum(low <= n < low + 150 for n in drawn) > 25 for low in range(0, 600, 150))
 
 
+def test_too_few_triplets_leave_no_pieces_for_other_tasks_to_meet(tmp_path, monkeypatch):
+    job = job_of(tmp_path)
+    job.pieces("collect").once("k", int, lambda: 1)
+    found = triplets.Collected([TRIPLET] * 9, [TRIPLET], {"steps": 9}, {"eval_success": 0.5}, [])
+    monkeypatch.setattr(rwml_stages, "collect", lambda *args, **kwargs: found)
+    with pytest.raises(UserError, match="9 triplets are too few: use more --tasks"):
+        rwml_stages.make_triplets(job)
+    assert not job.pieces("collect").folder.exists()
+
+
 def test_only_what_the_triplets_depend_on_needs_another_folder(tmp_path, monkeypatch):
     def shared(*flags):
         return asked_of(tmp_path, monkeypatch, *flags).shared()

@@ -118,6 +118,7 @@ def make_triplets(job: RwmlJob) -> dict:
         max_turns=settings.max_turns, answer_tokens=settings.answer_tokens,
     )
     if len(found.triplets) * settings.validation < 1 or not found.held_out:
+        pieces.remove()  # other tasks start from the beginning
         raise UserError(f"{len(found.triplets)} triplets are too few: use more --tasks.")
     write_triplets(job.folder / "triplets.jsonl", found.triplets)
     # The panel is in the order of the task types.
@@ -200,7 +201,7 @@ def make_filter(job: RwmlJob, validation: list[Triplet], others: list[Triplet]) 
     result = rwml.filtered(tries, settings.easy_share, generator("too easy", cfg.seed))
     if not result.kept:
         raise UserError(f"all {len(others)} triplets are easy, and none is drawn to stay: use more "
-                        "--tasks.")
+                        "--tasks, and another --out.")
     return result
 
 
