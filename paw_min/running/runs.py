@@ -71,7 +71,7 @@ class Run:
                     f"{self.folder} belongs to a run with {', '.join(changed)}: "
                     "repeat those settings to resume it, or choose another --name."
                 )
-            for sentence in moved(stored, cfg):
+            for sentence in moved(public(from_stored(stored)), public(cfg)):
                 print(f"{self.folder}: {sentence}", flush=True)
         # An evaluation may differ in what is free to change, such as --updates.
         if not (eval_only and is_trained):
