@@ -554,9 +554,21 @@ def test_the_fidelity_of_a_prompted_world_model(recorded, tmp_path):
 def test_a_model_that_cannot_be_prompted():
     refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     with pytest.raises(UserError, match=r"refuses the chat of a world model \(.*no system"):
-        prompted.check_template(prompted_model("x", [], refuses))
+        prompted.check_prompt(prompted_model("x", [], refuses))
     with pytest.raises(UserError, match="the model 5000 positions: .* or --shots 0"):
-        prompted.check_template(prompted_model("x " * 5000, []))
+        prompted.check_prompt(prompted_model("x " * 5000, []))
+
+
+def test_a_model_that_cannot_be_trained_as_a_world_model(model, tmp_path, recorded):
+    """Its template has no system message."""
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}x"
+    start = shutil.copytree(model, tmp_path / "start")
+    (start / "chat_template.jinja").write_text(refuses)
+    file = tmp_path / "t.json"
+    word2world.write_trajectories(file, recorded)
+    words = ["train", "alfworld", "--trajectories", file, "--start", start, "--context", 300]
+    with pytest.raises(UserError, match=r"refuses the chat of a world model \(.*no system"):
+        run(*words, "--out", tmp_path / "wm")
 
 
 # --- commands --------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from paw_min.toy.standins import make_model, make_optimizers
 from paw_min.world_models.supervised import fit
 from paw_min.world_models.trajectories import MARKER, decisions, read_trajectories
 from paw_min.world_models.word2world_options import Word2WorldJob
-from paw_min.world_models.world_model import WorldModel, word_tokenizer
+from paw_min.world_models.world_model import WorldModel, check_template, word_tokenizer
 
 WARM_UP = 10  # steps, Table 7
 
@@ -51,6 +51,7 @@ def train(job: Word2WorldJob) -> dict:
         policy = Policy(model, tokenizer, precision=precision)
         optimizer = Together(make_optimizers(model, settings.lr))
     world_model = WorldModel(policy, settings.context)
+    check_template(world_model)
     rows = [row for row in map(world_model.row, trajectories) if row]
     if not rows:
         raise UserError(f"no answer fits into --context {settings.context}: raise it.")
