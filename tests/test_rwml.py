@@ -471,9 +471,10 @@ def test_held_out_transitions_are_of_the_whole_panel(tmp_path, monkeypatch):
 def test_too_few_triplets_leave_no_pieces_for_other_tasks_to_meet(tmp_path, monkeypatch):
     job = job_of(tmp_path)
     job.pieces("collect").once("k", int, lambda: 1)
-    found = triplets.Collected([TRIPLET] * 9, [TRIPLET], {"steps": 9}, {"eval_success": 0.5}, [])
+    counts = {"steps": 59, "too_long": 50}
+    found = triplets.Collected([TRIPLET] * 9, [TRIPLET], counts, {"eval_success": 0.5}, [])
     monkeypatch.setattr(rwml_stages, "collect", lambda *args, **kwargs: found)
-    with pytest.raises(UserError, match="9 triplets are too few: use more --tasks"):
+    with pytest.raises(UserError, match="9 triplets of 59 steps; dropped: too_long 50. These are"):
         rwml_stages.make_triplets(job)
     assert not job.pieces("collect").folder.exists()
 
