@@ -64,7 +64,7 @@ class Run:
             with reading(path):
                 stored = json.loads(path.read_text())
                 changed = differences(stored, cfg)
-                # A run that was killed before its first checkpoint may resume with a shorter one.
+                # Killed before its first checkpoint, a run may resume with a shorter interval.
                 self.saved_every = max(cfg.save_every, from_stored(stored).save_every)
             if changed:
                 raise UserError(
