@@ -151,6 +151,7 @@ WRONG_COMMANDS = [  # {run} is a run folder
     (look_ahead, "--out {run} --replays 0", "^--replays 0 is out of range: .* at least 1."),
     (look_ahead, "--out {run} --veto-at 0.2", "^--veto-at needs --world-model."),
     (play, "webshp", "webshp is neither a run folder .* nor one of alfworld"),
+    (play, "webshop --eval-only", "--eval-only is for the run scripts: omit it"),
     (play, "webshop --device cuda", "--device cuda: torch sees no GPU here"),
     (starts.main, "alfworld --temperature-scale nan", "--temperature-scale nan is out of range"),
     (starts.main, "alfworld --algo ppo", "--algo ppo has no advantages"),
@@ -159,6 +160,7 @@ WRONG_COMMANDS = [  # {run} is a run folder
     (plan, "--no-paw", "'GRPO' and 'GRPO w/ PaW' are the same run"),
     (serve.main, "alfworld --data nowhere --port 0", "data folder 'nowhere' does not exist"),
     (word2world, "collect textworld --out o --ground", "--ground is for webshop: textworld has"),
+    (word2world, "collect alfworld --out o --dry-run", "--dry-run is for the run scripts"),
 ]
 
 

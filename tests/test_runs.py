@@ -231,6 +231,16 @@ def test_a_run_without_its_checkpoint_keeps_its_metrics(finished, config):
     assert [line["update"] for line in runs.read_metrics(finished)] == [0, 1, 2]
 
 
+def test_a_run_killed_before_its_first_checkpoint_may_save_more_often(finished, config):
+    shutil.rmtree(finished / "checkpoint-000001")
+    path = finished / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"save_every": 5}))
+    with open(finished / "metrics.jsonl", "a") as file:
+        file.write('{"update": 2}\n')
+    assert runs.Run(config(updates=3)).restore(None, None) == 0
+    assert [line["update"] for line in runs.read_metrics(finished)] == [0]
+
+
 def test_a_run_is_older_than_a_setting(finished, config):
     """It has the default. test_errors.py has a run with a setting too many."""
     path = finished / "config.json"

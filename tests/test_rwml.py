@@ -26,8 +26,9 @@ from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Turn
 from paw_min.envs.pool import EnvPool
 from paw_min.model.sampler import Response
-from paw_min.rows import Episode
+from paw_min.rows import Episode, LoggedStep, Transition
 from paw_min.running.stages import Pieces
+from paw_min.toy import search_world
 from paw_min.toy.demonstrate import PlayedStep
 from paw_min.update import learn, prepare
 from paw_min.world_models import early_experience, rwml, rwml_options, rwml_stages, triplets
@@ -152,16 +153,32 @@ def test_quality_by_hand():
 GOOD = "<think>x</think><action>{}</action>"
 
 
+def episode_of(*steps, instruction="put a mug"):
+    """(o_t, command, o_{t+1}, is it well formed?) of each step -> an episode."""
+    episode = Episode("game", 0, 0, instruction=instruction)
+    for observation, command, following, valid in steps:
+        # The response lacks the <think> that some templates write.
+        response = f"x</think><action>{command}</action>"
+        episode.log.append(LoggedStep(observation, response, following))
+        episode.transitions.append(
+            Transition(
+                [3], [4], [5], [-1.0], reward=0.0, valid=valid, anchor=observation, group=0,
+                trajectory=0, command=command,
+            )
+        )
+    return episode
+
+
 def test_triplets_of_an_episode():
-    log = [
-        ("room", GOOD.format("go to desk 1"), "\ndesk\n"),
-        ("desk", "<action>go to bed 1</action>", "bed"),  # malformed: no thought
-        ("bed", GOOD.format("fly"), "Nothing happens."),
-        ("Nothing happens.", GOOD.format("look"), ""),  # nothing to predict
+    steps = [
+        ("room", "go to desk 1", "\ndesk\n", True),
+        ("desk", "go to bed 1", "bed", False),
+        ("bed", "fly", "Nothing happens.", True),
+        ("Nothing happens.", "look", "", True),  # nothing to predict
     ]
-    episode = Episode("game", 0, 0, log=log, instruction="put a mug")
-    again = Episode("game", 0, 1, log=log[:1], instruction="put a mug")
-    other = Episode("game 2", 1, 2, log=log[:1], instruction="put a cup")
+    episode = episode_of(*steps)
+    again = episode_of(*steps[:1])
+    other = episode_of(*steps[:1], instruction="put a cup")
     cfg = Config(history_length=2)
     found = triplets.triplets_of(cfg, [episode, again, other])
     assert found.counts == {
@@ -171,8 +188,7 @@ def test_triplets_of_an_episode():
     assert found.triplets == [first, replace(first, instruction="put a cup")]
     assert triplets.play(cfg, [episode]) == {"eval_success": 0.0, "eval_invalid": 2 / 4}
 
-    log = [(f"o{t}", GOOD.format(f"a{t}"), f"o{t + 1}") for t in range(4)]
-    episode = Episode("game", 0, 0, log=log)
+    episode = episode_of(*((f"o{t}", f"a{t}", f"o{t + 1}", True) for t in range(4)))
     last = triplets.triplets_of(cfg, [episode]).triplets[-1]
     assert last.history == [Turn("o1", "a1"), Turn("o2", "a2")] and last.observation == "o3"
     assert last.steps == 3
@@ -452,6 +468,17 @@ def test_held_out_transitions_are_of_the_whole_panel(tmp_path, monkeypatch):
     assert all(sum(low <= n < low + 150 for n in drawn) > 25 for low in range(0, 600, 150))
 
 
+def test_too_few_triplets_leave_no_pieces_for_other_tasks_to_meet(tmp_path, monkeypatch):
+    job = job_of(tmp_path)
+    job.pieces("collect").once("k", int, lambda: 1)
+    counts = {"steps": 59, "too_long": 50}
+    found = triplets.Collected([TRIPLET] * 9, [TRIPLET], counts, {"eval_success": 0.5}, [])
+    monkeypatch.setattr(rwml_stages, "collect", lambda *args, **kwargs: found)
+    with pytest.raises(UserError, match="9 triplets of 59 steps; dropped: too_long 50. These are"):
+        rwml_stages.make_triplets(job)
+    assert not job.pieces("collect").folder.exists()
+
+
 def test_only_what_the_triplets_depend_on_needs_another_folder(tmp_path, monkeypatch):
     def shared(*flags):
         return asked_of(tmp_path, monkeypatch, *flags).shared()
@@ -515,3 +542,20 @@ def test_branches_are_what_the_environment_answers(games_root, tmp_path):
     with pytest.raises(UserError, match="does not repeat"):
         early_experience.branches(cfg, pool, [replace(steps[0], task=games[1])], pieces)
     pool.close()
+
+
+def test_the_teacher_of_search_plays_the_questions_of_the_run(tmp_path):
+    """Imitation replays no step, and the teacher knows the generated data only."""
+    cfg = Config(env="search", eval_split="test")
+    load = BENCHMARKS["search"].load
+    data = search_world.generate(tmp_path / "data")
+    with load(cfg, str(data)).make_pool(1) as pool:
+        steps = early_experience.demonstrated(cfg, ["3", "1700"])
+        assert {step.task for step in steps} == {"3", "1700"}
+        early_experience.check_data(pool, steps)
+    others = search_world.generate(tmp_path / "others", seed=1)
+    with load(cfg, str(others)).make_pool(1) as pool:
+        with pytest.raises(UserError, match="3 does not repeat the teacher's episode"):
+            early_experience.check_data(pool, steps)
+    with pytest.raises(UserError, match="no training question 2000, .* omit --data"):
+        early_experience.demonstrated(cfg, ["2000"])

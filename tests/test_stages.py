@@ -65,13 +65,19 @@ def test_pieces_of_others_are_refused(tmp_path):
         Pieces(tmp_path / "link", {})
 
 
-def test_a_stage_is_made_once_and_belongs_to_its_command(tmp_path):
+def test_a_stage_is_made_once_and_belongs_to_its_command(tmp_path, capsys):
     path = tmp_path / "r.json"
     line = {"command": "a b"}
     assert stages.stage(path, line, lambda: {"x": 1}) == {"command": "a b", "x": 1}
     assert stages.stage(path, line, lambda: {"x": 2})["x"] == 1
     with pytest.raises(UserError, match="r.json was made with command 'a b': repeat that, or cho"):
         stages.stage(path, {"command": "a c"}, lambda: {"x": 2})
+    # The same data may lie elsewhere. Whether they are the same is for the user to know.
+    path = tmp_path / "moved.json"
+    stages.stage(path, {"data": "here"}, lambda: {"x": 1})
+    assert not capsys.readouterr().out
+    assert stages.stage(path, {"data": "there"}, lambda: {"x": 2})["x"] == 1
+    assert "moved.json: --data is 'there' and was 'here'" in capsys.readouterr().out
 
 
 def test_no_file_of_others_is_written_over(tmp_path):

@@ -554,9 +554,21 @@ def test_the_fidelity_of_a_prompted_world_model(recorded, tmp_path):
 def test_a_model_that_cannot_be_prompted():
     refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     with pytest.raises(UserError, match=r"refuses the chat of a world model \(.*no system"):
-        prompted.check_template(prompted_model("x", [], refuses))
+        prompted.check_prompt(prompted_model("x", [], refuses))
     with pytest.raises(UserError, match="the model 5000 positions: .* or --shots 0"):
-        prompted.check_template(prompted_model("x " * 5000, []))
+        prompted.check_prompt(prompted_model("x " * 5000, []))
+
+
+def test_a_model_that_cannot_be_trained_as_a_world_model(model, tmp_path, recorded):
+    """Its template has no system message."""
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}x"
+    start = shutil.copytree(model, tmp_path / "start")
+    (start / "chat_template.jinja").write_text(refuses)
+    file = tmp_path / "t.json"
+    word2world.write_trajectories(file, recorded)
+    words = ["train", "alfworld", "--trajectories", file, "--start", start, "--context", 300]
+    with pytest.raises(UserError, match=r"refuses the chat of a world model \(.*no system"):
+        run(*words, "--out", tmp_path / "wm")
 
 
 # --- commands --------------------------------------------------------------------------------
@@ -617,6 +629,8 @@ def test_the_defaults_are_the_papers():
 
 WON = json.dumps([{"won": True, "messages": [said("system", "s")], "responses": ["x"]}])
 WM = '{"command": "word2world train webshop --out alfworld", "marker": "", "context": 9}'
+FLAGS_FIRST = """{"command": "word2world --out x train alfworld", "env": "alfworld", "marker": "",
+                  "context": 9}"""
 TRAIN = ["train", "alfworld", "--trajectories", "FILE"]
 IMITATE = ["imitate", *TRAIN[1:]]
 MEASURE = ["consistency", "alfworld", "--world-model", "FOLDER"]
@@ -631,6 +645,7 @@ MEASURE = ["consistency", "alfworld", "--world-model", "FOLDER"]
     ("t.json", WON, [*IMITATE, "--wins", 2], "1 won episodes, --wins"),
     ("t.json", WON, IMITATE, "won episode 0 has 1 responses"),
     ("wm/train.json", WM, MEASURE, "give a world model of alfworld"),
+    ("wm/train.json", FLAGS_FIRST, MEASURE, "has the marker '', expected ' .SUCCESS.'"),
     ("o/consistency.json", "{}", MEASURE, "consistency.json cannot be read .KeyError"),
 ])
 def test_errors_are_one_sentence(tmp_path, games_root, name, content, words, message):

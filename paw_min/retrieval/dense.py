@@ -73,9 +73,11 @@ class Encoder:
         missing = sorted(key for key in found["missing_keys"] if not key.startswith("pooler"))
         if missing:
             raise ValueError(f"its files have no weights for {missing[0]}")
-        self.model = model.float().eval().to(device)
-        if self.model.device.type == "cuda":
-            self.model.half()  # as in the published server
+        model = model.float().eval()
+        if torch.device(device).type == "cuda":
+            # As in the published server. Before it is moved: the GPU never holds fp32 weights.
+            model = model.half()
+        self.model = model.to(device)
         architectures = self.model.config.architectures or []
         self.is_causal = any(name.endswith("ForCausalLM") for name in architectures)
 

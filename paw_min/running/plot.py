@@ -76,7 +76,7 @@ def draw_panel(axis, runs: dict[str, list[dict]], key: str, title: str) -> None:
     curves = []
     for label, lines in runs.items():
         curve = {line["update"]: line[key] for line in lines if key in line}
-        axis.plot(list(curve), list(curve.values()), label=label, marker=".", alpha=0.8)
+        axis.plot(list(curve), list(curve.values()), label=plain(label), marker=".", alpha=0.8)
         curves.append(curve)
     if key == "eval_success" and len(runs) > 1:
         shared = sorted(set.intersection(*map(set, curves)))  # updates that all runs have

@@ -31,7 +31,7 @@ from paw_min.base.errors import UserError
 from paw_min.base.files import flush, reading, refuse_link, remove, replace_text, writing
 from paw_min.config import Config
 from paw_min.running import track
-from paw_min.running.stored import differences, moved, public
+from paw_min.running.stored import differences, from_stored, moved, public
 
 MAX_UPDATES = 999_999  # the names of checkpoints have six digits
 
@@ -58,17 +58,20 @@ class Run:
             self.lock = hold(self.folder, "--name")
             for partial in list(self.folder.rglob("*.partial")):  # of a run killed while writing
                 remove(partial)
+        self.saved_every = cfg.save_every  # updates between the checkpoints that should be there
         is_trained = bool(read_metrics(self.folder) or self.checkpoint())
         if is_trained:
             with reading(path):
                 stored = json.loads(path.read_text())
                 changed = differences(stored, cfg)
+                # Killed before its first checkpoint, a run may resume with a shorter interval.
+                self.saved_every = max(cfg.save_every, from_stored(stored).save_every)
             if changed:
                 raise UserError(
                     f"{self.folder} belongs to a run with {', '.join(changed)}: "
                     "repeat those settings to resume it, or choose another --name."
                 )
-            for sentence in moved(stored, cfg):
+            for sentence in moved(public(from_stored(stored)), public(cfg)):
                 print(f"{self.folder}: {sentence}", flush=True)
         # An evaluation may differ in what is free to change, such as --updates.
         if not (eval_only and is_trained):
@@ -128,7 +131,7 @@ class Run:
                     raise ValueError(f"it is of update {done!r:.20}, not of its folder's")
         if distributed.rank() == 0:
             lines = read_metrics(self.folder)
-            if not done and lines and lines[-1]["update"] > self.cfg.save_every:
+            if not done and lines and lines[-1]["update"] > self.saved_every:
                 raise UserError(f"{self.folder} has metrics, but no checkpoint: use another --name")
             kept = [line for line in lines if line["update"] <= done]
             self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))

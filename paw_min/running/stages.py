@@ -30,10 +30,11 @@ import torch
 from pydantic import TypeAdapter
 from torch.utils._pytree import tree_map_only
 
+from paw_min.base.console import say
 from paw_min.base.errors import UserError
 from paw_min.base.files import flush, parse_json, reading, refuse_link, replace_text, writing
 from paw_min.model.sampler import Request, Response
-from paw_min.running.stored import is_same
+from paw_min.running.stored import is_same, moved
 from paw_min.running.untrusted import parse_as
 
 
@@ -50,6 +51,8 @@ def stage(path: Path, settings: dict[str, object], make: Callable[[], dict]) -> 
         others = changed(found, settings)
     if others:
         raise UserError(f"{path} was made with {others}: repeat that, or choose another --out.")
+    for sentence in moved(found, settings):
+        say(f"{path}: {sentence}")
     return found
 
 

@@ -58,14 +58,15 @@ def differences(stored: dict, cfg: Config) -> list[str]:
     ]
 
 
-def moved(stored: dict, cfg: Config) -> list[str]:
-    """One sentence for each source of data at another place than in a stored config."""
-    old = asdict(from_stored(stored))
-    new = public(cfg)
+def moved(old: dict, new: dict) -> list[str]:
+    """One sentence for each source of data at another place.
+
+    old, new: settings that differ in their places only; new may lack sources.
+    """
     return [
         f"{flag(key)} is {new[key]!r} and was {old[key]!r}: the content is taken to be the same"
         for key in SOURCES
-        if old[key] != new[key]
+        if key in new and old[key] != new[key]
     ]
 
 

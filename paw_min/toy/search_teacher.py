@@ -22,6 +22,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
+from paw_min.base.errors import UserError
 from paw_min.envs.interface import Context
 from paw_min.envs.search.env import SearchPool
 from paw_min.envs.search.questions import load_questions
@@ -139,20 +140,27 @@ def training_tasks() -> list[str]:
 def demonstrations(
     tasks: list[str], seed: int, haste: float, episodes: int, doubt: float = 0.0
 ) -> list[PlayedStep]:
-    """The steps of `episodes` episodes per question; see demonstrate.py for haste and doubt."""
-    numbers = {}
+    """The steps of `episodes` episodes per question; see demonstrate.py for haste and doubt.
+
+    tasks: as of training_tasks, or "number" alone: a training question of a run's generated data.
+    """
+    numbers = {}  # world, "" for that of runs -> its questions
     for task in tasks:
-        world, number = map(int, task.split(":"))
-        numbers.setdefault(world, []).append(number)
+        world, _, number = task.rpartition(":")
+        numbers.setdefault(world, []).append(int(number))
     steps = []
     for world, chosen in numbers.items():
         with tempfile.TemporaryDirectory() as folder:
-            data = search_world.generate(Path(folder) / "world", seed=world)
+            data = search_world.generate(Path(folder) / "world", seed=int(world or 0))
             questions = load_questions(data, "train")
+            if max(chosen) >= len(questions):
+                raise UserError(f"the generated data have no training question {max(chosen)}, and "
+                                "the teacher knows no other: omit --data.")
             questions = [questions[number] for number in chosen]
             pool = SearchPool(questions, open_retriever(data), 64, MAX_TURNS, TOPK)
+            name = f"{world}:" if world else ""
             for step in in_world(pool, len(questions), seed, haste, episodes, doubt):
-                steps.append(replace(step, task=f"{world}:{chosen[int(step.task)]}"))
+                steps.append(replace(step, task=f"{name}{chosen[int(step.task)]}"))
     return steps
 
 

@@ -82,21 +82,33 @@ def branches_of(cfg: Config, pool: Pool, number: int, step: PlayedStep) -> Branc
 
 def result_of(pool: Pool, step: PlayedStep, command: str) -> str:
     """o_{t+1} of a command in the state of a demonstrated step."""
-    if replay(pool, step).observation != step.context.observation:
-        raise UserError(
-            f"{step.task} does not repeat the teacher's episode, which plays the generated data "
-            "only: omit --data."
-        )
+    replay(pool, step)
     return ask(pool, step.task, command).observation.strip()
 
 
-def replay(pool: Pool, step: PlayedStep) -> Step:
-    """Bring slot 0 into the state of a demonstrated step -> the last answer."""
+def check_data(pool: Pool, steps: list[PlayedStep]) -> None:
+    """UserError unless the run's own episodes begin as the demonstrated ones.
+
+    For imitation, which replays nothing else. The teachers of WebShop and search play the generated
+    data, whatever the run plays.
+    """
+    for step in steps:
+        if not step.context.history:
+            replay(pool, step)
+
+
+def replay(pool: Pool, step: PlayedStep) -> None:
+    """Bring slot 0 into the state of a demonstrated step; UserError if it is another state."""
     pool.reset(0, step.task)
     state = answer(pool, step.task)
     for turn in step.context.history:
         state = ask(pool, step.task, turn.command)
-    return state
+    known = step.context
+    if (state.task, state.observation) != (known.task, known.observation):
+        raise UserError(
+            f"{step.task} does not repeat the teacher's episode, which plays the generated data "
+            "only: omit --data."
+        )
 
 
 def ask(pool: Pool, task: str, command: str) -> Step:

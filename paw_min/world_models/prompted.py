@@ -28,7 +28,7 @@ from paw_min.world_models.trajectories import (
     read_trajectories,
     said,
 )
-from paw_min.world_models.world_model import WorldModel
+from paw_min.world_models.world_model import WorldModel, check_template
 
 CONTEXT = 12_288  # most tokens of a chat, as in training, if the model has as many positions
 
@@ -112,21 +112,13 @@ def load_prompted(
     folder = start_model(replace(cfg, model=name))
     policy = load_policy(folder, device=device, precision=forward_precision(cfg, device))
     world_model = PromptedWorldModel(policy, prompt(examples), answer_tokens)
-    check_template(world_model)
+    check_prompt(world_model)
     return world_model
 
 
-def check_template(world_model: WorldModel) -> None:
-    """UserError for a chat template without a system message or a second turn."""
-    chat = [said("system", "s"), said("user", "u"), said("assistant", "a"), said("user", "u")]
-    try:
-        ids, _ = world_model.tokens(chat)
-    except UserError:
-        raise
-    except Exception as error:  # noqa: BLE001 - whatever the template raises
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"the chat template refuses the chat of a world model ({reason}): use "
-                        "another model.") from error
-    if len(ids) >= world_model.context:
-        raise UserError(f"the prompt has {len(ids)} tokens, the model {world_model.context} "
+def check_prompt(world_model: PromptedWorldModel) -> None:
+    """UserError for a chat template that refuses a world model's chat, and for a long prompt."""
+    n_tokens = check_template(world_model)
+    if n_tokens >= world_model.context:
+        raise UserError(f"the prompt has {n_tokens} tokens, the model {world_model.context} "
                         "positions: use another model, or --shots 0.")

@@ -79,9 +79,7 @@ def main(argv: list[str] | None = None) -> None:
     record = stage(path, job.shared(), lambda: make_triplets(job))
     job.pieces("collect").remove()
     with reading(path):
-        counts = record["counts"]
-        dropped = ", ".join(f"{name} {count}" for name, count in counts.items() if name != "steps")
-        say(f"{record['triplets']} triplets of {counts['steps']} steps; dropped: {dropped}")
+        say(found_in(record["counts"], record["triplets"]))
         say("collector: " + ", ".join(f"{name} {x:.3f}" for name, x in record["panel"].items()))
     if not (job.folder / "start").is_dir():
         raise UserError(f"{job.folder / 'start'} is missing: delete {job.folder} to collect again.")
@@ -118,7 +116,10 @@ def make_triplets(job: RwmlJob) -> dict:
         max_turns=settings.max_turns, answer_tokens=settings.answer_tokens,
     )
     if len(found.triplets) * settings.validation < 1 or not found.held_out:
-        raise UserError(f"{len(found.triplets)} triplets are too few: use more --tasks.")
+        pieces.remove()  # other tasks start from the beginning
+        raise UserError(f"{found_in(found.counts, len(found.triplets))}. These are too few: use "
+                        "more --tasks; if most are too_long, raise answer_tokens in "
+                        "world_models/rwml_options.py, and --max-prompt-tokens.")
     write_triplets(job.folder / "triplets.jsonl", found.triplets)
     # The panel is in the order of the task types.
     n_held_out = min(HELD_OUT, len(found.held_out))
@@ -126,6 +127,12 @@ def make_triplets(job: RwmlJob) -> dict:
     write_triplets(job.folder / "held_out.jsonl", drawn)
     make_start(job, pieces, split(job, found.triplets).validation, found.acts)
     return {"triplets": len(found.triplets), "counts": found.counts, "panel": found.panel}
+
+
+def found_in(counts: dict[str, int], n_triplets: int) -> str:
+    """One sentence on the steps that were collected."""
+    dropped = ", ".join(f"{name} {count}" for name, count in counts.items() if name != "steps")
+    return f"{n_triplets} triplets of {counts['steps']} steps; dropped: {dropped}"
 
 
 class Split(NamedTuple):
@@ -200,7 +207,7 @@ def make_filter(job: RwmlJob, validation: list[Triplet], others: list[Triplet]) 
     result = rwml.filtered(tries, settings.easy_share, generator("too easy", cfg.seed))
     if not result.kept:
         raise UserError(f"all {len(others)} triplets are easy, and none is drawn to stay: use more "
-                        "--tasks.")
+                        "--tasks, and another --out.")
     return result
 
 
@@ -290,6 +297,8 @@ def train_on_expert(job: RwmlJob, pieces: Pieces, s: Session) -> dict[str, float
         fitted = fitting(cfg, s.policy, branched.triplets, job.settings.answer_tokens)
         labels = [sft_row(cfg, s.policy, t) for t in fitted]
         supervise(job, pieces, s.policy, s.optimizer, labels, 1, "branches")
+    else:
+        early_experience.check_data(s.pool, demonstrations)
     rows = early_experience.imitation_rows(cfg, s.policy, demonstrations)
     epochs = job.settings.sft_epochs
     imitated = supervise(job, pieces, s.policy, s.optimizer, rows, epochs, "imitation")

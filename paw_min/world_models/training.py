@@ -1,7 +1,7 @@
 """Word2World's supervised fine-tuning: of a world model, and of an agent (sections 4 and 7.2).
 
-Full fine-tuning with the learning rates of Table 7. train.json of a world model has its marker and
-its context, which reading it back needs.
+Full fine-tuning with the learning rates of Table 7. train.json of a world model has its
+environment, marker and context, which reading it back needs.
 """
 
 import json
@@ -23,7 +23,7 @@ from paw_min.toy.standins import make_model, make_optimizers
 from paw_min.world_models.supervised import fit
 from paw_min.world_models.trajectories import MARKER, decisions, read_trajectories
 from paw_min.world_models.word2world_options import Word2WorldJob
-from paw_min.world_models.world_model import WorldModel, word_tokenizer
+from paw_min.world_models.world_model import WorldModel, check_template, word_tokenizer
 
 WARM_UP = 10  # steps, Table 7
 
@@ -51,11 +51,12 @@ def train(job: Word2WorldJob) -> dict:
         policy = Policy(model, tokenizer, precision=precision)
         optimizer = Together(make_optimizers(model, settings.lr))
     world_model = WorldModel(policy, settings.context)
+    check_template(world_model)
     rows = [row for row in map(world_model.row, trajectories) if row]
     if not rows:
         raise UserError(f"no answer fits into --context {settings.context}: raise it.")
     fitted = fit_and_save(job, policy, optimizer, rows, len(rows))
-    return {"marker": MARKER, "context": settings.context} | fitted
+    return {"env": cfg.env, "marker": MARKER, "context": settings.context} | fitted
 
 
 def imitate(job: Word2WorldJob) -> dict:
@@ -168,8 +169,8 @@ def load_world_model(folder: Path, cfg: Config, answer_tokens: int = 512) -> Wor
                         "complete `word2world train`, or add --shots 0 to prompt a model.")
     with reading(path):
         record = json.loads(path.read_text())
-        # The line is: word2world train ENV ...
-        env = record["command"].split()[2]
+        # Earlier versions stored no env. Their line is: word2world train ENV ...
+        env = record.get("env") or record["command"].split()[2]
         context = int(record["context"])
         marker = record["marker"]
     if env != cfg.env:

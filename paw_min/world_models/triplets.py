@@ -97,22 +97,22 @@ class Found(NamedTuple):
 
 def triplets_of(cfg: Config, episodes: list[Episode]) -> Found:
     """The triplets of these episodes, without invalid actions and exact duplicates."""
-    parse = BENCHMARKS[cfg.env].parse
     counts = dict.fromkeys(DROPPED, 0) | {"steps": 0}
     found = {}  # as JSON -> triplet: exact duplicates are dropped
     for episode in episodes:
         turns = []
-        for observation, response, next_observation in episode.log:
-            command = parse(response)
+        for played, texts in zip(episode.transitions, episode.log, strict=True):
+            observation, _, next_observation = texts
             history = recent(cfg, turns)
             triplet = Triplet(
-                episode.instruction, history, observation, command.text, next_observation.strip()
+                episode.instruction, history, observation, played.command, next_observation.strip()
             )
             key = json.dumps(asdict(triplet))  # a later step may be equal
             triplet.steps = len(turns)
-            turns.append(Turn(observation, command.text))
+            turns.append(Turn(observation, played.command))
             counts["steps"] += 1
-            if not command.valid:
+            # As the rollout has read it: a template may have opened the thought in the prompt.
+            if not played.valid:
                 counts["malformed"] += 1
             elif next_observation.strip().startswith("Nothing happens"):
                 counts["no_effect"] += 1

@@ -103,7 +103,9 @@ def parse(doc: str, argv: list[str]) -> Word2WorldJob:
     if not settings.answer_tokens:
         longest = 2000 if args.command == "fidelity" else 512
         settings = replace(settings, answer_tokens=longest)
-    cfg, _ = parse_args(args.env, presets_of(args.env), doc, ["--max-turns", "50", *flags])
+    cfg, mode = parse_args(args.env, presets_of(args.env), doc, ["--max-turns", "50", *flags])
+    if mode != "train":
+        raise UserError(f"--{mode} is for the run scripts: omit it.")
     refuse_ranks("word2world")
     check(args.command, settings, cfg)
     return Word2WorldJob(

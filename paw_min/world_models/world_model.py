@@ -155,6 +155,23 @@ class WorldModel:
         return self._turns[text]
 
 
+def check_template(world_model: WorldModel) -> int:
+    """UserError for a chat template without a system message or a second turn.
+
+    -> the number of tokens of a short chat.
+    """
+    chat = [said("system", "s"), said("user", "u"), said("assistant", "a"), said("user", "u")]
+    try:
+        ids, _ = world_model.tokens(chat)
+    except UserError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever the template raises
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"the chat template refuses the chat of a world model ({reason}): use "
+                        "another model.") from error
+    return len(ids)
+
+
 def may_match(beginning: str, target: str) -> bool:
     """Could an answer that begins so have the observation of the target?
 

@@ -92,7 +92,9 @@ def arguments(doc: str, argv: list[str] | None = None, teacher: bool = False) ->
         presets = presets_of(env)
     else:
         env, presets = stored_settings(Path(args.source))
-    cfg, _ = parse_args(env, presets, doc, flags)
+    cfg, mode = parse_args(env, presets, doc, flags)
+    if mode != "train":
+        raise UserError(f"--{mode} is for the run scripts: omit it.")
     if args.episodes is None:
         args.episodes = cfg.groups * cfg.group_size
     if args.episodes < 1:
