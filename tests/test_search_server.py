@@ -10,6 +10,7 @@ import gzip
 import json
 import signal
 import socket
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -200,7 +201,15 @@ def test_verl_agent_gets_one_request_per_query(fake):
     client = open_retriever(server.url.replace("http", "HTTP"))
     server.bodies.clear()
     queries = [f"q{n}" for n in range(70)]  # more than THREADS
+    others, daemons, answer = set(threading.enumerate()), [], server.answer
+
+    def look(handler, request):  # at the client's threads, which are in this process
+        daemons.extend(thread.daemon for thread in set(threading.enumerate()) - others)
+        answer(handler, request)
+
+    server.answer = look
     assert client.search(queries, 2) == [hits_for(query, 2) for query in queries]
+    assert daemons and all(daemons)  # else Ctrl-C waits for them, as long as a server is silent
     assert sorted(r["query"] for r in server.bodies) == sorted(queries)
     assert all(r["topk"] == 2 and r["return_scores"] is True for r in server.bodies)
 

@@ -20,7 +20,6 @@ import json
 import logging
 import math
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -28,6 +27,7 @@ import urllib3
 from urllib3.exceptions import HTTPError, LocationParseError, ReadTimeoutError
 
 from paw_min.base.errors import UserError, masked
+from paw_min.base.threads import in_daemon
 from paw_min.retrieval import MAX_HITS, Hit
 
 THREADS = 32  # concurrent requests, for servers that take one query each
@@ -99,11 +99,16 @@ class SearchClient:
                 found += self._hits(self._ask("queries", part, k), len(part), k)
             return found
 
-        def search_one(query: str) -> list[Hit]:
-            return self._hits(self._ask("query", query, k), 1, k)[0]
+        def search_each(part: list[str]) -> list[list[Hit]]:
+            return [self._hits(self._ask("query", query, k), 1, k)[0] for query in part]
 
-        with ThreadPoolExecutor(min(THREADS, len(queries))) as threads:
-            return list(threads.map(search_one, queries))
+        # Thread n asks queries n, n + threads, n + 2 threads, ...
+        threads = min(THREADS, len(queries))
+        calls = [in_daemon(search_each, queries[n::threads]) for n in range(threads)]
+        found = [[]] * len(queries)
+        for n, call in enumerate(calls):
+            found[n::threads] = call.result()
+        return found
 
     def _ask(self, key: str, asked: str | list[str], k: int) -> _Reply:
         """The answer to a search; repeats it for `patience` seconds while a failure may pass."""
