@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from paw_min.base.errors import UserError
+from paw_min.envs import pool as pool_module
 from paw_min.envs.interface import Step
 from paw_min.envs.pool import EnvPool
 from tests.pools import reset, step, until
@@ -213,6 +214,22 @@ def test_the_timeout_is_per_call(caplog):
         reset(pool, "abcd")
         step(pool, {slot: "slow" for slot in range(4)})
         assert not caplog.messages
+
+
+class Slow(Toy):
+    def __init__(self):
+        super().__init__()
+        time.sleep(1.5)
+
+
+def test_making_an_environment_has_a_limit_of_its_own(caplog, monkeypatch):
+    with EnvPool(Slow, 1, 1, timeout=1.0) as pool:
+        assert reset(pool, "a")[0].observation == "start of a"
+        assert step(pool, {0: "x"})[0].observation == "a: 1 x"
+    assert not caplog.messages
+    monkeypatch.setattr(pool_module, "MAKE_TIMEOUT", 0.5)
+    with EnvPool(Slow, 1, 1) as pool:
+        assert_failed(reset(pool, "a")[0], "Slot 0 failed at reset 'a': no answer within 0.5 s")
 
 
 def test_a_deadly_task_does_not_cost_the_resets_behind_it():
