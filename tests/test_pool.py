@@ -300,8 +300,11 @@ def no_space():
     ],
 )
 def test_make_env_must_not_fail(workers, make_env, error, sentence):
-    with EnvPool(make_env, 2, workers) as pool, pytest.raises(error, match=sentence):
-        reset(pool, "ab")
+    with EnvPool(make_env, 2, workers) as pool:
+        for _ in range(2):  # the slot can be reset again
+            pool.reset(0, "a")
+            with pytest.raises(error, match=sentence):
+                pool.recv()
 
 
 def alive(pid):
