@@ -194,6 +194,8 @@ def test_search_r1_gets_one_batched_request(fake):
     many = client.search(["q"] * 21, 1000)  # more than our own server takes at once
     assert [len(hits) for hits in many] == [1000] * 21
     assert [len(body["queries"]) for body in server.bodies[1:]] == [20, 1]
+    assert len(client.search(["q"] * 130, 1)) == 130  # so that each is answered in time
+    assert [len(body["queries"]) for body in server.bodies[3:]] == [64, 64, 2]
 
 
 def test_verl_agent_gets_one_request_per_query(fake):
