@@ -28,6 +28,7 @@ from paw_min.retrieval.bm25 import BM25, analyze, lossy_length
     ("us as gas bly flies", "us ga bly fli"),  # words of two letters are not stemmed
     ("possibly psychology", "possibl psycholog"),  # the author's later rules: -bli, -logi
     ("café naïve", "café naïv"),
+    ("İstanbul ΟΔΟΣ", "istanbul οδοσ"),  # in lower case one by one
     ("levi’s® x™ 5 ½ 10²", "levi ® x ™ 5 10"),  # emoji are words
     ("日本 カタカナ ひら ไทย", "日 本 カタカナ ひ ら ไทย"),
     ("👍🏽👨‍👩‍👧 🇩🇪", "👍🏽 👨‍👩‍👧 🇩🇪"),

@@ -92,7 +92,9 @@ class _Terms(dict):
         term = word
         if word.endswith(POSSESSIVES):
             term = word[:-2]
-        term = term.lower()
+        # Each character alone, as in Lucene: the lower() of a word makes two characters of "İ", and
+        # another sigma at the end of a Greek word.
+        term = "".join(character.lower()[0] for character in term)
         if term in STOP_WORDS or _LOW_LINES.fullmatch(term):
             term = ""
         else:

@@ -3,8 +3,8 @@
 Two protocols are in use. Both POST to /retrieve; they differ in one key: Search-R1's server takes
 {"queries": [..]}, verl-agent's takes {"query": ".."}, and ours (server.py) takes either. All answer
 {"result": [[{"document": {"id", "contents"}, "score"}, ..] for each query]}. The client detects the
-protocol at the start with a test query. A batch of searches is sent in requests of MAX_QUERIES where
-the server takes lists, and in concurrent requests where it does not.
+protocol at the start with a test query. A batch of searches is sent in requests of MAX_QUERIES
+where the server takes lists, and in concurrent requests where it does not.
 
 A failure that may pass is retried after 1, 2, 4 .. 30 seconds: no connection, no complete answer in
 time, HTTP 408, 425, 429 or 5xx. After `patience` seconds, `RetrieverError` ends the run; the same
