@@ -27,6 +27,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 
 from examples.locks import make_model
 from paw_min import cmae
@@ -227,6 +228,9 @@ class Env(AlfworldEnv):
 
     def step(self, command: str) -> Step:
         self.current = super().step(f"{begun(self.current.admissible)} {command} 1")
+        # Over, won or not, once both objects were tried: also with more than two turns.
+        left = any(command.startswith("clean ") for command in self.current.admissible)
+        self.current.done = self.current.done or not left
         return self.current
 
 
@@ -297,13 +301,18 @@ def warm_start(folder: Path, seed: int) -> None:
 def prepare(seed: int) -> None:
     """Write the games and the start model of a seed to its folder, unless they are there."""
     folder = DATA / str(seed)
-    if not folder.exists():
-        print(f"writing games and a start model to {folder}", flush=True)
-        partial = folder.with_name(f"{folder.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        write_games(partial, seed)
-        warm_start(partial / "start", seed)
-        partial.rename(folder)
+    if folder.exists():
+        return
+    DATA.mkdir(parents=True, exist_ok=True)
+    # The arms may start at the same time: one writes; the others wait here, then find the folder.
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            print(f"writing games and a start model to {folder}", flush=True)
+            partial = folder.with_name(f"{folder.name}.partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            write_games(partial, seed)
+            warm_start(partial / "start", seed)
+            partial.rename(folder)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from functools import cache, partial
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from examples import one_file
@@ -172,9 +173,20 @@ def warm_start(folder: Path, seed: int = 0, steps: int = one_file.WARM_STEPS) ->
     partial_folder.rename(folder)
 
 
+def prepare() -> None:
+    """Train the start model, unless it is there."""
+    if START.exists():
+        return
+    START.parent.mkdir(parents=True, exist_ok=True)
+    # The arms may start at the same time: one trains; the others wait here, then find the folder.
+    with FileLock(f"{START}.lock"):
+        if not START.exists():
+            print(f"training the start model in {START}", flush=True)
+            warm_start(START)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)  # more are not faster for a model of this size
-    if not START.exists() and not {"-h", "--help"} & set(sys.argv):
-        print(f"training the start model in {START}", flush=True)
-        warm_start(START)
+    if not {"-h", "--help"} & set(sys.argv):
+        prepare()
     main("locks", PRESETS, __doc__)

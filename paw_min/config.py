@@ -76,7 +76,7 @@ class Config:
     max_turns: int = opt(ENV, 50, "environment steps per episode, A.1", low=1)
     workers: int = opt(
         ENV, 0, "processes that run environments; 0: this process", low=0,
-        only=("alfworld", "webshop"),
+        only=("alfworld", "webshop", "openenv"),  # the last is examples/openenv_paw.py
     )
 
     model: str = opt(

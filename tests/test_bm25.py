@@ -7,6 +7,7 @@ test_webshop.py compares rankings with recordings of Lucene's own.
 
 import math
 import random
+import time
 from collections import Counter
 
 import numpy as np
@@ -27,6 +28,7 @@ from paw_min.retrieval.bm25 import BM25, analyze, lossy_length
     ("us as gas bly flies", "us ga bly fli"),  # words of two letters are not stemmed
     ("possibly psychology", "possibl psycholog"),  # the author's later rules: -bli, -logi
     ("café naïve", "café naïv"),
+    ("İstanbul ΟΔΟΣ", "istanbul οδοσ"),  # in lower case one by one
     ("levi’s® x™ 5 ½ 10²", "levi ® x ™ 5 10"),  # emoji are words
     ("日本 カタカナ ひら ไทย", "日 本 カタカナ ひ ら ไทย"),
     ("👍🏽👨‍👩‍👧 🇩🇪", "👍🏽 👨‍👩‍👧 🇩🇪"),
@@ -42,6 +44,13 @@ def test_ascii_shortcut_equals_the_full_rules():
     for _ in range(2000):
         text = "".join(rng.choices("aZz01_.:,;'- ", k=rng.randint(1, 12)))
         assert bm25._ASCII_WORD.findall(text) == bm25._WORD.findall(text), text
+
+
+@pytest.mark.parametrize("text", ["_" * 20_000, "é " + "_" * 5_000, "é " + "_\u0301" * 5_000])
+def test_a_long_run_of_low_lines_takes_no_time(text):
+    start = time.monotonic()
+    assert analyze(text + " dog") == analyze(text.replace("_", " ") + " dog")
+    assert time.monotonic() - start < 0.8  # if every "_" is tried as a beginning: 3 to 5 s
 
 
 def test_lossy_length_is_a_round_trip_through_lucenes_byte():

@@ -4,6 +4,7 @@ python -m pytest tests/test_locks_package.py
 """
 
 import inspect
+import time
 from itertools import product
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from examples import locks
 from examples.one_file import R_MAX, TOOLS, make_world
 from paw_min import losses, train
+from paw_min.base.threads import in_daemon
 from paw_min.config import Config
 from paw_min.envs.interface import Context, Turn
 from paw_min.model.policy import load_policy
@@ -56,6 +58,21 @@ def test_the_warm_start_shows_no_fact(monkeypatch, tmp_path):
         assert name in world.material_of and tool in TOOLS
         true += policy.decode(row.obs_ids).split()[1] == world.material_of[name]
     assert 0.05 < true / len(seen) < 0.2  # by chance: 1 of 8
+
+
+def test_the_arms_may_start_at_the_same_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(locks, "START", tmp_path / "data" / "locks")
+    trained = []
+
+    def warm_start(folder):
+        trained.append(folder)
+        time.sleep(0.2)
+        folder.mkdir()
+
+    monkeypatch.setattr(locks, "warm_start", warm_start)
+    for arm in [in_daemon(locks.prepare) for _ in range(3)]:
+        arm.result()
+    assert trained == [locks.START]
 
 
 def test_a_run(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from openenv.core import create_app
 from examples import guess_server, openenv_paw
 from paw_min import toy, train
 from paw_min.base.errors import UserError
-from paw_min.config import Config
+from paw_min.config import Config, parse_args
 from paw_min.envs.alfworld import BENCHMARK as ALFWORLD
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Turn
@@ -51,6 +51,11 @@ def test_a_run_on_the_guessing_game(url, model, tmp_path):
     before, after = runs.read_metrics(tmp_path / "r")
     assert before["eval_failed"] == after["failed"] == 0
     assert after["rows"] == 16 and after["wm_loss"] > 0
+
+
+def test_the_command_has_workers():
+    cfg, _ = parse_args("openenv", openenv_paw.PRESETS, "", ["--workers", "2"])
+    assert cfg.workers == 2
 
 
 @pytest.mark.parametrize("data", ["http://127.0.0.1:9", "nowhere", "http://me:secret@[::1"])

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from paw_min.base.errors import UserError
+from paw_min.envs import pool as pool_module
 from paw_min.envs.interface import Step
 from paw_min.envs.pool import EnvPool
 from tests.pools import reset, step, until
@@ -215,6 +216,22 @@ def test_the_timeout_is_per_call(caplog):
         assert not caplog.messages
 
 
+class Slow(Toy):
+    def __init__(self):
+        super().__init__()
+        time.sleep(1.5)
+
+
+def test_making_an_environment_has_a_limit_of_its_own(caplog, monkeypatch):
+    with EnvPool(Slow, 1, 1, timeout=1.0) as pool:
+        assert reset(pool, "a")[0].observation == "start of a"
+        assert step(pool, {0: "x"})[0].observation == "a: 1 x"
+    assert not caplog.messages
+    monkeypatch.setattr(pool_module, "MAKE_TIMEOUT", 0.5)
+    with EnvPool(Slow, 1, 1) as pool:
+        assert_failed(reset(pool, "a")[0], "Slot 0 failed at reset 'a': no answer within 0.5 s")
+
+
 def test_a_deadly_task_does_not_cost_the_resets_behind_it():
     with EnvPool(Toy, 3, 1) as pool:
         reset(pool, "abc")
@@ -283,8 +300,11 @@ def no_space():
     ],
 )
 def test_make_env_must_not_fail(workers, make_env, error, sentence):
-    with EnvPool(make_env, 2, workers) as pool, pytest.raises(error, match=sentence):
-        reset(pool, "ab")
+    with EnvPool(make_env, 2, workers) as pool:
+        for _ in range(2):  # the slot can be reset again
+            pool.reset(0, "a")
+            with pytest.raises(error, match=sentence):
+                pool.recv()
 
 
 def alive(pid):

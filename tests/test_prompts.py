@@ -133,6 +133,8 @@ def test_webshop_compact():
     assert webshop.compact(ITEM, 2) == (
         "task find me socks\n> click[b012]\n> click[blue]\n| color | red | blue | Soft Socks"
     )
+    rug = replace(ITEM, observation="'size' [SEP] '5'' [SEP] '' [SEP] '8'", history=[])
+    assert webshop.compact(rug, 2) == "task find me socks\n| size | 5' |  | 8"  # click[5']
 
 
 def information(text):

@@ -10,6 +10,7 @@ import gzip
 import json
 import signal
 import socket
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -193,6 +194,8 @@ def test_search_r1_gets_one_batched_request(fake):
     many = client.search(["q"] * 21, 1000)  # more than our own server takes at once
     assert [len(hits) for hits in many] == [1000] * 21
     assert [len(body["queries"]) for body in server.bodies[1:]] == [20, 1]
+    assert len(client.search(["q"] * 130, 1)) == 130  # so that each is answered in time
+    assert [len(body["queries"]) for body in server.bodies[3:]] == [64, 64, 2]
 
 
 def test_verl_agent_gets_one_request_per_query(fake):
@@ -200,7 +203,15 @@ def test_verl_agent_gets_one_request_per_query(fake):
     client = open_retriever(server.url.replace("http", "HTTP"))
     server.bodies.clear()
     queries = [f"q{n}" for n in range(70)]  # more than THREADS
+    others, daemons, answer = set(threading.enumerate()), [], server.answer
+
+    def look(handler, request):  # at the client's threads, which are in this process
+        daemons.extend(thread.daemon for thread in set(threading.enumerate()) - others)
+        answer(handler, request)
+
+    server.answer = look
     assert client.search(queries, 2) == [hits_for(query, 2) for query in queries]
+    assert daemons and all(daemons)  # else Ctrl-C waits for them, as long as a server is silent
     assert sorted(r["query"] for r in server.bodies) == sorted(queries)
     assert all(r["topk"] == 2 and r["return_scores"] is True for r in server.bodies)
 

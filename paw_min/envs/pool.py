@@ -37,6 +37,7 @@ from paw_min.base.errors import UserError
 from paw_min.envs.interface import Answer, Environment, Step
 
 START_TIMEOUT = 120.0  # seconds for a worker to start, which includes importing make_env's module
+MAKE_TIMEOUT = 1800.0  # seconds to make an environment: all of WebShop loads for minutes
 MAX_REWARD = 1e9  # far above, sums and squares of returns are no longer finite numbers
 MAX_WORKERS = 1024  # processes of at least 20 MB; far more than a machine has cores for
 log = logging.getLogger(__name__)
@@ -68,7 +69,8 @@ class EnvPool:
     workers: number of processes; each serves a block of adjacent slots, so that the members of a
         group share its caches. 0: `recv` runs the environments in this process, without protection
         against crashes and hangs.
-    timeout: seconds that one reset or step may take (no limit if workers is 0).
+    timeout: seconds that one reset or step may take, beside the time to make the environment (no
+        limit if workers is 0).
     """
 
     def __init__(self, make_env: Callable[[], Environment], n_envs: int, workers: int = 0,
@@ -119,7 +121,10 @@ class EnvPool:
             deadline = time.monotonic() + timeout
         if self._local and not self._ready:
             slot = self._local.popleft()
-            self._on_result(slot, _serve(self._envs, self._make_env, self._slots[slot].request))
+            error = None
+            if slot not in self._envs:
+                error = _make(self._envs, self._make_env, slot)
+            self._on_result(slot, error or _serve(self._envs, self._slots[slot].request))
         while not self._ready and self._busy():
             # Wait first, compare afterwards: with timeout=0, answers that are already there count.
             self._wait(deadline)
@@ -164,6 +169,8 @@ class EnvPool:
     def _on_result(self, slot: int, result: Step | Exception) -> None:
         """The request of a slot has been served."""
         if isinstance(result, Exception):
+            # A server (running/serve.py) goes on, and may reset the slot once the cause is gone.
+            self._slots[slot].request = None
             raise result
         if result.failed:
             self._fail(slot, result.failed)
@@ -209,7 +216,10 @@ class EnvPool:
         """Receive one answer from each busy worker that has one; restart dead and hanging ones."""
         busy = self._busy()
         # Only the first request of a worker is timed: the others are waiting for it.
-        limits = [worker.since + self._timeout for worker in busy]
+        limits = []
+        for worker in busy:
+            is_made = worker.serving[0] in worker.made
+            limits.append(worker.since + (self._timeout if is_made else MAKE_TIMEOUT))
         seconds = max(0.0, min(deadline, *limits) - time.monotonic())
         readable = wait([worker.connection for worker in busy], seconds)
         for worker, limit in zip(busy, limits):
@@ -221,12 +231,15 @@ class EnvPool:
                     code = worker.end(grace=5.0)  # negative: the signal that killed it
                     self._restart(worker, f"its worker died (exit code {code})")
                 else:
-                    # The worker has been serving its next request since it sent this answer, maybe
-                    # long ago. Its limit starts here: rather too late than too early.
+                    # The worker has gone on since it sent this, maybe long ago. The next limit
+                    # starts here: rather too late than too early.
                     worker.since = time.monotonic()
-                    self._on_result(worker.serving.popleft(), result)
+                    if result is None:
+                        worker.made.add(worker.serving[0])
+                    else:
+                        self._on_result(worker.serving.popleft(), result)
             elif time.monotonic() > limit:
-                self._restart(worker, f"no answer within {self._timeout:g} s")
+                self._restart(worker, f"no answer within {limit - worker.since:g} s")
 
     def _restart(self, worker: "_Worker", reason: str) -> None:
         """Replace a dead or hanging worker, whose environments are gone."""
@@ -255,6 +268,7 @@ class _Worker:
     def __init__(self, make_env: Callable[[], Environment]):
         self.serving: deque[int] = deque()  # the slots of its requests; the first is served ...
         self.since = 0.0  # ... since this time.monotonic() or earlier
+        self.made: set[int] = set()  # slots whose environment it has made
         context = multiprocessing.get_context("spawn")
         try:
             self.connection, theirs = context.Pipe()
@@ -313,23 +327,29 @@ def _work(make_env, connection) -> None:
             request = requests.get()
             if request is None:
                 return
-            connection.send(_serve(envs, make_env, request))
+            if request.slot not in envs:
+                error = _make(envs, make_env, request.slot)
+                connection.send(error)  # None: it is made, and the time of the request begins
+                if error:
+                    continue
+            connection.send(_serve(envs, request))
 
 
-def _serve(envs: dict, make_env: Callable[[], Environment], request: _Request) -> Step | Exception:
-    """Serve a request in the environment of its slot, created on first use.
+def _make(envs: dict, make_env: Callable[[], Environment], slot: int) -> Exception | None:
+    """Make the environment of a slot. Returns what `recv` shall raise if make_env fails."""
+    try:
+        envs[slot] = make_env()
+    except OSError as error:  # usually: $TMPDIR is full
+        return UserError(f"No environment can be created ({error}): free space in the folder "
+                         "for temporary files, or set TMPDIR.")
+    except Exception:  # noqa: BLE001 - any error
+        return RuntimeError("make_env failed, so no episode can be played:\n"
+                            f"{traceback.format_exc()}")
+    return None
 
-    Returns a Step with `failed` for an exception, and what `recv` shall raise if make_env fails.
-    """
-    if request.slot not in envs:
-        try:
-            envs[request.slot] = make_env()
-        except OSError as error:  # usually: $TMPDIR is full
-            return UserError(f"No environment can be created ({error}): free space in the folder "
-                             "for temporary files, or set TMPDIR.")
-        except Exception:  # noqa: BLE001 - any error
-            return RuntimeError("make_env failed, so no episode can be played:\n"
-                                f"{traceback.format_exc()}")
+
+def _serve(envs: dict, request: _Request) -> Step:
+    """Serve a request in the environment of its slot; a Step with `failed` for an exception."""
     try:
         step = getattr(envs[request.slot], request.method)(request.argument)
         if not abs(step.reward) <= MAX_REWARD:

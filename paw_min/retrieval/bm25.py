@@ -48,12 +48,17 @@ POSSESSIVES = ("'s", "'S", "’s", "’S", "＇s", "＇S")
 # letters, "," and ";" two digits. Runs of Kana, runs of South East Asian scripts, emoji (® and ™
 # are emoji) and single Chinese characters are words, too. _X: marks that combine with the character
 # before them.
-_X = r"[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]*+"
+_MARK = r"[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]"
+_X = _MARK + "*+"
 _LETTER = r"[\p{WB=ALetter}\p{WB=Hebrew_Letter}]" + _X
 _DIGIT = r"[\p{WB=Numeric}０-９]" + _X
 _INSIDE_WORD = r"[\p{WB=MidLetter}\p{WB=MidNumLet}\p{WB=Single_Quote}]" + _X
 _INSIDE_NUMBER = r"[\p{WB=MidNum}\p{WB=MidNumLet}\p{WB=Single_Quote}]" + _X
 _LOW_LINE = r"(?:\p{WB=ExtendNumLet}" + _X + ")*+"
+# A run of "_" alone is no word. It is matched all the same, as a whole, and `_Terms` drops it: else
+# the search for a word would start at each of its characters, and take minutes for 20,000 of them.
+# (Vowel signs of South East Asian scripts are marks, and words, too.)
+_NO_WORD = r"(?:\p{WB=ExtendNumLet}(?:(?!\p{Line_Break=SA})" + _MARK + ")*+)++"
 _WORD = regex.compile(
     rf"(?:{_LOW_LINE}(?:(?:{_LETTER})++(?:{_INSIDE_WORD}(?:{_LETTER})++)*+"
     rf"|(?:{_DIGIT})++(?:{_INSIDE_NUMBER}(?:{_DIGIT})++)*+))++{_LOW_LINE}"
@@ -61,16 +66,22 @@ _WORD = regex.compile(
     rf"|(?:\p{{Line_Break=SA}}{_X})++|[\p{{Script=Han}}\p{{Script=Hiragana}}]{_X}"
     rf"|\p{{Extended_Pictographic}}{_X}(?:(?<=\u200d)\p{{Extended_Pictographic}}{_X})*+"
     rf"|(?:\p{{WB=Regional_Indicator}}{_X}){{2}}|[#*]\ufe0f?\u20e3"
+    rf"|{_NO_WORD}"
 )
+_LOW_LINES = regex.compile(_NO_WORD)
 # The same rules for plain ASCII text, which is most of it: six times as fast.
 _ASCII_WORD = re.compile(
     r"_*[A-Za-z0-9]"
     r"(?:[A-Za-z0-9_]+|(?<=[A-Za-z])[:.'](?=[A-Za-z])|(?<=[0-9])[,;.'](?=[0-9]))*"
+    r"|_+"
 )
 
 
 class _Terms(dict):
-    """Cache from a word to its index term, "" for a stop word: each word is stemmed once."""
+    """Cache from a word to its index term: each word is stemmed once.
+
+    The term is "" for a stop word, and for a run of "_".
+    """
 
     def __init__(self):
         from nltk.stem.porter import PorterStemmer  # importing nltk takes over a second
@@ -81,8 +92,10 @@ class _Terms(dict):
         term = word
         if word.endswith(POSSESSIVES):
             term = word[:-2]
-        term = term.lower()
-        if term in STOP_WORDS:
+        # Each character alone, as in Lucene: the lower() of a word makes two characters of "İ", and
+        # another sigma at the end of a Greek word.
+        term = "".join(character.lower()[0] for character in term)
+        if term in STOP_WORDS or _LOW_LINES.fullmatch(term):
             term = ""
         else:
             term = self._stem(term, to_lowercase=False)

@@ -3,8 +3,8 @@
 Two protocols are in use. Both POST to /retrieve; they differ in one key: Search-R1's server takes
 {"queries": [..]}, verl-agent's takes {"query": ".."}, and ours (server.py) takes either. All answer
 {"result": [[{"document": {"id", "contents"}, "score"}, ..] for each query]}. The client detects the
-protocol at the start with a test query. A batch of searches is one request where the server takes
-lists, and concurrent requests where it does not.
+protocol at the start with a test query. A batch of searches is sent in requests of MAX_QUERIES
+where the server takes lists, and in concurrent requests where it does not.
 
 A failure that may pass is retried after 1, 2, 4 .. 30 seconds: no connection, no complete answer in
 time, HTTP 408, 425, 429 or 5xx. After `patience` seconds, `RetrieverError` ends the run; the same
@@ -20,7 +20,6 @@ import json
 import logging
 import math
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -28,8 +27,12 @@ import urllib3
 from urllib3.exceptions import HTTPError, LocationParseError, ReadTimeoutError
 
 from paw_min.base.errors import UserError, masked
+from paw_min.base.threads import in_daemon
 from paw_min.retrieval import MAX_HITS, Hit
 
+# Of one request, which has to be answered within `timeout`, also by a server on a CPU. The preset
+# `paper` has up to 1,280 searches at once: if a server cannot answer them in time, no retry helps.
+MAX_QUERIES = 64
 THREADS = 32  # concurrent requests, for servers that take one query each
 START = 20.0  # seconds; our server opens its port before it loads
 FIRST_WAIT = 1.0  # seconds between two attempts, doubled each time ..
@@ -93,17 +96,23 @@ class SearchClient:
             return []
         if self.protocol == "queries":
             found = []
-            size = max(1, MAX_HITS // k)  # our own server refuses larger requests
+            # Our own server refuses requests for more hits.
+            size = max(1, min(MAX_QUERIES, MAX_HITS // k))
             for start in range(0, len(queries), size):
                 part = queries[start : start + size]
                 found += self._hits(self._ask("queries", part, k), len(part), k)
             return found
 
-        def search_one(query: str) -> list[Hit]:
-            return self._hits(self._ask("query", query, k), 1, k)[0]
+        def search_each(part: list[str]) -> list[list[Hit]]:
+            return [self._hits(self._ask("query", query, k), 1, k)[0] for query in part]
 
-        with ThreadPoolExecutor(min(THREADS, len(queries))) as threads:
-            return list(threads.map(search_one, queries))
+        # Thread n asks queries n, n + threads, n + 2 threads, ...
+        threads = min(THREADS, len(queries))
+        calls = [in_daemon(search_each, queries[n::threads]) for n in range(threads)]
+        found = [[]] * len(queries)
+        for n, call in enumerate(calls):
+            found[n::threads] = call.result()
+        return found
 
     def _ask(self, key: str, asked: str | list[str], k: int) -> _Reply:
         """The answer to a search; repeats it for `patience` seconds while a failure may pass."""

@@ -22,13 +22,12 @@ Deviations:
 
 import json
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from threading import Thread
 
 from paw_min.base.files import expanded, is_url
+from paw_min.base.threads import in_daemon
 from paw_min.config import Config
 from paw_min.envs.interface import Answer, Step, Tasks
 from paw_min.envs.search.questions import Question, exact_match, load_questions
@@ -103,20 +102,6 @@ def information(hits: list[Hit]) -> str:
     text = "".join(f"Doc {n}: {passage}\n" for n, passage in enumerate(passages, start=1))
     result = json.dumps({"result": text or "No search results found."}, ensure_ascii=False)
     return f"<information>{result}</information>"
-
-
-def in_daemon(function: Callable, *arguments) -> Future:
-    """Call a function in a thread; Ctrl-C does not wait for it, as it does for an executor's."""
-    future = Future()
-
-    def work():
-        try:
-            future.set_result(function(*arguments))
-        except Exception as error:  # noqa: BLE001 - raised by future.result
-            future.set_exception(error)
-
-    Thread(target=work, daemon=True).start()
-    return future
 
 
 @dataclass

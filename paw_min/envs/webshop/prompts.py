@@ -66,7 +66,9 @@ def compact(context: Context, history_length: int) -> str:
     if history_length > 0:  # history[-0:] would be all of it
         recent = context.history[-history_length:]
     commands = [f"> {turn.command}" for turn in recent]
-    parts = [part.strip("'") for part in context.observation.split(" [SEP] ")]
+    # One quote on each side: a value such as 5' (feet) ends with its own.
+    quoted = context.observation.split(" [SEP] ")
+    parts = [part.removeprefix("'").removesuffix("'") for part in quoted]
     page = " | ".join(part for part in parts if part not in BUTTONS)
     return "\n".join([f"task {context.task}", *commands, f"| {page}"])
 
