@@ -27,14 +27,16 @@ PAW = "PaW"
 
 def opt(
     group: str, default, help: str, *,
-    choices=None, low=None, above=None, high=None, only=(),
+    choices=None, low=None, above=None, high=None, only=(), without=(),
 ):
     """A field with its flag, of Config or of another command's settings; a tuple has any number.
 
-    Bounds: low <= value <= high, above < value. only: the benchmarks that have this setting.
+    Bounds: low <= value <= high, above < value. only: the benchmarks that have this setting;
+    without: those that do not.
     """
     metadata = dict(
-        group=group, help=help, choices=choices, low=low, above=above, high=high, only=only
+        group=group, help=help, choices=choices, low=low, above=above, high=high, only=only,
+        without=without,
     )
     return field(default=default, metadata=metadata)
 
@@ -76,7 +78,7 @@ class Config:
     max_turns: int = opt(ENV, 50, "environment steps per episode, A.1", low=1)
     workers: int = opt(
         ENV, 0, "processes that run environments; 0: this process", low=0,
-        only=("alfworld", "webshop", "openenv"),  # the last is examples/openenv_paw.py
+        without=("search",),  # its searches run in a thread
     )
 
     model: str = opt(
@@ -196,7 +198,13 @@ def flag(name: str) -> str:
 def settings(env: str | None = None, kind: type = Config) -> list:
     """The fields that have a flag: of one benchmark, or all. kind: the dataclass."""
     with_flag = [f for f in fields(kind) if "group" in f.metadata]
-    return [f for f in with_flag if env is None or env in (f.metadata["only"] or (env,))]
+    if env is None:
+        return with_flag
+
+    def has(f) -> bool:
+        return env in (f.metadata["only"] or (env,)) and env not in f.metadata["without"]
+
+    return [f for f in with_flag if has(f)]
 
 
 # ---- checks ----

@@ -118,8 +118,8 @@ def make_triplets(job: RwmlJob) -> dict:
     if len(found.triplets) * settings.validation < 1 or not found.held_out:
         pieces.remove()  # other tasks start from the beginning
         raise UserError(f"{found_in(found.counts, len(found.triplets))}. These are too few: use "
-                        "more --tasks; if most are too_long, raise answer_tokens in "
-                        "world_models/rwml_options.py, and --max-prompt-tokens.")
+                        "more --tasks; if most are too_long, raise --answer-tokens and "
+                        "--max-prompt-tokens.")
     write_triplets(job.folder / "triplets.jsonl", found.triplets)
     # The panel is in the order of the task types.
     n_held_out = min(HELD_OUT, len(found.held_out))

@@ -169,8 +169,7 @@ def load_world_model(folder: Path, cfg: Config, answer_tokens: int = 512) -> Wor
                         "complete `word2world train`, or add --shots 0 to prompt a model.")
     with reading(path):
         record = json.loads(path.read_text())
-        # Earlier versions stored no env. Their line is: word2world train ENV ...
-        env = record.get("env") or record["command"].split()[2]
+        env = record["env"]
         context = int(record["context"])
         marker = record["marker"]
     if env != cfg.env:

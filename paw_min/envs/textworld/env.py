@@ -33,7 +33,7 @@ def load(cfg: Config, data: str) -> Tasks:
     return Tasks(
         train=list_games(data, "train"),
         held_out=list_games(data, cfg.eval_split),
-        make_pool=partial(EnvPool, TextworldEnv),
+        make_pool=partial(EnvPool, TextworldEnv, workers=cfg.workers),
     )
 
 
