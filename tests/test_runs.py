@@ -15,9 +15,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from paw_min import train
+from paw_min.base import distributed
 from paw_min.base.errors import UserError
 from paw_min.running import runs
-from tests.helpers import held_by_another_process, make_policy
+from tests.helpers import held_by_another_process, make_episodes, make_policy
 
 
 @pytest.fixture
@@ -138,6 +139,23 @@ def test_a_full_disk_elsewhere_is_a_sentence_too(finished, config):
         one_line(error)
     after = (finished / "config.json").read_bytes(), (finished / "metrics.jsonl").read_bytes()
     assert before == after
+
+
+def test_ranks_that_save_the_rows_of_a_nan_at_once(finished, config, monkeypatch):
+    """The norm is NaN on all ranks. Here, rank 1 writes before rank 0 has renamed its file."""
+    run, save, rows = runs.Run(config()), torch.save, make_episodes()[1].transitions
+
+    def save_on_rank_0(content, path):
+        monkeypatch.setattr(torch, "save", save)
+        save(content, path)
+        with monkeypatch.context() as patch:
+            patch.setattr(distributed, "rank", lambda: 1)
+            run.dump_rows(rows, 2)
+
+    monkeypatch.setattr(torch, "save", save_on_rank_0)
+    file = run.dump_rows(rows, 2)
+    assert torch.load(file) == [vars(row) for row in rows]
+    assert not list(finished.glob("*.partial"))
 
 
 def test_a_run_folder_that_cannot_be_made(config, tmp_path):
