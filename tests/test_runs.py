@@ -8,6 +8,7 @@ import os
 import resource
 import shutil
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,9 @@ from transformers import AutoModelForCausalLM
 from paw_min import train
 from paw_min.base import distributed
 from paw_min.base.errors import UserError
+from paw_min.config import Config
 from paw_min.running import runs
+from paw_min.running.stored import differences
 from tests.helpers import held_by_another_process, make_episodes, make_policy
 
 
@@ -278,6 +281,15 @@ def test_a_run_belongs_to_its_settings_and_free_ones_may_change(finished, config
     free = dict(updates=9, eval_every=1, eval_repeats=3, max_prompt_tokens=900, workers=2)
     runs.Run(config(**free))
     assert json.loads((finished / "config.json").read_text())["eval_repeats"] == 3
+
+
+@pytest.mark.parametrize(
+    "settings, is_free", [({}, True), ({"env": "search"}, False), ({"wm_rows": "tapo"}, False)]
+)
+def test_the_limit_of_prompts_is_free_where_none_is_cut(settings, is_free):
+    cfg = Config(**settings)
+    changed = differences(asdict(cfg), replace(cfg, max_prompt_tokens=900))
+    assert changed == ([] if is_free else ["--max-prompt-tokens 2048"])
 
 
 @pytest.mark.parametrize("name, old, new, resumes", [
