@@ -20,6 +20,7 @@ from paw_min.base.errors import UserError
 from paw_min.config import Config, check, parse_args
 from paw_min.metrics import peak_memory
 from paw_min.model import lora
+from paw_min.model.sampler import HFSampler
 from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.running import memory, session
 from paw_min.running.memory import Estimate, estimate
@@ -209,9 +210,13 @@ def test_free_memory_is_shared_by_the_ranks_of_a_machine(monkeypatch):
     assert memory.free_bytes("cpu")[0] == pytest.approx(free / 4, rel=0.2)
 
 
-def test_no_gradient_is_stored_while_vllm_is_awake(monkeypatch):
+def test_no_gradient_is_stored_in_a_rollout(monkeypatch):
     """The estimate counts none then. They are freed before the cache is emptied for vLLM."""
     policy = make_policy()
+    for p in policy.parameters():
+        p.grad = torch.zeros_like(p)
+    with HFSampler().sync(policy):
+        assert gradients(policy) == []
     sampler = object.__new__(VLLMSampler)
     sampler.gpu, sampler.running = True, {}
     sampler.llm = MagicMock()

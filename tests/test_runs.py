@@ -8,6 +8,7 @@ import os
 import resource
 import shutil
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from paw_min import train
+from paw_min.base import distributed
 from paw_min.base.errors import UserError
+from paw_min.config import Config
 from paw_min.running import runs
-from tests.helpers import held_by_another_process, make_policy
+from paw_min.running.stored import differences
+from tests.helpers import held_by_another_process, make_episodes, make_policy
 
 
 @pytest.fixture
@@ -140,6 +144,23 @@ def test_a_full_disk_elsewhere_is_a_sentence_too(finished, config):
     assert before == after
 
 
+def test_ranks_that_save_the_rows_of_a_nan_at_once(finished, config, monkeypatch):
+    """The norm is NaN on all ranks. Here, rank 1 writes before rank 0 has renamed its file."""
+    run, save, rows = runs.Run(config()), torch.save, make_episodes()[1].transitions
+
+    def save_on_rank_0(content, path):
+        monkeypatch.setattr(torch, "save", save)
+        save(content, path)
+        with monkeypatch.context() as patch:
+            patch.setattr(distributed, "rank", lambda: 1)
+            run.dump_rows(rows, 2)
+
+    monkeypatch.setattr(torch, "save", save_on_rank_0)
+    file = run.dump_rows(rows, 2)
+    assert torch.load(file) == [vars(row) for row in rows]
+    assert not list(finished.glob("*.partial"))
+
+
 def test_a_run_folder_that_cannot_be_made(config, tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "out").mkdir()
@@ -260,6 +281,15 @@ def test_a_run_belongs_to_its_settings_and_free_ones_may_change(finished, config
     free = dict(updates=9, eval_every=1, eval_repeats=3, max_prompt_tokens=900, workers=2)
     runs.Run(config(**free))
     assert json.loads((finished / "config.json").read_text())["eval_repeats"] == 3
+
+
+@pytest.mark.parametrize(
+    "settings, is_free", [({}, True), ({"env": "search"}, False), ({"wm_rows": "tapo"}, False)]
+)
+def test_the_limit_of_prompts_is_free_where_none_is_cut(settings, is_free):
+    cfg = Config(**settings)
+    changed = differences(asdict(cfg), replace(cfg, max_prompt_tokens=900))
+    assert changed == ([] if is_free else ["--max-prompt-tokens 2048"])
 
 
 @pytest.mark.parametrize("name, old, new, resumes", [

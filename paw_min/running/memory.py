@@ -7,7 +7,7 @@
     one pass    activations of --micro-tokens tokens, forward and backward
     vLLM        its fraction of the GPU
 
-A pass and vLLM take turns, and the gradients are freed before vLLM wakes. So the peak has states,
+A pass and vLLM take turns, and the gradients are freed before each rollout. So the peak has states,
 reference, and the larger of one pass and vLLM minus gradients. With --ref-offload, the reference
 takes turns with both.
 
@@ -43,7 +43,7 @@ class Estimate:
     """Bytes on one device."""
 
     states: float
-    gradients: float  # part of the states; none while vLLM is awake
+    gradients: float  # part of the states; none from a rollout to the next training pass
     reference: float
     one_pass: float
     vllm: float

@@ -145,7 +145,8 @@ class Run:
     def dump_rows(self, rows: list, update: int) -> Path:
         """Save the rows of a NaN loss -> the file."""
         file = self.folder / f"nonfinite-{update:06d}.pt"
-        partial = file.with_suffix(".partial")
+        # A gradient norm is NaN on all ranks at once, and each of them writes: the last one stays.
+        partial = file.with_suffix(f".{distributed.rank()}.partial")
         with writing(file.name):
             torch.save([vars(row) for row in rows], partial)
             os.replace(partial, file)  # a link of this name is replaced, not followed

@@ -6,6 +6,7 @@ from dataclasses import Field, asdict, fields
 from paw_min.base.errors import masked
 from paw_min.base.files import is_url
 from paw_min.config import FREE_TO_CHANGE, Config, flag
+from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.toy import WORLDS
 
 SOURCES = ("data", "retriever")  # a run may resume with the same content at another place
@@ -51,10 +52,13 @@ def check_stored(f: Field, value) -> None:
 def differences(stored: dict, cfg: Config) -> list[str]:
     """The flags of a stored config with which a run with the settings `cfg` cannot resume."""
     old = asdict(from_stored(stored))
+    free = set(FREE_TO_CHANGE)
+    if BENCHMARKS[cfg.env].cut_prompts or cfg.wm_rows == "tapo":
+        free.remove("max_prompt_tokens")  # longer prompts are cut, so it changes what is trained on
     return [
         f"{flag(key)} {old[key]!r}"
         for key, value in public(cfg).items()
-        if key not in FREE_TO_CHANGE and not is_same(key, old[key], value)
+        if key not in free and not is_same(key, old[key], value)
     ]
 
 
