@@ -628,9 +628,8 @@ def test_the_defaults_are_the_papers():
 
 
 WON = json.dumps([{"won": True, "messages": [said("system", "s")], "responses": ["x"]}])
-WM = '{"command": "word2world train webshop --out alfworld", "marker": "", "context": 9}'
-FLAGS_FIRST = """{"command": "word2world --out x train alfworld", "env": "alfworld", "marker": "",
-                  "context": 9}"""
+WM = '{"env": "webshop", "marker": "", "context": 9}'
+OTHER_MARKER = '{"env": "alfworld", "marker": "", "context": 9}'
 TRAIN = ["train", "alfworld", "--trajectories", "FILE"]
 IMITATE = ["imitate", *TRAIN[1:]]
 MEASURE = ["consistency", "alfworld", "--world-model", "FOLDER"]
@@ -645,7 +644,7 @@ MEASURE = ["consistency", "alfworld", "--world-model", "FOLDER"]
     ("t.json", WON, [*IMITATE, "--wins", 2], "1 won episodes, --wins"),
     ("t.json", WON, IMITATE, "won episode 0 has 1 responses"),
     ("wm/train.json", WM, MEASURE, "give a world model of alfworld"),
-    ("wm/train.json", FLAGS_FIRST, MEASURE, "has the marker '', expected ' .SUCCESS.'"),
+    ("wm/train.json", OTHER_MARKER, MEASURE, "has the marker '', expected ' .SUCCESS.'"),
     ("o/consistency.json", "{}", MEASURE, "consistency.json cannot be read .KeyError"),
 ])
 def test_errors_are_one_sentence(tmp_path, games_root, name, content, words, message):

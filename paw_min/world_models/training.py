@@ -173,8 +173,7 @@ def load_world_model(folder: Path, cfg: Config, answer_tokens: int = 512) -> Wor
         context = int(record["context"])
         marker = record["marker"]
     if env != cfg.env:
-        raise UserError(f"{path} is the result of `{record['command']}`: give a world model of "
-                        f"{cfg.env}.")
+        raise UserError(f"{path} is of {env!r}: give a world model of {cfg.env}.")
     if marker != MARKER:
         raise UserError(f"{path} has the marker {marker!r}, expected {MARKER!r}: train the world "
                         "model again.")
