@@ -3,7 +3,7 @@
     python research/locks/study.py run [--workers 2]    trains what runs.jsonl does not have yet
     python research/locks/study.py table                tables.md and curves.png from runs.jsonl
 
-A run takes 13 s of CPU. An arm replaces a function of one_file or hands it another world; the file
+A run takes 14 s of CPU. An arm replaces a function of one_file or hands it another world; the file
 itself has no setting for any of this.
 """
 

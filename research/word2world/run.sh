@@ -119,6 +119,7 @@ uses() {
         --trajectories $teacher --out runs/w2w/uses/warm-agent
     word2world imitate alfworld --preset open --trajectories $teacher --wins 60 $imitate \
         --out runs/w2w/uses/cold-agent
+    python run_alfworld.py --preset open --eval-only --eval-repeats 3 --out runs/uses --name eval-open
     for agent in agent-real-44 agent-synthetic-44 agent-real warm-agent cold-agent; do
         python run_alfworld.py --preset open --eval-only --eval-repeats 3 \
             --model "runs/w2w/uses/$agent" --out runs/uses --name "eval-$agent"
