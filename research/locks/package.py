@@ -74,6 +74,30 @@ class Sentence(World):
         return ["it", "opens" if opens == "opens" else "stays shut", ":", material, "."]
 
 
+class Chat(World):
+    """For one_file: prompts with the two tokens that the package's chat template adds to them."""
+
+    def prompt(self, name: str) -> list[str]:
+        return ["<user>", *super().prompt(name), "<agent>"]
+
+    def words(self) -> list[str]:
+        return ["<user>", "<agent>", *super().words()]
+
+
+class PackagesHead(one_file.Model):
+    """one_file's model with the head of the package's models: no bias, start values of 0.02."""
+
+    def __init__(self, words: list[str]):
+        super().__init__(words)
+        self.head = torch.nn.Linear(one_file.WIDTH, len(words), bias=False)
+        torch.nn.init.normal_(self.head.weight, std=0.02)
+
+
+def without_template(policy: Policy, message: str) -> list[int]:
+    """For Policy.encode_chat: the prompt alone, as in one_file."""
+    return policy.encode(message)
+
+
 def without_end(policy: Policy, text: str) -> list[int]:
     """For Policy.encode_response: a response of one token, the tool."""
     return policy.encode(text)
@@ -142,10 +166,12 @@ class Cell:
     names: int = 128
     warm_rows: int = one_file.WARM_ROWS
     end: bool = True  # whether a response has an end token
+    template: bool = True  # whether a prompt has the tokens of the chat template
     tags: bool = False
     world: type[World] = World
     model: Callable = make_example
     malformed: bool = True  # whether the world model learns from malformed responses, too
+    model_of_file: type[one_file.Model] = one_file.Model  # in the cells of one_file itself
 
     def make_world(self, seed: int) -> World:
         world = make_world(seed, self.names)
@@ -153,7 +179,10 @@ class Cell:
 
     def start(self, seed: int) -> Path:
         """The start model; cells that differ only in settings share it."""
-        kind = (self.names, self.warm_rows, self.end, self.tags, self.world, self.model, seed)
+        kind = (
+            self.names, self.warm_rows, self.end, self.template, self.tags, self.world, self.model,
+            seed,
+        )
         return SCRATCH / "-".join(str(getattr(part, "__name__", part)) for part in kind)
 
 
@@ -169,6 +198,15 @@ TRIES = short(TAGS | SENTENCE, tags=True, world=Sentence, model=make_standin)
 CELLS = {
     "file": Cell(),
     "nearest": Cell(NO_KL | dict(max_response_tokens=1), end=False, model=make_gpt2),
+    "file, chat tokens": Cell(world=Chat),
+    "file, the package's head": Cell(model_of_file=PackagesHead),
+    "nearest, no chat tokens": Cell(
+        NO_KL | dict(max_response_tokens=1), end=False, model=make_gpt2, template=False
+    ),
+    "nearest, the file's head, no chat tokens": Cell(
+        NO_KL | dict(max_response_tokens=1), end=False, model=make_gpt2_with_the_files_head,
+        template=False,
+    ),
     "nearest, the file's head": Cell(
         NO_KL | dict(max_response_tokens=1), end=False, model=make_gpt2_with_the_files_head
     ),
@@ -281,6 +319,8 @@ def run_package(cell: Cell, arm: str, seed: int, out: Path) -> list[dict]:
             )
         if not cell.end:
             instead(Policy, "encode_response", without_end)
+        if not cell.template:
+            instead(Policy, "encode_chat", without_template)
         start = cell.start(seed)
         start.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{start}.lock"):  # the arms of a seed share it
@@ -319,7 +359,7 @@ def run_file(cell: Cell, arm: str, seed: int) -> list[dict]:
         return usual(model, world, update)
 
     others = dict(LR=used["lr"], EVALUATE_EVERY=used["eval_every"], WARM_ROWS=cell.warm_rows)
-    with patch.multiple(one_file, evaluate=evaluate, **others):
+    with patch.multiple(one_file, evaluate=evaluate, Model=cell.model_of_file, **others):
         arms = one_file.make_arms(one_file.Arm())
         points = one_file.run(seed, arms[arm], cell.make_world(seed), used["updates"])
     curve = [vars(point) | {"valid": share} for point, share in zip(points, valid, strict=True)]
