@@ -30,7 +30,7 @@ import torch
 
 from paw_min.base import distributed
 from paw_min.base.errors import Parser, UserError, user_errors
-from paw_min.base.files import writing
+from paw_min.base.files import check_writable, replace_text
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.metrics import mean
@@ -138,6 +138,8 @@ def main(paths: list[Path], out: Path | None) -> None:
         cfg = read_config(Path(entry.folder) / "config.json")
         by_start[cfg.env, cfg.model, cfg.data].append((entry, cfg))
     stored = []
+    if out:
+        check_writable(out)
     if out and out.exists():
         stored = [asdict(known) for known in read_json(out, list[Report])]
     reports = []
@@ -146,8 +148,7 @@ def main(paths: list[Path], out: Path | None) -> None:
         reports.append(new)
         print(new, flush=True)
         if out:
-            with writing(str(out)):
-                out.write_text(json.dumps(reports, indent=1) + "\n")
+            replace_text(out, json.dumps(reports, indent=1) + "\n")
 
     for runs in by_start.values():
         entry, cfg = runs[0]

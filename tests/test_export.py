@@ -95,8 +95,18 @@ def test_push(finished, tmp_path, monkeypatch, capsys):
     export.main([str(finished), "--out", str(out), "--push", "me/policy"])
     assert "https:/me/policy: the same\n" in capsys.readouterr().out
     assert {"README.md", "model.safetensors", "tokenizer.json"} <= sent["me/policy"]
-    with pytest.raises(UserError, match="is not empty: with --push, give a new folder"):
-        export.main([str(finished), "--out", str(out), "--push", "me/policy"])
+
+
+@pytest.mark.parametrize("flags", [[], ["--push", "me/policy"]])
+@pytest.mark.parametrize("folder", ["", "checkpoint-000001"])
+def test_a_folder_with_files_stays_as_it_is(finished, folder, flags):
+    def content() -> dict:
+        return {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+
+    before = content()
+    with pytest.raises(UserError, match="is not empty: give a new folder"):
+        export.main([str(finished), "--out", str(finished / folder), *flags])
+    assert content() == before
 
 
 def test_a_push_that_fails_writes_nothing(finished, tmp_path, monkeypatch):

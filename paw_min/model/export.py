@@ -66,9 +66,11 @@ def main(argv: list[str] | None = None) -> None:
     if checkpoint is None:
         raise UserError(f"{args.run} has no checkpoint: give the folder of a run, runs/NAME.")
     card = model_card(checkpoint)
+    # Files of other programs have the same names: a run's config.json, a project's README.md. And
+    # --push uploads all that is in the folder.
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"--out {out} is not empty: give a new folder.")
     if args.push:
-        if out.exists() and any(out.iterdir()):  # all that is in the folder is uploaded
-            raise UserError(f"--out {out} is not empty: with --push, give a new folder.")
         with hub_errors(args.push):  # before the work, since a token may be missing
             url = HfApi().create_repo(args.push, exist_ok=True)
     load_policy(str(checkpoint)).save(out)

@@ -20,7 +20,6 @@ and valid_seen share scenes, but no (scene, goal) pair.
     python -m paw_min.toy.alfworld_games --root DIR --split train --n 400 --seed 0
 """
 
-import argparse
 import json
 import os
 import random
@@ -34,6 +33,7 @@ from typing import NamedTuple
 import textworld
 from tqdm import tqdm
 
+from paw_min.base.errors import Parser
 from paw_min.envs.alfworld import engine
 
 
@@ -439,7 +439,7 @@ def _write(path: Path, content: dict):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", required=True, help="data folder, for json_2.1.1")
     parser.add_argument("--split", required=True, choices=list(SCENES))
     parser.add_argument("--n", type=int, required=True, help="number of games")

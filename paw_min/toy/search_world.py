@@ -24,7 +24,6 @@ same arguments give the same bytes on every machine.
     python -m paw_min.toy.search_world --out DIR
 """
 
-import argparse
 import json
 import random
 from collections.abc import Iterable
@@ -34,6 +33,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from paw_min.base.errors import Parser
 from paw_min.toy import check_folder, write_folder
 
 FILES = ("corpus.jsonl", "train.jsonl", "test.jsonl")
@@ -231,7 +231,7 @@ def generate(folder: str | Path, n_entities: int = 3000, n_train: int = N_TRAIN,
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", required=True, help="folder to generate")
     parser.add_argument("--n-entities", type=int, default=3000, help="passages")
     parser.add_argument("--n-train", type=int, default=N_TRAIN, help="training questions")
