@@ -373,6 +373,13 @@ def test_names_presets_and_plan(games_root, tmp_path, capsys):
         return prompting.parse(["webshop", *argv])[0]
 
     assert names().name == "webshop-tiny-plain-seed0"
+    checkpoint = "runs/webshop-tiny-grpo-seed1/checkpoint-000008"
+    name = "webshop-webshop-tiny-grpo-seed1-checkpoint-000008-plain-seed0"
+    assert names("--model", checkpoint).name == name
+    # Other numbers of trials have other results, so they have a folder of their own.
+    assert names("--agent", "reflexion").name == "webshop-tiny-reflexion-seed0"
+    five = names("--agent", "reflexion", "--trials", "5")
+    assert five.name == "webshop-tiny-reflexion-trials=5-seed0"
     cfg = names("--agent", "react", "--endpoint", "http://h/v1", "--model", "org/m-1")
     assert cfg.name == "webshop-m-1-react-seed0" and cfg.prompt == "paper"
     assert cfg.max_prompt_tokens == prompting.TRAJECTORY_TOKENS["paper"]

@@ -11,6 +11,7 @@ them for `table` and `figures`.
 import argparse
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -246,7 +247,7 @@ def main(argv: list[str]) -> None:
         free = slots(args.jobs, jobs[0].cfg.device)
         print(f"{len(free)} at a time; output: {args.out}/<run>.log", flush=True)
         failures = run_all(jobs, free)
-        print(f"table: python -m research.paper.table {path}")
+        print(f"table: python -m research.paper.table {shlex.quote(str(path))}")
     if failures:
         raise UserError(f"{len(failures)} of {len(jobs)} runs failed.\n" + "\n".join(failures))
 
