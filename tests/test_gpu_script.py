@@ -51,6 +51,19 @@ def test_a_part_that_is_not_done_runs_and_all_have_rows(tmp_path):
     assert 0 < gap < 0.01 and checkpoint == 0
 
 
+@pytest.mark.parametrize("script", ["gpu", "rollout", "overhead", "update"])
+def test_a_machine_with_torch_and_transformers_only(script):
+    """Only gpu.sh's own packages are there; it skips what needs TRL, vLLM or peft."""
+    absent = "alfworld textworld matplotlib nltk rapidfuzz urllib3 fastapi uvicorn trl vllm peft"
+    code = (
+        f"import runpy, sys; sys.modules |= dict.fromkeys({absent.split()!r}); "
+        f"sys.argv = ['research/bench/{script}.py', '--help']; "
+        "sys.path.insert(0, 'research/bench'); runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_without_a_gpu_it_says_so(tmp_path):
     assert "torch sees no GPU here" in gpu_script(tmp_path, code=1)
     assert not list(tmp_path.iterdir())
