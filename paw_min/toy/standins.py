@@ -50,7 +50,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from paw_min.base.errors import Parser
+from paw_min.base.errors import Parser, user_errors
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.model import lora
 from paw_min.model.policy import Policy, load_policy, turn_text
@@ -448,4 +448,5 @@ if __name__ == "__main__":
     parser.add_argument("--threads", type=int, default=1, help="affects the last bits")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    warm_start(args.name, args.out, kind=args.warm_start)
+    with user_errors():
+        warm_start(args.name, args.out, kind=args.warm_start)
