@@ -6,6 +6,7 @@
 import json
 import shlex
 from pathlib import Path
+from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
@@ -51,6 +52,17 @@ def test_the_folder_and_its_card(finished, config, tmp_path, capsys):
     names = {name: Path(getattr(config(), name)).name for name in ("data", "model")}
     assert command_of(shown.text, "alfworld") == (config(**names, out="runs", updates=1), "train")
     assert "Updates: 1." in shown.text
+
+
+def test_an_interrupted_export_can_be_repeated(finished, tmp_path, monkeypatch):
+    out = tmp_path / "plain"
+    out.mkdir()  # an empty folder is as good as none
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(export, "replace_text", Mock(side_effect=KeyboardInterrupt))
+        export.main([str(finished), "--out", str(out)])
+    assert not list(out.iterdir())
+    export.main([str(finished), "--out", str(out)])
+    assert not (tmp_path / "plain.partial").exists() and (out / "README.md").exists()
 
 
 def test_a_base_model_of_the_hub(finished):
