@@ -38,6 +38,8 @@ def test_the_folder_and_its_card(finished, config, tmp_path, capsys):
     export.main([str(finished), "--out", str(out)])
     assert f"plain: the policy of {finished}/checkpoint-000001\n" in capsys.readouterr().out
     assert (out / "metrics.jsonl").read_bytes() == (finished / "metrics.jsonl").read_bytes()
+    modes = {path.name: path.stat().st_mode for path in out.iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"]  # others may read the weights, too
     shown = ModelCard.load(out / "README.md")
     assert shown.data.to_dict() == {
         "library_name": "transformers", "pipeline_tag": "text-generation",
