@@ -368,6 +368,18 @@ def test_user_errors(more, message, games_root, tmp_path, capsys):
         prompting.main(["alfworld", "--data", str(games_root), "--out", str(tmp_path), *more])
 
 
+def test_a_benchmark_of_a_fork(monkeypatch):
+    """Its run script may lack a preset, and it has no demonstration yet."""
+    monkeypatch.setattr(prompting, "presets_of", lambda env: {"tiny": {"updates": 1}})
+    monkeypatch.delitem(prompting.EXAMPLES, "webshop")
+    assert prompting.parse(["webshop"])[0].updates == 1
+    with pytest.raises(UserError, match="^--agent react: .* none for webshop"):
+        prompting.parse(["webshop", "--agent", "react"])
+    monkeypatch.setattr(prompting, "presets_of", lambda env: {"small": {}})
+    with pytest.raises(UserError, match="^run_webshop.py has no preset tiny"):
+        prompting.parse(["webshop"])
+
+
 def test_names_presets_and_plan(games_root, tmp_path, capsys):
     def names(*argv):
         return prompting.parse(["webshop", *argv])[0]

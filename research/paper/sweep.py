@@ -91,6 +91,9 @@ def plan(grid: str, env: str, seeds: list[int], out: str, extra: list[str]) -> l
     jobs = []
     for seed in seeds:
         for arm in GRIDS[grid]:
+            if "{printed}" in arm.flags and env not in PRINTED_SCALE:
+                raise UserError(f"grids.py has no PRINTED_SCALE of {env}, which {grid} needs: add "
+                                "it, or choose another grid.")
             own = arm.flags.format(**values).split()
             flags = [*extra, *own, "--seed", str(seed), "--out", out]
             cfg, _ = parse_args(env, presets, "", flags)

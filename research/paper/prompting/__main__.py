@@ -94,10 +94,15 @@ def parse(argv: list[str]) -> tuple[Config, Namespace, bool]:
 def find_presets(options: Namespace) -> dict[str, dict]:
     """Those of the run script; the first is the default."""
     presets = {}
+    known = presets_of(options.env)
     for size in ("paper", "tiny") if options.endpoint else ("tiny", "paper"):
-        presets[size] = presets_of(options.env)[size]
+        if size not in known:  # of a fork's run script
+            continue
+        presets[size] = known[size]
         if options.agent != "plain":
             presets[size] = presets[size] | {"max_prompt_tokens": TRAJECTORY_TOKENS[size]}
+    if not presets:
+        raise UserError(f"run_{options.env}.py has no preset tiny and no preset paper: add one.")
     return presets
 
 
@@ -107,6 +112,9 @@ def check(options: Namespace) -> None:
         value = getattr(options, key)
         if not low <= value <= high:  # so that NaN is out of range, too
             raise UserError(f"--{key} {value} is out of range: use {low} to {high}.")
+    if options.agent != "plain" and options.env not in EXAMPLES:
+        raise UserError(f"--agent {options.agent}: demonstrations.py has none for {options.env}; "
+                        "add one, or use --agent plain.")
     refuse_ranks("prompting")
 
 
