@@ -78,6 +78,7 @@ def connect(url: str) -> SyncEnvClient:
 
 def load(cfg: Config, url: str) -> Tasks:
     """The seeds of a run, after a look at the server; UserError if it has no such environment."""
+    url = url.rstrip("/")
     try:
         with urlopen(f"{url}/schema", timeout=TIMEOUT) as answer, connect(url) as session:
             schema = json.loads(answer.read(1 << 24))

@@ -31,7 +31,6 @@ from difflib import SequenceMatcher
 from typing import NamedTuple
 
 import torch
-from rapidfuzz.distance import LCSseq
 from torch import Tensor
 
 Keys = Sequence[Hashable] | Tensor  # one label per row: hashables or an integer tensor
@@ -184,6 +183,9 @@ def may_reach(a: str, b: str, threshold: float) -> bool:
     one, which rapidfuzz computes 64 characters at a time. (difflib's own quick bound counts
     letters, in which any two pages of English are similar.)
     """
+    # Here, since only --similarity needs it: the benchmark of a bare GPU machine runs without.
+    from rapidfuzz.distance import LCSseq
+
     if not a and not b:
         return True
     bound = LCSseq.similarity(a, b)

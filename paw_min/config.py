@@ -346,8 +346,6 @@ def given_settings(args: dict[str, object], env: str | None = None, kind: type =
     """The settings among the parsed flags of `add_settings`, without those that were omitted."""
     given = {f.name: args[f.name] for f in settings(env, kind) if args[f.name] is not MISSING}
     for name, value in given.items():
-        if value == "":  # of a shell variable that is not set
-            raise UserError(f'{flag(name)} "" is empty: give a value, or omit it.')
         if isinstance(value, list):
             given[name] = tuple(value)
     return given

@@ -65,7 +65,7 @@ def train(cfg: Config, eval_only: bool = False) -> None:
         if distributed.rank() == 0:
             draw([s.run.folder])
             generated = is_generated(cfg.env, cfg.data)
-            console.report(s.run.folder, read_metrics(s.run.folder), generated)
+            console.report(cfg, s.run.folder, read_metrics(s.run.folder), generated)
 
 
 def run_update(cfg: Config, s: Session, k: int) -> dict[str, float]:

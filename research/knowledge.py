@@ -20,6 +20,7 @@ Failures. The weights play the evaluation panel. Counted are, as shares of the s
 With --out, every report is written at once, and the same command resumes. Not in the paper.
 """
 
+import hashlib
 import json
 from collections import defaultdict
 from contextlib import closing
@@ -30,7 +31,7 @@ import torch
 
 from paw_min.base import distributed
 from paw_min.base.errors import Parser, UserError, user_errors
-from paw_min.base.files import writing
+from paw_min.base.files import check_writable, reading, replace_text
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.metrics import mean
@@ -66,6 +67,16 @@ class Report:
     tool: float
     branch: float | None
     auc: float | None
+    weights: str = ""  # their digest; of a start model and in older files: ""
+
+
+def digest(checkpoint: Path) -> str:
+    """Of the weights: a folder elsewhere may have the same name, as a run of a changed fork."""
+    found = hashlib.blake2b(digest_size=16)
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        with reading(path), open(path, "rb") as file:
+            found.update(hashlib.file_digest(file, "blake2b").digest())
+    return found.hexdigest()
 
 
 def report(cfg: Config, entry: Entry, weights: str, rows: list[TextRow]) -> tuple[Report, list]:
@@ -138,6 +149,8 @@ def main(paths: list[Path], out: Path | None) -> None:
         cfg = read_config(Path(entry.folder) / "config.json")
         by_start[cfg.env, cfg.model, cfg.data].append((entry, cfg))
     stored = []
+    if out:
+        check_writable(out)
     if out and out.exists():
         stored = [asdict(known) for known in read_json(out, list[Report])]
     reports = []
@@ -146,8 +159,7 @@ def main(paths: list[Path], out: Path | None) -> None:
         reports.append(new)
         print(new, flush=True)
         if out:
-            with writing(str(out)):
-                out.write_text(json.dumps(reports, indent=1) + "\n")
+            replace_text(out, json.dumps(reports, indent=1) + "\n")
 
     for runs in by_start.values():
         entry, cfg = runs[0]
@@ -160,16 +172,17 @@ def main(paths: list[Path], out: Path | None) -> None:
         if asdict(new) not in stored:  # other transitions: what was measured is not comparable
             stored = []
         add(asdict(new))
-        measured = {known["checkpoint"]: known for known in stored}
+        measured = {known["weights"]: known for known in stored}
         for entry, cfg in runs:
             weights = newest_checkpoint(entry.folder)
             if weights is None:
                 raise UserError(f"{entry.folder} has no checkpoint: train the run first.")
-            found = measured.get(f"{weights.parent.name}/{weights.name}")
+            own = {"label": entry.label, "seed": entry.seed, "weights": digest(weights)}
+            found = measured.get(own["weights"])
             if not found:
                 new, _ = report(replace(cfg, eval_repeats=1), entry, str(weights), rows)
                 found = asdict(new)
-            add(found | {"label": entry.label})
+            add(found | own)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,14 @@ a model in test_policy.py, and the flags of the run scripts in test_config.py.
 """
 
 import json
+import runpy
+import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from paw_min import toy
 from paw_min.base.errors import UserError
 from paw_min.inspect import __main__ as inspect
 from paw_min.running import samples, serve
@@ -170,3 +173,19 @@ def test_a_command_line_that_cannot_work(finished, command, words, part, monkeyp
     with pytest.raises(UserError, match=part) as error:
         command([word.format(run=finished) for word in words.split()])
     one_sentence(error)
+
+
+GENERATORS = [
+    ("webshop_shops", "--out o --products 0", "n_products is 0"),
+    ("search_world", "--out o --n-entities 1", "n_entities is 1"),
+    ("alfworld_games", "--root o --split train --n 0", "n is 0"),
+]
+
+
+@pytest.mark.parametrize("module, words, part", GENERATORS)
+def test_a_generator_of_data(module, words, part, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [module, *words.split()])
+    with pytest.raises(SystemExit, match=f"^error: .*{part}"):
+        runpy.run_path(f"{toy.__path__[0]}/{module}.py", run_name="__main__")
+    assert not list(tmp_path.iterdir())

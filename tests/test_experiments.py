@@ -95,6 +95,13 @@ def test_an_arm_trains(config, tmp_path, arm):
     assert "wm_loss" in last
 
 
+def test_a_plan_for_a_benchmark_without_a_printed_scale(tmp_path, monkeypatch):
+    monkeypatch.delitem(sweep.PRINTED_SCALE, "search")
+    assert sweep.plan("table2", "search", [0], str(tmp_path), [])
+    with pytest.raises(UserError, match="^grids.py has no PRINTED_SCALE of search"):
+        sweep.plan("fair", "search", [0], str(tmp_path), [])
+
+
 def test_a_plan_whose_folder_has_other_settings(tmp_path):
     job = sweep.plan("table1", "alfworld", [0], str(tmp_path), [])[0]
     write_run(job.folder, [{"update": 0}], public(job.cfg) | {"lr": 0.5})

@@ -6,6 +6,7 @@
 import json
 import shlex
 from pathlib import Path
+from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
@@ -37,6 +38,8 @@ def test_the_folder_and_its_card(finished, config, tmp_path, capsys):
     export.main([str(finished), "--out", str(out)])
     assert f"plain: the policy of {finished}/checkpoint-000001\n" in capsys.readouterr().out
     assert (out / "metrics.jsonl").read_bytes() == (finished / "metrics.jsonl").read_bytes()
+    modes = {path.name: path.stat().st_mode for path in out.iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"]  # others may read the weights, too
     shown = ModelCard.load(out / "README.md")
     assert shown.data.to_dict() == {
         "library_name": "transformers", "pipeline_tag": "text-generation",
@@ -51,6 +54,17 @@ def test_the_folder_and_its_card(finished, config, tmp_path, capsys):
     names = {name: Path(getattr(config(), name)).name for name in ("data", "model")}
     assert command_of(shown.text, "alfworld") == (config(**names, out="runs", updates=1), "train")
     assert "Updates: 1." in shown.text
+
+
+def test_an_interrupted_export_can_be_repeated(finished, tmp_path, monkeypatch):
+    out = tmp_path / "plain"
+    out.mkdir()  # an empty folder is as good as none
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(export, "replace_text", Mock(side_effect=KeyboardInterrupt))
+        export.main([str(finished), "--out", str(out)])
+    assert not list(out.iterdir())
+    export.main([str(finished), "--out", str(out)])
+    assert not (tmp_path / "plain.partial").exists() and (out / "README.md").exists()
 
 
 def test_a_base_model_of_the_hub(finished):
@@ -95,8 +109,18 @@ def test_push(finished, tmp_path, monkeypatch, capsys):
     export.main([str(finished), "--out", str(out), "--push", "me/policy"])
     assert "https:/me/policy: the same\n" in capsys.readouterr().out
     assert {"README.md", "model.safetensors", "tokenizer.json"} <= sent["me/policy"]
-    with pytest.raises(UserError, match="is not empty: with --push, give a new folder"):
-        export.main([str(finished), "--out", str(out), "--push", "me/policy"])
+
+
+@pytest.mark.parametrize("flags", [[], ["--push", "me/policy"]])
+@pytest.mark.parametrize("folder", ["", "checkpoint-000001"])
+def test_a_folder_with_files_stays_as_it_is(finished, folder, flags):
+    def content() -> dict:
+        return {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+
+    before = content()
+    with pytest.raises(UserError, match="is not empty: give a new folder"):
+        export.main([str(finished), "--out", str(finished / folder), *flags])
+    assert content() == before
 
 
 def test_a_push_that_fails_writes_nothing(finished, tmp_path, monkeypatch):

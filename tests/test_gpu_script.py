@@ -51,6 +51,24 @@ def test_a_part_that_is_not_done_runs_and_all_have_rows(tmp_path):
     assert 0 < gap < 0.01 and checkpoint == 0
 
 
+@pytest.mark.parametrize(
+    "command", ["gpu.py correctness --tiny", "overhead.py --shape alfworld --quick --tiny"]
+)
+def test_a_machine_with_torch_and_transformers_only(command, tmp_path):
+    """What gpu.sh needs; it skips the parts that need more."""
+    script, *flags = command.split()
+    argv = [f"research/bench/{script}", *flags, "--out", str(tmp_path / "out.json")]
+    absent = "alfworld textworld matplotlib nltk rapidfuzz urllib3 fastapi uvicorn trl vllm peft"
+    code = (
+        f"import runpy, sys; sys.modules |= dict.fromkeys({absent.split()!r}); "
+        f"sys.argv = {argv!r}; sys.path.insert(0, 'research/bench'); "
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.json").exists()
+
+
 def test_without_a_gpu_it_says_so(tmp_path):
     assert "torch sees no GPU here" in gpu_script(tmp_path, code=1)
     assert not list(tmp_path.iterdir())

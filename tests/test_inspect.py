@@ -283,6 +283,30 @@ def test_counts_on_the_page_equal_the_tensors(browser, page, trained, model):
 
 
 @pytest.mark.slow
+def test_updates_without_world_model_steps(browser, page, trained, tmp_path):
+    """--wm-every 2: only update 2 trains on observations, and with TAPO's rows not on these."""
+
+    def seen(**settings) -> list[tuple[int, float, bool, str]]:
+        """Of each step: its update, its weight, whether the page shows it as trained, its note."""
+        text = page.read_text()
+        for name, value in settings.items():
+            old = json.dumps(getattr(inspect.open_run(trained).cfg, name))
+            assert f'"{name}":{old}' in text
+            text = text.replace(f'"{name}":{old}', f'"{name}":{json.dumps(value)}')
+        (tmp_path / "page.html").write_text(text)
+        browser.open(tmp_path / "page.html")
+        of_step = "[D.updates[s.update].update, s.weight, !document.querySelector('.idle')," + \
+            " $('note').textContent]"
+        return browser.run(f"D.steps.map((s, i) => {{ show(i); return {of_step}; }})")
+
+    for settings in ({}, dict(wm_every=2)):
+        for update, weight, is_trained, _ in seen(**settings):
+            assert is_trained == (weight > 0 and not (settings and update == 1))
+    # The weights of PaW's rows are 0 in such a run, and not because of lambda.
+    assert not any("λ = 0" in note for *_, note in seen(wm_every=2, wm_rows="tapo"))
+
+
+@pytest.mark.slow
 def test_keys_filters_and_links(browser, page, trained):
     browser.open(page)
     browser.press(*"p" * 10)

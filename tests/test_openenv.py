@@ -47,7 +47,7 @@ def settings(tmp_path, **changes) -> Config:
 
 
 def test_a_run_on_the_guessing_game(url, model, tmp_path):
-    train.train(settings(tmp_path, data=url, model=model, updates=1))
+    train.train(settings(tmp_path, data=f"{url}/", model=model, updates=1))
     before, after = runs.read_metrics(tmp_path / "r")
     assert before["eval_failed"] == after["failed"] == 0
     assert after["rows"] == 16 and after["wm_loss"] > 0

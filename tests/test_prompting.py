@@ -368,11 +368,30 @@ def test_user_errors(more, message, games_root, tmp_path, capsys):
         prompting.main(["alfworld", "--data", str(games_root), "--out", str(tmp_path), *more])
 
 
+def test_a_benchmark_of_a_fork(monkeypatch):
+    """Its run script may lack a preset, and it has no demonstration yet."""
+    monkeypatch.setattr(prompting, "presets_of", lambda env: {"tiny": {"updates": 1}})
+    monkeypatch.delitem(prompting.EXAMPLES, "webshop")
+    assert prompting.parse(["webshop"])[0].updates == 1
+    with pytest.raises(UserError, match="^--agent react: .* none for webshop"):
+        prompting.parse(["webshop", "--agent", "react"])
+    monkeypatch.setattr(prompting, "presets_of", lambda env: {"small": {}})
+    with pytest.raises(UserError, match="^run_webshop.py has no preset tiny"):
+        prompting.parse(["webshop"])
+
+
 def test_names_presets_and_plan(games_root, tmp_path, capsys):
     def names(*argv):
         return prompting.parse(["webshop", *argv])[0]
 
     assert names().name == "webshop-tiny-plain-seed0"
+    checkpoint = "runs/webshop-tiny-grpo-seed1/checkpoint-000008"
+    name = "webshop-webshop-tiny-grpo-seed1-checkpoint-000008-plain-seed0"
+    assert names("--model", checkpoint).name == name
+    # Other numbers of trials have other results, so they have a folder of their own.
+    assert names("--agent", "reflexion").name == "webshop-tiny-reflexion-seed0"
+    five = names("--agent", "reflexion", "--trials", "5")
+    assert five.name == "webshop-tiny-reflexion-trials=5-seed0"
     cfg = names("--agent", "react", "--endpoint", "http://h/v1", "--model", "org/m-1")
     assert cfg.name == "webshop-m-1-react-seed0" and cfg.prompt == "paper"
     assert cfg.max_prompt_tokens == prompting.TRAJECTORY_TOKENS["paper"]

@@ -4,11 +4,13 @@ python -m pytest tests/test_study.py
 """
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
 
 from paw_min import train
+from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.rows import Episode
 from paw_min.running.runs import read_metrics
@@ -67,6 +69,19 @@ def test_from_runs_to_table_and_picture(sweep, tmp_path, monkeypatch):
     start, trained = reports["start model", 0], reports[PAW, 1]
     assert 0 < start["p"] < 1 and start["p"] != trained["p"]  # of random weights, one update
     assert (start["branch"], start["auc"]) == (0.25, 0.75)
+    # Other weights in a folder of the same name are measured, too.
+    elsewhere = tmp_path / "elsewhere" / "arm0-1"
+    shutil.copytree(tmp_path / "arm1-1", elsewhere)
+    again = tmp_path / "again.json"
+    again.write_text(file.read_text())
+    knowledge.main([elsewhere], again)
+    _, other = json.loads(again.read_text())
+    assert other["p"] == trained["p"] != reports["GRPO", 1]["p"]
+    # A file that cannot be written ends the command at once.
+    temperatures.clear()
+    with pytest.raises(UserError, match="x.json cannot be written"):
+        knowledge.main([sweep], tmp_path / "no" / "x.json")
+    assert not temperatures
     study.main([sweep], out)
     (setting,) = json.loads((out / "study.json").read_text())
     one, other = (read_metrics(tmp_path / f"arm1-{seed}")[1] for seed in (0, 1))

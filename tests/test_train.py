@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import runpy
+import shlex
 import shutil
 import signal
 import subprocess
@@ -311,6 +312,23 @@ def test_pictures_of_two_runs(finished, tmp_path, monkeypatch):
     runpy.run_path(plot.__file__, run_name="__main__")
     for name in ("curves.png", "paw.png"):
         assert (tmp_path / "compared" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_of_the_comparison_names_both_runs(tmp_path, capsys):
+    """The start model is a checkpoint of another run with PaW, in a folder with a space."""
+    model = f"{tmp_path}/alfworld-tiny-grpo-paw-seed0/checkpoint-000008"
+    folders = {}
+    for flags in ([], ["--no-paw"]):
+        cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", ["--model", model, *flags])
+        folders[cfg.paw] = tmp_path / "a b" / cfg.name
+        console.report(cfg, folders[cfg.paw], [], generated=False)
+        printed = capsys.readouterr().out
+        if cfg.paw:
+            command = printed.splitlines()[-1]
+    assert not printed  # of the baseline
+    _, _, module, *runs_shown, _, _ = shlex.split(command)
+    assert module == "paw_min.running.plot"
+    assert runs_shown == [str(folders[False]), str(folders[True])]
 
 
 @pytest.mark.parametrize(

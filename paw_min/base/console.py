@@ -1,5 +1,7 @@
 """What a run prints: progress bars, the table of updates, the final report. Rank 0 only."""
 
+import shlex
+
 from tqdm import tqdm
 
 from paw_min.base import distributed
@@ -58,10 +60,10 @@ def print_start(s, data: str) -> None:
         say(table_line(line))
 
 
-def report(folder, lines: list[dict[str, float]], generated: bool) -> None:
+def report(cfg, folder, lines: list[dict[str, float]], generated: bool) -> None:
     """Held-out success (pooled, then averaged over task types) and score, before and after.
 
-    generated: whether the data are the small generated ones of a benchmark.
+    cfg: the run's Config. generated: whether the data are the small generated ones of a benchmark.
     """
     evaluated = [line for line in lines if "eval_success" in line]
     # A run that was not evaluated before training has nothing to compare with.
@@ -81,11 +83,14 @@ def report(folder, lines: list[dict[str, float]], generated: bool) -> None:
                 title = name.replace("_types", " averaged over task types")
                 change = f"{before} before, {after} after {last['update']} updates"
                 say(f"held-out {title}: {change} ({folder})")
-    if "-paw-" in folder.name:  # the name that a run has by default
-        other = folder.with_name(folder.name.replace("-paw-", "-"))
+    # Part of the name that a run has by default. The last one: --model may be such a run's.
+    before, method, after = folder.name.rpartition(f"-{cfg.algo}-paw-")
+    if cfg.paw and method:
+        other = folder.with_name(f"{before}-{cfg.algo}-{after}")
+        plot = shlex.join(["python", "-m", "paw_min.running.plot", str(other), str(folder)])
         say(
             "to compare with the baseline, run the same command with --no-paw, then\n"
-            f"python -m paw_min.running.plot {other} {folder} --out compared"
+            f"{plot} --out compared"
         )
         if generated:
             say("On generated data, PaW is not expected to be above it (research/README.md).")

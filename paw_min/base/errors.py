@@ -32,6 +32,19 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
+    def parse_known_args(self, args=None, namespace=None):
+        """Parse, unless a value is empty, as that of a shell variable that is not set.
+
+        As a path, it would be the current folder, and be written to.
+        """
+        name = "a value"
+        for word in sys.argv[1:] if args is None else args:
+            if word.startswith("--"):
+                name = word.partition("=")[0]
+            if re.fullmatch("(--[^=]+=)?", word):
+                self.exit(1, f'error: {name} "" is empty: give a value, or omit it.\n')
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str):
         self.exit(1, f"error: {message}; see --help\n")
 

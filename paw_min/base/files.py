@@ -67,6 +67,16 @@ def replace_text(path: Path, text: str) -> None:
         flush(path.parent)
 
 
+def check_writable(path: Path) -> None:
+    """UserError before long work, not after it, if no file can be written at `path`."""
+    partial = path.with_name(f"{path.name}.partial")
+    with writing(str(path)):
+        if path.is_dir():
+            raise IsADirectoryError("it is a folder")
+        partial.touch()
+        partial.unlink()
+
+
 def flush(path: Path) -> None:  # through to the disk: a file, or the names in a folder
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)

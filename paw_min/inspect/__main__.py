@@ -20,7 +20,7 @@ import torch
 from paw_min.base.console import progress_bar
 from paw_min.base.distributed import join
 from paw_min.base.errors import Parser, UserError, user_errors
-from paw_min.base.files import writing
+from paw_min.base.files import check_writable, writing
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS, NAMES
 from paw_min.model.batches import micro_batches
@@ -235,7 +235,8 @@ def page_data(run: OpenedRun, columns: list[Weights], samples: list[Sample]) -> 
     # An environment from elsewhere (examples/hidden.py) is not known here, nor its R_max.
     known = run.cfg.env in (*NAMES, *BENCHMARKS)
     r_max = BENCHMARKS[run.cfg.env].r_max if known else None
-    keys = ("env", "algo", "paw", "rho", "select_ratio", "wm_loss", "lambda_mode")
+    keys = ("env", "algo", "paw", "rho", "select_ratio", "wm_loss", "lambda_mode", "wm_every",
+            "wm_rows")
     return dict(
         run=run.folder.resolve().name,
         done=run.done,
@@ -326,9 +327,10 @@ def main(argv: list[str] | None = None) -> None:
     if args.against:
         against = open_run(args.against)
     columns = weights_of(run, against)
+    out = args.out or args.run / "inspect.html"
+    check_writable(out)
     vocabulary = len(load_tokenizer(str(run.checkpoint)))
     data = page_data(run, columns, [read(file, vocabulary) for file in files])
-    out = args.out or args.run / "inspect.html"
     with writing(out):
         out.write_text(render(data), encoding="utf-8")
     print(f"{out} ({out.stat().st_size / 1e6:.1f} MB): {summary(data)}")

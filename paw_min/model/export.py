@@ -7,6 +7,7 @@ metrics of the run. Sharded weights are gathered, and LoRA adapters are merged i
 they adapt. --push uploads the folder to the Hugging Face hub.
 """
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from paw_min.base.distributed import whole
 from paw_min.base.errors import Parser, UserError, user_errors
-from paw_min.base.files import replace_text
+from paw_min.base.files import replace_text, writing
 from paw_min.model.lora import SCALE
 from paw_min.model.policy import load_policy
 from paw_min.running.card import model_card
@@ -66,14 +67,21 @@ def main(argv: list[str] | None = None) -> None:
     if checkpoint is None:
         raise UserError(f"{args.run} has no checkpoint: give the folder of a run, runs/NAME.")
     card = model_card(checkpoint)
+    # Files of other programs have the same names: a run's config.json, a project's README.md. And
+    # --push uploads all that is in the folder.
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"--out {out} is not empty: give a new folder.")
     if args.push:
-        if out.exists() and any(out.iterdir()):  # all that is in the folder is uploaded
-            raise UserError(f"--out {out} is not empty: with --push, give a new folder.")
         with hub_errors(args.push):  # before the work, since a token may be missing
             url = HfApi().create_repo(args.push, exist_ok=True)
-    load_policy(str(checkpoint)).save(out)
-    replace_text(out / "README.md", card)
-    shutil.copyfile(checkpoint.parent / "metrics.jsonl", out / "metrics.jsonl")
+    # Complete or not at all, so that an interrupted command can be repeated.
+    partial = out.resolve().with_name(f"{out.resolve().name}.partial")
+    with writing(f"the folder {out}"):
+        shutil.rmtree(partial, ignore_errors=True)
+        load_policy(str(checkpoint)).save(partial)
+        replace_text(partial / "README.md", card)
+        shutil.copyfile(checkpoint.parent / "metrics.jsonl", partial / "metrics.jsonl")
+        os.replace(partial, out)
     print(f"{out}: the policy of {checkpoint}")
     if args.push:
         with hub_errors(args.push):

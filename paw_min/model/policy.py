@@ -209,6 +209,10 @@ class Policy(torch.nn.Module):
         self.model.save_pretrained(folder, state_dict=ours)
         self.model.config.save_pretrained(folder)  # left out beside an adapter
         self.tokenizer.save_pretrained(folder)
+        # safetensors writes weights that only their owner can read.
+        usual = (Path(folder) / "config.json").stat().st_mode
+        for path in Path(folder).glob("*.safetensors"):
+            path.chmod(usual)
 
     def besides_the_model(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """The part of these weights that `save` does not write, such as PPO's critic."""

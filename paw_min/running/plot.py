@@ -6,14 +6,13 @@ Writes curves.png, and paw.png with the panels of the paper's Fig. 10 and 11. On
 black line is the held-out success averaged over the runs.
 """
 
-import argparse
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from paw_min.base.errors import UserError, user_errors
+from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import writing
 from paw_min.running.runs import read_metrics
 
@@ -91,7 +90,7 @@ def draw_panel(axis, runs: dict[str, list[dict]], key: str, title: str) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = Parser(description=__doc__.split("\n\n")[0])
     parser.add_argument("folders", nargs="+", type=Path, help="run folders, runs/<name>")
     parser.add_argument("--out", type=Path, help="folder of the figures (default: first run)")
     args = parser.parse_args()

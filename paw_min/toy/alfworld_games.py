@@ -20,7 +20,6 @@ and valid_seen share scenes, but no (scene, goal) pair.
     python -m paw_min.toy.alfworld_games --root DIR --split train --n 400 --seed 0
 """
 
-import argparse
 import json
 import os
 import random
@@ -34,6 +33,7 @@ from typing import NamedTuple
 import textworld
 from tqdm import tqdm
 
+from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.envs.alfworld import engine
 
 
@@ -365,8 +365,8 @@ def generate(
     the same time. Raises ValueError if the folder has games of another (n, seed, world).
     """
     if split not in SCENES or n < 1:
-        raise ValueError(f"split is {split!r} and n is {n}; choose one of {', '.join(SCENES)}, and "
-                         "1 game or more.")
+        raise UserError(f"split is {split!r} and n is {n}; choose one of {', '.join(SCENES)}, and "
+                        "1 game or more.")
     folder = Path(root).expanduser() / "json_2.1.1" / split
     asked = {"generator": VERSION, "n": n, "seed": seed, "size": str(Size()), "world": world}
     complete = _claim(folder, asked)
@@ -408,7 +408,7 @@ def _claim(folder: Path, asked: dict) -> list[str]:
     has_games = folder.exists() and any(p.is_dir() for p in folder.iterdir())
     if not manifest.exists():
         if has_games:
-            raise ValueError(f"{folder} has games from another source; choose another root.")
+            raise UserError(f"{folder} has games from another source; choose another root.")
         _write(manifest, asked)
         return []
     try:
@@ -418,8 +418,8 @@ def _claim(folder: Path, asked: dict) -> list[str]:
     except (ValueError, AttributeError, TypeError, RecursionError):
         found = "a damaged manifest.json"
     if found != asked:
-        raise ValueError(f"{folder} has games generated with {found}, but {asked} was "
-                         "requested; choose another root or delete this folder.")
+        raise UserError(f"{folder} has games generated with {found}, but {asked} was "
+                        "requested; choose another root or delete this folder.")
     return paths if complete else []
 
 
@@ -439,7 +439,7 @@ def _write(path: Path, content: dict):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", required=True, help="data folder, for json_2.1.1")
     parser.add_argument("--split", required=True, choices=list(SCENES))
     parser.add_argument("--n", type=int, required=True, help="number of games")
@@ -450,4 +450,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    with user_errors():
+        main()

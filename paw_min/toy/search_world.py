@@ -24,7 +24,6 @@ same arguments give the same bytes on every machine.
     python -m paw_min.toy.search_world --out DIR
 """
 
-import argparse
 import json
 import random
 from collections.abc import Iterable
@@ -34,6 +33,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.toy import check_folder, write_folder
 
 FILES = ("corpus.jsonl", "train.jsonl", "test.jsonl")
@@ -163,8 +163,8 @@ def draw(lists: Iterable[list], n: int, rng: random.Random) -> list:
     in_turn = chain.from_iterable(zip_longest(*shuffled))
     entries = [entry for entry in in_turn if entry is not None]
     if len(entries) < n:
-        raise ValueError(f"{n} questions of one source were requested, but this world has only "
-                         f"{len(entries)}: choose more entities or fewer questions.")
+        raise UserError(f"{n} questions of one source were requested, but this world has only "
+                        f"{len(entries)}: choose more entities or fewer questions.")
     return entries[:n]
 
 
@@ -182,9 +182,9 @@ def generate(folder: str | Path, n_entities: int = 3000, n_train: int = N_TRAIN,
     """
     n_names = len(FIRST_WORDS) * len(LAST_WORDS)
     if not 500 <= n_entities <= n_names or min(n_train, n_test) < 2 or n_train % 2 or n_test % 2:
-        raise ValueError(f"n_entities is {n_entities}, n_train {n_train} and n_test {n_test}: "
-                         f"choose from 500 to {n_names} entities, and even numbers of questions "
-                         "from 2.")
+        raise UserError(f"n_entities is {n_entities}, n_train {n_train} and n_test {n_test}: "
+                        f"choose from 500 to {n_names} entities, and even numbers of questions "
+                        "from 2.")
     manifest = {"generator": VERSION, "n_entities": n_entities, "n_train": n_train,
                 "n_test": n_test, "seed": seed}
     folder = Path(folder).expanduser()
@@ -231,7 +231,7 @@ def generate(folder: str | Path, n_entities: int = 3000, n_train: int = N_TRAIN,
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", required=True, help="folder to generate")
     parser.add_argument("--n-entities", type=int, default=3000, help="passages")
     parser.add_argument("--n-train", type=int, default=N_TRAIN, help="training questions")
@@ -243,4 +243,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    with user_errors():
+        main()

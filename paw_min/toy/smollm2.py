@@ -8,7 +8,6 @@ the size of fp32. Rounding to bf16 (a KL divergence of 1e-4 nats per token) chan
 to rounding to 4 bits.
 """
 
-import argparse
 import importlib.util
 import os
 import shutil
@@ -21,7 +20,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from paw_min.base.errors import UserError, user_errors
+from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import writing
 from paw_min.toy import DATA
 
@@ -102,7 +101,7 @@ def write(out: Path = DATA / NAME) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=f"Write {NAME} as a model folder (20 seconds).")
+    parser = Parser(description=f"Write {NAME} as a model folder (20 seconds).")
     parser.add_argument("--out", type=Path, default=DATA / NAME, help="folder (%(default)s)")
     out = parser.parse_args().out
     with user_errors():

@@ -37,7 +37,6 @@ a pretrained model, SmolLM2-135M-Instruct (smollm2.py), the same, and the format
 Trained on responses alone, it would unlearn that the environment answers.
 """
 
-import argparse
 import hashlib
 import json
 import random
@@ -51,6 +50,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from paw_min.base.errors import Parser, user_errors
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.model import lora
 from paw_min.model.policy import Policy, load_policy, turn_text
@@ -436,7 +436,7 @@ def miniature(name: str, tasks: list[str], tokenizer, seed: int) -> dict:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Train a stand-in model (minutes).")
+    parser = Parser(description="Train a stand-in model (minutes).")
     parser.add_argument("name", choices=list(LESSONS), metavar="NAME", help=", ".join(LESSONS))
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     kinds = (
@@ -448,4 +448,5 @@ if __name__ == "__main__":
     parser.add_argument("--threads", type=int, default=1, help="affects the last bits")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    warm_start(args.name, args.out, kind=args.warm_start)
+    with user_errors():
+        warm_start(args.name, args.out, kind=args.warm_start)

@@ -38,7 +38,9 @@ has trl || echo "TRL is not installed: the update is compared with the plain tra
 has vllm || echo "vLLM is not installed: the sampler is that of transformers"
 
 part correctness research/bench/gpu.py correctness $size
-if [ "$size" = --tiny ]; then
+if ! has textworld; then
+    echo "TextWorld is not installed: no rollout"
+elif [ "$size" = --tiny ]; then
     part rollout research/bench/rollout.py --quick
 elif has vllm; then
     part rollout research/bench/rollout.py --gpu --sampler vllm

@@ -11,6 +11,7 @@ them for `table` and `figures`.
 import argparse
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -90,6 +91,9 @@ def plan(grid: str, env: str, seeds: list[int], out: str, extra: list[str]) -> l
     jobs = []
     for seed in seeds:
         for arm in GRIDS[grid]:
+            if "{printed}" in arm.flags and env not in PRINTED_SCALE:
+                raise UserError(f"grids.py has no PRINTED_SCALE of {env}, which {grid} needs: add "
+                                "it, or choose another grid.")
             own = arm.flags.format(**values).split()
             flags = [*extra, *own, "--seed", str(seed), "--out", out]
             cfg, _ = parse_args(env, presets, "", flags)
@@ -246,7 +250,7 @@ def main(argv: list[str]) -> None:
         free = slots(args.jobs, jobs[0].cfg.device)
         print(f"{len(free)} at a time; output: {args.out}/<run>.log", flush=True)
         failures = run_all(jobs, free)
-        print(f"table: python -m research.paper.table {path}")
+        print(f"table: python -m research.paper.table {shlex.quote(str(path))}")
     if failures:
         raise UserError(f"{len(failures)} of {len(jobs)} runs failed.\n" + "\n".join(failures))
 

@@ -40,6 +40,7 @@ TRAJECTORY_TOKENS = {"tiny": 1900, "paper": 16384}
 CHARACTERS = 4  # per token, for endpoints
 UNLIMITED = 10**9
 MAX_CONCURRENCY = 32
+TRIALS = 3  # the default
 
 
 def parse(argv: list[str]) -> tuple[Config, Namespace, bool]:
@@ -56,7 +57,8 @@ def parse(argv: list[str]) -> tuple[Config, Namespace, bool]:
         "is paper; the key is read from $OPENAI_API_KEY; needs `pip install openai`",
     )
     add("--name", default="", help="run name; default: from the settings")
-    add("--trials", type=int, default=3, help="reflexion: trials per task, at most (default: 3)")
+    text = "reflexion: trials per task, at most (default: %(default)s)"
+    add("--trials", type=int, default=TRIALS, help=text)
     add("--concurrency", type=int, default=8, help="endpoint: requests at a time (default: 8)")
     add(
         "--deadline",
@@ -73,7 +75,12 @@ def parse(argv: list[str]) -> tuple[Config, Namespace, bool]:
     cfg, mode = parse_args(options.env, presets, "", rest)
     cfg = replace(cfg, groups=1)  # nothing is trained, so there may be few training tasks
     if not options.name:
-        cfg = replace(cfg, name=cfg.name.replace(f"-{cfg.algo}", f"-{options.agent}"))
+        # The last one: --model may be a checkpoint of a run with such a name.
+        before, _, after = cfg.name.rpartition(f"-{cfg.algo}")
+        trials = ""
+        if options.agent == "reflexion" and options.trials != TRIALS:
+            trials = f"-trials={options.trials}"
+        cfg = replace(cfg, name=f"{before}-{options.agent}{trials}{after}")
     if options.endpoint and not cfg.model:
         raise UserError("--endpoint needs --model, the name of a model there: add it.")
     if options.agent == "reflexion" and cfg.eval_repeats > 1:
@@ -87,10 +94,15 @@ def parse(argv: list[str]) -> tuple[Config, Namespace, bool]:
 def find_presets(options: Namespace) -> dict[str, dict]:
     """Those of the run script; the first is the default."""
     presets = {}
+    known = presets_of(options.env)
     for size in ("paper", "tiny") if options.endpoint else ("tiny", "paper"):
-        presets[size] = presets_of(options.env)[size]
+        if size not in known:  # of a fork's run script
+            continue
+        presets[size] = known[size]
         if options.agent != "plain":
             presets[size] = presets[size] | {"max_prompt_tokens": TRAJECTORY_TOKENS[size]}
+    if not presets:
+        raise UserError(f"run_{options.env}.py has no preset tiny and no preset paper: add one.")
     return presets
 
 
@@ -100,6 +112,9 @@ def check(options: Namespace) -> None:
         value = getattr(options, key)
         if not low <= value <= high:  # so that NaN is out of range, too
             raise UserError(f"--{key} {value} is out of range: use {low} to {high}.")
+    if options.agent != "plain" and options.env not in EXAMPLES:
+        raise UserError(f"--agent {options.agent}: demonstrations.py has none for {options.env}; "
+                        "add one, or use --agent plain.")
     refuse_ranks("prompting")
 
 
