@@ -74,8 +74,10 @@ def test_paw_in_30_lines_runs():
 def test_the_environment_in_30_lines_trains(config, monkeypatch, tmp_path):
     names = {}
     exec(python_block("BENCHMARK = "), names)
+    monkeypatch.chdir(tmp_path)
+    exec(python_block("make_tokenizer(").replace("steps=100", "steps=1"), names)  # its start model
     monkeypatch.setitem(BENCHMARKS, "guess", names["BENCHMARK"])
-    train.train(config(env="guess", updates=1))
+    train.train(config(env="guess", updates=1, model="data/guess"))
     assert read_metrics(tmp_path / "r")[1]["rows"] == 2 * 2 * 3  # random weights never guess it
     env = names["Guess"]()
     assert not env.reset("3").done and env.step("2").observation == "Higher."

@@ -227,8 +227,8 @@ def dry_run(cfg: Config) -> None:
         "tokens\n"
         f"training  {cfg.algo}{' with PaW' if cfg.paw else ''}, up to {steps} optimizer steps per "
         f"update, {cfg.micro_tokens} tokens per pass\n"
-        f"panel     {evaluations} times, every {cfg.eval_every or cfg.updates} updates\n"
+        f"evaluate  {evaluations} times, every {cfg.eval_every or cfg.updates} updates\n"
         f"folder    {Path(cfg.out) / cfg.name}"
     )
     if missing:
-        raise UserError(" Also: ".join(missing))
+        raise UserError(" Also: ".join(f"{one.rstrip('.')}." for one in missing))
