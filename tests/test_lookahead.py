@@ -248,8 +248,7 @@ def make_world_model(folder: Path) -> Path:
     """An untrained one, as `word2world train` leaves it."""
     tokenizer = word_tokenizer(["Nothing happens."])
     Policy(make_model(tokenizer, 0, 32), tokenizer).save(folder)
-    command = "word2world train alfworld"
-    record = {"command": command, "marker": trajectories.MARKER, "context": 2000}
+    record = {"env": "alfworld", "marker": trajectories.MARKER, "context": 2000}
     record |= dict(trajectories=1, rows=1, parameters=1, steps=1, loss=[1.0])
     (folder / "train.json").write_text(json.dumps(record))
     return folder
