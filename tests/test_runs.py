@@ -132,7 +132,7 @@ def test_a_full_disk_elsewhere_is_a_sentence_too(finished, config):
     run = runs.Run(config())
     before = (finished / "config.json").read_bytes(), (finished / "metrics.jsonl").read_bytes()
     writes = {
-        "config.json": lambda: runs.Run(config()),
+        "config.json": run.write_settings,
         "metrics.jsonl": lambda: run.log({"update": 2, "success": 0.5}),
         "nonfinite-000002.pt": lambda: run.dump_rows([], 2),
     }
@@ -270,16 +270,15 @@ def test_a_run_is_older_than_a_setting(finished, config):
     path.write_text(json.dumps(stored))
     with pytest.raises(UserError, match="belongs to a run with --wm-separator 'turn'"):
         runs.Run(config(wm_separator="none"))
-    runs.Run(config(wm_separator="turn"))
-    assert json.loads(path.read_text())["wm_separator"] == "turn"
+    runs.Run(config(wm_separator="turn"))  # the default
 
 
-def test_a_run_belongs_to_its_settings_and_free_ones_may_change(finished, config):
+def test_a_run_belongs_to_its_settings_and_free_ones_may_change(finished, config, policy):
     with pytest.raises(UserError, match="belongs to a run with.*another --name") as error:
         runs.Run(config(paw=False, rho=0.3))
     assert "--paw True, --rho 0.2" in one_line(error)
     free = dict(updates=9, eval_every=1, eval_repeats=3, max_prompt_tokens=900, workers=2)
-    runs.Run(config(**free))
+    runs.Run(config(**free)).restore(*policy)
     assert json.loads((finished / "config.json").read_text())["eval_repeats"] == 3
 
 
@@ -299,13 +298,18 @@ def test_the_limit_of_prompts_is_free_where_none_is_cut(settings, is_free):
     ("data", "games", "/elsewhere/games", True),
     ("data", "games", "", False),  # generated ones
 ])
-def test_data_and_retriever_may_lie_elsewhere(finished, config, capsys, name, old, new, resumes):
+def test_data_and_retriever_may_lie_elsewhere(
+    finished, config, policy, capsys, name, old, new, resumes
+):
     path = finished / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: old}))
     cfg = config(**{name: new})
     if resumes:
-        runs.Run(cfg)
+        run = runs.Run(cfg)
         assert f"--{name} is {new!r} and was {old!r}: the content is" in capsys.readouterr().out
+        # Stored when the run goes on: the start may still fail, as with wrong data.
+        assert json.loads(path.read_text())[name] == old
+        run.restore(*policy)
         assert json.loads(path.read_text())[name] == new
         runs.Run(cfg)
         assert not capsys.readouterr().out

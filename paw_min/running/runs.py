@@ -39,11 +39,10 @@ MAX_UPDATES = 999_999  # the names of checkpoints have six digits
 class Run:
     """A run folder; opening it checks that it belongs to these settings.
 
-    Without a name, as in a plain Config(), it is cfg.out itself. eval_only: the settings that a
-    training has stored stay.
+    Without a name, as in a plain Config(), it is cfg.out itself.
     """
 
-    def __init__(self, cfg: Config, eval_only: bool = False):
+    def __init__(self, cfg: Config):
         self.cfg = cfg
         self.folder = Path(cfg.out) / cfg.name
         self.tracker = None
@@ -73,9 +72,11 @@ class Run:
                 )
             for sentence in moved(public(from_stored(stored)), public(cfg)):
                 print(f"{self.folder}: {sentence}", flush=True)
-        # An evaluation may differ in what is free to change, such as --updates.
-        if not (eval_only and is_trained):
-            self.write("config.json", json.dumps(public(cfg), indent=2) + "\n")
+        if not is_trained:
+            self.write_settings()
+
+    def write_settings(self) -> None:
+        self.write("config.json", json.dumps(public(self.cfg), indent=2) + "\n")
 
     def checkpoint(self) -> Path | None:
         return newest_checkpoint(self.folder)
@@ -133,6 +134,9 @@ class Run:
             lines = read_metrics(self.folder)
             if not done and lines and lines[-1]["update"] > self.saved_every:
                 raise UserError(f"{self.folder} has metrics, but no checkpoint: use another --name")
+            # Not before: a start that fails, as with wrong data, leaves the settings as they were.
+            # So does an evaluation, whose settings may differ (FREE_TO_CHANGE).
+            self.write_settings()
             kept = [line for line in lines if line["update"] <= done]
             self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
             if self.cfg.track != "none":

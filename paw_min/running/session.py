@@ -50,7 +50,7 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     device = distributed.join(cfg.device)
     precision = forward_precision(cfg, device)
     with distributed.rank_0_first():
-        run = Run(cfg, eval_only)
+        run = Run(cfg)
         start_folder = start_model(cfg)
         # Before the data, which may take minutes to generate: can the model be used at all?
         check_tokenizer(cfg, start_folder)
