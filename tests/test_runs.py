@@ -7,6 +7,8 @@ import json
 import os
 import resource
 import shutil
+import subprocess
+import sys
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -386,3 +388,13 @@ def test_a_run_that_overflows_saves_nothing_and_promises_nothing(config, tmp_pat
 def test_the_line_that_a_killed_run_did_not_finish_is_left_out(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"update": 0}\n{"update": 1, "succ')
     assert runs.read_metrics(tmp_path) == [{"update": 0}]
+
+
+def test_texts_are_utf_8_in_any_locale(tmp_path):
+    """For example a transcript with the name of a dish, on a machine without a UTF-8 locale."""
+    code = "import sys; from pathlib import Path; from paw_min.base.files import replace_text; "
+    code += "replace_text(Path(sys.argv[1]), 'cr\\u00eape')"
+    ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-c", code, str(tmp_path / "episodes.md")]
+    subprocess.run(command, check=True, env=os.environ | ascii_only)
+    assert (tmp_path / "episodes.md").read_text(encoding="utf-8") == "crêpe"

@@ -61,7 +61,7 @@ def replace_text(path: Path, text: str) -> None:
     partial = path.with_name(f"{path.name}.partial")
     with writing(str(path)):
         partial.unlink(missing_ok=True)  # it may be a link, too
-        partial.write_text(text)
+        partial.write_text(text, encoding="utf-8")  # whatever the locale
         flush(partial)
         os.replace(partial, path)
         flush(path.parent)

@@ -85,7 +85,7 @@ def _open_trackio(cfg: Config, folder: Path):
 
     path = folder / "trackio-name"
     # Trackio resumes by name, and run folders of the same name may share its database.
-    name = path.read_text() if path.exists() else f"{cfg.name}-{uuid4().hex[:8]}"
+    name = path.read_text(encoding="utf-8") if path.exists() else f"{cfg.name}-{uuid4().hex[:8]}"
     try:
         run = trackio.init(project="paw_min", name=name, resume="allow", config=public(cfg))
     except (ValueError, OSError) as error:  # of a Space or a server
