@@ -17,7 +17,7 @@ from paw_min.base import distributed
 from paw_min.config import Config
 from paw_min.conflict import gradient_conflict
 from paw_min.critic import learn_values
-from paw_min.model.export import full_weights
+from paw_min.model.lora import full_weights
 from paw_min.model.policy import load_policy
 from paw_min.rows import flatten
 from paw_min.running.runs import Run

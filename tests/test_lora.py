@@ -44,7 +44,7 @@ SETTINGS = BASE | dict(kl_coef=0.1, entropy_coef=0.01, lora_rank=4)
 def merged(policy, family: str):
     """A policy without adapters, with the weights that vLLM gets."""
     plain = make_policy(family)
-    plain.model.load_state_dict(dict(export.full_weights(policy.model)))
+    plain.model.load_state_dict(dict(lora.full_weights(policy.model)))
     return plain
 
 
@@ -201,7 +201,7 @@ def test_a_plain_folder_with_merged_weights(config, model, checkpoint, tmp_path,
     assert not (tmp_path / "plain" / "adapter_config.json").exists()
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
     with session.open_session(config(**RUN), eval_only=True) as s:
-        weights = dict(export.full_weights(s.policy.model))
+        weights = dict(lora.full_weights(s.policy.model))
     start = load_policy(model).model.state_dict()
     for name, weight in plain.state_dict().items():
         torch.testing.assert_close(weight, weights[name], atol=1e-6, rtol=0)
@@ -225,7 +225,7 @@ def test_a_checkpoint_is_a_start_model(config, checkpoint, tmp_path, rank):
     changed = [name for name in end if not torch.equal(end[name], start[name])]
     assert len(changed) == (2 * 7 if rank else len(end))
     with session.open_session(config(**settings, updates=1), eval_only=True) as s:
-        for name, weight in export.full_weights(s.policy.model):
+        for name, weight in lora.full_weights(s.policy.model):
             torch.testing.assert_close(end[name], weight, atol=1e-6, rtol=0)
     train.train(config(**settings, updates=2))
     assert numbers(tmp_path / "next")[2]["ref_kl"] > 1e-6

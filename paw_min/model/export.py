@@ -1,45 +1,24 @@
-"""Plain weights of a policy: for vLLM at every sync, and as a folder for other programs.
+"""A trained policy for other programs.
 
     python -m paw_min.model.export runs/NAME --out DIR [--push USER/NAME]
 
 writes the policy of a run's newest checkpoint as a Hugging Face folder, with a model card and the
-metrics of the run. Sharded weights are gathered, and LoRA adapters are merged into the weights that
-they adapt. --push uploads the folder to the Hugging Face hub.
+metrics of the run. LoRA adapters are merged into the weights that they adapt. --push uploads the
+folder to the Hugging Face hub.
 """
 
 import os
 import shutil
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 from huggingface_hub import HfApi
-from torch import Tensor, nn
 
-from paw_min.base.distributed import whole
 from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import replace_text, writing
-from paw_min.model.lora import SCALE
 from paw_min.model.policy import load_policy
 from paw_min.running.card import model_card
 from paw_min.running.runs import newest_checkpoint
-
-
-def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor of every weight, unsharded, merged. Collective: every rank must iterate."""
-    # named_parameters() omits a head that is tied to the embedding; vLLM's CPU build needs it.
-    weights = model.state_dict()
-    for name, stored in weights.items():
-        if ".lora_" in name:
-            continue  # added to its layer's weight below
-        weight = whole(stored)
-        if name.endswith("base_layer.weight"):
-            layer = name.removesuffix("base_layer.weight")
-            a = whole(weights[f"{layer}lora_A.default.weight"])  # (r, D_in)
-            b = whole(weights[f"{layer}lora_B.default.weight"])  # (D_out, r)
-            weight = torch.addmm(weight.float(), b, a, alpha=SCALE)  # W + s B A
-        yield name.replace(".base_layer", ""), weight
 
 
 @contextmanager

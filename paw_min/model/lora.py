@@ -9,7 +9,7 @@ layers of the decoder; embeddings, norms and head stay those of the start model.
     as reference         the policy with its adapters off (adapters_off), no second model
     in a checkpoint      an adapter in peft's format, which names the start model; load_policy takes
                          it as a model, merged
-    for vLLM             the merged weights W + s B A at every sync (export.py: full_weights)
+    for vLLM             the merged weights W + s B A at every sync (full_weights)
     after training       a plain Hugging Face folder with merged weights (export.py)
 
 PPO's critic, a model of its own, is trained in full. With bf16 passes, each frozen W is stored in
@@ -19,14 +19,16 @@ learning rate of full training.
 
 import json
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
+from paw_min.base.distributed import whole
 from paw_min.base.errors import UserError
 from paw_min.base.files import reading
 
@@ -94,3 +96,19 @@ def merge(model, folder: str):
     merged = PeftModel.from_pretrained(model, folder).merge_and_unload()
     merged.name_or_path = folder
     return merged.requires_grad_(True)
+
+
+def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Name and tensor of every weight, unsharded, merged. Collective: every rank must iterate."""
+    # named_parameters() omits a head that is tied to the embedding; vLLM's CPU build needs it.
+    weights = model.state_dict()
+    for name, stored in weights.items():
+        if ".lora_" in name:
+            continue  # added to its layer's weight below
+        weight = whole(stored)
+        if name.endswith("base_layer.weight"):
+            layer = name.removesuffix("base_layer.weight")
+            a = whole(weights[f"{layer}lora_A.default.weight"])  # (r, D_in)
+            b = whole(weights[f"{layer}lora_B.default.weight"])  # (D_out, r)
+            weight = torch.addmm(weight.float(), b, a, alpha=SCALE)  # W + s B A
+        yield name.replace(".base_layer", ""), weight

@@ -18,7 +18,7 @@ import torch
 
 from paw_min.base import distributed
 from paw_min.base.errors import UserError
-from paw_min.model.export import full_weights
+from paw_min.model.lora import full_weights
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import Request, Response
 
