@@ -116,9 +116,9 @@ BENCHMARKS["locks"] = Benchmark(
 def make_model(tokenizer, seed: int) -> GPTNeoXForCausalLM:
     """The model of `one_file.py`, but with rotary positions and a head without bias.
 
-    The head is not tied to the embeddings: a tied one learned far more slowly. The matrices start
-    with PyTorch's values, as in `one_file.py`: with the smaller ones of transformers in the head,
-    PaW rises later (research/locks/package.md).
+    The head is not tied to the embeddings: a tied one learned far more slowly. The matrices have
+    PyTorch's default initialization, as in `one_file.py`: with the smaller one of transformers in
+    the head, PaW rises later (research/locks/package.md).
     """
     config = GPTNeoXConfig(
         vocab_size=len(tokenizer), hidden_size=one_file.WIDTH, intermediate_size=4 * one_file.WIDTH,

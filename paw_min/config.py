@@ -319,6 +319,14 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     return cfg, args["mode"]
 
 
+def parse_config(env: str, presets: dict[str, dict], doc: str, argv: list[str]) -> Config:
+    """parse_args for a command other than a run script; UserError for --eval-only and --dry-run."""
+    cfg, mode = parse_args(env, presets, doc, argv)
+    if mode != "train":
+        raise UserError(f"--{mode} is for the run scripts: omit it.")
+    return cfg
+
+
 def add_settings(
     parser: Parser, presets: dict[str, dict], env: str | None = None, kind: type = Config
 ) -> None:

@@ -264,7 +264,7 @@ def test_a_run_killed_before_its_first_checkpoint_may_save_more_often(finished, 
     assert [line["update"] for line in runs.read_metrics(finished)] == [0]
 
 
-def test_a_run_is_older_than_a_setting(finished, config):
+def test_a_run_is_older_than_a_setting(finished, config, policy):
     """It has the default. test_errors.py has a run with a setting too many."""
     path = finished / "config.json"
     stored = json.loads(path.read_text())
@@ -272,7 +272,8 @@ def test_a_run_is_older_than_a_setting(finished, config):
     path.write_text(json.dumps(stored))
     with pytest.raises(UserError, match="belongs to a run with --wm-separator 'turn'"):
         runs.Run(config(wm_separator="none"))
-    runs.Run(config(wm_separator="turn"))  # the default
+    runs.Run(config(wm_separator="turn")).restore(*policy)
+    assert json.loads(path.read_text())["wm_separator"] == "turn"
 
 
 def test_a_run_belongs_to_its_settings_and_free_ones_may_change(finished, config, policy):

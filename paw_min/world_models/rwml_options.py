@@ -18,7 +18,7 @@ from paw_min.config import (
     check_all_bounds,
     given_settings,
     opt,
-    parse_args,
+    parse_config,
 )
 from paw_min.retrieval.dense import Encoder
 from paw_min.running.presets import SCRIPTS, presets_of
@@ -147,8 +147,8 @@ def arguments(doc: str, argv: list[str] | None = None) -> RwmlJob:
     flags = ["--preset", *args.preset, *flags]
     if "max_turns" in given:  # of all episodes: while collecting, too
         flags += ["--max-turns", str(settings.max_turns)]
-    cfg, mode = parse_args(args.env, presets_of(args.env), doc, flags)
-    refuse(settings, cfg, mode)
+    cfg = parse_config(args.env, presets_of(args.env), doc, flags)
+    refuse(settings, cfg)
     if "epochs" in given and settings.method != "rwml":
         raise UserError(f"--epochs is for --method rwml: with {settings.method}, omit it.")
     check_machine(cfg)
@@ -166,12 +166,10 @@ def arguments(doc: str, argv: list[str] | None = None) -> RwmlJob:
     return job
 
 
-def refuse(settings: RwmlSettings, cfg: Config, mode: str) -> None:
+def refuse(settings: RwmlSettings, cfg: Config) -> None:
     """UserError for flags that cannot work together, or that would be ignored."""
     refuse_ranks("rwml")
     check_all_bounds(settings)
-    if mode != "train":
-        raise UserError(f"--{mode} is for the run scripts: omit it.")
     if cfg.shard:
         raise UserError("--shard is for the run scripts: omit it.")
     method = settings.method

@@ -35,7 +35,7 @@ from paw_min.base.console import say
 from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import reading, remove, writing
 from paw_min.base.seeds import generator
-from paw_min.config import Config, parse_args
+from paw_min.config import Config, parse_config
 from paw_min.model import lora
 from paw_min.model.policy import Policy, load_policy
 from paw_min.rows import TokenRow
@@ -368,7 +368,7 @@ def show_change(s: Session) -> None:
 def policy_rl(job: RwmlJob, checkpoint: Path) -> list[str]:
     """The flags of the paper's policy RL (B.2), without PaW, in a run folder of its own."""
     flags = [*job.flags, "--no-paw"]
-    plain, _ = parse_args(job.cfg.env, presets_of(job.cfg.env), "", flags)
+    plain = parse_config(job.cfg.env, presets_of(job.cfg.env), "", flags)
     name = f"{plain.name}-after-{job.method_config().name}"
     return [*flags, "--name", name, "--model", str(checkpoint)]
 

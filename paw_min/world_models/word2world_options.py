@@ -15,7 +15,7 @@ from paw_min.config import (
     flag,
     given_settings,
     opt,
-    parse_args,
+    parse_config,
 )
 from paw_min.running.presets import presets_of
 from paw_min.running.stages import Pieces
@@ -103,9 +103,7 @@ def parse(doc: str, argv: list[str]) -> Word2WorldJob:
     if not settings.answer_tokens:
         longest = 2000 if args.command == "fidelity" else 512
         settings = replace(settings, answer_tokens=longest)
-    cfg, mode = parse_args(args.env, presets_of(args.env), doc, ["--max-turns", "50", *flags])
-    if mode != "train":
-        raise UserError(f"--{mode} is for the run scripts: omit it.")
+    cfg = parse_config(args.env, presets_of(args.env), doc, ["--max-turns", "50", *flags])
     refuse_ranks("word2world")
     check(args.command, settings, cfg)
     return Word2WorldJob(

@@ -85,7 +85,7 @@ class Chat(World):
 
 
 class PackagesHead(one_file.Model):
-    """one_file's model with the head of the package's models: no bias, start values of 0.02."""
+    """one_file's model with the head of the package's models: no bias, initialized with 0.02."""
 
     def __init__(self, words: list[str]):
         super().__init__(words)
@@ -150,7 +150,7 @@ def make_gpt2(tokenizer, seed: int):
 
 
 def make_gpt2_with_the_files_head(tokenizer, seed: int):
-    """That model with PyTorch's start values in the head, a standard deviation of 0.07."""
+    """That model with PyTorch's default initialization of the head, about 0.07."""
     model = make_gpt2(tokenizer, seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -22,7 +22,7 @@ from torch import Tensor
 from paw_min.base.console import progress_bar
 from paw_min.base.errors import Parser, UserError
 from paw_min.base.files import writing
-from paw_min.config import Config, parse_args
+from paw_min.config import Config, parse_config
 from paw_min.envs.benchmarks import BENCHMARKS, NAMES
 from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy
@@ -92,9 +92,7 @@ def arguments(doc: str, argv: list[str] | None = None, teacher: bool = False) ->
         presets = presets_of(env)
     else:
         env, presets = stored_settings(Path(args.source))
-    cfg, mode = parse_args(env, presets, doc, flags)
-    if mode != "train":
-        raise UserError(f"--{mode} is for the run scripts: omit it.")
+    cfg = parse_config(env, presets, doc, flags)
     if args.episodes is None:
         args.episodes = cfg.groups * cfg.group_size
     if args.episodes < 1:
