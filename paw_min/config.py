@@ -208,6 +208,11 @@ def settings(env: str | None = None, kind: type = Config) -> list:
     return [f for f in with_flag if has(f)]
 
 
+def names_of(*groups: str) -> set[str]:
+    """The settings of these groups, such as PAW."""
+    return {f.name for f in settings() if f.metadata["group"] in groups}
+
+
 # ---- checks ----
 
 
@@ -378,7 +383,8 @@ def default_name(
     """ENV-MODEL-METHOD-CHANGES-SEED, for example alfworld-tiny-grpo-paw-rho=0.1-seed0.
 
     CHANGES are the given settings that differ from the preset and change the numbers of a run,
-    except sources of data: a run folder refuses settings that are not its own anyway.
+    except sources of data: a run folder refuses settings that are not its own anyway. Without PaW,
+    its settings change none.
     """
     model = size
     if given.get("model") or "/" in cfg.model:  # the preset's stand-in is named by the preset
@@ -391,9 +397,27 @@ def default_name(
     if cfg.paw:
         method += f"-{methods[0] if methods else 'paw'}"
     base = asdict(Config()) | preset
-    elsewhere = ("model", "algo", "paw", "seed", "data", "retriever", *FREE_TO_CHANGE)
+    elsewhere = {"model", "algo", "paw", "seed", "data", "retriever", *FREE_TO_CHANGE}
+    if not cfg.paw:
+        elsewhere |= names_of(PAW)
     changed = [key for key in given if key not in elsewhere and given[key] != base[key]]
-    changes = [f"{key}={given[key]}".replace("_", "-") for key in changed]
+    changes = [changed_part(cfg, key) for key in changed]
     parts = [cfg.env, model, method, *changes, f"seed{cfg.seed}"]
     name = "-".join(parts).replace("/", "_")
     return name.encode(errors="replace").decode()  # --model may have bytes that are no text
+
+
+def changed_part(cfg: Config, key: str) -> str:
+    """A setting as a part of a name, for example wm-scale=0.005."""
+    return f"{key}={getattr(cfg, key)}".replace("_", "-")
+
+
+def baseline_name(cfg: Config) -> str:
+    """The default name of the same run without PaW; "" if cfg.name is not a default name of PaW."""
+    # The last one: --model may be such a run's.
+    before, method, after = cfg.name.rpartition(f"-{cfg.algo}-paw-")
+    if not (cfg.paw and method):
+        return ""
+    for key in names_of(PAW):
+        after = after.replace(f"{changed_part(cfg, key)}-", "")
+    return f"{before}-{cfg.algo}-{after}"

@@ -19,13 +19,16 @@ from paw_min.rows import TokenRow
 
 
 def world_model_targets(
-    cfg: Config, rows: list[TokenRow], trajectory: list[int]
+    cfg: Config, rows: list[TokenRow], trajectory: list[int], update: int
 ) -> list[TokenRow]:
-    """N rows with the targets that the settings ask for; `trajectory` labels each row."""
+    """N rows with the targets that the settings ask for; `trajectory` labels each row.
+
+    update: its number, with the seed the key of the placebo's draw.
+    """
     if cfg.wm_steps > 1:
         rows = multi_step(rows, trajectory, cfg.wm_steps)
     if cfg.wm_target == "shuffled":
-        rows = shuffled(rows, cfg.seed)
+        rows = shuffled(rows, cfg.seed, update)
     return rows
 
 
@@ -55,15 +58,15 @@ def multi_step(rows: list[TokenRow], trajectory: list[int], k: int) -> list[Toke
     return longer
 
 
-def shuffled(rows: list[TokenRow], seed: int) -> list[TokenRow]:
-    """Give each row with an observation that of another such row, by a random cycle from `seed`.
+def shuffled(rows: list[TokenRow], seed: int, update: int) -> list[TokenRow]:
+    """Give each row with an observation that of another such row, by a cycle drawn per update.
 
     A cycle over all rows leaves no row its own. Texts that occur several times may still coincide.
     A lone row with an observation gets none.
     """
     observed = [i for i, row in enumerate(rows) if row.obs_ids]
     result = list(rows)
-    for i, source in random_cycle(observed, "shuffled", seed, len(observed)).items():
+    for i, source in random_cycle(observed, "shuffled", seed, update).items():
         if source == i:
             result[i] = replace(rows[i], obs_ids=[], given=[])
         else:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from paw_min.base import console, distributed
 from paw_min.base.errors import UserError
-from paw_min.config import Config
+from paw_min.config import Config, baseline_name
 from paw_min.conflict import gradient_conflict
 from paw_min.critic import learn_values
 from paw_min.metrics import describe_episodes, describe_selection, peak_memory
@@ -65,7 +65,9 @@ def train(cfg: Config, eval_only: bool = False) -> None:
         if distributed.rank() == 0:
             draw([s.run.folder])
             generated = is_generated(cfg.env, cfg.data)
-            console.report(cfg, s.run.folder, read_metrics(s.run.folder), generated)
+            console.report(
+                s.run.folder, read_metrics(s.run.folder), baseline_name(cfg), generated
+            )
 
 
 def run_update(cfg: Config, s: Session, k: int) -> dict[str, float]:
@@ -86,7 +88,7 @@ def run_update(cfg: Config, s: Session, k: int) -> dict[str, float]:
     # Lines 4, 6, 9: advantages, old log-probs, selection, lambda_g. All passes without gradient,
     # before the first optimizer step moves the policy away from pi_old.
     began = time.perf_counter()
-    rows = prepare(cfg, s.policy, s.reference, rows)
+    rows = prepare(cfg, s.policy, s.reference, rows, k)
     seconds_old_pass = time.perf_counter() - began
 
     # Lines 5, 7, 8, 10, 11: the gradient steps.

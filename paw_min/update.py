@@ -50,11 +50,13 @@ GRAD_CLIP = 1.0  # maximum norm of an optimizer step's gradient; verl-agent
 GAMMA = 0.95  # discount of GiGPO's step returns; A.1
 
 
-def prepare(cfg: Config, policy: Policy, reference: Policy | None, rows: Rows) -> Rows:
+def prepare(
+    cfg: Config, policy: Policy, reference: Policy | None, rows: Rows, update: int = 0
+) -> Rows:
     """Lines 4, 6 and 9: what learn() needs, computed once per update, from all its rows.
 
     rows: those of rows.flatten, the same on every rank; not changed. reference: frozen policy
-    of the KL term.
+    of the KL term. update: its number, for the placebo's draw.
     """
     # One pass without gradient gives log pi_old and the entropies of Eq. 4. It comes before the
     # first optimizer step, because both belong to the policy that sampled.
@@ -88,7 +90,7 @@ def prepare(cfg: Config, policy: Policy, reference: Policy | None, rows: Rows) -
         row_weight = torch.zeros_like(row_weight)  # o' is learned in rows of its own: tapo.py
     return replace(
         rows,
-        tokens=targets.world_model_targets(cfg, rows.tokens, rows.trajectory),
+        tokens=targets.world_model_targets(cfg, rows.tokens, rows.trajectory, update),
         score=score,
         advantage=advantage,
         old_logp=old.logp,

@@ -17,7 +17,7 @@ from paw_min.model.critic import LR_FACTOR
 from paw_min.rows import flatten
 from paw_min.running import runs
 from paw_min.running.session import open_session
-from paw_min.update import learn, prepare
+from paw_min.update import learn, mini_batches, prepare
 from tests.helpers import (
     EPISODES,
     PPO,
@@ -108,19 +108,25 @@ def test_only_the_critic_gives_advantages():
     assert values.advantage.shape == (len(ROWS), width)
 
 
-def test_one_step_of_the_critic_is_adamw_on_the_value_loss():
-    cfg, policy = Config(**PPO | {"mini_batch": 0, "micro_tokens": 60}), make_critic(make_policy())
+@pytest.mark.parametrize("mini_batch", [0, 7])
+def test_each_step_of_the_critic_is_adamw_on_the_value_loss(mini_batch):
+    cfg = Config(**PPO | {"mini_batch": mini_batch, "micro_tokens": 60})
+    policy = make_critic(make_policy())
     twin = copy.deepcopy(policy.critic)
     before = copy.deepcopy(policy.model.state_dict())
     learned(cfg, policy)
     optimizer = torch.optim.AdamW(twin.parameters(), lr=LR_FACTOR * cfg.lr, weight_decay=0.0)
     scores = [e.episode_return for e in EPISODES for _ in e.transitions]
-    errors = []
-    for row, score in zip(ROWS, scores):
-        value = twin(collate([row], [False], policy.pad_id))[0]
-        errors.append((value - (score - 0.1 * (not row.valid))) ** 2)  # pi is pi_old: not clipped
-    torch.cat(errors).mean().backward()
-    optimizer.step()
+    batches = [collate([row], [False], policy.pad_id) for row in ROWS]
+    old = [twin(batch)[0].detach() for batch in batches]
+    for mini in mini_batches(cfg, len(ROWS), (0, 0)):
+        losses = []
+        for i in mini:
+            returns = torch.full_like(old[i], scores[i] - 0.1 * (not ROWS[i].valid))
+            losses.append(critic.value_loss(twin(batches[i])[0], old[i], returns))
+        optimizer.zero_grad()
+        torch.cat(losses).mean().backward()
+        optimizer.step()
     for ours, plain in zip(policy.critic.parameters(), twin.parameters()):
         torch.testing.assert_close(ours, plain, atol=2e-5, rtol=0)
     for name, weight in policy.model.state_dict().items():

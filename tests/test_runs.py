@@ -285,6 +285,12 @@ def test_a_run_belongs_to_its_settings_and_free_ones_may_change(finished, config
     assert json.loads((finished / "config.json").read_text())["eval_repeats"] == 3
 
 
+def test_settings_of_paw_are_free_where_it_is_off():
+    cfg = Config(paw=False)
+    assert not differences(asdict(cfg), replace(cfg, wm_scale=0.005, rho=0.3, wm_steps=2))
+    assert differences(asdict(cfg), replace(cfg, paw=True, rho=0.3)) == ["--paw False", "--rho 0.2"]
+
+
 @pytest.mark.parametrize(
     "settings, is_free", [({}, True), ({"env": "search"}, False), ({"wm_rows": "tapo"}, False)]
 )

@@ -35,28 +35,32 @@ THREE = [TokenRow([1], [10 * k, 10 * k + 1], [10 * k + 5]) for k in (1, 2, 3)]  
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_row_keeps_its_own_observation(seed):
-    rows = [TokenRow([k], [k], [k] * (k % 3)) for k in range(3, 20)]  # every third has none
-    mixed = targets.shuffled(rows, seed)
+    # Every third has none, the others have an action between.
+    rows = [TokenRow([k], [k], [k] * (k % 3), given=[0] * (k % 3 > 1)) for k in range(3, 20)]
+    mixed = targets.shuffled(rows, seed, 1)
     assert [(r.prompt_ids, r.response_ids) for r in mixed] == [
         (r.prompt_ids, r.response_ids) for r in rows
     ]
     for before, after in zip(rows, mixed):
         assert bool(before.obs_ids) == bool(after.obs_ids)
         assert not before.obs_ids or before.obs_ids != after.obs_ids
-    assert sorted(r.obs_ids for r in mixed) == sorted(r.obs_ids for r in rows)
+    for column in (mixed, rows):  # actions between stay with their observations
+        column.sort(key=lambda row: row.obs_ids)
+    assert [(r.obs_ids, r.given) for r in mixed] == [(r.obs_ids, r.given) for r in rows]
 
 
-def test_the_placebo_is_fixed_by_the_seed_and_a_lone_row_has_none():
-    assert targets.shuffled(ROWS, 0) == targets.shuffled(ROWS, 0) != targets.shuffled(ROWS, 1)
-    alone = targets.shuffled([TokenRow([1], [2], []), TokenRow([1], [2], [3])], 0)
+def test_the_placebo_is_drawn_per_update_and_a_lone_row_has_none():
+    drawn = [targets.shuffled(ROWS, *key) for key in ((0, 1), (0, 1), (1, 1), (0, 2))]
+    assert drawn[0] == drawn[1] and drawn.count(drawn[0]) == 2
+    alone = targets.shuffled([TokenRow([1], [2], []), TokenRow([1], [2], [3])], 0, 1)
     assert [row.obs_ids for row in alone] == [[], []]
 
 
 def test_the_placebo_changes_targets_and_nothing_else():
     cfg = Config(**BASE | dict(wm_target="shuffled"))
     plain = prepare(Config(**BASE), make_policy(), None, flatten(EPISODES))
-    placebo = prepare(cfg, make_policy(), None, flatten(EPISODES))
-    assert placebo.tokens == targets.shuffled(ROWS, cfg.seed) != plain.tokens == ROWS
+    placebo = prepare(cfg, make_policy(), None, flatten(EPISODES), 3)
+    assert placebo.tokens == targets.shuffled(ROWS, cfg.seed, 3) != plain.tokens == ROWS
     for name in ("selected", "row_weight", "advantage", "entropy"):
         assert torch.equal(getattr(placebo, name), getattr(plain, name)), name
     assert placebo.lambda_g == plain.lambda_g

@@ -26,7 +26,7 @@ import run_alfworld
 from paw_min import cli, train
 from paw_min.base import console
 from paw_min.base.errors import UserError
-from paw_min.config import Config, parse_args, settings
+from paw_min.config import Config, baseline_name, parse_args, settings
 from paw_min.envs.alfworld import list_games
 from paw_min.model.policy import load_policy, load_tokenizer
 from paw_min.model.sampler import HFSampler
@@ -192,11 +192,12 @@ def test_lost_episodes_are_neither_trained_on_nor_counted(config, finished, monk
             episode.failed = "its worker died"
         return played
 
-    def seen(*args):
-        used.extend(dict.fromkeys(args[3].trajectory))
+    def seen(cfg, policy, reference, rows, update):
+        assert update == 2  # the key of the placebo's draw
+        used.extend(dict.fromkeys(rows.trajectory))
         # Its rows differ in their scores: without a rule, they would be compared with each other.
-        valid = torch.arange(len(args[3].tokens)) % 2 > 0
-        rows = prepare(*args[:3], replace(args[3], valid=valid))
+        valid = torch.arange(len(rows.tokens)) % 2 > 0
+        rows = prepare(cfg, policy, reference, replace(rows, valid=valid), update)
         lone = torch.tensor(rows.trajectory) == 1
         assert rows.advantage[lone].eq(0).all() and rows.advantage[~lone].ne(0).all()
         return rows
@@ -314,21 +315,28 @@ def test_pictures_of_two_runs(finished, tmp_path, monkeypatch):
         assert (tmp_path / "compared" / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_command_of_the_comparison_names_both_runs(tmp_path, capsys):
-    """The start model is a checkpoint of another run with PaW, in a folder with a space."""
+@pytest.mark.parametrize("variant", [[], ["--wm-scale", "0.005", "--lr", "1e-4", "--dedup"]])
+def test_the_command_of_the_comparison_names_both_runs(tmp_path, capsys, variant):
+    """The start model is a checkpoint of another run with PaW, in a folder with a space.
+
+    A variant of PaW has the baseline of PaW, and settings of PaW make no second one.
+    """
     model = f"{tmp_path}/alfworld-tiny-grpo-paw-seed0/checkpoint-000008"
-    folders = {}
+    cfgs = []
     for flags in ([], ["--no-paw"]):
-        cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", ["--model", model, *flags])
-        folders[cfg.paw] = tmp_path / "a b" / cfg.name
-        console.report(cfg, folders[cfg.paw], [], generated=False)
-        printed = capsys.readouterr().out
-        if cfg.paw:
-            command = printed.splitlines()[-1]
-    assert not printed  # of the baseline
-    _, _, module, *runs_shown, _, _ = shlex.split(command)
-    assert module == "paw_min.running.plot"
-    assert runs_shown == [str(folders[False]), str(folders[True])]
+        flags += ["--model", model, *variant]
+        cfgs.append(parse_args("alfworld", run_alfworld.PRESETS, "", flags)[0])
+    with_paw, without = (tmp_path / "a b" / cfg.name for cfg in cfgs)
+    assert "dedup" not in without.name and ("lr=0.0001" in without.name) == bool(variant)
+    assert not baseline_name(cfgs[1])
+    for is_there in (False, True):
+        console.report(with_paw, [], baseline_name(cfgs[0]), generated=False)
+        sentence, command = capsys.readouterr().out.splitlines()
+        assert ("run the same command with --no-paw" in sentence) != is_there
+        _, _, module, *runs_shown, _, _ = shlex.split(command)
+        assert module == "paw_min.running.plot"
+        assert runs_shown == [str(without), str(with_paw)]
+        without.mkdir(parents=True, exist_ok=True)
 
 
 @pytest.mark.parametrize(

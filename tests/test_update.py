@@ -481,10 +481,11 @@ def test_advantages_equal_those_of_the_original_code(settings, expected):
     assert golden_advantages(cfg) == pytest.approx(expected, abs=1e-5)
 
 
-def test_first_ratio_is_one_and_later_ones_are_not():
-    _, metrics = run()
+@pytest.mark.parametrize("settings", [{}, {"paw": False}, {"select_ratio": 1.0}])
+def test_first_ratio_is_one_and_later_ones_are_not(settings):
+    _, metrics = run(**settings)
     assert metrics["ratio"] == pytest.approx(1.0, abs=1e-6) and metrics["clip_fraction"] == 0
-    _, metrics = run(mini_batch=4, lr=0.3)
+    _, metrics = run(mini_batch=4, lr=0.3, **settings)
     assert metrics["approx_kl"] > 1e-3 and metrics["clip_fraction"] > 0
 
 

@@ -60,10 +60,11 @@ def print_start(s, data: str) -> None:
         say(table_line(line))
 
 
-def report(cfg, folder, lines: list[dict[str, float]], generated: bool) -> None:
+def report(folder, lines: list[dict[str, float]], baseline: str, generated: bool) -> None:
     """Held-out success (pooled, then averaged over task types) and score, before and after.
 
-    cfg: the run's Config. generated: whether the data are the small generated ones of a benchmark.
+    baseline: name of the run to compare with, or "". generated: whether the data are the small
+    generated ones of a benchmark.
     """
     evaluated = [line for line in lines if "eval_success" in line]
     # A run that was not evaluated before training has nothing to compare with.
@@ -81,16 +82,13 @@ def report(cfg, folder, lines: list[dict[str, float]], generated: bool) -> None:
             if (before, after) not in shown:
                 shown.append((before, after))
                 title = name.replace("_types", " averaged over task types")
-                change = f"{before} before, {after} after {last['update']} updates"
+                plural = "s" * (last["update"] != 1)
+                change = f"{before} before, {after} after {last['update']} update{plural}"
                 say(f"held-out {title}: {change} ({folder})")
-    # Part of the name that a run has by default. The last one: --model may be such a run's.
-    before, method, after = folder.name.rpartition(f"-{cfg.algo}-paw-")
-    if cfg.paw and method:
-        other = folder.with_name(f"{before}-{cfg.algo}-{after}")
+    if baseline:
+        other = folder.with_name(baseline)
         plot = shlex.join(["python", "-m", "paw_min.running.plot", str(other), str(folder)])
-        say(
-            "to compare with the baseline, run the same command with --no-paw, then\n"
-            f"{plot} --out compared"
-        )
+        first = "" if other.is_dir() else ", run the same command with --no-paw, then"
+        say(f"to compare with the baseline{first or ':'}\n{plot} --out compared")
         if generated:
             say("On generated data, PaW is not expected to be above it (research/README.md).")

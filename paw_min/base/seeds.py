@@ -11,7 +11,7 @@
     token of another candidate   -3, seed of the request, candidate     request_seed, samplers.py
     order of rows in an update   (seed, update)                         update.mini_batches
     ... in TAPO's second part    (seed, update, "world model")          update.mini_batches
-    shuffled targets (placebo)   "shuffled", seed, rows with an o'       targets.shuffled
+    shuffled targets (placebo)   "shuffled", seed, update               targets.shuffled
     new LoRA adapters            seed                                   model/lora.py: attach
 
 In world_models/. Outside an update, the number of the update is 0:

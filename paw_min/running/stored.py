@@ -5,7 +5,7 @@ from dataclasses import Field, asdict, fields
 
 from paw_min.base.errors import masked
 from paw_min.base.files import is_url
-from paw_min.config import FREE_TO_CHANGE, Config, flag
+from paw_min.config import FREE_TO_CHANGE, PAW, Config, flag, names_of
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.toy import WORLDS
 
@@ -53,6 +53,8 @@ def differences(stored: dict, cfg: Config) -> list[str]:
     """The flags of a stored config with which a run with the settings `cfg` cannot resume."""
     old = asdict(from_stored(stored))
     free = set(FREE_TO_CHANGE)
+    if not (old["paw"] or cfg.paw):
+        free |= names_of(PAW)
     if BENCHMARKS[cfg.env].cut_prompts or cfg.wm_rows == "tapo":
         free.remove("max_prompt_tokens")  # longer prompts are cut, so it changes what is trained on
     return [

@@ -17,6 +17,7 @@ from paw_min.config import (
     check,
     check_all_bounds,
     given_settings,
+    names_of,
     opt,
     parse_config,
 )
@@ -114,8 +115,7 @@ class RwmlJob:
         The settings of RL and PaW are those of the run folders, which check their own. Of these,
         only AdamW's beta2 matters to the warm start and the filter, too.
         """
-        others = {"name", *FREE_IN_STAGES}
-        others |= {f.name for f in fields(Config) if f.metadata.get("group") in (RL, PAW)}
+        others = {"name", *FREE_IN_STAGES} | names_of(RL, PAW)
         others.remove("beta2")
         own = {"epochs"}
         own |= {f.name for f in fields(RwmlSettings) if f.metadata.get("group") == ARM}
