@@ -242,11 +242,19 @@ def test_expressions_have_neither_builtins_nor_braces(env, game):
         commands(r"'\x7b' + r.id + ':99999999999\x7d'")
 
 
-def test_rules_that_call_each_other_without_end_stop(env, game):
+@pytest.mark.parametrize(
+    "rhs, reason",
+    [
+        ("#intro##intro#", "rule #intro# leads to over 10000 expansions"),
+        ("#long#" * 2000, "writes a text of over 1000000 characters"),
+    ],
+)
+def test_texts_without_end_stop(env, game, rhs, reason):
+    long = '"long": [{"rhs": "' + 1000 * "a" + '"}], '
     start = re.search(r'"intro" *: *\[.*?"rhs" *: *"', game["grammar"], re.S)
-    grammar = game["grammar"][: start.end()] + "#intro##intro#" + game["grammar"][start.end() :]
-    env.load({**game, "grammar": grammar})
-    with pytest.raises(ValueError, match="rule #intro# leads to over 10000 expansions"):
+    grammar = game["grammar"][: start.end()] + rhs + game["grammar"][start.end() :]
+    env.load({**game, "grammar": grammar.replace("{", "{" + long, 1)})
+    with pytest.raises(ValueError, match=reason):
         env.reset()
 
 

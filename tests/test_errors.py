@@ -118,6 +118,17 @@ def test_a_wrong_value_in_a_file(one_update, tmp_path, name, place, value, part)
     assert str(path) in one_sentence(error) or "out of range" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "limit, part", [("MOST_STEPS", "more than 1 steps"), ("MOST_BYTES", "larger than 0 MB")]
+)
+def test_a_sample_that_is_too_large(one_update, tmp_path, monkeypatch, limit, part):
+    path = good_file("samples/000001.json", one_update, tmp_path)
+    monkeypatch.setattr(samples, limit, 1)
+    with pytest.raises(UserError, match=part) as error:
+        samples.read(path, 10_000)
+    one_sentence(error)
+
+
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("content", [b"{", b"[" * 100_000, b"\xff"])
 def test_a_file_that_is_no_json(one_update, tmp_path, name, content):

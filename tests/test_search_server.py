@@ -96,6 +96,11 @@ def test_a_body_without_end_is_not_read(server, monkeypatch):
     assert server.post("/retrieve", json={"query": "a" * 900}).json() == {"result": [[]]}
 
 
+def test_headers_have_a_limit():
+    """h11's. uvicorn would prefer httptools, which has none, where it is installed."""
+    assert search_server.server_config(None).http == "h11"
+
+
 def test_the_flags_of_a_dense_server(tmp_path):
     corpus = write_corpus(tmp_path / "c.jsonl", ["a b c", "h g", "d e"])
     encoder = make_encoder(tmp_path / "encoder")

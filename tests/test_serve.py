@@ -194,6 +194,29 @@ def test_a_session_that_ends_frees_its_slot(load, monkeypatch, end):
             assert third.step(LOOK).observation["text"]
 
 
+def test_a_closed_session_takes_no_slot(load, monkeypatch):
+    monkeypatch.setattr(serve, "SESSIONS", 2)
+    games = serve.Games(load("alfworld"))
+
+    def call(session, kind, data):
+        session.send(json.dumps({"type": kind, "data": data}))
+        return json.loads(session.recv())["data"]
+
+    def rpc(session, method, **params):
+        request = {"jsonrpc": "2.0", "id": 1, "method": f"openenv/session/{method}"}
+        return call(session, "mcp", request | {"params": params})["result"]
+
+    with serving(serve.make_app(games)) as url:
+        socket_url = url.replace("http", "ws") + "/ws"
+        with connect(socket_url) as first, connect(socket_url) as second:
+            call(first, "reset", {"seed": 0})
+            name = rpc(first, "create")["session_id"]
+            assert rpc(second, "close", session_id=name)["closed"]
+            until(lambda: games.free.qsize() == 3)
+            assert "this session was closed: connect again" in call(first, "reset", {})["message"]
+            assert games.free.qsize() == 3
+
+
 def test_a_step_without_an_episode(load):
     sentence = "no episode is running in this session: call reset first"
     tasks = load("search")
@@ -216,6 +239,7 @@ def test_http(url, games):
     for path, body in (
         ("reset", '{"seed": 1e999}'), ("reset", '{"seed": 0, "episode_id": "\\ud800"}'),
         ("step", '{"action": {"command": "look", "\\ud800": 1}}'),
+        ("mcp", '{"id": NaN}'),
     ):
         answer = requests.post(f"{url}/{path}", body, headers=headers, timeout=20)
         assert answer.status_code == 422
@@ -239,8 +263,9 @@ def test_http(url, games):
 def test_no_session_without_an_end(url):
     """OpenEnv's /mcp would begin one for each request of this kind, until all are taken."""
     create = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create", "params": {}}
-    answer = requests.post(f"{url}/mcp", json=create, timeout=20).json()
-    assert answer["id"] == 1 and answer["error"]["code"] == -32601  # no such method
+    for name in (1, "a", "\ud800"):
+        answer = requests.post(f"{url}/mcp", json=create | {"id": name}, timeout=20).json()
+        assert answer["id"] == name and answer["error"]["code"] == -32601  # no such method
     with pytest.raises(InvalidStatus), connect(url.replace("http", "ws") + "/mcp"):
         pass
 

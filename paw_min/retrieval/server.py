@@ -160,6 +160,13 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def server_config(app, **others) -> uvicorn.Config:
+    """Of a server that prints no access log."""
+    # h11 limits the headers of a request, httptools does not. Without lifespan="off", a second
+    # Ctrl-C prints a traceback.
+    return uvicorn.Config(app, log_level="warning", lifespan="off", http="h11", **others)
+
+
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     start = time.monotonic()
@@ -170,9 +177,7 @@ def main(argv: list[str] | None = None) -> None:
         app = make_app(load(args))
         seconds = time.monotonic() - start
         print(f"ready after {seconds:.1f} s: {args.retriever} at {url}/retrieve", flush=True)
-        # Without lifespan="off", a second Ctrl-C prints a traceback.
-        config = uvicorn.Config(app, log_level="warning", lifespan="off")
-        uvicorn.Server(config).run(sockets=[listener])
+        uvicorn.Server(server_config(app)).run(sockets=[listener])
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:

@@ -19,6 +19,8 @@ from paw_min.running.untrusted import exact, read_json
 
 # Tokens of a step that are read: a pass over more takes minutes. The paper's have at most 6,656.
 LONGEST = 16_384
+MOST_STEPS = 1000  # of a file that are read
+MOST_BYTES = 50_000_000  # of a file that is read
 LIMIT = 48  # transitions of an update, in whole episodes; more only if the first one is longer
 
 
@@ -143,10 +145,15 @@ def ranks(entropy: torch.Tensor) -> torch.Tensor:
 
 def read(path: Path, vocabulary: int) -> Sample:
     """The sample in an untrusted file; UserError if it is malformed."""
+    with reading(path):
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError(f"it is larger than {MOST_BYTES / 1e6:.0f} MB")
     stored = read_json(path, Sample)
     with reading(path):
         if not stored.episodes or not all(e.steps for e in stored.episodes):
             raise ValueError("no episode, or an episode without steps")
+        if sum(len(e.steps) for e in stored.episodes) > MOST_STEPS:
+            raise ValueError(f"more than {MOST_STEPS} steps")
         for e in stored.episodes:
             for step in e.steps:
                 check_tokens(step, vocabulary)

@@ -11,8 +11,12 @@ without: seeds count the tasks of the split, or the training tasks and then the 
 begin again after the last. Without `task` and `seed`, the task is random. The same task and
 commands give the same observations. The server ends no episode after a number of steps; the client
 does, except in search, which has turns. `state` has the task, and the numbers of tasks.
+
+A page in a browser of this machine may connect, too: no Origin is checked. It can play, and take
+sessions, but reads no file.
 """
 
+import json
 import random
 import sys
 from contextlib import suppress
@@ -23,8 +27,8 @@ from threading import Lock
 import uvicorn
 from fastapi import FastAPI, HTTPException, WebSocketDisconnect
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
-from pydantic import Field
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, Field
 from starlette import websockets
 
 from paw_min import toy
@@ -32,7 +36,7 @@ from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Step, Tasks
-from paw_min.retrieval.server import BodyLimit, listen, refuse
+from paw_min.retrieval.server import BodyLimit, listen, refuse, server_config
 
 try:
     from openenv.core.env_server.http_server import create_app
@@ -61,6 +65,12 @@ class StepObservation(Observation):  # has reward and done, too
     admissible: list[str]  # commands; empty if any text is accepted
     won: bool
     score: float | None  # the benchmark's own score in [0, 1], where it has one (WebShop)
+
+
+class Call(BaseModel):
+    """A request in JSON-RPC."""
+
+    id: int | str | None = None  # no NaN: the answer repeats it
 
 
 class Games:
@@ -123,9 +133,12 @@ class GameSession(Environment):
         self.games = games
         self.slot = None
         self.running = False
+        self.closed = False
         self._state = State()
 
     def reset(self, seed=None, episode_id=None, task=None, split=None) -> StepObservation:
+        if self.closed:  # another client can close it by its name, in OpenEnv
+            raise UserError("this session was closed: connect again.")
         name = self.games.choose(task, seed, split)
         self._state = State(episode_id=episode_id, task=name)
         if self.slot is None:
@@ -161,6 +174,8 @@ class GameSession(Environment):
 
     def close(self) -> None:
         """Free the slot. OpenEnv calls this when a connection ends, however it does."""
+        self.closed = True
+        self.running = False
         if self.slot is not None:
             self.games.free.put(self.slot)
             self.slot = None
@@ -186,9 +201,11 @@ def make_app(games: Games) -> FastAPI:
     app.router.routes[:] = [route for route in app.router.routes if route.path != "/mcp"]
 
     @app.post("/mcp")
-    def no_tools(request: dict):  # `openenv validate --url` wants an answer in JSON-RPC
+    def no_tools(call: Call):  # `openenv validate --url` wants an answer in JSON-RPC
         error = {"code": -32601, "message": "this environment has no MCP: use /ws"}
-        return {"jsonrpc": "2.0", "id": request.get("id"), "error": error}
+        answer = {"jsonrpc": "2.0", "id": call.id, "error": error}
+        # In ASCII, since an id may be half of a surrogate pair.
+        return Response(json.dumps(answer), media_type="application/json")
 
     app.add_middleware(BodyLimit)
     app.add_middleware(QuietEnd)
@@ -221,7 +238,7 @@ def main(argv: list[str] | None = None) -> None:
     counts = f"{len(tasks.train)} training tasks, {len(tasks.held_out)} held out"
     print(f"{args.env} at http://{args.host}:{listener.getsockname()[1]}: {counts}", flush=True)
     # The largest message is an action. A client that answers no ping for 20 s is gone.
-    config = uvicorn.Config(app, log_level="warning", lifespan="off", ws_max_size=8 * MAX_COMMAND)
+    config = server_config(app, ws_max_size=8 * MAX_COMMAND)
     with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listener])
 

@@ -51,6 +51,7 @@ GAME_CACHE = 160  # games of 0.3 MB (ALFRED's: more); enough for a panel and a r
 TEXT_CACHE = 4096  # parsed templates and queries; ALFWorld's grammar has about 80
 EXPRESSION_LENGTH = 500  # characters; keeps the nesting far from the limits of Python's compiler
 EXPANSIONS = 10_000  # of the rules of a grammar for one text; published games need fewer than 100
+TEXT_LENGTH = 1_000_000  # characters of a text; published games have a few thousand
 NAME_LENGTH = 1000  # bytes; longer names overflow fast-downward's buffers of 1024
 
 # What the expressions of a grammar may consist of, besides texts and attributes (`_is_harmless`);
@@ -252,11 +253,28 @@ def _evaluate(self, context=None):
 
 
 class _Grammar(textgen.ContextSensitiveGrammar):
-    """A grammar that counts the expansions of its rules: ValueError for rules that never end."""
+    """A grammar whose texts end: ValueError for rules that never do, or that write too much."""
 
     def derive(self, start, context={}):
+        """As TextWorld's, but counts what has been written."""
         self.expansions = 0
-        return super().derive(start, context)
+        left = textgen._parse_and_convert(start, rule_name="symbols", trace=False)[::-1]  # a stack
+        for symbol in left:
+            symbol.context = textgen.copy_context(context)
+        written = []
+        length = 0
+        while left:
+            symbol = left.pop()
+            if isinstance(symbol, textgen.TerminalSymbol):
+                written.append(str(symbol))
+                length += len(written[-1])
+                if length > TEXT_LENGTH:
+                    raise ValueError(f"the grammar writes a text of over {TEXT_LENGTH} characters")
+            elif isinstance(symbol, textgen.NonterminalSymbol):
+                left += self.replace(symbol)[::-1]
+            else:
+                left += symbol.derive()[::-1]
+        return "".join(written)
 
     def replace(self, start):
         self.expansions += 1
