@@ -243,7 +243,8 @@ def load(cfg: Config, data: str) -> Tasks:
     def make_pool(n_envs: int) -> EnvPool:
         return EnvPool(Env, n_envs, cfg.workers)
 
-    return Tasks(train=listed("train"), held_out=listed("held_out"), make_pool=make_pool)
+    train, held_out = listed("train"), listed("held_out")
+    return Tasks(train, held_out, make_pool, files=train + held_out)
 
 
 def prompt(context: Context, history_length: int) -> str:

@@ -311,6 +311,8 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
         preset |= METHODS[name]
     cfg = Config(**preset | given)
     check(cfg)
+    if not cfg.data and not toy.is_generated(env, ""):  # $ALFWORLD_DATA
+        cfg.data = toy.default_data(env)
     # TextWorld has no published data. An endpoint (paper/prompting) has `paper` as default.
     is_chosen = size in PUBLISHED and size != default and env != "textworld"
     if is_chosen and toy.is_generated(env, cfg.data):

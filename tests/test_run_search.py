@@ -145,7 +145,7 @@ def test_dry_run_checks_everything_and_reports_what_is_missing(
     argv = ["--preset", "paper", "--model", model, "--data", data, "--retriever", world]
     cfg, mode = parse_args("search", run_search.PRESETS, "", [*argv, "--dry-run"])
     assert mode == "dry-run"
-    with pytest.raises(UserError, match="n_groups is 256 with 6 tasks"):
+    with pytest.raises(UserError, match="--groups 256 .* with 6 training tasks"):
         session.dry_run(cfg)
     cfg.groups = 6
     session.dry_run(cfg)

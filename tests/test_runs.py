@@ -20,10 +20,10 @@ from transformers import AutoModelForCausalLM
 from paw_min import train
 from paw_min.base import distributed
 from paw_min.base.errors import UserError
-from paw_min.config import Config
+from paw_min.config import Config, parse_args
 from paw_min.running import runs
 from paw_min.running.stored import differences
-from tests.helpers import held_by_another_process, make_episodes, make_policy
+from tests.helpers import SMALL, argv, held_by_another_process, make_episodes, make_policy
 
 
 @pytest.fixture
@@ -300,31 +300,50 @@ def test_the_limit_of_prompts_is_free_where_none_is_cut(settings, is_free):
     assert changed == ([] if is_free else ["--max-prompt-tokens 2048"])
 
 
-@pytest.mark.parametrize("name, old, new, resumes", [
-    ("retriever", "http://a:1/retrieve", "http://localhost:2", True),
-    ("retriever", "a.jsonl", "/b/a.jsonl", True),
-    ("retriever", "http://a:1", "a.jsonl", False),
-    ("data", "games", "/elsewhere/games", True),
-    ("data", "games", "", False),  # generated ones
-])
-def test_data_and_retriever_may_lie_elsewhere(
-    finished, config, policy, capsys, name, old, new, resumes
+@pytest.mark.parametrize("change", ["none", "a game less", "another game", "generated"])
+def test_a_run_resumes_with_the_same_data_wherever_they_lie(
+    finished, config, tmp_path, games_root, monkeypatch, change
 ):
-    path = finished / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {name: old}))
-    cfg = config(**{name: new})
-    if resumes:
-        run = runs.Run(cfg)
-        assert f"--{name} is {new!r} and was {old!r}: the content is" in capsys.readouterr().out
-        # Stored when the run goes on: the start may still fail, as with wrong data.
-        assert json.loads(path.read_text())[name] == old
-        run.restore(*policy)
-        assert json.loads(path.read_text())[name] == new
-        runs.Run(cfg)
-        assert not capsys.readouterr().out
+    """The settings on the disk stay as they were if a start fails, as with other data."""
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(games_root, elsewhere)
+    game = sorted(elsewhere.glob("json_2.1.1/train/*/*/game.tw-pddl"))[0]
+    if change == "a game less":
+        game.unlink()
+    elif change == "another game":
+        game.write_text(game.read_text().replace("You are", "You were", 1))
+        assert game.read_text() != (games_root / game.relative_to(elsewhere)).read_text()
+    monkeypatch.setenv("ALFWORLD_DATA", str(elsewhere))
+    settings = SMALL | dict(out=tmp_path, model=config().model, updates=2, eval_every=0)
+    if change == "generated":
+        settings["data"] = "changed"
+    cfg, _ = parse_args("alfworld", {"no preset": {}}, "", argv(settings))
+    before = (finished / "config.json").read_bytes()
+    if change == "none":
+        train.train(cfg)
+        assert json.loads((finished / "config.json").read_text())["data"] == str(elsewhere)
+        assert [line["update"] for line in runs.read_metrics(finished)] == [0, 1, 2]
     else:
-        with pytest.raises(UserError, match=f"belongs to a run with --{name} {old!r}"):
-            runs.Run(cfg)
+        refused = f"r was begun with other data than those in {elsewhere}: repeat its --data "
+        if change == "generated":  # at once, since they would be generated first
+            refused = "r belongs to a run with --data "
+        with pytest.raises(UserError, match=refused) as error:
+            train.train(cfg)
+        one_line(error)
+        assert (finished / "config.json").read_bytes() == before
+
+
+def test_a_run_without_a_digest_and_one_with_a_server_say_so(finished, config, policy, capsys):
+    """One of an older version, and passages that nobody can compare."""
+    (finished / "data-digest").unlink()
+    for printed in ("r has no data-digest: it is taken to be of the data in here", ""):
+        run = runs.Run(config())
+        run.check_data("x", "here")
+        assert printed in capsys.readouterr().out and (printed or not capsys.readouterr().out)
+        run.restore(*policy)
+    assert (finished / "data-digest").read_text() == "x"
+    runs.Run(config(retriever="http://me:pw@host")).check_data("x", "here")
+    assert "the passages of http://***@host are taken to be those" in capsys.readouterr().out
 
 
 def test_other_folders_are_no_checkpoints(finished, config, policy):

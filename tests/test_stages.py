@@ -8,7 +8,9 @@ import itertools
 import json
 import os
 import re
+import shutil
 from collections import deque
+from pathlib import Path
 
 import pytest
 import torch
@@ -190,6 +192,22 @@ def test_training_that_is_not_finite_leaves_nothing_to_go_on_from(tmp_path):
 
 
 # ---- commands ----
+
+
+def test_unfinished_work_is_of_its_data(games_root, tmp_path, monkeypatch):
+    """Wherever they lie."""
+    monkeypatch.setattr(word2world, "write_trajectories", None)  # as if killed there
+    game = sorted(games_root.glob("json_2.1.1/train/*/*/game.tw-pddl"))[0]
+    other = Path(shutil.copytree(games_root, tmp_path / "other")) / game.relative_to(games_root)
+    other.write_text(other.read_text().replace("You are", "You were"))
+    for data, error in (
+        (games_root, TypeError), (tmp_path / "other", UserError),
+        (shutil.copytree(games_root, tmp_path / "same"), TypeError),
+    ):
+        with pytest.raises(error) as stopped:
+            word2world.main(["collect", "alfworld", "--data", str(data), "--agents", "teacher",
+                             "--episodes", "1", "--out", str(tmp_path / "out")])
+        assert ("has the unfinished work of other data" in str(stopped)) == (error is UserError)
 
 
 def test_a_folder_in_use(tmp_path):

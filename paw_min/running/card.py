@@ -74,7 +74,7 @@ def model_card(checkpoint: Path) -> str:
     return CARD.format(
         head=head, name=cfg.name, env=cfg.env, updates=updates, split=cfg.eval_split,
         base=hub_name or (f"`{cfg.model}`" if cfg.model else "the small one in paw_min"),
-        data=f"`{cfg.data}`" if cfg.data else "generated (ALFWorld: `$ALFWORLD_DATA`, if set)",
+        data=f"`{cfg.data}`" if cfg.data else "generated",
         command=f"    {command(cfg)}\n\n" if cfg.env in SCRIPTS else "",
         settings=rows((f"`{flag(name)}`", getattr(cfg, name)) for name in KEY_SETTINGS),
         metrics=rows(last[name] for name in ("success", "return", *results) if name in last),

@@ -1,6 +1,7 @@
 """The folder of a run: settings, metrics, checkpoints. Rerunning the same command resumes it.
 
     runs/<name>/config.json           every setting
+                data-digest           a hash of the data, so that a resumed run takes no others
                 metrics.jsonl         one line per update; line 0 is the evaluation before training
                 episodes.md           a few episodes of the latest evaluation as text
                 evaluation.json       all its outcomes, per task
@@ -27,11 +28,20 @@ from filelock import FileLock, Timeout
 from torch.distributed.checkpoint import state_dict
 
 from paw_min.base import distributed
-from paw_min.base.errors import UserError
-from paw_min.base.files import flush, reading, refuse_link, remove, replace_text, writing
+from paw_min.base.console import say
+from paw_min.base.errors import UserError, masked
+from paw_min.base.files import (
+    flush,
+    is_url,
+    reading,
+    refuse_link,
+    remove,
+    replace_text,
+    writing,
+)
 from paw_min.config import Config
 from paw_min.running import track
-from paw_min.running.stored import differences, from_stored, moved, public
+from paw_min.running.stored import differences, from_stored, public
 
 MAX_UPDATES = 999_999  # the names of checkpoints have six digits
 
@@ -46,6 +56,7 @@ class Run:
         self.cfg = cfg
         self.folder = Path(cfg.out) / cfg.name
         self.tracker = None
+        self.data_digest = ""  # see check_data
         if distributed.rank() > 0:
             return
         path = self.folder / "config.json"
@@ -58,8 +69,8 @@ class Run:
             for partial in list(self.folder.rglob("*.partial")):  # of a run killed while writing
                 remove(partial)
         self.saved_every = cfg.save_every  # updates between the checkpoints that should be there
-        is_trained = bool(read_metrics(self.folder) or self.checkpoint())
-        if is_trained:
+        self.is_trained = bool(read_metrics(self.folder) or self.checkpoint())
+        if self.is_trained:
             with reading(path):
                 stored = json.loads(path.read_text())
                 changed = differences(stored, cfg)
@@ -70,13 +81,34 @@ class Run:
                     f"{self.folder} belongs to a run with {', '.join(changed)}: "
                     "repeat those settings to resume it, or choose another --name."
                 )
-            for sentence in moved(public(from_stored(stored)), public(cfg)):
-                print(f"{self.folder}: {sentence}", flush=True)
-        if not is_trained:
+        else:
             self.write_settings()
 
     def write_settings(self) -> None:
         self.write("config.json", json.dumps(public(self.cfg), indent=2) + "\n")
+
+    def check_data(self, digest: str, where: str) -> None:
+        """UserError if the run was begun with other data; restore() stores the digest.
+
+        where: the folder of the data, for messages.
+        """
+        self.data_digest = digest
+        if not self.is_trained:
+            return
+        path = self.folder / "data-digest"
+        if not path.is_file():
+            say(f"{self.folder} has no data-digest: it is taken to be of the data in {where}")
+        else:
+            with reading(path):
+                begun = path.read_text()
+            if begun != digest:
+                raise UserError(
+                    f"{self.folder} was begun with other data than those in {where}: repeat its "
+                    "--data (or $ALFWORLD_DATA) and --retriever, or choose another --name."
+                )
+        if is_url(self.cfg.retriever):
+            say(f"{self.folder}: the passages of {masked(self.cfg.retriever)} are taken to be "
+                "those that it was begun with")
 
     def checkpoint(self) -> Path | None:
         return newest_checkpoint(self.folder)
@@ -137,6 +169,8 @@ class Run:
             # Not before: a start that fails, as with wrong data, leaves the settings as they were.
             # So does an evaluation, whose settings may differ (FREE_TO_CHANGE).
             self.write_settings()
+            if self.data_digest:
+                self.write("data-digest", self.data_digest)
             kept = [line for line in lines if line["update"] <= done]
             self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
             if self.cfg.track != "none":

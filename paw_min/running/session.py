@@ -6,7 +6,7 @@ free memory, so its engine comes before the trainer's model; the ranks close tog
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from paw_min.model.sampler import HFSampler
 from paw_min.model.vllm_sampler import VLLMSampler, check_installed
 from paw_min.running import memory, track
 from paw_min.running.runs import Run
-from paw_min.running.tasks import draw_groups, panel
+from paw_min.running.tasks import data_digest, draw_groups, panel
 
 PANEL_SLOTS = 128  # at most this many slots of the pool serve the panel
 WEIGHT_DECAY = 0.01  # of AdamW; verl-agent
@@ -57,6 +57,8 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
         if not eval_only:
             memory.announce(cfg, start_folder, device)
         tasks = find_tasks(cfg)
+        if distributed.rank() == 0:
+            run.check_data(data_digest(tasks), data_folder(cfg))
 
     checkpoint = run.checkpoint()
     # With LoRA, a checkpoint is an adapter for the start model.
@@ -192,7 +194,7 @@ def find_tasks(cfg: Config) -> Tasks:
         tasks = BENCHMARKS[cfg.env].load(cfg, data_folder(cfg))
         draw_groups(tasks.train, cfg.groups, cfg.seed, 0)  # raises if there are too few
         n_panel = min(cfg.eval_tasks or len(tasks.held_out), len(tasks.held_out))
-        return Tasks(tasks.train, panel(tasks.held_out, n_panel, seed=0), tasks.make_pool)
+        return replace(tasks, held_out=panel(tasks.held_out, n_panel, seed=0))
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
 

@@ -32,10 +32,20 @@ from torch.utils._pytree import tree_map_only
 
 from paw_min.base.console import say
 from paw_min.base.errors import UserError
-from paw_min.base.files import flush, parse_json, reading, refuse_link, replace_text, writing
+from paw_min.base.files import (
+    flush,
+    is_url,
+    parse_json,
+    reading,
+    refuse_link,
+    replace_text,
+    writing,
+)
+from paw_min.config import flag
 from paw_min.model.sampler import Request, Response
-from paw_min.running.stored import is_same, moved
+from paw_min.running.stored import SOURCES
 from paw_min.running.untrusted import parse_as
+from paw_min.toy import WORLDS
 
 
 def stage(path: Path, settings: dict[str, object], make: Callable[[], dict]) -> dict:
@@ -59,13 +69,33 @@ def stage(path: Path, settings: dict[str, object], make: Callable[[], dict]) -> 
 def changed(stored: dict, settings: dict[str, object]) -> str:
     """The stored settings that are others now; "" if there are none.
 
-    The same data may lie at another place (stored.is_same).
+    The same data may lie at another place.
     """
     return ", ".join(
         f"{key} {stored[key]!r}"
         for key, value in settings.items()
         if not is_same(key, stored[key], value)
     )
+
+
+def is_same(name: str, old, new) -> bool:
+    """Whether two values of a setting are equal, or name two places where the same data may lie."""
+    generated = ("", *WORLDS)
+    if name in SOURCES and old not in generated and new not in generated:
+        return is_url(old) == is_url(new)
+    return old == new
+
+
+def moved(old: dict, new: dict) -> list[str]:
+    """One sentence for each source of data at another place.
+
+    old, new: settings that differ in their places only; new may lack sources.
+    """
+    return [
+        f"{flag(key)} is {new[key]!r} and was {old[key]!r}: the content is taken to be the same"
+        for key in SOURCES
+        if key in new and old[key] != new[key]
+    ]
 
 
 def digest(*parts) -> str:
@@ -141,6 +171,17 @@ class Pieces:
                     parameter.copy_(state["weights"][key])
             optimizer.load_state_dict(state["optimizer"])
         return state["losses"]
+
+    def check_data(self, data: str) -> None:
+        """UserError if the pieces are of other data; data: their digest (tasks.data_digest)."""
+        if self._begun():
+            with reading(self.folder / "settings") as path:
+                begun = parse_json(path.read_bytes()).get("data digest", data)
+            if begun != data:
+                raise UserError(f"{self.folder} has the unfinished work of other data: repeat its "
+                                "--data (or $ALFWORLD_DATA) and --retriever, delete the folder, or "
+                                "choose another --out.")
+        self._settings = self._settings | {"data digest": data}
 
     def claim(self, path: Path) -> None:
         """UserError if there is a file or folder that the command would write over.

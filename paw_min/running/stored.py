@@ -4,13 +4,11 @@ import reprlib
 from dataclasses import Field, asdict, fields
 
 from paw_min.base.errors import masked
-from paw_min.base.files import is_url
 from paw_min.config import FREE_TO_CHANGE, PAW, Config, flag, names_of
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.toy import WORLDS
 
-SOURCES = ("data", "retriever")  # a run may resume with the same content at another place
-
+SOURCES = ("data", "retriever")  # the same content may lie at another place
 
 def public(cfg: Config) -> dict:
     """All settings, without the password in a URL."""
@@ -55,30 +53,13 @@ def differences(stored: dict, cfg: Config) -> list[str]:
     free = set(FREE_TO_CHANGE)
     if not (old["paw"] or cfg.paw):
         free |= names_of(PAW)
+    # Another place may have the same data: Run.check_data compares them when they have been read.
+    if not {old["data"], cfg.data} & set(WORLDS):
+        free |= set(SOURCES)
     if BENCHMARKS[cfg.env].cut_prompts or cfg.wm_rows == "tapo":
         free.remove("max_prompt_tokens")  # longer prompts are cut, so it changes what is trained on
     return [
         f"{flag(key)} {old[key]!r}"
         for key, value in public(cfg).items()
-        if key not in free and not is_same(key, old[key], value)
+        if key not in free and old[key] != value
     ]
-
-
-def moved(old: dict, new: dict) -> list[str]:
-    """One sentence for each source of data at another place.
-
-    old, new: settings that differ in their places only; new may lack sources.
-    """
-    return [
-        f"{flag(key)} is {new[key]!r} and was {old[key]!r}: the content is taken to be the same"
-        for key in SOURCES
-        if key in new and old[key] != new[key]
-    ]
-
-
-def is_same(name: str, old, new) -> bool:
-    """Whether two values of a setting are equal, or name two places where the same data may lie."""
-    generated = ("", *WORLDS)
-    if name in SOURCES and old not in generated and new not in generated:
-        return is_url(old) == is_url(new)
-    return old == new

@@ -4,9 +4,13 @@ Groups are drawn from (seed, epoch) and the panel from a seed, both without repe
 evaluation plays the same panel; verl-agent draws a new one, with repeats.
 """
 
+import hashlib
 from itertools import pairwise
+from pathlib import Path
 
+from paw_min.base.files import reading
 from paw_min.base.seeds import generator
+from paw_min.envs.interface import Tasks
 
 
 def draw_groups(tasks: list[str], n_groups: int, seed: int, update: int) -> list[str]:
@@ -16,8 +20,8 @@ def draw_groups(tasks: list[str], n_groups: int, seed: int, update: int) -> list
     its end, they are skipped, so that no update has a task twice.
     """
     if not 1 <= n_groups <= len(tasks):
-        raise ValueError(f"n_groups is {n_groups} with {len(tasks)} tasks; choose from 1 to "
-                         f"{len(tasks)} or take more tasks.")
+        raise ValueError(f"--groups {n_groups} (RWML: --tasks) with {len(tasks)} training tasks: "
+                         f"choose from 1 to {len(tasks)}, or data with more tasks.")
     epoch, position = divmod(update, len(tasks) // n_groups)
     order = generator("groups", seed, epoch).sample(tasks, len(tasks))
     return order[position * n_groups : (position + 1) * n_groups]
@@ -34,3 +38,14 @@ def panel(tasks: list[str], n: int, seed: int) -> list[str]:
     rng = generator("panel", seed)
     cuts = [i * len(tasks) // n for i in range(n + 1)]
     return [tasks[rng.randrange(low, high)] for low, high in pairwise(cuts)]
+
+
+def data_digest(tasks: Tasks) -> str:
+    """What the data of a run are known by, wherever they lie: a hash of the files of its tasks."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in tasks.files:
+        with reading(Path(name)) as path, path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "blake2b").digest())
+    if not tasks.files:
+        digest.update(repr((tasks.train, tasks.held_out)).encode())
+    return digest.hexdigest()

@@ -26,7 +26,7 @@ from paw_min.running import session
 from paw_min.running.evaluate import evaluate
 from paw_min.running.session import PANEL_SLOTS, find_tasks, start_model
 from paw_min.running.stages import Pieces
-from paw_min.running.tasks import draw_groups
+from paw_min.running.tasks import data_digest, draw_groups
 from paw_min.running.untrusted import exact, parse_as
 
 TAG_TOKENS = 16  # of an answer, for its tags and end token
@@ -164,6 +164,7 @@ def collect(
 ) -> Collected:
     """The model's own rollouts at temperature 1 (3.1, B.1), and those of the panel."""
     found_tasks = find_tasks(replace(cfg, groups=tasks))
+    pieces.check_data(data_digest(found_tasks))
     drawn = draw_groups(found_tasks.train, tasks, cfg.seed, 0)
     played = [task for task in drawn for _ in range(episodes)]
     groups = [g for g in range(len(drawn)) for _ in range(episodes)]

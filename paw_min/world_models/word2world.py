@@ -48,6 +48,7 @@ from paw_min.running.evaluate import short
 from paw_min.running.runs import hold
 from paw_min.running.session import find_tasks
 from paw_min.running.stages import Pieces, digest, stage
+from paw_min.running.tasks import data_digest
 from paw_min.world_models.dream import DreamPool, Predict, VerifiedPool
 from paw_min.world_models.players import Play, open_agent
 from paw_min.world_models.prompted import load_prompted
@@ -205,6 +206,7 @@ def collect(job: Word2WorldJob) -> dict:
     if len(chosen) < len(agents):
         raise UserError(f"--episodes {len(chosen)} for {len(agents)} agents: use more.")
     pieces = job.pieces()
+    pieces.check_data(data_digest(tasks))
     found = []
     won = {}
     confirmed = {}
@@ -284,6 +286,7 @@ def consistency(job: Word2WorldJob) -> dict[str, dict]:
     tasks = find_tasks(cfg)
     chosen = held_out(cfg, tasks)
     pieces = job.pieces()
+    pieces.check_data(data_digest(tasks))
     found = {}
     for name in job.settings.agents:
         with open_agent(cfg, name, job.settings.slips, pieces) as play:
@@ -303,6 +306,7 @@ def verify(job: Word2WorldJob) -> dict[str, dict]:
     tasks = find_tasks(cfg)
     chosen = held_out(cfg, tasks)
     pieces = job.pieces()
+    pieces.check_data(data_digest(tasks))
     found = {}
     for name in job.settings.agents:
         with open_agent(cfg, name, job.settings.slips, pieces) as play:

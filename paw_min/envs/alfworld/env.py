@@ -42,11 +42,11 @@ def load(cfg: Config, data: str) -> Tasks:
     def make_pool(n_envs: int) -> EnvPool:
         return EnvPool(AlfworldEnv, n_envs, cfg.workers)
 
-    return Tasks(
-        train=list_games(data, "train"),
-        held_out=list_games(data, cfg.eval_split),
-        make_pool=make_pool,
-    )
+    train = list_games(data, "train")
+    held_out = list_games(data, cfg.eval_split)
+    games = train + held_out
+    files = games + [str(Path(game).with_name("traj_data.json")) for game in games]
+    return Tasks(train, held_out, make_pool, files)
 
 
 def find_data(data: str | Path) -> Path:

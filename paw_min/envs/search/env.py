@@ -30,7 +30,12 @@ from paw_min.base.files import expanded, is_url
 from paw_min.base.threads import in_daemon
 from paw_min.config import Config
 from paw_min.envs.interface import Answer, Step, Tasks
-from paw_min.envs.search.questions import Question, exact_match, load_questions
+from paw_min.envs.search.questions import (
+    Question,
+    exact_match,
+    load_questions,
+    question_file,
+)
 from paw_min.retrieval import Hit, Retriever, open_retriever
 
 
@@ -67,7 +72,15 @@ def load(cfg: Config, data: str) -> Tasks:
 
     # A task is an index into train + held_out, as a string.
     tasks = [str(i) for i in range(len(train) + len(held_out))]
-    return Tasks(train=tasks[: len(train)], held_out=tasks[len(train) :], make_pool=make_pool)
+    files = [question_file(data, "train"), question_file(data, cfg.eval_split)]
+    if not is_url(source):
+        files.append(retriever.corpus.path)
+    return Tasks(
+        train=tasks[: len(train)],
+        held_out=tasks[len(train) :],
+        make_pool=make_pool,
+        files=[str(path) for path in files],
+    )
 
 
 def blocks(text: str, tag: str) -> list[str]:

@@ -34,6 +34,23 @@ def load_questions(path: str | Path, split: str = "") -> list[Question]:
     `env_kwargs` with the same content. Without data_source, the name of the file is used.
     Raises FileNotFoundError and ValueError.
     """
+    path = question_file(path, split)
+    if path.suffix == ".parquet":
+        rows = _read_parquet(path)
+    else:
+        rows = _read_jsonl(path)
+    questions = []
+    for number, row in enumerate(rows, start=1):
+        with damaged(f"{path}, row {number}", "a row needs `question` and `golden_answers`, one or "
+                     "more texts, or verl-agent's `env_kwargs`; fix or delete it"):
+            questions.append(_question(row, default_source=path.stem))
+    if not questions:
+        raise ValueError(f"{path} has no questions: download the file again.")
+    return questions
+
+
+def question_file(path: str | Path, split: str) -> Path:
+    """The file of `load_questions`."""
     path = expanded(path)
     if path.is_dir():
         files = [path / f"{split}.parquet", path / f"{split}.jsonl"]
@@ -47,18 +64,7 @@ def load_questions(path: str | Path, split: str = "") -> list[Question]:
                                 ".jsonl file, or the folder that has one per split.")
     if path.suffix not in (".parquet", ".jsonl"):
         raise ValueError(f"The question file {path} is neither .parquet nor .jsonl: convert it.")
-    if path.suffix == ".parquet":
-        rows = _read_parquet(path)
-    else:
-        rows = _read_jsonl(path)
-    questions = []
-    for number, row in enumerate(rows, start=1):
-        with damaged(f"{path}, row {number}", "a row needs `question` and `golden_answers`, one or "
-                     "more texts, or verl-agent's `env_kwargs`; fix or delete it"):
-            questions.append(_question(row, default_source=path.stem))
-    if not questions:
-        raise ValueError(f"{path} has no questions: download the file again.")
-    return questions
+    return path
 
 
 def _read_parquet(path: Path) -> list[dict]:

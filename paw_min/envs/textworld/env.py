@@ -30,11 +30,11 @@ SEED = 1  # of the interpreter; without one, it takes the time
 
 def load(cfg: Config, data: str) -> Tasks:
     """The games of a run (a task is the path of a .z8 file) and its pool."""
-    return Tasks(
-        train=list_games(data, "train"),
-        held_out=list_games(data, cfg.eval_split),
-        make_pool=partial(EnvPool, TextworldEnv, workers=cfg.workers),
-    )
+    train = list_games(data, "train")
+    held_out = list_games(data, cfg.eval_split)
+    games = train + held_out
+    files = games + [str(Path(game).with_suffix(".json")) for game in games]
+    return Tasks(train, held_out, partial(EnvPool, TextworldEnv, workers=cfg.workers), files)
 
 
 def list_games(data: str | Path, split: str) -> list[str]:

@@ -27,9 +27,11 @@ class Shop:
     products: asin -> Product
     dropped: reason -> number of skipped rows in the files
     tagger: function from a text to its nouns
+    files: where all this was read
     """
 
-    def __init__(self, products, templates, dropped, tagger):
+    def __init__(self, products, templates, dropped, tagger, files: list[str]):
+        self.files = files
         self.products = {product.asin: product for product in products}
         self.dropped = {reason: n for reason, n in dropped.items() if n}
         self._goals = shop_goals.Goals(templates)
@@ -53,9 +55,11 @@ class Shop:
         small = n_products is not None and n_products <= SMALL
         items = find_file(folder, "items_shuffle", small)
         small = items.stem.endswith(f"_{SMALL}")  # the annotations must belong to the products
-        annotations = read_dict(find_file(folder, "items_ins_v2", small))
+        files = [items, find_file(folder, "items_ins_v2", small)]
+        annotations = read_dict(files[1])
         if human_goals:
-            instructions = read_dict(find_file(folder, "items_human_ins", small))
+            files.append(find_file(folder, "items_human_ins", small))
+            instructions = read_dict(files[2])
 
         # One generator, used in the official order: all prices, then all price limits.
         rng = random.Random(seed)
@@ -71,7 +75,7 @@ class Shop:
                 kind = "human"
             raise ValueError(f"{folder} has {len(products)} products and no {kind} goal for any of "
                              f"them; use more products or human_goals={not human_goals}.")
-        return cls(products, templates, dropped, tagger)
+        return cls(products, templates, dropped, tagger, [str(path) for path in files])
 
     @property
     def n_goals(self) -> int:
