@@ -24,7 +24,7 @@ from filelock import FileLock
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from examples import one_file
-from examples.one_file import R_MAX, TOOLS, World, make_world
+from examples.one_file import R_MAX, TOOLS, Size, World, make_world
 from paw_min import cmae
 from paw_min.cli import main
 from paw_min.config import Config
@@ -42,9 +42,9 @@ TRAIN, HELD_OUT = 3200, 256  # tasks: different pairs of the same locks
 PRESETS = {"tiny": dict(
     model=str(START), data="one_file.py", prompt="compact", history_length=0,
     max_prompt_tokens=16, max_response_tokens=2, max_obs_tokens=2, max_turns=2,
-    updates=one_file.UPDATES, eval_every=one_file.EVALUATE_EVERY, eval_tasks=HELD_OUT,
+    updates=Size.updates, eval_every=Size.evaluate_every, eval_tasks=HELD_OUT,
     eval_temperature=1.0, save_every=25, groups=one_file.GROUPS,
-    group_size=one_file.EPISODES, lr=one_file.LR, beta2=0.95, mini_batch=64,
+    group_size=one_file.EPISODES, lr=Size.lr, beta2=0.95, mini_batch=64,
     statistics="trajectories", wm_separator="none",
     # one_file.py has neither of these two, nor a KL term. The KL term is needed here: it keeps the
     # end of a response in place while nothing is won (research/locks/package.md).
@@ -121,8 +121,8 @@ def make_model(tokenizer, seed: int) -> GPTNeoXForCausalLM:
     the head, PaW rises later (research/locks/package.md).
     """
     config = GPTNeoXConfig(
-        vocab_size=len(tokenizer), hidden_size=one_file.WIDTH, intermediate_size=4 * one_file.WIDTH,
-        num_hidden_layers=one_file.LAYERS, num_attention_heads=one_file.HEADS,
+        vocab_size=len(tokenizer), hidden_size=Size.width, intermediate_size=4 * Size.width,
+        num_hidden_layers=Size.layers, num_attention_heads=Size.heads,
         max_position_embeddings=64, use_parallel_residual=False,
         tie_word_embeddings=False, bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
@@ -146,7 +146,7 @@ def start_policy(world: World, seed: int) -> Policy:
     return Policy(make_model(tokenizer, seed), tokenizer)
 
 
-def warm_start(folder: Path, seed: int = 0, steps: int = one_file.WARM_STEPS) -> None:
+def warm_start(folder: Path, seed: int = 0, size: Size = Size()) -> None:
     """Train a model on random tools and unrelated observations, as `one_file.py` does."""
     world = make_world(seed)
     names = list(world.material_of)
@@ -154,9 +154,9 @@ def warm_start(folder: Path, seed: int = 0, steps: int = one_file.WARM_STEPS) ->
     policy = start_policy(world, seed)
     chat, answer, encode = map(cache, (policy.encode_chat, policy.encode_response, policy.encode))
     optimizer = torch.optim.AdamW(policy.parameters(), lr=one_file.WARM_LR, betas=(0.9, 0.95))
-    for _ in range(steps):
+    for _ in range(size.warm_steps):
         rows = []
-        for _ in range(one_file.WARM_ROWS):
+        for _ in range(size.warm_rows):
             unrelated = " ".join(world.observation(rng.choice(names), rng.choice(TOOLS)))
             message = " ".join(world.prompt(rng.choice(names)))
             response = respond(rng.choice(TOOLS))

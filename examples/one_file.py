@@ -35,19 +35,27 @@ from torch import Tensor, nn
 
 # Shapes: G groups, E episodes per group, N transitions of an update, B of a mini-batch, T tokens of
 # a transition, O tokens of its observation, V words of the vocabulary, C channels, H heads.
-UPDATES = 200
-EVALUATE_EVERY = 25  # updates
 GROUPS = 16  # G, tasks per update
 EPISODES = 8  # E, attempts at each task
 MINI_BATCHES = 4  # optimizer steps per update
-WARM_STEPS = 300  # optimizer steps before RL
-WARM_ROWS = 256  # transitions per such step
 WARM_LR = 1e-3
-LR = 5e-4  # of RL; the best for GRPO of 3e-4, 5e-4 and 1e-3, so that the baseline is a fair one
 CLIP = 0.2  # of the ratio in the RL loss
 GRADIENT_CLIP = 1.0
-WIDTH, LAYERS, HEADS = 64, 2, 4
 R_MAX = 10.0  # return of an episode that is won
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of the model and of a run."""
+
+    width: int = 64  # C
+    layers: int = 2
+    heads: int = 4  # H
+    warm_steps: int = 300  # optimizer steps before RL
+    warm_rows: int = 256  # transitions per such step
+    lr: float = 5e-4  # of RL; GRPO's best of 3e-4, 5e-4 and 1e-3: a fair baseline
+    updates: int = 200
+    evaluate_every: int = 25  # updates
 
 
 # ---- The world ----
@@ -84,6 +92,10 @@ class World:
     tool_of: dict[str, str]  # material -> the tool that opens it
     locks: int = 2  # per task
 
+    def steps(self) -> list[list[str]]:
+        """For each step of a task, the names that it is drawn from."""
+        return [list(self.material_of)] * self.locks
+
     def prompt(self, name: str) -> list[str]:
         return ["open", name, "with"]
 
@@ -92,6 +104,13 @@ class World:
 
     def opens(self, name: str, tool: str) -> bool:
         return tool == self.right_tool(name)  # false for a word that is not a tool, too
+
+    # What the warm start shows: no fact of this world.
+    def shown_tool(self, name: str, rng: random.Random) -> str:
+        return rng.choice(TOOLS)
+
+    def shown_observation(self, names: list[str], rng: random.Random) -> list[str]:
+        return self.observation(rng.choice(names), rng.choice(TOOLS))
 
     def observation(self, name: str, tool: str) -> list[str]:
         return ["opens" if self.opens(name, tool) else "shut", self.material_of[name]]
@@ -116,14 +135,15 @@ def make_world(seed: int, names: int = 128) -> World:
 class Block(nn.Module):
     """Causal attention between positions, then a network applied to each position."""
 
-    def __init__(self):
+    def __init__(self, width: int, heads: int):
         super().__init__()
-        self.norm_1 = nn.LayerNorm(WIDTH)
-        self.query_key_value = nn.Linear(WIDTH, 3 * WIDTH)
-        self.out = nn.Linear(WIDTH, WIDTH)
-        self.norm_2 = nn.LayerNorm(WIDTH)
-        self.up = nn.Linear(WIDTH, 4 * WIDTH)
-        self.down = nn.Linear(4 * WIDTH, WIDTH)
+        self.heads = heads
+        self.norm_1 = nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.norm_2 = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
@@ -132,9 +152,9 @@ class Block(nn.Module):
 
     def attention(self, x: Tensor) -> Tensor:
         B, T, C = x.shape
-        by_head = self.query_key_value(x).view(B, T, 3, HEADS, C // HEADS)
+        by_head = self.query_key_value(x).view(B, T, 3, self.heads, C // self.heads)
         query, key, value = by_head.permute(2, 0, 3, 1, 4)  # (B, H, T, C/H) each
-        score = query @ key.transpose(-1, -2) / math.sqrt(C // HEADS)  # (B, H, T, T)
+        score = query @ key.transpose(-1, -2) / math.sqrt(C // self.heads)  # (B, H, T, T)
         # No position sees a later one. The observation comes after the action, so it cannot change
         # the action's probability in this pass. (Learning to predict it changes the weights.)
         future = torch.ones(T, T, dtype=torch.bool).triu(1)
@@ -145,20 +165,21 @@ class Block(nn.Module):
 class Model(nn.Module):
     """Policy and world model in one: after a prompt it says an action, then an observation."""
 
-    def __init__(self, words: list[str]):
+    def __init__(self, words: list[str], size: Size = Size()):
         super().__init__()
         self.words = words
         self.id_of = {word: i for i, word in enumerate(words)}
-        self.token = nn.Embedding(len(words), WIDTH)
-        self.position = nn.Embedding(16, WIDTH)
+        self.token = nn.Embedding(len(words), size.width)
+        self.position = nn.Embedding(16, size.width)
         # Small as in GPT-2, so that names differ by what is learned about them. With PyTorch's
         # standard deviation of 1, they start too different to become alike, and PaW gained nothing
         # in two runs.
         nn.init.normal_(self.token.weight, std=0.02)
         nn.init.normal_(self.position.weight, std=0.02)
-        self.blocks = nn.Sequential(*[Block() for _ in range(LAYERS)])
-        self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, len(words))
+        blocks = [Block(size.width, size.heads) for _ in range(size.layers)]
+        self.blocks = nn.Sequential(*blocks)
+        self.norm = nn.LayerNorm(size.width)
+        self.head = nn.Linear(size.width, len(words))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Log-probabilities of the word after each position: (B, T) -> (B, T, V)."""
@@ -366,8 +387,8 @@ def update(model: Model, optimizer, world: World, tasks: list[list[str]], arm: A
     if arm.lambda_mode == "constant":
         lam = torch.ones_like(lam)
     weight = row_weights(selected, lam)  # line 6, (N,)
-    # Both actions of an episode get its advantage: the return does not say which one was wrong.
-    advantage = grpo(rollout.returns).flatten().repeat_interleave(world.locks)  # (N,)
+    # All actions of an episode get its advantage: the return does not say which one was wrong.
+    advantage = grpo(rollout.returns).flatten().repeat_interleave(len(tasks[0]))  # (N,)
     if arm.placebo:
         rollout = replace(rollout, observation=shuffled(rollout.observation))
     learn(model, optimizer, rollout, advantage, weight, arm)  # lines 7, 8 and 11
@@ -378,7 +399,19 @@ def update(model: Model, optimizer, world: World, tasks: list[list[str]], arm: A
 class Evaluation:
     update: int
     success: float  # probability that a random task is won
-    material: float  # probability of the last word of o', mean over all locks and tools
+    material: float  # probability of the material in o', mean over all locks and tools
+    noise: float  # the same of the words after it; 0 if there are none, as here
+
+
+@torch.no_grad()
+def predict(model: Model, world: World) -> Tensor:
+    """Log-probability of each word of o', for all locks and tools: (locks * tools, O)."""
+    texts = []
+    for name in world.material_of:
+        texts += [world.prompt(name) + [tool] + world.observation(name, tool) for tool in TOOLS]
+    tokens = model.encode(texts)
+    n_prompt = len(world.prompt(name))
+    return logp_of(model(tokens[:, :-1]), tokens[:, 1:])[:, n_prompt:]
 
 
 @torch.no_grad()
@@ -387,32 +420,32 @@ def evaluate(model: Model, world: World, update: int) -> Evaluation:
 
     Over the locks of training: what a policy has learned here does not carry over to new names.
     """
-    names = list(world.material_of)
-    logp = model(model.encode([world.prompt(name) for name in names]))[:, -1]  # (names, V)
-    right = model.encode([[world.right_tool(name)] for name in names])[:, 0]
-    # The locks of a task are drawn independently, so the mean of the product is a product of means.
-    success = logp_of(logp, right).exp().mean() ** world.locks
-    texts = []
-    for name in names:
-        texts += [world.prompt(name) + [tool] + world.observation(name, tool) for tool in TOOLS]
-    tokens = model.encode(texts)
-    material = logp_of(model(tokens[:, :-1]), tokens[:, 1:])[:, -1].exp().mean()
-    return Evaluation(update, success.item(), material.item())
+    # The steps of a task are drawn independently, so the mean of the product is a product of means.
+    success = torch.tensor(1.0)
+    for names in world.steps():
+        logp = model(model.encode([world.prompt(name) for name in names]))[:, -1]  # (names, V)
+        right = model.encode([[world.right_tool(name)] for name in names])[:, 0]
+        success = success * logp_of(logp, right).exp().mean()
+    logp = predict(model, world)
+    material = logp[:, 1:2].exp().mean()
+    noise = logp[:, 2:].exp().sum() / max(1, logp[:, 2:].numel())
+    return Evaluation(update, success.item(), material.item(), noise.item())
 
 
-def warm_start(model: Model, world: World, rng: random.Random) -> None:
+def warm_start(model: Model, world: World, rng: random.Random, size: Size) -> None:
     """Train on random tools, and on observations of other locks and tools.
 
     This stands for pretraining: the model learns what can be said, but no fact of this world.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=WARM_LR, betas=(0.9, 0.95))
-    names = list(world.material_of)
+    names = list(dict.fromkeys(name for step in world.steps() for name in step))
     n_prompt = len(world.prompt(names[0]))
-    for _ in range(WARM_STEPS):
+    for _ in range(size.warm_steps):
         texts = []
-        for _ in range(WARM_ROWS):
-            unrelated = world.observation(rng.choice(names), rng.choice(TOOLS))
-            texts.append(world.prompt(rng.choice(names)) + [rng.choice(TOOLS)] + unrelated)
+        for _ in range(size.warm_rows):
+            unrelated = world.shown_observation(names, rng)
+            name = rng.choice(names)
+            texts.append(world.prompt(name) + [world.shown_tool(name, rng)] + unrelated)
         tokens = model.encode(texts)
         logp = logp_of(model(tokens[:, :-1]), tokens[:, 1:])
         loss = cross_entropy(logp[:, n_prompt - 1 :]).mean()
@@ -422,23 +455,22 @@ def warm_start(model: Model, world: World, rng: random.Random) -> None:
 
 
 def run(
-    seed: int, arm: Arm, world: World | None = None, updates: int = UPDATES, name: str = ""
+    seed: int, arm: Arm, world: World | None = None, size: Size = Size(), name: str = ""
 ) -> list[Evaluation]:
     """Train a model from its warm start. With a name, print a line per evaluation."""
     world = world or make_world(seed)
     torch.manual_seed(seed)
-    model = Model(world.words())
+    model = Model(world.words(), size)
     # Warm start and tasks have a random generator of their own, so that they are those of all arms.
     rng = random.Random(seed)
-    warm_start(model, world, rng)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95))
-    names = list(world.material_of)
+    warm_start(model, world, rng, size)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=size.lr, betas=(0.9, 0.95))
     curve = []
-    for k in range(updates + 1):
+    for k in range(size.updates + 1):
         if k > 0:  # line 1; the first evaluation is of the warm start
-            tasks = [rng.choices(names, k=world.locks) for _ in range(GROUPS)]
+            tasks = [[rng.choices(step)[0] for step in world.steps()] for _ in range(GROUPS)]
             update(model, optimizer, world, tasks, arm)
-        if k % EVALUATE_EVERY == 0 or k == updates:
+        if k % size.evaluate_every == 0 or k == size.updates:
             point = evaluate(model, world, k)
             curve.append(point)
             if name:
@@ -480,7 +512,7 @@ def main() -> None:
     names = list(make_arms(Arm()))
     parser.add_argument("--arms", nargs="+", default=names, choices=names)
     parser.add_argument("--seeds", nargs="+", default=[0, 1], type=int)
-    parser.add_argument("--updates", default=UPDATES, type=int)
+    parser.add_argument("--updates", default=Size.updates, type=int)
     parser.add_argument("--alpha", default=0.75, type=float, help="Eq. 4, in (0, 1]")
     parser.add_argument("--rho", default=0.2, type=float, help="Eq. 7, in (0, 1]; 1 is MAE")
     parser.add_argument("--lambda", default="adaptive", choices=["adaptive", "constant"],
@@ -500,12 +532,13 @@ def main() -> None:
         loss=args.loss,
     )
     arms = make_arms(paw)
+    size = Size(updates=args.updates)
     curves = {name: [] for name in args.arms}
     seconds = {name: 0.0 for name in args.arms}
     for seed in args.seeds:
         for name in args.arms:
             start = time.time()
-            curves[name].append(run(seed, arms[name], updates=args.updates, name=name))
+            curves[name].append(run(seed, arms[name], size=size, name=name))
             seconds[name] += time.time() - start
 
     print("\narm       success over the run  at the end  p(material)  seconds per run")

@@ -5,9 +5,13 @@ python -m pytest tests/test_locks.py
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from examples import one_file
+from research.locks import worlds
 
 LOCKS = Path(__file__).parent.parent / "research" / "locks"
 
@@ -34,7 +38,7 @@ def test_an_arm_replaces_what_it_says_and_puts_it_back(study, monkeypatch, name)
     seen = []
     used = {"inverse": "top_alpha", "tapo": "learn", "world model alone": "clipped_surrogate"}[name]
 
-    def run(seed, arm, world):
+    def run(seed, arm, world, size):
         seen.append(getattr(study.one_file, used))
         return []
 
@@ -42,3 +46,18 @@ def test_an_arm_replaces_what_it_says_and_puts_it_back(study, monkeypatch, name)
     assert study.train((name, 3)) == {"cell": name, "seed": 3, "curve": []}
     assert len(seen) == 1 and seen[0] not in own
     assert (study.one_file.top_alpha, study.one_file.learn, study.one_file.clipped_surrogate) == own
+
+
+@pytest.mark.parametrize("world", ["serials", "corridors", "fresh"])
+def test_a_shared_warm_start_changes_no_number(world, monkeypatch):
+    """Also where the world draws random words in the warm start."""
+    setting = worlds.SETTINGS[world]
+    size = replace(setting.lesson.size, warm_steps=3, updates=2, evaluate_every=1)
+    lesson = replace(setting.lesson, size=size, names=16)
+    monkeypatch.setitem(worlds.SETTINGS, world, replace(setting, lesson=lesson))
+    monkeypatch.setattr(worlds, "STARTS", {})
+    lines = [worlds.train(world, "paw", 3) for _ in range(2)]
+    own = one_file.run(3, setting.arms["paw"], lesson.make_world(3), size)
+    assert lines[0] == lines[1]
+    assert lines[1]["success"] == pytest.approx([point.success for point in own], rel=1e-4)
+    assert lines[1]["noise"] == pytest.approx([point.noise for point in own], rel=1e-4)

@@ -10,7 +10,7 @@ from itertools import product
 import torch
 
 from examples import locks
-from examples.one_file import R_MAX, TOOLS, make_world
+from examples.one_file import R_MAX, TOOLS, Size, make_world
 from paw_min import losses, train
 from paw_min.base.threads import in_daemon
 from paw_min.config import Config
@@ -49,7 +49,7 @@ def test_the_warm_start_shows_no_fact(monkeypatch, tmp_path):
         return usual(rows, with_obs, pad_id)
 
     monkeypatch.setattr(locks, "collate", collate)
-    locks.warm_start(tmp_path / "start", seed=7, steps=2)
+    locks.warm_start(tmp_path / "start", seed=7, size=Size(warm_steps=2))
     world = make_world(7)
     policy = locks.start_policy(world, 7)
     true = 0
@@ -77,7 +77,7 @@ def test_the_arms_may_start_at_the_same_time(tmp_path, monkeypatch):
 
 def test_a_run(tmp_path, monkeypatch):
     """Two updates: the weights move, and each row has the tokens of one_file."""
-    locks.warm_start(tmp_path / "start", steps=2)
+    locks.warm_start(tmp_path / "start", size=Size(warm_steps=2))
     played = []
 
     def rows_of(episodes):

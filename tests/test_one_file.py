@@ -20,11 +20,7 @@ from paw_min import advantages, balance, cmae, losses, select
 FILE = Path(one_file.__file__)
 
 
-@pytest.fixture
-def short(monkeypatch):
-    """Warm starts of five steps."""
-    monkeypatch.setattr(one_file, "WARM_STEPS", 5)
-    monkeypatch.setattr(one_file, "EVALUATE_EVERY", 1)
+SHORT = one_file.Size(warm_steps=5, updates=3, evaluate_every=1)
 
 
 def small():
@@ -128,15 +124,15 @@ def test_returns_are_for_two_locks(monkeypatch):
     assert said == ["opens", "opens", "opens", "shut", "shut", "opens"]
 
 
-def test_a_run_repeats(short):
+def test_a_run_repeats():
     arms = one_file.make_arms(one_file.Arm())
-    curves = {name: one_file.run(3, arm, updates=3) for name, arm in arms.items()}
-    assert one_file.run(3, arms["paw"], updates=3) == curves["paw"]
+    curves = {name: one_file.run(3, arm, size=SHORT) for name, arm in arms.items()}
+    assert one_file.run(3, arms["paw"], size=SHORT) == curves["paw"]
     assert [point.update for point in curves["paw"]] == [0, 1, 2, 3]
     starts = {curve[0].success for curve in curves.values()}
     ends = {curve[-1].material for curve in curves.values()}
     assert len(starts) == 1 and len(ends) == 3  # one warm start, three ways to train
-    assert one_file.run(4, arms["paw"], updates=3) != curves["paw"]
+    assert one_file.run(4, arms["paw"], size=SHORT) != curves["paw"]
 
 
 def test_runs_with_torch_alone(tmp_path):
@@ -147,7 +143,7 @@ for name in ("paw_min", "numpy", "matplotlib", "transformers"):
     sys.modules[name] = None  # importing it fails
 sys.path.insert(0, {str(FILE.parent)!r})
 import one_file
-one_file.WARM_STEPS = 2
+one_file.warm_start = lambda *_: None
 sys.argv = ["one_file.py", "--seeds", "5", "--updates", "1", "--lambda", "constant"]
 one_file.main()
 """
@@ -240,11 +236,11 @@ def test_an_update_is_that_of_the_package(monkeypatch, loss):
 
 
 @pytest.mark.slow
-def test_paw_learns_the_materials_and_wins_more_than_grpo(monkeypatch):
+def test_paw_learns_the_materials_and_wins_more_than_grpo():
     """In a small world: 0.54 and 0.33 after 60 updates."""
-    monkeypatch.setattr(one_file, "WARM_ROWS", 64)
+    size = one_file.Size(warm_rows=64, updates=60)
     world = one_file.make_world(3, names=16)
     arms = one_file.make_arms(one_file.Arm())
-    grpo, paw = (one_file.run(3, arms[name], world, updates=60)[-1] for name in ("grpo", "paw"))
+    grpo, paw = (one_file.run(3, arms[name], world, size)[-1] for name in ("grpo", "paw"))
     assert paw.success > grpo.success + 0.1
     assert paw.material > grpo.material + 0.08

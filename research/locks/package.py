@@ -34,7 +34,7 @@ FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent.parent))  # the repository, for examples and paw_min
 
 from examples import locks, one_file  # noqa: E402
-from examples.one_file import TOOLS, World, make_world  # noqa: E402
+from examples.one_file import TOOLS, Size, World, make_world  # noqa: E402
 from paw_min import train, update  # noqa: E402
 from paw_min.config import Config  # noqa: E402
 from paw_min.envs.benchmarks import BENCHMARKS  # noqa: E402
@@ -49,7 +49,8 @@ from paw_min.toy import standins  # noqa: E402
 
 RUNS = FOLDER / "package.jsonl"
 SCRATCH = Path("runs/locks-package")  # start models and run folders
-ARMS = {"grpo": dict(paw=False), "paw": {}, "placebo": dict(wm_target="shuffled")}
+ECHO = dict(wm_loss="ce", select_ratio=1.0, lambda_mode="constant", wm_scale=0.05)
+ARMS = {"grpo": dict(paw=False), "paw": {}, "placebo": dict(wm_target="shuffled"), "echo": ECHO}
 
 
 # ---- other responses, observations and models ----
@@ -87,9 +88,9 @@ class Chat(World):
 class PackagesHead(one_file.Model):
     """one_file's model with the head of the package's models: no bias, initialized with 0.02."""
 
-    def __init__(self, words: list[str]):
-        super().__init__(words)
-        self.head = torch.nn.Linear(one_file.WIDTH, len(words), bias=False)
+    def __init__(self, words: list[str], size: Size):
+        super().__init__(words, size)
+        self.head = torch.nn.Linear(size.width, len(words), bias=False)
         torch.nn.init.normal_(self.head.weight, std=0.02)
 
 
@@ -134,11 +135,11 @@ def make_small(tokenizer, seed: int):
 def make_gpt2(tokenizer, seed: int):
     """The example's model with learned positions, as in one_file."""
     config = GPT2Config(
-        vocab_size=len(tokenizer), n_embd=one_file.WIDTH, n_layer=one_file.LAYERS,
-        n_head=one_file.HEADS, n_positions=64, tie_word_embeddings=False,
+        vocab_size=len(tokenizer), n_embd=Size.width, n_layer=Size.layers,
+        n_head=Size.heads, n_positions=64, tie_word_embeddings=False,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-        intermediate_size=4 * one_file.WIDTH,  # which running/memory.py looks for
+        intermediate_size=4 * Size.width,  # which running/memory.py looks for
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -164,7 +165,7 @@ class Cell:
 
     settings: dict = field(default_factory=dict)  # of the package
     names: int = 128
-    warm_rows: int = one_file.WARM_ROWS
+    warm_rows: int = Size.warm_rows
     end: bool = True  # whether a response has an end token
     template: bool = True  # whether a prompt has the tokens of the chat template
     tags: bool = False
@@ -211,6 +212,7 @@ CELLS = {
         NO_KL | dict(max_response_tokens=1), end=False, model=make_gpt2_with_the_files_head
     ),
     "example": Cell(),
+    "protocol": Cell(),  # the same, on the seeds of protocol-worlds.md
     "example, no kl": Cell(NO_KL),
     "example, no kl, learned positions": Cell(NO_KL, model=make_gpt2),
     "example, one token": Cell(NO_KL | dict(max_response_tokens=1), end=False),
@@ -310,7 +312,6 @@ def run_package(cell: Cell, arm: str, seed: int, out: Path) -> list[dict]:
 
         instead(locks, "make_world", cell.make_world)
         instead(locks, "make_model", cell.model)
-        instead(one_file, "WARM_ROWS", cell.warm_rows)
         if cell.tags:
             instead(locks, "respond", tagged)
             usual = BENCHMARKS["locks"]
@@ -325,7 +326,7 @@ def run_package(cell: Cell, arm: str, seed: int, out: Path) -> list[dict]:
         start.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{start}.lock"):  # the arms of a seed share it
             if not start.exists():
-                locks.warm_start(start, seed)
+                locks.warm_start(start, seed, Size(warm_rows=cell.warm_rows))
         instead(train, "play_panel", play_panel)
         instead(train, "run_update", run_update)
         instead(train, "flatten", flatten)
@@ -358,10 +359,13 @@ def run_file(cell: Cell, arm: str, seed: int) -> list[dict]:
         valid.append(logp.exp()[:, tools].sum(1).mean().item())
         return usual(model, world, update)
 
-    others = dict(LR=used["lr"], EVALUATE_EVERY=used["eval_every"], WARM_ROWS=cell.warm_rows)
-    with patch.multiple(one_file, evaluate=evaluate, Model=cell.model_of_file, **others):
+    size = Size(
+        lr=used["lr"], updates=used["updates"], evaluate_every=used["eval_every"],
+        warm_rows=cell.warm_rows,
+    )
+    with patch.multiple(one_file, evaluate=evaluate, Model=cell.model_of_file):
         arms = one_file.make_arms(one_file.Arm())
-        points = one_file.run(seed, arms[arm], cell.make_world(seed), used["updates"])
+        points = one_file.run(seed, arms[arm], cell.make_world(seed), size)
     curve = [vars(point) | {"valid": share} for point, share in zip(points, valid, strict=True)]
     return [{key: float(f"{value:.5g}") for key, value in point.items()} for point in curve]
 

@@ -26,7 +26,7 @@ FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent.parent))  # the repository, for examples and paw_min
 
 from examples import one_file  # noqa: E402
-from examples.one_file import Arm, World, make_arms, make_world  # noqa: E402
+from examples.one_file import Arm, Evaluation, Size, World, make_arms, make_world  # noqa: E402
 
 SEEDS = range(2, 18)
 RUNS = FOLDER / "runs.jsonl"
@@ -109,6 +109,14 @@ class Cell:
     make_world: Callable[[int], World] = make_world
     # Functions of one_file by name -> a function that makes the one to use instead.
     instead: dict[str, Callable] = field(default_factory=dict)
+    size: Size = Size()
+
+    def run(self, seed: int) -> list[Evaluation]:
+        torch.set_num_threads(1)
+        with ExitStack() as replaced:
+            for function, make_other in self.instead.items():
+                replaced.enter_context(patch.object(one_file, function, make_other()))
+            return one_file.run(seed, self.arm, self.make_world(seed), self.size)
 
 
 def keep(function):
@@ -149,12 +157,7 @@ for world_name, make in WORLDS.items():
 def train(job: tuple[str, int]) -> dict:
     """One run -> its line in runs.jsonl."""
     name, seed = job
-    torch.set_num_threads(1)
-    cell = CELLS[name]
-    with ExitStack() as replaced:
-        for function, make_other in cell.instead.items():
-            replaced.enter_context(patch.object(one_file, function, make_other()))
-        curve = one_file.run(seed, cell.arm, cell.make_world(seed))
+    curve = CELLS[name].run(seed)
     return {"cell": name, "seed": seed, "curve": [asdict(point) for point in curve]}
 
 

@@ -1,0 +1,179 @@
+"""Three worlds, one for each choice of PaW: what it is for, and what happens without it.
+
+    python -m examples.three_worlds serials      the loss       (Eq. 7 and 8)
+    python -m examples.three_worlds corridors    the selection  (Eq. 4)
+    python -m examples.three_worlds polish       the balance    (Eq. 10)
+
+In the world of one_file.py, each choice could be replaced without a loss: every observation is
+short, true and needed. Each of these worlds changes one thing. A command trains five arms, prints
+their curves and draws them in NAME.png, in less than two minutes on an idle core. Read one_file.py
+first; research/locks/worlds.md has 16 seeds of these arms and others.
+
+The model is smaller than that of one_file.py, with 64 names: in a large one, there is room for
+everything that an observation says.
+"""
+
+import argparse
+import random
+from dataclasses import dataclass, replace
+from statistics import mean
+
+import torch
+
+from examples.one_file import Arm, Size, World, draw, make_world, run
+
+SMALL = Size(
+    width=32, layers=1, heads=2, warm_steps=200, warm_rows=128, lr=1e-3, updates=120,
+    evaluate_every=20,
+)
+NAMES = 64
+DIGITS = [f"digit{i}" for i in range(256)]
+SIGHTS = ["bench", "carpet", "door", "lamp", "mirror", "plant", "statue", "window"]
+
+
+# ---- Serial numbers: what the loss is for ----
+# After the material, an observation has the lock's serial number, 8 words of 256:
+#
+#     open lock17 with | saw | shut glass digit9 digit201 ...
+#
+# It is the same whenever this name is tried, so it can be memorized, and it is of no use. To
+# predict the material, names of one material have to become alike. To predict the serial, every
+# name has to differ from every other one. Cross entropy costs most where p is small, so the
+# serial has most of its gradient. The gradient of the MAE on a token is p (1 - p): nearly nothing
+# at p = 1/256.
+#
+# Predicted: with cross entropy, less is won than without any world model. PaW gains as if the
+# serial were not there. A small weight (ECHO, 0.05) is in between.
+@dataclass
+class Serials(World):
+    seed: int = 0
+
+    def __post_init__(self):
+        rng = random.Random(f"serials {self.seed}")
+        self.serial = {name: rng.choices(DIGITS, k=8) for name in self.material_of}
+
+    def observation(self, name: str, tool: str) -> list[str]:
+        return super().observation(name, tool) + self.serial[name]
+
+    def shown_observation(self, names: list[str], rng: random.Random) -> list[str]:
+        """With random digits: the serials of other locks would be facts of this world, too."""
+        return super().shown_observation(names, rng)[:2] + rng.choices(DIGITS, k=8)
+
+    def words(self) -> list[str]:
+        return [*super().words(), *DIGITS]
+
+
+# ---- Corridors: what the selection is for ----
+# A task is two locks and two corridors. In a corridor, the one sensible action is to walk, which
+# the warm start has shown. What is seen there is 8 random words of 8, new each time:
+#
+#     open lock17 with | saw | shut glass . . . . . .
+#     open corridor5 with | walk | lamp door door plant lamp carpet bench lamp
+#
+# Each word has p = 1/8, below rho: Eq. 7 keeps it, and nothing can be learned from it. But the
+# policy is sure to walk, and so Eq. 4 drops half of the transitions, these, at alpha = 0.5, which
+# is the share of the decisions here.
+#
+# Predicted: with cross entropy, less is won without the selection (alpha = 1) than with it. With
+# PaW's loss, the same to a smaller extent.
+@dataclass
+class Corridors(World):
+    seed: int = 0
+
+    def __post_init__(self):
+        self.corridors = [f"corridor{i}" for i in range(NAMES)]
+        self.rng = random.Random(f"sights {self.seed}")
+
+    def steps(self) -> list[list[str]]:
+        return super().steps() + [self.corridors] * 2
+
+    def right_tool(self, name: str) -> str:
+        return super().right_tool(name) if name in self.material_of else "walk"
+
+    def shown_tool(self, name: str, rng: random.Random) -> str:
+        return super().shown_tool(name, rng) if name in self.material_of else "walk"
+
+    def observation(self, name: str, tool: str) -> list[str]:
+        if name in self.material_of:
+            return super().observation(name, tool) + ["."] * 6
+        return self.rng.choices(SIGHTS, k=8)
+
+    def words(self) -> list[str]:
+        return [*super().words(), *self.corridors, *SIGHTS, "walk", "."]
+
+
+# ---- A policy that already wins: what the balance is for ----
+# The world of serial numbers, but the warm start has shown the right tool 7 times out of 10. So
+# about half of the episodes are won from the start, and there is nothing left that the world
+# could teach. lambda_g goes to 0 as the episodes of a group are won. With lambda_g = 1, cross
+# entropy goes on to memorize serials, which moves weights that the policy needs. The clipped loss
+# has stopped by itself: what is predicted with p > rho costs nothing.
+#
+# Predicted: with cross entropy, lambda_g = 1 costs success. With PaW's loss, it makes no
+# difference.
+class Polish(Serials):
+    def shown_tool(self, name: str, rng: random.Random) -> str:
+        known = rng.random() < 0.7
+        return self.right_tool(name) if known else super().shown_tool(name, rng)
+
+
+# ---- The comparisons ----
+@dataclass
+class Lesson:
+    world: type[World]
+    arms: dict[str, Arm]
+    size: Size = SMALL
+    names: int = NAMES
+
+    def make_world(self, seed: int) -> World:
+        """Anew for each run: a world may have a random generator of its own."""
+        return self.world(**vars(make_world(seed, self.names)), seed=seed)
+
+
+GRPO, PAW, CE = Arm(scale=0.0), Arm(), Arm(loss="ce")
+# Cross entropy on all transitions with a small constant weight, as in ECHO (arXiv 2605.24517).
+ECHO = Arm(scale=0.05, alpha=1.0, lambda_mode="constant", loss="ce")
+HALF = dict(alpha=0.5)
+CONSTANT = dict(lambda_mode="constant")
+LESSONS = {
+    "serials": Lesson(
+        Serials, {"grpo": GRPO, "paw": PAW, "placebo": replace(PAW, placebo=True), "ce": CE,
+                  "echo": ECHO},
+    ),
+    "corridors": Lesson(
+        Corridors, {"grpo": GRPO, "paw": replace(PAW, **HALF), "paw, all": replace(PAW, alpha=1.0),
+                    "ce": replace(CE, **HALF), "ce, all": replace(CE, alpha=1.0)},
+    ),
+    "polish": Lesson(
+        Polish, {"grpo": GRPO, "paw": PAW, "paw, 1": replace(PAW, **CONSTANT), "ce": CE,
+                 "ce, 1": replace(CE, **CONSTANT)},
+        replace(SMALL, updates=60, evaluate_every=10),
+    ),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A world for each choice of PaW")
+    parser.add_argument("world", choices=LESSONS)
+    parser.add_argument("--seeds", nargs="+", default=[0], type=int)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    lesson = LESSONS[args.world]
+    curves = {name: [] for name in lesson.arms}
+    for seed in args.seeds:
+        for name, arm in lesson.arms.items():
+            world = lesson.make_world(seed)
+            curves[name].append(run(seed, arm, world, lesson.size, name))
+    print("\narm       success over the run  at the end  p(material)  p(noise)")
+    for name, runs in curves.items():
+        during = 100 * mean(point.success for curve in runs for point in curve[1:])
+        end, material, noise = (
+            mean(getattr(curve[-1], what) for curve in runs)
+            for what in ("success", "material", "noise")
+        )
+        print(f"{name:8}  {during:18.1f} %  {100 * end:8.1f} %  {material:11.3f}  {noise:8.3f}")
+    draw(curves, f"{args.world}.png")
+
+
+if __name__ == "__main__":
+    main()
