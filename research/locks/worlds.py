@@ -125,15 +125,15 @@ SETTINGS = {
     "serials": Setting(
         LESSONS["serials"], USUAL | SWEEPS, ["grpo", "paw", "placebo", "ce", "echo 0.05"]
     ),
-    "fresh": Setting(Lesson(Fresh, {}), FEW, ["grpo", "paw", "ce"]),
-    "corridors": Setting(
-        LESSONS["corridors"], arms(0.5),
-        ["grpo", "paw", "alpha 1", "inverse", "ce", "ce, alpha 1", "echo 0.05"],
-    ),
     "polish": Setting(
         LESSONS["polish"], USUAL | TENFOLD,
         ["grpo", "paw", "constant", "ce", "ce, constant", "ce x10", "ce, constant x10",
          "echo 0.05"],
+    ),
+    "fresh": Setting(Lesson(Fresh, {}), FEW, ["grpo", "paw", "ce"]),
+    "corridors": Setting(
+        LESSONS["corridors"], arms(0.5),
+        ["grpo", "paw", "alpha 1", "inverse", "ce", "ce, alpha 1", "echo 0.05"],
     ),
     "no serials": Setting(Lesson(NoSerials, {}), FEW, []),
     "large": Setting(Lesson(Serials, {}, Size(), names=128), FEW, [], SEEDS[:8]),
@@ -187,8 +187,8 @@ def train(world: str, arm: str, seed: int) -> dict:
 
 def jobs() -> Iterator[tuple[str, str, int]]:
     """(world, arm, seed), those of the protocol's questions first."""
-    for seed in SEEDS:
-        for world, of in SETTINGS.items():
+    for world, of in SETTINGS.items():
+        for seed in of.seeds:
             for arm in of.first:
                 yield world, arm, seed
     for world, of in SETTINGS.items():
