@@ -107,7 +107,10 @@ class Config:
         ROLLOUT, 0.4, "sampling in evaluation, A.1; 0: greedy", low=0, high=100
     )
 
-    algo: str = opt(RL, "grpo", "advantage estimator", choices=("grpo", "gigpo", "rloo", "ppo"))
+    algo: str = opt(
+        RL, "grpo", "advantage estimator; ppo with a preset of the paper: 128 tasks (search: 256), "
+        "each played once, A.1", choices=("grpo", "gigpo", "rloo", "ppo"),
+    )
     normalize: str = opt(
         RL, "std", "GRPO, GiGPO: divide by the group's std, or only subtract the mean (Dr. GRPO)",
         choices=("std", "mean"),
@@ -309,6 +312,7 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     preset = {"env": env} | presets[size]
     for name in methods:
         preset |= METHODS[name]
+    preset = fit_to_algo(preset, size, given.get("algo"))
     cfg = Config(**preset | given)
     check(cfg)
     if not cfg.data and not toy.is_generated(env, ""):  # $ALFWORLD_DATA
@@ -324,6 +328,14 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     if not cfg.name:
         cfg.name = default_name(cfg, size, methods, preset, given)
     return cfg, args["mode"]
+
+
+def fit_to_algo(preset: dict, size: str, algo: str | None) -> dict:
+    """A preset of the paper for PPO, which compares no episodes: each is of a task of its own."""
+    if algo != "ppo" or size not in PUBLISHED:
+        return preset
+    # A.1: 128 tasks for ALFWorld and WebShop. It has no PPO for search, whose 256 tasks stay.
+    return preset | dict(group_size=1, groups=max(128, preset.get("groups", 0)))
 
 
 def parse_config(env: str, presets: dict[str, dict], doc: str, argv: list[str]) -> Config:

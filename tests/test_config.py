@@ -76,6 +76,16 @@ def test_every_setting_of_the_paper_presets(env):
     assert cfg.name == f"{env}-{model}-grpo-paw-seed0"
 
 
+@pytest.mark.parametrize("env, tasks", [("alfworld", 128), ("webshop", 128), ("search", 256)])
+def test_ppo_plays_each_task_once(env, tasks):
+    cfg = parse("--preset", "paper", "--data", "d", "--algo", "ppo", env=env)
+    assert (cfg.groups, cfg.group_size) == (tasks, 1) and "-ppo-paw-seed0" in cfg.name
+    cfg = parse("--preset", "paper", "--data", "d", "--algo", "ppo", "--groups", "9", env=env)
+    assert (cfg.groups, cfg.group_size) == (9, 1)
+    tiny = parse(env=env), parse("--algo", "ppo", env=env)
+    assert len({(cfg.groups, cfg.group_size) for cfg in tiny}) == 1
+
+
 def default(function, name: str):
     return inspect.signature(function).parameters[name].default
 

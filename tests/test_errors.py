@@ -17,7 +17,7 @@ import pytest
 from paw_min import toy
 from paw_min.base.errors import UserError
 from paw_min.inspect import __main__ as inspect
-from paw_min.running import samples, serve
+from paw_min.running import samples
 from paw_min.running.untrusted import read_config
 from paw_min.world_models import word2world_options
 from research.lookahead import measure as lookahead
@@ -172,7 +172,6 @@ WRONG_COMMANDS = [  # {run} is a run folder
     (plan, "--seed 3", "--seed after --: use the options before it."),
     # Every arm would be trained without PaW, under both names.
     (plan, "--no-paw", "'GRPO' and 'GRPO w/ PaW' are the same run"),
-    (serve.main, "alfworld --data nowhere --port 0", "data folder 'nowhere' does not exist"),
     (word2world, "collect textworld --out o --ground", "--ground is for webshop: textworld has"),
     (word2world, "collect alfworld --out o --dry-run", "--dry-run is for the run scripts"),
 ]

@@ -93,7 +93,9 @@ def test_the_command_gives_the_settings_of_the_run(env):
         flags = ["--preset", preset]
         if preset in ("paper", "24gb", "80gb"):
             flags += ["--data", "some folder"]
-        for more in ([], ["--no-paw", "--lr=1e-5"], ["--model=a/b", "--name", "it's", "--seed=3"]):
+        others = ["--no-paw", "--lr=1e-5"], ["--model=a/b", "--name", "it's", "--seed=3"]
+        ppo = ["--algo=ppo"], ["--algo=ppo", "--groups=16", "--group-size=8"]
+        for more in ([], *others, *ppo):
             parsed = parse_args(env, presets, "", flags + more)
             assert command_of(f"    {card.command(parsed[0])}", env) == parsed
 

@@ -11,6 +11,9 @@ from io import BytesIO
 from types import SimpleNamespace
 
 import pytest
+
+pytest.importorskip("openenv")
+
 from openenv.core import create_app
 
 from examples import guess_server, openenv_paw

@@ -15,12 +15,16 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("openenv")
+
 import requests
 from openenv.cli._validation import validate_running_environment
 from openenv.validation import Level, Verdict, run_validation
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.running import serve
@@ -325,4 +329,11 @@ def test_the_command(data, request):
 def test_without_openenv(monkeypatch):
     monkeypatch.setitem(sys.modules, "openenv.core.env_server.http_server", None)
     with pytest.raises(SystemExit, match="needs OpenEnv .*: pip install openenv$"):
+        runpy.run_path(serve.__file__, run_name="__main__")
+    with pytest.raises(ImportError):  # whoever imports it goes on
         runpy.run_path(serve.__file__)
+
+
+def test_without_data():
+    with pytest.raises(UserError, match="data folder 'nowhere' does not exist"):
+        serve.main(["alfworld", "--data", "nowhere", "--port", "0"])

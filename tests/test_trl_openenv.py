@@ -10,6 +10,9 @@ import re
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("openenv")
+
 import torch
 import trl
 from datasets import Dataset

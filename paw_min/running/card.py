@@ -17,7 +17,7 @@ from huggingface_hub.utils import validate_repo_id
 from paw_min import toy
 from paw_min.base.errors import masked
 from paw_min.base.files import reading
-from paw_min.config import PUBLISHED, Config, flag, settings
+from paw_min.config import PUBLISHED, Config, fit_to_algo, flag, settings
 from paw_min.running.presets import SCRIPTS, presets_of
 from paw_min.running.runs import read_metrics, updates_done
 from paw_min.running.stored import from_stored
@@ -100,7 +100,7 @@ def command(cfg: Config) -> str:
     for preset, values in presets_of(cfg.env).items():
         if preset in PUBLISHED and cfg.data in ("", *toy.WORLDS):
             continue  # parse_args refuses them
-        usual = asdict(Config()) | values
+        usual = asdict(Config()) | fit_to_algo(values, preset, cfg.algo)
         words = [f"--preset={preset}"]
         for name in (f.name for f in settings(cfg.env)):
             value = getattr(cfg, name)

@@ -43,6 +43,8 @@ try:
     from openenv.core.env_server.interfaces import Environment
     from openenv.core.env_server.types import Action, Observation, State
 except ImportError as error:
+    if __name__ != "__main__":
+        raise
     sys.exit(f"error: the server needs OpenEnv ({error}): pip install openenv")
 
 SESSIONS = 256  # each has a thread, and an environment once it has been reset
