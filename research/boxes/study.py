@@ -1,0 +1,203 @@
+"""The runs of PROTOCOL.md: SmolLM2 in the world of boxes (examples/boxes.py).
+
+    python -m research.boxes.study run                    what runs.jsonl lacks, seed by seed
+    python -m research.boxes.study table                  tables.md and curves.png
+    python -m research.boxes.study ask CHECKPOINT SEED    what a model knows, before and after
+
+`run` resumes: a run that was cut continues at its last checkpoint, in runs/boxes. A finished one is
+a line of runs.jsonl and is not repeated, on another machine either.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import mean
+
+from research.stats import signed, t_interval
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
+SEEDS = range(8)
+ARMS = {
+    "grpo": ["--no-paw"],
+    "paw": [],
+    "placebo": ["--wm-target", "shuffled"],
+    "echo": ["--preset", "echo"],
+    "paw-ce": ["--wm-loss", "ce", "--wm-scale", "1"],
+}
+DIFFERENCES = (
+    ("paw", "grpo"), ("paw", "placebo"), ("placebo", "grpo"), ("paw-ce", "grpo"), ("paw", "paw-ce"),
+    ("paw", "echo"),
+)
+KEPT = ("success", "valid", "entropy", "grad_norm", "ref_kl", "wm_p_first")  # of each update
+RUNS = FOLDER / "runs.jsonl"
+OUT = ROOT / "runs" / "boxes"  # run folders
+WINDOW = 5  # updates, 320 episodes: what one update says is too noisy
+
+
+def train(seed: int, arm: str) -> dict:
+    """One run -> its line in runs.jsonl."""
+    name = f"{arm}-{seed}"
+    command = [sys.executable, "-m", "examples.boxes", "--seed", str(seed), *ARMS[arm]]
+    command += ["--out", OUT, "--name", name]
+    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+    lines = (OUT / name / "metrics.jsonl").read_text().splitlines()
+    start, *updates = [json.loads(line) for line in lines]
+    held_out = [start["eval_success"], updates[-1]["eval_success"]]  # before, after
+    curves = {key: [round(line[key], 4) for line in updates] for key in KEPT if key in updates[0]}
+    return {"arm": arm, "seed": seed, "held_out": held_out} | curves
+
+
+def read_runs() -> dict[tuple[int, str], dict]:
+    lines = [json.loads(line) for line in RUNS.read_text().splitlines()] if RUNS.exists() else []
+    return {(line["seed"], line["arm"]): line for line in lines}
+
+
+def run(arms: list[str], seeds: list[int]) -> None:
+    """Seed by seed, so that what there is has all arms."""
+    for seed in seeds:
+        for arm in arms:
+            if (seed, arm) not in read_runs():
+                line = train(seed, arm)
+                with RUNS.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+                print(arm, seed, f"{area(line):.1f}", flush=True)
+
+
+# ---- measures ----
+
+
+def area(line: dict) -> float:
+    """Mean success in percent over the updates."""
+    return 100 * mean(line["success"])
+
+
+def end(line: dict) -> float:
+    """The same over the last ten updates."""
+    return 100 * mean(line["success"][-10:])
+
+
+def half(line: dict) -> float:
+    """The first update at which WINDOW updates together won half of their tasks, else the last."""
+    success = line["success"]
+    for k in range(WINDOW, len(success) + 1):
+        if mean(success[k - WINDOW : k]) >= 0.5:
+            return k
+    return len(success)
+
+
+def table() -> None:
+    """tables.md and the curves, of the runs that there are."""
+    known = read_runs()
+    (FOLDER / "tables.md").write_text("\n".join(by_seed(known) + [""] + differences(known)) + "\n")
+    draw(known)
+
+
+def seeds_of(known: dict, *arms: str) -> list[int]:
+    """The seeds that have all of `arms`."""
+    return [seed for seed in SEEDS if all((seed, arm) in known for arm in arms)]
+
+
+def by_seed(known: dict) -> list[str]:
+    """A table with a row per seed."""
+    lines = [f"| seed | {' | '.join(f'{arm}: mean, end, half' for arm in ARMS)} |"]
+    lines.append("|---" * (1 + len(ARMS)) + "|")
+    for seed in SEEDS:
+        runs = [known.get((seed, arm)) for arm in ARMS]
+        cells = [f"{area(r):.1f}, {end(r):.1f}, {half(r)}" if r else "not run" for r in runs]
+        lines.append(f"| {seed} | {' | '.join(cells)} |")
+    return lines
+
+
+def differences(known: dict) -> list[str]:
+    """A table of paired differences, each over the seeds that both arms have."""
+    lines = ["| difference | seeds | mean of the curve | last ten | updates until half |"]
+    lines.append("|---" * 5 + "|")
+    for a, b in DIFFERENCES:
+        seeds = seeds_of(known, a, b)
+        cells = [str(len(seeds))]
+        for measure in (area, end, half):
+            values = [measure(known[seed, a]) - measure(known[seed, b]) for seed in seeds]
+            several = len(values) > 1  # one seed has no interval
+            cells.append(signed(mean(values), t_interval(values)) if several else "not run")
+        lines.append(f"| {a} - {b} | {' | '.join(cells)} |")
+    return lines
+
+
+def draw(known: dict) -> None:
+    """Success of WINDOW updates together, each arm over the seeds that it has."""
+    from research.panels import draw_success
+
+    curves = {}
+    for arm in ARMS:
+        runs = [known[seed, arm]["success"] for seed in seeds_of(known, arm)]
+        if len(runs) > 1:
+            updates = range(WINDOW, len(runs[0]) + 1, WINDOW)
+            curves[arm] = [[100 * mean(run[k - WINDOW : k]) for k in updates] for run in runs]
+    if curves:
+        draw_success(FOLDER / "curves.png", updates, curves)
+
+
+# ---- what a model knows ----
+
+
+def ask(folder: str, seed: int, data: str) -> dict[str, float]:
+    """Mean probabilities over all boxes of a world, of one token each.
+
+    opens: the tool that opens the box. natural: the one that would with --data natural.
+    expected: the material, after a wrong tool. told: the material where the model writes it itself,
+    after "The box of Alice is made of"; of the 8 materials only, so 1/8 is chance.
+    """
+    import torch
+
+    from examples import boxes
+    from paw_min.model.policy import load_policy
+
+    policy = load_policy(folder)
+    world = boxes.make_world(seed, natural=data == "natural")
+
+    @torch.no_grad()
+    def after(text: str) -> torch.Tensor:
+        ids = torch.tensor([policy.encode(text)])
+        return policy.model(ids).logits[0, -1].softmax(-1)  # (V,)
+
+    def token(word: str) -> int:
+        (one,) = policy.encode(f" {word}")
+        return one
+
+    materials = [token(material) for material in boxes.MATERIALS]
+    found = {"opens": [], "natural": [], "expected": [], "told": [], "told_first": []}
+    for name in boxes.NAMES:
+        material = world.material_of[name]
+        right, index = world.tool_of[material], boxes.MATERIALS.index(material)
+        action = after(boxes.ask(name))
+        found["opens"].append(action[token(right)])
+        found["natural"].append(action[token(boxes.TOOL_OF[material])])
+        wrong = boxes.TOOLS[boxes.TOOLS.index(right) - 1]
+        found["expected"].append(after(f"{boxes.ask(name)} {wrong}")[materials[index]])
+        told = after(f"The box of {name} is made of")[materials]  # (8,)
+        found["told"].append(told[index] / told.sum())
+        found["told_first"].append(told.argmax() == index)
+    return {key: round(mean(map(float, values)), 3) for key, values in found.items()}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    running = commands.add_parser("run")
+    running.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    running.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    commands.add_parser("table")
+    asking = commands.add_parser("ask")
+    asking.add_argument("folder", help="a checkpoint, or data/boxes, the start model")
+    asking.add_argument("seed", type=int)
+    asking.add_argument("--data", default="shuffled")
+    args = parser.parse_args()
+    if args.command == "run":
+        run(args.arms, args.seeds)
+    elif args.command == "ask":
+        print(json.dumps(ask(args.folder, args.seed, args.data)))
+    else:
+        table()

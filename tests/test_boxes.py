@@ -1,0 +1,142 @@
+"""examples/boxes.py and its study, with a tiny random model in place of SmolLM2.
+
+python -m pytest tests/test_boxes.py  (~15 s)
+"""
+
+import json
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from examples import boxes
+from paw_min import train
+from paw_min.base.errors import UserError
+from paw_min.config import Config
+from paw_min.envs.interface import Context, Turn
+from paw_min.model.policy import Policy, load_policy
+from paw_min.running import runs
+from paw_min.toy.standins import make_tokenizer
+from research.boxes import study
+
+WORLD = boxes.make_world(7)
+TEXTS = [boxes.ask(name) for name in boxes.NAMES] + [
+    *boxes.TOOLS, *boxes.MATERIALS, "open shut is made the"
+]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory) -> Path:
+    """The start model, as `prepare` makes it, but tiny and hardly trained."""
+    tokenizer = make_tokenizer(TEXTS)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=64, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+    )
+    torch.manual_seed(0)
+    policy = boxes.plain(Policy(LlamaForCausalLM(config), tokenizer))
+    boxes.warm_start(policy, steps=2)
+    folder = tmp_path_factory.mktemp("boxes") / "start"
+    policy.save(folder)
+    return folder
+
+
+def test_both_boxes_must_open_and_each_observation_shows_the_material():
+    names = ["Alice", "Bob"]
+    right = [WORLD.tool_of[WORLD.material_of[name]] for name in names]
+    wrong = next(tool for tool in boxes.TOOLS if tool not in right)
+    for tools in product([right[0], wrong], [right[1], wrong, "word"]):
+        environment = boxes.Boxes(WORLD)
+        step = environment.reset("Alice Bob")
+        context = Context(step.task, step.observation, step.admissible)
+        for turn, (name, tool) in enumerate(zip(names, tools)):
+            assert boxes.prompt(context, 0) == f"Box of {name}"
+            step = environment.step(tool)
+            outcome = "open" if tool == right[turn] else "shut"
+            assert step.observation == f" {WORLD.material_of[name]} {outcome}"
+            assert step.done == (turn == 1)
+            context.history.append(Turn(context.observation, tool))
+        won = list(tools) == right
+        assert (step.won, step.reward) == (won, boxes.R_MAX * won)
+
+
+def test_worlds():
+    """Each material is that of 8 boxes. The seed draws both facts; `natural` fixes the tools."""
+    materials = list(WORLD.material_of.values())
+    assert {materials.count(material) for material in boxes.MATERIALS} == {8}
+    assert sorted(WORLD.tool_of.values()) == sorted(boxes.TOOLS)
+    assert WORLD == boxes.make_world(7) != boxes.make_world(8)
+    natural = boxes.make_world(7, natural=True)
+    assert natural.material_of == WORLD.material_of and natural.tool_of == boxes.TOOL_OF
+    with pytest.raises(UserError, match="--data unknown"):
+        boxes.load(Config(env="boxes"), "unknown")
+
+
+def test_the_warm_start_shows_no_fact(start, monkeypatch):
+    seen = []
+    usual = boxes.collate
+
+    def collate(rows, with_obs, pad_id):
+        seen.extend(rows)
+        return usual(rows, with_obs, pad_id)
+
+    monkeypatch.setattr(boxes, "collate", collate)
+    policy = load_policy(str(start))
+    boxes.warm_start(policy, steps=10)
+    true = 0
+    for row in seen:
+        name = policy.decode(row.prompt_ids).split()[-1].capitalize()
+        material, outcome = policy.decode(row.obs_ids).split()
+        assert policy.decode(row.response_ids) in boxes.TOOLS and outcome in ("open", "shut")
+        true += material == boxes.make_world(0).material_of[name]
+    assert 0.05 < true / len(seen) < 0.2  # by chance: 1 of 8
+
+
+def test_a_run_resumes(start, tmp_path):
+    """A tool ends its response, rows have 6 tokens, and a run that was cut has the same numbers."""
+    settings = boxes.PRESETS["smollm2"] | dict(
+        env="boxes", model=str(start), precision="fp32", eval_tasks=2, groups=2, group_size=4,
+        lora_rank=0, lr=1e-2, save_every=1, out=str(tmp_path), workers=0,
+    )
+    train.train(Config(**settings | dict(name="whole", updates=2)))
+    train.train(Config(**settings | dict(name="cut", updates=1)))
+    train.train(Config(**settings | dict(name="cut", updates=2)))
+    whole, cut = (runs.read_metrics(tmp_path / name) for name in ("whole", "cut"))
+    same = ("success", "loss_wm", "loss_kl", "grad_norm", "wm_p_first", "tokens_forward")
+    assert [whole[-1][key] for key in same] == [cut[-1][key] for key in same]
+    assert whole[1]["grad_norm"] > 0 and whole[1]["rows"] == 16
+    assert whole[1]["tokens_forward"] <= 16 * 6
+    policy = load_policy(str(start))
+    # Only a response that is no tool has no end.
+    cut_lines = [line["responses_cut"] + line["valid"] for line in whole[1:]]
+    assert cut_lines == pytest.approx([1.0, 1.0])
+    assert {policy.decode([token]) for token in policy.eos_ids[1:]} == set(boxes.TOOLS)
+
+
+def test_what_a_model_knows(start):
+    """`ask`: chance in a random model; with --data natural, the tools are the natural ones."""
+    found = study.ask(str(start), seed=7, data="shuffled")
+    assert set(found) == {"opens", "natural", "expected", "told", "told_first"}
+    assert found["told"] == pytest.approx(1 / 8, abs=0.05)  # a random model
+    natural = study.ask(str(start), seed=7, data="natural")
+    assert natural["opens"] == natural["natural"] == found["natural"]
+
+
+def test_measures_and_tables(tmp_path, monkeypatch):
+    """Half of the tasks are won where five updates together have; tables are those of the runs."""
+    line = {"success": [0.0] * 10 + [0.5] * 10}
+    assert (study.area(line), study.end(line), study.half(line)) == (25.0, 50.0, 15)
+    assert study.half({"success": [0.0] * 20}) == 20
+    monkeypatch.setattr(study, "RUNS", tmp_path / "runs.jsonl")
+    monkeypatch.setattr(study, "FOLDER", tmp_path)
+    for seed, arm, share in [(0, "grpo", 0.1), (0, "paw", 0.3), (1, "grpo", 0.2), (1, "paw", 0.4)]:
+        with study.RUNS.open("a") as file:
+            file.write(json.dumps({"seed": seed, "arm": arm, "success": [share] * 10}) + "\n")
+    study.table()
+    tables = (tmp_path / "tables.md").read_text()
+    assert "| paw - grpo | 2 | +20.0 [+20.0, +20.0] |" in tables
+    assert "| paw - placebo | 0 | not run" in tables
+    assert (tmp_path / "curves.png").stat().st_size > 5000
