@@ -1,26 +1,27 @@
 """PaW in one file: Policy and World Modeling Co-Training (arXiv 2606.02388), on a CPU in minutes.
 
-An agent acts, the environment answers, and the episode ends with a reward. Reinforcement learning
-(RL) learns from the reward alone, but each answer also says something about the world. PaW trains
-the same model, in the same forward pass, to predict the answers to its own actions:
+An agent acts, observes what follows, and the episode ends with a reward. Reinforcement learning
+(RL) learns from the reward alone, but each observation also says something about the world. PaW
+trains the same model, in the same forward pass, to predict what follows its own actions:
 
     loss = RL loss + mean over groups g of  lambda_g * mean of m (1 - p)         (Eq. 11)
 
-p is the probability that the model gives to a token of an answer, and m is 1 if p <= rho, else 0. A
-group is several episodes of one task. The inner mean is over the tokens of an answer, then over the
-selected answers of the group.
+p is the probability that the model gives to a token of an observation, and m is 1 if p <= rho, else
+0. A group is several episodes of one task. The inner mean is over the tokens of an observation,
+then over the selected observations of the group.
 
-Three choices make it PaW. It trains on the answers to the actions about which the policy was least
+Three choices make it PaW. It trains on what follows the actions about which the policy was least
 sure (Eq. 4). It leaves out tokens with p > rho (Eq. 7). And lambda_g, in this world, is the share
 of the group's episodes that were lost (Eq. 10). The trained policy is used without any prediction.
 
     python examples/one_file.py        # needs torch, and matplotlib for the figure one_file.png
 
 trains three models in a world of locks: GRPO (RL alone), PaW, and a placebo, which is PaW with the
-answers to other actions as targets. On average over 16 seeds, they win 36, 95 and 36 % of the tasks
-in the end (research/locks). Read this file from top to bottom: the world, the model, sampling, the
-equations, an update, a run, the comparison. To try an idea, change `top_alpha`, `clipped_mae` or
-`World`. "Line 4" is a line of the paper's Algorithm 1.
+observations of other actions as targets. On average over 16 seeds, they win 36, 95 and 36 % of the
+tasks in the end (research/locks). Read this file from top to bottom: the world, the model,
+sampling, the equations, an update, a run, the comparison. To try an idea, change `top_alpha`,
+`clipped_mae` or `World`; three_worlds.py has a world for each of the three choices. "Line 4" is a
+line of the paper's Algorithm 1.
 """
 
 import argparse
@@ -236,7 +237,9 @@ def play(model: Model, world: World, tasks: list[list[str]]) -> Rollout:
 def grpo(returns: Tensor) -> Tensor:
     """GRPO: return relative to the group, in standard deviations: (G, E) -> (G, E).
 
-    If all episodes of a group are lost, or all are won, RL learns nothing from it.
+    If all episodes of a group are lost, or all are won, RL learns nothing from it. Each episode
+    counts once. The package's presets count each of its transitions (--statistics, CHOICES.md);
+    here, where all episodes have the same number, only the divisor n - 1 of the deviation differs.
     """
     centered = returns - returns.mean(1, keepdim=True)
     return centered / (returns.std(1, keepdim=True) + 1e-6)

@@ -5,6 +5,7 @@ python -m pytest tests/test_one_file.py
 
 import copy
 import math
+import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from examples import one_file
+from examples import one_file, three_worlds
 from paw_min import advantages, balance, cmae, losses, select
 
 FILE = Path(one_file.__file__)
@@ -98,13 +99,16 @@ def test_observation_does_not_change_the_action():
     assert not torch.allclose(a[4:], b[4:])
 
 
-def test_success_is_that_of_all_tasks():
-    world, model = small()
-    names = list(world.material_of)
-    tool = model.encode([[world.right_tool(name)] for name in names])[:, 0]
-    p = model(model.encode([world.prompt(n) for n in names]))[:, -1].exp()
-    p = p.gather(1, tool[:, None])[:, 0].tolist()
-    every = [a * b for a, b in product(p, p)]
+@pytest.mark.parametrize("kind", [one_file.World, three_worlds.Corridors])
+def test_success_is_that_of_all_tasks(kind):
+    world = kind(**vars(one_file.make_world(0, names=8)))
+    model = one_file.Model(world.words())
+    steps = []  # for each step of a task, the probability of the right action at each name
+    for names in world.steps():
+        right = model.encode([[world.right_tool(name)] for name in names])
+        p = model(model.encode([world.prompt(name) for name in names]))[:, -1].exp()
+        steps.append(p.gather(1, right)[:, 0].tolist())
+    every = [math.prod(task) for task in product(*steps)]
     found = one_file.evaluate(model, world, 0)
     assert found.success == pytest.approx(sum(every) / len(every), rel=1e-4)
 
@@ -233,6 +237,48 @@ def test_an_update_is_that_of_the_package(monkeypatch, loss):
             ours.masked_fill(near_zero, 0.0), theirs.masked_fill(near_zero, 0.0),
             atol=1e-6, rtol=1e-5,
         )
+
+
+# ---- three_worlds ----
+
+
+def test_the_three_worlds():
+    serials, corridors, polish = (
+        lesson.make_world(5) for lesson in three_worlds.LESSONS.values()
+    )
+    rng = random.Random(1)
+    locks = list(serials.material_of)
+    # A serial number is that of its name; the warm start shows none.
+    known = {tuple(serials.observation(name, "saw")[2:]) for name in locks for _ in range(2)}
+    shown = {tuple(serials.shown_observation(locks, rng)[2:]) for _ in range(200)}
+    assert len(known) == len(locks) and not known & shown
+    # What is seen in a corridor is new each time.
+    seen = {tuple(corridors.observation("corridor3", "walk")) for _ in range(50)}
+    assert len(seen) == 50
+    assert corridors.opens("corridor3", "walk") and not corridors.opens("corridor3", "saw")
+    assert not corridors.opens("lock3", "walk")
+    assert len(corridors.observation("lock3", "saw")) == len(corridors.observation("corridor3", ""))
+    assert corridors.shown_tool("corridor3", rng) == "walk"
+    # 0.7 by design, and an eighth of the rest by chance.
+    right = [polish.opens(name, polish.shown_tool(name, rng)) for name in locks * 50]
+    assert abs(sum(right) / len(right) - 0.7 - 0.3 / 8) < 0.04
+
+
+@pytest.mark.parametrize("name", three_worlds.LESSONS)
+def test_a_lesson_prints_the_same_twice(name, monkeypatch, tmp_path, capsys):
+    lesson = three_worlds.LESSONS[name]
+    tiny = replace(lesson, size=replace(lesson.size, warm_steps=2, updates=1), names=8)
+    monkeypatch.setitem(three_worlds.LESSONS, name, tiny)
+    monkeypatch.setattr(sys, "argv", ["three_worlds.py", name, "--seeds", "3"])
+    monkeypatch.chdir(tmp_path)
+    printed = []
+    for _ in range(2):
+        three_worlds.main()
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    table = printed[0].split("p(noise)\n")[1].splitlines()
+    assert [line.split("  ")[0] for line in table] == list(lesson.arms)
+    assert (tmp_path / f"{name}.png").stat().st_size > 5000
 
 
 @pytest.mark.slow
