@@ -219,6 +219,50 @@ def test_a_ready_index(letters, encoder, tmp_path, monkeypatch):
     assert encoded == []
 
 
+def other_encoder(vectors, folder, corpus):
+    other = Encoder(make_encoder(folder / "other", seed=1))
+    texts = [corpus[row]["contents"] for row in range(60)]
+    return faiss.IndexFlatIP(16), other.passages(iter(texts), 60)
+
+
+def other_order(vectors, *_):
+    return faiss.IndexFlatIP(16), np.roll(vectors, 7, axis=0)
+
+
+def own_ids(first):
+    class Index(faiss.IndexIDMap):
+        def add(self, vectors):
+            self.add_with_ids(vectors, np.arange(first, first + 60)[::-1].copy())
+
+    return lambda vectors, *_: (Index(faiss.IndexFlatIP(16)), vectors)
+
+
+def mirrored(vectors, *_):
+    return faiss.IndexFlatIP(16), np.ascontiguousarray(vectors[:, ::-1])
+
+
+@pytest.mark.parametrize(
+    "fault", [other_encoder, other_order, own_ids(0), own_ids(1000), mirrored]
+)
+def test_an_index_of_something_else_is_refused(letters, encoder, tmp_path, fault):
+    Dense(letters, encoder)
+    vectors = np.load(next(tmp_path.glob("*.npy")))
+    path = write_index(tmp_path / "x.index", *fault(vectors, tmp_path, letters))
+    with pytest.raises(ValueError, match="x.index is not of this corpus and encoder: of 16") as e:
+        Dense(letters, encoder, path)
+    assert "\n" not in str(e.value)
+
+
+def test_an_index_of_lists_says_how_many_it_reads(letters, encoder, tmp_path, capsys):
+    Dense(letters, encoder)
+    vectors = np.load(next(tmp_path.glob("*.npy")))
+    index = faiss.IndexIVFFlat(faiss.IndexFlatIP(16), 16, 2, faiss.METRIC_INNER_PRODUCT)
+    index.train(vectors)
+    Dense(letters, encoder, write_index(tmp_path / "x.index", index, vectors))
+    out = capsys.readouterr().out
+    assert "16 of 16 passages find themselves" in out and "nprobe = 1 of 2 lists" in out
+
+
 def test_bad_indices(letters, encoder, tmp_path):
     def sentence(path, error=ValueError) -> str:
         with pytest.raises(error) as raised:
