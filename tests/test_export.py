@@ -10,7 +10,9 @@ from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
+import torch
 from huggingface_hub import ModelCard
+from safetensors.torch import load_file
 
 from paw_min.base.errors import UserError
 from paw_min.config import parse_args
@@ -54,6 +56,16 @@ def test_the_folder_and_its_card(finished, config, tmp_path, capsys):
     names = {name: Path(getattr(config(), name)).name for name in ("data", "model")}
     assert command_of(shown.text, "alfworld") == (config(**names, out="runs", updates=1), "train")
     assert "Updates: 1." in shown.text
+
+
+def test_the_weights_have_the_published_type(finished, tmp_path):
+    """Those of a checkpoint, whose config.json names that type too, stay fp32 for the next step."""
+    path = finished / "checkpoint-000001" / "config.json"
+    path.write_text(path.read_text().replace('"float32"', '"bfloat16"'))
+    export.main([str(finished), "--out", str(tmp_path / "plain")])
+    ours = load_file(tmp_path / "plain" / "model.safetensors")
+    for name, weight in load_file(path.with_name("model.safetensors")).items():
+        assert torch.equal(ours[name], weight.bfloat16()) and weight.dtype == torch.float32
 
 
 def test_an_interrupted_export_can_be_repeated(finished, tmp_path, monkeypatch):

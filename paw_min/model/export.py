@@ -3,8 +3,9 @@
     python -m paw_min.model.export runs/NAME --out DIR [--push USER/NAME]
 
 writes the policy of a run's newest checkpoint as a Hugging Face folder, with a model card and the
-metrics of the run. LoRA adapters are merged into the weights that they adapt. --push uploads the
-folder to the Hugging Face hub.
+metrics of the run. LoRA adapters are merged into the weights that they adapt. The weights get the
+type of the start model, mostly bf16, to which the passes on a GPU round them, too. --push uploads
+the folder to the Hugging Face hub.
 """
 
 import os
@@ -12,6 +13,7 @@ import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from huggingface_hub import HfApi
 
 from paw_min.base.errors import Parser, UserError, user_errors
@@ -57,7 +59,9 @@ def main(argv: list[str] | None = None) -> None:
     partial = out.resolve().with_name(f"{out.resolve().name}.partial")
     with writing(f"the folder {out}"):
         shutil.rmtree(partial, ignore_errors=True)
-        load_policy(str(checkpoint)).save(partial)
+        policy = load_policy(str(checkpoint))
+        policy.model.to(getattr(torch, policy.published.get("dtype", "float32")))
+        policy.save(partial)
         replace_text(partial / "README.md", card)
         shutil.copyfile(checkpoint.parent / "metrics.jsonl", partial / "metrics.jsonl")
         os.replace(partial, out)

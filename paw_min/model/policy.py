@@ -31,6 +31,7 @@ from paw_min.base.hub import look_on_hub
 from paw_min.model import lora
 from paw_min.model.batches import Batch
 from paw_min.model.head import token_scores
+from paw_min.model.portable import make_portable, published_config
 
 transformers_logging.disable_progress_bar()  # one per file would hide our own
 
@@ -44,11 +45,16 @@ class Policy(torch.nn.Module):
     Everything that is trained belongs in this module: it is sharded, saved and restored as a whole
     (session.make_optimizer lists what is optimized). `critic` is there with PPO only.
 
-    precision: of the forward pass, "fp32" or "bf16"; the weights keep their type.
+    precision: of the forward pass, "fp32" or "bf16"; the weights keep their type. published: the
+    start model's config.json, of which `save` keeps what transformers has dropped.
     """
 
-    def __init__(self, model, tokenizer, temperature: float = 1.0, precision: str = "fp32"):
+    def __init__(
+        self, model, tokenizer, temperature: float = 1.0, precision: str = "fp32",
+        published: dict | None = None,
+    ):
         super().__init__()
+        self.published = published or {}
         self.model = model
         self.tokenizer = tokenizer
         self.temperature = temperature
@@ -209,6 +215,7 @@ class Policy(torch.nn.Module):
         self.model.save_pretrained(folder, state_dict=ours)
         self.model.config.save_pretrained(folder)  # left out beside an adapter
         self.tokenizer.save_pretrained(folder)
+        make_portable(Path(folder), self.published)
         # safetensors writes weights that only their owner can read.
         usual = (Path(folder) / "config.json").stat().st_mode
         for path in Path(folder).glob("*.safetensors"):
@@ -328,10 +335,12 @@ def load_policy(
     """
     tokenizer = load_tokenizer(folder)
     with load_errors(folder):
+        published = published_config(folder)
         start_folder = lora.base_model(folder)
         if start_folder:
             start = load_policy(start_folder, device=device).model
-            return Policy(lora.merge(start, folder), tokenizer, temperature, precision)
+            merged = lora.merge(start, folder)
+            return Policy(merged, tokenizer, temperature, precision, published)
         config = AutoConfig.from_pretrained(folder)
         switch_noise_off(config)
         model, info = AutoModelForCausalLM.from_pretrained(
@@ -344,7 +353,7 @@ def load_policy(
         size = model.get_input_embeddings().num_embeddings
         if len(tokenizer) > size:
             raise UserError(f"{folder}: {len(tokenizer)} tokens for {size} embeddings: use another")
-        return Policy(model.to(device), tokenizer, temperature, precision)
+        return Policy(model.to(device), tokenizer, temperature, precision, published)
 
 
 def switch_noise_off(config) -> None:
