@@ -298,6 +298,10 @@ def walkthrough_step() -> str:
     return markdown_table(["", "value"], [*lines, ["observation tokens with p > ρ", above]])
 
 
+def locks_kl() -> str:
+    return package.compare()
+
+
 def locks_package(*cells: str) -> str:
     printed = StringIO()
     with redirect_stdout(printed):

@@ -3,37 +3,30 @@
 python -m pytest tests/test_locks.py
 """
 
-import importlib.util
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from examples import one_file
-from research.locks import worlds
+from research.locks import study, worlds
 
 LOCKS = Path(__file__).parent.parent / "research" / "locks"
 
 
-@pytest.fixture(scope="module")
-def study():
-    spec = importlib.util.spec_from_file_location("locks_study", LOCKS / "study.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["locks_study"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_tables_are_those_of_the_runs(study, tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "FOLDER", tmp_path)
-    study.table()
-    assert (tmp_path / "tables.md").read_text() == (LOCKS / "tables.md").read_text()
-    assert (tmp_path / "curves.png").stat().st_size > 5000
+@pytest.mark.parametrize(
+    "module, tables, picture",
+    [(study, "tables.md", "curves.png"), (worlds, "worlds-tables.md", "worlds.png")],
+)
+def test_the_tables_are_those_of_the_runs(module, tables, picture, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "FOLDER", tmp_path)
+    module.table()
+    assert (tmp_path / tables).read_text() == (LOCKS / tables).read_text()
+    assert (tmp_path / picture).stat().st_size > 5000
 
 
 @pytest.mark.parametrize("name", ["inverse", "tapo", "world model alone"])
-def test_an_arm_replaces_what_it_says_and_puts_it_back(study, monkeypatch, name):
+def test_an_arm_replaces_what_it_says_and_puts_it_back(monkeypatch, name):
     own = (study.one_file.top_alpha, study.one_file.learn, study.one_file.clipped_surrogate)
     seen = []
     used = {"inverse": "top_alpha", "tapo": "learn", "world model alone": "clipped_surrogate"}[name]

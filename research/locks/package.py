@@ -46,9 +46,12 @@ from paw_min.rows import TokenRow  # noqa: E402
 from paw_min.running import session  # noqa: E402
 from paw_min.running.runs import Run  # noqa: E402
 from paw_min.toy import standins  # noqa: E402
+from research.locks import study  # noqa: E402
+from research.paper.table import markdown_table  # noqa: E402
 
 RUNS = FOLDER / "package.jsonl"
 SCRATCH = Path("runs/locks-package")  # start models and run folders
+PROTOCOL_SEEDS = range(3000, 3016)
 ECHO = dict(wm_loss="ce", select_ratio=1.0, lambda_mode="constant", wm_scale=0.05)
 ARMS = {"grpo": dict(paw=False), "paw": {}, "placebo": dict(wm_target="shuffled"), "echo": ECHO}
 
@@ -212,7 +215,7 @@ CELLS = {
         NO_KL | dict(max_response_tokens=1), end=False, model=make_gpt2_with_the_files_head
     ),
     "example": Cell(),
-    "protocol": Cell(),  # the same, on the seeds of protocol-worlds.md
+    "protocol": Cell(),  # the same, on PROTOCOL_SEEDS: protocol-worlds.md
     "example, no kl": Cell(NO_KL),
     "example, no kl, learned positions": Cell(NO_KL, model=make_gpt2),
     "example, one token": Cell(NO_KL | dict(max_response_tokens=1), end=False),
@@ -401,6 +404,32 @@ def run(cells: list[str], arms: list[str], seeds: list[int], workers: int) -> No
         for line in tqdm(pool.imap(job, jobs), total=len(jobs), unit="run"):
             file.write(json.dumps(line) + "\n")
             file.flush()
+
+
+def compare() -> str:
+    """one_file without a KL term and the package with it, and differences to GRPO and PaW."""
+    own = study.read_runs()
+    trained = {(arm, seed): curve for (cell, arm, seed), curve in read_runs().items()
+               if cell == "protocol"}
+    lines = []
+    for kl, known, seeds, echo in (
+        ("without", own, study.SEEDS, "ce 0.05"), ("with", trained, PROTOCOL_SEEDS, "echo")
+    ):
+        complete = {
+            arm for arm in (*ARMS, echo) if all((arm, seed) in known for seed in seeds)
+        }
+        for arm in ("grpo", "paw", "placebo", echo):
+            cells = [kl, arm]
+            for measure in (study.area, study.end):
+                runs = [known[arm, seed] for seed in seeds] if arm in complete else []
+                cells.append(f"{mean(map(measure, runs)):.1f}" if runs else "not run")
+                for base in ("grpo", "paw"):
+                    both = arm != base and {arm, base} <= complete
+                    found = study.difference(known, arm, base, seeds, measure) if both else ""
+                    cells.append(found.split(" | ")[0])
+            lines.append(cells)
+    header = ["KL term", "arm", "mean of the curve", "minus GRPO", "minus PaW"]
+    return markdown_table([*header, "at the end", "minus GRPO", "minus PaW"], lines)
 
 
 def table(cells: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ import argparse
 import json
 import multiprocessing
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -188,23 +188,29 @@ def area(curve: list[dict]) -> float:
     return 100 * mean(point["success"] for point in curve[1:])
 
 
-def difference(known: dict, a: str, b: str) -> str:
+def end(curve: list[dict]) -> float:
+    return 100 * curve[-1]["success"]
+
+
+def difference(
+    known: dict, a: str, b: str, seeds: Iterable[int] = SEEDS, measure: Callable = area
+) -> str:
     """a - b over the seeds: the mean, its 95 % t interval, and on how many seeds a is above."""
     from research.stats import t_interval
 
-    values = [area(known[a, seed]) - area(known[b, seed]) for seed in SEEDS]
+    values = [measure(known[a, seed]) - measure(known[b, seed]) for seed in seeds]
     low, high = t_interval(values)
     above = sum(value > 0 for value in values)
     return f"{mean(values):+.1f} [{low:+.1f}, {high:+.1f}] | {above} of {len(values)}"
 
 
-def levels(known: dict, name: str) -> str:
+def levels(known: dict, name: str, seeds: Iterable[int] = SEEDS) -> str:
     """The columns of one cell: mean of the curve, at the end, p(material)."""
-    curves = [known[name, seed] for seed in SEEDS]
+    curves = [known[name, seed] for seed in seeds]
     during = mean(area(curve) for curve in curves)
-    end = 100 * mean(curve[-1]["success"] for curve in curves)
+    at_end = mean(end(curve) for curve in curves)
     material = mean(curve[-1]["material"] for curve in curves)
-    return f"{during:.1f} | {end:.1f} | {material:.2f}"
+    return f"{during:.1f} | {at_end:.1f} | {material:.2f}"
 
 
 def table() -> None:

@@ -31,14 +31,24 @@ from examples.three_worlds import (  # noqa: E402
     ECHO,
     GRPO,
     LESSONS,
+    NAMES,
     PAW,
+    SMALL,
     Lesson,
     Serials,
 )
 from paw_min.running.plot import plt  # noqa: E402
-from research.locks.study import Cell, keep, lowest_alpha  # noqa: E402
+from research.locks.study import (  # noqa: E402
+    Cell,
+    area,
+    difference,
+    end,
+    keep,
+    levels,
+    lowest_alpha,
+)
 from research.panels import Curves, panel_curves  # noqa: E402
-from research.stats import signed, t_interval  # noqa: E402
+from research.stats import t_interval  # noqa: E402
 
 SEEDS = range(3000, 3016)
 RUNS = FOLDER / "worlds.jsonl"
@@ -138,11 +148,21 @@ SETTINGS = {
     "no serials": Setting(Lesson(NoSerials, {}), FEW, []),
     "large": Setting(Lesson(Serials, {}, Size(), names=128), FEW, [], SEEDS[:8]),
 }
+# Exploration: what makes "large" differ from "serials", one at a time.
+BETWEEN = {
+    "width 64": (replace(SMALL, width=64, heads=4), NAMES),
+    "2 layers": (replace(SMALL, layers=2), NAMES),
+    "rate 5e-4": (replace(SMALL, lr=5e-4), NAMES),
+    "128 names": (SMALL, 128),
+}
+for name, (size, names) in BETWEEN.items():
+    three = {arm: USUAL[arm] for arm in ("grpo", "paw", "ce")}
+    SETTINGS[name] = Setting(Lesson(Serials, {}, size, names), three, [], range(100, 104))
 
 
 # ---- runs ----
 
-MEASURES = ("success", "material", "noise")
+MEASURES = ("success", "material", "noise", "share")
 predict = one_file.predict
 warm_start = one_file.warm_start
 STARTS = {}  # (world, seed, size) -> weights, state of the tasks' generator, the world
@@ -178,11 +198,10 @@ def train(world: str, arm: str, seed: int) -> dict:
         return logp
 
     curve = setting.cell(arm, predict_and_measure).run(seed)
-    line = {"world": world, "arm": arm, "seed": seed}
-    columns = {name: [getattr(point, name) for point in curve] for name in MEASURES}
-    for name, values in (columns | {"share": shares}).items():
-        line[name] = [float(f"{value:.5g}") for value in values]
-    return line
+    columns = {name: [getattr(point, name) for point in curve] for name in MEASURES[:3]}
+    columns["share"] = shares
+    rounded = {k: [float(f"{value:.5g}") for value in values] for k, values in columns.items()}
+    return {"world": world, "arm": arm, "seed": seed, **rounded}
 
 
 def jobs() -> Iterator[tuple[str, str, int]]:
@@ -220,47 +239,36 @@ def run() -> None:
 # ---- tables ----
 
 
-Finished = dict[str, list[list[float]]]  # arm -> for each seed, success in percent
-
-
-def finished(world: str, known: dict) -> Finished:
-    """The arms with all of their seeds, in the order of the settings."""
+def finished(world: str, known: dict) -> dict[tuple[str, int], list[dict]]:
+    """{(arm, seed): evaluations} of the arms with all of their seeds."""
     of = SETTINGS[world]
     curves = {}
     for arm in of.arms:
-        lines = [known.get((world, arm, seed)) for seed in of.seeds]
-        if all(lines):
-            curves[arm] = [[100 * success for success in line["success"]] for line in lines]
+        if all((world, arm, seed) in known for seed in of.seeds):
+            for seed in of.seeds:
+                line = known[world, arm, seed]
+                points = zip(*(line[name] for name in MEASURES))
+                curves[arm, seed] = [dict(zip(MEASURES, point)) for point in points]
     return curves
 
 
-def area(curve: list[float]) -> float:
-    return mean(curve[1:])
-
-
-def end(curve: list[float]) -> float:
-    return curve[-1]
-
-
-def difference(curves: Finished, a: str, b: str, measure) -> str:
-    """a - b over the seeds: the mean, its 95 % t interval, and on how many seeds a is above."""
-    if not {a, b} <= curves.keys():
+def compared(curves: dict, world: str, a: str, b: str) -> str:
+    seeds = SETTINGS[world].seeds
+    if not {(a, seeds[0]), (b, seeds[0])} <= curves.keys():
         return "not run | "
-    values = [measure(x) - measure(y) for x, y in zip(curves[a], curves[b])]
-    above = sum(value > 0 for value in values)
-    return f"{signed(mean(values), t_interval(values))} | {above} of {len(values)}"
+    return difference(curves, a, b, seeds, end if world == "polish" else area)
 
 
-QUESTIONS = [  # number, world, a, b, measure
-    (1, "serials", "ce", "grpo", area), (1, "serials", "ce", "paw", area),
-    (1, "serials", "paw", "grpo", area), (1, "serials", "placebo", "grpo", area),
-    (2, "fresh", "ce", "grpo", area), (2, "fresh", "ce", "paw", area),
-    (3, "corridors", "ce, alpha 1", "ce", area), (3, "corridors", "inverse", "paw", area),
-    (3, "corridors", "alpha 1", "paw", area),
-    (4, "polish", "ce, constant", "ce", end), (4, "polish", "ce, constant x10", "ce x10", end),
-    (4, "polish", "constant", "paw", end),
-    (5, "serials", "echo 0.05", "paw", area), (5, "corridors", "echo 0.05", "paw", area),
-    (5, "polish", "echo 0.05", "paw", end),
+QUESTIONS = [  # number, world, a, b: a - b
+    (1, "serials", "ce", "grpo"), (1, "serials", "ce", "paw"), (1, "serials", "paw", "grpo"),
+    (1, "serials", "placebo", "grpo"),
+    (2, "fresh", "ce", "grpo"), (2, "fresh", "ce", "paw"),
+    (3, "corridors", "ce, alpha 1", "ce"), (3, "corridors", "inverse", "paw"),
+    (3, "corridors", "alpha 1", "paw"),
+    (4, "polish", "ce, constant", "ce"), (4, "polish", "ce, constant x10", "ce x10"),
+    (4, "polish", "constant", "paw"),
+    (5, "serials", "echo 0.05", "paw"), (5, "corridors", "echo 0.05", "paw"),
+    (5, "polish", "echo 0.05", "paw"),
 ]
 
 
@@ -268,27 +276,24 @@ def table() -> None:
     """The protocol's questions, then a table for each world, "not run" for unfinished arms."""
     known = read_runs()
     lines = ["| question | world | comparison | difference | above on |", "|---" * 5 + "|"]
-    for number, world, a, b, measure in QUESTIONS:
-        found = difference(finished(world, known), a, b, measure)
+    for number, world, a, b in QUESTIONS:
+        found = compared(finished(world, known), world, a, b)
         lines.append(f"| {number} | {world} | {a} - {b} | {found} |")
     for world, of in SETTINGS.items():
         curves = finished(world, known)
         columns = "mean of the curve | at the end | p(material) | p(noise) | share"
-        measure = end if world == "polish" else area
         lines += ["", f"| {world} | {columns} | minus GRPO | above on | minus PaW | above on |",
                   "|---" * 10 + "|"]
         for arm in of.arms:
             row = f"| {arm} | not run | | | |"
-            if arm in curves:
-                runs = [known[world, arm, seed] for seed in of.seeds]
-                levels = [mean(map(measure, curves[arm])) for measure in (area, end)]
-                ends = [mean(run[name][-1] for run in runs) for name in MEASURES[1:]]
-                share = 100 * mean(run["share"][0] for run in runs)
-                row = f"| {arm} | {levels[0]:.1f} | {levels[1]:.1f} | {ends[0]:.2f} | "
-                row += f"{ends[1]:.2f} | {share:.0f}"
-            gains = []
-            for base in ("grpo", "paw"):
-                gains.append(" | " if arm == base else difference(curves, arm, base, measure))
+            if (arm, of.seeds[0]) in curves:
+                noise = mean(curves[arm, seed][-1]["noise"] for seed in of.seeds)
+                share = 100 * mean(curves[arm, seed][0]["share"] for seed in of.seeds)
+                row = f"| {arm} | {levels(curves, arm, of.seeds)} | {noise:.2f} | {share:.0f}"
+            gains = [
+                " | " if arm == base else compared(curves, world, arm, base)
+                for base in ("grpo", "paw")
+            ]
             lines.append(f"{row} | {' | '.join(gains)} |")
     (FOLDER / "worlds-tables.md").write_text("\n".join(lines) + "\n")
     draw(known)
@@ -309,12 +314,14 @@ def draw(known: dict) -> None:
         every = SETTINGS[world].lesson.size.evaluate_every
         shown = {}
         for arm in arms:
-            if arm in curves:
-                values = np.array(curves[arm])  # (seeds, evaluations)
+            runs = [curves[arm, seed] for seed in SEEDS if (arm, seed) in curves]
+            if runs:
+                values = 100 * np.array([[point["success"] for point in run] for run in runs])
                 shown[arm] = Curves(range(0, every * values.shape[1], every), values)
         panel_curves(axis, shown, {arm: f"C{k}" for k, arm in enumerate(arms)}, t_interval)
         axis.set(title=world, xlabel="updates")
-        axis.legend(frameon=False, fontsize=8)
+        if shown:
+            axis.legend(frameon=False, fontsize=8)
     axes[0].set_ylabel("success (%)")
     axes[-1].set_ylim(85, 100)
     figure.savefig(FOLDER / "worlds.png", dpi=150)
