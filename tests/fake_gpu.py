@@ -168,6 +168,8 @@ def pretend() -> None:
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") shows its copy
     # PyTorch writes this operation as several others on a device that has no kernel for it.
     KERNELS.impl("silu_backward", torch.ops.aten.silu_backward, "CUDA")
+    # An operation of GPUs alone: fp32 results of bf16 factors.
+    KERNELS.impl("mm.dtype", lambda a, b, kind: a.to(kind) @ b.to(kind), "CPU")
     torch.inference_mode = torch.no_grad  # inference tensors cannot be views of a Remote
 
 

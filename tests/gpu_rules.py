@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from paw_min.model.head import Head, product
 from paw_min.world_models import rwml_options
 
 
@@ -43,6 +44,12 @@ def rules() -> None:
     with torch.autocast("cuda", torch.bfloat16):
         out = layer(gpu)
     assert out.dtype == torch.bfloat16
+    # The head rounds its factors only, as on a CPU.
+    factors = gpu[None].bfloat16(), layer.weight.bfloat16().T
+    with torch.autocast("cuda", torch.bfloat16):
+        logits = Head(layer.weight)(gpu[None])
+    assert torch.equal(logits, product(*factors))
+    assert torch.equal(logits.cpu(), product(*(factor.cpu() for factor in factors)))
     out.sum().backward()
     assert layer.weight.grad.is_cuda and layer.weight.grad.tolist() == [[2.0, 1.0, 2.0]] * 2
     # The sentence encoder of rwml.py and of the retrieval server, which is fp16 on a GPU.

@@ -11,6 +11,9 @@ the backward pass from closed forms:
 
 Every row of W belongs to one tile, so each row of its gradient is written once, not accumulated.
 
+With bf16 factors, the results of matrix products are fp32, in both passes and in the sampler: bf16
+would round a logit of 20 by up to 0.06, and so its p by 6 %.
+
 Legend: M scored positions, of which the first N have an entropy, D hidden size, V vocabulary, C
 of its tokens in a tile.
 """
@@ -27,22 +30,47 @@ def token_scores(
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target, entropy of the first n_entropy -> (M,), (M,), fp32, in nats.
 
-    hidden: (M, D), already divided by the temperature; matrix products use its type. weight:
-    (V, D), of any type. target: (M,). The entropy of all other positions is 0.
+    hidden: (M, D), already divided by the temperature; its type is that of the factors of matrix
+    products. weight: (V, D), of any type. target: (M,). The entropy of all other positions is 0.
     """
     return TokenScores.apply(hidden, weight, target, n_entropy)
 
 
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """The matrix product a b, in fp32 where a and b are bf16."""
+    if a.dtype != torch.bfloat16:
+        return a @ b
+    if a.is_cuda:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float()  # a CPU has no such kernel; a product of bf16 is exact in fp32
+
+
+class Head(torch.nn.Linear):
+    """The head of a causal language model, whose logits are fp32 under autocast, too."""
+
+    def __init__(self, weight: torch.nn.Parameter):  # (V, D)
+        super().__init__(*reversed(weight.shape), bias=False, device="meta")
+        self.weight = weight  # the same one: it may be tied to the embedding
+
+    def forward(self, hidden: Tensor) -> Tensor:  # (B, L, D) or (L, D)
+        device = hidden.device.type
+        if not torch.is_autocast_enabled(device):
+            return super().forward(hidden)
+        kind = torch.get_autocast_dtype(device)
+        with torch.autocast(device, enabled=False):
+            logits = product(hidden.to(kind).flatten(0, -2), self.weight.to(kind).T)
+        return logits.unflatten(0, hidden.shape[:-1])
+
+
 def tiles(hidden: Tensor, weight: Tensor, target: Tensor):
     """(slice of the vocabulary, W (C, D), logits (M, C), target's column (M, 1), is it here?)"""
-    wide = torch.promote_types(hidden.dtype, torch.float32)  # softmax in fp32 at least
     size = max(1, TILE // max(1, len(hidden)))
     for start in range(0, len(weight), size):
         part = slice(start, min(start + size, len(weight)))
         w = weight[part].to(hidden.dtype)  # (C, D)
         column = (target - start).clamp(0, len(w) - 1)[:, None]
         here = (target >= part.start) & (target < part.stop)  # (M,)
-        yield part, w, (hidden @ w.T).to(wide), column, here
+        yield part, w, product(hidden, w.T), column, here
 
 
 class TokenScores(torch.autograd.Function):
@@ -89,8 +117,9 @@ class TokenScores(torch.autograd.Function):
             d_logits[some].mul_(factor)
             d_logits[rest].mul_(g[rest])
             d_logits.neg_().scatter_add_(1, column, g * here[:, None])  # [v = y] g
+            # bf16 keeps three digits of each, however small: [v = y] - p was subtracted in fp32.
             d_logits = d_logits.to(hidden.dtype)
-            d_hidden += d_logits @ w
+            d_hidden += product(d_logits, w)
             if d_weight is not None:
-                d_weight[part] = d_logits.T @ hidden
+                d_weight[part] = product(d_logits.T, hidden)
         return d_hidden.to(hidden.dtype), d_weight, None, None

@@ -30,7 +30,7 @@ from paw_min.base.files import refuse_special
 from paw_min.base.hub import look_on_hub
 from paw_min.model import lora
 from paw_min.model.batches import Batch
-from paw_min.model.head import token_scores
+from paw_min.model.head import Head, token_scores
 from paw_min.model.portable import make_portable, published_config
 
 transformers_logging.disable_progress_bar()  # one per file would hide our own
@@ -71,6 +71,7 @@ class Policy(torch.nn.Module):
             eos_token_id=self.eos_ids, pad_token_id=self.pad_id
         )
         self._check_head()
+        model.set_output_embeddings(Head(model.get_output_embeddings().weight))
 
     @property
     def device(self) -> torch.device:

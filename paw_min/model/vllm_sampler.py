@@ -64,6 +64,7 @@ class VLLMSampler:
                     generation_config="vllm",  # instead of the model's own top-p etc.
                     logprobs_mode="processed_logprobs",  # after the temperature, like the trainer's
                     dtype={"fp32": "float32", "bf16": "bfloat16"}[precision],
+                    hf_overrides=fp32_logits,
                     max_model_len=max_model_len, disable_log_stats=True,
                     distributed_executor_backend="external_launcher" if several else None,
                     **of_device,
@@ -171,6 +172,16 @@ class VLLMSampler:
     def _abort(self) -> None:  # requests of a generate() that was not exhausted
         self.llm.llm_engine.abort_request(list(self.running))
         self.running.clear()
+
+
+def fp32_logits(config):
+    """The model's config for vLLM, in which the head has fp32 logits as the trainer's (head.py).
+
+    A model that also sees has its head in its text model, with a config of its own.
+    """
+    for part in (config, config.get_text_config()):
+        part.head_dtype = "float32"
+    return config
 
 
 def check_installed() -> None:
