@@ -8,7 +8,7 @@ With p_i = pi(o_i | h, a, o_<i) for each token of the next observation o, a tran
 
 Both gradients, per token, are Eq. 6. That of cross entropy is largest on tokens that cannot be
 predicted (identifiers, one of several possible outcomes). MAE bounds it: at a token's own logit its
-gradient is p (1 - p), so that a token with p near 0 is hardly learned, either. The confidence mask
+gradient is p (1 - p), so that a token with p near 0 is barely learned as well. The confidence mask
 drops a token once its probability exceeds rho. The means over transitions (Eq. 9) and groups (Eq.
 11) are in losses.py.
 

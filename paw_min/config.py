@@ -126,7 +126,7 @@ class Config:
         "all", low=0, high=999_999,
     )
     beta2: float = opt(
-        RL, 0.999, "decay of AdamW's second moment; ECHO: 0.95", low=0, high=0.99999
+        RL, 0.999, "decay of AdamW's second moment; 0.95 in ECHO's text", low=0, high=0.99999
     )
     mini_batch: int = opt(RL, 256, "rows per optimizer step, A.1; 0: all rows", low=0)
     micro_tokens: int = opt(RL, 16384, "tokens per forward pass, padding included", low=1)
@@ -416,7 +416,8 @@ def default_name(
         elsewhere |= names_of(PAW)
     changed = [key for key in given if key not in elsewhere and given[key] != base[key]]
     changes = [changed_part(cfg, key) for key in changed]
-    parts = [cfg.env, model, method, *changes, f"seed{cfg.seed}"]
+    # A model named as its environment is named once.
+    parts = [*dict.fromkeys([cfg.env, model]), method, *changes, f"seed{cfg.seed}"]
     name = "-".join(parts).replace("/", "_")
     return name.encode(errors="replace").decode()  # --model may have bytes that are no text
 

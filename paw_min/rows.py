@@ -77,7 +77,7 @@ class Rows:
 
     `flatten` fills the first block. `update.prepare` returns a copy with the second block, and with
     other targets in `tokens` if the settings ask for them; PPO's advantage follows in
-    train.run_update. Nobody changes a `Rows`. `update.learn` reads tokens, advantage and
+    train.run_update. Treat `Rows` as immutable. `update.learn` reads tokens, advantage and
     row_weight, and, unless they are None, old_logp and ref_logp.
     """
 

@@ -289,6 +289,7 @@ def test_names_contain_each_setting_that_was_changed(env):
 def test_names_of_checkpoints_have_their_run():
     name = parse("--model", "runs/A/checkpoint-000150/").name
     assert name == "alfworld-A-checkpoint-000150-grpo-paw-seed0"
+    assert parse("--model", "data/alfworld").name == "alfworld-grpo-paw-seed0"  # named once
 
 
 def test_names_of_several_changes():

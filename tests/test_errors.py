@@ -11,11 +11,12 @@ import runpy
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from paw_min import toy
-from paw_min.base.errors import UserError
+from paw_min.base.errors import Parser, UserError
 from paw_min.inspect import __main__ as inspect
 from paw_min.running import samples
 from paw_min.running.untrusted import read_config
@@ -183,6 +184,12 @@ def test_a_command_line_that_cannot_work(finished, command, words, part, monkeyp
     with pytest.raises(UserError, match=part) as error:
         command([word.format(run=finished) for word in words.split()])
     one_sentence(error)
+
+
+def test_help_names_the_command_of_a_package(monkeypatch):
+    spec = SimpleNamespace(name="paw_min.inspect.__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
+    assert Parser().format_usage() == "usage: python -m paw_min.inspect [-h]\n"
 
 
 GENERATORS = [

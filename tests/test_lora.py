@@ -234,7 +234,7 @@ def test_a_checkpoint_is_a_start_model(config, checkpoint, tmp_path, rank):
 def test_without_peft(config, monkeypatch, tmp_path, checkpoint):
     monkeypatch.setitem(sys.modules, "peft", None)
     train.train(config(updates=1, name="plain"))  # not needed
-    remedy = "LoRA needs peft: pip install peft, or omit --lora-rank"
+    remedy = "LoRA needs peft: pip install 'peft>=0.21,<0.22', or omit --lora-rank"
     for start in (train.train, session.dry_run):
         with pytest.raises(UserError, match=remedy):
             start(config(lora_rank=4, name="new"))

@@ -10,6 +10,7 @@ import gzip
 import json
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -101,7 +102,7 @@ def test_headers_have_a_limit():
     assert search_server.server_config(None).http == "h11"
 
 
-def test_the_flags_of_a_dense_server(tmp_path):
+def test_the_flags_of_a_dense_server(tmp_path, monkeypatch):
     corpus = write_corpus(tmp_path / "c.jsonl", ["a b c", "h g", "d e"])
     encoder = make_encoder(tmp_path / "encoder")
     flags = ["--corpus", str(corpus), "--retriever", "dense", "--encoder", encoder]
@@ -111,7 +112,11 @@ def test_the_flags_of_a_dense_server(tmp_path):
     (hits,) = search_server.load(search_server.parse_args(flags)).search(["h g"], 2)
     assert hits[0]["document"]["id"] == "1" and hits[0]["score"] == pytest.approx(1, abs=1e-4)
     flags += ["--index", str(tmp_path / "none.index")]
+    monkeypatch.setattr(search_server, "Corpus", None)  # it may have 14 GB: the index comes first
     with pytest.raises(FileNotFoundError, match="none.index does not exist"):
+        search_server.load(search_server.parse_args(flags))
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(ValueError, match="need FAISS: `pip install faiss-cpu`"):
         search_server.load(search_server.parse_args(flags))
 
 

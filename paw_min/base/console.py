@@ -21,7 +21,8 @@ COLUMNS = {  # of the table of updates: metric -> title, width, format
     "update": ("update", 7, "d"), "success": ("success", 7, ".3f"), "return": ("return", 6, ".2f"),
     "length": ("length", 6, ".1f"), "valid": ("valid", 5, ".3f"), "lambda": ("lambda", 6, ".3f"),
     "wm_loss": ("wm loss", 7, ".4f"), "entropy": ("entropy", 7, ".4f"),
-    "clip_fraction": ("pg clip", 7, ".4f"), "approx_kl": ("kl old", 6, ".4f"),
+    "grad_norm": ("grad", 5, ".2f"), "clip_fraction": ("pg clip", 7, ".4f"),
+    "approx_kl": ("kl old", 6, ".4f"),
     "seconds": ("s", 3, ".0f"), "eval_success": ("held out", 8, ".3f"),
 }
 HEADER = "  ".join(f"{title:>{width}}" for title, width, _ in COLUMNS.values())

@@ -30,6 +30,9 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, without the usage, which would fill the screen."""
 
     def __init__(self, **options):
+        spec = getattr(sys.modules["__main__"], "__spec__", None)
+        if spec:  # of python -m; without it, the name of a package is __main__.py
+            options["prog"] = f"python -m {spec.name.removesuffix('.__main__')}"
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
     def parse_known_args(self, args=None, namespace=None):

@@ -38,7 +38,7 @@ def hub_errors(name: str):
 
 def main(argv: list[str] | None = None) -> None:
     """Write the policy of a run as a plain Hugging Face folder."""
-    parser = Parser(prog="python -m paw_min.model.export", description=main.__doc__)
+    parser = Parser(description=main.__doc__)
     parser.add_argument("run", help="run folder, of which the newest checkpoint is taken")
     parser.add_argument("--out", required=True, help="folder to write")
     parser.add_argument("--push", metavar="USER/NAME", help="upload it to this hub repository")

@@ -38,8 +38,8 @@ PREFIX = "base_model.model."  # of the names in peft's files
 
 def check_installed() -> None:
     if find_spec("peft") is None:
-        raise UserError("LoRA needs peft: pip install peft, or omit --lora-rank, with another "
-                        "--name.")
+        raise UserError("LoRA needs peft: pip install 'peft>=0.21,<0.22', or omit --lora-rank, "
+                        "with another --name.")
 
 
 def attach(model, rank: int, precision: str, seed: int, checkpoint: Path | None) -> None:

@@ -225,14 +225,20 @@ def _faiss():
     return faiss
 
 
-def _read_index(path: Path, n: int, encoder: Encoder):
-    """Read a FAISS index file into memory, and check that it fits."""
-    faiss = _faiss()
+def find_index(path: Path) -> None:
+    """Raise ValueError or FileNotFoundError unless there are FAISS and this file."""
+    _faiss()
     if not path.is_file():
         raise FileNotFoundError(
             f"The index {path} does not exist: give a FAISS file (join its parts with `cat`), or "
             "none to have the vectors computed."
         )
+
+
+def _read_index(path: Path, n: int, encoder: Encoder):
+    """Read a FAISS index file into memory, and check that it fits."""
+    find_index(path)
+    faiss = _faiss()
     print(f"reading {path}: {path.stat().st_size / 1e9:.1f} GB, kept in memory", flush=True)
     try:
         index = faiss.read_index(str(path))

@@ -17,6 +17,7 @@ import json
 import socket
 import sys
 import time
+from pathlib import Path
 from threading import Lock
 from typing import Annotated
 
@@ -110,12 +111,16 @@ def make_app(retriever) -> FastAPI:
 
 
 def load(args: argparse.Namespace):
+    is_dense = args.retriever == "dense"
+    if is_dense:
+        from paw_min.retrieval.dense import Dense, find_index  # imports torch and transformers
+
+        if args.index:
+            find_index(Path(args.index))  # before a corpus of 14 GB is scanned
     corpus = Corpus(args.corpus)
     print(f"{len(corpus):,} passages in {corpus.path}", flush=True)
-    if args.retriever == "bm25":
+    if not is_dense:
         return LexicalRetriever(corpus)
-    from paw_min.retrieval.dense import Dense  # imports torch and transformers
-
     return Dense(
         corpus,
         args.encoder,
