@@ -7,6 +7,7 @@ It is compared with published shapes and with real models.
 
 import json
 import re
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -159,6 +160,26 @@ def test_presets_are_the_papers_but_for_lora(env):
 def test_the_dry_run_prints_the_estimate(config, capsys):
     session.dry_run(config())
     assert re.search(r"^memory    .* GB free on cpu$", capsys.readouterr().out, re.M)
+
+
+@pytest.mark.parametrize(
+    "env, shape, sizes",
+    [("alfworld", SMALL, "43.9 of 48 GB, may not fit; 56.7 of 80 GB, fits"),
+     ("search", MIDDLE, "63.3 of 48 GB, does not fit; 63.3 of 80 GB, fits")],
+)
+def test_a_dry_run_without_gpu_and_vllm(env, shape, sizes, tmp_path, monkeypatch, capsys):
+    """It says first what the run needs, and then what this machine lacks."""
+    make_policy(max_position_embeddings=8192).save(tmp_path)
+    config = Qwen2Config(**shape, max_position_embeddings=8192)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    argv = ["--preset", "paper", "--data", "no/data", "--model", str(tmp_path)]
+    cfg, _ = parse_args(env, SCRIPTS[env].PRESETS, "", argv)
+    with pytest.raises(UserError) as error:
+        session.dry_run(cfg)
+    printed = capsys.readouterr().out
+    assert re.search(rf"^memory    estimated on one GPU: .* 24 GB, .*; {sizes}$", printed, re.M)
+    assert "--sampler vllm needs vllm" in str(error.value) and "no/data" in str(error.value)
 
 
 def test_a_run_that_cannot_fit_names_sizes_and_settings(tmp_path, monkeypatch):

@@ -36,6 +36,7 @@ from paw_min.model.head import TILE
 from paw_min.model.policy import load_errors
 
 MARGIN = 1.1  # error of the estimate: a run is stopped above the free memory times this
+CARDS = (24, 48, 80)  # GB of usual GPUs, for machines without one
 
 
 @dataclass
@@ -121,15 +122,33 @@ def announce(cfg: Config, folder: str, device: str) -> None:
             console.say(f"memory    {sizes}")
 
 
+def of_folder(cfg: Config, folder: str, bf16: bool, gpu_bytes: float) -> Estimate:
+    """The estimate for the model in a folder or on the hub, and for the ranks of this run."""
+    with load_errors(folder):
+        model_config = AutoConfig.from_pretrained(folder)
+        ranks = int(os.environ.get("WORLD_SIZE", 1))
+        return estimate(cfg, model_config, ranks, bf16, gpu_bytes)
+
+
+def on_cards(cfg: Config, folder: str) -> str:
+    """The peak on GPUs that need not be in this machine. vLLM takes a fraction of each."""
+    sizes = []
+    for card in CARDS:
+        peak = of_folder(cfg, folder, cfg.precision != "fp32", 1e9 * card).peak / 1e9
+        fits = "fits" if peak < card / MARGIN else "may not fit"
+        if peak > card * MARGIN:
+            fits = "does not fit"
+        sizes.append(f"{peak:.1f} of {card} GB, {fits}")
+    return f"estimated on one GPU: {'; '.join(sizes)}"
+
+
 def check(cfg: Config, folder: str, device: str) -> str:
     """The estimate in one line; UserError if it clearly exceeds the free memory."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     bf16 = cfg.precision == "bf16" or cfg.precision == "auto" and device.startswith("cuda")
-    ranks = int(os.environ.get("WORLD_SIZE", 1))
     free, gpu_bytes = free_bytes(device)
-    with load_errors(folder):
-        ours = estimate(cfg, AutoConfig.from_pretrained(folder), ranks, bf16, gpu_bytes)
+    ours = of_folder(cfg, folder, bf16, gpu_bytes)
     sizes = (
         f"{ours.peak / 1e9:.2f} GB (states {ours.states / 1e9:.2f} with gradients "
         f"{ours.gradients / 1e9:.2f}, reference {ours.reference / 1e9:.2f}, one pass "

@@ -202,20 +202,29 @@ def find_tasks(cfg: Config) -> Tasks:
 def dry_run(cfg: Config) -> None:
     """Check model and data, generated if needed, and print the plan; loads no weights."""
     missing = []
-    try:
-        check_machine(cfg)
+
+    @contextmanager
+    def noting_errors():
+        try:
+            yield
+        except UserError as error:
+            if str(error) not in missing:
+                missing.append(str(error))
+
+    with noting_errors():
         model = start_model(cfg)
         check_tokenizer(cfg, model)
         print(f"model     {model}")
+        if cfg.sampler == "vllm" and not torch.cuda.is_available():
+            print(f"memory    {memory.on_cards(cfg, model)}")
+        distributed.check_device(cfg.device)
         print(f"memory    {memory.check(cfg, model, cfg.device)}")
-    except UserError as error:
-        missing.append(str(error))
-    try:
+    with noting_errors():
+        check_machine(cfg)
+    with noting_errors():
         tasks = find_tasks(cfg)
         counts = f"{len(tasks.train)} training tasks, panel of {len(tasks.held_out)}"
         print(f"data      {described_data(cfg)}: {counts}")
-    except UserError as error:
-        missing.append(str(error))
 
     episodes = cfg.groups * cfg.group_size
     rows = episodes * cfg.max_turns
