@@ -18,10 +18,10 @@ The games are ALFWorld's domain and grammar with the changes of `write_domain` a
 The package's environment plays them in the real engine. research/hidden has eight seeds.
 """
 
-import argparse
 import json
+import os
 import random
-import shutil
+import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,14 +31,17 @@ from filelock import FileLock
 
 from examples.locks import make_model
 from paw_min import cmae
+from paw_min.base.errors import user_errors
+from paw_min.base.files import remove, writing
 from paw_min.cli import main
-from paw_min.config import Config
+from paw_min.config import Config, parse_args
 from paw_min.envs.alfworld import AlfworldEnv
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Benchmark, Command, Context, Step, Tasks
 from paw_min.envs.pool import EnvPool
 from paw_min.model.batches import TokenRow, collate
 from paw_min.model.policy import Policy
+from paw_min.running.session import check_machine
 from paw_min.toy import alfworld_games as games
 from paw_min.toy.standins import make_tokenizer
 
@@ -59,7 +62,7 @@ WARM_ROWS = 256  # transitions per such step
 WARM_LR = 1e-3
 
 PRESETS = {"tiny": dict(
-    prompt="compact", history_length=0, max_prompt_tokens=16, max_response_tokens=2,
+    seed=SEED, prompt="compact", history_length=0, max_prompt_tokens=16, max_response_tokens=2,
     max_obs_tokens=8, max_turns=2, updates=200, eval_every=0, eval_tasks=0, eval_repeats=4,
     eval_temperature=1.0, save_every=25, lr=5e-4, beta2=0.95, mini_batch=64, micro_tokens=4096,
     statistics="trajectories", wm_separator="none",
@@ -293,7 +296,8 @@ def warm_start(folder: Path, seed: int) -> None:
         optimizer.step()
         if step % 100 == 99:
             print(f"warm start, step {step + 1}: loss {loss.item():.3f}", flush=True)
-    policy.save(folder)
+    with writing(str(folder)):
+        policy.save(folder)
 
 
 # ---- a run ----
@@ -310,7 +314,8 @@ def prepare(seed: int) -> None:
         if not folder.exists():
             print(f"writing games and a start model to {folder}", flush=True)
             partial = folder.with_name(f"{folder.name}.partial")
-            shutil.rmtree(partial, ignore_errors=True)
+            if os.path.lexists(partial):
+                remove(partial)
             write_games(partial, seed)
             warm_start(partial / "start", seed)
             partial.rename(folder)
@@ -318,11 +323,15 @@ def prepare(seed: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--seed", type=int, default=SEED)
-    known, others = parser.parse_known_args()
-    folder = DATA / str(known.seed)
-    if not {"-h", "--help"} & set(others):
-        prepare(known.seed)
-    PRESETS["tiny"] |= dict(data=str(folder), model=str(folder / "start"), seed=known.seed)
+    with user_errors():
+        # Before the games are written: a wrong flag ends the command here.
+        cfg, mode = parse_args("hidden", PRESETS, __doc__)
+        check_machine(cfg)
+        folder = DATA / str(cfg.seed)
+        if mode == "dry-run" and not folder.exists():
+            print(f"{folder} is not there: the first run writes games and a start model to it, in "
+                  "a minute. Repeat --dry-run then.")
+            sys.exit()
+        prepare(cfg.seed)
+    PRESETS["tiny"] |= dict(data=str(folder), model=str(folder / "start"), seed=cfg.seed)
     main("hidden", PRESETS, __doc__)

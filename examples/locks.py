@@ -14,8 +14,6 @@ research/locks/package.md says which others learn less, and why.
 """
 
 import random
-import shutil
-import sys
 from functools import cache, partial
 from pathlib import Path
 
@@ -26,14 +24,17 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from examples import one_file
 from examples.one_file import R_MAX, TOOLS, Size, World, make_world
 from paw_min import cmae
+from paw_min.base.errors import user_errors
+from paw_min.base.files import replacing
 from paw_min.cli import main
-from paw_min.config import Config
+from paw_min.config import Config, parse_args
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Benchmark, Command, Context, Step, Tasks
 from paw_min.envs.pool import EnvPool
 from paw_min.model.batches import collate
 from paw_min.model.policy import Policy
 from paw_min.rows import TokenRow
+from paw_min.running.session import check_machine
 from paw_min.toy.standins import make_tokenizer
 
 START = Path("data/locks")  # the start model
@@ -167,11 +168,8 @@ def warm_start(folder: Path, seed: int = 0, size: Size = Size()) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    # Renamed when complete: a killed process leaves no half of a model.
-    partial_folder = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial_folder, ignore_errors=True)
-    policy.save(partial_folder)
-    partial_folder.rename(folder)
+    with replacing(folder) as new:  # a killed process leaves no half of a model
+        policy.save(new)
 
 
 def prepare() -> None:
@@ -188,6 +186,8 @@ def prepare() -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)  # more are not faster for a model of this size
-    if not {"-h", "--help"} & set(sys.argv):
+    with user_errors():
+        # Before the start model is trained: a wrong flag ends the command here.
+        check_machine(parse_args("locks", PRESETS, __doc__)[0])
         prepare()
     main("locks", PRESETS, __doc__)

@@ -12,7 +12,7 @@ import json
 import re
 from dataclasses import dataclass
 from functools import partial
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 from openenv.core import GenericEnvClient, SyncEnvClient
 
@@ -23,6 +23,7 @@ from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Benchmark, Command, Context, Step, Tasks
 from paw_min.envs.pool import EnvPool
 from paw_min.envs.prompting import with_history
+from paw_min.retrieval.client import without_password
 from paw_min.running.untrusted import parse_as
 
 TIMEOUT = 60.0  # seconds for an answer
@@ -73,14 +74,20 @@ class Remote:
 
 
 def connect(url: str) -> SyncEnvClient:
-    return GenericEnvClient(url, message_timeout_s=TIMEOUT, max_message_size_mb=1).sync().connect()
+    try:
+        client = GenericEnvClient(url, message_timeout_s=TIMEOUT, max_message_size_mb=1)
+        return client.sync().connect()
+    except Exception as error:  # its text has the URL
+        raise ConnectionError(masked(str(error))) from None
 
 
 def load(cfg: Config, url: str) -> Tasks:
     """The seeds of a run, after a look at the server; UserError if it has no such environment."""
     url = url.rstrip("/")
     try:
-        with urlopen(f"{url}/schema", timeout=TIMEOUT) as answer, connect(url) as session:
+        address, headers = without_password(url)
+        request = Request(f"{address}/schema", headers=headers)
+        with urlopen(request, timeout=TIMEOUT) as answer, connect(url) as session:
             schema = json.loads(answer.read(1 << 24))
             state = session.state()
         sizes = [state.get("train", 1000), state.get("held_out", 100)]  # numbers of seeds
@@ -90,7 +97,8 @@ def load(cfg: Config, url: str) -> Tasks:
     except UserError:
         raise
     except Exception as why:  # whatever the answer of another server ends in
-        raise UserError(f"{masked(url)!r} is no OpenEnv server ({why!r:.300}): start one.") from why
+        shown, reason = masked(url), masked(repr(why))
+        raise UserError(f"{shown!r} is no OpenEnv server ({reason:.300}): start one.") from why
     seeds = [str(seed) for seed in range(sum(sizes))]
     return Tasks(seeds[: sizes[0]], seeds[sizes[0] :],
                  lambda n: EnvPool(partial(Remote, url, *fields), n, cfg.workers))

@@ -9,7 +9,6 @@ Legend: N rows, C tokens of the longest completion, K steps of the longest episo
 """
 
 import math
-import sys
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +18,7 @@ from transformers import HfArgumentParser
 from trl import GRPOConfig, GRPOTrainer
 
 from paw_min import balance, cmae, losses, select, toy
+from paw_min.base.errors import UserError, user_errors
 from paw_min.envs.alfworld import AlfworldEnv, list_games, prompts
 from paw_min.envs.interface import Context, Turn
 from paw_min.model.policy import control_starts, turn_text
@@ -176,10 +176,11 @@ if __name__ == "__main__":
                         gradient_accumulation_steps=4, max_completion_length=16,
                         learning_rate=2e-4, logging_steps=1)
     parser.print_usage = lambda *_: None  # it would fill the screen
-    try:
-        (config,) = parser.parse_args_into_dataclasses()
-    except ValueError as error:  # of PaWConfig, or of an unknown flag
-        sys.exit(f"error: {error}")
-    games = Dataset.from_dict({"prompt": list_games(toy.default_data("alfworld"), "train")})
-    model = toy.default_model("alfworld")
-    PaWTrainer(model, reward, config, train_dataset=games, rollout_func=play).train()
+    with user_errors():
+        try:
+            (config,) = parser.parse_args_into_dataclasses()
+        except ValueError as error:  # of PaWConfig, or of an unknown flag
+            raise UserError(str(error)) from error
+        games = Dataset.from_dict({"prompt": list_games(toy.default_data("alfworld"), "train")})
+        model = toy.default_model("alfworld")
+        PaWTrainer(model, reward, config, train_dataset=games, rollout_func=play).train()

@@ -14,8 +14,8 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import get_args
 
 from paw_min import toy
-from paw_min.base.errors import Parser, UserError
-from paw_min.base.files import expanded
+from paw_min.base.errors import Parser, UserError, masked
+from paw_min.base.files import expanded, is_url
 
 RUN = "run"
 ENV = "environment"
@@ -47,7 +47,9 @@ class Config:
 
     name: str = opt(RUN, "", "run name; default: from the settings that differ from the preset")
     out: str = opt(RUN, "runs", "folder of the run folders")
-    seed: int = opt(RUN, 0, "seed of training: tasks, sampling, row order")
+    seed: int = opt(
+        RUN, 0, "seed of training: tasks, sampling, row order", low=-(2**63), high=2**63 - 1,
+    )
     updates: int = opt(RUN, 150, "RL updates, the outer loop of Alg. 1", low=0, high=999_999)
     eval_every: int = opt(RUN, 5, "updates between evaluations; 0: only first and last", low=0)
     eval_repeats: int = opt(RUN, 1, "episodes per task in an evaluation", low=1, high=1000)
@@ -231,6 +233,9 @@ def check(cfg: Config) -> None:
         raise UserError(f"--name {shown} cannot be a folder in --out: use a plain name.")
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", cfg.device):
         raise UserError(f"--device {cfg.device} is not supported: use cpu, cuda or cuda:0 etc.")
+    if is_url(cfg.model):
+        raise UserError(f"--model {masked(cfg.model)} is a URL: give a folder, or the name of a "
+                        "model on the Hugging Face hub.")
     if cfg.data in ("changed", "rules") and cfg.env != "alfworld":
         raise UserError(
             f"--data {cfg.data} is a world of ALFWorld only: give a folder, or omit it."
@@ -276,7 +281,7 @@ def check_bounds(name: str, value, bounds: dict) -> None:
         words = {"low": "at least", "above": "above", "high": "at most"}
         texts = [f"{text} {bounds[key]}" for key, text in words.items() if bounds[key] is not None]
         expected = " and ".join(texts) or "a finite number"
-        raise UserError(f"{name} {value} is out of range: it must be {expected}.")
+        raise UserError(f"{name} {value!s:.60} is out of range: it must be {expected}.")
 
 
 # ---- the command line ----
@@ -418,8 +423,7 @@ def default_name(
     changes = [changed_part(cfg, key) for key in changed]
     # A model named as its environment is named once.
     parts = [*dict.fromkeys([cfg.env, model]), method, *changes, f"seed{cfg.seed}"]
-    name = "-".join(parts).replace("/", "_")
-    return name.encode(errors="replace").decode()  # --model may have bytes that are no text
+    return "-".join(parts).replace("/", "_")
 
 
 def changed_part(cfg: Config, key: str) -> str:

@@ -127,10 +127,10 @@ def run_update(cfg: Config, s: Session, k: int) -> dict[str, float]:
 def warm_up(cfg: Config, optimizer, k: int) -> None:
     """The learning rate of update k: it rises linearly in the first updates, then is constant."""
     # From k alone, so that a resumed run needs no state of a scheduler.
-    if 0 < k <= cfg.warm_up:
+    if cfg.warm_up:
         rates = (cfg.lr, LR_FACTOR * cfg.lr)  # as in make_optimizer: the policy, PPO's critic
         for group, rate in zip(optimizer.param_groups, rates):
-            group["lr"] = rate * k / cfg.warm_up
+            group["lr"] = rate * min(k, cfg.warm_up) / cfg.warm_up
 
 
 def collect(cfg: Config, s: Session, k: int) -> Rollout:

@@ -316,12 +316,12 @@ def main(sweeps: list[Path], out: Path, base: str | None, by: str) -> None:
 
 
 if __name__ == "__main__":
-    parser = Parser(description=__doc__)
-    parser.add_argument("sweeps", nargs="+", type=Path, help="JSON files of the sweeps")
-    parser.add_argument("--out", type=Path, required=True, help="folder of tables and picture")
-    parser.add_argument("--base", help="arm to compare with (default: the first of the sweep)")
-    text = "x axis (default: updates)"
-    parser.add_argument("--by", choices=("updates", "steps"), default="updates", help=text)
-    args = parser.parse_args()
     with user_errors():
+        parser = Parser(description=__doc__)
+        parser.add_argument("sweeps", nargs="+", type=Path, help="JSON files of the sweeps")
+        parser.add_argument("--out", type=Path, required=True, help="folder of tables and picture")
+        parser.add_argument("--base", help="arm to compare with (default: the first of the sweep)")
+        text = "x axis (default: updates)"
+        parser.add_argument("--by", choices=("updates", "steps"), default="updates", help=text)
+        args = parser.parse_args()
         main(args.sweeps, args.out, args.base, args.by)

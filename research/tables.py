@@ -487,9 +487,9 @@ def main(chosen: list[Path], check: bool) -> None:
 
 
 if __name__ == "__main__":
-    parser = Parser(description=__doc__)
-    parser.add_argument("pages", nargs="*", type=Path, help="Markdown files (default: all)")
-    parser.add_argument("--check", action="store_true", help="rewrite nothing")
-    args = parser.parse_args()
     with user_errors():
+        parser = Parser(description=__doc__)
+        parser.add_argument("pages", nargs="*", type=Path, help="Markdown files (default: all)")
+        parser.add_argument("--check", action="store_true", help="rewrite nothing")
+        args = parser.parse_args()
         main(args.pages, args.check)

@@ -4,17 +4,23 @@
 """
 
 import inspect
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 
 import pytest
 
 from paw_min import advantages, critic, losses, update
-from paw_min.base.errors import UserError
+from paw_min.base.errors import UserError, command_line
 from paw_min.config import FREE_TO_CHANGE, Config, check, flag, parse_args, settings
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.model.critic import LR_FACTOR
-from paw_min.running.session import WEIGHT_DECAY, check_machine, open_session
-from paw_min.running.stored import public
+from paw_min.running.session import (
+    WEIGHT_DECAY,
+    check_machine,
+    described_data,
+    find_tasks,
+    open_session,
+)
+from paw_min.running.stored import differences, public
 from paw_min.toy import WORLDS
 from tests.helpers import SCRIPTS
 
@@ -105,9 +111,17 @@ def test_the_constants_beside_the_presets():
 
 
 @pytest.mark.parametrize("url", ["http://me:p@ss@host", "http://me:p/ss@host:80/retrieve"])
-def test_a_password_is_not_stored(url):
-    stored = public(Config(env="search", retriever=url))["retriever"]
+@pytest.mark.parametrize("name", ["retriever", "data"])
+def test_a_password_is_neither_stored_nor_printed(name, url):
+    cfg = Config(env="search", **{name: url})
+    stored = public(cfg)[name]
     assert stored.startswith("http://***@host") and "ss" not in stored
+    # A run that was begun by an older version has stored it.
+    shown = differences(asdict(cfg), replace(cfg, **{name: ""}))
+    with pytest.raises(UserError) as error:
+        find_tasks(replace(cfg, data=url))
+    shown += [described_data(cfg), str(error.value), command_line(["--data", url])]
+    assert "ss@" not in " ".join(shown)
 
 
 @pytest.mark.parametrize("env", SCRIPTS)
@@ -142,6 +156,8 @@ def test_presets_pass_their_own_check_and_the_first_is_tiny(env):
         (["--preset", "24gb", "--data", "changed"], "--preset 24gb is for published data"),
         (["--preset", "tapo", "--wm-steps", "2"], "--wm-steps 2 is not for --wm-rows tapo: omit "),
         (["--warm-up", "9" * 50], "--warm-up 9+ is out of range: it must be at least 0 and at mo"),
+        (["--seed", "1" + 400 * "0"], "--seed 10+ is out of range: it must be at least -9"),
+        (["--model", "http://me:p@ss@host/x"], r"--model http://\*{3}@host/x is a URL: give a f"),
         (["--name", ".."], r"--name \.\. cannot be a folder in --out: use a plain name."),
         (["--name", "a\x1b[2J"], r"--name a\\x1b.2J cannot be a folder"),  # clears the screen
     ],
@@ -178,10 +194,16 @@ def test_floats_must_be_finite(name):
             parse(f"{flag(name)}={value}")
 
 
+def test_words_that_are_no_text(capsys):
+    """Bytes that are not UTF-8, which no file of ours can have."""
+    with pytest.raises(SystemExit, match="1"):
+        parse("--out", "a\udcff")
+    assert capsys.readouterr().err == "error: 'a\\udcff' is no text in UTF-8: use another name.\n"
+
+
 def test_names_that_are_folders_are_accepted():
     for name in ("a b", "été", ".hidden", 200 * "x"):
         assert parse("--name", name).name == name
-    assert parse("--model", "a\udcff").name == "alfworld-a?-grpo-paw-seed0"  # no UTF-8
 
 
 @pytest.mark.parametrize(

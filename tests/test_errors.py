@@ -7,15 +7,21 @@ a model in test_policy.py, and the flags of the run scripts in test_config.py.
 """
 
 import json
+import os
+import re
 import runpy
+import signal
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from paw_min import toy
+from paw_min.base import errors
 from paw_min.base.errors import Parser, UserError
 from paw_min.inspect import __main__ as inspect
 from paw_min.running import samples
@@ -190,6 +196,119 @@ def test_help_names_the_command_of_a_package(monkeypatch):
     spec = SimpleNamespace(name="paw_min.inspect.__main__")
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
     assert Parser().format_usage() == "usage: python -m paw_min.inspect [-h]\n"
+
+
+# ---- ends ----
+
+
+def end_of(command: str, folder: Path, fake: dict[str, str] = {}, **options):
+    """A command in a process of its own. fake: modules that are imported instead of real ones."""
+    for name, code in fake.items():
+        (folder / f"{name}.py").write_text(code)
+    environment = {"PYTHONUNBUFFERED": ""} | options.pop("env", {})
+    environment = os.environ | {"PYTHONPATH": f"{folder}:{ROOT}"} | environment
+    # A shell starts background jobs with SIGINT ignored, and children inherit that.
+    allow = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], cwd=ROOT, env=environment, text=True,
+        stderr=subprocess.PIPE, preexec_fn=allow, **options,
+    )
+
+
+CTRL_C = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
+
+
+@pytest.mark.parametrize("command", [
+    "run_search.py", "-m examples.hidden", "-m paw_min.inspect", "-m paw_min.running.plot",
+    "-m paw_min.world_models.rwml", "-m paw_min.toy.standins", "-m research.tables",
+])
+def test_ctrl_c_while_a_command_imports_torch(command, tmp_path):
+    fake = {"torch": CTRL_C, "matplotlib": CTRL_C, "numpy": CTRL_C}  # whichever is the first
+    done = end_of(f"exec {sys.executable} {command}", tmp_path, fake)
+    assert (done.returncode, done.stderr) == (1, f"\n{errors.INTERRUPTED}\n")
+
+
+@pytest.mark.parametrize("command", ["examples.openenv_paw", "examples.guess_server"])
+def test_a_package_that_is_missing(command, tmp_path):
+    missing = "raise ModuleNotFoundError('no', name='openenv.core')"
+    done = end_of(f"exec {sys.executable} -m {command}", tmp_path, {"openenv": missing})
+    assert done.returncode == 1
+    assert re.fullmatch("error: the package openenv is not installed: pip.*\n", done.stderr)
+
+
+PRINTS = "from paw_min.base.errors import UserError, user_errors\nwith user_errors():\n    "
+
+
+NO_SPACE = "the output cannot be written: No space left on device"
+
+
+@pytest.mark.parametrize("code, sentence, unbuffered", [
+    ("[print('x' * 999) for _ in range(999)]", NO_SPACE, ""),
+    ("print('x')", NO_SPACE, ""),  # the error comes at the end only
+    ("print('x')", NO_SPACE, "1"),
+    ("print('x'); raise UserError('wrong')", "wrong", ""),
+    ("import sys; print('x'); sys.exit('error: wrong')", "wrong", ""),
+])
+def test_an_output_that_cannot_be_written(code, sentence, unbuffered, tmp_path):
+    (tmp_path / "prints.py").write_text(PRINTS + code)
+    python = f"{sys.executable} {tmp_path}/prints.py"
+    env = {"PYTHONUNBUFFERED": unbuffered}
+    full = end_of(f"{python} >/dev/full", tmp_path, env=env)
+    assert (full.returncode, full.stderr) == (1, f"error: {sentence}\n")
+    closed = end_of(f"sleep 0.1; {python} | true", tmp_path, env=env)
+    expected = "" if sentence == NO_SPACE else full.stderr
+    assert (closed.returncode, closed.stderr) == (1, expected)
+
+
+def test_the_first_line_of_a_help(tmp_path):
+    command = f"{sys.executable} -m examples.hidden --help | head -n 1"
+    done = end_of(command, tmp_path, stdout=subprocess.PIPE)
+    assert done.stdout.startswith("usage: ") and not done.stderr
+
+
+def test_no_other_error_of_the_system_is_hidden():
+    with pytest.raises(BrokenPipeError), errors.user_errors():  # of a worker, for example
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+@pytest.mark.parametrize("flags, end", [
+    ("--updates abc", "1"), ("--rho 2", "error: --rho 2.0 is out of range"), ("--dry-run", "0"),
+])
+def test_the_first_command_is_judged_before_its_long_work(
+    flags, end, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["hidden.py", *flags.split()])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_module("examples.hidden", run_name="__main__")
+    assert str(stopped.value.code).startswith(end) and not list(tmp_path.iterdir())
+    assert ("data/hidden/2 is not there: the first" in capsys.readouterr().out) == (end == "0")
+
+
+@pytest.mark.parametrize("function, error, sentence", [
+    ("identify", KeyboardInterrupt(), f"^{errors.INTERRUPTED}$"),
+    ("mangle", OSError(28, "No space left on device"), "^error: No space left .*: free space, and"),
+])
+def test_the_first_command_ends_while_it_writes_games(
+    function, error, sentence, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["hidden.py"])
+    monkeypatch.setattr(f"paw_min.toy.alfworld_games._{function}", Mock(side_effect=error))
+    with pytest.raises(SystemExit, match=sentence):
+        runpy.run_module("examples.hidden", run_name="__main__")
+
+
+@pytest.mark.parametrize("command", ["examples.hidden", "examples.locks", "run_alfworld"])
+def test_a_folder_of_data_that_cannot_be_made(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    (tmp_path / "data").write_text("a file")
+    monkeypatch.setattr(sys, "argv", [command])
+    kinds = "(Not a directory|File exists)"
+    with pytest.raises(SystemExit, match=f"^error: .*{kinds}") as error:
+        runpy.run_module(command, run_name="__main__")
+    assert "data" in str(error.value) and "\n" not in str(error.value)
 
 
 GENERATORS = [

@@ -7,8 +7,10 @@ on both sides of its rho; tests compare the page with that model's own logits.
 """
 
 import json
+import os
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -212,6 +214,22 @@ def test_errors_are_one_sentence(trained, tmp_path):
     fails("has no samples of its updates.*train it again")
     shutil.rmtree(folder / "checkpoint-000002")
     fails("has no checkpoint yet")
+
+
+def test_the_page_is_written_whole_and_not_through_a_link(trained, tmp_path, monkeypatch):
+    folder = Path(shutil.copytree(trained, tmp_path / "r"))
+    mine = tmp_path / "mine"
+    mine.write_text("kept")
+    for name in ("inspect.html", "inspect.html.partial"):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(mine)
+    inspect.main([str(folder)])
+    page = (folder / "inspect.html").read_text()
+    assert page.startswith("<!doctype html>") and mine.read_text() == "kept"
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
+    with pytest.raises(UserError, match="inspect.html cannot be written .*: free space"):
+        inspect.main([str(folder)])
+    assert (folder / "inspect.html").read_text() == page
 
 
 def test_an_environment_from_elsewhere_can_be_inspected(trained, tmp_path):

@@ -3,13 +3,15 @@
     python -m pytest tests/test_runs.py
 """
 
+import errno
 import json
 import os
 import resource
 import shutil
+import stat
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -18,10 +20,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from paw_min import train
-from paw_min.base import distributed
+from paw_min.base import distributed, files
 from paw_min.base.errors import UserError
+from paw_min.base.files import writing
 from paw_min.config import Config, parse_args
-from paw_min.running import runs
+from paw_min.running import plot, runs
 from paw_min.running.stored import differences
 from tests.helpers import SMALL, argv, held_by_another_process, make_episodes, make_policy
 
@@ -57,7 +60,7 @@ def test_a_folder_that_another_process_holds(config, tmp_path):
     runs.Run(config())
 
 
-@pytest.mark.parametrize("name", ["lock", "samples"])
+@pytest.mark.parametrize("name", ["lock", *runs.NO_LINKS])
 def test_a_run_writes_nothing_through_a_link_in_its_folder(config, tmp_path, name):
     target = tmp_path / "target"
     target.write_text("kept")
@@ -84,11 +87,88 @@ def disk_of(n_bytes: int):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+def test_what_lies_at_the_name_of_an_unfinished_file_is_replaced(
+    finished, config, policy, tmp_path
+):
+    """The targets of links stay, whoever made these links."""
+    run = runs.Run(config())
+    target = tmp_path / "target"
+    target.write_text("kept")
+    folder = Path(shutil.copytree(finished / "checkpoint-000001", tmp_path / "folder"))
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    writes = {
+        "config.json": run.write_settings, "curves.png": lambda: plot.draw([finished]),
+        "nonfinite-000002.pt": lambda: run.dump_rows([], 2),
+        "checkpoint-000002": lambda: run.save(*policy, 2),
+    }
+    for name, write in writes.items():
+        for other in (target, folder, tmp_path / "nothing"):
+            (finished / f"{name}.partial").symlink_to(other)
+            write()
+            assert (finished / name).exists() and not (finished / name).is_symlink(), name
+    assert target.read_text() == "kept" and not (tmp_path / "nothing").exists()
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    assert not list(finished.glob("*.partial"))
+
+
+def test_a_run_deletes_only_what_is_its_own(config, policy, tmp_path):
+    """As with --out ~ --name Downloads, also where the start then fails."""
+    others = [tmp_path / "r" / name for name in ("a.partial", "b/checkpoint-000009.partial")]
+    for path in others:
+        path.mkdir(parents=True)
+    run = runs.Run(config())
+    run.restore(*policy)
+    run.save(*policy, 1)
+    own = tmp_path / "r" / "checkpoint-000002.partial"
+    own.mkdir()  # as after a kill
+    runs.Run(config()).restore(*policy)
+    assert all(path.is_dir() for path in others) and not own.exists()
+
+
+@pytest.mark.parametrize("content", ['{"model_type": "qwen3"}', "notes"])
+def test_a_folder_that_is_not_a_run_stays(config, tmp_path, content):
+    path = tmp_path / "r" / "config.json"
+    path.parent.mkdir()
+    path.write_text(content)
+    with pytest.raises(UserError, match=f"{path} cannot be read .*: restore it, or start again in"):
+        runs.Run(config())
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize("number, remedy", [
+    (errno.ENOSPC, "free space, and"), (errno.EDQUOT, "free space, and"),
+    (errno.ENAMETOOLONG, "fix the path, and"), (errno.EACCES, "fix the path, and"),
+])
+def test_the_remedy_is_that_of_the_error(number, remedy):
+    with pytest.raises(UserError, match=rf"\): {remedy} rerun") as error, writing("a file"):
+        raise OSError(number, os.strerror(number))
+    one_line(error)
+
+
+@pytest.mark.parametrize("number, saves", [(errno.EINVAL, True), (errno.EIO, False)])
+def test_a_disk_that_does_not_flush_folders(
+    finished, config, policy, monkeypatch, number, saves
+):
+    """As some of the network: the names may be lost in a crash of the machine, the run goes on."""
+    run = runs.Run(config())
+    fsync = os.fsync
+
+    def refuse_folders(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse_folders)
+    with nullcontext() if saves else pytest.raises(UserError, match="Input/output error"):
+        run.save(*policy, 2)
+    assert run.checkpoint().name == f"checkpoint-00000{2 if saves else 1}"
+
+
 @pytest.mark.parametrize("n_bytes", [0, 100_000])
 def test_a_full_disk_while_a_checkpoint_is_written(finished, config, policy, n_bytes):
     """In config.json, its first file, and in trainer.pt (160 KB), its last."""
     run = runs.Run(config())
-    with pytest.raises(UserError, match="^a checkpoint cannot be written") as error:
+    with pytest.raises(UserError, match="checkpoint-000002 cannot be written") as error:
         with disk_of(n_bytes):
             run.save(*policy, 2)
     assert "free space" in one_line(error) and "if there is one" in one_line(error)
@@ -105,7 +185,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("error", [Killed(), OSError(28, "No space left on device")])
 @pytest.mark.parametrize(
     "module, name",
-    [(torch, "save"), (runs, "flush"), (os, "replace"), (runs, "remove")],
+    [(torch, "save"), (files, "flush"), (os, "replace"), (runs, "remove")],
     ids=["write", "flush", "rename", "remove the older one"],
 )
 def test_a_save_that_ends_at_a_file_operation_loses_nothing(
@@ -121,9 +201,11 @@ def test_a_save_that_ends_at_a_file_operation_loses_nothing(
         with pytest.raises((Killed, UserError)) as stopped:
             run.save(*policy, 9)
     if isinstance(error, OSError):
-        assert "a checkpoint cannot be written" in one_line(stopped)
+        assert "checkpoint-000009 cannot be written" in one_line(stopped)
         assert "No space left on device" in one_line(stopped)
-    good = runs.Run(config()).checkpoint()
+    again = runs.Run(config())
+    again.restore(*policy)
+    good = again.checkpoint()
     assert good.name == ("checkpoint-000009" if name == "remove" else "checkpoint-000001")
     torch.load(good / "trainer.pt", weights_only=True)
     AutoModelForCausalLM.from_pretrained(good)
@@ -155,11 +237,13 @@ def test_ranks_that_save_the_rows_of_a_nan_at_once(finished, config, monkeypatch
         save(content, path)
         with monkeypatch.context() as patch:
             patch.setattr(distributed, "rank", lambda: 1)
-            run.dump_rows(rows, 2)
+            of_rank_1.append(run.dump_rows(rows, 2))
 
+    of_rank_1 = []
     monkeypatch.setattr(torch, "save", save_on_rank_0)
-    file = run.dump_rows(rows, 2)
-    assert torch.load(file) == [vars(row) for row in rows]
+    for file in (run.dump_rows(rows, 2), *of_rank_1):
+        assert torch.load(file) == [vars(row) for row in rows]
+    assert file.name == "nonfinite-000002-rank1.pt"
     assert not list(finished.glob("*.partial"))
 
 
@@ -197,6 +281,13 @@ def done_by(n):
     return change
 
 
+def other_moments(path: Path) -> None:
+    state = torch.load(path, weights_only=True)
+    first = next(iter(state["optimizer"]["state"].values()))
+    first["exp_avg"] = first["exp_avg"][:1, :1]
+    torch.save(state, path)
+
+
 class Bomb:
     def __reduce__(self):
         return os.system, ("exit 1",)
@@ -209,7 +300,8 @@ def bomb(path: Path) -> None:
 WEIGHTS, TRAINER = "checkpoint-000001/model.safetensors", "checkpoint-000001/trainer.pt"
 DAMAGE = [
     (TRAINER, cut), (TRAINER, done_by("one")), (TRAINER, done_by(2)), (TRAINER, bomb),
-    (TRAINER, pipe), (WEIGHTS, cut), ("checkpoint-000001/config.json", cut),
+    (TRAINER, other_moments), (TRAINER, pipe), (WEIGHTS, cut),
+    ("checkpoint-000001/config.json", cut),
     ("config.json", cut), ("config.json", Path.unlink),
     ("metrics.jsonl", holding(b"garbage\n")), ("metrics.jsonl", holding(b"[" * 100_000 + b"\n")),
     ("metrics.jsonl", holding(b'{"update": "1"}\n')),
@@ -232,6 +324,22 @@ def test_a_damaged_run_folder_is_one_sentence(finished, config, name, damage):
     # Nothing was changed that a repair would need.
     kept = [p for p in rest if p.name != "config.json"]
     assert [p.read_bytes() for p in kept] == [rest[p] for p in kept]
+
+
+def test_a_checkpoint_brings_moments_but_no_settings_of_the_optimizer(finished, config, policy):
+    """A learning rate of 1e6 in a file would destroy the weights, and replace the checkpoint."""
+    path = finished / TRAINER
+    state = torch.load(path, weights_only=True)
+    for group in state["optimizer"]["param_groups"]:
+        group |= dict(lr=1e6, betas=(0.0, 0.0), weight_decay=9.0, eps=1.0, maximize=True)
+    torch.save(state, path)
+    model, optimizer = policy
+    own = {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
+    runs.Run(config()).restore(model, optimizer)
+    assert {k: v for k, v in optimizer.param_groups[0].items() if k != "params"} == own
+    for name, parameter in model.named_parameters():
+        stored = state["optimizer"]["state"][name]["exp_avg"]
+        assert torch.equal(optimizer.state[parameter]["exp_avg"], stored)
 
 
 def test_without_metrics_a_run_resumes_and_measures_no_update_0(finished, config, capsys):
@@ -373,7 +481,7 @@ def test_a_checkpoint_may_be_a_link_to_another_disk(finished, config, policy, tm
 def test_a_checkpoint_whose_disk_is_missing_does_not_restart_the_run(finished, config):
     shutil.rmtree(finished / "checkpoint-000001")
     (finished / "checkpoint-000001").symlink_to("nowhere")
-    with pytest.raises(UserError, match="checkpoint-000001"):
+    with pytest.raises(UserError, match="checkpoint-000001 is a link to a folder that is missing"):
         train.train(config(updates=2))
     assert [line["update"] for line in runs.read_metrics(finished)] == [0, 1]
 

@@ -5,6 +5,7 @@
 With the real packages; wandb offline, Trackio without a connection.
 """
 
+import os
 import socket
 import sys
 
@@ -12,6 +13,7 @@ import pytest
 
 from paw_min import train
 from paw_min.base.errors import UserError
+from paw_min.base.files import remove
 from paw_min.config import Config
 from paw_min.running import session, track
 from paw_min.running.runs import Run, read_metrics
@@ -157,6 +159,27 @@ def test_without_the_package(config, tmp_path, monkeypatch):
         with pytest.raises(UserError, match="--track trackio needs trackio: pip install trackio"):
             start(config(track="trackio"))
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("name, kinds", [
+    ("wandb-id", ("pipe", "folder", b"\xff", b"a:b", b"")),
+    ("wandb", ("pipe", b"")),
+    ("trackio-name", ("pipe", "folder", b"\xff", b"a\nb")),
+    ("tensorboard", ("pipe", b"")),
+])
+def test_a_file_that_is_none_of_the_tracker(tracker, tmp_path, name, kinds):
+    path = tmp_path / name
+    for kind in kinds:
+        if kind == "pipe":
+            os.mkfifo(path)  # reading it would never end
+        elif kind == "folder":
+            path.mkdir()
+        else:
+            path.write_bytes(kind)
+        with pytest.raises(UserError, match="cannot be (read|written)|cannot start") as error:
+            tracker(name.partition("-")[0], [])
+        assert "\n" not in str(error.value) and len(str(error.value)) < 600
+        remove(path)
 
 
 def test_wandb_that_cannot_start(tracker, monkeypatch):

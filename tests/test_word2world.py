@@ -667,7 +667,7 @@ def test_what_is_in_the_folder_stays(model, recorded, tmp_path, games_root):
     outside = tmp_path / "outside"
     outside.write_text("mine")
     file.symlink_to(outside)
-    file.with_suffix(".partial").symlink_to(outside)
+    file.with_name("trajectories.json.partial").symlink_to(outside)
     word2world.write_trajectories(file, recorded)
     assert word2world.read_trajectories("alfworld", [file]) == recorded
     assert outside.read_text() == "mine"

@@ -1,13 +1,18 @@
 """Files: what somebody else wrote, and what a run writes, whole or not at all. No torch."""
 
+import errno
 import json
 import os
 import pickle
 import shutil
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
-from paw_min.base.errors import UserError
+from paw_min.base.errors import FULL, UserError
+
+# What disks of the network, and of FUSE, answer to the flush of a folder.
+REFUSED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EPERM, errno.EBADF)
 
 
 def parse_json(content: bytes):
@@ -56,31 +61,57 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write a text file whole, or not at all. A link of that name is replaced, not followed."""
+@contextmanager
+def replacing(path: Path):
+    """Yield a free name beside `path`; the file or folder written there then takes its place.
+
+    It does so whole and on the disk, or not at all. Links of both names are replaced, not followed.
+    """
     partial = path.with_name(f"{path.name}.partial")
     with writing(str(path)):
-        partial.unlink(missing_ok=True)  # it may be a link, too
-        partial.write_text(text, encoding="utf-8")  # whatever the locale
-        flush(partial)
-        os.replace(partial, path)
+        try:
+            if os.path.lexists(partial):  # of a process that was killed
+                remove(partial)
+            yield partial
+            if partial.is_dir():
+                for file in partial.rglob("*"):
+                    flush(file)
+            flush(partial)
+            if partial.is_dir() and os.path.lexists(path):
+                remove(path)
+            os.replace(partial, path)
+        except Exception:
+            if os.path.lexists(partial):  # the disk may be full
+                remove(partial)
+            raise
         flush(path.parent)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text file, see `replacing`."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")  # whatever the locale
 
 
 def check_writable(path: Path) -> None:
     """UserError before long work, not after it, if no file can be written at `path`."""
-    partial = path.with_name(f"{path.name}.partial")
     with writing(str(path)):
         if path.is_dir():
             raise IsADirectoryError("it is a folder")
-        partial.touch()
-        partial.unlink()
+        tempfile.TemporaryFile(dir=path.parent).close()
 
 
-def flush(path: Path) -> None:  # through to the disk: a file, or the names in a folder
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
+def flush(path: Path) -> None:
+    """Through to the disk: a file, or the names in a folder where the disk can do that."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if not path.is_dir() or error.errno not in REFUSED:
+            raise
 
 
 @contextmanager
@@ -92,9 +123,12 @@ def writing(what: str):
         raise
     except Exception as error:  # OSError, or the errors that torch and safetensors make of one
         reason = " ".join(str(error).split())[:200]
+        remedy = "free space or fix the path"  # torch and safetensors do not tell
+        if isinstance(error, OSError):
+            remedy = "free space" if error.errno in FULL else "fix the path"
         raise UserError(
-            f"{what} cannot be written ({reason}): free space or fix the path, and rerun the same "
-            "command; it resumes from the last checkpoint, if there is one."
+            f"{what} cannot be written ({reason}): {remedy}, and rerun the same command; it "
+            "resumes from the last checkpoint, if there is one."
         ) from error
 
 

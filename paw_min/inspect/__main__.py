@@ -20,7 +20,7 @@ import torch
 from paw_min.base.console import progress_bar
 from paw_min.base.distributed import join
 from paw_min.base.errors import Parser, UserError, user_errors
-from paw_min.base.files import check_writable, writing
+from paw_min.base.files import check_writable, replace_text
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS, NAMES
 from paw_min.model.batches import micro_batches
@@ -331,8 +331,7 @@ def main(argv: list[str] | None = None) -> None:
     check_writable(out)
     vocabulary = len(load_tokenizer(str(run.checkpoint)))
     data = page_data(run, columns, [read(file, vocabulary) for file in files])
-    with writing(out):
-        out.write_text(render(data), encoding="utf-8")
+    replace_text(out, render(data))
     print(f"{out} ({out.stat().st_size / 1e6:.1f} MB): {summary(data)}")
 
 

@@ -52,6 +52,19 @@ class _Reply(NamedTuple):
     location: str  # where it redirects to, or ""
 
 
+class Address(NamedTuple):
+    url: str
+    headers: dict[str, str]
+
+
+def without_password(url: str) -> Address:
+    """A URL without its name and password, which are in the headers instead."""
+    parts = urllib3.util.parse_url(url)
+    # make_headers encodes in Latin-1, which gives back the bytes in the URL.
+    auth = unquote(parts.auth, "latin-1") if parts.auth else None
+    return Address(parts._replace(auth=None).url, dict(urllib3.make_headers(basic_auth=auth)))
+
+
 class SearchClient:
     """The retriever at a URL, with or without the path /retrieve.
 
@@ -73,11 +86,9 @@ class SearchClient:
         self.url = masked(f"{parts.url}/retrieve")  # for messages
         self.timeout = timeout
         self.patience = patience
-        headers = {"Content-Type": "application/json"}
-        if parts.auth:
-            # make_headers encodes in Latin-1, which gives back the bytes in the URL.
-            headers |= urllib3.make_headers(basic_auth=unquote(parts.auth, "latin-1"))
-        self._address = f"{parts._replace(auth=None).url}/retrieve"
+        address, headers = without_password(parts.url)
+        headers |= {"Content-Type": "application/json"}
+        self._address = f"{address}/retrieve"
         # No proxy, not even one that the environment names: it would not find a local server.
         self._http = urllib3.PoolManager(
             maxsize=THREADS, headers=headers, retries=False, timeout=timeout

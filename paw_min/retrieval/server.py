@@ -17,6 +17,7 @@ import json
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Annotated
@@ -26,6 +27,7 @@ from fastapi import FastAPI, HTTPException, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 
+from paw_min.base.errors import user_errors
 from paw_min.retrieval import MAX_HITS
 from paw_min.retrieval.bm25 import LexicalRetriever
 from paw_min.retrieval.corpus import Corpus
@@ -177,17 +179,22 @@ def main(argv: list[str] | None = None) -> None:
     start = time.monotonic()
     listener = listen(args.host, args.port)
     url = f"http://{args.host}:{listener.getsockname()[1]}"
+    print(f"{url}: loading", flush=True)
     try:
-        print(f"{url}: loading", flush=True)
         app = make_app(load(args))
-        seconds = time.monotonic() - start
-        print(f"ready after {seconds:.1f} s: {args.retriever} at {url}/retrieve", flush=True)
-        uvicorn.Server(server_config(app)).run(sockets=[listener])
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        pass
+    seconds = time.monotonic() - start
+    print(f"ready after {seconds:.1f} s: {args.retriever} at {url}/retrieve", flush=True)
+    serve(app, listener)
+
+
+def serve(app, listener: socket.socket, **options) -> None:
+    """Answer requests until Ctrl-C."""
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(server_config(app, **options)).run(sockets=[listener])
 
 
 if __name__ == "__main__":
-    main()
+    with user_errors():
+        main()

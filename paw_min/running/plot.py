@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from paw_min.base.errors import Parser, UserError, user_errors
-from paw_min.base.files import writing
+from paw_min.base.files import replacing, writing
 from paw_min.running.runs import read_metrics
 
 matplotlib.use("Agg")  # no display needed
@@ -53,9 +53,8 @@ def draw(folders: list[Path], out: Path | None = None) -> None:
         handles, labels = axes.flat[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
         # Renamed when complete: somebody may be looking at the old picture.
-        with writing(name):
-            figure.savefig(out / f"{name}.partial", dpi=110, format="png")
-            (out / f"{name}.partial").replace(out / name)
+        with replacing(out / name) as partial:
+            figure.savefig(partial, dpi=110, format="png")
         plt.close(figure)
 
 
@@ -90,11 +89,11 @@ def draw_panel(axis, runs: dict[str, list[dict]], key: str, title: str) -> None:
 
 
 if __name__ == "__main__":
-    parser = Parser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("folders", nargs="+", type=Path, help="run folders, runs/<name>")
-    parser.add_argument("--out", type=Path, help="folder of the figures (default: first run)")
-    args = parser.parse_args()
     with user_errors():
+        parser = Parser(description=__doc__.split("\n\n")[0])
+        parser.add_argument("folders", nargs="+", type=Path, help="run folders, runs/<name>")
+        parser.add_argument("--out", type=Path, help="folder of the figures (default: first run)")
+        args = parser.parse_args()
         empty = [str(folder) for folder in args.folders if not read_metrics(folder)]
         if empty:
             raise UserError(f"no metrics.jsonl with a complete line in {', '.join(empty)}")

@@ -11,16 +11,17 @@
                 checkpoint-000012/    Hugging Face folder + trainer.pt, after update 12
                 lock                  held by the process that writes here
                 nonfinite-*.pt        the rows of a loss or gradient that is not finite
-                tensorboard/, wandb-id, trackio-name    with --track
+                tensorboard/, wandb/, wandb-id, trackio-name    with --track
 
-A checkpoint is renamed when it is complete and on the disk, and the previous one is removed only
+Each of these is written beside its place, as NAME.partial, except the lines of metrics.jsonl. A
+checkpoint is renamed when it is complete and on the disk, and the previous one is removed only
 then. Resuming drops later metrics, so a run that dies at any moment resumes consistently. Only rank
 0 writes. Checkpoints are not sharded, so that any number of ranks can resume from them.
 """
 
 import json
 import os
-import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -31,12 +32,12 @@ from paw_min.base import distributed
 from paw_min.base.console import say
 from paw_min.base.errors import UserError, masked
 from paw_min.base.files import (
-    flush,
     is_url,
     reading,
     refuse_link,
     remove,
     replace_text,
+    replacing,
     writing,
 )
 from paw_min.config import Config
@@ -44,6 +45,10 @@ from paw_min.running import track
 from paw_min.running.stored import differences, from_stored, public
 
 MAX_UPDATES = 999_999  # the names of checkpoints have six digits
+CHECKPOINTS = "checkpoint-" + 6 * "[0-9]"
+# What libraries write to, and what is sent to a tracker. Checkpoints may be links: only their
+# weights are read, and no file in them is written.
+NO_LINKS = ("samples", "tensorboard", "wandb", "wandb-id", "trackio-name")
 
 
 class Run:
@@ -62,21 +67,19 @@ class Run:
         path = self.folder / "config.json"
         with writing(f"the run folder {self.folder}"):
             self.folder.mkdir(parents=True, exist_ok=True)
-            # Checkpoints may be links: only their weights are read, and no file in them is written.
-            for name in ("samples", "tensorboard"):
+            for name in NO_LINKS:
                 refuse_link(self.folder / name, "--name")
             self.lock = hold(self.folder, "--name")
-            for partial in list(self.folder.rglob("*.partial")):  # of a run killed while writing
-                remove(partial)
         self.saved_every = cfg.save_every  # updates between the checkpoints that should be there
         self.is_trained = bool(read_metrics(self.folder) or self.checkpoint())
-        if self.is_trained:
-            with reading(path):
+        if path.exists() or self.is_trained:
+            with reading(path):  # it may be that of a model, or of another program
                 stored = json.loads(path.read_text())
-                changed = differences(stored, cfg)
-                # Killed before its first checkpoint, a run may resume with a shorter interval.
-                self.saved_every = max(cfg.save_every, from_stored(stored).save_every)
-            if changed:
+                old = from_stored(stored)
+        if self.is_trained:
+            # Killed before its first checkpoint, a run may resume with a shorter interval.
+            self.saved_every = max(cfg.save_every, old.save_every)
+            if changed := differences(stored, cfg):
                 raise UserError(
                     f"{self.folder} belongs to a run with {', '.join(changed)}: "
                     "repeat those settings to resume it, or choose another --name."
@@ -131,20 +134,13 @@ class Run:
         if distributed.rank() > 0:
             return
         final = self.folder / f"checkpoint-{done:06d}"
-        partial = final.with_suffix(".partial")
-        with writing("a checkpoint"):
-            shutil.rmtree(partial, ignore_errors=True)
+        with replacing(final) as partial:
             policy.save(partial, weights)
             others = policy.besides_the_model(weights)
             state = {"done": done, "optimizer": state, "weights": others}
             torch.save(state, partial / "trainer.pt")
-            for file in [*partial.iterdir(), partial]:
-                flush(file)
-            if os.path.lexists(final):  # also a link to nothing
-                remove(final)
-            os.replace(partial, final)
-            flush(self.folder)
-            for old in self.folder.glob("checkpoint-" + 6 * "[0-9]"):
+        with writing(str(final)):
+            for old in self.folder.glob(CHECKPOINTS):
                 if old != final:
                     remove(old)
 
@@ -156,9 +152,10 @@ class Run:
             with reading(checkpoint / "trainer.pt") as path:
                 state = torch.load(path, weights_only=True, map_location="cpu")
                 state_dict.set_model_state_dict(policy, state["weights"], options=options)
-                state_dict.set_optimizer_state_dict(
-                    policy, optimizer, state["optimizer"], options=options
-                )
+                with moments_only(optimizer):
+                    state_dict.set_optimizer_state_dict(
+                        policy, optimizer, state["optimizer"], options=options
+                    )
                 done = state["done"]
                 if type(done) is not int or done != updates_done(checkpoint):
                     raise ValueError(f"it is of update {done!r:.20}, not of its folder's")
@@ -171,6 +168,8 @@ class Run:
             self.write_settings()
             if self.data_digest:
                 self.write("data-digest", self.data_digest)
+            for partial in list(self.folder.glob(f"{CHECKPOINTS}.partial")):  # of a killed run
+                remove(partial)
             kept = [line for line in lines if line["update"] <= done]
             self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
             if self.cfg.track != "none":
@@ -182,12 +181,11 @@ class Run:
 
     def dump_rows(self, rows: list, update: int) -> Path:
         """Save the rows of a NaN loss -> the file."""
-        file = self.folder / f"nonfinite-{update:06d}.pt"
-        # A gradient norm is NaN on all ranks at once, and each of them writes: the last one stays.
-        partial = file.with_suffix(f".{distributed.rank()}.partial")
-        with writing(file.name):
+        # A gradient norm is NaN on all ranks at once, and each of them writes.
+        of_rank = f"-rank{distributed.rank()}" if distributed.rank() else ""
+        file = self.folder / f"nonfinite-{update:06d}{of_rank}.pt"
+        with replacing(file) as partial:
             torch.save([vars(row) for row in rows], partial)
-            os.replace(partial, file)  # a link of this name is replaced, not followed
         return file
 
     def write(self, name: str, text: str) -> None:
@@ -231,12 +229,37 @@ def hold(folder: Path, flag: str) -> FileLock:
     return lock
 
 
+@contextmanager
+def moments_only(optimizer):
+    """What is loaded within changes the moments of AdamW; its settings stay those of the run.
+
+    Otherwise a file would set the learning rate. ValueError for moments that do not fit.
+    """
+    groups = optimizer.param_groups
+    own = [{key: value for key, value in group.items() if key != "params"} for group in groups]
+    yield
+    # The groups may be others now.
+    for group, values in zip(optimizer.param_groups, own, strict=True):
+        group.update(values)
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if name == "step":
+                if not value >= 0:
+                    raise ValueError(f"the number of steps is {value}")
+            elif value.shape != parameter.shape:
+                raise ValueError(f"{name} has the shape {tuple(value.shape)}, and its weights "
+                                 f"have {tuple(parameter.shape)}")
+
+
 def newest_checkpoint(folder: str | Path) -> Path | None:
     """The newest complete checkpoint of a run folder, which may be a link to another disk."""
-    found = Path(folder).glob("checkpoint-" + 6 * "[0-9]")
+    found = Path(folder).glob(CHECKPOINTS)
     # A link to nothing counts: its disk is missing, and the run must not start again from 0.
-    folders = [path for path in found if not path.is_file()]
-    return max(folders, key=updates_done, default=None)
+    newest = max((p for p in found if not p.is_file()), key=updates_done, default=None)
+    if newest and not newest.is_dir():  # else the hub would be asked for a model of this name
+        raise UserError(f"{newest} is a link to a folder that is missing: attach its disk, or "
+                        "delete the link.")
+    return newest
 
 
 def updates_done(checkpoint: Path) -> int:

@@ -24,7 +24,6 @@ from functools import partial
 from queue import LifoQueue
 from threading import Lock
 
-import uvicorn
 from fastapi import FastAPI, HTTPException, WebSocketDisconnect
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
@@ -36,7 +35,7 @@ from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Step, Tasks
-from paw_min.retrieval.server import BodyLimit, listen, refuse, server_config
+from paw_min.retrieval.server import BodyLimit, listen, refuse, serve
 
 try:
     from openenv.core.env_server.http_server import create_app
@@ -240,9 +239,7 @@ def main(argv: list[str] | None = None) -> None:
     counts = f"{len(tasks.train)} training tasks, {len(tasks.held_out)} held out"
     print(f"{args.env} at http://{args.host}:{listener.getsockname()[1]}: {counts}", flush=True)
     # The largest message is an action. A client that answers no ping for 20 s is gone.
-    config = server_config(app, ws_max_size=8 * MAX_COMMAND)
-    with suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listener])
+    serve(app, listener, ws_max_size=8 * MAX_COMMAND)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,10 @@ import torch
 from paw_min import toy
 from paw_min.base import distributed
 from paw_min.base.console import say
-from paw_min.base.errors import UserError
+from paw_min.base.errors import UserError, masked
+from paw_min.base.files import is_url
 from paw_min.config import Config
-from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.benchmarks import BENCHMARKS, NAMES
 from paw_min.envs.interface import Pool, Tasks
 from paw_min.model import lora
 from paw_min.model.critic import LR_FACTOR, load_critic
@@ -185,11 +186,13 @@ def data_folder(cfg: Config) -> str:
 def described_data(cfg: Config) -> str:
     """The data folder, with a note where its data are generated; for the console."""
     note = " (generated)" if toy.is_generated(cfg.env, cfg.data) else ""
-    return data_folder(cfg) + note
+    return masked(data_folder(cfg)) + note
 
 
 def find_tasks(cfg: Config) -> Tasks:
     """The training tasks and the evaluation panel; UserError for unusable data."""
+    if is_url(cfg.data) and cfg.env in NAMES:
+        raise UserError(f"--data {masked(cfg.data)} is a URL: give a folder.")
     try:
         tasks = BENCHMARKS[cfg.env].load(cfg, data_folder(cfg))
         draw_groups(tasks.train, cfg.groups, cfg.seed, 0)  # raises if there are too few

@@ -33,16 +33,17 @@ from torch.utils._pytree import tree_map_only
 from paw_min.base.console import say
 from paw_min.base.errors import UserError
 from paw_min.base.files import (
-    flush,
     is_url,
     parse_json,
     reading,
     refuse_link,
     replace_text,
+    replacing,
     writing,
 )
 from paw_min.config import flag
 from paw_min.model.sampler import Request, Response
+from paw_min.running.runs import moments_only
 from paw_min.running.stored import SOURCES
 from paw_min.running.untrusted import parse_as
 from paw_min.toy import WORLDS
@@ -145,16 +146,12 @@ class Pieces:
 
     def save(self, name: str, of: str, policy, optimizer, losses: list[float]) -> None:
         """Replace the file of an epoch by that of the next. of: what the training depends on."""
-        path = self.folder / f"{name}.pt"
-        partial = path.with_suffix(".partial")
         weights = {key: p.detach() for key, p in policy.named_parameters() if p.requires_grad}
         state = {"of": of, "losses": losses, "weights": weights}
         state["optimizer"] = optimizer.state_dict()
         self._begin()
-        with writing(str(path)):
+        with replacing(self.folder / f"{name}.pt") as partial:
             torch.save(tree_map_only(torch.Tensor, torch.Tensor.cpu, state), partial)
-            flush(partial)
-            os.replace(partial, path)  # a link of this name is replaced, not followed
 
     def load(self, name: str, of: str, policy, optimizer) -> list[float]:
         """Go to the end of the newest epoch -> the losses so far; none at the beginning."""
@@ -169,7 +166,8 @@ class Pieces:
             with torch.no_grad():
                 for key, parameter in trained.items():
                     parameter.copy_(state["weights"][key])
-            optimizer.load_state_dict(state["optimizer"])
+            with moments_only(optimizer):
+                optimizer.load_state_dict(state["optimizer"])
         return state["losses"]
 
     def check_data(self, data: str) -> None:

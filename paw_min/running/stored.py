@@ -11,8 +11,8 @@ from paw_min.toy import WORLDS
 SOURCES = ("data", "retriever")  # the same content may lie at another place
 
 def public(cfg: Config) -> dict:
-    """All settings, without the password in a URL."""
-    return asdict(cfg) | {"retriever": masked(cfg.retriever)}
+    """All settings, without the passwords in URLs."""
+    return {k: masked(v) if isinstance(v, str) else v for k, v in asdict(cfg).items()}
 
 
 def from_stored(stored: dict) -> Config:
@@ -49,7 +49,7 @@ def check_stored(f: Field, value) -> None:
 
 def differences(stored: dict, cfg: Config) -> list[str]:
     """The flags of a stored config with which a run with the settings `cfg` cannot resume."""
-    old = asdict(from_stored(stored))
+    old = public(from_stored(stored))
     free = set(FREE_TO_CHANGE)
     if not (old["paw"] or cfg.paw):
         free |= names_of(PAW)

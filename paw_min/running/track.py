@@ -11,12 +11,14 @@ in TRACKIO_DIR, by default in ~/.cache/huggingface, and sends nothing, unless TR
 TRACKIO_SERVER_URL is set.
 """
 
+import re
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from uuid import uuid4
 
 from paw_min.base.errors import UserError
-from paw_min.base.files import replace_text
+from paw_min.base.files import reading, replace_text, writing
 from paw_min.config import Config
 from paw_min.running.stored import public
 
@@ -37,7 +39,8 @@ class Tracker:
 
             known = (folder / "tensorboard").exists()
             following = done[-1]["update"] + 1 if done else 0
-            self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=following)
+            with writing(str(folder / "tensorboard")):
+                self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=following)
         elif cfg.track == "wandb":
             known = (folder / "wandb-id").exists()
             self.run = _open_wandb(cfg, folder)
@@ -60,39 +63,45 @@ class Tracker:
         self.writer.close() if self.writer else self.run.finish()
 
 
+@contextmanager
+def _named(path: Path, new: str, remedy: str):
+    """Yield the name of the run for its tracker: that in the file `path`, or `new`, then stored.
+
+    UserError, with this remedy, for a tracker that does not start.
+    """
+    name = new
+    if path.exists():
+        with reading(path):
+            name = path.read_text(encoding="utf-8")
+            if not re.fullmatch(r"[^\x00-\x1f]{1,300}", name):
+                raise ValueError("it has no name of a run")
+    try:
+        yield name
+    except Exception as error:  # of the tracker, its client and its disk
+        reason = " ".join(str(error).split())[:200]
+        tracker = path.name.partition("-")[0]
+        raise UserError(f"--track {tracker} cannot start ({reason}): {remedy}.") from error
+    replace_text(path, name)
+
+
 def _open_wandb(cfg: Config, folder: Path):
     import wandb
 
-    path = folder / "wandb-id"
-    name = path.read_text() if path.exists() else uuid4().hex
-    try:
-        run = wandb.init(
+    with _named(
+        folder / "wandb-id", uuid4().hex, "run wandb login, or set WANDB_MODE=offline"
+    ) as name:
+        return wandb.init(
             project="paw_min", name=cfg.name, id=name, resume="allow",
             dir=str(folder), config=public(cfg),
             settings=wandb.Settings(silent=True, console="off"),
         )
-        replace_text(path, name)
-        return run
-    except wandb.Error as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"--track wandb cannot start ({reason}): run wandb login, or set WANDB_MODE=offline."
-        ) from error
 
 
 def _open_trackio(cfg: Config, folder: Path):
     import trackio
 
-    path = folder / "trackio-name"
     # Trackio resumes by name, and run folders of the same name may share its database.
-    name = path.read_text(encoding="utf-8") if path.exists() else f"{cfg.name}-{uuid4().hex[:8]}"
-    try:
-        run = trackio.init(project="paw_min", name=name, resume="allow", config=public(cfg))
-    except (ValueError, OSError) as error:  # of a Space or a server
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"--track trackio cannot start ({reason}): run hf auth login, or unset "
-            "TRACKIO_SPACE_ID and TRACKIO_SERVER_URL."
-        ) from error
-    replace_text(path, name)
-    return run
+    new = f"{cfg.name}-{uuid4().hex[:8]}"
+    remedy = "run hf auth login, or unset TRACKIO_SPACE_ID and TRACKIO_SERVER_URL"
+    with _named(folder / "trackio-name", new, remedy) as name:
+        return trackio.init(project="paw_min", name=name, resume="allow", config=public(cfg))

@@ -104,10 +104,10 @@ def main() -> None:
     parser = Parser(description=f"Write {NAME} as a model folder (20 seconds).")
     parser.add_argument("--out", type=Path, default=DATA / NAME, help="folder (%(default)s)")
     out = parser.parse_args().out
-    with user_errors():
-        write(out)
+    write(out)
     print(f"{out} is complete. One small update on ALFWorld (minutes):\n{NEXT.format(out)}")
 
 
 if __name__ == "__main__":
-    main()
+    with user_errors():
+        main()

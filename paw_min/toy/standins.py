@@ -436,17 +436,17 @@ def miniature(name: str, tasks: list[str], tokenizer, seed: int) -> dict:
 
 
 if __name__ == "__main__":
-    parser = Parser(description="Train a stand-in model (minutes).")
-    parser.add_argument("name", choices=list(LESSONS), metavar="NAME", help=", ".join(LESSONS))
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    kinds = (
-        "which tokens have a loss besides responses; words: observations alone; chat: after each "
-        "response, the observation of another step; open: both; actobs: after each response, its "
-        "own observation (default: that of NAME)"
-    )
-    parser.add_argument("--warm-start", choices=list(WEIGHTS), help=kinds)
-    parser.add_argument("--threads", type=int, default=1, help="affects the last bits")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
     with user_errors():
+        parser = Parser(description="Train a stand-in model (minutes).")
+        parser.add_argument("name", choices=list(LESSONS), metavar="NAME", help=", ".join(LESSONS))
+        parser.add_argument("--out", type=Path, required=True, help="folder to write")
+        kinds = (
+            "which tokens have a loss besides responses; words: observations alone; chat: after "
+            "each response, the observation of another step; open: both; actobs: after each "
+            "response, its own observation (default: that of NAME)"
+        )
+        parser.add_argument("--warm-start", choices=list(WEIGHTS), help=kinds)
+        parser.add_argument("--threads", type=int, default=1, help="affects the last bits")
+        args = parser.parse_args()
+        torch.set_num_threads(args.threads)
         warm_start(args.name, args.out, kind=args.warm_start)

@@ -21,8 +21,6 @@ has the tags and a format warm start, cross entropy on the 10 % of triplets. Not
 models answer zero-shot.
 """
 
-import os
-import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -32,8 +30,8 @@ from tokenizers import AddedToken
 
 from paw_min.base import distributed
 from paw_min.base.console import say
-from paw_min.base.errors import UserError, user_errors
-from paw_min.base.files import reading, remove, writing
+from paw_min.base.errors import UserError, command_line, user_errors
+from paw_min.base.files import reading, replacing
 from paw_min.base.seeds import generator
 from paw_min.config import Config, parse_config
 from paw_min.model import lora
@@ -108,7 +106,7 @@ def main(argv: list[str] | None = None) -> None:
 def make_triplets(job: RwmlJob) -> dict:
     """Collect -> triplets.jsonl, held_out.jsonl and start/; their numbers are collected.json."""
     pieces = job.pieces("collect")
-    for name in ("triplets.jsonl", "held_out.jsonl", "start"):
+    for name in ("triplets.jsonl", "held_out.jsonl", "start", "start.partial"):
         pieces.claim(job.folder / name)
     settings = job.settings
     found = collect(
@@ -165,13 +163,8 @@ def make_start(
         rows += rng.sample(acts, min(len(rows), len(acts)))
         optimizer = sft_optimizer(job, policy)
         supervise(job, pieces, policy, optimizer, rows, job.settings.warm_epochs, "warm start")
-    with writing("the start model"):
-        partial = job.folder / "start.partial"
-        for folder in (partial, job.folder / "start"):
-            if os.path.lexists(folder):
-                remove(folder)
+    with replacing(job.folder / "start") as partial:
         policy.save(partial)
-        os.replace(partial, job.folder / "start")
 
 
 def add_tags(policy: Policy, seed: int) -> None:
@@ -250,7 +243,7 @@ def train(job: RwmlJob, kept: list[Triplet], held_out: list[Triplet], tau: float
         show_change(s)
         checkpoint = s.run.checkpoint()
     say("then RL:")
-    say(f"python run_{cfg.env}.py {shlex.join(policy_rl(job, checkpoint))}")
+    say(f"python run_{cfg.env}.py {command_line(policy_rl(job, checkpoint))}")
 
 
 def train_rwml(

@@ -145,6 +145,10 @@ class Together:
     def param_groups(self) -> list[dict]:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
+    @property
+    def state(self) -> dict:
+        return {p: state for one in self.optimizers for p, state in one.state.items()}
+
     def zero_grad(self) -> None:
         for optimizer in self.optimizers:
             optimizer.zero_grad()

@@ -1,11 +1,10 @@
 """The settings and the command line of word2world.py."""
 
-import shlex
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from paw_min.base.distributed import refuse_ranks
-from paw_min.base.errors import Parser, UserError
+from paw_min.base.errors import Parser, UserError, command_line
 from paw_min.base.files import expanded
 from paw_min.config import (
     FREE_IN_STAGES,
@@ -108,7 +107,7 @@ def parse(doc: str, argv: list[str]) -> Word2WorldJob:
     check(args.command, settings, cfg)
     return Word2WorldJob(
         command=args.command,
-        line=shlex.join(["word2world", *argv]),
+        line=command_line(["word2world", *argv]),
         cfg=cfg,
         settings=settings,
         out=expanded(args.out),

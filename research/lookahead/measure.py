@@ -30,7 +30,6 @@ Not in the paper. What it found: research/lookahead/README.md.
 """
 
 import json
-import shlex
 import sys
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -38,7 +37,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.errors import Parser, UserError, command_line, user_errors
 from paw_min.base.files import replace_text
 from paw_min.base.seeds import generator, request_seed
 from paw_min.config import Config
@@ -142,7 +141,7 @@ def main(argv: list[str] | None = None) -> None:
     with closing(tasks.make_pool(min(PANEL_SLOTS, len(tasks.held_out)))) as pool:
         for model in plan.models:
             # The folder is that of a checkpoint: a run that was trained further has other lines.
-            command = shlex.join([*plan.settings, "--models", "=".join(model)])
+            command = command_line([*plan.settings, "--models", "=".join(model)])
             with loaded(plan.cfg, model.folder) as (policy, sampler):
                 drawn = {}
                 for k in plan.ks:

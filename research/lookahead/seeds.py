@@ -229,9 +229,9 @@ def main(files: list[Path], out: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = Parser(description=__doc__)
-    parser.add_argument("files", nargs="+", type=Path, help="lookahead-ENV.json, one per seed")
-    parser.add_argument("--out", type=Path, required=True, help="folder of table and figure")
-    args = parser.parse_args()
     with user_errors():
+        parser = Parser(description=__doc__)
+        parser.add_argument("files", nargs="+", type=Path, help="lookahead-ENV.json, one per seed")
+        parser.add_argument("--out", type=Path, required=True, help="folder of table and figure")
+        args = parser.parse_args()
         main(args.files, args.out)

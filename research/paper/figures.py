@@ -180,9 +180,9 @@ def main() -> None:
         sub.add_argument("--out", type=Path, help="the PNG (default: next to the input)")
     args = vars(parser.parse_args())
     draw = dict(bands=bands, sensitivity=sensitivity, overhead=overhead)[args.pop("command")]
-    with user_errors():
-        draw(**args)
+    draw(**args)
 
 
 if __name__ == "__main__":
-    main()
+    with user_errors():
+        main()

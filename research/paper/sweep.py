@@ -22,9 +22,8 @@ from pathlib import Path
 import torch
 
 from paw_min.base.console import progress_bar
-from paw_min.base.errors import Parser, UserError
+from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import reading, writing
-from paw_min.cli import INTERRUPTED
 from paw_min.config import Config, parse_args
 from paw_min.running.presets import ROOT, SCRIPTS, presets_of
 from paw_min.running.runs import newest_checkpoint, read_metrics, updates_done
@@ -258,9 +257,5 @@ def main(argv: list[str]) -> None:
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell started us with & or nohup
         signal.signal(number, signal.default_int_handler)
-    try:
+    with user_errors():
         main(sys.argv[1:])
-    except UserError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED.rstrip("\n"))

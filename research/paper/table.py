@@ -301,9 +301,9 @@ def main(paths: list[Path], out: Path | None) -> None:
 
 
 if __name__ == "__main__":
-    parser = Parser(description=__doc__)
-    parser.add_argument("paths", nargs="+", type=Path, help="sweep files or run folders")
-    parser.add_argument("--out", type=Path, help="also write it there, as .md or .json")
-    args = parser.parse_args()
     with user_errors():
+        parser = Parser(description=__doc__)
+        parser.add_argument("paths", nargs="+", type=Path, help="sweep files or run folders")
+        parser.add_argument("--out", type=Path, help="also write it there, as .md or .json")
+        args = parser.parse_args()
         main(args.paths, args.out)

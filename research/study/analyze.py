@@ -235,9 +235,9 @@ def main(sweeps: list[Path], out: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = Parser(description=__doc__)
-    parser.add_argument("sweeps", nargs="+", type=Path, help="JSON files of the sweeps")
-    parser.add_argument("--out", type=Path, required=True, help="folder of table and picture")
-    args = parser.parse_args()
     with user_errors():
+        parser = Parser(description=__doc__)
+        parser.add_argument("sweeps", nargs="+", type=Path, help="JSON files of the sweeps")
+        parser.add_argument("--out", type=Path, required=True, help="folder of table and picture")
+        args = parser.parse_args()
         main(args.sweeps, args.out)

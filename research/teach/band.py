@@ -77,9 +77,9 @@ def draw(files: list[Path], out: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = Parser(description=__doc__)
-    parser.add_argument("files", nargs="+", type=Path, help="JSON files of teach")
-    parser.add_argument("--out", type=Path, required=True, help="picture to write")
-    args = parser.parse_args()
     with user_errors():
+        parser = Parser(description=__doc__)
+        parser.add_argument("files", nargs="+", type=Path, help="JSON files of teach")
+        parser.add_argument("--out", type=Path, required=True, help="picture to write")
+        args = parser.parse_args()
         draw(args.files, args.out)

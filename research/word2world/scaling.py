@@ -13,7 +13,6 @@ measures SciWorld's coverage by consistency (Table 3); here it is exact match of
 models have the same number of epochs, so more trajectories are more steps, too.
 """
 
-import shlex
 import sys
 from dataclasses import dataclass
 from itertools import product
@@ -24,7 +23,7 @@ from typing import NamedTuple
 import matplotlib
 
 from paw_min.base.console import say
-from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.errors import Parser, UserError, command_line, user_errors
 from paw_min.base.files import expanded, writing
 from paw_min.config import add_settings, check_all_bounds, flag, given_settings, opt
 from paw_min.metrics import mean
@@ -187,7 +186,7 @@ def main(argv: list[str] | None = None) -> None:
     def make() -> dict:
         return {"models": [train_and_measure(plan, cell) for cell in cells(plan)]}
 
-    line = shlex.join(["scaling", *argv])
+    line = command_line(["scaling", *argv])
     rows = stage(plan.out / "scaling.json", {"command": line}, make)["models"]
     draw(rows, plan.out / "scaling.png")
     lock.release()

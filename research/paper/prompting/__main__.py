@@ -22,8 +22,7 @@ from dataclasses import replace
 
 from paw_min.base.console import say
 from paw_min.base.distributed import refuse_ranks
-from paw_min.base.errors import Parser, UserError
-from paw_min.cli import INTERRUPTED
+from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.config import Config, parse_args
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.rows import Episode
@@ -194,16 +193,12 @@ def plan(cfg: Config, options: Namespace) -> None:
 
 
 def main(argv: list[str]) -> None:
-    try:
+    with user_errors():
         cfg, options, dry_run = parse(argv)
         if dry_run:
             plan(cfg, options)
         else:
             run(cfg, options)
-    except UserError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED.rstrip("\n"))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+import paw_min  # noqa: F401 - before torch, and before what may be missing
