@@ -52,8 +52,8 @@ def trained(tmp_path_factory, model, games_root, prepared) -> Path:
         played.append(episodes)
         return flatten(episodes)
 
-    def prepare_spy(cfg, policy, reference, rows):
-        result = prepare(cfg, policy, reference, rows)
+    def prepare_spy(*arguments):
+        result = prepare(*arguments)
         prepared.append((played[-1], result))
         return result
 

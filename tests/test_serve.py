@@ -300,7 +300,7 @@ def test_the_containers_command(data, monkeypatch, capsys):
     lines = (ROOT / "paw_min" / "Dockerfile").read_text().splitlines()
     python, dash_m, module, *arguments = json.loads(lines[-1].removeprefix("CMD "))
     assert (python, dash_m, module) == ("python", "-m", serve.__name__)
-    monkeypatch.setattr(serve.uvicorn.Server, "run", lambda self, sockets: sockets[0].close())
+    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: sockets[0].close())
     serve.main([*arguments, "--host", "127.0.0.1", "--port", "0", "--data", data["webshop"]])
     assert capsys.readouterr().out.startswith("webshop at http://127.0.0.1:")
 
