@@ -59,7 +59,7 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
             memory.announce(cfg, start_folder, device)
         tasks = find_tasks(cfg)
         if distributed.rank() == 0:
-            run.check_data(data_digest(tasks), data_folder(cfg))
+            run.check_data(data_digest(tasks), masked(data_folder(cfg)))
 
     checkpoint = run.checkpoint()
     # With LoRA, a checkpoint is an adapter for the start model.

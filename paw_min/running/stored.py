@@ -10,6 +10,7 @@ from paw_min.toy import WORLDS
 
 SOURCES = ("data", "retriever")  # the same content may lie at another place
 
+
 def public(cfg: Config) -> dict:
     """All settings, without the passwords in URLs."""
     return {k: masked(v) if isinstance(v, str) else v for k, v in asdict(cfg).items()}
