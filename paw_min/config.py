@@ -132,6 +132,9 @@ class Config:
     )
     mini_batch: int = opt(RL, 256, "rows per optimizer step, A.1; 0: all rows", low=0)
     micro_tokens: int = opt(RL, 16384, "tokens per forward pass, padding included", low=1)
+    clip_high: float = opt(
+        RL, 0.2, "upper clip of the ratio; the lower is 0.2; ECHO's paper: 0.28", above=0
+    )
     kl_coef: float = opt(RL, 0.01, "k3 KL to the start model; 0: without; verl-agent", low=0)
     entropy_coef: float = opt(RL, 0.001, "entropy bonus; verl-agent", low=0)
 

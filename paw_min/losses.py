@@ -32,11 +32,11 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 
 def clipped_surrogate(
     logp: Tensor, old_logp: Tensor, advantage: Tensor, mask: Tensor,
-    clip: float = 0.2, dual_clip: float = 3.0,
+    clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float = 3.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PPO's clipped policy loss with dual clip, token mean -> (loss (), metrics).
 
-    Both clips are verl-agent's.
+    The clips are verl-agent's.
 
     logp, old_logp, mask: (N, T), of the action tokens. advantage: (N,) per response, or (N, T).
     Where A < 0 and the ratio is large, the loss is bounded by dual_clip * |A| (Ye et al. 2020,
@@ -51,7 +51,7 @@ def clipped_surrogate(
     log_ratio = log_ratio.clamp(max=MAX_LOG_RATIO)
     ratio = log_ratio.exp()
     plain = -advantage * ratio
-    clipped = -advantage * ratio.clamp(1 - clip, 1 + clip)
+    clipped = -advantage * ratio.clamp(1 - clip_low, 1 + clip_high)
     # The larger loss is the pessimistic one. Once the ratio has moved as far as the clip in the
     # direction that A rewards, the loss is constant and has no gradient: no reason to go farther.
     # A ratio that moved the wrong way keeps its gradient, which brings it back.

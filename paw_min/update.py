@@ -19,7 +19,7 @@ The RL loss under PaW is that of verl-agent, the code of GiGPO, on which the pap
 clipped surrogate on group-relative advantages, as a mean over the response tokens of a mini-batch,
 with dual clip, a k3 KL term to the start model, an entropy bonus, random mini-batches and one epoch
 per update. Not implemented: several epochs, an adaptive KL coefficient, KL in the reward,
-clip-higher, other loss aggregations.
+other loss aggregations.
 
 The paper loops over groups. Here all groups share one batch, and a row's group sets its weight
 (losses.row_weights), so that batches may be cut anywhere. To train on other rows, build `Rows`.
@@ -180,7 +180,9 @@ def loss_parts(
     # that the gradient does not depend on how rows are cut into micro-batches.
     n_tokens = sum(len(rows.tokens[i].response_ids) for i in mini)
     share = int(mask.sum()) / max(1, n_tokens)  # TAPO's rows have no response
-    surrogate, stats = losses.clipped_surrogate(logp, old_logp, advantage.to(logp), mask)
+    surrogate, stats = losses.clipped_surrogate(
+        logp, old_logp, advantage.to(logp), mask, clip_high=cfg.clip_high
+    )
     stats["entropy"] = losses.masked_mean(token_entropy, mask)
     terms = {"pg": share * surrogate}
     terms["entropy"] = -cfg.entropy_coef * share * stats["entropy"]  # a bonus: lowers the loss

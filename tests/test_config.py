@@ -103,7 +103,7 @@ def test_the_constants_beside_the_presets():
     assert update.GRAD_CLIP == 1.0
     assert WEIGHT_DECAY == 0.01
     assert critic.GAE_LAMBDA == 1.0
-    assert default(losses.clipped_surrogate, "clip") == 0.2
+    assert default(losses.clipped_surrogate, "clip_low") == Config.clip_high == 0.2
     assert default(losses.clipped_surrogate, "dual_clip") == 3.0
     assert update.GAMMA == 0.95
     found = {env: (BENCHMARKS[env].r_max, BENCHMARKS[env].cut_prompts) for env in SCRIPTS}
@@ -267,7 +267,7 @@ OTHER = dict(  # a valid value of each setting that is not the one of the tiny p
     eval_tasks=33, model="a/other", seed=3, data="d", retriever="r", workers=2, out="elsewhere",
     updates=33, eval_every=3, eval_repeats=3, save_every=3, micro_tokens=333, vllm_memory=0.3,
     device="cpu", conflict_every=3, wm_scale=0.3, wm_steps=3, lora_rank=3,
-    warm_up=3, beta2=0.9, wm_every=3,
+    warm_up=3, beta2=0.9, wm_every=3, clip_high=0.3,
 )
 SOURCES = {"data", "retriever"}  # paths, which the names leave out
 

@@ -26,8 +26,10 @@ def test_clipped_surrogate_by_hand():
 
 def test_clip_bounds_are_arguments():
     logp, zero, one = torch.tensor([[math.log(2.0)]]), torch.zeros(1, 1), torch.ones(1, 1)
-    loss = losses.clipped_surrogate(logp, zero, torch.ones(1), one, clip=0.5)[0]
+    loss = losses.clipped_surrogate(logp, zero, torch.ones(1), one, clip_high=0.5)[0]
     assert loss.item() == pytest.approx(-1.5)
+    loss = losses.clipped_surrogate(-logp, zero, -torch.ones(1), one, clip_low=0.3)[0]
+    assert loss.item() == pytest.approx(0.7)
     loss = losses.clipped_surrogate(logp, zero, -torch.ones(1), one, dual_clip=1.5)[0]
     assert loss.item() == pytest.approx(1.5)
 
@@ -37,7 +39,7 @@ def test_gradient_is_that_of_the_policy_gradient_and_stops_where_clipped():
     logp = torch.tensor([[0.0, math.log(1.5), math.log(0.5), 7.0]], requires_grad=True)
     mask = torch.tensor([[1, 1, 1, 0]])
     losses.clipped_surrogate(logp, old, torch.tensor([2.0]), mask)[0].backward()
-    # -A * ratio / 3 tokens; nothing beyond 1 + clip; nothing from padding
+    # -A * ratio / 3 tokens; nothing beyond 1 + clip_high; nothing from padding
     torch.testing.assert_close(logp.grad, torch.tensor([[-2 / 3, 0.0, -1 / 3, 0.0]]))
 
 

@@ -487,6 +487,8 @@ def test_first_ratio_is_one_and_later_ones_are_not(settings):
     assert metrics["ratio"] == pytest.approx(1.0, abs=1e-6) and metrics["clip_fraction"] == 0
     _, metrics = run(mini_batch=4, lr=0.3, **settings)
     assert metrics["approx_kl"] > 1e-3 and metrics["clip_fraction"] > 0
+    _, wider = run(mini_batch=4, lr=0.3, clip_high=9.0, **settings)
+    assert 0 < wider["clip_fraction"] < metrics["clip_fraction"]
 
 
 def test_skipping_the_old_pass_changes_nothing(monkeypatch):
