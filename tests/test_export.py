@@ -71,12 +71,16 @@ def test_the_weights_have_the_published_type(finished, tmp_path):
 def test_an_interrupted_export_can_be_repeated(finished, tmp_path, monkeypatch):
     out = tmp_path / "plain"
     out.mkdir()  # an empty folder is as good as none
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (tmp_path / "plain.partial").symlink_to(mine)  # replaced, not followed
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(export, "replace_text", Mock(side_effect=KeyboardInterrupt))
         export.main([str(finished), "--out", str(out)])
     assert not list(out.iterdir())
     export.main([str(finished), "--out", str(out)])
     assert not (tmp_path / "plain.partial").exists() and (out / "README.md").exists()
+    assert not list(mine.iterdir())
 
 
 def test_a_base_model_of_the_hub(finished):

@@ -55,6 +55,7 @@ def user_errors(named: Callable[[str], str] = str):
     """
     if signal.getsignal(signal.SIGINT) is _interrupted:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if sys.excepthook is _missing:
         sys.excepthook = sys.__excepthook__
     end = lost = None
     try:

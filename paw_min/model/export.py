@@ -8,7 +8,6 @@ type of the start model, mostly bf16, to which the passes on a GPU round them, t
 the folder to the Hugging Face hub.
 """
 
-import os
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from huggingface_hub import HfApi
 
 from paw_min.base.errors import Parser, UserError, user_errors
-from paw_min.base.files import replace_text, writing
+from paw_min.base.files import replace_text, replacing
 from paw_min.model.policy import load_policy
 from paw_min.running.card import model_card
 from paw_min.running.runs import newest_checkpoint
@@ -56,15 +55,12 @@ def main(argv: list[str] | None = None) -> None:
         with hub_errors(args.push):  # before the work, since a token may be missing
             url = HfApi().create_repo(args.push, exist_ok=True)
     # Complete or not at all, so that an interrupted command can be repeated.
-    partial = out.resolve().with_name(f"{out.resolve().name}.partial")
-    with writing(f"the folder {out}"):
-        shutil.rmtree(partial, ignore_errors=True)
+    with replacing(out.resolve()) as partial:
         policy = load_policy(str(checkpoint))
         policy.model.to(getattr(torch, policy.published.get("dtype", "float32")))
         policy.save(partial)
         replace_text(partial / "README.md", card)
         shutil.copyfile(checkpoint.parent / "metrics.jsonl", partial / "metrics.jsonl")
-        os.replace(partial, out)
     print(f"{out}: the policy of {checkpoint}")
     if args.push:
         with hub_errors(args.push):

@@ -9,8 +9,6 @@ to rounding to 4 bits.
 """
 
 import importlib.util
-import os
-import shutil
 from pathlib import Path
 
 import torch
@@ -21,7 +19,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTraine
 from transformers.utils import logging
 
 from paw_min.base.errors import Parser, UserError, user_errors
-from paw_min.base.files import writing
+from paw_min.base.files import replacing, writing
 from paw_min.toy import DATA
 
 NAME = "SmolLM2-135M-Instruct"
@@ -86,17 +84,15 @@ def write(out: Path = DATA / NAME) -> Path:
     if (out / "config.json").is_file():
         return out
     file = find_file()
-    partial = out.with_name(out.name + ".partial")
     logging.disable_progress_bar()
     with writing(f"the model folder {out}"):
         out.parent.mkdir(parents=True, exist_ok=True)
         # A sweep starts several processes. One writes; the others wait here, then find the folder.
         with FileLock(out.with_name(out.name + ".lock")):
             if not (out / "config.json").is_file():
-                shutil.rmtree(partial, ignore_errors=True)
-                load_model(file).save_pretrained(partial)
-                load_tokenizer(file).save_pretrained(partial)
-                os.replace(partial, out)
+                with replacing(out) as new:
+                    load_model(file).save_pretrained(new)
+                    load_tokenizer(file).save_pretrained(new)
     return out
 
 
