@@ -295,6 +295,8 @@ def table() -> None:
                 for base in ("grpo", "paw")
             ]
             lines.append(f"{row} | {' | '.join(gains)} |")
+    compared_pairs = sum(line.count("[") for line in lines)
+    lines += ["", f"{compared_pairs} comparisons; none is corrected for their number."]
     (FOLDER / "worlds-tables.md").write_text("\n".join(lines) + "\n")
     draw(known)
 
