@@ -1,16 +1,44 @@
 """The Hugging Face hub: one quick question before transformers asks it."""
 
+import os
 from pathlib import Path
 
-from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub import HfApi, constants, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from paw_min.base.console import say
+from paw_min.base.errors import UserError
 
 HUB_TIMEOUT = 10.0  # seconds for an answer
 
 
-def look_on_hub(name: str) -> None:
-    """Raise the hub's error for a name that is no folder, not in the cache, and not on the hub.
+def is_hub_name(name: str) -> bool:
+    """Whether the hub may have a model of this name, which is nothing on this machine."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return not os.path.lexists(name)  # a link to a missing disk is no name either
 
-    One request. transformers makes six, with half a minute of warnings between them.
+
+def look_on_hub(name: str) -> None:
+    """An error for a name that is no folder and that the hub does not give.
+
+    One request. transformers makes six, and without a network repeats each for a minute. If this
+    one fails and the model is in the cache, the process makes no further request.
     """
-    if not Path(name).exists() and try_to_load_from_cache(name, "config.json") is None:
+    if Path(name).exists() or constants.HF_HUB_OFFLINE:
+        return
+    if not is_hub_name(name):
+        raise UserError(f"the folder {name} does not exist: give a model folder, or the name of a "
+                        "model on the Hugging Face hub.")
+    try:
         HfApi().model_info(name, timeout=HUB_TIMEOUT)
+    except Exception as error:  # of the hub's client, and of the HTTP client that it uses
+        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+            raise OSError(f"no such folder, and from the hub: {error}") from error
+        say(f"the hub does not give {name}: its copy in the cache is used")
+        # This process reads the constant; vLLM's and others that it may start, the variable.
+        constants.HF_HUB_OFFLINE = True
+        os.environ["HF_HUB_OFFLINE"] = "1"

@@ -47,9 +47,9 @@ def attach(model, rank: int, precision: str, seed: int, checkpoint: Path | None)
     from peft import LoraConfig, set_peft_model_state_dict
 
     # The name is stored in checkpoints. A relative one also works in another clone, if it is used
-    # from the same working folder.
+    # from the same working folder. With ./ it is not taken for a name on the hub.
     if os.path.isdir(model.name_or_path):
-        model.name_or_path = os.path.relpath(model.name_or_path)
+        model.name_or_path = os.path.join(".", os.path.relpath(model.name_or_path))
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)  # A is drawn on the CPU: the same on every rank
         config = LoraConfig(r=rank, lora_alpha=SCALE * rank, target_modules="all-linear")

@@ -36,6 +36,8 @@ from paw_min.model.portable import make_portable, published_config
 transformers_logging.disable_progress_bar()  # one per file would hide our own
 
 THOUGHT = "<think>"
+# Types of models whose tokenizers were published with a wrong regular expression for words.
+MISTRAL = ("mistral", "mistral3", "ministral", "pixtral")
 MODEL = "model."  # prefix of the language model's weights in Policy.state_dict()
 
 
@@ -237,8 +239,16 @@ def load_tokenizer(folder: str, positions: int = 0):
             model = "a Hugging Face model folder, or checkpoint-... of a run"
             raise UserError(f"{folder} has no config.json: give {model}.")
         look_on_hub(folder)
-        limit = positions_of(AutoConfig.from_pretrained(folder), positions)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        if (base := lora.base_model(folder)) and not Path(base).exists():
+            look_for_base(base, folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        limit = positions_of(config, positions)
+        # transformers corrects that expression if asked, of other models, too. With False it does
+        # not; without an answer it takes mistral_common's tokenizer where that is installed, which
+        # has no chat template.
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=False, fix_mistral_regex=config.model_type in MISTRAL
+        )
         if tokenizer.chat_template is None:
             raise UserError(f"{folder} has no chat template: use an instruct model")
         text = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
@@ -249,6 +259,18 @@ def load_tokenizer(folder: str, positions: int = 0):
         flags = "--max-prompt-tokens and --max-response-tokens"
         raise UserError(f"{folder} has {limit} positions: lower {flags}, together {positions}.")
     return tokenizer
+
+
+def look_for_base(base: str, adapter: str) -> None:
+    """UserError unless the hub has the start model of an adapter, of which no folder was found."""
+    try:
+        look_on_hub(base)
+    except (UserError, OSError) as error:
+        raise UserError(
+            f"{adapter} is an adapter of {base}, which is not in the working folder {Path.cwd()}: "
+            f"change to the folder in which it was trained, or write the path of its start model "
+            "into adapter_config.json."
+        ) from error
 
 
 def positions_of(config, default: int) -> int:
@@ -342,11 +364,11 @@ def load_policy(
             start = load_policy(start_folder, device=device).model
             merged = lora.merge(start, folder)
             return Policy(merged, tokenizer, temperature, precision, published)
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         switch_noise_off(config)
         model, info = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=torch.float32, attn_implementation="sdpa",
-            output_loading_info=True,
+            output_loading_info=True, trust_remote_code=False,
         )
         # transformers would draw missing weights at random.
         if info["missing_keys"]:
@@ -376,4 +398,6 @@ def load_errors(folder: str):
         raise
     except Exception as error:  # foreign files: each library has errors of its own
         reason = " ".join(str(error).split())[:300]
+        if "trust_remote_code" in str(error):  # transformers proposes to run it
+            reason = "it has code of its own, which is not run: use a model that transformers has"
         raise UserError(f"the model {folder} cannot be loaded ({reason})") from error

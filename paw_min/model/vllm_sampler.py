@@ -61,6 +61,7 @@ class VLLMSampler:
             with self._isolated(), warnings.catch_warnings(action="ignore"):
                 self.llm = vllm.LLM(
                     folder, load_format="dummy", skip_tokenizer_init=True, seed=seed,
+                    trust_remote_code=False,
                     generation_config="vllm",  # instead of the model's own top-p etc.
                     logprobs_mode="processed_logprobs",  # after the temperature, like the trainer's
                     dtype={"fp32": "float32", "bf16": "bfloat16"}[precision],

@@ -68,9 +68,11 @@ class Encoder:
             ) from error
 
     def _load(self, name: str, device: str) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(name)
+        self.tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         self.tokenizer.padding_side = "right"  # so that the last token is the mask's last 1
-        model, found = AutoModel.from_pretrained(name, output_loading_info=True)
+        model, found = AutoModel.from_pretrained(
+            name, output_loading_info=True, trust_remote_code=False
+        )
         # transformers fills these with random numbers. The pooler is not used.
         missing = sorted(key for key in found["missing_keys"] if not key.startswith("pooler"))
         if missing:

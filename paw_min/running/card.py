@@ -11,12 +11,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from huggingface_hub import ModelCardData
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
 
 from paw_min import toy
 from paw_min.base.errors import masked
 from paw_min.base.files import reading
+from paw_min.base.hub import is_hub_name
 from paw_min.config import PUBLISHED, Config, fit_to_algo, flag, settings
 from paw_min.running.presets import SCRIPTS, presets_of
 from paw_min.running.runs import read_metrics, updates_done
@@ -66,7 +65,7 @@ def model_card(checkpoint: Path) -> str:
         if line["update"] <= updates:
             last |= {key: (key, line["update"], f"{value:.4g}") for key, value in line.items()}
     results = [name for name in last if name.startswith("eval_") and "/" not in name]
-    hub_name = cfg.model if is_hub_name(cfg.model) else None
+    hub_name = cfg.model if "/" in cfg.model and is_hub_name(cfg.model) else None
     head = ModelCardData(
         base_model=hub_name, library_name="transformers", pipeline_tag="text-generation",
         tags=["paw", "reinforcement-learning", cfg.env],
@@ -83,15 +82,6 @@ def model_card(checkpoint: Path) -> str:
 
 def last_part(value: str) -> str:
     return Path(value).name if Path(value).is_absolute() else value
-
-
-def is_hub_name(model: str) -> bool:
-    """Whether --model names a model of the hub, not a folder or one in this package."""
-    try:
-        validate_repo_id(model)
-    except HFValidationError:
-        return False
-    return "/" in model and not Path(model).exists()
 
 
 def command(cfg: Config) -> str:

@@ -56,7 +56,7 @@ def estimate(
 ) -> Estimate:
     """The parts and their peak. bf16: type of the passes. gpu_bytes: of the whole GPU; 0: a CPU."""
     with torch.device("meta"):  # shapes only
-        model = AutoModelForCausalLM.from_config(model_config)
+        model = AutoModelForCausalLM.from_config(model_config, trust_remote_code=False)
     decoder = model.get_decoder()
     linear = [module for module in decoder.modules() if isinstance(module, torch.nn.Linear)]
     # In numbers of parameters.
@@ -125,7 +125,7 @@ def announce(cfg: Config, folder: str, device: str) -> None:
 def of_folder(cfg: Config, folder: str, bf16: bool, gpu_bytes: float) -> Estimate:
     """The estimate for the model in a folder or on the hub, and for the ranks of this run."""
     with load_errors(folder):
-        model_config = AutoConfig.from_pretrained(folder)
+        model_config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         ranks = int(os.environ.get("WORLD_SIZE", 1))
         return estimate(cfg, model_config, ranks, bf16, gpu_bytes)
 

@@ -1,0 +1,187 @@
+"""Models that are not as they should be: with code, without a folder, a network or a base.
+
+    python -m pytest tests/test_loading.py
+"""
+
+import ast
+import json
+import os
+import re
+import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+from transformers import AutoTokenizer
+from transformers.integrations.mistral import tokenizer as mistral_tokenizer
+from transformers.models.auto import tokenization_auto
+
+from paw_min.base.errors import UserError
+from paw_min.config import Config
+from paw_min.model import lora
+from paw_min.model.policy import load_policy, load_tokenizer
+from paw_min.retrieval.dense import Encoder
+from paw_min.running import memory
+from tests.helpers import make_policy
+
+CODE = """
+from pathlib import Path
+from transformers import PretrainedConfig, PreTrainedTokenizerFast, Qwen3ForCausalLM
+Path({marker!r}).touch()
+
+class C(PretrainedConfig):
+    model_type = "own"
+
+class T(PreTrainedTokenizerFast):
+    pass
+
+class M(Qwen3ForCausalLM):
+    config_class = C
+"""
+
+
+def change(path: Path, **changed) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+
+
+@pytest.fixture
+def with_code(tmp_path, monkeypatch):
+    """The folder of a model with code of its own, for a user who answers y to every question."""
+    folder = tmp_path / "model"
+    make_policy("qwen3").save(folder)
+    (folder / "code.py").write_text(CODE.format(marker=str(tmp_path / "ran")))
+    monkeypatch.setattr("builtins.input", lambda prompt: "y")
+    yield folder
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("load", [
+    load_tokenizer, load_policy, lambda folder: memory.check(Config(), folder, "cpu"), Encoder,
+])
+def test_no_code_of_a_model_is_run(with_code, load):
+    """On a terminal, transformers asks whether to run it."""
+    classes = {"AutoConfig": "code.C", "AutoModel": "code.M", "AutoModelForCausalLM": "code.M"}
+    change(with_code / "config.json", auto_map=classes, model_type="own", architectures=["M"])
+    with pytest.raises(ValueError, match="code of its own, which is not run|custom code") as error:
+        load(str(with_code))
+    assert "\n" not in str(error.value)
+
+
+def test_no_code_of_a_tokenizer_is_run(with_code):
+    auto_map = {"AutoTokenizer": [None, "code.T"]}
+    change(with_code / "tokenizer_config.json", auto_map=auto_map, tokenizer_class="T")
+    change(with_code / "config.json", model_type="smollm3")
+    with pytest.raises(UserError, match="has code of its own, which is not run"):
+        load_tokenizer(str(with_code))
+
+
+def test_every_call_says_so():
+    """Also those that no test reaches, such as that of vLLM."""
+    for path in (Path(__file__).parent.parent / "paw_min").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if re.fullmatch(r"Auto\w+\.from_\w+|vllm\.LLM", name):
+                options = {option.arg: ast.unparse(option.value) for option in node.keywords}
+                assert options["trust_remote_code"] == "False", (path, node.lineno)
+
+
+class Unavailable(BaseHTTPRequestHandler):
+    def do_GET(self):
+        if "agent-harnesses" not in self.path:  # which program asks? Kept for a day
+            self.server.asked.append(self.path)
+        self.send_error(503)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub that is out of order, and an empty cache -> the requests to it."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    with HTTPServer(("127.0.0.1", 0), Unavailable) as server:
+        server.asked = []
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server.asked
+        server.shutdown()
+
+
+def test_without_a_network_the_cache_is_used_after_one_request(hub, tmp_path, model, capsys):
+    """transformers made 95 requests, for eight minutes."""
+    cached = tmp_path / "cache" / "models--me--policy"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text(40 * "a")
+    shutil.copytree(model, cached / "snapshots" / (40 * "a"))
+    policy = load_policy("me/policy")
+    assert len(hub) == 1 and os.environ["HF_HUB_OFFLINE"] == "1"
+    assert "me/policy: its copy in the cache is used" in capsys.readouterr().out
+    ours, theirs = policy.model.state_dict(), load_policy(model).model.state_dict()
+    assert all(ours[name].equal(theirs[name]) for name in theirs)
+
+
+def test_what_is_nowhere_is_one_sentence(hub, tmp_path):
+    with pytest.raises(UserError, match="the model no/such cannot be loaded .no such folder, and"):
+        load_tokenizer("no/such")
+    assert len(hub) == 1
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("/no/such/dir", "runs/r/checkpoint-000001", f"{tmp_path}/link"):
+        with pytest.raises(UserError, match=f"^the folder {name} does not exist: give a model"):
+            load_tokenizer(name)
+    with pytest.raises(ValueError, match="encoder .*the folder /no/such does not exist"):
+        Encoder("/no/such")
+    assert len(hub) == 1
+
+
+@pytest.mark.parametrize("base", ["./data/start", "data/start"])  # the second as in older runs
+def test_an_adapter_from_another_working_folder(hub, tmp_path, monkeypatch, base):
+    make_policy("qwen3").save(tmp_path / "data" / "start")
+    monkeypatch.chdir(tmp_path)
+    policy = load_policy("data/start")
+    lora.attach(policy.model, 4, "fp32", 0, None)
+    policy.save(tmp_path / "adapter")
+    path = tmp_path / "adapter" / "adapter_config.json"
+    assert json.loads(path.read_text())["base_model_name_or_path"] == "./data/start"
+    change(path, base_model_name_or_path=base)
+    load_policy("adapter")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    places = f"{tmp_path}/adapter is an adapter of {base}, which is not in .* {tmp_path}/other:"
+    with pytest.raises(UserError, match=places):
+        load_tokenizer(str(tmp_path / "adapter"))
+    assert len(hub) == (base == "data/start")
+
+
+def test_mistrals_own_package_takes_no_tokenizer(tmp_path, monkeypatch):
+    """vLLM installs mistral_common, with which transformers reads tekken.json, without a template.
+
+    As if it was installed: the tests do without it. Verified with mistral_common 1.13.1 itself.
+    """
+    make_policy("llama").save(tmp_path)
+    change(tmp_path / "config.json", model_type="mistral", architectures=["MistralForCausalLM"])
+    (tmp_path / "tekken.json").write_text("{}")
+    names = tokenization_auto.TOKENIZER_MAPPING_NAMES
+    monkeypatch.setitem(names, "mistral", "MistralCommonBackend")
+    monkeypatch.setattr(mistral_tokenizer, "is_mistral_common_available", lambda: True)
+    with pytest.raises(NameError):  # it reaches for the package
+        AutoTokenizer.from_pretrained(tmp_path)
+    assert load_tokenizer(str(tmp_path)).chat_template
+
+
+@pytest.mark.parametrize("family, corrected", [("mistral", True), ("qwen3", False)])
+def test_the_regular_expression_of_mistral_alone_is_corrected(tmp_path, family, corrected):
+    """transformers would correct any large tokenizer whose config.json names no version."""
+    make_policy("qwen3").save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"]["vocab"] |= {f"w{i}": i for i in range(100, 100_100)}
+    path.write_text(json.dumps(content))
+    change(tmp_path / "config.json", model_type=family, transformers_version=None)
+    words = str(load_tokenizer(str(tmp_path)).backend_tokenizer.pre_tokenizer)
+    assert ("Split" in words) == corrected
