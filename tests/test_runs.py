@@ -450,8 +450,9 @@ def test_a_run_without_a_digest_and_one_with_a_server_say_so(finished, config, p
         assert printed in capsys.readouterr().out and (printed or not capsys.readouterr().out)
         run.restore(*policy)
     assert (finished / "data-digest").read_text() == "x"
-    runs.Run(config(retriever="http://me:pw@host")).check_data("x", "here")
-    assert "the passages of http://***@host are taken to be those" in capsys.readouterr().out
+    for source in ("data", "retriever"):
+        runs.Run(config(**{source: "http://me:pw@host"})).check_data("x", "here")
+        assert "what http://***@host serves is taken to be the same" in capsys.readouterr().out
 
 
 def test_other_folders_are_no_checkpoints(finished, config, policy):

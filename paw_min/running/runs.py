@@ -109,9 +109,9 @@ class Run:
                     f"{self.folder} was begun with other data than those in {where}: repeat its "
                     "--data (or $ALFWORLD_DATA) and --retriever, or choose another --name."
                 )
-        if is_url(self.cfg.retriever):
-            say(f"{self.folder}: the passages of {masked(self.cfg.retriever)} are taken to be "
-                "those that it was begun with")
+        for source in (self.cfg.data, self.cfg.retriever):
+            if is_url(source):
+                say(f"{self.folder}: what {masked(source)} serves is taken to be the same")
 
     def checkpoint(self) -> Path | None:
         return newest_checkpoint(self.folder)
