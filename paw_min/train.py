@@ -16,7 +16,7 @@ from paw_min.conflict import gradient_conflict
 from paw_min.critic import learn_values
 from paw_min.metrics import describe_episodes, describe_selection, peak_memory
 from paw_min.model.critic import LR_FACTOR
-from paw_min.model.scoring import check_sync
+from paw_min.model.probe import check_panel, check_sync
 from paw_min.rollout import Rollout, rollout
 from paw_min.rows import flatten
 from paw_min.running.evaluate import evaluate, outcomes, transcript
@@ -41,8 +41,6 @@ def train(cfg: Config, eval_only: bool = False) -> None:
         # Weights were loaded with the session. This loads the optimizer's moments, and drops the
         # metrics of updates that the checkpoint does not know.
         done = s.run.restore(s.policy, s.optimizer)  # 0, unless this is a resumed run
-        # Gradient checkpointing works in training mode only. Dropout is off (load_policy).
-        s.policy.train()
         console.print_start(s, described_data(cfg))
         # A resumed run has measured its start model already.
         if not done and not s.run.metrics():
@@ -83,7 +81,7 @@ def run_update(cfg: Config, s: Session, k: int) -> dict[str, float]:
     seconds_rollout = time.perf_counter() - began
 
     # Before training: check that the sampler used the current weights.
-    gap = check_sync(cfg, s.policy, rows, k)
+    gap = check_sync(cfg, s.policy, rows, f"update {k}")
 
     # Lines 4, 6, 9: advantages, old log-probs, selection, lambda_g. All passes without gradient,
     # before the first optimizer step moves the policy away from pi_old.
@@ -159,6 +157,7 @@ def collect(cfg: Config, s: Session, k: int) -> Rollout:
 def play_panel(cfg: Config, s: Session, done: int, suffix: str = "") -> dict[str, float]:
     """Evaluate after `done` updates; write outcomes and a transcript -> metrics."""
     played = evaluate(cfg, s.policy, s.sampler, s.pool, s.tasks.held_out)
+    check_panel(cfg, s.policy, played.episodes, f"evaluation after update {done}")
     s.run.write(f"episodes{suffix}.md", transcript(played.episodes))
     s.run.write(f"evaluation{suffix}.json", outcomes(done, played.episodes))
     return played.metrics

@@ -32,9 +32,11 @@ from tests.helpers import (
     SMALL,
     TOKEN_ROWS,
     make_policy,
+    nested_model,
     numbers,
     with_adapters,
 )
+from tests.model_kinds import make_kind
 
 pytestmark = pytest.mark.usefixtures("without_gradient_clipping")
 RUN = dict(lora_rank=4, updates=1, eval_every=1, kl_coef=0.1, lr=1e-2)
@@ -85,6 +87,83 @@ def test_merged_weights_score_like_the_adapters(family):
     logp, start = policy(batch)[0], make_policy(family)(batch)[0]
     torch.testing.assert_close(merged(policy, family)(batch)[0], logp, **ROUNDING)
     assert (logp - start).abs().max() > 0.1
+
+
+RIGHT = ["qwen3_moe", "mixtral", "olmoe", "glm4_moe", "qwen3_next", "phimoe", "jetmoe"]
+
+
+@pytest.mark.parametrize("kind", [*RIGHT, "gemma3"])
+def test_adapters_are_merged_right_in_other_kinds_of_models(kind, tmp_path):
+    """For vLLM (full_weights), and in a checkpoint that is loaded by peft as a start model."""
+    if kind == "gemma3":  # it also sees
+        policy = load_policy(nested_model(kind, tmp_path / "start"))
+    else:
+        policy = make_kind(kind)
+        policy.save(tmp_path / "start")
+    policy.model.name_or_path = str(tmp_path / "start")
+    batch = collate(TOKEN_ROWS, [True] * 3, policy.pad_id)
+    start = policy(batch)[0]
+    with_adapters(policy, "fp32")
+    # On layers of the decoder only, none of which is a stack of experts.
+    trained = [name for name, p in policy.named_parameters() if p.requires_grad]
+    assert trained and all(".lora_" in name and "vision" not in name for name in trained)
+    assert {type(layer).__name__ for layer in lora.adapted_layers(policy)} == {"Linear"}
+    ours = policy(batch)[0]
+    assert (ours - start).abs().max() > 0.05
+    policy.save(tmp_path / "adapter")
+    plain = load_policy(str(tmp_path / "adapter"))
+    torch.testing.assert_close(plain(batch)[0], ours, atol=1e-4, rtol=0)
+    for p in plain.parameters():
+        torch.nn.init.zeros_(p)
+    plain.model.load_state_dict(dict(lora.full_weights(policy.model)))
+    torch.testing.assert_close(plain(batch)[0], ours, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind, reason", [
+    ("gpt2", "no plain linear layer"), ("jamba", "merged, its .* nats"),
+    ("zamba", "merged, its .* nats"), ("falcon_h1", "'out_proj' is incompatible"),
+    ("nemotron_h", "'out_proj' is incompatible"), ("mamba", "'out_proj' is incompatible"),
+])  # fmt: skip
+def test_models_whose_adapters_cannot_be_merged_are_refused(kind, reason):
+    policy = make_kind(kind)
+    name = type(policy.model).__name__
+    with pytest.raises(UserError, match=rf"LoRA cannot adapt {name} \(.*{reason}") as error:
+        lora.attach(policy.model, 4, "fp32", 0, None)
+    assert "\n" not in str(error.value) and "omit --lora-rank" in str(error.value)
+
+
+def scaled(name, weight, plain):
+    return plain + 0.5 * (weight - plain)
+
+
+def one_dropped(name, weight, plain):
+    return plain if "layers.1.mlp.up_proj" in name else weight
+
+
+def one_transposed(name, weight, plain):
+    return weight.T if "layers.0.self_attn.o_proj" in name else weight
+
+
+@pytest.mark.parametrize("fault", [scaled, one_dropped, one_transposed])
+def test_a_wrong_merge_is_found(monkeypatch, fault):
+    """And the right one changes no weight."""
+    policy, full = make_policy(), lora.full_weights
+    plain = dict(policy.model.state_dict())
+    lora.attach(policy.model, 4, "fp32", 0, None)
+    for name, weight in full(policy.model):
+        assert torch.equal(weight, plain[name])
+
+    def wrong(model):
+        return ((name, fault(name, weight, plain[name])) for name, weight in full(model))
+
+    monkeypatch.setattr(lora, "full_weights", wrong)
+    with pytest.raises(UserError, match="LoRA cannot adapt Qwen2ForCausalLM .merged, its"):
+        lora.attach(make_policy().model, 4, "fp32", 0, None)
+
+
+def test_models_without_recomputed_activations_are_refused():
+    with pytest.raises(UserError, match="JetMoe.* not support .*: add --no-grad-checkpointing"):
+        session.recompute_activations(make_kind("jetmoe"))
 
 
 def test_new_adapters_change_nothing_and_belong_to_the_seed():

@@ -23,8 +23,8 @@ from paw_min.envs.interface import Context
 from paw_min.inspect.__main__ import pieces
 from paw_min.model.batches import collate
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
+from paw_min.model.probe import MAX_GAP, check_sync
 from paw_min.model.sampler import HFSampler, Request
-from paw_min.model.scoring import MAX_GAP, check_sync
 from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.rows import Episode, TokenRow, Transition, flatten
 from paw_min.running import runs
@@ -189,7 +189,7 @@ def test_the_chat_has_one_system_prompt_and_one_open_answer(policy):
 
 def test_log_probs_of_the_sampler_are_the_trainers(policy, answered):
     episodes = [Episode("a task", t.group, t.trajectory, [t]) for t in answered]
-    gap = check_sync(Config(micro_tokens=1000), policy, flatten(episodes), 1)
+    gap = check_sync(Config(micro_tokens=1000), policy, flatten(episodes), "update 1")
     print(f"gap {gap:.1e} nats per token")
     assert gap < 1e-4 < MAX_GAP["fp32"]
 
@@ -223,7 +223,7 @@ def test_log_probs_of_vllm_are_the_trainers(folder, policy, prompt_ids):
         Episode("a task", k, k, [Transition(prompt_ids, r.ids, [], r.logps, 0, True, "", k, k)])
         for k, r in enumerate(responses)
     ]
-    gap = check_sync(Config(micro_tokens=1000), policy, flatten(episodes), 1)
+    gap = check_sync(Config(micro_tokens=1000), policy, flatten(episodes), "update 1")
     print(f"gap {gap:.1e} nats per token")
     assert gap < 1e-4 < MAX_GAP["fp32"]
     assert len({tuple(r.ids) for r in responses}) == 4

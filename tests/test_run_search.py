@@ -89,7 +89,8 @@ def test_a_server_that_dies_stops_the_run_which_then_resumes(config, world, tmp_
     policy = load_policy(standin)
     responses = ["<search>x y</search>", "<answer>z</answer>"]
     monkeypatch.setattr(session, "HFSampler", lambda: ScriptByTurn(policy, responses))
-    monkeypatch.setattr(train, "check_sync", lambda *args: 0.0)  # the responses are not sampled
+    for owner, name in ((session, "start"), (train, "panel"), (train, "sync")):
+        monkeypatch.setattr(owner, f"check_{name}", lambda *args: 0.0)  # nothing is sampled
     monkeypatch.setattr(train, "draw", lambda folders: None)  # slow, and not what is tested
     with serving("--corpus", corpus) as (url, process):
         settings = dict(updates=2, retriever=url, model=standin)

@@ -29,7 +29,6 @@ from paw_min.base.errors import UserError
 from paw_min.config import Config, baseline_name, parse_args, settings
 from paw_min.envs.alfworld import list_games
 from paw_min.model.policy import load_policy, load_tokenizer
-from paw_min.model.sampler import HFSampler
 from paw_min.running import plot, runs, session
 from paw_min.toy import default_model, standins
 from paw_min.update import NonFinite
@@ -428,23 +427,3 @@ def test_warm_up_is_linear_and_has_no_state():
     assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)
     other = session.make_optimizer(Config(beta2=0.95), policy)
     assert other.param_groups[0]["betas"] == (0.9, 0.95)
-
-
-@pytest.mark.parametrize("off, stops", [(2e-3, True), (5e-4, False), (float("nan"), True)])
-def test_a_sampler_that_is_out_of_step_stops_the_run(config, tmp_path, monkeypatch, off, stops):
-    class Stale(HFSampler):
-        def _generate(self, *args):
-            responses = super()._generate(*args)
-            return [replace(r, logps=[x - off for x in r.logps]) for r in responses]
-
-    monkeypatch.setattr(session, "HFSampler", Stale)
-    cfg = config(updates=1, eval_every=0)
-    if not stops:
-        train.train(cfg)
-        assert numbers(tmp_path / "r")[1]["sampler_gap"] == pytest.approx(off, rel=1e-2)
-        return
-    with pytest.raises(UserError, match="update 1: the sampler's .* nats per token") as error:
-        train.train(cfg)
-    assert "\n" not in str(error.value) and "--sampler transformers" in str(error.value)
-    assert "checkpoint" not in str(error.value)  # there is none
-    assert len(numbers(tmp_path / "r")) == 1  # nothing was trained on it

@@ -14,9 +14,9 @@ import torch
 from paw_min import advantages, balance, critic, losses, select
 from paw_min import update as update_module
 from paw_min.config import Config
-from paw_min.model import scoring
+from paw_min.model import probe, scoring
 from paw_min.model.critic import Critic
-from paw_min.model.scoring import check_sync, score_responses
+from paw_min.model.scoring import score_responses
 from paw_min.rows import Episode, Transition, flatten
 from paw_min.tapo import learn_in_turns, transition_rows
 from paw_min.update import (
@@ -140,10 +140,10 @@ def with_logps(of) -> list[Episode]:
 @pytest.mark.parametrize("off", [-0.25, 0.25, "both"])
 def test_sync_gap_is_the_mean_distance(monkeypatch, off):
     """Of either sign; signs do not cancel."""
-    monkeypatch.setattr(scoring, "MAX_GAP", {"fp32": 1.0})
+    monkeypatch.setattr(probe, "MAX_GAP", {"fp32": 1.0})
     signs = torch.tensor([-0.25, 0.25]).repeat(5)
     episodes = with_logps(lambda x: x + (signs[: len(x)] if off == "both" else off))
-    gap = check_sync(Config(**BASE), make_policy(), flatten(episodes), 1)
+    gap = probe.check_sync(Config(**BASE), make_policy(), flatten(episodes), "update 1")
     assert gap == pytest.approx(0.25, abs=1e-5)
 
 

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.model.policy import Policy
+from paw_min.model.probe import check_sync
 from paw_min.model.sampler import HFSampler, Request
-from paw_min.model.scoring import check_sync
 from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.rows import Episode, Transition, flatten
 from tests import helpers
@@ -113,7 +113,7 @@ def stops(policy, asked, answers, temperature=1.0) -> bool:
             Transition(r.prompt_ids, ids, [], logps, 0.0, True, "", e.group, e.trajectory)
         )
     try:
-        check_sync(Config(), policy, flatten(episodes), 3)
+        check_sync(Config(sampler="vllm"), policy, flatten(episodes), "update 3")
     except UserError as error:
         assert "update 3: the sampler's log-probabilities differ" in str(error)
         return True

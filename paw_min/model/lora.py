@@ -2,8 +2,9 @@
 
     y = (W + s B A) x      W (D_out, D_in) frozen, A (r, D_in) random, B (D_out, r) starts at zero
 
-r is --lora-rank, s = alpha / r = 2. Adapters (peft's, fp32, without dropout) are on all linear
-layers of the decoder; embeddings, norms and head stay those of the start model. So there is
+r is --lora-rank, s = alpha / r = 2. Adapters (peft's, fp32, without dropout) are on the plain
+linear layers of the decoder (targets); embeddings, norms and head stay those of the start model. So
+there is
 
     in the optimizer     A and B only
     as reference         the policy with its adapters off (adapters_off), no second model
@@ -27,13 +28,17 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from paw_min.base.distributed import whole
 from paw_min.base.errors import UserError
 from paw_min.base.files import reading
 
 SCALE = 2  # s; peft's lora_alpha is s r
+MAX_GAP = 1e-3  # nats; rounding explains 1e-4
 PREFIX = "base_model.model."  # of the names in peft's files
+# What peft (utils/transformers_weight_conversion.py) takes for parts of fused experts.
+EXPERT_NAMES = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 
 
 def check_installed() -> None:
@@ -46,22 +51,55 @@ def attach(model, rank: int, precision: str, seed: int, checkpoint: Path | None)
     """Freeze a model of transformers and add adapters: new ones, or those of a checkpoint."""
     from peft import LoraConfig, set_peft_model_state_dict
 
+    names = list(targets(model))
     # The name is stored in checkpoints. A relative one also works in another clone, if it is used
     # from the same working folder. With ./ it is not taken for a name on the hub.
     if os.path.isdir(model.name_or_path):
         model.name_or_path = os.path.join(".", os.path.relpath(model.name_or_path))
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)  # A is drawn on the CPU: the same on every rank
-        config = LoraConfig(r=rank, lora_alpha=SCALE * rank, target_modules="all-linear")
-        model.add_adapter(config)
+        config = LoraConfig(r=rank, lora_alpha=SCALE * rank, target_modules=names)
+        try:
+            model.add_adapter(config)
+        except ValueError as error:  # e.g. models whose kernels read weights past their adapters
+            raise refusal(model, str(error).partition(". ")[0]) from error
     if checkpoint:
         with reading(checkpoint / "adapter_model.safetensors") as path:
             stored = load_file(path)
             weights = {name.removeprefix(PREFIX): weight for name, weight in stored.items()}
             set_peft_model_state_dict(model, weights)
+    if model.device.type != "meta":
+        check_merged(model)
     if precision == "bf16":
         for layer in adapted_layers(model):
             layer.base_layer.to(torch.bfloat16)
+
+
+def targets(model) -> dict[str, nn.Linear]:
+    """Name and module of each layer that gets an adapter: plain linear ones of the text decoder.
+
+    Layers of other classes (a router, GPT-2's Conv1D) may compute something else than W x. Parts
+    for images see none of our data. The MLPs of a mixture of experts stay as they are: transformers
+    stores all experts of a layer in one tensor, and peft takes the names of any layer's matrices
+    for parts of it.
+    """
+    decoder = set(model.get_decoder().modules())
+    experts = any(".experts." in name for name, _ in model.named_parameters())
+    found = {}
+    for name, module in model.named_modules():
+        in_mlp = experts and name.rpartition(".")[2] in EXPERT_NAMES
+        if type(module) is nn.Linear and module in decoder and not in_mlp:
+            found[name] = module
+    if not found:
+        raise refusal(model, "no plain linear layer in its decoder")
+    return found
+
+
+def refusal(model, reason: str) -> UserError:
+    return UserError(
+        f"LoRA cannot adapt {type(model).__name__} ({reason}): omit --lora-rank, or use another "
+        "--model."
+    )
 
 
 def adapted_layers(model: nn.Module) -> list[nn.Module]:
@@ -112,3 +150,79 @@ def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             b = whole(weights[f"{layer}lora_B.default.weight"])  # (D_out, r)
             weight = torch.addmm(weight.float(), b, a, alpha=SCALE)  # W + s B A
         yield name.replace(".base_layer", ""), weight
+
+
+# ---- can the adapters be merged? ----
+
+
+@torch.no_grad()
+def check_merged(model) -> None:
+    """UserError unless adapters and merged weights give the same log-probabilities of 32 tokens.
+
+    In the training mode and in fp32, whatever the passes will use. Jamba and Zamba fail: they read
+    weights past their adapters, or share layers.
+    """
+    generator = torch.Generator().manual_seed(0)
+    n_tokens = model.get_input_embeddings().num_embeddings
+    ids = torch.randint(n_tokens, (2, 16), generator=generator).to(model.device)  # (B, L)
+
+    def logps() -> Tensor:  # (B, L, V)
+        hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+        return model.get_output_embeddings()(hidden).log_softmax(-1)
+
+    was_training = model.training
+    model.train()
+    with random_adapters(model, 0.5):
+        ours = logps()
+        with merged_weights(model):
+            gap = (ours - logps()).abs().mean().item()
+    model.train(was_training)
+    if not gap <= MAX_GAP:
+        raise refusal(model, f"merged, its log-probabilities differ by {gap:.4f} nats")
+
+
+@contextmanager
+@torch.no_grad()
+def random_adapters(model: nn.Module, scale: float) -> Iterator[None]:
+    """In this block, each B is random, and s B A has `scale` times the standard deviation of W.
+
+    New adapters, with B = 0, change nothing in whatever way they are applied.
+    """
+    generator = torch.Generator().manual_seed(0)
+    kept = []
+    for layer in adapted_layers(model):
+        a, b = (local(x["default"].weight) for x in (layer.lora_A, layer.lora_B))
+        kept.append((b, b.clone()))
+        std = scale * local(layer.base_layer.weight).float().std()
+        std /= SCALE * a.std() * len(a) ** 0.5
+        b.copy_(std * torch.randn(b.shape, generator=generator).to(b))
+    try:
+        yield
+    finally:
+        for b, before in kept:
+            b.copy_(before)
+
+
+@contextmanager
+def merged_weights(model: nn.Module) -> Iterator[None]:
+    """In this block, the adapters are off, and their layers have the weights of full_weights."""
+    layers = {}
+    for name, module in model.named_modules():
+        if hasattr(module, "lora_A"):
+            layers[f"{name}.weight"] = module.base_layer.weight
+    # On the CPU: a GPU may have no space for a second copy.
+    kept = {name: weight.to("cpu", copy=True) for name, weight in layers.items()}
+    try:
+        for name, weight in full_weights(model):
+            if name in layers:
+                layers[name].copy_(weight)
+        with adapters_off(model):
+            yield
+    finally:
+        for name, weight in kept.items():
+            layers[name].copy_(weight)
+
+
+def local(p: Tensor) -> Tensor:
+    """This rank's part of a weight."""
+    return p.to_local() if isinstance(p, DTensor) else p

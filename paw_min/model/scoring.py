@@ -1,7 +1,6 @@
-"""Passes without gradient over the responses, and the check that sampler and trainer agree.
+"""Passes without gradient over the responses.
 
-Legend: N rows, B rows of a micro-batch, T tokens of the longest response, S columns (batches.py),
-G groups.
+Legend: N rows, B rows of a micro-batch, T tokens of the longest response, S columns (batches.py).
 """
 
 from dataclasses import dataclass
@@ -9,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paw_min import losses, select
+from paw_min import select
 from paw_min.base import distributed
-from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy
@@ -64,38 +62,3 @@ def old_policy_scores(cfg: Config, policy: Policy, rows: Rows) -> Scores:
     if several_steps or selects:
         return score_responses(cfg, policy, rows.tokens)
     return Scores(None, None)
-
-
-# Mean |log pi - log mu| in nats per token that rounding can explain; mu is the sampler's policy.
-# Measured: 1e-6 in fp32; in bf16 on a CPU 0.008 for the stand-in of ALFWorld, 0.033 for
-# SmolLM2-135M; published: about 0.01. A failed sync gives 0.4 and more (tests/test_vllm.py).
-MAX_GAP = {"fp32": 1e-3, "bf16": 0.1}
-
-
-def check_sync(cfg: Config, policy: Policy, rows: Rows, update: int) -> float:
-    """Mean |log pi - log mu| of some responses of an update, in nats per token.
-
-    Raises UserError if it is larger than rounding explains: the sampler then has stale weights or
-    another temperature. The first turn of one episode per group is compared. These prompts begin
-    alike in every update, so that a prefix cache of old weights is noticed too.
-    """
-    first_turn = {}  # trajectory -> its first row
-    for i, trajectory in enumerate(rows.trajectory):
-        first_turn.setdefault(trajectory, i)
-    one_per_group = {rows.group[i]: i for i in first_turn.values()}
-    chosen = list(one_per_group.values())
-
-    tokens = [rows.tokens[i] for i in chosen]
-    mask = response_mask(tokens)  # (G, T)
-    ours = score_responses(cfg, policy, tokens).logp  # (G, T)
-    theirs = rows.sampler_logp[chosen][:, : mask.shape[1]]  # (G, T)
-    gap = losses.masked_mean((ours - theirs).abs(), mask).item()
-    if not gap <= MAX_GAP[policy.precision]:
-        raise UserError(
-            f"update {update}: the sampler's log-probabilities differ from the trainer's by "
-            f"{gap:.4f} nats per token (rounding explains {MAX_GAP[policy.precision]}), so it did "
-            "not generate with the current weights or temperature; nothing was trained on these "
-            "episodes: rerun with --sampler transformers, or with the versions of vLLM and torch "
-            "in requirements.txt and requirements-vllm.txt."
-        )
-    return gap

@@ -32,6 +32,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from paw_min.base import console, distributed
 from paw_min.base.errors import UserError
 from paw_min.config import Config
+from paw_min.model import lora
 from paw_min.model.head import TILE
 from paw_min.model.policy import load_errors
 
@@ -62,14 +63,16 @@ def estimate(
     # In numbers of parameters.
     total = model.num_parameters()
     in_linear = sum(weight.numel() for module in linear for weight in module.parameters())
-    in_adapters = sum(cfg.lora_rank * (part.in_features + part.out_features) for part in linear)
     number = 2 if bf16 else 4  # bytes of a number in a pass
 
-    trained = in_adapters if cfg.lora_rank else total
+    trained = total
     frozen = 0  # bytes
     if cfg.lora_rank:
-        # Frozen weights of linear layers are stored in the type of the passes.
-        frozen = number * in_linear + 4 * (total - in_linear)
+        adapted = lora.targets(model).values()
+        trained = sum(cfg.lora_rank * (part.in_features + part.out_features) for part in adapted)
+        # Frozen weights under adapters are stored in the type of the passes.
+        narrow = sum(weight.numel() for part in adapted for weight in part.parameters())
+        frozen = 4 * total - (4 - number) * narrow
     if cfg.algo == "ppo":
         trained += decoder.num_parameters()
     states = frozen + 16 * trained

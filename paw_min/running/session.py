@@ -17,12 +17,14 @@ from paw_min.base import distributed
 from paw_min.base.console import say
 from paw_min.base.errors import UserError, masked
 from paw_min.base.files import is_url
+from paw_min.base.hub import has_weights
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS, NAMES
 from paw_min.envs.interface import Pool, Tasks
 from paw_min.model import lora
 from paw_min.model.critic import LR_FACTOR, load_critic
 from paw_min.model.policy import Policy, load_policy, load_tokenizer, turn_text
+from paw_min.model.probe import check_start
 from paw_min.model.sampler import HFSampler
 from paw_min.model.vllm_sampler import VLLMSampler, check_installed
 from paw_min.running import memory, track
@@ -71,12 +73,13 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     if cfg.algo == "ppo" and not eval_only:
         policy.critic = load_critic(start_folder, policy)
     if cfg.grad_checkpointing:
-        policy.model.gradient_checkpointing_enable()
-        if policy.critic:
-            policy.critic.decoder.gradient_checkpointing_enable()
+        recompute_activations(policy)
     if cfg.shard:
         distributed.shard(policy)
+    # Gradient checkpointing works in training mode only. Dropout is off (load_policy).
+    policy.train(not eval_only)
     optimizer = make_optimizer(cfg, policy)  # after sharding, which replaces the parameters
+    check_start(cfg, policy, sampler)
     reference = None if eval_only else make_reference(cfg, policy, start_folder, device, precision)
 
     slots = max(cfg.groups * cfg.group_size, min(len(tasks.held_out), PANEL_SLOTS))
@@ -102,7 +105,9 @@ def loaded(cfg: Config, model: str = "") -> Iterator[Loaded]:
     model = model or start_model(cfg)
     # vLLM measures the free memory, so its engine comes before the trainer's model.
     with closing(make_sampler(cfg, model, precision)) as sampler:
-        yield Loaded(load_policy(model, cfg.temperature, device, precision), sampler)
+        policy = load_policy(model, cfg.temperature, device, precision)
+        check_start(cfg, policy, sampler)
+        yield Loaded(policy, sampler)
 
 
 def check_machine(cfg: Config) -> None:
@@ -140,6 +145,16 @@ def make_sampler(cfg: Config, folder: str, precision: str) -> HFSampler | VLLMSa
     if distributed.rank() == 0:
         say("starting vLLM, which compiles: minutes without output on a GPU")
     return VLLMSampler(folder, length, precision, cfg.vllm_memory, cfg.seed)
+
+
+def recompute_activations(policy: Policy) -> None:
+    """Gradient checkpointing: a layer's activations are computed again in the backward pass."""
+    try:
+        policy.model.gradient_checkpointing_enable()
+        if policy.critic:
+            policy.critic.decoder.gradient_checkpointing_enable()
+    except ValueError as error:  # "... does not support gradient checkpointing."
+        raise UserError(f"{str(error).rstrip('.')}: add --no-grad-checkpointing.") from error
 
 
 def make_optimizer(cfg: Config, policy: Policy) -> torch.optim.Optimizer:
@@ -203,7 +218,7 @@ def find_tasks(cfg: Config) -> Tasks:
 
 
 def dry_run(cfg: Config) -> None:
-    """Check model and data, generated if needed, and print the plan; loads no weights."""
+    """Check model and data, generated if needed, print the plan, and try the model out."""
     missing = []
 
     @contextmanager
@@ -246,3 +261,17 @@ def dry_run(cfg: Config) -> None:
     )
     if missing:
         raise UserError(" Also: ".join(f"{one.rstrip('.')}." for one in missing))
+    print(f"probe     {try_out(cfg, model)}")
+
+
+def try_out(cfg: Config, model: str) -> str:
+    """Use the model as the run will, where nothing has to be downloaded or sharded: the outcome."""
+    if cfg.shard or not has_weights(model):
+        return "at the start of the run, which is stopped if its sampler and trainer differ"
+    with loaded(cfg, model) as (policy, sampler):
+        if cfg.lora_rank:
+            lora.attach(policy.model, cfg.lora_rank, policy.precision, cfg.seed, checkpoint=None)
+        if cfg.grad_checkpointing:
+            recompute_activations(policy)
+        gap = check_start(cfg, policy.train(), sampler)
+    return f"sampler and trainer differ by {gap:.1e} nats per token, which rounding explains"

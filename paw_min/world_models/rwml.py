@@ -38,8 +38,8 @@ from paw_min.base.seeds import generator, request_seed
 from paw_min.config import Config
 from paw_min.metrics import mean
 from paw_min.model.policy import Policy
+from paw_min.model.probe import check_sync
 from paw_min.model.sampler import Request, Response
-from paw_min.model.scoring import check_sync
 from paw_min.retrieval.dense import Encoder
 from paw_min.rows import Rows, TokenRow
 from paw_min.running.session import Session
@@ -230,7 +230,7 @@ def update(
         rng = generator("coin", cfg.seed, k)
         rewards = [float(rng.random() < 0.5) for _ in d]
     rows = answer_rows(prompts, answers, rewards)
-    gap = check_sync(cfg, s.policy, rows, k)
+    gap = check_sync(cfg, s.policy, rows, f"update {k}")
     rows = prepare(cfg, s.policy, s.reference, rows)
     learned = learn(cfg, s.policy, s.optimizer, rows, seed_key=key)
     # The share of groups in which some answers are rewarded and others not: only they teach.

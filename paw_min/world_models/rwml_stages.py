@@ -36,6 +36,7 @@ from paw_min.base.seeds import generator
 from paw_min.config import Config, parse_config
 from paw_min.model import lora
 from paw_min.model.policy import Policy, load_policy
+from paw_min.model.probe import check_panel
 from paw_min.rows import TokenRow
 from paw_min.running.evaluate import evaluate
 from paw_min.running.presets import presets_of
@@ -219,7 +220,6 @@ def train(job: RwmlJob, kept: list[Triplet], held_out: list[Triplet], tau: float
         cfg = replace(cfg, lr=sft_rate(job), kl_coef=0.0)
     with open_session(cfg) as s:
         done = s.run.restore(s.policy, s.optimizer)
-        s.policy.train()
         pieces = job.pieces(f"{cfg.name}/train")
         logged = [line["update"] for line in s.run.metrics()]
         if done and logged[:1] + logged[-1:] != [0, done]:
@@ -346,6 +346,7 @@ def measure(job: RwmlJob, s: Session, held_out: list[Triplet], tau: float) -> di
     d = rwml.distances(job.encoder, predictions, truths)
     measured = rwml.quality(predictions, truths, d, tau)
     panel = evaluate(job.cfg, s.policy, s.sampler, s.pool, s.tasks.held_out).episodes
+    check_panel(job.cfg, s.policy, panel, "evaluation")
     return play(job.cfg, panel) | {f"held_out_{key}": x for key, x in measured.items()}
 
 

@@ -50,8 +50,8 @@ from update import (
 from paw_min.config import Config
 from paw_min.model.lora import attach
 from paw_min.model.policy import load_policy
+from paw_min.model.probe import check_sync
 from paw_min.model.sampler import HFSampler, Request
-from paw_min.model.scoring import check_sync
 from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.rows import Episode, flatten
 from paw_min.running.runs import Run
@@ -92,7 +92,8 @@ def sampler_gaps(folder: str, device: str, tiny: bool) -> dict[str, float]:
                 for r in finished:
                     rows[r.slot].response_ids = r.ids
                     rows[r.slot].response_logps = r.logps
-        gaps[name] = check_sync(Config(), policy, flatten(episodes), 0)
+        cfg = Config(sampler=name)
+        gaps[name] = check_sync(cfg, policy, flatten(episodes), "bench")
         sampler.close()
     return gaps
 

@@ -1,0 +1,306 @@
+"""Faults of a sampler are found in the first seconds, and in every evaluation and update.
+
+    python -m pytest tests/test_probe.py
+
+Each fault is planted in a sampler that is right otherwise. Faults of adapters: tests/test_lora.py.
+"""
+
+import copy
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+
+from paw_min import train
+from paw_min.base.errors import UserError
+from paw_min.config import Config
+from paw_min.model import probe
+from paw_min.model.lora import full_weights
+from paw_min.model.sampler import GumbelNoise, HFSampler
+from paw_min.running import session
+from tests.helpers import FAMILIES, make_policy, numbers, with_adapters
+from tests.model_kinds import make_kind
+
+
+class Copy(HFSampler):
+    """A sampler with weights of its own, as vLLM's: `sync` loads full_weights, changed by `fault`.
+
+    fault: (name, weight) -> weight, or None for one that does not arrive.
+    """
+
+    def __init__(self, own, fault=lambda name, weight: weight):
+        super().__init__()
+        self.own = own
+        self.fault = fault
+
+    @contextmanager
+    def sync(self, policy):
+        weights = {n: self.fault(n, w.clone()) for n, w in full_weights(policy.model)}
+        arrived = {name: weight for name, weight in weights.items() if weight is not None}
+        self.own.model.load_state_dict(arrived, strict=False)
+        with super().sync(self.own):
+            yield
+
+
+def generating(change):
+    """A sampler of the trainer's own model. change: (sampler, batch, temperature) -> both."""
+
+    class Changed(HFSampler):
+        def _generate(self, batch, temperature, max_tokens):
+            batch, temperature = change(self, batch, temperature)
+            return super()._generate(batch, temperature, max_tokens)
+
+    return lambda _: Changed()
+
+
+def reporting(change):
+    """A sampler whose log-probabilities are changed."""
+
+    class Changed(HFSampler):
+        def _generate(self, *args):
+            return [replace(r, logps=change(r.logps)) for r in super()._generate(*args)]
+
+    return lambda _: Changed()
+
+
+def copied(fault=lambda name, weight: weight, **settings):
+    """A Copy of the policy of this test, made before adapters; settings: of its Policy."""
+
+    def make(plain):
+        own = copy.deepcopy(plain)
+        for name, value in settings.items():
+            setattr(own, name, value)
+        return Copy(own, fault)
+
+    return make
+
+
+def perturbed(plain):
+    """Weights of another step of training, which no sync replaces."""
+    sampler = copied(lambda name, weight: None)(plain)
+    with torch.no_grad():
+        for p in sampler.own.model.parameters():
+            p.mul_(1.05)
+    return sampler
+
+
+def swapped_experts(name, weight):
+    return weight.flip(0) if "experts.gate_up_proj" in name else weight
+
+
+def swapped_heads(name, weight):
+    return weight.roll(8, 0) if "1.self_attn.q_proj" in name else weight
+
+
+def without_mask(sampler, batch, temperature):
+    """Padding is attended to: the shorter prompts have it as part of them."""
+    width = max(len(r.prompt_ids) for r in batch)
+    pad = [sampler.policy.pad_id]
+    filled = [pad * (width - len(r.prompt_ids)) + r.prompt_ids for r in batch]
+    return [replace(r, prompt_ids=ids) for r, ids in zip(batch, filled)], temperature
+
+
+class TopP(GumbelNoise):
+    """Tokens after the first 0.9 of the probability are never drawn."""
+
+    def __call__(self, input_ids, scores):
+        ordered, index = (scores / self.temperature).softmax(-1).sort(descending=True)
+        cut = ordered.cumsum(-1) - ordered > 0.9
+        return super().__call__(
+            input_ids, scores.masked_fill(torch.zeros_like(cut).scatter(-1, index, cut), -1e9)
+        )
+
+
+class Penalty(GumbelNoise):
+    """A published repetition penalty that is applied."""
+
+    def __call__(self, input_ids, scores):
+        seen = torch.zeros_like(scores, dtype=torch.bool).scatter(1, input_ids, True)
+        return super().__call__(input_ids, torch.where(seen, scores - 0.3, scores))
+
+
+def processed_by(noise):
+    class Changed(HFSampler):
+        def _generate(self, *args):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("paw_min.model.sampler.GumbelNoise", noise)
+                return super()._generate(*args)
+
+    return lambda _: Changed()
+
+
+ANY = {  # of a model without adapters
+    "old weights": perturbed,
+    "one matrix did not arrive": copied(lambda n, w: w * 0.5 if "0.mlp.down" in n else w),
+    "one norm did not arrive": copied(lambda n, w: torch.ones_like(w) if n.endswith("norm.weight")
+                                      and "layers" not in n else w),
+    "heads in another order": copied(swapped_heads),
+    "weights rounded to bf16": copied(lambda n, w: w.bfloat16().float()),
+    "passes in bf16": copied(precision="bf16"),
+    "another temperature": generating(lambda s, batch, t: (batch, 0.9 * t)),
+    "padding is attended to": generating(without_mask),
+    "a prompt loses its first token": generating(
+        lambda s, batch, t: ([replace(r, prompt_ids=r.prompt_ids[1:]) for r in batch], t)
+    ),
+    "top-p 0.9": processed_by(TopP),
+    "repetition penalty": processed_by(Penalty),
+    "log-probs of the next token": reporting(lambda logps: logps[1:] + logps[:1]),
+    "NaN": reporting(lambda logps: [float("nan") for _ in logps]),
+}
+WITH_LORA = {
+    "no adapter": copied(lambda n, w: None if "proj" in n else w),
+    "adapters of one layer are missing": copied(lambda n, w: None if ".1.mlp" in n else w),
+    "old weights": perturbed,
+}
+
+
+@pytest.fixture
+def untouched():
+    """A function that runs check_start and makes sure that nothing else has changed."""
+
+    def check(policy, sampler):
+        before = copy.deepcopy(policy.state_dict())
+        state = torch.get_rng_state()
+        try:
+            return probe.check_start(Config(max_prompt_tokens=64), policy, sampler)
+        finally:
+            assert torch.equal(state, torch.get_rng_state())
+            after = policy.state_dict()
+            assert all(torch.equal(after[name], weight) for name, weight in before.items())
+
+    return check
+
+
+def make(family, temperature=0.8):
+    policy = make_policy(family) if family in FAMILIES else make_kind(family)
+    policy.temperature = temperature
+    norm = policy.model.get_decoder().norm.weight
+    torch.nn.init.uniform_(norm.data, 0.5, 1.5, generator=torch.Generator().manual_seed(0))
+    return policy
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_right_samplers_pass(untouched, family, precision, lora):
+    policy = make(family)
+    samplers = (HFSampler(), Copy(copy.deepcopy(policy)))
+    for one in (policy, samplers[1].own):
+        one.precision = precision
+    if lora:
+        with_adapters(policy, precision)
+    for sampler in samplers:
+        gap = untouched(policy.train(), sampler)
+        assert gap < (1e-5 if precision == "fp32" else probe.MAX_GAP["bf16"])
+
+
+@pytest.mark.parametrize("fault", ANY)
+def test_a_wrong_sampler_is_found_at_the_start(untouched, fault):
+    policy = make("qwen2")
+    with pytest.raises(UserError, match="start: the sampler's .*: this model generates") as error:
+        untouched(policy, ANY[fault](policy))
+    assert "\n" not in str(error.value) and "vLLM" not in str(error.value)
+
+
+def test_swapped_experts_are_found(untouched):
+    policy = make("qwen3_moe")
+    assert untouched(policy, copied()(policy)) < 1e-5
+    with pytest.raises(UserError, match="start: the sampler's"):
+        untouched(policy, copied(swapped_experts)(policy))
+
+
+@pytest.mark.parametrize("fault", WITH_LORA)
+def test_adapters_that_a_sampler_lacks_are_found(untouched, fault):
+    """New ones too, whose B = 0 would not show it."""
+    policy = make("qwen2")
+    sampler = WITH_LORA[fault](policy)
+    with_adapters(policy)
+    with torch.no_grad():
+        for name, p in policy.named_parameters():
+            if "lora_B" in name:
+                p.zero_()
+    with pytest.raises(UserError, match="start: the sampler's"):
+        untouched(policy, sampler)
+
+
+def test_the_remedy_is_that_of_the_sampler():
+    policy = make("qwen2")
+    with pytest.raises(UserError, match="use --sampler transformers, or the versions of vLLM"):
+        probe.check_start(Config(sampler="vllm", max_prompt_tokens=64), policy, perturbed(policy))
+
+
+# ---- in a run ----
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(
+    "sync, when, lines",
+    [(1, "start", 0), (2, "evaluation after update 0", 0), (3, "update 1", 1),
+     (4, "evaluation after update 1", 1)],
+)  # fmt: skip
+def test_a_sampler_that_gets_out_of_step_stops_the_run(
+    config, tmp_path, monkeypatch, sync, when, lines, temperature
+):
+    """From this sync on, it has weights that are scaled by 1.05; the run is right before."""
+    wrong = late(monkeypatch, sync)
+    with pytest.raises(UserError, match=f"^{when}: the sampler's .* nats per token") as error:
+        train.train(config(updates=1, eval_temperature=temperature))
+    assert wrong and "\n" not in str(error.value)
+    assert len(numbers(tmp_path / "r")) == lines  # no success rate of other weights
+
+
+@pytest.mark.parametrize("sync, when", [(1, "start"), (2, "evaluation after update 1")])
+def test_so_does_an_evaluation_alone(config, finished, monkeypatch, sync, when):
+    late(monkeypatch, sync)
+    with pytest.raises(UserError, match=f"^{when}: the sampler's"):
+        train.train(config(updates=1), eval_only=True)
+    assert not (finished / "evaluation-only.json").exists()
+
+
+def late(monkeypatch, first: int) -> list:
+    """From its `first` sync on, the run's sampler has wrong weights; a list of those syncs."""
+    syncs, wrong = [], []
+
+    class Late(HFSampler):
+        @contextmanager
+        def sync(self, policy):
+            syncs.append(policy)
+            if len(syncs) < first:
+                with super().sync(policy):
+                    yield
+                return
+            wrong.append(len(syncs))
+            with perturbed(policy).sync(policy):
+                self.policy = perturbed(policy).own
+                yield
+
+    monkeypatch.setattr(session, "HFSampler", Late)
+    return wrong
+
+
+@pytest.mark.parametrize("off, stops", [(2e-3, True), (5e-4, False)])
+def test_rounding_is_no_fault(config, tmp_path, monkeypatch, off, stops):
+    """The limit in fp32 is 1e-3 nats per token."""
+    make = reporting(lambda logps: [x - off for x in logps])
+    monkeypatch.setattr(session, "HFSampler", lambda: make(None))
+    cfg = config(updates=1, eval_every=0)
+    if stops:
+        with pytest.raises(UserError, match="start"):
+            train.train(cfg)
+        return
+    train.train(cfg)
+    assert numbers(tmp_path / "r")[1]["sampler_gap"] == pytest.approx(off, rel=1e-2)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_the_dry_run_tries_the_model_out(config, monkeypatch, capsys, lora_rank):
+    cfg = config(lora_rank=lora_rank)
+    session.dry_run(cfg)
+    assert "probe     sampler and trainer differ by" in capsys.readouterr().out
+    late(monkeypatch, 1)
+    with pytest.raises(UserError, match="start: the sampler's"):
+        session.dry_run(cfg)
+    monkeypatch.setattr(session, "has_weights", lambda name: False)  # a name of the hub
+    session.dry_run(cfg)
+    assert "probe     at the start of the run" in capsys.readouterr().out
