@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 import shlex
 from pathlib import Path
 from unittest.mock import Mock
@@ -88,6 +89,36 @@ def test_a_base_model_of_the_hub(finished):
     shown = ModelCard(card.model_card(finished / "checkpoint-000001"))
     assert shown.data.base_model == "Qwen/Qwen2.5-1.5B-Instruct" and shown.data.license is None
     assert "me:key" not in shown.content
+
+
+HOSTILE = "`x`` [evil](javascript:evil) <img src=evil onerror=evil> | evil\n# evil\n---\n"
+WITH_PASSWORD = "http://me:SECRET@evil\n/"
+
+
+@pytest.mark.parametrize("changed", [
+    dict(name=HOSTILE.replace("\n", " ")),
+    dict(model=HOSTILE, data=WITH_PASSWORD, eval_split=HOSTILE, retriever=WITH_PASSWORD),
+    dict(model="a/b", env=HOSTILE, data="/home/me/" + HOSTILE),
+])
+def test_settings_of_somebody_else_are_no_markup(finished, changed):
+    stored(finished, **changed)
+    (line,) = [line for line in read_metrics(finished) if line["update"] == 1]
+    with open(finished / "metrics.jsonl", "w") as file:
+        file.write(json.dumps(line | {"eval_<img src=evil>": 1.0}) + "\n")
+    text = card.model_card(finished / "checkpoint-000001")
+    shown = ModelCard(text)
+    assert "evil" in text and "SECRET" not in text and "/home/me" not in text
+    assert shown.data.tags[-1] == changed.get("env", "alfworld").replace("\n", "?")
+    outside = re.sub(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)", "", shown.text)  # of code spans
+    outside = re.sub("^    .*$", "", outside, flags=re.MULTILINE)
+    assert "evil" not in outside and "<" not in outside
+
+
+def test_settings_that_no_run_has_are_refused(finished):
+    stored(finished, model="https://me:SECRET@host/model")
+    with pytest.raises(UserError, match="is a URL: give a folder") as error:
+        card.model_card(finished / "checkpoint-000001")
+    assert "SECRET" not in str(error.value)
 
 
 def test_the_lines_after_the_checkpoint_are_not_of_this_policy(finished):

@@ -2,24 +2,24 @@
 
 It has the base model, the benchmark and its data, a command that repeats the run, and its last
 metrics. It names no license, which depends on the base model. Of an absolute path it shows the last
-part only, since a card is public.
+part only, and of a URL no password, since a card is public. The settings may be somebody else's:
+what is no number stands in code spans, in which nothing is markup.
 """
 
-import json
+import re
 import shlex
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from huggingface_hub import ModelCardData
 
 from paw_min import toy
 from paw_min.base.errors import masked
-from paw_min.base.files import reading
 from paw_min.base.hub import is_hub_name
 from paw_min.config import PUBLISHED, Config, fit_to_algo, flag, settings
 from paw_min.running.presets import SCRIPTS, presets_of
 from paw_min.running.runs import read_metrics, updates_done
-from paw_min.running.stored import from_stored
+from paw_min.running.untrusted import read_config
 
 KEY_SETTINGS = (
     "algo", "paw", "wm_loss", "rho", "select_ratio", "lambda_mode", "wm_scale", "groups",
@@ -36,7 +36,7 @@ A policy for {env}, trained with paw_min, an implementation of PaW (*Policy and 
 Co-Training for Language Agents*, [arXiv 2606.02388](https://arxiv.org/abs/2606.02388)).
 
 - Base model: {base}. Its license applies: add `license` to the head of this file.
-- Data: {data}. Held-out split: `{split}`.
+- Data: {data}. Held-out split: {split}.
 - Updates: {updates}.
 
 {command}| setting | value |
@@ -53,35 +53,44 @@ The last metrics, from `metrics.jsonl` in this folder:
 
 def model_card(checkpoint: Path) -> str:
     """The card of the policy in a checkpoint of a run folder."""
-    with reading(checkpoint.parent / "config.json") as path:
-        cfg = from_stored(json.loads(path.read_text()))
-    cfg = replace(
-        cfg, out=Config.out, data=last_part(cfg.data), model=last_part(cfg.model),
-        retriever=last_part(masked(cfg.retriever)),
-    )
+    stored = asdict(read_config(checkpoint.parent / "config.json"))
+    texts = {name: shown(value) for name, value in stored.items() if isinstance(value, str)}
+    cfg = Config(**stored | texts | {"out": Config.out})
     updates = updates_done(checkpoint)
     last = {}  # of each metric, its latest update and value
     for line in read_metrics(checkpoint.parent):
         if line["update"] <= updates:
             last |= {key: (key, line["update"], f"{value:.4g}") for key, value in line.items()}
-    results = [name for name in last if name.startswith("eval_") and "/" not in name]
+    results = [name for name in last if re.fullmatch(r"eval_\w+", name)]
     hub_name = cfg.model if "/" in cfg.model and is_hub_name(cfg.model) else None
     head = ModelCardData(
         base_model=hub_name, library_name="transformers", pipeline_tag="text-generation",
         tags=["paw", "reinforcement-learning", cfg.env],
     )
     return CARD.format(
-        head=head, name=cfg.name, env=cfg.env, updates=updates, split=cfg.eval_split,
-        base=hub_name or (f"`{cfg.model}`" if cfg.model else "the small one in paw_min"),
-        data=f"`{cfg.data}`" if cfg.data else "generated",
+        head=head, name=code(cfg.name), env=code(cfg.env), updates=updates,
+        split=code(cfg.eval_split),
+        base=code(cfg.model) if cfg.model else "the small one in paw_min",
+        data=code(cfg.data) if cfg.data else "generated",
         command=f"    {command(cfg)}\n\n" if cfg.env in SCRIPTS else "",
         settings=rows((f"`{flag(name)}`", getattr(cfg, name)) for name in KEY_SETTINGS),
         metrics=rows(last[name] for name in ("success", "return", *results) if name in last),
     )
 
 
-def last_part(value: str) -> str:
-    return Path(value).name if Path(value).is_absolute() else value
+def shown(value: str) -> str:
+    """A setting as the public may read it, in one line."""
+    value = masked(value)
+    if Path(value).is_absolute():
+        value = Path(value).name
+    return "".join(letter if letter.isprintable() else "?" for letter in value)
+
+
+def code(text: str) -> str:
+    """A code span of Markdown: its fence is longer than every run of backticks in the text."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * (longest + 1)
+    return f"{fence} {text} {fence}" if longest else f"`{text}`"
 
 
 def command(cfg: Config) -> str:
