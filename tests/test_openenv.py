@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from io import BytesIO
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -61,11 +62,27 @@ def test_the_command_has_workers():
     assert cfg.workers == 2
 
 
-@pytest.mark.parametrize("data", ["http://127.0.0.1:9", "nowhere", "http://me:secret@[::1"])
-def test_no_server(data, model, tmp_path):
+@pytest.mark.parametrize("data", [
+    "http://127.0.0.1:9", "nowhere", "http://me:secret@[::1", "http://me:secret@127.0.0.1",
+])
+def test_no_server(data, model, tmp_path, capsys):
+    cfg = settings(tmp_path, data=data, model=model)
     with pytest.raises(UserError, match="is no OpenEnv server .*: start one") as error:
-        train.train(settings(tmp_path, data=data, model=model))
-    assert "secret" not in str(error.value)
+        train.train(cfg)
+    with pytest.raises(ConnectionError) as lost:  # as in an episode: its text is printed and stored
+        openenv_paw.connect(data)
+    stored = (tmp_path / cfg.name / "config.json").read_text()
+    assert "secret" not in f"{error.value} {lost.value} {stored} {capsys.readouterr()}"
+
+
+def test_a_password_goes_to_the_server(monkeypatch):
+    asked = Mock(side_effect=ValueError)
+    monkeypatch.setattr(openenv_paw, "urlopen", asked)
+    with pytest.raises(UserError):
+        openenv_paw.load(Config(), "http://me:secret@host:1")
+    request = asked.call_args.args[0]
+    assert request.full_url == "http://host:1/schema"
+    assert request.get_header("Authorization") == "Basic bWU6c2VjcmV0"
 
 
 def test_a_game_is_played_as_its_server_says(remote):

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,16 @@ def test_what_lies_at_the_name_of_an_unfinished_file_is_replaced(
     assert target.read_text() == "kept" and not (tmp_path / "nothing").exists()
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
     assert not list(finished.glob("*.partial"))
+
+
+def test_a_pipe_or_a_device_is_not_replaced(tmp_path):
+    """Such as --out /dev/null for root."""
+    path = tmp_path / "page.html"
+    os.mkfifo(path)
+    for write in (files.check_writable, partial(files.replace_text, text="a")):
+        with pytest.raises(UserError, match=r"pipe or a device, not a file\): fix the path, and"):
+            write(path)
+    assert path.is_fifo() and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_run_deletes_only_what_is_its_own(config, policy, tmp_path):

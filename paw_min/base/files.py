@@ -69,6 +69,7 @@ def replacing(path: Path):
     """
     partial = path.with_name(f"{path.name}.partial")
     with writing(str(path)):
+        refuse_special(path)  # also /dev/null, which root could replace
         try:
             if os.path.lexists(partial):  # of a process that was killed
                 remove(partial)
@@ -96,6 +97,7 @@ def replace_text(path: Path, text: str) -> None:
 def check_writable(path: Path) -> None:
     """UserError before long work, not after it, if no file can be written at `path`."""
     with writing(str(path)):
+        refuse_special(path)
         if path.is_dir():
             raise IsADirectoryError("it is a folder")
         tempfile.TemporaryFile(dir=path.parent).close()
@@ -124,8 +126,8 @@ def writing(what: str):
     except Exception as error:  # OSError, or the errors that torch and safetensors make of one
         reason = " ".join(str(error).split())[:200]
         remedy = "free space or fix the path"  # torch and safetensors do not tell
-        if isinstance(error, OSError):
-            remedy = "free space" if error.errno in FULL else "fix the path"
+        if isinstance(error, (OSError, ValueError)):
+            remedy = "free space" if getattr(error, "errno", 0) in FULL else "fix the path"
         raise UserError(
             f"{what} cannot be written ({reason}): {remedy}, and rerun the same command; it "
             "resumes from the last checkpoint, if there is one."
