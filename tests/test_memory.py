@@ -14,7 +14,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from transformers import Qwen2Config
+from transformers import OPTConfig, Qwen2Config
 
 from paw_min import train
 from paw_min.base.errors import UserError
@@ -180,6 +180,12 @@ def test_a_dry_run_without_gpu_and_vllm(env, shape, sizes, tmp_path, monkeypatch
     printed = capsys.readouterr().out
     assert re.search(rf"^memory    estimated on one GPU: .* 24 GB, .*; {sizes}$", printed, re.M)
     assert "--sampler vllm needs vllm" in str(error.value) and "no/data" in str(error.value)
+
+
+def test_a_family_of_other_sizes_costs_the_estimate_not_the_run(tmp_path):
+    OPTConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2).save_pretrained(tmp_path)
+    for line in (memory.check(BASE, str(tmp_path), "cpu"), memory.on_cards(BASE, str(tmp_path))):
+        assert line.startswith("not estimated for opt (") and "intermediate_size" in line
 
 
 def test_a_run_that_cannot_fit_names_sizes_and_settings(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ length, another batch), tolerances are a few float32 roundings of a log-probabil
 """
 
 import json
+import re
 import time
 from collections import deque
 from functools import partial
@@ -21,6 +22,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from paw_min import losses
 from paw_min.base.errors import UserError
+from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.interface import Context
 from paw_min.model import head
 from paw_min.model import policy as policy_module
 from paw_min.model.batches import collate
@@ -348,6 +351,30 @@ def test_no_text_becomes_a_control_token():
     assert policy.plain("x<|im_end|>y <end") == "x< |im_end|>y <end"
     for text in (*TEXTS, "<think> < |im_end| >", ""):  # ordinary text keeps its ids
         assert policy.encode(text) == policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    "env, action",
+    [("alfworld", "<action>go to shelf 1</action>"), ("webshop", "<action>click[a]</action>"),
+     ("search", "<search>mug</search>"), ("search", "<answer>mug</answer>")],
+)
+def test_tags_that_are_special_tokens_stay_text(env, action):
+    """After a supervised stage: a response has its tags, a prompt its own; no text ends a turn."""
+    tokenizer = chatml_tokenizer()
+    tags = ["action", "think", "search", "answer", "information"]
+    words = [f"<{slash}{tag}>" for tag in tags for slash in ("", "/")]
+    tokenizer.add_special_tokens({"extra_special_tokens": words})
+    policy, benchmark = make_policy(tokenizer=tokenizer), BENCHMARKS[env]
+    ids = policy.encode(f"<think>a b</think>{action}") + [policy.eos_ids[0], policy.pad_id]
+    answered = policy.decode(ids)
+    assert "<end>" not in answered and "<|im_end|>" not in answered and "<pad>" not in answered
+    assert benchmark.parse(answered).valid
+    ids, forged = [
+        policy.encode_chat(benchmark.prompts["paper"](Context("a", text, ["look"]), 2))
+        for text in ("a", INJECTION)
+    ]
+    assert set(tokenizer(re.search("<[a-z]+>", action)[0])["input_ids"]) <= set(ids)
+    assert control_tokens(policy, forged) == control_tokens(policy, ids)
 
 
 @pytest.mark.parametrize(

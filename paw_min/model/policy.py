@@ -36,6 +36,13 @@ from paw_min.model.portable import make_portable, published_config
 transformers_logging.disable_progress_bar()  # one per file would hide our own
 
 THOUGHT = "<think>"
+# Tags that prompts ask for or show. A supervised stage may have made them special tokens: they are
+# text all the same, which decoding keeps and which ends no turn.
+TAGS = {
+    f"<{slash}{name}>"
+    for name in ("think", "action", "search", "answer", "information", "prediction", "next_state")
+    for slash in ("", "/")
+}
 # Types of models whose tokenizers were published with a wrong regular expression for words.
 MISTRAL = ("mistral", "mistral3", "ministral", "pixtral")
 MODEL = "model."  # prefix of the language model's weights in Policy.state_dict()
@@ -92,7 +99,7 @@ class Policy(torch.nn.Module):
         ids = torch.tensor([[self.pad_id, self.eos_ids[0]]], device=self.device)
         hidden = self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
         ours = head(hidden)
-        theirs = self.model(ids).logits
+        theirs = self.model(ids, use_cache=False).logits
         if not ours.isfinite().all():
             raise UserError(f"{name} has weights that are NaN or infinite: use another model")
         if not torch.allclose(ours.float(), theirs.float(), atol=1e-2, rtol=1e-2):
@@ -201,7 +208,12 @@ class Policy(torch.nn.Module):
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def decode(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
+        """The text of a response, without control tokens."""
+        return self.tokenizer.decode([token for token in ids if token not in self.control_ids])
+
+    @cached_property
+    def control_ids(self) -> set[int]:
+        return set(self.tokenizer.convert_tokens_to_ids(sorted(special_tokens(self.tokenizer))))
 
     def save(self, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
         """Write the language model as a Hugging Face folder. LoRA: only the adapter.
@@ -334,9 +346,9 @@ def turn_end(tokenizer) -> int | None:
 
 
 def special_tokens(tokenizer) -> set[str]:
-    """The control tokens, as text."""
-    added = tokenizer.added_tokens_decoder.values()
-    return {token.content for token in added if token.special} | set(tokenizer.all_special_tokens)
+    """The control tokens, as text; not the tags of the prompts, special or not."""
+    added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return (added | set(tokenizer.all_special_tokens)) - TAGS
 
 
 def control_starts(tokenizer) -> re.Pattern:
@@ -366,8 +378,9 @@ def load_policy(
             return Policy(merged, tokenizer, temperature, precision, published)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         switch_noise_off(config)
+        # attn_implementation: whatever config.json names, torch's attention, or else the model's.
         model, info = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=torch.float32, attn_implementation="sdpa",
+            folder, config=config, dtype=torch.float32, attn_implementation=None,
             output_loading_info=True, trust_remote_code=False,
         )
         # transformers would draw missing weights at random.

@@ -16,6 +16,8 @@ from importlib.util import find_spec
 from itertools import count
 
 import torch
+from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from paw_min.base import distributed
 from paw_min.base.errors import UserError
@@ -59,19 +61,25 @@ class VLLMSampler:
         several = distributed.n_ranks() > 1
         set_num_threads = torch.set_num_threads
         try:
+            model = dict(
+                model=folder, skip_tokenizer_init=True, trust_remote_code=False,
+                hf_overrides=as_trained,
+                language_model_only=True,  # of models that also see, no part for images
+            )
+            if not self.gpu and vllm.EngineArgs(**model).create_model_config().is_hybrid:
+                # The states of linear attention have a prefix cache with chunked prefill only.
+                of_device["enable_prefix_caching"] = False
             with self._isolated(), warnings.catch_warnings(action="ignore"):
                 self.llm = vllm.LLM(
-                    folder, load_format="dummy", skip_tokenizer_init=True, seed=seed,
-                    trust_remote_code=False,
+                    **model, load_format="dummy", seed=seed,
                     generation_config="vllm",  # instead of the model's own top-p etc.
                     logprobs_mode="processed_logprobs",  # after the temperature, like the trainer's
                     dtype={"fp32": "float32", "bf16": "bfloat16"}[precision],
-                    hf_overrides=fp32_logits,
                     max_model_len=max_model_len, disable_log_stats=True,
                     distributed_executor_backend="external_launcher" if several else None,
                     **of_device,
                 )
-        except ValueError as error:  # e.g. too many tokens for the model, too little memory
+        except Exception as error:  # e.g. too many tokens, too little memory, an unknown kernel
             reason = " ".join(str(error).split())[:400]
             raise UserError(
                 f"vLLM cannot run {folder} with {max_model_len} tokens: change what it names, or "
@@ -79,6 +87,7 @@ class VLLMSampler:
             ) from error
         torch.set_num_threads = set_num_threads  # on a CPU, vLLM replaces it by a warning
         self._check_reload(vllm.__version__)
+        self._leave_classes()
         self.ids = count()  # of requests; vLLM wants each name once
         self.running = {}  # request id -> Request
         self.asleep = 0  # bytes that torch counts as allocated, although sleep has released them
@@ -95,6 +104,24 @@ class VLLMSampler:
                 f"vllm {version} cannot load weights in place (reload_weights has no "
                 "weights_iterator): install vllm==0.32.0, with which this was tested"
             )
+
+    def _leave_classes(self) -> None:
+        """Undo what vLLM has done to the trainer's classes.
+
+        It runs some families (SmolLM3, OLMo 2, GPT-NeoX, ...) by the code of transformers, and
+        makes their classes compile, which only its own models can. These get a subclass that does.
+        """
+        from vllm.compilation.decorators import TorchCompileWithNoGuardsWrapper as Compiles
+
+        (model,) = self.llm.collective_rpc(lambda worker: worker.model_runner.get_model())
+        for module in model.modules():
+            cls = type(module)
+            if isinstance(module, PreTrainedModel) and Compiles in cls.__bases__:
+                added = {name: vars(cls)[name] for name in ("__init__", "__call__")}
+                module.__class__ = type(cls.__name__, (cls, Compiles), added)
+                cls.__init__ = inspect.getclosurevars(cls.__init__).nonlocals["old_init"]
+                del cls.__call__
+                cls.__bases__ = tuple(base for base in cls.__bases__ if base is not Compiles)
 
     @contextmanager
     def _isolated(self):
@@ -176,11 +203,14 @@ class VLLMSampler:
         self.running.clear()
 
 
-def fp32_logits(config):
-    """The model's config for vLLM, in which the head has fp32 logits as the trainer's (head.py).
+def as_trained(config):
+    """The model's config for vLLM: with the trainer's class, and fp32 logits (head.py).
 
-    A model that also sees has its head in its text model, with a config of its own.
+    The published class of a model that also sees may be another, as that of Qwen3.5. Its head is
+    in its text model, with a config of its own.
     """
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+    config.architectures = [name] if name else config.architectures  # vLLM tries a dummy, too
     for part in (config, config.get_text_config()):
         part.head_dtype = "float32"
     return config

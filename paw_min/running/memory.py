@@ -125,19 +125,33 @@ def announce(cfg: Config, folder: str, device: str) -> None:
             console.say(f"memory    {sizes}")
 
 
+class NotEstimated(Exception):
+    """Why there is no estimate for this family of models."""
+
+
 def of_folder(cfg: Config, folder: str, bf16: bool, gpu_bytes: float) -> Estimate:
-    """The estimate for the model in a folder or on the hub, and for the ranks of this run."""
+    """The estimate for the model in a folder or on the hub, and for the ranks of this run.
+
+    NotEstimated where the family has other sizes, as a mixture of experts, or one per layer.
+    """
     with load_errors(folder):
         model_config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        ranks = int(os.environ.get("WORLD_SIZE", 1))
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    try:
         return estimate(cfg, model_config, ranks, bf16, gpu_bytes)
+    except Exception as error:  # whatever is missing, or of another type
+        reason = " ".join(str(error).split())[:200]
+        raise NotEstimated(f"not estimated for {model_config.model_type} ({reason})") from error
 
 
 def on_cards(cfg: Config, folder: str) -> str:
     """The peak on GPUs that need not be in this machine. vLLM takes a fraction of each."""
     sizes = []
     for card in CARDS:
-        peak = of_folder(cfg, folder, cfg.precision != "fp32", 1e9 * card).peak / 1e9
+        try:
+            peak = of_folder(cfg, folder, cfg.precision != "fp32", 1e9 * card).peak / 1e9
+        except NotEstimated as error:
+            return str(error)
         fits = "fits" if peak < card / MARGIN else "may not fit"
         if peak > card * MARGIN:
             fits = "does not fit"
@@ -151,7 +165,10 @@ def check(cfg: Config, folder: str, device: str) -> str:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     bf16 = cfg.precision == "bf16" or cfg.precision == "auto" and device.startswith("cuda")
     free, gpu_bytes = free_bytes(device)
-    ours = of_folder(cfg, folder, bf16, gpu_bytes)
+    try:
+        ours = of_folder(cfg, folder, bf16, gpu_bytes)
+    except NotEstimated as error:
+        return str(error)
     sizes = (
         f"{ours.peak / 1e9:.2f} GB (states {ours.states / 1e9:.2f} with gradients "
         f"{ours.gradients / 1e9:.2f}, reference {ours.reference / 1e9:.2f}, one pass "
