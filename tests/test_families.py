@@ -58,8 +58,8 @@ FAMILIES = {
         use_mamba_kernels=False,
     ),
     "lfm2": dict(layer_types=["conv", "full_attention"]), "llama": {}, "mamba": dict(state_size=8),
-    "mamba2": dict(num_heads=8, state_size=8, n_groups=1, chunk_size=16), "ministral3": {}, "mistral": {},
-    "mixtral": {}, "nemotron": {},
+    "mamba2": dict(num_heads=8, state_size=8, n_groups=1, chunk_size=16), "ministral3": {},
+    "mistral": {}, "mixtral": {}, "nemotron": {},
     "nemotron_h": dict(
         layers_block_type=["mamba", "attention"], mamba_num_heads=8, mamba_head_dim=8,
         ssm_state_size=8, chunk_size=16,
