@@ -358,9 +358,10 @@ def test_shuffled_targets_are_all_of_another():
 
 # ---- errors ----
 
-def test_what_is_in_the_folder_stays(tmp_path):
-    (tmp_path / "start").mkdir()
-    with pytest.raises(UserError, match="has a start already: choose another --out, or delete"):
+@pytest.mark.parametrize("name", ["start", "start.partial"])
+def test_what_is_in_the_folder_stays(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(UserError, match=f"has a {name} already: choose another --out, or delete"):
         rwml_stages.make_triplets(job_of(tmp_path))
 
 
