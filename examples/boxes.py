@@ -21,8 +21,6 @@ of any world. Rerun a command to resume it. research/boxes has the settings and 
 """
 
 import random
-import shutil
-import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +30,8 @@ from filelock import FileLock
 
 from paw_min import cmae
 from paw_min.base.errors import UserError, user_errors
-from paw_min.cli import main
+from paw_min.base.files import replacing
+from paw_min.cli import judged, main
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Benchmark, Command, Context, Step, Tasks
@@ -201,15 +200,12 @@ def prepare() -> None:
         print(f"training the start model in {START}", flush=True)
         policy = plain(load_policy(str(smollm2.write()), precision="bf16"))
         warm_start(policy)
-        # Renamed when complete: a killed process leaves no half of a model.
-        partial_folder = START.with_name(f"{START.name}.partial")
-        shutil.rmtree(partial_folder, ignore_errors=True)
-        policy.save(partial_folder)
-        partial_folder.rename(START)
+        with replacing(START) as new:  # a killed process leaves no half of a model
+            policy.save(new)
 
 
 if __name__ == "__main__":
-    if not {"-h", "--help"} & set(sys.argv):
-        with user_errors():
-            prepare()
+    with user_errors():
+        judged("boxes", PRESETS, __doc__, lambda cfg: START)
+        prepare()
     main("boxes", PRESETS, __doc__)

@@ -21,7 +21,6 @@ The package's environment plays them in the real engine. research/hidden has eig
 import json
 import os
 import random
-import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -33,15 +32,14 @@ from examples.locks import make_model
 from paw_min import cmae
 from paw_min.base.errors import user_errors
 from paw_min.base.files import remove, writing
-from paw_min.cli import main
-from paw_min.config import Config, parse_args
+from paw_min.cli import judged, main
+from paw_min.config import Config
 from paw_min.envs.alfworld import AlfworldEnv
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Benchmark, Command, Context, Step, Tasks
 from paw_min.envs.pool import EnvPool
 from paw_min.model.batches import TokenRow, collate
 from paw_min.model.policy import Policy
-from paw_min.running.session import check_machine
 from paw_min.toy import alfworld_games as games
 from paw_min.toy.standins import make_tokenizer
 
@@ -324,14 +322,8 @@ def prepare(seed: int) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with user_errors():
-        # Before the games are written: a wrong flag ends the command here.
-        cfg, mode = parse_args("hidden", PRESETS, __doc__)
-        check_machine(cfg)
-        folder = DATA / str(cfg.seed)
-        if mode == "dry-run" and not folder.exists():
-            print(f"{folder} is not there: the first run writes games and a start model to it, in "
-                  "a minute. Repeat --dry-run then.")
-            sys.exit()
-        prepare(cfg.seed)
-    PRESETS["tiny"] |= dict(data=str(folder), model=str(folder / "start"), seed=cfg.seed)
+        seed = judged("hidden", PRESETS, __doc__, lambda cfg: DATA / str(cfg.seed)).seed
+        prepare(seed)
+    folder = DATA / str(seed)
+    PRESETS["tiny"] |= dict(data=str(folder), model=str(folder / "start"), seed=seed)
     main("hidden", PRESETS, __doc__)

@@ -26,15 +26,14 @@ from examples.one_file import R_MAX, TOOLS, Size, World, make_world
 from paw_min import cmae
 from paw_min.base.errors import user_errors
 from paw_min.base.files import replacing
-from paw_min.cli import main
-from paw_min.config import Config, parse_args
+from paw_min.cli import judged, main
+from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Benchmark, Command, Context, Step, Tasks
 from paw_min.envs.pool import EnvPool
 from paw_min.model.batches import collate
 from paw_min.model.policy import Policy
 from paw_min.rows import TokenRow
-from paw_min.running.session import check_machine
 from paw_min.toy.standins import make_tokenizer
 
 START = Path("data/locks")  # the start model
@@ -187,7 +186,6 @@ def prepare() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)  # more are not faster for a model of this size
     with user_errors():
-        # Before the start model is trained: a wrong flag ends the command here.
-        check_machine(parse_args("locks", PRESETS, __doc__)[0])
+        judged("locks", PRESETS, __doc__, lambda cfg: START)
         prepare()
     main("locks", PRESETS, __doc__)

@@ -271,18 +271,21 @@ def test_no_other_error_of_the_system_is_hidden():
         raise BrokenPipeError(32, "Broken pipe")
 
 
+@pytest.mark.parametrize("name, folder", [
+    ("hidden", "data/hidden/2"), ("locks", "data/locks"), ("boxes", "data/boxes"),
+])
 @pytest.mark.parametrize("flags, end", [
     ("--updates abc", "1"), ("--rho 2", "error: --rho 2.0 is out of range"), ("--dry-run", "0"),
 ])
-def test_the_first_command_is_judged_before_its_long_work(
-    flags, end, tmp_path, monkeypatch, capsys
+def test_an_example_is_judged_before_its_long_work(
+    name, folder, flags, end, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["hidden.py", *flags.split()])
+    monkeypatch.setattr(sys, "argv", [name, *flags.split()])
     with pytest.raises(SystemExit) as stopped:
-        runpy.run_module("examples.hidden", run_name="__main__")
+        runpy.run_module(f"examples.{name}", run_name="__main__")
     assert str(stopped.value.code).startswith(end) and not list(tmp_path.iterdir())
-    assert ("data/hidden/2 is not there: the first" in capsys.readouterr().out) == (end == "0")
+    assert (f"{folder} is not there: the first" in capsys.readouterr().out) == (end == "0")
 
 
 @pytest.mark.parametrize("function, error, sentence", [
