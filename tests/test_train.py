@@ -342,7 +342,7 @@ def test_the_command_of_the_comparison_names_both_runs(tmp_path, capsys, variant
     "settings, message",
     [
         (dict(data="no/such/folder"), "no/such/folder.*does not exist"),
-        (dict(model="no/such/model"), "the model no/such/model cannot be loaded"),
+        (dict(model="no/such/model"), "the folder no/such/model does not exist: give a model fo"),
     ],
 )
 def test_bad_input_is_one_sentence(config, settings, message):
