@@ -1,4 +1,4 @@
-"""research/bench/gpu.sh on a CPU (--tiny): its part `correctness`, and its table of all parts.
+"""research/bench/gpu.sh on a CPU (--tiny): parts with vLLM and LoRA, and its table of all parts.
 
     python -m pytest tests/test_gpu_script.py
 """
@@ -15,12 +15,18 @@ import pytest
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
-# Of these, the test has recorded results, and of two more, numbers of its own.
-RECORDED = {"rollout": "rollout", "overhead-alfworld": "overhead", "update-alfworld": "update"}
-INVENTED = {
-    "roofline": {"alfworld": {"tokens_per_s": 5.0, "fraction": 0.5}},
-    "lora": {"peak_gib": 18.0, "card_gib": 24.0},
+# Of these, the test has recorded results, and of two kinds numbers of its own.
+RECORDED = {"rollout": "rollout", "passes-alfworld": "update"}
+PARITY = {
+    "runner": "vLLM V2", "gaps": {"vllm, LoRA": 1e-6}, "gradients": {"Eq. 5": 2e-7},
+    "checkpoint": 0.0,
 }
+UPDATE = {
+    "runner": "vLLM V2", "gap": 0.01, "seconds": {"sync": 0.5, "learn": 3.0}, "mfu": 0.31,
+    "tokens_per_s": {"generate": 9000.0}, "peak_gb": 40.0, "estimate_gb": 39.1,
+    "paw_over_grpo_percent": {"webshop": {"time": 2.5, "memory": 1.0}},
+}
+INVENTED = {"parity-fp32": PARITY, "update-smollm2": UPDATE, "update-1.5b": UPDATE}
 
 
 def gpu_script(*arguments, code: int = 0) -> str:
@@ -35,24 +41,33 @@ def test_a_part_that_is_not_done_runs_and_all_have_rows(tmp_path):
     for part, file in RECORDED.items():
         shutil.copy(ROOT / f"research/bench/results/{file}.json", tmp_path / f"{part}.json")
     for part, numbers in INVENTED.items():
-        (tmp_path / f"{part}.json").write_text(json.dumps(numbers))
+        (tmp_path / f"{part}.json").write_text(json.dumps(numbers | {"device": "a card"}))
     printed = gpu_script(tmp_path, "--tiny")
     done = re.findall(r"^(\S+): done before$", printed, re.M)
     assert set(done) == RECORDED.keys() | INVENTED.keys()
     table = (tmp_path / "table.md").read_text()
-    assert printed.endswith(table)
-    rows = [line.split(" | ")[0].strip("| ") for line in table.splitlines()[2:]]
-    assert set(rows) == {"rollout", "overhead", "update", "correctness", "roofline", "lora"}
-    gap, checkpoint = (
-        float(value)
-        for what in ("transformers against", "checkpoint")
-        for value in re.findall(rf"{what}.*? \| (\S+) \|", table)
-    )
-    assert 0 < gap < 0.01 and checkpoint == 0
+    assert printed.endswith(table) and table.startswith("x86_64, 1 thread, a card\n")
+    columns = {}
+    for block in table.strip().split("\n\n")[1:]:
+        (kind, *parts), _, *lines = (re.split(r" *\| *", line)[1:-1] for line in block.split("\n"))
+        for name, numbers in zip(parts, zip(*(line[1:] for line in lines)), strict=True):
+            columns[f"{kind}-{name}"] = dict(zip((line[0] for line in lines), numbers))
+    assert len(columns) == len(done) + 2
+    assert columns["update-1.5b, vLLM V2"]["peak of the trainer, GB"] == "40.00"
+    assert columns["update-1.5b, vLLM V2"]["PaW over GRPO, webshop, time in %"] == "+2.5"
+    assert columns["update-1.5b-lora, vLLM V1"].keys() > {"its estimate, GB", "learn, MFU in %"}
+    parity = columns["parity-bf16, vLLM V1"]
+    states = ("start", "other weights", "LoRA")
+    gaps = {f"gap, {name}, {state}" for name in ("vllm", "transformers") for state in states}
+    equations = {name for name, value in parity.items() if name.startswith("gradient, ") and value}
+    assert gaps < parity.keys() and len(equations) == 7
+    assert all(0 < float(parity[name]) < 0.2 for name in gaps | equations)
 
 
 @pytest.mark.parametrize(
-    "command", ["gpu.py correctness --tiny", "overhead.py --shape alfworld --quick --tiny"]
+    "command",
+    ["gpu.py parity fp32 --tiny", "gpu.py update smollm2 --tiny",
+     "overhead.py --shape alfworld --quick --tiny"],
 )
 def test_a_machine_with_torch_and_transformers_only(command, tmp_path):
     """What gpu.sh needs; it skips the parts that need more."""

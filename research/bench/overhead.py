@@ -1,6 +1,6 @@
 """Time and memory that PaW adds to GRPO in one update on the same rows.
 
-    python research/bench/overhead.py [--shape alfworld webshop] [--quick] [--gpu] [--out FILE]
+    python research/bench/overhead.py [--shape alfworld webshop] [--quick] [--out FILE]
 
 The paper measures a whole step of ALFWorld with Qwen2.5-1.5B, rollout included: +2.1 % time and
 +2.4 % peak memory (Fig. 5). This script measures the update alone (update.prepare and
@@ -11,26 +11,25 @@ four.
 
 Target: at most +1.0 %, or the observations' fraction of the tokens plus 0.3 points if that is more.
 
-Model: random weights. GPU: the config of Qwen2.5-1.5B, bf16, 512 rows, the paper's mini-batches.
-CPU: a small model with the same fraction of parameters in the head, fp32, 32 rows of half the
-length, and tiles of the head in proportion to the vocabulary. Activations are recomputed in the
-backward pass.
+Model: random weights, a small model with the fraction of parameters in the head of Qwen2.5-1.5B,
+fp32, 32 rows of half the length, and tiles of the head in proportion to the vocabulary. Activations
+are recomputed in the backward pass. On a GPU: gpu.py.
 
-Time: GRPO and PaW alternate in one process, measured in CPU seconds of one thread (GPU: seconds).
+Time: GRPO and PaW alternate in one process, measured in CPU seconds of one thread.
 Every turn makes the same calls in the same order, and each call counts with its minimum over the
 turns, which removes the disturbance by other programs. The old pass, the reference and the
 optimizer do the same work in both and share one time; the first two run in the first turn only.
 `operations` counts the operations of matrix products and attention, without noise.
 
 Memory: the peak of all tensors, weights and optimizer included, by the allocator's count. The
-update is planned for whole mini-batches of the paper (256 rows, WebShop 64; on a CPU with half of
+update is planned for whole mini-batches of the paper (256 rows, WebShop 64; with half of
 --micro-tokens) and stops after the first micro-batch, which is the largest. The old pass and the
 reference are skipped, since they need less. The rows of that micro-batch and its padding are
 random, so the result is averaged over DRAWS draws of rows and entropies; `memory_draws` has the
 difference in each.
 
---quick: one turn instead of six. --tiny: a rehearsal for gpu.sh, in one process; its numbers mean
-nothing. Takes four minutes.
+--quick: one turn instead of six. --tiny: a rehearsal in one process; its numbers mean nothing.
+Takes four minutes.
 """
 
 import argparse
@@ -53,7 +52,7 @@ import paw_min  # noqa: F401 - before torch, for OMP_WAIT_POLICY
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen2Config
-from update import QWEN, REST, VOCABULARY, child, make_policy, make_rows, now, tensor_peak, versions
+from update import VOCABULARY, child, make_policy, make_rows, now, tensor_peak, versions
 from update import write as write_report
 
 from paw_min import update
@@ -63,7 +62,7 @@ from paw_min.rows import Episode, flatten
 
 SMALL = dict(hidden_size=64, num_attention_heads=2, num_key_value_heads=1, intermediate_size=1120,
              num_hidden_layers=4, tie_word_embeddings=True, vocab_size=2500)
-ROWS = {"cpu": 32, "cuda": 512}
+ROWS = 32
 SCALE = {"cpu": 0.5, "cuda": 1.0}
 MICRO_TOKENS = 2048  # for times on a CPU
 TILE = head.TILE * SMALL["vocab_size"] // VOCABULARY
@@ -93,31 +92,25 @@ def make_episodes(shape: str, device: str, n_rows: int, vocabulary: int, seed) -
 class Bench:
     """A policy, a reference and an optimizer, and updates of them with or without PaW."""
 
-    def __init__(self, shape: str, device: str, what: str, seed: int = 0):
+    def __init__(self, shape: str, what: str, seed: int = 0):
         torch.set_num_threads(1)
         mini = MINI_BATCHES[shape]
-        tokens = round(SCALE[device] * Config.micro_tokens)
-        n_rows = ROWS[device] if what == "time" else mini
-        if device == "cpu" and what == "time":
+        tokens = Config.micro_tokens // 2
+        n_rows = ROWS if what == "time" else mini
+        if what == "time":
             mini = n_rows // 2
             tokens = MICRO_TOKENS
         self.seed = seed
-        self.device = device
-        if device == "cpu":
-            config = Qwen2Config(**SMALL)
-            precision = "fp32"
-            head.TILE = TILE
-        else:
-            config = Qwen2Config(vocab_size=VOCABULARY, **QWEN, **REST)
-            precision = "bf16"
-        self.episodes = make_episodes(shape, device, n_rows, config.vocab_size, seed)
-        self.policy = make_policy(config, device, precision)
-        self.reference = make_policy(config, device, precision).requires_grad_(False)
+        config = Qwen2Config(**SMALL)
+        head.TILE = TILE
+        self.episodes = make_episodes(shape, "cpu", n_rows, config.vocab_size, seed)
+        self.policy = make_policy(config, "cpu", "fp32")
+        self.reference = make_policy(config, "cpu", "fp32").requires_grad_(False)
         self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=1e-6)
         for p in self.policy.parameters():
             p.grad = torch.ones_like(p).zero_()  # written to, so that its memory is resident
         self.optimizer.step()
-        self.cfg = {paw: Config(paw=paw, mini_batch=mini, micro_tokens=tokens, precision=precision)
+        self.cfg = {paw: Config(paw=paw, mini_batch=mini, micro_tokens=tokens)
                     for paw in (False, True)}
         self.seconds = defaultdict(list)
         self.scored = {}
@@ -129,10 +122,10 @@ class Bench:
 
         def timed(function, phase):
             def run(*arguments, **options):
-                start = now(self.device)
+                start = now("cpu")
                 result = function(*arguments, **options)
                 if torch.is_grad_enabled():  # not the forward passes inside the old pass
-                    self.seconds[phase].append(now(self.device) - start)
+                    self.seconds[phase].append(now("cpu") - start)
                 return result
 
             return run
@@ -173,34 +166,34 @@ class Bench:
         """One update -> seconds of each call by phase, metrics."""
         self.seconds.clear()
         cfg = self.cfg[paw]
-        start = now(self.device)
+        start = now("cpu")
         rows = update.prepare(cfg, self.policy, self.reference, flatten(self.episodes))
         metrics = update.learn(cfg, self.policy, self.optimizer, rows, (0, 1))
-        seconds = {"total": [now(self.device) - start]} | self.seconds
+        seconds = {"total": [now("cpu") - start]} | self.seconds
         known = sum(sum(seconds[phase]) for phase in SAME + OWN[:2])
         seconds["rest"] = [seconds["total"][0] - known]
         return seconds, metrics
 
 
-def peak(shape: str, device: str, paw: bool, seed: int) -> int:
+def peak(shape: str, paw: bool, seed: int) -> int:
     """The peak of all tensors in an update, in bytes."""
     gc.collect()  # the models of the last draw
 
     def build_and_pass():
-        Bench(shape, device, "memory", seed).first_micro_batch(paw)
+        Bench(shape, "memory", seed).first_micro_batch(paw)
 
-    return tensor_peak(build_and_pass, device)[1]
+    return tensor_peak(build_and_pass, "cpu")[1]
 
 
-def measure(shape: str, what: str, device: str, turns: int) -> dict:
+def measure(shape: str, what: str, turns: int) -> dict:
     """what: "time" or "memory"."""
     if what == "memory":
         peaks = {}  # MiB
         for name in ("grpo", "paw"):
-            bytes_of = [peak(shape, device, name == "paw", seed) for seed in range(DRAWS)]
+            bytes_of = [peak(shape, name == "paw", seed) for seed in range(DRAWS)]
             peaks[name] = [count / 2**20 for count in bytes_of]
         return peaks
-    bench = Bench(shape, device, what)
+    bench = Bench(shape, what)
     bench.update(True)  # warm-up
     found = {False: [], True: []}
     for turn in range(turns):
@@ -216,7 +209,7 @@ def measure(shape: str, what: str, device: str, turns: int) -> dict:
             bench.update(paw)
         operations["paw" if paw else "grpo"] = counter.get_total_flops()
     return {"grpo": found[False], "paw": found[True], "operations": operations,
-            "parameters": bench.policy.model.num_parameters(), **versions(device)}
+            "parameters": bench.policy.model.num_parameters(), **versions("cpu")}
 
 
 def summary(timing: dict, peaks: dict, tokens: int) -> dict:
@@ -263,9 +256,9 @@ def summary(timing: dict, peaks: dict, tokens: int) -> dict:
 
 
 def make_tiny() -> None:
-    global DRAWS
+    global DRAWS, ROWS
     SMALL.update(hidden_size=16, intermediate_size=32, num_hidden_layers=1)
-    ROWS["cpu"] = 8
+    ROWS = 8
     DRAWS = 1
     MINI_BATCHES.update(alfworld=8, webshop=8)
 
@@ -275,32 +268,30 @@ def main():
     parser.add_argument("--shape", nargs="+", default=["alfworld", "webshop"], help="of the rows")
     parser.add_argument("--quick", action="store_true", help="one turn instead of six")
     parser.add_argument("--tiny", action="store_true", help="a rehearsal of a few seconds")
-    parser.add_argument("--gpu", action="store_true", help="the size of Qwen2.5-1.5B, on a GPU")
     parser.add_argument("--out", default="research/bench/results/overhead.json")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)  # shape, what
     args = parser.parse_args()
-    device = "cuda" if args.gpu else "cpu"
     turns = 1 if args.quick else 6
     if args.child:
-        print(json.dumps(measure(*args.child, device, turns)))
+        print(json.dumps(measure(*args.child, turns)))
         return
 
     if args.tiny:
         make_tiny()
-    flags = ["--quick"] * args.quick + ["--gpu"] * args.gpu
+    flags = ["--quick"] * args.quick
     report = {"command": " ".join(["python research/bench/overhead.py", *flags])}
     for shape in args.shape:
         if args.tiny:
-            peaks = measure(shape, "memory", device, 1)
-            timing = measure(shape, "time", device, 1)
+            peaks = measure(shape, "memory", 1)
+            timing = measure(shape, "time", 1)
         else:
             peaks = child(__file__, "memory", *flags, "--child", shape, "memory")
             timing = child(__file__, "time", *flags, "--child", shape, "time")
-        rows = make_rows(shape, ROWS[device], 10, SCALE[device])
+        rows = make_rows(shape, ROWS, 10, SCALE["cpu"])
         tokens = sum(len(r.prompt_ids) + len(r.response_ids) for r in rows)
         report[shape] = summary(timing, peaks, tokens)
     report |= {key: timing[key] for key in ("parameters", "device", "versions")}
-    report["rows"] = ROWS[device]
+    report["rows"] = ROWS
     write_report(report, args.out)
 
 

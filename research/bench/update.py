@@ -61,7 +61,12 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models
 from torch.profiler import ProfilerActivity, profile
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
 
 from paw_min import cmae, losses
 from paw_min.envs.benchmarks import BENCHMARKS
@@ -119,7 +124,7 @@ def make_rows(shape: str, n: int, vocabulary: int, scale=1.0, seed: int = 0) -> 
     return rows
 
 
-def make_policy(config: Qwen2Config, device: str, precision: str) -> Policy:
+def make_policy(config: PretrainedConfig, device: str, precision: str) -> Policy:
     """A policy with random weights; its tokenizer is never used on text."""
     words = Tokenizer(models.WordLevel({"<pad>": 0, "<end>": 1}, unk_token="<pad>"))
     tokenizer = PreTrainedTokenizerFast(
@@ -127,7 +132,7 @@ def make_policy(config: Qwen2Config, device: str, precision: str) -> Policy:
     )
     torch.manual_seed(0)
     with torch.device(device):
-        model = Qwen2ForCausalLM(config)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     policy = Policy(model, tokenizer, 1.0, precision)
     model.gradient_checkpointing_enable()
     return policy.train()
