@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from paw_min import train
@@ -159,6 +159,21 @@ def test_a_wrong_merge_is_found(monkeypatch, fault):
     monkeypatch.setattr(lora, "full_weights", wrong)
     with pytest.raises(UserError, match="LoRA cannot adapt Qwen2ForCausalLM .merged, its"):
         lora.attach(make_policy().model, 4, "fp32", 0, None)
+
+
+@pytest.mark.parametrize("part", ["layers.0", "nowhere"])
+def test_an_adapter_of_other_layers_is_refused(tmp_path, part):
+    """As a start model and on resume: peft fills the rest with new adapters, and only warns."""
+    policy = make_policy()
+    policy.save(tmp_path / "start")
+    policy.model.name_or_path = str(tmp_path / "start")
+    with_adapters(policy).save(tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    save_file({name: w for name, w in load_file(file).items() if part in name}, file)
+    with pytest.raises(UserError, match="cannot be loaded .Found missing adapter keys"):
+        load_policy(str(tmp_path / "adapter"))
+    with pytest.raises(UserError, match="has adapters of other layers .model.layers.*restore"):
+        lora.attach(make_policy().model, 4, "fp32", 0, tmp_path / "adapter")
 
 
 def test_models_without_recomputed_activations_are_refused():

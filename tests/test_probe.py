@@ -195,6 +195,14 @@ def test_right_samplers_pass(untouched, family, precision, lora):
         assert gap < (1e-5 if precision == "fp32" else probe.MAX_GAP["bf16"])
 
 
+def test_a_low_temperature_enlarges_rounding_and_the_limit(untouched):
+    policy = make("qwen2", temperature=0.05)
+    policy.precision = "bf16"
+    assert untouched(policy, Copy(copy.deepcopy(policy))) > 0
+    with pytest.raises(UserError, match="start: the sampler's .*rounding explains 0.447"):
+        untouched(policy, ANY["old weights"](policy))
+
+
 @pytest.mark.parametrize("fault", ANY)
 def test_a_wrong_sampler_is_found_at_the_start(untouched, fault):
     policy = make("qwen2")

@@ -20,6 +20,7 @@ learning rate of full training.
 
 import json
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -67,7 +68,13 @@ def attach(model, rank: int, precision: str, seed: int, checkpoint: Path | None)
         with reading(checkpoint / "adapter_model.safetensors") as path:
             stored = load_file(path)
             weights = {name.removeprefix(PREFIX): weight for name, weight in stored.items()}
-            set_peft_model_state_dict(model, weights)
+            found = set_peft_model_state_dict(model, weights)
+            # peft leaves new adapters where the file has none.
+            missing = [name for name in found.missing_keys if ".lora_" in name]
+            if missing or found.unexpected_keys:
+                one = min(missing or found.unexpected_keys)
+                raise UserError(f"{path} has adapters of other layers ({one}): restore it, or "
+                                "start anew with another --name.")
     if model.device.type != "meta":
         check_merged(model)
     if precision == "bf16":
@@ -131,7 +138,10 @@ def merge(model, folder: str):
     check_installed()
     from peft import PeftModel
 
-    merged = PeftModel.from_pretrained(model, folder).merge_and_unload()
+    # An adapter of other layers would leave the start model as it is.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Found missing adapter keys")
+        merged = PeftModel.from_pretrained(model, folder).merge_and_unload()
     merged.name_or_path = folder
     return merged.requires_grad_(True)
 
