@@ -213,7 +213,7 @@ def test_unfinished_work_is_of_its_data(games_root, tmp_path, monkeypatch):
         with pytest.raises(error) as stopped:
             word2world.main(["collect", "alfworld", "--data", str(data), "--agents", "teacher",
                              "--episodes", "1", "--out", str(tmp_path / "out")])
-        assert ("has the unfinished work of other data" in str(stopped)) == (error is UserError)
+        assert ("has the unfinished work of other data" in str(stopped.value)) == (error is UserError)
 
 
 def test_a_folder_in_use(tmp_path):
