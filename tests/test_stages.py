@@ -213,7 +213,8 @@ def test_unfinished_work_is_of_its_data(games_root, tmp_path, monkeypatch):
         with pytest.raises(error) as stopped:
             word2world.main(["collect", "alfworld", "--data", str(data), "--agents", "teacher",
                              "--episodes", "1", "--out", str(tmp_path / "out")])
-        assert ("has the unfinished work of other data" in str(stopped.value)) == (error is UserError)
+        is_refused = "has the unfinished work of other data" in str(stopped.value)
+        assert is_refused == (error is UserError)
 
 
 def test_a_folder_in_use(tmp_path):
