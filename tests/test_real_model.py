@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from examples import boxes
 from paw_min import toy, train
 from paw_min.config import Config
 from paw_min.envs import alfworld
@@ -251,3 +252,10 @@ def test_an_update_of_alfworld_with_paw(config, folder, tmp_path):
     assert before.keys() == after.keys()
     moved = [not torch.equal(w.float(), after[name].float()) for name, w in before.items()]
     assert all(moved) and all(w.isfinite().all() for w in after.values())
+
+
+def test_the_words_of_boxes_are_single_tokens(policy):
+    """So a row has 6 tokens, a tool ends its response, and a probability is that of a word."""
+    words = [*boxes.NAMES, *boxes.TOOLS, *boxes.MATERIALS, "open", "shut"]
+    assert [word for word in words if len(policy.encode(f" {word}")) != 1] == []
+    assert len(policy.encode(boxes.ask("Alice"))) == 3
