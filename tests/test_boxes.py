@@ -137,6 +137,25 @@ def test_measures_and_tables(tmp_path, monkeypatch):
             file.write(json.dumps({"seed": seed, "arm": arm, "success": [share] * 10}) + "\n")
     study.table()
     tables = (tmp_path / "tables.md").read_text()
+    assert "| 1 | 20.0, 20.0, 10 | 40.0, 40.0, 10 | not run |" in tables
     assert "| paw - grpo | 2 | +20.0 [+20.0, +20.0] |" in tables
     assert "| paw - placebo | 0 | not run" in tables
     assert (tmp_path / "curves.png").stat().st_size > 5000
+
+
+def test_the_tables_are_those_of_the_runs(tmp_path, monkeypatch):
+    stored = (study.FOLDER / "tables.md").read_text()
+    monkeypatch.setattr(study, "FOLDER", tmp_path)
+    study.table()
+    assert (tmp_path / "tables.md").read_text() == stored
+
+
+def test_norms(start, tmp_path, monkeypatch):
+    """The gradient of 1 - p is p times that of -log p, so the clipped loss has the smaller one."""
+    small = dict(model=str(start), precision="fp32", groups=2, eval_tasks=2)
+    monkeypatch.setitem(boxes.PRESETS, "smollm2", boxes.PRESETS["smollm2"] | small)
+    monkeypatch.setattr(study, "NORMS", tmp_path / "norms.json")
+    study.measure_norms()
+    for columns in json.loads(study.NORMS.read_text()).values():
+        assert len(columns["rl"]) == 4
+        assert all(0 < mae < ce / 2 for mae, ce in zip(columns["cmae"], columns["ce"]))

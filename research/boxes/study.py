@@ -2,7 +2,8 @@
 
     python -m research.boxes.study run                    what runs.jsonl lacks, seed by seed
     python -m research.boxes.study table                  tables.md and curves.png
-    python -m research.boxes.study ask CHECKPOINT SEED    what a model knows, before and after
+    python -m research.boxes.study norms                  norms.json
+    python -m research.boxes.study ask CHECKPOINT SEED    what a model knows: its probabilities
 
 `run` resumes: a run that was cut continues at its last checkpoint, in runs/boxes. A finished one is
 a line of runs.jsonl and is not repeated, on another machine either.
@@ -33,6 +34,8 @@ DIFFERENCES = (
 )
 KEPT = ("success", "valid", "entropy", "grad_norm", "ref_kl", "wm_p_first")  # of each update
 RUNS = FOLDER / "runs.jsonl"
+EXPLORATION = FOLDER / "exploration.jsonl"
+NORMS = FOLDER / "norms.json"
 OUT = ROOT / "runs" / "boxes"  # run folders
 WINDOW = 5  # updates, 320 episodes: what one update says is too noisy
 
@@ -91,7 +94,8 @@ def half(line: dict) -> float:
 def table() -> None:
     """tables.md and the curves, of the runs that there are."""
     known = read_runs()
-    (FOLDER / "tables.md").write_text("\n".join(by_seed(known) + [""] + differences(known)) + "\n")
+    parts = [by_seed(known), differences(known), explored(), norms()]
+    (FOLDER / "tables.md").write_text("\n\n".join("\n".join(part) for part in parts) + "\n")
     draw(known)
 
 
@@ -126,6 +130,34 @@ def differences(known: dict) -> list[str]:
     return lines
 
 
+def explored() -> list[str]:
+    """A table of the exploratory runs; p is that of the material in o'."""
+    lines = ["| run | success of 10 updates, to update 10, 20, ... | half | p at 20, 40 |"]
+    lines.append("|---" * 4 + "|")
+    for run in read_exploration():
+        success = run["success"]
+        tens = [f"{mean(success[k : k + 10]):.2f}" for k in range(0, len(success) - 9, 10)]
+        p = [f"{value:.2f}" for value in run.get("wm_p_first", [])[19:40:20]]
+        first = half(run)
+        won = mean(success[first - WINDOW : first]) >= 0.5
+        reached = str(first) if won else f"not in {len(success)}"
+        lines.append(f"| {run['run']} | {' '.join(tens)} | {reached} | {', '.join(p) or '-'} |")
+    return lines
+
+
+def norms() -> list[str]:
+    """A table of norms.json."""
+    lines = ["| weights | RL | world model, clipped MAE | cross entropy |", "|---|---|---|---|"]
+    for weights, columns in json.loads(NORMS.read_text()).items():
+        cells = [", ".join(f"{value:.2f}" for value in values) for values in columns.values()]
+        lines.append(f"| {weights} | {' | '.join(cells)} |")
+    return lines
+
+
+def read_exploration() -> list[dict]:
+    return [json.loads(line) for line in EXPLORATION.read_text().splitlines()]
+
+
 def draw(known: dict) -> None:
     """Success of WINDOW updates together, each arm over the seeds that it has."""
     from research.panels import draw_success
@@ -141,6 +173,35 @@ def draw(known: dict) -> None:
 
 
 # ---- what a model knows ----
+
+
+def measure_norms() -> None:
+    """norms.json: both losses' gradients at the start model, --wm-scale 1, on four rollouts."""
+    from dataclasses import replace
+    from tempfile import TemporaryDirectory
+
+    from examples import boxes
+    from paw_min import conflict, rows, train, update
+    from paw_min.config import parse_args
+    from paw_min.running.session import open_session
+
+    found = {}
+    for weights, flags in (("LoRA", []), ("all", ["--lora-rank", "0"])):
+        found[weights] = {"rl": [], "cmae": [], "ce": []}
+        with TemporaryDirectory() as out:
+            flags += ["--seed", "1000", "--wm-scale", "1", "--mini-batch", "64", "--out", out]
+            cfg, _ = parse_args("boxes", boxes.PRESETS, "", flags)
+            with open_session(cfg) as s:
+                for k in range(1, 5):
+                    played = rows.flatten(train.collect(cfg, s, k).episodes)
+                    pool = update.prepare(cfg, s.policy, s.reference, played)
+                    for loss in ("cmae", "ce"):
+                        measured = conflict.gradient_conflict(
+                            replace(cfg, wm_loss=loss), s.policy, pool, (cfg.seed, k)
+                        )
+                        found[weights][loss].append(measured["grad_norm_wm"])
+                    found[weights]["rl"].append(measured["grad_norm_rl"])
+    NORMS.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def ask(folder: str, seed: int, data: str) -> dict[str, float]:
@@ -188,8 +249,11 @@ if __name__ == "__main__":
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run")
     running.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    running.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    # ECHO waits for its scale (PROTOCOL.md).
+    arms = [arm for arm in ARMS if arm != "echo"]
+    running.add_argument("--arms", nargs="+", choices=list(ARMS), default=arms)
     commands.add_parser("table")
+    commands.add_parser("norms")
     asking = commands.add_parser("ask")
     asking.add_argument("folder", help="a checkpoint, or data/boxes, the start model")
     asking.add_argument("seed", type=int)
@@ -199,5 +263,7 @@ if __name__ == "__main__":
         run(args.arms, args.seeds)
     elif args.command == "ask":
         print(json.dumps(ask(args.folder, args.seed, args.data)))
+    elif args.command == "norms":
+        measure_norms()
     else:
         table()
