@@ -281,7 +281,9 @@ def mae(logp: Tensor) -> Tensor:
     """The MAE of section 3.2, for each token: (B, O) -> (B, O).
 
     Its gradient on the logit of a token is p (1 - p), and so small where p is near 0. So text that
-    cannot be predicted, such as numbers and names, hardly pulls on the model.
+    cannot be predicted, such as numbers and names, hardly pulls on the model. This world has no
+    such text, and cross entropy does as well. With a serial number in every observation, it wins
+    less than GRPO, and PaW more (three_worlds.py).
     """
     return 1 - logp.exp()
 
@@ -312,7 +314,8 @@ def group_lambda(returns: Tensor) -> Tensor:
     """Eq. 10: (G, E) -> (G,), from 1 (all episodes lost) to 0 (all won).
 
     In a lost group, all advantages are 0, but it has observations. A solved group needs no world
-    model.
+    model. Where most is won already, a constant 1 costs success with cross entropy, and makes no
+    difference beside the mask of Eq. 7, which stops by itself (three_worlds.py).
     """
     return 1 - returns.mean(1) / R_MAX
 
