@@ -76,7 +76,9 @@ class Serials(World):
 # is the share of the decisions here.
 #
 # Predicted: with cross entropy, less is won without the selection (alpha = 1) than with it. With
-# PaW's loss, the same to a smaller extent. (The study has not tested this yet.)
+# PaW's loss, the same to a smaller extent. Seen on 16 seeds: -7.7 [-15.7, +0.2]
+# and -2.3 [-11.6, +7.0] points, neither significant. What is lost for certain is the gain of a
+# selection upside down, which trains on the corridors: -26.6 [-34.7, -18.5].
 @dataclass
 class Corridors(World):
     seed: int = 0
