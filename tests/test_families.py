@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from paw_min.base.distributed import layers_of
 from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.model.batches import collate
@@ -110,6 +111,8 @@ def gap(policy, sampler) -> float:
 def test_a_family_is_loaded_sampled_trained_and_saved(family, tmp_path):
     policy = load_policy(write(family, tmp_path / "start", **FAMILIES[family]))
     assert gap(policy, HFSampler()) < 1e-3
+    layers = layers_of(policy.model.get_decoder())
+    assert len(layers) == policy.model.config.get_text_config().num_hidden_layers
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
     batch = collate(TOKEN_ROWS, [True] * 3, policy.pad_id)
     before = policy(batch)[0].detach()

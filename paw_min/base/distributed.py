@@ -208,9 +208,9 @@ def shard(policy) -> None:
     dtype = torch.bfloat16 if policy.precision == "bf16" else None
     mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     # Inner modules first; the policy, which holds all of them, is the root.
-    parts = list(policy.model.get_decoder().layers)
+    parts = layers_of(policy.model.get_decoder())
     if policy.critic:
-        parts += [*policy.critic.decoder.layers, policy.critic]
+        parts += [*layers_of(policy.critic.decoder), policy.critic]
     parts.append(policy)
     for part in parts:
         fully_shard(part, mesh=mesh, mp_policy=mixed)
@@ -219,6 +219,12 @@ def shard(policy) -> None:
         part.set_force_sum_reduction_for_comms(True)  # ... by the one reduction that gloo supports
     # The critic is called through the policy, so that FSDP knows its root whichever pass is first.
     register_fsdp_forward_method(policy, "values")
+
+
+def layers_of(decoder: torch.nn.Module) -> list[torch.nn.Module]:
+    """Its longest list of modules, which families name differently: layers, h, blocks."""
+    lists = [part for part in decoder.children() if isinstance(part, torch.nn.ModuleList)]
+    return list(max(lists, key=len, default=[]))
 
 
 @contextmanager
