@@ -232,6 +232,15 @@ def test_adapters_that_a_sampler_lacks_are_found(untouched, fault):
         untouched(policy, sampler)
 
 
+def test_a_sampler_that_cannot_run_the_model(untouched):
+    class Broken(HFSampler):
+        def _generate(self, *_):
+            raise RuntimeError("no kernel for\nhead_dim=16")
+
+    with pytest.raises(UserError, match=r"start: .* \(no kernel for head_dim=16\): .*--model"):
+        untouched(make("qwen2"), Broken())
+
+
 def test_the_remedy_is_that_of_the_sampler():
     policy = make("qwen2")
     with pytest.raises(UserError, match="use --sampler transformers, or the versions of vLLM"):

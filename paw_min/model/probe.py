@@ -79,7 +79,16 @@ def check_panel(cfg: Config, policy: Policy, episodes: list[Episode], when: str)
 def check_start(cfg: Config, policy: Policy, sampler) -> float:
     """The same of two responses to each of the PROMPTS. Collective: each rank asks its sampler."""
     with random_adapters(policy.model, ADAPTERS):
-        answered = distributed.all_gather(list(ask(cfg, policy, sampler)))
+        try:
+            mine = list(ask(cfg, policy, sampler))
+        except torch.OutOfMemoryError:
+            raise  # cli.py knows the remedy
+        except RuntimeError as error:  # e.g. heads of a size that vLLM has no kernel for
+            reason = " ".join(str(error).split())[:300]
+            raise UserError(
+                f"start: the sampler cannot run this model ({reason}): {REMEDY[cfg.sampler]}."
+            ) from error
+        answered = distributed.all_gather(mine)
         rows = [row for row, _ in answered]
         logps = logps_of([logp for _, logp in answered])
         return compare(cfg, policy, rows, logps, policy.temperature, "start")
