@@ -46,8 +46,6 @@ def tracked(*patterns: str) -> list[Path]:
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in tracked("*.md")}
 EVERYTHING = "\n".join(PAGES.values())
-# The changelog names what is gone.
-CURRENT = {name: text for name, text in PAGES.items() if name != "CHANGELOG.md"}
 INSTALLATIONS = [PAGES["README.md"], PAGES["RUNNING.md"], (ROOT / "tests/run.sh").read_text()]
 
 
@@ -138,10 +136,10 @@ def without_blocks(text: str) -> str:
     return re.sub(r"```.*?```", "", text, flags=re.S)
 
 
-@pytest.mark.parametrize("page", CURRENT)
+@pytest.mark.parametrize("page", PAGES)
 def test_named_scripts_exist(page):
     files = tracked("*.py")
-    for span in code_spans(CURRENT[page]):
+    for span in code_spans(PAGES[page]):
         for name in re.findall(r"^[\w/-]+\.py\b", span):
             if "guess" not in name:  # the example of an environment
                 assert any(f"{file}".endswith(f"/{name}") for file in files), name
@@ -158,7 +156,7 @@ def defined_in(path: Path) -> set[str]:
 
 def test_the_paper_to_code_tables_name_what_exists():
     """`file.py: name`, `name`."""
-    text = "\n".join(CURRENT.values())
+    text = "\n".join(PAGES.values())
     named = re.findall(r"`([\w/]+\.py):\s+(\w+)`((?:, `\w+`)*)", text)
     assert len(named) > 10
     for file, first, others in named:
@@ -246,11 +244,11 @@ def check_command(words: list[str], out: str) -> None:
             check_run_script(script, rest[scripts[0] + 1 :])
 
 
-@pytest.mark.parametrize("page", CURRENT)
+@pytest.mark.parametrize("page", PAGES)
 def test_commands_parse(page, tmp_path, monkeypatch):
     """Their smallest runs are in test_experiments, test_analyses and test_prompting."""
     monkeypatch.chdir(tmp_path)
-    for words in commands(CURRENT[page]):
+    for words in commands(PAGES[page]):
         try:
             check_command(words, str(tmp_path))
         except SystemExit:
@@ -258,11 +256,11 @@ def test_commands_parse(page, tmp_path, monkeypatch):
 
 
 def test_every_kind_of_command_is_found_and_every_grid_has_one():
-    found = [words for text in CURRENT.values() for words in commands(text)]
+    found = [words for text in PAGES.values() for words in commands(text)]
     assert len(found) > 60
     programs = {words[0] for words in found} | {words[2] for words in found if "-m" in words}
     assert {"torchrun", "bash", "sweep", "table", "figures", "paw_min.inspect"} <= programs
-    code = " ".join(span for text in CURRENT.values() for span in code_spans(text))
+    code = " ".join(span for text in PAGES.values() for span in code_spans(text))
     assert set(GRIDS) <= set(re.findall(r"[\w-]+", code))
 
 
