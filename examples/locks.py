@@ -10,7 +10,7 @@ A task is two locks, a response is a tool, and the observation says what the loc
 
 --seed draws the world, too, as in `one_file.py`. The start model is trained on first use, in 15 s.
 It serves all worlds, because it knows no fact of any. The settings are those of `one_file.py`;
-research/locks/package.md says which others learn less, and why.
+research/closed.md says which others learn less, and why.
 """
 
 import random
@@ -47,7 +47,7 @@ PRESETS = {"tiny": dict(
     group_size=one_file.EPISODES, lr=Size.lr, beta2=0.95, mini_batch=64,
     statistics="trajectories", wm_separator="none",
     # one_file.py has neither of these two, nor a KL term. The KL term is needed here: it keeps the
-    # end of a response in place while nothing is won (research/locks/package.md).
+    # end of a response in place while nothing is won (research/closed.md).
     entropy_coef=0.0, invalid_penalty=0.0)}
 
 
@@ -118,7 +118,7 @@ def make_model(tokenizer, seed: int) -> GPTNeoXForCausalLM:
 
     The head is not tied to the embeddings: a tied one learned far more slowly. The matrices have
     PyTorch's default initialization, as in `one_file.py`: with the smaller one of transformers in
-    the head, PaW rises later (research/locks/package.md).
+    the head, PaW rises later (research/closed.md).
     """
     config = GPTNeoXConfig(
         vocab_size=len(tokenizer), hidden_size=Size.width, intermediate_size=4 * Size.width,

@@ -250,7 +250,7 @@ def clipped_surrogate(logp: Tensor, old_logp: Tensor, advantage: Tensor) -> Tens
 
     The paper prints a sum over the actions of an episode. The code that it builds on takes the mean
     over all actions, and so does this. GRPO's KL term and entropy bonus are left out
-    (research/locks/package.md has runs with a KL term).
+    (research/closed.md: runs with a KL term).
     """
     ratio = (logp - old_logp).exp()
     clipped = ratio.clamp(1 - CLIP, 1 + CLIP)

@@ -1,10 +1,9 @@
-"""The analyses of rollouts: Fig. 2, what Eq. 4 keeps, and start models compared.
+"""The analyses of rollouts: Fig. 2, and what Eq. 4 keeps.
 
 python -m pytest tests/test_analyses.py
 """
 
 import json
-from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -12,15 +11,11 @@ import torch
 from tokenizers import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
 
-from paw_min import cmae, conflict, select
-from paw_min.config import Config
-from paw_min.rows import TokenRow, flatten
-from paw_min.running.runs import read_metrics
-from paw_min.update import mini_batches, prepare
+from paw_min import cmae, select
+from paw_min.rows import TokenRow
 from research.paper import fig2ab, fig2c, kept, transitions
 from research.paper.transitions import TextRow
-from research.starts import measure as starts
-from tests.helpers import BASE, EPISODES, make_policy
+from tests.helpers import make_policy
 
 PAGE = "'Back to Search' [SEP] 'B09QKP7XQL' [SEP] 'WH1000 SONY Tea' [SEP] 'XBOX360 USB Café'"
 
@@ -174,105 +169,3 @@ def test_fig2c_on_the_teacher(tmp_path, monkeypatch, capsys):
     assert (out / "fig2c-webshop.png").stat().st_size > 5000
     shown = capsys.readouterr().out
     assert f"| noisy | {noisy['tokens']} |" in shown and "'{{B0" in shown
-
-
-def start_settings(**settings) -> Config:
-    return Config(**BASE | dict(mini_batch=8) | settings)
-
-
-def test_starts_shares_of_tokens():
-    share = starts.first_token_share(torch.tensor([0.1, 0.2, 0.9]), rho=0.2)
-    assert share == pytest.approx(0.09 / (0.09 + 0.16))
-    assert starts.first_token_share(torch.tensor([0.3]), rho=0.2) is None
-    cfg = start_settings()
-    policy = make_policy()
-    found = starts.describe(cfg, policy, EPISODES, "tiny")
-    rows = flatten(EPISODES).tokens
-    p = [logp.exp() for logp in transitions.observation_logps(cfg, policy, rows)]
-    easy = (torch.cat(p) > 0.2).float().mean().item()
-    assert 0.1 < found.low < found.hard == pytest.approx(1 - easy)
-    firsts = []
-    for one in p:
-        size = (one * (1 - one)).where(one <= 0.2, 0.0)
-        if size.sum() > 0:
-            firsts.append((size[0] / size.sum()).item())
-    assert found.first_share == pytest.approx(sum(firsts) / len(firsts))
-
-
-def test_starts_gradients_by_hand():
-    cfg = start_settings()
-    policy = make_policy()
-    found = starts.describe(cfg, policy, EPISODES, "tiny")
-    rows = prepare(cfg, policy, None, flatten(EPISODES))
-    mini = mini_batches(cfg, len(rows.tokens), (0, 1))[0]  # of update 1
-    unit = starts.unit_rows(cfg, rows)
-    # |S_g| of Eq. 9: with lambda_g = 1, the weights of each of the three groups sum to 1 / 3.
-    assert unit.row_weight.sum().item() == pytest.approx(1.0)
-    signs = dict(zip(unit.trajectory, unit.advantage.tolist()))
-    assert set(signs.values()) == {-1.0, 1.0}
-    assert [signs[t] for t in unit.trajectory] == unit.advantage.tolist()
-    for ours, theirs in ((found.real, rows), (found.unit, unit)):
-        parts = [
-            torch.cat([g.flatten() for g in conflict.gradient(cfg, policy, theirs, mini, of_wm)])
-            for of_wm in (False, True)
-        ]
-        norms = [part.norm().item() for part in parts]
-        assert [ours["grad_norm_rl"], ours["grad_norm_wm"]] == pytest.approx(norms, rel=1e-4)
-        assert ours["ratio"] == pytest.approx(norms[1] / norms[0], rel=1e-4)
-        cosine = torch.cosine_similarity(*parts, dim=0).item()
-        assert ours["cosine"] == pytest.approx(cosine, abs=1e-4)
-    # Without advantages there is no RL gradient, and so no ratio.
-    none = replace(rows, advantage=torch.zeros(len(rows.tokens)))
-    lost = starts.compare(cfg, policy, none, (0, 1))
-    assert lost["grad_norm_rl"] == 0 and lost["ratio"] is None and lost["cosine"] is None
-
-
-def test_starts_tail_is_that_of_single_rows():
-    """Each row's loss alone, by autograd; all selected rows are drawn, since there are few."""
-    cfg = start_settings()
-    policy = make_policy()
-    rows = prepare(cfg, policy, None, flatten(EPISODES))
-    selected = rows.selected.nonzero()[:, 0].tolist()
-    squares = []
-    for i in selected:
-        one = rows.tokens[i]
-        ids = torch.tensor([one.prompt_ids + one.response_ids + one.obs_ids])
-        logits = policy.model(ids).logits[0, -len(one.obs_ids) - 1 : -1]
-        logp = logits.log_softmax(-1).gather(-1, torch.tensor(one.obs_ids)[:, None]).T  # (1, |o|)
-        loss = cmae.clipped_mae(logp, torch.ones_like(logp), cfg.rho)
-        found = torch.autograd.grad(loss.sum(), list(policy.model.parameters()))
-        squares.append(sum((g * g).sum().item() for g in found))
-    assert 3 < len(squares) <= 20  # 5 % of them, rounded up, is one row
-    count, share = starts.tail_share(cfg, policy, rows)
-    assert count == len(squares)
-    assert share == pytest.approx(max(squares) / sum(squares), rel=1e-4)
-
-
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
-def test_starts_divide_the_logits(family):
-    ids = torch.tensor([[3, 9, 10, 11]])
-    policy = make_policy(family)
-    with torch.no_grad():
-        before = policy.model(ids).logits
-        starts.divide_logits(policy, 2.0)  # a division by two rounds nothing
-        assert torch.equal(policy.model(ids).logits, before / 2)
-
-
-def test_starts_play_the_episodes_of_the_first_update(finished, model, tmp_path, capsys):
-    out = tmp_path / "out"
-    starts.main([str(finished), "--model", model, "--out", str(out)])
-    (start,) = starts.read(out / "starts.json")
-    (trained,) = [line for line in read_metrics(finished) if line["update"] == 1]
-    assert start.rows == trained["rows"]
-    assert start.response_tokens * start.episodes == trained["tokens_generated"]
-    assert [start.valid, start.won] == [trained["valid"], trained["success"]]
-    assert start.no_variance == trained["no_variance"]
-    # The same start again takes the place of its row; another one follows it.
-    argv = [str(finished), "--model", model, "--out", str(out)]
-    starts.main(argv)
-    capsys.readouterr()
-    starts.main([*argv, "--temperature-scale", "3"])
-    stored = starts.read(out / "starts.json")
-    assert stored[0] == start and len(stored) == 2
-    assert stored[1].entropy_tokens > start.entropy_tokens
-    assert capsys.readouterr().out == starts.tables(stored) + "\n"

@@ -27,9 +27,7 @@ from paw_min.inspect import __main__ as inspect
 from paw_min.running import samples
 from paw_min.running.untrusted import read_config
 from paw_min.world_models import word2world_options
-from research.lookahead import measure as lookahead
 from research.paper import sweep, table, transitions
-from research.starts import measure as starts
 
 ROOT = Path(__file__).parent.parent
 NAN, INF = float("nan"), float("inf")
@@ -45,9 +43,8 @@ def one_sentence(error) -> str:
 
 EPISODE = {"task": "t", "task_type": "a", "won": True, "score": None, "failed": ""}
 CONTENT = {  # of good files, besides those of a run
-    "sweep.json": [{"label": "A", "seed": 0, "folder": "A-seed0", "steps_before": 5}],
+    "sweep.json": [{"label": "A", "seed": 0, "folder": "A-seed0"}],
     "evaluation.json": {"update": 4, "episodes": [EPISODE]},
-    "starts.json": json.loads((ROOT / "research/starts/starts.json").read_text()),
 }
 READERS = {
     "config.json": read_config,
@@ -56,7 +53,6 @@ READERS = {
     "settings of a table": lambda path: table.find([path.parent]),
     "sweep.json": lambda path: table.find([path]),
     "evaluation.json": table.played,
-    "starts.json": starts.read,
 }
 STEP = "episodes.0.steps.0"
 
@@ -81,11 +77,10 @@ WRONG_VALUES = [
     ("settings of an analysis", "nonsense", 1, "has nonsense"),
     ("settings of a table", "", {"env": "alfworld"}, "seed"),
     ("sweep.json", "0", {}, "0.label"),
-    ("sweep.json", "0.steps_before", 10**310, None),
+    ("sweep.json", "0.seed", 1.5, None),
     ("evaluation.json", "episodes", [], None),
     ("evaluation.json", "episodes.0.score", NAN, None),
     ("evaluation.json", "episodes.0.failed", "it broke", "all its episodes were lost"),
-    ("starts.json", "0.won", NAN, None),
 ]
 
 
@@ -157,10 +152,6 @@ def plan(argv: list[str]) -> None:
     sweep.plan("table1", "alfworld", [0], "nowhere", argv)
 
 
-def look_ahead(argv: list[str]) -> None:
-    lookahead.main(["alfworld", "--models", "open=open", "--k", "2", *argv])
-
-
 def word2world(argv: list[str]) -> None:
     word2world_options.parse("", argv)
 
@@ -168,14 +159,9 @@ def word2world(argv: list[str]) -> None:
 WRONG_COMMANDS = [  # {run} is a run folder
     (inspect.main, "nowhere", "nowhere has no config.json: give a run folder"),
     (inspect.main, "{run} --out {run}/no/page.html", "page.html cannot be written"),
-    (look_ahead, "--out {run} --models open", "^--models open is not LABEL=MODEL, "),
-    (look_ahead, "--out {run} --replays 0", "^--replays 0 is out of range: .* at least 1."),
-    (look_ahead, "--out {run} --veto-at 0.2", "^--veto-at needs --world-model."),
     (play, "webshp", "webshp is neither a run folder .* nor one of alfworld"),
     (play, "webshop --eval-only", "--eval-only is for the run scripts: omit it"),
     (play, "webshop --device cuda", "--device cuda: torch sees no GPU here"),
-    (starts.main, "alfworld --temperature-scale nan", "--temperature-scale nan is out of range"),
-    (starts.main, "alfworld --algo ppo", "--algo ppo has no advantages"),
     (plan, "--seed 3", "--seed after --: use the options before it."),
     # Every arm would be trained without PaW, under both names.
     (plan, "--no-paw", "'GRPO' and 'GRPO w/ PaW' are the same run"),

@@ -1,8 +1,7 @@
 """The runs behind each table and figure: arms, named as in the paper, and their flags.
 
 {size} stands for the size preset of the sweep (tiny, paper), {episodes} for the episodes per update
-of that preset, {third} for a third of its learning rate, {printed} for PRINTED_SCALE. The first arm
-is the one that `table` compares the others to.
+of that preset. The first arm is the one that `table` compares the others to.
 """
 
 from dataclasses import dataclass
@@ -21,28 +20,8 @@ def pair(name: str, flags: str) -> list[Arm]:
 GRPO = pair("GRPO", "")
 MAIN = GRPO + pair("GiGPO", "--algo gigpo")
 PLACEBO = Arm("placebo: shuffled targets", "--wm-target shuffled")
-STUDY = [  # research/study/PROTOCOL.md
-    *GRPO,
-    PLACEBO,
-    Arm("world-model loss x 0.1", "--wm-scale 0.1"),
-]
-
-# 1/(T|a|) of the open start models (research/starts): the scale of the world-model term relative to
-# Eq. 1 as printed, a sum over turns and tokens.
-PRINTED_SCALE = {"alfworld": 0.0055, "webshop": 0.012, "search": 0.061}
-
-PRINTED = Arm("printed scale", "--wm-scale {printed}")
-
-# TAPO's alternation without its rows. research/fair has runs of it.
+# TAPO's alternation without its rows.
 ALTERNATED = Arm("PaW's rows, alternated", "--preset {size} tapo --wm-rows paw")
-
-# research/fair/PROTOCOL.md
-FAIR_MAIN = [
-    *GRPO,
-    Arm("ECHO", "--preset {size} echo"),
-    PLACEBO,
-    PRINTED,
-]
 
 GRIDS = {
     "table1": MAIN,  # and Table 5, its standard deviations
@@ -78,27 +57,12 @@ GRIDS = {
         Arm("ρ = 0.8", "--rho 0.8"),
         Arm("ρ = 1", "--rho 1"),
     ],
-    "study": STUDY,
-    "study-all": [
-        *STUDY,
-        Arm("w/o Ada. Coef.", "--lambda-mode constant"),
-        Arm("w/ CE loss", "--wm-loss ce"),
-        Arm("ECHO", "--preset {size} echo"),
-        *pair("GiGPO", "--algo gigpo"),
-    ],
-    "fair-pair": GRPO,
-    # Is it the content of the gradient, or its size?
-    "fair-placebo": [*GRPO, PLACEBO],
-    "fair-size": [*GRPO, PLACEBO, PRINTED],
-    "fair-main": FAIR_MAIN,
-    "fair": [
-        *FAIR_MAIN,
+    # Not in the paper: is it the content of the gradient, or its size? And two relatives.
+    "neighbors": [
+        *GRPO,
+        PLACEBO,
         Arm("world-model loss x 0.1", "--wm-scale 0.1"),
-        Arm("GRPO, a third of the rate", "--no-paw --lr {third}"),
-        ALTERNATED,
-        Arm("GRPO, mean", "--no-paw --normalize mean"),
-        Arm("GRPO w/ PaW, mean", "--normalize mean"),
+        Arm("ECHO", "--preset {size} echo"),
     ],
-    "neighbors": [*STUDY, Arm("ECHO", "--preset {size} echo")],
     "tapo": [*GRPO, Arm("TAPO", "--preset {size} tapo"), ALTERNATED],
 }

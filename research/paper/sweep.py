@@ -28,7 +28,7 @@ from paw_min.config import Config, parse_args
 from paw_min.running.presets import ROOT, SCRIPTS, presets_of
 from paw_min.running.runs import newest_checkpoint, read_metrics, updates_done
 from paw_min.running.stored import differences
-from research.paper.grids import GRIDS, PRINTED_SCALE
+from research.paper.grids import GRIDS
 from research.paper.table import Entry
 
 OURS = {"--seed", "--name", "--out", "--dry-run", "--eval-only"}  # not for FLAGS
@@ -81,18 +81,10 @@ def plan(grid: str, env: str, seeds: list[int], out: str, extra: list[str]) -> l
     if base.device not in ("auto", "cpu", "cuda"):
         raise UserError(f"--device {base.device} after --: the sweep assigns GPUs, choose them "
                         "with CUDA_VISIBLE_DEVICES.")
-    values = {
-        "size": " ".join(sizes),
-        "episodes": base.groups * base.group_size,
-        "third": f"{base.lr / 3:.3g}",
-        "printed": PRINTED_SCALE.get(env),
-    }
+    values = {"size": " ".join(sizes), "episodes": base.groups * base.group_size}
     jobs = []
     for seed in seeds:
         for arm in GRIDS[grid]:
-            if "{printed}" in arm.flags and env not in PRINTED_SCALE:
-                raise UserError(f"grids.py has no PRINTED_SCALE of {env}, which {grid} needs: add "
-                                "it, or choose another grid.")
             own = arm.flags.format(**values).split()
             flags = [*extra, *own, "--seed", str(seed), "--out", out]
             cfg, _ = parse_args(env, presets, "", flags)

@@ -25,7 +25,6 @@ from paw_min.running.runs import read_metrics
 from paw_min.running.untrusted import exact, open_ended, read_json
 from research.stats import DRAWS, Column, Compared, Record, compare, signed
 
-MAX_STEPS = 10**12  # of an environment; more is a damaged file
 TYPES = {  # task type -> the paper's column, in the paper's order
     "pick_and_place_simple": "Pick", "look_at_obj_in_light": "Look",
     "pick_clean_then_place_in_recep": "Clean", "pick_heat_then_place_in_recep": "Heat",
@@ -43,8 +42,6 @@ class Entry:
     label: str
     seed: int
     folder: str  # relative to the file
-    # Environment steps of a stage before the run (comparison.py).
-    steps_before: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 0
 
 
 @open_ended

@@ -94,7 +94,7 @@ scaling() {
         runs/w2w/scaling/model-seen/trajectories.json --out runs/w2w/scaling/alfworld
 }
 
-# Sections 7.2 and 7.3. The first three commands are also those of research/lookahead.
+# Sections 7.2 and 7.3.
 uses() {
     local open=runs/w2w/uses/open/trajectories.json teacher=runs/w2w/uses/teacher/trajectories.json
     local imitate="--epochs 2 --batch 16 --lr 1e-4"
