@@ -4,7 +4,7 @@
     python -m examples.openenv_paw --data http://127.0.0.1:8000 --model MODEL
 
 A task is a seed; a seed must start the same episode each time. A server may offer more, as
-`paw_min.running.serve` does: `admissible`, `instruction`, `task_type`, `won` and `score` in its
+`openenv_server.py` does: `admissible`, `instruction`, `task_type`, `won` and `score` in its
 observations, and the numbers of seeds in its state. README.md says what a lost connection costs.
 """
 

@@ -21,7 +21,7 @@ from paw_min import balance, cmae, losses, select, toy
 from paw_min.base.errors import UserError, user_errors
 from paw_min.envs.alfworld import AlfworldEnv, list_games, prompts
 from paw_min.envs.interface import Context, Turn
-from paw_min.model.policy import control_starts, turn_text
+from paw_min.model.policy import control_starts, special_tokens, turn_text
 
 
 @dataclass
@@ -121,6 +121,12 @@ def play(games: list[str], trainer: GRPOTrainer, max_turns: int = 8) -> dict[str
     playing = list(range(len(games)))
     returns = [0.0] * len(games)
 
+    # As Policy.decode: the tags of an action are text, also where a tokenizer calls them special.
+    control_ids = set(tokenizer.convert_tokens_to_ids(sorted(special_tokens(tokenizer))))
+
+    def decode(ids: list[int]) -> str:
+        return tokenizer.decode([token for token in ids if token not in control_ids])
+
     # No text of a game becomes a control token (Policy.plain).
     control = control_starts(tokenizer)
 
@@ -148,7 +154,7 @@ def play(games: list[str], trainer: GRPOTrainer, max_turns: int = 8) -> dict[str
         so_far = [prompt_ids[n] + completion_ids[n] for n in playing]
         responses, _ = trainer._generate_single_turn(so_far, None, {}, num_generations=1)
         for n, ids in list(zip(playing, responses)):
-            command = prompts.parse(tokenizer.decode(ids, skip_special_tokens=True)).text
+            command = prompts.parse(decode(ids)).text
             step = envs[n].step(command)
             context = contexts[n]
             context.history.append(Turn(context.observation, command))

@@ -17,18 +17,18 @@ pytest.importorskip("openenv")
 
 from openenv.core import create_app
 
-from examples import guess_server, openenv_paw
+from examples import guess_server, openenv_paw, openenv_server
 from paw_min import toy, train
 from paw_min.base.errors import UserError
-from paw_min.config import Config, parse_args
+from paw_min.config import Config
 from paw_min.envs.alfworld import BENCHMARK as ALFWORLD
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Turn
 from paw_min.envs.pool import EnvPool
-from paw_min.running import runs, serve
+from paw_min.running import runs
 from tests import pools
 from tests.helpers import SMALL, numbers
-from tests.openenv_server import serving
+from tests.openenv_client import serving
 from tests.pools import until
 
 FIELD = {"type": "string"}
@@ -55,11 +55,6 @@ def test_a_run_on_the_guessing_game(url, model, tmp_path):
     before, after = runs.read_metrics(tmp_path / "r")
     assert before["eval_failed"] == after["failed"] == 0
     assert after["rows"] == 16 and after["wm_loss"] > 0
-
-
-def test_the_command_has_workers():
-    cfg, _ = parse_args("openenv", openenv_paw.PRESETS, "", ["--workers", "2"])
-    assert cfg.workers == 2
 
 
 @pytest.mark.parametrize("data", [
@@ -106,12 +101,12 @@ def test_against_the_benchmarks_own_server(games_root, tmp_path, monkeypatch):
         history_length=1, eval_tasks=2,
     )
     train.train(settings(tmp_path, name="in", env="alfworld", data=str(games_root), **sizes))
-    games = serve.Games(ALFWORLD.load(Config(), str(games_root)))
-    with serving(serve.make_app(games)) as url:
+    games = openenv_server.Games(ALFWORLD.load(Config(), str(games_root)))
+    with serving(openenv_server.make_app(games)) as url:
         train.train(settings(tmp_path, name="over", data=url, **sizes))
     in_process = numbers(tmp_path / "in")
     assert numbers(tmp_path / "over") == in_process and in_process[1]["wm_loss"] > 0
-    until(lambda: games.free.qsize() == serve.SESSIONS + 1)
+    until(lambda: games.free.qsize() == openenv_server.SESSIONS + 1)
 
 
 def test_a_lost_connection_costs_its_episode(monkeypatch):
@@ -163,10 +158,7 @@ def test_an_answer_of_another_type_costs_its_episode(changed):
     with EnvPool(lambda: openenv_paw.Remote("", "words", "answer", answers(**changed)), 1) as pool:
         (step,) = pools.reset(pool, "7")
     assert step.failed and "\n" not in step.failed
-
-
-def test_rewards_are_numbers_or_truths():
-    for reward, number in ((None, 0.0), (True, 1.0), (2, 2.0)):
+    for reward, number in ((None, 0.0), (True, 1.0), (2, 2.0)):  # OpenEnv allows all of these
         remote = openenv_paw.Remote("", "words", "answer", answers(reward=reward))
         assert remote.step("1").reward == number
 

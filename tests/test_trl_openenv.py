@@ -20,12 +20,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
+from examples import openenv_server
 from paw_min.config import Config
 from paw_min.envs.alfworld import BENCHMARK
-from paw_min.running import serve
 from tests import pools
 from tests.helpers import SIZE
-from tests.openenv_server import serving
+from tests.openenv_client import serving
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
@@ -81,8 +81,8 @@ def test_trl_plays_through_the_server(game, games_root, tmp_path, monkeypatch):
     )
     tasks = Dataset.from_dict({"prompt": [[{"role": "user", "content": ""}]] * 4, "seed": range(4)})
     own = BENCHMARK.load(Config(), str(games_root))
-    games = serve.Games(own)
-    with serving(serve.make_app(games)) as url:
+    games = openenv_server.Games(own)
+    with serving(openenv_server.make_app(games)) as url:
         names = {}
         exec(game.replace("http://127.0.0.1:8000", url), names)
         trainer = Scripted(

@@ -169,7 +169,7 @@ class EnvPool:
     def _on_result(self, slot: int, result: Step | Exception) -> None:
         """The request of a slot has been served."""
         if isinstance(result, Exception):
-            # A server (running/serve.py) goes on, and may reset the slot once the cause is gone.
+            # A server goes on, and may reset the slot once the cause is gone.
             self._slots[slot].request = None
             raise result
         if result.failed:

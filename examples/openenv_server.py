@@ -1,6 +1,6 @@
 """A benchmark as an OpenEnv server (HTTP and WebSocket), for other trainers.
 
-    python -m paw_min.running.serve alfworld|webshop|search [--data DIR] [--host H] [--port N]
+    python -m examples.openenv_server alfworld|webshop|search [--data DIR] [--host H] [--port N]
 
 Needs `pip install openenv`. A connection to /ws is a session with an environment of its own,
 until it closes. OpenEnv's POST /reset and POST /step begin a new session each, so a whole episode
@@ -18,7 +18,6 @@ sessions, but reads no file.
 
 import json
 import random
-import sys
 from contextlib import suppress
 from functools import partial
 from queue import LifoQueue
@@ -27,24 +26,17 @@ from threading import Lock
 from fastapi import FastAPI, HTTPException, WebSocketDisconnect
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from openenv.core import Action, Environment, Observation, State, create_app
 from pydantic import BaseModel, Field
 from starlette import websockets
 
 from paw_min import toy
-from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.errors import Parser, UserError, masked, user_errors
+from paw_min.base.files import is_url
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Step, Tasks
 from paw_min.retrieval.server import BodyLimit, listen, refuse, serve
-
-try:
-    from openenv.core.env_server.http_server import create_app
-    from openenv.core.env_server.interfaces import Environment
-    from openenv.core.env_server.types import Action, Observation, State
-except ImportError as error:
-    if __name__ != "__main__":
-        raise
-    sys.exit(f"error: the server needs OpenEnv ({error}): pip install openenv")
 
 SESSIONS = 256  # each has a thread, and an environment once it has been reset
 MAX_COMMAND = 100_000  # characters
@@ -229,6 +221,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0: reachable from elsewhere")
     parser.add_argument("--port", type=int, default=8000, help="0: any free port")
     args = parser.parse_args(argv)
+    if is_url(args.data):
+        raise UserError(f"--data {masked(args.data)} is a URL: give a folder.")
     listener = listen(args.host, args.port)
     data = args.data or toy.default_data(args.env)
     try:

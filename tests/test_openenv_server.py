@@ -1,11 +1,10 @@
-"""The OpenEnv server, with OpenEnv's own client over real HTTP and WebSocket.
+"""The OpenEnv server of examples/, with OpenEnv's own client over real HTTP and WebSocket.
 
-    python -m pytest tests/test_serve.py
+    python -m pytest tests/test_openenv_server.py
 """
 
 import json
 import random
-import runpy
 import signal
 import socket
 import subprocess
@@ -24,13 +23,14 @@ from openenv.validation import Level, Verdict, run_validation
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from examples import openenv_server
 from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.running import serve
+from paw_min.envs.interface import Tasks
 from paw_min.toy import search_world, webshop_shops
 from tests import pools
-from tests.openenv_server import client, serving
+from tests.openenv_client import client, serving
 from tests.pools import until
 
 ROOT = Path(__file__).parent.parent
@@ -48,20 +48,22 @@ def data(games_root, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def load(data):
+    """A function from the name of a benchmark to its tasks."""
+
     def load_tasks(env):
-        return BENCHMARKS[env].load(Config(env=env, **serve.SETTINGS[env]), data[env])
+        return BENCHMARKS[env].load(Config(env=env, **openenv_server.SETTINGS[env]), data[env])
 
     return load_tasks
 
 
 @pytest.fixture(scope="module")
 def games(load):
-    return serve.Games(load("alfworld"))
+    return openenv_server.Games(load("alfworld"))
 
 
 @pytest.fixture(scope="module")
 def url(games):
-    with serving(serve.make_app(games)) as url:
+    with serving(openenv_server.make_app(games)) as url:
         yield url
 
 
@@ -75,32 +77,37 @@ def choose(env, seen, rng):
     return command.replace("<your query>", seen["instruction"])
 
 
-def fields(step) -> dict:
-    """A Step as the server's client sees it. OpenEnv adds `metadata`, which is empty here."""
+def play(env, seed, reset, step, turns=8) -> list[dict]:
+    """What a random player sees: an observation with reward and done per step."""
+    rng = random.Random(seed)
+    seen = [reset()]
+    while not seen[-1]["done"] and len(seen) <= turns:
+        seen.append(step(choose(env, seen[-1], rng)))
+    return seen
+
+
+def episode_in_process(env, tasks, task, seed) -> list[dict]:
+    """As the client sees it. OpenEnv adds `metadata`, which is empty here."""
     names = dict(observation="text", task="instruction")
-    shown = {names.get(name, name): v for name, v in asdict(step).items() if name != "failed"}
-    return {"metadata": {}} | shown
+    pool = tasks.make_pool(1)
+
+    def seen(step) -> dict:
+        shown = {names.get(key, key): value for key, value in asdict(step).items()}
+        assert shown.pop("failed") == ""
+        return {"metadata": {}} | shown
+
+    return play(env, seed, lambda: seen(pools.reset(pool, [task])[0]),
+                lambda command: seen(pools.step(pool, {0: command})[0]))
 
 
 def remote(result) -> dict:
     return result.observation | {"reward": result.reward, "done": result.done}
 
 
-def episode_in_process(env, tasks, task, seed, turns=8) -> list[dict]:
-    rng = random.Random(seed)
-    pool = tasks.make_pool(1)
-    seen = [fields(pools.reset(pool, [task])[0])]
-    while not seen[-1]["done"] and len(seen) <= turns:
-        seen.append(fields(pools.step(pool, {0: choose(env, seen[-1], rng)})[0]))
-    return seen
-
-
-def episode_over(url, env, task, seed, turns=8) -> list[dict]:
-    rng = random.Random(seed)
+def episode_over(url, env, task, seed) -> list[dict]:
     with client(url) as session:
-        seen = [remote(session.reset(task=task))]
-        while not seen[-1]["done"] and len(seen) <= turns:
-            seen.append(remote(session.step({"command": choose(env, seen[-1], rng)})))
+        seen = play(env, seed, lambda: remote(session.reset(task=task)),
+                    lambda command: remote(session.step({"command": command})))
         state = session.state()
     assert state["task"] == task and state["step_count"] == len(seen) - 1
     return seen
@@ -108,8 +115,9 @@ def episode_over(url, env, task, seed, turns=8) -> list[dict]:
 
 @pytest.mark.parametrize("env, episodes", [("alfworld", 2), ("webshop", 8), ("search", 2)])
 def test_an_episode_is_the_one_in_process(env, episodes, load):
-    tasks, scores = load(env), []
-    with serving(serve.make_app(serve.Games(tasks))) as url:
+    tasks = load(env)
+    scores = []
+    with serving(openenv_server.make_app(openenv_server.Games(tasks))) as url:
         for seed, task in enumerate([*tasks.train[:episodes], tasks.held_out[0]]):
             expected = episode_in_process(env, tasks, task, seed)
             assert episode_over(url, env, task, seed) == expected and len(expected) > 1
@@ -124,11 +132,12 @@ def test_eight_sessions_at_once(url, games, load):
     in_process = load("alfworld")
     for n, seen in enumerate(played):
         assert seen == episode_in_process("alfworld", in_process, chosen[n], n)
-    until(lambda: games.free.qsize() == serve.SESSIONS + 1)
+    until(lambda: games.free.qsize() == openenv_server.SESSIONS + 1)
 
 
 def test_seeds_count_the_tasks(url, games):
-    train, held_out = games.splits["train"], games.splits["held_out"]
+    train = games.splits["train"]
+    held_out = games.splits["held_out"]
     n = len(train)
     cases = [
         (dict(seed=0), train[0]), (dict(seed=n), held_out[0]),
@@ -154,7 +163,10 @@ def test_what_is_refused_costs_no_episode(url):
         "the seed True is not a number: use 0, 1, 2": dict(seed=True),
         "there is no split 'test': use train or held_out": dict(seed=0, split="test"),
     }
+    no_episode = "no episode is running in this session: call reset first"
     with client(url) as session:
+        with pytest.raises(RuntimeError, match=no_episode):
+            session.step(LOOK)
         for sentence, arguments in resets.items():
             with pytest.raises(RuntimeError, match=f"{sentence}.*EXECUTION_ERROR"):
                 session.reset(**arguments)
@@ -181,9 +193,9 @@ def vanish(session):
 
 @pytest.mark.parametrize("end", [unreadable, vanish])
 def test_a_session_that_ends_frees_its_slot(load, monkeypatch, end):
-    monkeypatch.setattr(serve, "SESSIONS", 1)
-    games = serve.Games(load("alfworld"))
-    with serving(serve.make_app(games)) as url:
+    monkeypatch.setattr(openenv_server, "SESSIONS", 1)
+    games = openenv_server.Games(load("alfworld"))
+    with serving(openenv_server.make_app(games)) as url:
         socket_url = url.replace("http", "ws") + "/ws"
         with connect(socket_url) as session:
             session.send('{"type": "reset", "data": {"seed": 0}}')
@@ -198,78 +210,43 @@ def test_a_session_that_ends_frees_its_slot(load, monkeypatch, end):
             assert third.step(LOOK).observation["text"]
 
 
-def test_a_closed_session_takes_no_slot(load, monkeypatch):
-    monkeypatch.setattr(serve, "SESSIONS", 2)
-    games = serve.Games(load("alfworld"))
-
-    def call(session, kind, data):
-        session.send(json.dumps({"type": kind, "data": data}))
-        return json.loads(session.recv())["data"]
-
-    def rpc(session, method, **params):
-        request = {"jsonrpc": "2.0", "id": 1, "method": f"openenv/session/{method}"}
-        return call(session, "mcp", request | {"params": params})["result"]
-
-    with serving(serve.make_app(games)) as url:
-        socket_url = url.replace("http", "ws") + "/ws"
-        with connect(socket_url) as first, connect(socket_url) as second:
-            call(first, "reset", {"seed": 0})
-            name = rpc(first, "create")["session_id"]
-            assert rpc(second, "close", session_id=name)["closed"]
-            until(lambda: games.free.qsize() == 3)
-            assert "this session was closed: connect again" in call(first, "reset", {})["message"]
-            assert games.free.qsize() == 3
-
-
-def test_a_step_without_an_episode(load):
-    sentence = "no episode is running in this session: call reset first"
-    tasks = load("search")
-    with serving(serve.make_app(serve.Games(tasks))) as url, client(url) as session:
-        with pytest.raises(RuntimeError, match=sentence):
-            session.step(LOOK)
+def test_a_closed_session_takes_no_slot(games):
+    """In OpenEnv, another client can close a session by its name."""
+    session = openenv_server.GameSession(games)
+    session.reset(seed=0)
+    session.close()
+    with pytest.raises(UserError, match="this session was closed: connect again"):
         session.reset(seed=0)
-        assert session.step({"command": "<answer>a</answer>"}).done
-        with pytest.raises(RuntimeError, match=sentence):
-            session.step(LOOK)
-        assert not session.reset(seed=0).done
+    assert games.free.qsize() == openenv_server.SESSIONS + 1
 
 
-def test_http(url, games):
-    def post(path, content):
-        return requests.post(f"{url}/{path}", json=content, timeout=20)
+def test_http(url):
+    def post(path, body):
+        headers = {"Content-Type": "application/json"}
+        return requests.post(f"{url}/{path}", body, headers=headers, timeout=20)
 
     # The answer does not repeat what JSON or UTF-8 does not have.
-    headers = {"Content-Type": "application/json"}
     for path, body in (
         ("reset", '{"seed": 1e999}'), ("reset", '{"seed": 0, "episode_id": "\\ud800"}'),
         ("step", '{"action": {"command": "look", "\\ud800": 1}}'),
         ("mcp", '{"id": NaN}'),
     ):
-        answer = requests.post(f"{url}/{path}", body, headers=headers, timeout=20)
+        answer = post(path, body)
         assert answer.status_code == 422
         assert all(part.keys() == {"type", "loc", "msg"} for part in answer.json()["detail"])
-
-    answer = post("reset", {"seed": 2, "split": "held_out"}).json()
+    answer = post("reset", '{"seed": 2, "split": "held_out"}').json()
     with client(url) as session:
         assert remote(session.reset(seed=2, split="held_out")) == answer["observation"] | {
             "reward": 0.0, "done": False
         }
     # Each request is a session of its own: OpenEnv's, not ours.
-    refused = post("step", {"action": LOOK})
+    refused = post("step", '{"action": {"command": "look"}}')
     assert refused.status_code == 422 and "no episode is running" in refused.json()["detail"]
-    assert post("reset", {"x": "a" * (33 << 20)}).status_code == 413
-    schema = requests.get(f"{url}/schema", timeout=20).json()
-    assert set(schema["action"]["properties"]) == {"command", "metadata"}
-    assert requests.get(f"{url}/health", timeout=20).json() == {"status": "healthy"}
-    until(lambda: games.free.qsize() == serve.SESSIONS + 1)
-
-
-def test_no_session_without_an_end(url):
-    """OpenEnv's /mcp would begin one for each request of this kind, until all are taken."""
-    create = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create", "params": {}}
-    for name in (1, "a", "\ud800"):
-        answer = requests.post(f"{url}/mcp", json=create | {"id": name}, timeout=20).json()
-        assert answer["id"] == name and answer["error"]["code"] == -32601  # no such method
+    assert post("reset", '{"x": "' + "a" * (33 << 20) + '"}').status_code == 413
+    # /mcp would begin a session without an end for each request of this kind.
+    create = '{"jsonrpc": "2.0", "id": "\\ud800", "method": "openenv/session/create", "params": {}}'
+    answer = post("mcp", create).json()
+    assert answer["id"] == "\ud800" and answer["error"]["code"] == -32601  # no such method
     with pytest.raises(InvalidStatus), connect(url.replace("http", "ws") + "/mcp"):
         pass
 
@@ -278,8 +255,8 @@ def test_a_failing_environment_costs_its_episode(load, tmp_path):
     tasks = load("alfworld")
     broken = tmp_path / "game.tw-pddl"
     broken.write_text("{}")
-    games = serve.Games(serve.Tasks([str(broken)], tasks.held_out, tasks.make_pool))
-    with serving(serve.make_app(games)) as url, client(url) as session:
+    games = openenv_server.Games(Tasks([str(broken)], tasks.held_out, tasks.make_pool))
+    with serving(openenv_server.make_app(games)) as url, client(url) as session:
         with pytest.raises(RuntimeError, match="the episode is lost, call reset: Slot 0 failed"):
             session.reset(seed=0)
         with pytest.raises(RuntimeError, match="no episode is running"):
@@ -292,22 +269,23 @@ def test_openenv_validate(url):
     """With a URL, and on the static level; the others need Docker."""
     report = validate_running_environment(url, timeout_s=20)
     assert report["passed"], report
-    report = run_validation(ROOT / "paw_min", max_level=Level.STATIC)
+    report = run_validation(ROOT / "examples", max_level=Level.STATIC)
     assert report.verdict is Verdict.PASS, report
 
 
 def test_the_containers_command(data, monkeypatch, capsys):
-    lines = (ROOT / "paw_min" / "Dockerfile").read_text().splitlines()
+    lines = (ROOT / "examples" / "Dockerfile").read_text().splitlines()
     python, dash_m, module, *arguments = json.loads(lines[-1].removeprefix("CMD "))
-    assert (python, dash_m, module) == ("python", "-m", serve.__name__)
+    assert (python, dash_m, module) == ("python", "-m", openenv_server.__name__)
     monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: sockets[0].close())
-    serve.main([*arguments, "--host", "127.0.0.1", "--port", "0", "--data", data["webshop"]])
+    local = ["--host", "127.0.0.1", "--port", "0"]
+    openenv_server.main([*arguments, *local, "--data", data["webshop"]])
     assert capsys.readouterr().out.startswith("webshop at http://127.0.0.1:")
 
 
 @pytest.mark.slow
 def test_the_command(data, request):
-    command = [sys.executable, "-m", "paw_min.running.serve", "alfworld"]
+    command = [sys.executable, "-m", "examples.openenv_server", "alfworld"]
     process = subprocess.Popen(
         [*command, "--data", data["alfworld"], "--port", "0"], cwd=ROOT, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -326,14 +304,10 @@ def test_the_command(data, request):
     assert process.stderr.read() == ""  # no traceback, not even of the client that has left
 
 
-def test_without_openenv(monkeypatch):
-    monkeypatch.setitem(sys.modules, "openenv.core.env_server.http_server", None)
-    with pytest.raises(SystemExit, match="needs OpenEnv .*: pip install openenv$"):
-        runpy.run_path(serve.__file__, run_name="__main__")
-    with pytest.raises(ImportError):  # whoever imports it goes on
-        runpy.run_path(serve.__file__)
-
-
-def test_without_data():
-    with pytest.raises(UserError, match="data folder 'nowhere' does not exist"):
-        serve.main(["alfworld", "--data", "nowhere", "--port", "0"])
+@pytest.mark.parametrize("data, sentence", [
+    ("nowhere", "data folder 'nowhere' does not exist"),
+    ("http://me:secret@host/data", r"--data http://\*\*\*@host/data is a URL: give a folder"),
+])
+def test_without_data(data, sentence):
+    with pytest.raises(UserError, match=sentence):
+        openenv_server.main(["alfworld", "--data", data, "--port", "0"])
