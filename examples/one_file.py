@@ -310,7 +310,7 @@ def clipped_mae(logp: Tensor, rho: float) -> Tensor:
     return (hard_tokens(logp, rho) * mae(logp)).mean(-1)
 
 
-def group_lambda(returns: Tensor) -> Tensor:
+def lambda_g(returns: Tensor) -> Tensor:
     """Eq. 10: (G, E) -> (G,), from 1 (all episodes lost) to 0 (all won).
 
     In a lost group, all advantages are 0, but it has observations. A solved group needs no world
@@ -320,15 +320,15 @@ def group_lambda(returns: Tensor) -> Tensor:
     return 1 - returns.mean(1) / R_MAX
 
 
-def row_weights(selected: Tensor, lam: Tensor) -> Tensor:
+def row_weights(selected: Tensor, lambdas: Tensor) -> Tensor:
     """Eq. 9 and 11 as one weight per transition: bool (N,), (G,) -> (N,).
 
     The weighted sum of losses is: the mean over the selected transitions of a group (9), times
     lambda_g, and then the mean over the groups (11).
     """
-    selected = selected.view(len(lam), -1).float()  # (G, N/G)
+    selected = selected.view(len(lambdas), -1).float()  # (G, N/G)
     size = selected.sum(1, keepdim=True).clamp(min=1)  # (G, 1); at least 1, to divide by it
-    return (lam[:, None] * selected / size / len(lam)).flatten()
+    return (lambdas[:, None] * selected / size / len(lambdas)).flatten()
 
 
 # ---- An update ----
@@ -339,7 +339,7 @@ class Arm:
     scale: float = 1.0  # of the world-model loss; 0 is GRPO
     alpha: float = 0.75  # Eq. 4
     rho: float = 0.2  # Eq. 7
-    lambda_mode: str = "adaptive"  # Eq. 10, or "constant": 1
+    lambda_g: str = "adaptive"  # Eq. 10, or "constant": 1
     loss: str = "cmae"  # Eq. 8, or "ce": Eq. 5
     placebo: bool = False  # targets are the observations of other transitions
 
@@ -389,10 +389,10 @@ def update(model: Model, optimizer, world: World, tasks: list[list[str]], arm: A
     """One update of Algorithm 1. Its loop over groups (lines 5 and 10) is in the shapes."""
     rollout = play(model, world, tasks)  # lines 2 and 3
     selected = top_alpha(rollout.entropy, arm.alpha)  # line 4, over all groups at once
-    lam = group_lambda(rollout.returns)  # line 9, (G,)
-    if arm.lambda_mode == "constant":
-        lam = torch.ones_like(lam)
-    weight = row_weights(selected, lam)  # line 6, (N,)
+    lambdas = lambda_g(rollout.returns)  # line 9, (G,)
+    if arm.lambda_g == "constant":
+        lambdas = torch.ones_like(lambdas)
+    weight = row_weights(selected, lambdas)  # line 6, (N,)
     # All actions of an episode get its advantage: the return does not say which one was wrong.
     advantage = grpo(rollout.returns).flatten().repeat_interleave(len(tasks[0]))  # (N,)
     if arm.placebo:
@@ -521,8 +521,8 @@ def main() -> None:
     parser.add_argument("--updates", default=Size.updates, type=int)
     parser.add_argument("--alpha", default=0.75, type=float, help="Eq. 4, in (0, 1]")
     parser.add_argument("--rho", default=0.2, type=float, help="Eq. 7, in (0, 1]; 1 is MAE")
-    parser.add_argument("--lambda", default="adaptive", choices=["adaptive", "constant"],
-                        dest="lambda_mode", help="Eq. 10, or 1")
+    parser.add_argument("--lambda-g", default="adaptive", choices=["adaptive", "constant"],
+                        help="Eq. 10, or 1")
     parser.add_argument("--loss", default="cmae", choices=["cmae", "ce"], help="Eq. 8 or Eq. 5")
     parser.add_argument("--scale", default=1.0, type=float, help="of the world-model loss")
     args = parser.parse_args()
@@ -534,7 +534,7 @@ def main() -> None:
     # More threads would not be faster, and sums would depend on their number.
     torch.set_num_threads(1)
     paw = Arm(
-        scale=args.scale, alpha=args.alpha, rho=args.rho, lambda_mode=args.lambda_mode,
+        scale=args.scale, alpha=args.alpha, rho=args.rho, lambda_g=args.lambda_g,
         loss=args.loss,
     )
     arms = make_arms(paw)

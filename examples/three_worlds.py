@@ -145,9 +145,9 @@ class Lesson:
 # (arXiv 2605.24517) is cross entropy on all transitions with a small constant weight. "all" is
 # without selection (alpha = 1), "1" is lambda_g = 1.
 GRPO, PAW, CE = Arm(scale=0.0), Arm(), Arm(loss="ce")
-ECHO = Arm(scale=0.05, alpha=1.0, lambda_mode="constant", loss="ce")
+ECHO = Arm(scale=0.05, alpha=1.0, lambda_g="constant", loss="ce")
 HALF = dict(alpha=0.5)
-CONSTANT = dict(lambda_mode="constant")
+CONSTANT = dict(lambda_g="constant")
 LESSONS = {
     "serials": Lesson(
         Serials, {"grpo": GRPO, "paw": PAW, "placebo": replace(PAW, placebo=True), "ce": CE,

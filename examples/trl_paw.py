@@ -27,7 +27,7 @@ from paw_min.model.policy import control_starts, special_tokens, turn_text
 @dataclass
 class PaWConfig(GRPOConfig):
     wm_scale: float = 1.0  # factor of the world-model loss; 0: TRL's GRPO
-    select_ratio: float = 0.75  # alpha, Eq. 4
+    alpha: float = 0.75  # Eq. 4
     rho: float = 0.2  # Eq. 7
     r_max: float = 10.0  # highest possible return of an episode, Eq. 10
 
@@ -35,7 +35,7 @@ class PaWConfig(GRPOConfig):
         super().__post_init__()
         if self.temperature != 1:  # TRL divides the logits of observations by it, too
             raise ValueError(f"temperature {self.temperature} is not supported: use 1")
-        for name, high in (("select_ratio", 1), ("rho", 1), ("r_max", math.inf)):
+        for name, high in (("alpha", 1), ("rho", 1), ("r_max", math.inf)):
             value = getattr(self, name)
             if not 0 < value <= high:
                 raise ValueError(f"{name} {value} is out of range (0, {high}]")
@@ -70,14 +70,15 @@ class PaWTrainer(GRPOTrainer):
         group = [(rank * len(inputs) + n) // self.num_generations for n in range(len(inputs))]
         returns = gather_object([episode["episode_return"] for episode in inputs])
         means = balance.group_mean_return(returns, gather_object(group))
-        lam = {g: balance.wm_weight(mean, self.args.r_max) for g, mean in means.items()}  # Eq. 10
+        r_max = self.args.r_max
+        lambdas = {g: balance.lambda_g(mean, r_max) for g, mean in means.items()}  # Eq. 10
         pool = [(rank, group[n], entropy[n, k].item()) for n, k in exists.nonzero().tolist()]
         pool = gather_object(pool)  # of all processes
         ranks = torch.tensor([entry[0] for entry in pool])
         groups = [entry[1] for entry in pool]
         entropies = torch.tensor([entry[2] for entry in pool])
-        selected = select.top_alpha(entropies, self.args.select_ratio)  # Eq. 4
-        weights = losses.row_weights(groups, selected, lam)  # Eq. 9 and 11
+        selected = select.top_alpha(entropies, self.args.alpha)  # Eq. 4
+        weights = losses.row_weights(groups, selected, lambdas)  # Eq. 9 and 11
         mine = weights[ranks == rank].to(entropy)
         return torch.zeros_like(entropy).masked_scatter(exists, mine)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 
-def wm_weight(mean_return: Tensor | float, r_max: float) -> Tensor:
+def lambda_g(mean_return: Tensor | float, r_max: float) -> Tensor:
     """Eq. 10, elementwise: mean episode return of each group -> lambda_g in [0, 1]."""
     if not r_max > 0:
         raise ValueError(f"r_max={r_max} must be positive: it is the highest episode return")

@@ -143,12 +143,12 @@ class Config:
         PAW, "cmae", "observation loss: Eq. 8, MAE, Eq. 5", choices=("cmae", "mae", "ce")
     )
     rho: float = opt(PAW, 0.2, "confidence threshold of clipped MAE, Eq. 7", above=0, high=1)
-    select_ratio: float = opt(PAW, 0.75, "alpha, Eq. 4: selected fraction", above=0, high=1)
+    alpha: float = opt(PAW, 0.75, "alpha, Eq. 4: selected fraction", above=0, high=1)
     select_entropy: str = opt(
         PAW, "full", "entropy in Eq. 4: of the distribution, or the printed -q log q",
         choices=("full", "sampled"),
     )
-    lambda_mode: str = opt(
+    lambda_g: str = opt(
         PAW, "adaptive", "lambda_g: Eq. 10, or 1", choices=("adaptive", "constant")
     )
     wm_scale: float = opt(PAW, 1.0, "factor of the world-model loss", above=0)
@@ -176,10 +176,10 @@ class Config:
 # Presets of a method, combined with one of a size: --preset paper echo.
 METHODS = {
     # ECHO (arXiv 2605.24517): cross entropy on all observation tokens, constant weight 0.05.
-    "echo": dict(wm_loss="ce", select_ratio=1.0, lambda_mode="constant", wm_scale=0.05),
+    "echo": dict(wm_loss="ce", alpha=1.0, lambda_g="constant", wm_scale=0.05),
     # TAPO (arXiv 2607.27973): cross entropy on all observations, in rows and updates of their own.
     "tapo": dict(
-        wm_loss="ce", select_ratio=1.0, lambda_mode="constant", wm_every=4, wm_rows="tapo",
+        wm_loss="ce", alpha=1.0, lambda_g="constant", wm_every=4, wm_rows="tapo",
     ),
 }
 

@@ -83,23 +83,26 @@ def k3_kl(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
     return masked_mean((d.exp() - d - 1).clamp(-10, 10), mask)
 
 
-def row_weights(group: Sequence[Hashable], selected: Tensor, lam: dict[Hashable, float]) -> Tensor:
+def row_weights(
+    group: Sequence[Hashable], selected: Tensor, lambdas: dict[Hashable, float]
+) -> Tensor:
     """w_i such that sum_i w_i * loss_i is the second term of Eq. 11 -> (N,).
 
     w_i = lambda_g / (G * |S_alpha,g|) for a selected row of group g, else 0.
-    selected: bool (N,), Eq. 4. lam: {group: lambda_g} for every group of the update; G is their
+    selected: bool (N,), Eq. 4. lambdas: {group: lambda_g} for every group of the update; G is their
     number, so a group without selected rows adds 0 and does not change the weight of the others.
     """
     sizes = Counter(g for g, keep in zip(group, selected.tolist(), strict=True) if keep)
     weights = [
-        float(lam[g]) / (len(lam) * sizes[g]) if keep else 0.0
+        float(lambdas[g]) / (len(lambdas) * sizes[g]) if keep else 0.0
         for g, keep in zip(group, selected.tolist())
     ]
     return torch.tensor(weights, device=selected.device)
 
 
 def tuple_weights(
-    group: Sequence[Hashable], selected: Tensor, lam: dict[Hashable, float], n_targets: list[int]
+    group: Sequence[Hashable], selected: Tensor, lambdas: dict[Hashable, float],
+    n_targets: list[int],
 ) -> Tensor:
     """w_i such that sum_i w_i * loss_i is TAPO's Eq. 6 (arXiv 2607.27973) -> (N,).
 
@@ -109,7 +112,7 @@ def tuple_weights(
     """
     share = 1 / max(1, int(selected.sum()))
     weights = [
-        float(lam[g]) * n * share if keep else 0.0
+        float(lambdas[g]) * n * share if keep else 0.0
         for g, n, keep in zip(group, n_targets, selected.tolist(), strict=True)
     ]
     return torch.tensor(weights, device=selected.device)

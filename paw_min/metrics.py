@@ -55,7 +55,7 @@ def describe_episodes(episodes: list[Episode]) -> dict[str, float]:
 
 def describe_selection(rows: Rows) -> dict[str, float]:
     """lambda_g over the groups, and the fraction of selected transitions."""
-    lambdas = list(rows.lambda_g.values())
+    lambdas = list(rows.lambdas.values())
     return {
         "lambda": mean(lambdas),
         "lambda_min": min(lambdas),

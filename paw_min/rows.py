@@ -99,7 +99,7 @@ class Rows:
     entropy: Tensor | None = None  # (N,) H(a_t | h_t), Eq. 4; None: no pass was made for it
     candidates: Tensor | None = None  # (N,) bool: rows that compete in Eq. 4
     selected: Tensor | None = None  # (N,) bool, Eq. 4; all False without PaW
-    lambda_g: dict[int, float] | None = None  # {group: lambda_g}, Eq. 10; 0 without PaW
+    lambdas: dict[int, float] | None = None  # {group: lambda_g}, Eq. 10; 0 without PaW
     row_weight: Tensor | None = None  # (N,) lambda_g / (G |S_g|) or 0: weight in Eq. 11
 
 

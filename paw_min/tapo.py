@@ -65,7 +65,7 @@ def tapo_rows(cfg: Config, policy: Policy, rows: Rows) -> Rows:
     """The same transitions as TAPO's rows with its weights; they have no response."""
     tokens = transition_rows(cfg, policy, rows)
     n_targets = [len(row.obs_ids) for row in tokens]
-    weight = losses.tuple_weights(rows.group, rows.selected, rows.lambda_g, n_targets)
+    weight = losses.tuple_weights(rows.group, rows.selected, rows.lambdas, n_targets)
     return replace(rows, tokens=tokens, row_weight=weight, old_logp=None, ref_logp=None)
 
 

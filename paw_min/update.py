@@ -79,13 +79,13 @@ def prepare(
     candidates = world_model_candidates(cfg, rows.tokens)
     # Without PaW no row is selected, so every weight is 0 and no observation enters a pass.
     selected = torch.zeros_like(candidates)  # (N,)
-    lambda_g = dict.fromkeys(rows.group, 0.0)
+    lambdas = dict.fromkeys(rows.group, 0.0)
     if cfg.paw:
         # Line 4, Eq. 4. Selecting in each mini-batch instead would keep the same fraction of each,
         # and rank later ones by the entropies of a policy that has been updated.
         selected = select_transitions(cfg, candidates, old.entropy)
-        lambda_g = group_lambdas(cfg, rows)  # line 9, Eq. 10
-    row_weight = losses.row_weights(rows.group, selected, lambda_g)  # line 6, Eq. 9 and 11
+        lambdas = group_lambdas(cfg, rows)  # line 9, Eq. 10
+    row_weight = losses.row_weights(rows.group, selected, lambdas)  # line 6, Eq. 9 and 11
     if cfg.wm_rows == "tapo":
         row_weight = torch.zeros_like(row_weight)  # o' is learned in rows of its own: tapo.py
     return replace(
@@ -98,7 +98,7 @@ def prepare(
         entropy=old.entropy,
         candidates=candidates,
         selected=selected,
-        lambda_g=lambda_g,
+        lambdas=lambdas,
         row_weight=row_weight,
     )
 
@@ -258,7 +258,7 @@ def select_transitions(cfg: Config, candidates: Tensor, entropy: Tensor | None) 
         return candidates
     # Rows without an observation do not compete: alpha is a fraction of those that could train.
     selected = torch.zeros_like(candidates)
-    selected[candidates] = select.top_alpha(entropy[candidates], cfg.select_ratio)
+    selected[candidates] = select.top_alpha(entropy[candidates], cfg.alpha)
     return selected
 
 
@@ -269,10 +269,10 @@ def group_lambdas(cfg: Config, rows: Rows) -> dict[int, float]:
     returns = dict(zip(rows.trajectory, rows.episode_return))
     group = dict(zip(rows.trajectory, rows.group))
     mean_return = balance.group_mean_return(list(returns.values()), list(group.values()))
-    if cfg.lambda_mode == "constant":
+    if cfg.lambda_g == "constant":
         return dict.fromkeys(mean_return, 1.0)
     r_max = BENCHMARKS[cfg.env].r_max
-    return {g: float(balance.wm_weight(r, r_max)) for g, r in mean_return.items()}
+    return {g: float(balance.lambda_g(r, r_max)) for g, r in mean_return.items()}
 
 
 def observation_loss(cfg: Config, logp: Tensor, obs_mask: Tensor) -> ObservationLoss:

@@ -36,7 +36,7 @@ from tests.helpers import (
 EPISODES = make_episodes(n_groups=4, size=3)
 CASES = {
     "mini-batches": dict(mini_batch=7, kl_coef=0.1, entropy_coef=0.01),
-    "one batch": dict(mini_batch=0, select_ratio=0.3, algo="gigpo"),
+    "one batch": dict(mini_batch=0, alpha=0.3, algo="gigpo"),
     "accumulation": dict(mini_batch=0, micro_tokens=40),
     "fewer rows than ranks": dict(mini_batch=2, micro_tokens=20),
     "baseline": dict(mini_batch=9, paw=False),
@@ -48,7 +48,7 @@ CASES = {
 
 PPO_CASES = {
     "old pass first": {},
-    "critic first": dict(mini_batch=0, select_ratio=1.0),  # no pass of the policy before its own
+    "critic first": dict(mini_batch=0, alpha=1.0),  # no pass of the policy before its own
 }
 UNCLIPPED = patch("paw_min.update.GRAD_CLIP", 1e9)
 

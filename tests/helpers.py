@@ -278,7 +278,7 @@ def of_mini(rows: Rows, mini: list[int]) -> Rows:
     """The rows of one mini-batch alone."""
 
     def cut(column):
-        if column is None or isinstance(column, dict):  # lambda_g is of the whole update
+        if column is None or isinstance(column, dict):  # lambdas are of the whole update
             return column
         return column[mini] if isinstance(column, torch.Tensor) else [column[i] for i in mini]
 

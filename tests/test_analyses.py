@@ -127,7 +127,7 @@ def test_a_run_folder_is_only_read(finished):
 
 
 def test_selection_is_that_of_training(finished, tmp_path, capsys):
-    argv = [str(finished), "--select-ratio", "0.5", "--out", str(tmp_path / "out")]
+    argv = [str(finished), "--alpha", "0.5", "--out", str(tmp_path / "out")]
     result = transitions.play(transitions.arguments("", argv))
     scored = kept.score(result)
     entropy = torch.tensor([s.entropy for s in scored])

@@ -33,7 +33,7 @@ def parse(*argv: str, env: str = "alfworld") -> Config:
 
 A1 = dict(  # PaW A.1 and section 4.1, for all three benchmarks
     max_response_tokens=512, lr=1e-6, normalize="std", temperature=1.0, paw=True,
-    wm_loss="cmae", select_ratio=0.75, rho=0.2, lambda_mode="adaptive",
+    wm_loss="cmae", alpha=0.75, rho=0.2, lambda_g="adaptive",
     algo="grpo", prompt="paper", wm_scale=1.0, wm_target="next", wm_steps=1, dedup=False,
 )
 CODE_BASE = dict(  # verl-agent, where the paper gives no number
@@ -232,7 +232,7 @@ def test_an_empty_value_is_refused(argv, capsys):
 
 def test_tapo_is_a_preset_on_top_of_a_size():
     tapo = dict(
-        wm_loss="ce", select_ratio=1.0, lambda_mode="constant", wm_every=4, wm_rows="tapo"
+        wm_loss="ce", alpha=1.0, lambda_g="constant", wm_every=4, wm_rows="tapo"
     )
     plain, cfg = parse("--preset", "tiny"), parse("--preset", "tiny", "tapo")
     assert asdict(cfg) == asdict(plain) | tapo | {"name": plain.name.replace("paw", "tapo")}
@@ -241,7 +241,7 @@ def test_tapo_is_a_preset_on_top_of_a_size():
 
 
 def test_echo_is_a_preset_on_top_of_a_size():
-    echo = dict(wm_loss="ce", select_ratio=1.0, lambda_mode="constant", wm_scale=0.05)
+    echo = dict(wm_loss="ce", alpha=1.0, lambda_g="constant", wm_scale=0.05)
     for size in ("tiny", "paper"):
         plain = parse("--preset", size, "--data", "d")
         cfg = parse("--preset", size, "echo", "--data", "d")
@@ -263,7 +263,7 @@ OTHER = dict(  # a valid value of each setting that is not the one of the tiny p
     eval_split="valid_unseen", n_products=7, max_turns=7, topk=2, history_length=5,
     max_prompt_tokens=333, max_response_tokens=33, max_obs_tokens=333, groups=3, group_size=3,
     temperature=0.9, eval_temperature=0.3, similarity=0.5, invalid_penalty=0.3, lr=3e-4,
-    mini_batch=33, kl_coef=0.3, entropy_coef=0.3, rho=0.3, select_ratio=0.3,
+    mini_batch=33, kl_coef=0.3, entropy_coef=0.3, rho=0.3, alpha=0.3,
     eval_tasks=33, model="a/other", seed=3, data="d", retriever="r", workers=2, out="elsewhere",
     updates=33, eval_every=3, eval_repeats=3, save_every=3, micro_tokens=333, vllm_memory=0.3,
     device="cpu", conflict_every=3, wm_scale=0.3, wm_steps=3, lora_rank=3,

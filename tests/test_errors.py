@@ -66,7 +66,7 @@ WRONG_VALUES = [
     ("config.json", "wm_loss", "zzz", "--wm-loss is 'zzz', expected cmae or "),
     ("samples/000001.json", "", [], "the whole"),
     ("samples/000001.json", "more", 1, None),
-    ("samples/000001.json", "groups.0.lam", INF, None),
+    ("samples/000001.json", "groups.0.lambda_g", INF, None),
     ("samples/000001.json", "episodes", [], "no episode, or an episode without steps"),
     ("samples/000001.json", "episodes.0.task", "\ud800", "the whole: Invalid JSON"),
     ("samples/000001.json", f"{STEP}.valid", 1, None),

@@ -54,11 +54,11 @@ def test_settings_of_the_arms(tmp_path):
 
     for extra in ((), ("--preset", "paper", "--data", "d")):
         echo = cfg("neighbors", "ECHO", *extra)
-        assert (echo.wm_loss, echo.select_ratio, echo.wm_scale) == ("ce", 1.0, 0.05)
+        assert (echo.wm_loss, echo.alpha, echo.wm_scale) == ("ce", 1.0, 0.05)
         assert echo.max_turns == (15 if extra else 8)
     ppo = cfg("table3-algorithms", "PPO w/ PaW", "--groups", "3", "--group-size", "5")
     assert (ppo.groups, ppo.group_size) == (15, 1)
-    assert cfg("table4", "w/o Ada. Coef.").lambda_mode == "constant"
+    assert cfg("table4", "w/o Ada. Coef.").lambda_g == "constant"
     assert [cfg("fig6-rho", f"ρ = {r:g}").rho for r in (0.1, 0.4, 1)] == [0.1, 0.4, 1.0]
     for tapo, rows in (
         (cfg("tapo", "TAPO"), "tapo"),
@@ -229,7 +229,7 @@ def sweep_file(root: Path, episodes: bool) -> Path:
                   "memory_gb": 1.0 * k}]
         tasks = won(**{f"a{i}": [i < k] for i in range(4)}) if episodes else None
         settings = dict(env="alfworld", seed=seed, updates=4, rho=0.2 if label == "A" else 0.4,
-                      select_ratio=0.75)
+                      alpha=0.75)
         write_run(root / name, lines, settings, tasks)
         entries.append({"label": label, "seed": seed, "folder": name})
     (root / "s.json").write_text(json.dumps(entries))

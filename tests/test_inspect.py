@@ -115,7 +115,7 @@ def test_the_sample_is_what_training_used(trained, prepared):
         for g in stored["groups"]:
             returns = [e.episode_return for e in episodes if e.group == g["group"]]
             assert g["returns"] == returns
-            assert g["lam"] == pytest.approx(1 - sum(returns) / len(returns) / 10)
+            assert g["lambda_g"] == pytest.approx(1 - sum(returns) / len(returns) / 10)
         for e in stored["episodes"]:
             index = [i for i in range(n) if rows.trajectory[i] == e["trajectory"]]
             assert len(e["steps"]) == len(index) == len(episodes[e["trajectory"]].transitions)

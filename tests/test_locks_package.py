@@ -118,6 +118,6 @@ def test_the_preset_has_the_settings_of_one_file():
     assert preset["max_turns"] == make_world(0).locks
     arm = locks.one_file.Arm()
     cfg = Config(**preset)
-    assert (cfg.select_ratio, cfg.rho, cfg.wm_scale) == (arm.alpha, arm.rho, arm.scale)
+    assert (cfg.alpha, cfg.rho, cfg.wm_scale) == (arm.alpha, arm.rho, arm.scale)
     clip = inspect.signature(losses.clipped_surrogate).parameters["clip_low"].default
     assert (clip, cfg.temperature) == (locks.one_file.CLIP, 1.0)

@@ -90,7 +90,7 @@ def test_k3():
 
 GROUP = ["a", "a", "a", "b", "b", "c"]
 SELECTED = torch.tensor([True, True, False, True, False, False])
-LAM = {"a": 0.5, "b": 1.0, "c": 0.25}
+LAMBDAS = {"a": 0.5, "b": 1.0, "c": 0.25}
 
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
@@ -110,7 +110,7 @@ def test_a_ratio_beyond_all_floats_has_no_gradient(advantage):
 
 def test_row_weights_equal_eq_11():
     loss = torch.tensor([0.3, 0.5, 9.0, 0.8, 9.0, 9.0])
-    weights = losses.row_weights(GROUP, SELECTED, LAM)
+    weights = losses.row_weights(GROUP, SELECTED, LAMBDAS)
     # c has no selected row: its term is left out, but it still counts as a group.
     by_group = [0.5 * (0.3 + 0.5) / 2, 1.0 * 0.8, 0.0]
     assert (weights * loss).sum().item() == pytest.approx(sum(by_group) / 3)
@@ -125,9 +125,10 @@ def test_tuple_weights_equal_tapos_eq_6():
     everything = torch.tensor([True, True, True, True, False, True])
     weights = losses.tuple_weights(GROUP, everything, ones, n_targets)
     assert (weights * mean).sum().item() == pytest.approx((0.8 + 4 + 9 + 0.8 + 7) / 5)
-    # With selection and lambda_g, which TAPO has not: GROUP, SELECTED and LAM are those of above.
-    weights = losses.tuple_weights(GROUP, SELECTED, LAM, n_targets)
-    expected = [LAM[g] * n / 3 if keep else 0.0 for g, n, keep in zip(GROUP, n_targets, SELECTED)]
+    # With selection and lambda_g, which TAPO has not: those of above.
+    weights = losses.tuple_weights(GROUP, SELECTED, LAMBDAS, n_targets)
+    rows = zip(GROUP, n_targets, SELECTED)
+    expected = [LAMBDAS[g] * n / 3 if keep else 0.0 for g, n, keep in rows]
     assert int(SELECTED.sum()) == 3 and weights.tolist() == pytest.approx(expected)
     nothing = torch.zeros(6, dtype=torch.bool)
     assert not losses.tuple_weights(GROUP, nothing, ones, n_targets).any()
@@ -175,6 +176,6 @@ def test_metrics_have_no_graph():
 def test_each_row_needs_a_group():
     for group in (GROUP[:5], [*GROUP, "c"]):
         with pytest.raises(ValueError):
-            losses.row_weights(group, SELECTED, LAM)
+            losses.row_weights(group, SELECTED, LAMBDAS)
         with pytest.raises(ValueError):
-            losses.tuple_weights(group, SELECTED, LAM, [1] * 6)
+            losses.tuple_weights(group, SELECTED, LAMBDAS, [1] * 6)

@@ -47,12 +47,12 @@ def test_world_model_losses_by_hand():
 
 def test_lambda_and_weights_by_hand():
     returns = torch.tensor([[10.0, 0.0, 0.0, 0.0], [10.0] * 4, [0.0] * 4])
-    lam = one_file.group_lambda(returns)
-    assert lam.tolist() == [0.75, 0.0, 1.0]
+    lambdas = one_file.lambda_g(returns)
+    assert lambdas.tolist() == [0.75, 0.0, 1.0]
     selected = torch.tensor([True, True, False, True, True, True, False, False, False])
     # 0.75 / 2 / 3 groups; 0 in the solved group; nothing selected in the last
     expected = torch.tensor([0.125, 0.125, 0, 0, 0, 0, 0, 0, 0])
-    torch.testing.assert_close(one_file.row_weights(selected, lam), expected)
+    torch.testing.assert_close(one_file.row_weights(selected, lambdas), expected)
 
 
 def test_the_placebo_trains_on_observations_of_others(monkeypatch):
@@ -148,7 +148,7 @@ for name in ("paw_min", "numpy", "matplotlib", "transformers"):
 sys.path.insert(0, {str(FILE.parent)!r})
 import one_file
 one_file.warm_start = lambda *_: None
-sys.argv = ["one_file.py", "--seeds", "5", "--updates", "1", "--lambda", "constant"]
+sys.argv = ["one_file.py", "--seeds", "5", "--updates", "1", "--lambda-g", "constant"]
 one_file.main()
 """
     command = [sys.executable, "-W", "ignore", "-c", code]
@@ -197,12 +197,12 @@ def test_an_update_is_that_of_the_package(monkeypatch, loss):
     selected = one_file.top_alpha(rollout.entropy, 0.6)
     assert torch.equal(selected, select.top_alpha(entropy, 0.6)) and 0 < selected.sum() < n_rows
 
-    lam = one_file.group_lambda(returns)
+    lambdas = one_file.lambda_g(returns)
     mean_return = balance.group_mean_return(score.tolist(), group)
-    theirs = {g: balance.wm_weight(r, r_max=one_file.R_MAX) for g, r in mean_return.items()}
-    assert lam.tolist() == [1, 0.625, 0.375, 0]
-    assert [float(value) for value in theirs.values()] == pytest.approx(lam.tolist())
-    weight = one_file.row_weights(selected, lam)
+    theirs = {g: balance.lambda_g(r, r_max=one_file.R_MAX) for g, r in mean_return.items()}
+    assert lambdas.tolist() == [1, 0.625, 0.375, 0]
+    assert [float(value) for value in theirs.values()] == pytest.approx(lambdas.tolist())
+    weight = one_file.row_weights(selected, lambdas)
     torch.testing.assert_close(weight, losses.row_weights(group, selected, theirs))
 
     # A higher rho than the default, so that the model, which knows nothing, has tokens on both

@@ -61,9 +61,9 @@ def python_block(word: str) -> str:
 
 def test_paw_in_30_lines_runs():
     names = {}
-    exec(python_block("balance.wm_weight"), names)
+    exec(python_block("balance.lambda_g"), names)
     # egg failed twice, mug once: lambda is 1 and 0.5; three of four rows train the world model.
-    assert [float(names["lam"][g]) for g in ("mug", "egg")] == [0.5, 1.0]
+    assert [float(names["lambdas"][g]) for g in ("mug", "egg")] == [0.5, 1.0]
     assert names["selected"].sum() == 3
     assert names["logits_o"].grad[names["selected"]].abs().sum() > 0
     assert names["logits_o"].grad[~names["selected"]].abs().sum() == 0

@@ -162,7 +162,7 @@ def test_columns_of_an_update_are_those_of_its_transitions():
     computed = {name for name, column in vars(rows).items() if column is None}
     assert computed == {
         "score", "advantage", "old_logp", "ref_logp", "entropy", "candidates", "selected",
-        "lambda_g", "row_weight",
+        "lambdas", "row_weight",
     }
 
 

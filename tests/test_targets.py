@@ -63,7 +63,7 @@ def test_the_placebo_changes_targets_and_nothing_else():
     assert placebo.tokens == targets.shuffled(ROWS, cfg.seed, 3) != plain.tokens == ROWS
     for name in ("selected", "row_weight", "advantage", "entropy"):
         assert torch.equal(getattr(placebo, name), getattr(plain, name)), name
-    assert placebo.lambda_g == plain.lambda_g
+    assert placebo.lambdas == plain.lambdas
     assert not torch.equal(run(wm_target="shuffled")[0], run()[0])
     assert torch.equal(run(wm_target="shuffled", paw=False)[0], run(paw=False)[0])
 
@@ -112,12 +112,12 @@ def test_equal_transitions_count_once():
     rows = [THREE[0], THREE[1], THREE[0], *other, replace(THREE[0], obs_ids=[99]), THREE[0]]
     expected = [True, True, False, True, True, True, False]
     assert targets.first_occurrences(rows) == expected
-    cfg = Config(**BASE | dict(dedup=True, select_ratio=1.0))
+    cfg = Config(**BASE | dict(dedup=True, alpha=1.0))
     candidates = world_model_candidates(cfg, rows)
     assert candidates.tolist() == expected
     assert select_transitions(cfg, candidates, None).tolist() == candidates.tolist()
     entropy = torch.tensor([0.0, 2.0, 9.0, 0.1, 0.2, 1.0, 9.0])  # the copies do not compete
-    cfg.select_ratio = 0.4
+    cfg.alpha = 0.4
     selected = select_transitions(cfg, candidates, entropy)
     assert selected.tolist() == [False, True, False, False, False, True, False]
 

@@ -119,12 +119,12 @@ def episodes(played: dict) -> list[Episode]:
     return found
 
 
-@pytest.mark.parametrize("settings", [{}, {"select_ratio": 1.0, "rho": 0.9, "r_max": 20.0}])
+@pytest.mark.parametrize("settings", [{}, {"alpha": 1.0, "rho": 0.9, "r_max": 20.0}])
 def test_with_it_the_gradient_is_ours(run, settings, monkeypatch):
     on, off = run(PaWTrainer, **settings), run(PaWTrainer, wm_scale=0.0, steps=2)
     assert on.played == off.played
     cfg = Config(
-        mini_batch=0, kl_coef=0.0, entropy_coef=0.0, select_ratio=on.trainer.args.select_ratio,
+        mini_batch=0, kl_coef=0.0, entropy_coef=0.0, alpha=on.trainer.args.alpha,
         rho=on.trainer.args.rho, micro_tokens=1024,
     )
     benchmark = replace(BENCHMARKS[cfg.env], r_max=on.trainer.args.r_max)

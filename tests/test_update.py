@@ -94,7 +94,7 @@ def test_lambda_zero_gives_exactly_the_baseline(mini_batch):
         episode.transitions[-1].reward = 10.0
     # alpha = 1: with one mini-batch, selection would ask for an old pass that the baseline skips.
     settings = dict(
-        episodes=episodes, updates=3, mini_batch=mini_batch, micro_tokens=100, select_ratio=1.0
+        episodes=episodes, updates=3, mini_batch=mini_batch, micro_tokens=100, alpha=1.0
     )
     on, metrics = run(paw=True, **settings)
     off, _ = run(paw=False, **settings)
@@ -158,7 +158,7 @@ def test_one_mini_batch_is_eq_11():
     total, raw = 0.0, []
     for g in range(3):
         returns = [e.episode_return for e in EPISODES if e.group == g]
-        lam = 1 - sum(returns) / len(returns) / 10
+        lambdas = 1 - sum(returns) / len(returns) / 10
         row_losses = []
         for i in (i for i in kept if ROWS[i].group == g):
             tokens = ROWS[i].prompt_ids + ROWS[i].response_ids + ROWS[i].obs_ids
@@ -166,10 +166,10 @@ def test_one_mini_batch_is_eq_11():
             n = len(ROWS[i].obs_ids)
             p = [logits[k - 1, tokens[k]].exp().item() for k in range(len(tokens) - n, len(tokens))]
             row_losses.append(sum(1 - x for x in p if x <= 0.2) / n)  # Eq. 8
-        if lam > 0:  # rows of weight 0 are not even scored
+        if lambdas > 0:  # rows of weight 0 are not even scored
             raw += row_losses
         if row_losses:
-            total += lam * sum(row_losses) / len(row_losses) / 3  # Eq. 9-11
+            total += lambdas * sum(row_losses) / len(row_losses) / 3  # Eq. 9-11
     assert metrics["loss_wm"] == pytest.approx(total, rel=1e-5)
     assert metrics["wm_loss"] == pytest.approx(sum(raw) / len(raw), rel=1e-5)
     assert metrics["selected"] == pytest.approx(len(kept) / len(ROWS))
@@ -214,7 +214,7 @@ def test_each_mini_batch_takes_a_step_of_its_own():
 
 
 def test_world_model_losses_differ_as_their_formulas():
-    metrics = {name: run(wm_loss=name, select_ratio=1.0)[1] for name in ("ce", "mae", "cmae")}
+    metrics = {name: run(wm_loss=name, alpha=1.0)[1] for name in ("ce", "mae", "cmae")}
     assert metrics["ce"]["wm_loss"] > 1 > metrics["mae"]["wm_loss"] > metrics["cmae"]["wm_loss"]
     steps = {name: step_of(wm_loss=name) - step_of(paw=False) for name in metrics}
     assert steps["ce"].norm() > steps["mae"].norm() > steps["cmae"].norm() > 0
@@ -237,7 +237,7 @@ def test_p_of_the_first_observation_token():
 
 def test_tapo_alternates_the_losses():
     """An update is plain GRPO; every second one is followed by steps on the observations alone."""
-    tapo = BASE | dict(wm_loss="ce", select_ratio=1.0, lambda_mode="constant", wm_every=2)
+    tapo = BASE | dict(wm_loss="ce", alpha=1.0, lambda_g="constant", wm_every=2)
 
     def run_alternating(updates: int, **settings) -> tuple[torch.Tensor, dict]:
         cfg = Config(**tapo | settings)
@@ -269,7 +269,7 @@ def test_tapo_alternates_the_losses():
 
 def test_the_extra_steps_of_tapo_have_no_part_of_rl():
     """Their gradient depends neither on advantages nor on the KL term or the entropy bonus."""
-    tapo = BASE | dict(wm_loss="ce", select_ratio=1.0, lambda_mode="constant", wm_every=2)
+    tapo = BASE | dict(wm_loss="ce", alpha=1.0, lambda_g="constant", wm_every=2)
     gradients = []
     for kl_coef, entropy_coef, factor in ((0.0, 0.0, 1.0), (5.0, 0.0, 1.0), (0.0, 5.0, 3.0)):
         cfg = Config(**tapo | dict(kl_coef=kl_coef, entropy_coef=entropy_coef))
@@ -292,7 +292,7 @@ def test_the_extra_steps_of_tapo_have_no_part_of_rl():
 @pytest.mark.parametrize("settings", [{}, dict(micro_tokens=1), dict(mini_batch=8)])
 def test_tapos_gradient_is_that_of_a_plain_loop(settings):
     """-1/M of the sum of log p over all tokens of all M answers (Eq. 6), row by row."""
-    tapo = BASE | dict(wm_loss="ce", select_ratio=1.0, lambda_mode="constant", wm_every=1)
+    tapo = BASE | dict(wm_loss="ce", alpha=1.0, lambda_g="constant", wm_every=1)
     cfg = Config(**tapo | dict(wm_rows="tapo", kl_coef=0.1, entropy_coef=0.1) | settings)
     policy = make_policy()
     rows = prepare(cfg, policy, make_policy(), flatten(EPISODES))
@@ -328,7 +328,7 @@ def gradient_of(policy) -> torch.Tensor:
 
 def test_the_policys_part_of_tapo_is_the_baseline():
     """Update 1 of two is GRPO alone; the selection of the next is that of PaW."""
-    tapo = BASE | dict(wm_loss="ce", lambda_mode="constant", wm_every=2, wm_rows="tapo")
+    tapo = BASE | dict(wm_loss="ce", lambda_g="constant", wm_every=2, wm_rows="tapo")
     weights = []
     for cfg in (Config(**tapo), Config(**tapo | dict(paw=False))):
         policy = make_policy()
@@ -338,8 +338,8 @@ def test_the_policys_part_of_tapo_is_the_baseline():
     assert torch.equal(*weights)
 
 
-def test_select_ratio():
-    metrics = {alpha: run(select_ratio=alpha)[1] for alpha in (0.25, 0.5, 1.0)}
+def test_alpha():
+    metrics = {alpha: run(alpha=alpha)[1] for alpha in (0.25, 0.5, 1.0)}
     n = sum(bool(t.obs_ids) for t in ROWS)
     for alpha, m in metrics.items():
         assert m["selected"] * len(ROWS) == pytest.approx(-(-alpha * n // 1))
@@ -358,7 +358,7 @@ def test_the_two_entropies_choose_differently():
 
 
 def test_constant_or_adaptive_lambda():
-    adaptive, constant = run(lambda_mode="adaptive")[1], run(lambda_mode="constant")[1]
+    adaptive, constant = run(lambda_g="adaptive")[1], run(lambda_g="constant")[1]
     assert constant["lambda"] == constant["lambda_min"] == constant["lambda_max"] == 1.0
     assert 0 <= adaptive["lambda_min"] < adaptive["lambda_max"] <= 1
     assert constant["loss_wm"] > adaptive["loss_wm"] > 0
@@ -368,15 +368,16 @@ def test_constant_or_adaptive_lambda():
 
 
 def test_a_group_without_selected_rows_is_left_out():
-    cfg = Config(**BASE | {"select_ratio": 0.1})
+    cfg = Config(**BASE | {"alpha": 0.1})
     entropy = torch.tensor([5.0 if t.group == 1 else 0.1 for t in ROWS])
-    lam = group_lambdas(cfg, flatten(EPISODES))
+    lambdas = group_lambdas(cfg, flatten(EPISODES))
     selected = select_transitions(cfg, world_model_candidates(cfg, ROWS), entropy)
-    weight = losses.row_weights([t.group for t in ROWS], selected, lam)
+    weight = losses.row_weights([t.group for t in ROWS], selected, lambdas)
     assert all((w > 0) <= (t.group == 1) for w, t in zip(weight, ROWS))
     returns = [e.episode_return for e in EPISODES if e.group == 1]
-    expected = balance.wm_weight(sum(returns) / len(returns), 10.0)
-    assert lam[1] == float(expected) and weight.sum().item() == pytest.approx(float(expected) / 3)
+    expected = balance.lambda_g(sum(returns) / len(returns), 10.0)
+    assert lambdas[1] == float(expected)
+    assert weight.sum().item() == pytest.approx(float(expected) / 3)
 
 
 def test_empty_observations_are_never_selected():
@@ -397,8 +398,8 @@ def test_rows_are_the_columns_that_their_names_say():
         assert getattr(rows, name).shape == (n,), name
     assert rows.old_logp.shape == rows.ref_logp.shape == (n, width)
     assert ((rows.row_weight > 0) <= rows.selected).all()
-    lam = group_lambdas(cfg, flatten(EPISODES))
-    assert rows.lambda_g == lam and set(lam) == set(rows.group)
+    lambdas = group_lambdas(cfg, flatten(EPISODES))
+    assert rows.lambdas == lambdas and set(lambdas) == set(rows.group)
 
 
 @pytest.mark.parametrize("settings", [
@@ -481,7 +482,7 @@ def test_advantages_equal_those_of_the_original_code(settings, expected):
     assert golden_advantages(cfg) == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("settings", [{}, {"paw": False}, {"select_ratio": 1.0}])
+@pytest.mark.parametrize("settings", [{}, {"paw": False}, {"alpha": 1.0}])
 def test_first_ratio_is_one_and_later_ones_are_not(settings):
     _, metrics = run(**settings)
     assert metrics["ratio"] == pytest.approx(1.0, abs=1e-6) and metrics["clip_fraction"] == 0
@@ -495,9 +496,9 @@ def test_skipping_the_old_pass_changes_nothing(monkeypatch):
     """alpha = 1 and one mini-batch need no old pass; with it, the numbers are the same."""
     with monkeypatch.context() as patch:
         patch.setattr(scoring, "score_responses", None)  # would fail if it were called
-        skipped, _ = run(select_ratio=1.0)
+        skipped, _ = run(alpha=1.0)
         baseline, _ = run(paw=False)
-    taken, _ = run(select_ratio=1.0 - 1e-9)  # keeps every row all the same
+    taken, _ = run(alpha=1.0 - 1e-9)  # keeps every row all the same
     torch.testing.assert_close(skipped, taken, atol=1e-7, rtol=0)
     assert not torch.equal(skipped, baseline)
 
@@ -561,7 +562,7 @@ def test_as_many_rows_as_a_mini_batch_need_no_old_pass(monkeypatch):
 def test_without_paw_no_row_has_a_weight():
     rows = prepare(Config(**BASE | {"paw": False}), make_policy(), None, flatten(EPISODES))
     assert rows.selected.dtype == torch.bool and not rows.selected.any()
-    assert rows.lambda_g == dict.fromkeys(rows.group, 0.0) and not rows.row_weight.any()
+    assert rows.lambdas == dict.fromkeys(rows.group, 0.0) and not rows.row_weight.any()
 
 
 def test_a_gradient_that_is_no_number_stops_before_the_step():

@@ -19,7 +19,7 @@ def test_the_numbers_fit_the_equations():
     report = walkthrough.read(RECORDED)
     means = [sum(group.returns) / len(group.returns) for group in report.groups]
     for group, mean in zip(report.groups, means):
-        assert group.lambda_g == pytest.approx(float(balance.wm_weight(mean, 10.0)))
+        assert group.lambda_g == pytest.approx(float(balance.lambda_g(mean, 10.0)))
     for shown in report.shown:
         group = report.groups[shown.group]
         weight = shown.selected * group.lambda_g / (len(report.groups) * group.selected)

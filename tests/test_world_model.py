@@ -141,17 +141,17 @@ def test_shapes_are_checked():
 
 
 def test_lambda():
-    weights = balance.wm_weight(torch.tensor([0.0, 2.5, 10.0]), 10.0)
+    weights = balance.lambda_g(torch.tensor([0.0, 2.5, 10.0]), 10.0)
     torch.testing.assert_close(weights, torch.tensor([1.0, 0.75, 0.0]))
-    assert balance.wm_weight(5, 10) == 0.5
+    assert balance.lambda_g(5, 10) == 0.5
     # Outside of what the environment can pay, lambda stays a weight.
-    assert balance.wm_weight(torch.tensor([-1.0, 11.0]), 10.0).tolist() == [1.0, 0.0]
+    assert balance.lambda_g(torch.tensor([-1.0, 11.0]), 10.0).tolist() == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("r_max", [0, -1.0, math.nan])
 def test_lambda_needs_a_positive_maximum(r_max):
     with pytest.raises(ValueError, match="r_max"):
-        balance.wm_weight(1.0, r_max)
+        balance.lambda_g(1.0, r_max)
 
 
 def test_mean_return_counts_episodes():
@@ -189,10 +189,10 @@ def test_more_shapes_are_checked(logp, mask):
 
 
 def test_lambda_at_the_r_max_of_search_and_of_integers():
-    assert balance.wm_weight(0.25, 1.0) == 0.75
-    assert balance.wm_weight(0.1, 0.4) == pytest.approx(0.75)
-    assert balance.wm_weight(torch.tensor([5]), 10).dtype == torch.float32
-    assert balance.wm_weight(torch.tensor(5.0, dtype=torch.float64), 10).dtype == torch.float64
+    assert balance.lambda_g(0.25, 1.0) == 0.75
+    assert balance.lambda_g(0.1, 0.4) == pytest.approx(0.75)
+    assert balance.lambda_g(torch.tensor([5]), 10).dtype == torch.float32
+    assert balance.lambda_g(torch.tensor(5.0, dtype=torch.float64), 10).dtype == torch.float64
 
 
 def test_each_return_needs_a_group():

@@ -57,7 +57,7 @@ def old_policy_scores(cfg: Config, policy: Policy, rows: Rows) -> Scores:
         one mini-batch           the training pass itself starts at pi_old: no pass is needed for
                                  log pi_old, and logp is None unless one is made for the entropies
     """
-    selects = cfg.paw and cfg.select_ratio < 1
+    selects = cfg.paw and cfg.alpha < 1
     several_steps = 0 < cfg.mini_batch < len(rows.tokens)
     if several_steps or selects:
         return score_responses(cfg, policy, rows.tokens)

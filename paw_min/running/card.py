@@ -22,7 +22,7 @@ from paw_min.running.runs import read_metrics, updates_done
 from paw_min.running.untrusted import read_config
 
 KEY_SETTINGS = (
-    "algo", "paw", "wm_loss", "rho", "select_ratio", "lambda_mode", "wm_scale", "groups",
+    "algo", "paw", "wm_loss", "rho", "alpha", "lambda_g", "wm_scale", "groups",
     "group_size", "lr", "kl_coef", "lora_rank", "temperature", "prompt", "history_length", "seed",
 )
 CARD = """\

@@ -55,7 +55,7 @@ class StoredEpisode:
 @dataclass
 class Group:
     group: int
-    lam: float  # lambda_g, Eq. 10
+    lambda_g: float  # lambda_g, Eq. 10
     returns: list[float]  # of all episodes of the group, also of those that are not stored
 
 
@@ -131,7 +131,7 @@ def sample(update: int, episodes: list[Episode], rows: Rows) -> str:
         update=update,
         candidates=int(rows.candidates.sum()),
         kept=int(rows.selected.sum()),
-        groups=[Group(g, rows.lambda_g[g], returns[g]) for g in shown],
+        groups=[Group(g, rows.lambdas[g], returns[g]) for g in shown],
         episodes=played,
     )
     return json.dumps(asdict(stored), separators=(",", ":")) + "\n"

@@ -36,7 +36,7 @@ from research.locks import study  # noqa: E402
 RUNS = FOLDER / "package.jsonl"
 SCRATCH = Path("runs/locks-package")  # start models and run folders
 SEEDS = range(3000, 3016)
-ECHO = dict(wm_loss="ce", select_ratio=1.0, lambda_mode="constant", wm_scale=0.05)
+ECHO = dict(wm_loss="ce", alpha=1.0, lambda_g="constant", wm_scale=0.05)
 ARMS = {"grpo": dict(paw=False), "paw": {}, "placebo": dict(wm_target="shuffled"), "echo": ECHO}
 
 

@@ -130,12 +130,12 @@ PARTS = {
     "inverse": Cell(PAW, instead={"top_alpha": keep(lowest_alpha)}),
     "mae": Cell(replace(PAW, rho=1.0)),
     "ce": Cell(replace(PAW, loss="ce")),
-    "ce 0.05": Cell(Arm(scale=0.05, alpha=1.0, lambda_mode="constant", loss="ce")),
-    "constant": Cell(replace(PAW, lambda_mode="constant")),
+    "ce 0.05": Cell(Arm(scale=0.05, alpha=1.0, lambda_g="constant", loss="ce")),
+    "constant": Cell(replace(PAW, lambda_g="constant")),
     "scale 0.1": Cell(replace(PAW, scale=0.1)),
     "scale 10": Cell(replace(PAW, scale=10.0)),
     "tapo": Cell(
-        Arm(alpha=1.0, lambda_mode="constant", loss="ce"), instead={"learn": Alternating}
+        Arm(alpha=1.0, lambda_g="constant", loss="ce"), instead={"learn": Alternating}
     ),
     "world model alone": Cell(PAW, instead={"clipped_surrogate": keep(no_surrogate)}),
 }

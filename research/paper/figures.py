@@ -23,7 +23,7 @@ from research.paper.table import compute, find, load, markdown_table
 
 TITLES = {key: title for panels in FIGURES.values() for key, title in panels.items()}
 SECONDS = {"seconds_rollout": "rollout", "seconds_old_pass": "old pass", "seconds_update": "update"}
-AXES = {"select_ratio": "selection ratio α", "rho": "clipping threshold ρ"}
+AXES = {"alpha": "selection ratio α", "rho": "clipping threshold ρ"}
 
 
 def stacked(curves: list[dict[int, float]]) -> Curves:
@@ -87,7 +87,7 @@ def sensitivity(sweep: Path, out: Path | None) -> None:
     varied = [key for key in AXES if len({result.config[key] for result in results}) > 1]
     if len(varied) != 1:
         raise UserError(f"the runs of {sweep} differ in {' and '.join(varied) or 'neither'} of "
-                        "--select-ratio and --rho: use fig6-alpha or fig6-rho.")
+                        "--alpha and --rho: use fig6-alpha or fig6-rho.")
     (setting,) = varied
     value_of = {result.label: result.config[setting] for result in results}
     table, _ = compute(results)

@@ -39,16 +39,16 @@ GRIDS = {
     # The last two are not in the paper. At rho = 1, Eq. 7 keeps every token and Eq. 8 is the MAE.
     "table4": [
         *GRPO,
-        Arm("w/o Ada. Coef.", "--lambda-mode constant"),
+        Arm("w/o Ada. Coef.", "--lambda-g constant"),
         Arm("w/ CE loss", "--wm-loss ce"),
         Arm("w/o clipping (MAE)", "--rho 1"),
-        Arm("w/o selection", "--select-ratio 1"),
+        Arm("w/o selection", "--alpha 1"),
     ],
     "fig6-alpha": [
-        Arm("α = 0.25", "--select-ratio 0.25"),
-        Arm("α = 0.5", "--select-ratio 0.5"),
-        Arm("α = 0.75", "--select-ratio 0.75"),
-        Arm("α = 1", "--select-ratio 1"),
+        Arm("α = 0.25", "--alpha 0.25"),
+        Arm("α = 0.5", "--alpha 0.5"),
+        Arm("α = 0.75", "--alpha 0.75"),
+        Arm("α = 1", "--alpha 1"),
     ],
     "fig6-rho": [
         Arm("ρ = 0.1", "--rho 0.1"),

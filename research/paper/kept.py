@@ -3,9 +3,8 @@
     python -m research.paper.kept SOURCE [--episodes N] [--out FOLDER] [flags]
 
 The selection is that of training: full-vocabulary entropy of the response (or --select-entropy
-sampled), the fraction --select-ratio (alpha) of the transitions that have a next observation. The
-examples are the transitions of highest and lowest entropy. SOURCE and the flags: see
-transitions.py.
+sampled), the fraction --alpha of the transitions that have a next observation. The examples are the
+transitions of highest and lowest entropy. SOURCE and the flags: see transitions.py.
 
 The kinds are read from the texts alone. ALFWorld: the first word of the command, or "nothing
 happens", the answer to a command that is not admissible. WebShop: what the command does on the page
@@ -152,7 +151,7 @@ def markdown(one: Scored) -> str:
 def main(argv: list[str] | None = None) -> None:
     played = transitions.play(transitions.arguments(__doc__, argv))
     scored = score(played)
-    alpha = played.cfg.select_ratio
+    alpha = played.cfg.alpha
     kinds = by_kind(scored, played.cfg.rho)
     header = ["kind", "transitions", "with o_t+1", "of these, kept", "entropy", "mean p of o_t+1"]
     header += ["p ≤ ρ"]

@@ -52,7 +52,7 @@ class Settings(TypedDict):
     seed: int
     updates: int
     rho: float
-    select_ratio: float
+    alpha: float
 
 
 @exact

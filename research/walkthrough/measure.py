@@ -189,7 +189,7 @@ def show(
         entropy=rows.entropy[i].item(),
         selected=bool(rows.selected[i]),
         advantage=rows.advantage[i].item(),
-        lambda_g=rows.lambda_g[rows.group[i]],
+        lambda_g=rows.lambdas[rows.group[i]],
         row_weight=rows.row_weight[i].item(),
         loss=seen.loss,
     )
@@ -238,7 +238,7 @@ def describe(rows: Rows, episodes: list[Episode], g: int) -> Group:
     return Group(
         task=members[0].task_type,
         returns=[e.episode_return for e in members],
-        lambda_g=rows.lambda_g[g],
+        lambda_g=rows.lambdas[g],
         rows=int(in_group.sum()),
         selected=int(rows.selected[in_group].sum()),
     )
