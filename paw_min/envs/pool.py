@@ -39,7 +39,6 @@ from paw_min.envs.interface import Answer, Environment, Step
 START_TIMEOUT = 120.0  # seconds for a worker to start, which includes importing make_env's module
 MAKE_TIMEOUT = 1800.0  # seconds to make an environment: all of WebShop loads for minutes
 MAX_REWARD = 1e9  # far above, sums and squares of returns are no longer finite numbers
-MAX_WORKERS = 1024  # processes of at least 20 MB; far more than a machine has cores for
 log = logging.getLogger(__name__)
 
 
@@ -78,9 +77,6 @@ class EnvPool:
         if n_envs < 1 or workers < 0 or timeout <= 0:
             raise ValueError(f"n_envs={n_envs}, workers={workers}, timeout={timeout}: need 1 or "
                              "more environments, 0 or more workers and a positive timeout.")
-        if min(workers, n_envs) > MAX_WORKERS:
-            raise UserError(f"{workers} workers are too many processes; use {MAX_WORKERS} or "
-                              "fewer, such as one per CPU core.")
         self.n_envs = n_envs
         self._make_env = make_env
         self._timeout = timeout
