@@ -11,12 +11,9 @@ from pathlib import Path
 import pytest
 
 from paw_min.envs.alfworld import AlfworldEnv, list_games
-from paw_min.envs.alfworld import env as alfworld
 from paw_min.envs.alfworld.engine import GameError
-from paw_min.envs.alfworld.env import find_data
+from paw_min.envs.alfworld.env import TASK_TYPES, find_data
 from paw_min.toy import DATA, default_data
-
-TYPES = alfworld.TASK_TYPES
 
 
 @pytest.fixture(scope="module")
@@ -45,29 +42,21 @@ def test_data_is_found_from_either_folder_and_from_the_environment(data, monkeyp
     inner = data / "json_2.1.1"
     monkeypatch.setenv("ALFWORLD_DATA", str(data))
     assert find_data(data) == find_data(str(inner)) == find_data(default_data("alfworld")) == inner
-    monkeypatch.setenv("SOMEWHERE", str(data.parent))
-    assert find_data("$SOMEWHERE/data") == inner
 
 
-def test_default_data_is_generated_once(games_root, tmp_path, monkeypatch):
+def test_default_data_are_generated(tmp_path, monkeypatch):
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
-    monkeypatch.setattr("paw_min.toy.alfworld_games.GENERATED", {"valid_seen": 6})
+    monkeypatch.setattr("paw_min.toy.alfworld_games.GENERATED", {"valid_seen": 1})
     monkeypatch.chdir(tmp_path)
     assert default_data("alfworld") == str(DATA / "alfworld")
-    games = list_games(default_data("alfworld"), "valid_seen")
-    assert [Path(g).read_bytes() for g in games] == [
-        Path(g).read_bytes() for g in list_games(games_root, "valid_seen")]
-    monkeypatch.setenv("ALFWORLD_DATA", "elsewhere")  # has no games of the changed world
-    assert default_data("alfworld") == "elsewhere"
-    assert default_data("alfworld", "changed") == str(DATA / "alfworld-changed")
+    assert len(list_games(default_data("alfworld"), "valid_seen")) == 1
 
 
-def test_missing_data_is_an_error_with_value_and_remedy(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere' does not exist; download") as error:
-        find_data(tmp_path / "nowhere")
-    assert "alfworld-download" in str(error.value)
-    with pytest.raises(FileNotFoundError, match="data folder .* has no json_2.1.1"):
-        find_data(tmp_path)
+def test_missing_data_are_one_sentence(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere' does not exist; .*alfworld-download"):
+        list_games(tmp_path / "nowhere", "train")
+    with pytest.raises(FileNotFoundError, match="has no json_2.1.1"):
+        list_games(tmp_path, "train")
     (tmp_path / "json_2.1.1" / "train").mkdir(parents=True)
     with pytest.raises(FileNotFoundError, match="train has 0 games"):  # AlfredTWEnv hangs
         list_games(tmp_path, "train")
@@ -105,8 +94,9 @@ def test_games_are_those_of_alfredtwenv_sorted(data):
 
 
 @pytest.mark.parametrize("name, content", [
-    ("game.tw-pddl", b"[" * 100_000), ("game.tw-pddl", b'{"grammar": "\\uD800"}'),
-    ("traj_data.json", b"[1, 2]"), ("traj_data.json", b"\xff\xfe{}"),
+    ("game.tw-pddl", b"[" * 100_000),
+    ("game.tw-pddl", b'{"grammar": "\\uD800"}'),
+    ("traj_data.json", b"[1, 2]"),
 ])
 def test_broken_json_is_named(data, name, content):
     path = Path(list_games(data, "train")[5]).with_name(name)
@@ -149,36 +139,24 @@ def test_a_used_environment_plays_as_a_new_one(games_root, env):
     paths = list_games(games_root, "valid_seen")
 
     def play(env, path):
-        rng, seen = random.Random(path), [env.reset(path)]
-        for _ in range(8):
+        rng = random.Random(path)
+        seen = [env.reset(path)]
+        while len(seen) < 9 and not seen[-1].done:
             seen.append(env.step(rng.choice(seen[-1].admissible)))
-            if seen[-1].done:
-                break
         return seen
 
     first = [play(env, path) for path in paths]
     new = AlfworldEnv()
     assert [play(new, path) for path in reversed(paths)] == first[::-1]
-    assert [steps[0].task_type for steps in first] == sorted(TYPES)
+    assert [steps[0].task_type for steps in first] == sorted(TASK_TYPES)
 
 
-def test_task_type_without_the_usual_folder_name(data, env):
-    path = copy_game(list_games(data, "train")[0], "somewhere/t")
-    assert env.reset(path).task_type == "look_at_obj_in_light"
-
-
-def test_unplayable_games_are_errors(data, env, tmp_path):
-    with pytest.raises(RuntimeError, match="call reset first"):
-        AlfworldEnv().step("look")
+def test_games_of_an_old_release_are_refused(data, env):
     path = Path(list_games(data, "train")[0])
     game = json.loads(path.read_bytes())
-    old = game["grammar"].replace("move {o} to {r}", "put {o} in/on {r}")
-    assert old != game["grammar"]
-    path.write_text(json.dumps({**game, "grammar": old}))
-    with pytest.raises(GameError, match="no command `move X to Y`.*alfworld-download") as error:
+    game["grammar"] = game["grammar"].replace("move {o} to {r}", "put {o} in/on {r}")
+    path.write_text(json.dumps(game))
+    with pytest.raises(GameError, match=re.escape(str(path)) + ".*alfworld-download"):
         env.reset(path)
-    assert str(path) in str(error.value)
     with pytest.raises(RuntimeError, match="call reset first"):
         env.step("look")
-    with pytest.raises(GameError, match="nowhere"):
-        env.reset(tmp_path / "nowhere.tw-pddl")

@@ -9,7 +9,6 @@ import random
 import re
 import signal
 import threading
-import time
 
 import pyarrow as pa
 import pytest
@@ -18,7 +17,7 @@ from pyarrow import parquet
 from paw_min.config import Config
 from paw_min.envs.interface import Context, Step, Turn
 from paw_min.envs.search import env, prompts
-from paw_min.envs.search.env import SearchPool, blocks, information, last_answer
+from paw_min.envs.search.env import SearchPool, information, last_answer
 from paw_min.envs.search.questions import Question, exact_match, load_questions, normalize
 from tests.pools import reset, step
 
@@ -26,7 +25,8 @@ QUESTIONS = [
     Question("who wrote Hamlet?", ("William Shakespeare", "Shakespeare"), "nq"),
     Question("where is Rovaniemi?", ("Finland",), "hotpotqa"),
 ]
-SEARCH, ANSWER = "<search>hamlet</search>", "<answer>the Shakespeare!</answer>"
+SEARCH = "<search>hamlet</search>"
+ANSWER = "<answer>the Shakespeare!</answer>"
 
 
 class Library:
@@ -52,11 +52,8 @@ def library():
 @pytest.mark.parametrize("text, expected", [
     ("The  Eiffel\tTower", "eiffel tower"),
     ("U.S.", "us"),
-    ("$1,000", "1000"),
     ("the", "the"),  # nothing else is left
     ("a.n", "an"),  # punctuation goes first and leaves an article
-    ("A the!", "a the"),
-    ("An apple a day", "apple day"),
     ("state-of-the-art", "stateoftheart"),
     ("Beyoncé", "beyoncé"),
     ("Rock ’n’ roll", "rock ’n’ roll"),  # no ASCII punctuation, so it stays
@@ -69,11 +66,7 @@ def test_normalize(text, expected):
     ("the Shakespeare!", ["Shakespeare"], True),
     ("Shakespeare", ["Goethe", "shakespeare."], True),
     ("William Shakespeare", ["Shakespeare"], False),  # not a part of it
-    ("Rock 'n' roll", ["Rock ’n’ roll"], False),
-    ("", ["Shakespeare"], False),
     ("The", ["the", "Goethe"], True),  # the film "The", blood group "A"
-    ("A", ["a."], True),
-    ("", ["the"], False),
     (None, ["the"], False),
     (None, [""], False),
 ])
@@ -81,27 +74,14 @@ def test_exact_match(prediction, answers, right):
     assert exact_match(prediction, answers) is right
 
 
-@pytest.mark.parametrize("text, answer", [
-    ("<answer> Paris\n</answer>", "Paris"),
-    ("<answer>Paris</answer><information>x</information><answer>Rome</answer>", "Rome"),
-    ("<answer>two\nlines</answer>", "two\nlines"),
-    ("<answer></answer>", ""),
-    ("<answer>open", None),
-    ("Paris", None),
-])
-def test_last_answer(text, answer):
-    assert last_answer(text) == answer
-
-
-def test_blocks_are_those_of_the_regex_but_in_linear_time():
+def test_answers_are_those_of_the_regex():
     rng = random.Random(0)
     for _ in range(2000):
         parts = ["<answer>", "</answer>", "<search>", "</search>", "a", "\n", "<", "/"]
         text = "".join(rng.choices(parts, k=rng.randrange(9)))
-        assert blocks(text, "answer") == re.findall("<answer>(.*?)</answer>", text, re.DOTALL)
-    began = time.perf_counter()
-    assert blocks("<answer>" * 100_000, "answer") == []
-    assert time.perf_counter() - began < 2  # the regex takes minutes
+        found = re.findall("<answer>(.*?)</answer>", text, re.DOTALL)
+        assert last_answer(text) == (found[-1].strip() if found else None)
+    assert last_answer("<answer>" * 100_000) is None  # the regex takes minutes
 
 
 # ---- prompts and parser ----
@@ -112,25 +92,27 @@ def test_blocks_are_those_of_the_regex_but_in_linear_time():
     ("<answer>巴黎</answer> and more", "<answer>巴黎</answer>", True),
     ("<SEARCH>q</SEARCH>", "<search>q</search>", True),
     ("<answer>a</answer><search>q</search>", "<search>q</search>", False),  # both: search wins
-    ("<search>q</search><answer>a</answer>", "<search>q</search>", False),
     ("<search>one</search><search>two</search>", "<search>one</search>", False),
-    ("<answer>one</answer><answer>two</answer>", "<answer>one</answer>", False),
     ("<search>q</search> then <answer>", "<search>q</search>", False),  # an opening tag counts
     ("<answer>a</answer> or </search>", "<answer>a</answer>", True),
-    ("<search>open <answer>a</answer>", "<answer>a</answer>", False),
     ("<search>q", "", False),
     ("</search><search>q</search>", "", False),  # cut after the first closing tag
     ("<search>two\nlines</search>", "<search>two\nlines</search>", True),
     ("<search></search>", "<search></search>", False),
     ("<think>a</think><answer> </answer>", "<answer></answer>", False),
     ("I do not know.", "", False),
-    ("", "", False),
 ])
 def test_parsing(response, command, valid):
     assert prompts.parse(response) == (command, valid)
 
 
-INSTRUCTIONS = """
+def test_prompts_of_the_first_and_the_third_step():
+    context = Context("who wrote Hamlet?", "who wrote Hamlet?", [])
+    question = """
+You are an expert agent tasked with answering the given question step-by-step.
+Your question: who wrote Hamlet?
+"""
+    instructions = """
 Now it's your turn to respond for the current step.
 You should first conduct reasoning process. This process MUST be enclosed within <think> </think> \
 tags.
@@ -141,38 +123,24 @@ information using format: <search> your query </search>.
 within <answer> </answer> tags, without detailed illustrations. For example, \
 <answer>Beijing</answer>.
 """
-
-
-def test_prompt_of_the_first_step():
-    context = Context("who wrote Hamlet?", "who wrote Hamlet?", [])
-    assert prompts.paper(context, 4) == """
-You are an expert agent tasked with answering the given question step-by-step.
-Your question: who wrote Hamlet?
-""" + INSTRUCTIONS
-
-
-def test_prompt_of_the_third_step():
+    assert prompts.paper(context, 4) == question + instructions
     history = [Turn("who wrote Hamlet?", SEARCH), Turn("<information>I</information>", "")]
     context = Context("who wrote Hamlet?", "", [], history)
-    assert prompts.paper(context, 4) == """
-You are an expert agent tasked with answering the given question step-by-step.
-Your question: who wrote Hamlet?
-
+    assert prompts.paper(context, 4) == question + """
 Prior to this step, you have already taken 2 step(s). Below is the interaction history where \
 <search> </search> wrapped your past search queries and <information> </information> wrapped the \
 corresponding search results returned by the external search engine. History:
 Step 1:<search>hamlet</search> <information>I</information>
 
 Step 2: \n
-""" + INSTRUCTIONS
+""" + instructions
 
 
 # ---- the episode ----
 
 def test_the_information_block_is_json():
     hits = [{"document": {"contents": '"Zoë"\nshe – "it"\n'}}, {"document": {"contents": " b "}}]
-    block = information(hits)
-    assert block == ('<information>{"result": "Doc 1: \\"Zoë\\"\\nshe – \\"it\\"\\n'
+    assert information(hits) == ('<information>{"result": "Doc 1: \\"Zoë\\"\\nshe – \\"it\\"\\n'
                      'Doc 2: b\\n"}</information>')
     assert information([]) == '<information>{"result": "No search results found."}</information>'
 
@@ -192,7 +160,6 @@ def test_an_episode_that_searches_and_wins(library):
     (["<answer>Goethe</answer>"], [0], [True], 0),
     (["", "", ANSWER], [0, 0, 1], [False, False, True], 0),  # an invalid turn uses up a turn
     ([SEARCH, SEARCH, SEARCH, SEARCH], [0] * 4, [False] * 3 + [True], 3),  # the last is not run
-    (["", "", "", ""], [0] * 4, [False] * 3 + [True], 0),
     ([SEARCH, SEARCH, SEARCH, ANSWER], [0, 0, 0, 1], [False] * 3 + [True], 3),
     ([SEARCH, "<answer></answer>"], [0, 0], [False, True], 1),
 ])
@@ -216,13 +183,10 @@ def test_answer_tags_in_a_passage_count_as_in_the_code_base():
             passage = '"Quiz"\n<answer>Shakespeare</answer>'
             return [[{"document": {"id": "0", "contents": passage}, "score": 1.0}]] * len(queries)
 
-    def rewards(*commands):
-        pool = SearchPool(QUESTIONS, Quiz(), n_envs=1)
-        reset(pool, ["0"])
-        return [step(pool, {0: command})[0].reward for command in commands]
-
-    assert rewards(SEARCH, "", "", "") == [0, 0, 0, 1]
-    assert rewards(SEARCH, "<answer>Goethe</answer>") == [0, 0]
+    pool = SearchPool(QUESTIONS, Quiz(), n_envs=1)
+    reset(pool, ["0"])
+    rewards = [step(pool, {0: command})[0].reward for command in (SEARCH, "", "", "")]
+    assert rewards == [0, 0, 0, 1]
 
 
 def test_a_turn_is_one_call_and_equal_queries_are_sent_once(library):
@@ -255,7 +219,8 @@ class Server(Library):
 
     def __init__(self):
         super().__init__()
-        self.gate, self.under_way = threading.Semaphore(0), threading.Semaphore(0)
+        self.gate = threading.Semaphore(0)
+        self.under_way = threading.Semaphore(0)
 
     def search(self, queries, k):
         found = super().search(queries, k)
@@ -343,37 +308,29 @@ def test_ctrl_c_while_a_server_is_silent(remote):
 
 # ---- question files ----
 
-def write_parquet(path, rows):
-    parquet.write_table(pa.Table.from_pylist(rows), path)
-    return path
-
-
-def search_r1_row(question, answers, source):
+def search_r1_row(question: Question) -> dict:
+    answers = list(question.answers)
     return {
-        "id": "test_0", "question": question, "golden_answers": answers, "data_source": source,
-        "prompt": [{"role": "user", "content": "Answer the given question. " + question}],
-        "ability": "fact-reasoning", "extra_info": {"split": "test", "index": 0},
+        "id": "test_0", "question": question.question, "golden_answers": answers,
+        "data_source": question.source, "prompt": [{"role": "user", "content": "Answer"}],
         "reward_model": {"style": "rule", "ground_truth": {"target": answers}},
     }
 
 
-def verl_agent_row(question, answers, source):
-    truth = {"target": answers}
+def verl_agent_row(question: Question) -> dict:
+    truth = {"target": list(question.answers)}
+    asked = {"question": question.question, "data_source": question.source, "ground_truth": truth}
     return {
-        "data_source": source, "ability": "fact-reasoning", "metadata": None,
-        "prompt": [{"role": "system", "content": "You are a helpful and harmless assistant."}],
-        "reward_model": {"style": "rule", "ground_truth": truth},
-        "extra_info": {"index": 0, "question": question, "split": "test"},
-        "env_kwargs": {"ground_truth": truth, "question": question, "data_source": source},
+        "data_source": question.source, "prompt": [{"role": "user", "content": "Answer"}],
+        "reward_model": {"style": "rule", "ground_truth": truth}, "env_kwargs": asked,
     }
 
 
 @pytest.mark.parametrize("layout", [search_r1_row, verl_agent_row])
 def test_published_files(tmp_path, layout):
-    rows = [layout(q.question, list(q.answers), q.source) for q in QUESTIONS]
-    path = write_parquet(tmp_path / "test.parquet", rows)
-    assert load_questions(path) == QUESTIONS
-    assert load_questions(tmp_path, "test") == QUESTIONS
+    path = tmp_path / "test.parquet"
+    parquet.write_table(pa.Table.from_pylist([layout(question) for question in QUESTIONS]), path)
+    assert load_questions(path) == load_questions(tmp_path, "test") == QUESTIONS
 
 
 def test_jsonl_files(tmp_path):
@@ -393,6 +350,7 @@ def test_jsonl_files(tmp_path):
 
 
 def test_one_file_for_training_and_test_is_refused(tmp_path):
-    path = write_parquet(tmp_path / "a.parquet", [dict(question="who?", golden_answers=["me"])])
-    with pytest.raises(ValueError, match="a.parquet is one file, so training and test"):
+    path = tmp_path / "a.jsonl"
+    path.touch()
+    with pytest.raises(ValueError, match="a.jsonl is one file, so training and test"):
         env.load(Config(env="search", retriever="http://localhost:1"), str(path))

@@ -17,13 +17,11 @@ so an environment that is dropped leaks its memory: create a FIXED number of env
 one game after another. Use one thread per process: the translator replaces `sys.stdout` while it
 works, and shared symbols of a grammar are modified while a text is derived.
 
-TextWorld passes the `{expressions}` of a game's grammar to `eval`, and commands to `str.format`.
-Here `load` refuses games that could run code or fill the memory with them (`_expression`,
-`_translate`), and rules that call each other endlessly are stopped (`_Grammar`). A hostile game can
-still be slow, which the pool's timeout ends.
+TextWorld passes the `{expressions}` of a game's grammar to `eval`. Here `load` refuses a game whose
+expressions could run code (`_expression`). A hostile game can still fill the memory, or never
+answer.
 """
 
-import ast
 import copy
 import importlib.metadata
 import importlib.util
@@ -32,13 +30,11 @@ import re
 import struct
 import sys
 import tempfile
-from contextlib import suppress
 from functools import lru_cache
 
 try:
     import fast_downward
     from textworld.envs.pddl import PddlEnv, logic, textgen
-    from textworld.generator.game import EntityInfo
     from textworld.logic import Rule
 except ImportError as error:
     raise ImportError(
@@ -49,18 +45,9 @@ except ImportError as error:
 SUPPORTED_TEXTWORLD = "1.7.0"  # its private names are replaced here
 GAME_CACHE = 160  # games of 0.3 MB (ALFRED's: more); enough for a panel and a rollout
 TEXT_CACHE = 4096  # parsed templates and queries; ALFWorld's grammar has about 80
-EXPRESSION_LENGTH = 500  # characters; keeps the nesting far from the limits of Python's compiler
-EXPANSIONS = 10_000  # of the rules of a grammar for one text; published games need fewer than 100
-TEXT_LENGTH = 1_000_000  # characters of a text; published games have a few thousand
-NAME_LENGTH = 1000  # bytes; longer names overflow fast-downward's buffers of 1024
-
-# What the expressions of a grammar may consist of, besides texts and attributes (`_is_harmless`);
-# no calls. The published ones are like `r.name or r.id` and `o.indefinite + ' ' + o.name`.
-ALLOWED = (
-    ast.Expression, ast.Name, ast.Load, ast.BinOp, ast.Add, ast.BoolOp, ast.And, ast.Or, ast.IfExp,
-    ast.UnaryOp, ast.Not, ast.Compare, ast.Eq, ast.NotEq, ast.In, ast.NotIn,
-)
-BRACES = re.compile("[{}]")
+# An expression of a grammar: names, attributes, texts, + and conditions. The published ones are
+# like `r.name or r.id` and `o.indefinite + ' ' + o.name`. Without brackets, nothing is called.
+HARMLESS = re.compile(r"[\w\s.+=!'\"]+", re.ASCII)
 NO_BUILTINS = {"__builtins__": {}}  # the globals of expressions
 
 
@@ -90,7 +77,6 @@ def install():
 
     textgen.deepcopy = _copy  # deep copies of all that a text refers to
     logic.PddlState = _State  # the planner's translation, whether a plan is requested or not
-    logic.ContextSensitiveGrammar = _Grammar  # a rule that calls itself never returns
 
 
 def make_env(request_infos):
@@ -138,26 +124,15 @@ _query = lru_cache(maxsize=TEXT_CACHE)(Rule.parse_conjunctive_query)
 
 @lru_cache(maxsize=GAME_CACHE)
 def _translate(domain, problem, optimize=False):
-    """fast_downward.pddl2sas, with ValueErrors. `optimize`: for the planner.
-
-    Refuses names that would overflow a buffer of fast-downward, and those that str.format reads:
-    TextWorld passes it the commands, and {x:99999999} would fill the memory.
-    """
+    """fast_downward.pddl2sas, with ValueErrors. `optimize`: for the planner."""
     argv = sys.argv  # pddl2sas overwrites it
     try:
-        task, sas = _stock_pddl2sas(domain, problem, optimize=optimize)
+        return _stock_pddl2sas(domain, problem, optimize=optimize)
     except SystemExit as error:
         # From a program in a function: without this, an error in PDDL would end the process.
         raise ValueError(error) from error
     finally:
         sys.argv = argv
-    longest = max(map(len, sas.encode("utf-8").splitlines()))
-    if longest > NAME_LENGTH:
-        raise ValueError(f"a name of {longest} bytes; fast-downward reads up to {NAME_LENGTH}")
-    for entity in task.objects:
-        if BRACES.search(entity.name + entity.type_name):
-            raise ValueError(f"the name {entity.name:.80} or its type has a brace")
-    return task, sas
 
 
 def _pddl2sas(domain, problem, verbose=False, optimize=False):
@@ -176,30 +151,14 @@ class _State(logic.PddlState):
 
 @lru_cache(maxsize=TEXT_CACHE)
 def _expression(text):
-    """The compiled expression; ValueError for one that a grammar may not have."""
-    with suppress(SyntaxError, ValueError):  # ValueError: a null character
-        if len(text) <= EXPRESSION_LENGTH:
-            tree = ast.parse(text.strip(), mode="eval")
-            if all(map(_is_harmless, ast.walk(tree))):
-                return compile(tree, "<grammar>", "eval")
-    raise ValueError(
-        f"the grammar's expression {{{text.strip():.80}}} is refused: only names, attributes such "
-        "as .name, texts, + and conditions are evaluated"
-    )
+    """The compiled expression; ValueError for one that could do more than write a text.
 
-
-def _is_harmless(node):
-    """Whether a node of an expression is ALLOWED, a text, or an attribute of an entity.
-
-    An allow-list: a list of what is dangerous would miss something. Attributes are restricted
-    because others, such as __class__, lead from any object to all of Python. Numbers are not
-    allowed, since they have no use here, nor are braces, since str.format reads them.
+    `__` leads from any object to all of Python.
     """
-    if isinstance(node, ast.Attribute):
-        return node.attr in EntityInfo.__slots__
-    if isinstance(node, ast.Constant):
-        return isinstance(node.value, str) and not BRACES.search(node.value)
-    return isinstance(node, ALLOWED)
+    if not HARMLESS.fullmatch(text) or "__" in text:
+        raise ValueError(f"the grammar's expression {{{text:.80}}} is refused: only names, "
+                         "attributes such as .name, texts, + and conditions are evaluated")
+    return compile(text.strip(), "<grammar>", "eval")
 
 
 @lru_cache(maxsize=TEXT_CACHE)
@@ -250,37 +209,6 @@ def _evaluate(self, context=None):
     context = context or self.context
     value = eval(_expression(self.expression), NO_BUILTINS, context["variables"])
     return [textgen.TerminalSymbol(value)]
-
-
-class _Grammar(textgen.ContextSensitiveGrammar):
-    """A grammar whose texts end: ValueError for rules that never do, or that write too much."""
-
-    def derive(self, start, context={}):
-        """As TextWorld's, but counts what has been written."""
-        self.expansions = 0
-        left = textgen._parse_and_convert(start, rule_name="symbols", trace=False)[::-1]  # a stack
-        for symbol in left:
-            symbol.context = textgen.copy_context(context)
-        written = []
-        length = 0
-        while left:
-            symbol = left.pop()
-            if isinstance(symbol, textgen.TerminalSymbol):
-                written.append(str(symbol))
-                length += len(written[-1])
-                if length > TEXT_LENGTH:
-                    raise ValueError(f"the grammar writes a text of over {TEXT_LENGTH} characters")
-            elif isinstance(symbol, textgen.NonterminalSymbol):
-                left += self.replace(symbol)[::-1]
-            else:
-                left += symbol.derive()[::-1]
-        return "".join(written)
-
-    def replace(self, start):
-        self.expansions += 1
-        if self.expansions > EXPANSIONS:
-            raise ValueError(f"the grammar's rule #{start}# leads to over {EXPANSIONS} expansions")
-        return super().replace(start)
 
 
 class _Env(PddlEnv):

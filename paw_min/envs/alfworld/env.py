@@ -51,7 +51,7 @@ def load(cfg: Config, data: str) -> Tasks:
 
 def find_data(data: str | Path) -> Path:
     """The folder json_2.1.1, which contains the splits; `data` is that folder or its parent."""
-    folder = expanded(os.path.expandvars(data))
+    folder = expanded(data)
     for candidate in (folder / "json_2.1.1", folder):
         if any((candidate / split).is_dir() for split in SPLITS):
             return candidate
