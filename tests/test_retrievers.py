@@ -36,6 +36,12 @@ def letters(tmp_path):
     return Corpus(write_corpus(tmp_path / "letters.jsonl", sorted(texts)[:60]))
 
 
+@pytest.fixture
+def vectors(letters, encoder) -> np.ndarray:
+    """Of the passages, in their order."""
+    return Encoder(encoder).passages((letters[row]["contents"] for row in range(60)), 60)
+
+
 def ids(hits) -> list[str]:
     return [hit["document"]["id"] for hit in hits]
 
@@ -89,11 +95,8 @@ def test_encoder_pools_over_the_tokens_alone(encoder):
     assert vectors.shape == (3, 16) and vectors.dtype == np.float32
     for text, vector in zip(texts, vectors):
         np.testing.assert_allclose(vector, by_hand(encoder, f"query: {text}"), atol=1e-6)
-    passages = Encoder(encoder, batch=2).passages(iter(texts), 3)
-    for text, vector in zip(texts, passages):
-        np.testing.assert_allclose(vector, by_hand(encoder, f"passage: {text}"), atol=1e-6)
-    bare = Encoder(encoder, query_prefix="").queries(["a b"])[0]
-    np.testing.assert_allclose(bare, by_hand(encoder, "a b"), atol=1e-6)
+    (passage,) = Encoder(encoder).passages(iter(["a b"]), 1)
+    np.testing.assert_allclose(passage, by_hand(encoder, "passage: a b"), atol=1e-6)
 
 
 def test_long_texts_are_cut_and_passages_come_in_parts(encoder):
@@ -109,12 +112,12 @@ def brute_force(corpus, vectors, query, k) -> list[str]:
     return [id for _, id in sorted(scored)[:k]]
 
 
-def test_dense_search_is_exact(letters, encoder, monkeypatch):
+def test_dense_search_is_exact(letters, encoder, vectors, monkeypatch):
     queries = ["a b c", "h", "d d e", "g f", "a"]
     retriever = open_retriever(letters.path, encoder)
-    plain = Encoder(encoder)
-    vectors = plain.passages((letters[row]["contents"] for row in range(60)), 60)
-    expected = [brute_force(letters, vectors, query, 7) for query in plain.queries(queries)]
+    expected = [
+        brute_force(letters, vectors, query, 7) for query in Encoder(encoder).queries(queries)
+    ]
     monkeypatch.setattr(dense, "BLOCK", 2)
     found = retriever.search(queries, 7)
     assert [ids(hits) for hits in found] == expected
@@ -140,7 +143,8 @@ def test_dense_orders_ties_by_id(tmp_path, encoder, monkeypatch, limit):
 # ---- the cache of vectors ----
 
 def count_encodings(monkeypatch) -> list:
-    encoded, original = [], Encoder.passages
+    encoded = []
+    original = Encoder.passages
 
     def passages(self, texts, n):
         encoded.append(n)
@@ -167,19 +171,18 @@ def test_vectors_are_computed_once_per_corpus_and_encoder(letters, encoder, tmp_
     assert not list(tmp_path.glob("*.npy.*"))  # no partial file is left
 
 
-@pytest.mark.parametrize("damage", ["cut", "other shape"])
-def test_damaged_vectors_are_computed_again(letters, encoder, monkeypatch, capsys, damage):
+def test_damaged_vectors_are_computed_again(letters, encoder, monkeypatch, capsys):
     expected = Dense(letters, encoder).search(["a b"], 3)
     (cache,) = letters.path.parent.glob("*.npy")
     content = cache.read_bytes()
-    if damage == "cut":
-        cache.write_bytes(content[:-100])
-    else:
-        np.save(cache, np.ones((60, 3), np.float32))
     encoded = count_encodings(monkeypatch)
-    assert Dense(letters, encoder).search(["a b"], 3) == expected
-    assert encoded == [60] and "is damaged" in capsys.readouterr().out
-    assert cache.read_bytes() == content
+    for damage in (lambda: cache.write_bytes(content[:-100]),
+                   lambda: np.save(cache, np.ones((60, 3), np.float32))):
+        damage()
+        assert Dense(letters, encoder).search(["a b"], 3) == expected
+        assert "is damaged" in capsys.readouterr().out
+        assert cache.read_bytes() == content
+    assert encoded == [60, 60]
 
 
 def test_a_folder_that_cannot_be_written(letters, encoder, tmp_path, monkeypatch, capsys):
@@ -192,10 +195,9 @@ def test_a_folder_that_cannot_be_written(letters, encoder, tmp_path, monkeypatch
     assert not list(tmp_path.glob("*.npy*"))
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_damaged_encoders(letters, tmp_path, name):
+def test_a_damaged_encoder(letters, tmp_path):
     folder = Path(make_encoder(tmp_path / "damaged"))
-    (folder / name).write_text("[]")
+    (folder / "model.safetensors").write_text("[]")
     with pytest.raises(ValueError, match="damaged' cannot be loaded") as raised:
         Dense(letters, str(folder))
     assert "\n" not in str(raised.value)
@@ -203,15 +205,15 @@ def test_damaged_encoders(letters, tmp_path, name):
 
 # ---- ready FAISS files ----
 
+
 def write_index(path, index, vectors) -> str:
     index.add(vectors)
     faiss.write_index(index, str(path))
     return str(path)
 
 
-def test_a_ready_index(letters, encoder, tmp_path, monkeypatch):
+def test_a_ready_index(letters, encoder, vectors, tmp_path, monkeypatch):
     expected = Dense(letters, encoder).search(["a b", "h g"], 5)
-    vectors = np.load(next(tmp_path.glob("*.npy")))
     encoded = count_encodings(monkeypatch)
     for index in (faiss.IndexFlatIP(16), faiss.IndexHNSWFlat(16, 32, faiss.METRIC_INNER_PRODUCT)):
         path = write_index(tmp_path / "x.index", index, vectors)
@@ -219,66 +221,35 @@ def test_a_ready_index(letters, encoder, tmp_path, monkeypatch):
     assert encoded == []
 
 
-def other_encoder(vectors, folder, corpus):
-    other = Encoder(make_encoder(folder / "other", seed=1))
-    texts = [corpus[row]["contents"] for row in range(60)]
-    return faiss.IndexFlatIP(16), other.passages(iter(texts), 60)
+class OwnIds(faiss.IndexIDMap):
+    def add(self, vectors):
+        self.add_with_ids(vectors, np.arange(1000, 1060))
 
 
-def other_order(vectors, *_):
-    return faiss.IndexFlatIP(16), np.roll(vectors, 7, axis=0)
+FLAT = faiss.IndexFlatIP
+BAD_INDICES = {
+    "of 59 vectors": (FLAT, lambda vectors: vectors[:59], "59 vectors of 16"),
+    "other distance": (faiss.IndexFlatL2, np.copy, "inner product"),
+    "other order": (FLAT, lambda vectors: np.roll(vectors, 7, axis=0), "not of this corpus"),
+    "other encoder": (FLAT, lambda vectors: vectors[:, ::-1].copy(), "not of this corpus"),
+    "other ids": (lambda width: OwnIds(FLAT(width)), np.copy, "not of this corpus"),
+}
 
 
-def own_ids(first):
-    class Index(faiss.IndexIDMap):
-        def add(self, vectors):
-            self.add_with_ids(vectors, np.arange(first, first + 60)[::-1].copy())
-
-    return lambda vectors, *_: (Index(faiss.IndexFlatIP(16)), vectors)
-
-
-def mirrored(vectors, *_):
-    return faiss.IndexFlatIP(16), np.ascontiguousarray(vectors[:, ::-1])
-
-
-@pytest.mark.parametrize(
-    "fault", [other_encoder, other_order, own_ids(0), own_ids(1000), mirrored]
-)
-def test_an_index_of_something_else_is_refused(letters, encoder, tmp_path, fault):
-    Dense(letters, encoder)
-    vectors = np.load(next(tmp_path.glob("*.npy")))
-    path = write_index(tmp_path / "x.index", *fault(vectors, tmp_path, letters))
-    with pytest.raises(ValueError, match="x.index is not of this corpus and encoder: of 16") as e:
+@pytest.mark.parametrize("name", BAD_INDICES)
+def test_an_index_of_something_else_is_refused(letters, encoder, vectors, tmp_path, name):
+    make, change, words = BAD_INDICES[name]
+    path = write_index(tmp_path / "x.index", make(16), change(vectors))
+    with pytest.raises(ValueError, match=f"x.index .*{words}") as raised:
         Dense(letters, encoder, path)
-    assert "\n" not in str(e.value)
+    assert "\n" not in str(raised.value)
 
 
-def test_an_index_of_lists_says_how_many_it_reads(letters, encoder, tmp_path, capsys):
-    Dense(letters, encoder)
-    vectors = np.load(next(tmp_path.glob("*.npy")))
-    index = faiss.IndexIVFFlat(faiss.IndexFlatIP(16), 16, 2, faiss.METRIC_INNER_PRODUCT)
-    index.train(vectors)
-    Dense(letters, encoder, write_index(tmp_path / "x.index", index, vectors))
-    out = capsys.readouterr().out
-    assert "16 of 16 passages find themselves" in out and "nprobe = 1 of 2 lists" in out
-
-
-def test_bad_indices(letters, encoder, tmp_path):
-    def sentence(path, error=ValueError) -> str:
-        with pytest.raises(error) as raised:
-            Dense(letters, encoder, str(path))
-        assert "\n" not in str(raised.value) and str(path) in str(raised.value)
-        return str(raised.value)
-
-    vectors = np.eye(60, 16, dtype=np.float32)
-    path = tmp_path / "x.index"
-    assert "does not exist" in sentence(path, FileNotFoundError)
-    write_index(path, faiss.IndexFlatIP(16), vectors[:59])
-    assert "59 vectors of 16" in sentence(path)
-    write_index(path, faiss.IndexFlatL2(16), vectors)
-    assert "inner product" in sentence(path)
-    path.write_bytes(path.read_bytes()[:1000])  # one part of several
-    assert "cannot be read" in sentence(path)
+def test_an_index_of_which_a_part_is_missing(letters, encoder, vectors, tmp_path):
+    path = Path(write_index(tmp_path / "x.index", faiss.IndexFlatIP(16), vectors))
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="x.index cannot be read"):
+        Dense(letters, encoder, str(path))
 
 
 # ---- a real encoder ----

@@ -8,10 +8,9 @@ A fake server in this process simulates other servers and their failures.
 import base64
 import gzip
 import json
+import re
 import signal
-import socket
 import sys
-import threading
 import time
 import traceback
 from pathlib import Path
@@ -19,6 +18,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+from paw_min.base.errors import UserError
 from paw_min.retrieval import client as search_client
 from paw_min.retrieval import open_retriever
 from paw_min.retrieval import server as search_server
@@ -26,7 +26,7 @@ from paw_min.retrieval.bm25 import LexicalRetriever
 from paw_min.retrieval.client import RetrieverError, SearchClient
 from paw_min.retrieval.corpus import Corpus
 from tests.http_server import Server
-from tests.retrieval import TEXTS, make_encoder, started, wait_for, write_corpus
+from tests.retrieval import make_encoder, started, wait_for, write_corpus
 
 QUERIES = ["Who wrote Hamlet?", "cities of Finland", "zzz", "origin of names"]
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -60,25 +60,25 @@ def test_both_protocols_and_bare_documents(server, corpus):
         return answer.json()["result"]
 
     assert ask(queries=QUERIES, topk=2, return_scores=True) == expected
-    for query, hits in zip(QUERIES, expected):
-        assert ask(query=query, topk=2, return_scores=True) == [hits]
-        assert ask(query=query, topk=2) == [[hit["document"] for hit in hits]]
-    assert ask(queries=QUERIES[:1], return_scores=False)[0][0] == {"id": "0", "contents": TEXTS[0]}
+    assert ask(query=QUERIES[0], topk=2, return_scores=True) == expected[:1]
+    assert ask(query=QUERIES[0], topk=2) == [[hit["document"] for hit in expected[0]]]
     many = "Hamlet, Finland, water, towers"
-    assert [len(ask(query=many, topk=k)[0]) for k in (1, 2, 4, None)] == [1, 2, 4, 3]
+    assert [len(ask(query=many, topk=k)[0]) for k in (1, 4, None)] == [1, 4, 3]
     assert ask(queries=[]) == []
     assert ask(queries=["zzz"] * 20, topk=1000) == [[]] * 20  # as many hits as a request may have
-    assert ask(query="z" * search_server.MAX_QUERY) == [[]]
     assert server.get("/health").json() == {"status": "ready", "passages": 5}
 
 
 @pytest.mark.parametrize("body, words", [
-    ('{"query": "a", "queries": ["a"]}', "give either"), ('{"queries": "a"}', "valid list"),
-    ('{"query": "a", "topk": 0}', "greater than"), ('{"query": "a", "topk": 1e999}', ""),
-    (json.dumps({"queries": ["a"] * 21, "topk": 1000}),
-     "21 queries x topk 1000 exceed 20000 hits: send"),
+    ('{"query": "a", "queries": ["a"]}', "give either"),
+    ('{"queries": "a"}', "valid list"),
+    ('{"query": "a", "topk": 0}', "greater than"),
+    ('{"query": "a", "topk": 1e999}', ""),
+    (json.dumps({"queries": ["a"] * 21, "topk": 1000}), "21 queries x topk 1000 exceed 20000 hits"),
     (json.dumps({"queries": ["a" * 100_001]}), "at most 100000 characters"),
-    ("", ""), (f'{{"query": {DEEP}}}', ""), ('{"query": "\xff"}', ""),
+    ("", ""),
+    (f'{{"query": {DEEP}}}', ""),
+    ('{"query": "\xff"}', ""),
 ], ids=range(9))
 def test_requests_that_are_refused(server, body, words):
     headers = {"Content-Type": "application/json"}
@@ -90,29 +90,27 @@ def test_requests_that_are_refused(server, body, words):
 def test_a_body_without_end_is_not_read(server, monkeypatch):
     monkeypatch.setattr(search_server, "MAX_BODY", 1000)
     headers = {"Content-Type": "application/json"}
-    for body in (b'{"query": "' + b"a" * 1000, iter([b'{"query": "', *[b"a" * 100] * 10])):
-        answer = server.post("/retrieve", content=body, headers=headers)
-        assert answer.status_code == 413
-        assert answer.json()["detail"].startswith("the request has more than 1000 bytes: send")
+    body = iter([b'{"query": "', *[b"a" * 100] * 10])
+    answer = server.post("/retrieve", content=body, headers=headers)
+    assert answer.status_code == 413
+    assert answer.json()["detail"].startswith("the request has more than 1000 bytes: send")
     assert server.post("/retrieve", json={"query": "a" * 900}).json() == {"result": [[]]}
 
 
-def test_headers_have_a_limit():
-    """h11's. uvicorn would prefer httptools, which has none, where it is installed."""
-    assert search_server.server_config(None).http == "h11"
-
-
-def test_the_flags_of_a_dense_server(tmp_path, monkeypatch):
+def test_a_dense_server(tmp_path, monkeypatch):
+    """Its prefixes, and an index that is missed before a corpus of 14 GB is read."""
     corpus = write_corpus(tmp_path / "c.jsonl", ["a b c", "h g", "d e"])
     encoder = make_encoder(tmp_path / "encoder")
     flags = ["--corpus", str(corpus), "--retriever", "dense", "--encoder", encoder]
-    (hits,) = search_server.load(search_server.parse_args(flags)).search(["h g"], 2)
-    assert [hits] == open_retriever(corpus, encoder).search(["h g"], 2)
-    flags += ["--query-prefix", "", "--passage-prefix", ""]
-    (hits,) = search_server.load(search_server.parse_args(flags)).search(["h g"], 2)
-    assert hits[0]["document"]["id"] == "1" and hits[0]["score"] == pytest.approx(1, abs=1e-4)
+    found = search_server.load(search_server.parse_args(flags)).search(["h g"], 2)
+    assert found == open_retriever(corpus, encoder).search(["h g"], 2)
+    flags += ["--query-prefix", "none", "--passage-prefix", "none"]
+    found = search_server.load(search_server.parse_args(flags)).search(["h g"], 2)
+    assert found == open_retriever(corpus, encoder, query_prefix="", passage_prefix="").search(
+        ["h g"], 2
+    )
     flags += ["--index", str(tmp_path / "none.index")]
-    monkeypatch.setattr(search_server, "Corpus", None)  # it may have 14 GB: the index comes first
+    monkeypatch.setattr(search_server, "Corpus", None)
     with pytest.raises(FileNotFoundError, match="none.index does not exist"):
         search_server.load(search_server.parse_args(flags))
     monkeypatch.setitem(sys.modules, "faiss", None)
@@ -121,18 +119,16 @@ def test_the_flags_of_a_dense_server(tmp_path, monkeypatch):
 
 
 def test_a_server_that_cannot_start(tmp_path, corpus):
-    other = search_server.listen("127.0.0.1", 0)
-    assert other.proto == socket.IPPROTO_TCP  # else asyncio leaves each answer a delay of 40 ms
-    for file, port, sentence in (
-        (tmp_path / "none.jsonl", 0, "none.jsonl does not exist"),
-        (corpus, other.getsockname()[1], "cannot be opened"),
-    ):
-        with pytest.raises(SystemExit, match=f"^error: .*{sentence}"):
-            search_server.main(["--corpus", str(file), "--port", str(port)])
-    other.close()
-    for host, port in (("é..b", 0), ("127.0.0.1", 65536)):
-        with pytest.raises(SystemExit, match=f"error: port {port} of {host} cannot be opened"):
-            search_server.listen(host, port)
+    with search_server.listen("127.0.0.1", 0) as other:
+        taken = other.getsockname()[1]
+        for file, host, port, sentence in (
+            (tmp_path / "none.jsonl", "127.0.0.1", 0, "none.jsonl does not exist"),
+            (corpus, "127.0.0.1", taken, f"port {taken} of 127.0.0.1 cannot be opened"),
+            (corpus, "127.0.0.1", 65536, "port 65536 of 127.0.0.1 cannot be opened"),
+            (corpus, "é..b", 0, "port 0 of é..b cannot be opened"),
+        ):
+            with pytest.raises(UserError, match=sentence):
+                search_server.main(["--corpus", str(file), "--host", host, "--port", str(port)])
 
 
 @pytest.mark.slow
@@ -177,10 +173,6 @@ def answers(status: int, content="", **headers):
     return lambda handler, request: handler.reply(status, content, **headers)
 
 
-def sleeps(seconds: float):
-    return lambda handler, request: time.sleep(seconds)
-
-
 @pytest.fixture
 def fake():
     fakes = []
@@ -213,15 +205,7 @@ def test_verl_agent_gets_one_request_per_query(fake):
     client = open_retriever(server.url.replace("http", "HTTP"))
     server.bodies.clear()
     queries = [f"q{n}" for n in range(70)]  # more than THREADS
-    others, daemons, answer = set(threading.enumerate()), [], server.answer
-
-    def look(handler, request):  # at the client's threads, which are in this process
-        daemons.extend(thread.daemon for thread in set(threading.enumerate()) - others)
-        answer(handler, request)
-
-    server.answer = look
     assert client.search(queries, 2) == [hits_for(query, 2) for query in queries]
-    assert daemons and all(daemons)  # else Ctrl-C waits for them, as long as a server is silent
     assert sorted(r["query"] for r in server.bodies) == sorted(queries)
     assert all(r["topk"] == 2 and r["return_scores"] is True for r in server.bodies)
 
@@ -248,8 +232,7 @@ def failure(ask) -> str:
 
 
 @pytest.mark.parametrize("url", [
-    "http://127.0.0.1:99999", "http://", "http://[::1", "file:///corpus.jsonl",
-    "HTTP://user:secret@host:99999",
+    "http://", "http://[::1", "file:///corpus.jsonl", "HTTP://user:secret@host:99999",
 ])
 def test_invalid_addresses(url):
     text = failure(lambda: open_retriever(url))
@@ -257,28 +240,23 @@ def test_invalid_addresses(url):
     assert url.split("@")[-1] in text and "sec" not in text
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://a..b"])
-def test_no_server_at_the_start(url):
-    """It is not waited for as long as in training."""
-    text = failure(lambda: SearchClient(url))
-    assert "was not available for 0.1 s" in text and "start it" in text
-    assert "refused" in text or url != "http://127.0.0.1:9"
-
-
-def score(text) -> str:
-    return '{"result": [[{"document": {"contents": "a"}, "score": %s}]]}' % text
+def result(score="1", contents='"a"') -> str:
+    return '{"result": [[{"document": {"contents": %s}, "score": %s}]]}' % (contents, score)
 
 
 # What a server answers to one query -> the words about it.
 KIND = "not a retrieval server's"
 ANSWERS = [
     *((answers(200, body), KIND) for body in (
-        "<html>Welcome</html>", "", "{}", '{"result": [[{"id": "0"}]]}', '{"result": []}',
-        '{"result": [[{"document": {"contents": null}, "score": 1}]]}',
+        "",
         "<html><title>Bienvenue au caf\udce9",  # a byte that is not UTF-8
+        '{"result": [[{"id": "0"}]]}',
+        '{"result": []}',
         f'{{"result": {DEEP}}}',
-        '{"result": [[{"document": {"contents": "\\ud800"}, "score": 1}]]}',
-        *map(score, ("NaN", '"x"', 10**400)),
+        result(contents="null"),
+        result(contents='"\\ud800"'),
+        result("NaN"),
+        result(10**400),
     )),
     # Not decompressed: a small answer cannot fill the memory.
     (answers(200, gzip.compress(bytes(1 << 20)), Content_Encoding="gzip"), KIND),
@@ -295,10 +273,8 @@ def test_answers_that_end_a_run_at_once(fake, answer, words):
     server.answer = answer
     server.bodies.clear()
     for ask in (lambda: client.search(["q"], 1), lambda: SearchClient(server.url)):
-        with pytest.raises(RetrieverError, match=f"{server.url}/retrieve.*{words}"):
-            ask()
-        failure(ask)
-    assert len(server.bodies) <= 6  # none was repeated, but for the other protocol
+        assert re.search(f"{server.url}/retrieve.*{words}", failure(ask))
+    assert len(server.bodies) <= 3  # none was repeated, but for the other protocol
 
 
 def hang_up(handler, request):
@@ -311,9 +287,11 @@ def hang_up(handler, request):
 
 
 @pytest.mark.parametrize("key, answer, words", [
-    ("queries", answers(500), "HTTP 500"), ("queries", answers(429), "HTTP 429"),
-    ("query", answers(503, "loading"), "HTTP 503: 'loading'"), ("query", hang_up, "IncompleteRead"),
-    ("queries", sleeps(0.5), "Read timed out"),
+    ("queries", answers(500), "HTTP 500"),
+    ("queries", answers(429), "HTTP 429"),
+    ("query", answers(503, "loading"), "HTTP 503: 'loading'"),
+    ("query", hang_up, "IncompleteRead"),
+    ("queries", lambda handler, request: time.sleep(0.5), "Read timed out"),
 ], ids=range(5))
 def test_failures_that_may_pass(fake, caplog, monkeypatch, key, answer, words):
     monkeypatch.setattr(search_client, "START", 60.0)
@@ -331,11 +309,14 @@ def test_failures_that_may_pass(fake, caplog, monkeypatch, key, answer, words):
 
 
 def test_a_busy_server_gets_the_whole_patience_at_the_start(fake):
+    """Another one is not waited for as long as in training."""
     server = fake()
-    for answer, seconds in ((answers(503), 0.3), (answers(429), 0.3), (answers(500), 0.1)):
-        server.answer = answer
+    for status, seconds in ((503, 0.3), (429, 0.3), (500, 0.1)):
+        server.answer = answers(status)
         text = failure(lambda: SearchClient(server.url, patience=0.3))
         assert f"was not available for {seconds} s (HTTP" in text
+    text = failure(lambda: SearchClient("http://127.0.0.1:9"))
+    assert "was not available for 0.1 s" in text and "refused" in text and "start it" in text
 
 
 def drip(handler, start: bytes) -> None:
@@ -350,18 +331,14 @@ def drip(handler, start: bytes) -> None:
 
 
 @pytest.mark.parametrize("start", [
-    b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\n\r\n",
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n400\r\n",
 ], ids=["no length", "chunked"])
 def test_an_answer_without_end(fake, start, monkeypatch):
     server = fake()
-    client = SearchClient(server.url, timeout=0.4, patience=60)
-    client.patience = 0.1
+    client = SearchClient(server.url, timeout=0.4, patience=0.1)
     server.answer = lambda handler, request: drip(handler, start)
-    begin = time.monotonic()
-    for ask in (lambda: client.search(["q"], 1), lambda: SearchClient(server.url, timeout=0.4)):
-        assert "no end of the answer within 0.4 s" in failure(ask)
-    assert time.monotonic() - begin < 4  # a whole answer takes 5
+    assert "no end of the answer within 0.4 s" in failure(lambda: client.search(["q"], 1))
     monkeypatch.setattr(search_client, "MAX_BYTES", 1000)
     server.answer = answers(200, "x" * 1001)
     assert "no end of the answer" in failure(lambda: client.search(["q"], 1))
@@ -377,12 +354,9 @@ def test_a_password_is_sent_but_not_shown(fake, caplog):
     assert client.search(["q"], 1) == [hits_for("q", 1)]
     expected = "Basic " + base64.b64encode(f"me:{password}é".encode()).decode()
     assert set(server.keys) == {expected}
-    for answer in (answers(401, "who are you?"), answers(500), answers(200, "{}"), None):
+    for answer in (answers(401, "who are you?"), answers(500), answers(200, "{}")):
         server.answer = answer
-        if answer is None:
-            server.close()
-        for ask in (lambda: client.search(["q"], 1), lambda: SearchClient(url)):
-            with pytest.raises(RetrieverError, match=rf"//\*\*\*@127.0.0.1:{port}/re") as raised:
-                ask()
-            assert password not in "".join(traceback.format_exception(raised.value))
+        with pytest.raises(RetrieverError, match=rf"//\*\*\*@127.0.0.1:{port}/re") as raised:
+            client.search(["q"], 1)
+        assert password not in "".join(traceback.format_exception(raised.value))
     assert "***" in caplog.text and password not in caplog.text

@@ -15,7 +15,6 @@ each query. Needs fastapi and uvicorn.
 import argparse
 import json
 import socket
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -27,7 +26,7 @@ from fastapi import FastAPI, HTTPException, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 
-from paw_min.base.errors import user_errors
+from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.retrieval import MAX_HITS
 from paw_min.retrieval.bm25 import LexicalRetriever
 from paw_min.retrieval.corpus import Corpus
@@ -133,17 +132,19 @@ def load(args: argparse.Namespace):
     )
 
 
+def prefix(text: str) -> str:
+    return "" if text == "none" else text
+
+
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     add("--corpus", required=True, help="jsonl file, one passage per line")
     add("--retriever", choices=("bm25", "dense"), default="bm25")
     add("--encoder", default="intfloat/e5-base-v2", help="folder or hub name")
     add("--index", default="", help="FAISS file; default: compute the vectors")
-    add("--query-prefix", default="query: ", help="E5's; '' for other encoders")
-    add("--passage-prefix", default="passage: ", help="E5's; '' for others")
+    add("--query-prefix", type=prefix, default="query: ", help="default: E5's; none: no prefix")
+    add("--passage-prefix", type=prefix, default="passage: ", help="default: E5's; none: no prefix")
     add("--device", default="cpu", help="of the encoder: cpu, cuda, cuda:0 ...")
     add("--host", default="127.0.0.1", help="0.0.0.0: reachable from elsewhere")
     add("--port", type=int, default=8000, help="0: any free port")
@@ -151,7 +152,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """An open port; ends the process with one sentence if it cannot be opened."""
+    """An open port; UserError if it cannot be opened."""
     # asyncio disables Nagle's algorithm, which delays each answer by 40 ms, only where it sees TCP.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # rebind at once after a crash
@@ -160,10 +161,10 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen()  # requests that arrive before uvicorn starts wait in the queue
     except (OSError, OverflowError, TypeError) as error:  # a port above 65535; a host like é..b
         reason = getattr(error, "strerror", error)
-        sys.exit(
-            f"error: port {port} of {host} cannot be opened ({reason}): choose another --port, or "
-            "stop the server that uses it."
-        )
+        raise UserError(
+            f"port {port} of {host} cannot be opened ({reason}): choose another --port, or stop "
+            "the server that uses it."
+        ) from error
     return listener
 
 
@@ -183,7 +184,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         app = make_app(load(args))
     except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+        raise UserError(str(error)) from error
     seconds = time.monotonic() - start
     print(f"ready after {seconds:.1f} s: {args.retriever} at {url}/retrieve", flush=True)
     serve(app, listener)
