@@ -16,7 +16,8 @@ class Corridor:
     """Task "n": n steps `on` win; "broken" fails in its second step."""
 
     def reset(self, task):
-        self.task, self.at = task, 0
+        self.task = task
+        self.at = 0
         return self.seen()
 
     def step(self, command):

@@ -102,7 +102,8 @@ def digest(folder: Path) -> str:
 def test_damaged_run_folders(finished, games_root, monkeypatch, data):
     cfg, root = finished
     monkeypatch.setattr(train, "draw", lambda folders: None)  # slow, and not what is tested
-    spare, before = root / "spare", digest(games_root) + digest(root / "model")
+    spare = root / "spare"
+    before = digest(games_root) + digest(root / "model")
     shutil.copytree(root / "r", spare)
     try:
         files = sorted(p for p in (root / "r").rglob("*") if p.is_file() and p.suffix != ".png")

@@ -62,19 +62,16 @@ def test_history_length(length, shown):
 
 
 def test_compact():
-    expected = "task put a mug in desk.\nStart.\n| go to desk 1"
-    assert alfworld.compact(FIRST, 2) == expected
+    assert alfworld.compact(FIRST, 2) == "task put a mug in desk.\nStart.\n| go to desk 1"
+    end = "You see a mug 1.\n| take mug 1 from desk 1"
     assert alfworld.compact(LATER, 1) == (
-        "task put a mug in desk.\no three\n> go to desk 1\nYou see a mug 1.\n"
-        "| take mug 1 from desk 1"
+        f"task put a mug in desk.\no three\n> go to desk 1\n{end}"
     )
     assert alfworld.compact(LATER, 5) == (
         "task put a mug in desk.\nStart.\n> look\no two\n> go to bed 1\no three\n> go to desk 1\n"
-        "You see a mug 1.\n| take mug 1 from desk 1"
+        + end
     )
-    assert alfworld.compact(LATER, 0) == (
-        "task put a mug in desk.\nYou see a mug 1.\n| take mug 1 from desk 1"
-    )
+    assert alfworld.compact(LATER, 0) == f"task put a mug in desk.\n{end}"
 
 
 START = Context("find me socks", "'Search'", ["search[<your query>]", "click[search]"])
@@ -165,16 +162,12 @@ GOOD = "<think>hm</think><action>go to desk 1</action>"
     "response, command, valid",
     [
         (GOOD, "go to desk 1", True),
-        (GOOD + " and more", "go to desk 1", True),
         ("<think>\n</think>\n<action>  Go To Desk 1 \n</action>", "go to desk 1", True),
         ("<ACTION>look</ACTION><think></think>", "look", True),  # action tags: any case and order
         ("<THINK>hm</THINK><action>look</action>", "look", False),  # think tags: lower case only
         ("<action>look</action>", "look", False),
-        ("<think><action>look</action>", "look", False),
         ("<think></think><action></action>", "", False),
-        ("<think></think><action> \n</action>", "", False),
         ("<think></think><action>a</action><action>b</action>", "a", True),
-        ("<think>a</think></action><action>look", "a</think></action><action>look", False),
         ("<think></think></action>x<action>look</action>", "look", True),
         ("<think></think><action>look", "<think></think><action>look", False),
         ("I would GO TO the second desk, thanks, bye", "o the second desk, thanks, bye", False),

@@ -40,25 +40,14 @@ from paw_min.retrieval import Hit, Retriever, open_retriever
 
 
 def load(cfg: Config, data: str) -> Tasks:
-    """The questions of a run and their pool; one ValueError reports all that is wrong."""
+    """The questions of a run and their pool."""
     if expanded(data).is_file() and cfg.eval_split != "train":
         raise ValueError(f"{data} is one file, so training and test would have the same questions: "
                          "give a folder with one file per split, or --eval-split train.")
     source = cfg.retriever or data
-    errors = []
-
-    def attempt(load_one, *arguments):
-        try:
-            return load_one(*arguments)
-        except (ValueError, OSError) as error:
-            errors.append(str(error))
-
-    # All three are tried before the first error is raised, so that one start finds all errors.
-    train = attempt(load_questions, data, "train")
-    held_out = attempt(load_questions, data, cfg.eval_split)
-    retriever = attempt(open_retriever, source)
-    if errors:
-        raise ValueError(" Also: ".join(dict.fromkeys(errors)))  # without repetitions
+    train = load_questions(data, "train")
+    held_out = load_questions(data, cfg.eval_split)
+    retriever = open_retriever(source)
 
     def make_pool(n_envs: int) -> SearchPool:
         return SearchPool(
