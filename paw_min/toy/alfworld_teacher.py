@@ -104,7 +104,8 @@ class Expert:
         # Only the place where the agent is can be examined; objects can be, too.
         examined = [c.removeprefix("examine ") for c in admissible if c.startswith("examine ")]
         here = next((name for name in examined if name in self.places), "")
-        self._read(observation, admissible, here)
+        self._remember_hand(observation, admissible)
+        self._remember_lamp(admissible, here)
         wishes = [command for command in self._wishes(admissible, here) if command in admissible]
         self.sees = self.hand is None and bool(wishes)
         if wishes:
@@ -130,61 +131,62 @@ class Expert:
             return f"{self.verb} {self.target}"
         return f"put {self.target} in {self.goal}"
 
-    def _read(self, observation: str, admissible: list[str], here: str):
-        """Update the memory: what it holds, what is ready, where the lamp is or is not."""
-        picked = re.search(r"You pick up the (.+?) from", observation)
-        carried = re.search(r"You are carrying: an? (.+?)\.", observation)
-        changed = re.search(r"You (clean|heat|cool) the (.+?) using", observation)
-        if picked:
-            self.hand = picked[1]
-        elif "You move the " in observation or "not carrying anything" in observation:
-            self.hand = None
-        elif carried:
-            self.hand = carried[1]
-        elif changed:
-            verb, self.hand = changed.groups()
-            if verb == self.verb:
-                self.ready.add(self.hand)
-            elif verb != "clean" and self.verb != "clean":  # cooling undoes heating
-                self.ready.discard(self.hand)
-        # The admissible commands are more reliable than remembered observations: only empty hands
-        # can take something, and only what is held can be moved, cleaned, heated or cooled.
+    def _remember_hand(self, observation: str, admissible: list[str]):
+        """What it holds, and which objects are ready.
+
+        Only empty hands can take something, and only what is held can be moved, cleaned, heated or
+        cooled. Where neither is admissible, as at a closed place, it holds what it held before.
+        """
         if any(c.startswith("take ") for c in admissible):
             self.hand = None
         for command in admissible:
             held = re.match(r"move (.+) to |(?:clean|heat|cool) (.+) with ", command)
             if held:
                 self.hand = held[1] or held[2]
-        if self.lamp and here:
-            if any(c.startswith(f"use {self.lamp}") for c in admissible):
-                self.lamp_place = here
-            elif f"open {here}" not in admissible:
-                self.dark.add(here)
+        changed = re.search(r"You (clean|heat|cool) the (.+?) using", observation)
+        if changed:
+            verb, name = changed.groups()
+            if verb == self.verb:
+                self.ready.add(name)
+            elif verb != "clean" and self.verb != "clean":  # cooling undoes heating
+                self.ready.discard(name)
 
-    def _wishes(self, admissible: list[str], here: str):
-        """Yield useful commands, best first, admissible or not."""
+    def _remember_lamp(self, admissible: list[str], here: str):
+        """Where it is, or is not."""
+        if not self.lamp or not here:
+            return
+        if any(c.startswith(f"use {self.lamp}") for c in admissible):
+            self.lamp_place = here
+        elif f"open {here}" not in admissible:
+            self.dark.add(here)
+
+    def _wishes(self, admissible: list[str], here: str) -> list[str]:
+        """Useful commands, best first, admissible or not."""
         # Number 1 of its class: the two objects of pick_two have to go to the same place.
         goal = min((p for p in self.places if kind(p) == self.goal), default=None)
         if self.hand is None:
             # An object at the goal stays there, unless it must be cleaned, heated or cooled.
-            if self.verb or here != goal:
-                yield from (c for c in admissible if c.startswith(f"take {self.target} "))
-        elif kind(self.hand) != self.target:
-            yield f"move {self.hand} to {here}"
-        elif self.lamp:
-            yield from (c for c in admissible if c.startswith(f"use {self.lamp}"))
-            if self.lamp_place:
-                yield f"go to {self.lamp_place}"
-            unseen = [p for p in self.places - self.dark if kind(p) in LAMP_PLACES]
-            likely = sorted((LAMP_PLACES.index(kind(p)), p) for p in unseen)
-            yield from (f"go to {place}" for _, place in likely)
-        elif self.verb and self.hand not in self.ready:
+            if here == goal and not self.verb:
+                return []
+            return [c for c in admissible if c.startswith(f"take {self.target} ")]
+        if kind(self.hand) != self.target:
+            return [f"move {self.hand} to {here}"]
+        if self.lamp:
+            return self._ways_to_light(admissible)
+        if self.verb and self.hand not in self.ready:
             tools = sorted(p for p in self.places if kind(p) == TOOLS[self.verb])
-            yield from (f"{self.verb} {self.hand} with {tool}" for tool in tools)
-            yield from (f"go to {tool}" for tool in tools)
-        else:
-            yield f"move {self.hand} to {goal}"
-            yield f"go to {goal}"
+            uses = [f"{self.verb} {self.hand} with {tool}" for tool in tools]
+            return uses + [f"go to {tool}" for tool in tools]
+        return [f"move {self.hand} to {goal}", f"go to {goal}"]
+
+    def _ways_to_light(self, admissible: list[str]) -> list[str]:
+        """Use the lamp here, or go to where it is, or else to the most likely place."""
+        ways = [c for c in admissible if c.startswith(f"use {self.lamp}")]
+        if self.lamp_place:
+            ways.append(f"go to {self.lamp_place}")
+        unseen = [p for p in self.places - self.dark if kind(p) in LAMP_PLACES]
+        likely = sorted((LAMP_PLACES.index(kind(p)), p) for p in unseen)
+        return ways + [f"go to {place}" for _, place in likely]
 
 
 def training_tasks() -> list[str]:
