@@ -1,6 +1,8 @@
 """The benchmarks by name. To add one, write its folder, with a BENCHMARK in it, and add its name.
 
-A benchmark is imported at its first use, so that a run reads its own and no other.
+A dictionary, since an example or a fork adds its own by assignment (examples/locks.py). It imports
+a benchmark at its first use, since each needs packages that a run of another one has not installed,
+or would load for seconds.
 """
 
 from importlib import import_module
@@ -12,8 +14,6 @@ NAMES = ("alfworld", "webshop", "search", "textworld")
 
 
 class _Benchmarks(dict[str, Benchmark]):
-    """Name -> Benchmark. One from elsewhere is added with BENCHMARKS[name] = ..."""
-
     def __missing__(self, name: str) -> Benchmark:
         if name not in NAMES:
             raise UserError(f"env is {name!r}, expected {' or '.join(NAMES)}")

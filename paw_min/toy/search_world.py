@@ -20,8 +20,6 @@ newline before it is escaped as \\n, and a word tokenizer joins the n to the nex
 The world has two parts without common facts, and test questions ask about the smaller one: no fact
 behind a test question is behind a training question. Both parts draw names from the same words. The
 same arguments give the same bytes on every machine.
-
-    python -m paw_min.toy.search_world --out DIR
 """
 
 import json
@@ -31,9 +29,7 @@ from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 from pathlib import Path
 
-from tqdm import tqdm
-
-from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.errors import UserError
 from paw_min.toy import check_folder, write_folder
 
 FILES = ("corpus.jsonl", "train.jsonl", "test.jsonl")
@@ -174,7 +170,7 @@ def default(root: Path) -> Path:
 
 
 def generate(folder: str | Path, n_entities: int = 3000, n_train: int = N_TRAIN,
-             n_test: int = 300, seed: int = 0, progress: bool = False) -> Path:
+             n_test: int = 300, seed: int = 0) -> Path:
     """Generate the corpus and its questions, unless they exist already; returns the folder.
 
     n_entities: number of passages. The folder appears once it is complete. Raises ValueError if it
@@ -218,30 +214,10 @@ def generate(folder: str | Path, n_entities: int = 3000, n_train: int = N_TRAIN,
                 })
         files[f"{split}.jsonl"] = rows
     rng.shuffle(entities)
-    hidden = True
-    if progress:
-        hidden = None  # tqdm: shown on a terminal only
-    files["corpus.jsonl"] = []
-    for i, entity in enumerate(tqdm(entities, "passages", unit="passage", disable=hidden)):
-        files["corpus.jsonl"].append({"id": str(i), "contents": entity.passage()})
+    files["corpus.jsonl"] = [
+        {"id": str(i), "contents": entity.passage()} for i, entity in enumerate(entities)
+    ]
     texts = {}
     for name, rows in files.items():
         texts[name] = "".join(json.dumps(row) + "\n" for row in rows)
     return write_folder(folder, texts, manifest)
-
-
-def main():
-    parser = Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", required=True, help="folder to generate")
-    parser.add_argument("--n-entities", type=int, default=3000, help="passages")
-    parser.add_argument("--n-train", type=int, default=N_TRAIN, help="training questions")
-    parser.add_argument("--n-test", type=int, default=300, help="test questions")
-    parser.add_argument("--seed", type=int, default=0)
-    args = vars(parser.parse_args())
-    print(f"{generate(args.pop('out'), **args, progress=True)}: {args['n_entities']} passages, "
-          f"{args['n_train']} training and {args['n_test']} test questions")
-
-
-if __name__ == "__main__":
-    with user_errors():
-        main()

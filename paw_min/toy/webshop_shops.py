@@ -251,8 +251,7 @@ def default(root: Path) -> Path:
     return generate(root)
 
 
-def generate(folder, n_products: int = DEFAULT_PRODUCTS, seed: int = 0,
-             progress: bool = False) -> Path:
+def generate(folder, n_products: int = DEFAULT_PRODUCTS, seed: int = 0) -> Path:
     """Generate a shop unless it is already there; return the folder.
 
     The folder appears once it is complete. Raises ValueError if it exists with other content, or
@@ -271,10 +270,7 @@ def generate(folder, n_products: int = DEFAULT_PRODUCTS, seed: int = 0,
     products = []
     goals = []
     humans = []
-    hidden = True
-    if progress:
-        hidden = None  # tqdm: shown on a terminal only
-    for index in tqdm(range(n_products), "products", disable=hidden):
+    for index in tqdm(range(n_products), "products", disable=None):
         while True:
             asin = "B0" + "".join(rng.choices(string.digits + string.ascii_uppercase, k=8))
             if asin not in asins:
@@ -304,7 +300,7 @@ def main():
     parser.add_argument("--products", type=int, default=DEFAULT_PRODUCTS)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    folder = generate(args.out, args.products, args.seed, progress=True)
+    folder = generate(args.out, args.products, args.seed)
     print(f"{args.products} products in {folder}")
 
 
