@@ -87,26 +87,20 @@ def price_limit(price: float, rng: random.Random) -> float:
     return max(rng.sample(limits, 2))
 
 
-def human_templates(products, instructions: dict, rng, dropped: Counter) -> list[GoalTemplate]:
+def human_templates(products, instructions: dict, rng) -> list[GoalTemplate]:
     """Make a template of each instruction that names an attribute of a loaded product.
 
     instructions: asin -> records of items_human_ins.json
     """
-    for asin, records in instructions.items():
-        if not isinstance(records, list):
-            raise ValueError(f"The instructions of product {asin} in items_human_ins are not a "
-                             "list; the file is damaged, get it again.")
-    known = {product.asin for product in products}
-    dropped["instruction whose product is missing"] += sum(
-        len(records) for asin, records in instructions.items() if asin not in known
-    )
     templates = []
     for product in products:
-        for record in instructions.get(product.asin, ()):
-            where = f"instruction of product {product.asin} in items_human_ins"
+        records = instructions.get(product.asin, [])
+        where = f"instruction of product {product.asin} in items_human_ins"
+        if not isinstance(records, list):
+            raise ValueError(f"The {where} is not a list; the file is damaged, get it again.")
+        for record in records:
             attributes = _field(record, "instruction_attributes", list, where)
             if not attributes:
-                dropped["instruction without attributes"] += 1
                 continue
             text = _field(record, "instruction", str, where).strip(".")
             options = _field(record, "instruction_options", list, where)
@@ -115,7 +109,7 @@ def human_templates(products, instructions: dict, rng, dropped: Counter) -> list
     return templates
 
 
-def synthetic_templates(products, annotations: dict, rng, dropped: Counter) -> list[GoalTemplate]:
+def synthetic_templates(products, annotations: dict, rng) -> list[GoalTemplate]:
     """Make a template of each product with an instruction; rare attributes get larger weights.
 
     annotations: asin -> record of items_ins_v2.json
@@ -131,7 +125,6 @@ def synthetic_templates(products, annotations: dict, rng, dropped: Counter) -> l
         where = f"instruction of product {product.asin} in items_ins_v2"
         attributes = _field(record, "instruction_attributes", list, where)
         if not attributes:  # crashes the official code
-            dropped["instruction without attributes"] += 1
             continue
         text = _field(record, "instruction", str, where)
         limit = price_limit(product.price, rng)

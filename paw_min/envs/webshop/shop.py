@@ -10,7 +10,6 @@ episode can be replayed.
 """
 
 import random
-from collections import Counter
 from functools import cached_property
 
 from paw_min.envs.webshop import goals as shop_goals
@@ -25,15 +24,13 @@ class Shop:
     """Products, search, goals and scores; built by `Shop.load`.
 
     products: asin -> Product
-    dropped: reason -> number of skipped rows in the files
     tagger: function from a text to its nouns
     files: where all this was read
     """
 
-    def __init__(self, products, templates, dropped, tagger, files: list[str]):
+    def __init__(self, products, templates, tagger, files: list[str]):
         self.files = files
         self.products = {product.asin: product for product in products}
-        self.dropped = {reason: n for reason, n in dropped.items() if n}
         self._goals = shop_goals.Goals(templates)
         self._index = BM25(list(self.products), map(_indexed_text, products))
         self.tagger = tagger or shop_reward.default_tagger()
@@ -63,19 +60,18 @@ class Shop:
 
         # One generator, used in the official order: all prices, then all price limits.
         rng = random.Random(seed)
-        dropped = Counter()
-        products = read_products(items, annotations, rng, dropped, n_products)
+        products = read_products(items, annotations, rng, n_products)
         if human_goals:
-            templates = shop_goals.human_templates(products, instructions, rng, dropped)
+            templates = shop_goals.human_templates(products, instructions, rng)
         else:
-            templates = shop_goals.synthetic_templates(products, annotations, rng, dropped)
+            templates = shop_goals.synthetic_templates(products, annotations, rng)
         if not any(template.count() for template in templates):
             kind = "synthetic"
             if human_goals:
                 kind = "human"
             raise ValueError(f"{folder} has {len(products)} products and no {kind} goal for any of "
                              f"them; use more products or human_goals={not human_goals}.")
-        return cls(products, templates, dropped, tagger, [str(path) for path in files])
+        return cls(products, templates, tagger, [str(path) for path in files])
 
     @property
     def n_goals(self) -> int:
