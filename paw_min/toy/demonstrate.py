@@ -101,6 +101,9 @@ def play(
 ) -> list[list[PlayedStep]]:
     """The steps of one episode per task. An episode whose environment fails ends there.
 
+    Not the loop of rollout.py, which collects prompts for a sampler and makes rows of token ids: a
+    player answers at once, in text.
+
     start: (number of the episode, its task, its first context) -> who plays it. In a pool with one
     slot, the episodes come one after another, so that they can share a generator.
     """

@@ -173,23 +173,19 @@ def generate(folder: str | Path, n_entities: int = 3000, n_train: int = N_TRAIN,
              n_test: int = 300, seed: int = 0) -> Path:
     """Generate the corpus and its questions, unless they exist already; returns the folder.
 
-    n_entities: number of passages. The folder appears once it is complete. Raises ValueError if it
-    exists with other content, or was generated with other arguments.
+    n_entities: number of passages, 500 or more. n_train, n_test: numbers of questions, even, half
+    of each source. The folder appears once it is complete. Raises UserError if it exists with other
+    content, or was generated with other arguments.
     """
-    n_names = len(FIRST_WORDS) * len(LAST_WORDS)
-    if not 500 <= n_entities <= n_names or min(n_train, n_test) < 2 or n_train % 2 or n_test % 2:
-        raise UserError(f"n_entities is {n_entities}, n_train {n_train} and n_test {n_test}: "
-                        f"choose from 500 to {n_names} entities, and even numbers of questions "
-                        "from 2.")
     manifest = {"generator": VERSION, "n_entities": n_entities, "n_train": n_train,
                 "n_test": n_test, "seed": seed}
     folder = Path(folder).expanduser()
-    if folder.is_file() or folder.is_dir() and any(folder.iterdir()):
+    if folder.exists():
         return check_folder(folder, FILES, manifest)
 
     rng = random.Random(f"corpus {VERSION} {seed}")  # str seeds: independent of PYTHONHASHSEED
     names = []
-    for number in rng.sample(range(n_names), n_entities):
+    for number in rng.sample(range(len(FIRST_WORDS) * len(LAST_WORDS)), n_entities):
         first, last = divmod(number, len(LAST_WORDS))
         names.append(f"{FIRST_WORDS[first]} {LAST_WORDS[last]}")
     n_of_test = int(TEST_SHARE * n_entities)

@@ -254,14 +254,14 @@ def default(root: Path) -> Path:
 def generate(folder, n_products: int = DEFAULT_PRODUCTS, seed: int = 0) -> Path:
     """Generate a shop unless it is already there; return the folder.
 
-    The folder appears once it is complete. Raises ValueError if it exists with other content, or
+    The folder appears once it is complete. Raises UserError if it exists with other content, or
     was generated with other arguments.
     """
     if n_products < 1:
         raise UserError(f"n_products is {n_products}; choose 1 or more.")
     folder = Path(folder).expanduser()
     manifest = {"generator": VERSION, "n_products": n_products, "seed": seed, "complete": True}
-    if folder.is_file() or folder.is_dir() and any(folder.iterdir()):
+    if folder.exists():
         return check_folder(folder, FILES, manifest)
 
     rng = random.Random(f"shop {seed}")
