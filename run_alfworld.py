@@ -20,11 +20,6 @@ TINY = dict(
     # the world-model loss has a gradient where no episode is won: responses become malformed.
 )
 
-OPEN = dict(
-    model="open", wm_separator="turn", updates=32, eval_every=4, eval_temperature=1.0, warm_up=2,
-    beta2=0.95,
-)
-
 # PaW A.1; what it leaves open is taken from verl-agent, which it builds on. Qwen2.5-1.5B/7B.
 # Learning rate, groups and their size, alpha, rho, KL and the other values of A.1 are config.py's
 # defaults; `--help` prints every value of each preset.
@@ -35,16 +30,7 @@ PAPER = dict(
 
 PRESETS = {
     "tiny": TINY,
-    # Settings of the study in research/: a start model that almost never wins; a world with other
-    # tools than those of the warm start; a pretrained model, for a GPU.
-    "sparse": TINY | dict(model="sparse"),
-    "changed": TINY | dict(data="changed"),
-    # A start model that explores and knows which observations occur, but not after which action.
-    # Long enough for 100 optimizer steps; measured as it samples.
-    "open": TINY | OPEN,
-    # The same model where it wins nothing: its habits fail in all games, and the rules have to be
-    # found out. The history shows what a command did before.
-    "stalled": TINY | OPEN | dict(data="rules", history_length=3),
+    # A pretrained model, for a GPU.
     "smollm2": TINY | dict(
         model="smollm2", wm_separator="turn", lora_rank=8, lr=1e-4, max_response_tokens=40,
         max_obs_tokens=128,

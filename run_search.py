@@ -33,11 +33,6 @@ TINY = dict(
 PRESETS = {
     # 0.9 million parameters and a generated world: trains on a laptop CPU in minutes.
     "tiny": TINY,
-    # A start model that explores and knows which observations occur, but not after which action.
-    "open": TINY | dict(
-        model="open", wm_separator="turn", updates=48, eval_temperature=1.0, lr=1e-4, warm_up=2,
-        beta2=0.95,
-    ),
     "paper": PAPER,
     # For one GPU of 24 or 80 GB: as the preset paper, but with LoRA and its learning rate.
     "24gb": PAPER | dict(

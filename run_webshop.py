@@ -29,11 +29,6 @@ TINY = dict(
 PRESETS = {
     # 0.9 million parameters and a small generated shop: trains on a laptop CPU in minutes.
     "tiny": TINY,
-    # A start model that explores and knows which observations occur, but not after which action.
-    "open": TINY | dict(
-        model="open", wm_separator="turn", updates=32, mini_batch=128, eval_temperature=1.0,
-        warm_up=2, beta2=0.95,
-    ),
     "paper": PAPER,
     # For one GPU of 24 or 80 GB: as the preset paper, but with LoRA and its learning rate.
     "24gb": PAPER | dict(lora_rank=16, lr=1e-5, vllm_memory=0.6),

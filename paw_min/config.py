@@ -85,7 +85,7 @@ class Config:
 
     model: str = opt(
         MODEL, "", "Hugging Face folder or name; default: the stand-in model; "
-        "open: one that explores; sparse: one that almost never wins; smollm2: a pretrained one",
+        "smollm2: a small pretrained one",
     )
     prompt: str = opt(
         MODEL, "paper", "the paper's prompt, or a short one", choices=("paper", "compact")
@@ -239,10 +239,6 @@ def check(cfg: Config) -> None:
     if is_url(cfg.model):
         raise UserError(f"--model {masked(cfg.model)} is a URL: give a folder, or the name of a "
                         "model on the Hugging Face hub.")
-    if cfg.data in ("changed", "rules") and cfg.env != "alfworld":
-        raise UserError(
-            f"--data {cfg.data} is a world of ALFWorld only: give a folder, or omit it."
-        )
     if cfg.wm_rows == "tapo":
         if not cfg.wm_every:
             raise UserError("--wm-rows tapo is for updates of its own: add --wm-every 4.")

@@ -221,7 +221,7 @@ class _Player:
         # happen to share a batch.
         turn = len(seat.episode.transitions)
         seed = request_seed(*self.seed_key, seat.episode.trajectory, turn)
-        self.queue.append(Request(slot, seat.prompt_ids, seed, seat.context.observation))
+        self.queue.append(Request(slot, seat.prompt_ids, seed))
 
     def on_step(self, seat: _Seat, step: Step) -> None:
         """Record (h_t, a_t, r_t, o_{t+1}), and make o_{t+1} the state to act in."""

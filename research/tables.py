@@ -17,7 +17,6 @@ import json
 import re
 import shlex
 import subprocess
-import tarfile
 from functools import cache
 from pathlib import Path
 
@@ -103,10 +102,6 @@ def front() -> str:
         *CLOSED,
     ]
     return markdown_table(["", "GRPO", "+ PaW", ""], lines)
-
-
-def metrics(archive: tarfile.TarFile, folder: str) -> list[dict]:
-    return [json.loads(line) for line in archive.extractfile(f"{folder}/metrics.jsonl")]
 
 
 # ---- runs ----
@@ -202,52 +197,6 @@ def consistency() -> str:
                 lines.append([folder, agent, *(percent(cell[name]) for name in names), cell["n"]])
     header = ["environment", "agent", "Real", "WM", "W2R", "CR", "pairwise CR", "episodes"]
     return markdown_table(header, lines)
-
-
-def uses() -> tarfile.TarFile:
-    return tarfile.open(FOLDER / "word2world/uses/runs.tar.xz")
-
-
-def panel(archive: tarfile.TarFile, agent: str) -> np.ndarray:
-    """Success in each game of the panel: (60,)."""
-    episodes = json.load(archive.extractfile(f"eval-{agent}/evaluation-only.json"))["episodes"]
-    by_game = {}
-    for episode in episodes:
-        by_game.setdefault(episode["task"], []).append(episode["won"])
-    return np.array([np.mean(won) for _, won in sorted(by_game.items())])
-
-
-def around(values: np.ndarray, sign: str = "") -> str:
-    """The mean and its standard error."""
-    return f"{values.mean():{sign}.3f} ± {values.std(ddof=1) / len(values) ** 0.5:.3f}"
-
-
-def uses_imitation() -> str:
-    agents = {
-        "agent-real-44": "44 wins in the environment",
-        "agent-real": "60 wins in the environment",
-        "agent-synthetic-44": "44 wins in the world model",
-    }
-    with uses() as archive:
-        start = panel(archive, "open")
-        lines = [["`open`", "nothing", around(start), "-"]]
-        for agent, imitated in agents.items():
-            own = panel(archive, agent)
-            lines.append([f"`{agent}`", imitated, around(own), around(own - start, "+")])
-    header = ["agent", "imitates", "success on the panel", "difference to `open`"]
-    return markdown_table(header, lines)
-
-
-def uses_warm_start() -> str:
-    lines = []
-    with uses() as archive:
-        for title, name in (("with world modeling", "warm"), ("without", "cold")):
-            run = metrics(archive, f"{name}-grpo")
-            held_out = [line["eval_success"] for line in run if "eval_success" in line]
-            mean = float(np.mean(held_out[1:]))
-            lines.append([title, around(panel(archive, f"{name}-agent")), *held_out, mean])
-    header = ["", "success after imitation", "GRPO, update 0", "4", "8", "12", "16"]
-    return markdown_table([*header, "mean of 4 to 16"], lines)
 
 
 # ---- bench ----

@@ -13,7 +13,6 @@ import textworld
 
 from paw_min.base.errors import UserError
 from paw_min.config import Config
-from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Turn
 from paw_min.envs.textworld import TextworldEnv, list_games
 from paw_min.envs.textworld.env import NO_EFFECT, text_of
@@ -144,7 +143,6 @@ def test_only_admissible_commands_reach_the_interpreter(root, tmp_path, monkeypa
     chained = ". ".join(commands)
     for command in (chained, "save", "script", "restore", "look. look", "look\nlook", ""):
         assert env.step(command) == replace(first, observation=NO_EFFECT)
-    assert BENCHMARKS["textworld"].unchanged("A room.") == NO_EFFECT
     assert not list(tmp_path.iterdir())  # `save` and `script` write files
     steps = [env.step(command.upper()) for command in commands]  # names may have capitals
     assert [s.won for s in steps] == [False] * 3 + [True]

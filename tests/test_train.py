@@ -386,31 +386,15 @@ def test_the_paper_preset_is_the_same_code(model, games_root, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["alfworld", "alfworld-open"])
-def test_the_stand_in_is_what_its_command_makes(name, games_root):
+def test_the_stand_in_is_what_its_command_makes(games_root):
     """The whole remake takes minutes; its miniature on 12 tasks repeats what was recorded."""
-    folder = Path(default_model(name))
+    folder = Path(default_model("alfworld"))
     record = json.loads((folder / "record.json").read_text())
     tasks = sorted(list_games(games_root, "train"), key=lambda game: Path(game).parent.name)
     torch.manual_seed(5)  # nobody else's generator matters
-    again = standins.miniature(name, tasks, AutoTokenizer.from_pretrained(folder), seed=0)
+    again = standins.miniature("alfworld", tasks, AutoTokenizer.from_pretrained(folder), seed=0)
     assert again["demonstrations"] == record["miniature"]["demonstrations"]
     assert again["loss"] == pytest.approx(record["miniature"]["loss"], rel=1e-4)
-
-
-def test_actobs_weighs_each_token_of_response_and_observation_alike():
-    """One row by hand. The kinds of the stand-ins repeat their records, above."""
-    folder = default_model("alfworld")
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    response = "<think>find mug</think><action>go to desk 1</action>"
-    row = standins.Demonstration("go to desk 1", response, "You arrive at desk 1.")
-    parts = (f"<user>{row.prompt}<agent>", f"{row.response}<end>", row.observation)
-    prompt, *others = [tokenizer(part, add_special_tokens=False)["input_ids"] for part in parts]
-    ids = torch.tensor([prompt + sum(others, [])])
-    logp = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])
-    (loss,) = standins.imitate(model, tokenizer, [row], 0, 60, 1e-9, "actobs", stop=1)
-    assert loss == pytest.approx(-logp[len(prompt) - 1 :].mean().item(), rel=1e-3)
 
 
 def test_warm_up_is_linear_and_has_no_state():

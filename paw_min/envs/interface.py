@@ -114,5 +114,3 @@ class Benchmark:
     situation: Callable[[Context, int], str] = situation
     r_max: float = 10.0  # R_max of Eq. 10: the highest possible episode return, A.1
     cut_prompts: bool = False  # cut the beginning of prompts over the limit; else they stop the run
-    # o_t -> o_{t+1} of a command that has no effect. For measurements only.
-    unchanged: Callable[[str], str] = lambda observation: observation

@@ -31,7 +31,6 @@ class Request:
     slot: int  # of the pool; returned with the response
     prompt_ids: list[int]
     seed: int
-    observation: str = ""  # o_t; for samplers that look at it, as research/lookahead
 
 
 @dataclass

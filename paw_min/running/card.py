@@ -13,7 +13,6 @@ from pathlib import Path
 
 from huggingface_hub import ModelCardData
 
-from paw_min import toy
 from paw_min.base.errors import masked
 from paw_min.base.hub import is_hub_name
 from paw_min.config import PUBLISHED, Config, fit_to_algo, flag, settings
@@ -97,7 +96,7 @@ def command(cfg: Config) -> str:
     """The command of a run script with these settings: the preset that needs the fewest flags."""
     choices = []
     for preset, values in presets_of(cfg.env).items():
-        if preset in PUBLISHED and cfg.data in ("", *toy.WORLDS):
+        if preset in PUBLISHED and not cfg.data:
             continue  # parse_args refuses them
         usual = asdict(Config()) | fit_to_algo(values, preset, cfg.algo)
         words = [f"--preset={preset}"]

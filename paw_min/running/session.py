@@ -184,18 +184,14 @@ def make_reference(
 
 def start_model(cfg: Config) -> str:
     """The folder or hub name of the model that training starts from."""
-    if cfg.model == "open":
-        return toy.default_model(f"{cfg.env}-open")
-    if cfg.model in ("", *toy.STANDINS):
+    if cfg.model in ("", "smollm2"):
         return toy.default_model(cfg.model or cfg.env)
     return cfg.model
 
 
 def data_folder(cfg: Config) -> str:
     """The folder of the data, generated on first use where --data names none."""
-    if cfg.data in ("", *toy.WORLDS):
-        return toy.default_data(cfg.env, cfg.data)
-    return cfg.data
+    return cfg.data or toy.default_data(cfg.env)
 
 
 def described_data(cfg: Config) -> str:

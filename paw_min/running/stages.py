@@ -46,7 +46,6 @@ from paw_min.model.sampler import Request, Response
 from paw_min.running.runs import moments_only
 from paw_min.running.stored import SOURCES
 from paw_min.running.untrusted import parse_as
-from paw_min.toy import WORLDS
 
 
 def stage(path: Path, settings: dict[str, object], make: Callable[[], dict]) -> dict:
@@ -81,8 +80,7 @@ def changed(stored: dict, settings: dict[str, object]) -> str:
 
 def is_same(name: str, old, new) -> bool:
     """Whether two values of a setting are equal, or name two places where the same data may lie."""
-    generated = ("", *WORLDS)
-    if name in SOURCES and old not in generated and new not in generated:
+    if name in SOURCES and old and new:
         return is_url(old) == is_url(new)
     return old == new
 

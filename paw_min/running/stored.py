@@ -6,7 +6,6 @@ from dataclasses import Field, asdict, fields
 from paw_min.base.errors import masked
 from paw_min.config import FREE_TO_CHANGE, PAW, Config, flag, names_of
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.toy import WORLDS
 
 SOURCES = ("data", "retriever")  # the same content may lie at another place
 
@@ -51,12 +50,10 @@ def check_stored(f: Field, value) -> None:
 def differences(stored: dict, cfg: Config) -> list[str]:
     """The flags of a stored config with which a run with the settings `cfg` cannot resume."""
     old = public(from_stored(stored))
-    free = set(FREE_TO_CHANGE)
+    # Another place may have the same data: Run.check_data compares them when they have been read.
+    free = {*FREE_TO_CHANGE, *SOURCES}
     if not (old["paw"] or cfg.paw):
         free |= names_of(PAW)
-    # Another place may have the same data: Run.check_data compares them when they have been read.
-    if not {old["data"], cfg.data} & set(WORLDS):
-        free |= set(SOURCES)
     if BENCHMARKS[cfg.env].cut_prompts or cfg.wm_rows == "tapo":
         free.remove("max_prompt_tokens")  # longer prompts are cut, so it changes what is trained on
     return [

@@ -13,8 +13,6 @@ from pathlib import Path
 from paw_min.base.errors import UserError
 
 DATA = Path("data")  # below the current folder
-STANDINS = ("sparse", "smollm2")  # models by name, besides one per benchmark
-WORLDS = ("changed", "rules")  # generated data by name, besides one per benchmark
 GENERATORS = {  # the module of each, with a function `default`
     "alfworld": "alfworld_games", "webshop": "webshop_shops", "search": "search_world",
     "textworld": "textworld_games",
@@ -22,28 +20,23 @@ GENERATORS = {  # the module of each, with a function `default`
 
 
 def is_generated(env: str, data: str) -> bool:
-    """Whether a run with this --data has generated data: it names no folder, or one of WORLDS.
+    """Whether a run with this --data has generated data: it names no folder.
 
     Without --data, ALFWorld's own variable, $ALFWORLD_DATA, is used where it is set.
     """
     if env == "alfworld" and not data and os.environ.get("ALFWORLD_DATA"):
         return False
-    return data in ("", *WORLDS)
+    return not data
 
 
-def default_data(env: str, world: str = "") -> str:
-    """The data folder of a run that names none; generated on first use (ALFWorld: a minute).
-
-    world: one of WORLDS (alfworld_games.py).
-    """
-    if env == "alfworld" and not is_generated(env, world):
+def default_data(env: str) -> str:
+    """The data folder of a run that names none; generated on first use (ALFWorld: a minute)."""
+    if not is_generated(env, ""):
         return os.environ["ALFWORLD_DATA"]
     if env not in GENERATORS:
         raise ValueError(f"there are no generated data for {env}: pass --data")
     # Imported here: each generator needs its benchmark's packages, a run only those of its own.
     generator = import_module(f"paw_min.toy.{GENERATORS[env]}")
-    if world:
-        return str(generator.default(DATA / f"{env}-{world}", world))
     return str(generator.default(DATA / env))
 
 

@@ -8,9 +8,7 @@ templates and the tables of what fits where come from the `alfworld` package.
 
 Source: the ALFWorld release (json_2.1.1) and `alfworld.gen`. Deviations: the rooms are invented,
 and so small (6-8 receptacles, 5-7 objects and a lamp, 27 classes in all) that a language model of a
-million parameters can learn them on a CPU; the goal text is always the first template. In the world
-`changed`, other receptacles clean, heat and cool (TOOLS); all words are the same. The world `rules`
-has the three task types that need them only.
+million parameters can learn them on a CPU; the goal text is always the first template.
 
 Every new game is verified: its walkthrough, which needs no search because the generator knows where
 everything is, is played in the engine and must win. The same (split, n, seed, size) gives the same
@@ -23,7 +21,6 @@ and valid_seen share scenes, but no (scene, goal) pair.
 import json
 import os
 import random
-import re
 import zlib
 from collections import Counter
 from dataclasses import dataclass
@@ -78,13 +75,8 @@ TASKS = {
     "pick_two_obj_and_place": None,
 }
 ABLE = {"clean": "Cleanable", "heat": "Heatable", "cool": "Coolable"}  # verb -> property it needs
-# world -> verb -> receptacle class to use; at home it is that of ALFWorld's domain
-CHANGED = {"clean": "Microwave", "heat": "Fridge", "cool": "SinkBasin"}
-TOOLS = {
-    "home": {"clean": "SinkBasin", "heat": "Microwave", "cool": "Fridge"},
-    "changed": CHANGED,
-    "rules": CHANGED,  # and every task has one of these verbs
-}
+# verb -> receptacle class to use, as in ALFWorld's domain
+TOOLS = {"clean": "SinkBasin", "heat": "Microwave", "cool": "Fridge"}
 
 # Each room has these and a Desk or SideTable for the lamp, as the six task types require ...
 BASE_RECEPTACLES = ("Cabinet", "CounterTop", "Fridge", "Microwave", "SinkBasin")
@@ -122,18 +114,15 @@ def make_room(scene: int, size: Size) -> list[Thing]:
     return _identify([Thing(kind) for kind in sorted(kinds)], rng)
 
 
-def make_game(
-    split: str, index: int, seed: int, size: Size = Size(), world: str = "home"
-) -> dict:
+def make_game(split: str, index: int, seed: int, size: Size = Size()) -> dict:
     """Draw one game: its task, scene, target class, goal class, room and things."""
     rng = random.Random(f"game {split} {seed} {size} {index}")
-    tasks = [task for task, verb in TASKS.items() if verb or world != "rules"]
-    task = tasks[index % len(tasks)]
+    task = list(TASKS)[index % len(TASKS)]
     verb = TASKS[task]
     tool = None
     candidates = list(OBJECTS)
     if verb:
-        tool = TOOLS[world][verb]
+        tool = TOOLS[verb]
         candidates = [kind for kind in OBJECTS if kind in ALFWORLD.can[ABLE[verb]]]
     # Draw until (scene, goal) belongs to this split: 5 draws on average for valid_seen.
     while True:
@@ -172,7 +161,6 @@ def make_game(
         "goal": goal,
         "room": room,
         "things": _identify(things, rng),
-        "world": world,
     }
 
 
@@ -207,7 +195,7 @@ def solve(game: dict) -> list[str]:
             commands.append(f"use {lamp.name}")
             continue
         if verb:
-            tool = next(r for r in game["room"] if r.kind == TOOLS[game["world"]][verb])
+            tool = next(r for r in game["room"] if r.kind == TOOLS[verb])
             go(tool, door=False)  # microwave and fridge work with the door closed, too
             commands.append(f"{verb} {thing.name} with {tool.name}")
         # Both objects of pick_two have to end in the same receptacle, not only in one class.
@@ -297,19 +285,6 @@ def write_problem(game: dict) -> str:
     ])
 
 
-def write_domain(world: str) -> str:
-    """ALFWorld's PDDL domain, with the tools of `world`."""
-    new = {}  # tool at home -> tool in `world`
-    for verb, tool in TOOLS[world].items():
-        new[TOOLS["home"][verb]] = tool
-
-    def exchange(match: re.Match) -> str:
-        return f"{match[1]}{new[match[2]]}Type"
-
-    # All in one pass: one after another, the second exchange would undo the first.
-    return re.sub(rf"(receptacleType \?r )({'|'.join(new)})Type", exchange, ALFWORLD.domain)
-
-
 def game_files(game: dict) -> tuple[dict, dict]:
     """The contents of traj_data.json and game.tw-pddl."""
     template = ALFWORLD.goals[game["task"]]["templates"][0]
@@ -333,7 +308,7 @@ def game_files(game: dict) -> tuple[dict, dict]:
         "turk_annotations": {"anns": [{"task_desc": text}]},
     }
     content = {
-        "pddl_domain": write_domain(game["world"]),
+        "pddl_domain": ALFWORLD.domain,
         "grammar": ALFWORLD.grammar.replace("UNKNOWN GOAL", text),
         "pddl_problem": write_problem(game),
         "solvable": True,
@@ -355,20 +330,18 @@ def verify(env, path: Path, content: dict):
                            f"command; won: {won}.")
 
 
-def generate(
-    root, split: str, n: int, seed: int, world: str = "home", progress: bool = False
-) -> list[str]:
+def generate(root, split: str, n: int, seed: int, progress: bool = False) -> list[str]:
     """Generate a split of n games under `root`, or complete it; returns their paths, sorted.
 
     A game file is written only after its game was verified, so the same call completes an
     interrupted one; a complete split is returned unread. Two processes may make the same call at
-    the same time. Raises ValueError if the folder has games of another (n, seed, world).
+    the same time. Raises ValueError if the folder has games of another (n, seed).
     """
     if split not in SCENES or n < 1:
         raise UserError(f"split is {split!r} and n is {n}; choose one of {', '.join(SCENES)}, and "
                         "1 game or more.")
     folder = Path(root).expanduser() / "json_2.1.1" / split
-    asked = {"generator": VERSION, "n": n, "seed": seed, "size": str(Size()), "world": world}
+    asked = {"generator": VERSION, "n": n, "seed": seed, "size": str(Size())}
     complete = _claim(folder, asked)
     if complete:
         return [str(folder / p) for p in complete]
@@ -379,7 +352,7 @@ def generate(
     if progress:
         hidden = None  # tqdm: shown on a terminal only
     for index in tqdm(range(n), f"games {split}", unit="game", disable=hidden):
-        game = make_game(split, index, seed, world=world)
+        game = make_game(split, index, seed)
         name = f"{game['task']}-{game['target']}-None-{game['goal']}-{game['scene']}"
         path = folder / name / f"trial_T{index:05d}" / "game.tw-pddl"
         paths.append(path.relative_to(folder).as_posix())
@@ -423,10 +396,10 @@ def _claim(folder: Path, asked: dict) -> list[str]:
     return paths if complete else []
 
 
-def default(root: Path, world: str = "home") -> Path:
+def default(root: Path) -> Path:
     """Generate the default data, 580 games, unless they exist (a minute); returns `root`."""
     for split, n in GENERATED.items():
-        generate(root, split, n, seed=0, world=world, progress=True)
+        generate(root, split, n, seed=0, progress=True)
     return root
 
 
@@ -444,7 +417,6 @@ def main():
     parser.add_argument("--split", required=True, choices=list(SCENES))
     parser.add_argument("--n", type=int, required=True, help="number of games")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--world", choices=list(TOOLS), default="home", help="which tools work")
     paths = generate(**vars(parser.parse_args()), progress=True)
     print(f"{len(paths)} games; first: {paths[0]}")
 

@@ -18,23 +18,17 @@ current subgoal ("find mug"). The next command then depends mostly on the last f
 model of this size learns much faster.
 
 The weights are part of the repository, because training takes 7 to 10 minutes on one idle core
-(sparse and open: two; smollm2: 40). To train them again:
+(smollm2: 40). To train them again:
 
     python -m paw_min.toy.standins alfworld --out paw_min/toy/weights/alfworld
-    python -m paw_min.toy.standins sparse --out paw_min/toy/weights/sparse
     python -m paw_min.toy.standins webshop --out paw_min/toy/weights/webshop
     python -m paw_min.toy.standins search --out paw_min/toy/weights/search
-    python -m paw_min.toy.standins alfworld-open --out paw_min/toy/weights/alfworld-open
-    python -m paw_min.toy.standins webshop-open --out paw_min/toy/weights/webshop-open
-    python -m paw_min.toy.standins search-open --out paw_min/toy/weights/search-open
     python -m paw_min.toy.standins smollm2 --out paw_min/toy/weights/smollm2
 
-sparse continues alfworld with a teacher so hasty that almost no episode is won. The open ones
-(--model open) continue their benchmark's with a teacher that often tries any command, so they
-explore; after each response stands the observation of another step, so they know which
-observations occur and how often, but not after which action. smollm2 is a LoRA adapter that teaches
-a pretrained model, SmolLM2-135M-Instruct (smollm2.py), the same, and the format of responses.
-Trained on responses alone, it would unlearn that the environment answers.
+smollm2 is a LoRA adapter for a pretrained model, SmolLM2-135M-Instruct (smollm2.py): it teaches the
+format of responses. Its teacher often tries any command, so it explores. After each response stands
+the observation of another step, so it knows which observations occur and how often, but not after
+which action. Trained on responses alone, it would unlearn that the environment answers.
 """
 
 import hashlib
@@ -56,7 +50,6 @@ from paw_min.model import lora
 from paw_min.model.policy import Policy, load_policy, turn_text
 from paw_min.toy import (
     alfworld_teacher,
-    default_model,
     search_teacher,
     smollm2,
     webshop_teacher,
@@ -80,23 +73,9 @@ class Demonstration(NamedTuple):
     observation: str  # what followed in the environment
 
 
-class Weights(NamedTuple):
-    """Of the cross entropy of a token."""
-
-    response: float
-    observation: float = 0.0  # of the same step, right after the response
-    stranger: float = 0.0  # of another step (see `strangers`), as the user's next turn
-    document: float = 0.0  # an observation alone
-
-
-WEIGHTS = {
-    "words": Weights(response=1.0, document=0.3),  # the stand-ins
-    "open": Weights(response=1.0, stranger=0.1, document=0.3),
-    # As open, for smollm2, which has read enough documents.
-    "chat": Weights(response=1.0, stranger=0.1),
-    # ActObs (arXiv 2609.20715): observations weigh as much as actions.
-    "actobs": Weights(response=1.0, observation=1.0),
-}
+# Of the cross entropy of a token; that of a response has 1.
+DOCUMENT = 0.3  # an observation alone: the stand-ins
+STRANGER = 0.1  # that of another step (see `strangers`), as the user's next turn: smollm2
 
 
 class Lesson(NamedTuple):
@@ -107,26 +86,16 @@ class Lesson(NamedTuple):
     episodes: int  # per task
     steps: int  # of training
     peak: float  # learning rate
-    kind: str = "words"  # a name in WEIGHTS
+    chat: bool = False  # observations as the user's next turn, not as documents
     doubt: float = 0.0  # probability of a random command in a step
 
 
 LESSONS = {
     "alfworld": Lesson("alfworld", haste=0.5, episodes=4, steps=1500, peak=3e-3),
-    "sparse": Lesson("alfworld", haste=0.8, episodes=1, steps=100, peak=6e-4),
     "webshop": Lesson("webshop", haste=0.25, episodes=2, steps=1000, peak=3e-3),
     "search": Lesson("search", haste=0.5, episodes=1, steps=1200, peak=3e-3),
-    "alfworld-open": Lesson(
-        "alfworld", haste=0.5, episodes=1, steps=150, peak=6e-4, kind="open", doubt=0.4
-    ),
-    "webshop-open": Lesson(
-        "webshop", haste=0.25, episodes=1, steps=150, peak=6e-4, kind="open", doubt=0.4
-    ),
-    "search-open": Lesson(
-        "search", haste=0.5, episodes=1, steps=150, peak=6e-4, kind="open", doubt=0.4
-    ),
     "smollm2": Lesson(
-        "alfworld", haste=0.5, episodes=1, steps=100, peak=2e-3, kind="chat", doubt=0.4
+        "alfworld", haste=0.5, episodes=1, steps=100, peak=2e-3, chat=True, doubt=0.4
     ),
 }
 RANK = 4  # of the adapter smollm2
@@ -235,23 +204,19 @@ def next_turn(tokenizer) -> str:
     return turn_text(tokenizer).removeprefix(tokenizer.eos_token)
 
 
-def encode(tokenizer, rows: list[Demonstration], kind: str) -> list[Weighted]:
-    """The demonstrated steps: chat, response with end token, observation. kind: see WEIGHTS."""
-    weights = WEIGHTS[kind]
-    separator = next_turn(tokenizer) if weights.stranger else ""
+def encode(tokenizer, rows: list[Demonstration], chat: bool) -> list[Weighted]:
+    """The demonstrated steps: prompt, response with end token; with `chat` also the observation."""
     encoded = []
     for prompt, response, observation in rows:
-        chat = tokenizer.apply_chat_template(
+        message = tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
         )
+        parts = [(message, 0.0), (response + tokenizer.eos_token, 1.0)]
+        if chat:
+            parts += [(next_turn(tokenizer), 0.0), (observation, STRANGER)]
         # Tokenized separately, as in training: no token reaches over the end of a part.
         row = Weighted(ids=[], weights=[])
-        for text, weight in (
-            (chat, 0.0),
-            (response + tokenizer.eos_token, weights.response),
-            (separator, 0.0),
-            (observation, weights.stranger or weights.observation),
-        ):
+        for text, weight in parts:
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
             row.ids.extend(ids)
             row.weights.extend([weight] * len(ids))
@@ -259,9 +224,7 @@ def encode(tokenizer, rows: list[Demonstration], kind: str) -> list[Weighted]:
     return encoded
 
 
-def documents(
-    tokenizer, observations: list[str], weight: float, separator: str = ""
-) -> list[Weighted]:
+def documents(tokenizer, observations: list[str]) -> list[Weighted]:
     """Observations alone, without what led to them; of WebShop's pages, each text alone.
 
     Each text appears twice, so that the model learns to copy what it has read.
@@ -273,9 +236,9 @@ def documents(
     encoded = []
     for text in texts:
         # An end token before each: that is what separates documents.
-        text = tokenizer.eos_token + separator + text
+        text = tokenizer.eos_token + text
         twice = tokenizer(text, add_special_tokens=False)["input_ids"] * 2
-        encoded.append(Weighted(twice, [weight] * len(twice)))
+        encoded.append(Weighted(twice, [DOCUMENT] * len(twice)))
     return encoded
 
 
@@ -301,25 +264,21 @@ def weighted_loss(model, batch: list[Weighted]) -> tuple[torch.Tensor, float]:
 
 def imitate(
     model, tokenizer, rows: list[Demonstration], seed: int, steps: int, peak: float,
-    kind: str = "words", stop: int | None = None,
+    chat: bool = False, stop: int | None = None,
 ) -> list[float]:
     """Train `model` with cross entropy; returns the loss of each step.
 
-    Each step draws BATCH of the rows and, where the kind has weight on them, BATCH documents. Muon
-    trains the matrices of the layers and AdamW the rest: fewer steps than with AdamW alone. AdamW
-    trains adapters. The learning rate warms up to `peak` (Muon's to three times that) in 50 steps
-    and decays to 5 % of it linearly. kind: a name in WEIGHTS. stop: end after this many of the
-    `steps`.
+    Each step draws BATCH of the rows and, without `chat`, BATCH documents. Muon trains the matrices
+    of the layers and AdamW the rest: fewer steps than with AdamW alone. AdamW trains adapters. The
+    learning rate warms up to `peak` (Muon's to three times that) in 50 steps and decays to 5 % of
+    it linearly. chat: see Lesson. stop: end after this many of the `steps`.
     """
-    weights = WEIGHTS[kind]
     texts = []
-    if weights.document:
-        separator = next_turn(tokenizer) if weights.stranger else ""
-        observations = [row.observation for row in rows]
-        texts = documents(tokenizer, observations, weights.document, separator)
-    if weights.stranger:
+    if chat:
         rows = strangers(rows, seed)
-    encoded = encode(tokenizer, rows, kind)
+    else:
+        texts = documents(tokenizer, [row.observation for row in rows])
+    encoded = encode(tokenizer, rows, chat)
     optimizers = make_optimizers(model, peak)
     generator = torch.Generator().manual_seed(seed)
     model.train()
@@ -379,12 +338,11 @@ def _mean_loss(model, batch: list[Weighted]) -> torch.Tensor:
     return total / weights
 
 
-def warm_start(name: str, out: Path, seed: int = 0, kind: str | None = None) -> None:
+def warm_start(name: str, out: Path, seed: int = 0) -> None:
     """Train a stand-in (minutes); write it to `out` with record.json.
 
-    kind: a name in WEIGHTS; None: that of the lesson. record.json: the mean loss of each hundred
-    steps, and the result of `miniature`, with which a test checks that the current code is the code
-    that trained the weights in the repository.
+    record.json: the mean loss of each hundred steps, and the result of `miniature`, with which a
+    test checks that the current code is the code that trained the weights in the repository.
     """
     lesson = LESSONS[name]
     tasks = TEACHERS[lesson.env].training_tasks()
@@ -392,11 +350,9 @@ def warm_start(name: str, out: Path, seed: int = 0, kind: str | None = None) -> 
     if name == lesson.env:  # from scratch
         tokenizer = make_tokenizer(list(chain.from_iterable(rows)))
         policy = Policy(make_model(tokenizer, seed), tokenizer)
-    elif name == "smollm2":  # an adapter of a pretrained model
+    else:  # an adapter of a pretrained model
         policy = load_policy(str(smollm2.write()))
         lora.attach(policy.model, RANK, "fp32", seed, None)
-    else:  # continue the benchmark's own
-        policy = load_policy(default_model(lesson.env))
     tokenizer = policy.tokenizer
     losses = imitate(
         policy.model,
@@ -405,7 +361,7 @@ def warm_start(name: str, out: Path, seed: int = 0, kind: str | None = None) -> 
         seed,
         steps=lesson.steps,
         peak=lesson.peak,
-        kind=kind or lesson.kind,
+        chat=lesson.chat,
     )
     hundreds = [losses[i : i + 100] for i in range(0, len(losses), 100)]
     record = {"loss": [round(sum(part) / len(part), 4) for part in hundreds]}
@@ -428,7 +384,7 @@ def miniature(name: str, tasks: list[str], tokenizer, seed: int) -> dict:
         seed,
         steps=lesson.steps,
         peak=lesson.peak,
-        kind=lesson.kind,
+        chat=lesson.chat,
         stop=3,
     )
     digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
@@ -440,13 +396,7 @@ if __name__ == "__main__":
         parser = Parser(description="Train a stand-in model (minutes).")
         parser.add_argument("name", choices=list(LESSONS), metavar="NAME", help=", ".join(LESSONS))
         parser.add_argument("--out", type=Path, required=True, help="folder to write")
-        kinds = (
-            "which tokens have a loss besides responses; words: observations alone; chat: after "
-            "each response, the observation of another step; open: both; actobs: after each "
-            "response, its own observation (default: that of NAME)"
-        )
-        parser.add_argument("--warm-start", choices=list(WEIGHTS), help=kinds)
         parser.add_argument("--threads", type=int, default=1, help="affects the last bits")
         args = parser.parse_args()
         torch.set_num_threads(args.threads)
-        warm_start(args.name, args.out, kind=args.warm_start)
+        warm_start(args.name, args.out)

@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# The commands behind research/word2world/README.md and uses/README.md, in parts:
+# The commands behind research/word2world/README.md, in parts:
 #
-#     bash research/word2world/run.sh alfworld | webshop | textworld | prompted | scaling | uses
+#     bash research/word2world/run.sh alfworld | webshop | textworld | prompted | scaling
 #
-# On one core: alfworld 25 minutes, webshop 35, prompted 25, uses 90. prompted and scaling need what
-# alfworld wrote. A rerun skips what is complete. Results are written to runs/w2w/results, and those of
-# uses to runs/uses.
+# On one core: alfworld 25 minutes, webshop 35, prompted 25. prompted and scaling need what alfworld
+# wrote. A rerun skips what is complete. Results are written to runs/w2w/results.
 set -euo pipefail
 out=runs/w2w/results
 word2world() { python -m paw_min.world_models.word2world "$@"; }
@@ -94,43 +93,7 @@ scaling() {
         runs/w2w/scaling/model-seen/trajectories.json --out runs/w2w/scaling/alfworld
 }
 
-# Sections 7.2 and 7.3.
-uses() {
-    local open=runs/w2w/uses/open/trajectories.json teacher=runs/w2w/uses/teacher/trajectories.json
-    local imitate="--epochs 2 --batch 16 --lr 1e-4"
-    word2world collect alfworld --preset open --agents model --episodes 600 --max-turns 20 \
-        --out runs/w2w/uses/open
-    word2world collect alfworld --preset open --agents teacher --slips 0.3 --episodes 400 \
-        --max-turns 20 --out runs/w2w/uses/teacher
-    word2world train alfworld --preset open --epochs 1 --batch 2 --lr 2e-3 --micro-tokens 4096 \
-        --trajectories $teacher $open --out runs/w2w/uses/wm
-    word2world collect alfworld --preset open --agents model --world-model runs/w2w/uses/wm \
-        --answer-tokens 120 --episodes 300 --max-turns 20 --out runs/w2w/uses/synthetic
-    word2world imitate alfworld --preset open --trajectories $open --wins 44 $imitate \
-        --out runs/w2w/uses/agent-real-44
-    word2world imitate alfworld --preset open --wins 44 $imitate \
-        --trajectories runs/w2w/uses/synthetic/trajectories.json \
-        --out runs/w2w/uses/agent-synthetic-44
-    word2world imitate alfworld --preset open --trajectories $open --wins 60 $imitate \
-        --out runs/w2w/uses/agent-real
-    word2world train alfworld --preset open --start open --context 2048 --epochs 1 --batch 4 \
-        --lr 1e-4 --trajectories $open --out runs/w2w/uses/warm-wm
-    word2world imitate alfworld --preset open --model runs/w2w/uses/warm-wm --wins 60 $imitate \
-        --trajectories $teacher --out runs/w2w/uses/warm-agent
-    word2world imitate alfworld --preset open --trajectories $teacher --wins 60 $imitate \
-        --out runs/w2w/uses/cold-agent
-    python run_alfworld.py --preset open --eval-only --eval-repeats 3 --out runs/uses --name eval-open
-    for agent in agent-real-44 agent-synthetic-44 agent-real warm-agent cold-agent; do
-        python run_alfworld.py --preset open --eval-only --eval-repeats 3 \
-            --model "runs/w2w/uses/$agent" --out runs/uses --name "eval-$agent"
-    done
-    for start in cold warm; do
-        python run_alfworld.py --preset open --no-paw --updates 16 \
-            --model "runs/w2w/uses/$start-agent" --out runs/uses --name "$start-grpo"
-    done
-}
-
 case ${1:-} in
-    alfworld | webshop | textworld | prompted | scaling | uses) "$1" ;;
+    alfworld | webshop | textworld | prompted | scaling) "$1" ;;
     *) sed -n 's/^#     //p' "$0" >&2; exit 2 ;;
 esac

@@ -11,5 +11,4 @@ BENCHMARK = Benchmark(
     prompts={"paper": prompts.paper, "compact": prompts.compact},
     parse=prompts.parse,
     situation=prompts.situation,
-    unchanged=lambda observation: "Nothing happens.",
 )

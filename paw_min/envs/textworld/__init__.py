@@ -6,7 +6,7 @@ run script and no stand-in model: PRESETS serves word2world.py, and its agent `m
 
 from paw_min.envs.alfworld import prompts
 from paw_min.envs.interface import Benchmark, Context
-from paw_min.envs.textworld.env import NO_EFFECT, TextworldEnv, list_games, load
+from paw_min.envs.textworld.env import TextworldEnv, list_games, load
 
 __all__ = ["BENCHMARK", "PRESETS", "TextworldEnv", "list_games"]
 
@@ -24,5 +24,4 @@ BENCHMARK = Benchmark(
     load=load,
     prompts={"paper": paper, "compact": prompts.compact},
     parse=prompts.parse,
-    unchanged=lambda observation: NO_EFFECT,
 )
