@@ -49,7 +49,11 @@ def train(seed: int, arm: str) -> dict:
     lines = (OUT / name / "metrics.jsonl").read_text().splitlines()
     start, *updates = [json.loads(line) for line in lines]
     held_out = [start["eval_success"], updates[-1]["eval_success"]]  # before, after
-    curves = {key: [round(line[key], 4) for line in updates] for key in KEPT if key in updates[0]}
+    # None: in an update in which all groups win everything, no observation is scored.
+    curves = {
+        key: [round(line[key], 4) if key in line else None for line in updates]
+        for key in KEPT if key in updates[0]
+    }
     return {"arm": arm, "seed": seed, "held_out": held_out} | curves
 
 
