@@ -27,6 +27,7 @@ line of the paper's Algorithm 1.
 import argparse
 import math
 import random
+import sys
 import time
 from dataclasses import dataclass, replace
 from statistics import mean
@@ -558,4 +559,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("interrupted")

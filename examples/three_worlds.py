@@ -15,6 +15,7 @@ the table, p(noise) is the probability of the words after the material: a serial
 
 import argparse
 import random
+import sys
 from dataclasses import dataclass, replace
 from statistics import mean
 
@@ -189,4 +190,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("interrupted")

@@ -9,11 +9,11 @@ both.
 
 import argparse
 import math
+import os
 import re
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import get_args
 
-from paw_min import toy
 from paw_min.base.errors import Parser, UserError, masked
 from paw_min.base.files import expanded, is_url
 
@@ -319,11 +319,11 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     preset = fit_to_algo(preset, size, given.get("algo"))
     cfg = Config(**preset | given)
     check(cfg)
-    if not cfg.data and not toy.is_generated(env, ""):  # $ALFWORLD_DATA
-        cfg.data = toy.default_data(env)
+    if env == "alfworld" and not cfg.data:
+        cfg.data = os.environ.get("ALFWORLD_DATA", "")  # where ALFWorld's own commands look, too
     # TextWorld has no published data. An endpoint (paper/prompting) has `paper` as default.
     is_chosen = size in PUBLISHED and size != default and env != "textworld"
-    if is_chosen and toy.is_generated(env, cfg.data):
+    if is_chosen and not cfg.data:
         raise UserError(
             f"--preset {size} is for published data: give their folder with --data, or use "
             f"--preset {default} for generated ones."

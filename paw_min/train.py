@@ -26,7 +26,6 @@ from paw_min.running.samples import sample
 from paw_min.running.session import Session, described_data, open_session, start_model
 from paw_min.running.tasks import draw_groups
 from paw_min.tapo import learn_in_turns
-from paw_min.toy import is_generated
 from paw_min.update import NonFinite, learn, prepare
 
 
@@ -62,10 +61,8 @@ def train(cfg: Config, eval_only: bool = False) -> None:
                 draw([s.run.folder])
         if distributed.rank() == 0:
             draw([s.run.folder])
-            generated = is_generated(cfg.env, cfg.data)
-            console.report(
-                s.run.folder, read_metrics(s.run.folder), baseline_name(cfg), generated
-            )
+            lines = read_metrics(s.run.folder)
+            console.report(s.run.folder, lines, baseline_name(cfg), generated=not cfg.data)
 
 
 def run_update(cfg: Config, s: Session, k: int) -> dict[str, float]:

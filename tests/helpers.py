@@ -13,14 +13,12 @@ from contextlib import contextmanager
 
 import torch
 from transformers import (
-    Gemma3Config,
-    Gemma3ForConditionalGeneration,
+    AutoConfig,
+    AutoModelForImageTextToText,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
-    Qwen3_5Config,
-    Qwen3_5ForConditionalGeneration,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -172,14 +170,13 @@ def nested_model(family: str, folder) -> str:
         text |= dict(num_hidden_layers=4, linear_num_value_heads=4, linear_num_key_heads=2,
                      linear_key_head_dim=8, linear_value_head_dim=8)
         vision |= dict(depth=1, num_heads=2, out_hidden_size=32)
-        config = Qwen3_5Config(text_config=text, vision_config=vision)
-        make = Qwen3_5ForConditionalGeneration
+        more = {}
     else:
         vision |= dict(num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
-        config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
-        make = Gemma3ForConditionalGeneration
+        more = dict(mm_tokens_per_image=4)
+    config = AutoConfig.for_model(family, text_config=text, vision_config=vision, **more)
     torch.manual_seed(0)
-    make(config).save_pretrained(folder)
+    AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 

@@ -15,8 +15,6 @@ MAMBA = dict(mamba_d_state=8, mamba_n_heads=4, mamba_d_head=16, mamba_n_groups=1
 KINDS = {
     # Mixtures of experts: fused, and beside dense layers or shared experts.
     "qwen3_moe": EXPERTS,
-    "mixtral": EXPERTS,
-    "olmoe": EXPERTS,
     "glm4_moe": EXPERTS | dict(first_k_dense_replace=1, n_shared_experts=1, n_group=1,
                                topk_group=1),
     "qwen3_next": EXPERTS | dict(
@@ -30,12 +28,7 @@ KINDS = {
     "zamba": dict(num_hidden_layers=6, attn_layer_period=3, attn_layer_offset=2, n_mamba_heads=2,
                   mamba_dt_rank=4, mamba_d_state=8),
     "falcon_h1": MAMBA | dict(mamba_d_ssm=64),
-    "nemotron_h": MAMBA | EXPERTS | dict(
-        layers_block_type=["mamba", "attention"], mamba_num_heads=4, mamba_head_dim=16,
-        ssm_state_size=8, n_groups=1,
-    ),
-    "mamba": dict(state_size=8),
-}  # fmt: skip
+}
 
 
 def make_kind(kind: str) -> Policy:

@@ -103,11 +103,6 @@ def test_equal_scores_have_no_advantage_whatever_the_rounding():
         close(advantages.grpo(torch.full((n,), 9.9), [0] * n), [0.0] * n, atol=1e-6)
 
 
-def test_a_lone_penalty_becomes_a_full_advantage():
-    scores = torch.tensor([10.0, 10, 9.9, 10])
-    close(advantages.grpo(scores, [0] * 4), [0.5, 0.5, -1.5, 0.5], atol=1e-4)
-
-
 def test_grpo_equals_a_plain_loop():
     rng = random.Random(0)
     group = [rng.randrange(5) for _ in range(40)]
@@ -124,11 +119,6 @@ def test_a_trajectory_counts_with_its_first_row():
     scores = torch.tensor([9.9, 10.0, 0.0, 0.0])  # its penalty included
     options = {"over": "trajectories", "normalize": "mean"}
     close(advantages.grpo(scores, [0] * 4, "AABB", **options), [4.95, 5.05, -4.95, -4.95])
-
-
-def test_eps_is_added_to_std():
-    close(advantages.grpo(torch.tensor([1.0, 0.0]), [0, 0], eps=1.0),
-          [0.5 / (math.sqrt(0.5) + 1), -0.5 / (math.sqrt(0.5) + 1)])
 
 
 def test_similarity_is_greedy_first_fit_within_a_group():
@@ -266,10 +256,6 @@ def test_rloo_counts_each_trajectory_once():
     trajectory = [0, 1, 1, 1, 2, 2]
     result = advantages.rloo(scores, [0] * 6, trajectory, over="trajectories")
     close(result, [1 - 4.0, 2 - 3.5, 2 - 3.5, 2 - 3.5, 6 - 1.5, 6 - 1.5])
-    with pytest.raises(ValueError, match="needs the trajectory label"):
-        advantages.rloo(scores, [0] * 6, over="trajectories")
-    with pytest.raises(ValueError, match="over='episodes' is unknown"):
-        advantages.rloo(scores, [0] * 6, over="episodes")
 
 
 @pytest.mark.parametrize("gamma, lam", [(1.0, 1.0), (0.9, 0.8), (1.0, 0.0), (0.5, 1.0)])
@@ -298,22 +284,12 @@ def test_gae_of_the_code_base_is_score_minus_value():
     rewards, values = torch.tensor([0, 0, 10, 0, -0.1]), torch.tensor([1.0, 2, 3, 4, 5])
     estimate = advantages.gae(rewards, values, torch.tensor([7, 7, 7, 8, 8]), gamma=1.0, lam=1.0)
     close(estimate, [9.0, 8.0, 7.0, -4.1, -5.1])
-    double = advantages.gae(rewards.double(), values.double(), [7, 7, 7, 8, 8], gamma=1.0, lam=1.0)
-    assert double.dtype == torch.float64
-    whole = advantages.gae(torch.tensor([0, 2]), torch.tensor([1, 1]), [0, 0], gamma=1, lam=1)
-    close(whole, [1.0, 1.0])  # integers are no reason to round
 
 
 def test_gigpo_adds_eps_to_both_stds():
     ones = torch.tensor([1.0, 0.0])
     half = 0.5 / (math.sqrt(0.5) + 1)
     close(advantages.gigpo(ones, ones, [0, 0], ["s", "s"], eps=1.0), [2 * half, -2 * half])
-
-
-def test_step_returns_keep_the_type_of_the_rewards():
-    for dtype in (torch.float32, torch.float64):
-        rewards = torch.tensor([0.0, 1.0], dtype=dtype)
-        assert advantages.discounted_returns(rewards, [0, 0], 0.9).dtype == dtype
 
 
 def test_a_group_with_one_trajectory_is_not_compared():

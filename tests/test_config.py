@@ -4,6 +4,7 @@
 """
 
 import inspect
+import re
 from dataclasses import asdict, fields, replace
 
 import pytest
@@ -15,7 +16,6 @@ from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.model.critic import LR_FACTOR
 from paw_min.running.session import (
     WEIGHT_DECAY,
-    check_machine,
     described_data,
     find_tasks,
     open_session,
@@ -164,16 +164,6 @@ def test_bad_flags(argv, message, monkeypatch):
     assert len(str(error.value)) < 200
 
 
-def test_a_device_that_is_not_there(monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", bool)
-    cfg = parse("--device", "cuda:1")
-    message = "^--device cuda:1: torch sees no GPU here; use --device cpu.$"
-    with pytest.raises(UserError, match=message):
-        check_machine(cfg)
-    with pytest.raises(UserError, match=message), open_session(cfg):
-        pass
-
-
 @pytest.mark.parametrize("name", [f.name for f in fields(Config) if f.type is float])
 def test_floats_must_be_finite(name):
     for value in ("nan", "inf"):
@@ -181,40 +171,22 @@ def test_floats_must_be_finite(name):
             parse(f"{flag(name)}={value}")
 
 
-def test_words_that_are_no_text(capsys):
-    """Bytes that are not UTF-8, which no file of ours can have."""
+@pytest.mark.parametrize("argv, message", [
+    (["--groups", "1e3"], "1e3.*; see --help"),
+    (["--topk", "3"], "unrecognized arguments: --topk.*; see --help"),  # of another script
+    (["--data", ""], '--data "" is empty: give a value, or omit it'),  # $DIR is not set
+    (["--data="], '--data "" is empty'),
+    (["--out", "a\udcff"], "'a.*' is no text in UTF-8: use another name"),
+])
+def test_words_that_are_no_value_are_one_line(argv, message, capsys):
     with pytest.raises(SystemExit, match="1"):
-        parse("--out", "a\udcff")
-    assert capsys.readouterr().err == "error: 'a\\udcff' is no text in UTF-8: use another name.\n"
+        parse(*argv)
+    assert re.fullmatch(f"error: .*{message}.*\n", capsys.readouterr().err)
 
 
 def test_names_that_are_folders_are_accepted():
     for name in ("a b", "été", ".hidden", 200 * "x"):
         assert parse("--name", name).name == name
-
-
-@pytest.mark.parametrize(
-    "argv, message",
-    [
-        (["--groups", "1e3"], "1e3"),
-        (["--topk", "3"], "unrecognized arguments: --topk"),  # of another script
-    ],
-)
-def test_argparse_errors_are_one_line(argv, message, capsys):
-    with pytest.raises(SystemExit) as stop:
-        parse(*argv)
-    printed = capsys.readouterr().err
-    assert stop.value.code == 1 and message in printed
-    assert printed.startswith("error: ") and printed.endswith("; see --help\n")
-    assert printed.count("\n") == 1 and "usage" not in printed
-
-
-@pytest.mark.parametrize("argv", [["--data", ""], ["--data="]])  # $DIR is not set
-def test_an_empty_value_is_refused(argv, capsys):
-    with pytest.raises(SystemExit) as stop:
-        parse("--preset", "paper", *argv)
-    assert stop.value.code == 1
-    assert capsys.readouterr().err == 'error: --data "" is empty: give a value, or omit it.\n'
 
 
 def test_tapo_is_a_preset_on_top_of_a_size():

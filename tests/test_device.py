@@ -43,7 +43,6 @@ COMMANDS = {
     for name, command in RUNS.items()
 }
 COMMANDS |= {
-    "eval-only": (f"{RUNS['grpo']} --name grpo --eval-only", "runs/grpo/evaluation-only.json"),
     "ppo-resume": (f"{RUNS['ppo']} --name ppo --updates 2", "runs/ppo/metrics.jsonl"),
     "lora-resume": (f"{RUNS['lora']} --name lora --updates 2", "runs/lora/metrics.jsonl"),
     # Word2World.
@@ -58,11 +57,6 @@ COMMANDS |= {
     ),
     "fidelity": (
         f"{WORD2WORLD} fidelity webshop {CHATS} --out fidelity {DREAM}", "fidelity/fidelity.json",
-    ),
-    "imitate": (
-        f"{WORD2WORLD} imitate webshop {CHATS} --epochs 1 --batch 4 --out agent {SMALL} "
-        f"{WEBSHOP}",
-        "agent/imitate.json",
     ),
     "inspect": ("-m paw_min.inspect runs/grpo --against runs/grpo --out page.html", "page.html"),
 }

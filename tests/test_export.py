@@ -4,10 +4,8 @@
 """
 
 import json
-import re
 import shlex
 from pathlib import Path
-from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
@@ -17,8 +15,7 @@ from safetensors.torch import load_file
 
 from paw_min.base.errors import UserError
 from paw_min.config import parse_args
-from paw_min.model import export
-from paw_min.running import card
+from paw_min.running import card, export
 from paw_min.running.presets import presets_of
 from paw_min.running.runs import read_metrics
 
@@ -69,56 +66,13 @@ def test_the_weights_have_the_published_type(finished, tmp_path):
         assert torch.equal(ours[name], weight.bfloat16()) and weight.dtype == torch.float32
 
 
-def test_an_interrupted_export_can_be_repeated(finished, tmp_path, monkeypatch):
-    out = tmp_path / "plain"
-    out.mkdir()  # an empty folder is as good as none
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    (tmp_path / "plain.partial").symlink_to(mine)  # replaced, not followed
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(export, "replace_text", Mock(side_effect=KeyboardInterrupt))
-        export.main([str(finished), "--out", str(out)])
-    assert not list(out.iterdir())
-    export.main([str(finished), "--out", str(out)])
-    assert not (tmp_path / "plain.partial").exists() and (out / "README.md").exists()
-    assert not list(mine.iterdir())
-
-
 def test_a_base_model_of_the_hub(finished):
-    stored(finished, model="Qwen/Qwen2.5-1.5B-Instruct", retriever="http://me:key@127.0.0.1:1")
+    secret = "http://me:key@127.0.0.1:1"
+    stored(finished, model="Qwen/Qwen2.5-1.5B-Instruct", retriever=secret, data="/home/me/games")
     shown = ModelCard(card.model_card(finished / "checkpoint-000001"))
     assert shown.data.base_model == "Qwen/Qwen2.5-1.5B-Instruct" and shown.data.license is None
     assert "me:key" not in shown.content
-
-
-HOSTILE = "`x`` [evil](javascript:evil) <img src=evil onerror=evil> | evil\n# evil\n---\n"
-WITH_PASSWORD = "http://me:SECRET@evil\n/"
-
-
-@pytest.mark.parametrize("changed", [
-    dict(name=HOSTILE.replace("\n", " ")),
-    dict(model=HOSTILE, data=WITH_PASSWORD, eval_split=HOSTILE, retriever=WITH_PASSWORD),
-    dict(model="a/b", env=HOSTILE, data="/home/me/" + HOSTILE),
-])
-def test_settings_of_somebody_else_are_no_markup(finished, changed):
-    stored(finished, **changed)
-    (line,) = [line for line in read_metrics(finished) if line["update"] == 1]
-    with open(finished / "metrics.jsonl", "w") as file:
-        file.write(json.dumps(line | {"eval_<img src=evil>": 1.0}) + "\n")
-    text = card.model_card(finished / "checkpoint-000001")
-    shown = ModelCard(text)
-    assert "evil" in text and "SECRET" not in text and "/home/me" not in text
-    assert shown.data.tags[-1] == changed.get("env", "alfworld").replace("\n", "?")
-    outside = re.sub(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)", "", shown.text)  # of code spans
-    outside = re.sub("^    .*$", "", outside, flags=re.MULTILINE)
-    assert "evil" not in outside and "<" not in outside
-
-
-def test_settings_that_no_run_has_are_refused(finished):
-    stored(finished, model="https://me:SECRET@host/model")
-    with pytest.raises(UserError, match="is a URL: give a folder") as error:
-        card.model_card(finished / "checkpoint-000001")
-    assert "SECRET" not in str(error.value)
+    assert "games" in shown.content and "/home/me" not in shown.content
 
 
 def test_the_lines_after_the_checkpoint_are_not_of_this_policy(finished):
@@ -148,7 +102,8 @@ def test_the_command_gives_the_settings_of_the_run(env):
 
 
 def test_push(finished, tmp_path, monkeypatch, capsys):
-    out, sent = tmp_path / "plain", {}
+    out = tmp_path / "plain"
+    sent = {}
 
     def upload(hub, repo_id, folder_path):
         sent[repo_id] = {path.name for path in folder_path.iterdir()}
@@ -161,14 +116,13 @@ def test_push(finished, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("flags", [[], ["--push", "me/policy"]])
-@pytest.mark.parametrize("folder", ["", "checkpoint-000001"])
-def test_a_folder_with_files_stays_as_it_is(finished, folder, flags):
+def test_a_folder_with_files_stays_as_it_is(finished, flags):
     def content() -> dict:
         return {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
 
     before = content()
     with pytest.raises(UserError, match="is not empty: give a new folder"):
-        export.main([str(finished), "--out", str(finished / folder), *flags])
+        export.main([str(finished), "--out", str(finished), *flags])
     assert content() == before
 
 

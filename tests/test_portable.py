@@ -40,7 +40,8 @@ def read(folder, name="config.json") -> dict:
 @pytest.mark.parametrize("writer", [4, 5])
 @pytest.mark.parametrize("family", OLD)
 def test_an_older_program_reads_the_same_model(tmp_path, family, writer):
-    start, saved = tmp_path / "start", tmp_path / "saved"
+    start = tmp_path / "start"
+    saved = tmp_path / "saved"
     old = OLD[family]
     rope = {"rope_type": "default"} | (old["rope_scaling"] or {}) | {"rope_theta": 1e6}
     policy = make_policy(family, tokenizer=chatml_tokenizer(), rope_parameters=rope)

@@ -64,16 +64,9 @@ def reporting(change):
     return lambda _: Changed()
 
 
-def copied(fault=lambda name, weight: weight, **settings):
-    """A Copy of the policy of this test, made before adapters; settings: of its Policy."""
-
-    def make(plain):
-        own = copy.deepcopy(plain)
-        for name, value in settings.items():
-            setattr(own, name, value)
-        return Copy(own, fault)
-
-    return make
+def copied(fault=lambda name, weight: weight):
+    """A Copy of the policy of this test, made before adapters."""
+    return lambda plain: Copy(copy.deepcopy(plain), fault)
 
 
 def perturbed(plain):
@@ -83,14 +76,6 @@ def perturbed(plain):
         for p in sampler.own.model.parameters():
             p.mul_(1.05)
     return sampler
-
-
-def swapped_experts(name, weight):
-    return weight.flip(0) if "experts.gate_up_proj" in name else weight
-
-
-def swapped_heads(name, weight):
-    return weight.roll(8, 0) if "1.self_attn.q_proj" in name else weight
 
 
 def without_mask(sampler, batch, temperature):
@@ -112,22 +97,11 @@ class TopP(GumbelNoise):
         )
 
 
-class Penalty(GumbelNoise):
-    """A published repetition penalty that is applied."""
-
-    def __call__(self, input_ids, scores):
-        seen = torch.zeros_like(scores, dtype=torch.bool).scatter(1, input_ids, True)
-        return super().__call__(input_ids, torch.where(seen, scores - 0.3, scores))
-
-
-def processed_by(noise):
-    class Changed(HFSampler):
-        def _generate(self, *args):
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("paw_min.model.sampler.GumbelNoise", noise)
-                return super()._generate(*args)
-
-    return lambda _: Changed()
+class WithTopP(HFSampler):
+    def _generate(self, *args):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("paw_min.model.sampler.GumbelNoise", TopP)
+            return super()._generate(*args)
 
 
 ANY = {  # of a model without adapters
@@ -135,17 +109,13 @@ ANY = {  # of a model without adapters
     "one matrix did not arrive": copied(lambda n, w: w * 0.5 if "0.mlp.down" in n else w),
     "one norm did not arrive": copied(lambda n, w: torch.ones_like(w) if n.endswith("norm.weight")
                                       and "layers" not in n else w),
-    "heads in another order": copied(swapped_heads),
     "weights rounded to bf16": copied(lambda n, w: w.bfloat16().float()),
-    "passes in bf16": copied(precision="bf16"),
     "another temperature": generating(lambda s, batch, t: (batch, 0.9 * t)),
     "padding is attended to": generating(without_mask),
     "a prompt loses its first token": generating(
         lambda s, batch, t: ([replace(r, prompt_ids=r.prompt_ids[1:]) for r in batch], t)
     ),
-    "top-p 0.9": processed_by(TopP),
-    "repetition penalty": processed_by(Penalty),
-    "log-probs of the next token": reporting(lambda logps: logps[1:] + logps[:1]),
+    "top-p 0.9": lambda _: WithTopP(),
     "NaN": reporting(lambda logps: [float("nan") for _ in logps]),
 }
 WITH_LORA = {
@@ -182,7 +152,7 @@ def make(family, temperature=0.8):
 
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "qwen3_moe"])
 def test_right_samplers_pass(untouched, family, precision, lora):
     policy = make(family)
     samplers = (HFSampler(), Copy(copy.deepcopy(policy)))
@@ -209,13 +179,6 @@ def test_a_wrong_sampler_is_found_at_the_start(untouched, fault):
     with pytest.raises(UserError, match="start: the sampler's .*: this model generates") as error:
         untouched(policy, ANY[fault](policy))
     assert "\n" not in str(error.value) and "vLLM" not in str(error.value)
-
-
-def test_swapped_experts_are_found(untouched):
-    policy = make("qwen3_moe")
-    assert untouched(policy, copied()(policy)) < 1e-5
-    with pytest.raises(UserError, match="start: the sampler's"):
-        untouched(policy, copied(swapped_experts)(policy))
 
 
 @pytest.mark.parametrize("fault", WITH_LORA)
@@ -250,12 +213,10 @@ def test_the_remedy_is_that_of_the_sampler():
 # ---- in a run ----
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize(
-    "sync, when, lines",
-    [(1, "start", 0), (2, "evaluation after update 0", 0), (3, "update 1", 1),
-     (4, "evaluation after update 1", 1)],
-)  # fmt: skip
+@pytest.mark.parametrize("sync, when, lines, temperature", [
+    (1, "start", 0, 0.3), (2, "evaluation after update 0", 0, 0.3), (3, "update 1", 1, 0.3),
+    (4, "evaluation after update 1", 1, 0.0), (4, "evaluation after update 1", 1, 1.0),
+])
 def test_a_sampler_that_gets_out_of_step_stops_the_run(
     config, tmp_path, monkeypatch, sync, when, lines, temperature
 ):
@@ -277,7 +238,8 @@ def test_so_does_an_evaluation_alone(config, finished, monkeypatch, sync, when):
 
 def late(monkeypatch, first: int) -> list:
     """From its `first` sync on, the run's sampler has wrong weights; a list of those syncs."""
-    syncs, wrong = [], []
+    syncs = []
+    wrong = []
 
     class Late(HFSampler):
         @contextmanager

@@ -15,7 +15,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from examples import boxes
 from paw_min import toy, train
 from paw_min.config import Config
 from paw_min.envs import alfworld
@@ -110,9 +109,6 @@ def test_the_folder_is_plain_and_complete(folder, policy):
     weights = load_file(folder / "model.safetensors")
     assert {w.dtype for w in weights.values()} == {torch.bfloat16}
     assert sum(w.numel() for w in weights.values()) == 134_515_008
-    before = (folder / "model.safetensors").stat()
-    smollm2.write(folder)  # a second time
-    assert (folder / "model.safetensors").stat().st_mtime_ns == before.st_mtime_ns
     tokenizer = policy.tokenizer
     assert tokenizer.convert_ids_to_tokens(policy.eos_ids) == ["<|im_end|>"]
     assert len(tokenizer) == policy.model.get_input_embeddings().num_embeddings == 49_152
@@ -162,14 +158,6 @@ def test_the_page_of_a_run_shows_each_subword(policy):
     assert parts[7:] == ["é", " 😀", "", "👩", "", "", " 日", "", "", "本", " go"]
 
 
-def test_an_observation_is_encoded_alike_after_a_finished_response(policy):
-    """The end token separates: tokens of o in context are those of o alone."""
-    for response in (RESPONSE, "go", "<think>a b</think><action>look"):
-        for o in OBSERVATIONS:
-            together = policy.encode_rendered(f"{response}<|im_end|>{o}")
-            assert together == policy.encode(response) + policy.eos_ids + policy.encode(o)
-
-
 def test_the_chat_has_one_system_prompt_and_one_open_answer(policy):
     message = prompts.paper(Context("", ROOM, COMMANDS), 2)
     ids = policy.encode_chat(message)
@@ -188,21 +176,16 @@ def test_the_chat_has_one_system_prompt_and_one_open_answer(policy):
 # --- sampler and trainer
 
 
-def test_log_probs_of_the_sampler_are_the_trainers(policy, answered):
-    episodes = [Episode("a task", t.group, t.trajectory, [t]) for t in answered]
-    gap = check_sync(Config(micro_tokens=1000), policy, flatten(episodes), "update 1")
-    print(f"gap {gap:.1e} nats per token")
-    assert gap < 1e-4 < MAX_GAP["fp32"]
-
-
 @torch.no_grad()
 def test_an_appended_observation_changes_no_action_log_prob(policy, answered):
     """Causal isolation, padding with the end token included."""
     n = len(answered)
     bare = collate(answered, [False] * n, policy.pad_id)
     joint = collate(answered, [True] * n, policy.pad_id)
-    (logp_bare, entropy_bare), (logp, entropy) = policy(bare), policy(joint)
-    width, mask = logp_bare.shape[1], bare.response_mask
+    (logp_bare, entropy_bare) = policy(bare)
+    (logp, entropy) = policy(joint)
+    width = logp_bare.shape[1]
+    mask = bare.response_mask
     for a, b in ((logp, logp_bare), (entropy, entropy_bare)):
         torch.testing.assert_close(a[:, :width][mask], b[mask], atol=2e-4, rtol=0)
     # Other observations of the same length: not one bit differs.
@@ -252,10 +235,3 @@ def test_an_update_of_alfworld_with_paw(config, folder, tmp_path):
     assert before.keys() == after.keys()
     moved = [not torch.equal(w.float(), after[name].float()) for name, w in before.items()]
     assert all(moved) and all(w.isfinite().all() for w in after.values())
-
-
-def test_the_words_of_boxes_are_single_tokens(policy):
-    """So a row has 6 tokens, a tool ends its response, and a probability is that of a word."""
-    words = [*boxes.NAMES, *boxes.TOOLS, *boxes.MATERIALS, "open", "shut"]
-    assert [word for word in words if len(policy.encode(f" {word}")) != 1] == []
-    assert len(policy.encode(boxes.ask("Alice"))) == 3

@@ -42,7 +42,8 @@ class Countdown:
     def reset(self, task):
         if task == "missing":
             raise OSError("no such game")
-        self.task, self.left = task, 99 if task == "broken" else abs(int(task))
+        self.task = task
+        self.left = 99 if task == "broken" else abs(int(task))
         return self.answer(f"{self.left} left")
 
     def step(self, command):
@@ -176,9 +177,6 @@ class EarlyClaim(Countdown):
 def test_only_an_episode_that_is_done_is_won():
     _, _, (cut, done), _ = play(["9", "2"], make_env=EarlyClaim)
     assert not cut.won and done.won
-
-
-def test_an_episode_may_end_without_being_won():
     _, _, (lost, won), _ = play(["-2", "2"])
     assert not lost.won and not lost.failed and lost.episode_return == 0.0
     assert won.won and len(lost.transitions) == len(won.transitions) == 2
@@ -237,7 +235,8 @@ def test_seeds_name_update_episode_and_turn():
 
 def test_ranks_play_whole_groups_and_draw_as_one_would(monkeypatch):
     policy = make_policy()
-    cfg, groups = Config(prompt="compact", max_turns=5), [0, 0, 1, 1, 2, 2]
+    cfg = Config(prompt="compact", max_turns=5)
+    groups = [0, 0, 1, 1, 2, 2]
 
     def play(rank, n_ranks):
         monkeypatch.setattr(distributed, "rank", lambda: rank)
@@ -250,7 +249,8 @@ def test_ranks_play_whole_groups_and_draw_as_one_would(monkeypatch):
             ).episodes
             return episodes, seeds(sampler)
 
-    (alone, drawn), parts = play(0, 1), [play(rank, 2) for rank in range(2)]
+    (alone, drawn) = play(0, 1)
+    parts = [play(rank, 2) for rank in range(2)]
     assert [[e.trajectory for e in episodes] for episodes, _ in parts] == [[0, 1], [2, 3, 4, 5]]
     assert [e.group for episodes, _ in parts for e in episodes] == [e.group for e in alone]
     assert parts[0][1] | parts[1][1] == drawn and not parts[0][1] & parts[1][1]
@@ -286,7 +286,9 @@ class LateSlot:
     """A pool in which slot 0 answers nothing as long as another slot is playing."""
 
     def __init__(self, n_envs):
-        self.n_envs, self.envs, self.open = n_envs, [Countdown() for _ in range(n_envs)], deque()
+        self.n_envs = n_envs
+        self.envs = [Countdown() for _ in range(n_envs)]
+        self.open = deque()
         self.blocked = 0  # how often slot 0 was waited for
 
     def reset(self, slot, task):

@@ -121,10 +121,11 @@ def test_models_with_a_nested_configuration_train_and_resume(config, tmp_path, f
     assert lines[0]["ref_kl"] < lines[1]["ref_kl"]  # the second update has the first's weights
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_resumes_bit_for_bit(config, tmp_path):
     """kill -9 at new lines of metrics, at once and a little later; then a run to the end."""
-    train.train(config(updates=8, name="whole"))
-    folder, cfg = tmp_path / "cut", config(updates=8, name="cut")
+    train.train(config(updates=6, name="whole"))
+    folder, cfg = tmp_path / "cut", config(updates=6, name="cut")
     kills = 0
     for delay in (0.0, 0.05, None):  # seconds after a line has appeared
         seen = len(runs.read_metrics(folder))
@@ -303,6 +304,7 @@ def test_eval_only_of_a_trained_run(config, finished, capsys):
     assert len(evaluated["episodes"]) == 2 * len(trained["episodes"])
 
 
+@pytest.mark.slow
 def test_pictures_of_two_runs(finished, tmp_path, monkeypatch):
     """The command that each run prints."""
     other = tmp_path / "$x^$"  # no math, and no error of matplotlib's

@@ -64,7 +64,8 @@ class Run:
             MODEL, reward, config, train_dataset=games, rollout_func=self.play, callbacks=[watch]
         )
         self.trainer.train()
-        self.gradient, self.weights = watch.gradient, self.trainer.model.state_dict()
+        self.gradient = watch.gradient
+        self.weights = self.trainer.model.state_dict()
 
     def play(self, games, trainer):
         columns = play(games, trainer, max_turns=2)
@@ -88,7 +89,8 @@ def equal(a: dict, b: dict) -> bool:
 
 
 def test_without_the_world_model_it_is_trl_to_the_last_digit(run):
-    plain, off = run(GRPOTrainer, steps=2), run(PaWTrainer, wm_scale=0.0, steps=2)
+    plain = run(GRPOTrainer, steps=2)
+    off = run(PaWTrainer, wm_scale=0.0, steps=2)
     assert plain.gradient.keys() == off.gradient.keys() and equal(plain.gradient, off.gradient)
     assert plain.weights.keys() == off.weights.keys() and equal(plain.weights, off.weights)
     assert any(g.any() for g in plain.gradient.values())  # the rewards differ within groups
@@ -98,7 +100,9 @@ def episodes(played: dict) -> list[Episode]:
     """The same episodes as rows of paw_min: each action after everything before it."""
     found = []
     for n, ids in enumerate(played["completion_ids"]):
-        episode, generated, observed = Episode("", n // GROUP, n), [], []
+        episode = Episode("", n // GROUP, n)
+        generated = []
+        observed = []
         kinds = list(zip(played["env_mask"][n], played["obs_mask"][n]))
         starts = [k for k, (a, _) in enumerate(kinds) if a and (not k or not kinds[k - 1][0])]
         for start, end in zip(starts, [*starts[1:], len(ids)]):
@@ -121,7 +125,8 @@ def episodes(played: dict) -> list[Episode]:
 
 @pytest.mark.parametrize("settings", [{}, {"alpha": 1.0, "rho": 0.9, "r_max": 20.0}])
 def test_with_it_the_gradient_is_ours(run, settings, monkeypatch):
-    on, off = run(PaWTrainer, **settings), run(PaWTrainer, wm_scale=0.0, steps=2)
+    on = run(PaWTrainer, **settings)
+    off = run(PaWTrainer, wm_scale=0.0, steps=2)
     assert on.played == off.played
     cfg = Config(
         mini_batch=0, kl_coef=0.0, entropy_coef=0.0, alpha=on.trainer.args.alpha,

@@ -136,10 +136,17 @@ def writing(what: str):
 
 @contextmanager
 def reading(path: Path):
-    """Report a damaged file as a UserError, and a pipe before it is opened."""
-    try:
+    """Report a damaged file of a run as a UserError, and a pipe before it is opened."""
+    with damaged(str(path), "restore it, or start again in another folder"):
         refuse_special(path)
         yield path
+
+
+@contextmanager
+def damaged(where: str, remedy: str):
+    """Report what cannot be read as a UserError."""
+    try:
+        yield
     except UserError:
         raise
     except Exception as error:  # each library has errors of its own
@@ -148,18 +155,4 @@ def reading(path: Path):
             reason = "it is damaged, or has code in it, which is not run"
         if isinstance(error, FileNotFoundError):
             reason = "it is missing"
-        raise UserError(
-            f"{path} cannot be read ({reason}): restore it, or start again in another folder."
-        ) from error
-
-
-@contextmanager
-def damaged(where: str, remedy: str):
-    """Report what cannot be read in the data of somebody else as a UserError."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # each library has errors of its own
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise UserError(f"{where} cannot be read ({reason}): {remedy}.") from error

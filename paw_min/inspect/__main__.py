@@ -114,9 +114,7 @@ def weights_of(run: OpenedRun, against: OpenedRun | None) -> list[Weights]:
 
 
 def updates(n: int) -> str:
-    if n == 1:
-        return "1 update"
-    return f"{n} updates"
+    return f"{n} update{'s' * (n != 1)}"
 
 
 @torch.no_grad()
@@ -131,37 +129,24 @@ def score(cfg: Config, policy: Policy, steps: list[StoredRow], label: str = "sco
             logp, entropy = policy(batch)  # (B, S), (B, S)
             observations = observation_loss(cfg, logp, batch.obs_mask)
             for b, i in enumerate(batch.index):
-                seen[i] = _seen(
-                    n_response=len(steps[i].response_ids),
-                    first_obs=len(steps[i].response_ids) + len(steps[i].separator_ids),
-                    n_obs=len(steps[i].obs_ids),
-                    entropy=entropy[b],
-                    p=logp[b].exp(),
-                    is_target=batch.obs_mask[b].bool(),
-                    counted=observations.counted[b],
-                    loss=observations.per_row[b],
-                )
+                row = (entropy, logp.exp(), batch.obs_mask, observations.counted)  # (B, S) each
+                loss = observations.per_row[b].item()
+                seen[i] = seen_in(steps[i], *(column[b].tolist() for column in row), loss)
             bar.update(len(batch.index))
     return seen
 
 
-def _seen(
-    n_response: int,
-    first_obs: int,
-    n_obs: int,
-    entropy: torch.Tensor,
-    p: torch.Tensor,
-    is_target: torch.Tensor,
-    counted: torch.Tensor,
-    loss: torch.Tensor,
+def seen_in(
+    step: StoredRow, entropy: list[float], p: list[float], is_target: list[bool],
+    counted: list[bool], loss: float,
 ) -> Seen:
-    """One row of a batch, (S,) each: response, separator, observation, padding. loss: ()."""
-    obs = slice(first_obs, first_obs + n_obs)
+    """One row of a batch, S columns each: response, separator, observation, padding."""
+    n_response = len(step.response_ids)
+    first_obs = n_response + len(step.separator_ids)
+    obs = slice(first_obs, first_obs + len(step.obs_ids))
     p_of_targets = []
     hard = ""
-    for value, target, counts in zip(
-        p[obs].tolist(), is_target[obs].tolist(), counted[obs].tolist()
-    ):
+    for value, target, counts in zip(p[obs], is_target[obs], counted[obs]):
         if not target:  # given, as the text between two observations
             p_of_targets.append(None)
             hard += "-"
@@ -169,10 +154,10 @@ def _seen(
         p_of_targets.append(rounded(value))
         hard += str(int(counts))
     return Seen(
-        entropy=[rounded(value) for value in entropy[:n_response].tolist()],
+        entropy=[rounded(value) for value in entropy[:n_response]],
         p=p_of_targets,
         hard=hard,
-        loss=rounded(loss.item()),
+        loss=rounded(loss),
     )
 
 
@@ -323,10 +308,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     run = open_run(args.run)
     files = choose_files(run, args.updates)
-    against = None
-    if args.against:
-        against = open_run(args.against)
-    columns = weights_of(run, against)
+    columns = weights_of(run, open_run(args.against) if args.against else None)
     out = args.out or args.run / "inspect.html"
     check_writable(out)
     vocabulary = len(load_tokenizer(str(run.checkpoint)))

@@ -11,7 +11,7 @@ there is
     in a checkpoint      an adapter in peft's format, which names the start model; load_policy takes
                          it as a model, merged
     for vLLM             the merged weights W + s B A at every sync (full_weights)
-    after training       a plain Hugging Face folder with merged weights (export.py)
+    after training       a plain Hugging Face folder with merged weights (running/export.py)
 
 PPO's critic, a model of its own, is trained in full. With bf16 passes, each frozen W is stored in
 bf16: the passes round it to that anyway, so no log-probability changes. Use about ten times the
@@ -136,12 +136,19 @@ def base_model(folder: str) -> str | None:
 def merge(model, folder: str):
     """The start model with the adapter in `folder` added to its weights."""
     check_installed()
-    from peft import PeftModel
+    from peft import PeftModel, get_peft_model_state_dict
 
-    # An adapter of other layers would leave the start model as it is.
+    # An adapter of other layers would leave the start model as it is, as far as it has no place for
+    # it. peft warns of the one, and is silent on the other.
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "Found missing adapter keys")
-        merged = PeftModel.from_pretrained(model, folder).merge_and_unload()
+        adapted = PeftModel.from_pretrained(model, folder)
+    stored = Path(folder) / "adapter_model.safetensors"
+    used = get_peft_model_state_dict(adapted)
+    if stored.is_file() and (unused := load_file(stored).keys() - used.keys()):
+        raise UserError(f"{stored} has {min(unused)}, which its start model does not: use the "
+                        "start model that it was trained on.")
+    merged = adapted.merge_and_unload()
     merged.name_or_path = folder
     return merged.requires_grad_(True)
 

@@ -89,7 +89,6 @@ class VLLMSampler:
         self._check_reload(vllm.__version__)
         self._leave_classes()
         self.ids = count()  # of requests; vLLM wants each name once
-        self.running = {}  # request id -> Request
         self.asleep = 0  # bytes that torch counts as allocated, although sleep has released them
         if self.gpu:
             self.llm.sleep(level=1)
@@ -148,27 +147,24 @@ class VLLMSampler:
         # Cached keys and values of common prompt prefixes come from the old weights.
         if not self.llm.reset_prefix_cache():
             raise RuntimeError("vLLM kept its prefix cache: requests are still running")
-        try:
-            yield
-        finally:
-            self._abort()
-            if self.gpu:
-                self.llm.sleep(level=1)
+        yield
+        if self.gpu:
+            self.llm.sleep(level=1)
 
     def generate(
         self, queue: deque[Request], temperature: float, max_tokens: int
     ) -> Iterator[list[Response]]:
         """Like HFSampler.generate; a unit of work is one token of every running sequence."""
-        self._abort()
         engine = self.llm.llm_engine
-        while queue or self.running:
+        running = {}  # request id -> Request
+        while queue or running:
             # Requests that arrived since the last token join the running batch.
             while queue:
                 request = queue.popleft()
                 name = str(next(self.ids))
                 params = self._params(request, temperature, max_tokens)
                 engine.add_request(name, {"prompt_token_ids": request.prompt_ids}, params)
-                self.running[name] = request
+                running[name] = request
             with self._isolated():
                 outputs = engine.step()
             finished = []
@@ -177,7 +173,7 @@ class VLLMSampler:
                 ids = list(completion.token_ids)
                 # One dictionary per token, with the sampled token as its only key.
                 logps = [at[token].logprob for token, at in zip(ids, completion.logprobs)]
-                request = self.running.pop(output.request_id)
+                request = running.pop(output.request_id)
                 cut = ids[-1] not in self.eos_ids
                 finished.append(Response(request.slot, ids, logps, cut))
             yield finished
@@ -197,10 +193,6 @@ class VLLMSampler:
             max_tokens=max_tokens, logprobs=0, detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-
-    def _abort(self) -> None:  # requests of a generate() that was not exhausted
-        self.llm.llm_engine.abort_request(list(self.running))
-        self.running.clear()
 
 
 def as_trained(config):

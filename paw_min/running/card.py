@@ -2,8 +2,7 @@
 
 It has the base model, the benchmark and its data, a command that repeats the run, and its last
 metrics. It names no license, which depends on the base model. Of an absolute path it shows the last
-part only, and of a URL no password, since a card is public. The settings may be somebody else's:
-what is no number stands in code spans, in which nothing is markup.
+part only, and of a URL no password, since a card is public.
 """
 
 import re
@@ -31,11 +30,11 @@ CARD = """\
 
 # {name}
 
-A policy for {env}, trained with paw_min, an implementation of PaW (*Policy and World Modeling
+A policy for `{env}`, trained with paw_min, an implementation of PaW (*Policy and World Modeling
 Co-Training for Language Agents*, [arXiv 2606.02388](https://arxiv.org/abs/2606.02388)).
 
 - Base model: {base}. Its license applies: add `license` to the head of this file.
-- Data: {data}. Held-out split: {split}.
+- Data: {data}. Held-out split: `{split}`.
 - Updates: {updates}.
 
 {command}| setting | value |
@@ -67,10 +66,9 @@ def model_card(checkpoint: Path) -> str:
         tags=["paw", "reinforcement-learning", cfg.env],
     )
     return CARD.format(
-        head=head, name=code(cfg.name), env=code(cfg.env), updates=updates,
-        split=code(cfg.eval_split),
-        base=code(cfg.model) if cfg.model else "the small one in paw_min",
-        data=code(cfg.data) if cfg.data else "generated",
+        head=head, name=cfg.name, env=cfg.env, updates=updates, split=cfg.eval_split,
+        base=f"`{cfg.model}`" if cfg.model else "the small one in paw_min",
+        data=f"`{cfg.data}`" if cfg.data else "generated",
         command=f"    {command(cfg)}\n\n" if cfg.env in SCRIPTS else "",
         settings=rows((f"`{flag(name)}`", getattr(cfg, name)) for name in KEY_SETTINGS),
         metrics=rows(last[name] for name in ("success", "return", *results) if name in last),
@@ -78,18 +76,8 @@ def model_card(checkpoint: Path) -> str:
 
 
 def shown(value: str) -> str:
-    """A setting as the public may read it, in one line."""
-    value = masked(value)
-    if Path(value).is_absolute():
-        value = Path(value).name
-    return "".join(letter if letter.isprintable() else "?" for letter in value)
-
-
-def code(text: str) -> str:
-    """A code span of Markdown: its fence is longer than every run of backticks in the text."""
-    longest = max(map(len, re.findall("`+", text)), default=0)
-    fence = "`" * (longest + 1)
-    return f"{fence} {text} {fence}" if longest else f"`{text}`"
+    """A setting as the public may read it."""
+    return Path(value).name if Path(value).is_absolute() else masked(value)
 
 
 def command(cfg: Config) -> str:

@@ -12,6 +12,7 @@ import matplotlib
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
+from paw_min.base.console import with_seconds
 from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import replacing, writing
 from paw_min.running.runs import read_metrics
@@ -45,7 +46,9 @@ def draw(folders: list[Path], out: Path | None = None) -> None:
     out = Path(out or folders[0])
     with writing(f"the folder {out}"):
         out.mkdir(parents=True, exist_ok=True)
-    runs = {str(folder): with_seconds(read_metrics(folder)) for folder in folders}
+    runs = {
+        str(folder): [with_seconds(line) for line in read_metrics(folder)] for folder in folders
+    }
     for name, panels in FIGURES.items():
         figure, axes = plt.subplots(2, 3, figsize=(11, 6), layout="constrained")
         for axis, (key, title) in zip(axes.flat, panels.items()):
@@ -56,17 +59,6 @@ def draw(folders: list[Path], out: Path | None = None) -> None:
         with replacing(out / name) as partial:
             figure.savefig(partial, dpi=110, format="png")
         plt.close(figure)
-
-
-def with_seconds(lines: list[dict]) -> list[dict]:
-    """The metrics, with the wall time of a whole update where all its parts are known."""
-    parts = ("seconds_rollout", "seconds_old_pass", "seconds_update")
-    timed = []
-    for line in lines:
-        if all(part in line for part in parts):
-            line = line | {"seconds": sum(line[part] for part in parts)}
-        timed.append(line)
-    return timed
 
 
 def draw_panel(axis, runs: dict[str, list[dict]], key: str, title: str) -> None:

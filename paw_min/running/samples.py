@@ -17,10 +17,6 @@ from paw_min.rows import Episode, Rows, TokenRow
 from paw_min.running.evaluate import short
 from paw_min.running.untrusted import exact, read_json
 
-# Tokens of a step that are read: a pass over more takes minutes. The paper's have at most 6,656.
-LONGEST = 16_384
-MOST_STEPS = 1000  # of a file that are read
-MOST_BYTES = 50_000_000  # of a file that is read
 LIMIT = 48  # transitions of an update, in whole episodes; more only if the first one is longer
 
 
@@ -145,15 +141,10 @@ def ranks(entropy: torch.Tensor) -> torch.Tensor:
 
 def read(path: Path, vocabulary: int) -> Sample:
     """The sample in an untrusted file; UserError if it is malformed."""
-    with reading(path):
-        if path.stat().st_size > MOST_BYTES:
-            raise ValueError(f"it is larger than {MOST_BYTES / 1e6:.0f} MB")
     stored = read_json(path, Sample)
     with reading(path):
         if not stored.episodes or not all(e.steps for e in stored.episodes):
             raise ValueError("no episode, or an episode without steps")
-        if sum(len(e.steps) for e in stored.episodes) > MOST_STEPS:
-            raise ValueError(f"more than {MOST_STEPS} steps")
         for e in stored.episodes:
             for step in e.steps:
                 check_tokens(step, vocabulary)
@@ -163,8 +154,6 @@ def read(path: Path, vocabulary: int) -> Sample:
 def check_tokens(step: StoredRow, vocabulary: int) -> None:
     """Raise ValueError for tokens that a model with this vocabulary cannot score."""
     ids = [*step.prompt_ids, *step.response_ids, *step.separator_ids, *step.obs_ids]
-    if len(ids) > LONGEST:
-        raise ValueError(f"a step has {len(ids)} tokens, and at most {LONGEST} are read")
     if not all(0 <= i < vocabulary for i in ids):
         raise ValueError(f"token ids must be integers from 0 to {vocabulary - 1}")
     if not all(0 <= k < len(step.obs_ids) for k in step.given):

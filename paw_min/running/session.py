@@ -196,7 +196,7 @@ def data_folder(cfg: Config) -> str:
 
 def described_data(cfg: Config) -> str:
     """The data folder, with a note where its data are generated; for the console."""
-    note = " (generated)" if toy.is_generated(cfg.env, cfg.data) else ""
+    note = "" if cfg.data else " (generated)"
     return masked(data_folder(cfg)) + note
 
 

@@ -11,7 +11,6 @@ in TRACKIO_DIR, by default in ~/.cache/huggingface, and sends nothing, unless TR
 TRACKIO_SERVER_URL is set.
 """
 
-import re
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -73,8 +72,6 @@ def _named(path: Path, new: str, remedy: str):
     if path.exists():
         with reading(path):
             name = path.read_text(encoding="utf-8")
-            if not re.fullmatch(r"[^\x00-\x1f]{1,300}", name):
-                raise ValueError("it has no name of a run")
     try:
         yield name
     except Exception as error:  # of the tracker, its client and its disk

@@ -19,19 +19,12 @@ GENERATORS = {  # the module of each, with a function `default`
 }
 
 
-def is_generated(env: str, data: str) -> bool:
-    """Whether a run with this --data has generated data: it names no folder.
-
-    Without --data, ALFWorld's own variable, $ALFWORLD_DATA, is used where it is set.
-    """
-    if env == "alfworld" and not data and os.environ.get("ALFWORLD_DATA"):
-        return False
-    return not data
-
-
 def default_data(env: str) -> str:
-    """The data folder of a run that names none; generated on first use (ALFWorld: a minute)."""
-    if not is_generated(env, ""):
+    """The data folder of a run that names none; generated on first use (ALFWorld: a minute).
+
+    ALFWorld has a variable of its own, $ALFWORLD_DATA.
+    """
+    if env == "alfworld" and os.environ.get("ALFWORLD_DATA"):
         return os.environ["ALFWORLD_DATA"]
     if env not in GENERATORS:
         raise ValueError(f"there are no generated data for {env}: pass --data")

@@ -52,6 +52,7 @@ from update import (
 )
 
 from paw_min import cmae, losses
+from paw_min.base.errors import user_errors
 from paw_min.config import Config
 from paw_min.metrics import peak_memory
 from paw_min.model.batches import micro_batches
@@ -381,4 +382,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with user_errors():
+        main()

@@ -56,6 +56,7 @@ from update import VOCABULARY, child, make_policy, make_rows, now, tensor_peak, 
 from update import write as write_report
 
 from paw_min import update
+from paw_min.base.errors import user_errors
 from paw_min.config import Config
 from paw_min.model import head, scoring
 from paw_min.rows import Episode, flatten
@@ -296,4 +297,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    with user_errors():
+        main()

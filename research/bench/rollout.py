@@ -37,6 +37,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 os.environ["OMP_NUM_THREADS"] = "1"
 
+from paw_min.base.errors import user_errors
 from paw_min.envs.interface import Step
 from paw_min.envs.pool import EnvPool  # torch is imported in main(), not in each worker
 
@@ -234,4 +235,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    with user_errors():
+        main()

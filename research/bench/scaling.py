@@ -43,6 +43,7 @@ from update import make_policy, versions, write
 
 import run_webshop
 from paw_min.base import distributed
+from paw_min.base.errors import user_errors
 from paw_min.config import Config
 from paw_min.model.policy import load_policy
 from paw_min.rollout import rollout
@@ -198,4 +199,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with user_errors():
+        main()

@@ -69,6 +69,7 @@ from transformers import (
 )
 
 from paw_min import cmae, losses
+from paw_min.base.errors import user_errors
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Benchmark
 from paw_min.model.batches import micro_batches, split
@@ -457,4 +458,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    with user_errors():
+        main()

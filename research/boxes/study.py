@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from statistics import mean
 
+from paw_min.base.errors import user_errors
 from research.stats import signed, t_interval
 
 FOLDER = Path(__file__).parent
@@ -249,25 +250,26 @@ def ask(folder: str, seed: int, data: str) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    running = commands.add_parser("run")
-    running.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    # ECHO waits for its scale (PROTOCOL.md).
-    arms = [arm for arm in ARMS if arm != "echo"]
-    running.add_argument("--arms", nargs="+", choices=list(ARMS), default=arms)
-    commands.add_parser("table")
-    commands.add_parser("norms")
-    asking = commands.add_parser("ask")
-    asking.add_argument("folder", help="a checkpoint, or data/boxes, the start model")
-    asking.add_argument("seed", type=int)
-    asking.add_argument("--data", default="shuffled")
-    args = parser.parse_args()
-    if args.command == "run":
-        run(args.arms, args.seeds)
-    elif args.command == "ask":
-        print(json.dumps(ask(args.folder, args.seed, args.data)))
-    elif args.command == "norms":
-        measure_norms()
-    else:
-        table()
+    with user_errors():
+        parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+        commands = parser.add_subparsers(dest="command", required=True)
+        running = commands.add_parser("run")
+        running.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+        # ECHO waits for its scale (PROTOCOL.md).
+        arms = [arm for arm in ARMS if arm != "echo"]
+        running.add_argument("--arms", nargs="+", choices=list(ARMS), default=arms)
+        commands.add_parser("table")
+        commands.add_parser("norms")
+        asking = commands.add_parser("ask")
+        asking.add_argument("folder", help="a checkpoint, or data/boxes, the start model")
+        asking.add_argument("seed", type=int)
+        asking.add_argument("--data", default="shuffled")
+        args = parser.parse_args()
+        if args.command == "run":
+            run(args.arms, args.seeds)
+        elif args.command == "ask":
+            print(json.dumps(ask(args.folder, args.seed, args.data)))
+        elif args.command == "norms":
+            measure_norms()
+        else:
+            table()

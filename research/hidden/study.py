@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from statistics import mean
 
+from paw_min.base.errors import user_errors
+
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 sys.path.insert(0, str(ROOT))
@@ -169,15 +171,16 @@ def draw(known: dict, arms: list[str], picture: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=["run", "table"])
-    parser.add_argument("--workers", type=int, default=2, help="processes, one core each (2)")
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
-    parser.add_argument("--kl", action="store_true", help="the arms with a KL term of 0.01")
-    args = parser.parse_args()
-    if args.command == "run":
-        suffix = "-kl" if args.kl else ""
-        run([arm + suffix for arm in args.arms], args.seeds, args.workers)
-    else:
-        table()
+    with user_errors():
+        parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+        parser.add_argument("command", choices=["run", "table"])
+        parser.add_argument("--workers", type=int, default=2, help="processes, one core each (2)")
+        parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+        parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+        parser.add_argument("--kl", action="store_true", help="the arms with a KL term of 0.01")
+        args = parser.parse_args()
+        if args.command == "run":
+            suffix = "-kl" if args.kl else ""
+            run([arm + suffix for arm in args.arms], args.seeds, args.workers)
+        else:
+            table()

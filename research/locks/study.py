@@ -27,6 +27,7 @@ sys.path.insert(0, str(FOLDER.parent.parent))  # the repository, for examples an
 
 from examples import one_file  # noqa: E402
 from examples.one_file import Arm, Evaluation, Size, World, make_arms, make_world  # noqa: E402
+from paw_min.base.errors import user_errors  # noqa: E402
 
 SEEDS = range(2, 18)
 RUNS = FOLDER / "runs.jsonl"
@@ -257,11 +258,12 @@ def draw(known: dict) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=["run", "table"])
-    parser.add_argument("--workers", type=int, default=2, help="processes, one core each (2)")
-    args = parser.parse_args()
-    if args.command == "run":
-        run(args.workers)
-    else:
-        table()
+    with user_errors():
+        parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+        parser.add_argument("command", choices=["run", "table"])
+        parser.add_argument("--workers", type=int, default=2, help="processes, one core each (2)")
+        args = parser.parse_args()
+        if args.command == "run":
+            run(args.workers)
+        else:
+            table()

@@ -37,6 +37,7 @@ from examples.three_worlds import (  # noqa: E402
     Lesson,
     Serials,
 )
+from paw_min.base.errors import user_errors  # noqa: E402
 from paw_min.running.plot import plt  # noqa: E402
 from research.locks.study import (  # noqa: E402
     Cell,
@@ -330,9 +331,10 @@ def draw(known: dict) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=["run", "table"])
-    if parser.parse_args().command == "run":
-        run()
-    else:
-        table()
+    with user_errors():
+        parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+        parser.add_argument("command", choices=["run", "table"])
+        if parser.parse_args().command == "run":
+            run()
+        else:
+            table()

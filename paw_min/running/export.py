@@ -1,6 +1,6 @@
 """A trained policy for other programs.
 
-    python -m paw_min.model.export runs/NAME --out DIR [--push USER/NAME]
+    python -m paw_min.running.export runs/NAME --out DIR [--push USER/NAME]
 
 writes the policy of a run's newest checkpoint as a Hugging Face folder, with a model card and the
 metrics of the run. LoRA adapters are merged into the weights that they adapt. The weights get the
