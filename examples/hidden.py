@@ -146,10 +146,10 @@ def write_problem(world: World, pair: tuple[str, str]) -> str:
     """One place with all receptacles, where the agent holds both objects."""
     here = "loc_here"
     rng = random.Random(0)
-    room = games._identify([games.Thing(kind) for kind in RECEPTACLES], rng)
-    held = games._identify([games.Thing(kind) for kind in pair], rng)
-    receptacle = {r.kind: games._mangle(r.id) for r in room}
-    thing = {t.kind: games._mangle(t.id) for t in held}
+    room = games.identify([games.Thing(kind) for kind in RECEPTACLES], rng)
+    held = games.identify([games.Thing(kind) for kind in pair], rng)
+    receptacle = {r.kind: games.mangle(r.id) for r in room}
+    thing = {t.kind: games.mangle(t.id) for t in held}
     objects = ["agent1 - agent", f"{here} - location"]
     objects += [f"{name} - receptacle" for name in receptacle.values()]
     objects += [f"{name} - object" for name in thing.values()]

@@ -57,8 +57,8 @@ def write_folder(folder: Path, texts: dict[str, str], manifest: dict) -> Path:
     # Write elsewhere, then rename: a folder of this name is always complete.
     partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)  # of a killed process that had the same number
-    partial.mkdir(parents=True)
     for name, text in files.items():
+        (partial / name).parent.mkdir(parents=True, exist_ok=True)
         (partial / name).write_bytes(text.encode("ascii"))  # text mode may change line ends
     try:
         os.replace(partial, folder)
@@ -72,12 +72,12 @@ def write_folder(folder: Path, texts: dict[str, str], manifest: dict) -> Path:
 
 
 def check_folder(folder: Path, names: Iterable[str], manifest: dict) -> Path:
-    """The folder, if it is complete and has this manifest; else ValueError."""
+    """The folder, if it is complete and has this manifest; else UserError."""
     try:
         found = json.loads((folder / "manifest.json").read_text("ascii"))
     except (OSError, ValueError, RecursionError):
         found = "something else"
     if found != manifest or not all((folder / name).is_file() for name in names):
-        raise UserError(f"{folder} holds {found}, but {manifest} was requested: choose another "
+        raise UserError(f"{folder} holds {found!s:.300}, but {manifest} was requested: choose another "
                         "folder or delete this one.")
     return folder

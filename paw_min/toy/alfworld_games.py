@@ -19,7 +19,6 @@ and valid_seen share scenes, but no (scene, goal) pair.
 """
 
 import json
-import os
 import random
 import zlib
 from collections import Counter
@@ -32,6 +31,7 @@ from tqdm import tqdm
 
 from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.envs.alfworld import engine
+from paw_min.toy import check_folder, write_folder
 
 
 class _Tables(NamedTuple):
@@ -61,7 +61,6 @@ def _read_tables() -> _Tables:
 ALFWORLD = _read_tables()
 VERSION = 2  # increment it whenever the bytes of a game change
 GENERATED = {"train": 400, "valid_seen": 120, "valid_unseen": 60}  # games of the default data
-MANIFEST = "manifest.json"  # of a split: what it was generated with; its games, once complete
 SCENES = {"train": range(6, 30), "valid_seen": range(6, 30), "valid_unseen": range(6)}
 SEEN_SHARE = 5  # 1 in 5 (scene, goal) pairs belongs to valid_seen, the others to train
 
@@ -106,16 +105,26 @@ class Thing:
     name: str = ""  # in observations: countertop 1
 
 
+@dataclass
+class Game:
+    task: str  # its type, one of TASKS
+    scene: int
+    target: str  # class of the object
+    goal: str  # class of the receptacle it has to be in, or DeskLamp
+    room: list[Thing]  # receptacles
+    things: list[Thing]  # objects, the lamp included
+
+
 def make_room(scene: int, size: Size) -> list[Thing]:
     """The receptacles of a scene."""
     rng = random.Random(f"room {scene} {size}")  # a str seed: the same everywhere
     kinds = [*BASE_RECEPTACLES, rng.choice(LAMP_RECEPTACLES)]
     kinds += rng.sample(MORE_RECEPTACLES, rng.randint(*size.receptacles) - len(kinds))
-    return _identify([Thing(kind) for kind in sorted(kinds)], rng)
+    return identify([Thing(kind) for kind in sorted(kinds)], rng)
 
 
-def make_game(split: str, index: int, seed: int, size: Size = Size()) -> dict:
-    """Draw one game: its task, scene, target class, goal class, room and things."""
+def make_game(split: str, index: int, seed: int, size: Size = Size()) -> Game:
+    """Draw game number `index` of a split."""
     rng = random.Random(f"game {split} {seed} {size} {index}")
     task = list(TASKS)[index % len(TASKS)]
     verb = TASKS[task]
@@ -154,17 +163,10 @@ def make_game(split: str, index: int, seed: int, size: Size = Size()) -> dict:
             # No target starts in a goal receptacle, so the game is not won at the start.
             places = [r for r in places if r.kind != goal]
         things.append(Thing(kind, rng.choice(places)))
-    return {
-        "task": task,
-        "scene": scene,
-        "target": target,
-        "goal": goal,
-        "room": room,
-        "things": _identify(things, rng),
-    }
+    return Game(task, scene, target, goal, room, identify(things, rng))
 
 
-def solve(game: dict) -> list[str]:
+def solve(game: Game) -> list[str]:
     """The walkthrough: commands that win the game."""
     commands = []
     here = None  # receptacle
@@ -180,32 +182,32 @@ def solve(game: dict) -> list[str]:
             commands.append(f"open {place.name}")
             opened.add(place.name)
 
-    targets = [thing for thing in game["things"] if thing.kind == game["target"]]
+    targets = [thing for thing in game.things if thing.kind == game.target]
     # There may be more: other objects are drawn from all classes.
     n_wanted = 1
-    if game["task"] == "pick_two_obj_and_place":
+    if game.task == "pick_two_obj_and_place":
         n_wanted = 2
-    verb = TASKS[game["task"]]
+    verb = TASKS[game.task]
     for thing in targets[:n_wanted]:
         go(thing.inside)
         commands.append(f"take {thing.name} from {thing.inside.name}")
-        if game["goal"] == "DeskLamp":
-            lamp = next(t for t in game["things"] if t.kind == "DeskLamp")
+        if game.goal == "DeskLamp":
+            lamp = next(t for t in game.things if t.kind == "DeskLamp")
             go(lamp.inside)
             commands.append(f"use {lamp.name}")
             continue
         if verb:
-            tool = next(r for r in game["room"] if r.kind == TOOLS[verb])
+            tool = next(r for r in game.room if r.kind == TOOLS[verb])
             go(tool, door=False)  # microwave and fridge work with the door closed, too
             commands.append(f"{verb} {thing.name} with {tool.name}")
         # Both objects of pick_two have to end in the same receptacle, not only in one class.
-        end = next(r for r in game["room"] if r.name == f"{game['goal'].lower()} 1")
+        end = next(r for r in game.room if r.name == f"{game.goal.lower()} 1")
         go(end)
         commands.append(f"move {thing.name} to {end.name}")
     return commands
 
 
-def _identify(things: list[Thing], rng: random.Random) -> list[Thing]:
+def identify(things: list[Thing], rng: random.Random) -> list[Thing]:
     """Set each thing's ALFRED id, and the name that alfworld's Demangler derives from it."""
     spots = rng.sample(range(-400, 400), len(things))  # centimeters; all different, so ids are, too
     for thing, spot in zip(things, spots):
@@ -214,7 +216,7 @@ def _identify(things: list[Thing], rng: random.Random) -> list[Thing]:
             thing.id += f"|{thing.kind}"  # Sink|x|y|z|SinkBasin
 
     def mangled(thing: Thing) -> str:
-        return _mangle(thing.id).lower()
+        return mangle(thing.id).lower()
 
     # The Demangler numbers the things of a class from the last id to the first.
     numbers = Counter()
@@ -224,27 +226,27 @@ def _identify(things: list[Thing], rng: random.Random) -> list[Thing]:
     return things
 
 
-def _mangle(text: str) -> str:
+def mangle(text: str) -> str:
     for mark, word in (("-", "minus"), ("+", "plus"), ("|", "bar"), (".", "dot")):
         text = text.replace(mark, f"_{word}_")
     return text
 
 
-def write_problem(game: dict) -> str:
+def write_problem(game: Game) -> str:
     """The PDDL problem: objects, places, what fits where, and the goal."""
-    room = game["room"]
-    things = game["things"]
-    start = _mangle("loc|0|0|0|30")  # no receptacle: "You are in the middle of a room"
+    room = game.room
+    things = game.things
+    start = mangle("loc|0|0|0|30")  # no receptacle: "You are in the middle of a room"
     spot = {}  # name of a receptacle -> its location
     for i, r in enumerate(room):
-        spot[r.name] = _mangle(f"loc|{i + 1}|{-i}|{i % 4}|60")
+        spot[r.name] = mangle(f"loc|{i + 1}|{-i}|{i % 4}|60")
     room_kinds = sorted({r.kind for r in room})
     thing_kinds = sorted({t.kind for t in things})
 
     objects = ["agent1 - agent"]
     objects += [f"{place} - location" for place in [start, *spot.values()]]
-    objects += [f"{_mangle(r.id)} - receptacle" for r in room]
-    objects += [f"{_mangle(t.id)} - object" for t in things]
+    objects += [f"{mangle(r.id)} - receptacle" for r in room]
+    objects += [f"{mangle(t.id)} - object" for t in things]
     objects += [f"{kind}Type - otype" for kind in thing_kinds]
     objects += [f"{kind}Type - rtype" for kind in room_kinds]
 
@@ -253,15 +255,15 @@ def write_problem(game: dict) -> str:
         fitting = [kind for kind in thing_kinds if kind in ALFWORLD.fits[place]]
         facts += [f"canContain {place}Type {kind}Type" for kind in fitting]
     for r in room:
-        id = _mangle(r.id)
+        id = mangle(r.id)
         facts.append(f"receptacleType {id} {r.kind}Type")
         facts.append(f"receptacleAtLocation {id} {spot[r.name]}")
         if r.kind in OPENABLE:
             facts.append(f"openable {id}")  # and closed: `opened` is not stated
     for t in things:
-        id = _mangle(t.id)
+        id = mangle(t.id)
         facts.append(f"objectType {id} {t.kind}Type")
-        facts.append(f"inReceptacle {id} {_mangle(t.inside.id)}")
+        facts.append(f"inReceptacle {id} {mangle(t.inside.id)}")
         facts.append(f"objectAtLocation {id} {spot[t.inside.name]}")
         if t.kind != "DeskLamp":
             facts.append(f"pickupable {id}")
@@ -270,8 +272,8 @@ def write_problem(game: dict) -> str:
         abilities = [able for able in sorted(ALFWORLD.can) if t.kind in ALFWORLD.can[able]]
         facts += [f"{able.lower()} {id}" for able in abilities]
 
-    goal = ALFWORLD.goals[game["task"]]["pddl"]
-    goal = goal.format(obj=game["target"], recep=game["goal"], toggle="DeskLamp")
+    goal = ALFWORLD.goals[game.task]["pddl"]
+    goal = goal.format(obj=game.target, recep=game.goal, toggle="DeskLamp")
     goal = goal.replace("#", "-")
     return "\n".join([
         "(define (problem game) (:domain alfred)",
@@ -285,25 +287,25 @@ def write_problem(game: dict) -> str:
     ])
 
 
-def game_files(game: dict) -> tuple[dict, dict]:
+def game_files(game: Game) -> tuple[dict, dict]:
     """The contents of traj_data.json and game.tw-pddl."""
-    template = ALFWORLD.goals[game["task"]]["templates"][0]
+    template = ALFWORLD.goals[game.task]["templates"][0]
     text = template.format(
-        obj=game["target"].lower(), recep=game["goal"].lower(), toggle="desklamp"
+        obj=game.target.lower(), recep=game.goal.lower(), toggle="desklamp"
     )
     params = {
-        "object_target": game["target"],
+        "object_target": game.target,
         "object_sliced": False,
         "mrecep_target": "",
-        "parent_target": game["goal"],
+        "parent_target": game.goal,
         "toggle_target": "",
     }
-    if game["goal"] == "DeskLamp":  # a lamp is switched on, it contains nothing
+    if game.goal == "DeskLamp":  # a lamp is switched on, it contains nothing
         params["parent_target"] = ""
         params["toggle_target"] = "DeskLamp"
     traj = {
-        "task_type": game["task"],
-        "scene": {"scene_num": game["scene"]},
+        "task_type": game.task,
+        "scene": {"scene_num": game.scene},
         "pddl_params": params,
         "turk_annotations": {"anns": [{"task_desc": text}]},
     }
@@ -317,7 +319,7 @@ def game_files(game: dict) -> tuple[dict, dict]:
     return traj, content
 
 
-def verify(env, path: Path, content: dict):
+def verify(env, content: dict):
     """Play the walkthrough of a game.tw-pddl; raises unless it wins with its last command."""
     walkthrough = content["walkthrough"]
     env.load(content)
@@ -326,89 +328,43 @@ def verify(env, path: Path, content: dict):
         state, _, _ = env.step(command)
         won.append(state["won"])
     if won != [False] * len(walkthrough) + [True]:
-        raise RuntimeError(f"{path}: the walkthrough {walkthrough} does not win with its last "
-                           f"command; won: {won}.")
+        raise RuntimeError(f"the walkthrough {walkthrough} does not win with its last command; "
+                           f"won: {won}.")
 
 
-def generate(root, split: str, n: int, seed: int, progress: bool = False) -> list[str]:
-    """Generate a split of n games under `root`, or complete it; returns their paths, sorted.
+def generate(root, split: str, n: int, seed: int) -> list[str]:
+    """Generate a split of n games under `root`, unless it is there; returns their paths, sorted.
 
-    A game file is written only after its game was verified, so the same call completes an
-    interrupted one; a complete split is returned unread. Two processes may make the same call at
-    the same time. Raises ValueError if the folder has games of another (n, seed).
+    The folder appears once all its games are verified. Raises UserError if it is there with other
+    content, or was generated with other arguments.
     """
     if split not in SCENES or n < 1:
         raise UserError(f"split is {split!r} and n is {n}; choose one of {', '.join(SCENES)}, and "
                         "1 game or more.")
     folder = Path(root).expanduser() / "json_2.1.1" / split
-    asked = {"generator": VERSION, "n": n, "seed": seed, "size": str(Size())}
-    complete = _claim(folder, asked)
-    if complete:
-        return [str(folder / p) for p in complete]
-
-    env = None
-    paths = []
-    hidden = True
-    if progress:
-        hidden = None  # tqdm: shown on a terminal only
-    for index in tqdm(range(n), f"games {split}", unit="game", disable=hidden):
-        game = make_game(split, index, seed)
-        name = f"{game['task']}-{game['target']}-None-{game['goal']}-{game['scene']}"
-        path = folder / name / f"trial_T{index:05d}" / "game.tw-pddl"
-        paths.append(path.relative_to(folder).as_posix())
-        if path.exists():
-            continue
-        traj, content = game_files(game)
-        if env is None:
-            env = engine.make_env(textworld.EnvInfos(won=True))
-        verify(env, path, content)
-        # game.tw-pddl last: if it exists, the game is complete.
-        _write(path.with_name("traj_data.json"), traj)
-        _write(path, content)
-    _write(folder / MANIFEST, asked | {"games": sorted(paths)})
-    return [str(folder / p) for p in sorted(paths)]
-
-
-def _claim(folder: Path, asked: dict) -> list[str]:
-    """Write what was `asked` for into the folder's manifest, unless it is there.
-
-    -> the games that the manifest lists, relative to the folder, if the split is complete, else [].
-    Raises ValueError if the folder has games of another origin.
-    """
-    manifest = folder / MANIFEST
-    # Look for games first and for the manifest afterwards: another process writes the manifest
-    # before its first game, so that games without a manifest are not its own.
-    has_games = folder.exists() and any(p.is_dir() for p in folder.iterdir())
-    if not manifest.exists():
-        if has_games:
-            raise UserError(f"{folder} has games from another source; choose another root.")
-        _write(manifest, asked)
-        return []
-    try:
-        found = json.loads(manifest.read_bytes())
-        paths = found.pop("games", [])
-        complete = bool(paths) and all((folder / p).is_file() for p in paths)
-    except (ValueError, AttributeError, TypeError, RecursionError):
-        found = "a damaged manifest.json"
-    if found != asked:
-        raise UserError(f"{folder} has games generated with {found}, but {asked} was "
-                        "requested; choose another root or delete this folder.")
-    return paths if complete else []
+    manifest = {"generator": VERSION, "n": n, "seed": seed, "size": str(Size())}
+    if folder.exists():
+        check_folder(folder, (), manifest)
+    else:
+        env = engine.make_env(textworld.EnvInfos(won=True))
+        texts = {}  # path of a file, below the folder -> content
+        for index in tqdm(range(n), f"games {split}", unit="game", disable=None):
+            game = make_game(split, index, seed)
+            traj, content = game_files(game)
+            verify(env, content)
+            name = f"{game.task}-{game.target}-None-{game.goal}-{game.scene}"
+            trial = f"{name}/trial_T{index:05d}"
+            texts[f"{trial}/traj_data.json"] = json.dumps(traj, indent=1) + "\n"
+            texts[f"{trial}/game.tw-pddl"] = json.dumps(content, indent=1) + "\n"
+        write_folder(folder, texts, manifest)
+    return sorted(map(str, folder.rglob("game.tw-pddl")))
 
 
 def default(root: Path) -> Path:
     """Generate the default data, 580 games, unless they exist (a minute); returns `root`."""
     for split, n in GENERATED.items():
-        generate(root, split, n, seed=0, progress=True)
+        generate(root, split, n, seed=0)
     return root
-
-
-def _write(path: Path, content: dict):
-    """Write JSON atomically, with the same bytes on every system."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
-    partial.write_bytes((json.dumps(content, indent=1) + "\n").encode("ascii"))
-    os.replace(partial, path)
 
 
 def main():
@@ -417,7 +373,7 @@ def main():
     parser.add_argument("--split", required=True, choices=list(SCENES))
     parser.add_argument("--n", type=int, required=True, help="number of games")
     parser.add_argument("--seed", type=int, default=0)
-    paths = generate(**vars(parser.parse_args()), progress=True)
+    paths = generate(**vars(parser.parse_args()))
     print(f"{len(paths)} games; first: {paths[0]}")
 
 
