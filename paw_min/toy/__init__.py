@@ -78,6 +78,6 @@ def check_folder(folder: Path, names: Iterable[str], manifest: dict) -> Path:
     except (OSError, ValueError, RecursionError):
         found = "something else"
     if found != manifest or not all((folder / name).is_file() for name in names):
-        raise UserError(f"{folder} holds {found!s:.300}, but {manifest} was requested: choose another "
-                        "folder or delete this one.")
+        raise UserError(f"{folder} holds {found!s:.300}, but {manifest} was requested: choose "
+                        "another folder or delete this one.")
     return folder
