@@ -17,8 +17,12 @@ class Server:
     """
 
     def __init__(self):
-        self.faults, self.bodies, self.paths, self.keys = deque(), [], [], []
-        server, lock = self, threading.Lock()
+        self.faults = deque()
+        self.bodies = []
+        self.paths = []
+        self.keys = []
+        server = self
+        lock = threading.Lock()
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"

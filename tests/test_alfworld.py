@@ -1,4 +1,4 @@
-"""Finding, listing and playing ALFWorld games: pytest tests/test_alfworld.py"""
+"""Finding, listing and playing ALFWorld games."""
 
 import json
 import os

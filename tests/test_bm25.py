@@ -1,7 +1,5 @@
 """BM25: the rules of the analyzer, scores against a loop, ties.
 
-    python -m pytest tests/test_bm25.py
-
 test_webshop.py compares rankings with recordings of Lucene's own.
 """
 
@@ -64,7 +62,8 @@ def test_lossy_length_is_a_round_trip_through_lucenes_byte():
     def length(b):  # SmallFloat.byte4ToInt
         if b < 24:
             return b
-        low, shift = (b - 24) & 7, (b - 24 >> 3) - 1
+        low = (b - 24) & 7
+        shift = (b - 24 >> 3) - 1
         return 24 + (low if shift < 0 else (low | 8) << shift)
 
     lengths = np.array([*range(5000), 10**6, 2**31 - 1])

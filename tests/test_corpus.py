@@ -1,9 +1,4 @@
-"""The generated world of search QA: its bytes, a generated folder, and the teacher.
-
-test_train.py compares the teacher's demonstrations, mistakes included, with recorded digests.
-
-    python -m pytest tests/test_corpus.py
-"""
+"""The generated world of search QA: its bytes, a generated folder, and the teacher."""
 
 import errno
 import hashlib

@@ -1,14 +1,15 @@
-"""The loop of the rule-based teachers: steps, slips, generators, failures.
+"""The loop of the rule-based teachers: steps, slips, generators, failures; the demonstrations."""
 
-test_train.py compares the demonstrations of the teachers, mistakes included, with recorded digests.
-
-    python -m pytest tests/test_demonstrate.py
-"""
-
+import hashlib
+import json
 import random
+from pathlib import Path
+
+import pytest
 
 from paw_min.envs.interface import Step
 from paw_min.envs.pool import EnvPool
+from paw_min.toy import default_model, standins
 from paw_min.toy.demonstrate import Action, Demonstrator, play
 
 
@@ -90,3 +91,15 @@ def test_an_episode_ends_at_its_last_turn_or_where_its_environment_fails():
     short, broken, whole = walk(["9", "broken", "2"], max_turns=4)
     assert len(short) == 4 and whole[-1].observation == "door 2"
     assert broken[-1].executed == "on" and broken[-1].observation == "" and len(broken) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", ["webshop", "search"])
+def test_the_demonstrations_are_those_of_the_stand_ins(env, tmp_path, monkeypatch):
+    """To the byte, mistakes included. test_train.py trains on ALFWorld's, too."""
+    monkeypatch.chdir(tmp_path)
+    tasks = standins.TEACHERS[env].training_tasks()[:12]
+    rows = standins.demonstrations(standins.LESSONS[env], tasks, seed=0)
+    record = json.loads((Path(default_model(env)) / "record.json").read_text())
+    digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+    assert digest == record["miniature"]["demonstrations"]

@@ -1,4 +1,4 @@
-"""The fast engine plays like the original packages: pytest tests/test_engine.py
+"""The fast engine plays like the original packages.
 
 Another process plays generated games with unmodified TextWorld and ALFWorld, this one with
 paw_min.envs.alfworld.engine; all steps must be equal. The other process runs this file as a script.

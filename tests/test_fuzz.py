@@ -1,7 +1,5 @@
 """Random flags, random damage to the files of a run, random bytes as data: never a traceback.
 
-    python -m pytest tests/test_fuzz.py
-
 What a user can cause ends in a UserError, which the run scripts show as one sentence; argparse's
 errors end in exit code 1. The examples are the same in every run (derandomize).
 """

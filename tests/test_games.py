@@ -1,7 +1,4 @@
-"""Generated games and the expert that plays them: pytest tests/test_games.py
-
-test_train.py compares the expert's demonstrations, mistakes included, with recorded digests.
-"""
+"""Generated games and the expert that plays them."""
 
 import hashlib
 import json

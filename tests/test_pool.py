@@ -1,4 +1,4 @@
-"""The pool of environments and its fault tolerance: pytest tests/test_pool.py
+"""The pool of environments and its fault tolerance.
 
 The toy environment's observation is its task, the number of steps and all commands so far.
 """

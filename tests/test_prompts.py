@@ -1,7 +1,4 @@
-"""The prompts of Fig. 7, 8 and 9, the compact prompts, and the parsing of responses.
-
-    python -m pytest tests/test_prompts.py
-"""
+"""The prompts of Fig. 7, 8 and 9, the compact prompts, and the parsing of responses."""
 
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Retrievers in this process: the corpus file, BM25, vectors and their cache, FAISS.
 
-    python -m pytest tests/test_retrievers.py
-
 Most tests use a random encoder; one uses all-MiniLM-L6-v2, which a package contains.
 """
 

@@ -1,7 +1,4 @@
-"""Whole runs of run_search.py: default data, published layouts, a server that dies, bad input.
-
-    python -m pytest tests/test_run_search.py
-"""
+"""Whole runs of run_search.py: default data, published layouts, a server that dies, bad input."""
 
 from pathlib import Path
 

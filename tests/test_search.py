@@ -1,7 +1,4 @@
-"""Search QA without a server: questions, exact match, parsing, Fig. 9, the rules of an episode.
-
-    python -m pytest tests/test_search.py
-"""
+"""Search QA without a server: questions, exact match, parsing, Fig. 9, the rules of an episode."""
 
 import json
 import os

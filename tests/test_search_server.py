@@ -1,7 +1,5 @@
 """The retrieval server and its client, over HTTP on localhost.
 
-    python -m pytest tests/test_search_server.py
-
 A fake server in this process simulates other servers and their failures.
 """
 

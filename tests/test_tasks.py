@@ -1,4 +1,4 @@
-"""Drawing the tasks of updates and panels: pytest tests/test_tasks.py"""
+"""Drawing the tasks of updates and panels."""
 
 import random
 import shutil
