@@ -193,7 +193,8 @@ def test_tapo_is_a_preset_on_top_of_a_size():
     tapo = dict(
         wm_loss="ce", alpha=1.0, lambda_g="constant", wm_every=4, wm_rows="tapo"
     )
-    plain, cfg = parse("--preset", "tiny"), parse("--preset", "tiny", "tapo")
+    plain = parse("--preset", "tiny")
+    cfg = parse("--preset", "tiny", "tapo")
     assert asdict(cfg) == asdict(plain) | tapo | {"name": plain.name.replace("paw", "tapo")}
     alternated = parse("--preset", "tiny", "tapo", "--wm-rows", "paw")
     assert alternated.name == plain.name.replace("paw", "tapo-wm-rows=paw")

@@ -29,7 +29,8 @@ from paw_min.world_models import word2world_options
 from research.paper import sweep, table, transitions
 
 ROOT = Path(__file__).parent.parent
-NAN, INF = float("nan"), float("inf")
+NAN = float("nan")
+INF = float("inf")
 
 
 def one_sentence(error) -> str:

@@ -1,4 +1,4 @@
-"""The folder of an exported policy: its model card, and what is sent to a hub.
+"""The folder of an exported policy, and its model card.
 
     python -m pytest tests/test_export.py
 """
@@ -7,7 +7,6 @@ import json
 import shlex
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 import torch
 from huggingface_hub import ModelCard
@@ -101,35 +100,11 @@ def test_the_command_gives_the_settings_of_the_run(env):
             assert command_of(f"    {card.command(parsed[0])}", env) == parsed
 
 
-def test_push(finished, tmp_path, monkeypatch, capsys):
-    out = tmp_path / "plain"
-    sent = {}
-
-    def upload(hub, repo_id, folder_path):
-        sent[repo_id] = {path.name for path in folder_path.iterdir()}
-
-    monkeypatch.setattr(export.HfApi, "create_repo", lambda hub, name, exist_ok: f"https:/{name}")
-    monkeypatch.setattr(export.HfApi, "upload_folder", upload)
-    export.main([str(finished), "--out", str(out), "--push", "me/policy"])
-    assert "https:/me/policy: the same\n" in capsys.readouterr().out
-    assert {"README.md", "model.safetensors", "tokenizer.json"} <= sent["me/policy"]
-
-
-@pytest.mark.parametrize("flags", [[], ["--push", "me/policy"]])
-def test_a_folder_with_files_stays_as_it_is(finished, flags):
+def test_a_folder_with_files_stays_as_it_is(finished):
     def content() -> dict:
         return {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
 
     before = content()
     with pytest.raises(UserError, match="is not empty: give a new folder"):
-        export.main([str(finished), "--out", str(finished), *flags])
+        export.main([str(finished), "--out", str(finished)])
     assert content() == before
-
-
-def test_a_push_that_fails_writes_nothing(finished, tmp_path, monkeypatch):
-    out = tmp_path / "plain"
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(UserError, match="failed .*onnect.*: give a repository") as error:
-        export.main([str(finished), "--out", str(out), "--push", "me/policy"])
-    assert "\n" not in str(error.value)
-    assert not out.exists()

@@ -60,6 +60,17 @@ def test_a_folder_that_another_process_holds(config, tmp_path):
     runs.Run(config())
 
 
+@pytest.mark.parametrize("name", ["lock", *runs.NO_LINKS])
+def test_a_run_writes_nothing_through_a_link_in_its_folder(config, tmp_path, name):
+    target = tmp_path / "target"
+    target.write_text("kept")
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / name).symlink_to(target)
+    with pytest.raises(UserError, match=f"r/{name} is a link, .* delete the link"):
+        runs.Run(config())
+    assert target.read_text() == "kept"
+
+
 # ---- writing ----
 
 

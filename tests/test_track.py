@@ -81,6 +81,7 @@ def close(numbers) -> list:
     return [(step, pytest.approx(value)) for step, value in numbers]  # TensorBoard has fp32
 
 
+@pytest.mark.slow
 def test_tensorboard_without_points_twice(tracker, tmp_path):
     """A run killed after update 3, whose checkpoint is of update 1, repeats 2 and 3."""
     first = tracker("tensorboard", [])
@@ -96,6 +97,7 @@ def test_tensorboard_without_points_twice(tracker, tmp_path):
     assert shown["eval_success_types/pick"] == [(k, 1.0) for k in range(4)]
 
 
+@pytest.mark.slow
 def test_trackio_without_steps_twice(tracker, tmp_path):
     """The same; Trackio keeps what it has."""
     first = tracker("trackio", [])

@@ -402,7 +402,7 @@ def test_the_stand_in_is_what_its_command_makes(games_root):
 def test_warm_up_is_linear_and_has_no_state():
     policy = make_policy()
     cfg = Config(lr=0.01, warm_up=4)
-    optimizer = session.make_optimizer(cfg, policy)
+    optimizer = session.make_optimizer(policy, cfg.lr, cfg.beta2)
     rates = []
     for k in (1, 2, 4, 5, 9):
         train.warm_up(cfg, optimizer, k)
@@ -411,5 +411,5 @@ def test_warm_up_is_linear_and_has_no_state():
     train.warm_up(cfg, optimizer, 3)  # resumed, in any order
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0075)
     assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)
-    other = session.make_optimizer(Config(beta2=0.95), policy)
+    other = session.make_optimizer(policy, cfg.lr, 0.95)
     assert other.param_groups[0]["betas"] == (0.9, 0.95)

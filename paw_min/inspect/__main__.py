@@ -237,7 +237,8 @@ def score_under(
     column: Weights, cfg: Config, steps: list[StoredRow], device: str
 ) -> list[Seen]:
     """Load the weights of a column and score; a function, so that one model is in memory."""
-    policy = load_policy(column.folder, cfg.temperature, device, forward_precision(cfg, device))
+    precision = forward_precision(cfg.precision, device)
+    policy = load_policy(column.folder, cfg.temperature, device, precision)
     return score(cfg, policy, steps, column.label)
 
 
@@ -275,33 +276,12 @@ def render(data: dict) -> str:
     return TEMPLATE.read_text(encoding="utf-8").replace("__DATA__", text)
 
 
-def summary(data: dict) -> str:
-    """What the page contains, in two lines."""
-    steps = data["steps"]
-    n_episodes = len({(step["update"], step["episode"]) for step in steps})
-    names = ", ".join(str(update["update"]) for update in data["updates"])
-    n_selected = sum(step["selected"] for step in steps)
-    shares = []
-    for k, column in enumerate(data["weights"]):
-        # Of the transitions with a weight in Eq. 11, without the given tokens.
-        hard = "".join(step["seen"][k]["hard"] for step in steps if step["weight"] > 0)
-        hard = hard.replace("-", "")
-        shares.append(f"{hard.count('1')} of {len(hard)} {column['label']}")
-    return (
-        f"{len(steps)} transitions of {n_episodes} episodes, updates {names}; "
-        f"Eq. 4 kept {n_selected}.\n"
-        f"Observation tokens that the loss counts: {', '.join(shares)}."
-    )
-
-
 def main(argv: list[str] | None = None) -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("run", type=Path, help="run folder")
     parser.add_argument("--against", type=Path, help="run folder whose weights score them as well")
     parser.add_argument(
-        "--updates",
-        type=int,
-        default=4,
+        "--updates", type=int, default=4,
         help="number of updates to show, spread over training (%(default)s)",
     )
     parser.add_argument("--out", type=Path, help="file to write (RUN/inspect.html)")
@@ -314,7 +294,7 @@ def main(argv: list[str] | None = None) -> None:
     vocabulary = len(load_tokenizer(str(run.checkpoint)))
     data = page_data(run, columns, [read(file, vocabulary) for file in files])
     replace_text(out, render(data))
-    print(f"{out} ({out.stat().st_size / 1e6:.1f} MB): {summary(data)}")
+    print(f"{out} ({out.stat().st_size / 1e6:.1f} MB): {len(data['steps'])} transitions")
 
 
 if __name__ == "__main__":

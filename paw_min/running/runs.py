@@ -31,13 +31,24 @@ from torch.distributed.checkpoint import state_dict
 from paw_min.base import distributed
 from paw_min.base.console import say
 from paw_min.base.errors import UserError, masked
-from paw_min.base.files import is_url, reading, remove, replace_text, replacing, writing
+from paw_min.base.files import (
+    is_url,
+    reading,
+    refuse_link,
+    remove,
+    replace_text,
+    replacing,
+    writing,
+)
 from paw_min.config import Config
 from paw_min.running import track
 from paw_min.running.stored import differences, from_stored, public
 
 MAX_UPDATES = 999_999  # the names of checkpoints have six digits
 CHECKPOINTS = "checkpoint-" + 6 * "[0-9]"
+# What libraries write to, and what is sent to a tracker. Checkpoints may be links: only their
+# weights are read, and no file in them is written.
+NO_LINKS = ("samples", "tensorboard", "wandb", "wandb-id", "trackio-name")
 
 
 class Run:
@@ -56,6 +67,8 @@ class Run:
         path = self.folder / "config.json"
         with writing(f"the run folder {self.folder}"):
             self.folder.mkdir(parents=True, exist_ok=True)
+            for name in NO_LINKS:
+                refuse_link(self.folder / name, "--name")
             self.lock = hold(self.folder, "--name")
         self.saved_every = cfg.save_every  # updates between the checkpoints that should be there
         self.is_trained = bool(read_metrics(self.folder) or self.checkpoint())
@@ -203,6 +216,7 @@ def hold(folder: Path, flag: str) -> FileLock:
 
     flag: the one that chooses another folder.
     """
+    refuse_link(folder / "lock", flag)
     # The system releases the lock of a killed process. A process may open its folder twice: the two
     # share one lock.
     lock = FileLock(folder / "lock", is_singleton=True)

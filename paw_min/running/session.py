@@ -51,7 +51,7 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     """Load everything, with the weights of the newest checkpoint or else of the start model."""
     check_machine(cfg)
     device = distributed.join(cfg.device)
-    precision = forward_precision(cfg, device)
+    precision = forward_precision(cfg.precision, device)
     with distributed.rank_0_first():
         run = Run(cfg)
         start_folder = start_model(cfg)
@@ -78,7 +78,8 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
         distributed.shard(policy)
     # Gradient checkpointing works in training mode only. Dropout is off (load_policy).
     policy.train(not eval_only)
-    optimizer = make_optimizer(cfg, policy)  # after sharding, which replaces the parameters
+    # After sharding, which replaces the parameters.
+    optimizer = make_optimizer(policy, cfg.lr, cfg.beta2)
     check_start(cfg, policy, sampler)
     reference = None if eval_only else make_reference(cfg, policy, start_folder, device, precision)
 
@@ -101,7 +102,7 @@ def loaded(cfg: Config, model: str = "") -> Iterator[Loaded]:
     """A model and its sampler without a run, for analyses. model: default: the start model."""
     check_machine(cfg)
     device = distributed.join(cfg.device)
-    precision = forward_precision(cfg, device)
+    precision = forward_precision(cfg.precision, device)
     model = model or start_model(cfg)
     # vLLM measures the free memory, so its engine comes before the trainer's model.
     with closing(make_sampler(cfg, model, precision)) as sampler:
@@ -131,11 +132,11 @@ def check_tokenizer(cfg: Config, folder: str) -> None:
         turn_text(tokenizer)
 
 
-def forward_precision(cfg: Config, device: str) -> str:
-    """"fp32" or "bf16"."""
-    if cfg.precision == "auto":
+def forward_precision(precision: str, device: str) -> str:
+    """"fp32" or "bf16", for --precision."""
+    if precision == "auto":
         return "bf16" if device.startswith("cuda") else "fp32"
-    return cfg.precision
+    return precision
 
 
 def make_sampler(cfg: Config, folder: str, precision: str) -> HFSampler | VLLMSampler:
@@ -157,15 +158,14 @@ def recompute_activations(policy: Policy) -> None:
         raise UserError(f"{str(error).rstrip('.')}: add --no-grad-checkpointing.") from error
 
 
-def make_optimizer(cfg: Config, policy: Policy) -> torch.optim.Optimizer:
+def make_optimizer(policy: Policy, lr: float, beta2: float) -> torch.optim.Optimizer:
     """AdamW over the policy, or its adapters, and PPO's critic."""
     policy_parameters = [p for p in policy.model.parameters() if p.requires_grad]
     groups = [{"params": policy_parameters}]
     if policy.critic:
         critic_parameters = list(policy.critic.parameters())
-        groups.append({"params": critic_parameters, "lr": LR_FACTOR * cfg.lr})
-    betas = (0.9, cfg.beta2)
-    return torch.optim.AdamW(groups, lr=cfg.lr, betas=betas, weight_decay=WEIGHT_DECAY)
+        groups.append({"params": critic_parameters, "lr": LR_FACTOR * lr})
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, beta2), weight_decay=WEIGHT_DECAY)
 
 
 def make_reference(

@@ -110,7 +110,7 @@ def load_prompted(
         examples = draw_examples(trajectories, shots, cfg.seed)
     device = join(cfg.device)
     folder = start_model(replace(cfg, model=name))
-    policy = load_policy(folder, device=device, precision=forward_precision(cfg, device))
+    policy = load_policy(folder, device=device, precision=forward_precision(cfg.precision, device))
     world_model = PromptedWorldModel(policy, prompt(examples), answer_tokens)
     check_prompt(world_model)
     return world_model

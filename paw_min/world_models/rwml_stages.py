@@ -155,7 +155,7 @@ def make_start(
     without, the stand-ins answer every prompt with a prediction, and no episode can be played.
     """
     device = distributed.join(job.cfg.device)
-    precision = forward_precision(job.cfg, device)
+    precision = forward_precision(job.cfg.precision, device)
     policy = load_policy(start_model(job.cfg), device=device, precision=precision)
     add_tags(policy, job.cfg.seed)
     if job.settings.warm_epochs:
@@ -318,7 +318,7 @@ def supervise(
 
 
 def sft_optimizer(job: RwmlJob, policy: Policy) -> torch.optim.Optimizer:
-    return make_optimizer(replace(job.cfg, lr=sft_rate(job)), policy)
+    return make_optimizer(policy, sft_rate(job), job.cfg.beta2)
 
 
 def sft_rate(job: RwmlJob) -> float:

@@ -39,7 +39,7 @@ def train(job: Word2WorldJob) -> dict:
     generator("limit", cfg.seed).shuffle(trajectories)
     trajectories = trajectories[: settings.limit or None]
     device = join(cfg.device)
-    precision = forward_precision(cfg, device)
+    precision = forward_precision(cfg.precision, device)
     if settings.start:
         start = start_model(replace(cfg, model=settings.start))
         policy = load_policy(start, device=device, precision=precision)
@@ -80,7 +80,8 @@ def imitate(job: Word2WorldJob) -> dict:
     device = join(cfg.device)
     # UserError if a prompt may be longer than the model's positions.
     load_tokenizer(start_model(cfg), cfg.max_prompt_tokens + cfg.max_response_tokens)
-    policy = load_policy(start_model(cfg), device=device, precision=forward_precision(cfg, device))
+    precision = forward_precision(cfg.precision, device)
+    policy = load_policy(start_model(cfg), device=device, precision=precision)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=job.settings.lr)
     prompt = BENCHMARKS[cfg.env].prompts[cfg.prompt]
     rows = []
@@ -182,6 +183,6 @@ def load_world_model(folder: Path, cfg: Config, answer_tokens: int = 512) -> Wor
         raise UserError(f"{path} has the marker {marker!r}, expected {MARKER!r}: train the world "
                         "model again.")
     device = join(cfg.device)
-    precision = forward_precision(cfg, device)
+    precision = forward_precision(cfg.precision, device)
     policy = load_policy(str(folder), device=device, precision=precision)
     return WorldModel(policy, context, answer_tokens)

@@ -120,7 +120,7 @@ def measure() -> Report:
     cfg, _ = parse_args("alfworld", presets_of("alfworld"), __doc__, [])
     policy = load_policy(start_model(cfg))
     reference = load_policy(start_model(cfg))
-    optimizer = make_optimizer(cfg, policy)
+    optimizer = make_optimizer(policy, cfg.lr, cfg.beta2)
 
     episodes = play(cfg, policy)
     rows = prepare(cfg, policy, reference, flatten(episodes))
