@@ -18,7 +18,7 @@ from paw_min.envs.textworld import TextworldEnv, list_games
 from paw_min.envs.textworld.env import NO_EFFECT, text_of
 from paw_min.running.session import find_tasks
 from paw_min.toy import default_model
-from paw_min.toy.textworld_games import GENERATED, Guide, generate
+from paw_min.toy.textworld_games import GENERATED, Guide, Split, game_options, generate
 from paw_min.world_models import players, word2world, word2world_options
 from paw_min.world_models.trajectories import Recorder, initial_context, to_text
 
@@ -39,14 +39,10 @@ def root(tmp_path_factory):
 @pytest.fixture(scope="module")
 def quest(tmp_path_factory):
     """The path of a game that is not compiled: only its .json exists."""
-    opts = textworld.GameOptions()
-    opts.seeds = 0
-    opts.nb_rooms = 3
-    opts.nb_objects = 4
-    opts.chaining.min_length = opts.chaining.max_length = opts.chaining.max_depth = 3
-    opts.chaining.max_breadth = 1
+    small = Split(first_seed=0, games=1, rooms=3, objects=4, quest=3)
     path = tmp_path_factory.mktemp("quest") / "game.z8"
-    textworld.generator.make_game(opts).save(str(path.with_suffix(".json")))
+    game = textworld.generator.make_game(game_options(small, seed=0))
+    game.save(str(path.with_suffix(".json")))
     return str(path)
 
 

@@ -35,13 +35,7 @@ GENERATED = {
 }
 
 
-def generate(folder: Path, split: Split, seed: int) -> Path:
-    """Make the game of this seed, as `tw-make custom` does, unless it exists; returns its path."""
-    name = f"rooms{split.rooms}-objects{split.objects}-quest{split.quest}-seed{seed:05d}"
-    path = folder / f"{name}.z8"
-    if path.is_file():
-        return path
-    folder.mkdir(parents=True, exist_ok=True)
+def game_options(split: Split, seed: int) -> textworld.GameOptions:
     options = textworld.GameOptions()
     options.seeds = seed
     options.nb_rooms = split.rooms
@@ -50,6 +44,17 @@ def generate(folder: Path, split: Split, seed: int) -> Path:
     options.chaining.max_length = split.quest
     options.chaining.max_depth = split.quest
     options.chaining.max_breadth = 1
+    return options
+
+
+def generate(folder: Path, split: Split, seed: int) -> Path:
+    """Make the game of this seed, as `tw-make custom` does, unless it exists; returns its path."""
+    name = f"rooms{split.rooms}-objects{split.objects}-quest{split.quest}-seed{seed:05d}"
+    path = folder / f"{name}.z8"
+    if path.is_file():
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    options = game_options(split, seed)
     # Made elsewhere, and moved when complete, the .z8 last. Two processes may do the same.
     with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as partial:
         options.path = f"{partial}/{name}.z8"
