@@ -5,30 +5,51 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paw_min.base.errors import UserError, importing, user_errors
+from paw_min.running.presets import SCRIPTS, presets_of
 
 
-def main(env: str, presets: dict[str, dict], doc: str) -> None:
-    """Parse the command line and train, evaluate or show the plan."""
+def main(env: str, presets: dict[str, dict], doc: str, learn=None, argv=None) -> None:
+    """Parse the command line and train, evaluate or show the plan.
+
+    learn: of train.train; default: its own. argv: default: the command line.
+    """
     importing()  # what follows takes seconds
     import torch
 
     from paw_min.base import distributed
     from paw_min.config import parse_args
     from paw_min.running.session import dry_run
-    from paw_min.train import train
+    from paw_min.train import learn_jointly, train
 
     with user_errors(distributed.with_rank):
         try:
-            cfg, mode = parse_args(env, presets, doc)
+            cfg, mode = parse_args(env, presets, doc, argv)
             if mode == "dry-run":
                 dry_run(cfg)
             else:
-                train(cfg, eval_only=mode == "eval-only")
+                train(cfg, mode == "eval-only", learn or learn_jointly)
             distributed.finish()
         except torch.OutOfMemoryError as error:
             reason = " ".join(str(error).split())[:200]
             remedy = "rerun with a lower --micro-tokens or --vllm-memory; the run then resumes."
             raise UserError(f"the GPU's memory is full ({reason}): {remedy}") from error
+
+
+def fork(learn: Callable, settings: dict, doc: str) -> None:
+    """The command `python -m examples.NAME ENV [flags]`: run_ENV.py with another `learn`.
+
+    learn: see train.train; its name is part of the names of its runs. settings: what it adds to
+    every preset of the run script.
+    """
+    with user_errors():
+        env, *argv = sys.argv[1:] or [""]
+        if env not in SCRIPTS:
+            names = ", ".join(SCRIPTS)
+            raise UserError(f"{env!r} is not a benchmark: the first word must be one of {names}, "
+                            "the others are flags of its run script.")
+    settings = settings | {"learn": learn.__name__}
+    presets = {name: preset | settings for name, preset in presets_of(env).items()}
+    main(env, presets, doc, learn, argv)
 
 
 def judged(env: str, presets: dict[str, dict], doc: str, folder_of: Callable[..., Path]):

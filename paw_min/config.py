@@ -44,6 +44,7 @@ def opt(
 @dataclass
 class Config:
     env: str = "alfworld"  # the benchmark; set by the run script
+    learn: str = "learn_jointly"  # name of the function that learns from rows; set by train
 
     name: str = opt(RUN, "", "run name; default: from the settings that differ from the preset")
     out: str = opt(RUN, "runs", "folder of the run folders")
@@ -132,9 +133,6 @@ class Config:
     )
     mini_batch: int = opt(RL, 256, "rows per optimizer step, A.1; 0: all rows", low=0)
     micro_tokens: int = opt(RL, 16384, "tokens per forward pass, padding included", low=1)
-    clip_high: float = opt(
-        RL, 0.2, "upper clip of the ratio; the lower is 0.2; ECHO's paper: 0.28", above=0
-    )
     kl_coef: float = opt(RL, 0.01, "k3 KL to the start model; 0: without; verl-agent", low=0)
     entropy_coef: float = opt(RL, 0.001, "entropy bonus; verl-agent", low=0)
 
@@ -144,10 +142,6 @@ class Config:
     )
     rho: float = opt(PAW, 0.2, "confidence threshold of clipped MAE, Eq. 7", above=0, high=1)
     alpha: float = opt(PAW, 0.75, "alpha, Eq. 4: selected fraction", above=0, high=1)
-    select_entropy: str = opt(
-        PAW, "full", "entropy in Eq. 4: of the distribution, or the printed -q log q",
-        choices=("full", "sampled"),
-    )
     lambda_g: str = opt(
         PAW, "adaptive", "lambda_g: Eq. 10, or 1", choices=("adaptive", "constant")
     )
@@ -160,27 +154,12 @@ class Config:
         PAW, "turn", "between response and observation: what the chat template puts there, or "
         "nothing", choices=("turn", "none"),
     )
-    wm_every: int = opt(
-        PAW, 0, "0: both losses in each step; I: every I-th update is followed by one on the "
-        "world-model loss alone (TAPO: 4)", low=0,
-    )
-    wm_rows: str = opt(
-        PAW, "paw", "rows of that loss: PaW's, o' after the response; with --wm-every also TAPO's: "
-        "o' after a prompt of its own", choices=("paw", "tapo"),
-    )
-    wm_steps: int = opt(PAW, 1, "next observations to predict, given the actions between", low=1)
-    dedup: bool = opt(PAW, False, "Eq. 4: count equal transitions of an update once")
-    conflict_every: int = opt(PAW, 0, "updates between gradient-conflict logs; 0: never", low=0)
 
 
 # Presets of a method, combined with one of a size: --preset paper echo.
 METHODS = {
     # ECHO (arXiv 2605.24517): cross entropy on all observation tokens, constant weight 0.05.
     "echo": dict(wm_loss="ce", alpha=1.0, lambda_g="constant", wm_scale=0.05),
-    # TAPO (arXiv 2607.27973): cross entropy on all observations, in rows and updates of their own.
-    "tapo": dict(
-        wm_loss="ce", alpha=1.0, lambda_g="constant", wm_every=4, wm_rows="tapo",
-    ),
 }
 
 # Presets of a size that train on published data, with the settings of the paper.
@@ -189,7 +168,7 @@ PUBLISHED = ("paper", "24gb", "80gb")
 # Settings on which nothing depends that a stage before RL stores (world_models/).
 FREE_IN_STAGES = (
     "out", "updates", "eval_every", "eval_repeats", "save_every", "workers", "device", "track",
-    "shard", "grad_checkpointing", "ref_offload", "vllm_memory", "micro_tokens", "conflict_every",
+    "shard", "grad_checkpointing", "ref_offload", "vllm_memory", "micro_tokens",
 )
 
 # Settings that may differ on resume: of run length, speed, memory and evaluation, and the limit of
@@ -239,15 +218,9 @@ def check(cfg: Config) -> None:
     if is_url(cfg.model):
         raise UserError(f"--model {masked(cfg.model)} is a URL: give a folder, or the name of a "
                         "model on the Hugging Face hub.")
-    if cfg.wm_rows == "tapo":
-        if not cfg.wm_every:
-            raise UserError("--wm-rows tapo is for updates of its own: add --wm-every 4.")
-        if cfg.wm_steps > 1:
-            raise UserError(f"--wm-steps {cfg.wm_steps} is not for --wm-rows tapo: omit one.")
-        if cfg.conflict_every:  # of two losses on one row
-            raise UserError(
-                f"--conflict-every {cfg.conflict_every} is not for --wm-rows tapo: omit one."
-            )
+    if cfg.learn != Config.learn and not cfg.paw:
+        raise UserError("--no-paw leaves this method no world model: its baseline is the run "
+                        "script's.")
     if cfg.ref_offload and cfg.lora_rank:
         raise UserError(
             "--ref-offload has no second model to move with --lora-rank: add --no-ref-offload."
@@ -290,9 +263,12 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     """Settings of a run script, and its mode: train, eval-only or dry-run."""
     default = next(iter(presets))
     parser = Parser(usage="%(prog)s [flags]", description=doc)
+    # What cli.fork adds to the presets is a method already.
+    of_methods = METHODS if "learn" not in presets[default] else {}
     parser.add_argument(
-        "--preset", choices=[*presets, *METHODS], nargs="+", default=[default],
-        help=f"base settings (default {default}), optionally followed by a method: echo or tapo",
+        "--preset", choices=[*presets, *of_methods], nargs="+", default=[default],
+        help=f"base settings (default {default})"
+        + "".join(f", optionally followed by a method: {name}" for name in of_methods),
     )
     parser.add_argument(
         "--eval-only", dest="mode", action="store_const", const="eval-only", default="train",
@@ -412,7 +388,9 @@ def default_name(
     if size.endswith("gb"):
         model += f"-{size}"  # these presets share their models with `paper`
     method = cfg.algo
-    if cfg.paw:
+    if cfg.learn != Config.learn:
+        method += f"-{cfg.learn}".replace("_", "-")
+    elif cfg.paw:
         method += f"-{methods[0] if methods else 'paw'}"
     base = asdict(Config()) | preset
     elsewhere = {"model", "algo", "paw", "seed", "data", "retriever", *FREE_TO_CHANGE}

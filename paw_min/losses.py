@@ -98,21 +98,3 @@ def row_weights(
         for g, keep in zip(group, selected.tolist())
     ]
     return torch.tensor(weights, device=selected.device)
-
-
-def tuple_weights(
-    group: Sequence[Hashable], selected: Tensor, lambdas: dict[Hashable, float],
-    n_targets: list[int],
-) -> Tensor:
-    """w_i such that sum_i w_i * loss_i is TAPO's Eq. 6 (arXiv 2607.27973) -> (N,).
-
-    w_i = lambda_g * n_i / M for the M selected rows, else 0. Each row weighs 1 / M, whatever its
-    group. The equation has the log-probability of the whole observation, a sum over its n_i tokens,
-    where loss_i is their mean. TAPO selects all rows and has no lambda_g: 1.
-    """
-    share = 1 / max(1, int(selected.sum()))
-    weights = [
-        float(lambdas[g]) * n * share if keep else 0.0
-        for g, n, keep in zip(group, n_targets, selected.tolist(), strict=True)
-    ]
-    return torch.tensor(weights, device=selected.device)

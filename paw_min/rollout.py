@@ -23,7 +23,7 @@ from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Command, Context, Pool, Step, Turn
 from paw_min.model.sampler import Request, Response
-from paw_min.rows import Episode, LoggedStep, Transition
+from paw_min.rows import Episode, Transition
 
 
 @dataclass
@@ -246,14 +246,15 @@ class _Player:
             response_logps=seat.response.logps,
             reward=step.reward,
             valid=seat.command.valid,
-            anchor=context.observation,  # o_t, before it is replaced below
+            observation=context.observation,  # o_t, before it is replaced below
             group=episode.group,
             trajectory=episode.trajectory,
-            command=seat.command.text,
             admissible=context.admissible,
+            response=seat.text,
+            command=seat.command.text,
+            next_observation=step.observation,
         )
         episode.transitions.append(transition)
-        episode.log.append(LoggedStep(context.observation, seat.text, step.observation))
         episode.score = step.score
         episode.won = step.done and step.won
 

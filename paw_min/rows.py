@@ -1,6 +1,6 @@
 """The transitions of an update (Alg. 1, line 3): from episodes to rows, one column per quantity.
 
-    Episode    what a rollout has played: transitions and their texts
+    Episode    what a rollout has played: transitions, as tokens and as texts
     flatten    episodes -> Rows, the pool P
     Rows       what update.prepare and update.learn read
 
@@ -8,7 +8,6 @@ Legend: N transitions (rows), T tokens of the longest response.
 """
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,25 +28,21 @@ class TokenRow:
 
 @dataclass
 class Transition(TokenRow):
-    """One environment step, the unit of training: TokenRow has the tokens h_t, a_t and o_{t+1}."""
+    """One environment step, the unit of training: TokenRow has the tokens h_t, a_t and o_{t+1}.
+
+    Its texts are whole, also where --max-obs-tokens has cut the tokens.
+    """
 
     response_logps: list[float]  # the sampler's, one per response token, at its temperature
     reward: float  # r_t of the environment, without penalties
     valid: bool  # is the response well formed?
-    anchor: str  # o_t, the state in GiGPO's sense
+    observation: str  # o_t, the state in GiGPO's sense
     group: int
     trajectory: int
-    # What TAPO's rows show beside o_t (tapo.transition_rows).
-    command: str = field(default="", kw_only=True)  # what the environment executed
-    admissible: list[str] = field(default_factory=list, kw_only=True)  # commands, in o_t
-
-
-class LoggedStep(NamedTuple):
-    """One step as text."""
-
-    observation: str  # o_t
-    response: str  # a_t
-    next_observation: str  # o_{t+1}
+    admissible: list[str] = field(default_factory=list, kw_only=True)  # commands that o_t admits
+    response: str = field(default="", kw_only=True)  # a_t
+    command: str = field(default="", kw_only=True)  # the part of it that was executed
+    next_observation: str = field(default="", kw_only=True)  # o_{t+1}
 
 
 @dataclass
@@ -58,7 +53,6 @@ class Episode:
     group: int
     trajectory: int
     transitions: list[Transition] = field(default_factory=list)
-    log: list[LoggedStep] = field(default_factory=list)
     instruction: str = ""  # the task as text
     task_type: str = ""
     won: bool = False
@@ -81,15 +75,13 @@ class Rows:
     row_weight, and, unless they are None, old_logp and ref_logp.
     """
 
-    tokens: list[TokenRow]  # N x (h_t, a_t, o_{t+1})
+    transitions: list[Transition]  # N, as they were played, with their texts
+    tokens: list[TokenRow]  # N x (h_t, a_t, o_{t+1}) of the passes: the transitions, at first
     group: list[int]  # N x g
     trajectory: list[int]  # N x tau
     reward: list[float]  # N x r_t, without penalties
     episode_return: list[float]  # N x R(tau), of the row's episode
     valid: Tensor  # (N,) bool: is the response well formed?
-    anchor: list[str]  # N x o_t, the state in GiGPO's sense
-    command: list[str]  # N x the command that was executed
-    admissible: list[list[str]]  # N x the commands that o_t admits; empty: any text
     sampler_logp: Tensor  # (N, T) the sampler's log-probs of a_t in nats, 0 after its end
 
     score: Tensor | None = None  # (N,) s_i: R(tau) minus the row's own format penalty
@@ -112,14 +104,12 @@ def flatten(episodes: list[Episode]) -> Rows:
     returns = [episode.episode_return for episode in episodes for _ in episode.transitions]
     logps = [torch.tensor(t.response_logps) for t in transitions]
     return Rows(
+        transitions=transitions,
         tokens=transitions,
         group=[t.group for t in transitions],
         trajectory=[t.trajectory for t in transitions],
         reward=[t.reward for t in transitions],
         episode_return=returns,
         valid=torch.tensor([t.valid for t in transitions]),
-        anchor=[t.anchor for t in transitions],
-        command=[t.command for t in transitions],
-        admissible=[t.admissible for t in transitions],
         sampler_logp=torch.nn.utils.rnn.pad_sequence(logps, batch_first=True),
     )

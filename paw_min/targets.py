@@ -1,35 +1,19 @@
 """What the world model predicts: the next observation (the paper), a control, two extensions.
 
-    --wm-target shuffled   the observations of other rows: the placebo. If a gain survives it, the
-                           gain did not come from learning what actions do
-    --wm-steps K           the next K observations, given the actions in between (the first limit
-                           that section 7 of the paper leaves open)
-    --dedup                equal transitions count once in Eq. 4 (the second)
+    shuffled            the observations of other rows: the placebo, --wm-target shuffled. If a gain
+                        survives it, the gain did not come from learning what actions do
+    multi_step          the next K observations, given the actions in between (the first limit that
+                        section 7 of the paper leaves open)
+    first_occurrences   which transitions are not equal to an earlier one (the second)
 
-Off by default. The first two only replace `obs_ids` (and `given`) of the rows that learn() gets.
-
-Legend: N rows.
+The first two only replace `obs_ids` (and `given`) of the rows that update.learn gets. A run with
+the other two: examples/section_7.py.
 """
 
 from dataclasses import replace
 
 from paw_min.base.seeds import generator
-from paw_min.config import Config
 from paw_min.rows import TokenRow
-
-
-def world_model_targets(
-    cfg: Config, rows: list[TokenRow], trajectory: list[int], update: int
-) -> list[TokenRow]:
-    """N rows with the targets that the settings ask for; `trajectory` labels each row.
-
-    update: its number, with the seed the key of the placebo's draw.
-    """
-    if cfg.wm_steps > 1:
-        rows = multi_step(rows, trajectory, cfg.wm_steps)
-    if cfg.wm_target == "shuffled":
-        rows = shuffled(rows, cfg.seed, update)
-    return rows
 
 
 def multi_step(rows: list[TokenRow], trajectory: list[int], k: int) -> list[TokenRow]:

@@ -7,30 +7,44 @@ weights and optimizer state alone: on a CPU, with the numbers of an uninterrupte
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
+from paw_min import update
 from paw_min.base import console, distributed
 from paw_min.base.errors import UserError
 from paw_min.config import Config, baseline_name
-from paw_min.conflict import gradient_conflict
 from paw_min.critic import learn_values
 from paw_min.metrics import describe_episodes, describe_selection, peak_memory
 from paw_min.model.critic import LR_FACTOR
 from paw_min.model.probe import check_panel, check_sync
 from paw_min.rollout import Rollout, rollout
-from paw_min.rows import flatten
+from paw_min.rows import Rows, flatten
 from paw_min.running.evaluate import evaluate, outcomes, transcript
 from paw_min.running.plot import draw
 from paw_min.running.runs import read_metrics, updates_done
 from paw_min.running.samples import sample
 from paw_min.running.session import Session, described_data, open_session, start_model
 from paw_min.running.tasks import draw_groups
-from paw_min.tapo import learn_in_turns
-from paw_min.update import NonFinite, learn, prepare
+from paw_min.update import NonFinite, prepare
+
+# What an update does with its rows, which update.prepare has completed: settings, session, rows and
+# the number of the update -> metrics.
+Learn = Callable[[Config, Session, Rows, int], dict[str, float]]
 
 
-def train(cfg: Config, eval_only: bool = False) -> None:
-    """Run `cfg` to its end, or only evaluate it. runs.py lists the files that it writes."""
+def learn_jointly(cfg: Config, s: Session, rows: Rows, k: int) -> dict[str, float]:
+    """Lines 5, 7, 8, 10 and 11: the gradient steps of update k on the joint objective."""
+    return update.learn(cfg, s.policy, s.optimizer, rows, seed_key=(cfg.seed, k))
+
+
+def train(cfg: Config, eval_only: bool = False, learn: Learn = learn_jointly) -> None:
+    """Run `cfg` to its end, or only evaluate it. runs.py lists the files that it writes.
+
+    learn: another function makes another method of the same loop (examples/tapo.py). The run folder
+    stores its name, so that only the same method resumes it.
+    """
+    cfg = replace(cfg, learn=learn.__name__)
     # The session has policy, sampler, optimizer, environment pool and tasks; session.py loads them.
     with open_session(cfg, eval_only) as s:
         if eval_only:
@@ -46,7 +60,7 @@ def train(cfg: Config, eval_only: bool = False) -> None:
             log(s, {"update": 0} | play_panel(cfg, s, 0))
 
         for k in range(done + 1, cfg.updates + 1):  # Alg. 1, line 1
-            metrics = {"update": k} | run_update(cfg, s, k)
+            metrics = {"update": k} | run_update(cfg, s, k, learn)
             # The last update is always evaluated and saved, whatever the intervals.
             is_last = k == cfg.updates
             if is_last or (cfg.eval_every and k % cfg.eval_every == 0):
@@ -65,7 +79,7 @@ def train(cfg: Config, eval_only: bool = False) -> None:
             console.report(s.run.folder, lines, baseline_name(cfg), generated=not cfg.data)
 
 
-def run_update(cfg: Config, s: Session, k: int) -> dict[str, float]:
+def run_update(cfg: Config, s: Session, k: int, learn: Learn) -> dict[str, float]:
     """Update k, from 1: collect groups of episodes, learn from them -> metrics."""
     # Line 2: the sampler generates with the weights of this moment, so the data are on-policy.
     began = time.perf_counter()
@@ -89,25 +103,18 @@ def run_update(cfg: Config, s: Session, k: int) -> dict[str, float]:
     # Lines 5, 7, 8, 10, 11: the gradient steps.
     began = time.perf_counter()
     warm_up(cfg, s.optimizer, k)
-    learned = {}
+    # lambda_g and the selection are PaW's: a baseline has no such metrics.
+    learned = describe_selection(rows) if cfg.paw else {}
     try:
         if cfg.algo == "ppo":
             values = learn_values(cfg, s.policy, s.optimizer, rows, seed_key=(cfg.seed, k))
             rows = replace(rows, advantage=values.advantage)
             learned |= values.metrics
-        if cfg.paw and cfg.conflict_every and k % cfg.conflict_every == 0:
-            learned |= gradient_conflict(cfg, s.policy, rows, seed_key=(cfg.seed, k))
-        if cfg.paw and cfg.wm_every:
-            learned |= learn_in_turns(cfg, s.policy, s.optimizer, rows, k)
-        else:
-            learned |= learn(cfg, s.policy, s.optimizer, rows, seed_key=(cfg.seed, k))
+        learned |= learn(cfg, s, rows, k)
     except NonFinite as error:
         raise stopped_by_nan(s, error, k) from error
     seconds_update = time.perf_counter() - began
 
-    # lambda_g and the selection are PaW's: a baseline has no such metrics.
-    if cfg.paw:
-        learned |= describe_selection(rows)
     s.run.write(f"samples/{k:06d}.json", sample(k, episodes, rows))  # for paw_min.inspect
     return describe_episodes(played.episodes) | learned | played.metrics | {
         "sampler_gap": gap,

@@ -13,7 +13,7 @@
     11    optimize the joint objective (Eq. 11)                           learn
 
     prepare   rows -> rows with advantages, old log-probs, selected transitions, lambda_g, weights
-    learn     rows -> gradient steps on the joint objective (tapo.py: on one loss at a time)
+    learn     rows -> gradient steps on the joint objective
 
 The RL loss under PaW is that of verl-agent, the code of GiGPO, on which the paper builds: PPO's
 clipped surrogate on group-relative advantages, as a mean over the response tokens of a mini-batch,
@@ -76,7 +76,7 @@ def prepare(
 
     # Selection and lambda_g need all rows of the update: Eq. 4 ranks them globally, Eq. 10 averages
     # whole groups. So they come before the rows are cut into mini-batches.
-    candidates = world_model_candidates(cfg, rows.tokens)
+    candidates = world_model_candidates(rows.tokens)
     # Without PaW no row is selected, so every weight is 0 and no observation enters a pass.
     selected = torch.zeros_like(candidates)  # (N,)
     lambdas = dict.fromkeys(rows.group, 0.0)
@@ -86,11 +86,12 @@ def prepare(
         selected = select_transitions(cfg, candidates, old.entropy)
         lambdas = group_lambdas(cfg, rows)  # line 9, Eq. 10
     row_weight = losses.row_weights(rows.group, selected, lambdas)  # line 6, Eq. 9 and 11
-    if cfg.wm_rows == "tapo":
-        row_weight = torch.zeros_like(row_weight)  # o' is learned in rows of its own: tapo.py
+    tokens = rows.tokens
+    if cfg.wm_target == "shuffled":
+        tokens = targets.shuffled(tokens, cfg.seed, update)
     return replace(
         rows,
-        tokens=targets.world_model_targets(cfg, rows.tokens, rows.trajectory, update),
+        tokens=tokens,
         score=score,
         advantage=advantage,
         old_logp=old.logp,
@@ -179,10 +180,8 @@ def loss_parts(
     # micro-batch. Times its share of the tokens, it is a part of the mean over the mini-batch, so
     # that the gradient does not depend on how rows are cut into micro-batches.
     n_tokens = sum(len(rows.tokens[i].response_ids) for i in mini)
-    share = int(mask.sum()) / max(1, n_tokens)  # TAPO's rows have no response
-    surrogate, stats = losses.clipped_surrogate(
-        logp, old_logp, advantage.to(logp), mask, clip_high=cfg.clip_high
-    )
+    share = int(mask.sum()) / max(1, n_tokens)  # rows of examples/ may have no response
+    surrogate, stats = losses.clipped_surrogate(logp, old_logp, advantage.to(logp), mask)
     stats["entropy"] = losses.masked_mean(token_entropy, mask)
     terms = {"pg": share * surrogate}
     terms["entropy"] = -cfg.entropy_coef * share * stats["entropy"]  # a bonus: lowers the loss
@@ -236,17 +235,14 @@ def row_advantages(cfg: Config, rows: Rows, score: Tensor) -> Tensor:
     returns = advantages.discounted_returns(rewards, rows.trajectory, GAMMA)
     returns = advantages.penalized(returns, rows.valid, cfg.invalid_penalty)
     return advantages.gigpo(
-        score, returns, rows.group, rows.anchor,
+        score, returns, rows.group, [t.observation for t in rows.transitions],
         normalize=cfg.normalize, similarity=cfg.similarity or None,
     )
 
 
-def world_model_candidates(cfg: Config, rows: list[TokenRow]) -> Tensor:
+def world_model_candidates(rows: list[TokenRow]) -> Tensor:
     """The rows that compete in Eq. 4: those with an observation -> bool (N,)."""
-    candidates = torch.tensor([len(row.obs_ids) > 0 for row in rows])
-    if cfg.dedup:
-        candidates &= torch.tensor(targets.first_occurrences(rows))
-    return candidates
+    return torch.tensor([len(row.obs_ids) > 0 for row in rows])
 
 
 def select_transitions(cfg: Config, candidates: Tensor, entropy: Tensor | None) -> Tensor:

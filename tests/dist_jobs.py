@@ -13,9 +13,9 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
+from examples.conflict import gradient_conflict
 from paw_min.base import distributed
 from paw_min.config import Config
-from paw_min.conflict import gradient_conflict
 from paw_min.critic import learn_values
 from paw_min.model.lora import full_weights
 from paw_min.model.policy import load_policy

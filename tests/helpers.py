@@ -231,7 +231,7 @@ def make_episodes(n_groups=3, size=3) -> list[Episode]:
             episode.transitions.append(
                 Transition(
                     *ids, [-1.0] * len(ids[1]), reward=10.0 * done, valid=rng.random() < 0.8,
-                    anchor=rng.choice("xyz"), group=episode.group, trajectory=trajectory,
+                    observation=rng.choice("xyz"), group=episode.group, trajectory=trajectory,
                     command=f"go to shelf {turn}", admissible=["take mug 1", "go to desk 2"],
                 )
             )

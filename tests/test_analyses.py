@@ -123,7 +123,7 @@ def test_a_run_folder_is_only_read(finished):
     assert len({r.task for r in result.rows}) == 2  # three episodes in groups of two
     for r in result.rows:
         assert r.tokens.obs_ids == result.policy.encode(r.next_observation)
-        assert r.tokens.anchor == r.observation
+        assert r.tokens.observation == r.observation
 
 
 def test_selection_is_that_of_training(finished, tmp_path, capsys):

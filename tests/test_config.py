@@ -33,17 +33,17 @@ def parse(*argv: str, env: str = "alfworld") -> Config:
 A1 = dict(  # PaW A.1 and section 4.1, for all three benchmarks
     max_response_tokens=512, lr=1e-6, normalize="std", temperature=1.0, paw=True,
     wm_loss="cmae", alpha=0.75, rho=0.2, lambda_g="adaptive",
-    algo="grpo", prompt="paper", wm_scale=1.0, wm_target="next", wm_steps=1, dedup=False,
+    algo="grpo", prompt="paper", wm_scale=1.0, wm_target="next",
 )
 CODE_BASE = dict(  # verl-agent, where the paper gives no number
-    statistics="rows", clip_high=0.2,
+    statistics="rows",
 )
 OURS = dict(  # neither says; max_obs_tokens cuts nothing: Eq. 5-8 sum over all of |o|
-    select_entropy="full", max_obs_tokens=4096, name="", out="runs", seed=0, eval_repeats=1,
+    max_obs_tokens=4096, name="", out="runs", seed=0, eval_repeats=1,
     data="", device="auto", precision="auto", shard=False, grad_checkpointing=True,
-    ref_offload=False, sampler="vllm", vllm_memory=0.4, micro_tokens=16384, conflict_every=0,
+    ref_offload=False, sampler="vllm", vllm_memory=0.4, micro_tokens=16384,
     human_goals=False, retriever="", topk=3, lora_rank=0, track="none", wm_separator="turn",
-    warm_up=0, beta2=0.999, wm_every=0, wm_rows="paw",
+    warm_up=0, beta2=0.999,
 )
 DECISIONS = dict(  # ALFWorld and WebShop
     groups=16, group_size=8, invalid_penalty=0.1, history_length=2,
@@ -102,7 +102,8 @@ def test_the_constants_beside_the_presets():
     assert update.GRAD_CLIP == 1.0
     assert WEIGHT_DECAY == 0.01
     assert critic.GAE_LAMBDA == 1.0
-    assert default(losses.clipped_surrogate, "clip_low") == Config.clip_high == 0.2
+    assert default(losses.clipped_surrogate, "clip_low") == 0.2
+    assert default(losses.clipped_surrogate, "clip_high") == 0.2
     assert default(losses.clipped_surrogate, "dual_clip") == 3.0
     assert update.GAMMA == 0.95
     found = {env: (BENCHMARKS[env].r_max, BENCHMARKS[env].cut_prompts) for env in SCRIPTS}
@@ -149,7 +150,6 @@ def test_presets_pass_their_own_check_and_the_first_is_tiny(env):
         (["--algo", "ppo", "--statistics", "trajectories"], "not for --algo ppo: omit it"),
         (["--preset", "tiny", "paper"], "--preset tiny paper has 2 sizes: choose one."),
         (["--preset", "24gb"], "--preset 24gb is for published data"),
-        (["--preset", "tapo", "--wm-steps", "2"], "--wm-steps 2 is not for --wm-rows tapo: omit "),
         (["--warm-up", "9" * 50], "--warm-up 9+ is out of range: it must be at least 0 and at mo"),
         (["--seed", "1" + 400 * "0"], "--seed 10+ is out of range: it must be at least -9"),
         (["--model", "http://me:p@ss@host/x"], r"--model http://\*{3}@host/x is a URL: give a f"),
@@ -189,17 +189,6 @@ def test_names_that_are_folders_are_accepted():
         assert parse("--name", name).name == name
 
 
-def test_tapo_is_a_preset_on_top_of_a_size():
-    tapo = dict(
-        wm_loss="ce", alpha=1.0, lambda_g="constant", wm_every=4, wm_rows="tapo"
-    )
-    plain = parse("--preset", "tiny")
-    cfg = parse("--preset", "tiny", "tapo")
-    assert asdict(cfg) == asdict(plain) | tapo | {"name": plain.name.replace("paw", "tapo")}
-    alternated = parse("--preset", "tiny", "tapo", "--wm-rows", "paw")
-    assert alternated.name == plain.name.replace("paw", "tapo-wm-rows=paw")
-
-
 def test_echo_is_a_preset_on_top_of_a_size():
     echo = dict(wm_loss="ce", alpha=1.0, lambda_g="constant", wm_scale=0.05)
     for size in ("tiny", "paper"):
@@ -226,8 +215,7 @@ OTHER = dict(  # a valid value of each setting that is not the one of the tiny p
     mini_batch=33, kl_coef=0.3, entropy_coef=0.3, rho=0.3, alpha=0.3,
     eval_tasks=33, model="a/other", seed=3, data="d", retriever="r", workers=2, out="elsewhere",
     updates=33, eval_every=3, eval_repeats=3, save_every=3, micro_tokens=333, vllm_memory=0.3,
-    device="cpu", conflict_every=3, wm_scale=0.3, wm_steps=3, lora_rank=3,
-    warm_up=3, beta2=0.9, wm_every=3, clip_high=0.3,
+    device="cpu", wm_scale=0.3, lora_rank=3, warm_up=3, beta2=0.9,
 )
 SOURCES = {"data", "retriever"}  # paths, which the names leave out
 
@@ -238,8 +226,8 @@ def test_names_contain_each_setting_that_was_changed(env):
     plain = parse(env=env)
     names = {"": plain.name}
     for f in settings(env):
-        # The first is the name itself, the last three need another flag.
-        if f.name in ("name", "shard", "sampler", "wm_rows"):
+        # The first is the name itself, the other two need another flag.
+        if f.name in ("name", "shard", "sampler"):
             continue
         value = getattr(plain, f.name)
         if f.type is bool:

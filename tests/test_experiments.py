@@ -22,7 +22,7 @@ from paw_min.config import parse_args
 from paw_min.running import runs
 from paw_min.running.stored import public
 from research.paper import figures, sweep, table
-from research.paper.grids import ALTERNATED, GRIDS, PLACEBO, Arm
+from research.paper.grids import GRIDS, PLACEBO, Arm
 from research.stats import mean_of
 from tests.helpers import SMALL, argv
 
@@ -60,11 +60,6 @@ def test_settings_of_the_arms(tmp_path):
     assert (ppo.groups, ppo.group_size) == (15, 1)
     assert cfg("table4", "w/o Ada. Coef.").lambda_g == "constant"
     assert [cfg("fig6-rho", f"ρ = {r:g}").rho for r in (0.1, 0.4, 1)] == [0.1, 0.4, 1.0]
-    for tapo, rows in (
-        (cfg("tapo", "TAPO"), "tapo"),
-        (cfg("tapo", "PaW's rows, alternated"), "paw"),
-    ):
-        assert (tapo.wm_every, tapo.wm_loss, tapo.wm_rows) == (4, "ce", rows)
     # What several grids need is one run.
     same = [("table1", "GRPO w/ PaW"), ("table4", "GRPO w/ PaW"), ("fig6-alpha", "α = 0.75"),
             ("fig6-rho", "ρ = 0.2")]
@@ -72,7 +67,7 @@ def test_settings_of_the_arms(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arm", [GRIDS["table3-algorithms"][1], PLACEBO, ALTERNATED],
+@pytest.mark.parametrize("arm", [GRIDS["table3-algorithms"][1], PLACEBO],
                          ids=lambda arm: arm.label)
 def test_an_arm_trains(config, tmp_path, arm):
     """One update with its settings, on the real engine. test_device.py trains other algorithms."""
@@ -80,7 +75,6 @@ def test_an_arm_trains(config, tmp_path, arm):
     small = {key: given[key] for key in (*SMALL, "data", "model", "out")}
     flags = [*argv(small), *arm.flags.format(size="tiny", episodes=4).split()]
     cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", flags)
-    cfg.wm_every = min(cfg.wm_every, 1)  # alternated: in the only update
     train.train(cfg)
     first, last = runs.read_metrics(tmp_path / "r")
     assert last["update"] == 1 and "eval_success" in first and "eval_success" in last

@@ -176,14 +176,17 @@ def test_numbers_are_those_of_the_models_own_logits(trained, column, name, model
 
 
 @pytest.mark.slow
-def test_no_world_model_and_several_observations(tmp_path, model, games_root):
+def test_no_world_model_and_tokens_that_are_given(tmp_path, model, games_root):
     base = dict(updates=1, max_turns=2, eval_tasks=1, mini_batch=0)
     for name, settings in {
-        "base": dict(paw=False), "steps": dict(wm_steps=2, dedup=True, mini_batch=4),
+        "base": dict(paw=False), "steps": dict(mini_batch=4),
     }.items():
         train.train(small(tmp_path, model, games_root, **base | settings | {"name": name}))
         run = inspect.open_run(tmp_path / name)
         (stored,) = [samples.read(f, 10_000) for f in inspect.choose_files(run, 4)]
+        if name == "steps":  # as targets.multi_step gives the actions between observations
+            for step in (s for e in stored.episodes for s in e.steps):
+                step.given = [0]
         data = inspect.page_data(run, inspect.weights_of(run, None), [stored])
         hard = "".join(s["seen"][0]["hard"] for s in data["steps"])
         steps = [s for e in stored.episodes for s in e.steps]
@@ -288,27 +291,19 @@ def test_counts_on_the_page_equal_the_tensors(browser, page, trained, model):
 
 
 @pytest.mark.slow
-def test_updates_without_world_model_steps(browser, page, trained, tmp_path):
-    """--wm-every 2: only update 2 trains on observations, and with TAPO's rows not on these."""
-
-    def seen(**settings) -> list[tuple[int, float, bool, str]]:
-        """Of each step: its update, its weight, whether the page shows it as trained, its note."""
-        text = page.read_text()
-        for name, value in settings.items():
-            old = json.dumps(getattr(inspect.open_run(trained).cfg, name))
-            assert f'"{name}":{old}' in text
-            text = text.replace(f'"{name}":{old}', f'"{name}":{json.dumps(value)}')
-        (tmp_path / "page.html").write_text(text)
-        browser.open(tmp_path / "page.html")
-        of_step = "[D.updates[s.update].update, s.weight, !document.querySelector('.idle')," + \
-            " $('note').textContent]"
-        return browser.run(f"D.steps.map((s, i) => {{ show(i); return {of_step}; }})")
-
-    for settings in ({}, dict(wm_every=2)):
-        for update, weight, is_trained, _ in seen(**settings):
-            assert is_trained == (weight > 0 and not (settings and update == 1))
-    # The weights of PaW's rows are 0 in such a run, and not because of lambda.
-    assert not any("λ = 0" in note for *_, note in seen(wm_every=2, wm_rows="tapo"))
+def test_the_page_of_another_method(browser, page, tmp_path):
+    """It says that the marks are PaW's, and whose run it is."""
+    text = page.read_text()
+    assert text.count('"learn":"learn_jointly"') == 1
+    changed = tmp_path / "page.html"
+    changed.write_text(text.replace('"learn":"learn_jointly"', '"learn":"tapo"'))
+    browser.open(changed)
+    about, *notes = browser.run(
+        "[$('about').textContent, ...D.steps.filter(targets).map(s => { note(s); "
+        "return $('note').textContent; })]"
+    )
+    assert "GRPO with tapo" in about and notes
+    assert all(note.endswith("this run was trained by tapo.") for note in notes)
 
 
 @pytest.mark.slow

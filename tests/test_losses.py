@@ -123,24 +123,6 @@ def test_row_weights_equal_eq_11():
     assert (weights * loss).sum().item() == pytest.approx(sum(by_group) / 3)
 
 
-def test_tuple_weights_equal_tapos_eq_6():
-    """A mean over the selected tuples, whatever their group, of sums over tokens."""
-    by_token = [[0.3, 0.5], [4.0], [1.0, 2.0, 6.0], [0.8], [], [7.0]]
-    n_targets = [len(tokens) for tokens in by_token]
-    mean = torch.tensor([sum(tokens) / max(1, len(tokens)) for tokens in by_token])
-    ones = dict.fromkeys(GROUP, 1.0)
-    everything = torch.tensor([True, True, True, True, False, True])
-    weights = losses.tuple_weights(GROUP, everything, ones, n_targets)
-    assert (weights * mean).sum().item() == pytest.approx((0.8 + 4 + 9 + 0.8 + 7) / 5)
-    # With selection and lambda_g, which TAPO has not: those of above.
-    weights = losses.tuple_weights(GROUP, SELECTED, LAMBDAS, n_targets)
-    rows = zip(GROUP, n_targets, SELECTED)
-    expected = [LAMBDAS[g] * n / 3 if keep else 0.0 for g, n, keep in rows]
-    assert int(SELECTED.sum()) == 3 and weights.tolist() == pytest.approx(expected)
-    nothing = torch.zeros(6, dtype=torch.bool)
-    assert not losses.tuple_weights(GROUP, nothing, ones, n_targets).any()
-
-
 def test_no_tokens_are_a_loss_of_zero():
     """A rank that repeats another's row has an empty mask."""
     logp = torch.full((1, 2), -1.0)
@@ -154,5 +136,3 @@ def test_each_row_needs_a_group():
     for group in (GROUP[:5], [*GROUP, "c"]):
         with pytest.raises(ValueError):
             losses.row_weights(group, SELECTED, LAMBDAS)
-        with pytest.raises(ValueError):
-            losses.tuple_weights(group, SELECTED, LAMBDAS, [1] * 6)

@@ -100,7 +100,9 @@ def test_rows():
     policy, sampler, (episode,), stats = play(["2"])
     first, last = episode.transitions
     assert (first.reward, last.reward) == (0.0, 10.0)
-    assert first.anchor == "2 left" and last.anchor == "go to shelf 1"
+    assert first.observation == "2 left" and last.observation == "go to shelf 1"
+    assert first.next_observation == last.observation
+    assert first.response == policy.decode(first.response_ids)
     assert first.command == last.command == "go to shelf 1"  # parsed from `sampler.ids`
     # Those of the state that the command is executed in.
     assert first.admissible == ["go to shelf 1", "look 2"]
@@ -149,7 +151,8 @@ def test_a_thought_that_the_template_opens_counts(env, template, valid):
 def test_columns_of_an_update_are_those_of_its_transitions():
     rows = flatten(EPISODES)
     assert rows.tokens == ROWS
-    for name in ("group", "trajectory", "reward", "anchor"):
+    assert rows.transitions == rows.tokens == ROWS
+    for name in ("group", "trajectory", "reward"):
         assert getattr(rows, name) == [getattr(t, name) for t in ROWS], name
     assert rows.valid.dtype == torch.bool and rows.valid.tolist() == [t.valid for t in ROWS]
     assert rows.episode_return == [
@@ -192,7 +195,8 @@ def test_rows_belong_to_their_episode_and_stand_in_order(sampler):
         assert [t.obs_ids for t in episode.transitions] == [
             policy.encode(f"go to shelf {left}") for left in reversed(range(n))
         ]
-        assert [o for o, _, _ in episode.log] == [t.anchor for t in episode.transitions]
+        texts = [t.observation for t in episode.transitions]
+        assert texts[1:] == [t.next_observation for t in episode.transitions][:-1]
 
 
 def test_log_probs_are_those_of_the_own_request():

@@ -26,7 +26,7 @@ from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Turn
 from paw_min.envs.pool import EnvPool
 from paw_min.model.sampler import Response
-from paw_min.rows import Episode, LoggedStep, Transition
+from paw_min.rows import Episode, Transition
 from paw_min.running.stages import Pieces
 from paw_min.toy import search_world
 from paw_min.toy.demonstrate import PlayedStep
@@ -159,11 +159,10 @@ def episode_of(*steps, instruction="put a mug"):
     for observation, command, following, valid in steps:
         # The response lacks the <think> that some templates write.
         response = f"x</think><action>{command}</action>"
-        episode.log.append(LoggedStep(observation, response, following))
         episode.transitions.append(
             Transition(
-                [3], [4], [5], [-1.0], reward=0.0, valid=valid, anchor=observation, group=0,
-                trajectory=0, command=command,
+                [3], [4], [5], [-1.0], reward=0.0, valid=valid, observation=observation, group=0,
+                trajectory=0, response=response, command=command, next_observation=following,
             )
         )
     return episode

@@ -114,7 +114,7 @@ def episodes(played: dict) -> list[Episode]:
             episode.transitions.append(
                 Transition(
                     played["prompt_ids"][n] + ids[:start], generated, observed,
-                    response_logps=[], reward=0.0, valid=True, anchor="", group=n // GROUP,
+                    response_logps=[], reward=0.0, valid=True, observation="", group=n // GROUP,
                     trajectory=n, separator_ids=separator,
                 )
             )

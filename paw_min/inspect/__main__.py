@@ -220,8 +220,7 @@ def page_data(run: OpenedRun, columns: list[Weights], samples: list[Sample]) -> 
     # An environment from elsewhere (examples/hidden.py) is not known here, nor its R_max.
     known = run.cfg.env in (*NAMES, *BENCHMARKS)
     r_max = BENCHMARKS[run.cfg.env].r_max if known else None
-    keys = ("env", "algo", "paw", "rho", "alpha", "wm_loss", "lambda_g", "wm_every",
-            "wm_rows")
+    keys = ("env", "learn", "algo", "paw", "rho", "alpha", "wm_loss", "lambda_g")
     return dict(
         run=run.folder.resolve().name,
         done=run.done,

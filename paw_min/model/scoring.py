@@ -32,8 +32,6 @@ def score_responses(cfg: Config, policy: Policy, rows: list[TokenRow]) -> Scores
     no_obs = [False] * len(rows)
     for batch in micro_batches(policy, rows, everything, no_obs, cfg.micro_tokens):
         token_logp, token_entropy = policy(batch)  # (B, S), (B, S)
-        if cfg.select_entropy == "sampled":
-            token_entropy = select.sampled_entropy(token_logp)
         mask = batch.response_mask
         # Added, not assigned: a rank that repeats another's row has an empty mask and adds zeros.
         logp[batch.index, : mask.shape[1]] += token_logp.masked_fill(~mask, 0.0).cpu()

@@ -60,16 +60,18 @@ def model_card(checkpoint: Path) -> str:
         if line["update"] <= updates:
             last |= {key: (key, line["update"], f"{value:.4g}") for key, value in line.items()}
     results = [name for name in last if re.fullmatch(r"eval_\w+", name)]
+    is_ours = cfg.learn == Config.learn  # else a fork's (cli.fork), with a command of its own
     hub_name = cfg.model if "/" in cfg.model and is_hub_name(cfg.model) else None
     head = ModelCardData(
         base_model=hub_name, library_name="transformers", pipeline_tag="text-generation",
         tags=["paw", "reinforcement-learning", cfg.env],
     )
     return CARD.format(
-        head=head, name=cfg.name, env=cfg.env, updates=updates, split=cfg.eval_split,
+        head=head, name=cfg.name, env=cfg.env, split=cfg.eval_split,
+        updates=updates if is_ours else f"{updates}, by `{cfg.learn}`",
         base=f"`{cfg.model}`" if cfg.model else "the small one in paw_min",
         data=f"`{cfg.data}`" if cfg.data else "generated",
-        command=f"    {command(cfg)}\n\n" if cfg.env in SCRIPTS else "",
+        command=f"    {command(cfg)}\n\n" if cfg.env in SCRIPTS and is_ours else "",
         settings=rows((f"`{flag(name)}`", getattr(cfg, name)) for name in KEY_SETTINGS),
         metrics=rows(last[name] for name in ("success", "return", *results) if name in last),
     )

@@ -89,16 +89,15 @@ def short(task: str) -> str:
 
 def transcript(episodes: list[Episode]) -> str:
     """At most four episodes as Markdown: two lost ones and two won ones, if there are."""
-    by_outcome = sorted((e for e in episodes if e.log), key=lambda e: e.won)
+    by_outcome = sorted((e for e in episodes if e.transitions), key=lambda e: e.won)
     lost_first = by_outcome[:2]
     won_last = by_outcome[2:][-2:]
     lines = []
     for e in lost_first + won_last:
         outcome = "won" if e.won else "not won"
-        first_observation, _, _ = e.log[0]
-        lines += [f"## {e.task_type}: {outcome} in {len(e.log)} steps", ""]
-        lines += [f"`{short(e.task)}`", "", "```", first_observation.strip(), ""]
-        for _, response, observation in e.log:
-            lines += [f"> {response.strip()}", observation.strip(), ""]
+        lines += [f"## {e.task_type}: {outcome} in {len(e.transitions)} steps", ""]
+        lines += [f"`{short(e.task)}`", "", "```", e.transitions[0].observation.strip(), ""]
+        for step in e.transitions:
+            lines += [f"> {step.response.strip()}", step.next_observation.strip(), ""]
         lines += ["```", ""]
     return "\n".join(lines)

@@ -110,11 +110,9 @@ def estimate(
 
 
 def row_tokens(cfg: Config) -> int:
-    """Most tokens of one row: prompt, response and, with PaW, the next observations."""
-    length = cfg.max_prompt_tokens + cfg.max_response_tokens
-    if cfg.paw:  # --wm-steps: with the responses between the observations
-        length += cfg.wm_steps * cfg.max_obs_tokens + (cfg.wm_steps - 1) * cfg.max_response_tokens
-    return length
+    """Most tokens of one row: prompt, response and, with PaW, the next observation."""
+    observation = cfg.max_obs_tokens if cfg.paw else 0
+    return cfg.max_prompt_tokens + cfg.max_response_tokens + observation
 
 
 def announce(cfg: Config, folder: str, device: str) -> None:

@@ -4,7 +4,7 @@ import reprlib
 from dataclasses import Field, asdict, fields
 
 from paw_min.base.errors import masked
-from paw_min.config import FREE_TO_CHANGE, PAW, Config, flag, names_of
+from paw_min.config import FREE_TO_CHANGE, PAW, Config, flag, names_of, settings
 from paw_min.envs.benchmarks import BENCHMARKS
 
 SOURCES = ("data", "retriever")  # the same content may lie at another place
@@ -50,14 +50,17 @@ def check_stored(f: Field, value) -> None:
 def differences(stored: dict, cfg: Config) -> list[str]:
     """The flags of a stored config with which a run with the settings `cfg` cannot resume."""
     old = public(from_stored(stored))
+    flags = {f.name for f in settings()}
     # Another place may have the same data: Run.check_data compares them when they have been read.
     free = {*FREE_TO_CHANGE, *SOURCES}
     if not (old["paw"] or cfg.paw):
         free |= names_of(PAW)
-    if BENCHMARKS[cfg.env].cut_prompts or cfg.wm_rows == "tapo":
-        free.remove("max_prompt_tokens")  # longer prompts are cut, so it changes what is trained on
+    # Where longer prompts are cut, the limit changes what is trained on. Another method may have
+    # prompts of its own, and cut them.
+    if BENCHMARKS[cfg.env].cut_prompts or cfg.learn != Config.learn:
+        free.remove("max_prompt_tokens")
     return [
-        f"{flag(key)} {old[key]!r}"
+        f"{flag(key) if key in flags else key} {old[key]!r}"
         for key, value in public(cfg).items()
         if key not in free and old[key] != value
     ]

@@ -48,7 +48,7 @@ def play_model(
             cut_prompts=True,  # a dream may have pages that are longer than any real one
         ).episodes
     for trajectory, episode in zip(pool.trajectories, episodes, strict=True):
-        trajectory.responses = [response for _, response, _ in episode.log]
+        trajectory.responses = [step.response for step in episode.transitions]
     return pool.trajectories
 
 

@@ -30,8 +30,6 @@ import random
 from collections import deque
 from dataclasses import dataclass, replace
 
-import torch
-
 from paw_min.base.console import progress_bar
 from paw_min.base.errors import user_errors
 from paw_min.base.seeds import generator, request_seed
@@ -41,7 +39,7 @@ from paw_min.model.policy import Policy
 from paw_min.model.probe import check_sync
 from paw_min.model.sampler import Request, Response
 from paw_min.retrieval.dense import Encoder
-from paw_min.rows import Rows, TokenRow
+from paw_min.rows import Episode, Rows, Transition, flatten
 from paw_min.running.session import Session
 from paw_min.targets import random_cycle
 from paw_min.update import learn, prepare
@@ -243,26 +241,17 @@ def answer_rows(
     prompts: list[list[int]], answers: list[list[Response]], rewards: list[float]
 ) -> Rows:
     """B prompts with G answers each as rows for update.prepare: a group per prompt."""
-    tokens = []
-    group = []
-    logps = []
+    episodes = []
     for g, (prompt, of_prompt) in enumerate(zip(prompts, answers, strict=True)):
         for response in of_prompt:
-            tokens.append(TokenRow(prompt, response.ids, []))
-            group.append(g)
-            logps.append(torch.tensor(response.logps))
-    return Rows(
-        tokens=tokens,
-        group=group,
-        trajectory=list(range(len(tokens))),
-        reward=rewards,
-        episode_return=rewards,  # an answer is an episode of one step
-        valid=torch.ones(len(tokens), dtype=torch.bool),  # its format is part of the reward
-        anchor=[""] * len(tokens),
-        command=[""] * len(tokens),
-        admissible=[[]] * len(tokens),
-        sampler_logp=torch.nn.utils.rnn.pad_sequence(logps, batch_first=True),
-    )
+            n = len(episodes)
+            answer = Transition(
+                prompt, response.ids, [], response.logps, rewards[n],
+                valid=True,  # its format is part of the reward
+                observation="", group=g, trajectory=n,
+            )
+            episodes.append(Episode("", g, n, [answer]))  # an episode of one step
+    return flatten(episodes)
 
 
 def shuffled_truths(triplets: list[Triplet], seed: int) -> list[Triplet]:

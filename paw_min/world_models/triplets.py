@@ -101,22 +101,22 @@ def triplets_of(cfg: Config, episodes: list[Episode]) -> Found:
     found = {}  # as JSON -> triplet: exact duplicates are dropped
     for episode in episodes:
         turns = []
-        for played, texts in zip(episode.transitions, episode.log, strict=True):
-            observation, _, next_observation = texts
+        for played in episode.transitions:
             history = recent(cfg, turns)
+            following = played.next_observation.strip()
             triplet = Triplet(
-                episode.instruction, history, observation, played.command, next_observation.strip()
+                episode.instruction, history, played.observation, played.command, following
             )
             key = json.dumps(asdict(triplet))  # a later step may be equal
             triplet.steps = len(turns)
-            turns.append(Turn(observation, played.command))
+            turns.append(Turn(played.observation, played.command))
             counts["steps"] += 1
             # As the rollout has read it: a template may have opened the thought in the prompt.
             if not played.valid:
                 counts["malformed"] += 1
-            elif next_observation.strip().startswith("Nothing happens"):
+            elif following.startswith("Nothing happens"):
                 counts["no_effect"] += 1
-            elif not next_observation.strip():
+            elif not following:
                 counts["no_observation"] += 1
             elif key in found:
                 counts["duplicates"] += 1

@@ -119,7 +119,7 @@ def make_rows(shape: str, n: int, vocabulary: int, scale=1.0, seed: int = 0) -> 
         rows.append(
             Transition(
                 prompt, response, obs, response_logps=[-1.0] * len(response), reward=0.0,
-                valid=True, anchor=f"{i}", group=0, trajectory=i,
+                valid=True, observation=f"{i}", group=0, trajectory=i,
             )
         )
     return rows

@@ -20,8 +20,6 @@ def pair(name: str, flags: str) -> list[Arm]:
 GRPO = pair("GRPO", "")
 MAIN = GRPO + pair("GiGPO", "--algo gigpo")
 PLACEBO = Arm("placebo: shuffled targets", "--wm-target shuffled")
-# TAPO's alternation without its rows.
-ALTERNATED = Arm("PaW's rows, alternated", "--preset {size} tapo --wm-rows paw")
 
 GRIDS = {
     "table1": MAIN,  # and Table 5, its standard deviations
@@ -64,5 +62,4 @@ GRIDS = {
         Arm("world-model loss x 0.1", "--wm-scale 0.1"),
         Arm("ECHO", "--preset {size} echo"),
     ],
-    "tapo": [*GRPO, Arm("TAPO", "--preset {size} tapo"), ALTERNATED],
 }

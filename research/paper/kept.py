@@ -2,9 +2,9 @@
 
     python -m research.paper.kept SOURCE [--episodes N] [--out FOLDER] [flags]
 
-The selection is that of training: full-vocabulary entropy of the response (or --select-entropy
-sampled), the fraction --alpha of the transitions that have a next observation. The examples are the
-transitions of highest and lowest entropy. SOURCE and the flags: see transitions.py.
+The selection is that of training: full-vocabulary entropy of the response, the fraction --alpha of
+the transitions that have a next observation. The examples are the transitions of highest and lowest
+entropy. SOURCE and the flags: see transitions.py.
 
 The kinds are read from the texts alone. ALFWorld: the first word of the command, or "nothing
 happens", the answer to a command that is not admissible. WebShop: what the command does on the page
@@ -84,7 +84,7 @@ def score(played: Played) -> list[Scored]:
     cfg = played.cfg
     tokens = [row.tokens for row in played.rows]
     entropy = score_responses(cfg, played.policy, tokens).entropy  # (N,)
-    candidates = world_model_candidates(cfg, tokens)  # (N,) bool
+    candidates = world_model_candidates(tokens)  # (N,) bool
     kept = select_transitions(cfg, candidates, entropy)  # (N,) bool
     logps = transitions.observation_logps(cfg, played.policy, tokens)
     return [

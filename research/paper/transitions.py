@@ -138,22 +138,12 @@ def collect(
         )
 
 
-def text_rows(cfg: Config, episodes: list[Episode]) -> list[TextRow]:
-    parse = BENCHMARKS[cfg.env].parse
-    rows = []
-    for episode in episodes:
-        for tokens, texts in zip(episode.transitions, episode.log, strict=True):
-            observation, response, next_observation = texts
-            row = TextRow(
-                tokens=tokens,
-                task=episode.task,
-                observation=observation,
-                response=response,
-                command=parse(response).text,
-                next_observation=next_observation,
-            )
-            rows.append(row)
-    return rows
+def text_rows(episodes: list[Episode]) -> list[TextRow]:
+    return [
+        TextRow(t, episode.task, t.observation, t.response, t.command, t.next_observation)
+        for episode in episodes
+        for t in episode.transitions
+    ]
 
 
 def teacher_rows(cfg: Config, policy: Policy, episodes: int) -> list[TextRow]:
@@ -193,7 +183,7 @@ def play(args: Arguments) -> Played:
             rows = teacher_rows(cfg, policy, args.episodes)
         else:
             played = collect(cfg, policy, sampler, args.episodes).episodes
-            rows = text_rows(cfg, [episode for episode in played if not episode.failed])
+            rows = text_rows([episode for episode in played if not episode.failed])
     if not rows:
         raise UserError("no episode could be played: check the data with --dry-run of the script.")
     who = " (the teacher's)" if args.teacher else ""

@@ -20,7 +20,7 @@ from paw_min.base import distributed
 from paw_min.base.errors import Parser, user_errors
 from paw_min.base.files import writing
 from paw_min.config import Config, parse_args
-from paw_min.conflict import gradient_conflict
+from examples.conflict import gradient_conflict
 from paw_min.inspect.__main__ import Seen, pieces, score
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler

@@ -86,9 +86,8 @@ class React:
 
     def reflection(self, task: str, episode: Episode) -> str:
         """The request for a reflection on a failed trial."""
-        steps = [step(observation, response) for observation, response, _ in episode.log]
-        _, _, last_observation = episode.log[-1]
-        steps.append(step(last_observation))
+        steps = [step(t.observation, t.response) for t in episode.transitions]
+        steps.append(step(episode.transitions[-1].next_observation))
 
         def render(text: str) -> str:
             return REFLECT.format(task=task, steps=text)

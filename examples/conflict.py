@@ -1,19 +1,34 @@
-"""Gradient conflict: the norms of the two losses' gradients, and their cosine.
+"""PaW with a measurement in each update: do the gradients of its two losses agree?
 
-Both are gradients of the same mini-batch of an update, the first that learn() takes, at the weights
-before its step: of the RL terms of Eq. 11 together, and of the weighted world-model term. A cosine
-near -1: the world-model step undoes the RL step. Near 0: the gradients are orthogonal. Costs two
-passes over one mini-batch and a copy of the gradient, every --conflict-every updates.
+    python -m examples.conflict alfworld --updates 10
+
+The metrics get the norms of both gradients and their cosine; nothing else changes. Both are
+gradients of the same mini-batch, the first of the update, at the weights before its step: of the RL
+terms of Eq. 11 together, and of the weighted world-model term. A cosine near -1: the world-model
+step undoes the RL step. Near 0: the gradients are orthogonal. The two norms say how to choose
+--wm-scale for a start model of your own (RUNNING.md).
+
+Costs two passes over one mini-batch and a copy of the gradient per update. The flags are those of
+the benchmark's run script.
 """
 
 from torch import Tensor
 
 from paw_min.base import distributed
+from paw_min.cli import fork
 from paw_min.config import Config
 from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy
 from paw_min.rows import Rows
+from paw_min.running.session import Session
+from paw_min.train import learn_jointly
 from paw_min.update import loss_parts, mini_batches
+
+
+def conflict(cfg: Config, s: Session, rows: Rows, k: int) -> dict[str, float]:
+    """Measure, then learn as PaW does -> metrics of both."""
+    measured = gradient_conflict(cfg, s.policy, rows, seed_key=(cfg.seed, k))
+    return measured | learn_jointly(cfg, s, rows, k)
 
 
 def gradient_conflict(cfg: Config, policy: Policy, rows: Rows, seed_key: tuple) -> dict[str, float]:
@@ -54,3 +69,7 @@ def gradient(
         distributed.all_reduce(gradients)
     policy.zero_grad()
     return gradients
+
+
+if __name__ == "__main__":
+    fork(conflict, {}, __doc__)

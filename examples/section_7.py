@@ -1,0 +1,50 @@
+"""Two variants that section 7 of the paper leaves open: longer targets, and equal transitions once.
+
+    python -m examples.section_7 alfworld
+
+The target of a row is the next STEPS observations, given the actions in between. Of transitions
+with equal prompt, response and observation, the first alone competes in Eq. 4: on the stand-ins,
+half of them are equal to an earlier one. STEPS = 1 or ONCE = False leaves one of the two out; then
+give the run another --name.
+
+The flags are those of the benchmark's run script. Its estimate of the memory knows one observation
+per row. The page of a run (paw_min.inspect) shows what PaW would have selected.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from paw_min import losses, targets
+from paw_min.cli import fork
+from paw_min.config import Config
+from paw_min.metrics import describe_selection
+from paw_min.rows import Rows
+from paw_min.running.session import Session
+from paw_min.train import learn_jointly
+from paw_min.update import select_transitions
+
+STEPS = 2
+ONCE = True
+
+
+def section_7(cfg: Config, s: Session, rows: Rows, k: int) -> dict[str, float]:
+    """Learn as PaW does, from other rows -> metrics."""
+    if ONCE:
+        rows = without_repeats(cfg, rows)
+    # Where the first observation is empty, the target stays so: weights and selection stay right.
+    rows = replace(rows, tokens=targets.multi_step(rows.tokens, rows.trajectory, STEPS))
+    return describe_selection(rows) | learn_jointly(cfg, s, rows, k)
+
+
+def without_repeats(cfg: Config, rows: Rows) -> Rows:
+    """Eq. 4 anew, among the first occurrences of each transition, and the weights that follow."""
+    first = torch.tensor(targets.first_occurrences(rows.transitions))  # (N,)
+    candidates = rows.candidates & first
+    selected = select_transitions(cfg, candidates, rows.entropy)
+    weight = losses.row_weights(rows.group, selected, rows.lambdas)
+    return replace(rows, candidates=candidates, selected=selected, row_weight=weight)
+
+
+if __name__ == "__main__":
+    fork(section_7, {}, __doc__)

@@ -1,0 +1,419 @@
+"""Methods over the seam `train(cfg, learn=...)`: each file of examples/ against its own oracle.
+
+    python -m pytest tests/test_forks.py
+"""
+
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from examples import conflict, inverse_dynamics, section_7, tapo
+from paw_min import cli, losses, targets, train
+from paw_min.base.errors import UserError
+from paw_min.config import Config, parse_args
+from paw_min.model.batches import collate
+from paw_min.rows import Episode, Transition, flatten
+from paw_min.running.presets import SCRIPTS
+from paw_min.running.stored import differences
+from paw_min.update import learn, mini_batches, prepare
+from tests.helpers import BASE, EPISODES, ROWS, make_policy, of_mini, run, start, step_of
+
+pytestmark = pytest.mark.usefixtures("without_gradient_clipping")
+SMOLLM2 = Path(__file__).parent.parent / "paw_min" / "toy" / "weights" / "smollm2"
+
+
+def session(lr: float) -> SimpleNamespace:
+    """What of a Session these methods use. With lr 0, the weights stay as they are."""
+    policy = make_policy()
+    return SimpleNamespace(policy=policy, optimizer=torch.optim.SGD(policy.parameters(), lr=lr))
+
+
+def prepared(cfg: Config, s: SimpleNamespace, kl: bool = False):
+    reference = None
+    if kl:
+        reference = make_policy()
+        with torch.no_grad():  # somewhere else, so that the KL term has a gradient
+            for p in reference.parameters():
+                p.mul_(1.1)
+    return prepare(cfg, s.policy, reference, flatten(EPISODES))
+
+
+def weights_of(policy) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in policy.model.parameters()])
+
+
+def gradient_of(policy) -> torch.Tensor:
+    found = [torch.zeros_like(p) if p.grad is None else p.grad for p in policy.model.parameters()]
+    return torch.cat([grad.flatten() for grad in found]).clone()
+
+
+def gradients_of_steps(s: SimpleNamespace) -> list[torch.Tensor]:
+    """The gradient of each optimizer step from now on; the weights stay as they are."""
+    steps = []
+    s.optimizer.step = lambda: steps.append(gradient_of(s.policy))
+    return steps
+
+
+def add_answers(policy, rows, weights) -> None:
+    """Add the gradient of sum_i w_i * (mean of -log p over the answer of row i), row by row."""
+    for row, weight in zip(rows, weights, strict=True):
+        if not row.obs_ids:
+            continue
+        before = row.prompt_ids + row.response_ids
+        logp = policy.model(torch.tensor([before + row.obs_ids])).logits[0, :-1].log_softmax(-1)
+        first = len(before) - 1  # this position predicts the first token of the answer
+        terms = [-logp[first + k, token] for k, token in enumerate(row.obs_ids)]
+        (weight * sum(terms) / len(terms)).backward()
+
+
+# ---- the command ----
+
+
+@pytest.mark.parametrize("env", SCRIPTS)
+@pytest.mark.parametrize("file", [tapo, inverse_dynamics])
+def test_a_fork_is_the_run_script_with_another_learn(env, file, monkeypatch):
+    """Its settings are added to the presets, its name to those of its runs."""
+    method = getattr(file, file.__name__.rpartition(".")[2])
+    monkeypatch.setattr("sys.argv", ["x", env, "--seed", "3"])
+    called = {}
+    monkeypatch.setattr(cli, "main", lambda *args: called.update(args=args))
+    cli.fork(method, file.SETTINGS, "doc")
+    name, presets, doc, given, argv = called["args"]
+    assert (name, doc, given, argv) == (env, "doc", method, ["--seed", "3"])
+    cfg, _ = parse_args(env, presets, "", argv)
+    plain, _ = parse_args(env, cli.presets_of(env), "", argv)
+    dashed = method.__name__.replace("_", "-")
+    assert cfg.name == plain.name.replace("-grpo-paw-", f"-grpo-{dashed}-") != plain.name
+    own = file.SETTINGS | {"learn": method.__name__, "name": cfg.name}
+    assert asdict(cfg) == asdict(plain) | own
+    assert differences(asdict(plain), cfg)[0] == "learn 'learn_jointly'"
+    assert differences(asdict(cfg), plain)[0] == f"learn '{method.__name__}'"
+    with pytest.raises(UserError, match="^--no-paw leaves this method no world model"):
+        parse_args(env, presets, "", ["--no-paw"])
+    with pytest.raises(SystemExit):  # a method of the run scripts, on top of this one
+        parse_args(env, presets, "", ["--preset", "tiny", "echo"])
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["kitchen"]])
+def test_the_first_word_is_a_benchmark(argv, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["x", *argv])
+    with pytest.raises(SystemExit, match="the first word must be one of alfworld, search, websh"):
+        cli.fork(conflict.conflict, {}, "doc")
+
+
+@pytest.mark.slow
+def test_a_run_is_resumed_by_its_own_method_alone(config, tmp_path):
+    """With the numbers of an uninterrupted run. Restarted, it evaluates more often."""
+
+    def twice(cfg, s, rows, k):
+        return {"twice": 2.0 * k} | train.learn_jointly(cfg, s, rows, k)
+
+    def numbers(name: str) -> dict:
+        return train.read_metrics(tmp_path / name)[2]
+
+    train.train(config(name="whole", updates=2), learn=twice)
+    train.train(config(name="cut", updates=1), learn=twice)
+    with pytest.raises(UserError, match="belongs to a run with learn 'twice': repeat those"):
+        train.train(config(name="cut", updates=2))
+    train.train(config(name="cut", updates=2), learn=twice)
+    assert numbers("cut")["twice"] == 4.0
+    for name in ("grad_norm", "loss_wm", "entropy"):
+        assert numbers("cut")[name] == numbers("whole")[name]
+
+
+# ---- TAPO ----
+
+
+def test_tapo_trains_on_rl_alone_and_then_on_the_world_model_alone(monkeypatch):
+    monkeypatch.setattr(tapo, "EVERY", 2)
+    cfg = Config(**BASE | tapo.SETTINGS)
+    s, baseline = session(cfg.lr), session(cfg.lr)
+    for k in (1, 2):
+        metrics = tapo.tapo(cfg, s, prepared(cfg, s), k)
+        plain = replace(cfg, paw=False)
+        learn(plain, baseline.policy, baseline.optimizer, prepared(plain, baseline), (cfg.seed, k))
+        if k == 1:
+            assert torch.equal(weights_of(s.policy), weights_of(baseline.policy))
+            assert "wm_loss" not in metrics
+    assert not torch.equal(weights_of(s.policy), weights_of(baseline.policy))
+    assert metrics["wm_loss"] > 0 and metrics["grad_norm_wm_alone"] > 0
+
+
+def test_the_extra_steps_of_tapo_have_no_part_of_rl(monkeypatch):
+    """Their gradient depends neither on advantages nor on the KL term or the entropy bonus."""
+    monkeypatch.setattr(tapo, "EVERY", 1)
+    found = []
+    for kl_coef, entropy_coef, factor in ((0.0, 0.0, 1.0), (5.0, 0.0, 1.0), (0.0, 5.0, 3.0)):
+        cfg = Config(**BASE | tapo.SETTINGS | dict(kl_coef=kl_coef, entropy_coef=entropy_coef))
+        s = session(0.0)
+        rows = prepared(cfg, s, kl=True)
+        tapo.tapo(cfg, s, replace(rows, advantage=factor * rows.advantage), 1)
+        found.append(gradient_of(s.policy))
+    assert found[0].norm() > 0
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("settings", [{}, dict(micro_tokens=1), dict(mini_batch=8)])
+def test_tapos_gradient_is_that_of_a_plain_loop(settings, monkeypatch):
+    """-1/M of the sum of log p over all tokens of all M answers (Eq. 6), row by row."""
+    monkeypatch.setattr(tapo, "EVERY", 1)
+    cfg = Config(**BASE | tapo.SETTINGS | dict(kl_coef=0.1, entropy_coef=0.1) | settings)
+    s = session(0.0)
+    rows = prepared(cfg, s, kl=True)
+    steps = gradients_of_steps(s)
+    tapo.tapo(cfg, s, rows, 1)
+    # Half of the steps are RL's. A mini-batch estimates the whole gradient from its rows.
+    minis = mini_batches(cfg, len(ROWS), (0, 1, "world model"))
+    assert len(steps) == 2 * len(minis)
+    parts = zip(minis, steps[len(minis) :], strict=True)
+    ours = sum(len(mini) / len(ROWS) * step for mini, step in parts)
+
+    plain = make_policy()
+    answers = [tapo.transition_row(cfg, plain, t, t.obs_ids) for t in ROWS if t.obs_ids]
+    assert 0 < len(answers) < len(ROWS)
+    add_answers(plain, answers, [len(row.obs_ids) / len(answers) for row in answers])
+    torch.testing.assert_close(ours, gradient_of(plain), atol=2e-5, rtol=1e-4)
+
+
+def test_tuple_weights_equal_tapos_eq_6():
+    """A mean over the selected tuples, whatever their group, of sums over tokens."""
+    by_token = [[0.3, 0.5], [4.0], [1.0, 2.0, 6.0], [0.8], [], [7.0]]
+    n_targets = [len(tokens) for tokens in by_token]
+    mean = torch.tensor([sum(tokens) / max(1, len(tokens)) for tokens in by_token])
+    weights = tapo.tuple_weights(torch.tensor([True, True, True, True, False, True]), n_targets)
+    assert (weights * mean).sum().item() == pytest.approx((0.8 + 4 + 9 + 0.8 + 7) / 5)
+    assert not tapo.tuple_weights(torch.zeros(6, dtype=torch.bool), n_targets).any()
+
+
+FIRST_TAPO_PROMPT = """\
+<|im_start|>system
+You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>
+<|im_start|>user
+
+You are modeling the transitions of an environment.
+Its current observation is: You are in a {room}.
+Its admissible actions are: ['go to shelf 1', 'look'].
+The action that is executed now: go to shelf 1
+Predict the next observation, and present it within <prediction> </prediction> tags.
+<|im_end|>
+<|im_start|>assistant
+"""
+
+
+def smollm2():
+    """A policy with the tokenizer and the chat template of a published model."""
+    policy = make_policy()
+    policy.tokenizer = AutoTokenizer.from_pretrained(SMOLLM2)
+    policy.eos_ids = [policy.tokenizer.eos_token_id]
+    return policy
+
+
+def two_steps(policy) -> Episode:
+    """A search through a room in braces; the second step has no observation."""
+    episode = Episode("game", 0, 0, instruction="find a mug")
+    for observation, command, following in (
+        ("You are in a {room}.", "go to shelf 1", "A mug is on it."),
+        ("A mug is on it.", "look", ""),
+    ):
+        episode.transitions.append(
+            Transition(
+                policy.encode_chat("Your task is to: find a mug"),
+                policy.encode(f"<think>hm</think><action>{command}</action>"),
+                policy.encode(following),
+                response_logps=[], reward=0.0, valid=True, observation=observation, group=0,
+                trajectory=0, command=command, next_observation=following,
+                admissible=["go to shelf 1", "look"],
+            )
+        )
+    return episode
+
+
+def tapo_rows(policy, cfg=Config(), **other):
+    steps = [replace(t, **other) for t in two_steps(policy).transitions]
+    return [tapo.transition_row(cfg, policy, t, t.obs_ids) for t in steps]
+
+
+def test_tapos_rows_token_by_token():
+    policy = smollm2()
+    first, second = tapo_rows(policy)
+    tokens = policy.tokenizer.convert_ids_to_tokens
+    assert first.prompt_ids == policy.encode_rendered(FIRST_TAPO_PROMPT)
+    assert tokens(first.prompt_ids[:4]) == ["<|im_start|>", "system", "Ċ", "You"]
+    assert tokens(first.obs_ids) == [
+        "<", "prediction", ">", "A", "Ġm", "ug", "Ġis", "Ġon", "Ġit", ".", "</", "prediction", ">",
+        "<|im_end|>",
+    ]
+    assert (first.response_ids, first.separator_ids, first.given) == ([], [], [])
+    # No observation, no target; its state is the observation of the step before.
+    assert second.obs_ids == []
+    assert "Its current observation is: A mug is on it.\n" in policy.decode(second.prompt_ids)
+    assert "executed now: look\n" in policy.decode(second.prompt_ids)
+
+    # Every token of the answer is scored, after the prompt alone.
+    batch = collate([first], [True], policy.pad_id)
+    assert batch.ids[0].tolist() == first.prompt_ids + first.obs_ids
+    assert batch.obs_mask.all() and not batch.response_mask.any()
+
+
+def test_tapos_rows_of_search_and_of_the_stand_ins():
+    policy = smollm2()
+    free = dict(admissible=[])  # any text is accepted, so no commands are listed
+    text = FIRST_TAPO_PROMPT.replace("Its admissible actions are: ['go to shelf 1', 'look'].\n", "")
+    first, _ = tapo_rows(policy, **free)
+    assert first.prompt_ids == policy.encode_rendered(text)
+    compact = Config(prompt="compact")
+    first, _ = tapo_rows(policy, compact)
+    message = "You are in a {room}.\n| go to shelf 1 | look\n> go to shelf 1"
+    assert first.prompt_ids == policy.encode_chat(message)
+    assert first.obs_ids == [*policy.encode("A mug is on it."), policy.eos_ids[0]]
+    first, _ = tapo_rows(policy, compact, **free)
+    assert first.prompt_ids == policy.encode_chat("You are in a {room}.\n> go to shelf 1")
+
+
+def test_limits_of_tapos_rows():
+    """The prompt keeps its end, where the action is; together they fit into the positions."""
+    policy = smollm2()
+    whole, _ = tapo_rows(policy)
+    policy.positions = 25
+    cut, _ = tapo_rows(policy, Config(max_prompt_tokens=20))
+    assert cut.prompt_ids == whole.prompt_ids[-20:] and cut.obs_ids == whole.obs_ids[:5]
+
+
+# ---- gradient conflict ----
+
+
+@pytest.mark.parametrize("mini_batch", [0, 8])
+def test_conflict_is_that_of_the_two_gradients(mini_batch):
+    """With one mini-batch, the two gradients are those of whole updates, from SGD's steps."""
+    cfg, policy = Config(**BASE | dict(mini_batch=mini_batch, micro_tokens=60)), make_policy()
+    rows = prepare(cfg, policy, None, flatten(EPISODES))
+    measured = conflict.gradient_conflict(cfg, policy, rows, (0, 0))
+    assert all(p.grad is None for p in policy.parameters())
+    if mini_batch:  # those of its first mini-batch alone, the world model's scaled up
+        mini = mini_batches(cfg, len(ROWS), (0, 0))[0]
+        alone = conflict.gradient_conflict(Config(**BASE), policy, of_mini(rows, mini), (0, 0))
+        alone["grad_norm_wm"] *= len(ROWS) / len(mini)
+        assert measured == pytest.approx(alone, rel=1e-3) and len(mini) < len(ROWS)
+        return
+    rl = step_of(paw=False)
+    wm = step_of() - rl
+    cosine = torch.dot(rl, wm) / (rl.norm() * wm.norm())
+    assert measured["grad_norm_rl"] == pytest.approx(rl.norm().item(), rel=1e-3)
+    assert measured["grad_norm_wm"] == pytest.approx(wm.norm().item(), rel=1e-3)
+    assert measured["grad_cosine"] == pytest.approx(cosine.item(), abs=1e-3)
+
+
+def test_measuring_the_conflict_changes_nothing():
+    cfg = Config(**BASE)
+    s = session(cfg.lr)
+    metrics = conflict.conflict(cfg, s, prepared(cfg, s), 0)
+    assert torch.equal(weights_of(s.policy), run()[0]) and not torch.equal(run()[0], start())
+    assert {"grad_norm_rl", "grad_norm", "loss_wm"} <= set(metrics)
+
+
+def test_without_a_world_model_the_cosine_is_zero():
+    cfg, policy = Config(**BASE | dict(paw=False)), make_policy()
+    rows = prepare(cfg, policy, None, flatten(EPISODES))
+    measured = conflict.gradient_conflict(cfg, policy, rows, (0, 0))
+    assert measured["grad_norm_wm"] == measured["grad_cosine"] == 0.0
+    assert measured["grad_norm_rl"] > 0 and math.isfinite(measured["grad_norm_rl"])
+
+
+# ---- section 7 ----
+
+
+def test_equal_transitions_compete_once():
+    cfg = Config(**BASE | dict(alpha=0.4))
+    s = session(0.0)
+    rows = prepare(cfg, s.policy, None, flatten(EPISODES + EPISODES))
+    once = section_7.without_repeats(cfg, rows)
+    n = len(ROWS)
+    candidates = [bool(t.obs_ids) for t in ROWS]
+    assert once.candidates.tolist() == candidates + [False] * n
+    assert int(once.selected.sum()) == math.ceil(0.4 * sum(candidates))
+    assert torch.equal(once.selected[:n], prepared(cfg, s).selected)
+    expected = losses.row_weights(rows.group, once.selected, rows.lambdas)
+    assert torch.equal(once.row_weight, expected) and not torch.equal(expected, rows.row_weight)
+
+
+def test_the_next_observations_are_targets(monkeypatch):
+    """The gradient of an update is that of a plain loop over the longer targets."""
+    cfg = Config(**BASE | dict(wm_loss="ce"))
+    s = session(0.0)
+    rows = prepared(cfg, s)
+    assert all(targets.first_occurrences(ROWS))  # so the selection is PaW's
+    steps = gradients_of_steps(s)
+    metrics = section_7.section_7(cfg, s, replace(rows, advantage=torch.zeros(len(ROWS))), 1)
+    plain = make_policy()
+    for i, row in enumerate(targets.multi_step(ROWS, rows.trajectory, 2)):
+        ids = row.prompt_ids + row.response_ids
+        logp = plain.model(torch.tensor([ids + row.obs_ids])).logits[0, :-1].log_softmax(-1)
+        at = [k for k in range(len(row.obs_ids)) if k not in row.given]
+        terms = [-logp[len(ids) - 1 + k, row.obs_ids[k]] for k in at]
+        if terms:
+            (rows.row_weight[i] * sum(terms) / len(terms)).backward()
+    torch.testing.assert_close(steps[0], gradient_of(plain), atol=2e-5, rtol=1e-4)
+    monkeypatch.setattr(section_7, "STEPS", 1)
+    s = session(0.0)
+    assert section_7.section_7(cfg, s, rows, 1)["tokens_trained"] < metrics["tokens_trained"]
+
+
+# ---- inverse dynamics ----
+
+
+def test_the_row_of_an_action():
+    policy = smollm2()
+    first, second = two_steps(policy).transitions
+    row = inverse_dynamics.inverse_row(Config(), policy, first)
+    text = policy.decode(row.prompt_ids)
+    assert "observed: You are in a {room}.\n" in text and "observed: A mug is on it.\n" in text
+    assert row.obs_ids == [*policy.encode("go to shelf 1"), policy.eos_ids[0]]
+    assert (row.response_ids, row.separator_ids) == ([], []) and "go to shelf" not in text
+    compact = inverse_dynamics.inverse_row(Config(prompt="compact"), policy, first)
+    assert compact.prompt_ids == policy.encode_chat("You are in a {room}.\nA mug is on it.\n>")
+    for without in (second, replace(first, valid=False)):  # no next observation; malformed
+        assert inverse_dynamics.inverse_row(Config(), policy, without).obs_ids == []
+    short = inverse_dynamics.inverse_row(Config(max_prompt_tokens=9), policy, first)
+    assert short.prompt_ids == row.prompt_ids[-9:]
+
+
+@pytest.mark.parametrize("settings", [{}, dict(micro_tokens=1), dict(algo="gigpo")])
+def test_the_gradient_of_inverse_dynamics_is_that_of_a_plain_loop(settings):
+    """RL's, and the weight of this update times both cross entropies, row by row."""
+    own = dict(kl_coef=0.1, entropy_coef=0.1, updates=9)
+    cfg = Config(**BASE | inverse_dynamics.SETTINGS | own | settings)
+    s = session(0.0)
+    rows = prepared(cfg, s, kl=True)
+    steps = gradients_of_steps(s)
+    metrics = inverse_dynamics.inverse_dynamics(cfg, s, rows, 4)
+    scale = 0.2 * (1 + math.cos(math.pi / 3)) / 2
+    assert len(steps) == 1 and metrics["wm_scale"] == pytest.approx(scale) == pytest.approx(0.15)
+
+    plain = session(0.0)
+    no_weight = torch.zeros_like(rows.row_weight)
+    learn(cfg, plain.policy, plain.optimizer, replace(rows, row_weight=no_weight), (0, 4))
+    asked = [inverse_dynamics.inverse_row(cfg, plain.policy, t) for t in ROWS]
+    has_answer = torch.tensor([t.valid and len(t.obs_ids) > 0 for t in ROWS])
+    assert [bool(row.obs_ids) for row in asked] == has_answer.tolist()
+    groups = len(set(rows.group))
+    for tokens, has in ((ROWS, [bool(t.obs_ids) for t in ROWS]), (asked, has_answer.tolist())):
+        sizes = {g: sum(x for x, of in zip(has, rows.group) if of == g) for g in rows.group}
+        weights = [scale / (groups * max(1, sizes[g])) for g in rows.group]
+        add_answers(plain.policy, tokens, weights)
+    torch.testing.assert_close(steps[0], gradient_of(plain.policy), atol=2e-5, rtol=1e-4)
+
+
+def test_its_weight_falls_and_its_steps_are_as_many():
+    factors = [inverse_dynamics.cosine(k, 8) for k in range(1, 9)]
+    assert factors[0] == 1 and factors == sorted(factors, reverse=True)
+    assert factors[4] == pytest.approx(0.5) and 0 < factors[7] < 0.05
+    cfg = Config(**BASE | inverse_dynamics.SETTINGS | dict(mini_batch=5))
+    s = session(0.0)
+    steps = gradients_of_steps(s)
+    inverse_dynamics.inverse_dynamics(cfg, s, prepared(cfg, s), 1)
+    assert len(steps) == len(mini_batches(cfg, len(ROWS), (0,))) > 1
