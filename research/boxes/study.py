@@ -185,8 +185,8 @@ def measure_norms() -> None:
     from dataclasses import replace
     from tempfile import TemporaryDirectory
 
-    from examples import boxes
-    from paw_min import conflict, rows, train, update
+    from examples import boxes, conflict
+    from paw_min import rows, train, update
     from paw_min.config import parse_args
     from paw_min.running.session import open_session
 

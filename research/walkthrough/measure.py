@@ -16,11 +16,11 @@ import matplotlib
 import torch
 from torch import Tensor
 
+from examples.conflict import gradient_conflict
 from paw_min.base import distributed
 from paw_min.base.errors import Parser, user_errors
 from paw_min.base.files import writing
 from paw_min.config import Config, parse_args
-from examples.conflict import gradient_conflict
 from paw_min.inspect.__main__ import Seen, pieces, score
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler
