@@ -260,7 +260,7 @@ def test_the_first_command_ends_while_it_writes_games(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["hidden.py"])
-    monkeypatch.setattr(f"paw_min.toy.alfworld_games._{function}", Mock(side_effect=error))
+    monkeypatch.setattr(f"paw_min.toy.alfworld_games.{function}", Mock(side_effect=error))
     with pytest.raises(SystemExit, match=sentence):
         runpy.run_module("examples.hidden", run_name="__main__")
 
