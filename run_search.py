@@ -17,7 +17,7 @@ from paw_min.cli import main
 PAPER = dict(
     model="Qwen/Qwen2.5-3B-Instruct", eval_split="test", updates=200, eval_every=50, eval_tasks=0,
     save_every=10, max_turns=4, history_length=4, max_prompt_tokens=4096,
-    groups=256, group_size=5, mini_batch=512, invalid_penalty=0.01, similarity=0.9,
+    groups=256, group_size=5, mini_batch=512, invalid_penalty=0.01,
     eval_temperature=0.0, kl_coef=0.001, entropy_coef=0.0, grad_checkpointing=True, sampler="vllm",
     ref_offload=True, vllm_memory=0.3,  # so that 3B fits one GPU of 80 GB
 )
@@ -26,7 +26,7 @@ TINY = dict(
     eval_split="test", prompt="compact", history_length=4, max_prompt_tokens=600,
     max_response_tokens=16, max_obs_tokens=128, max_turns=4, topk=1, groups=16, group_size=8,
     updates=16, eval_every=4, eval_tasks=100, lr=5e-4, mini_batch=128, micro_tokens=2048,
-    kl_coef=0.001, entropy_coef=0.0, invalid_penalty=0.01, similarity=0.9,
+    kl_coef=0.001, entropy_coef=0.0, invalid_penalty=0.01,
     wm_separator="none",
 )
 

@@ -33,7 +33,7 @@ def conflict(cfg: Config, s: Session, rows: Rows, k: int) -> dict[str, float]:
 
 def gradient_conflict(cfg: Config, policy: Policy, rows: Rows, seed_key: tuple) -> dict[str, float]:
     """Measure it -> grad_norm_rl, grad_norm_wm, grad_cosine (0 if one of the norms is 0)."""
-    mini = mini_batches(cfg, len(rows.tokens), seed_key)[0]
+    mini = mini_batches(len(rows.tokens), cfg.mini_batch, seed_key)[0]
     rl = gradient(cfg, policy, rows, mini, of_world_model=False)
     wm = gradient(cfg, policy, rows, mini, of_world_model=True)
     rl_norm = dot(rl, rl) ** 0.5

@@ -41,7 +41,7 @@ def without_repeats(cfg: Config, rows: Rows) -> Rows:
     """Eq. 4 anew, among the first occurrences of each transition, and the weights that follow."""
     first = torch.tensor(targets.first_occurrences(rows.transitions))  # (N,)
     candidates = rows.candidates & first
-    selected = select_transitions(cfg, candidates, rows.entropy)
+    selected = select_transitions(candidates, rows.entropy, cfg.alpha)
     weight = losses.row_weights(rows.group, selected, rows.lambdas)
     return replace(rows, candidates=candidates, selected=selected, row_weight=weight)
 

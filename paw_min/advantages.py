@@ -183,7 +183,7 @@ def may_reach(a: str, b: str, threshold: float) -> bool:
     one, which rapidfuzz computes 64 characters at a time. (difflib's own quick bound counts
     letters, in which any two pages of English are similar.)
     """
-    # Here, since only --similarity needs it: the benchmark of a bare GPU machine runs without.
+    # Here, since only a similarity needs it: the benchmark of a bare GPU machine runs without.
     from rapidfuzz.distance import LCSseq
 
     if not a and not b:

@@ -114,14 +114,9 @@ class Config:
         RL, "grpo", "advantage estimator; ppo with a preset of the paper: 128 tasks (search: 256), "
         "each played once, A.1", choices=("grpo", "gigpo", "rloo", "ppo"),
     )
-    normalize: str = opt(
-        RL, "std", "GRPO, GiGPO: divide by the group's std, or only subtract the mean (Dr. GRPO)",
-        choices=("std", "mean"),
-    )
     statistics: str = opt(
         RL, "rows", "GRPO, RLOO: what group statistics count", choices=("rows", "trajectories")
     )
-    similarity: float = opt(RL, 0.0, "GiGPO: merge anchors this similar; 0: equal", low=0, high=1)
     invalid_penalty: float = opt(RL, 0.1, "subtracted for a malformed response, A.1", low=0)
     lr: float = opt(RL, 1e-6, "learning rate of AdamW, constant, A.1", above=0, high=1)
     warm_up: int = opt(

@@ -76,7 +76,7 @@ def fit_critic(
     seed_key: tuple,
 ) -> float:
     """One gradient step per mini-batch of learn() -> the mean value loss. old, returns: (N, T)."""
-    minis = mini_batches(cfg, len(rows.tokens), seed_key)
+    minis = mini_batches(len(rows.tokens), cfg.mini_batch, seed_key)
     no_obs = [False] * len(rows.tokens)
     total = 0.0
     for mini in minis:

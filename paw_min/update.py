@@ -43,7 +43,7 @@ from paw_min.metrics import UpdateMetrics
 from paw_min.model.batches import Batch, micro_batches, to_columns
 from paw_min.model.lora import adapters_off
 from paw_min.model.policy import Policy
-from paw_min.model.scoring import old_policy_scores, score_responses
+from paw_min.model.scoring import Scores, score_responses
 from paw_min.rows import Rows, TokenRow
 
 GRAD_CLIP = 1.0  # maximum norm of an optimizer step's gradient; verl-agent
@@ -65,7 +65,7 @@ def prepare(
     if reference is not None:
         ref_logp = reference_logp(cfg, policy, reference, rows)
 
-    score = row_scores(cfg, rows)
+    score = row_scores(rows, cfg.invalid_penalty)
     # A of Eq. 1. PPO's come from its critic, which is a model: train.run_update adds them.
     advantage = None
     if cfg.algo != "ppo":
@@ -83,7 +83,7 @@ def prepare(
     if cfg.paw:
         # Line 4, Eq. 4. Selecting in each mini-batch instead would keep the same fraction of each,
         # and rank later ones by the entropies of a policy that has been updated.
-        selected = select_transitions(cfg, candidates, old.entropy)
+        selected = select_transitions(candidates, old.entropy, cfg.alpha)
         lambdas = group_lambdas(cfg, rows)  # line 9, Eq. 10
     row_weight = losses.row_weights(rows.group, selected, lambdas)  # line 6, Eq. 9 and 11
     tokens = rows.tokens
@@ -111,7 +111,7 @@ def learn(cfg: Config, policy: Policy, optimizer, rows: Rows, seed_key: tuple) -
     passes are split between the ranks (micro_batches).
     """
     n_rows = len(rows.tokens)
-    minis = mini_batches(cfg, n_rows, seed_key)
+    minis = mini_batches(n_rows, cfg.mini_batch, seed_key)
     # Append o_{t+1} only where its loss counts. Rows of a group at R_max (lambda_g = 0) cost
     # nothing beyond RL.
     with_obs = (rows.row_weight > 0).tolist()
@@ -200,21 +200,37 @@ def loss_parts(
     return LossParts(terms, stats, observations)
 
 
-def mini_batches(cfg: Config, n_rows: int, seed_key: tuple) -> list[list[int]]:
-    """Random parts of nearly equal size; no row is repeated or dropped."""
+def mini_batches(n_rows: int, size: int, seed_key: tuple) -> list[list[int]]:
+    """Random parts of nearly equal size, each row once. size: at most; 0: all rows in one part."""
     # Shuffled, since neighbors are steps of one episode: a mini-batch of neighbors would be a task
     # or two, and its gradient theirs.
     order = list(range(n_rows))
     generator(seed_key).shuffle(order)
     # Rounded up, then cut evenly: a last mini-batch of a few rows would be a step full of noise.
-    n = -(-n_rows // cfg.mini_batch) if cfg.mini_batch else 1
+    n = -(-n_rows // size) if size else 1
     return [order[k * n_rows // n : (k + 1) * n_rows // n] for k in range(n)]
 
 
-def row_scores(cfg: Config, rows: Rows) -> Tensor:
+def old_policy_scores(cfg: Config, policy: Policy, rows: Rows) -> Scores:
+    """log pi_old(a_t) for the probability ratio, and H(a_t | h_t) for Eq. 4, in one pass at most.
+
+    pi_old is the policy before the first optimizer step of the update:
+
+        several mini-batches     a pass without gradient, since the later ones have other weights
+        one mini-batch           the training pass itself starts at pi_old: no pass is needed for
+                                 log pi_old, and logp is None unless one is made for the entropies
+    """
+    selects = cfg.paw and cfg.alpha < 1
+    several_steps = 0 < cfg.mini_batch < len(rows.tokens)
+    if several_steps or selects:
+        return score_responses(policy, rows.tokens, cfg.micro_tokens)
+    return Scores(None, None)
+
+
+def row_scores(rows: Rows, invalid_penalty: float) -> Tensor:
     """s_i = R(tau_i) minus the format penalty of the row's own response -> (N,)."""
     returns = torch.tensor(rows.episode_return)  # (N,)
-    return advantages.penalized(returns, rows.valid, cfg.invalid_penalty)
+    return advantages.penalized(returns, rows.valid, invalid_penalty)
 
 
 def row_advantages(cfg: Config, rows: Rows, score: Tensor) -> Tensor:
@@ -225,9 +241,7 @@ def row_advantages(cfg: Config, rows: Rows, score: Tensor) -> Tensor:
     if cfg.algo == "rloo":
         return advantages.rloo(score, rows.group, rows.trajectory, over=cfg.statistics)
     if cfg.algo == "grpo":
-        return advantages.grpo(
-            score, rows.group, rows.trajectory, normalize=cfg.normalize, over=cfg.statistics
-        )
+        return advantages.grpo(score, rows.group, rows.trajectory, over=cfg.statistics)
     if cfg.algo != "gigpo":
         raise ValueError(f"algo={cfg.algo!r} has no branch in row_advantages")
     # GiGPO's second return, of the step: the discounted sum of the rewards from here on.
@@ -236,7 +250,7 @@ def row_advantages(cfg: Config, rows: Rows, score: Tensor) -> Tensor:
     returns = advantages.penalized(returns, rows.valid, cfg.invalid_penalty)
     return advantages.gigpo(
         score, returns, rows.group, [t.observation for t in rows.transitions],
-        normalize=cfg.normalize, similarity=cfg.similarity or None,
+        similarity=BENCHMARKS[cfg.env].similarity,
     )
 
 
@@ -245,7 +259,7 @@ def world_model_candidates(rows: list[TokenRow]) -> Tensor:
     return torch.tensor([len(row.obs_ids) > 0 for row in rows])
 
 
-def select_transitions(cfg: Config, candidates: Tensor, entropy: Tensor | None) -> Tensor:
+def select_transitions(candidates: Tensor, entropy: Tensor | None, alpha: float) -> Tensor:
     """Eq. 4 among the candidates, of all groups at once: bool (N,), (N,) -> bool (N,).
 
     entropy: None keeps all candidates (alpha = 1).
@@ -254,7 +268,7 @@ def select_transitions(cfg: Config, candidates: Tensor, entropy: Tensor | None) 
         return candidates
     # Rows without an observation do not compete: alpha is a fraction of those that could train.
     selected = torch.zeros_like(candidates)
-    selected[candidates] = select.top_alpha(entropy[candidates], cfg.alpha)
+    selected[candidates] = select.top_alpha(entropy[candidates], alpha)
     return selected
 
 
@@ -295,7 +309,7 @@ def reference_logp(cfg: Config, policy: Policy, reference: Policy, rows: Rows) -
     if cfg.ref_offload:
         reference.to(policy.device)
     with adapters_off(reference):  # with LoRA, the reference is the policy without adapters
-        logp = score_responses(cfg, reference, rows.tokens).logp
+        logp = score_responses(reference, rows.tokens, cfg.micro_tokens).logp
     if cfg.ref_offload:
         reference.to("cpu")
     return logp

@@ -31,7 +31,7 @@ def parse(*argv: str, env: str = "alfworld") -> Config:
 # ---- presets ----
 
 A1 = dict(  # PaW A.1 and section 4.1, for all three benchmarks
-    max_response_tokens=512, lr=1e-6, normalize="std", temperature=1.0, paw=True,
+    max_response_tokens=512, lr=1e-6, temperature=1.0, paw=True,
     wm_loss="cmae", alpha=0.75, rho=0.2, lambda_g="adaptive",
     algo="grpo", prompt="paper", wm_scale=1.0, wm_target="next",
 )
@@ -47,7 +47,7 @@ OURS = dict(  # neither says; max_obs_tokens cuts nothing: Eq. 5-8 sum over all 
 )
 DECISIONS = dict(  # ALFWorld and WebShop
     groups=16, group_size=8, invalid_penalty=0.1, history_length=2,
-    eval_temperature=0.4, similarity=0.0, kl_coef=0.01,
+    eval_temperature=0.4, kl_coef=0.01,
     entropy_coef=0.001, updates=150, eval_every=5, save_every=5, eval_tasks=128,
     model="Qwen/Qwen2.5-1.5B-Instruct",
 )
@@ -63,7 +63,7 @@ PAPER = {
     "search": dict(
         max_prompt_tokens=4096, max_turns=4, mini_batch=512, groups=256, group_size=5,
         invalid_penalty=0.01, history_length=4, eval_temperature=0.0,
-        similarity=0.9, kl_coef=0.001, entropy_coef=0.0, updates=200, eval_every=50, save_every=10,
+        kl_coef=0.001, entropy_coef=0.0, updates=200, eval_every=50, save_every=10,
         eval_tasks=0, eval_split="test", workers=0, n_products=0, model="Qwen/Qwen2.5-3B-Instruct",
         ref_offload=True, vllm_memory=0.3,
     ),
@@ -211,7 +211,7 @@ def test_out_is_below_a_home_folder_that_exists(monkeypatch, tmp_path):
 OTHER = dict(  # a valid value of each setting that is not the one of the tiny preset
     eval_split="valid_unseen", n_products=7, max_turns=7, topk=2, history_length=5,
     max_prompt_tokens=333, max_response_tokens=33, max_obs_tokens=333, groups=3, group_size=3,
-    temperature=0.9, eval_temperature=0.3, similarity=0.5, invalid_penalty=0.3, lr=3e-4,
+    temperature=0.9, eval_temperature=0.3, invalid_penalty=0.3, lr=3e-4,
     mini_batch=33, kl_coef=0.3, entropy_coef=0.3, rho=0.3, alpha=0.3,
     eval_tasks=33, model="a/other", seed=3, data="d", retriever="r", workers=2, out="elsewhere",
     updates=33, eval_every=3, eval_repeats=3, save_every=3, micro_tokens=333, vllm_memory=0.3,

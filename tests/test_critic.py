@@ -109,7 +109,7 @@ def test_each_step_of_the_critic_is_adamw_on_the_value_loss(mini_batch):
     scores = [e.episode_return for e in EPISODES for _ in e.transitions]
     batches = [collate([row], [False], policy.pad_id) for row in ROWS]
     old = [twin(batch)[0].detach() for batch in batches]
-    for mini in mini_batches(cfg, len(ROWS), (0, 0)):
+    for mini in mini_batches(len(ROWS), cfg.mini_batch, (0, 0)):
         losses = []
         for i in mini:
             returns = torch.full_like(old[i], scores[i] - 0.1 * (not ROWS[i].valid))

@@ -168,7 +168,7 @@ def test_tapos_gradient_is_that_of_a_plain_loop(settings, monkeypatch):
     steps = gradients_of_steps(s)
     tapo.tapo(cfg, s, rows, 1)
     # Half of the steps are RL's. A mini-batch estimates the whole gradient from its rows.
-    minis = mini_batches(cfg, len(ROWS), (0, 1, "world model"))
+    minis = mini_batches(len(ROWS), cfg.mini_batch, (0, 1, "world model"))
     assert len(steps) == 2 * len(minis)
     parts = zip(minis, steps[len(minis) :], strict=True)
     ours = sum(len(mini) / len(ROWS) * step for mini, step in parts)
@@ -295,7 +295,7 @@ def test_conflict_is_that_of_the_two_gradients(mini_batch):
     measured = conflict.gradient_conflict(cfg, policy, rows, (0, 0))
     assert all(p.grad is None for p in policy.parameters())
     if mini_batch:  # those of its first mini-batch alone, the world model's scaled up
-        mini = mini_batches(cfg, len(ROWS), (0, 0))[0]
+        mini = mini_batches(len(ROWS), cfg.mini_batch, (0, 0))[0]
         alone = conflict.gradient_conflict(Config(**BASE), policy, of_mini(rows, mini), (0, 0))
         alone["grad_norm_wm"] *= len(ROWS) / len(mini)
         assert measured == pytest.approx(alone, rel=1e-3) and len(mini) < len(ROWS)
@@ -416,4 +416,4 @@ def test_its_weight_falls_and_its_steps_are_as_many():
     s = session(0.0)
     steps = gradients_of_steps(s)
     inverse_dynamics.inverse_dynamics(cfg, s, prepared(cfg, s), 1)
-    assert len(steps) == len(mini_batches(cfg, len(ROWS), (0,))) > 1
+    assert len(steps) == len(mini_batches(len(ROWS), cfg.mini_batch, (0,))) > 1

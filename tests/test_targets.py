@@ -97,10 +97,10 @@ def test_equal_transitions_count_once():
     assert targets.first_occurrences(rows) == expected
     cfg = Config(**BASE | dict(alpha=1.0))
     candidates = world_model_candidates(rows) & torch.tensor(expected)
-    assert select_transitions(cfg, candidates, None).tolist() == expected
+    assert select_transitions(candidates, None, cfg.alpha).tolist() == expected
     entropy = torch.tensor([0.0, 2.0, 9.0, 0.1, 0.2, 1.0, 9.0])  # the copies do not compete
     cfg.alpha = 0.4
-    selected = select_transitions(cfg, candidates, entropy)
+    selected = select_transitions(candidates, entropy, cfg.alpha)
     assert selected.tolist() == [False, True, False, False, False, True, False]
 
 

@@ -113,4 +113,5 @@ class Benchmark:
     # (context, history length) -> the beginning of the prompt `paper`, up to o_t. For RWML.
     situation: Callable[[Context, int], str] = situation
     r_max: float = 10.0  # R_max of Eq. 10: the highest possible episode return, A.1
+    similarity: float | None = None  # GiGPO: o_t at least this similar are one state; None: equal
     cut_prompts: bool = False  # cut the beginning of prompts over the limit; else they stop the run

@@ -121,7 +121,7 @@ def compare(
     mask = response_mask(rows)  # (N, T)
     trained_at, policy.temperature = policy.temperature, temperature
     try:
-        ours = score_responses(cfg, policy, rows).logp  # (N, T)
+        ours = score_responses(policy, rows, cfg.micro_tokens).logp  # (N, T)
     finally:
         policy.temperature = trained_at
     gap = losses.masked_mean((ours - logps[:, : mask.shape[1]]).abs(), mask).item()

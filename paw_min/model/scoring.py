@@ -10,10 +10,9 @@ from torch import Tensor
 
 from paw_min import select
 from paw_min.base import distributed
-from paw_min.config import Config
 from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy
-from paw_min.rows import Rows, TokenRow
+from paw_min.rows import TokenRow
 
 
 @dataclass
@@ -23,14 +22,14 @@ class Scores:
 
 
 @torch.no_grad()
-def score_responses(cfg: Config, policy: Policy, rows: list[TokenRow]) -> Scores:
+def score_responses(policy: Policy, rows: list[TokenRow], micro_tokens: int) -> Scores:
     """One pass over h_t and a_t, split between the ranks; every rank gets all rows."""
     width = max(len(row.response_ids) for row in rows)  # T
     logp = torch.zeros(len(rows), width)  # (N, T)
     entropy = torch.zeros(len(rows))  # (N,)
     everything = list(range(len(rows)))
     no_obs = [False] * len(rows)
-    for batch in micro_batches(policy, rows, everything, no_obs, cfg.micro_tokens):
+    for batch in micro_batches(policy, rows, everything, no_obs, micro_tokens):
         token_logp, token_entropy = policy(batch)  # (B, S), (B, S)
         mask = batch.response_mask
         # Added, not assigned: a rank that repeats another's row has an empty mask and adds zeros.
@@ -44,19 +43,3 @@ def response_mask(rows: list[TokenRow]) -> Tensor:
     """1 on the tokens of each response -> bool (N, T)."""
     lengths = torch.tensor([len(row.response_ids) for row in rows])[:, None]  # (N, 1)
     return torch.arange(int(lengths.max())) < lengths
-
-
-def old_policy_scores(cfg: Config, policy: Policy, rows: Rows) -> Scores:
-    """log pi_old(a_t) for the probability ratio, and H(a_t | h_t) for Eq. 4, in one pass at most.
-
-    pi_old is the policy before the first optimizer step of the update:
-
-        several mini-batches     a pass without gradient, since the later ones have other weights
-        one mini-batch           the training pass itself starts at pi_old: no pass is needed for
-                                 log pi_old, and logp is None unless one is made for the entropies
-    """
-    selects = cfg.paw and cfg.alpha < 1
-    several_steps = 0 < cfg.mini_batch < len(rows.tokens)
-    if several_steps or selects:
-        return score_responses(cfg, policy, rows.tokens)
-    return Scores(None, None)

@@ -83,9 +83,9 @@ def score(played: Played) -> list[Scored]:
     """Entropy and selection of each transition by the functions of training, and p of o_{t+1}."""
     cfg = played.cfg
     tokens = [row.tokens for row in played.rows]
-    entropy = score_responses(cfg, played.policy, tokens).entropy  # (N,)
+    entropy = score_responses(played.policy, tokens, cfg.micro_tokens).entropy  # (N,)
     candidates = world_model_candidates(tokens)  # (N,) bool
-    kept = select_transitions(cfg, candidates, entropy)  # (N,) bool
+    kept = select_transitions(candidates, entropy, cfg.alpha)  # (N,) bool
     logps = transitions.observation_logps(cfg, played.policy, tokens)
     return [
         Scored(

@@ -10,5 +10,6 @@ BENCHMARK = Benchmark(
     parse=prompts.parse,
     situation=prompts.situation,
     r_max=1.0,
+    similarity=0.9,  # A.1
     cut_prompts=True,
 )
