@@ -79,6 +79,7 @@ def test_gradients_are_those_of_the_merged_weights(family):
         assert ours[a].shape[0] == ours[b].shape[1] == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3_moe", "glm4_moe", "qwen3_next", "phimoe", "gemma3"])
 def test_adapters_are_merged_right_in_other_kinds_of_models(kind, tmp_path):
     """For vLLM (full_weights), and in a checkpoint that is loaded by peft as a start model."""
@@ -106,6 +107,7 @@ def test_adapters_are_merged_right_in_other_kinds_of_models(kind, tmp_path):
     torch.testing.assert_close(plain(batch)[0], ours, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind, reason", [
     ("gpt2", "no plain linear layer"), ("jamba", "merged, its .* nats"),
     ("zamba", "merged, its .* nats"), ("falcon_h1", "'out_proj' is incompatible"),

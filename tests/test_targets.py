@@ -113,7 +113,9 @@ def test_their_share_is_logged():
 
 
 def test_the_scale_multiplies_the_world_model_term():
-    once, twice, base = step_of(wm_scale=50.0), step_of(wm_scale=100.0), step_of(paw=False)
+    once = step_of(wm_scale=50.0)
+    twice = step_of(wm_scale=100.0)
+    base = step_of(paw=False)
     torch.testing.assert_close(twice - base, 2 * (once - base), atol=1e-3, rtol=1e-3)
     assert (once - base).abs().max() > 0.1
     assert run(wm_scale=2.0)[1]["loss_wm"] == pytest.approx(2 * run()[1]["loss_wm"], rel=1e-5)

@@ -37,11 +37,9 @@ from tests.helpers import argv, make_policy, nested_model, numbers, paper_config
 ROOT = Path(__file__).parent.parent
 
 
-def test_a_run_leaves_everything_behind(config, tmp_path, capsys, monkeypatch):
+def test_a_run_leaves_everything_behind(config, tmp_path, capsys):
     cfg = config()
-    with monkeypatch.context() as patch:
-        patch.setattr(train, "draw", plot.draw)
-        train.train(cfg)
+    train.train(cfg)
     folder = tmp_path / "r"
     assert json.loads((folder / "config.json").read_text()) == asdict(cfg)
     lines = runs.read_metrics(folder)
@@ -59,8 +57,7 @@ def test_a_run_leaves_everything_behind(config, tmp_path, capsys, monkeypatch):
     }
     assert expected <= set(lines[1])
     assert any(key.startswith("eval_success/") for key in lines[0])
-    for name in ("curves.png", "paw.png"):
-        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+    assert all((folder / name).exists() for name in plot.FIGURES)
     assert "Your task is to:" in (folder / "episodes.md").read_text()
     (checkpoint,) = folder.glob("checkpoint-*")
     assert checkpoint.name == "checkpoint-000003"
@@ -107,7 +104,8 @@ def test_models_with_a_nested_configuration_train_and_resume(config, tmp_path, f
 def test_killed_at_any_moment_it_resumes_bit_for_bit(config, tmp_path):
     """kill -9 at new lines of metrics, at once and a little later; then a run to the end."""
     train.train(config(updates=6, name="whole"))
-    folder, cfg = tmp_path / "cut", config(updates=6, name="cut")
+    folder = tmp_path / "cut"
+    cfg = config(updates=6, name="cut")
     kills = 0
     for delay in (0.0, 0.05, None):  # seconds after a line has appeared
         seen = len(runs.read_metrics(folder))
@@ -130,7 +128,8 @@ def test_killed_at_any_moment_it_resumes_bit_for_bit(config, tmp_path):
 
 
 def test_a_line_that_was_cut_off_is_dropped(config, finished):
-    path, before = finished / "metrics.jsonl", runs.read_metrics(finished)
+    path = finished / "metrics.jsonl"
+    before = runs.read_metrics(finished)
     path.write_text(path.read_text() + '{"update": 2, "succ')
     assert runs.read_metrics(finished) == before
     train.train(config(updates=2))
@@ -145,28 +144,12 @@ def test_killed_before_the_first_checkpoint(config, finished):
     assert numbers(finished) == expected
 
 
-@pytest.mark.slow
-def test_killed_between_two_checkpoints(config, finished, tmp_path, monkeypatch):
-    """With --save-every 2, a run that has logged update 3 resumes from update 2."""
-    whole = tmp_path / "whole"
-    shutil.copytree(finished, whole / "r")
-    train.train(config(out=str(whole), updates=3))
-    run_update = train.run_update
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            train, "run_update", lambda *args: run_update(*args) if args[2] < 4 else 1 / 0
-        )
-        with pytest.raises(ZeroDivisionError):
-            train.train(config(updates=4, save_every=2))
-    assert [line["update"] for line in numbers(finished)] == [0, 1, 2, 3]
-    assert [path.name for path in finished.glob("checkpoint-*")] == ["checkpoint-000002"]
-    train.train(config(updates=3, save_every=2))
-    assert numbers(finished) == numbers(whole / "r")
-
-
 def test_lost_episodes_are_neither_trained_on_nor_counted(config, finished, monkeypatch, capsys):
     """One of four in update 2, all in update 3. The one that is left of a group learns nothing."""
-    rollout, prepare, lost, used = train.rollout, train.prepare, [1, 4], []
+    rollout = train.rollout
+    prepare = train.prepare
+    lost = [1, 4]
+    used = []
 
     def losing(*args, **options):
         played = rollout(*args, **options)
@@ -202,7 +185,7 @@ def test_the_rows_of_a_nan_loss_are_saved(config, tmp_path, monkeypatch):
 
     for update, start in ((1, "the start model"), (2, tmp_path / "r" / "checkpoint-000001")):
         with monkeypatch.context() as patch:
-            patch.setattr(train, "learn", broken)
+            patch.setattr(train.update, "learn", broken)
             text = f"update {update}: the loss became nan.*nonfinite-00000{update}.pt.*: lower --lr"
             with pytest.raises(UserError, match=f"{text} .* --model set to {start}") as error:
                 train.train(config(updates=2))
@@ -222,9 +205,8 @@ def cpu_seconds(pid: int) -> float:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-@pytest.mark.parametrize("seconds", [0.3, 8])
-def test_ctrl_c_is_one_sentence(config, seconds):
-    """After these seconds of CPU time: while Python imports torch and transformers, and later."""
+def test_ctrl_c_is_one_sentence(config):
+    """After 8 seconds of CPU time, in a run; test_errors.py has the seconds of imports."""
     cfg = config()
     command = [sys.executable, str(ROOT / "run_alfworld.py"), "--data", cfg.data, "--out", cfg.out]
     command += ["--updates", "1000", "--groups", "2", "--group-size", "2", "--eval-tasks", "6"]
@@ -233,7 +215,7 @@ def test_ctrl_c_is_one_sentence(config, seconds):
         # A shell starts background jobs with SIGINT ignored, and children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    while cpu_seconds(process.pid) < seconds and process.poll() is None:
+    while cpu_seconds(process.pid) < 8 and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=300)
@@ -346,17 +328,6 @@ def test_a_model_with_too_few_positions_is_refused(config, tmp_path):
         session.dry_run(config(**short, max_response_tokens=5))
     with session.open_session(config(**short, max_response_tokens=4)):
         pass
-
-
-def test_corrupt_game_is_named(config, games_root, tmp_path):
-    copy = tmp_path / "games"
-    shutil.copytree(games_root, copy)
-    for cache in copy.rglob(".paw_min_*"):
-        cache.unlink()
-    broken = min(copy.glob("json_2.1.1/train/*/*/game.tw-pddl"))
-    broken.write_text(broken.read_text()[:1000])
-    with pytest.raises(UserError, match=f"{broken.parent.name}"):
-        train.train(config(data=str(copy)))
 
 
 @pytest.mark.slow

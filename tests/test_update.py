@@ -11,11 +11,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paw_min import advantages, balance, critic, losses, select
+from paw_min import advantages, balance, losses, select
 from paw_min import update as update_module
 from paw_min.config import Config
 from paw_min.model import probe
-from paw_min.model.critic import Critic
 from paw_min.model.scoring import score_responses
 from paw_min.rows import Episode, Transition, flatten
 from paw_min.update import (
@@ -104,13 +103,16 @@ def test_lambda_zero_gives_exactly_the_baseline(mini_batch):
 @pytest.mark.parametrize("micro_tokens", [1, 20, 50, 70])
 def test_any_micro_batch_split_gives_the_same_gradient(micro_tokens):
     settings = dict(kl_coef=0.1, entropy_coef=0.1)
-    whole, micro = step_of(**settings), step_of(micro_tokens=micro_tokens, **settings)
+    whole = step_of(**settings)
+    micro = step_of(micro_tokens=micro_tokens, **settings)
     torch.testing.assert_close(micro, whole, atol=2e-4, rtol=2e-4)  # rounding, divided by lr
 
 
 def test_advantages_per_token():
     """(N, T) advantages: constant ones equal (N,), and each token is trained by its own."""
-    cfg, rows, steps = Config(**BASE | {"paw": False}), None, {}
+    cfg = Config(**BASE | {"paw": False})
+    rows = None
+    steps = {}
     for name in ("per row", "per token", "first token only"):
         policy = make_policy()
         rows = prepare(cfg, policy, None, flatten(EPISODES))
@@ -154,7 +156,8 @@ def test_one_mini_batch_is_eq_11():
     entropy = score_responses(policy, ROWS, cfg.micro_tokens).entropy
     pool = [i for i, t in enumerate(ROWS) if t.obs_ids]
     kept = [pool[k] for k in select.top_alpha(entropy[pool], 0.75).nonzero()[:, 0].tolist()]
-    total, raw = 0.0, []
+    total = 0.0
+    raw = []
     for g in range(3):
         returns = [e.episode_return for e in EPISODES if e.group == g]
         lambdas = 1 - sum(returns) / len(returns) / 10
@@ -174,17 +177,6 @@ def test_one_mini_batch_is_eq_11():
     assert metrics["selected"] == pytest.approx(len(kept) / len(ROWS))
 
 
-def test_mini_batches_estimate_the_same_loss():
-    """Averaged over random orders, the world-model loss of small mini-batches is Eq. 11's."""
-    whole = run(lr=1e-12)[1]["loss_wm"]
-    cfg = Config(**BASE | dict(mini_batch=4, lr=1e-12))
-    policy = make_policy()
-    optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)
-    small = [update(cfg, policy, None, optimizer, EPISODES, (s,))["loss_wm"] for s in range(8)]
-    # Without the scale it would be about a fifth.
-    assert sum(small) / len(small) == pytest.approx(whole, rel=0.15)
-
-
 def test_mini_batches_are_random_parts():
     """Every row once, in parts of nearly equal size, in an order that the seed determines."""
     order = list(range(30))
@@ -200,7 +192,9 @@ def test_mini_batches_are_random_parts():
 def test_each_mini_batch_takes_a_step_of_its_own():
     """No gradient of one mini-batch is left in the next: each is that of its rows alone."""
     cfg = Config(**BASE | dict(mini_batch=6, lr=1e-12, paw=False))
-    whole, policy, norms = Config(**BASE | {"paw": False}), make_policy(), []
+    whole = Config(**BASE | {"paw": False})
+    policy = make_policy()
+    norms = []
     rows = prepare(cfg, policy, None, flatten(EPISODES))
     optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)  # the policy stays as it is
     minis = mini_batches(len(ROWS), cfg.mini_batch, (0,))
@@ -215,12 +209,11 @@ def test_each_mini_batch_takes_a_step_of_its_own():
 def test_world_model_losses_differ_as_their_formulas():
     metrics = {name: run(wm_loss=name, alpha=1.0)[1] for name in ("ce", "mae", "cmae")}
     assert metrics["ce"]["wm_loss"] > 1 > metrics["mae"]["wm_loss"] > metrics["cmae"]["wm_loss"]
-    steps = {name: step_of(wm_loss=name) - step_of(paw=False) for name in metrics}
-    assert steps["ce"].norm() > steps["mae"].norm() > steps["cmae"].norm() > 0
 
 
 def test_rho():
-    loose, tight = run(rho=0.9)[1], run(rho=0.01)[1]
+    loose = run(rho=0.9)[1]
+    tight = run(rho=0.01)[1]
     assert loose["wm_loss"] > tight["wm_loss"]
     assert loose["wm_clipped_tokens"] < tight["wm_clipped_tokens"]
     # At rho = 1 nothing is clipped, and clipped MAE is MAE.
@@ -245,7 +238,8 @@ def test_alpha():
 
 
 def test_constant_or_adaptive_lambda():
-    adaptive, constant = run(lambda_g="adaptive")[1], run(lambda_g="constant")[1]
+    adaptive = run(lambda_g="adaptive")[1]
+    constant = run(lambda_g="constant")[1]
     assert constant["lambda"] == constant["lambda_min"] == constant["lambda_max"] == 1.0
     assert 0 <= adaptive["lambda_min"] < adaptive["lambda_max"] <= 1
     assert constant["loss_wm"] > adaptive["loss_wm"] > 0
@@ -279,7 +273,8 @@ def test_rows_are_the_columns_that_their_names_say():
     """Rows of another kind can be trained too: every column has one entry per row."""
     cfg = Config(**BASE | {"mini_batch": 4, "kl_coef": 0.1})
     rows = prepare(cfg, make_policy(), make_policy(), flatten(EPISODES))
-    n, width = len(ROWS), max(len(t.response_ids) for t in ROWS)
+    n = len(ROWS)
+    width = max(len(t.response_ids) for t in ROWS)
     assert len(rows.tokens) == len(rows.group) == len(rows.trajectory) == n
     for name in ("score", "advantage", "entropy", "candidates", "selected", "row_weight"):
         assert getattr(rows, name).shape == (n,), name
@@ -295,7 +290,8 @@ def test_rows_are_the_columns_that_their_names_say():
 ])
 def test_rows_are_not_changed_by_what_reads_them(settings):
     """prepare() returns other rows; learn() returns metrics."""
-    cfg, policy = Config(**BASE | settings), make_policy()
+    cfg = Config(**BASE | settings)
+    policy = make_policy()
     rows = flatten(copy.deepcopy(EPISODES))
     before = copy.deepcopy(rows)
     prepared = prepare(cfg, policy, make_policy() if cfg.kl_coef else None, rows)
@@ -321,14 +317,6 @@ def test_tokens_that_count_are_those_with_a_gradient():
         assert torch.equal(result.counted, expected), loss
         result.per_row.sum().backward()
         assert torch.equal(logp.grad != 0, expected), loss
-
-
-def test_algorithms_differ():
-    grpo, gigpo = step_of(algo="grpo"), step_of(algo="gigpo")
-    assert (grpo - gigpo).norm() > 1e-3
-    for a, b in [({}, {"statistics": "trajectories"}),
-                 ({}, {"invalid_penalty": 0.0})]:
-        assert (step_of(**a) - step_of(**b)).norm() > 1e-3, b
 
 
 def golden_episodes() -> list[Episode]:
@@ -375,11 +363,11 @@ def test_first_ratio_is_one_and_later_ones_are_not(settings):
 
 
 def test_skipping_the_old_pass_changes_nothing(monkeypatch):
-    """alpha = 1 and one mini-batch need no old pass; with it, the numbers are the same."""
+    """alpha = 1 and one mini-batch need none; with it, the numbers are the same."""
     with monkeypatch.context() as patch:
         patch.setattr(update_module, "score_responses", None)  # would fail if it were called
         skipped, _ = run(alpha=1.0)
-        baseline, _ = run(paw=False)
+        baseline, _ = run(paw=False, mini_batch=len(ROWS))
     taken, _ = run(alpha=1.0 - 1e-9)  # keeps every row all the same
     torch.testing.assert_close(skipped, taken, atol=1e-7, rtol=0)
     assert not torch.equal(skipped, baseline)
@@ -391,8 +379,6 @@ def test_kl_and_entropy_terms():
     assert metrics["loss_kl"] == pytest.approx(0.5 * metrics["ref_kl"], rel=1e-4)
     _, metrics = run(entropy_coef=0.5)
     assert metrics["loss_entropy"] == pytest.approx(-0.5 * metrics["entropy"], rel=1e-4)
-    pushed = run(entropy_coef=5.0, lr=0.05, updates=5, paw=False)[1]["entropy"]
-    assert pushed > run(lr=0.05, updates=5, paw=False)[1]["entropy"]
 
 
 def test_losses_add_up_and_gradients_are_clipped(monkeypatch):
@@ -418,7 +404,8 @@ def test_a_loss_that_is_no_number_stops_before_the_step():
 def test_the_kl_term_is_the_same_in_any_micro_batch_split():
     """In the second update the policy differs from the reference, so the term has a gradient."""
     settings = dict(kl_coef=1.0, updates=2, lr=0.05, paw=False)
-    whole, micro = run(**settings)[0], run(micro_tokens=20, **settings)[0]
+    whole = run(**settings)[0]
+    micro = run(micro_tokens=20, **settings)[0]
     effect = (whole - run(**settings | {"kl_coef": 0.0})[0]).norm()
     assert effect > 1e-3 and (micro - whole).norm() < 0.02 * effect
 
@@ -426,7 +413,8 @@ def test_the_kl_term_is_the_same_in_any_micro_batch_split():
 def test_the_world_model_loss_is_scaled_by_the_rows_of_its_mini_batch():
     """Exactly, where the mini-batches have unequal sizes."""
     cfg = Config(**BASE | dict(mini_batch=6, lr=1e-12))
-    policy, expected = make_policy(), []
+    policy = make_policy()
+    expected = []
     optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)  # the policy stays as it is
     rows = prepare(cfg, policy, None, flatten(EPISODES))
     together = learn(cfg, policy, optimizer, rows, (0,))
@@ -434,11 +422,6 @@ def test_the_world_model_loss_is_scaled_by_the_rows_of_its_mini_batch():
         alone = learn(Config(**BASE), policy, optimizer, of_mini(rows, mini), (0,))
         expected.append(alone["loss_wm"] * len(ROWS) / len(mini))
     assert together["loss_wm"] == pytest.approx(sum(expected) / len(expected), rel=1e-4)
-
-
-def test_as_many_rows_as_a_mini_batch_need_no_old_pass(monkeypatch):
-    monkeypatch.setattr(update_module, "score_responses", None)  # would fail if it were called
-    run(paw=False, mini_batch=len(ROWS))
 
 
 def test_without_paw_no_row_has_a_weight():
@@ -470,18 +453,3 @@ def test_similar_anchors_reach_the_advantages():
         row_advantages(replace(cfg, env=env), rows, score) for env in ("webshop", "search")
     )
     assert not torch.equal(exact, similar)
-
-
-def test_gae_lambda_reaches_the_advantages_of_ppo(monkeypatch):
-    """At values of 0 they are lambda^(tokens to the end) * score, whitened."""
-    monkeypatch.setattr(critic, "GAE_LAMBDA", 0.5)
-    cfg, policy = Config(**BASE | dict(algo="ppo")), make_policy()
-    policy.critic = Critic(make_policy().model.get_decoder())  # its head starts at 0
-    rows = prepare(cfg, policy, None, flatten(EPISODES))
-    n_tokens = [len(t.response_ids) for t in ROWS]
-    expected = [a * 0.5 ** torch.arange(n).flip(0) for a, n in zip(rows.score, n_tokens)]
-    expected = torch.cat(expected)
-    optimizer = torch.optim.SGD(policy.critic.parameters(), lr=cfg.lr)
-    values = critic.learn_values(cfg, policy, optimizer, rows, (0,))
-    ours = torch.cat([row[:n] for row, n in zip(values.advantage, n_tokens)])
-    torch.testing.assert_close(ours, (expected - expected.mean()) / expected.std())
