@@ -1,0 +1,278 @@
+"""ScienceWorld (arXiv 2203.07540): its own engine, as an environment from outside of the package.
+
+    pip install scienceworld==1.2.3 && apt-get install default-jre-headless
+    python -m examples.scienceworld                    PaW
+    python -m examples.scienceworld --no-paw           GRPO
+    python -m examples.scienceworld --data find-plant,boil --model MODEL
+
+Copy this file for an environment of your own. It has three parts: the environment with its prompts,
+a start model for a CPU (with --model: leave it out), and the presets.
+
+Three of the 30 tasks are chosen by what the next observation says of the fact that the reward needs
+and the prompt does not show:
+
+    task                                     fact                   the next observation
+    inclined-plane-friction-named-surfaces   which surface is       "look at" a plane says how far a
+                                             rougher                block has come: of each surface,
+                                                                    the same number in all tasks
+    chemistry-mix-paint-secondary-color      which two colors       "mix" says which color two make
+                                             make the wanted one
+    lifespan-longest-lived                   which animal lives     never says it: here, a world
+                                             longest                model should not help
+
+All three can be won without an experiment by an agent that knows the fact. The start model knows
+the procedure, and acts at random where the fact decides. It is trained at the first run, in
+data/scienceworld. Rerun a command to resume it.
+"""
+
+import logging
+import random
+import re
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+
+from paw_min.base.errors import UserError, user_errors
+from paw_min.base.files import replacing
+from paw_min.cli import judged, main
+from paw_min.config import Config
+from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.interface import Benchmark, Command, Context, Step, Tasks, Turn, situation
+from paw_min.envs.pool import EnvPool
+from paw_min.model.policy import Policy
+from paw_min.toy.standins import Demonstration, imitate, make_model, make_tokenizer
+
+FRICTION = "inclined-plane-friction-named-surfaces"
+PAINT = "chemistry-mix-paint-secondary-color"
+LIFESPAN = "lifespan-longest-lived"
+CHOSEN = (FRICTION, PAINT, LIFESPAN)
+TRAIN, HELD_OUT = 128, 32  # at most so many variations of a task: they have from 10 to 1,386
+R_MAX = 10.0  # the return of a score of 100
+
+
+# ---- the environment ----
+
+_java = None  # the gateway to this process's engine
+
+
+def engine():
+    """The Java process of this process, started at its first use, and again if it has died.
+
+    It serves all environments of the process, 12 MB each. It ends with this process, however that
+    ends: its standard input is a pipe from here, which then closes.
+    """
+    global _java
+    if _java is None or _java.java_process.poll() is not None:
+        try:
+            from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
+            from scienceworld.constants import BASEPATH, JAR_PATH
+        except ImportError as error:
+            raise UserError(f"{error}: pip install scienceworld==1.2.3") from error
+        try:
+            port, process = launch_gateway(
+                classpath=JAR_PATH, javaopts=["-XX:+UseSerialGC", "-Xmx3g"], die_on_exit=True,
+                return_proc=True, cwd=BASEPATH,  # it writes a file there
+            )
+        except FileNotFoundError as error:
+            raise UserError("ScienceWorld's engine needs Java, and there is no program java: "
+                            "apt-get install default-jre-headless") from error
+        except ValueError as error:  # it has ended without the number of its port
+            raise UserError("Java does not start, or is older than version 8: `java -Xmx3g "
+                            "-version` says why.") from error
+        # Of an engine that has died, py4j logs a page for each object that is forgotten.
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
+        port = GatewayParameters(port=port)
+        _java = JavaGateway(gateway_parameters=port, java_process=process)
+    return _java
+
+
+class ScienceWorld:
+    """A task is "NAME VARIATION". All doors are open, and "teleport to" reaches every room.
+
+    This is the simplification `easy`, which published agents use. The score is 0 to 100; the reward
+    is how much it rises, so that the return of a solved task is R_MAX. A wrong object in focus ends
+    the episode with the score -100. It counts as 0, as in the published means of scores, so a
+    return is never negative, and lambda_g of Eq. 10 stays in [0, 1].
+    """
+
+    def __init__(self):
+        self.java = None
+
+    def reset(self, task: str) -> Step:
+        if self.java is not engine():  # at first, or after its end
+            self.java = engine()
+            self.simulator = self.java.jvm.scienceworld.runtime.pythonapi.PythonInterface()
+        # The methods of scienceworld.ScienceWorldEnv, without the list of all valid commands that
+        # it makes in each step: 0.1 s.
+        self.name, variation = task.split()
+        self.simulator.load(self.name, int(variation), "easy", False)
+        self.task = self.simulator.freeActionTaskDesc().removeprefix("Task Description:\n").strip()
+        self.score = 0.0
+        return self._step("look around")
+
+    def step(self, command: str) -> Step:
+        return self._step(command)
+
+    def _step(self, command: str) -> Step:
+        observation = self.simulator.step(command)
+        score = self.simulator.getScore()  # -1 to 1
+        done = score < 0 or self.simulator.getCompleted()
+        before, self.score = self.score, max(0.0, score)
+        return Step(
+            observation, self.task, self.name, admissible=[], done=done, won=score == 1,
+            reward=R_MAX * (self.score - before), score=self.score,
+        )
+
+
+def load(cfg: Config, data: str) -> Tasks:
+    """data: names of tasks, with commas between them. The variations are ScienceWorld's."""
+    lists = {"dev": "getVariationsDev", "test": "getVariationsTest"}
+    if cfg.eval_split not in lists:
+        raise UserError(f"--eval-split {cfg.eval_split} is not ScienceWorld's: use dev or test.")
+    simulator = engine().jvm.scienceworld.runtime.pythonapi.PythonInterface()
+    known = list(simulator.getTaskNames())
+    train, held_out = [], []
+    for name in data.split(","):
+        if name not in known:
+            raise UserError(f"--data {name} is no task of ScienceWorld: use {', '.join(known)}.")
+        simulator.load(name, 0, "", False)
+        # Neighbors have nearly the same task: take some from everywhere.
+        for tasks, numbers, most in (
+            (train, simulator.getVariationsTrain(), TRAIN),
+            (held_out, getattr(simulator, lists[cfg.eval_split])(), HELD_OUT),
+        ):
+            numbers = list(numbers)
+            tasks += [f"{name} {number}" for number in numbers[:: -(-len(numbers) // most)]]
+
+    def make_pool(n_envs: int) -> EnvPool:
+        return EnvPool(ScienceWorld, n_envs, cfg.workers)
+
+    return Tasks(train, held_out, make_pool)
+
+
+ACTIONS = """activate OBJ, close OBJ, connect OBJ to OBJ, deactivate OBJ, disconnect OBJ, dunk OBJ \
+in OBJ, eat OBJ, flush OBJ, focus on OBJ, go to LOC, inventory, look around, look at OBJ, look in \
+OBJ, mix OBJ, move OBJ to OBJ, open OBJ, pick up OBJ, pour OBJ in OBJ, put down OBJ, read OBJ, \
+teleport to LOC, use OBJ on OBJ, wait, wait1"""
+
+
+def prompt(context: Context, history_length: int) -> str:
+    """For an instruct model. As in published agents, no list of the commands that work now."""
+    return (
+        f"{situation(context, history_length)}\nOBJ is an object, LOC is a room. The actions: "
+        f"{ACTIONS}.\nThink about what to do next, then write one action in <action> </action>."
+    )
+
+
+def parse(response: str) -> Command:
+    """The text in <action>; without this tag, as the start model answers, the whole response."""
+    command = response.rpartition("<action>")[2].partition("</action>")[0].strip().lower()
+    return Command(command, valid=bool(command) and "\n" not in command)
+
+
+BENCHMARKS["scienceworld"] = Benchmark(
+    load, {"paper": prompt, "compact": situation}, parse, r_max=R_MAX
+)
+
+
+# ---- the start model ----
+
+START = Path("data/scienceworld")
+WARM_EPISODES = 300
+WARM_STEPS = 300
+
+
+def demonstrate(env: ScienceWorld, task: str, rng: random.Random) -> list[Demonstration]:
+    """The steps of an episode: the gold path's procedure, with chance in place of the fact.
+
+    The engine's own gold paths tell the fact, and take it 1 to 2 s each.
+    """
+    step = env.reset(task)
+    rows, history = [], []
+
+    def do(command: str) -> str:
+        nonlocal step
+        context = Context(step.task, step.observation, [], history)
+        shown = situation(context, PRESETS["tiny"]["history_length"])
+        history.append(Turn(step.observation, command))
+        step = env.step(command)
+        rows.append(Demonstration(shown, command, step.observation))
+        return step.observation
+
+    if env.name == FRICTION:
+        surfaces = re.search(r"\((.*), (.*)\)", step.task).groups()
+        tried, chosen = rng.choice(surfaces), rng.choice(surfaces)
+        do("teleport to workshop")
+        do(f"move block to inclined plane with a {tried} surface")
+        do(f"look at inclined plane with a {tried} surface")
+        do(f"focus on inclined plane with a {chosen} surface")
+    elif env.name == PAINT:
+        do("teleport to art studio")
+        bowl = re.search(r"is: a ([^,.]*) \(containing nothing", do("look around"))[1]
+        for color in rng.sample(("red", "yellow", "blue"), 2):
+            do(f"pour wood cup containing {color} paint in {bowl}")
+        do(f"mix {bowl}")
+        do(f"focus on {re.search('create (.*?) paint', step.task)[1]} paint")
+    elif env.name == LIFESPAN:
+        do("teleport to outside")
+        animals = re.findall(r"\ta (baby .*|.* egg)\n", do("look around"))
+        do(f"focus on {rng.choice(animals)}")
+    return rows
+
+
+def warm_start(folder: Path) -> None:
+    """Imitate the procedures. A random observation stands after each response: the model learns
+    what the environment may answer, but not after which command.
+    """
+    rng = random.Random("scienceworld warm start")
+    env, rows = ScienceWorld(), []
+    tasks = load(Config(eval_split="dev"), ",".join(CHOSEN)).train
+    for episode in range(WARM_EPISODES):  # each task equally often
+        name = CHOSEN[episode % len(CHOSEN)]
+        task = rng.choice([task for task in tasks if task.startswith(name)])
+        rows += demonstrate(env, task, rng)
+    percents = " ".join(f"{i}%" for i in range(101))  # also those that no demonstration shows
+    tokenizer = make_tokenizer([percents, *(text for row in rows for text in row)])
+    policy = Policy(make_model(tokenizer, seed=0), tokenizer)
+    imitate(policy.model, tokenizer, rows, seed=0, steps=WARM_STEPS, peak=3e-3, chat=True)
+    with replacing(folder) as new:  # a killed process leaves no half of a model
+        policy.save(new)
+
+
+def prepare() -> None:
+    """Train the start model, unless it is there."""
+    START.parent.mkdir(parents=True, exist_ok=True)
+    # The arms may start at the same time: one trains; the others wait here, then find the folder.
+    with FileLock(f"{START}.lock"):
+        if not START.exists():
+            print(f"training the start model in {START}: MINUTES on one core", flush=True)
+            warm_start(START)
+
+
+# ---- a run ----
+
+PRESETS = {
+    "tiny": dict(
+        model=str(START), data=",".join(CHOSEN), eval_split="dev", prompt="compact",
+        history_length=1, max_prompt_tokens=400, max_response_tokens=16, max_obs_tokens=200,
+        max_turns=7, groups=8, group_size=8, updates=20, eval_every=5, eval_tasks=0,
+        eval_temperature=1.0, save_every=5, lr=5e-4, beta2=0.95, micro_tokens=4096,
+        entropy_coef=0.0,
+    ),
+    # For one GPU of 80 GB, on which it was not tried.
+    "instruct": dict(
+        model="Qwen/Qwen2.5-1.5B-Instruct", data=",".join(CHOSEN), eval_split="dev",
+        history_length=10, max_turns=30, sampler="vllm", workers=4, grad_checkpointing=True,
+        save_every=5,
+    ),
+}
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)  # more are not faster for a model of this size
+    with user_errors():
+        engine()  # no Java: say so before anything else
+        cfg = judged("scienceworld", PRESETS, __doc__, lambda cfg: Path(cfg.model).parent)
+        if cfg.model == str(START):
+            prepare()
+    main("scienceworld", PRESETS, __doc__)
