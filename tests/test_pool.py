@@ -210,6 +210,22 @@ def test_the_timeout_is_per_call(caplog):
         assert not caplog.messages
 
 
+@pytest.mark.slow
+def test_the_timeout_does_not_count_while_another_worker_starts(monkeypatch):
+    usual = pool_module._Worker.await_start
+
+    def await_start(worker):
+        usual(worker)
+        time.sleep(3.0)
+
+    with EnvPool(Toy, 2, 2, timeout=3.0) as pool:
+        reset(pool, "ab")
+        monkeypatch.setattr(pool_module._Worker, "await_start", await_start)
+        steps = step(pool, {0: "crash", 1: "slow"})
+        assert "its worker died" in steps[0].failed
+        assert_playing(steps[1], "b: 1 slow")
+
+
 class Slow(Toy):
     def __init__(self):
         super().__init__()

@@ -218,6 +218,7 @@ class EnvPool:
             limits.append(worker.since + (self._timeout if is_made else MAKE_TIMEOUT))
         seconds = max(0.0, min(deadline, *limits) - time.monotonic())
         readable = wait([worker.connection for worker in busy], seconds)
+        now = time.monotonic()  # before a restart, in which others may answer
         for worker, limit in zip(busy, limits):
             if worker.connection in readable:
                 # The pipe of a dead worker is readable, too: it has ended.
@@ -234,7 +235,7 @@ class EnvPool:
                         worker.made.add(worker.serving[0])
                     else:
                         self._on_result(worker.serving.popleft(), result)
-            elif time.monotonic() > limit:
+            elif now > limit:
                 self._restart(worker, f"no answer within {limit - worker.since:g} s")
 
     def _restart(self, worker: "_Worker", reason: str) -> None:
