@@ -88,11 +88,11 @@ def engine():
 
 
 class ScienceWorld:
-    """A task is "NAME VARIATION". All doors are open, and "teleport to" reaches every room.
+    """A task is "NAME VARIATION", played with the engine's simplification `easy`: all doors are
+    open, and "teleport to" reaches every room.
 
-    This is the simplification `easy`, which published agents use. The score is 0 to 100; the reward
-    is how much it rises, so that the return of a solved task is R_MAX. A wrong object in focus ends
-    the episode with the score -100. It counts as 0, as in the published means of scores, so a
+    The score is 0 to 100; the reward is how much it rises, so that the return of a solved task is
+    R_MAX. A wrong object in focus ends the episode with the score -100. Here this counts as 0: a
     return is never negative, and lambda_g of Eq. 10 stays in [0, 1].
     """
 
@@ -158,7 +158,7 @@ teleport to LOC, use OBJ on OBJ, wait, wait1"""
 
 
 def prompt(context: Context, history_length: int) -> str:
-    """For an instruct model. As in published agents, no list of the commands that work now."""
+    """For an instruct model. No list of the commands that work now: 249 in one state."""
     return (
         f"{situation(context, history_length)}\nOBJ is an object, LOC is a room. The actions: "
         f"{ACTIONS}.\nThink about what to do next, then write one action in <action> </action>."
