@@ -20,6 +20,7 @@ from paw_min.envs.interface import Context, Turn
 from paw_min.envs.pool import EnvPool
 from paw_min.model.policy import load_policy
 from paw_min.running import runs
+from paw_min.world_models import word2world
 from tests.pools import reset, step, until
 
 PLANE = "inclined plane with a {} surface"
@@ -226,3 +227,25 @@ def test_a_run(java, tmp_path, monkeypatch):
     moved = [not torch.equal(p, q) for p, q in
              zip(load_policy(start).parameters(), end.parameters(), strict=True)]
     assert any(moved)
+
+
+@pytest.mark.slow
+def test_word2world_in_an_environment_from_outside(java, tmp_path):
+    """By the name of its module: a world model from two episodes answers in its place."""
+
+    def run(command: str, *flags: str) -> dict:
+        words = [command, "examples.scienceworld", "--agents", "random", "--max-turns", "2"]
+        return word2world.main([*words, *flags, "--out", str(tmp_path / command)])
+
+    assert run("collect", "--episodes", "2")["turns"] == 4
+    episodes = ["--trajectories", str(tmp_path / "collect" / "trajectories.json")]
+    run("train", *episodes, "--width", "32", "--epochs", "1", "--batch", "2")
+    trained = ["--world-model", str(tmp_path / "train"), "--answer-tokens", "8"]
+    assert run("fidelity", *episodes, *trained)["n"] == 4
+    assert run("consistency", *trained, "--eval-tasks", "1")["random"]["n"] == 1
+
+
+def test_word2world_names_what_it_plays_in(tmp_path):
+    for env, named in [("scienceworld", "such as examples.scienceworld"), ("no.such", "no.such")]:
+        with pytest.raises(UserError, match=named):
+            word2world.main(["collect", env, "--out", str(tmp_path)])

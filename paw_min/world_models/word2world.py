@@ -18,9 +18,10 @@ consistency  success in the environment, in the world model, and of the world mo
 verify       a purchase is simulated before it is made (sec. 7.1, Table 4)
 imitate      fit an agent to the responses of won trajectories (sec. 7.2, 7.3)
 
-ENV: alfworld, webshop or textworld. Agents: the language model of --model, the rule-based `teacher`
-of the generated data, a `random` player. All other flags are those of the run scripts: --model is
-the agent, --eval-tasks the number of held-out tasks, --max-turns the most steps of an episode (50).
+ENV: alfworld, webshop, textworld, or a module with an environment (examples.scienceworld). Agents:
+the language model of --model, the rule-based `teacher` of the generated data, a `random` player.
+All other flags are those of the run scripts: --model is the agent, --eval-tasks the number of
+held-out tasks, --max-turns the most steps of an episode (50).
 
 Each command writes <command>.json to its folder when it is complete, with `command`, the command
 line, and `seconds`, the time since its last start. A rerun skips what is complete, also of a

@@ -94,7 +94,7 @@ def parse(doc: str, argv: list[str]) -> Word2WorldJob:
     """Read the command line; UserError for flags that are out of range or do not fit."""
     parser = Parser(description=doc, allow_abbrev=False)
     parser.add_argument("command", choices=COMMANDS)
-    parser.add_argument("env", choices=ENVS)
+    parser.add_argument("env", help=f"{', '.join(ENVS)}, or a module with an environment")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     add_settings(parser, {}, kind=Word2WorldSettings)
     args, flags = parser.parse_known_args(argv)
@@ -102,7 +102,12 @@ def parse(doc: str, argv: list[str]) -> Word2WorldJob:
     if not settings.answer_tokens:
         longest = 2000 if args.command == "fidelity" else 512
         settings = replace(settings, answer_tokens=longest)
-    cfg = parse_config(args.env, presets_of(args.env), doc, ["--max-turns", "50", *flags])
+    if args.env not in ENVS and "." not in args.env:
+        raise UserError(f"{args.env} is none of {', '.join(ENVS)}, and no module with an "
+                        "environment, such as examples.scienceworld.")
+    presets = presets_of(args.env)
+    env = args.env.rpartition(".")[2]  # a module has the name of its benchmark
+    cfg = parse_config(env, presets, doc, ["--max-turns", "50", *flags])
     refuse_ranks("word2world")
     check(args.command, settings, cfg)
     return Word2WorldJob(
