@@ -77,7 +77,8 @@ def test_what_nothing_can_be_compared_with_has_no_advantage(estimator):
     """A lone row, and with statistics of trajectories a lone trajectory."""
     scores = torch.tensor([10.0, 9.9, 0.0, 4.0])
     close(estimator(scores, ["a", "b", "c", "d"]), [0.0] * 4)
-    group, trajectory = [0, 0, 1, 1], [0, 0, 1, 2]
+    group = [0, 0, 1, 1]
+    trajectory = [0, 0, 1, 2]
     lone = estimator(scores, group, trajectory, over="trajectories")
     close(lone[:2], [0.0, 0.0])
     assert lone[2] < 0 < lone[3]
@@ -138,7 +139,8 @@ def test_similarity_is_greedy_first_fit_within_a_group():
 
 def first_fit(group, texts, threshold):
     """The rule of similar_anchors, without any thought of time."""
-    clusters, result = {}, []
+    clusters = {}
+    result = []
     for g, text in zip(group, texts):
         known = clusters.setdefault(g, [])
         fits = [n for n, first in enumerate(known) if ratio(text, first) >= threshold]
@@ -157,7 +159,8 @@ def random_texts(rng, n):
     texts = ["", "é\U0001f600 ∑"]
     while len(texts) < n:
         old = rng.choice(texts)
-        kind, place = rng.randrange(5), rng.randrange(len(old) + 1)
+        kind = rng.randrange(5)
+        place = rng.randrange(len(old) + 1)
         if kind == 0:
             letters = rng.choice(["ab ", "the quick brown fox. "])
             texts.append("".join(rng.choices(letters, k=rng.choice([1, 7, 12, 60, 250]))))
@@ -242,7 +245,8 @@ def test_rloo_is_the_score_minus_the_mean_of_the_others():
     rng = random.Random(0)
     for _ in range(20):
         n = rng.randint(2, 12)
-        scores, group = [rng.gauss(0, 5) for _ in range(n)], [rng.randint(0, 3) for _ in range(n)]
+        scores = [rng.gauss(0, 5) for _ in range(n)]
+        group = [rng.randint(0, 3) for _ in range(n)]
         expected = []
         for i in range(n):
             others = [scores[j] for j in range(n) if group[j] == group[i] and j != i]
@@ -281,7 +285,8 @@ def test_gae_is_the_discounted_sum_of_td_errors(gamma, lam):
 
 def test_gae_of_the_code_base_is_score_minus_value():
     """gamma = lambda = 1 and a reward on the last token of each response."""
-    rewards, values = torch.tensor([0, 0, 10, 0, -0.1]), torch.tensor([1.0, 2, 3, 4, 5])
+    rewards = torch.tensor([0, 0, 10, 0, -0.1])
+    values = torch.tensor([1.0, 2, 3, 4, 5])
     estimate = advantages.gae(rewards, values, torch.tensor([7, 7, 7, 8, 8]), gamma=1.0, lam=1.0)
     close(estimate, [9.0, 8.0, 7.0, -4.1, -5.1])
 
@@ -293,5 +298,6 @@ def test_gigpo_adds_eps_to_both_stds():
 
 
 def test_a_group_with_one_trajectory_is_not_compared():
-    group, trajectory = ["a", "a", "b", "b"], [0, 0, 1, 2]
+    group = ["a", "a", "b", "b"]
+    trajectory = [0, 0, 1, 2]
     assert advantages.is_compared(group, trajectory).tolist() == [False, False, True, True]

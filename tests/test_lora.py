@@ -301,9 +301,10 @@ def test_a_checkpoint_is_a_start_model(config, checkpoint, tmp_path, rank):
     assert numbers(tmp_path / "next")[2]["ref_kl"] > 1e-6
 
 
+@pytest.mark.slow
 def test_without_peft(config, monkeypatch, tmp_path, checkpoint):
     monkeypatch.setitem(sys.modules, "peft", None)
-    train.train(config(updates=1, name="plain"))  # not needed
+    session.check_machine(config())  # not needed
     remedy = "LoRA needs peft: pip install 'peft>=0.21,<0.22', or omit --lora-rank"
     for start in (train.train, session.dry_run):
         with pytest.raises(UserError, match=remedy):
@@ -313,6 +314,7 @@ def test_without_peft(config, monkeypatch, tmp_path, checkpoint):
         load_policy(str(checkpoint))
 
 
+@pytest.mark.slow
 def test_a_damaged_adapter_is_one_sentence(config, checkpoint):
     (checkpoint / "adapter_model.safetensors").write_bytes(b"cut")
     with pytest.raises(UserError, match="adapter_model.safetensors cannot be read .*restore it"):

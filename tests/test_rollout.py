@@ -315,7 +315,8 @@ class LateSlot:
 def test_a_slow_environment_holds_nobody_up(sampler):
     """The late one is waited for only when nobody else has anything left to do."""
     policy = make_policy()
-    sampler, pool = sampler(policy), LateSlot(4)
+    sampler = sampler(policy)
+    pool = LateSlot(4)
     cfg = Config(prompt="compact", max_turns=9)
     tasks = ["2", "4", "3", "4", "3"]
     episodes = rollout(
