@@ -1,6 +1,9 @@
 """The training loop: lines 1 and 2 of Algorithm 1 (update.py lists all eleven).
 
-    evaluate -> [ rollout -> update -> log -> evaluate -> save ] * updates
+    evaluate -> [ rollout -> prepare -> learn -> log -> evaluate -> save ] * updates
+
+`learn` is an argument of `train`: the joint update of PaW, or another method (examples/section_7.py
+is the shortest).
 
 Every random draw has a key instead of a state (base/seeds.py), so that a run resumes from
 weights and optimizer state alone: on a CPU, with the numbers of an uninterrupted run.
