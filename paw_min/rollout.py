@@ -36,7 +36,7 @@ def rollout(
     cfg: Config, policy, sampler, pool: Pool, tasks: Sequence[str], groups: Sequence[int], *,
     temperature: float, seed_key: tuple[int, ...], label: str = "rollout",
     render: Callable[[Context, int], str] | None = None,
-    cut_prompts: bool = False,
+    cut_prompts: bool = False, numbered_from: int = 0,
 ) -> Rollout:
     """Play one episode per entry of `tasks`, within `sampler.sync(policy)`.
 
@@ -44,13 +44,14 @@ def rollout(
     plays pool.n_envs episodes at a time. seed_key: names this rollout; together with trajectory
     and turn it seeds a request (seeds.py). render: (context, history length) -> prompt, in place
     of the benchmark's style --prompt. cut_prompts: cut long prompts in every benchmark, not only
-    where interface.py says so. paw_min/README.md explains the metrics.
+    where interface.py says so. numbered_from: of the trajectories, where others have been played
+    before. paw_min/README.md explains the metrics.
     """
     start = time.perf_counter()
     # Every rank numbers all episodes, its own or not, so that the seeds of their requests do not
     # depend on the number of ranks.
     episodes = []
-    for trajectory, (task, group) in enumerate(zip(tasks, groups, strict=True)):
+    for trajectory, (task, group) in enumerate(zip(tasks, groups, strict=True), numbered_from):
         episodes.append(Episode(str(task), group, trajectory))
 
     # Whole groups per rank: the members of a group share a task, so the environment's caches and

@@ -12,8 +12,8 @@ from paw_min.envs.interface import Turn
 from paw_min.envs.search.questions import load_questions
 from paw_min.envs.webshop import Shop
 from paw_min.retrieval import open_retriever
-from paw_min.world_models.trajectories import Trajectory, read_trajectories, said
-from paw_min.world_models.triplets import Triplet, read_triplets
+from paw_min.world_models.rwml.triplets import Triplet, read_triplets
+from paw_min.world_models.word2world.trajectories import Trajectory, read_trajectories, said
 
 # ---- records of shops ----
 

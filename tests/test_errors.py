@@ -25,7 +25,7 @@ from paw_min.base.errors import UserError
 from paw_min.inspect import __main__ as inspect
 from paw_min.running import samples
 from paw_min.running.untrusted import read_config
-from paw_min.world_models import word2world_options
+from paw_min.world_models.word2world import settings as word2world_settings
 from research.paper import sweep, table, transitions
 
 ROOT = Path(__file__).parent.parent
@@ -141,7 +141,7 @@ def plan(argv: list[str]) -> None:
 
 
 def word2world(argv: list[str]) -> None:
-    word2world_options.parse("", argv)
+    word2world_settings.parse("", argv)
 
 
 WRONG_COMMANDS = [  # {run} is a run folder

@@ -28,11 +28,12 @@ from paw_min.envs.pool import EnvPool
 from paw_min.model.sampler import Response
 from paw_min.rows import Episode, Transition
 from paw_min.running.stages import Pieces
-from paw_min.toy import search_world
 from paw_min.toy.demonstrate import PlayedStep
 from paw_min.update import learn, prepare
-from paw_min.world_models import early_experience, rwml, rwml_options, rwml_stages, triplets
-from paw_min.world_models.rwml_options import RwmlJob, RwmlSettings
+from paw_min.world_models import rwml
+from paw_min.world_models.rwml import early_experience, stages, triplets
+from paw_min.world_models.rwml import settings as rwml_settings
+from paw_min.world_models.rwml.settings import RwmlJob, RwmlSettings
 from tests.helpers import (
     BASE,
     INJECTION,
@@ -45,7 +46,7 @@ from tests.retrieval import make_encoder
 
 @pytest.fixture(scope="session")
 def minilm():
-    return rwml_options.load_encoder("minilm", "cpu")
+    return rwml_settings.load_encoder("minilm", "cpu")
 
 
 # ---- formulas ----
@@ -99,14 +100,14 @@ def stages_without_a_model(monkeypatch, policy):
     """The filter's stage gets this policy, which is not trained."""
     synced = SimpleNamespace(sync=lambda policy: nullcontext())
     loaded = nullcontext((policy, synced))
-    monkeypatch.setattr(rwml_stages, "loaded_for_answers", lambda *args: loaded)
-    monkeypatch.setattr(rwml_stages, "supervise", lambda *args: None)
-    monkeypatch.setattr(rwml_stages, "sft_optimizer", lambda *args: None)
+    monkeypatch.setattr(stages, "loaded_for_answers", lambda *args: loaded)
+    monkeypatch.setattr(stages, "supervise", lambda *args: None)
+    monkeypatch.setattr(stages, "sft_optimizer", lambda *args: None)
     return synced
 
 
 def job_of(tmp_path, cfg=None, **settings) -> RwmlJob:
-    settings = RwmlSettings(**rwml_options.TINY | settings)
+    settings = RwmlSettings(**rwml_settings.TINY | settings)
     return RwmlJob(cfg or Config(prompt="compact"), settings, False, tmp_path, None, [])
 
 
@@ -248,7 +249,7 @@ def test_a_prompt_begins_as_the_agents(env):
 
 def test_labels_are_answers_and_the_tags_are_added_once():
     policy = make_policy()
-    rwml_stages.add_tags(policy, seed=0)
+    stages.add_tags(policy, seed=0)
     size = len(policy.tokenizer)
     assert policy.model.get_input_embeddings().num_embeddings == size
     row = triplets.sft_row(Config(prompt="compact"), policy, TRIPLET)
@@ -256,10 +257,10 @@ def test_labels_are_answers_and_the_tags_are_added_once():
     assert rwml.predicted_state(text) == rwml.as_written(policy, "a shelf 1") == "a shelf 1"
     assert text.startswith("<think> </think>") and row.response_ids[-1] in policy.eos_ids
     weights = policy.model.get_input_embeddings().weight.clone()
-    rwml_stages.add_tags(policy, seed=0)
+    stages.add_tags(policy, seed=0)
     assert len(policy.tokenizer) == size
     other = make_policy()
-    rwml_stages.add_tags(other, seed=0)
+    stages.add_tags(other, seed=0)
     assert torch.equal(other.model.get_input_embeddings().weight, weights)
 
 
@@ -280,7 +281,7 @@ class Asked(Exception):
 def test_a_model_is_asked_as_it_was_trained(monkeypatch, tmp_path):
     """The filter and WM-SFT learn labels with an empty thought, so their prompts allow none."""
     policy = make_policy()
-    rwml_stages.add_tags(policy, seed=0)
+    stages.add_tags(policy, seed=0)
     cfg = Config(prompt="paper")
     prompts = {
         reason: policy.encode_chat(triplets.prompt_text(cfg, TRIPLET, reason))
@@ -299,12 +300,12 @@ def test_a_model_is_asked_as_it_was_trained(monkeypatch, tmp_path):
     synced = stages_without_a_model(monkeypatch, policy)
     monkeypatch.setattr(rwml, "predict", ask)
     job = job_of(tmp_path, cfg)
-    assert asked(rwml_stages.make_filter, job, [TRIPLET], [TRIPLET]) == [prompts[False]]
+    assert asked(stages.make_filter, job, [TRIPLET], [TRIPLET]) == [prompts[False]]
     session = SimpleNamespace(policy=policy, sampler=synced)
-    for method in rwml_options.METHODS:
+    for method in rwml_settings.METHODS:
         job = job_of(tmp_path, cfg, method=method)
         expected = [prompts[method == "rwml"]]
-        assert asked(rwml_stages.measure, job, session, [TRIPLET], 0.2) == expected
+        assert asked(stages.measure, job, session, [TRIPLET], 0.2) == expected
 
 
 # ---- GRPO on answers ----
@@ -361,7 +362,7 @@ def test_shuffled_targets_are_all_of_another():
 def test_what_is_in_the_folder_stays(tmp_path, name):
     (tmp_path / name).mkdir()
     with pytest.raises(UserError, match=f"has a {name} already: choose another --out, or delete"):
-        rwml_stages.make_triplets(job_of(tmp_path))
+        stages.make_triplets(job_of(tmp_path))
 
 
 def test_triplets_return_from_their_file(tmp_path):
@@ -372,9 +373,9 @@ def test_triplets_return_from_their_file(tmp_path):
 
 
 def asked_of(tmp_path, monkeypatch, *flags) -> RwmlJob:
-    monkeypatch.setattr(rwml_options, "load_encoder", lambda name, device: None)
-    monkeypatch.setattr(rwml_options, "check_machine", lambda cfg: None)  # no vLLM is needed
-    return rwml_options.arguments("", ["alfworld", "--out", str(tmp_path / "out"), *flags])
+    monkeypatch.setattr(rwml_settings, "load_encoder", lambda name, device: None)
+    monkeypatch.setattr(rwml_settings, "check_machine", lambda cfg: None)  # no vLLM is needed
+    return rwml_settings.arguments("", ["alfworld", "--out", str(tmp_path / "out"), *flags])
 
 
 def test_then_rl_is_the_papers_and_has_a_name_of_its_own(tmp_path, monkeypatch):
@@ -383,7 +384,7 @@ def test_then_rl_is_the_papers_and_has_a_name_of_its_own(tmp_path, monkeypatch):
     for flags in ([], ["--method", "wm-sft"], ["--reward", "coin"], ["--keep-easy"],
                   ["--name", "mine", "--paw"]):
         asked = asked_of(tmp_path, monkeypatch, *flags)
-        words = rwml_stages.policy_rl(asked, Path("x/checkpoint-000003"))
+        words = stages.policy_rl(asked, Path("x/checkpoint-000003"))
         cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", words)
         assert not cfg.paw and cfg.algo == "grpo" and cfg.model == "x/checkpoint-000003"
         found.append(cfg.name)
@@ -403,7 +404,7 @@ def test_settings_of_a_preset(tmp_path, monkeypatch, preset, encoder, turns, rat
     asked = asked_of(tmp_path, monkeypatch, "--preset", preset, "--data", "d")
     assert asked.settings.encoder == asked.shared()["rwml encoder"] == encoder
     assert asked.settings.max_turns == turns
-    assert rwml_stages.sft_rate(asked) == pytest.approx(rate)
+    assert stages.sft_rate(asked) == pytest.approx(rate)
     asked = asked_of(tmp_path, monkeypatch, "--preset", preset, "--data", "d", "--max-turns", "12",
                      "--encoder", "mine")
     assert asked.settings.encoder == "mine"
@@ -419,19 +420,19 @@ def test_the_run_without_the_filter(tmp_path, monkeypatch):
     triplets.write_triplets(out / "triplets.jsonl", everything)
     triplets.write_triplets(out / "held_out.jsonl", everything[:1])
     shared = asked_of(tmp_path, monkeypatch).shared()
-    found = dict(triplets=10, counts=dict(steps=20, duplicates=10), panel={"eval_success": 0})
+    found = dict(triplets=10, counts=dict(steps=20), panel={"eval_success": 0}, data="x")
     (out / "collected.json").write_text(json.dumps(shared | found))
     found = dict(threshold=0.1, easy=0.9, kept=[2])
     (out / "filter.json").write_text(json.dumps(shared | found))
     trained = []
-    monkeypatch.setattr(rwml_stages, "train", lambda job, *args: trained.append((job, *args)))
+    monkeypatch.setattr(stages, "train", lambda job, *args: trained.append((job, *args)))
     for flags, n_kept in (([], 1), (["--keep-easy"], 9)):
-        rwml_stages.main(["alfworld", "--out", str(out), *flags])
-        job, kept, _, tau = trained.pop()
+        stages.main(["alfworld", "--out", str(out), *flags])
+        job, kept, _, tau, _ = trained.pop()
         assert len(kept) == n_kept and tau == 0.2
     assert job.method_config().name == "rwml-keep-easy"
     with pytest.raises(UserError, match="collected.json was made with seed 0: repeat that, or cho"):
-        rwml_stages.main(["alfworld", "--out", str(out), "--seed", "1"])
+        stages.main(["alfworld", "--out", str(out), "--seed", "1"])
 
 
 @pytest.mark.parametrize("flags, sentence", [
@@ -441,7 +442,7 @@ def test_the_run_without_the_filter(tmp_path, monkeypatch):
 ])
 def test_impossible_flags(tmp_path, flags, sentence):
     with pytest.raises(UserError, match=sentence):
-        rwml_options.arguments("", [*flags[:1], "--out", str(tmp_path / "out"), *flags[1:]])
+        rwml_settings.arguments("", [*flags[:1], "--out", str(tmp_path / "out"), *flags[1:]])
     assert not (tmp_path / "out").exists()
 
 
@@ -453,29 +454,33 @@ def test_an_encoder_without_all_weights_is_refused(tmp_path):
     save_file({name: weights[name] for name in others}, folder / "model.safetensors",
               metadata={"format": "pt"})
     with pytest.raises(UserError, match=f"no weights for {first}"):
-        rwml_options.load_encoder(str(folder), "cpu")
+        rwml_settings.load_encoder(str(folder), "cpu")
+
+
+def collected(monkeypatch, found: triplets.Collected) -> None:
+    """Collecting finds this."""
+    monkeypatch.setattr(stages, "find_tasks", lambda cfg: None)
+    monkeypatch.setattr(stages, "data_digest", lambda tasks: "x")
+    monkeypatch.setattr(stages, "collect", lambda *args, **kwargs: found)
+    monkeypatch.setattr(stages, "make_start", lambda *args: None)
 
 
 def test_held_out_transitions_are_of_the_whole_panel(tmp_path, monkeypatch):
     """The panel is in the order of the task types: its first 200 steps are of some only."""
     panel = [replace(TRIPLET, observation=f"o{n}") for n in range(600)]
-    found = triplets.Collected([TRIPLET] * 10, panel, {"steps": 10}, {"eval_success": 0.5}, [])
-    monkeypatch.setattr(rwml_stages, "collect", lambda *args, **kwargs: found)
-    monkeypatch.setattr(rwml_stages, "make_start", lambda *args: None)
-    rwml_stages.make_triplets(job_of(tmp_path))
+    collected(monkeypatch, triplets.Collected([TRIPLET] * 10, panel, {"steps": 10}, {}, []))
+    stages.make_triplets(job_of(tmp_path))
     drawn = [int(t.observation[1:]) for t in triplets.read_triplets(tmp_path / "held_out.jsonl")]
     assert len(set(drawn)) == len(drawn) == 200
     assert all(sum(low <= n < low + 150 for n in drawn) > 25 for low in range(0, 600, 150))
 
 
 def test_too_few_triplets_leave_no_pieces_for_other_tasks_to_meet(tmp_path, monkeypatch):
-    job = job_of(tmp_path)
-    job.pieces("collect").once("k", int, lambda: 1)
     counts = {"steps": 59, "too_long": 50}
-    found = triplets.Collected([TRIPLET] * 9, [TRIPLET], counts, {"eval_success": 0.5}, [])
-    monkeypatch.setattr(rwml_stages, "collect", lambda *args, **kwargs: found)
+    collected(monkeypatch, triplets.Collected([TRIPLET] * 9, [TRIPLET], counts, {}, []))
+    job = job_of(tmp_path)
     with pytest.raises(UserError, match="9 triplets of 59 steps; dropped: too_long 50. These are"):
-        rwml_stages.make_triplets(job)
+        stages.make_triplets(job)
     assert not job.pieces("collect").folder.exists()
 
 
@@ -489,16 +494,6 @@ def test_only_what_the_triplets_depend_on_needs_another_folder(tmp_path, monkeyp
     assert shared() != shared("--max-turns", "3") != shared("--seed", "1")
 
 
-def test_a_causal_encoder_gives_the_state_of_the_last_token(tmp_path, model):
-    encoder = rwml_options.load_encoder(model, "cpu")
-    texts = ["go to shelf 1", "a b c d e f g"]
-    found = torch.tensor(encoder.passages(texts, 2))
-    for text, vector in zip(texts, found):
-        ids = torch.tensor([encoder.tokenizer(text)["input_ids"]])
-        state = encoder.model(ids).last_hidden_state[0, -1]
-        torch.testing.assert_close(vector, state / state.norm(), atol=1e-5, rtol=0)
-
-
 # ---- early experience ----
 
 
@@ -508,7 +503,7 @@ def test_a_search_of_nothing_is_no_branch(monkeypatch, tmp_path):
     context = Context("buy", "o", ["search[<your query>]", "click[< prev]", "click[buy now]"])
     step = PlayedStep("0", context, GOOD.format("click[buy now]"), "")
     pieces = Pieces(tmp_path / "pieces", {})
-    found, _ = early_experience.branches(Config(env="webshop"), None, [step], pieces)
+    found = early_experience.branches(Config(env="webshop"), None, [step], pieces)
     assert [triplet.action for triplet in found] == ["click[buy now]", "click[< prev]"]
 
 
@@ -518,8 +513,8 @@ def test_branches_are_what_the_environment_answers(games_root, tmp_path):
     steps = early_experience.demonstrated(cfg, games)[:3]
     pool = EnvPool(AlfworldEnv, 1, 0)
     pieces = Pieces(tmp_path / "pieces", {})
-    found, n_steps = early_experience.branches(cfg, pool, steps, pieces)
-    assert len(steps) < n_steps <= len(found)  # the demonstrations have executed their commands
+    found = early_experience.branches(cfg, pool, steps, pieces)
+    assert len(found) > len(steps)
     env = AlfworldEnv()
     number = 0
     for step in steps:
@@ -540,22 +535,5 @@ def test_branches_are_what_the_environment_answers(games_root, tmp_path):
     assert number == len(found)
     # A game that is not the demonstrated one.
     with pytest.raises(UserError, match="does not repeat"):
-        early_experience.branches(cfg, pool, [replace(steps[0], task=games[1])], pieces)
+        early_experience.result_of(pool, replace(steps[0], task=games[1]), "look")
     pool.close()
-
-
-def test_the_teacher_of_search_plays_the_questions_of_the_run(tmp_path):
-    """Imitation replays no step, and the teacher knows the generated data only."""
-    cfg = Config(env="search", eval_split="test")
-    load = BENCHMARKS["search"].load
-    data = search_world.generate(tmp_path / "data")
-    with load(cfg, str(data)).make_pool(1) as pool:
-        steps = early_experience.demonstrated(cfg, ["3", "1700"])
-        assert {step.task for step in steps} == {"3", "1700"}
-        early_experience.check_data(pool, steps)
-    others = search_world.generate(tmp_path / "others", seed=1)
-    with load(cfg, str(others)).make_pool(1) as pool:
-        with pytest.raises(UserError, match="3 does not repeat the teacher's episode"):
-            early_experience.check_data(pool, steps)
-    with pytest.raises(UserError, match="no training question 2000, .* omit --data"):
-        early_experience.demonstrated(cfg, ["2000"])

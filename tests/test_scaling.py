@@ -8,7 +8,9 @@ import pytest
 
 from paw_min.base.errors import UserError
 from paw_min.world_models import word2world
-from paw_min.world_models.trajectories import Trajectory, said, write_trajectories
+from paw_min.world_models.word2world import commands
+from paw_min.world_models.word2world.settings import parse
+from paw_min.world_models.word2world.trajectories import Trajectory, said, write_trajectories
 from research.word2world import scaling
 from research.word2world.scaling import Cell
 
@@ -37,7 +39,7 @@ def test_plan_and_calls(files, tmp_path, monkeypatch):
     measured = []
 
     def fake(argv):
-        job = word2world.parse("", argv)
+        job = parse("", argv)
         files = [file.parent.name for file in job.settings.trajectories]
         if job.command == "train":
             chosen = job.settings
@@ -90,7 +92,7 @@ def test_a_small_run_and_its_rerun(files, tmp_path, monkeypatch, capsys):
     assert [row["steps"] for row in found["models"]] == [60, 60, 60]
     # The one sentence of all trajectories has been learned.
     assert found["models"][0]["em"] == {"teacher": 1.0, "random": 1.0}
-    monkeypatch.setattr(word2world, "FUNCTIONS", {})
+    monkeypatch.setattr(commands, "FUNCTIONS", {})
     scaling.main(argv)
     assert json.loads((tmp_path / "out" / "scaling.json").read_text()) == found
     size = str(found["models"][0]["parameters"])

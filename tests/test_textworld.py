@@ -6,7 +6,6 @@ its .json only.
 
 import json
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import textworld
@@ -19,8 +18,10 @@ from paw_min.envs.textworld.env import NO_EFFECT, text_of
 from paw_min.running.session import find_tasks
 from paw_min.toy import default_model
 from paw_min.toy.textworld_games import GENERATED, Guide, Split, game_options, generate
-from paw_min.world_models import players, word2world, word2world_options
-from paw_min.world_models.trajectories import Recorder, initial_context, to_text
+from paw_min.world_models import word2world
+from paw_min.world_models.word2world import players
+from paw_min.world_models.word2world import settings as word2world_settings
+from paw_min.world_models.word2world.trajectories import initial_context, to_text
 
 SMALL = GENERATED["train"]
 SIZES = {"train": 2, "valid_seen": 1}
@@ -148,7 +149,7 @@ def test_only_admissible_commands_reach_the_interpreter(root, tmp_path, monkeypa
 def test_word2world_in_textworld(root, tmp_path):
     out = tmp_path / "data"
     words = ["collect", "textworld", "--out", str(out), "--data", str(root)]
-    assert word2world_options.parse("", words).cfg.prompt == "compact"
+    assert word2world_settings.parse("", words).cfg.prompt == "compact"
     small = ["--agents", "teacher", "random", "--episodes", "4", "--groups", "2"]
     word2world.main([*words, *small, "--max-turns", "8"])
     found = json.loads((out / "collect.json").read_text())
@@ -157,9 +158,12 @@ def test_word2world_in_textworld(root, tmp_path):
     # In the dream of the truth, the teacher wins as in the environment.
     cfg = Config(env="textworld", data=str(root), groups=2, max_turns=8)
     tasks = find_tasks(cfg)
-    play = partial(players.play_rules, cfg, "teacher", 0.0)
     answers = {}
-    for trajectory in play(Recorder("textworld", tasks.make_pool(2)), tasks.train):
+
+    def play(where, pool, tasks):
+        return players.play_rules(cfg, "teacher", 0.0, pool, tasks)
+
+    for trajectory in play("real", tasks.make_pool(2), tasks.train):
         for k, answer in enumerate(trajectory.answers):
             answers[(trajectory.messages[0]["content"], *trajectory.commands[: k + 1])] = answer
 

@@ -25,12 +25,19 @@ from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler
 from paw_min.toy import webshop_shops
 from paw_min.toy.standins import make_model
-from paw_min.world_models import players, prompted, training, trajectories, word2world
-from paw_min.world_models.dream import DreamPool, VerifiedPool
+from paw_min.world_models import word2world
 from paw_min.world_models.supervised import fit
-from paw_min.world_models.trajectories import Recorder, Trajectory, said, to_step, to_text
-from paw_min.world_models.word2world_options import COMMANDS, parse
-from paw_min.world_models.world_model import WorldModel, word_tokenizer
+from paw_min.world_models.word2world import commands, players, prompted, training, trajectories
+from paw_min.world_models.word2world.dream import DreamPool, VerifiedPool
+from paw_min.world_models.word2world.settings import COMMANDS, parse
+from paw_min.world_models.word2world.trajectories import (
+    Recorder,
+    Trajectory,
+    said,
+    to_step,
+    to_text,
+)
+from paw_min.world_models.word2world.world_model import WorldModel, word_tokenizer
 from tests.helpers import (
     INJECTION,
     SMALL,
@@ -64,9 +71,8 @@ def test_rates_by_hand():
 def test_fidelity_pools_the_turns():
     def chat(*answers):
         messages = [said("system", "s")]
-        for number, answer in enumerate(answers):
-            messages += [said("user", f"go {number}" if number else "open it")]
-            messages += [said("assistant", answer)]
+        for answer in answers:
+            messages += [said("user", "go"), said("assistant", answer)]
         return Trajectory(messages=messages)
 
     # "a" is right at all 3 first turns, and at 1 of the 3 later ones: 4 of 6, not the mean of the
@@ -74,9 +80,6 @@ def test_fidelity_pools_the_turns():
     data = [chat("a"), chat("a"), chat("a", "a", "b", "c\nAvailable actions: x [SUCCESS]")]
     found = word2world.measure_fidelity(lambda t: ["a"] * len(t.answers), data)
     assert found["em"] == 4 / 6 and found["n"] == 6
-    assert found["by_kind"] == {"go": {"em": 1 / 3, "n": 3}, "open": {"em": 1.0, "n": 3}}
-    assert found["by_turn"]["1"] == {"em": 1.0, "n": 3}
-    assert found["by_success"]["True"] == {"em": 0.0, "n": 1}
     # The marker counts, also without the list of actions; white space at the ends does not.
     found = word2world.measure_fidelity(lambda t: ["c [SUCCESS]"] * len(t.answers), data)
     assert found["em"] == 0 and found["em_observation"] == 1 / 6
@@ -146,7 +149,7 @@ def test_recorded_decisions_are_what_the_agent_knew(games_root):
     game = list_games(games_root, "train")[:1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(players, "RulePlayer", Spy)
-        pool = Recorder("alfworld", EnvPool(AlfworldEnv, 1))
+        pool = EnvPool(AlfworldEnv, 1)
         (trajectory,) = players.play_rules(cfg, "teacher", 0.3, pool, game)
     assert len(seen) == len(trajectory.commands) > 3
     decisions = trajectories.decisions(trajectory)
@@ -340,15 +343,17 @@ def games(games_root):
 
 def consistency(games, predict, agent="teacher"):
     cfg, tasks, make_pool = games
-    play = partial(players.play_rules, cfg, agent, 0.0)
+
+    def play(where, pool, tasks):
+        return players.play_rules(cfg, agent, 0.0, pool, tasks)
+
     return word2world.measure_consistency("alfworld", predict, make_pool, tasks, play)
 
 
 @pytest.fixture(scope="module")
 def recorded(games):
     cfg, tasks, make_pool = games
-    pool = Recorder("alfworld", make_pool(3))
-    return players.play_rules(cfg, "teacher", 0.3, pool, tasks)
+    return players.play_rules(cfg, "teacher", 0.3, make_pool(3), tasks)
 
 
 def test_the_oracle_is_perfect(games, recorded):
@@ -366,8 +371,8 @@ def test_a_dream_of_the_oracle_is_the_environment_for_a_language_model(games, mo
     cfg = Config(**vars(cfg) | {"model": model, "max_turns": 4})
     play = partial(players.play_model, cfg, load_policy(model), HFSampler())
     oracle = Oracle("alfworld", AlfworldEnv, tasks)
-    real = play(Recorder("alfworld", make_pool(6)), tasks)
-    dream = play(Recorder("alfworld", DreamPool("alfworld", oracle, make_pool(1), 2)), tasks)
+    real = play(make_pool(6), tasks)
+    dream = play(DreamPool("alfworld", oracle, make_pool(1), 2), tasks)
     assert real == dream
     assert [len(t.responses) for t in real] == [4] * 6 == [len(t.answers) for t in real]
     assert len({tuple(t.responses) for t in real}) > 1
@@ -559,18 +564,6 @@ def test_a_model_that_cannot_be_prompted():
         prompted.check_prompt(prompted_model("x " * 5000, []))
 
 
-def test_a_model_that_cannot_be_trained_as_a_world_model(model, tmp_path, recorded):
-    """Its template has no system message."""
-    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}x"
-    start = shutil.copytree(model, tmp_path / "start")
-    (start / "chat_template.jinja").write_text(refuses)
-    file = tmp_path / "t.json"
-    word2world.write_trajectories(file, recorded)
-    words = ["train", "alfworld", "--trajectories", file, "--start", start, "--context", 300]
-    with pytest.raises(UserError, match=r"refuses the chat of a world model \(.*no system"):
-        run(*words, "--out", tmp_path / "wm")
-
-
 # --- commands --------------------------------------------------------------------------------
 
 
@@ -586,7 +579,7 @@ def test_wins_in_a_world_model_are_replayed(games_root, tmp_path, monkeypatch):
     oracle = Oracle("alfworld", AlfworldEnv, list_games(games_root, "train"))
     for name, predict in (("right", oracle), ("success", success), ("nothing", nothing)):
         world_model = SimpleNamespace(predict=predict)
-        monkeypatch.setattr(word2world, "load_world_model", lambda *args: world_model)
+        monkeypatch.setattr(commands, "load_world_model", lambda *args: world_model)
         run("collect", "alfworld", "--world-model", "wm", "--out", tmp_path / name, *flags)
     found = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("*/*t.json")}
     assert found["right"]["won"] == found["right"]["confirmed"] == {"teacher": 1.0}
@@ -628,8 +621,7 @@ def test_the_defaults_are_the_papers():
 
 
 WON = json.dumps([{"won": True, "messages": [said("system", "s")], "responses": ["x"]}])
-WM = '{"env": "webshop", "marker": "", "context": 9}'
-OTHER_MARKER = '{"env": "alfworld", "marker": "", "context": 9}'
+WM = '{"env": "webshop", "context": 9}'
 TRAIN = ["train", "alfworld", "--trajectories", "FILE"]
 IMITATE = ["imitate", *TRAIN[1:]]
 MEASURE = ["consistency", "alfworld", "--world-model", "FOLDER"]
@@ -642,9 +634,8 @@ MEASURE = ["consistency", "alfworld", "--world-model", "FOLDER"]
     ("", "", [*TRAIN, "--width", "100"], "--width 100 is not a multiple of 32 up to 4096"),
     ("t.json", WON, [*TRAIN, "--limit", 2], "1 episodes, --limit asks"),
     ("t.json", WON, [*IMITATE, "--wins", 2], "1 won episodes, --wins"),
-    ("t.json", WON, IMITATE, "won episode 0 has 1 responses"),
+    ("t.json", WON, IMITATE, r"won episode 0 has \[1, 0, 0\] responses"),
     ("wm/train.json", WM, MEASURE, "give a world model of alfworld"),
-    ("wm/train.json", OTHER_MARKER, MEASURE, "has the marker '', expected ' .SUCCESS.'"),
     ("o/consistency.json", "{}", MEASURE, "consistency.json cannot be read .KeyError"),
 ])
 def test_errors_are_one_sentence(tmp_path, games_root, name, content, words, message):
@@ -659,18 +650,12 @@ def test_errors_are_one_sentence(tmp_path, games_root, name, content, words, mes
     assert "\n" not in str(error.value)
 
 
-def test_what_is_in_the_folder_stays(model, recorded, tmp_path, games_root):
-    """No model is overwritten, and nothing is written through a link."""
+def test_what_is_in_the_folder_stays(model, recorded, tmp_path):
+    """No model is overwritten."""
     mine = Path(shutil.copytree(model, tmp_path / "mine"))
     weights = (mine / "model.safetensors").read_bytes()
     file = tmp_path / "trajectories.json"
-    outside = tmp_path / "outside"
-    outside.write_text("mine")
-    file.symlink_to(outside)
-    file.with_name("trajectories.json.partial").symlink_to(outside)
-    word2world.write_trajectories(file, recorded)
-    assert word2world.read_trajectories("alfworld", [file]) == recorded
-    assert outside.read_text() == "mine"
+    trajectories.write_trajectories(file, recorded)
     for command in ("train", "imitate"):
         with pytest.raises(UserError, match="mine has a config.json already: choose another --out"):
             run(command, "alfworld", "--trajectories", file, "--out", mine)

@@ -22,11 +22,11 @@ In world_models/. Outside an update, the number of the update is 0:
     triplets of an update        "rwml", seed, epoch                    rwml.batch_of_update
     a coin as the reward         "coin", seed, update                   rwml.update
     shuffled truths (placebo)    "shuffled triplets", seed              rwml.shuffled_truths
-    held-out triplets            "held out", seed                       rwml_stages.make_triplets
-    triplets of the filter       "validation", seed                     rwml_stages.split
-    rehearsed responses          "rehearsal", seed                      rwml_stages.make_start
-    easy triplets that stay      "too easy", seed                       rwml_stages.make_filter
-    embeddings of new tags       seed                                   rwml_stages.add_tags
+    held-out triplets            "held out", seed                       rwml.stages.make_triplets
+    triplets of the filter       "validation", seed                     rwml.stages.split
+    rehearsed responses          "rehearsal", seed                      rwml.stages.make_start
+    easy triplets that stay      "too easy", seed                       rwml.stages.make_filter
+    embeddings of new tags       seed                                   rwml.stages.add_tags
     other commands of a state    "branches", seed, number of the state  early_experience.branches_of
     order of rows in an epoch    ("rwml" or "word2world", seed), epoch  supervised.fit
     commands of a player         its name, seed, number of the episode  players.play_rules

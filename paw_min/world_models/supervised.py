@@ -17,7 +17,7 @@ from paw_min.metrics import mean
 from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy
 from paw_min.rows import TokenRow
-from paw_min.running.stages import Pieces, digest
+from paw_min.running.stages import Pieces
 from paw_min.update import GRAD_CLIP
 
 
@@ -36,10 +36,7 @@ def fit(
     sampling_temperature = policy.temperature
     policy.temperature = 1.0
     peak = [group["lr"] for group in optimizer.param_groups]
-    history = []
-    of = digest(rows, epochs, batch, warm_up, seed_key, peak)
-    if pieces:
-        history = pieces.load(name, of, policy, optimizer)
+    history = pieces.load(name, policy, optimizer) if pieces else []
     per_epoch = -(-len(rows) // batch)
     with progress_bar(epochs * per_epoch, name, "step") as bar:
         bar.update(len(history))
@@ -47,10 +44,10 @@ def fit(
             order = list(range(len(rows)))
             generator(seed_key, epoch).shuffle(order)
             for start in range(0, len(order), batch):
-                for group, rate in zip(optimizer.param_groups, peak, strict=True):
-                    group["lr"] = rate * min(1.0, (len(history) + 1) / max(1, warm_up))
-                mini = order[start : start + batch]
                 step = len(history) + 1
+                for group, rate in zip(optimizer.param_groups, peak, strict=True):
+                    group["lr"] = rate * min(1.0, step / max(1, warm_up))
+                mini = order[start : start + batch]
                 try:
                     loss = fit_step(policy, optimizer, rows, mini, micro_tokens, step)
                 except UserError:
@@ -62,7 +59,7 @@ def fit(
             average = mean(history[-per_epoch:])
             say(f"{name}: epoch {epoch + 1} of {epochs}, {average:.4f} nats per token")
             if pieces:
-                pieces.save(name, of, policy, optimizer, history)
+                pieces.save(name, policy, optimizer, history)
     policy.temperature = sampling_temperature
     return history
 
@@ -92,7 +89,7 @@ def fit_step(
         raise UserError(
             f"fine-tuning step {step}: the loss is {total.item():g} and the norm of its gradient "
             f"{norm.item():g} at a learning rate of {rate:g}: lower it (word2world: --lr; rwml: "
-            "sft_lr in world_models/rwml_options.py)."
+            "sft_lr in world_models/rwml/settings.py)."
         )
     optimizer.step()
     return total.item()

@@ -30,8 +30,8 @@ from paw_min.metrics import mean
 from paw_min.running.runs import hold
 from paw_min.running.stages import stage
 from paw_min.world_models import word2world
-from paw_min.world_models.trajectories import read_trajectories
-from paw_min.world_models.word2world_options import ENVS, check_width
+from paw_min.world_models.word2world.settings import ENVS, check_width
+from paw_min.world_models.word2world.trajectories import read_trajectories
 
 matplotlib.use("Agg")  # no display needed
 import matplotlib.pyplot as plt
@@ -126,7 +126,7 @@ def train_and_measure(plan: ScalingPlan, cell: Cell) -> dict:
 
 
 def call(command: str, plan: ScalingPlan, *words) -> dict:
-    """A command of word2world.py, which resumes -> its result."""
+    """A command of Word2World, which resumes -> its result."""
     return word2world.main([str(word) for word in (command, plan.env, *words, *plan.flags)])
 
 

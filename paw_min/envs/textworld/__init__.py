@@ -1,7 +1,7 @@
 """TextWorld's own games (Côté et al., 2018), the third text game of Word2World.
 
 Prompts and parser are ALFWorld's, which is a TextWorld game, too; `paper` names the environment. No
-run script and no stand-in model: PRESETS serves word2world.py, and its agent `model` needs --model.
+run script and no stand-in model: PRESETS serves Word2World, and its agent `model` needs --model.
 """
 
 from paw_min.envs.alfworld import prompts

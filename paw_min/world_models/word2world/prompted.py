@@ -20,7 +20,7 @@ from paw_min.base.seeds import generator
 from paw_min.config import Config
 from paw_min.model.policy import Policy, load_policy
 from paw_min.running.session import forward_precision, start_model
-from paw_min.world_models.trajectories import (
+from paw_min.world_models.word2world.trajectories import (
     ACTIONS,
     MARKER,
     Message,
@@ -28,7 +28,7 @@ from paw_min.world_models.trajectories import (
     read_trajectories,
     said,
 )
-from paw_min.world_models.world_model import WorldModel, check_template
+from paw_min.world_models.word2world.world_model import WorldModel, check_template
 
 CONTEXT = 12_288  # most tokens of a chat, as in training, if the model has as many positions
 

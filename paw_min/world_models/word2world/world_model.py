@@ -18,7 +18,13 @@ from paw_min.model.policy import Policy
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.rows import TokenRow
 from paw_min.toy.standins import SPECIAL, chat_tokenizer
-from paw_min.world_models.trajectories import MARKER, Message, Trajectory, observation_of, said
+from paw_min.world_models.word2world.trajectories import (
+    MARKER,
+    Message,
+    Trajectory,
+    observation_of,
+    said,
+)
 
 BETWEEN = "\ue000"  # stands for an answer in a rendered chat; some templates strip white space
 CHAT = (

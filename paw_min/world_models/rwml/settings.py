@@ -1,4 +1,4 @@
-"""The settings and the command line of rwml_stages.py."""
+"""What the command line of RWML asks for: settings, presets, and flags that do not fit."""
 
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -25,10 +25,9 @@ from paw_min.retrieval.dense import Encoder
 from paw_min.running.presets import SCRIPTS, presets_of
 from paw_min.running.session import check_machine
 from paw_min.running.stages import Pieces
-from paw_min.running.stored import public
+from paw_min.running.stored import SOURCES, public
 
-EXPERT = ("early-experience", "imitation")  # methods that play the rule-based teacher
-METHODS = ("rwml", "wm-sft", *EXPERT)
+METHODS = ("rwml", "wm-sft", "early-experience")
 ENCODER_TOKENS = 512  # of a text, for E
 ARM = "RWML: what is compared"
 SCALE = "RWML: its scale"
@@ -96,7 +95,7 @@ class RwmlJob:
     def method_config(self) -> Config:
         """Settings of this method's run folder in `folder`.
 
-        rwml_stages.train sets the number of updates, and the learning rate of supervised methods.
+        stages.train sets the number of updates, and the learning rate of supervised methods.
         """
         name = self.settings.method
         name += "-shuffled" if self.settings.target == "shuffled" else ""
@@ -113,9 +112,10 @@ class RwmlJob:
         """What the shared files in `folder` depend on; other values need another folder.
 
         The settings of RL and PaW are those of the run folders, which check their own. Of these,
-        only AdamW's beta2 matters to the warm start and the filter, too.
+        only AdamW's beta2 matters to the warm start and the filter, too. The same data may lie at
+        another place.
         """
-        others = {"name", *FREE_IN_STAGES} | names_of(RL, PAW)
+        others = {"name", *SOURCES, *FREE_IN_STAGES} | names_of(RL, PAW)
         others.remove("beta2")
         own = {"epochs"}
         own |= {f.name for f in fields(RwmlSettings) if f.metadata.get("group") == ARM}
@@ -175,10 +175,9 @@ def refuse(settings: RwmlSettings, cfg: Config) -> None:
     method = settings.method
     if settings.reward == "coin" and method != "rwml":
         raise UserError(f"--reward coin: --method {method} has no reward; omit one of them.")
-    if settings.keep_easy and method in EXPERT:
-        raise UserError("--keep-easy is for --method rwml and wm-sft: omit one of them.")
-    if settings.target == "shuffled" and method in EXPERT:
-        raise UserError("--target shuffled is for --method rwml and wm-sft: omit one of them.")
+    if method == "early-experience" and (settings.keep_easy or settings.target == "shuffled"):
+        given = "--keep-easy" if settings.keep_easy else "--target shuffled"
+        raise UserError(f"{given} is for --method rwml and wm-sft: omit one of them.")
     if method == "early-experience" and cfg.env == "search":
         raise UserError("--method early-experience needs admissible commands; search has none.")
 

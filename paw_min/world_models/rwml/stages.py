@@ -1,4 +1,4 @@
-"""The command of RWML (rwml.py): its stages, each of which a rerun skips or resumes.
+"""The command of RWML: its stages, each of which a rerun skips or resumes.
 
     python -m paw_min.world_models.rwml ENV --out FOLDER [--method METHOD] [flags of run_ENV.py]
 
@@ -9,8 +9,7 @@
     then        RL with the run scripts, from this checkpoint; the last line says how      B.2
 
 METHOD is rwml, wm-sft (the paper's baseline: cross entropy on the same triplets, with an empty
-thought), early-experience (early_experience.py) or imitation (its second stage alone: what early
-experience is worth without predictions).
+thought) or early-experience (early_experience.py).
 
 FOLDER has triplets.jsonl, held_out.jsonl (of the evaluation panel), collected.json, start/,
 filter.json, and a run folder per method. Rerunning the command resumes, in every stage
@@ -43,18 +42,19 @@ from paw_min.running.presets import presets_of
 from paw_min.running.runs import hold
 from paw_min.running.session import (
     Session,
+    find_tasks,
     forward_precision,
     make_optimizer,
     open_session,
     start_model,
 )
 from paw_min.running.stages import Pieces, stage
-from paw_min.running.tasks import draw_groups
+from paw_min.running.tasks import data_digest, draw_groups
 from paw_min.update import NonFinite
-from paw_min.world_models import early_experience, rwml
-from paw_min.world_models.rwml_options import EXPERT, RwmlJob, arguments
-from paw_min.world_models.supervised import fit
-from paw_min.world_models.triplets import (
+from paw_min.world_models import rwml
+from paw_min.world_models.rwml import early_experience
+from paw_min.world_models.rwml.settings import RwmlJob, arguments
+from paw_min.world_models.rwml.triplets import (
     Triplet,
     collect,
     fitting,
@@ -65,6 +65,7 @@ from paw_min.world_models.triplets import (
     sft_row,
     write_triplets,
 )
+from paw_min.world_models.supervised import fit
 
 HELD_OUT = 200  # transitions of the panel that are predicted, at most
 TAGS = ["<think>", "</think>", "<next_state>", "</next_state>"]
@@ -80,8 +81,7 @@ def main(argv: list[str] | None = None) -> None:
     with reading(path):
         say(found_in(record["counts"], record["triplets"]))
         say("collector: " + ", ".join(f"{name} {x:.3f}" for name, x in record["panel"].items()))
-    if not (job.folder / "start").is_dir():
-        raise UserError(f"{job.folder / 'start'} is missing: delete {job.folder} to collect again.")
+        data = record["data"]
 
     validation, others = split(job, read_triplets(job.folder / "triplets.jsonl"))
     held_out = read_triplets(job.folder / "held_out.jsonl")
@@ -98,7 +98,7 @@ def main(argv: list[str] | None = None) -> None:
         kept = others
     if job.settings.target == "shuffled":
         kept = rwml.shuffled_truths(kept, job.cfg.seed)
-    train(job, kept, held_out, tau)
+    train(job, kept, held_out, tau, data)
 
 
 # ---- what all methods share: triplets, the model that they start from, the filter ----
@@ -106,12 +106,15 @@ def main(argv: list[str] | None = None) -> None:
 
 def make_triplets(job: RwmlJob) -> dict:
     """Collect -> triplets.jsonl, held_out.jsonl and start/; their numbers are collected.json."""
+    settings = job.settings
     pieces = job.pieces("collect")
     for name in ("triplets.jsonl", "held_out.jsonl", "start", "start.partial"):
         pieces.claim(job.folder / name)
-    settings = job.settings
+    tasks = find_tasks(replace(job.cfg, groups=settings.tasks))
+    data = data_digest(tasks)
+    pieces.check_data(data)
     found = collect(
-        job.cfg, pieces, tasks=settings.tasks, episodes=settings.episodes,
+        job.cfg, tasks, pieces, n_tasks=settings.tasks, episodes=settings.episodes,
         max_turns=settings.max_turns, answer_tokens=settings.answer_tokens,
     )
     if len(found.triplets) * settings.validation < 1 or not found.held_out:
@@ -125,7 +128,8 @@ def make_triplets(job: RwmlJob) -> dict:
     drawn = generator("held out", job.cfg.seed).sample(found.held_out, n_held_out)
     write_triplets(job.folder / "held_out.jsonl", drawn)
     make_start(job, pieces, split(job, found.triplets).validation, found.acts)
-    return {"triplets": len(found.triplets), "counts": found.counts, "panel": found.panel}
+    numbers = {"triplets": len(found.triplets), "counts": found.counts, "panel": found.panel}
+    return {"data": data} | numbers
 
 
 def found_in(counts: dict[str, int], n_triplets: int) -> str:
@@ -194,11 +198,11 @@ def make_filter(job: RwmlJob, validation: list[Triplet], others: list[Triplet]) 
         rows = [sft_row(cfg, policy, triplet) for triplet in validation]
         optimizer = sft_optimizer(job, policy)
         supervise(job, pieces, policy, optimizer, rows, settings.sft_epochs, "filter")
-        tries = rwml.tries(
-            cfg, policy, pieces.sampler(sampler), job.encoder, others, settings.tries,
-            settings.answer_tokens,
+        nearest = rwml.tries(
+            cfg, policy, sampler, job.encoder, others, settings.tries, settings.answer_tokens,
+            pieces,
         )
-    result = rwml.filtered(tries, settings.easy_share, generator("too easy", cfg.seed))
+    result = rwml.filtered(nearest, settings.easy_share, generator("too easy", cfg.seed))
     if not result.kept:
         raise UserError(f"all {len(others)} triplets are easy, and none is drawn to stay: use more "
                         "--tasks, and another --out.")
@@ -208,10 +212,15 @@ def make_filter(job: RwmlJob, validation: list[Triplet], others: list[Triplet]) 
 # ---- the methods ----
 
 
-def train(job: RwmlJob, kept: list[Triplet], held_out: list[Triplet], tau: float) -> None:
-    """Train the start model by the job's method, measured before and after."""
+def train(
+    job: RwmlJob, kept: list[Triplet], held_out: list[Triplet], tau: float, data: str
+) -> None:
+    """Train the start model by the job's method, measured before and after.
+
+    data: digest of those that the triplets come from.
+    """
     method = job.settings.method
-    if method in EXPERT and job.paper_scale:
+    if method == "early-experience" and job.paper_scale:
         job = replace(job, settings=replace(job.settings, **early_experience.PUBLISHED))
     cfg = job.method_config()
     if method == "rwml":
@@ -220,12 +229,11 @@ def train(job: RwmlJob, kept: list[Triplet], held_out: list[Triplet], tau: float
         cfg = replace(cfg, lr=sft_rate(job), kl_coef=0.0)
     with open_session(cfg) as s:
         done = s.run.restore(s.policy, s.optimizer)
+        if s.run.data_digest != data:
+            raise UserError(f"the triplets in {job.folder} are of other data: repeat those, or "
+                            "choose another --out.")
         pieces = job.pieces(f"{cfg.name}/train")
-        logged = [line["update"] for line in s.run.metrics()]
-        if done and logged[:1] + logged[-1:] != [0, done]:
-            raise UserError(f"{s.run.folder}/metrics.jsonl lacks updates of the checkpoint beside "
-                            "it: restore it, or delete the folder to train again.")
-        if not logged:
+        if not s.run.metrics():
             s.run.log({"update": 0} | measure(job, s, held_out, tau))
         if done < cfg.updates:
             if method == "rwml":
@@ -274,28 +282,18 @@ def train_rwml(
 
 
 def train_on_expert(job: RwmlJob, pieces: Pieces, s: Session) -> dict[str, float]:
-    """early_experience.py: prediction for one epoch, then imitation -> metrics.
-
-    Method imitation: without the prediction.
-    """
+    """early_experience.py: prediction for one epoch, then imitation -> metrics."""
     cfg = job.cfg
     games = draw_groups(s.tasks.train, job.settings.tasks, cfg.seed, 0)
     demonstrations = early_experience.demonstrated(cfg, games)
-    fitted = []
-    # Of the environment. Replays that reach a demonstrated state again do not count.
-    steps = len(demonstrations)
-    if job.settings.method == "early-experience":
-        branched = early_experience.branches(cfg, s.pool, demonstrations, pieces)
-        steps += branched.steps
-        fitted = fitting(cfg, s.policy, branched.triplets, job.settings.answer_tokens)
-        labels = [sft_row(cfg, s.policy, t) for t in fitted]
-        supervise(job, pieces, s.policy, s.optimizer, labels, 1, "branches")
-    else:
-        early_experience.check_data(s.pool, demonstrations)
+    branches = early_experience.branches(cfg, s.pool, demonstrations, pieces)
+    branches = fitting(cfg, s.policy, branches, job.settings.answer_tokens)
+    labels = [sft_row(cfg, s.policy, t) for t in branches]
+    supervise(job, pieces, s.policy, s.optimizer, labels, 1, "branches")
     rows = early_experience.imitation_rows(cfg, s.policy, demonstrations)
     epochs = job.settings.sft_epochs
     imitated = supervise(job, pieces, s.policy, s.optimizer, rows, epochs, "imitation")
-    return imitated | {"branches": len(fitted), "branch_steps": steps}
+    return imitated | {"branches": len(branches)}
 
 
 def supervise(

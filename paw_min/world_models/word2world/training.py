@@ -1,7 +1,7 @@
 """Word2World's supervised fine-tuning: of a world model, and of an agent (sections 4 and 7.2).
 
 Full fine-tuning with the learning rates of Table 7. train.json of a world model has its
-environment, marker and context, which reading it back needs.
+environment and context, which reading it back needs.
 """
 
 import json
@@ -19,11 +19,12 @@ from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.rows import TokenRow
 from paw_min.running.session import forward_precision, start_model
+from paw_min.running.stages import digest
 from paw_min.toy.standins import make_model, make_optimizers
 from paw_min.world_models.supervised import fit
-from paw_min.world_models.trajectories import MARKER, decisions, read_trajectories
-from paw_min.world_models.word2world_options import Word2WorldJob
-from paw_min.world_models.world_model import WorldModel, check_template, word_tokenizer
+from paw_min.world_models.word2world.settings import Word2WorldJob
+from paw_min.world_models.word2world.trajectories import decisions, read_trajectories
+from paw_min.world_models.word2world.world_model import WorldModel, check_template, word_tokenizer
 
 WARM_UP = 10  # steps, Table 7
 
@@ -56,7 +57,7 @@ def train(job: Word2WorldJob) -> dict:
     if not rows:
         raise UserError(f"no answer fits into --context {settings.context}: raise it.")
     fitted = fit_and_save(job, policy, optimizer, rows, len(rows))
-    return {"env": cfg.env, "marker": MARKER, "context": settings.context} | fitted
+    return {"env": cfg.env, "context": settings.context} | fitted
 
 
 def imitate(job: Word2WorldJob) -> dict:
@@ -70,13 +71,11 @@ def imitate(job: Word2WorldJob) -> dict:
             raise UserError(f"{path} has {len(of_file)} won episodes, --wins asks for "
                             f"{max(1, wins)}: collect more.")
         won += of_file[: wins or None]
-    for number, trajectory in enumerate(won):
-        counts = [len(trajectory.responses), len(trajectory.commands), len(trajectory.answers)]
+    for number, t in enumerate(won):
+        counts = [len(t.responses), len(t.commands), len(t.answers)]
         if not counts[0] == counts[1] == counts[2] > 0:
-            raise UserError(
-                "--trajectories: won episode {} has {} responses, {} commands and {} answers, "
-                "expected as many of each: collect it again.".format(number, *counts)
-            )
+            raise UserError(f"--trajectories: won episode {number} has {counts} responses, "
+                            "commands and answers, expected as many of each: collect it again.")
     device = join(cfg.device)
     # UserError if a prompt may be longer than the model's positions.
     load_tokenizer(start_model(cfg), cfg.max_prompt_tokens + cfg.max_response_tokens)
@@ -85,19 +84,12 @@ def imitate(job: Word2WorldJob) -> dict:
     optimizer = torch.optim.AdamW(policy.parameters(), lr=job.settings.lr)
     prompt = BENCHMARKS[cfg.env].prompts[cfg.prompt]
     rows = []
-    for number, trajectory in enumerate(won):
+    for trajectory in won:
         for context, response in decisions(trajectory):
             prompt_ids = policy.encode_chat(prompt(context, cfg.history_length))
             # As a rollout cuts it: pages of a dream may be longer than any real one.
             prompt_ids = prompt_ids[-cfg.max_prompt_tokens :]
-            response_ids = policy.encode_response(response)
-            if len(prompt_ids) + len(response_ids) > policy.positions:
-                raise UserError(
-                    f"--trajectories: won episode {number} has a response of {len(response_ids)} "
-                    f"tokens, more than the {policy.positions} positions of --model leave room "
-                    "for: collect it again."
-                )
-            rows.append(TokenRow(prompt_ids, response_ids, []))
+            rows.append(TokenRow(prompt_ids, policy.encode_response(response), []))
     return fit_and_save(job, policy, optimizer, rows, len(won))
 
 
@@ -113,6 +105,7 @@ def fit_and_save(
     if job.cfg.grad_checkpointing:
         policy.model.gradient_checkpointing_enable()
     pieces = job.pieces()
+    pieces.check_data(digest(rows))
     losses = fit(
         policy, optimizer, rows,
         epochs=job.settings.epochs, batch=job.settings.batch, warm_up=WARM_UP,
@@ -176,12 +169,8 @@ def load_world_model(folder: Path, cfg: Config, answer_tokens: int = 512) -> Wor
         record = json.loads(path.read_text())
         env = record["env"]
         context = int(record["context"])
-        marker = record["marker"]
     if env != cfg.env:
         raise UserError(f"{path} is of {env!r}: give a world model of {cfg.env}.")
-    if marker != MARKER:
-        raise UserError(f"{path} has the marker {marker!r}, expected {MARKER!r}: train the world "
-                        "model again.")
     device = join(cfg.device)
     precision = forward_precision(cfg.precision, device)
     policy = load_policy(str(folder), device=device, precision=precision)

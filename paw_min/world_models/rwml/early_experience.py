@@ -8,12 +8,11 @@
 The expert is the rule-based teacher of the generated data, so this works with generated data only.
 A state is reached by replaying the commands before it. Its observation must equal the
 demonstration's; otherwise the branches would belong to another game. Prompt and label are those of
-WM-SFT, so that the arms of rwml.py differ in data and loss (at the paper's scale, also in batch and
+WM-SFT, so that the methods differ in data and loss (at the paper's scale, also in batch and
 learning rate); in the paper, the label is the observation alone.
 """
 
 from functools import partial
-from typing import NamedTuple
 
 from paw_min.base.console import progress_bar
 from paw_min.base.errors import UserError
@@ -23,19 +22,14 @@ from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Pool, Step
 from paw_min.model.policy import Policy
 from paw_min.rows import TokenRow
-from paw_min.running.stages import Pieces, digest
+from paw_min.running.stages import Pieces
 from paw_min.toy.demonstrate import PlayedStep
 from paw_min.toy.standins import TEACHERS
-from paw_min.world_models.triplets import Triplet, recent
+from paw_min.world_models.rwml.triplets import Triplet, recent
 
 BRANCHES = 8  # K, B.1: sampled without replacement, besides the expert's own command
-# The paper's settings for ALFWorld (B.1), where they differ from the defaults of rwml_options.py.
+# The paper's settings for ALFWorld (B.1), where they differ from the defaults of settings.py.
 PUBLISHED = dict(batch=16, sft_lr=1e-5, sft_epochs=2)
-
-
-class Branched(NamedTuple):
-    triplets: list[Triplet]
-    steps: int  # of the environment, besides those of the demonstrations
 
 
 def demonstrated(cfg: Config, tasks: list[str]) -> list[PlayedStep]:
@@ -43,21 +37,18 @@ def demonstrated(cfg: Config, tasks: list[str]) -> list[PlayedStep]:
     return TEACHERS[cfg.env].demonstrations(tasks, cfg.seed, haste=0.0, episodes=1)
 
 
-def branches(cfg: Config, pool: Pool, steps: list[PlayedStep], pieces: Pieces) -> Branched:
+def branches(cfg: Config, pool: Pool, steps: list[PlayedStep], pieces: Pieces) -> list[Triplet]:
     """In each state, what the expert's command and K others lead to. A state is a piece."""
     found = []
-    n_steps = 0
     with progress_bar(len(steps), "branches", "state") as bar:
         for number, step in enumerate(steps):
-            key = f"state {digest(number, step)}"
-            of_state = pieces.once(key, Branched, partial(branches_of, cfg, pool, number, step))
-            found += of_state.triplets
-            n_steps += of_state.steps
+            make = partial(branches_of, cfg, pool, number, step)
+            found += pieces.once(f"state {number}", list[Triplet], make)
             bar.update()
-    return Branched(found, n_steps)
+    return found
 
 
-def branches_of(cfg: Config, pool: Pool, number: int, step: PlayedStep) -> Branched:
+def branches_of(cfg: Config, pool: Pool, number: int, step: PlayedStep) -> list[Triplet]:
     """The same in one state, that of the demonstrated step with this number."""
     context = step.context
     own = BENCHMARKS[cfg.env].parse(step.response).text
@@ -65,11 +56,8 @@ def branches_of(cfg: Config, pool: Pool, number: int, step: PlayedStep) -> Branc
     others = [c for c in context.admissible if c not in (own, "search[<your query>]")]
     rng = generator("branches", cfg.seed, number)
     found = []
-    n_steps = 0
     for command in [own, *rng.sample(others, min(BRANCHES, len(others)))]:
         next_observation = result_of(pool, step, command)
-        # What the demonstration has executed costs no further step.
-        n_steps += command != step.executed
         if next_observation:
             history = recent(cfg, context.history)
             steps_before = len(context.history)
@@ -77,28 +65,11 @@ def branches_of(cfg: Config, pool: Pool, number: int, step: PlayedStep) -> Branc
                 context.task, history, context.observation, command, next_observation, steps_before
             )
             found.append(triplet)
-    return Branched(found, n_steps)
+    return found
 
 
 def result_of(pool: Pool, step: PlayedStep, command: str) -> str:
-    """o_{t+1} of a command in the state of a demonstrated step."""
-    replay(pool, step)
-    return ask(pool, step.task, command).observation.strip()
-
-
-def check_data(pool: Pool, steps: list[PlayedStep]) -> None:
-    """UserError unless the run's own episodes begin as the demonstrated ones.
-
-    For imitation, which replays nothing else. The teachers of WebShop and search play the generated
-    data, whatever the run plays.
-    """
-    for step in steps:
-        if not step.context.history:
-            replay(pool, step)
-
-
-def replay(pool: Pool, step: PlayedStep) -> None:
-    """Bring slot 0 into the state of a demonstrated step; UserError if it is another state."""
+    """o_{t+1} of a command in the state of a demonstrated step; UserError in another state."""
     pool.reset(0, step.task)
     state = answer(pool, step.task)
     for turn in step.context.history:
@@ -109,6 +80,7 @@ def replay(pool: Pool, step: PlayedStep) -> None:
             f"{step.task} does not repeat the teacher's episode, which plays the generated data "
             "only: omit --data."
         )
+    return ask(pool, step.task, command).observation.strip()
 
 
 def ask(pool: Pool, task: str, command: str) -> Step:

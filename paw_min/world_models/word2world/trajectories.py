@@ -113,16 +113,8 @@ def to_step(text: str, first: Step) -> Step:
 
 def split_actions(text: str) -> list[str]:
     """The actions between bars. WebShop has options such as click[cork | leather], which is one."""
-    actions = [[]]  # the parts of each, from the last to the first
-    next_bracket = ""  # the first one to the right of the bar
-    for part in reversed(text.split("|")):
-        if actions[-1] and next_bracket != "]":
-            actions.append([])
-        actions[-1].append(part)
-        found = re.search(r"[\[\]]", part)
-        next_bracket = found[0] if found else next_bracket
-    stripped = ["|".join(reversed(parts)).strip() for parts in reversed(actions)]
-    return [action for action in stripped if action]
+    actions = re.split(r"\|(?![^\[\]]*\])", text)  # a bar before a closing bracket is within one
+    return [action.strip() for action in actions if action.strip()]
 
 
 def initial_context(env: str, task: str, first: Step) -> str:
@@ -273,8 +265,7 @@ def check_roles(path: Path, episodes: list[Trajectory]) -> None:
     for number, episode in enumerate(episodes):
         roles = [message["role"] for message in episode.messages]
         expected = ["system", *["user", "assistant"] * len(roles)][: len(roles)]
-        # An episode whose reset failed has no message.
-        if roles != expected or episode.won and not roles:
+        if roles != expected or episode.won and not roles:  # a failed reset leaves no message
             raise UserError(f"{path}: episode {number} has the roles {', '.join(roles[:4])}, "
                             "expected system, user, assistant, user and so on: collect it again.")
 

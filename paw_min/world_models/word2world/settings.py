@@ -1,4 +1,4 @@
-"""The settings and the command line of word2world.py."""
+"""What the command line of Word2World asks for: settings, and flags that do not fit."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,8 +18,8 @@ from paw_min.config import (
 )
 from paw_min.running.presets import presets_of
 from paw_min.running.stages import Pieces
-from paw_min.running.stored import public
-from paw_min.world_models.players import AGENTS
+from paw_min.running.stored import SOURCES, public
+from paw_min.world_models.word2world.players import AGENTS
 
 ENVS = ("alfworld", "webshop", "textworld")
 MAX_WIDTH = 4096  # of a model from scratch; far more than fits the data
@@ -84,8 +84,9 @@ class Word2WorldJob:
     out: Path
 
     def pieces(self) -> Pieces:
-        """What is complete of this command. What is free to change in a run is so here, too."""
-        cfg = {k: v for k, v in public(self.cfg).items() if k not in ("name", *FREE_IN_STAGES)}
+        """What is complete of this command. The same data may lie at another place."""
+        free = ("name", *SOURCES, *FREE_IN_STAGES)
+        cfg = {k: v for k, v in public(self.cfg).items() if k not in free}
         own = {f"word2world {k}": str(v) for k, v in asdict(self.settings).items()}
         return Pieces(self.out / f"{self.command}.unfinished", cfg | own)
 

@@ -11,16 +11,14 @@
                                                                  training_threshold
     2.2       GRPO with KL, G answers per triplet                answer_rows, update
     B.1       epochs over batches of B = 32 triplets             batch_of_update
-    B.2       then RL                                            rwml_stages.policy_rl
+    B.2       then RL                                            stages.policy_rl
 
 The model answers in text, <think>...</think><next_state>...</next_state>, and a frozen sentence
 encoder E judges it. No task reward is used. The gradient step is the one of RL, update.prepare and
 update.learn, without PaW: an answer is a row, and the answers to one triplet are a group.
 
 Placebos, as in arXiv 2609.33335: shuffled_truths, and a coin as the reward. What the paper leaves
-open is in this folder's README.md. The command, its stages and its files are in rwml_stages.py:
-
-    python -m paw_min.world_models.rwml ENV --out FOLDER [--method METHOD] [flags of run_ENV.py]
+open is in this folder's README.md. The command and its stages are in stages.py.
 
 Legend: B triplets of an update, G answers per triplet, K tries of the filter.
 """
@@ -31,7 +29,6 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from paw_min.base.console import progress_bar
-from paw_min.base.errors import user_errors
 from paw_min.base.seeds import generator, request_seed
 from paw_min.config import Config
 from paw_min.metrics import mean
@@ -41,14 +38,16 @@ from paw_min.model.sampler import Request, Response
 from paw_min.retrieval.dense import Encoder
 from paw_min.rows import Episode, Rows, Transition, flatten
 from paw_min.running.session import Session
+from paw_min.running.stages import Pieces
 from paw_min.targets import random_cycle
 from paw_min.update import learn, prepare
-from paw_min.world_models.triplets import Triplet, prompt_text
+from paw_min.world_models.rwml.triplets import Triplet, prompt_text
 
 KEEP = 0.1  # probability that an easy triplet survives, B.1
 MARGIN = 0.15  # from the filter's tau_d to that of training, Table A2 ...
 STEP = 0.2  # ... which is rounded to a multiple of this
 THRESHOLDS = (0.01, 0.5)  # range of the filter's tau_d: above, generic answers pass (Table A2)
+PART = 64  # triplets that the filter tries at a time
 
 
 # ---- answers and their reward (2.2) ----
@@ -97,13 +96,17 @@ def quality(
 
 def predict(
     sampler, prompts: list[list[int]], n_answers: int, *,
-    temperature: float, max_tokens: int, seed_key: tuple[int, ...],
+    temperature: float, max_tokens: int, seed_key: tuple[int, ...], first: int = 0,
 ) -> list[list[Response]]:
-    """`n_answers` answers to each prompt, within sampler.sync(policy)."""
+    """`n_answers` answers to each prompt, within sampler.sync(policy).
+
+    first: position of the first prompt, where they are some of a list.
+    """
     total = len(prompts) * n_answers
     queue = deque()
     for i in range(total):
-        queue.append(Request(i, prompts[i // n_answers], request_seed(*seed_key, i)))
+        seed = request_seed(*seed_key, first * n_answers + i)
+        queue.append(Request(i, prompts[i // n_answers], seed))
     found = {}
     with progress_bar(total, "predict", "answer") as bar:
         for finished in sampler.generate(queue, temperature, max_tokens):
@@ -139,47 +142,53 @@ class Filtered:
     kept: list[int]  # positions among the training triplets
 
 
-def filtered(tries: list[list[float]], easy_share: float, rng: random.Random) -> Filtered:
-    """E1, from the distances of the K tries of each triplet.
+def filtered(nearest: list[float], easy_share: float, rng: random.Random) -> Filtered:
+    """E1, from the smallest distance among the K tries of each triplet.
 
     A triplet is easy if one try is a hit at the filter's tau_d, which is stricter than that of
     training.
     """
-    threshold = calibrated_threshold([min(of_one) for of_one in tries], easy_share)
-    hits = [int(sum(reward(d, threshold) for d in of_one)) for of_one in tries]
-    return Filtered(threshold, mean([count > 0 for count in hits]), too_easy(hits, rng))
+    threshold = calibrated_threshold(nearest, easy_share)
+    hits = [int(reward(d, threshold)) for d in nearest]
+    return Filtered(threshold, mean(hits), too_easy(hits, rng))
 
 
 def tries(
     cfg: Config, policy: Policy, sampler, encoder: Encoder, triplets: list[Triplet], k: int,
-    max_tokens: int,
-) -> list[list[float]]:
-    """K answers to each triplet -> their distances.
+    max_tokens: int, pieces: Pieces,
+) -> list[float]:
+    """K answers to each triplet -> the smallest distance. The answers to some are a piece.
 
     policy: a copy of the model that has learned the task from the other 10 % of the triplets, with
     labels without a thought, and is asked in the same way.
     """
     prompts = [policy.encode_chat(prompt_text(cfg, t, reason=False)) for t in triplets]
-    with sampler.sync(policy):
-        answers = predict(
-            sampler, prompts, k, temperature=1.0, max_tokens=max_tokens, seed_key=(cfg.seed, 0)
-        )
-    d = distances(encoder, predictions_of(policy, answers), truths_of(policy, triplets, k))
-    return [d[i : i + k] for i in range(0, len(d), k)]
+
+    def ask(first: int, some: list[list[int]]) -> list[str | None]:
+        with sampler.sync(policy):
+            answers = predict(
+                sampler, some, k, temperature=1.0, max_tokens=max_tokens, seed_key=(cfg.seed, 0),
+                first=first,
+            )
+        return predictions_of(policy, answers)
+
+    parts = pieces.parts("tries", prompts, PART, list[str | None], ask)
+    predictions = [prediction for part in parts for prediction in part]
+    d = distances(encoder, predictions, truths_of(policy, triplets, k))
+    return [min(d[i : i + k]) for i in range(0, len(d), k)]
 
 
-def too_easy(hits_per_triplet: list[int], rng: random.Random) -> list[int]:
+def too_easy(hits: list[int], rng: random.Random) -> list[int]:
     """E1: positions of the kept triplets. One hit in K tries is easy; those stay with p = 0.1."""
     # As printed, E1 compares the mean with tau_easy = 0 by ">=", and all would be easy.
-    return [i for i, hits in enumerate(hits_per_triplet) if not hits or rng.random() < KEEP]
+    return [i for i, n_hits in enumerate(hits) if not n_hits or rng.random() < KEEP]
 
 
 def calibrated_threshold(nearest: list[float], easy_share: float) -> float:
     """Table A2: the filter's tau_d for which this share of the triplets is easy.
 
-    nearest: the smallest distance among the K tries of each triplet. A triplet is easy if it is
-    below tau_d, so tau_d is the smallest distance that is not to count. Exact predictions, d = 0,
-    are easy at any tau_d; the share is then larger.
+    A triplet is easy if its smallest distance is below tau_d, so tau_d is the smallest one that is
+    not to count. Exact predictions, d = 0, are easy at any tau_d; the share is then larger.
     """
     in_order = sorted(nearest)
     count = round(easy_share * len(in_order))
@@ -262,9 +271,3 @@ def shuffled_truths(triplets: list[Triplet], seed: int) -> list[Triplet]:
         result[i] = replace(triplets[i], next_observation=triplets[source].next_observation)
     return result
 
-
-if __name__ == "__main__":
-    from paw_min.world_models.rwml_stages import main
-
-    with user_errors():
-        main()

@@ -3,7 +3,7 @@
 What RWML (arXiv 2602.05842), WM-SFT and early experience share. The triplets come from the model's
 own rollouts, successes and failures alike; task rewards are not used. A prompt asks for the next
 observation; the answer has tags, <think>...</think><next_state>...</next_state>. Which triplets
-RWML trains on is decided in rwml.py (too_easy).
+RWML trains on is decided by rwml.too_easy.
 """
 
 import json
@@ -17,16 +17,16 @@ from paw_min.base.errors import UserError
 from paw_min.base.files import replace_text
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.envs.interface import Context, Turn
+from paw_min.envs.interface import Context, Tasks, Turn
 from paw_min.metrics import mean
 from paw_min.model.policy import Policy, load_tokenizer
 from paw_min.rollout import rollout
 from paw_min.rows import Episode, TokenRow
 from paw_min.running import session
 from paw_min.running.evaluate import evaluate
-from paw_min.running.session import PANEL_SLOTS, find_tasks, start_model
+from paw_min.running.session import PANEL_SLOTS, start_model
 from paw_min.running.stages import Pieces
-from paw_min.running.tasks import data_digest, draw_groups
+from paw_min.running.tasks import draw_groups
 from paw_min.running.untrusted import exact, parse_as
 
 TAG_TOKENS = 16  # of an answer, for its tags and end token
@@ -160,31 +160,39 @@ class Collected:
 
 
 def collect(
-    cfg: Config, pieces: Pieces, *, tasks: int, episodes: int, max_turns: int, answer_tokens: int
+    cfg: Config, tasks: Tasks, pieces: Pieces, *,
+    n_tasks: int, episodes: int, max_turns: int, answer_tokens: int,
 ) -> Collected:
-    """The model's own rollouts at temperature 1 (3.1, B.1), and those of the panel."""
-    found_tasks = find_tasks(replace(cfg, groups=tasks))
-    pieces.check_data(data_digest(found_tasks))
-    drawn = draw_groups(found_tasks.train, tasks, cfg.seed, 0)
+    """The model's own rollouts at temperature 1 (3.1, B.1), and those of the panel.
+
+    The episodes that share a pool are a piece.
+    """
+    drawn = draw_groups(tasks.train, n_tasks, cfg.seed, 0)
     played = [task for task in drawn for _ in range(episodes)]
-    groups = [g for g in range(len(drawn)) for _ in range(episodes)]
-    slots = min(max(len(played), len(found_tasks.held_out)), PANEL_SLOTS)
+    slots = min(max(len(played), len(tasks.held_out)), PANEL_SLOTS)
     with (
         loaded_for_answers(cfg, start_model(cfg), answer_tokens) as (policy, sampler),
-        closing(found_tasks.make_pool(slots)) as pool,
+        closing(tasks.make_pool(slots)) as pool,
     ):
-        sampler = pieces.sampler(sampler)
-        with sampler.sync(policy):
-            rolled = rollout(
-                replace(cfg, max_turns=max_turns), policy, sampler, pool, played, groups,
-                temperature=1.0, seed_key=(cfg.seed, 0), label="collect",
-            ).episodes
-        panel = evaluate(cfg, policy, sampler, pool, found_tasks.held_out).episodes
+
+        def play_some(first: int, some: list[str]) -> list[Episode]:
+            with sampler.sync(policy):
+                return rollout(
+                    replace(cfg, max_turns=max_turns), policy, sampler, pool, some,
+                    range(len(some)), temperature=1.0, seed_key=(cfg.seed, 0), label="collect",
+                    numbered_from=first,
+                ).episodes
+
+        def play_panel() -> list[Episode]:
+            return evaluate(cfg, policy, sampler, pool, tasks.held_out).episodes
+
+        parts = pieces.parts("episodes", played, PANEL_SLOTS, list[Episode], play_some)
+        rolled = [episode for part in parts for episode in part]
+        panel = pieces.once("panel", list[Episode], play_panel)
         found = triplets_of(cfg, [episode for episode in rolled if not episode.failed])
         triplets = fitting(cfg, policy, found.triplets, answer_tokens)
         held_out = fitting(cfg, policy, triplets_of(cfg, panel).triplets, answer_tokens)
-    counts = dict(found.counts)
-    counts["too_long"] = len(found.triplets) - len(triplets)
+    counts = found.counts | {"too_long": len(found.triplets) - len(triplets)}
     steps = [step for episode in rolled for step in episode.transitions]
     acts = [TokenRow(t.prompt_ids, t.response_ids, []) for t in steps if t.valid]
     return Collected(triplets, held_out, counts, play(cfg, panel), acts)

@@ -1,6 +1,6 @@
 """Who plays: a language model, the rule-based teacher of the generated data, or chance.
 
-All of them play in any pool, real or dreamed; a Recorder keeps what happens.
+All of them play in any pool, real or dreamed.
 """
 
 import random
@@ -12,62 +12,61 @@ from functools import partial
 from paw_min.base.errors import UserError
 from paw_min.base.seeds import generator
 from paw_min.config import Config
-from paw_min.envs.interface import Context
+from paw_min.envs.interface import Context, Pool
 from paw_min.model.policy import load_tokenizer
 from paw_min.rollout import rollout
 from paw_min.running.session import loaded, start_model
-from paw_min.running.stages import Pieces
 from paw_min.toy.demonstrate import Action, Player, play
-from paw_min.world_models.trajectories import Recorder, Trajectory
+from paw_min.world_models.word2world.trajectories import Recorder, Trajectory
 
 AGENTS = ("model", "teacher", "random")
-# One episode per task in this pool.
-Play = Callable[[Recorder, list[str]], list[Trajectory]]
+# (pool, tasks, number of the first one) -> one episode per task. Draws depend on the number.
+Play = Callable[[Pool, list[str], int], list[Trajectory]]
 
 
 @contextmanager
-def open_agent(cfg: Config, name: str, slips: float, pieces: Pieces) -> Iterator[Play]:
-    """A function that plays one episode per task in a pool. The model's responses are pieces."""
+def open_agent(cfg: Config, name: str, slips: float) -> Iterator[Play]:
+    """A function that plays one episode per task in a pool."""
     if name != "model":
         yield partial(play_rules, cfg, name, slips)
         return
     # UserError if a prompt may be longer than the model's positions.
     load_tokenizer(start_model(cfg), cfg.max_prompt_tokens + cfg.max_response_tokens)
     with loaded(cfg) as (policy, sampler):
-        yield partial(play_model, cfg, policy, pieces.sampler(sampler))
+        yield partial(play_model, cfg, policy, sampler)
 
 
 def play_model(
-    cfg: Config, policy, sampler, pool: Recorder, tasks: list[str]
+    cfg: Config, policy, sampler, pool: Pool, tasks: list[str], first: int = 0
 ) -> list[Trajectory]:
     """One episode per task by a language model, at --temperature (1, as in the paper)."""
+    recorder = Recorder(cfg.env, pool)
     with sampler.sync(policy):
         episodes = rollout(
-            cfg, policy, sampler, pool, tasks, range(len(tasks)),
+            cfg, policy, sampler, recorder, tasks, range(len(tasks)),
             temperature=cfg.temperature, seed_key=(cfg.seed, 0), label="play",
             cut_prompts=True,  # a dream may have pages that are longer than any real one
+            numbered_from=first,
         ).episodes
-    for trajectory, episode in zip(pool.trajectories, episodes, strict=True):
+    for trajectory, episode in zip(recorder.trajectories, episodes, strict=True):
         trajectory.responses = [step.response for step in episode.transitions]
-    return pool.trajectories
+    return recorder.trajectories
 
 
 def play_rules(
-    cfg: Config, name: str, slips: float, pool: Recorder, tasks: list[str], first: int = 0
+    cfg: Config, name: str, slips: float, pool: Pool, tasks: list[str], first: int = 0
 ) -> list[Trajectory]:
-    """The same by the rule-based teacher, or by a player of random commands.
-
-    first: number of the first task; an episode's draws depend on its number.
-    """
+    """The same by the rule-based teacher, or by a player of random commands."""
 
     def start(number: int, task: str, context: Context) -> RulePlayer:
         rng = generator(name, cfg.seed, first + number)
         return RulePlayer(cfg.env, name, slips, rng, task)
 
-    episodes = play(cfg.env, pool, tasks, start, cfg.max_turns, "play")
-    for trajectory, steps in zip(pool.trajectories, episodes, strict=True):
+    recorder = Recorder(cfg.env, pool)
+    episodes = play(cfg.env, recorder, tasks, start, cfg.max_turns, "play")
+    for trajectory, steps in zip(recorder.trajectories, episodes, strict=True):
         trajectory.responses = [step.response for step in steps]
-    return pool.trajectories
+    return recorder.trajectories
 
 
 class RulePlayer:

@@ -1,0 +1,266 @@
+"""Word2World (arXiv 2512.18832): a language model in place of the environment, and its measures.
+
+    python -m paw_min.world_models.word2world collect ENV --out FOLDER [--agents NAME ...]
+    python -m paw_min.world_models.word2world train ENV --trajectories FILE ... --out FOLDER
+    python -m paw_min.world_models.word2world fidelity ENV --world-model FOLDER --trajectories FILE
+    python -m paw_min.world_models.word2world consistency ENV --world-model FOLDER
+    python -m paw_min.world_models.word2world verify webshop --world-model FOLDER --budgets 0 2 4 10
+    python -m paw_min.world_models.word2world imitate ENV --trajectories FILE ... [--wins N]
+
+In place of a trained --world-model FOLDER, any instruct model: --world-model NAME --shots 0, or
+--shots 3 --examples FILE ... (prompted.py).
+
+collect      episodes of agents on the training tasks, in the environment or a world model (sec. 4)
+train        fit a world model to trajectories, from scratch or from a model (sec. 4, Table 7)
+fidelity     single-step exact match on real prefixes (sec. 4, Table 1)
+consistency  success in the environment, in the world model, and of the world model's actions
+             replayed in the environment (sec. 4, Table 2); --ground: sec. 5.2
+verify       a purchase is simulated before it is made (sec. 7.1, Table 4)
+imitate      fit an agent to the responses of won trajectories (sec. 7.2, 7.3)
+
+ENV: alfworld, webshop, textworld, or a module with an environment (examples.scienceworld). Agents:
+the language model of --model, the rule-based `teacher` of the generated data, a `random` player.
+All other flags are those of the run scripts: --model is the agent, --eval-tasks the number of
+held-out tasks, --max-turns the most steps of an episode (50).
+
+Each command writes <command>.json to its folder when it is complete, with `command`, the command
+line, and `seconds`, the time since its last start. A rerun skips what is complete, also of a
+command that was killed: episodes, 64 at a time, the answers to a trajectory, epochs of training
+(running/stages.py). Scaling (sec. 6) and coverage of agents (sec. 5.3):
+research/word2world/scaling.py; the README.md beside it has a run of each. trajectories.py and
+this folder's README.md have the deviations.
+"""
+
+import sys
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from paw_min.base.console import say
+from paw_min.base.errors import UserError
+from paw_min.base.files import writing
+from paw_min.config import Config
+from paw_min.envs.interface import Pool, Tasks
+from paw_min.metrics import mean
+from paw_min.running.runs import hold
+from paw_min.running.session import find_tasks
+from paw_min.running.stages import Pieces, digest, stage
+from paw_min.running.tasks import data_digest
+from paw_min.world_models.word2world.dream import DreamPool, VerifiedPool
+from paw_min.world_models.word2world.measures import (
+    SLOTS,
+    measure_consistency,
+    measure_fidelity,
+    replay_actions,
+)
+from paw_min.world_models.word2world.players import Play, open_agent
+from paw_min.world_models.word2world.prompted import load_prompted
+from paw_min.world_models.word2world.settings import Word2WorldJob, parse
+from paw_min.world_models.word2world.training import imitate, load_world_model, train
+from paw_min.world_models.word2world.trajectories import (
+    Trajectory,
+    read_trajectories,
+    write_trajectories,
+)
+from paw_min.world_models.word2world.world_model import WorldModel
+
+# ---- commands ----
+
+
+def open_world_model(job: Word2WorldJob, evaluated: list[str]) -> WorldModel:
+    """The trained or prompted world model of --world-model. evaluated: the tasks of the measure."""
+    chosen = job.settings
+    if not chosen.shots:
+        return load_world_model(Path(chosen.world_model), job.cfg, chosen.answer_tokens)
+    return load_prompted(
+        chosen.world_model, job.cfg, int(chosen.shots), chosen.examples, set(evaluated),
+        chosen.answer_tokens,
+    )
+
+
+def open_tasks(job: Word2WorldJob, pieces: Pieces) -> Tasks:
+    tasks = find_tasks(job.cfg)
+    pieces.check_data(data_digest(tasks))
+    return tasks
+
+
+def play_in_parts(
+    pieces: Pieces, what: str, play: Play, pool: Pool, tasks: list[str]
+) -> list[Trajectory]:
+    """One episode per task; those of SLOTS tasks are a piece."""
+
+    def play_some(first: int, some: list[str]) -> list[Trajectory]:
+        return play(pool, some, first)
+
+    parts = pieces.parts(what, tasks, SLOTS, list[Trajectory], play_some)
+    return [trajectory for part in parts for trajectory in part]
+
+
+def collect(job: Word2WorldJob) -> dict:
+    """Play the training tasks in turn; all episodes are kept, won or not.
+
+    confirmed: in a world model, the share of an agent's wins that the same actions win in the
+    environment; without an agent that wins nothing.
+    """
+    cfg = job.cfg
+    settings = job.settings
+    pieces = job.pieces()
+    tasks = open_tasks(job, pieces)
+    source = tasks.train if settings.split == "train" else tasks.held_out
+    chosen = [source[k % len(source)] for k in range(settings.episodes or len(source))]
+    agents = settings.agents
+    if len(chosen) < len(agents):
+        raise UserError(f"--episodes {len(chosen)} for {len(agents)} agents: use more.")
+    found = []
+    won = {}
+    confirmed = {}
+    for number, name in enumerate(agents):
+        mine = chosen[number :: len(agents)]
+        slots = min(SLOTS, len(mine))
+        with open_agent(cfg, name, settings.slips) as play:
+            if settings.world_model:
+                # Training tasks may be those of the examples.
+                evaluated = chosen if settings.split == "held_out" else []
+                predict = open_world_model(job, evaluated).predict
+                pool = DreamPool(cfg.env, predict, tasks.make_pool(1), slots, settings.ground)
+            else:
+                pool = tasks.make_pool(slots)
+            with closing(pool):
+                played = play_in_parts(pieces, name, play, pool, mine)
+        won[name] = mean([t.won for t in played])
+        say(f"{name}: {len(played)} episodes, {won[name]:.4f} won")
+        if settings.world_model and any(t.won for t in played):
+            with closing(tasks.make_pool(1)) as pool:
+                confirmed[name] = mean(replay_actions(pool, [t for t in played if t.won]))
+        found += played
+    write_trajectories(job.out / "trajectories.json", found)
+    return {
+        "episodes": len(found),
+        "turns": sum(len(t.answers) for t in found),
+        "failed": sum(bool(t.failed) for t in found),
+        "won": won,
+        "confirmed": confirmed,
+    }
+
+
+def fidelity(job: Word2WorldJob) -> dict:
+    trajectories = read_trajectories(job.cfg.env, job.settings.trajectories)
+    world_model = open_world_model(job, [trajectory.task for trajectory in trajectories])
+    pieces = job.pieces()
+
+    def answers(trajectory: Trajectory) -> list[str | None]:
+        key = f"answers {digest(trajectory)}"
+        return pieces.once(key, list[str | None], partial(world_model.answers, trajectory))
+
+    return measure_fidelity(answers, trajectories)
+
+
+def held_out(cfg: Config, tasks: Tasks) -> list[str]:
+    """One entry per episode."""
+    return [task for task in tasks.held_out for _ in range(cfg.eval_repeats)]
+
+
+def consistency(job: Word2WorldJob) -> dict[str, dict]:
+    """Real, WM and W2R of each agent on one list of held-out episodes."""
+    cfg = job.cfg
+    pieces = job.pieces()
+    tasks = open_tasks(job, pieces)
+    chosen = held_out(cfg, tasks)
+    found = {}
+    for name in job.settings.agents:
+        with open_agent(cfg, name, job.settings.slips) as play:
+
+            def stored(where: str, pool: Pool, tasks: list[str], name=name, play=play):
+                return play_in_parts(pieces, f"{name}, {where}", play, pool, tasks)
+
+            predict = open_world_model(job, chosen).predict
+            found[name] = measure_consistency(
+                cfg.env, predict, tasks.make_pool, chosen, stored, job.settings.ground
+            )
+        shown = ", ".join(f"{key} {found[name][key]:.4f}" for key in ("real", "wm", "w2r"))
+        say(f"{name}: {shown}")
+    return found
+
+
+@dataclass
+class Verified:
+    """Episodes of an agent whose purchases were checked."""
+
+    won: list[bool]
+    checks: int
+    vetoes: int
+
+
+def verify(job: Word2WorldJob) -> dict[str, dict]:
+    """Success in the environment for each agent and budget of simulated purchases."""
+    cfg = job.cfg
+    pieces = job.pieces()
+    tasks = open_tasks(job, pieces)
+    chosen = held_out(cfg, tasks)
+    found = {}
+    for name in job.settings.agents:
+        with open_agent(cfg, name, job.settings.slips) as play:
+            predict = open_world_model(job, chosen).predict
+            for budget in job.settings.budgets:
+
+                def play_some(first: int, some: list[str], play=play, budget=budget) -> Verified:
+                    real = tasks.make_pool(len(some))
+                    with closing(VerifiedPool(cfg.env, real, predict, budget)) as pool:
+                        won = [t.won for t in play(pool, some, first)]
+                    return Verified(won, pool.checks, pool.vetoes)
+
+                what = f"{name}, budget {budget}"
+                parts = pieces.parts(what, chosen, SLOTS, Verified, play_some)
+                won = [one for part in parts for one in part.won]
+                found[what] = {
+                    "won": mean(won), "n": len(won),
+                    "checks": sum(part.checks for part in parts),
+                    "vetoes": sum(part.vetoes for part in parts),
+                }
+                say(f"{what}: {mean(won):.4f} won")
+    return found
+
+
+# ---- the command line ----
+
+FUNCTIONS = {  # of settings.COMMANDS
+    "collect": collect, "train": train, "fidelity": fidelity, "consistency": consistency,
+    "verify": verify, "imitate": imitate,
+}
+# What a command writes besides its JSON file, and never over the file of another command.
+OUTPUTS = {"collect": "trajectories.json", "train": "config.json", "imitate": "config.json"}
+
+
+def main(argv: list[str] | None = None) -> dict:
+    """Run a command, or read what it has written -> its result."""
+    job = parse(__doc__, sys.argv[1:] if argv is None else argv)
+
+    def make() -> dict:
+        job.pieces().claim(job.out / OUTPUTS.get(job.command, f"{job.command}.json"))
+        say(f"{job.command} {job.cfg.env}: to {job.out}")
+        began = time.perf_counter()
+        found = FUNCTIONS[job.command](job)
+        return found | {"seconds": round(time.perf_counter() - began, 1)}
+
+    with writing(f"the folder {job.out}"):
+        job.out.mkdir(parents=True, exist_ok=True)
+        lock = hold(job.out, "--out")
+    found = stage(job.out / f"{job.command}.json", {"command": job.line}, make)
+    job.pieces().remove()
+    lock.release()
+    say(summary(found))
+    return found
+
+
+def summary(found: dict, indent: str = "") -> str:
+    """The numbers of a result, without the lists of episodes."""
+    lines = []
+    for key, value in found.items():
+        if isinstance(value, dict):
+            lines += [f"{indent}{key}", summary(value, indent + "  ")]
+        elif key != "episodes" or isinstance(value, int):
+            shown = f"{value:.4f}" if isinstance(value, float) else value
+            lines.append(f"{indent}{key:16s} {shown}")
+    return "\n".join(lines)
