@@ -2,14 +2,11 @@
 
 A study makes a list of records, one per run, measure and task. The value of a run is the mean over
 the parts of a measure of the mean over their tasks. An arm is compared with the base arm seed by
-seed and task by task, on those that both have. The mean difference gets two intervals:
-
-    bootstrap   draw seeds, then tasks, both with replacement. All seeds share the panel, so the
-                tasks of a draw are the same for all seeds
-    t           paired t over the seeds: mean ± t(n-1) s / sqrt(n)
-
-With three seeds and one number for each, the bootstrap interval is the range from the worst to the
-best seed, which holds the true mean in 75 % of the cases if the distribution is symmetric.
+seed and task by task, on those that both have. The mean difference gets a bootstrap interval: draw
+seeds, then tasks, both with replacement. All seeds share the panel, so the tasks of a draw are the
+same for all seeds. With three seeds and one number for each, the interval is the range from the
+worst to the best seed, which holds the true mean in 75 % of the cases if the distribution is
+symmetric. Studies with one number per seed use paired t: mean ± t(n-1) s / sqrt(n).
 """
 
 from collections.abc import Sequence
@@ -54,7 +51,6 @@ class Compared:
     values: list[float]  # of each seed
     difference: float | None = None  # mean over the seeds of both; None: this is the base arm
     bootstrap: Interval | None = None  # None: there is only one number
-    t: Interval | None = None  # None: there is only one seed
 
     @property
     def mean(self) -> float:
@@ -104,8 +100,6 @@ def compared(ours: dict[int, Column], base: dict[int, Column]) -> Compared:
     found.difference = float(np.mean([part.mean() for part in parts]))
     if any(part.size > 1 for part in parts):
         found.bootstrap = bootstrap_interval(parts)
-    if len(seeds) > 1:
-        found.t = t_interval(np.mean([part.mean(1) for part in parts], axis=0))
     return found
 
 
@@ -134,12 +128,7 @@ def paired(ours: list[Column], base: list[Column]) -> list[np.ndarray]:
 def bootstrap_interval(parts: list[np.ndarray], draws: int = DRAWS, seed: int = 0) -> Interval:
     """Of the mean of the parts' means; parts: (seeds, tasks) each."""
     rng = np.random.default_rng(seed)
-    n_seeds = len(parts[0])
-    if len(parts) == 1 and parts[0].shape[1] == 1:  # one value per seed: all draws at once
-        values = parts[0][:, 0]
-        means = values[rng.integers(n_seeds, size=(draws, n_seeds)).T].mean(0)  # (draws,)
-    else:
-        means = [mean_of_draw(parts, rng) for _ in range(draws)]
+    means = [mean_of_draw(parts, rng) for _ in range(draws)]
     low, high = np.percentile(means, [2.5, 97.5])
     return float(low), float(high)
 
@@ -155,11 +144,6 @@ def mean_of_draw(parts: list[np.ndarray], rng: np.random.Generator) -> float:
         tasks = rng.integers(len(by_task), size=len(by_task))
         drawn.append(by_task[tasks].mean())
     return float(np.mean(drawn))
-
-
-def over_seeds(values: Sequence[float]) -> Interval:
-    """The bootstrap interval of the mean of one value per seed."""
-    return bootstrap_interval([np.array(values)[:, None]])
 
 
 def t_interval(values: Sequence[float]) -> Interval:

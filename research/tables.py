@@ -17,6 +17,7 @@ import json
 import re
 import shlex
 import subprocess
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -25,7 +26,9 @@ import numpy as np
 from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import replace_text
 from paw_min.running.runs import read_metrics
-from research.hidden import study as hidden
+from research.hidden import study as hidden_study
+from research.locks import study as locks_study
+from research.locks import worlds as locks_worlds
 from research.paper.table import markdown_table
 from research.walkthrough import measure as walkthrough_measure
 
@@ -46,11 +49,6 @@ def percent(share: float | None) -> str:
 def part(text: str, number: int) -> str:
     """Part 1, 2, ... of a text of several parts with an empty line between them."""
     return text.strip().split("\n\n")[number - 1]
-
-
-def from_file(file: str, number: str) -> str:
-    """A part of a Markdown file that a study's own script writes."""
-    return part((FOLDER / file).read_text(), int(number))
 
 
 # ---- the front page ----
@@ -79,29 +77,50 @@ CLOSED = [
 
 def front() -> str:
     """The paper's Tables 1 and 2, then locks and hidden, then a closed study."""
-    at_the_end = {}
-    for line in (FOLDER / "locks/tables.md").read_text().splitlines():
-        if len(cells := line.split(" | ")) > 2:
-            at_the_end.setdefault(cells[0].removeprefix("| "), cells[2])
-    locks = ["locks, 0.1 M: success after 200 updates", at_the_end["grpo"], at_the_end["paw"]]
-    known = hidden.read_runs()
-    seeds = hidden.seeds_of(known, "grpo-kl", "paw-kl")
-    materials = []
-    for measure in (hidden.area, hidden.end):
-        means = (np.mean([measure(known[s, arm]) for s in seeds]) for arm in ("grpo-kl", "paw-kl"))
-        materials.append([f"{mean:.1f}" for mean in means])
+    runs = locks_study.read_runs()
+    locks = [mean_of(locks_study.end, runs, arm, locks_study.SEEDS) for arm in ("grpo", "paw")]
+    runs = {(arm, seed): run for (seed, arm), run in hidden_study.read_runs().items()}
+    materials = [
+        [mean_of(measure, runs, arm, hidden_study.SEEDS) for arm in ("grpo-kl", "paw-kl")]
+        for measure in (hidden_study.area, hidden_study.end)
+    ]
     lines = [
         *PAPER,
-        [*locks, "16 seeds, CPU ([study](research/locks/README.md))"],
+        [
+            "locks, 0.1 M: success after 200 updates",
+            *locks,
+            "16 seeds, CPU ([study](research/locks/README.md))",
+        ],
         [
             "locks in ALFWorld's engine, 0.1 M: training success, mean of 200 updates",
             *materials[0],
-            f"{len(seeds)} seeds, CPU ([study](research/hidden/README.md))",
+            "8 seeds, CPU ([study](research/hidden/README.md))",
         ],
         ["the same runs: mean of the last ten updates", *materials[1], ""],
         *CLOSED,
     ]
     return markdown_table(["", "GRPO", "+ PaW", ""], lines)
+
+
+def mean_of(measure: Callable, runs: dict, arm: str, seeds: range) -> str:
+    return f"{np.mean([measure(runs[arm, seed]) for seed in seeds]):.1f}"
+
+
+# ---- locks and hidden ----
+
+
+def locks(number: str) -> str:
+    return locks_study.tables(locks_study.read_runs())[int(number) - 1]
+
+
+def worlds(name: str) -> str:
+    return locks_worlds.tables(locks_worlds.read_runs())[name]
+
+
+def hidden(kind: str, suffix: str = "") -> str:
+    """kind: seeds or differences. suffix: of the arms."""
+    seeds, differences = hidden_study.tables(hidden_study.read_runs(), suffix)
+    return {"seeds": seeds, "differences": differences}[kind]
 
 
 # ---- runs ----
@@ -206,16 +225,6 @@ ENVS = {"alfworld": "ALFWorld", "webshop": "WebShop", "search": "search"}
 
 def bench(name: str) -> dict:
     return load(f"bench/results/{name}.json")
-
-
-def bench_overhead() -> str:
-    lines = []
-    for env in ("alfworld", "webshop"):
-        p = bench("overhead")[env]["percent"]
-        changes = [f"{p[key]:+.1f}" for key in ("time", "operations", "memory")]
-        lines.append([ENVS[env], f"{p['observation_tokens']:.1f}", f"{p['aim']:.1f}", *changes])
-    header = ["rows with the lengths of", "observation tokens", "target"]
-    return markdown_table([*header, "time", "operations", "peak memory"], lines)
 
 
 def bench_update() -> str:

@@ -1,4 +1,4 @@
-"""The analyses of rollouts: Fig. 2, and what Eq. 4 keeps.
+"""The analyses of rollouts: Fig. 2.
 
 python -m pytest tests/test_analyses.py
 """
@@ -11,9 +11,9 @@ import torch
 from tokenizers import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
 
-from paw_min import cmae, select
+from paw_min import cmae
 from paw_min.rows import TokenRow
-from research.paper import fig2ab, fig2c, kept, transitions
+from research.paper import fig2ab, fig2c, transitions
 from research.paper.transitions import TextRow
 from tests.helpers import make_policy
 
@@ -124,22 +124,6 @@ def test_a_run_folder_is_only_read(finished):
     for r in result.rows:
         assert r.tokens.obs_ids == result.policy.encode(r.next_observation)
         assert r.tokens.observation == r.observation
-
-
-def test_selection_is_that_of_training(finished, tmp_path, capsys):
-    argv = [str(finished), "--alpha", "0.5", "--out", str(tmp_path / "out")]
-    result = transitions.play(transitions.arguments("", argv))
-    scored = kept.score(result)
-    entropy = torch.tensor([s.entropy for s in scored])
-    assert [s.kept for s in scored] == select.top_alpha(entropy, 0.5).tolist()
-    kept.main(argv)
-    numbers = json.loads((tmp_path / "out" / "kept-alfworld.json").read_text())["kinds"]
-    p = [p for s in scored for p in s.p]
-    assert numbers["all"]["hard"] == pytest.approx(sum(x <= 0.2 for x in p) / len(p))
-    assert numbers["all"]["kept"] == 0.5 and numbers["all"]["transitions"] == 12
-    assert sum(k["transitions"] for name, k in numbers.items() if name != "all") == 12
-    shown = capsys.readouterr().out
-    assert "| all | 12 | 12 | 0.500 |" in shown and "\nkept: " in shown and "\ndropped: " in shown
 
 
 def test_fig2ab_on_a_run(finished, tmp_path, capsys):

@@ -4,7 +4,6 @@ python -m pytest tests/test_hidden.py  (~10 s)
 """
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,6 @@ from paw_min.config import Config
 from paw_min.envs.interface import Context, Turn
 from research.hidden import study
 
-FOLDER = Path(study.__file__).parent
 SEED = 1
 WORLD = hidden.make_world(SEED)
 KINDS = [hidden.KINDS[3], hidden.KINDS[70]]
@@ -96,7 +94,7 @@ def test_the_games_are_listed_and_have_one_grammar(tmp_path, monkeypatch):
     assert len(grammars) == 1
 
 
-def test_the_tables_are_those_of_the_runs(tmp_path, monkeypatch):
+def test_the_picture_of_the_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "FOLDER", tmp_path)
-    study.table()
-    assert (tmp_path / "tables.md").read_text() == (FOLDER / "tables.md").read_text()
+    study.draw(study.read_runs(), "-kl")
+    assert (tmp_path / "curves-kl.png").stat().st_size > 5000

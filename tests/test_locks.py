@@ -1,28 +1,21 @@
-"""research/locks: its tables follow from the runs.
+"""research/locks: its arms and its pictures. (test_tables.py has its tables.)
 
 python -m pytest tests/test_locks.py
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from examples import one_file
 from research.locks import study, worlds
 
-LOCKS = Path(__file__).parent.parent / "research" / "locks"
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "module, tables, picture",
-    [(study, "tables.md", "curves.png"), (worlds, "worlds-tables.md", "worlds.png")],
-)
-def test_the_tables_are_those_of_the_runs(module, tables, picture, tmp_path, monkeypatch):
+@pytest.mark.parametrize("module, picture", [(study, "curves.png"), (worlds, "worlds.png")])
+def test_the_picture_of_the_runs(module, picture, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "FOLDER", tmp_path)
-    module.table()
-    assert (tmp_path / tables).read_text() == (LOCKS / tables).read_text()
+    module.draw(module.read_runs())
     assert (tmp_path / picture).stat().st_size > 5000
 
 

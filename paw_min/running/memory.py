@@ -16,7 +16,7 @@ temporary numbers of AdamW, the cache of the transformers sampler, vLLM on a CPU
 fragmentation, states of linear attention. A part for images counts as trained, which it is not. A
 pass of PPO is too high by 4 bytes per parameter: the gradients of policy and critic take turns too.
 
-Measured on a CPU, without PPO, --shard and vLLM (research/bench/results/memory.json): the estimates
+Measured on a CPU, without PPO, --shard and vLLM (research/bench/README.md): the estimates
 of a pass and of the peak were within 10 %. So a run is stopped if its estimated peak exceeds the
 free memory by more than 10 %. In the 10 % below and above the free memory, the estimate cannot
 tell: the run says so.

@@ -1,8 +1,8 @@
 """The parts of research/bench/gpu.sh that no other script measures.
 
-    python research/bench/gpu.py parity {fp32,bf16} {--gpu,--tiny} --out FILE
-    python research/bench/gpu.py update {smollm2,1.5b,1.5b-lora} {--gpu,--tiny} --out FILE
-    python research/bench/gpu.py table --out FOLDER    the results of all parts, as Markdown
+    python -m research.bench.gpu parity {fp32,bf16} {--gpu,--tiny} --out FILE
+    python -m research.bench.gpu update {smollm2,1.5b,1.5b-lora} {--gpu,--tiny} --out FILE
+    python -m research.bench.gpu table --out FOLDER    the results of all parts, as Markdown
 
 parity   The stand-in model of ALFWorld, trained weights of 0.9 M parameters.
          gradients: of each equation, against those of a CPU in fp32, |difference| / |gradient|.
@@ -23,7 +23,6 @@ mean nothing.
 
 import argparse
 import json
-import sys
 import tempfile
 from collections import deque
 from functools import partial
@@ -31,25 +30,11 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import paw_min  # noqa: F401 - before torch, for OMP_WAIT_POLICY
 
 # isort: split
 import torch
-from overhead import make_episodes
 from transformers import LlamaConfig, Qwen2Config
-from update import (
-    NARROW,
-    QWEN,
-    REST,
-    VOCABULARY,
-    make_policy,
-    make_rows,
-    now,
-    versions,
-    write,
-)
 
 from paw_min import cmae, losses
 from paw_min.base.errors import user_errors
@@ -66,6 +51,18 @@ from paw_min.running.memory import estimate, free_bytes
 from paw_min.running.runs import Run
 from paw_min.toy import default_model, smollm2
 from paw_min.update import learn, prepare
+from research.bench.update import (
+    NARROW,
+    QWEN,
+    REST,
+    VOCABULARY,
+    make_episodes,
+    make_policy,
+    make_rows,
+    now,
+    versions,
+    write,
+)
 
 RANK = 16
 LR = 1e-4

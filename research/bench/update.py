@@ -1,6 +1,6 @@
 """Speed and memory of the forward and backward passes, compared with TRL and a plain trainer.
 
-    python research/bench/update.py {alfworld,webshop,search} [--gpu] [--out FILE]
+    python -m research.bench.update {alfworld,webshop,search} [--gpu] [--out FILE]
 
 All get the same rows, weights and loss (clipped surrogate, entropy bonus, clipped MAE on the
 observations of three rows in four). A pass takes MICRO_ROWS rows; in paw_min, whose limit is a
@@ -52,8 +52,6 @@ from types import SimpleNamespace
 from typing import NamedTuple
 from unittest.mock import patch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 import paw_min  # noqa: F401 - before torch, for OMP_WAIT_POLICY
 
 # isort: split
@@ -74,7 +72,7 @@ from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Benchmark
 from paw_min.model.batches import micro_batches, split
 from paw_min.model.policy import Policy
-from paw_min.rows import Transition
+from paw_min.rows import Episode, Transition
 
 if not find_spec("textworld"):  # of ALFWorld, an update needs R_max only, which is the default
     BENCHMARKS["alfworld"] = Benchmark(load=None, prompts={}, parse=None)
@@ -123,6 +121,20 @@ def make_rows(shape: str, n: int, vocabulary: int, scale=1.0, seed: int = 0) -> 
             )
         )
     return rows
+
+
+def make_episodes(shape: str, device: str, n_rows: int, vocabulary: int, seed) -> list[Episode]:
+    """Rows as groups of four episodes of four rows; every second episode is won."""
+    rows = make_rows(shape, n_rows, vocabulary, SCALE[device], seed)
+    episodes = []
+    for number in range(len(rows) // 4):
+        steps = rows[4 * number : 4 * number + 4]
+        for row in steps:
+            row.group = number // 4
+            row.trajectory = number
+        steps[-1].reward = 10.0 * (number % 2)
+        episodes.append(Episode("", number // 4, number, steps))
+    return episodes
 
 
 def make_policy(config: PretrainedConfig, device: str, precision: str) -> Policy:
@@ -346,9 +358,9 @@ MALLOC = {
 }
 
 
-def child(script: str, what: str, *arguments) -> dict:
-    """Run `script` in a process of its own -> its last line of output, JSON. what: time, memory."""
-    command = [sys.executable, script, *map(str, arguments)]
+def child(what: str, *arguments) -> dict:
+    """Run this script in a process of its own -> its last line of output, JSON."""
+    command = [sys.executable, "-m", "research.bench.update", *map(str, arguments)]
     env = os.environ | MALLOC[what] | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True)
     if done.returncode:
@@ -421,7 +433,7 @@ def main():
             if args.tiny:
                 one = measure(args.shape, variant, what, device, samples)
             else:
-                one = child(__file__, what, args.shape, *flags, "--child", variant, what, samples)
+                one = child(what, args.shape, *flags, "--child", variant, what, samples)
             shown = f"{one['seconds']:.1f} s" if what == "time" else f"{one['peak_mb']:.0f} MB"
             print(f"{variant:10} {shown}", flush=True)
             return one
@@ -453,7 +465,7 @@ def main():
     }
     kept = json.loads(args.out.read_text()) if args.out.exists() else {}
     kept = {shape: kept[shape] for shape in SHAPES if shape in kept} | {args.shape: report}
-    command = " ".join(["python research/bench/update.py", "SHAPE", *flags])
+    command = " ".join(["python -m research.bench.update", "SHAPE", *flags])
     write({"command": command, "vocabulary": VOCABULARY} | kept, args.out)
 
 

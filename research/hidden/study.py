@@ -1,8 +1,8 @@
 """The runs of PROTOCOL.md: GRPO, PaW and the placebo in the games of examples/hidden.py.
 
-    python research/hidden/study.py run       what runs.jsonl lacks of the runs without a KL term
-    python research/hidden/study.py run --kl  the same of those with the term
-    python research/hidden/study.py table     tables.md, curves.png and curves-kl.png
+    python -m research.hidden.study run       what runs.jsonl lacks of the runs without a KL term
+    python -m research.hidden.study run --kl  the same of those with the term
+    python -m research.hidden.study table     prints the tables, draws curves.png and curves-kl.png
 
 `run` resumes: a run that was cut continues at its last checkpoint, in runs/hidden.
 """
@@ -16,12 +16,17 @@ from functools import partial
 from pathlib import Path
 from statistics import mean
 
+import torch
+
+from examples import hidden
 from paw_min.base.errors import user_errors
+from paw_min.model.batches import TokenRow, collate
+from paw_min.model.policy import load_policy
+from research.panels import draw_success
+from research.stats import signed, t_interval
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
-sys.path.insert(0, str(ROOT))
-
 SEEDS = range(2, 10)
 ARMS = {"grpo": ["--no-paw"], "paw": [], "placebo": ["--wm-target", "shuffled"]}
 NO_KL = ["--kl-coef", "0"]  # of the arms whose names do not end in -kl
@@ -49,12 +54,6 @@ def train(seed: int, arm: str) -> dict:
 
 def p_material(seed: int, checkpoint: Path) -> float:
     """The mean probability of the material in o', over all kinds and receptacles."""
-    import torch
-
-    from examples import hidden
-    from paw_min.model.batches import TokenRow, collate
-    from paw_min.model.policy import load_policy
-
     policy = load_policy(str(checkpoint))
     world = hidden.make_world(seed)
     rows = []
@@ -80,8 +79,6 @@ def read_runs() -> dict[tuple[int, str], dict]:
 
 def run(arms: list[str], seeds: list[int], workers: int) -> None:
     """Seed by seed, so that what there is has all arms."""
-    from examples import hidden
-
     known = read_runs()
     for seed in seeds:
         jobs = [arm for arm in arms if (seed, arm) not in known]
@@ -104,15 +101,10 @@ def end(line: dict) -> float:
     return 100 * mean(line["success"][-10:])
 
 
-def table() -> None:
-    """tables.md and the curves: without the KL term, then with it."""
-    known = read_runs()
-    lines = []
-    for suffix, picture in (("", "curves.png"), ("-kl", "curves-kl.png")):
-        arms = [arm + suffix for arm in ARMS]
-        lines += by_seed(known, arms) + [""] + differences(known, *arms) + [""]
-        draw(known, arms, FOLDER / picture)
-    (FOLDER / "tables.md").write_text("\n".join(lines[:-1]) + "\n")
+def tables(known: dict, suffix: str) -> list[str]:
+    """By seed, and the differences. suffix: of the arms, "" or "-kl"."""
+    arms = [arm + suffix for arm in ARMS]
+    return ["\n".join(by_seed(known, arms)), "\n".join(differences(known, *arms))]
 
 
 def seeds_of(known: dict, *arms: str) -> list[int]:
@@ -139,8 +131,6 @@ def by_seed(known: dict, arms: list[str]) -> list[str]:
 
 def differences(known: dict, grpo: str, paw: str, placebo: str) -> list[str]:
     """A table of paired differences, each over the seeds that both arms have."""
-    from research.stats import signed, t_interval
-
     header = "| difference | mean of the curve | above on | last ten updates |"
     lines = [header, "|---|---|---|---|"]
     for a, b in ((paw, grpo), (paw, placebo), (placebo, grpo)):
@@ -155,19 +145,17 @@ def differences(known: dict, grpo: str, paw: str, placebo: str) -> list[str]:
     return lines
 
 
-def draw(known: dict, arms: list[str], picture: Path) -> None:
+def draw(known: dict, suffix: str) -> None:
     """Success of the episodes of ten updates, each arm over the seeds that it has."""
-    from research.panels import draw_success
-
     updates = range(10, 201, 10)
     curves = {}
     for name in ("paw", "grpo", "placebo"):
-        (arm,) = (arm for arm in arms if arm.startswith(name))
+        arm = name + suffix
         runs = [known[seed, arm]["success"] for seed in seeds_of(known, arm)]
         if runs:
             curves[name] = [[100 * mean(run[k - 10 : k]) for k in updates] for run in runs]
     if curves:
-        draw_success(picture, updates, curves)
+        draw_success(FOLDER / f"curves{suffix}.png", updates, curves)
 
 
 if __name__ == "__main__":
@@ -183,4 +171,6 @@ if __name__ == "__main__":
             suffix = "-kl" if args.kl else ""
             run([arm + suffix for arm in args.arms], args.seeds, args.workers)
         else:
-            table()
+            for suffix in ("", "-kl"):
+                print("\n\n".join(tables(read_runs(), suffix)) + "\n")
+                draw(read_runs(), suffix)

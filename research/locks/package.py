@@ -1,7 +1,7 @@
 """examples/locks.py on the seeds of protocol-worlds.md, "The package's locks".
 
-    python research/locks/package.py run [--workers 2]   trains what package.jsonl does not have yet
-    python research/locks/package.py table               the package beside one_file.py
+    python -m research.locks.package run [--workers 2]   trains what package.jsonl does not have yet
+    python -m research.locks.package table               the package beside one_file.py
 
 A run is trained in parts of 25 updates. After each, success is computed exactly from the
 probabilities of the policy that the run has saved, as in one_file.py.
@@ -11,7 +11,6 @@ import argparse
 import json
 import multiprocessing
 import shutil
-import sys
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -20,20 +19,18 @@ from statistics import mean
 import torch
 from filelock import FileLock
 
-FOLDER = Path(__file__).parent
-sys.path.insert(0, str(FOLDER.parent.parent))  # the repository, for examples and paw_min
+from examples import locks
+from examples.one_file import TOOLS, World, make_world
+from paw_min.base.errors import user_errors
+from paw_min.config import Config
+from paw_min.model.batches import collate
+from paw_min.model.policy import Policy, load_policy
+from paw_min.rows import TokenRow
+from paw_min.running.runs import newest_checkpoint
+from paw_min.train import train
+from research.locks import study
 
-from examples import locks  # noqa: E402
-from examples.one_file import TOOLS, World, make_world  # noqa: E402
-from paw_min.config import Config  # noqa: E402
-from paw_min.model.batches import collate  # noqa: E402
-from paw_min.model.policy import Policy, load_policy  # noqa: E402
-from paw_min.rows import TokenRow  # noqa: E402
-from paw_min.running.runs import newest_checkpoint  # noqa: E402
-from paw_min.train import train  # noqa: E402
-from research.locks import study  # noqa: E402
-
-RUNS = FOLDER / "package.jsonl"
+RUNS = Path(__file__).parent / "package.jsonl"
 SCRATCH = Path("runs/locks-package")  # start models and run folders
 SEEDS = range(3000, 3016)
 ECHO = dict(wm_loss="ce", alpha=1.0, lambda_g="constant", wm_scale=0.05)
@@ -134,13 +131,14 @@ def compare() -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=["run", "table"])
-    parser.add_argument("--arms", nargs="+", default=["grpo", "paw"], choices=ARMS)
-    parser.add_argument("--seeds", nargs="+", default=list(SEEDS), type=int)
-    parser.add_argument("--workers", type=int, default=2, help="processes, one core each (2)")
-    args = parser.parse_args()
-    if args.command == "run":
-        run(args.arms, args.seeds, args.workers)
-    else:
-        print(compare())
+    with user_errors():
+        parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+        parser.add_argument("command", choices=["run", "table"])
+        parser.add_argument("--arms", nargs="+", default=["grpo", "paw"], choices=ARMS)
+        parser.add_argument("--seeds", nargs="+", default=list(SEEDS), type=int)
+        parser.add_argument("--workers", type=int, default=2, help="processes, one core each (2)")
+        args = parser.parse_args()
+        if args.command == "run":
+            run(args.arms, args.seeds, args.workers)
+        else:
+            print(compare())

@@ -1,7 +1,7 @@
 """The study of PROTOCOL.md: examples/one_file.py with other losses, targets and worlds.
 
-    python research/locks/study.py run [--workers 2]    trains what runs.jsonl does not have yet
-    python research/locks/study.py table                tables.md and curves.png from runs.jsonl
+    python -m research.locks.study run [--workers 2]    trains what runs.jsonl does not have yet
+    python -m research.locks.study table                prints the tables, draws curves.png
 
 A run takes 14 s of CPU. An arm replaces a function of one_file or hands it another world; the file
 itself has no setting for any of this.
@@ -10,7 +10,6 @@ itself has no setting for any of this.
 import argparse
 import json
 import multiprocessing
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -22,13 +21,13 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from examples import one_file
+from examples.one_file import Arm, Evaluation, Size, World, make_arms, make_world
+from paw_min.base.errors import user_errors
+from research.panels import draw_success
+from research.stats import t_interval
+
 FOLDER = Path(__file__).parent
-sys.path.insert(0, str(FOLDER.parent.parent))  # the repository, for examples and paw_min
-
-from examples import one_file  # noqa: E402
-from examples.one_file import Arm, Evaluation, Size, World, make_arms, make_world  # noqa: E402
-from paw_min.base.errors import user_errors  # noqa: E402
-
 SEEDS = range(2, 18)
 RUNS = FOLDER / "runs.jsonl"
 PAW = Arm()
@@ -197,8 +196,6 @@ def difference(
     known: dict, a: str, b: str, seeds: Iterable[int] = SEEDS, measure: Callable = area
 ) -> str:
     """a - b over the seeds: the mean, its 95 % t interval, and on how many seeds a is above."""
-    from research.stats import t_interval
-
     values = [measure(known[a, seed]) - measure(known[b, seed]) for seed in seeds]
     low, high = t_interval(values)
     above = sum(value > 0 for value in values)
@@ -214,9 +211,8 @@ def levels(known: dict, name: str, seeds: Iterable[int] = SEEDS) -> str:
     return f"{during:.1f} | {at_end:.1f} | {material:.2f}"
 
 
-def table() -> None:
-    """tables.md, with "not run" for an arm that does not have all seeds."""
-    known = read_runs()
+def tables(known: dict) -> list[str]:
+    """The arms, and the worlds; with "not run" for an arm that does not have all seeds."""
     complete = {name for name in CELLS if all((name, seed) in known for seed in SEEDS)}
 
     def compared(a: str, b: str) -> str:
@@ -225,11 +221,11 @@ def table() -> None:
         return difference(known, a, b) if {a, b} <= complete else "not run | "
 
     columns = "arm | mean of the curve | at the end | p(material) | minus GRPO | above on"
-    lines = [f"| {columns} | minus PaW | above on |", "|---" * 8 + "|"]
+    arms = [f"| {columns} | minus PaW | above on |", "|---" * 8 + "|"]
     for name in [*make_arms(PAW), *PARTS]:
         shown = levels(known, name) if name in complete else "not run | | "
-        lines.append(f"| {name} | {shown} | {compared(name, 'grpo')} | {compared(name, 'paw')} |")
-    lines += ["", "| world | GRPO | PaW | PaW - GRPO | above on | PaW - placebo | above on |",
+        arms.append(f"| {name} | {shown} | {compared(name, 'grpo')} | {compared(name, 'paw')} |")
+    worlds = ["| world | GRPO | PaW | PaW - GRPO | above on | PaW - placebo | above on |",
               "|---" * 7 + "|"]
     for world in ["", *(f", {name}" for name in WORLDS)]:
         values = []
@@ -240,15 +236,12 @@ def table() -> None:
         gain = compared(f"paw{world}", f"grpo{world}")
         over = compared(f"paw{world}", f"placebo{world}") if f"placebo{world}" in CELLS else "- | "
         shown = world.removeprefix(", ") or "128 names, the default"
-        lines.append(f"| {shown} | {' | '.join(values)} | {gain} | {over} |")
-    (FOLDER / "tables.md").write_text("\n".join(lines) + "\n")
-    draw(known)
+        worlds.append(f"| {shown} | {' | '.join(values)} | {gain} | {over} |")
+    return ["\n".join(arms), "\n".join(worlds)]
 
 
 def draw(known: dict) -> None:
     """curves.png: exact success of the three arms at each evaluation."""
-    from research.panels import draw_success
-
     curves = {}
     for name in ("paw", "grpo", "placebo"):
         of_arm = [known[name, seed] for seed in SEEDS]
@@ -266,4 +259,5 @@ if __name__ == "__main__":
         if args.command == "run":
             run(args.workers)
         else:
-            table()
+            print("\n\n".join(tables(read_runs())))
+            draw(read_runs())

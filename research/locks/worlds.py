@@ -1,7 +1,7 @@
 """The study of protocol-worlds.md: examples/three_worlds.py with further arms and worlds.
 
-    python research/locks/worlds.py run      trains what worlds.jsonl does not have yet
-    python research/locks/worlds.py table    worlds-tables.md and worlds.png from worlds.jsonl
+    python -m research.locks.worlds run      trains what worlds.jsonl does not have yet
+    python -m research.locks.worlds table    prints the tables, draws worlds.png
 
 A run takes 2 to 6 s of CPU. All arms of a seed share one warm start. (Training them in one batch,
 by vmap, was tried: a step of 16 arms cost as much as 16 steps.)
@@ -11,7 +11,6 @@ import argparse
 import copy
 import json
 import random
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,12 +19,9 @@ from statistics import mean
 import numpy as np
 from torch import Tensor
 
-FOLDER = Path(__file__).parent
-sys.path.insert(0, str(FOLDER.parent.parent))  # the repository, for examples and paw_min
-
-from examples import one_file  # noqa: E402
-from examples.one_file import Arm, Size, World  # noqa: E402
-from examples.three_worlds import (  # noqa: E402
+from examples import one_file
+from examples.one_file import Arm, Size, World
+from examples.three_worlds import (
     CE,
     DIGITS,
     ECHO,
@@ -37,20 +33,13 @@ from examples.three_worlds import (  # noqa: E402
     Lesson,
     Serials,
 )
-from paw_min.base.errors import user_errors  # noqa: E402
-from paw_min.running.plot import plt  # noqa: E402
-from research.locks.study import (  # noqa: E402
-    Cell,
-    area,
-    difference,
-    end,
-    keep,
-    levels,
-    lowest_alpha,
-)
-from research.panels import Curves, panel_curves  # noqa: E402
-from research.stats import t_interval  # noqa: E402
+from paw_min.base.errors import user_errors
+from paw_min.running.plot import plt
+from research.locks.study import Cell, area, difference, end, keep, levels, lowest_alpha
+from research.panels import Curves, panel_curves
+from research.stats import t_interval
 
+FOLDER = Path(__file__).parent
 SEEDS = range(3000, 3016)
 RUNS = FOLDER / "worlds.jsonl"
 
@@ -273,18 +262,21 @@ QUESTIONS = [  # number, world, a, b: a - b
 ]
 
 
-def table() -> None:
-    """The protocol's questions, then a table for each world, "not run" for unfinished arms."""
-    known = read_runs()
+def tables(known: dict) -> dict[str, str]:
+    """The protocol's questions, a table for each world, and how many comparisons these have.
+
+    "not run" for unfinished arms.
+    """
     lines = ["| question | world | comparison | difference | above on |", "|---" * 5 + "|"]
     for number, world, a, b in QUESTIONS:
         found = compared(finished(world, known), world, a, b)
         lines.append(f"| {number} | {world} | {a} - {b} | {found} |")
+    made = {"questions": "\n".join(lines)}
     for world, of in SETTINGS.items():
         curves = finished(world, known)
         columns = "mean of the curve | at the end | p(material) | p(noise) | share"
-        lines += ["", f"| {world} | {columns} | minus GRPO | above on | minus PaW | above on |",
-                  "|---" * 10 + "|"]
+        lines = [f"| {world} | {columns} | minus GRPO | above on | minus PaW | above on |",
+                 "|---" * 10 + "|"]
         for arm in of.arms:
             row = f"| {arm} | not run | | | |"
             if (arm, of.seeds[0]) in curves:
@@ -296,10 +288,10 @@ def table() -> None:
                 for base in ("grpo", "paw")
             ]
             lines.append(f"{row} | {' | '.join(gains)} |")
-    compared_pairs = sum(line.count("[") for line in lines)
-    lines += ["", f"{compared_pairs} comparisons; none is corrected for their number."]
-    (FOLDER / "worlds-tables.md").write_text("\n".join(lines) + "\n")
-    draw(known)
+        made[world] = "\n".join(lines)
+    compared_pairs = sum(table.count("[") for table in made.values())
+    made["comparisons"] = f"{compared_pairs} comparisons; none is corrected for their number."
+    return made
 
 
 DRAWN = {
@@ -337,4 +329,5 @@ if __name__ == "__main__":
         if parser.parse_args().command == "run":
             run()
         else:
-            table()
+            print("\n\n".join(tables(read_runs()).values()))
+            draw(read_runs())
