@@ -27,6 +27,7 @@ from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import replace_text
 from paw_min.running.runs import read_metrics
 from research.hidden import study as hidden_study
+from research.locks import package as locks_package
 from research.locks import study as locks_study
 from research.locks import worlds as locks_worlds
 from research.paper.table import markdown_table
@@ -111,6 +112,10 @@ def mean_of(measure: Callable, runs: dict, arm: str, seeds: range) -> str:
 
 def locks(number: str) -> str:
     return locks_study.tables(locks_study.read_runs())[int(number) - 1]
+
+
+def package() -> str:
+    return locks_package.table()
 
 
 def worlds(name: str) -> str:

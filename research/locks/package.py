@@ -1,7 +1,7 @@
 """examples/locks.py on the seeds of protocol-worlds.md, "The package's locks".
 
     python -m research.locks.package run [--workers 2]   trains what package.jsonl does not have yet
-    python -m research.locks.package table               the package beside one_file.py
+    python -m research.locks.package table               prints the table
 
 A run is trained in parts of 25 updates. After each, success is computed exactly from the
 probabilities of the policy that the run has saved, as in one_file.py.
@@ -28,7 +28,7 @@ from paw_min.model.policy import Policy, load_policy
 from paw_min.rows import TokenRow
 from paw_min.running.runs import newest_checkpoint
 from paw_min.train import train
-from research.locks import study
+from research.locks.study import area, difference, end
 
 RUNS = Path(__file__).parent / "package.jsonl"
 SCRATCH = Path("runs/locks-package")  # start models and run folders
@@ -107,26 +107,23 @@ def run(arms: list[str], seeds: list[int], workers: int) -> None:
             file.flush()
 
 
-def compare() -> str:
-    """one_file without a KL term and the package with it, and differences to GRPO and PaW."""
-    header = ["KL term", "arm", "mean of the curve", "minus GRPO", "minus PaW"]
+def table() -> str:
+    """Each arm, and its differences to GRPO and PaW; "not run" without all seeds."""
+    known = read_runs()
+    complete = {arm for arm in ARMS if all((arm, seed) in known for seed in SEEDS)}
+    header = ["arm", "mean of the curve", "minus GRPO", "minus PaW"]
     header += ["at the end", "minus GRPO", "minus PaW"]
     lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
-    for kl, known, seeds, echo in (
-        ("without", study.read_runs(), study.SEEDS, "ce 0.05"), ("with", read_runs(), SEEDS, "echo")
-    ):
-        arms = ("grpo", "paw", "placebo", echo)
-        complete = {arm for arm in arms if all((arm, seed) in known for seed in seeds)}
-        for arm in arms:
-            cells = [kl, arm]
-            for height in (study.area, study.end):
-                runs = [known[arm, seed] for seed in seeds] if arm in complete else []
-                cells.append(f"{mean(map(height, runs)):.1f}" if runs else "not run")
-                for base in ("grpo", "paw"):
-                    both = arm != base and {arm, base} <= complete
-                    found = study.difference(known, arm, base, seeds, height) if both else ""
-                    cells.append(found.split(" | ")[0])
-            lines.append(f"| {' | '.join(cells)} |")
+    for arm in ARMS:
+        cells = [arm]
+        for height in (area, end):
+            runs = [known[arm, seed] for seed in SEEDS] if arm in complete else []
+            cells.append(f"{mean(map(height, runs)):.1f}" if runs else "not run")
+            for base in ("grpo", "paw"):
+                both = arm != base and {arm, base} <= complete
+                found = difference(known, arm, base, SEEDS, height) if both else ""
+                cells.append(found.split(" | ")[0])
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -141,4 +138,4 @@ if __name__ == "__main__":
         if args.command == "run":
             run(args.arms, args.seeds, args.workers)
         else:
-            print(compare())
+            print(table())
