@@ -246,7 +246,7 @@ def prepare() -> None:
     # The arms may start at the same time: one trains; the others wait here, then find the folder.
     with FileLock(f"{START}.lock"):
         if not START.exists():
-            print(f"training the start model in {START}: MINUTES on one core", flush=True)
+            print(f"training the start model in {START}: three minutes on one core", flush=True)
             warm_start(START)
 
 
