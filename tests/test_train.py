@@ -30,6 +30,8 @@ from paw_min.config import Config, baseline_name, parse_args, settings
 from paw_min.envs.alfworld import list_games
 from paw_min.model.policy import load_policy, load_tokenizer
 from paw_min.running import plot, runs, session
+from paw_min.running.evaluate import short
+from paw_min.running.tasks import draw_groups
 from paw_min.toy import default_model, standins
 from paw_min.update import NonFinite
 from tests.helpers import argv, make_policy, nested_model, numbers, paper_config
@@ -57,6 +59,9 @@ def test_a_run_leaves_everything_behind(config, tmp_path, capsys):
     }
     assert expected <= set(lines[1])
     assert any(key.startswith("eval_success/") for key in lines[0])
+    tasks = draw_groups(session.find_tasks(cfg).train, cfg.groups, cfg.seed, 0)
+    played = json.loads((folder / "samples" / "000001.json").read_text())["episodes"]
+    assert {episode["task"] for episode in played} == set(map(short, tasks))
     assert all((folder / name).exists() for name in plot.FIGURES)
     assert "Your task is to:" in (folder / "episodes.md").read_text()
     (checkpoint,) = folder.glob("checkpoint-*")
