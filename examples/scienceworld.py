@@ -20,9 +20,12 @@ and the prompt does not show:
     lifespan-longest-lived                   which animal lives     never says it: here, a world
                                              longest                model should not help
 
-All three can be won without an experiment by an agent that knows the fact. The start model knows
-the procedure, and acts at random where the fact decides. It is trained at the first run, in
+All three can be won without an experiment by an agent that knows the fact. The start model imitates
+the procedure, with chance where the fact decides. It is trained at the first run, in
 data/scienceworld. Rerun a command to resume it.
+
+Not measured yet: whether a run learns. The start model wins 4 % of the held-out variations, less
+than its procedures: after 300 steps it often names a surface that is not in the task.
 """
 
 import logging
