@@ -17,7 +17,6 @@ import json
 import re
 import shlex
 import subprocess
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -54,57 +53,50 @@ def part(text: str, number: int) -> str:
 
 # ---- the front page ----
 
-PAPER = [
-    ["paper: ALFWorld, Qwen2.5-1.5B-Instruct", "70.0", "77.9", "not reproduced here yet"],
-    [
-        "paper: WebShop, Qwen2.5-1.5B-Instruct",
-        "60.6",
-        "68.6",
-        "not comparable with our split ([why](paw_min/envs/README.md#webshop-without-java))",
-    ],
-    ["paper: search, Qwen2.5-3B-Instruct", "43.9", "44.8", "not reproduced here yet"],
-]
-# research/closed.md has the commit with the runs and the command that makes these numbers.
+# In research/closed.md; at its commit, study/study.json has the means.
+STAND_IN = "8 seeds ([closed](research/closed.md#does-it-help-our-stand-ins))"
 CLOSED = [
-    [
-        "generated ALFWorld, 0.9 M: held-out success",
-        "66.7",
-        "58.3",
-        "8 seeds, CPU ([closed](research/closed.md#does-it-help-our-stand-ins))",
-    ],
-    ["the same runs: held-out observations predicted without an error", "0.0", "20.6", ""],
+    ["generated ALFWorld, 0.9 M: held-out success", "66.7", "58.3", "55.4", "-", STAND_IN],
+    ["the same, rare rewards", "40.8", "23.6", "21.1", "13.2", "the same"],
 ]
 
 
 def front() -> str:
-    """The paper's Tables 1 and 2, then locks and hidden, then a closed study."""
-    runs = locks_study.read_runs()
-    locks = [mean_of(locks_study.end, runs, arm, locks_study.SEEDS) for arm in ("grpo", "paw")]
-    runs = {(arm, seed): run for (seed, arm), run in hidden_study.read_runs().items()}
-    materials = [
-        [mean_of(measure, runs, arm, hidden_study.SEEDS) for arm in ("grpo-kl", "paw-kl")]
-        for measure in (hidden_study.area, hidden_study.end)
+    """Success of GRPO, PaW, the placebo and ECHO where they were compared; "-": not run."""
+    plain, with_kl = locks_study.read_runs(), locks_package.read_runs()
+    serials = locks_worlds.finished("serials", locks_worlds.read_runs())
+    engine = {(arm, seed): line for (seed, arm), line in hidden_study.read_runs().items()}
+    ours, echo = ["grpo", "paw", "placebo"], "ce 0.05"
+    in_engine = [f"{arm}-kl" for arm in ours] + ["echo-kl"]
+    end, area = locks_study.end, locks_study.area
+    rows = [
+        ("locks, 0.1 M: success after 200 updates", end, plain, [*ours, echo], "README.md"),
+        ("the same with a KL term", end, with_kl, [*ours, "echo"], "README.md"),
+        ("the same, mean of the curve", area, with_kl, [*ours, "echo"], "README.md"),
+        ("locks with serial numbers: mean of the curve", area, serials, [*ours, "echo 0.05"],
+         "worlds.md"),
     ]
-    lines = [
-        *PAPER,
-        [
-            "locks, 0.1 M: success after 200 updates",
-            *locks,
-            "16 seeds, CPU ([study](research/locks/README.md))",
-        ],
-        [
-            "locks in ALFWorld's engine, 0.1 M: training success, mean of 200 updates",
-            *materials[0],
-            "8 seeds, CPU ([study](research/hidden/README.md))",
-        ],
-        ["the same runs: mean of the last ten updates", *materials[1], ""],
-        *CLOSED,
-    ]
-    return markdown_table(["", "GRPO", "+ PaW", ""], lines)
+    lines = []
+    for label, measure, known, arms, page in rows:
+        cells, count = means(measure, known, arms)
+        lines.append([label, *cells, f"{count} seeds ([study](research/locks/{page}))"])
+    success = "locks in ALFWorld's engine, KL term: success in training, last ten updates"
+    rows = [(success, hidden_study.end), ("the same, mean of 200 updates", hidden_study.area)]
+    for label, measure in rows:
+        cells, count = means(measure, engine, in_engine)
+        lines.append([label, *cells, f"{count} seeds ([study](research/hidden/README.md))"])
+    return markdown_table(["", "GRPO", "PaW", "placebo", "ECHO", ""], [*lines, *CLOSED])
 
 
-def mean_of(measure: Callable, runs: dict, arm: str, seeds: range) -> str:
-    return f"{np.mean([measure(runs[arm, seed]) for seed in seeds]):.1f}"
+def means(measure, known: dict, arms: list[str]) -> tuple[list[str], int]:
+    """The mean of each arm over the seeds of the first one, and how many these are."""
+    seeds = sorted(seed for arm, seed in known if arm == arms[0])
+    cells = []
+    for arm in arms:
+        complete = all((arm, seed) in known for seed in seeds)
+        values = [measure(known[arm, seed]) for seed in seeds] if complete else []
+        cells.append(f"{np.mean(values):.1f}" if values else "-")
+    return cells, len(seeds)
 
 
 # ---- locks and hidden ----

@@ -256,6 +256,14 @@ def test_ci_runs_the_test_command_of_its_page():
         assert (ROOT / file).is_file()
 
 
+def test_the_number_of_lines_of_the_reading_order():
+    folder = ROOT / "paw_min"
+    order = (folder / "README.md").read_text().split("## Order")[1].split("As needed:")[0]
+    files = re.findall(r"^\| \[(\S+\.py)\]", order, flags=re.M)
+    lines = sum(len((folder / name).read_text().splitlines()) for name in files)
+    assert f"{len(files)} files with {lines:,} lines" in PAGES["README.md"]
+
+
 # --- what the pages say of runs ----------------------------------------------------------------
 
 

@@ -265,7 +265,7 @@ QUESTIONS = [  # number, world, a, b: a - b
 def tables(known: dict) -> dict[str, str]:
     """The protocol's questions, a table for each world, and how many comparisons these have.
 
-    "not run" for unfinished arms.
+    An arm without all of its seeds is left out of its table.
     """
     lines = ["| question | world | comparison | difference | above on |", "|---" * 5 + "|"]
     for number, world, a, b in QUESTIONS:
@@ -278,11 +278,11 @@ def tables(known: dict) -> dict[str, str]:
         lines = [f"| {world} | {columns} | minus GRPO | above on | minus PaW | above on |",
                  "|---" * 10 + "|"]
         for arm in of.arms:
-            row = f"| {arm} | not run | | | |"
-            if (arm, of.seeds[0]) in curves:
-                noise = mean(curves[arm, seed][-1]["noise"] for seed in of.seeds)
-                share = 100 * mean(curves[arm, seed][0]["share"] for seed in of.seeds)
-                row = f"| {arm} | {levels(curves, arm, of.seeds)} | {noise:.2f} | {share:.0f}"
+            if (arm, of.seeds[0]) not in curves:
+                continue
+            noise = mean(curves[arm, seed][-1]["noise"] for seed in of.seeds)
+            share = 100 * mean(curves[arm, seed][0]["share"] for seed in of.seeds)
+            row = f"| {arm} | {levels(curves, arm, of.seeds)} | {noise:.2f} | {share:.0f}"
             gains = [
                 " | " if arm == base else compared(curves, world, arm, base)
                 for base in ("grpo", "paw")
