@@ -263,7 +263,7 @@ def _read_index(path: Path, n: int, encoder: Encoder):
 
 
 def _check_index(index, path: str, corpus: Corpus, encoder: Encoder) -> None:
-    """ValueError unless passages of the corpus find themselves."""
+    """ValueError unless passages of the corpus find themselves; prints what limits a search."""
     n = min(SAMPLE, len(corpus))
     rows = [i * len(corpus) // n for i in range(n)]
     texts = [corpus[row]["contents"] for row in rows]
@@ -281,3 +281,6 @@ def _check_index(index, path: str, corpus: Corpus, encoder: Encoder) -> None:
             "corpus, in its order and without ids of its own, or none to have it computed."
         )
     print(f"index: {hits} of {len(texts)} passages find themselves", flush=True)
+    # A passage finds itself also where a search reads one list of many, and misses most of the rest.
+    if ivf := _faiss().try_extract_index_ivf(index):
+        print(f"index: a search reads nprobe = {ivf.nprobe} of {ivf.nlist} lists", flush=True)
