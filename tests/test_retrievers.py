@@ -219,6 +219,13 @@ def test_a_ready_index(letters, encoder, vectors, tmp_path, monkeypatch):
     assert encoded == []
 
 
+def test_an_index_of_lists_says_how_many_it_reads(letters, encoder, vectors, tmp_path, capsys):
+    index = faiss.IndexIVFFlat(faiss.IndexFlatIP(16), 16, 2, faiss.METRIC_INNER_PRODUCT)
+    index.train(vectors)
+    Dense(letters, encoder, write_index(tmp_path / "x.index", index, vectors))
+    assert "nprobe = 1 of 2 lists" in capsys.readouterr().out
+
+
 class OwnIds(faiss.IndexIDMap):
     def add(self, vectors):
         self.add_with_ids(vectors, np.arange(1000, 1060))

@@ -281,6 +281,6 @@ def _check_index(index, path: str, corpus: Corpus, encoder: Encoder) -> None:
             "corpus, in its order and without ids of its own, or none to have it computed."
         )
     print(f"index: {hits} of {len(texts)} passages find themselves", flush=True)
-    # A passage finds itself also where a search reads one list of many, and misses most of the rest.
+    # A passage finds itself also where a search reads one list of many.
     if ivf := _faiss().try_extract_index_ivf(index):
         print(f"index: a search reads nprobe = {ivf.nprobe} of {ivf.nlist} lists", flush=True)
