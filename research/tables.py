@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+import examples.board
 from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import replace_text
 from paw_min.running.runs import read_metrics
@@ -49,6 +50,28 @@ def percent(share: float | None) -> str:
 def part(text: str, number: int) -> str:
     """Part 1, 2, ... of a text of several parts with an empty line between them."""
     return text.strip().split("\n\n")[number - 1]
+
+
+def chosen(call: str, rows: str, columns: str) -> str:
+    """Some rows and columns of another table; names are separated by ";"."""
+    lines = [line.strip("| ").split("|") for line in made(call).splitlines()]
+    header, _, *body = [[cell.strip() for cell in line] for line in lines]
+    by_name = {line[0]: dict(zip(header, line)) for line in body}
+    names = columns.split(";")
+    lines = [[row, *(by_name[row].get(name, "") for name in names)] for row in rows.split(";")]
+    return markdown_table([header[0], *names], lines)
+
+
+def exercises(number: str) -> str:
+    return part((FOLDER / "locks/exercises.txt").read_text(), int(number))
+
+
+def board(*entries: str) -> str:
+    """Entries of research/board in the given order; without names, all, the best first."""
+    results = examples.board.read_results()
+    if not entries:
+        return examples.board.table(examples.board.best_first(results))
+    return examples.board.table({name: results[name] for name in entries})
 
 
 # ---- the front page ----

@@ -1,0 +1,5 @@
+"""PaW."""
+
+from examples.one_file import Arm
+
+ARM = Arm()

@@ -1,0 +1,194 @@
+"""The ladder, the exercises, the notebook and the board are those of one_file.py.
+
+python -m pytest tests/test_learn.py
+"""
+
+import json
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from examples import board, notebook, one_file, three_worlds
+
+ROOT = Path(__file__).parent.parent
+SOURCE = Path(one_file.__file__).read_text()
+LADDER = (ROOT / "examples/LADDER.md").read_text()
+EXERCISES = (ROOT / "examples/EXERCISES.md").read_text()
+SHORT = one_file.Size(warm_steps=2, warm_rows=8, updates=3, evaluate_every=1)
+
+
+def arms_of(command: str, monkeypatch) -> list[one_file.Arm]:
+    """What a command of one_file.py trains."""
+    seen = []
+
+    def record(seed, arm, size, name):
+        seen.append(arm)
+        return [one_file.Evaluation(0, 0.0, 0.0, 0.0)] * 2
+
+    monkeypatch.setattr(one_file, "run", record)
+    monkeypatch.setattr(one_file, "draw", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", shlex.split(command)[1:])
+    one_file.main()
+    monkeypatch.undo()
+    return seen
+
+
+def numbers(run, arm) -> list[float]:
+    world = one_file.make_world(0, names=8)
+    points = run(3, arm, world, SHORT)
+    return [value for point in points for value in (point.success, point.material)]
+
+
+def test_a_rung_is_one_file_with_the_flags_below_its_diff(tmp_path, monkeypatch):
+    commands = re.findall(r"^    (python examples/one_file.py.*)$", LADDER, flags=re.M)
+    diffs = re.findall(r"```diff\n(.*?)```", LADDER, flags=re.S)
+    assert (len(commands), len(diffs)) == (5, 4)
+    file = tmp_path / "examples" / "one_file.py"
+    file.parent.mkdir()
+    file.write_text(SOURCE)
+    found = []
+    for command in commands[::-1]:
+        arm = arms_of(command, monkeypatch)[0]
+        rung = SimpleNamespace(**runpy.run_path(str(file)))
+        expected = numbers(one_file.run, arm)
+        # GRPO without observations in its rows rounds otherwise.
+        assert numbers(rung.run, rung.Arm()) == pytest.approx(expected, rel=1e-6 if diffs else 1e-3)
+        found.append(tuple(expected))
+        if diffs:
+            subprocess.run(
+                ["git", "apply", "-R", "-"], input=diffs.pop(), cwd=tmp_path, text=True, check=True
+            )
+    assert len(set(found)) == 5
+    assert "wm" not in re.findall(r"\w+", file.read_text().split("def learn")[1])
+
+
+def test_the_commands_of_the_exercises_are_accepted(monkeypatch):
+    commands = re.findall(r"^    python (.*)$", EXERCISES, flags=re.M)
+    for command in commands:
+        if command.startswith("examples/one_file.py"):
+            assert arms_of(f"python {command}", monkeypatch)
+        elif "three_worlds" in command:
+            assert command.split()[2] in three_worlds.LESSONS
+        else:
+            assert command == "-m examples.board my_idea.py"
+    assert len(commands) >= 8
+
+
+def test_the_changes_of_the_exercises(tmp_path):
+    line = next(line for line in SOURCE.splitlines() if line.startswith("MATERIALS = "))
+    file = tmp_path / "one_file.py"
+    file.write_text(SOURCE.replace(line, f"{line}[:4]"))
+    names = runpy.run_path(str(file))
+    assert len(set(names["make_world"](0).material_of.values())) == 4
+    # The KL term: with a coefficient of 0, the numbers are those of the file.
+    file.write_text(SOURCE)
+    diff = re.search(r"```diff\n(.*?)```", EXERCISES, flags=re.S)[1].replace("examples/", "")
+    subprocess.run(["git", "apply", "-"], input=diff, cwd=tmp_path, text=True, check=True)
+    changed = file.read_text()
+    plain = numbers(one_file.run, one_file.Arm())
+    for coefficient in ("0.01", "0.0"):
+        file.write_text(changed.replace("0.01 * ((start", f"{coefficient} * ((start"))
+        names = runpy.run_path(str(file))
+        assert (numbers(names["run"], names["Arm"]()) == plain) == (coefficient == "0.0")
+
+
+# ---- the notebook ----
+
+
+def test_the_notebook_is_written_from_one_file():
+    assert notebook.NOTEBOOK.read_text() == notebook.notebook(), "run python -m examples.notebook"
+
+
+def test_the_cells_of_the_notebook_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = SimpleNamespace(Image=lambda name, width: Path(name).stat().st_size)
+    monkeypatch.setitem(sys.modules, "IPython.display", shown)
+    cells = json.loads(notebook.NOTEBOOK.read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    whole = "\n\0\n".join(code)
+    tiny = {"warm_steps: int = 300": "1", "warm_rows: int = 256": "8", "updates: int = 200": "2",
+            "evaluate_every: int = 25": "1"}
+    for setting, value in tiny.items():
+        assert whole.count(setting) == 1
+        whole = whole.replace(setting, f"{setting.rpartition(' ')[0]} {value}")
+    names = {"__name__": "notebook"}
+    for cell in whole.split("\n\0\n"):
+        exec(cell, names)
+    assert list(names["curves"]) == ["grpo", "paw", "placebo"]
+    assert len(names["MATERIALS"]) == 8 and len(notebook.CELLS) == 6
+    # An exercise leaves the function as it was.
+    assert names["clipped_mae"].__code__.co_code == one_file.clipped_mae.__code__.co_code
+
+
+# ---- the board ----
+
+
+@pytest.fixture
+def tiny_board(tmp_path, monkeypatch):
+    """Two worlds of 8 names, two seeds, and a folder of its own with PaW in it."""
+    size = replace(SHORT, warm_steps=30, warm_rows=64)
+    lessons = {
+        name: three_worlds.Lesson(board.WORLDS[name].world, {}, size, names=8)
+        for name in ("plain", "serials")
+    }
+    monkeypatch.setattr(board, "WORLDS", lessons)
+    monkeypatch.setattr(board, "SEEDS", range(2))
+    monkeypatch.setattr(board, "FOLDER", tmp_path / "board")
+    monkeypatch.setattr(board, "RESULTS", tmp_path / "board" / "results.jsonl")
+    board.FOLDER.mkdir()
+    board.RESULTS.write_text('{"entry": "paw", "plain": [0.0, 0.2], "serials": [0.0, 0.0]}\n')
+    return tmp_path
+
+
+def enter(path: Path, text: str, monkeypatch) -> None:
+    path.write_text(text)
+    monkeypatch.setattr(sys, "argv", ["board.py", str(path)])
+    board.main()
+
+
+def test_a_function_takes_the_place_of_that_of_one_file(tiny_board, monkeypatch):
+    """An own `hard_tokens` that keeps all is rho = 1."""
+    arm, function, paw = (board.FOLDER / f"{name}.py" for name in ("arm", "function", "paw"))
+    enter(arm, "from examples.one_file import Arm\n\nARM = Arm(rho=1.0)\n", monkeypatch)
+    enter(function, "def hard_tokens(logp, rho):\n    return logp * 0 + 1\n", monkeypatch)
+    enter(paw, "", monkeypatch)
+    assert list(board.read_results()) == ["paw", "arm", "function"]
+    assert board.play(arm, "serials", 0) == board.play(function, "serials", 0)
+    assert board.play(arm, "serials", 0) != board.play(paw, "serials", 0)
+
+
+def test_a_file_from_elsewhere_is_shown_and_not_written_down(tiny_board, monkeypatch, capsys):
+    before = board.RESULTS.read_text()
+    text = "from examples.one_file import Arm\n\nARM = Arm(scale=0.0)\n"
+    enter(tiny_board / "mine.py", text, monkeypatch)
+    assert board.RESULTS.read_text() == before
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[-2:]]
+    assert [row[0] for row in rows] == ["| mine", "| paw"]  # the best first
+    assert rows[0][-1].startswith("+") and rows[1][1:] == ["0.1", "0.1", "0.0", " |"]
+
+
+@pytest.mark.parametrize("text", [None, "def clipped_ma(logp, rho):\n    return -logp\n"])
+def test_a_file_without_an_idea(tiny_board, monkeypatch, capsys, text):
+    with pytest.raises(SystemExit):
+        if text:
+            enter(tiny_board / "mine.py", text, monkeypatch)
+        monkeypatch.setattr(sys, "argv", ["board.py", str(tiny_board / "none.py")])
+        board.main()
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert ("has no ARM and none of these functions: top_alpha" if text else "there is no") in error
+
+
+def test_the_board_has_all_of_its_files():
+    files = {path.stem for path in board.FOLDER.glob("*.py")}
+    results = board.read_results()
+    assert set(results) == files
+    for found in results.values():
+        assert list(found) == list(board.WORLDS)
+        assert {len(values) for values in found.values()} == {len(board.SEEDS)}
