@@ -63,7 +63,8 @@ def cells_of(source: str) -> list[tuple[str, str]]:
     """(markdown or code, text) of one_file.py, without `main` and its imports."""
     docstring = ast.get_docstring(ast.parse(source))
     source = source.split('"""', 2)[2].split("\ndef main()")[0]
-    source = source.replace("import argparse\n", "").replace("import time\n", "")
+    for module in ("argparse", "sys", "time"):
+        source = source.replace(f"import {module}\n", "")
     start, *sections = re.split(r"^# ---- (.*) ----\n", source, flags=re.M)
     title, rest = docstring.split("\n", 1)
     cells = [("markdown", f"# {title}\n\n{BADGE}\n{rest}"), ("code", start)]
