@@ -9,7 +9,6 @@ import runpy
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -132,18 +131,17 @@ def test_the_cells_of_the_notebook_run(tmp_path, monkeypatch):
 
 @pytest.fixture
 def tiny_board(tmp_path, monkeypatch):
-    """Two worlds of 8 names, two seeds, and a folder of its own with PaW in it."""
-    size = replace(SHORT, warm_steps=30, warm_rows=64)
+    """Two worlds of 8 names, one seed, and a folder of its own with PaW, far below, in it."""
     lessons = {
-        name: three_worlds.Lesson(board.WORLDS[name].world, {}, size, names=8)
+        name: three_worlds.Lesson(board.WORLDS[name].world, {}, SHORT, names=8)
         for name in ("plain", "serials")
     }
     monkeypatch.setattr(board, "WORLDS", lessons)
-    monkeypatch.setattr(board, "SEEDS", range(2))
+    monkeypatch.setattr(board, "SEEDS", range(1))
     monkeypatch.setattr(board, "FOLDER", tmp_path / "board")
     monkeypatch.setattr(board, "RESULTS", tmp_path / "board" / "results.jsonl")
     board.FOLDER.mkdir()
-    board.RESULTS.write_text('{"entry": "paw", "plain": [0.0, 0.2], "serials": [0.0, 0.0]}\n')
+    board.RESULTS.write_text('{"entry": "paw", "plain": [-1.0], "serials": [-2.0]}\n')
     return tmp_path
 
 
@@ -171,7 +169,7 @@ def test_a_file_from_elsewhere_is_shown_and_not_written_down(tiny_board, monkeyp
     assert board.RESULTS.read_text() == before
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[-2:]]
     assert [row[0] for row in rows] == ["| mine", "| paw"]  # the best first
-    assert rows[0][-1].startswith("+") and rows[1][1:] == ["0.1", "0.1", "0.0", " |"]
+    assert rows[0][-1].startswith("+") and rows[1][1:] == ["-1.5", "-1.0", "-2.0", " |"]
 
 
 @pytest.mark.parametrize("text", [None, "def clipped_ma(logp, rho):\n    return -logp\n"])
