@@ -10,13 +10,6 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 NOTEBOOK = FOLDER / "one_file.ipynb"
-# Where Colab finds the notebook: after a move, change it and run this command.
-REPOSITORY = "OWNER/paw_min"
-COLAB = "https://colab.research.google.com"
-BADGE = (
-    f"[![Open in Colab]({COLAB}/assets/colab-badge.svg)]"
-    f"({COLAB}/github/{REPOSITORY}/blob/main/examples/one_file.ipynb)"
-)
 COMPARISON = """\
 torch.set_num_threads(1)
 curves = {name: [] for name in make_arms(Arm())}
@@ -67,7 +60,7 @@ def cells_of(source: str) -> list[tuple[str, str]]:
         source = source.replace(f"import {module}\n", "")
     start, *sections = re.split(r"^# ---- (.*) ----\n", source, flags=re.M)
     title, rest = docstring.split("\n", 1)
-    cells = [("markdown", f"# {title}\n\n{BADGE}\n{rest}"), ("code", start)]
+    cells = [("markdown", f"# {title}\n{rest}"), ("code", start)]
     for heading, text in zip(sections[::2], sections[1::2]):
         # The comment below a heading is text, too.
         comment = re.match(r"(?:#.*\n)*", text)[0]
