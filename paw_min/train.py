@@ -58,6 +58,10 @@ def train(cfg: Config, eval_only: bool = False, learn: Learn = learn_jointly) ->
         # metrics of updates that the checkpoint does not know.
         done = s.run.restore(s.policy, s.optimizer)  # 0, unless this is a resumed run
         console.print_start(s, described_data(cfg))
+        if 0 < done >= cfg.updates:
+            # The folder knows the settings and the name of `learn`, not the code.
+            console.say(f"all {done} updates were done before: nothing is trained. After a change "
+                        "of the code, use another --name.")
         # A resumed run has measured its start model already.
         if not done and not s.run.metrics():
             log(s, {"update": 0} | play_panel(cfg, s, 0))

@@ -80,6 +80,7 @@ def test_a_run_leaves_everything_behind(config, tmp_path, capsys):
     # The same command again has nothing left to do, and says so with the same numbers.
     train.train(cfg)
     assert runs.read_metrics(folder) == lines
+    assert "all 3 updates were done before: nothing is trained" in capsys.readouterr().out
     # More updates resume from there.
     train.train(config(updates=4))
     assert runs.read_metrics(folder)[:4] == lines and len(runs.read_metrics(folder)) == 5
