@@ -124,14 +124,16 @@ def test_measures_and_tables(tmp_path, monkeypatch):
     assert study.half({"success": [0.0] * 20}) == 20
     monkeypatch.setattr(study, "RUNS", tmp_path / "runs.jsonl")
     monkeypatch.setattr(study, "FOLDER", tmp_path)
-    for seed, arm, share in [(0, "grpo", 0.1), (0, "paw", 0.3), (1, "grpo", 0.2), (1, "paw", 0.4)]:
-        with study.RUNS.open("a") as file:
-            file.write(json.dumps({"seed": seed, "arm": arm, "success": [share] * 10}) + "\n")
+    for seed in range(4):
+        for arm, share in (("grpo", 0.1), ("paw", 0.3)):
+            line = {"seed": seed, "arm": arm, "success": [share + 0.1 * seed] * 10}
+            with study.RUNS.open("a") as file:
+                file.write(json.dumps(line) + "\n")
     study.table()
     tables = (tmp_path / "tables.md").read_text()
     assert "| 1 | 20.0, 20.0, 10 | 40.0, 40.0, 10 | not run |" in tables
-    assert "| paw - grpo | 2 | +20.0 [+20.0, +20.0] |" in tables
-    assert "| paw - placebo | 0 | not run" in tables
+    assert "| paw - grpo | 4 | +20.0 [+20.0, +20.0] |" in tables
+    assert "| paw - placebo | 0 | not yet" in tables  # intervals: after four seeds
     assert (tmp_path / "curves.png").stat().st_size > 5000
 
 
