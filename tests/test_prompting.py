@@ -22,7 +22,7 @@ from paw_min.envs.interface import Context, Step, Tasks, Turn
 from paw_min.envs.pool import EnvPool
 from paw_min.model.policy import load_policy
 from paw_min.model.sampler import Request
-from paw_min.rows import Episode
+from paw_min.rows import Episode, Transition
 from paw_min.running.session import Session
 from paw_min.toy import default_model
 from paw_min.train import train
@@ -159,8 +159,13 @@ def test_the_oldest_steps_of_a_long_trajectory_are_left_out():
         assert n == 1 or len(full) - 38 * (n - 1) + 40 > limit  # and no more of them
     none = react("alfworld", limit=1).prompt(NOW, 2)  # the rollout reports that it is too long
     assert "t3" not in none and NOW.task in none
-    log = [(f"o{n}", said, f"o{n + 1}") for n, said in enumerate(RESPONSES, start=1)]
-    lost = Episode("game", 0, 0, log=log)
+    lost = Episode("game", 0, 0)
+    for n, said in enumerate(RESPONSES, start=1):
+        texts = dict(observation=f"o{n}", response=said, next_observation=f"o{n + 1}")
+        tokens = dict(prompt_ids=[], response_ids=[], obs_ids=[], response_logps=[])
+        lost.transitions.append(
+            Transition(**tokens, **texts, reward=0.0, valid=True, group=0, trajectory=0)
+        )
     request = react("alfworld").reflection("put mug", lost)
     assert "put mug" in request and all(f"t{k}" in request for k in (1, 2, 3)) and "o4" in request
     assert "t1" not in react("alfworld", limit=len(request) - 1).reflection("put mug", lost)

@@ -183,7 +183,7 @@ def test_the_tags_of_an_action_are_read_where_they_are_special_tokens(games_root
     [
         (["--temperature", "0.5"], "error: temperature 0.5 is not supported: use 1"),
         (["--rho", "1.1"], r"error: rho 1.1 is out of range \(0, 1\]"),
-        (["--alpha", "1"], "error: Some specified arguments are not used .*'--alpha', '1'\\]"),
+        (["--kappa", "1"], "error: Some specified arguments are not used .*'--kappa', '1'\\]"),
     ],
 )
 def test_a_wrong_value_ends_in_one_sentence(flags, message, tmp_path, monkeypatch):
