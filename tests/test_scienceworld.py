@@ -174,8 +174,11 @@ def test_a_worker_and_its_engine_end_together(java):
 def test_a_killed_engine_costs_episodes_only(java):
     with EnvPool(ScienceWorld, 1, workers=1) as pool:
         reset(pool, [f"{FRICTION} 0"])
-        engine_of(pool._workers[0].process.pid).kill()
+        engine = engine_of(pool._workers[0].process.pid)
+        engine.kill()
         assert step(pool, {0: "teleport to workshop"})[0].failed
+        # The connection may end a moment before the process.
+        until(lambda: not engine.is_running() or engine.status() == "zombie")
         assert "(paper, cloth)" in reset(pool, [f"{FRICTION} 0"])[0].task
 
 
