@@ -49,11 +49,10 @@ def tapo(cfg: Config, s: Session, rows: Rows, k: int) -> dict[str, float]:
     metrics = learn_jointly(cfg, s, replace(rows, row_weight=torch.zeros_like(rows.row_weight)), k)
     if k % EVERY:
         return metrics
-    # Without advantages, KL and entropy bonus, only the world-model loss has a gradient.
-    alone = replace(cfg, kl_coef=0.0, entropy_coef=0.0)
+    # Its rows have no response, so only the world-model loss has a gradient.
     wm_rows = tapo_rows(cfg, s.policy, rows)
     key = (cfg.seed, k, "world model")
-    learned = update.learn(alone, s.policy, s.optimizer, wm_rows, seed_key=key)
+    learned = update.learn(cfg, s.policy, s.optimizer, wm_rows, seed_key=key)
     for name, value in learned.items():
         if name.startswith(("wm_", "loss_wm")):
             metrics[name] = value
