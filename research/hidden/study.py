@@ -1,4 +1,4 @@
-"""The runs of PROTOCOL.md: GRPO, PaW and the placebo in the games of examples/hidden.py.
+"""The runs of PROTOCOL.md in the games of examples/hidden.py.
 
     python -m research.hidden.study run       what runs.jsonl lacks of the runs without a KL term
     python -m research.hidden.study run --kl  the same of those with the term
@@ -28,7 +28,17 @@ from research.stats import signed, t_interval
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 SEEDS = range(2, 10)
-ARMS = {"grpo": ["--no-paw"], "paw": [], "placebo": ["--wm-target", "shuffled"]}
+ARMS = {
+    "grpo": ["--no-paw"],
+    "paw": [],
+    "placebo": ["--wm-target", "shuffled"],
+    "echo": ["--preset", "tiny", "echo"],
+    "ce": ["--wm-loss", "ce"],
+}
+PAIRS = (
+    ("paw", "grpo"), ("paw", "placebo"), ("placebo", "grpo"),
+    ("paw", "echo"), ("ce", "paw"), ("ce", "echo"),
+)  # fmt: skip
 NO_KL = ["--kl-coef", "0"]  # of the arms whose names do not end in -kl
 RUNS = FOLDER / "runs.jsonl"
 OUT = ROOT / "runs" / "hidden"  # run folders
@@ -43,17 +53,23 @@ def train(seed: int, arm: str) -> dict:
     subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
     lines = (OUT / name / "metrics.jsonl").read_text().splitlines()
     start, *updates = [json.loads(line) for line in lines]
+    p, first = material(seed, max((OUT / name).glob("checkpoint-*")))
     return {
         "arm": arm, "seed": seed,
         "success": [metrics["success"] for metrics in updates],  # of the update's 128 episodes
         "valid": [round(metrics["valid"], 4) for metrics in updates],
         "held_out": [start["eval_success"], updates[-1]["eval_success"]],  # before, after
-        "material": p_material(seed, max((OUT / name).glob("checkpoint-*"))),
+        "material": p,
+        "first": first,
     }
 
 
-def p_material(seed: int, checkpoint: Path) -> float:
-    """The mean probability of the material in o', over all kinds and receptacles."""
+def material(seed: int, checkpoint: Path) -> tuple[float, float]:
+    """What the model knows of the materials in o'.
+
+    Returns the mean probability of the true one, over all kinds and receptacles, and the share of
+    kinds for which it is the most probable of the eight (each averaged over the receptacles).
+    """
     policy = load_policy(str(checkpoint))
     world = hidden.make_world(seed)
     rows = []
@@ -62,12 +78,17 @@ def p_material(seed: int, checkpoint: Path) -> float:
             prompt = policy.encode_chat(f"clean {kind.lower()} 1 with")
             response = policy.encode_rendered(receptacle.lower() + policy.tokenizer.eos_token)
             outcome = "Clean" if receptacle == world.cleaner(kind) else "Dirty"
-            observed = policy.encode_rendered(f"{outcome} {world.material_of[kind]}.")
-            rows.append(TokenRow(prompt, response, observed))
+            for name in hidden.MATERIALS:
+                observed = policy.encode_rendered(f"{outcome} {name}.")
+                rows.append(TokenRow(prompt, response, observed))
     batch = collate(rows, [True] * len(rows), policy.pad_id)
     with torch.no_grad():
         logp, _ = policy(batch)  # (B, S): receptacle, end, outcome, material, period
-    return logp[:, 3].exp().mean().item()
+    shape = len(hidden.KINDS), len(hidden.RECEPTACLES), len(hidden.MATERIALS)
+    p = logp[:, 3].exp().view(shape).mean(dim=1)  # (kinds, materials)
+    true = torch.tensor([hidden.MATERIALS.index(world.material_of[kind]) for kind in hidden.KINDS])
+    first = (p.argmax(dim=1) == true).float().mean().item()
+    return p.gather(1, true[:, None]).mean().item(), first
 
 
 def read_runs() -> dict[tuple[int, str], dict]:
@@ -103,8 +124,9 @@ def end(line: dict) -> float:
 
 def tables(known: dict, suffix: str) -> list[str]:
     """By seed, and the differences. suffix: of the arms, "" or "-kl"."""
-    arms = [arm + suffix for arm in ARMS]
-    return ["\n".join(by_seed(known, arms)), "\n".join(differences(known, *arms))]
+    arms = [arm + suffix for arm in ARMS if any((s, arm + suffix) in known for s in SEEDS)]
+    pairs = [(a + suffix, b + suffix) for a, b in PAIRS]
+    return ["\n".join(by_seed(known, arms)), "\n".join(differences(known, pairs))]
 
 
 def seeds_of(known: dict, *arms: str) -> list[int]:
@@ -129,16 +151,17 @@ def by_seed(known: dict, arms: list[str]) -> list[str]:
     return lines
 
 
-def differences(known: dict, grpo: str, paw: str, placebo: str) -> list[str]:
+def differences(known: dict, pairs: list[tuple[str, str]]) -> list[str]:
     """A table of paired differences, each over the seeds that both arms have."""
     header = "| difference | mean of the curve | above on | last ten updates |"
     lines = [header, "|---|---|---|---|"]
-    for a, b in ((paw, grpo), (paw, placebo), (placebo, grpo)):
+    for a, b in pairs:
+        if len(seeds_of(known, a, b)) < 2:  # one seed has no interval
+            continue
         cells = []
         for measure in (area, end):
             values = [measure(known[s, a]) - measure(known[s, b]) for s in seeds_of(known, a, b)]
-            several = len(values) > 1  # one seed has no interval
-            cells.append(signed(mean(values), t_interval(values)) if several else "not run")
+            cells.append(signed(mean(values), t_interval(values)))
             if measure is area:
                 cells.append(f"{sum(value > 0 for value in values)} of {len(values)}")
         lines.append(f"| {a} - {b} | {' | '.join(cells)} |")
@@ -149,7 +172,7 @@ def draw(known: dict, suffix: str) -> None:
     """Success of the episodes of ten updates, each arm over the seeds that it has."""
     updates = range(10, 201, 10)
     curves = {}
-    for name in ("paw", "grpo", "placebo"):
+    for name in ("paw", "grpo", "placebo", "echo"):
         arm = name + suffix
         runs = [known[seed, arm]["success"] for seed in seeds_of(known, arm)]
         if runs:
