@@ -135,9 +135,8 @@ def worlds(name: str) -> str:
 
 
 def hidden(kind: str, suffix: str = "") -> str:
-    """kind: seeds or differences. suffix: of the arms."""
-    seeds, differences = hidden_study.tables(hidden_study.read_runs(), suffix)
-    return {"seeds": seeds, "differences": differences}[kind]
+    """kind: means, seeds or differences. suffix: of the arms."""
+    return hidden_study.tables(hidden_study.read_runs(), suffix)[kind]
 
 
 # ---- runs ----

@@ -23,6 +23,7 @@ from paw_min.base.errors import user_errors
 from paw_min.model.batches import TokenRow, collate
 from paw_min.model.policy import load_policy
 from research.panels import draw_success
+from research.paper.table import markdown_table
 from research.stats import signed, t_interval
 
 FOLDER = Path(__file__).parent
@@ -122,11 +123,15 @@ def end(line: dict) -> float:
     return 100 * mean(line["success"][-10:])
 
 
-def tables(known: dict, suffix: str) -> list[str]:
-    """By seed, and the differences. suffix: of the arms, "" or "-kl"."""
-    arms = [arm + suffix for arm in ARMS if any((s, arm + suffix) in known for s in SEEDS)]
+def tables(known: dict, suffix: str) -> dict[str, str]:
+    """The tables of the page by name. suffix: of the arms, "" or "-kl"."""
+    arms = [arm + suffix for arm in ARMS if seeds_of(known, arm + suffix)]
     pairs = [(a + suffix, b + suffix) for a, b in PAIRS]
-    return ["\n".join(by_seed(known, arms)), "\n".join(differences(known, pairs))]
+    return {
+        "means": means(known, arms),
+        "seeds": by_seed(known, arms),
+        "differences": differences(known, pairs),
+    }
 
 
 def seeds_of(known: dict, *arms: str) -> list[int]:
@@ -134,38 +139,49 @@ def seeds_of(known: dict, *arms: str) -> list[int]:
     return [seed for seed in SEEDS if all((seed, arm) in known for arm in arms)]
 
 
-def by_seed(known: dict, arms: list[str]) -> list[str]:
-    """A table with a row per seed."""
-    header = " | ".join(f"{arm}: mean, end, held out, p" for arm in arms)
-    lines = [f"| seed | {header} |", "|---" * (1 + len(arms)) + "|"]
+def means(known: dict, arms: list[str]) -> str:
+    """A row per arm, over the seeds that it has."""
+    header = ["", "seeds", "mean of the curve", "last ten updates", "held out", "p", "first"]
+    lines = []
+    for arm in arms:
+        runs = [known[seed, arm] for seed in seeds_of(known, arm)]
+        first = [100 * run["first"] for run in runs if "first" in run]
+        lines.append([
+            arm, str(len(runs)), f"{mean(map(area, runs)):.1f}", f"{mean(map(end, runs)):.1f}",
+            f"{100 * mean(run['held_out'][1] for run in runs):.1f}",
+            f"{mean(run['material'] for run in runs):.2f}",
+            f"{mean(first):.0f} ({len(first)} seeds)" if first else "not measured",
+        ])  # fmt: skip
+    return markdown_table(header, lines)
+
+
+def by_seed(known: dict, arms: list[str]) -> str:
+    """A row per seed: of each arm, the mean of the curve and the last ten updates."""
+    lines = []
     for seed in SEEDS:
-        shown = []
-        for arm in arms:
-            if (seed, arm) in known:
-                run = known[seed, arm]
-                numbers = area(run), end(run), 100 * run["held_out"][1]
-                shown.append("{:.1f}, {:.1f}, {:.1f}".format(*numbers) + f", {run['material']:.2f}")
-            else:
-                shown.append("not run")
-        lines.append(f"| {seed} | {' | '.join(shown)} |")
-    return lines
+        runs = [known.get((seed, arm)) for arm in arms]
+        cells = [f"{area(run):.1f}, {end(run):.1f}" if run else "not run" for run in runs]
+        lines.append([str(seed), *cells])
+    return markdown_table(["seed", *arms], lines)
 
 
-def differences(known: dict, pairs: list[tuple[str, str]]) -> list[str]:
+def differences(known: dict, pairs: list[tuple[str, str]]) -> str:
     """A table of paired differences, each over the seeds that both arms have."""
-    header = "| difference | mean of the curve | above on | last ten updates |"
-    lines = [header, "|---|---|---|---|"]
+    lines = []
     for a, b in pairs:
-        if len(seeds_of(known, a, b)) < 2:  # one seed has no interval
+        seeds = seeds_of(known, a, b)
+        if len(seeds) < 2:  # one seed has no interval
             continue
-        cells = []
-        for measure in (area, end):
-            values = [measure(known[s, a]) - measure(known[s, b]) for s in seeds_of(known, a, b)]
-            cells.append(signed(mean(values), t_interval(values)))
-            if measure is area:
-                cells.append(f"{sum(value > 0 for value in values)} of {len(values)}")
-        lines.append(f"| {a} - {b} | {' | '.join(cells)} |")
-    return lines
+        during = [area(known[seed, a]) - area(known[seed, b]) for seed in seeds]
+        at_end = [end(known[seed, a]) - end(known[seed, b]) for seed in seeds]
+        lines.append([
+            f"{a} - {b}", signed(mean(during), t_interval(during)),
+            f"{sum(value > 0 for value in during)} of {len(seeds)}",
+            signed(mean(at_end), t_interval(at_end)),
+        ])  # fmt: skip
+    return markdown_table(
+        ["difference", "mean of the curve", "above on", "last ten updates"], lines
+    )
 
 
 def draw(known: dict, suffix: str) -> None:
@@ -195,5 +211,5 @@ if __name__ == "__main__":
             run([arm + suffix for arm in args.arms], args.seeds, args.workers)
         else:
             for suffix in ("", "-kl"):
-                print("\n\n".join(tables(read_runs(), suffix)) + "\n")
+                print("\n\n".join(tables(read_runs(), suffix).values()) + "\n")
                 draw(read_runs(), suffix)
