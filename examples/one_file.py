@@ -20,8 +20,8 @@ trains three models in a world of locks: GRPO (RL alone), PaW, and a placebo, wh
 observations of other actions as targets. On average over 16 seeds, they win 36, 95 and 36 % of the
 tasks in the end (research/locks). Read this file from top to bottom: the world, the model,
 sampling, the equations, an update, a run, the comparison. To try an idea, change `top_alpha`,
-`clipped_mae` or `World`; three_worlds.py has a world for each of the three choices. "Line 4" is a
-line of the paper's Algorithm 1.
+`clipped_mae` or `World`; three_worlds.py has a world made for each of the three choices. "Line 4"
+is a line of the paper's Algorithm 1.
 """
 
 import argparse
@@ -281,10 +281,10 @@ def cross_entropy(logp: Tensor) -> Tensor:
 def mae(logp: Tensor) -> Tensor:
     """The MAE of section 3.2, for each token: (B, O) -> (B, O).
 
-    Its gradient on the logit of a token is p (1 - p), and so small where p is near 0. So text that
-    cannot be predicted, such as numbers and names, hardly pulls on the model. This world has no
-    such text, and cross entropy does as well. With a serial number in every observation, it wins
-    less than GRPO, and PaW more (three_worlds.py).
+    Its gradient on the logit of a token is p (1 - p), and so small where p is near 0, as for the
+    words of a serial number. This world has no such words, and cross entropy does as well. Where
+    each name has a serial number, cross entropy memorizes it: that model wins less than GRPO, and
+    PaW wins more (three_worlds.py).
     """
     return 1 - logp.exp()
 
@@ -293,9 +293,10 @@ def hard_tokens(logp: Tensor, rho: float) -> Tensor:
     """Eq. 7: 1 where p <= rho, else 0: (B, O) -> (B, O).
 
     Why keep only p <= rho? The MAE is lowest with all probability on the most frequent observation.
-    Where several are possible, the mask stops before that. In this world each action has exactly
-    one, but above 0.2 its material is already more likely than chance, 1/8, and that tells names
-    apart. So expect p(material) to end well below 1.
+    Where several are possible, the mask stops before that. In this world a lock and a tool have
+    exactly one, so 0.2 is early to stop. It is enough: above chance, 1/8, names of one material are
+    already alike. So expect p(material) to end well below 1, and no gain from the mask, here or in
+    three_worlds.py: the shape of the MAE is what helps there.
     The mask has no gradient, because a comparison is constant almost everywhere. So it decides
     which tokens are trained, and the model is not rewarded for moving a token across rho.
     """
@@ -315,8 +316,8 @@ def lambda_g(returns: Tensor) -> Tensor:
     """Eq. 10: (G, E) -> (G,), from 1 (all episodes lost) to 0 (all won).
 
     In a lost group, all advantages are 0, but it has observations. A solved group needs no world
-    model. Where most is won already, a constant 1 costs success with cross entropy, and makes no
-    difference beside the mask of Eq. 7, which stops by itself (three_worlds.py).
+    model. Where most is won already, a constant 1 costs success with cross entropy, and no
+    difference was found with PaW's loss (three_worlds.py).
     """
     return 1 - returns.mean(1) / R_MAX
 

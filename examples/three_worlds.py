@@ -1,4 +1,4 @@
-"""Three worlds, one for each choice of PaW: what it is for, and what happens without it.
+"""Three worlds, each made for one choice of PaW: to see what it does, and what happens without it.
 
     python -m examples.three_worlds serials      the loss       (Eq. 7 and 8)
     python -m examples.three_worlds corridors    the selection  (Eq. 4)
@@ -32,7 +32,7 @@ DIGITS = [f"digit{i}" for i in range(256)]
 SIGHTS = ["bench", "carpet", "door", "lamp", "mirror", "plant", "statue", "window"]
 
 
-# ---- Serial numbers: what the loss is for ----
+# ---- Serial numbers: what the loss does ----
 # After the material, an observation has the lock's serial number, 8 words of 256:
 #
 #     open lock17 with | saw | shut glass digit9 digit201 ...
@@ -44,11 +44,12 @@ SIGHTS = ["bench", "carpet", "door", "lamp", "mirror", "plant", "statue", "windo
 # at p = 1/256.
 #
 # Predicted: with cross entropy, less is won than without any world model. PaW gains as if the
-# serial were not there. A small weight (ECHO, 0.05) is in between.
+# serial were not there. ECHO, which is cross entropy at a weight of 0.05, is between GRPO and PaW.
 #
 # Seen on 16 seeds, as the mean of the curve: GRPO 27.0 %, PaW 44.3, the placebo 27.7, cross entropy
-# 10.4, ECHO 35.9. If each observation has new digits, cross entropy does no harm (44.4): nothing in
-# them can be memorized.
+# 10.4, ECHO 35.9. It is the shape of the MAE that helps, not the mask: without the mask it is 47.6.
+# If each observation has new digits, cross entropy does no harm (44.4): nothing in them can be
+# memorized.
 @dataclass
 class Serials(World):
     seed: int = 0
@@ -68,7 +69,7 @@ class Serials(World):
         return [*super().words(), *DIGITS]
 
 
-# ---- Corridors: what the selection is for ----
+# ---- Corridors: what the selection does ----
 # A task is two locks and two corridors. In a corridor, the one sensible action is to walk, which
 # the warm start has shown. What is seen there is 8 random words of 8, new each time:
 #
@@ -76,15 +77,16 @@ class Serials(World):
 #     open corridor5 with | walk | lamp door door plant lamp carpet bench lamp
 #
 # Each word has p = 1/8, below rho: Eq. 7 keeps it, and nothing can be learned from it. But the
-# policy is sure to walk, and so Eq. 4 drops half of the transitions, these, at alpha = 0.5, which
-# is the share of the decisions here.
+# policy is sure to walk, so the corridors have the lowest action entropy. They are half of the
+# transitions: with alpha = 0.5, Eq. 4 drops exactly these.
 #
 # Predicted: with cross entropy, less is won without the selection (alpha = 1) than with it. With
 # PaW's loss, the same to a smaller extent.
 #
-# Seen on 16 seeds, in points of the mean of the curve: -7.7 [-15.7, +0.2] and -2.3 [-11.6, +7.0],
-# neither significant. A selection upside down, which trains on the corridors, loses PaW's whole
-# gain: -26.6 [-34.7, -18.5].
+# Seen on 16 seeds, in points of the mean of the curve: without the selection, -7.7 [-15.7, +0.2]
+# with cross entropy and -2.3 [-11.6, +7.0] with PaW's loss, neither significant. A selection upside
+# down, which trains on the corridors alone, loses PaW's whole gain: -26.6 [-34.7, -18.5]. So this
+# world shows that the wrong half harms, and not that choosing half is better than taking all.
 @dataclass
 class Corridors(World):
     seed: int = 0
@@ -111,12 +113,12 @@ class Corridors(World):
         return [*super().words(), *self.corridors, *SIGHTS, "walk", "."]
 
 
-# ---- A policy that already wins: what the balance is for ----
+# ---- A policy that already wins: what the balance does ----
 # The world of serial numbers, but the warm start has shown the right tool 7 times out of 10. So
 # about half of the episodes are won from the start, and there is nothing left that the world
 # could teach. lambda_g goes to 0 as the episodes of a group are won. With lambda_g = 1, cross
-# entropy goes on to memorize serials, which moves weights that the policy needs. The clipped loss
-# has stopped by itself: what is predicted with p > rho costs nothing.
+# entropy goes on to memorize serials, which moves weights that the policy needs. PaW's loss hardly
+# pulls: the words of a serial have p near 0, and a word with p > rho costs nothing.
 #
 # Predicted: with cross entropy, lambda_g = 1 costs success. With PaW's loss, it makes no
 # difference.
@@ -143,27 +145,33 @@ class Lesson:
 
 
 # "ce" has the selection and the balance of PaW, and cross entropy in place of its loss. ECHO
-# (arXiv 2605.24517) is cross entropy on all transitions with a small constant weight. "all" is
-# without selection (alpha = 1), "1" is lambda_g = 1.
+# (arXiv 2605.24517) is cross entropy on all transitions with a small constant weight. "constant" is
+# lambda_g = 1.
 GRPO, PAW, CE = Arm(scale=0.0), Arm(), Arm(loss="ce")
 ECHO = Arm(scale=0.05, alpha=1.0, lambda_g="constant", loss="ce")
-HALF = dict(alpha=0.5)
-CONSTANT = dict(lambda_g="constant")
 LESSONS = {
-    "serials": Lesson(
-        Serials, {"grpo": GRPO, "paw": PAW, "placebo": replace(PAW, placebo=True), "ce": CE,
-                  "echo": ECHO},
-    ),
-    "corridors": Lesson(
-        Corridors, {"grpo": GRPO, "paw": replace(PAW, **HALF), "paw, all": replace(PAW, alpha=1.0),
-                    "ce": replace(CE, **HALF), "ce, all": replace(CE, alpha=1.0)},
-    ),
-    "polish": Lesson(
-        Polish, {"grpo": GRPO, "paw": PAW, "paw, 1": replace(PAW, **CONSTANT), "ce": CE,
-                 "ce, 1": replace(CE, **CONSTANT)},
-        replace(SMALL, updates=60, evaluate_every=10),
-    ),
-}
+    "serials": Lesson(Serials, {
+        "grpo": GRPO,
+        "paw": PAW,
+        "placebo": replace(PAW, placebo=True),
+        "ce": CE,
+        "echo": ECHO,
+    }),
+    "corridors": Lesson(Corridors, {
+        "grpo": GRPO,
+        "paw": replace(PAW, alpha=0.5),
+        "paw, alpha 1": replace(PAW, alpha=1.0),
+        "ce": replace(CE, alpha=0.5),
+        "ce, alpha 1": replace(CE, alpha=1.0),
+    }),
+    "polish": Lesson(Polish, {
+        "grpo": GRPO,
+        "paw": PAW,
+        "paw, constant": replace(PAW, lambda_g="constant"),
+        "ce": CE,
+        "ce, constant": replace(CE, lambda_g="constant"),
+    }, replace(SMALL, updates=60, evaluate_every=10)),
+}  # fmt: skip
 
 
 def main() -> None:
@@ -178,14 +186,14 @@ def main() -> None:
         for name, arm in lesson.arms.items():
             world = lesson.make_world(seed)
             curves[name].append(run(seed, arm, world, lesson.size, name))
-    print("\narm       success over the run  at the end  p(material)  p(noise)")
+    print("\narm            success over the run  at the end  p(material)  p(noise)")
     for name, runs in curves.items():
         during = 100 * mean(point.success for curve in runs for point in curve[1:])
         end, material, noise = (
             mean(getattr(curve[-1], what) for curve in runs)
             for what in ("success", "material", "noise")
         )
-        print(f"{name:8}  {during:18.1f} %  {100 * end:8.1f} %  {material:11.3f}  {noise:8.3f}")
+        print(f"{name:13}  {during:18.1f} %  {100 * end:8.1f} %  {material:11.3f}  {noise:8.3f}")
     draw(curves, f"{args.world}.png")
 
 
