@@ -97,9 +97,9 @@ def front() -> str:
          "locks/README.md"),
         ("the same with a KL term", locks_study, locks_package.read_runs(), [*ours, "echo"],
          "locks/README.md"),
-        ("locks with serial numbers", locks_study, serials, [*ours, "echo 0.05"],
+        ("smaller locks with serial numbers", locks_study, serials, [*ours, "echo 0.05"],
          "locks/worlds.md"),
-        ("locks in ALFWorld's engine, KL term", hidden_study, engine,
+        ("locks as games of ALFWorld's engine, KL term", hidden_study, engine,
          [f"{arm}-kl" for arm in (*ours, "echo")], "hidden/README.md"),
     ]  # fmt: skip
     lines = []
