@@ -53,12 +53,13 @@ def part(text: str, number: int) -> str:
 
 
 def chosen(call: str, rows: str, columns: str) -> str:
-    """Some rows and columns of another table; names are separated by ";"."""
+    """Some rows (or "", all) and columns of another table; names are separated by ";"."""
     lines = [line.strip("| ").split("|") for line in made(call).splitlines()]
     header, _, *body = [[cell.strip() for cell in line] for line in lines]
     by_name = {line[0]: dict(zip(header, line)) for line in body}
     names = columns.split(";")
-    lines = [[row, *(by_name[row].get(name, "") for name in names)] for row in rows.split(";")]
+    shown = rows.split(";") if rows else by_name
+    lines = [[row, *(by_name[row].get(name, "") for name in names)] for row in shown]
     return markdown_table([header[0], *names], lines)
 
 
