@@ -19,7 +19,7 @@ PAPER = dict(
     save_every=10, max_turns=4, history_length=4, max_prompt_tokens=4096,
     groups=256, group_size=5, mini_batch=512, invalid_penalty=0.01,
     eval_temperature=0.0, kl_coef=0.001, entropy_coef=0.0, grad_checkpointing=True, sampler="vllm",
-    ref_offload=True, vllm_memory=0.3,  # so that 3B fits one GPU of 80 GB
+    vllm_memory=0.3,  # so that 3B fits one GPU of 80 GB
 )
 
 TINY = dict(
@@ -36,12 +36,10 @@ PRESETS = {
     "paper": PAPER,
     # For one GPU of 24 or 80 GB: as the preset paper, but with LoRA and its learning rate.
     "24gb": PAPER | dict(
-        model="Qwen/Qwen2.5-1.5B-Instruct", lora_rank=16, lr=1e-5, ref_offload=False,
-        vllm_memory=0.6,
+        model="Qwen/Qwen2.5-1.5B-Instruct", lora_rank=16, lr=1e-5, vllm_memory=0.6,
     ),
     "80gb": PAPER | dict(
-        model="Qwen/Qwen2.5-7B-Instruct", lora_rank=16, lr=1e-5, ref_offload=False,
-        vllm_memory=0.5,
+        model="Qwen/Qwen2.5-7B-Instruct", lora_rank=16, lr=1e-5, vllm_memory=0.5,
     ),
 }
 

@@ -245,7 +245,7 @@ def load(cfg: Config, data: str) -> Tasks:
         return EnvPool(Env, n_envs, cfg.workers)
 
     train, held_out = listed("train"), listed("held_out")
-    return Tasks(train, held_out, make_pool, files=train + held_out)
+    return Tasks(train, held_out, make_pool)
 
 
 def prompt(context: Context, history_length: int) -> str:

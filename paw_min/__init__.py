@@ -18,12 +18,6 @@ if importlib.util.find_spec("torch") is None:
             f"{' and no '.join(missing)}: run apt-get install g++ make."
         )
 
-# A command, as python -m paw_min.inspect: its module, and torch, are imported next.
-if sys.argv[0] == "-m":
-    from paw_min.base.errors import importing
-
-    importing()
-
 # Must be set before torch is imported. OpenMP threads spin while they wait by default, which makes
 # torch 10 to 30 times slower as soon as the cores have anything else to do.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

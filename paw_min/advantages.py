@@ -62,19 +62,18 @@ def discounted_returns(rewards: Tensor, trajectory: Keys, gamma: float) -> Tenso
 
 def grpo(
     scores: Tensor, group: Keys, trajectory: Keys | None = None, *,
-    normalize: str = "std", over: str = "rows", eps: float = 1e-6,
+    over: str = "rows", eps: float = 1e-6,
 ) -> Tensor:
     """Group-relative advantage of each row -> (N,).
 
     scores: (N,) row scores s_i, the undiscounted return minus the row's own penalty.
-    normalize: "std" divides by std_g + eps, "mean" only subtracts mean_g (Dr. GRPO).
     over: "rows" computes the statistics over all rows of the group; "trajectories" over the first
         row of each trajectory (with that row's penalty, if it has one).
     """
     labels = _labels(group, len(scores), "group")
     counted = _counted(trajectory, len(scores), over)
     stats = _statistics(scores, labels, counted)
-    return _as(scores, _centered(scores, stats) / _scale(stats, normalize, eps))
+    return _as(scores, _centered(scores, stats) / _scale(stats, eps))
 
 
 def rloo(
@@ -126,7 +125,7 @@ def gae(rewards: Tensor, values: Tensor, trajectory: Keys, *, gamma: float, lam:
 
 def gigpo(
     scores: Tensor, step_returns: Tensor, group: Keys, anchor: Keys, *,
-    normalize: str = "std", weight: float = 1.0, similarity: float | None = None, eps: float = 1e-6,
+    weight: float = 1.0, similarity: float | None = None, eps: float = 1e-6,
 ) -> Tensor:
     """Episode advantage plus `weight` (omega) times step advantage, GiGPO Eq. 8 -> (N,).
 
@@ -140,11 +139,10 @@ def gigpo(
     anchors = _labels(anchor, len(scores), "anchor")
     if similarity is not None:
         anchors = similar_anchors(groups, anchors, similarity)
-    episode = grpo(scores, groups, normalize=normalize, eps=eps)  # A^E
+    episode = grpo(scores, groups, eps=eps)  # A^E
 
     stats = _statistics(step_returns, list(zip(groups, anchors)), range(len(groups)))
-    centered = _centered(step_returns, stats)
-    step = _as(step_returns, centered / _scale(stats, normalize, eps))  # A^S
+    step = _as(step_returns, _centered(step_returns, stats) / _scale(stats, eps))  # A^S
     return episode + weight * step
 
 
@@ -245,12 +243,8 @@ def _centered(values: Tensor, stats: Statistics) -> Tensor:
     return (values.double() - stats.mean).masked_fill(stats.n == 1, 0.0)
 
 
-def _scale(stats: Statistics, normalize: str, eps: float) -> Tensor:
+def _scale(stats: Statistics, eps: float) -> Tensor:
     """What a centered value is divided by: std + eps, or 1 where there is no spread -> (N,)."""
-    if normalize not in ("std", "mean"):
-        raise ValueError(f'normalize={normalize!r} is unknown: use "std" or "mean"')
-    if normalize == "mean":
-        return torch.ones_like(stats.std)
     # Where all counted scores are equal, only the penalty of a row that was not counted could
     # differ from their mean. Divided by eps, it would be an advantage of -1e5.
     is_equal = stats.std < eps * 1e-3  # up to rounding; also 0 of a single row

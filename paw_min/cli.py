@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from paw_min.base.errors import UserError, importing, user_errors
+from paw_min.base.errors import UserError, user_errors
 from paw_min.running.presets import SCRIPTS, presets_of
 
 
@@ -13,7 +13,6 @@ def main(env: str, presets: dict[str, dict], doc: str, learn=None, argv=None) ->
 
     learn: of train.train; default: its own. argv: default: the command line.
     """
-    importing()  # what follows takes seconds
     import torch
 
     from paw_min.base import distributed

@@ -55,20 +55,17 @@ class Config:
     eval_every: int = opt(RUN, 5, "updates between evaluations; 0: only first and last", low=0)
     eval_repeats: int = opt(RUN, 1, "episodes per task in an evaluation", low=1, high=1000)
     save_every: int = opt(RUN, 1, "updates between checkpoints; only the latest is kept", low=1)
-    device: str = opt(RUN, "auto", "cpu, cuda, cuda:0 ...; auto: cuda if available")
     precision: str = opt(
         RUN, "auto", "of forward passes; auto: bf16 on a GPU", choices=("auto", "fp32", "bf16")
     )
     track: str = opt(
         RUN, "none", "also log the metrics to a tracker",
-        choices=("none", "tensorboard", "wandb", "trackio"),
+        choices=("none", "tensorboard", "wandb"),
     )
     shard: bool = opt(RUN, False, "shard weights and optimizer across ranks (FSDP2); needs vLLM")
 
     data: str = opt(
-        ENV, "", "data folder; default: generated (ALFWorld: $ALFWORLD_DATA); "
-        "changed: generated games in which other receptacles clean, heat and cool; rules: only "
-        "the tasks among them that need it",
+        ENV, "", "data folder; default: generated (ALFWorld: $ALFWORLD_DATA)"
     )
     eval_split: str = opt(ENV, "valid_seen", "held-out split")
     eval_tasks: int = opt(ENV, 128, "tasks of the fixed evaluation panel; 0: whole split", low=0)
@@ -97,7 +94,6 @@ class Config:
     max_obs_tokens: int = opt(MODEL, 4096, "tokens of one next observation in the loss", low=1)
     grad_checkpointing: bool = opt(MODEL, False, "recompute activations in the backward pass")
     lora_rank: int = opt(MODEL, 0, "rank of LoRA adapters; 0: full training", low=0, high=4096)
-    ref_offload: bool = opt(MODEL, False, "keep the reference model in CPU memory between passes")
 
     groups: int = opt(ROLLOUT, 16, "tasks per update, A.1", low=1, high=100_000)
     group_size: int = opt(ROLLOUT, 8, "episodes per task, A.1", low=1, high=10_000)
@@ -119,10 +115,6 @@ class Config:
     )
     invalid_penalty: float = opt(RL, 0.1, "subtracted for a malformed response, A.1", low=0)
     lr: float = opt(RL, 1e-6, "learning rate of AdamW, constant, A.1", above=0, high=1)
-    warm_up: int = opt(
-        RL, 0, "updates in which the learning rate rises to --lr; verl-agent's search: a tenth of "
-        "all", low=0, high=999_999,
-    )
     beta2: float = opt(
         RL, 0.999, "decay of AdamW's second moment; 0.95 in ECHO's text", low=0, high=0.99999
     )
@@ -162,8 +154,8 @@ PUBLISHED = ("paper", "24gb", "80gb")
 
 # Settings on which nothing depends that a stage before RL stores (world_models/).
 FREE_IN_STAGES = (
-    "out", "updates", "eval_every", "eval_repeats", "save_every", "workers", "device", "track",
-    "shard", "grad_checkpointing", "ref_offload", "vllm_memory", "micro_tokens",
+    "out", "updates", "eval_every", "eval_repeats", "save_every", "workers", "track", "shard",
+    "grad_checkpointing", "vllm_memory", "micro_tokens",
 )
 
 # Settings that may differ on resume: of run length, speed, memory and evaluation, and the limit of
@@ -208,18 +200,12 @@ def check(cfg: Config) -> None:
     if not re.fullmatch(r"(?!\.\.?$)[^/\x00-\x1f\ud800-\udfff]{0,200}", cfg.name):
         shown = cfg.name[:80].encode("unicode_escape").decode()  # no control characters
         raise UserError(f"--name {shown} cannot be a folder in --out: use a plain name.")
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", cfg.device):
-        raise UserError(f"--device {cfg.device} is not supported: use cpu, cuda or cuda:0 etc.")
     if is_url(cfg.model):
         raise UserError(f"--model {masked(cfg.model)} is a URL: give a folder, or the name of a "
                         "model on the Hugging Face hub.")
     if cfg.learn != Config.learn and not cfg.paw:
         raise UserError("--no-paw leaves this method no world model: its baseline is the run "
                         "script's.")
-    if cfg.ref_offload and cfg.lora_rank:
-        raise UserError(
-            "--ref-offload has no second model to move with --lora-rank: add --no-ref-offload."
-        )
     if cfg.shard and cfg.sampler != "vllm":
         raise UserError("--shard leaves no rank a model to generate with: add --sampler vllm.")
     if 0 < cfg.eval_temperature < 0.01:  # far below, logits overflow and every token is the same
@@ -287,7 +273,10 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     preset = {"env": env} | presets[size]
     for name in methods:
         preset |= METHODS[name]
-    preset = fit_to_algo(preset, size, given.get("algo"))
+    if given.get("algo") == "ppo" and size in PUBLISHED:
+        # PPO compares no episodes: each is of a task of its own. A.1: 128 tasks for ALFWorld and
+        # WebShop. It has no PPO for search, whose 256 tasks stay.
+        preset |= dict(group_size=1, groups=max(128, preset.get("groups", 0)))
     cfg = Config(**preset | given)
     check(cfg)
     if env == "alfworld" and not cfg.data:
@@ -303,14 +292,6 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     if not cfg.name:
         cfg.name = default_name(cfg, size, methods, preset, given)
     return cfg, args["mode"]
-
-
-def fit_to_algo(preset: dict, size: str, algo: str | None) -> dict:
-    """A preset of the paper for PPO, which compares no episodes: each is of a task of its own."""
-    if algo != "ppo" or size not in PUBLISHED:
-        return preset
-    # A.1: 128 tasks for ALFWorld and WebShop. It has no PPO for search, whose 256 tasks stay.
-    return preset | dict(group_size=1, groups=max(128, preset.get("groups", 0)))
 
 
 def parse_config(env: str, presets: dict[str, dict], doc: str, argv: list[str]) -> Config:
@@ -392,23 +373,7 @@ def default_name(
     if not cfg.paw:
         elsewhere |= names_of(PAW)
     changed = [key for key in given if key not in elsewhere and given[key] != base[key]]
-    changes = [changed_part(cfg, key) for key in changed]
+    changes = [f"{key}={getattr(cfg, key)}".replace("_", "-") for key in changed]
     # A model named as its environment is named once.
     parts = [*dict.fromkeys([cfg.env, model]), method, *changes, f"seed{cfg.seed}"]
     return "-".join(parts).replace("/", "_")
-
-
-def changed_part(cfg: Config, key: str) -> str:
-    """A setting as a part of a name, for example wm-scale=0.005."""
-    return f"{key}={getattr(cfg, key)}".replace("_", "-")
-
-
-def baseline_name(cfg: Config) -> str:
-    """The default name of the same run without PaW; "" if cfg.name is not a default name of PaW."""
-    # The last one: --model may be such a run's.
-    before, method, after = cfg.name.rpartition(f"-{cfg.algo}-paw-")
-    if not (cfg.paw and method):
-        return ""
-    for key in names_of(PAW):
-        after = after.replace(f"{changed_part(cfg, key)}-", "")
-    return f"{before}-{cfg.algo}-{after}"

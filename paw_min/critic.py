@@ -82,8 +82,7 @@ def fit_critic(
     for mini in minis:
         n_tokens = sum(len(rows.tokens[i].response_ids) for i in mini)
         optimizer.zero_grad()
-        batches = list(micro_batches(policy, rows.tokens, mini, no_obs, cfg.micro_tokens))
-        for batch in batches:
+        for batch in micro_batches(policy, rows.tokens, mini, no_obs, cfg.micro_tokens):
             value = policy.values(batch)  # (B, S)
             old_value = to_columns(old[batch.index], value)  # (B, S)
             target = to_columns(returns[batch.index], value)  # (B, S)
@@ -91,11 +90,9 @@ def fit_critic(
             # As in update.loss_parts: a part of the token mean over the mini-batch.
             share = int(batch.response_mask.sum()) / n_tokens
             loss = share * losses.masked_mean(per_token, batch.response_mask)
-            is_last = batch is batches[-1]
-            with distributed.gradient_sums(policy, now=is_last and not cfg.shard):
-                loss.backward()
+            loss.backward()
             total += loss.item() / len(minis)
-        gradient_step(policy, optimizer, rows, mini)
+        gradient_step(policy, optimizer)
     return sum(distributed.all_gather([total]))
 
 

@@ -16,10 +16,9 @@ from dataclasses import replace
 from paw_min import update
 from paw_min.base import console, distributed
 from paw_min.base.errors import UserError
-from paw_min.config import Config, baseline_name
+from paw_min.config import Config
 from paw_min.critic import learn_values
 from paw_min.metrics import describe_episodes, describe_selection, peak_memory
-from paw_min.model.critic import LR_FACTOR
 from paw_min.model.probe import check_panel, check_sync
 from paw_min.rollout import Rollout, rollout
 from paw_min.rows import Rows, flatten
@@ -83,7 +82,8 @@ def train(cfg: Config, eval_only: bool = False, learn: Learn = learn_jointly) ->
         if distributed.rank() == 0:
             draw([s.run.folder])
             lines = read_metrics(s.run.folder)
-            console.report(s.run.folder, lines, baseline_name(cfg), generated=not cfg.data)
+            has_baseline = cfg.paw and learn is learn_jointly
+            console.report(s.run.folder, lines, has_baseline, generated=not cfg.data)
 
 
 def run_update(cfg: Config, s: Session, k: int, learn: Learn) -> dict[str, float]:
@@ -109,7 +109,6 @@ def run_update(cfg: Config, s: Session, k: int, learn: Learn) -> dict[str, float
 
     # Lines 5, 7, 8, 10, 11: the gradient steps.
     began = time.perf_counter()
-    warm_up(cfg, s.optimizer, k)
     # lambda_g and the selection are PaW's: a baseline has no such metrics.
     learned = describe_selection(rows) if cfg.paw else {}
     try:
@@ -119,7 +118,7 @@ def run_update(cfg: Config, s: Session, k: int, learn: Learn) -> dict[str, float
             learned |= values.metrics
         learned |= learn(cfg, s, rows, k)
     except NonFinite as error:
-        raise stopped_by_nan(s, error, k) from error
+        raise UserError(f"update {k}: {error}: {s.run.lower_rate()}.") from error
     seconds_update = time.perf_counter() - began
 
     s.run.write(f"samples/{k:06d}.json", sample(k, episodes, rows))  # for paw_min.inspect
@@ -131,15 +130,6 @@ def run_update(cfg: Config, s: Session, k: int, learn: Learn) -> dict[str, float
         "seconds_old_pass": seconds_old_pass,
         "seconds_update": seconds_update,
     }
-
-
-def warm_up(cfg: Config, optimizer, k: int) -> None:
-    """The learning rate of update k: it rises linearly in the first updates, then is constant."""
-    # From k alone, so that a resumed run needs no state of a scheduler.
-    if cfg.warm_up:
-        rates = (cfg.lr, LR_FACTOR * cfg.lr)  # as in make_optimizer: the policy, PPO's critic
-        for group, rate in zip(optimizer.param_groups, rates):
-            group["lr"] = rate * min(k, cfg.warm_up) / cfg.warm_up
 
 
 def collect(cfg: Config, s: Session, k: int) -> Rollout:
@@ -183,12 +173,6 @@ def report_evaluation(cfg: Config, s: Session) -> None:
     metrics = play_panel(cfg, s, done, suffix="-only")
     for name, value in metrics.items():
         console.say(f"{name:48s} {value:8.3f}")
-
-
-def stopped_by_nan(s: Session, error: NonFinite, k: int) -> UserError:
-    """Save the rows of a loss that is not finite -> the error that tells the user about it."""
-    file = s.run.dump_rows(error.rows, k)
-    return UserError(f"update {k}: {error}; its rows are in {file}: {s.run.lower_rate()}.")
 
 
 def log(s: Session, metrics: dict[str, float]) -> None:

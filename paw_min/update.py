@@ -121,19 +121,14 @@ def learn(cfg: Config, policy: Policy, optimizer, rows: Rows, seed_key: tuple) -
     for mini in minis:  # line 5, over random rows of all groups
         optimizer.zero_grad()
         # Micro-batches only bound the memory; they change neither the loss nor its gradient.
-        batches = list(micro_batches(policy, rows.tokens, mini, with_obs, cfg.micro_tokens))
-        for batch in batches:
+        for batch in micro_batches(policy, rows.tokens, mini, with_obs, cfg.micro_tokens):
             parts = loss_parts(cfg, policy, rows, mini, batch)
             loss = sum(parts.terms.values())  # line 11, Eq. 11: this micro-batch's part
-            check_finite(loss, parts.terms, rows, batch.index)
-            # Gradients of the micro-batches add up in place. The ranks add theirs once, during the
-            # last backward pass (with FSDP: in every pass, since no rank stores a whole gradient).
-            is_last = batch is batches[-1]
-            with distributed.gradient_sums(policy, now=is_last and not cfg.shard):
-                loss.backward()
+            check_finite(loss, parts.terms)
+            loss.backward()  # gradients of the micro-batches add up in place
             metrics.add_pass(parts, batch)
             bar.update(len(batch.index) * distributed.n_ranks())  # the ranks advance together
-        norm = gradient_step(policy, optimizer, rows, mini)
+        norm = gradient_step(policy, optimizer)
         metrics.add_step(norm)
     bar.close()
     return metrics.result()
@@ -306,37 +301,33 @@ def observation_loss(cfg: Config, logp: Tensor, obs_mask: Tensor) -> Observation
 def reference_logp(cfg: Config, policy: Policy, reference: Policy, rows: Rows) -> Tensor:
     """log pi_ref(a_t) of the start model -> (N, T)."""
     # Once per update: the reference never changes, so all mini-batches share this pass.
-    if cfg.ref_offload:
-        reference.to(policy.device)
-    with adapters_off(reference):  # with LoRA, the reference is the policy without adapters
-        logp = score_responses(reference, rows.tokens, cfg.micro_tokens).logp
-    if cfg.ref_offload:
-        reference.to("cpu")
+    if reference is policy:  # with LoRA: without its adapters, it is the start model
+        with adapters_off(policy):
+            return score_responses(policy, rows.tokens, cfg.micro_tokens).logp
+    reference.to(policy.device)  # it takes GPU memory for its own pass only
+    logp = score_responses(reference, rows.tokens, cfg.micro_tokens).logp
+    reference.to("cpu")
     return logp
 
 
-def gradient_step(policy: Policy, optimizer, rows: Rows, mini: list[int]) -> Tensor:
-    """Clip the gradients, summed over the ranks, and step -> their norm before clipping, ()."""
+def gradient_step(policy: Policy, optimizer) -> Tensor:
+    """Sum the gradients over the ranks, clip them, step -> their norm before clipping, ()."""
+    distributed.sum_gradients(policy)
     # The clip comes after the sum of both losses: a large world-model gradient shrinks RL's part.
     norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), GRAD_CLIP)
     norm = distributed.whole(norm)
     if not torch.isfinite(norm):
         # Before the step: the weights are still those of the last finite one.
-        raise NonFinite(f"the gradient norm became {norm.item()}", [rows.tokens[i] for i in mini])
+        raise NonFinite(f"the gradient norm became {norm.item()}")
     optimizer.step()
     return norm
 
 
 class NonFinite(RuntimeError):
-    """A NaN or infinite loss or gradient; `rows` are the rows that it came from."""
-
-    def __init__(self, message: str, rows: list[TokenRow]):
-        super().__init__(message)
-        self.rows = rows
+    """A NaN or infinite loss or gradient."""
 
 
-def check_finite(loss: Tensor, terms: dict[str, Tensor], rows: Rows, index: list[int]) -> None:
+def check_finite(loss: Tensor, terms: dict[str, Tensor]) -> None:
     if not torch.isfinite(loss):
         shown = ", ".join(f"{name} {value.item():g}" for name, value in terms.items())
-        part = [rows.tokens[i] for i in index]
-        raise NonFinite(f"the loss became {loss.item()} ({shown})", part)
+        raise NonFinite(f"the loss became {loss.item()} ({shown})")

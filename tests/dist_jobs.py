@@ -6,12 +6,10 @@ process, without torchrun, the same functions give the numbers to compare with.
 
 import sys
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
 import torch
-import torch.distributed as dist
 
 from examples.conflict import gradient_conflict
 from paw_min.base import distributed
@@ -71,34 +69,13 @@ def updated(settings: dict, shard: bool = False) -> dict:
         distributed.shard(policy)
     trained = {n: p for n, p in policy.named_parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(trained.values(), lr=cfg.lr, eps=1e-6)
-    with watched() as events:
-        metrics = update(cfg, policy, reference, optimizer, EPISODES, (0, 0))
+    metrics = update(cfg, policy, reference, optimizer, EPISODES, (0, 0))
     return {
-        "events": events,
         "metrics": {k: v for k, v in metrics.items() if not k.startswith("seconds")},
         "gradients": {n: whole(p.grad) for n, p in trained.items()},
         "weights": {n: whole(p).detach() for n, p in policy.named_parameters()},
         "merged": dict(full_weights(policy.model)),
     }
-
-
-@contextmanager
-def watched():
-    """Backward passes, with the sums over the ranks that start in them: "(" "sum" ... ")"."""
-    events, backward, all_reduce = [], torch.Tensor.backward, dist.all_reduce
-
-    def watched_backward(loss):
-        events.append("(")
-        backward(loss)
-        events.append(")")
-
-    def watched_sum(*args, **options):
-        events.append("sum")
-        return all_reduce(*args, **options)
-
-    with patch.object(torch.Tensor, "backward", watched_backward):
-        with patch.object(dist, "all_reduce", watched_sum):
-            yield events
 
 
 RESUME = BASE | dict(mini_batch=7, precision="fp32", name="r")
@@ -157,7 +134,6 @@ JOBS: dict[str, tuple[dict, Callable]] = {
 def main() -> None:
     torch.set_num_threads(1)
     distributed.join("cpu")
-    distributed.BUCKET = 5000  # several in the small model
     job, folder = sys.argv[1:]
     cases, update_of = JOBS[job]
     results = {

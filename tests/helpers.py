@@ -7,7 +7,6 @@ browser.py, dist_jobs.py.
 import random
 import subprocess
 import sys
-import time
 from collections import Counter
 from contextlib import contextmanager
 
@@ -124,16 +123,6 @@ def make_policy(
         if "norm" not in name:
             torch.nn.init.normal_(p, std=0.3)  # sharper than the default: differences show
     return Policy(model, tokenizer, temperature, precision)
-
-
-def without_layers(policy: Policy) -> Policy:
-    """The layers add nothing, embeddings are bf16 numbers, logits small: no token has p near 1."""
-    with torch.no_grad():
-        for name, p in policy.model.named_parameters():
-            adds = "o_proj" in name or "down_proj" in name
-            p.copy_(torch.zeros_like(p) if adds else p.bfloat16())
-        policy.model.model.norm.weight.fill_(0.25)
-    return policy
 
 
 CHATML = (
@@ -300,8 +289,6 @@ WORDS = "<think></think><action>go to shelf 1</action>"
 class Script:
     """Answers every prompt with the same words, all that wait at once; remembers the requests."""
 
-    seconds = 0.0  # of work per batch
-
     def __init__(self, policy):
         self.ids = policy.encode(WORDS) + policy.eos_ids
         self.batches, self.settings = [], []
@@ -315,7 +302,6 @@ class Script:
         while queue:
             batch = [queue.popleft() for _ in range(len(queue))]
             self.batches.append(batch)
-            time.sleep(self.seconds)
             yield [Response(r.slot, list(self.ids), [-r.slot - 0.5] * len(self.ids)) for r in batch]
 
 

@@ -24,9 +24,6 @@ KINDS = {
     "phimoe": EXPERTS,  # its router is a subclass of nn.Linear
     "jetmoe": EXPERTS | dict(kv_channels=8),
     "gpt2": dict(n_embd=32, n_layer=2, n_head=4),
-    "jamba": EXPERTS | dict(num_hidden_layers=4, attn_layer_period=2, attn_layer_offset=1),
-    "zamba": dict(num_hidden_layers=6, attn_layer_period=3, attn_layer_offset=2, n_mamba_heads=2,
-                  mamba_dt_rank=4, mamba_d_state=8),
     "falcon_h1": MAMBA | dict(mamba_d_ssm=64),
 }
 

@@ -1,6 +1,6 @@
 """Readers of files that somebody else may have written, each with good files for it.
 
-test_errors_envs.py damages them by hand, test_fuzz.py at random.
+test_errors_envs.py damages them.
 """
 
 import json

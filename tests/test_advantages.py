@@ -49,23 +49,9 @@ def test_step_returns_of_interleaved_trajectories():
 @pytest.mark.parametrize(
     "options, expected",
     [
-        ({}, [0.736382, 0.718064, 0.736382, -1.095414, -1.095414]),
-        ({"over": "trajectories"}, [0.707107, 0.692964, 0.707107, -0.707107, -0.707107]),
-        ({"normalize": "mean"}, [4.02, 3.92, 4.02, -5.98, -5.98]),
-    ],
-)
-def test_grpo_golden(options, expected):
-    close(advantages.grpo(SCORES, GROUP, TRAJECTORY, **options), expected)
-
-
-@pytest.mark.parametrize(
-    "options, expected",
-    [
-        ({"normalize": "mean"}, [8.5325, 8.62, 4.02, -10.4925, -10.68]),
-        ({"normalize": "std"}, [1.443489, 1.425171, 0.736382, -1.802521, -1.802521]),
-        # weight 0 leaves the episode advantage alone
+        ({}, [1.443489, 1.425171, 0.736382, -1.802521, -1.802521]),
+        # weight 0 leaves the episode advantage, GRPO's, alone
         ({"weight": 0.0}, [0.736382, 0.718064, 0.736382, -1.095414, -1.095414]),
-        ({"weight": 2.0, "normalize": "mean"}, [13.045, 13.32, 4.02, -15.005, -15.38]),
     ],
 )
 def test_gigpo_golden(options, expected):
@@ -93,9 +79,8 @@ def test_a_penalty_is_not_divided_by_eps():
 
 def test_gigpo_of_a_lone_row():
     scores = torch.tensor([10.0, 0.0])
-    for normalize in ("std", "mean"):
-        both = advantages.gigpo(scores, scores, ["a", "b"], ["s", "s"], normalize=normalize)
-        close(both, [0.0, 0.0])  # although the anchors are equal: other groups
+    both = advantages.gigpo(scores, scores, ["a", "b"], ["s", "s"])
+    close(both, [0.0, 0.0])  # although the anchors are equal: other groups
 
 
 def test_equal_scores_have_no_advantage_whatever_the_rounding():
@@ -116,12 +101,6 @@ def test_grpo_equals_a_plain_loop():
     close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_a_trajectory_counts_with_its_first_row():
-    scores = torch.tensor([9.9, 10.0, 0.0, 0.0])  # its penalty included
-    options = {"over": "trajectories", "normalize": "mean"}
-    close(advantages.grpo(scores, [0] * 4, "AABB", **options), [4.95, 5.05, -4.95, -4.95])
-
-
 def test_similarity_is_greedy_first_fit_within_a_group():
     near = "You are at desk 1. On it you see a mug 1, a pen 2 and a book 1."
     texts = [near, "Nothing happens.", near.replace("pen 2", "pen 3"), near]
@@ -131,10 +110,8 @@ def test_similarity_is_greedy_first_fit_within_a_group():
     # First fit, not best fit: row 2 would be nearer to cluster 1 than to cluster 0.
     assert advantages.similar_anchors([0] * 3, ["aaaa", "abbb", "aabb"], 0.5) == [0, 1, 0]
     returns = torch.tensor([4.0, 1.0, 2.0, 0.0])
-    joined = advantages.gigpo(
-        torch.zeros(4), returns, [0] * 4, texts, normalize="mean", similarity=0.9
-    )
-    close(joined, [2.0, 0.0, 0.0, -2.0])
+    joined = advantages.gigpo(torch.zeros(4), returns, [0] * 4, texts, similarity=0.9)
+    close(joined, [1.0, 0.0, 0.0, -1.0])  # the std of 4, 2 and 0 is 2
 
 
 def first_fit(group, texts, threshold):
@@ -203,27 +180,11 @@ def test_the_bound_is_one_and_it_is_sharp_at_the_threshold():
             assert not advantages.may_reach(x, y, math.nextafter(exact, 2.0))
 
 
-def test_pages_that_share_a_passage_do_not_cost_a_call_of_difflib(monkeypatch):
-    rng = random.Random(0)
-    words = "the of was born in a town river author who wrote and married by country lies".split()
-    passages = [" ".join(rng.choices(words, k=100)) for _ in range(5)]
-    choices = (0, 1, 2), (3, 1, 2), (0, 4, 2), (1, 0, 2)
-    pages = ["\n".join(passages[i] for i in choice) for choice in choices]
-    pages.append("!" + "\n".join(passages[i] for i in (0, 1, 4)))  # alike, but for both ends
-    assert first_fit([0] * 5, pages, 0.9) == [0, 1, 2, 3, 4]
-    calls = []
-    monkeypatch.setattr(advantages, "SequenceMatcher", lambda *texts: calls.append(texts))
-    assert advantages.similar_anchors([0] * 5, pages, 0.9) == [0, 1, 2, 3, 4]
-    assert calls == []
-
-
 def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match="over='turns'"):
         advantages.grpo(SCORES, GROUP, TRAJECTORY, over="turns")
     with pytest.raises(ValueError, match="trajectory"):
         advantages.grpo(SCORES, GROUP, over="trajectories")
-    with pytest.raises(ValueError, match="normalize='none'"):
-        advantages.grpo(SCORES, GROUP, normalize="none")
     with pytest.raises(ValueError, match="4 rows, but there are 5"):
         advantages.grpo(SCORES, GROUP[:4])
     with pytest.raises(ValueError, match="similarity=1.5"):
@@ -231,14 +192,6 @@ def test_wrong_arguments_are_named():
 
 
 # ---- RLOO, GAE ----
-
-
-@pytest.mark.parametrize(
-    "over, expected",
-    [("rows", [5.025, 4.9, 5.025, -7.475, -7.475]), ("trajectories", [10, 9.8, 10, -10.0, -10])],
-)
-def test_rloo_golden(over, expected):
-    close(advantages.rloo(SCORES, GROUP, TRAJECTORY, over=over), expected)
 
 
 def test_rloo_is_the_score_minus_the_mean_of_the_others():
@@ -255,11 +208,14 @@ def test_rloo_is_the_score_minus_the_mean_of_the_others():
 
 
 def test_rloo_counts_each_trajectory_once():
-    """Leave-one-out over trajectories: three of lengths 1, 3 and 2, with scores 1, 2, 6."""
-    scores = torch.tensor([1.0, 2, 2, 2, 6, 6])
+    """Leave-one-out over trajectories: three of lengths 1, 3 and 2, with scores 1, 2, 6.
+
+    A trajectory counts with its first row: the second row of the last has a penalty.
+    """
+    scores = torch.tensor([1.0, 2, 2, 2, 6, 5.9])
     trajectory = [0, 1, 1, 1, 2, 2]
     result = advantages.rloo(scores, [0] * 6, trajectory, over="trajectories")
-    close(result, [1 - 4.0, 2 - 3.5, 2 - 3.5, 2 - 3.5, 6 - 1.5, 6 - 1.5])
+    close(result, [1 - 4.0, 2 - 3.5, 2 - 3.5, 2 - 3.5, 6 - 1.5, 6 - 1.65])
 
 
 @pytest.mark.parametrize("gamma, lam", [(1.0, 1.0), (0.9, 0.8), (1.0, 0.0), (0.5, 1.0)])

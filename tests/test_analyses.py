@@ -68,13 +68,6 @@ def test_magnitudes_are_the_gradients_of_the_losses():
     assert 5 < (expected["clipped MAE"] == 0).sum() < 45
 
 
-def test_shares_by_hand():
-    p, noisy = torch.tensor([0.1, 0.5, 0.9]), torch.tensor([True, False, False])
-    shares = fig2c.gradient_shares(p, noisy, rho=0.2)
-    assert shares == pytest.approx({"CE": 0.9 / 1.5, "MAE": 0.09 / 0.43, "clipped MAE": 1.0})
-    assert fig2c.gradient_shares(p[1:], noisy[1:], rho=0.2)["clipped MAE"] is None
-
-
 def test_observations_are_scored_at_temperature_1(config):
     policy = make_policy(temperature=3.0)
     rows = [
@@ -110,20 +103,6 @@ def test_conflicts_by_hand():
     )
     (found,) = fig2ab.conflicts(fig2ab.grouped(rows))
     assert "3 times, in 2 task(s), with 2 different" in fig2ab.example(found)
-
-
-def test_a_run_folder_is_only_read(finished):
-    before = {f: f.stat().st_mtime_ns for f in finished.rglob("*")}
-    args = transitions.arguments("", [str(finished), "--episodes", "3", "--temperature", "0.5"])
-    assert args.cfg.model == str(finished / "checkpoint-000001")
-    result = transitions.play(args)
-    assert before == {f: f.stat().st_mtime_ns for f in finished.rglob("*")}
-    assert result.cfg.env == "alfworld" and result.policy.temperature == 0.5
-    assert [r.tokens.trajectory for r in result.rows] == [0] * 3 + [1] * 3 + [2] * 3
-    assert len({r.task for r in result.rows}) == 2  # three episodes in groups of two
-    for r in result.rows:
-        assert r.tokens.obs_ids == result.policy.encode(r.next_observation)
-        assert r.tokens.observation == r.observation
 
 
 def test_fig2ab_on_a_run(finished, tmp_path, capsys):

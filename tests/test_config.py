@@ -40,10 +40,10 @@ CODE_BASE = dict(  # verl-agent, where the paper gives no number
 )
 OURS = dict(  # neither says; max_obs_tokens cuts nothing: Eq. 5-8 sum over all of |o|
     learn="learn_jointly", max_obs_tokens=4096, name="", out="runs", seed=0, eval_repeats=1,
-    data="", device="auto", precision="auto", shard=False, grad_checkpointing=True,
-    ref_offload=False, sampler="vllm", vllm_memory=0.4, micro_tokens=16384,
+    data="", precision="auto", shard=False, grad_checkpointing=True,
+    sampler="vllm", vllm_memory=0.4, micro_tokens=16384,
     human_goals=False, retriever="", topk=3, lora_rank=0, track="none", wm_separator="turn",
-    warm_up=0, beta2=0.999,
+    beta2=0.999,
 )
 DECISIONS = dict(  # ALFWorld and WebShop
     groups=16, group_size=8, invalid_penalty=0.1, history_length=2,
@@ -65,7 +65,7 @@ PAPER = {
         invalid_penalty=0.01, history_length=4, eval_temperature=0.0,
         kl_coef=0.001, entropy_coef=0.0, updates=200, eval_every=50, save_every=10,
         eval_tasks=0, eval_split="test", workers=0, n_products=0, model="Qwen/Qwen2.5-3B-Instruct",
-        ref_offload=True, vllm_memory=0.3,
+        vllm_memory=0.3,
     ),
 }
 
@@ -145,12 +145,9 @@ def test_presets_pass_their_own_check_and_the_first_is_tiny(env):
         (["--sampler", "vllm", "--temperature", "2.5"], "--temperature 2.5 or --eval-temp"),
         (["--group-size", "1"], "--group-size 1 leaves nothing to compare"),
         (["--updates", "1000000"], "--updates 1000000 is out of range"),  # checkpoint-000000
-        (["--lora-rank", "4", "--ref-offload"], "--ref-offload has no second model to move with"),
-        (["--device", "mps"], "--device mps is not supported: use cpu, cuda or cuda:0"),
         (["--algo", "ppo", "--statistics", "trajectories"], "not for --algo ppo: omit it"),
         (["--preset", "tiny", "paper"], "--preset tiny paper has 2 sizes: choose one."),
         (["--preset", "24gb"], "--preset 24gb is for published data"),
-        (["--warm-up", "9" * 50], "--warm-up 9+ is out of range: it must be at least 0 and at mo"),
         (["--seed", "1" + 400 * "0"], "--seed 10+ is out of range: it must be at least -9"),
         (["--model", "http://me:p@ss@host/x"], r"--model http://\*{3}@host/x is a URL: give a f"),
         (["--name", ".."], r"--name \.\. cannot be a folder in --out: use a plain name."),
@@ -176,17 +173,11 @@ def test_floats_must_be_finite(name):
     (["--topk", "3"], "unrecognized arguments: --topk.*; see --help"),  # of another script
     (["--data", ""], '--data "" is empty: give a value, or omit it'),  # $DIR is not set
     (["--data="], '--data "" is empty'),
-    (["--out", "a\udcff"], "'a.*' is no text in UTF-8: use another name"),
 ])
 def test_words_that_are_no_value_are_one_line(argv, message, capsys):
     with pytest.raises(SystemExit, match="1"):
         parse(*argv)
     assert re.fullmatch(f"error: .*{message}.*\n", capsys.readouterr().err)
-
-
-def test_names_that_are_folders_are_accepted():
-    for name in ("a b", "été", ".hidden", 200 * "x"):
-        assert parse("--name", name).name == name
 
 
 def test_echo_is_a_preset_on_top_of_a_size():
@@ -215,11 +206,8 @@ OTHER = dict(  # a valid value of each setting that is not the one of the tiny p
     mini_batch=33, kl_coef=0.3, entropy_coef=0.3, rho=0.3, alpha=0.3,
     eval_tasks=33, model="a/other", seed=3, data="d", retriever="r", workers=2, out="elsewhere",
     updates=33, eval_every=3, eval_repeats=3, save_every=3, micro_tokens=333, vllm_memory=0.3,
-    device="cpu", wm_scale=0.3, lora_rank=3, warm_up=3, beta2=0.9,
+    wm_scale=0.3, lora_rank=3, beta2=0.9,
 )
-SOURCES = {"data", "retriever"}  # paths, which the names leave out
-
-
 @pytest.mark.parametrize("env", SCRIPTS)
 def test_names_contain_each_setting_that_was_changed(env):
     """One flag at a time: what changes the numbers changes the name, the free settings do not."""
@@ -239,7 +227,7 @@ def test_names_contain_each_setting_that_was_changed(env):
             argv = [flag(f.name), str(other)]
         cfg = parse(*argv, env=env)
         assert getattr(cfg, f.name) == other
-        if f.name in (*FREE_TO_CHANGE, *SOURCES):
+        if f.name in (*FREE_TO_CHANGE, "data", "retriever"):
             assert cfg.name == plain.name, argv
         else:
             assert cfg.name not in names.values(), argv
@@ -262,16 +250,11 @@ def test_names_of_checkpoints_have_their_run():
     assert parse("--model", "data/alfworld").name == "alfworld-grpo-paw-seed0"  # named once
 
 
-def test_names_of_several_changes():
-    argv = ["--rho", "0.1"], ["--lr", "1e-4"]
-    names = {parse(*first, *second).name for first, second in (argv, argv[::-1])}
-    assert names == {"alfworld-tiny-grpo-paw-lr=0.0001-rho=0.1-seed0"}
-
-
-def test_weight_decay_reaches_the_optimizer(config, monkeypatch):
+def test_weight_decay_and_beta2_reach_the_optimizer(config, monkeypatch):
     monkeypatch.setattr("paw_min.running.session.WEIGHT_DECAY", 0.3)
-    with open_session(config()) as s:
-        assert [group["weight_decay"] for group in s.optimizer.param_groups] == [0.3]
+    with open_session(config(beta2=0.95)) as s:
+        (group,) = s.optimizer.param_groups
+        assert (group["weight_decay"], group["betas"]) == (0.3, (0.9, 0.95))
 
 
 # ---- help ----

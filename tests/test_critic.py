@@ -8,14 +8,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
-from paw_min import critic, train
+from paw_min import critic
 from paw_min.config import Config
 from paw_min.model.batches import collate
 from paw_min.model.critic import LR_FACTOR
 from paw_min.rows import flatten
-from paw_min.running import runs
 from paw_min.running.session import open_session
 from paw_min.update import learn, mini_batches, prepare
 from tests.helpers import (
@@ -24,7 +22,6 @@ from tests.helpers import (
     ROWS,
     make_critic,
     make_policy,
-    numbers,
     optimizer_of,
 )
 
@@ -137,26 +134,6 @@ def test_policy_and_critic_step_apart_and_values_come_to_fit():
         assert not torch.equal(policy.model.lm_head.weight, weight)
         assert all(torch.equal(w, values[n]) for n, w in policy.critic.state_dict().items())
     assert losses[-1] < 0.7 * losses[0]
-
-
-@pytest.mark.slow
-def test_a_run_with_ppo_resumes_with_the_same_numbers(config, tmp_path):
-    settings = dict(algo="ppo", groups=4, group_size=1, updates=2, lr=1e-3)
-    train.train(config(**settings))
-    whole = numbers(tmp_path / "r")
-    expected = {"loss_value", "value", "explained_variance", "lambda", "loss_wm"}
-    assert expected <= set(whole[1])
-    assert whole[1]["value"] == 0.0 and whole[2]["value"] != 0.0  # the head starts at zero
-    cfg = config(**settings, name="two")
-    train.train(config(**settings | {"updates": 1}, name="two"))
-    train.train(cfg)
-    resumed = numbers(tmp_path / "two")  # update 1 was evaluated there, as the last
-    without = [{k: v for k, v in m.items() if not k.startswith("eval")} for m in (*whole, *resumed)]
-    assert without[: len(whole)] == without[len(whole) :]
-    checkpoint = runs.Run(cfg).checkpoint()
-    state = torch.load(checkpoint / "trainer.pt", weights_only=True)
-    assert "critic.head.weight" in state["weights"]
-    AutoModelForCausalLM.from_pretrained(checkpoint)  # still a plain Hugging Face folder
 
 
 def test_the_critic_starts_from_the_model_with_a_learning_rate_of_its_own(config):

@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from paw_min.base import distributed
 from paw_min.model.policy import load_policy
 from paw_min.running import runs
 from paw_min.toy import default_model
@@ -114,12 +113,6 @@ def test_bf16_passes_over_fp32_weights(together, how, case):
         distance = (rounded["gradients"][name] - gradient).norm() / gradient.norm()
         assert 1e-3 < distance < 0.15, name
         assert rounded["weights"][name].dtype == rounded["gradients"][name].dtype == torch.float32
-
-
-def test_only_the_last_pass_of_a_step_sums_gradients_while_it_runs(together):
-    """Without FSDP. A step: passes without sums, and one during which sums of buckets start."""
-    events = "".join(together["replicated"]["accumulation"]["events"])
-    assert re.fullmatch(r"(sum)*(\(\)){2,}\((sum){2,}\)(sum)?", events)
 
 
 @pytest.mark.parametrize("case", PPO_CASES)
@@ -223,11 +216,3 @@ def test_a_killed_rank_ends_the_run_with_a_sentence(script, tmp_path):
     assert "another rank exited" in output
     assert "rerun the same command to resume" in output
     assert json.loads(metrics.read_text().splitlines()[-1])["update"] >= 2
-
-
-def test_an_error_before_the_ranks_meet_is_said_once(monkeypatch):
-    said = []
-    for rank in ("0", "1"):
-        monkeypatch.setenv("RANK", rank)
-        said.append(distributed.with_rank("error: x"))
-    assert said == ["error: x", ""]

@@ -1,7 +1,6 @@
 """Damaged files of shops, questions, corpora, triplets and trajectories: one sentence for each.
 
 A row of ROWS: a reader of readers.py, one of its files, what is in it, a part of the sentence.
-test_fuzz.py damages the same files at random.
 """
 
 import json

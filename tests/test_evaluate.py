@@ -12,7 +12,6 @@ from paw_min.config import Config
 from paw_min.envs.interface import Step
 from paw_min.envs.pool import EnvPool
 from paw_min.metrics import describe_episodes
-from paw_min.model.sampler import HFSampler
 from paw_min.rows import Episode, Transition
 from paw_min.running.evaluate import evaluate
 from tests.helpers import Script, make_policy, seeds
@@ -114,29 +113,6 @@ def test_another_trial_draws_anew_and_repeats_draw_their_own():
     assert all(len(one) == 6 for one in drawn) and len(set.union(*drawn)) == 18
     # The seed of training does not matter.
     assert seeds(run(tasks, seed=5)[1]) == seeds(run(tasks)[1])
-
-
-class Long:
-    """Six steps, not won."""
-
-    def reset(self, task):
-        self.left = 6
-        return Step("start", task, "toy", ["go to shelf 1"])
-
-    def step(self, command):
-        self.left -= 1
-        return Step(f"go to shelf {self.left}", "", "toy", [], done=not self.left)
-
-
-def test_responses_that_reach_the_limit_are_counted():
-    policy = make_policy()
-    settings = dict(make_env=Long, max_response_tokens=3, eval_temperature=1.0)
-    played, _ = run(["x", "y"], policy, HFSampler(), **settings)
-    ids = [t.response_ids for e in played.episodes for t in e.transitions]
-    cut = [one for one in ids if one[-1] not in policy.eos_ids]
-    assert all(len(one) == 3 for one in cut) and 0 < len(cut) < len(ids)
-    assert played.metrics["eval_responses_cut"] == pytest.approx(len(cut) / len(ids))
-    assert run(["a 1"])[0].metrics["eval_responses_cut"] == 0  # ends by itself
 
 
 def test_episodes_are_described():

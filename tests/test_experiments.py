@@ -15,14 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import run_alfworld
-from paw_min import train
 from paw_min.base.errors import UserError
-from paw_min.config import parse_args
 from paw_min.running import runs
-from paw_min.running.stored import public
 from research.paper import figures, sweep, table
-from research.paper.grids import GRIDS, PLACEBO, Arm
+from research.paper.grids import GRIDS, Arm
 from research.stats import mean_of
 from tests.helpers import SMALL, argv
 
@@ -34,7 +30,7 @@ ROOT = Path(__file__).parent.parent
 @pytest.mark.parametrize("env, size", [("alfworld", "paper"), ("search", "tiny")])
 def test_every_arm_is_a_run_of_its_own_with_the_same_episodes(env, size, tmp_path):
     for grid, arms in GRIDS.items():
-        extra = [] if size == "tiny" else ["--preset", size, "--data", "d", "--device", "cpu"]
+        extra = [] if size == "tiny" else ["--preset", size, "--data", "d"]
         jobs = sweep.plan(grid, env, [0, 1], str(tmp_path), extra)
         assert [j.cfg.seed for j in jobs] == [0] * len(arms) + [1] * len(arms)
         assert len({j.folder for j in jobs}) == len(jobs), grid
@@ -66,28 +62,6 @@ def test_settings_of_the_arms(tmp_path):
     assert len({cfg(*arm).name for arm in same}) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("arm", [GRIDS["table3-algorithms"][1], PLACEBO],
-                         ids=lambda arm: arm.label)
-def test_an_arm_trains(config, tmp_path, arm):
-    """One update with its settings, on the real engine. test_device.py trains other algorithms."""
-    given = vars(config(updates=1))
-    small = {key: given[key] for key in (*SMALL, "data", "model", "out")}
-    flags = [*argv(small), *arm.flags.format(size="tiny", episodes=4).split()]
-    cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", flags)
-    train.train(cfg)
-    first, last = runs.read_metrics(tmp_path / "r")
-    assert last["update"] == 1 and "eval_success" in first and "eval_success" in last
-    assert "wm_loss" in last
-
-
-def test_a_plan_whose_folder_has_other_settings(tmp_path):
-    job = sweep.plan("table1", "alfworld", [0], str(tmp_path), [])[0]
-    write_run(job.folder, [{"update": 0}], public(job.cfg) | {"lr": 0.5})
-    with pytest.raises(UserError, match=r"belongs to a run with --lr 0.5: .* another --out"):
-        sweep.plan("table1", "alfworld", [0], str(tmp_path), [])
-
-
 def test_a_dry_run_checks_and_counts_every_arm_once(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "dry_run", lambda jobs: [str(job) for job in jobs])
     with pytest.raises(UserError, match=r"4 of 4 runs failed.\nGRPO, seed 0\nGRPO w/ PaW, seed 0"):
@@ -99,12 +73,11 @@ def test_one_run_per_gpu_or_idle_core(monkeypatch):
     monkeypatch.setattr(os, "getloadavg", lambda: (cores - 0.9, 0, 0))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert sweep.slots(None, "auto") == [""] and sweep.slots(2, "auto") == ["", ""]
+    assert sweep.slots(None) == [""] and sweep.slots(2) == ["", ""]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert sweep.slots(None, "auto") == ["0", "1"] and sweep.slots(3, "cuda") == ["0", "1", "0"]
-    assert sweep.slots(None, "cpu") == [""]
+    assert sweep.slots(None) == ["0", "1"] and sweep.slots(3) == ["0", "1", "0"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    assert sweep.slots(None, "auto") == ["3", "5"]
+    assert sweep.slots(None) == ["3", "5"]
 
 
 # --- a sweep in real processes ---------------------------------------------------------------
@@ -122,7 +95,7 @@ def interruptible():
 def test_a_sweep_is_interrupted_fails_resumes_and_becomes_a_table(
     tmp_path, monkeypatch, model, games_root, capsys, interruptible
 ):
-    small = SMALL | dict(data=games_root, model=model, device="cpu", updates=2, eval_every=0)
+    small = SMALL | dict(data=games_root, model=model, updates=2, eval_every=0)
     flags = argv({k: v for k, v in small.items() if k not in ("name", "kl_coef")})
     arms = [Arm("GRPO", "--no-paw"), Arm("GRPO w/ PaW"), Arm("bad", f"--model {tmp_path}/nowhere")]
     monkeypatch.setitem(sweep.GRIDS, "three", arms)

@@ -105,3 +105,13 @@ def test_bf16_rounds_the_factors_and_not_the_logits(words):
     ]
     for ours, exact, most in zip(*found, (1e-5, 1e-5, 1e-2, 1e-2), strict=True):
         assert (ours.float() - exact).norm() < most * exact.norm()
+
+
+def test_the_logits_of_the_sampler_are_fp32_under_autocast():
+    hidden, weight, _ = inputs()
+    module = head.Head(torch.nn.Parameter(weight.detach()))
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = module(hidden)
+    assert logits.dtype == torch.float32
+    expected = hidden.bfloat16().float() @ weight.bfloat16().float().T
+    torch.testing.assert_close(logits, expected)

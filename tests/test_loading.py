@@ -125,8 +125,7 @@ def test_what_is_nowhere_is_one_sentence(hub, tmp_path):
     assert len(hub) == 1
 
 
-@pytest.mark.parametrize("base", ["./data/start", "data/start"])  # the second as in older runs
-def test_an_adapter_from_another_working_folder(hub, tmp_path, monkeypatch, base):
+def test_an_adapter_from_another_working_folder(hub, tmp_path, monkeypatch):
     make_policy("qwen3").save(tmp_path / "data" / "start")
     monkeypatch.chdir(tmp_path)
     policy = load_policy("data/start")
@@ -134,24 +133,8 @@ def test_an_adapter_from_another_working_folder(hub, tmp_path, monkeypatch, base
     policy.save(tmp_path / "adapter")
     path = tmp_path / "adapter" / "adapter_config.json"
     assert json.loads(path.read_text())["base_model_name_or_path"] == "./data/start"
-    change(path, base_model_name_or_path=base)
     load_policy("adapter")
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
-    places = f"{tmp_path}/adapter is an adapter of {base}, which is not in .* {tmp_path}/other:"
-    with pytest.raises(UserError, match=places):
-        load_tokenizer(str(tmp_path / "adapter"))
-    assert len(hub) == (base == "data/start")
-
-
-@pytest.mark.parametrize("family, corrected", [("mistral", True), ("qwen3", False)])
-def test_the_regular_expression_of_mistral_alone_is_corrected(tmp_path, family, corrected):
-    """transformers would correct any large tokenizer whose config.json names no version."""
-    make_policy("qwen3").save(tmp_path)
-    path = tmp_path / "tokenizer.json"
-    content = json.loads(path.read_text())
-    content["model"]["vocab"] |= {f"w{i}": i for i in range(100, 100_100)}
-    path.write_text(json.dumps(content))
-    change(tmp_path / "config.json", model_type=family, transformers_version=None)
-    words = str(load_tokenizer(str(tmp_path)).backend_tokenizer.pre_tokenizer)
-    assert ("Split" in words) == corrected
+    with pytest.raises(UserError, match="the folder ./data/start does not exist"):
+        load_policy(str(tmp_path / "adapter"))

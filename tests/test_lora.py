@@ -7,12 +7,11 @@ With the real peft. Over several ranks: tests/test_dist.py; in vLLM: tests/test_
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from paw_min import train
@@ -20,7 +19,7 @@ from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.model import lora
 from paw_min.model.batches import collate, micro_batches
-from paw_min.model.policy import Policy, load_policy
+from paw_min.model.policy import load_policy
 from paw_min.rows import flatten
 from paw_min.running import export, runs, session
 from paw_min.update import learn, loss_parts, prepare
@@ -109,60 +108,14 @@ def test_adapters_are_merged_right_in_other_kinds_of_models(kind, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind, reason", [
-    ("gpt2", "no plain linear layer"), ("jamba", "merged, its .* nats"),
-    ("zamba", "merged, its .* nats"), ("falcon_h1", "'out_proj' is incompatible"),
+    ("gpt2", "no plain linear layer"), ("falcon_h1", "'out_proj' is incompatible"),
 ])
-def test_models_whose_adapters_cannot_be_merged_are_refused(kind, reason):
+def test_models_without_a_place_for_adapters_are_refused(kind, reason):
     policy = make_kind(kind)
     name = type(policy.model).__name__
     with pytest.raises(UserError, match=rf"LoRA cannot adapt {name} \(.*{reason}") as error:
         lora.attach(policy.model, 4, "fp32", 0, None)
     assert "\n" not in str(error.value) and "omit --lora-rank" in str(error.value)
-
-
-def scaled(name, weight, plain):
-    return plain + 0.5 * (weight - plain)
-
-
-def one_dropped(name, weight, plain):
-    return plain if "layers.1.mlp.up_proj" in name else weight
-
-
-@pytest.mark.parametrize("fault", [scaled, one_dropped])
-def test_a_wrong_merge_is_found(monkeypatch, fault):
-    """And the right one changes no weight."""
-    policy = make_policy()
-    full = lora.full_weights
-    plain = dict(policy.model.state_dict())
-    lora.attach(policy.model, 4, "fp32", 0, None)
-    for name, weight in full(policy.model):
-        assert torch.equal(weight, plain[name])
-
-    def wrong(model):
-        return ((name, fault(name, weight, plain[name])) for name, weight in full(model))
-
-    monkeypatch.setattr(lora, "full_weights", wrong)
-    with pytest.raises(UserError, match="LoRA cannot adapt Qwen2ForCausalLM .merged, its"):
-        lora.attach(make_policy().model, 4, "fp32", 0, None)
-
-
-@pytest.mark.parametrize("change, reason", [
-    (lambda weights: {n: w for n, w in weights.items() if "layers.0" in n}, "Found missing adapt"),
-    (lambda weights: weights | {n.replace("layers.1", "layers.7"): w.clone()
-                                for n, w in weights.items() if "layers.1" in n}, "has .*layers.7"),
-])
-def test_an_adapter_of_other_layers_is_refused(tmp_path, change, reason):
-    """As a start model and on resume: peft fills the rest with new adapters, and leaves others."""
-    policy = make_policy()
-    policy.save(tmp_path / "start")
-    policy.model.name_or_path = str(tmp_path / "start")
-    with_adapters(policy).save(tmp_path / "adapter")
-    file = tmp_path / "adapter" / "adapter_model.safetensors"
-    save_file(change(load_file(file)), file)
-    with pytest.raises(UserError, match=reason):
-        load_policy(str(tmp_path / "adapter"))
-    with pytest.raises(UserError, match="has adapters of other layers .model.layers.*restore"):
-        lora.attach(make_policy().model, 4, "fp32", 0, tmp_path / "adapter")
 
 
 def test_models_without_recomputed_activations_are_refused():
@@ -213,16 +166,8 @@ def test_recomputed_activations_change_no_gradient():
 
 
 @pytest.mark.slow
-def test_a_run_resumes_bit_for_bit_from_its_adapter(config, model, tmp_path, monkeypatch):
+def test_a_run_resumes_bit_for_bit_from_its_adapter(config, model, tmp_path):
     """With PPO, whose critic is saved beside the adapter."""
-    gathered = set()
-    save = Policy.save
-
-    def spy(policy, folder, weights):
-        gathered.update(weights)
-        return save(policy, folder, weights)
-
-    monkeypatch.setattr(Policy, "save", spy)
     settings = RUN | dict(updates=2, algo="ppo", group_size=1, groups=4)
     train.train(config(**settings, name="whole"))
     train.train(config(**settings | {"updates": 1}))
@@ -242,7 +187,7 @@ def test_a_run_resumes_bit_for_bit_from_its_adapter(config, model, tmp_path, mon
     trained = {name for group in groups for name in group["params"]}
     assert all("lora_" in name or name.startswith("critic.") for name in trained)
     assert len(trained) == 2 * 2 * 7 + len(state["weights"])
-    assert trained == set(state["optimizer"]["state"]) == gathered
+    assert trained == set(state["optimizer"]["state"])
     with session.open_session(cfg, eval_only=True) as s:  # evaluates the adapter, too
         for name, weight in load_policy(model).model.state_dict().items():
             kept = s.policy.model.state_dict()
@@ -269,15 +214,13 @@ def test_a_plain_folder_with_merged_weights(config, model, checkpoint, tmp_path,
     export.main([str(checkpoint.parent), "--out", str(tmp_path / "plain")])
     assert f"plain: the policy of {checkpoint}" in capsys.readouterr().out
     assert not (tmp_path / "plain" / "adapter_config.json").exists()
-    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.float32)
     with session.open_session(config(**RUN), eval_only=True) as s:
         weights = dict(lora.full_weights(s.policy.model))
     start = load_policy(model).model.state_dict()
     for name, weight in plain.state_dict().items():
-        torch.testing.assert_close(weight, weights[name], atol=1e-6, rtol=0)
-        assert ("proj" in name) == (not torch.equal(weight, start[name]))
-    with pytest.raises(UserError, match="has no checkpoint: give the folder of a run, runs/NAME"):
-        export.main([str(tmp_path / "plain"), "--out", "nowhere"])
+        torch.testing.assert_close(weight, weights[name], atol=1e-6, rtol=1 / 256)  # of bf16
+        assert ("proj" in name) == (not torch.equal(weight, start[name].bfloat16().float()))
 
 
 @pytest.mark.slow
@@ -299,23 +242,3 @@ def test_a_checkpoint_is_a_start_model(config, checkpoint, tmp_path, rank):
             torch.testing.assert_close(end[name], weight, atol=1e-6, rtol=0)
     train.train(config(**settings, updates=2))
     assert numbers(tmp_path / "next")[2]["ref_kl"] > 1e-6
-
-
-@pytest.mark.slow
-def test_without_peft(config, monkeypatch, tmp_path, checkpoint):
-    monkeypatch.setitem(sys.modules, "peft", None)
-    session.check_machine(config())  # not needed
-    remedy = "LoRA needs peft: pip install 'peft>=0.21,<0.22', or omit --lora-rank"
-    for start in (train.train, session.dry_run):
-        with pytest.raises(UserError, match=remedy):
-            start(config(lora_rank=4, name="new"))
-    assert not (tmp_path / "new").exists()
-    with pytest.raises(UserError, match=remedy):
-        load_policy(str(checkpoint))
-
-
-@pytest.mark.slow
-def test_a_damaged_adapter_is_one_sentence(config, checkpoint):
-    (checkpoint / "adapter_model.safetensors").write_bytes(b"cut")
-    with pytest.raises(UserError, match="adapter_model.safetensors cannot be read .*restore it"):
-        train.train(config(**RUN))

@@ -6,10 +6,7 @@ Tiny random models of three families. Where float sums may be ordered differentl
 length, another batch), tolerances are a few float32 roundings of a log-probability of about -5.
 """
 
-import json
-import re
 from collections import deque
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,8 +17,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from paw_min import losses
 from paw_min.base.errors import UserError
-from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.envs.interface import Context
 from paw_min.model.batches import collate
 from paw_min.model.policy import Policy, load_policy, turn_end
 from paw_min.model.sampler import HFSampler, Request
@@ -36,7 +31,6 @@ from tests.helpers import (
     chatml_tokenizer,
     control_tokens,
     make_policy,
-    without_layers,
 )
 from tests.helpers import TOKEN_ROWS as ROWS
 
@@ -156,26 +150,6 @@ def test_logprobs_of_the_sampler_are_those_of_the_trainer(policy):
         torch.testing.assert_close(ours[: len(theirs)], theirs, atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("layers, most", [(True, 0.5), (False, 2e-3)])
-def test_the_sampler_rounds_as_the_trainer_does(layers, most):
-    """bf16 for both: closer to each other than to fp32. Without layers, only heads could differ."""
-    policy = make_policy(precision="bf16")
-    if not layers:
-        without_layers(policy)
-    prompts = [r.prompt_ids for r in ROWS] * 4
-    responses = sample(policy, prompts, range(12), temperature=1.0, max_tokens=6)
-    rows = [TokenRow(prompt, r.ids, []) for prompt, r in zip(prompts, responses, strict=True)]
-    batch = collate(rows, [False] * 12, policy.pad_id)
-    theirs = torch.zeros(batch.response_mask.shape)
-    for i, response in enumerate(responses):
-        theirs[i, : len(response.logps)] = torch.tensor(response.logps)
-    gaps = {}
-    for policy.precision in ("bf16", "fp32"):
-        logp, _ = policy(batch)
-        gaps[policy.precision] = (logp - theirs)[batch.response_mask].abs().mean()
-    assert gaps["bf16"] < most * gaps["fp32"] < 0.05
-
-
 def test_temperature_acts_on_responses_and_not_on_observations():
     plain = make_policy()
     hot = make_policy(temperature=2.0)
@@ -293,31 +267,6 @@ def test_no_text_becomes_a_control_token():
 
 
 @pytest.mark.parametrize(
-    "env, action",
-    [("alfworld", "<action>go to shelf 1</action>"), ("webshop", "<action>click[a]</action>"),
-     ("search", "<search>mug</search>"), ("search", "<answer>mug</answer>")],
-)
-def test_tags_that_are_special_tokens_stay_text(env, action):
-    """After a supervised stage: a response has its tags, a prompt its own; no text ends a turn."""
-    tokenizer = chatml_tokenizer()
-    tags = ["action", "think", "search", "answer", "information"]
-    words = [f"<{slash}{tag}>" for tag in tags for slash in ("", "/")]
-    tokenizer.add_special_tokens({"extra_special_tokens": words})
-    policy = make_policy(tokenizer=tokenizer)
-    benchmark = BENCHMARKS[env]
-    ids = policy.encode(f"<think>a b</think>{action}") + [policy.eos_ids[0], policy.pad_id]
-    answered = policy.decode(ids)
-    assert "<end>" not in answered and "<|im_end|>" not in answered and "<pad>" not in answered
-    assert benchmark.parse(answered).valid
-    ids, forged = [
-        policy.encode_chat(benchmark.prompts["paper"](Context("a", text, ["look"]), 2))
-        for text in ("a", INJECTION)
-    ]
-    assert set(tokenizer(re.search("<[a-z]+>", action)[0])["input_ids"]) <= set(ids)
-    assert control_tokens(policy, forged) == control_tokens(policy, ids)
-
-
-@pytest.mark.parametrize(
     "name, opened",
     [("deepseek_r1_distill", "<think>"), ("qwen3", ""), ("qwen2_5", ""), ("nemotron_3_nano", "")],
 )
@@ -331,33 +280,14 @@ def test_labels_do_not_open_a_thought_twice(name, opened):
     assert text.count("<think>") == text.count("</think>")
 
 
-def test_folders_without_a_model_are_named(tmp_path):
-    with pytest.raises(UserError, match="no config.json: give .* or checkpoint-... of a run"):
-        load_policy(str(tmp_path))
-    make_policy("qwen3").model.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="cannot be loaded|no chat template"):
-        load_policy(str(tmp_path))
-    with pytest.raises(UserError, match="cannot be loaded .*File name too long"):
-        load_policy(5000 * "a")
-
-
-def change_config(policy, folder, **changed):
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+def without_config(policy, folder):
+    (folder / "config.json").unlink()
 
 
 def without_a_weight(policy, folder):
     weights = load_file(folder / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def without_end_token(policy, folder):
-    for name in ("tokenizer_config.json", "generation_config.json"):
-        path = folder / name
-        content = json.loads(path.read_text())
-        path.write_text(json.dumps({k: v for k, v in content.items() if "_token" not in k}))
-    change_config(policy, folder, eos_token_id=None, pad_token_id=None)
 
 
 def cut_weights(policy, folder):
@@ -375,22 +305,13 @@ def more_tokens(policy, folder):
     policy.tokenizer.save_pretrained(folder)
 
 
-def template(text: str):
-    return lambda policy, folder: (folder / "chat_template.jinja").write_text(text)
-
-
 @pytest.mark.parametrize(
     "damage, reason",
     [
+        (without_config, "no config.json: give .* or checkpoint-... of a run"),
         (more_tokens, "27 tokens for 25 embeddings"),
-        (template("{% for"), "unexpected"),
-        (template("{{ messages[0].x.y }}"), "no attribute"),
-        (template(" "), "leaves nothing of a message"),
-        (partial(change_config, intermediate_size=32), "mismatch"),
-        (partial(change_config, hidden_size="wide"), "hidden_size"),
         (cut_weights, "not fully covered"),
         (without_a_weight, "no weights for model.layers.1.mlp.up_proj.weight"),
-        (without_end_token, "it has no end token"),
         (no_numbers, "has weights that are NaN or infinite"),
     ],
 )

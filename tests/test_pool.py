@@ -92,39 +92,14 @@ def test_results_do_not_depend_on_workers(workers):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_requests_and_answers(workers):
     with EnvPool(Toy, 4, workers) as pool:
-        with pytest.raises(RuntimeError, match="recv would block forever"):
-            pool.recv()
         reset(pool, "wxyz")
         for slot in (2, 0, 3):
             pool.step(slot, f"go {slot}")
-        for request in (pool.step, pool.reset):
-            with pytest.raises(RuntimeError, match="Slot 2 has an unanswered request"):
-                request(2, "again")
         answers = dict(pool.recv() for _ in range(3))
         assert_playing(answers[2], "y: 1 go 2")
         assert_playing(answers[0], "w: 1 go 0")
         if workers == 0:
             assert list(answers) == [2, 0, 3]
-        for slot in (4, -1):
-            with pytest.raises(ValueError, match=f"step of slot {slot}: the pool has 4 slots"):
-                pool.step(slot, "x")
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_recv_with_a_timeout(workers):
-    with EnvPool(Toy, 4, workers) as pool:
-        assert pool.recv(0) is None and pool.recv(0.01) is None  # no open request
-        reset(pool, "wxyz")
-        pool.step(1, "slow")
-        pool.step(3, "go")
-        if workers:
-            answer = pool.recv(60)
-            assert answer.slot == 3 and answer.step.observation == "z: 1 go"
-            assert pool.recv(0) is None and pool.recv(0.01) is None
-            assert pool.recv().slot == 1
-        else:  # one request per call, in order
-            assert [pool.recv(0).slot, pool.recv(0).slot] == [1, 3]
-        assert pool.recv(0) is None
 
 
 def test_requests_to_a_dead_worker(caplog):
@@ -201,42 +176,17 @@ def test_a_crash_or_hang_costs_the_episodes_of_its_worker(command, reason, caplo
         assert caplog.messages == [steps[1].failed]
 
 
-@pytest.mark.slow
-def test_the_timeout_is_per_call(caplog):
-    """It does not apply to a queue of requests as a whole."""
-    with EnvPool(Toy, 4, 1, timeout=1.5) as pool:
-        reset(pool, "abcd")
-        step(pool, {slot: "slow" for slot in range(4)})
-        assert not caplog.messages
-
-
-@pytest.mark.slow
-def test_the_timeout_does_not_count_while_another_worker_starts(monkeypatch):
-    usual = pool_module._Worker.await_start
-
-    def await_start(worker):
-        usual(worker)
-        time.sleep(3.0)
-
-    with EnvPool(Toy, 2, 2, timeout=3.0) as pool:
-        reset(pool, "ab")
-        monkeypatch.setattr(pool_module._Worker, "await_start", await_start)
-        steps = step(pool, {0: "crash", 1: "slow"})
-        assert "its worker died" in steps[0].failed
-        assert_playing(steps[1], "b: 1 slow")
-
-
 class Slow(Toy):
     def __init__(self):
         super().__init__()
         time.sleep(1.5)
 
 
-def test_making_an_environment_has_a_limit_of_its_own(caplog, monkeypatch):
+def test_the_first_answer_of_a_worker_has_a_limit_of_its_own(caplog, monkeypatch):
     with EnvPool(Slow, 1, 1, timeout=1.0) as pool:
         assert reset(pool, "a")[0].observation == "start of a"
     assert not caplog.messages
-    monkeypatch.setattr(pool_module, "MAKE_TIMEOUT", 0.5)
+    monkeypatch.setattr(pool_module, "FIRST_TIMEOUT", 0.5)
     with EnvPool(Slow, 1, 1) as pool:
         assert_failed(reset(pool, "a")[0], "Slot 0 failed at reset 'a': no answer within 0.5 s")
 

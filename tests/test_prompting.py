@@ -29,7 +29,7 @@ from paw_min.train import train
 from research.paper.prompting import __main__ as prompting
 from research.paper.prompting.agents import LESSONS, React
 from research.paper.prompting.demonstrations import EXAMPLES
-from research.paper.prompting.endpoint import Answer, Endpoint
+from research.paper.prompting.endpoint import Endpoint
 from tests.chat import ChatServer, answers_of, completion, play
 
 KEY = "sk-test/0123456789abcdef"
@@ -252,25 +252,6 @@ def test_an_answer_that_is_no_chat_completion(content, serve, connect):
     assert ask(endpoint, "a") == [LOOK]  # nothing of it was kept
 
 
-@pytest.mark.slow
-def test_a_deadline_ends_dripping(serve, connect):
-    def drip(handler, body):
-        handler.send_response(200)
-        handler.send_header("Content-Length", "1000")
-        handler.end_headers()
-        for _ in range(60):
-            handler.wfile.write(b" ")
-            handler.wfile.flush()
-            time.sleep(0.05)
-
-    server = serve()
-    server.faults.append(drip)
-    start = time.monotonic()
-    with pytest.raises(UserError, match="no answer within --deadline 1 s"):
-        ask(connect(server, deadline=1.0), "a")
-    assert time.monotonic() - start < 2.5
-
-
 def test_a_refused_key_ends_in_one_sentence_without_the_key(
     games_root, tmp_path, serve, capsys, caplog
 ):
@@ -294,31 +275,6 @@ def test_a_refused_key_ends_in_one_sentence_without_the_key(
         out += "".join(p.read_text() for p in (tmp_path / "k").iterdir())
         assert KEY not in out and KEY[8:] not in out
     assert "HTTP" in caplog.text
-
-
-def test_after_an_error_requests_under_way_are_kept_and_no_more_are_sent(serve, connect):
-    server = serve(lambda body: time.sleep(0.3) or LOOK)
-    server.faults.append(status(400))
-    endpoint = connect(server, concurrency=3)
-    with pytest.raises(UserError, match="HTTP 400"):
-        ask(endpoint, *"abcdefgh")
-    assert 3 <= len(server.bodies) <= 4
-    assert len(connect(server).kept) == len(server.bodies) - 1
-
-
-def test_answers_are_read_in_all_their_forms(serve, connect):
-    def answer(content, **more) -> Answer:
-        endpoint = connect(serve(lambda body: completion(content) | more), name=f"{time.time()}")
-        ask(endpoint, "a")
-        (kept,) = endpoint.kept.values()
-        return kept
-
-    assert answer("a") == Answer("a", None, None)
-    assert answer(None).text == ""  # a refusal
-    assert answer("x\ud800\U0001f600").text == "x?\U0001f600"  # can be written to a file
-    usage = {"prompt_tokens": 5, "completion_tokens": "many", "total_tokens": 6}
-    assert answer("a", usage=usage) == Answer("a", 5, None)
-    assert answer("a", usage=None) == Answer("a", None, None)
 
 
 # Resuming.
@@ -371,18 +327,6 @@ def test_a_killed_run_resumes_without_asking_twice(games_root, tmp_path, serve, 
 def test_user_errors(more, message, games_root, tmp_path, capsys):
     with pytest.raises(SystemExit, match=f"^error: {message}"):
         prompting.main(["alfworld", "--data", str(games_root), "--out", str(tmp_path), *more])
-
-
-def test_a_benchmark_of_a_fork(monkeypatch):
-    """Its run script may lack a preset, and it has no demonstration yet."""
-    monkeypatch.setattr(prompting, "presets_of", lambda env: {"tiny": {"updates": 1}})
-    monkeypatch.delitem(prompting.EXAMPLES, "webshop")
-    assert prompting.parse(["webshop"])[0].updates == 1
-    with pytest.raises(UserError, match="^--agent react: .* none for webshop"):
-        prompting.parse(["webshop", "--agent", "react"])
-    monkeypatch.setattr(prompting, "presets_of", lambda env: {"small": {}})
-    with pytest.raises(UserError, match="^run_webshop.py has no preset tiny"):
-        prompting.parse(["webshop"])
 
 
 def test_names_presets_and_plan(games_root, tmp_path, capsys):

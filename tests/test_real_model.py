@@ -16,17 +16,12 @@ import torch
 from safetensors.torch import load_file
 
 from paw_min import toy, train
-from paw_min.config import Config
 from paw_min.envs import alfworld
 from paw_min.envs.alfworld import prompts
 from paw_min.envs.interface import Context
 from paw_min.inspect.__main__ import pieces
-from paw_min.model.batches import collate
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
-from paw_min.model.probe import MAX_GAP, check_sync
 from paw_min.model.sampler import HFSampler, Request
-from paw_min.model.vllm_sampler import VLLMSampler
-from paw_min.rows import Episode, TokenRow, Transition, flatten
 from paw_min.running import runs
 from paw_min.toy import smollm2, standins
 from tests.helpers import HOSTILE_TEXT
@@ -76,19 +71,6 @@ def sample(policy, sampler, prompt, n: int, max_tokens: int, temperature=1.0) ->
         queue = deque(Request(i, prompt, seed=i) for i in range(n))
         parts = list(sampler.generate(queue, temperature, max_tokens))
     return sorted((r for part in parts for r in part), key=lambda r: r.slot)
-
-
-@pytest.fixture(scope="session")
-def answered(policy, prompt_ids) -> list[TokenRow]:
-    """Four sampled responses, each with an observation; some end and some are cut."""
-    responses = sample(policy, HFSampler(), prompt_ids, 2, max_tokens=24)
-    short = policy.encode_chat("Answer with one word: what is the capital of France?")
-    responses += sample(policy, HFSampler(), short, 2, max_tokens=24)
-    asked = [prompt_ids, prompt_ids, short, short]
-    return [
-        Transition(p, r.ids, policy.encode(o), r.logps, 0.0, True, "", k, k)
-        for k, (p, r, o) in enumerate(zip(asked, responses, OBSERVATIONS))
-    ]
 
 
 # --- the folder
@@ -174,43 +156,6 @@ def test_the_chat_has_one_system_prompt_and_one_open_answer(policy):
 
 
 # --- sampler and trainer
-
-
-@torch.no_grad()
-def test_an_appended_observation_changes_no_action_log_prob(policy, answered):
-    """Causal isolation, padding with the end token included."""
-    n = len(answered)
-    bare = collate(answered, [False] * n, policy.pad_id)
-    joint = collate(answered, [True] * n, policy.pad_id)
-    (logp_bare, entropy_bare) = policy(bare)
-    (logp, entropy) = policy(joint)
-    width = logp_bare.shape[1]
-    mask = bare.response_mask
-    for a, b in ((logp, logp_bare), (entropy, entropy_bare)):
-        torch.testing.assert_close(a[:, :width][mask], b[mask], atol=2e-4, rtol=0)
-    # Other observations of the same length: not one bit differs.
-    other = joint.ids.flatten()[joint.at[joint.n_response :]].flip(0)
-    joint.ids.view(-1)[joint.at[joint.n_response :]] = other
-    swapped, _ = policy(joint)
-    assert torch.equal(swapped[joint.response_mask], logp[joint.response_mask])
-    assert not torch.equal(swapped[joint.obs_mask], logp[joint.obs_mask])
-
-
-def test_log_probs_of_vllm_are_the_trainers(folder, policy, prompt_ids):
-    sampler = VLLMSampler(str(folder), 640, "fp32", memory_share=0.2, seed=0)
-    torch.set_num_threads(1)
-    try:
-        responses = sample(policy, sampler, prompt_ids, 4, max_tokens=24)
-    finally:
-        sampler.close()
-    episodes = [
-        Episode("a task", k, k, [Transition(prompt_ids, r.ids, [], r.logps, 0, True, "", k, k)])
-        for k, r in enumerate(responses)
-    ]
-    gap = check_sync(Config(micro_tokens=1000), policy, flatten(episodes), "update 1")
-    print(f"gap {gap:.1e} nats per token")
-    assert gap < 1e-4 < MAX_GAP["fp32"]
-    assert len({tuple(r.ids) for r in responses}) == 4
 
 
 # --- training

@@ -3,7 +3,6 @@
     python -m pytest tests/test_rollout.py
 """
 
-import time
 from collections import deque
 from dataclasses import replace
 from functools import partial
@@ -333,28 +332,6 @@ def test_a_slow_environment_holds_nobody_up(sampler):
     assert pool.blocked == 3  # its reset and its two steps
 
 
-class LateAnswer(EnvPool):
-    """Whatever has been answered, two polls do not see it."""
-
-    polls = 0
-
-    def recv(self, timeout=None):
-        self.polls += timeout == 0
-        return None if timeout == 0 and self.polls <= 2 else super().recv(timeout)
-
-
-def test_a_running_request_is_joined_by_new_ones():
-    """The second episode is reset while the engine works on the first one's request."""
-    policy = make_policy()
-    sampler = OneByOne(policy)
-    with LateAnswer(Countdown, 2) as pool:
-        rollout(
-            Config(prompt="compact"), policy, sampler, pool, ["1", "1"], [0, 0], temperature=1.0,
-            seed_key=(0,),
-        )
-    assert [len(batch) for batch in sampler.batches] == [1, 1, 2, 1, 1]
-
-
 def test_a_rollout_replays_on_a_real_model():
     def rows():
         policy = make_policy()
@@ -370,24 +347,3 @@ def test_a_rollout_replays_on_a_real_model():
     assert rows() == rows() and len(rows()) == 8
 
 
-# ---- statistics ----
-
-
-class Sleepy(Countdown):
-    def step(self, command):
-        time.sleep(0.03)
-        return super().step(command)
-
-
-class Slow(Script):
-    seconds = 0.01
-
-
-def test_times():
-    """Three steps of 30 ms in the environment, three batches of 10 ms in the sampler."""
-    _, _, _, stats = play(["3"], sampler=Slow, make_env=Sleepy)
-    assert stats["seconds_generate"] > 0.03 and stats["seconds_env"] > 0.09
-    assert stats["seconds_env"] > stats["seconds_generate"]
-    assert 0 < stats["env_wait"] <= stats["generator_idle"] < 1
-    wall = stats["seconds_env"] / stats["env_wait"]
-    assert stats["generator_idle"] == pytest.approx(1 - stats["seconds_generate"] / wall)

@@ -420,7 +420,7 @@ def test_the_run_without_the_filter(tmp_path, monkeypatch):
     triplets.write_triplets(out / "triplets.jsonl", everything)
     triplets.write_triplets(out / "held_out.jsonl", everything[:1])
     shared = asked_of(tmp_path, monkeypatch).shared()
-    found = dict(triplets=10, counts=dict(steps=20), panel={"eval_success": 0}, data="x")
+    found = dict(triplets=10, counts=dict(steps=20), panel={"eval_success": 0})
     (out / "collected.json").write_text(json.dumps(shared | found))
     found = dict(threshold=0.1, easy=0.9, kept=[2])
     (out / "filter.json").write_text(json.dumps(shared | found))
@@ -460,7 +460,6 @@ def test_an_encoder_without_all_weights_is_refused(tmp_path):
 def collected(monkeypatch, found: triplets.Collected) -> None:
     """Collecting finds this."""
     monkeypatch.setattr(stages, "find_tasks", lambda cfg: None)
-    monkeypatch.setattr(stages, "data_digest", lambda tasks: "x")
     monkeypatch.setattr(stages, "collect", lambda *args, **kwargs: found)
     monkeypatch.setattr(stages, "make_start", lambda *args: None)
 

@@ -14,14 +14,12 @@ import torch
 import trl
 
 from paw_min.base.errors import UserError
-from paw_min.config import Config
 from paw_min.model.batches import collate, micro_batches
 from paw_min.model.policy import load_policy, turn_text
 from paw_min.rows import TokenRow
-from paw_min.running.session import check_tokenizer
 from paw_min.targets import multi_step
 from paw_min.toy import default_model
-from tests.helpers import EPISODES, FAMILIES, make_policy, run
+from tests.helpers import EPISODES, make_policy, run
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 PLAIN = TokenRow([3, 4, 5], [6, 7, 1], [8, 9, 10, 11])
@@ -74,19 +72,6 @@ def test_a_template_without_a_second_turn_is_refused(template, reason):
         turn_text(tokenizer)
 
 
-def test_such_a_model_is_refused_before_anything_is_loaded(tmp_path):
-    policy = make_policy()
-    policy.tokenizer.chat_template = (
-        "{% if messages[1:] %}{{ raise_exception('one turn only') }}{% endif %}"
-        "{{ messages[0].content }}"
-    )
-    policy.save(tmp_path)
-    cfg = Config(max_prompt_tokens=8, max_response_tokens=8)
-    with pytest.raises(UserError, match="one turn only"):
-        check_tokenizer(cfg, str(tmp_path))
-    check_tokenizer(replace(cfg, wm_separator="none"), str(tmp_path))
-
-
 def test_separator_is_context_and_no_target():
     batch = collate([SEPARATED, PLAIN], [True, True], pad_id=0)
     assert batch.ids.tolist() == [
@@ -108,19 +93,6 @@ def test_separators_count_in_the_budget():
     rows = [replace(PLAIN, separator_ids=[12] * 90), PLAIN]
     batches = micro_batches(make_policy(), rows, [0, 1], [True, True], budget=100)
     assert [len(batch.index) for batch in batches] == [1, 1]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_action_scores_are_equal_to_the_bit(family):
-    """With the separator or another one, of the same number of tokens."""
-    policy = make_policy(family)
-    with torch.no_grad():
-        other = replace(SEPARATED, separator_ids=[14, 15])
-        logp, entropy = policy(collate([SEPARATED], [True], policy.pad_id))
-        logp_other, entropy_other = policy(collate([other], [True], policy.pad_id))
-    assert torch.equal(logp[:, :3], logp_other[:, :3])
-    assert torch.equal(entropy[:, :3], entropy_other[:, :3])
-    assert not torch.equal(logp[:, 5:], logp_other[:, 5:])  # the observation does see it
 
 
 def test_multi_step_keeps_the_separators_between():

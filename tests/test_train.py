@@ -7,12 +7,9 @@ The model is random and tiny, the games are the generated ones: nothing here is 
 
 import json
 import multiprocessing
-import os
 import runpy
-import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
@@ -26,7 +23,7 @@ import run_alfworld
 from paw_min import cli, train
 from paw_min.base import console
 from paw_min.base.errors import UserError
-from paw_min.config import Config, baseline_name, parse_args, settings
+from paw_min.config import settings
 from paw_min.envs.alfworld import list_games
 from paw_min.model.policy import load_policy, load_tokenizer
 from paw_min.running import plot, runs, session
@@ -34,7 +31,7 @@ from paw_min.running.evaluate import short
 from paw_min.running.tasks import draw_groups
 from paw_min.toy import default_model, standins
 from paw_min.update import NonFinite
-from tests.helpers import argv, make_policy, nested_model, numbers, paper_config
+from tests.helpers import argv, make_policy, nested_model, numbers
 
 ROOT = Path(__file__).parent.parent
 
@@ -84,12 +81,6 @@ def test_a_run_leaves_everything_behind(config, tmp_path, capsys):
     # More updates resume from there.
     train.train(config(updates=4))
     assert runs.read_metrics(folder)[:4] == lines and len(runs.read_metrics(folder)) == 5
-
-
-@pytest.mark.slow
-def test_the_seed_reaches_the_run(config, one_update, tmp_path):
-    train.train(config(updates=1, seed=1))
-    assert numbers(tmp_path / "r")[1]["entropy"] != numbers(one_update)[1]["entropy"]
 
 
 @pytest.mark.slow
@@ -183,51 +174,22 @@ def test_lost_episodes_are_neither_trained_on_nor_counted(config, finished, monk
     assert (line["failed"], line["rows"]) == (1, 9)
 
 
-def test_the_rows_of_a_nan_loss_are_saved(config, tmp_path, monkeypatch):
+def test_a_nan_loss_ends_the_run(config, tmp_path, monkeypatch):
     """The message names the weights to continue with: a checkpoint only where there is one."""
 
     def broken(*args, **options):
-        raise NonFinite("the loss became nan (pg nan)", [])
+        raise NonFinite("the loss became nan (pg nan)")
 
     for update, start in ((1, "the start model"), (2, tmp_path / "r" / "checkpoint-000001")):
         with monkeypatch.context() as patch:
             patch.setattr(train.update, "learn", broken)
-            text = f"update {update}: the loss became nan.*nonfinite-00000{update}.pt.*: lower --lr"
-            with pytest.raises(UserError, match=f"{text} .* --model set to {start}") as error:
+            text = rf"update {update}: the loss became nan \(pg nan\): lower --lr"
+            with pytest.raises(UserError, match=f"^{text} .* --model set to {start}.$"):
                 train.train(config(updates=2))
-        assert "\n" not in str(error.value)
-        assert ("checkpoint" in str(error.value)) == (update == 2)
-        assert torch.load(tmp_path / "r" / f"nonfinite-00000{update}.pt") == []
         if update == 1:
             assert runs.Run(config()).checkpoint() is None
             train.train(config(updates=1))
     assert runs.Run(config()).checkpoint() == start
-
-
-def cpu_seconds(pid: int) -> float:
-    times = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
-    return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-def test_ctrl_c_is_one_sentence(config):
-    """After 8 seconds of CPU time, in a run; test_errors.py has the seconds of imports."""
-    cfg = config()
-    command = [sys.executable, str(ROOT / "run_alfworld.py"), "--data", cfg.data, "--out", cfg.out]
-    command += ["--updates", "1000", "--groups", "2", "--group-size", "2", "--eval-tasks", "6"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-        # A shell starts background jobs with SIGINT ignored, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    while cpu_seconds(process.pid) < 8 and process.poll() is None:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 1
-    assert errors.splitlines()[-1] == "interrupted: rerun the same command to resume", errors
-    assert "Traceback" not in errors
 
 
 @pytest.mark.slow
@@ -286,43 +248,6 @@ def test_pictures_of_two_runs(finished, tmp_path, monkeypatch):
         assert (tmp_path / "compared" / name).read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("variant", [[], ["--wm-scale", "0.005", "--lr", "1e-4", "--rho", "0.3"]])
-def test_the_command_of_the_comparison_names_both_runs(tmp_path, capsys, variant):
-    """The start model is a checkpoint of another run with PaW, in a folder with a space.
-
-    A variant of PaW has the baseline of PaW, and settings of PaW make no second one.
-    """
-    model = f"{tmp_path}/alfworld-tiny-grpo-paw-seed0/checkpoint-000008"
-    cfgs = []
-    for flags in ([], ["--no-paw"]):
-        flags += ["--model", model, *variant]
-        cfgs.append(parse_args("alfworld", run_alfworld.PRESETS, "", flags)[0])
-    with_paw, without = (tmp_path / "a b" / cfg.name for cfg in cfgs)
-    assert "rho" not in without.name and ("lr=0.0001" in without.name) == bool(variant)
-    assert not baseline_name(cfgs[1])
-    for is_there in (False, True):
-        console.report(with_paw, [], baseline_name(cfgs[0]), generated=False)
-        sentence, command = capsys.readouterr().out.splitlines()
-        assert ("run the same command with --no-paw" in sentence) != is_there
-        _, _, module, *runs_shown, _, _ = shlex.split(command)
-        assert module == "paw_min.running.plot"
-        assert runs_shown == [str(without), str(with_paw)]
-        without.mkdir(parents=True, exist_ok=True)
-
-
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        (dict(data="no/such/folder"), "no/such/folder.*does not exist"),
-        (dict(model="no/such/model"), "the folder no/such/model does not exist: give a model fo"),
-    ],
-)
-def test_bad_input_is_one_sentence(config, settings, message):
-    with pytest.raises(UserError, match=message) as error:
-        train.train(config(**settings))
-    assert "\n" not in str(error.value)
-
-
 def test_a_model_with_too_few_positions_is_refused(config, tmp_path):
     """A prompt and its response must fit; observations may be far shorter than their limit."""
     make_policy("qwen3", max_position_embeddings=64).save(tmp_path / "short")
@@ -337,16 +262,6 @@ def test_a_model_with_too_few_positions_is_refused(config, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_paper_preset_is_the_same_code(model, games_root, tmp_path):
-    """Fig. 7's prompts, KL, checkpointed activations: only the sizes are cut down."""
-    where = dict(model=model, data=games_root, out=tmp_path, workers=0)
-    train.train(paper_config(run_alfworld, "alfworld", **where))
-    line = numbers(tmp_path / "paper")[1]
-    assert line["rows"] == 8 and "loss_kl" in line and line["wm_loss"] > 0
-    assert line["valid"] == 0 and line["prompts_cut"] == 0
-
-
-@pytest.mark.slow
 def test_the_stand_in_is_what_its_command_makes(games_root):
     """The whole remake takes minutes; its miniature on 12 tasks repeats what was recorded."""
     folder = Path(default_model("alfworld"))
@@ -356,19 +271,3 @@ def test_the_stand_in_is_what_its_command_makes(games_root):
     again = standins.miniature("alfworld", tasks, AutoTokenizer.from_pretrained(folder), seed=0)
     assert again["demonstrations"] == record["miniature"]["demonstrations"]
     assert again["loss"] == pytest.approx(record["miniature"]["loss"], rel=1e-4)
-
-
-def test_warm_up_is_linear_and_has_no_state():
-    policy = make_policy()
-    cfg = Config(lr=0.01, warm_up=4)
-    optimizer = session.make_optimizer(policy, cfg.lr, cfg.beta2)
-    rates = []
-    for k in (1, 2, 4, 5, 9):
-        train.warm_up(cfg, optimizer, k)
-        rates.append(optimizer.param_groups[0]["lr"])
-    assert rates == pytest.approx([0.0025, 0.005, 0.01, 0.01, 0.01])
-    train.warm_up(cfg, optimizer, 3)  # resumed, in any order
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0075)
-    assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)
-    other = session.make_optimizer(policy, cfg.lr, 0.95)
-    assert other.param_groups[0]["betas"] == (0.9, 0.95)

@@ -138,6 +138,16 @@ def test_log_probs_are_the_trainers_after_every_sync(fp32, temperature):
         assert stops(policy, asked, answers, temperature)
 
 
+def without_layers(policy):
+    """The layers add nothing, embeddings are bf16 numbers, logits small: no token has p near 1."""
+    with torch.no_grad():
+        for name, p in policy.model.named_parameters():
+            adds = "o_proj" in name or "down_proj" in name
+            p.copy_(torch.zeros_like(p) if adds else p.bfloat16())
+        policy.model.model.norm.weight.fill_(0.25)
+    return policy
+
+
 def test_bf16_engine_takes_fp32_weights(engines):
     policy, sampler = engines["bf16"]
     learn(policy, 3)
@@ -146,7 +156,7 @@ def test_bf16_engine_takes_fp32_weights(engines):
     learn(policy, 4)
     assert gap(policy, requests(8), answers) > 0.3
     # Where layers add nothing, only the logits of the heads could be rounded in another way.
-    answers = answer(helpers.without_layers(policy), sampler, requests(8))
+    answers = answer(without_layers(policy), sampler, requests(8))
     with torch.autocast("cpu", torch.bfloat16):
         assert gap(policy, requests(8), answers) < 1e-5
 
@@ -228,10 +238,6 @@ def test_what_is_wrong_is_said_in_a_sentence(fp32, monkeypatch, tmp_path):
     fp32[0].save(tmp_path)
     with pytest.raises(UserError, match="cannot run .* with 99999 tokens.*max_model_len"):
         VLLMSampler(str(tmp_path), 99999, "fp32", 0.4, 0)
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "vllm", None)
-        with pytest.raises(UserError, match="pip install -r requirements-vllm.txt, or use --sam"):
-            VLLMSampler("nowhere", 8, "fp32", 0.4, 0)
-    monkeypatch.setattr(fp32[1].llm, "collective_rpc", lambda f: [{"self": None}])
-    with pytest.raises(UserError, match="vllm 0.12 cannot load weights in place .* vllm==0.32.0"):
-        fp32[1]._check_reload("0.12")
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(UserError, match="pip install -r requirements-vllm.txt, or use --sam"):
+        VLLMSampler("nowhere", 8, "fp32", 0.4, 0)

@@ -66,11 +66,10 @@ def print_start(s, data: str) -> None:
         say(table_line(line))
 
 
-def report(folder, lines: list[dict[str, float]], baseline: str, generated: bool) -> None:
+def report(folder, lines: list[dict[str, float]], has_baseline: bool, generated: bool) -> None:
     """Held-out success (pooled, then averaged over task types) and score, before and after.
 
-    baseline: name of the run to compare with, or "". generated: whether the data are the small
-    generated ones of a benchmark.
+    generated: whether the data are the small generated ones of a benchmark.
     """
     evaluated = [line for line in lines if "eval_success" in line]
     # A run that was not evaluated before training has nothing to compare with.
@@ -91,10 +90,9 @@ def report(folder, lines: list[dict[str, float]], baseline: str, generated: bool
                 plural = "s" * (last["update"] != 1)
                 change = f"{before} before, {after} after {last['update']} update{plural}"
                 say(f"held-out {title}: {change} ({folder})")
-    if baseline:
-        other = folder.with_name(baseline)
-        plot = shlex.join(["python", "-m", "paw_min.running.plot", str(other), str(folder)])
-        first = "" if other.is_dir() else ", run the same command with --no-paw, then"
-        say(f"to compare with the baseline{first or ':'}\n{plot} --out compared")
+    if has_baseline:
+        plot = shlex.join(["python", "-m", "paw_min.running.plot", str(folder)])
+        say("to compare with the baseline, run the same command with --no-paw, then\n"
+            f"{plot} BASELINE --out compared")
         if generated:
             say("On generated data, PaW is not expected to be above it (research/README.md).")

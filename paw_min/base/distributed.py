@@ -16,10 +16,9 @@ Why the number of ranks changes nothing but rounding:
    (model/batches.py).
 4. A row's weight in the loss is its share of the whole mini-batch's tokens and rows
    (update.py: loss_parts).
-5. So gradients are summed, not averaged, and clipped after the sum (`gradient_sums`).
+5. So gradients are summed, not averaged, and clipped after the sum (update.py: gradient_step).
 
-The last backward pass of an optimizer step all-reduces the gradients. With FSDP every pass reduces
-its part, since no rank stores a whole gradient. Without torchrun there is one rank.
+Without torchrun there is one rank.
 """
 
 import os
@@ -38,12 +37,10 @@ from torch.distributed.fsdp import (
     register_fsdp_forward_method,
 )
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from paw_min.base.errors import UserError
 
 TIMEOUT = timedelta(hours=2)  # of a collective call; longer than the slowest rollout
-BUCKET = 2**23  # numbers: gradients are summed in parts of this size or more
 
 LOST = (
     "another rank exited (its own message says why), so this one cannot continue; rerun the same "
@@ -59,18 +56,15 @@ def limit_threads() -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
 
 
-def check_device(device: str) -> None:
-    """UserError for a GPU that is not there."""
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(f"--device {device}: torch sees no GPU here; use --device cpu.")
+def usual_device() -> str:
+    """A GPU if torch sees one; CUDA_VISIBLE_DEVICES chooses it, or none."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def join(device: str) -> str:
+def join() -> str:
     """Join the process group if torchrun launched this process -> the device of this rank."""
     limit_threads()
-    check_device(device)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = usual_device()
     if not dist.is_torchelastic_launched():
         return device
     _report_sigterm()
@@ -142,42 +136,10 @@ def all_reduce(tensors: list[torch.Tensor]) -> None:
                 dist.all_reduce(tensor)
 
 
-@contextmanager
-def gradient_sums(module, now: bool):
-    """If now, sum the module's gradients over the ranks during the backward pass in this block.
-
-    Gradients become ready in the same order on all ranks, provided that the pass uses every trained
-    parameter on every rank. The sum of a bucket runs while the pass computes the next one. Used
-    with gloo only so far; NCCL has not been tried.
-    """
-    bucket = []  # gradients that are complete and not being summed yet
-    sums = []  # handles of the sums that are running
-
-    def add(p) -> None:
-        bucket.append(p.grad)
-        if sum(grad.numel() for grad in bucket) >= BUCKET:
-            launch_sum()
-
-    def launch_sum() -> None:
-        # One call for many tensors: `flat` is summed, and the gradients become parts of it.
-        flat = parameters_to_vector(bucket)
-        vector_to_parameters(flat, bucket)
-        bucket.clear()
-        with _lost_ranks():
-            sums.append(dist.all_reduce(flat, async_op=True))
-
-    trained = []
-    if now and n_ranks() > 1:
-        trained = [p for p in module.parameters() if p.requires_grad]
-    hooks = [p.register_post_accumulate_grad_hook(add) for p in trained]
-    yield
-    for hook in hooks:
-        hook.remove()
-    if bucket:
-        launch_sum()
-    with _lost_ranks():
-        for one in sums:
-            one.wait()
+def sum_gradients(module: torch.nn.Module) -> None:
+    """Sum the gradients over the ranks. FSDP has done so in every pass."""
+    grads = [p.grad for p in module.parameters() if p.grad is not None]
+    all_reduce([grad for grad in grads if not isinstance(grad, DTensor)])
 
 
 @contextmanager

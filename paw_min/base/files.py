@@ -1,6 +1,5 @@
 """Files: what somebody else wrote, and what a run writes, whole or not at all. No torch."""
 
-import errno
 import json
 import os
 import pickle
@@ -10,9 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from paw_min.base.errors import FULL, UserError
-
-# What disks of the network, and of FUSE, answer to the flush of a folder.
-REFUSED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EPERM, errno.EBADF)
 
 
 def parse_json(content: bytes):
@@ -27,12 +23,6 @@ def parse_json(content: bytes):
     return value
 
 
-def refuse_special(path: Path) -> None:
-    """ValueError for a pipe or a device, from which a program could read without an end."""
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise ValueError(f"{path} is a pipe or a device, not a file")
-
-
 def is_url(source: str | Path) -> bool:
     return "://" in str(source)  # any scheme: the client names the one that it does not support
 
@@ -44,13 +34,6 @@ def expanded(path: str | Path) -> Path:
     except RuntimeError as error:
         raise UserError(f"{path} begins with a home folder that does not exist: write the whole "
                         "path.") from error
-
-
-def refuse_link(path: Path, flag: str) -> None:
-    """UserError if what is written there would land outside of its folder."""
-    if path.is_symlink():
-        raise UserError(f"{path} is a link, and a run writes in its own folder only: delete the "
-                        f"link, or choose another {flag}.")
 
 
 def remove(path: Path) -> None:
@@ -69,7 +52,6 @@ def replacing(path: Path):
     """
     partial = path.with_name(f"{path.name}.partial")
     with writing(str(path)):
-        refuse_special(path)  # also /dev/null, which root could replace
         try:
             if os.path.lexists(partial):  # of a process that was killed
                 remove(partial)
@@ -97,23 +79,21 @@ def replace_text(path: Path, text: str) -> None:
 def check_writable(path: Path) -> None:
     """UserError before long work, not after it, if no file can be written at `path`."""
     with writing(str(path)):
-        refuse_special(path)
-        if path.is_dir():
-            raise IsADirectoryError("it is a folder")
+        if path.exists() and not path.is_file():  # a folder, or /dev/null
+            raise ValueError("it is no file")
         tempfile.TemporaryFile(dir=path.parent).close()
 
 
 def flush(path: Path) -> None:
     """Through to the disk: a file, or the names in a folder where the disk can do that."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        if not path.is_dir() or error.errno not in REFUSED:
+        os.fsync(descriptor)
+    except OSError:
+        if not path.is_dir():  # some disks of the network flush files only
             raise
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -136,9 +116,8 @@ def writing(what: str):
 
 @contextmanager
 def reading(path: Path):
-    """Report a damaged file of a run as a UserError, and a pipe before it is opened."""
+    """Report a damaged file of a run as a UserError."""
     with damaged(str(path), "restore it, or start again in another folder"):
-        refuse_special(path)
         yield path
 
 

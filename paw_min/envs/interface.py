@@ -91,9 +91,6 @@ class Tasks:
     train: list[str]
     held_out: list[str]
     make_pool: Callable[[int], Pool]  # number of slots -> pool
-    # What the tasks are read from. A run resumes with the same bytes only; if there are no files,
-    # with the same names of tasks.
-    files: list[str] = field(default_factory=list)
 
 
 def situation(context: Context, history_length: int) -> str:

@@ -37,7 +37,7 @@ from paw_min.base.errors import UserError
 from paw_min.envs.interface import Answer, Environment, Step
 
 START_TIMEOUT = 120.0  # seconds for a worker to start, which includes importing make_env's module
-MAKE_TIMEOUT = 1800.0  # seconds to make an environment: all of WebShop loads for minutes
+FIRST_TIMEOUT = 1800.0  # seconds for a worker's first answer: all of WebShop loads for minutes
 MAX_REWARD = 1e9  # far above, sums and squares of returns are no longer finite numbers
 log = logging.getLogger(__name__)
 
@@ -68,15 +68,12 @@ class EnvPool:
     workers: number of processes; each serves a block of adjacent slots, so that the members of a
         group share its caches. 0: `recv` runs the environments in this process, without protection
         against crashes and hangs.
-    timeout: seconds that one reset or step may take, beside the time to make the environment (no
-        limit if workers is 0).
+    timeout: seconds that one reset or step may take, after the first of a worker, which also loads
+        the data (no limit if workers is 0).
     """
 
     def __init__(self, make_env: Callable[[], Environment], n_envs: int, workers: int = 0,
                  timeout: float = 60.0):
-        if n_envs < 1 or workers < 0 or timeout <= 0:
-            raise ValueError(f"n_envs={n_envs}, workers={workers}, timeout={timeout}: need 1 or "
-                             "more environments, 0 or more workers and a positive timeout.")
         self.n_envs = n_envs
         self._make_env = make_env
         self._timeout = timeout
@@ -110,17 +107,12 @@ class EnvPool:
 
         Without workers, one open request is served here, whatever the timeout.
         """
-        if timeout is None and not (self._ready or self._local or self._busy()):
-            raise RuntimeError("recv would block forever: every request has been answered.")
         deadline = math.inf
         if timeout is not None:
             deadline = time.monotonic() + timeout
         if self._local and not self._ready:
             slot = self._local.popleft()
-            error = None
-            if slot not in self._envs:
-                error = _make(self._envs, self._make_env, slot)
-            self._on_result(slot, error or _serve(self._envs, self._slots[slot].request))
+            self._on_result(slot, _serve(self._envs, self._make_env, self._slots[slot].request))
         while not self._ready and self._busy():
             # Wait first, compare afterwards: with timeout=0, answers that are already there count.
             self._wait(deadline)
@@ -137,7 +129,6 @@ class EnvPool:
             worker.end(grace=5.0)
         self._workers = []
         self._envs = {}
-        self.n_envs = 0  # a later request raises ValueError
 
     def __enter__(self) -> "EnvPool":
         return self
@@ -146,14 +137,9 @@ class EnvPool:
         self.close()
 
     def _send(self, slot: int, method: str, argument: str) -> None:
-        if not 0 <= slot < self.n_envs:
-            raise ValueError(f"{method} of slot {slot!r}: the pool has {self.n_envs} slots, "
-                             "numbered from 0.")
-        state = self._slots[slot]
-        if state.request:
-            raise RuntimeError(f"Slot {slot} has an unanswered request: call recv first.")
         if method == "reset":
-            self._slots[slot] = state = _Slot(task=argument)
+            self._slots[slot] = _Slot(task=argument)
+        state = self._slots[slot]
         state.request = _Request(slot, method, argument)
         if state.failed:
             self._answer(slot, _failed_step(state.failed))
@@ -214,8 +200,7 @@ class EnvPool:
         # Only the first request of a worker is timed: the others are waiting for it.
         limits = []
         for worker in busy:
-            is_made = worker.serving[0] in worker.made
-            limits.append(worker.since + (self._timeout if is_made else MAKE_TIMEOUT))
+            limits.append(worker.since + (self._timeout if worker.has_answered else FIRST_TIMEOUT))
         seconds = max(0.0, min(deadline, *limits) - time.monotonic())
         readable = wait([worker.connection for worker in busy], seconds)
         now = time.monotonic()  # before a restart, in which others may answer
@@ -231,10 +216,8 @@ class EnvPool:
                     # The worker has gone on since it sent this, maybe long ago. The next limit
                     # starts here: rather too late than too early.
                     worker.since = time.monotonic()
-                    if result is None:
-                        worker.made.add(worker.serving[0])
-                    else:
-                        self._on_result(worker.serving.popleft(), result)
+                    worker.has_answered = True
+                    self._on_result(worker.serving.popleft(), result)
             elif now > limit:
                 self._restart(worker, f"no answer within {limit - worker.since:g} s")
 
@@ -265,7 +248,7 @@ class _Worker:
     def __init__(self, make_env: Callable[[], Environment]):
         self.serving: deque[int] = deque()  # the slots of its requests; the first is served ...
         self.since = 0.0  # ... since this time.monotonic() or earlier
-        self.made: set[int] = set()  # slots whose environment it has made
+        self.has_answered = False
         context = multiprocessing.get_context("spawn")
         try:
             self.connection, theirs = context.Pipe()
@@ -324,29 +307,25 @@ def _work(make_env, connection) -> None:
             request = requests.get()
             if request is None:
                 return
-            if request.slot not in envs:
-                error = _make(envs, make_env, request.slot)
-                connection.send(error)  # None: it is made, and the time of the request begins
-                if error:
-                    continue
-            connection.send(_serve(envs, request))
+            connection.send(_serve(envs, make_env, request))
 
 
-def _make(envs: dict, make_env: Callable[[], Environment], slot: int) -> Exception | None:
-    """Make the environment of a slot. Returns what `recv` shall raise if make_env fails."""
+def _serve(
+    envs: dict[int, Environment], make_env: Callable[[], Environment], request: _Request
+) -> Step | Exception:
+    """Serve a request in the environment of its slot, made if it is the first.
+
+    A Step with `failed` for an exception; what `recv` shall raise if make_env fails.
+    """
     try:
-        envs[slot] = make_env()
+        if request.slot not in envs:
+            envs[request.slot] = make_env()
     except OSError as error:  # usually: $TMPDIR is full
         return UserError(f"No environment can be created ({error}): free space in the folder "
                          "for temporary files, or set TMPDIR.")
     except Exception:  # noqa: BLE001 - any error
         return RuntimeError("make_env failed, so no episode can be played:\n"
                             f"{traceback.format_exc()}")
-    return None
-
-
-def _serve(envs: dict, request: _Request) -> Step:
-    """Serve a request in the environment of its slot; a Step with `failed` for an exception."""
     try:
         step = getattr(envs[request.slot], request.method)(request.argument)
         if not abs(step.reward) <= MAX_REWARD:

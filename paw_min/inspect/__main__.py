@@ -69,7 +69,7 @@ def open_run(folder: Path) -> OpenedRun:
     if not path.is_file():
         raise UserError(f"{folder} has no config.json: give a run folder, such as runs/NAME.")
     # The settings of the run, except those of its machine: this may be another one.
-    cfg = replace(read_config(path), device="auto", sampler="transformers", shard=False)
+    cfg = replace(read_config(path), sampler="transformers", shard=False)
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
         raise UserError(f"{folder} has no checkpoint yet: wait for one, or see --save-every.")
@@ -195,7 +195,7 @@ def page_data(run: OpenedRun, columns: list[Weights], samples: list[Sample]) -> 
     for sample in samples:
         for episode in sample.episodes:
             steps += episode.steps
-    device = join("auto")
+    device = join()
     scores = [score_under(column, run.cfg, steps, device) for column in columns]
     tokenizer = load_tokenizer(str(run.checkpoint))  # that of all columns: see weights_of
     shown = []

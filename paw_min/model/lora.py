@@ -20,7 +20,6 @@ learning rate of full training.
 
 import json
 import os
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -36,7 +35,6 @@ from paw_min.base.errors import UserError
 from paw_min.base.files import reading
 
 SCALE = 2  # s; peft's lora_alpha is s r
-MAX_GAP = 1e-3  # nats; rounding explains 1e-4
 PREFIX = "base_model.model."  # of the names in peft's files
 # What peft (utils/transformers_weight_conversion.py) takes for parts of fused experts.
 EXPERT_NAMES = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
@@ -68,15 +66,7 @@ def attach(model, rank: int, precision: str, seed: int, checkpoint: Path | None)
         with reading(checkpoint / "adapter_model.safetensors") as path:
             stored = load_file(path)
             weights = {name.removeprefix(PREFIX): weight for name, weight in stored.items()}
-            found = set_peft_model_state_dict(model, weights)
-            # peft leaves new adapters where the file has none.
-            missing = [name for name in found.missing_keys if ".lora_" in name]
-            if missing or found.unexpected_keys:
-                one = min(missing or found.unexpected_keys)
-                raise UserError(f"{path} has adapters of other layers ({one}): restore it, or "
-                                "start anew with another --name.")
-    if model.device.type != "meta":
-        check_merged(model)
+            set_peft_model_state_dict(model, weights)
     if precision == "bf16":
         for layer in adapted_layers(model):
             layer.base_layer.to(torch.bfloat16)
@@ -136,19 +126,9 @@ def base_model(folder: str) -> str | None:
 def merge(model, folder: str):
     """The start model with the adapter in `folder` added to its weights."""
     check_installed()
-    from peft import PeftModel, get_peft_model_state_dict
+    from peft import PeftModel
 
-    # An adapter of other layers would leave the start model as it is, as far as it has no place for
-    # it. peft warns of the one, and is silent on the other.
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "Found missing adapter keys")
-        adapted = PeftModel.from_pretrained(model, folder)
-    stored = Path(folder) / "adapter_model.safetensors"
-    used = get_peft_model_state_dict(adapted)
-    if stored.is_file() and (unused := load_file(stored).keys() - used.keys()):
-        raise UserError(f"{stored} has {min(unused)}, which its start model does not: use the "
-                        "start model that it was trained on.")
-    merged = adapted.merge_and_unload()
+    merged = PeftModel.from_pretrained(model, folder).merge_and_unload()
     merged.name_or_path = folder
     return merged.requires_grad_(True)
 
@@ -167,35 +147,6 @@ def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             b = whole(weights[f"{layer}lora_B.default.weight"])  # (D_out, r)
             weight = torch.addmm(weight.float(), b, a, alpha=SCALE)  # W + s B A
         yield name.replace(".base_layer", ""), weight
-
-
-# ---- can the adapters be merged? ----
-
-
-@torch.no_grad()
-def check_merged(model) -> None:
-    """UserError unless adapters and merged weights give the same log-probabilities of 32 tokens.
-
-    In the training mode and in fp32, whatever the passes will use. Jamba and Zamba fail: they read
-    weights past their adapters, or share layers.
-    """
-    generator = torch.Generator().manual_seed(0)
-    n_tokens = model.get_input_embeddings().num_embeddings
-    ids = torch.randint(n_tokens, (2, 16), generator=generator).to(model.device)  # (B, L)
-
-    def logps() -> Tensor:  # (B, L, V)
-        hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-        return model.get_output_embeddings()(hidden).log_softmax(-1)
-
-    was_training = model.training
-    model.train()
-    with random_adapters(model, 0.5):
-        ours = logps()
-        with merged_weights(model):
-            gap = (ours - logps()).abs().mean().item()
-    model.train(was_training)
-    if not gap <= MAX_GAP:
-        raise refusal(model, f"merged, its log-probabilities differ by {gap:.4f} nats")
 
 
 @contextmanager
@@ -218,26 +169,6 @@ def random_adapters(model: nn.Module, scale: float) -> Iterator[None]:
     finally:
         for b, before in kept:
             b.copy_(before)
-
-
-@contextmanager
-def merged_weights(model: nn.Module) -> Iterator[None]:
-    """In this block, the adapters are off, and their layers have the weights of full_weights."""
-    layers = {}
-    for name, module in model.named_modules():
-        if hasattr(module, "lora_A"):
-            layers[f"{name}.weight"] = module.base_layer.weight
-    # On the CPU: a GPU may have no space for a second copy.
-    kept = {name: weight.to("cpu", copy=True) for name, weight in layers.items()}
-    try:
-        for name, weight in full_weights(model):
-            if name in layers:
-                layers[name].copy_(weight)
-        with adapters_off(model):
-            yield
-    finally:
-        for name, weight in kept.items():
-            layers[name].copy_(weight)
 
 
 def local(p: Tensor) -> Tensor:

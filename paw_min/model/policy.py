@@ -26,23 +26,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.utils import logging as transformers_logging
 
 from paw_min.base.errors import UserError
-from paw_min.base.files import refuse_special
 from paw_min.base.hub import look_on_hub
 from paw_min.model import lora
 from paw_min.model.batches import Batch
 from paw_min.model.head import Head, token_scores
-from paw_min.model.portable import make_portable, published_config
 
 transformers_logging.disable_progress_bar()  # one per file would hide our own
 
 THOUGHT = "<think>"
-# Tags that prompts ask for or show. A supervised stage may have made them special tokens: they are
-# text all the same, which decoding keeps and which ends no turn.
-TAGS = {
-    f"<{slash}{name}>"
-    for name in ("think", "action", "search", "answer", "information", "prediction", "next_state")
-    for slash in ("", "/")
-}
 # Types of models whose tokenizers were published with a wrong regular expression for words.
 MISTRAL = ("mistral", "mistral3", "ministral", "pixtral")
 MODEL = "model."  # prefix of the language model's weights in Policy.state_dict()
@@ -54,16 +45,11 @@ class Policy(torch.nn.Module):
     Everything that is trained belongs in this module: it is sharded, saved and restored as a whole
     (session.make_optimizer lists what is optimized). `critic` is there with PPO only.
 
-    precision: of the forward pass, "fp32" or "bf16"; the weights keep their type. published: the
-    start model's config.json, of which `save` keeps what transformers has dropped.
+    precision: of the forward pass, "fp32" or "bf16"; the weights keep their type.
     """
 
-    def __init__(
-        self, model, tokenizer, temperature: float = 1.0, precision: str = "fp32",
-        published: dict | None = None,
-    ):
+    def __init__(self, model, tokenizer, temperature: float = 1.0, precision: str = "fp32"):
         super().__init__()
-        self.published = published or {}
         self.model = model
         self.tokenizer = tokenizer
         self.temperature = temperature
@@ -230,7 +216,6 @@ class Policy(torch.nn.Module):
         self.model.save_pretrained(folder, state_dict=ours)
         self.model.config.save_pretrained(folder)  # left out beside an adapter
         self.tokenizer.save_pretrained(folder)
-        make_portable(Path(folder), self.published)
         # safetensors writes weights that only their owner can read.
         usual = (Path(folder) / "config.json").stat().st_mode
         for path in Path(folder).glob("*.safetensors"):
@@ -251,8 +236,6 @@ def load_tokenizer(folder: str, positions: int = 0):
             model = "a Hugging Face model folder, or checkpoint-... of a run"
             raise UserError(f"{folder} has no config.json: give {model}.")
         look_on_hub(folder)
-        if (base := lora.base_model(folder)) and not Path(base).exists():
-            look_for_base(base, folder)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         limit = positions_of(config, positions)
         # transformers corrects that expression if asked, of other models, too. With False it does
@@ -263,26 +246,10 @@ def load_tokenizer(folder: str, positions: int = 0):
         )
         if tokenizer.chat_template is None:
             raise UserError(f"{folder} has no chat template: use an instruct model")
-        text = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
-        if not tokenizer(text, add_special_tokens=False)["input_ids"]:
-            raise UserError(f"{folder} has a chat template that leaves nothing of a message: "
-                            "use another model")
     if limit < positions:
         flags = "--max-prompt-tokens and --max-response-tokens"
         raise UserError(f"{folder} has {limit} positions: lower {flags}, together {positions}.")
     return tokenizer
-
-
-def look_for_base(base: str, adapter: str) -> None:
-    """UserError unless the hub has the start model of an adapter, of which no folder was found."""
-    try:
-        look_on_hub(base)
-    except (UserError, OSError) as error:
-        raise UserError(
-            f"{adapter} is an adapter of {base}, which is not in the working folder {Path.cwd()}: "
-            f"change to the folder in which it was trained, or write the path of its start model "
-            "into adapter_config.json."
-        ) from error
 
 
 def positions_of(config, default: int) -> int:
@@ -346,9 +313,9 @@ def turn_end(tokenizer) -> int | None:
 
 
 def special_tokens(tokenizer) -> set[str]:
-    """The control tokens, as text; not the tags of the prompts, special or not."""
+    """The control tokens, as text."""
     added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-    return (added | set(tokenizer.all_special_tokens)) - TAGS
+    return added | set(tokenizer.all_special_tokens)
 
 
 def control_starts(tokenizer) -> re.Pattern:
@@ -370,12 +337,11 @@ def load_policy(
     """
     tokenizer = load_tokenizer(folder)
     with load_errors(folder):
-        published = published_config(folder)
         start_folder = lora.base_model(folder)
         if start_folder:
             start = load_policy(start_folder, device=device).model
             merged = lora.merge(start, folder)
-            return Policy(merged, tokenizer, temperature, precision, published)
+            return Policy(merged, tokenizer, temperature, precision)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         switch_noise_off(config)
         # attn_implementation: whatever config.json names, torch's attention, or else the model's.
@@ -389,7 +355,7 @@ def load_policy(
         size = model.get_input_embeddings().num_embeddings
         if len(tokenizer) > size:
             raise UserError(f"{folder}: {len(tokenizer)} tokens for {size} embeddings: use another")
-        return Policy(model.to(device), tokenizer, temperature, precision, published)
+        return Policy(model.to(device), tokenizer, temperature, precision)
 
 
 def switch_noise_off(config) -> None:
@@ -404,8 +370,6 @@ def switch_noise_off(config) -> None:
 def load_errors(folder: str):
     """Report a model that cannot be used as a UserError. folder: it may be a hub name."""
     try:
-        for path in Path(folder).glob("*"):
-            refuse_special(path)
         yield
     except UserError:
         raise

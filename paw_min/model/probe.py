@@ -7,9 +7,8 @@
 
 Each compares the sampler's log-probabilities of its own tokens, log mu, with the trainer's log pi
 (Policy.forward). Old weights, another temperature, wrong padding, adapters that did not arrive and
-a distribution that is cut off differ by more than rounding explains. That adapters can be merged is
-checked in lora.py. Nothing is drawn from torch's global generators, and all weights stay: a run has
-the same numbers as without these checks.
+a distribution that is cut off differ by more than rounding explains. Nothing is drawn from torch's
+global generators, and all weights stay: a run has the same numbers as without these checks.
 
 Legend: N rows, T tokens of the longest response.
 """

@@ -78,7 +78,7 @@ class HFSampler:
     def sync(self, policy: Policy):
         """Nothing to copy: the model is the trainer's own."""
         # Gradients of the last step: 4 bytes per trained parameter. Neither a rollout nor the
-        # reference's pass after it needs them (--ref-offload relies on their space).
+        # reference's pass after it needs them.
         policy.zero_grad()
         self.policy = policy
         yield

@@ -86,23 +86,12 @@ class VLLMSampler:
                 f"use --sampler transformers ({reason})"
             ) from error
         torch.set_num_threads = set_num_threads  # on a CPU, vLLM replaces it by a warning
-        self._check_reload(vllm.__version__)
         self._leave_classes()
         self.ids = count()  # of requests; vLLM wants each name once
         self.asleep = 0  # bytes that torch counts as allocated, although sleep has released them
         if self.gpu:
             self.llm.sleep(level=1)
             self.asleep = torch.cuda.memory_allocated()
-
-    def _check_reload(self, version: str) -> None:  # other versions of vLLM may lack this call
-        (parameters,) = self.llm.collective_rpc(
-            lambda worker: inspect.signature(worker.model_runner.reload_weights).parameters
-        )
-        if "weights_iterator" not in parameters:
-            raise UserError(
-                f"vllm {version} cannot load weights in place (reload_weights has no "
-                "weights_iterator): install vllm==0.32.0, with which this was tested"
-            )
 
     def _leave_classes(self) -> None:
         """Undo what vLLM has done to the trainer's classes.

@@ -3,21 +3,46 @@
     python -m paw_min.running.export runs/NAME --out DIR
 
 writes the policy of a run's newest checkpoint as a Hugging Face folder, with a model card and the
-metrics of the run. LoRA adapters are merged into the weights that they adapt. The weights get the
-type of the start model, mostly bf16, to which the passes on a GPU round them, too. `hf upload` puts
-the folder on the Hugging Face hub.
+metrics of the run. LoRA adapters are merged into the weights that they adapt. The weights are bf16,
+to which the passes on a GPU round them, too. `hf upload` puts the folder on the Hugging Face hub.
+
+transformers 5 writes config.json in its own names: a program built on transformers 4 reads another
+base of the rotary embeddings, in silence.
 """
 
+import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from huggingface_hub import ModelCardData
 
-from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.errors import Parser, UserError, masked, user_errors
 from paw_min.base.files import replace_text, replacing
+from paw_min.base.hub import is_hub_name
+from paw_min.config import Config
 from paw_min.model.policy import load_policy
-from paw_min.running.card import model_card
-from paw_min.running.runs import newest_checkpoint
+from paw_min.running.runs import newest_checkpoint, updates_done
+from paw_min.running.untrusted import read_config
+
+# It names no license, which depends on the base model.
+CARD = """\
+---
+{head}
+---
+
+# {name}
+
+A policy for `{env}` after {updates} updates of paw_min, an implementation of PaW (*Policy and World
+Modeling Co-Training for Language Agents*, [arXiv 2606.02388](https://arxiv.org/abs/2606.02388)).
+The license of its base model applies: add `license` to the head of this file. `metrics.jsonl` has
+the metrics of the run, whose settings differ from the defaults in:
+
+```json
+{settings}
+```
+"""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -30,18 +55,38 @@ def main(argv: list[str] | None = None) -> None:
     checkpoint = newest_checkpoint(args.run)
     if checkpoint is None:
         raise UserError(f"{args.run} has no checkpoint: give the folder of a run, runs/NAME.")
-    card = model_card(checkpoint)
+    card = model_card(read_config(checkpoint.parent / "config.json"), updates_done(checkpoint))
     # Files of other programs have the same names: a run's config.json, a project's README.md.
     if out.exists() and any(out.iterdir()):
         raise UserError(f"--out {out} is not empty: give a new folder.")
     # Complete or not at all, so that an interrupted command can be repeated.
     with replacing(out.resolve()) as partial:
         policy = load_policy(str(checkpoint))
-        policy.model.to(getattr(torch, policy.published.get("dtype", "float32")))
+        policy.model.to(torch.bfloat16)
         policy.save(partial)
         replace_text(partial / "README.md", card)
         shutil.copyfile(checkpoint.parent / "metrics.jsonl", partial / "metrics.jsonl")
     print(f"{out}: the policy of {checkpoint}")
+
+
+def model_card(cfg: Config, updates: int) -> str:
+    """README.md of an exported policy, as the Hugging Face hub shows it."""
+    usual = asdict(Config())
+    changed = {key: value for key, value in asdict(cfg).items() if value != usual[key]}
+    changed.pop("out", None)
+    # It is public: of an absolute path it has the last part only, and of a URL no password.
+    for key, value in changed.items():
+        if isinstance(value, str):
+            changed[key] = Path(value).name if Path(value).is_absolute() else masked(value)
+    head = ModelCardData(
+        base_model=cfg.model if "/" in cfg.model and is_hub_name(cfg.model) else None,
+        library_name="transformers", pipeline_tag="text-generation",
+        tags=["paw", "reinforcement-learning", cfg.env],
+    )
+    return CARD.format(
+        head=head, name=cfg.name, env=cfg.env, updates=updates,
+        settings=json.dumps(changed, indent=1),
+    )
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@
     one pass    activations of --micro-tokens tokens, forward and backward
     vLLM        its fraction of the GPU
 
-A pass and vLLM take turns, and the gradients are freed before each rollout. So the peak has states,
-reference, and the larger of one pass and vLLM minus gradients. With --ref-offload, the reference
-takes turns with both.
+A pass, vLLM and the reference take turns, and the gradients are freed before each rollout. So the
+peak has states and the largest of one pass, vLLM minus gradients, and reference minus gradients. On
+a CPU, the reference stays in memory.
 
 Left out: rows longer than --micro-tokens, the weights that --shard gathers, temporary gradients and
 temporary numbers of AdamW, the cache of the transformers sampler, vLLM on a CPU, CUDA itself,
@@ -103,9 +103,9 @@ def estimate(
         one_pass += 2 * in_linear  # autocast keeps copies of the weights
 
     vllm = cfg.vllm_memory * gpu_bytes if cfg.sampler == "vllm" else 0
-    peak = states + reference + max(one_pass, vllm - gradients)
-    if cfg.ref_offload:  # the reference is on the device for its own pass only, before gradients
-        peak = states + max(one_pass, vllm - gradients, reference - gradients)
+    peak = states + max(one_pass, vllm - gradients, reference - gradients)
+    if not gpu_bytes:
+        peak = states + reference + one_pass
     return Estimate(states, gradients, reference, one_pass, vllm, peak)
 
 
@@ -159,8 +159,6 @@ def on_cards(cfg: Config, folder: str) -> str:
 
 def check(cfg: Config, folder: str, device: str) -> str:
     """The estimate in one line; UserError if it clearly exceeds the free memory."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     bf16 = cfg.precision == "bf16" or cfg.precision == "auto" and device.startswith("cuda")
     free, gpu_bytes = free_bytes(device)
     try:
@@ -176,10 +174,9 @@ def check(cfg: Config, folder: str, device: str) -> str:
     if cfg.sampler == "vllm" and device == "cpu":
         sizes += "; no GPU was found (is the driver new enough for this torch's CUDA?)"
     if ours.peak > MARGIN * free:
-        offload = "--ref-offload, " if ours.reference and not cfg.ref_offload else ""
         raise UserError(
-            f"the run needs about {sizes}: use {offload}--grad-checkpointing, a smaller "
-            "--micro-tokens, --vllm-memory or --model, --lora-rank, or --shard on more GPUs."
+            f"the run needs about {sizes}: use --grad-checkpointing, a smaller --micro-tokens, "
+            "--vllm-memory or --model, --lora-rank, or --shard on more GPUs."
         )
     if ours.peak > free / MARGIN:
         sizes += "; it may not fit"

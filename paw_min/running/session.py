@@ -29,7 +29,7 @@ from paw_min.model.sampler import HFSampler
 from paw_min.model.vllm_sampler import VLLMSampler, check_installed
 from paw_min.running import memory, track
 from paw_min.running.runs import Run
-from paw_min.running.tasks import data_digest, draw_groups, panel
+from paw_min.running.tasks import draw_groups, panel
 
 PANEL_SLOTS = 128  # at most this many slots of the pool serve the panel
 WEIGHT_DECAY = 0.01  # of AdamW; verl-agent
@@ -50,7 +50,7 @@ class Session:
 def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     """Load everything, with the weights of the newest checkpoint or else of the start model."""
     check_machine(cfg)
-    device = distributed.join(cfg.device)
+    device = distributed.join()
     precision = forward_precision(cfg.precision, device)
     with distributed.rank_0_first():
         run = Run(cfg)
@@ -60,8 +60,6 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
         if not eval_only:
             memory.announce(cfg, start_folder, device)
         tasks = find_tasks(cfg)
-        if distributed.rank() == 0:
-            run.check_data(data_digest(tasks), masked(data_folder(cfg)))
 
     checkpoint = run.checkpoint()
     # With LoRA, a checkpoint is an adapter for the start model.
@@ -81,7 +79,7 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     # After sharding, which replaces the parameters.
     optimizer = make_optimizer(policy, cfg.lr, cfg.beta2)
     check_start(cfg, policy, sampler)
-    reference = None if eval_only else make_reference(cfg, policy, start_folder, device, precision)
+    reference = None if eval_only else make_reference(cfg, policy, start_folder, precision)
 
     slots = max(cfg.groups * cfg.group_size, min(len(tasks.held_out), PANEL_SLOTS))
     slots_per_rank = -(-slots // distributed.n_ranks())  # rounded up
@@ -101,7 +99,7 @@ class Loaded(NamedTuple):
 def loaded(cfg: Config, model: str = "") -> Iterator[Loaded]:
     """A model and its sampler without a run, for analyses. model: default: the start model."""
     check_machine(cfg)
-    device = distributed.join(cfg.device)
+    device = distributed.join()
     precision = forward_precision(cfg.precision, device)
     model = model or start_model(cfg)
     # vLLM measures the free memory, so its engine comes before the trainer's model.
@@ -112,17 +110,12 @@ def loaded(cfg: Config, model: str = "") -> Iterator[Loaded]:
 
 
 def check_machine(cfg: Config) -> None:
-    """UserError for a package or a GPU that these settings need and that is not there."""
+    """UserError for a package that these settings need and that is not there."""
     if cfg.sampler == "vllm":
         check_installed()
     if cfg.lora_rank:
         lora.check_installed()
     track.check_installed(cfg.track)
-    distributed.check_device(cfg.device)
-    gpu = torch.cuda.is_available()
-    if cfg.sampler == "vllm" and gpu and cfg.device not in ("auto", "cuda"):
-        choose = "omit it and set CUDA_VISIBLE_DEVICES, or use --sampler transformers"
-        raise UserError(f"--device {cfg.device}: vLLM uses the first visible GPU; {choose}.")
 
 
 def check_tokenizer(cfg: Config, folder: str) -> None:
@@ -169,17 +162,16 @@ def make_optimizer(policy: Policy, lr: float, beta2: float) -> torch.optim.Optim
 
 
 def make_reference(
-    cfg: Config, policy: Policy, folder: str, device: str, precision: str
+    cfg: Config, policy: Policy, folder: str, precision: str
 ) -> Policy | None:
     """The frozen start model of the KL term; None without one."""
     if cfg.kl_coef == 0:
         return None
     if cfg.lora_rank:
         return policy  # with its adapters off
-    where = "cpu" if cfg.ref_offload else device
-    reference = load_policy(folder, cfg.temperature, where, precision)
-    reference.requires_grad_(False)
-    return reference
+    # In CPU memory between its passes, one per update (update.reference_logp).
+    reference = load_policy(folder, cfg.temperature, "cpu", precision)
+    return reference.requires_grad_(False)
 
 
 def start_model(cfg: Config) -> str:
@@ -231,8 +223,7 @@ def dry_run(cfg: Config) -> None:
         print(f"model     {model}")
         if cfg.sampler == "vllm" and not torch.cuda.is_available():
             print(f"memory    {memory.on_cards(cfg, model)}")
-        distributed.check_device(cfg.device)
-        print(f"memory    {memory.check(cfg, model, cfg.device)}")
+        print(f"memory    {memory.check(cfg, model, distributed.usual_device())}")
     with noting_errors():
         check_machine(cfg)
     with noting_errors():

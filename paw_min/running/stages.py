@@ -31,12 +31,10 @@ from paw_min.base.errors import UserError
 from paw_min.base.files import (
     parse_json,
     reading,
-    refuse_link,
     replace_text,
     replacing,
     writing,
 )
-from paw_min.running.runs import moments_only
 from paw_min.running.untrusted import parse_as
 
 
@@ -77,8 +75,6 @@ class Pieces:
         self._settings = settings
         self._path = folder / "pieces"
         self._found: dict[str, str] = {}  # key -> JSON
-        for path in (folder, self._path):
-            refuse_link(path, "--out")
         if self._path.exists():
             self._read()
         if self._found:
@@ -130,15 +126,8 @@ class Pieces:
             with torch.no_grad():
                 for key, parameter in trained.items():
                     parameter.copy_(state["weights"][key])
-            with moments_only(optimizer):
-                optimizer.load_state_dict(state["optimizer"])
+            optimizer.load_state_dict(state["optimizer"])
         return state["losses"]
-
-    def check_data(self, data: str) -> None:
-        """UserError if the pieces are of other data. data: what these are known by, a digest."""
-        if self.once("data", str, lambda: data) != data:
-            raise UserError(f"{self.folder} has the unfinished work of other data: repeat those, "
-                            "delete the folder, or choose another --out.")
 
     def claim(self, path: Path) -> None:
         """UserError if there is a file or folder that the command would write over.

@@ -7,8 +7,6 @@ from paw_min.base.errors import masked
 from paw_min.config import FREE_TO_CHANGE, PAW, Config, flag, names_of, settings
 from paw_min.envs.benchmarks import BENCHMARKS
 
-SOURCES = ("data", "retriever")  # the same content may lie at another place
-
 
 def public(cfg: Config) -> dict:
     """All settings, without the passwords in URLs."""
@@ -51,8 +49,7 @@ def differences(stored: dict, cfg: Config) -> list[str]:
     """The flags of a stored config with which a run with the settings `cfg` cannot resume."""
     old = public(from_stored(stored))
     flags = {f.name for f in settings()}
-    # Another place may have the same data: Run.check_data compares them when they have been read.
-    free = {*FREE_TO_CHANGE, *SOURCES}
+    free = {*FREE_TO_CHANGE}
     if not (old["paw"] or cfg.paw):
         free |= names_of(PAW)
     # Where longer prompts are cut, the limit changes what is trained on. Another method may have

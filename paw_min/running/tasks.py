@@ -4,13 +4,9 @@ Groups are drawn from (seed, epoch) and the panel from a seed, both without repe
 evaluation plays the same panel; verl-agent draws a new one, with repeats.
 """
 
-import hashlib
 from itertools import pairwise
-from pathlib import Path
 
-from paw_min.base.files import reading
 from paw_min.base.seeds import generator
-from paw_min.envs.interface import Tasks
 
 
 def draw_groups(tasks: list[str], n_groups: int, seed: int, update: int) -> list[str]:
@@ -40,12 +36,3 @@ def panel(tasks: list[str], n: int, seed: int) -> list[str]:
     return [tasks[rng.randrange(low, high)] for low, high in pairwise(cuts)]
 
 
-def data_digest(tasks: Tasks) -> str:
-    """What the data of a run are known by, wherever they lie: a hash of the files of its tasks."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name in tasks.files:
-        with reading(Path(name)) as path, path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "blake2b").digest())
-    if not tasks.files:
-        digest.update(repr((tasks.train, tasks.held_out)).encode())
-    return digest.hexdigest()

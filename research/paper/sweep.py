@@ -78,9 +78,6 @@ def plan(grid: str, env: str, seeds: list[int], out: str, extra: list[str]) -> l
     size.add_argument("--preset", nargs="+", default=list(presets)[:1])
     sizes = size.parse_known_args(extra)[0].preset
     base, _ = parse_args(env, presets, "", extra)
-    if base.device not in ("auto", "cpu", "cuda"):
-        raise UserError(f"--device {base.device} after --: the sweep assigns GPUs, choose them "
-                        "with CUDA_VISIBLE_DEVICES.")
     values = {"size": " ".join(sizes), "episodes": base.groups * base.group_size}
     jobs = []
     for seed in seeds:
@@ -119,9 +116,9 @@ def check_settings(job: Job) -> None:
                         "repeat those settings, or choose another --out.")
 
 
-def slots(jobs: int | None, device: str) -> list[str]:
+def slots(jobs: int | None) -> list[str]:
     """One entry per run at a time: the GPU that it sees, or "" on a CPU."""
-    n_gpus = torch.cuda.device_count() if device != "cpu" else 0
+    n_gpus = torch.cuda.device_count()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(n_gpus))))
     gpus = visible.split(",")[:n_gpus]
     if gpus:
@@ -238,7 +235,7 @@ def main(argv: list[str]) -> None:
         with writing(str(path)):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(entries, indent=1, ensure_ascii=False) + "\n")
-        free = slots(args.jobs, jobs[0].cfg.device)
+        free = slots(args.jobs)
         print(f"{len(free)} at a time; output: {args.out}/<run>.log", flush=True)
         failures = run_all(jobs, free)
         print(f"table: python -m research.paper.table {shlex.quote(str(path))}")

@@ -44,9 +44,7 @@ def load(cfg: Config, data: str) -> Tasks:
 
     train = list_games(data, "train")
     held_out = list_games(data, cfg.eval_split)
-    games = train + held_out
-    files = games + [str(Path(game).with_name("traj_data.json")) for game in games]
-    return Tasks(train, held_out, make_pool, files)
+    return Tasks(train, held_out, make_pool)
 
 
 def find_data(data: str | Path) -> Path:

@@ -34,7 +34,6 @@ from paw_min.envs.search.questions import (
     Question,
     exact_match,
     load_questions,
-    question_file,
 )
 from paw_min.retrieval import Hit, Retriever, open_retriever
 
@@ -61,15 +60,7 @@ def load(cfg: Config, data: str) -> Tasks:
 
     # A task is an index into train + held_out, as a string.
     tasks = [str(i) for i in range(len(train) + len(held_out))]
-    files = [question_file(data, "train"), question_file(data, cfg.eval_split)]
-    if not is_url(source):
-        files.append(retriever.corpus.path)
-    return Tasks(
-        train=tasks[: len(train)],
-        held_out=tasks[len(train) :],
-        make_pool=make_pool,
-        files=[str(path) for path in files],
-    )
+    return Tasks(tasks[: len(train)], tasks[len(train) :], make_pool)
 
 
 def blocks(text: str, tag: str) -> list[str]:

@@ -32,9 +32,7 @@ def load(cfg: Config, data: str) -> Tasks:
     """The games of a run (a task is the path of a .z8 file) and its pool."""
     train = list_games(data, "train")
     held_out = list_games(data, cfg.eval_split)
-    games = train + held_out
-    files = games + [str(Path(game).with_suffix(".json")) for game in games]
-    return Tasks(train, held_out, partial(EnvPool, TextworldEnv, workers=cfg.workers), files)
+    return Tasks(train, held_out, partial(EnvPool, TextworldEnv, workers=cfg.workers))
 
 
 def list_games(data: str | Path, split: str) -> list[str]:

@@ -105,5 +105,4 @@ def load(cfg: Config, data: str) -> Tasks:
         train=[str(i) for i in goals["train"]],
         held_out=[str(i) for i in goals[cfg.eval_split]],
         make_pool=make_pool,
-        files=shop.files,
     )

@@ -25,11 +25,9 @@ class Shop:
 
     products: asin -> Product
     tagger: function from a text to its nouns
-    files: where all this was read
     """
 
-    def __init__(self, products, templates, tagger, files: list[str]):
-        self.files = files
+    def __init__(self, products, templates, tagger):
         self.products = {product.asin: product for product in products}
         self._goals = shop_goals.Goals(templates)
         self._index = BM25(list(self.products), map(_indexed_text, products))
@@ -52,11 +50,9 @@ class Shop:
         small = n_products is not None and n_products <= SMALL
         items = find_file(folder, "items_shuffle", small)
         small = items.stem.endswith(f"_{SMALL}")  # the annotations must belong to the products
-        files = [items, find_file(folder, "items_ins_v2", small)]
-        annotations = read_dict(files[1])
+        annotations = read_dict(find_file(folder, "items_ins_v2", small))
         if human_goals:
-            files.append(find_file(folder, "items_human_ins", small))
-            instructions = read_dict(files[2])
+            instructions = read_dict(find_file(folder, "items_human_ins", small))
 
         # One generator, used in the official order: all prices, then all price limits.
         rng = random.Random(seed)
@@ -71,7 +67,7 @@ class Shop:
                 kind = "human"
             raise ValueError(f"{folder} has {len(products)} products and no {kind} goal for any of "
                              f"them; use more products or human_goals={not human_goals}.")
-        return cls(products, templates, tagger, [str(path) for path in files])
+        return cls(products, templates, tagger)
 
     @property
     def n_goals(self) -> int:

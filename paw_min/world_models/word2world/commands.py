@@ -47,7 +47,6 @@ from paw_min.metrics import mean
 from paw_min.running.runs import hold
 from paw_min.running.session import find_tasks
 from paw_min.running.stages import Pieces, digest, stage
-from paw_min.running.tasks import data_digest
 from paw_min.world_models.word2world.dream import DreamPool, VerifiedPool
 from paw_min.world_models.word2world.measures import (
     SLOTS,
@@ -80,12 +79,6 @@ def open_world_model(job: Word2WorldJob, evaluated: list[str]) -> WorldModel:
     )
 
 
-def open_tasks(job: Word2WorldJob, pieces: Pieces) -> Tasks:
-    tasks = find_tasks(job.cfg)
-    pieces.check_data(data_digest(tasks))
-    return tasks
-
-
 def play_in_parts(
     pieces: Pieces, what: str, play: Play, pool: Pool, tasks: list[str]
 ) -> list[Trajectory]:
@@ -107,7 +100,7 @@ def collect(job: Word2WorldJob) -> dict:
     cfg = job.cfg
     settings = job.settings
     pieces = job.pieces()
-    tasks = open_tasks(job, pieces)
+    tasks = find_tasks(job.cfg)
     source = tasks.train if settings.split == "train" else tasks.held_out
     chosen = [source[k % len(source)] for k in range(settings.episodes or len(source))]
     agents = settings.agents
@@ -166,7 +159,7 @@ def consistency(job: Word2WorldJob) -> dict[str, dict]:
     """Real, WM and W2R of each agent on one list of held-out episodes."""
     cfg = job.cfg
     pieces = job.pieces()
-    tasks = open_tasks(job, pieces)
+    tasks = find_tasks(job.cfg)
     chosen = held_out(cfg, tasks)
     found = {}
     for name in job.settings.agents:
@@ -197,7 +190,7 @@ def verify(job: Word2WorldJob) -> dict[str, dict]:
     """Success in the environment for each agent and budget of simulated purchases."""
     cfg = job.cfg
     pieces = job.pieces()
-    tasks = open_tasks(job, pieces)
+    tasks = find_tasks(job.cfg)
     chosen = held_out(cfg, tasks)
     found = {}
     for name in job.settings.agents:

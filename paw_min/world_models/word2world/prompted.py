@@ -108,7 +108,7 @@ def load_prompted(
             raise UserError(f"--examples has {len(shared)} tasks that are evaluated, such as "
                             f"{min(shared)}: give trajectories of training tasks.")
         examples = draw_examples(trajectories, shots, cfg.seed)
-    device = join(cfg.device)
+    device = join()
     folder = start_model(replace(cfg, model=name))
     policy = load_policy(folder, device=device, precision=forward_precision(cfg.precision, device))
     world_model = PromptedWorldModel(policy, prompt(examples), answer_tokens)

@@ -18,7 +18,7 @@ from paw_min.config import (
 )
 from paw_min.running.presets import presets_of
 from paw_min.running.stages import Pieces
-from paw_min.running.stored import SOURCES, public
+from paw_min.running.stored import public
 from paw_min.world_models.word2world.players import AGENTS
 
 ENVS = ("alfworld", "webshop", "textworld")
@@ -84,8 +84,8 @@ class Word2WorldJob:
     out: Path
 
     def pieces(self) -> Pieces:
-        """What is complete of this command. The same data may lie at another place."""
-        free = ("name", *SOURCES, *FREE_IN_STAGES)
+        """What is complete of this command."""
+        free = ("name", *FREE_IN_STAGES)
         cfg = {k: v for k, v in public(self.cfg).items() if k not in free}
         own = {f"word2world {k}": str(v) for k, v in asdict(self.settings).items()}
         return Pieces(self.out / f"{self.command}.unfinished", cfg | own)

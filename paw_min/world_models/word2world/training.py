@@ -19,7 +19,6 @@ from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.rows import TokenRow
 from paw_min.running.session import forward_precision, start_model
-from paw_min.running.stages import digest
 from paw_min.toy.standins import make_model, make_optimizers
 from paw_min.world_models.supervised import fit
 from paw_min.world_models.word2world.settings import Word2WorldJob
@@ -39,7 +38,7 @@ def train(job: Word2WorldJob) -> dict:
                         f"{settings.limit}: collect more.")
     generator("limit", cfg.seed).shuffle(trajectories)
     trajectories = trajectories[: settings.limit or None]
-    device = join(cfg.device)
+    device = join()
     precision = forward_precision(cfg.precision, device)
     if settings.start:
         start = start_model(replace(cfg, model=settings.start))
@@ -76,7 +75,7 @@ def imitate(job: Word2WorldJob) -> dict:
         if not counts[0] == counts[1] == counts[2] > 0:
             raise UserError(f"--trajectories: won episode {number} has {counts} responses, "
                             "commands and answers, expected as many of each: collect it again.")
-    device = join(cfg.device)
+    device = join()
     # UserError if a prompt may be longer than the model's positions.
     load_tokenizer(start_model(cfg), cfg.max_prompt_tokens + cfg.max_response_tokens)
     precision = forward_precision(cfg.precision, device)
@@ -105,7 +104,6 @@ def fit_and_save(
     if job.cfg.grad_checkpointing:
         policy.model.gradient_checkpointing_enable()
     pieces = job.pieces()
-    pieces.check_data(digest(rows))
     losses = fit(
         policy, optimizer, rows,
         epochs=job.settings.epochs, batch=job.settings.batch, warm_up=WARM_UP,
@@ -139,10 +137,6 @@ class Together:
     def param_groups(self) -> list[dict]:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
-    @property
-    def state(self) -> dict:
-        return {p: state for one in self.optimizers for p, state in one.state.items()}
-
     def zero_grad(self) -> None:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
@@ -171,7 +165,7 @@ def load_world_model(folder: Path, cfg: Config, answer_tokens: int = 512) -> Wor
         context = int(record["context"])
     if env != cfg.env:
         raise UserError(f"{path} is of {env!r}: give a world model of {cfg.env}.")
-    device = join(cfg.device)
+    device = join()
     precision = forward_precision(cfg.precision, device)
     policy = load_policy(str(folder), device=device, precision=precision)
     return WorldModel(policy, context, answer_tokens)
