@@ -36,7 +36,7 @@ from paw_min.base.files import is_url
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Step, Tasks
-from paw_min.retrieval.server import BodyLimit, listen, refuse, serve
+from paw_min.retrieval.server import listen, refuse, serve
 
 SESSIONS = 256  # each has a thread, and an environment once it has been reset
 MAX_COMMAND = 100_000  # characters
@@ -126,12 +126,9 @@ class GameSession(Environment):
         self.games = games
         self.slot = None
         self.running = False
-        self.closed = False
         self._state = State()
 
     def reset(self, seed=None, episode_id=None, task=None, split=None) -> StepObservation:
-        if self.closed:  # another client can close it by its name, in OpenEnv
-            raise UserError("this session was closed: connect again.")
         name = self.games.choose(task, seed, split)
         self._state = State(episode_id=episode_id, task=name)
         if self.slot is None:
@@ -167,7 +164,6 @@ class GameSession(Environment):
 
     def close(self) -> None:
         """Free the slot. OpenEnv calls this when a connection ends, however it does."""
-        self.closed = True
         self.running = False
         if self.slot is not None:
             self.games.free.put(self.slot)
@@ -200,7 +196,6 @@ def make_app(games: Games) -> FastAPI:
         # In ASCII, since an id may be half of a surrogate pair.
         return Response(json.dumps(answer), media_type="application/json")
 
-    app.add_middleware(BodyLimit)
     app.add_middleware(QuietEnd)
 
     app.add_exception_handler(RequestValidationError, refuse)

@@ -295,8 +295,10 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
 
 
 def parse_config(env: str, presets: dict[str, dict], doc: str, argv: list[str]) -> Config:
-    """parse_args for a command other than a run script; UserError for --eval-only and --dry-run."""
+    """parse_args for a command other than a run script; UserError for flags of run scripts only."""
     cfg, mode = parse_args(env, presets, doc, argv)
+    if cfg.shard:
+        raise UserError("--shard is for the run scripts: omit it.")
     if mode != "train":
         raise UserError(f"--{mode} is for the run scripts: omit it.")
     return cfg

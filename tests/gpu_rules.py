@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paw_min.model.head import Head, product
-from paw_min.world_models.rwml import settings as rwml_settings
+from paw_min.world_models.rwml import stages
 
 
 def rules() -> None:
@@ -53,7 +53,7 @@ def rules() -> None:
     out.sum().backward()
     assert layer.weight.grad.is_cuda and layer.weight.grad.tolist() == [[2.0, 1.0, 2.0]] * 2
     # The sentence encoder of RWML and of the retrieval server, which is fp16 on a GPU.
-    vectors = [rwml_settings.load_encoder("minilm", device).passages(["a mug", "go"], 2)
+    vectors = [stages.load_encoder("minilm", device).passages(["a mug", "go"], 2)
                for device in ("cpu", "cuda")]
     assert 0 < abs(vectors[0] - vectors[1]).max() < 0.01
 

@@ -111,6 +111,6 @@ READERS = {
     ),
     "trajectories": Reader(
         {"t.json": [asdict(EPISODE)]},
-        lambda folder: read_trajectories("alfworld", [folder / "t.json"]),
+        lambda folder: read_trajectories([folder / "t.json"]),
     ),
 }

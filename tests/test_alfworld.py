@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from paw_min.envs.alfworld import AlfworldEnv, list_games
-from paw_min.envs.alfworld.engine import GameError
 from paw_min.envs.alfworld.env import TASK_TYPES, find_data
 from paw_min.toy import DATA, default_data
 
@@ -149,14 +148,3 @@ def test_a_used_environment_plays_as_a_new_one(games_root, env):
     new = AlfworldEnv()
     assert [play(new, path) for path in reversed(paths)] == first[::-1]
     assert [steps[0].task_type for steps in first] == sorted(TASK_TYPES)
-
-
-def test_games_of_an_old_release_are_refused(data, env):
-    path = Path(list_games(data, "train")[0])
-    game = json.loads(path.read_bytes())
-    game["grammar"] = game["grammar"].replace("move {o} to {r}", "put {o} in/on {r}")
-    path.write_text(json.dumps(game))
-    with pytest.raises(GameError, match=re.escape(str(path)) + ".*alfworld-download"):
-        env.reset(path)
-    with pytest.raises(RuntimeError, match="call reset first"):
-        env.step("look")

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from paw_min import toy
 from paw_min.base import errors
 from paw_min.base.errors import UserError
 from paw_min.inspect import __main__ as inspect
@@ -150,6 +149,7 @@ WRONG_COMMANDS = [  # {run} is a run folder
     # Every arm would be trained without PaW, under both names.
     (plan, "--no-paw", "'GRPO' and 'GRPO w/ PaW' are the same run"),
     (word2world, "collect textworld --out o --ground", "--ground is for webshop: textworld has"),
+    (word2world, "collect webshop --out o --ground", "--ground is for consistency: omit it"),
     (word2world, "collect alfworld --out o --dry-run", "--dry-run is for the run scripts"),
 ]
 
@@ -203,18 +203,3 @@ def test_an_example_is_judged_before_its_long_work(
         runpy.run_module(f"examples.{name}", run_name="__main__")
     assert str(stopped.value.code or 0).startswith(end) and not list(tmp_path.iterdir())
     assert (f"{folder} is not there: the first" in capsys.readouterr().out) == (end == "0")
-
-
-GENERATORS = [
-    ("webshop_shops", "--out o --products 0", "n_products is 0"),
-    ("alfworld_games", "--root o --split train --n 0", "n is 0"),
-]
-
-
-@pytest.mark.parametrize("module, words, part", GENERATORS)
-def test_a_generator_of_data(module, words, part, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [module, *words.split()])
-    with pytest.raises(SystemExit, match=f"^error: .*{part}"):
-        runpy.run_path(f"{toy.__path__[0]}/{module}.py", run_name="__main__")
-    assert not list(tmp_path.iterdir())

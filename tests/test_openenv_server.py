@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,14 +19,11 @@ pytest.importorskip("openenv")
 import requests
 from openenv.cli._validation import validate_running_environment
 from openenv.validation import Level, Verdict, run_validation
-from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from examples import openenv_server
-from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.envs.interface import Tasks
 from paw_min.toy import search_world, webshop_shops
 from tests import pools
 from tests.openenv_client import client, serving
@@ -125,16 +121,6 @@ def test_an_episode_is_the_one_in_process(env, episodes, load):
     assert env != "webshop" or max(scores) > 0  # something was bought
 
 
-def test_eight_sessions_at_once(url, games, load):
-    chosen = games.splits["train"][:8]
-    with ThreadPoolExecutor(8) as threads:
-        played = list(threads.map(lambda n: episode_over(url, "alfworld", chosen[n], n), range(8)))
-    in_process = load("alfworld")
-    for n, seen in enumerate(played):
-        assert seen == episode_in_process("alfworld", in_process, chosen[n], n)
-    until(lambda: games.free.qsize() == openenv_server.SESSIONS + 1)
-
-
 def test_seeds_count_the_tasks(url, games):
     train = games.splits["train"]
     held_out = games.splits["held_out"]
@@ -178,21 +164,12 @@ def test_what_is_refused_costs_no_episode(url):
         assert session.state()["step_count"] == 1
 
 
-def unreadable(session):
-    """OpenEnv ends the session at half a surrogate pair."""
-    session.send('{"type": "step", "data": {"command": "\\ud800"}}')
-    assert json.loads(session.recv())["data"]["code"] == "SESSION_ERROR"
-    with pytest.raises(ConnectionClosed):
-        session.recv()
-
-
 def vanish(session):
     """Without a closing handshake, as after a crash."""
     session.socket.shutdown(socket.SHUT_RDWR)
 
 
-@pytest.mark.parametrize("end", [unreadable, vanish])
-def test_a_session_that_ends_frees_its_slot(load, monkeypatch, end):
+def test_a_session_that_ends_frees_its_slot(load, monkeypatch):
     monkeypatch.setattr(openenv_server, "SESSIONS", 1)
     games = openenv_server.Games(load("alfworld"))
     with serving(openenv_server.make_app(games)) as url:
@@ -203,21 +180,11 @@ def test_a_session_that_ends_frees_its_slot(load, monkeypatch, end):
             assert games.free.qsize() == 1
             with connect(socket_url) as second:
                 assert json.loads(second.recv())["data"]["code"] == "CAPACITY_REACHED"
-            end(session)
+            vanish(session)
         until(lambda: games.free.qsize() == 2)
         with client(url) as third:
             third.reset(seed=0)
             assert third.step(LOOK).observation["text"]
-
-
-def test_a_closed_session_takes_no_slot(games):
-    """In OpenEnv, another client can close a session by its name."""
-    session = openenv_server.GameSession(games)
-    session.reset(seed=0)
-    session.close()
-    with pytest.raises(UserError, match="this session was closed: connect again"):
-        session.reset(seed=0)
-    assert games.free.qsize() == openenv_server.SESSIONS + 1
 
 
 def test_http(url):
@@ -226,11 +193,7 @@ def test_http(url):
         return requests.post(f"{url}/{path}", body, headers=headers, timeout=20)
 
     # The answer does not repeat what JSON or UTF-8 does not have.
-    for path, body in (
-        ("reset", '{"seed": 1e999}'), ("reset", '{"seed": 0, "episode_id": "\\ud800"}'),
-        ("step", '{"action": {"command": "look", "\\ud800": 1}}'),
-        ("mcp", '{"id": NaN}'),
-    ):
+    for path, body in (("reset", '{"seed": 1e999}'), ("mcp", '{"id": NaN}')):
         answer = post(path, body)
         assert answer.status_code == 422
         assert all(part.keys() == {"type", "loc", "msg"} for part in answer.json()["detail"])
@@ -242,27 +205,10 @@ def test_http(url):
     # Each request is a session of its own: OpenEnv's, not ours.
     refused = post("step", '{"action": {"command": "look"}}')
     assert refused.status_code == 422 and "no episode is running" in refused.json()["detail"]
-    assert post("reset", '{"x": "' + "a" * (33 << 20) + '"}').status_code == 413
     # /mcp would begin a session without an end for each request of this kind.
     create = '{"jsonrpc": "2.0", "id": "\\ud800", "method": "openenv/session/create", "params": {}}'
     answer = post("mcp", create).json()
     assert answer["id"] == "\ud800" and answer["error"]["code"] == -32601  # no such method
-    with pytest.raises(InvalidStatus), connect(url.replace("http", "ws") + "/mcp"):
-        pass
-
-
-def test_a_failing_environment_costs_its_episode(load, tmp_path):
-    tasks = load("alfworld")
-    broken = tmp_path / "game.tw-pddl"
-    broken.write_text("{}")
-    games = openenv_server.Games(Tasks([str(broken)], tasks.held_out, tasks.make_pool))
-    with serving(openenv_server.make_app(games)) as url, client(url) as session:
-        with pytest.raises(RuntimeError, match="the episode is lost, call reset: Slot 0 failed"):
-            session.reset(seed=0)
-        with pytest.raises(RuntimeError, match="no episode is running"):
-            session.step(LOOK)
-        session.reset(seed=1)
-        assert session.step(LOOK).observation["text"]
 
 
 def test_openenv_validate(url):
@@ -271,16 +217,6 @@ def test_openenv_validate(url):
     assert report["passed"], report
     report = run_validation(ROOT / "examples", max_level=Level.STATIC)
     assert report.verdict is Verdict.PASS, report
-
-
-def test_the_containers_command(data, monkeypatch, capsys):
-    lines = (ROOT / "examples" / "Dockerfile").read_text().splitlines()
-    python, dash_m, module, *arguments = json.loads(lines[-1].removeprefix("CMD "))
-    assert (python, dash_m, module) == ("python", "-m", openenv_server.__name__)
-    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: sockets[0].close())
-    local = ["--host", "127.0.0.1", "--port", "0"]
-    openenv_server.main([*arguments, *local, "--data", data["webshop"]])
-    assert capsys.readouterr().out.startswith("webshop at http://127.0.0.1:")
 
 
 @pytest.mark.slow
@@ -302,12 +238,3 @@ def test_the_command(data, request):
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 0
     assert process.stderr.read() == ""  # no traceback, not even of the client that has left
-
-
-@pytest.mark.parametrize("data, sentence", [
-    ("nowhere", "data folder 'nowhere' does not exist"),
-    ("http://me:secret@host/data", r"--data http://\*\*\*@host/data is a URL: give a folder"),
-])
-def test_without_data(data, sentence):
-    with pytest.raises(UserError, match=sentence):
-        openenv_server.main(["alfworld", "--data", data, "--port", "0"])

@@ -22,7 +22,6 @@ from paw_min.envs.interface import Context, Step, Tasks, Turn
 from paw_min.envs.pool import EnvPool
 from paw_min.model.policy import load_policy
 from paw_min.model.sampler import Request
-from paw_min.rows import Episode, Transition
 from paw_min.running.session import Session
 from paw_min.toy import default_model
 from paw_min.train import train
@@ -159,16 +158,6 @@ def test_the_oldest_steps_of_a_long_trajectory_are_left_out():
         assert n == 1 or len(full) - 38 * (n - 1) + 40 > limit  # and no more of them
     none = react("alfworld", limit=1).prompt(NOW, 2)  # the rollout reports that it is too long
     assert "t3" not in none and NOW.task in none
-    lost = Episode("game", 0, 0)
-    for n, said in enumerate(RESPONSES, start=1):
-        texts = dict(observation=f"o{n}", response=said, next_observation=f"o{n + 1}")
-        tokens = dict(prompt_ids=[], response_ids=[], obs_ids=[], response_logps=[])
-        lost.transitions.append(
-            Transition(**tokens, **texts, reward=0.0, valid=True, group=0, trajectory=0)
-        )
-    request = react("alfworld").reflection("put mug", lost)
-    assert "put mug" in request and all(f"t{k}" in request for k in (1, 2, 3)) and "o4" in request
-    assert "t1" not in react("alfworld", limit=len(request) - 1).reflection("put mug", lost)
 
 
 class Door:
@@ -327,23 +316,3 @@ def test_a_killed_run_resumes_without_asking_twice(games_root, tmp_path, serve, 
 def test_user_errors(more, message, games_root, tmp_path, capsys):
     with pytest.raises(SystemExit, match=f"^error: {message}"):
         prompting.main(["alfworld", "--data", str(games_root), "--out", str(tmp_path), *more])
-
-
-def test_names_presets_and_plan(games_root, tmp_path, capsys):
-    def names(*argv):
-        return prompting.parse(["webshop", *argv])[0]
-
-    assert names().name == "webshop-tiny-plain-seed0"
-    checkpoint = "runs/webshop-tiny-grpo-seed1/checkpoint-000008"
-    name = "webshop-webshop-tiny-grpo-seed1-checkpoint-000008-plain-seed0"
-    assert names("--model", checkpoint).name == name
-    # Other numbers of trials have other results, so they have a folder of their own.
-    assert names("--agent", "reflexion").name == "webshop-tiny-reflexion-seed0"
-    five = names("--agent", "reflexion", "--trials", "5")
-    assert five.name == "webshop-tiny-reflexion-trials=5-seed0"
-    cfg = names("--agent", "react", "--endpoint", "http://h/v1", "--model", "org/m-1")
-    assert cfg.name == "webshop-m-1-react-seed0" and cfg.prompt == "paper"
-    assert cfg.max_prompt_tokens == prompting.TRAJECTORY_TOKENS["paper"]
-    assert names("--agent", "react", "--max-prompt-tokens", "700").max_prompt_tokens == 700
-    prompting.main(flags(games_root, tmp_path, "--agent", "reflexion", "--dry-run"))
-    assert "panel of 2, at most 3 turns and 3 trials: up to 22 calls" in capsys.readouterr().out

@@ -10,13 +10,11 @@ import run_search
 from paw_min import train
 from paw_min.base.errors import UserError
 from paw_min.config import Config
-from paw_min.envs.search import BENCHMARK
 from paw_min.envs.search.questions import load_questions
 from paw_min.model.policy import load_policy
 from paw_min.retrieval import client as search_client
-from paw_min.rollout import rollout
 from paw_min.running import runs, session
-from paw_min.toy import default_data, default_model, search_teacher, search_world
+from paw_min.toy import default_data, default_model, search_world
 from tests import helpers
 from tests.helpers import ScriptByTurn, numbers
 from tests.retrieval import serving, started, wait_for
@@ -47,31 +45,6 @@ def test_a_run_reports_each_data_set(config, tmp_path):
     assert {"eval_success/single", "eval_success/two_hop"} <= set(before)
     assert after["valid"] == 0 and after["rows"] == 8  # two turns, no readable command
     assert after["selected"] == 0 and "wm_loss" not in after  # no observation, no target
-
-
-@pytest.mark.parametrize("hits", [True, False])
-def test_rows_of_an_episode(config, world, hits):
-    """Reward 1 for an exact match; only information blocks are targets."""
-    policy = load_policy(default_model("search"))  # its tokenizer has the words
-    cfg = config(max_turns=4)
-    tasks = BENCHMARK.load(cfg, world)
-    assert len(tasks.train) == 40 and len(set(tasks.train + tasks.held_out)) == 60
-    question = load_questions(Path(world), "test")[0]
-    name, _ = search_teacher.read_question(question.question)
-    answer = question.answers[0] if hits else name  # words that the tokenizer has
-    sampler = ScriptByTurn(
-        policy, ["hm", f"<search>{name}</search>", f"<think>x</think><answer>{answer}</answer>"]
-    )
-    task = tasks.held_out[0]
-    with tasks.make_pool(1) as pool:
-        played = rollout(cfg, policy, sampler, pool, [task], [0], temperature=1.0, seed_key=(0,))
-    (episode,) = played.episodes
-    steps = episode.transitions
-    assert [t.valid for t in steps] == [False, True, True]
-    assert [t.reward for t in steps] == [0.0, 0.0, float(hits)]
-    assert episode.won == hits
-    assert [bool(t.obs_ids) for t in steps] == [False, True, False]
-    assert "information" in policy.decode(steps[1].obs_ids)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from paw_min.envs.webshop import BENCHMARK, Shop
 from paw_min.model.policy import load_policy
 from paw_min.rollout import rollout
 from paw_min.running import runs
-from paw_min.toy import default_data, default_model, webshop_shops
+from paw_min.toy import default_model, webshop_shops
 from tests import helpers
 from tests.helpers import ScriptByTurn
 
@@ -75,18 +75,3 @@ def test_rows_of_a_purchase(config, shop):
         assert all(t.valid for t in steps)
         target = policy.decode(steps[0].obs_ids)
         assert "back to search" in target and "instruction" not in target
-
-
-def test_the_stand_in_has_the_words_of_the_shop(tmp_path, monkeypatch):
-    """No command has an unknown word, and its tokens decode to the same command."""
-    monkeypatch.chdir(tmp_path)
-    policy = load_policy(default_model("webshop"))
-    loaded = Shop.load(default_data("webshop"))
-    commands = ["search[tangle proof heavy duty power cord]", "click[buy now]", "click[< prev]"]
-    commands += [f"click[{asin.lower()}]" for asin in loaded.products]
-    commands += [f"click[{v}]" for p in loaded.products.values() for o in p.options.values()
-                 for v in o]
-    for command in commands:
-        ids = policy.encode(f"<think>x y</think><action>{command}</action>")
-        assert BENCHMARK.parse(policy.decode(ids)) == (command, True)
-        assert policy.tokenizer.unk_token_id not in policy.encode(command)

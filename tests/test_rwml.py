@@ -5,18 +5,15 @@
 The sentence encoder is the real all-MiniLM-L6-v2, the games are real small ALFWorld games.
 """
 
-import json
 import math
 import os
 import random
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import run_alfworld
 from paw_min.base.errors import UserError
@@ -27,26 +24,20 @@ from paw_min.envs.interface import Context, Turn
 from paw_min.envs.pool import EnvPool
 from paw_min.model.sampler import Response
 from paw_min.rows import Episode, Transition
-from paw_min.running.stages import Pieces
 from paw_min.toy.demonstrate import PlayedStep
-from paw_min.update import learn, prepare
+from paw_min.update import prepare
 from paw_min.world_models import rwml
 from paw_min.world_models.rwml import early_experience, stages, triplets
-from paw_min.world_models.rwml import settings as rwml_settings
-from paw_min.world_models.rwml.settings import RwmlJob, RwmlSettings
+from paw_min.world_models.rwml.stages import RwmlJob, RwmlSettings
 from tests.helpers import (
     BASE,
-    INJECTION,
-    chatml_tokenizer,
-    control_tokens,
     make_policy,
 )
-from tests.retrieval import make_encoder
 
 
 @pytest.fixture(scope="session")
 def minilm():
-    return rwml_settings.load_encoder("minilm", "cpu")
+    return stages.load_encoder("minilm", "cpu")
 
 
 # ---- formulas ----
@@ -96,21 +87,6 @@ def test_the_filters_threshold_makes_30_percent_easy():
     assert rwml.calibrated_threshold([0.9] * 10, 0.3) == 0.5
 
 
-def stages_without_a_model(monkeypatch, policy):
-    """The filter's stage gets this policy, which is not trained."""
-    synced = SimpleNamespace(sync=lambda policy: nullcontext())
-    loaded = nullcontext((policy, synced))
-    monkeypatch.setattr(stages, "loaded_for_answers", lambda *args: loaded)
-    monkeypatch.setattr(stages, "supervise", lambda *args: None)
-    monkeypatch.setattr(stages, "sft_optimizer", lambda *args: None)
-    return synced
-
-
-def job_of(tmp_path, cfg=None, **settings) -> RwmlJob:
-    settings = RwmlSettings(**rwml_settings.TINY | settings)
-    return RwmlJob(cfg or Config(prompt="compact"), settings, False, tmp_path, None, [])
-
-
 def test_training_threshold_has_the_papers_values():
     assert rwml.training_threshold(0.1) == 0.2  # ALFWorld
     assert rwml.training_threshold(0.15) == 0.4  # tau2: 0.30 is halfway and rounds up
@@ -119,16 +95,13 @@ def test_training_threshold_has_the_papers_values():
 
 
 def test_settings_are_the_papers():
-    assert RwmlSettings() == RwmlSettings(
-        method="rwml", target="next", reward="distance", keep_easy=False, encoder="minilm",
-        tasks=2048, episodes=3, max_turns=30, validation=0.1, tries=10, easy_share=0.3, batch=32,
-        epochs=2, sft_lr=2e-6, sft_epochs=2, warm_epochs=0, answer_tokens=512,
-    )
-    assert rwml.KEEP == 0.1 and rwml.MARGIN == 0.15 and rwml.STEP == 0.2
+    ours = RwmlSettings()
+    assert (ours.tasks, ours.episodes, ours.max_turns, ours.validation) == (2048, 3, 30, 0.1)
+    assert (ours.tries, ours.easy_share, ours.batch, ours.epochs) == (10, 0.3, 32, 2)
+    assert (ours.sft_lr, ours.sft_epochs, ours.warm_epochs, ours.answer_tokens) == (2e-6, 2, 0, 512)
+    assert (rwml.KEEP, rwml.MARGIN, rwml.STEP, early_experience.BRANCHES) == (0.1, 0.15, 0.2, 8)
     cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", ["--preset", "paper", "--data", "d"])
     assert (cfg.lr, cfg.group_size, cfg.kl_coef, cfg.temperature) == (1e-6, 8, 0.01, 1.0)
-    assert early_experience.BRANCHES == 8
-    assert early_experience.PUBLISHED == dict(batch=16, sft_lr=1e-5, sft_epochs=2)
 
 
 def test_distance_is_one_minus_the_cosine(minilm):
@@ -201,28 +174,6 @@ TRIPLET = triplets.Triplet(
 )
 
 
-def test_a_compact_prompt():
-    compact = triplets.prompt_text(Config(prompt="compact"), TRIPLET)
-    assert compact.splitlines() == [
-        "task put a mug in desk", "room", "> go to desk 1", "desk", "> go to shelf 1",
-        "<next_state>",
-    ]
-
-
-@pytest.mark.parametrize("prompt", ["paper", "compact"])
-def test_no_text_of_a_triplet_becomes_a_control_token(prompt):
-    policy = make_policy(tokenizer=chatml_tokenizer())
-    hostile = triplets.Triplet(
-        INJECTION, [Turn(INJECTION, INJECTION)], INJECTION, INJECTION, INJECTION
-    )
-    cfg = Config(prompt=prompt)
-    found = []
-    for one in (TRIPLET, hostile):
-        row = triplets.sft_row(cfg, policy, one)
-        found.append(control_tokens(policy, row.prompt_ids + row.response_ids))
-    assert found[0] == found[1] == ["<|im_start|>", "<|im_end|>", "<|im_start|>", "<|im_end|>"]
-
-
 @pytest.mark.parametrize("env", ["alfworld", "webshop", "search"])
 def test_a_prompt_begins_as_the_agents(env):
     """What is learned about the agent's own prompt can transfer to it (Tables A4, A5)."""
@@ -253,6 +204,9 @@ def test_labels_are_answers_and_the_tags_are_added_once():
     size = len(policy.tokenizer)
     assert policy.model.get_input_embeddings().num_embeddings == size
     row = triplets.sft_row(Config(prompt="compact"), policy, TRIPLET)
+    # Asked as it is answered: without a thought.
+    asked = triplets.prompt_text(Config(prompt="compact"), TRIPLET, reason=False)
+    assert row.prompt_ids == policy.encode_chat(asked)
     text = policy.decode(row.response_ids)
     assert rwml.predicted_state(text) == rwml.as_written(policy, "a shelf 1") == "a shelf 1"
     assert text.startswith("<think> </think>") and row.response_ids[-1] in policy.eos_ids
@@ -274,43 +228,9 @@ def test_what_cannot_be_answered_does_not_fit():
     assert triplets.fitting(replace(cfg, max_prompt_tokens=3), policy, [TRIPLET], limit) == []
 
 
-class Asked(Exception):
-    """Ends a stage at its first question."""
-
-
-def test_a_model_is_asked_as_it_was_trained(monkeypatch, tmp_path):
-    """The filter and WM-SFT learn labels with an empty thought, so their prompts allow none."""
-    policy = make_policy()
-    stages.add_tags(policy, seed=0)
-    cfg = Config(prompt="paper")
-    prompts = {
-        reason: policy.encode_chat(triplets.prompt_text(cfg, TRIPLET, reason))
-        for reason in (True, False)
-    }
-    assert triplets.sft_row(cfg, policy, TRIPLET).prompt_ids == prompts[False] != prompts[True]
-
-    def ask(sampler, prompts, *args, **kwargs):
-        raise Asked(prompts)
-
-    def asked(stage, *args) -> list[list[int]]:
-        with pytest.raises(Asked) as found:
-            stage(*args)
-        return found.value.args[0]
-
-    synced = stages_without_a_model(monkeypatch, policy)
-    monkeypatch.setattr(rwml, "predict", ask)
-    job = job_of(tmp_path, cfg)
-    assert asked(stages.make_filter, job, [TRIPLET], [TRIPLET]) == [prompts[False]]
-    session = SimpleNamespace(policy=policy, sampler=synced)
-    for method in rwml_settings.METHODS:
-        job = job_of(tmp_path, cfg, method=method)
-        expected = [prompts[method == "rwml"]]
-        assert asked(stages.measure, job, session, [TRIPLET], 0.2) == expected
-
-
 # ---- GRPO on answers ----
 
-def test_answers_become_groups_and_rewarded_ones_more_likely():
+def test_answers_to_a_triplet_are_a_group():
     prompts = [[3, 4, 5], [6, 7]]
     answers = [
         [Response(0, [8, 2], [-1.0, -1.0]), Response(1, [9, 2], [-1.0, -1.0])],
@@ -320,22 +240,11 @@ def test_answers_become_groups_and_rewarded_ones_more_likely():
     assert rows.group == [0, 0, 1, 1] and rows.sampler_logp.shape == (4, 3)
     assert [row.prompt_ids for row in rows.tokens] == [prompts[0]] * 2 + [prompts[1]] * 2
     cfg = Config(**BASE | dict(paw=False, invalid_penalty=0.0))
-    policy = make_policy()
-    ready = prepare(cfg, policy, None, rows)
+    ready = prepare(cfg, make_policy(), None, rows)
     # (r - mean) / std over the group (2.2), with the unbiased std.
     expected = [0.5 / 0.5**0.5, -0.5 / 0.5**0.5, 0.0, 0.0]
     assert ready.advantage.tolist() == pytest.approx(expected, abs=1e-4)
 
-    def logp(row):
-        ids = torch.tensor([row.prompt_ids + row.response_ids])
-        scores = policy.model(ids).logits[0].log_softmax(-1)
-        at = range(len(row.prompt_ids), ids.shape[1])
-        return sum(scores[k - 1, ids[0, k]].item() for k in at)
-
-    before = [logp(row) for row in rows.tokens]
-    learn(cfg, policy, torch.optim.SGD(policy.parameters(), lr=1e-2), ready, (0, 1))
-    after = [logp(row) for row in rows.tokens]
-    assert after[0] - after[1] > before[0] - before[1] + 1e-3
 
 
 def test_an_epoch_has_every_triplet_once_in_an_order_of_its_own():
@@ -358,13 +267,6 @@ def test_shuffled_targets_are_all_of_another():
 
 # ---- errors ----
 
-@pytest.mark.parametrize("name", ["start", "start.partial"])
-def test_what_is_in_the_folder_stays(tmp_path, name):
-    (tmp_path / name).mkdir()
-    with pytest.raises(UserError, match=f"has a {name} already: choose another --out, or delete"):
-        stages.make_triplets(job_of(tmp_path))
-
-
 def test_triplets_return_from_their_file(tmp_path):
     those = [TRIPLET, replace(TRIPLET, history=[], next_observation="café\n\u2028x")]
     triplets.write_triplets(tmp_path / "t.jsonl", those)
@@ -373,26 +275,22 @@ def test_triplets_return_from_their_file(tmp_path):
 
 
 def asked_of(tmp_path, monkeypatch, *flags) -> RwmlJob:
-    monkeypatch.setattr(rwml_settings, "load_encoder", lambda name, device: None)
-    monkeypatch.setattr(rwml_settings, "check_machine", lambda cfg: None)  # no vLLM is needed
-    return rwml_settings.arguments("", ["alfworld", "--out", str(tmp_path / "out"), *flags])
+    monkeypatch.setattr(stages, "load_encoder", lambda name, device: None)
+    monkeypatch.setattr(stages, "check_machine", lambda cfg: None)  # no vLLM is needed
+    return stages.arguments(["alfworld", "--out", str(tmp_path / "out"), *flags])
 
 
-def test_then_rl_is_the_papers_and_has_a_name_of_its_own(tmp_path, monkeypatch):
+@pytest.mark.parametrize("flags, name", [
+    ([], "alfworld-tiny-grpo-seed0-after-rwml"),
+    (["--reward", "coin"], "alfworld-tiny-grpo-seed0-after-rwml-coin"),
+    (["--method", "wm-sft", "--name", "mine", "--paw"], "mine-after-wm-sft"),
+])
+def test_then_rl_is_the_papers_and_has_a_name_of_its_own(tmp_path, monkeypatch, flags, name):
     """B.2: GRPO from the checkpoint, not PaW; after each method in another run folder."""
-    found = []
-    for flags in ([], ["--method", "wm-sft"], ["--reward", "coin"], ["--keep-easy"],
-                  ["--name", "mine", "--paw"]):
-        asked = asked_of(tmp_path, monkeypatch, *flags)
-        words = stages.policy_rl(asked, Path("x/checkpoint-000003"))
-        cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", words)
-        assert not cfg.paw and cfg.algo == "grpo" and cfg.model == "x/checkpoint-000003"
-        found.append(cfg.name)
-    assert found == [
-        "alfworld-tiny-grpo-seed0-after-rwml", "alfworld-tiny-grpo-seed0-after-wm-sft",
-        "alfworld-tiny-grpo-seed0-after-rwml-coin", "alfworld-tiny-grpo-seed0-after-rwml-keep-easy",
-        "mine-after-rwml",
-    ]
+    words = stages.policy_rl(asked_of(tmp_path, monkeypatch, *flags), Path("x/checkpoint-000003"))
+    cfg, _ = parse_args("alfworld", run_alfworld.PRESETS, "", words)
+    assert not cfg.paw and cfg.algo == "grpo" and cfg.model == "x/checkpoint-000003"
+    assert cfg.name == name
 
 
 @pytest.mark.parametrize("preset, encoder, turns, rate", [
@@ -404,35 +302,12 @@ def test_settings_of_a_preset(tmp_path, monkeypatch, preset, encoder, turns, rat
     asked = asked_of(tmp_path, monkeypatch, "--preset", preset, "--data", "d")
     assert asked.settings.encoder == asked.shared()["rwml encoder"] == encoder
     assert asked.settings.max_turns == turns
-    assert stages.sft_rate(asked) == pytest.approx(rate)
+    assert asked.settings.sft_lr == pytest.approx(rate)
     asked = asked_of(tmp_path, monkeypatch, "--preset", preset, "--data", "d", "--max-turns", "12",
                      "--encoder", "mine")
     assert asked.settings.encoder == "mine"
     assert asked.settings.max_turns == asked.cfg.max_turns == 12
     assert asked.flags[-2:] == ["--max-turns", "12"]  # of the policy RL that is printed
-
-
-def test_the_run_without_the_filter(tmp_path, monkeypatch):
-    """All triplets, at the same threshold, in a folder of its own."""
-    out = tmp_path / "out"
-    (out / "start").mkdir(parents=True)
-    everything = [replace(TRIPLET, observation=f"o{n}") for n in range(10)]  # 9 to train on
-    triplets.write_triplets(out / "triplets.jsonl", everything)
-    triplets.write_triplets(out / "held_out.jsonl", everything[:1])
-    shared = asked_of(tmp_path, monkeypatch).shared()
-    found = dict(triplets=10, counts=dict(steps=20), panel={"eval_success": 0})
-    (out / "collected.json").write_text(json.dumps(shared | found))
-    found = dict(threshold=0.1, easy=0.9, kept=[2])
-    (out / "filter.json").write_text(json.dumps(shared | found))
-    trained = []
-    monkeypatch.setattr(stages, "train", lambda job, *args: trained.append((job, *args)))
-    for flags, n_kept in (([], 1), (["--keep-easy"], 9)):
-        stages.main(["alfworld", "--out", str(out), *flags])
-        job, kept, _, tau, _ = trained.pop()
-        assert len(kept) == n_kept and tau == 0.2
-    assert job.method_config().name == "rwml-keep-easy"
-    with pytest.raises(UserError, match="collected.json was made with seed 0: repeat that, or cho"):
-        stages.main(["alfworld", "--out", str(out), "--seed", "1"])
 
 
 @pytest.mark.parametrize("flags, sentence", [
@@ -442,45 +317,8 @@ def test_the_run_without_the_filter(tmp_path, monkeypatch):
 ])
 def test_impossible_flags(tmp_path, flags, sentence):
     with pytest.raises(UserError, match=sentence):
-        rwml_settings.arguments("", [*flags[:1], "--out", str(tmp_path / "out"), *flags[1:]])
+        stages.arguments([*flags[:1], "--out", str(tmp_path / "out"), *flags[1:]])
     assert not (tmp_path / "out").exists()
-
-
-def test_an_encoder_without_all_weights_is_refused(tmp_path):
-    """transformers would fill in random ones."""
-    folder = Path(make_encoder(tmp_path / "other"))
-    weights = load_file(folder / "model.safetensors")
-    first, *others = sorted(name for name in weights if "pooler" not in name)
-    save_file({name: weights[name] for name in others}, folder / "model.safetensors",
-              metadata={"format": "pt"})
-    with pytest.raises(UserError, match=f"no weights for {first}"):
-        rwml_settings.load_encoder(str(folder), "cpu")
-
-
-def collected(monkeypatch, found: triplets.Collected) -> None:
-    """Collecting finds this."""
-    monkeypatch.setattr(stages, "find_tasks", lambda cfg: None)
-    monkeypatch.setattr(stages, "collect", lambda *args, **kwargs: found)
-    monkeypatch.setattr(stages, "make_start", lambda *args: None)
-
-
-def test_held_out_transitions_are_of_the_whole_panel(tmp_path, monkeypatch):
-    """The panel is in the order of the task types: its first 200 steps are of some only."""
-    panel = [replace(TRIPLET, observation=f"o{n}") for n in range(600)]
-    collected(monkeypatch, triplets.Collected([TRIPLET] * 10, panel, {"steps": 10}, {}, []))
-    stages.make_triplets(job_of(tmp_path))
-    drawn = [int(t.observation[1:]) for t in triplets.read_triplets(tmp_path / "held_out.jsonl")]
-    assert len(set(drawn)) == len(drawn) == 200
-    assert all(sum(low <= n < low + 150 for n in drawn) > 25 for low in range(0, 600, 150))
-
-
-def test_too_few_triplets_leave_no_pieces_for_other_tasks_to_meet(tmp_path, monkeypatch):
-    counts = {"steps": 59, "too_long": 50}
-    collected(monkeypatch, triplets.Collected([TRIPLET] * 9, [TRIPLET], counts, {}, []))
-    job = job_of(tmp_path)
-    with pytest.raises(UserError, match="9 triplets of 59 steps; dropped: too_long 50. These are"):
-        stages.make_triplets(job)
-    assert not job.pieces("collect").folder.exists()
 
 
 def test_only_what_the_triplets_depend_on_needs_another_folder(tmp_path, monkeypatch):
@@ -496,23 +334,21 @@ def test_only_what_the_triplets_depend_on_needs_another_folder(tmp_path, monkeyp
 # ---- early experience ----
 
 
-def test_a_search_of_nothing_is_no_branch(monkeypatch, tmp_path):
+def test_a_search_of_nothing_is_no_branch(monkeypatch):
     """WebShop lists search[<your query>], which is no command; click[< prev] is one."""
     monkeypatch.setattr(early_experience, "result_of", lambda pool, step, command: "a page")
     context = Context("buy", "o", ["search[<your query>]", "click[< prev]", "click[buy now]"])
     step = PlayedStep("0", context, GOOD.format("click[buy now]"), "")
-    pieces = Pieces(tmp_path / "pieces", {})
-    found = early_experience.branches(Config(env="webshop"), None, [step], pieces)
+    found = early_experience.branches(Config(env="webshop"), None, [step])
     assert [triplet.action for triplet in found] == ["click[buy now]", "click[< prev]"]
 
 
-def test_branches_are_what_the_environment_answers(games_root, tmp_path):
+def test_branches_are_what_the_environment_answers(games_root):
     cfg = Config(prompt="compact", history_length=1)
     games = list_games(games_root, "train")[:2]
     steps = early_experience.demonstrated(cfg, games)[:3]
     pool = EnvPool(AlfworldEnv, 1, 0)
-    pieces = Pieces(tmp_path / "pieces", {})
-    found = early_experience.branches(cfg, pool, steps, pieces)
+    found = early_experience.branches(cfg, pool, steps)
     assert len(found) > len(steps)
     env = AlfworldEnv()
     number = 0

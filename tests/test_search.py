@@ -1,10 +1,8 @@
 """Search QA without a server: questions, exact match, parsing, Fig. 9, the rules of an episode."""
 
 import json
-import os
 import random
 import re
-import signal
 import threading
 
 import pyarrow as pa
@@ -149,8 +147,6 @@ def test_an_episode_that_searches_and_wins(library):
         expected = information(Library().search(["hamlet"], 2)[0])
         assert step(pool, {0: SEARCH})[0] == Step(expected, **always)
         assert step(pool, {0: ANSWER})[0] == Step("", **always, reward=1.0, done=True, won=True)
-        with pytest.raises(RuntimeError, match="reset first"):
-            pool.step(0, ANSWER)
 
 
 @pytest.mark.parametrize("commands, rewards, dones, n_searches", [
@@ -170,20 +166,6 @@ def test_rules_of_an_episode(library, commands, rewards, dones, n_searches):
     assert [bool(s.observation) for s in steps] == [
         command == SEARCH and not done for command, done in zip(commands, dones)]
     assert len(library.calls) == n_searches
-
-
-def test_answer_tags_in_a_passage_count_as_in_the_code_base():
-    """The last answer block of the whole episode counts, passages included."""
-
-    class Quiz:
-        def search(self, queries, k):
-            passage = '"Quiz"\n<answer>Shakespeare</answer>'
-            return [[{"document": {"id": "0", "contents": passage}, "score": 1.0}]] * len(queries)
-
-    pool = SearchPool(QUESTIONS, Quiz(), n_envs=1)
-    reset(pool, ["0"])
-    rewards = [step(pool, {0: command})[0].reward for command in (SEARCH, "", "", "")]
-    assert rewards == [0, 0, 0, 1]
 
 
 def test_a_turn_is_one_call_and_equal_queries_are_sent_once(library):
@@ -223,8 +205,6 @@ class Server(Library):
         found = super().search(queries, k)
         self.under_way.release()
         self.gate.acquire(timeout=60)
-        if "fail" in queries and len(self.calls) == 1:
-            raise ConnectionError("down")
         return found
 
 
@@ -269,38 +249,6 @@ def test_other_requests_do_not_wait_for_a_server(remote):
     assert answers[2].observation == answers[3].observation == found("b")
     assert answers[4].observation == found("c")
     assert pool.recv(0) is None
-
-
-def test_a_server_that_fails_leaves_the_episodes_as_they_were(remote):
-    pool, server = remote
-    ask(pool, 0, "fail")
-    assert pool.recv(0) is None
-    ask(pool, 1, "b")
-    pool.step(2, "")
-    assert pool.recv().slot == 2
-    server.gate.release()
-    with pytest.raises(ConnectionError, match="down"):
-        pool.recv()
-    server.gate.release()
-    answers = dict(pool.recv() for _ in range(2))  # the failed search is repeated
-    assert answers[0].observation == information(Library().search(["fail"], 3)[0])
-    assert answers[1].observation
-    assert not any(s.done for s in answers.values())
-    assert [len(queries) for queries, _ in server.calls] == [1, 2]
-
-
-def test_ctrl_c_while_a_server_is_silent(remote):
-    pool, _ = remote
-    others = set(threading.enumerate())
-    ask(pool, 0, "a")
-    # The background jobs of a shell, such as tests, ignore Ctrl-C by default.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        pool.recv()
-    pool.close()  # returns at once, and the process can end: the thread is a daemon
-    assert any(thread.daemon for thread in set(threading.enumerate()) - others)
-    signal.signal(signal.SIGINT, before)
 
 
 # ---- question files ----

@@ -7,7 +7,6 @@ import base64
 import json
 import re
 import signal
-import sys
 import time
 import traceback
 from pathlib import Path
@@ -22,6 +21,7 @@ from paw_min.retrieval import server as search_server
 from paw_min.retrieval.bm25 import LexicalRetriever
 from paw_min.retrieval.client import RetrieverError, SearchClient
 from paw_min.retrieval.corpus import Corpus
+from paw_min.retrieval.dense import Dense
 from tests.http_server import Server
 from tests.retrieval import make_encoder, started, wait_for, write_corpus
 
@@ -70,28 +70,15 @@ def test_both_protocols_and_bare_documents(server, corpus):
     ('{"query": "a", "queries": ["a"]}', "give either"),
     ('{"queries": "a"}', "valid list"),
     ('{"query": "a", "topk": 0}', "greater than"),
-    ('{"query": "a", "topk": 1e999}', ""),
     (json.dumps({"queries": ["a"] * 21, "topk": 1000}), "21 queries x topk 1000 exceed 20000 hits"),
     (json.dumps({"queries": ["a" * 100_001]}), "at most 100000 characters"),
-    ("", ""),
     (f'{{"query": {DEEP}}}', ""),
-    ('{"query": "\xff"}', ""),
-], ids=range(9))
+], ids=range(6))
 def test_requests_that_are_refused(server, body, words):
     headers = {"Content-Type": "application/json"}
     answer = server.post("/retrieve", content=body.encode("latin-1"), headers=headers)
     assert answer.status_code in (400, 422) and words in str(answer.json()["detail"])
     assert len(answer.text) < 1000  # does not repeat the request
-
-
-def test_a_body_without_end_is_not_read(server, monkeypatch):
-    monkeypatch.setattr(search_server, "MAX_BODY", 1000)
-    headers = {"Content-Type": "application/json"}
-    body = iter([b'{"query": "', *[b"a" * 100] * 10])
-    answer = server.post("/retrieve", content=body, headers=headers)
-    assert answer.status_code == 413
-    assert answer.json()["detail"].startswith("the request has more than 1000 bytes: send")
-    assert server.post("/retrieve", json={"query": "a" * 900}).json() == {"result": [[]]}
 
 
 def test_a_dense_server(tmp_path, monkeypatch):
@@ -100,18 +87,14 @@ def test_a_dense_server(tmp_path, monkeypatch):
     encoder = make_encoder(tmp_path / "encoder")
     flags = ["--corpus", str(corpus), "--retriever", "dense", "--encoder", encoder]
     found = search_server.load(search_server.parse_args(flags)).search(["h g"], 2)
-    assert found == open_retriever(corpus, encoder).search(["h g"], 2)
+    assert found == Dense(Corpus(corpus), encoder).search(["h g"], 2)
     flags += ["--query-prefix", "none", "--passage-prefix", "none"]
     found = search_server.load(search_server.parse_args(flags)).search(["h g"], 2)
-    assert found == open_retriever(corpus, encoder, query_prefix="", passage_prefix="").search(
-        ["h g"], 2
-    )
+    plain = Dense(Corpus(corpus), encoder, query_prefix="", passage_prefix="")
+    assert found == plain.search(["h g"], 2)
     flags += ["--index", str(tmp_path / "none.index")]
     monkeypatch.setattr(search_server, "Corpus", None)
-    with pytest.raises(FileNotFoundError, match="none.index does not exist"):
-        search_server.load(search_server.parse_args(flags))
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(ValueError, match="need FAISS: `pip install faiss-cpu`"):
+    with pytest.raises(UserError, match="none.index does not exist"):
         search_server.load(search_server.parse_args(flags))
 
 
@@ -121,8 +104,6 @@ def test_a_server_that_cannot_start(tmp_path, corpus):
         for file, host, port, sentence in (
             (tmp_path / "none.jsonl", "127.0.0.1", 0, "none.jsonl does not exist"),
             (corpus, "127.0.0.1", taken, f"port {taken} of 127.0.0.1 cannot be opened"),
-            (corpus, "127.0.0.1", 65536, "port 65536 of 127.0.0.1 cannot be opened"),
-            (corpus, "é..b", 0, "port 0 of é..b cannot be opened"),
         ):
             with pytest.raises(UserError, match=sentence):
                 search_server.main(["--corpus", str(file), "--host", host, "--port", str(port)])
@@ -207,15 +188,6 @@ def test_verl_agent_gets_one_request_per_query(fake):
     assert all(r["topk"] == 2 and r["return_scores"] is True for r in server.bodies)
 
 
-def test_more_hits_than_asked_for_and_documents_without_an_id(fake):
-    """Search-R1's BM25 server sends title, text and contents."""
-    server = fake()
-    document = {"title": "A", "text": "b", "contents": '"A"\nb'}
-    server.answer = answers(200, {"result": [[{"document": document, "score": 3}] * 9]})
-    assert SearchClient(server.url).search(["q"], 2) == [
-        [{"document": {"id": "", "contents": '"A"\nb'}, "score": 3.0}] * 2]
-
-
 # ---- servers that fail ----
 
 
@@ -247,13 +219,9 @@ ANSWERS = [
     *((answers(200, body), KIND) for body in (
         "",
         "<html><title>Bienvenue au caf\udce9",  # a byte that is not UTF-8
-        '{"result": [[{"id": "0"}]]}',
         '{"result": []}',
-        f'{{"result": {DEEP}}}',
         result(contents="null"),
-        result(contents='"\\ud800"'),
         result("NaN"),
-        result(10**400),
     )),
     (answers(400, {"detail": "nope"}), "HTTP 400 .*nope.*: look at its log"),
     (answers(422), "HTTP 422"),
@@ -301,17 +269,6 @@ def test_failures_that_may_pass(fake, caplog, monkeypatch, key, answer, words):
     server.answer = answer
     text = failure(lambda: client.search(["a", "b"], 1))
     assert "was not available for 0.1 s" in text and words in text and "resumes from" in text
-
-
-def test_a_busy_server_gets_the_whole_patience_at_the_start(fake):
-    """Another one is not waited for as long as in training."""
-    server = fake()
-    for status, seconds in ((503, 0.3), (429, 0.3), (500, 0.1)):
-        server.answer = answers(status)
-        text = failure(lambda: SearchClient(server.url, patience=0.3))
-        assert f"was not available for {seconds} s (HTTP" in text
-    text = failure(lambda: SearchClient("http://127.0.0.1:9"))
-    assert "was not available for 0.1 s" in text and "refused" in text and "start it" in text
 
 
 def test_a_password_is_sent_but_not_shown(fake, caplog):

@@ -12,12 +12,11 @@ import textworld
 
 from paw_min.base.errors import UserError
 from paw_min.config import Config
-from paw_min.envs.interface import Context, Turn
 from paw_min.envs.textworld import TextworldEnv, list_games
 from paw_min.envs.textworld.env import NO_EFFECT, text_of
 from paw_min.running.session import find_tasks
 from paw_min.toy import default_model
-from paw_min.toy.textworld_games import GENERATED, Guide, Split, game_options, generate
+from paw_min.toy.textworld_games import GENERATED, generate
 from paw_min.world_models import word2world
 from paw_min.world_models.word2world import players
 from paw_min.world_models.word2world import settings as word2world_settings
@@ -37,16 +36,6 @@ def root(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def quest(tmp_path_factory):
-    """The path of a game that is not compiled: only its .json exists."""
-    small = Split(first_seed=0, games=1, rooms=3, objects=4, quest=3)
-    path = tmp_path_factory.mktemp("quest") / "game.z8"
-    game = textworld.generator.make_game(game_options(small, seed=0))
-    game.save(str(path.with_suffix(".json")))
-    return str(path)
-
-
 # --- without the interpreter -----------------------------------------------------------------
 
 
@@ -56,33 +45,6 @@ def test_the_text_of_an_answer():
     assert text_of("\nTaken.\n\n\n>   -= Den =-0/2", "Find it!") == "Taken."
     end = "\nYou win.\n\n   *** The End ***\n\nYou scored 1, in 7 turns.\n> -= Den =-1/7"
     assert text_of(end, "Find it!") == "You win."
-
-
-def test_the_guide_follows_the_policy_and_returns_to_it(quest):
-    infos = textworld.EnvInfos(policy_commands=True, admissible_commands=True)
-    env = textworld.envs.TextWorldEnv(infos)
-    env.load(quest.replace(".z8", ".json"))
-    state = env.reset()
-    guide = Guide(quest)
-    context = Context("", "", state["admissible_commands"])
-    first = state["policy_commands"][0]
-    assert first == "open Canadian style box"  # capitals
-    slip = next(c for c in context.admissible if c.startswith("go "))
-    for number in range(20):
-        command = guide.act(context).command
-        assert command == state["policy_commands"][0]
-        if number == 0:
-            command = slip
-        state, _, done = env.step(command)
-        context.history.append(Turn("", command.lower()))  # as the parser writes it
-        context.admissible = state["admissible_commands"]
-        if done:
-            break
-    assert state["won"] and number >= 4  # the way back is a command, too
-    with pytest.raises(LookupError):  # the dream says that it goes on
-        guide.act(context)
-    with pytest.raises(LookupError, match=Guide(quest).state["policy_commands"][0]):
-        Guide(quest).act(Context("", "", ["look"]))
 
 
 def test_unusable_data_are_one_sentence(tmp_path):

@@ -11,12 +11,10 @@ import re
 import runpy
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 from datasets import Dataset
-from tokenizers import AddedToken
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
@@ -24,7 +22,7 @@ from examples import trl_paw
 from examples.trl_paw import PaWConfig, PaWTrainer, play, reward
 from paw_min import toy
 from paw_min.config import Config
-from paw_min.envs.alfworld import AlfworldEnv, list_games
+from paw_min.envs.alfworld import list_games
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.model.batches import micro_batches
 from paw_min.model.policy import load_policy
@@ -156,26 +154,6 @@ def test_with_it_the_gradient_is_ours(run, settings, monkeypatch):
 
 def norm(gradient: dict) -> float:
     return sum(g.square().sum().item() for g in gradient.values()) ** 0.5
-
-
-def test_the_tags_of_an_action_are_read_where_they_are_special_tokens(games_root):
-    """A supervised stage may have added them so; decoding without special tokens drops them."""
-    tokenizer = load_policy(MODEL).tokenizer
-    tags = ["<action>", "</action>"]
-    tokenizer.add_tokens([AddedToken(tag, special=True) for tag in tags])
-    ids = tokenizer("inventory <action> look </action>", add_special_tokens=False)["input_ids"]
-    assert "look" not in tokenizer.decode(ids, skip_special_tokens=True).partition("<action>")[2]
-    trainer = SimpleNamespace(
-        processing_class=tokenizer,
-        _generate_single_turn=lambda prompts, *_, **__: ([ids] * len(prompts), None),
-    )
-    games = list_games(games_root, "train")[:1]
-    played = play(games, trainer, max_turns=1)
-    observed = [n for n, mask in zip(played["completion_ids"][0], played["obs_mask"][0]) if mask]
-    env = AlfworldEnv()
-    env.reset(games[0])
-    expected = env.step("look").observation
-    assert observed == tokenizer(expected, add_special_tokens=False)["input_ids"]
 
 
 @pytest.mark.parametrize(

@@ -6,27 +6,22 @@ tests/data/webshop has an invented shop of 86 rows and recordings of the officia
 
 import gzip
 import json
-import pickle
 import random
 import re
-import sys
 from collections import Counter
-from functools import lru_cache, partial
-from importlib.machinery import ModuleSpec
+from functools import lru_cache
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
 from paw_min.envs.interface import Step
-from paw_min.envs.pool import EnvPool
 from paw_min.envs.webshop import BENCHMARK, Shop, WebShopEnv
 from paw_min.envs.webshop import files as shop_files
 from paw_min.envs.webshop import reward as shop_reward
-from paw_min.envs.webshop.env import WebShopAgent, load_shop, make_agent
+from paw_min.envs.webshop.env import WebShopAgent
 from paw_min.envs.webshop.goals import splits
 from paw_min.envs.webshop.pages import read_action
-from tests.pools import reset
 from tests.readers import annotation, instruction, options, product
 
 DATA = Path(__file__).parent / "data" / "webshop"
@@ -118,16 +113,6 @@ def write(folder, products, annotations=None, human=None, suffix=""):
     return folder
 
 
-def at_item(folder, **fields):
-    """An environment at the page of the only bench; a desk makes sure that there is a goal."""
-    goal_product = product("B000000009", name="Desk", query="desk")
-    env = WebShopEnv(Shop.load(write(folder, [goal_product, product(**fields)])))
-    env.reset(0)
-    env.step("search[bench]")
-    env.step("click[b000000001]")
-    return env
-
-
 def test_actions_are_those_of_the_official_regex():
     rng = random.Random(0)
     for _ in range(3000):
@@ -136,35 +121,6 @@ def test_actions_are_those_of_the_official_regex():
         match = re.match(r"(.+)\[(.+)\]", text)
         assert read_action(text) == (match.groups() if match else ("", "")), text
     assert read_action("search[" * 100_000).name == ""  # the regex takes hours
-
-
-@pytest.mark.parametrize("page, text, parts", [
-    ("description", "two\nlines ", ["two\nlines"]),
-    ("description", None, []),
-    ("description", " \n ", []),
-    ("description", "\xa0", [""]),
-    ("features", ["a", ""], ["a", ""]),
-    ("features", "one", ["one"]),
-])
-def test_texts_of_an_item(tmp_path, page, text, parts):
-    field = {"description": "full_description", "features": "small_description"}[page]
-    env = at_item(tmp_path, **{field: text})
-    env.step(f"click[{page}]")
-    assert env.parts[env.head :] == ["Back to Search", "< Prev", *parts]
-
-
-def test_last_page_escapes_options(tmp_path):
-    env = at_item(tmp_path, customization_options=options(size=["<5'&é>"]))
-    env.step("click[<5'&é>]")
-    env.step("click[buy now]")
-    assert env.parts[8] == '{"size": "\\u003c5\\u0027\\u0026\\u00e9\\u003e"}'
-
-
-@pytest.mark.parametrize("price, tag", [
-    ("$1 $2 $3", "$1.0 to $2.0"), (None, "$100.0"), ("USD $5", "$5.0"),
-])
-def test_price_tags(tmp_path, price, tag):
-    assert f"Price: {tag}" in at_item(tmp_path, pricing=price).parts
 
 
 def test_search_forms(tmp_path):
@@ -192,26 +148,6 @@ def test_reward_by_hand(tmp_path):
     assert shop.reward(0, "B000000001", {"color": "red"}, price=limit) == 1.0
     assert shop.reward(0, "B000000001", {"color": "red"}, price=limit + 1) == pytest.approx(2 / 3)
     assert shop.reward(0, "B000000002", {}) == pytest.approx(2 / 3)  # the attribute is in its text
-
-
-@pytest.mark.parametrize("title, factor", [("one", 0.1), ("one two", 1.0), ("zero", 0.0)])
-def test_titles_with_few_common_nouns(tmp_path, title, factor):
-    """1 of 11 is below 0.1: query and category, which agree, do not count."""
-    goal_product = product(name="one two three four five six seven eight nine ten eleven")
-    other = product("B000000002", name=title, small_description="solid wood")
-    annotations = {"B000000001": annotation(), "B000000002": annotation(instruction=None)}
-    shop = Shop.load(write(tmp_path, [goal_product, other], annotations))
-    assert shop.reward(0, "B000000002", {}) == pytest.approx(factor)
-
-
-def test_spacy_model_is_used_if_installed(monkeypatch):
-    assert shop_reward.default_tagger() is shop_reward.word_nouns
-    words = {"Red": "ADJ", "Oak": "PROPN", "bench": "NOUN", "holds": "VERB"}
-    model = ModuleType("en_core_web_sm")
-    model.__spec__ = ModuleSpec("en_core_web_sm", None)
-    model.load = lambda: lambda text: [SimpleNamespace(text=w, pos_=words[w]) for w in text.split()]
-    monkeypatch.setitem(sys.modules, "en_core_web_sm", model)
-    assert shop_reward.default_tagger()("Red Oak bench holds Oak") == ["oak", "bench", "oak"]
 
 
 # --- Goals
@@ -260,15 +196,6 @@ def test_full_or_small_files(tmp_path):
     assert name() == "Small"
 
 
-def test_rows_that_are_dropped(tmp_path):
-    products = [product("nan"), product("B0TOOLONG12"), product(), product(name="Again")]
-    good = instruction(instruction="it.")
-    human = {"B000000001": [good, instruction(instruction_attributes=[])], "B0UNKNOWN": [good] * 3}
-    shop = Shop.load(write(tmp_path, products, human=human), human_goals=True)
-    assert [product.name for product in shop.products.values()] == ["Red Oak Bench"]
-    assert shop.n_goals == 1 and shop.goal(0)["instruction_text"].startswith("it, and price")
-
-
 def test_invalid_calls():
     shop = oracle("human")
     with pytest.raises(ValueError, match="No product 'B0NOWHERE' among the 83"):
@@ -279,13 +206,6 @@ def test_invalid_calls():
     for task, sentence in (("-1", "'-1' is not a goal index; .*'96'"), ("97", "No goal 97")):
         with pytest.raises(ValueError, match=sentence):
             WebShopAgent(shop).reset(task)
-
-
-def test_goals_are_drawn_if_none_is_given():
-    env = WebShopEnv(oracle("human"), seed=3)
-    texts = [env.reset() for _ in range(20)]
-    assert len(set(texts)) > 10
-    assert WebShopEnv(oracle("human"), seed=3).reset("abc") == texts[0]
 
 
 # --- The agent; test_run_webshop.py has its purchases
@@ -307,14 +227,6 @@ def test_the_agents_view():
     assert agent.step("no command") == step
 
 
-def test_environments_of_a_process_share_one_shop():
-    human = (str(DATA), True, None)
-    make = pickle.loads(pickle.dumps(partial(make_agent, *human)))
-    with EnvPool(make, 3) as pool:
-        assert [step.observation for step in reset(pool, "012")] == ["'Search'"] * 3
-        assert pool._envs[0]._env.shop is pool._envs[2]._env.shop is load_shop(*human)
-
-
 # --- The tasks of a run
 
 
@@ -334,10 +246,3 @@ def test_load_splits_the_goals(human, n_goals):
         slot, step = pool.recv()
         assert (pool.n_envs, slot) == (2, 1)
     assert step.task == oracle(KINDS[not human]).goal(parts["train"][0])["instruction_text"]
-
-
-def test_load_refuses_a_split_of_another_benchmark_and_too_few_goals():
-    with pytest.raises(ValueError, match="valid_seen is not a split of WebShop; use one of train"):
-        BENCHMARK.load(settings(eval_split="valid_seen"), str(DATA))
-    with pytest.raises(ValueError, match="4 goals cannot be split"):
-        BENCHMARK.load(settings(n_products=1), str(DATA))

@@ -6,11 +6,9 @@ The oracle answers with the real environment. With it, the dream is the environm
 import json
 import os
 import shlex
-import shutil
 import subprocess
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +16,7 @@ import torch
 from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.envs.alfworld import AlfworldEnv, list_games
-from paw_min.envs.interface import Answer, Step
+from paw_min.envs.interface import Step
 from paw_min.envs.pool import EnvPool
 from paw_min.envs.webshop.env import make_agent
 from paw_min.model.policy import Policy, load_policy
@@ -27,7 +25,7 @@ from paw_min.toy import webshop_shops
 from paw_min.toy.standins import make_model
 from paw_min.world_models import word2world
 from paw_min.world_models.supervised import fit
-from paw_min.world_models.word2world import commands, players, prompted, training, trajectories
+from paw_min.world_models.word2world import players, prompted, training, trajectories
 from paw_min.world_models.word2world.dream import DreamPool, VerifiedPool
 from paw_min.world_models.word2world.settings import COMMANDS, parse
 from paw_min.world_models.word2world.trajectories import (
@@ -37,7 +35,11 @@ from paw_min.world_models.word2world.trajectories import (
     to_step,
     to_text,
 )
-from paw_min.world_models.word2world.world_model import WorldModel, word_tokenizer
+from paw_min.world_models.word2world.world_model import (
+    WorldModel,
+    check_template,
+    word_tokenizer,
+)
 from tests.helpers import (
     INJECTION,
     SMALL,
@@ -243,25 +245,6 @@ def test_a_long_chat_is_cut_after_a_whole_answer_and_not_predicted():
     assert tiny.predict([chat[:4], chat[:2]])[1] is not None
 
 
-def test_an_answer_ends_at_the_context(monkeypatch):
-    chat = chat_of("You", "go")
-    prompt = len(language_model().tokens(chat)[0])
-    lengths = []
-    monkeypatch.setattr(Policy, "decode", lambda policy, ids: f"{lengths.append(len(ids))}")
-    for room in (1, 2, 50):
-        language_model(context=prompt + room).predict([chat])
-    assert lengths == [1, 2, 5]
-    assert language_model(context=prompt).predict([chat]) == [None]
-
-
-def test_a_context_beyond_the_positions_of_a_model_is_refused():
-    tokenizer = word_tokenizer(["a"])
-    policy = Policy(make_model(tokenizer, 0, 32, positions=100), tokenizer)
-    assert WorldModel(policy, 100).context == 100
-    with pytest.raises(UserError, match="101 tokens is more than the model's 100 positions"):
-        WorldModel(policy, 101)
-
-
 def test_answers_in_one_pass_are_those_of_greedy_decoding():
     model = language_model(texts=["go to bed 1 2", "You see a mug cups", "cups"])
     texts = ("You see a mug", "go", "You see a mug", "go to 2", "cups", "go to bed", "You", "go 1",
@@ -401,29 +384,6 @@ def test_errors_count_as_failures(games):
     assert word2world.replay_actions(EnvPool(Broken, 1), dream) == [False]
 
 
-def test_a_replay_stops_at_the_first_done(recorded):
-    class Short:
-        """Won at the second step, and a third one is an error."""
-
-        n_envs = 1
-
-        def reset(self, slot, task):
-            self.steps = 0
-
-        def step(self, slot, command):
-            self.steps += 1
-            assert self.steps < 3
-
-        def recv(self):
-            done = self.steps == 2
-            return Answer(0, Step("", "", "", [], done=done, won=done))
-
-    longer = Trajectory(messages=chat_of("s", "a", "", "b", "", "c", ""))
-    assert word2world.replay_actions(Short(), [longer]) == [True]
-    shorter = Trajectory(messages=chat_of("s", "a", ""))
-    assert word2world.replay_actions(Short(), [shorter]) == [False]
-
-
 # --- WebShop: grounding and the verifier -----------------------------------------------------
 
 
@@ -498,10 +458,8 @@ def first_results(shop, task):
 # --- prompted world models -------------------------------------------------------------------
 
 
-def prompted_model(instructions, texts, template=None):
+def prompted_model(instructions, texts):
     tokenizer = word_tokenizer([instructions, "=== The episode ===\n\n", *texts])
-    if template:
-        tokenizer.chat_template = template
     policy = Policy(make_model(tokenizer, 0, 32, positions=5000), tokenizer)
     return prompted.PromptedWorldModel(policy, instructions, answer_tokens=4)
 
@@ -509,10 +467,11 @@ def prompted_model(instructions, texts, template=None):
 def test_a_prompted_world_model_reads_instructions_before_the_chat(recorded):
     trajectory = recorded[0]
     texts = [message["content"] for message in trajectory.messages]
-    model = prompted_model(prompted.prompt(["=== Example 1 ==="]), texts)
+    instructions = f"{prompted.INSTRUCTIONS}\n\n=== Example 1 ==="
+    model = prompted_model(instructions, texts)
     assert model.context == 5000  # the paper's 12,288, or the positions of the model
     ids, spans = model.tokens(trajectory.messages)
-    system = f"{prompted.INSTRUCTIONS}\n\n=== Example 1 ===\n\n=== The episode ===\n\n{texts[0]}"
+    system = f"{instructions}\n\n=== The episode ===\n\n{texts[0]}"
     assert model.policy.tokenizer.decode(ids).startswith(f"{system}<user>{texts[1]}<agent>")
     answers = [model.policy.decode(ids[span.start : span.stop]) for span in spans]
     assert answers == trajectory.answers
@@ -545,7 +504,8 @@ def test_the_fidelity_of_a_prompted_world_model(recorded, tmp_path):
         trajectories.write_trajectories(tmp_path / name, some)
     texts = [m["content"] for t in recorded for m in t.messages]
     examples = prompted.draw_examples(recorded[:3], 3, seed=0)
-    prompted_model(prompted.prompt(examples), texts).policy.save(tmp_path / "model")
+    instructions = "\n\n".join([prompted.INSTRUCTIONS, *examples])
+    prompted_model(instructions, texts).policy.save(tmp_path / "model")
     words = ["fidelity", "alfworld", "--world-model", tmp_path / "model", "--answer-tokens", 2]
     words += ["--trajectories", tmp_path / "evaluated", "--out", tmp_path / "o", "--shots", 3]
     run(*words, "--examples", tmp_path / "train")
@@ -556,12 +516,10 @@ def test_the_fidelity_of_a_prompted_world_model(recorded, tmp_path):
         run(*words, "--examples", tmp_path / "evaluated", "--out", tmp_path / "p")
 
 
-def test_a_model_that_cannot_be_prompted():
+def test_a_template_that_refuses_a_system_message():
     refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     with pytest.raises(UserError, match=r"refuses the chat of a world model \(.*no system"):
-        prompted.check_prompt(prompted_model("x", [], refuses))
-    with pytest.raises(UserError, match="the model 5000 positions: .* or --shots 0"):
-        prompted.check_prompt(prompted_model("x " * 5000, []))
+        check_template(language_model(refuses))
 
 
 # --- commands --------------------------------------------------------------------------------
@@ -574,27 +532,13 @@ def run(*words):
 FLAGS = ["--preset", "tiny", "--groups", "2", "--max-turns", "20", "--eval-tasks", "2"]
 
 
-def test_wins_in_a_world_model_are_replayed(games_root, tmp_path, monkeypatch):
-    flags = ["--data", games_root, "--agents", "teacher", "--episodes", 2, *FLAGS]
-    oracle = Oracle("alfworld", AlfworldEnv, list_games(games_root, "train"))
-    for name, predict in (("right", oracle), ("success", success), ("nothing", nothing)):
-        world_model = SimpleNamespace(predict=predict)
-        monkeypatch.setattr(commands, "load_world_model", lambda *args: world_model)
-        run("collect", "alfworld", "--world-model", "wm", "--out", tmp_path / name, *flags)
-    found = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("*/*t.json")}
-    assert found["right"]["won"] == found["right"]["confirmed"] == {"teacher": 1.0}
-    assert found["success"]["won"] == {"teacher": 1.0}
-    assert found["success"]["confirmed"] == {"teacher": 0.0}
-    assert found["nothing"]["won"] == {"teacher": 0.0} and found["nothing"]["confirmed"] == {}
-
-
 def test_imitation_rows_are_the_first_wins_of_each_file(recorded, model, tmp_path, monkeypatch):
     wins = [t for t in recorded if t.won]
     files = []
     for name, first in (("a", wins[0]), ("b", wins[1])):
         files.append(tmp_path / name)
         trajectories.write_trajectories(files[-1], [first, wins[2]])
-    assert trajectories.read_trajectories("alfworld", files[:1]) == [wins[0], wins[2]]
+    assert trajectories.read_trajectories(files[:1]) == [wins[0], wins[2]]
     words = ["imitate", "alfworld", "--trajectories", *map(str, files), "--model", model]
     words += ["--max-prompt-tokens", "30", "--wins", "1", "--out", str(tmp_path / "o")]
     monkeypatch.setattr(training, "fit_and_save", lambda job, policy, optimizer, rows, n: rows)
@@ -607,17 +551,14 @@ def test_imitation_rows_are_the_first_wins_of_each_file(recorded, model, tmp_pat
 
 def test_the_defaults_are_the_papers():
     """Table 7 and the README of the released code; section 7.1 for the budgets."""
-    for preset in ("tiny", "paper"):
-        words = ["train", "alfworld", "--trajectories", "x", "--out", "o", "--preset", preset,
-                 "--data", "d"]
-        job = parse("", words)
-        chosen = job.settings
-        assert (chosen.epochs, chosen.batch, chosen.lr, chosen.context) == (5, 128, 1e-5, 12_288)
-        assert job.cfg.max_turns == 50 and job.cfg.temperature == 1.0
-        assert chosen.answer_tokens == 512 and chosen.budgets == (0, 2, 4, 10)
-    words = ["fidelity", "alfworld", "--trajectories", "x", "--world-model", "x", "--out", "o"]
-    assert parse("", words).settings.answer_tokens == 2000
-    assert training.WARM_UP == 10 and trajectories.MARKER == " [SUCCESS]"
+    words = ["alfworld", "--trajectories", "x", "--out", "o", "--preset", "paper", "--data", "d"]
+    job = parse("", ["train", *words])
+    chosen = job.settings
+    assert (chosen.epochs, chosen.batch, chosen.lr, chosen.context) == (5, 128, 1e-5, 12_288)
+    assert job.cfg.max_turns == 50 and job.cfg.temperature == 1.0
+    assert chosen.answer_tokens == 512 and chosen.budgets == (0, 2, 4, 10)
+    chosen = parse("", ["fidelity", *words, "--world-model", "x"]).settings
+    assert chosen.answer_tokens == 2000 and training.WARM_UP == 10
 
 
 WON = json.dumps([{"won": True, "messages": [said("system", "s")], "responses": ["x"]}])
@@ -634,7 +575,7 @@ MEASURE = ["consistency", "alfworld", "--world-model", "FOLDER"]
     ("", "", [*TRAIN, "--width", "100"], "--width 100 is not a multiple of 32 up to 4096"),
     ("t.json", WON, [*TRAIN, "--limit", 2], "1 episodes, --limit asks"),
     ("t.json", WON, [*IMITATE, "--wins", 2], "1 won episodes, --wins"),
-    ("t.json", WON, IMITATE, r"won episode 0 has \[1, 0, 0\] responses"),
+    ("", "", [*TRAIN, "--world-model", "FOLDER"], "--world-model: train asks none; omit it"),
     ("wm/train.json", WM, MEASURE, "give a world model of alfworld"),
     ("o/consistency.json", "{}", MEASURE, "consistency.json cannot be read .KeyError"),
 ])
@@ -648,18 +589,6 @@ def test_errors_are_one_sentence(tmp_path, games_root, name, content, words, mes
     with pytest.raises(UserError, match=message) as error:
         run(*words, "--out", tmp_path / "o", "--data", games_root, *FLAGS)
     assert "\n" not in str(error.value)
-
-
-def test_what_is_in_the_folder_stays(model, recorded, tmp_path):
-    """No model is overwritten."""
-    mine = Path(shutil.copytree(model, tmp_path / "mine"))
-    weights = (mine / "model.safetensors").read_bytes()
-    file = tmp_path / "trajectories.json"
-    trajectories.write_trajectories(file, recorded)
-    for command in ("train", "imitate"):
-        with pytest.raises(UserError, match="mine has a config.json already: choose another --out"):
-            run(command, "alfworld", "--trajectories", file, "--out", mine)
-    assert (mine / "model.safetensors").read_bytes() == weights
 
 
 # --- the commands behind the pages -------------------------------------------------------------

@@ -1,10 +1,10 @@
 """Passage retrieval: the interface, and the choice of a retriever.
 
-`open_retriever` returns one of three:
+Three retrievers; `open_retriever` returns one of the first two:
 
 - for a URL: a client that sends the queries to a server (client.py);
 - for a corpus: BM25 in this process, which needs no model (bm25.py, ranks like Lucene);
-- for a corpus and an encoder: dense vectors in this process (dense.py).
+- behind our server (server.py): dense vectors of a sentence encoder (dense.py).
 
 Hits with equal scores are ordered by id, as strings, so that the same query returns the same
 passages in the same order on every machine.
@@ -35,23 +35,14 @@ class Retriever(Protocol):
         """At most k hits for each query, best first."""
 
 
-def open_retriever(source: str | Path, encoder: str = "", **dense_settings) -> Retriever:
-    """The retriever for `source`: a URL, a corpus file, or a folder that contains corpus.jsonl.
-
-    encoder: folder or hub name of a sentence encoder; "" selects BM25. dense_settings: see `Dense`.
-    """
-    # Imported on demand: only one of the three needs torch and transformers, for example.
+def open_retriever(source: str | Path) -> Retriever:
+    """The retriever for `source`: a URL, a corpus file, or a folder that contains corpus.jsonl."""
+    # Imported on demand: each needs packages of its own.
     if is_url(source):
         from paw_min.retrieval.client import SearchClient
 
         return SearchClient(str(source))
+    from paw_min.retrieval.bm25 import LexicalRetriever
     from paw_min.retrieval.corpus import Corpus
 
-    corpus = Corpus(source)
-    if encoder:
-        from paw_min.retrieval.dense import Dense
-
-        return Dense(corpus, encoder, **dense_settings)
-    from paw_min.retrieval.bm25 import LexicalRetriever
-
-    return LexicalRetriever(corpus)
+    return LexicalRetriever(Corpus(source))

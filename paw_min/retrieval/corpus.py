@@ -3,9 +3,7 @@
 Each line is a passage, {"id": "0", "contents": "\\"Title\\"\\ntext"}, as in the published wiki-18.
 """
 
-import hashlib
 import mmap
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -37,8 +35,16 @@ class Corpus:
             )
         size = self.path.stat().st_size
         newlines = []
-        for start, chunk in self._chunks("reading lines of"):
-            newlines.append(np.flatnonzero(np.frombuffer(chunk, np.uint8) == ord("\n")) + start)
+        position = 0
+        hidden = None if size > 16 * CHUNK else True  # None: shown on a terminal only
+        label = f"reading lines of {self.path.name}"
+        bar = tqdm(total=size, desc=label, unit="B", unit_scale=True, disable=hidden)
+        with bar, self.path.open("rb") as file:
+            while chunk := file.read(CHUNK):
+                is_newline = np.frombuffer(chunk, np.uint8) == ord("\n")
+                newlines.append(np.flatnonzero(is_newline) + position)
+                position += len(chunk)
+                bar.update(len(chunk))
         ends = np.concatenate([*newlines, [size]])  # (lines,)
         starts = np.concatenate([[0], ends[:-1] + 1])  # (lines,)
         filled = ends - starts > 1  # skip empty lines and those that are only "\r"
@@ -67,28 +73,3 @@ class Corpus:
             raise ValueError(
                 f"{self.path}, passage {row + 1} cannot be read ({reason}): it needs {FORMAT}."
             ) from error
-
-    def fingerprint(self) -> str:
-        """A hash of the whole file; cached vectors are valid for this content only."""
-        digest = hashlib.blake2b(digest_size=8)
-        for _, chunk in self._chunks("checking"):
-            digest.update(chunk)
-        return digest.hexdigest()
-
-    def _chunks(self, label: str) -> Iterator[tuple[int, bytes]]:
-        """(position, bytes) of consecutive chunks; large files show a progress bar."""
-        size = self.path.stat().st_size
-        hidden = None if size > 16 * CHUNK else True  # None: shown on a terminal only
-        bar = tqdm(
-            total=size,
-            desc=f"{label} {self.path.name}",
-            unit="B",
-            unit_scale=True,
-            disable=hidden,
-        )
-        with bar, self.path.open("rb") as file:
-            position = 0
-            while chunk := file.read(CHUNK):
-                yield position, chunk
-                position += len(chunk)
-                bar.update(len(chunk))

@@ -6,19 +6,15 @@ tells queries from passages ("query: ", "passage: "; use "" for encoders without
 language models (Qwen3-Embedding) give the state of the last token, which alone has read the whole
 text. Encoders with another pooling (bge: the first token) are not supported.
 
-Search is exact: numpy up to 100,000 passages, a flat FAISS index above. The vectors are cached
-beside the corpus in a .npy file whose name contains fingerprints of the corpus and the encoder; if
-either has changed or the file is damaged, the vectors are recomputed. A ready FAISS index, as
-published for wiki-18, is used unchanged, after a check that passages of the corpus find themselves.
+Search is exact, by numpy, on vectors that are computed at the start. For a large corpus, a ready
+FAISS index, as published for wiki-18, takes their place, after a check that passages of the corpus
+find themselves.
 
 Memory: 4 bytes per dimension and passage. 100,000 passages of E5 (768 dimensions) take 0.3 GB, the
 21 million of wiki-18 64.6 GB (computed from the sizes of the published files, not measured).
 """
 
-import hashlib
-import os
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +26,6 @@ from paw_min.base.hub import look_on_hub
 from paw_min.retrieval import Hit
 from paw_min.retrieval.corpus import Corpus
 
-EXACT_LIMIT = 100_000  # passages; below, numpy is as fast as FAISS and saves a dependency
 DIGITS = 5  # of a score; equal texts may differ by 1e-7, depending on the rest of their batch
 BLOCK = 64  # queries per matrix product: 26 MB of scores for 100,000 passages
 SAMPLE = 16  # passages that must find themselves in a ready index, among TOP
@@ -127,42 +122,6 @@ class Encoder:
             vectors[rows] = torch.nn.functional.normalize(pooled, dim=-1).cpu().numpy()
         return vectors
 
-    def fingerprint(self) -> str:
-        """A hash of everything that passage vectors depend on."""
-        digest = hashlib.blake2b(digest_size=8)
-        vocabulary = sorted(self.tokenizer.get_vocab().items())
-        settings = (self.passage_prefix, self.max_tokens, vocabulary)
-        digest.update(repr(settings).encode())
-        for name, weight in sorted(self.model.state_dict().items()):
-            digest.update(name.encode() + weight.cpu().numpy().tobytes())
-        return digest.hexdigest()
-
-
-def passage_vectors(corpus: Corpus, encoder: Encoder) -> np.ndarray:
-    """(N, D), read from the cache beside the corpus if it is there, else computed."""
-    cache = corpus.path.with_name(
-        f"{corpus.path.name}.{corpus.fingerprint()}-{encoder.fingerprint()}.npy"
-    )
-    shape = (len(corpus), encoder.model.config.hidden_size)
-    if cache.is_file():
-        with suppress(Exception):  # numpy raises nearly any type for a damaged file
-            vectors = np.load(cache, allow_pickle=False)
-            if vectors.shape == shape and vectors.dtype == np.float32:
-                return vectors
-        print(f"{cache} is damaged: computing the vectors again", flush=True)
-    texts = (corpus[row]["contents"] for row in range(len(corpus)))
-    vectors = encoder.passages(texts, len(corpus))
-    # Renamed when complete. The process id keeps two processes from writing one file.
-    partial = cache.with_name(f"{cache.name}.{os.getpid()}")
-    try:
-        with partial.open("wb") as file:
-            np.save(file, vectors)
-        os.replace(partial, cache)
-    except OSError as error:  # a read-only folder or a full disk: do without
-        partial.unlink(missing_ok=True)
-        print(f"{cache} cannot be written ({error}): they will be computed again", flush=True)
-    return vectors
-
 
 class Dense:
     """A retriever that returns the passages with the largest inner product.
@@ -174,19 +133,13 @@ class Dense:
     def __init__(self, corpus: Corpus, encoder: str, index: str = "", **settings):
         self.corpus = corpus
         self.encoder = Encoder(encoder, **settings)
-        # One of the two is set.
-        self._vectors = None
         self._index = None
         if index:
             self._index = _read_index(Path(index), len(corpus), self.encoder)
             _check_index(self._index, index, corpus, self.encoder)
-            return
-        vectors = passage_vectors(corpus, self.encoder)
-        if len(corpus) > EXACT_LIMIT:
-            self._index = _faiss().IndexFlatIP(vectors.shape[1])
-            self._index.add(vectors)  # copies them
         else:
-            self._vectors = vectors
+            texts = (corpus[row]["contents"] for row in range(len(corpus)))
+            self._vectors = self.encoder.passages(texts, len(corpus))  # (N, D)
 
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:
         vectors = self.encoder.queries(queries)  # (Q, D)
@@ -216,31 +169,12 @@ class Dense:
             yield rows, scores[rows]
 
 
-def _faiss():
+def _read_index(path: Path, n: int, encoder: Encoder):
+    """Read a FAISS index file into memory, and check that it fits."""
     try:
         import faiss
     except ImportError as error:
-        raise ValueError(
-            f"More than {EXACT_LIMIT:,} passages, or a ready index, need FAISS: "
-            "`pip install faiss-cpu`."
-        ) from error
-    return faiss
-
-
-def find_index(path: Path) -> None:
-    """Raise ValueError or FileNotFoundError unless there are FAISS and this file."""
-    _faiss()
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"The index {path} does not exist: give a FAISS file (join its parts with `cat`), or "
-            "none to have the vectors computed."
-        )
-
-
-def _read_index(path: Path, n: int, encoder: Encoder):
-    """Read a FAISS index file into memory, and check that it fits."""
-    find_index(path)
-    faiss = _faiss()
+        raise ValueError("A ready index needs FAISS: `pip install faiss-cpu`.") from error
     print(f"reading {path}: {path.stat().st_size / 1e9:.1f} GB, kept in memory", flush=True)
     try:
         index = faiss.read_index(str(path))
@@ -263,7 +197,7 @@ def _read_index(path: Path, n: int, encoder: Encoder):
 
 
 def _check_index(index, path: str, corpus: Corpus, encoder: Encoder) -> None:
-    """ValueError unless passages of the corpus find themselves; prints what limits a search."""
+    """ValueError unless passages of the corpus find themselves."""
     n = min(SAMPLE, len(corpus))
     rows = [i * len(corpus) // n for i in range(n)]
     texts = [corpus[row]["contents"] for row in rows]
@@ -281,6 +215,3 @@ def _check_index(index, path: str, corpus: Corpus, encoder: Encoder) -> None:
             "corpus, in its order and without ids of its own, or none to have it computed."
         )
     print(f"index: {hits} of {len(texts)} passages find themselves", flush=True)
-    # A passage finds itself also where a search reads one list of many.
-    if ivf := _faiss().try_extract_index_ivf(index):
-        print(f"index: a search reads nprobe = {ivf.nprobe} of {ivf.nlist} lists", flush=True)

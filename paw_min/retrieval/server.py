@@ -8,8 +8,8 @@ POST /retrieve takes {"queries": [..]} or {"query": ".."}, with `topk` (default 
 `return_scores`. It answers {"result": [[{"document": {"id", "contents"}, "score"}, ..] per query]},
 or only the documents if `return_scores` is false, where Search-R1's server fails. GET /health
 answers 200. The port is open from the start: requests that come while the corpus is loaded wait. A
-request may ask for MAX_HITS hits at most. It may have MAX_BODY bytes, and MAX_QUERY characters in
-each query. Needs fastapi and uvicorn.
+request may ask for MAX_HITS hits at most, by queries of MAX_QUERY characters at most. Needs fastapi
+and uvicorn.
 """
 
 import argparse
@@ -31,7 +31,6 @@ from paw_min.retrieval import MAX_HITS
 from paw_min.retrieval.bm25 import LexicalRetriever
 from paw_min.retrieval.corpus import Corpus
 
-MAX_BODY = 32 << 20  # bytes of a request; 6,667 queries of 512 tokens are about 16 MB
 MAX_QUERY = 100_000  # characters; a query is part of a response, in general of 512 tokens
 
 Query = Annotated[str, Field(max_length=MAX_QUERY)]
@@ -42,28 +41,6 @@ class RetrieveRequest(BaseModel):
     query: Query | None = None  # verl-agent
     topk: int | None = Field(3, ge=1, le=1000)
     return_scores: bool = False
-
-
-class BodyLimit:
-    """Stops reading a request after MAX_BODY bytes; a wrapper of an ASGI application."""
-
-    def __init__(self, app):
-        self.app = app
-
-    async def __call__(self, scope, receive, send):
-        n_bytes = 0
-
-        async def receive_some():
-            nonlocal n_bytes
-            message = await receive()
-            n_bytes += len(message.get("body", b""))
-            if n_bytes > MAX_BODY:
-                raise HTTPException(
-                    413, f"the request has more than {MAX_BODY} bytes: send fewer queries at once"
-                )
-            return message
-
-        await self.app(scope, receive_some, send)
 
 
 async def refuse(_, error: RequestValidationError | HTTPException) -> Response:
@@ -81,7 +58,6 @@ async def refuse(_, error: RequestValidationError | HTTPException) -> Response:
 def make_app(retriever) -> FastAPI:
     """retriever: a LexicalRetriever or a Dense."""
     app = FastAPI()
-    app.add_middleware(BodyLimit)
     app.add_exception_handler(RequestValidationError, refuse)
     turn = Lock()  # one search at a time: each uses all cores already
 
@@ -112,16 +88,15 @@ def make_app(retriever) -> FastAPI:
 
 
 def load(args: argparse.Namespace):
-    is_dense = args.retriever == "dense"
-    if is_dense:
-        from paw_min.retrieval.dense import Dense, find_index  # imports torch and transformers
-
-        if args.index:
-            find_index(Path(args.index))  # before a corpus of 14 GB is scanned
+    if args.index and not Path(args.index).is_file():  # before a corpus of 14 GB is scanned
+        raise UserError(f"The index {args.index} does not exist: give a FAISS file (join its parts "
+                        "with `cat`), or none to have the vectors computed.")
     corpus = Corpus(args.corpus)
     print(f"{len(corpus):,} passages in {corpus.path}", flush=True)
-    if not is_dense:
+    if args.retriever == "bm25":
         return LexicalRetriever(corpus)
+    from paw_min.retrieval.dense import Dense  # imports torch and transformers
+
     return Dense(
         corpus,
         args.encoder,
@@ -168,13 +143,6 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def server_config(app, **others) -> uvicorn.Config:
-    """Of a server that prints no access log."""
-    # h11 limits the headers of a request, httptools does not. Without lifespan="off", a second
-    # Ctrl-C prints a traceback.
-    return uvicorn.Config(app, log_level="warning", lifespan="off", http="h11", **others)
-
-
 def main(argv: list[str] | None = None) -> None:
     args = parse_args(argv)
     start = time.monotonic()
@@ -191,9 +159,12 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def serve(app, listener: socket.socket, **options) -> None:
-    """Answer requests until Ctrl-C."""
+    """Answer requests until Ctrl-C, without an access log."""
+    # h11 limits the headers of a request, httptools does not. Without lifespan="off", a second
+    # Ctrl-C prints a traceback.
+    config = uvicorn.Config(app, log_level="warning", lifespan="off", http="h11", **options)
     with suppress(KeyboardInterrupt):
-        uvicorn.Server(server_config(app, **options)).run(sockets=[listener])
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 if __name__ == "__main__":

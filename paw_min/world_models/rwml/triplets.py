@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from paw_min.base.errors import UserError
-from paw_min.base.files import replace_text
+from paw_min.base.files import reading, replace_text
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Tasks, Turn
@@ -216,16 +215,6 @@ def write_triplets(path: Path, triplets: list[Triplet]) -> None:
 
 
 def read_triplets(path: Path) -> list[Triplet]:
-    """One JSON object per line; UserError that names the first wrong line."""
-    remedy = f"restore it, or delete {path.parent} to collect again."
-    if not path.is_file():
-        raise UserError(f"{path} is missing: {remedy}")
-    found = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        try:
-            found.append(parse_as(line, Triplet))
-        except ValueError as error:
-            raise UserError(f"{path}, line {number}: {error}; {remedy}") from error
-    if not found:
-        raise UserError(f"{path} is empty: {remedy}")
-    return found
+    """One JSON object per line; UserError for a file that is missing or damaged."""
+    with reading(path):
+        return [parse_as(line, Triplet) for line in path.read_bytes().splitlines()]

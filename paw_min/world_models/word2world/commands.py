@@ -10,7 +10,7 @@
 In place of a trained --world-model FOLDER, any instruct model: --world-model NAME --shots 0, or
 --shots 3 --examples FILE ... (prompted.py).
 
-collect      episodes of agents on the training tasks, in the environment or a world model (sec. 4)
+collect      episodes of agents on the training tasks (sec. 4)
 train        fit a world model to trajectories, from scratch or from a model (sec. 4, Table 7)
 fidelity     single-step exact match on real prefixes (sec. 4, Table 1)
 consistency  success in the environment, in the world model, and of the world model's actions
@@ -47,12 +47,11 @@ from paw_min.metrics import mean
 from paw_min.running.runs import hold
 from paw_min.running.session import find_tasks
 from paw_min.running.stages import Pieces, digest, stage
-from paw_min.world_models.word2world.dream import DreamPool, VerifiedPool
+from paw_min.world_models.word2world.dream import VerifiedPool
 from paw_min.world_models.word2world.measures import (
     SLOTS,
     measure_consistency,
     measure_fidelity,
-    replay_actions,
 )
 from paw_min.world_models.word2world.players import Play, open_agent
 from paw_min.world_models.word2world.prompted import load_prompted
@@ -92,11 +91,7 @@ def play_in_parts(
 
 
 def collect(job: Word2WorldJob) -> dict:
-    """Play the training tasks in turn; all episodes are kept, won or not.
-
-    confirmed: in a world model, the share of an agent's wins that the same actions win in the
-    environment; without an agent that wins nothing.
-    """
+    """Play the training tasks in turn; all episodes are kept, won or not."""
     cfg = job.cfg
     settings = job.settings
     pieces = job.pieces()
@@ -108,25 +103,15 @@ def collect(job: Word2WorldJob) -> dict:
         raise UserError(f"--episodes {len(chosen)} for {len(agents)} agents: use more.")
     found = []
     won = {}
-    confirmed = {}
     for number, name in enumerate(agents):
         mine = chosen[number :: len(agents)]
-        slots = min(SLOTS, len(mine))
-        with open_agent(cfg, name, settings.slips) as play:
-            if settings.world_model:
-                # Training tasks may be those of the examples.
-                evaluated = chosen if settings.split == "held_out" else []
-                predict = open_world_model(job, evaluated).predict
-                pool = DreamPool(cfg.env, predict, tasks.make_pool(1), slots, settings.ground)
-            else:
-                pool = tasks.make_pool(slots)
-            with closing(pool):
-                played = play_in_parts(pieces, name, play, pool, mine)
+        with (
+            open_agent(cfg, name, settings.slips) as play,
+            closing(tasks.make_pool(min(SLOTS, len(mine)))) as pool,
+        ):
+            played = play_in_parts(pieces, name, play, pool, mine)
         won[name] = mean([t.won for t in played])
         say(f"{name}: {len(played)} episodes, {won[name]:.4f} won")
-        if settings.world_model and any(t.won for t in played):
-            with closing(tasks.make_pool(1)) as pool:
-                confirmed[name] = mean(replay_actions(pool, [t for t in played if t.won]))
         found += played
     write_trajectories(job.out / "trajectories.json", found)
     return {
@@ -134,12 +119,11 @@ def collect(job: Word2WorldJob) -> dict:
         "turns": sum(len(t.answers) for t in found),
         "failed": sum(bool(t.failed) for t in found),
         "won": won,
-        "confirmed": confirmed,
     }
 
 
 def fidelity(job: Word2WorldJob) -> dict:
-    trajectories = read_trajectories(job.cfg.env, job.settings.trajectories)
+    trajectories = read_trajectories(job.settings.trajectories)
     world_model = open_world_model(job, [trajectory.task for trajectory in trajectories])
     pieces = job.pieces()
 
@@ -240,20 +224,10 @@ def main(argv: list[str] | None = None) -> dict:
     with writing(f"the folder {job.out}"):
         job.out.mkdir(parents=True, exist_ok=True)
         lock = hold(job.out, "--out")
-    found = stage(job.out / f"{job.command}.json", {"command": job.line}, make)
+    path = job.out / f"{job.command}.json"
+    found = stage(path, {"command": job.line}, make)
     job.pieces().remove()
     lock.release()
-    say(summary(found))
+    numbers = [f"{name} {x:.4f}" for name, x in found.items() if isinstance(x, float)]
+    say(f"{path}: {', '.join(numbers)}")
     return found
-
-
-def summary(found: dict, indent: str = "") -> str:
-    """The numbers of a result, without the lists of episodes."""
-    lines = []
-    for key, value in found.items():
-        if isinstance(value, dict):
-            lines += [f"{indent}{key}", summary(value, indent + "  ")]
-        elif key != "episodes" or isinstance(value, int):
-            shown = f"{value:.4f}" if isinstance(value, float) else value
-            lines.append(f"{indent}{key:16s} {shown}")
-    return "\n".join(lines)

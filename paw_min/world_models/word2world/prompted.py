@@ -14,12 +14,12 @@ three are steps drawn at random from three training trajectories, the same ones 
 from dataclasses import replace
 from pathlib import Path
 
-from paw_min.base.distributed import join
 from paw_min.base.errors import UserError
 from paw_min.base.seeds import generator
 from paw_min.config import Config
-from paw_min.model.policy import Policy, load_policy
-from paw_min.running.session import forward_precision, start_model
+from paw_min.model.policy import Policy
+from paw_min.running.session import start_model
+from paw_min.world_models.supervised import load
 from paw_min.world_models.word2world.trajectories import (
     ACTIONS,
     MARKER,
@@ -66,11 +66,6 @@ class PromptedWorldModel(WorldModel):
         return super().tokens(chat)
 
 
-def prompt(examples: list[str]) -> str:
-    """The instructions with these examples."""
-    return "\n\n".join([INSTRUCTIONS, *examples])
-
-
 def draw_examples(trajectories: list[Trajectory], shots: int, seed: int) -> list[str]:
     """One random step of each of `shots` random trajectories."""
     rng = generator("shots", seed)
@@ -102,23 +97,17 @@ def load_prompted(
     """
     examples = []
     if shots:
-        trajectories = read_trajectories(cfg.env, files)
+        trajectories = read_trajectories(files)
         shared = evaluated & {trajectory.task for trajectory in trajectories}
         if shared:
             raise UserError(f"--examples has {len(shared)} tasks that are evaluated, such as "
                             f"{min(shared)}: give trajectories of training tasks.")
         examples = draw_examples(trajectories, shots, cfg.seed)
-    device = join()
-    folder = start_model(replace(cfg, model=name))
-    policy = load_policy(folder, device=device, precision=forward_precision(cfg.precision, device))
-    world_model = PromptedWorldModel(policy, prompt(examples), answer_tokens)
-    check_prompt(world_model)
-    return world_model
-
-
-def check_prompt(world_model: PromptedWorldModel) -> None:
-    """UserError for a chat template that refuses a world model's chat, and for a long prompt."""
+    policy = load(cfg, start_model(replace(cfg, model=name)))
+    instructions = "\n\n".join([INSTRUCTIONS, *examples])
+    world_model = PromptedWorldModel(policy, instructions, answer_tokens)
     n_tokens = check_template(world_model)
     if n_tokens >= world_model.context:
         raise UserError(f"the prompt has {n_tokens} tokens, the model {world_model.context} "
                         "positions: use another model, or --shots 0.")
+    return world_model

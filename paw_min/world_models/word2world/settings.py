@@ -45,9 +45,7 @@ class Word2WorldSettings:
     slips: float = opt(PLAY, 0.0, "share of the teacher's steps that are random", low=0, high=1)
     split: str = opt(PLAY, "train", "collect: tasks", choices=("train", "held_out"))
     episodes: int = opt(PLAY, 0, "collect: number of episodes; 0: one per task", low=0)
-    world_model: str = opt(
-        PLAY, "", "folder of a trained one, or with --shots any model; collect: play in it"
-    )
+    world_model: str = opt(PLAY, "", "folder of a trained one, or with --shots any model")
     shots: str = opt(
         PLAY, "", "prompt --world-model, which is not trained, with so many examples",
         choices=("0", "3"),
@@ -124,8 +122,6 @@ def check(command: str, settings: Word2WorldSettings, cfg: Config) -> None:
     """UserError for flags that cannot work together, or are out of range."""
     check_all_bounds(settings)
     check_width("--width", settings.width)
-    if cfg.shard:
-        raise UserError("--shard is for the run scripts: omit it.")
     if cfg.lora_rank and command in ("train", "imitate"):
         raise UserError(f"--lora-rank {cfg.lora_rank}: {command} trains all weights; use "
                         "--lora-rank 0.")
@@ -143,8 +139,10 @@ def check(command: str, settings: Word2WorldSettings, cfg: Config) -> None:
         raise UserError("--shots 3 needs --examples: add it.")
     if settings.examples and settings.shots != "3":
         raise UserError("--examples is for --shots 3: add that, or omit it.")
-    if settings.ground and not settings.world_model:
-        raise UserError("--ground needs --world-model: without one, all pages are real.")
+    if settings.ground and command != "consistency":
+        raise UserError("--ground is for consistency: omit it.")
+    if settings.world_model and "world_model" not in COMMANDS[command]:
+        raise UserError(f"--world-model: {command} asks none; omit it.")
 
 
 def check_width(name: str, width: int) -> None:

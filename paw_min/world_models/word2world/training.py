@@ -16,11 +16,11 @@ from paw_min.base.files import reading, writing
 from paw_min.base.seeds import generator
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.model.policy import Policy, load_policy, load_tokenizer
+from paw_min.model.policy import Policy, load_tokenizer
 from paw_min.rows import TokenRow
 from paw_min.running.session import forward_precision, start_model
 from paw_min.toy.standins import make_model, make_optimizers
-from paw_min.world_models.supervised import fit
+from paw_min.world_models.supervised import fit, load
 from paw_min.world_models.word2world.settings import Word2WorldJob
 from paw_min.world_models.word2world.trajectories import decisions, read_trajectories
 from paw_min.world_models.word2world.world_model import WorldModel, check_template, word_tokenizer
@@ -32,21 +32,20 @@ def train(job: Word2WorldJob) -> dict:
     """Fit a world model to all answers of the trajectories; failures count like successes."""
     cfg = job.cfg
     settings = job.settings
-    trajectories = read_trajectories(cfg.env, settings.trajectories)
+    trajectories = read_trajectories(settings.trajectories)
     if len(trajectories) < settings.limit:
         raise UserError(f"--trajectories has {len(trajectories)} episodes, --limit asks for "
                         f"{settings.limit}: collect more.")
     generator("limit", cfg.seed).shuffle(trajectories)
     trajectories = trajectories[: settings.limit or None]
-    device = join()
-    precision = forward_precision(cfg.precision, device)
     if settings.start:
-        start = start_model(replace(cfg, model=settings.start))
-        policy = load_policy(start, device=device, precision=precision)
+        policy = load(cfg, start_model(replace(cfg, model=settings.start)))
         optimizer = torch.optim.AdamW(policy.parameters(), lr=settings.lr)
     else:
         texts = [m["content"] for t in trajectories for m in t.messages]
         tokenizer = word_tokenizer(texts)
+        device = join()
+        precision = forward_precision(cfg.precision, device)
         model = make_model(tokenizer, cfg.seed, settings.width, settings.context).to(device)
         policy = Policy(model, tokenizer, precision=precision)
         optimizer = Together(make_optimizers(model, settings.lr))
@@ -65,21 +64,14 @@ def imitate(job: Word2WorldJob) -> dict:
     wins = job.settings.wins
     won = []
     for path in job.settings.trajectories:
-        of_file = [t for t in read_trajectories(cfg.env, [path]) if t.won]
+        of_file = [t for t in read_trajectories([path]) if t.won]
         if len(of_file) < max(1, wins):
             raise UserError(f"{path} has {len(of_file)} won episodes, --wins asks for "
                             f"{max(1, wins)}: collect more.")
         won += of_file[: wins or None]
-    for number, t in enumerate(won):
-        counts = [len(t.responses), len(t.commands), len(t.answers)]
-        if not counts[0] == counts[1] == counts[2] > 0:
-            raise UserError(f"--trajectories: won episode {number} has {counts} responses, "
-                            "commands and answers, expected as many of each: collect it again.")
-    device = join()
     # UserError if a prompt may be longer than the model's positions.
     load_tokenizer(start_model(cfg), cfg.max_prompt_tokens + cfg.max_response_tokens)
-    precision = forward_precision(cfg.precision, device)
-    policy = load_policy(start_model(cfg), device=device, precision=precision)
+    policy = load(cfg, start_model(cfg))
     optimizer = torch.optim.AdamW(policy.parameters(), lr=job.settings.lr)
     prompt = BENCHMARKS[cfg.env].prompts[cfg.prompt]
     rows = []
@@ -109,9 +101,6 @@ def fit_and_save(
         epochs=job.settings.epochs, batch=job.settings.batch, warm_up=WARM_UP,
         micro_tokens=job.cfg.micro_tokens, seed_key=("word2world", job.cfg.seed), pieces=pieces,
     )
-    if not all(weight.isfinite().all() for weight in policy.parameters()):
-        pieces.remove()  # another learning rate starts from the beginning
-        raise UserError("training made weights NaN or infinite; not saved: lower --lr.")
     with writing(str(job.out)):
         policy.save(job.out)
     tenth = max(1, len(losses) // 10)
@@ -165,7 +154,4 @@ def load_world_model(folder: Path, cfg: Config, answer_tokens: int = 512) -> Wor
         context = int(record["context"])
     if env != cfg.env:
         raise UserError(f"{path} is of {env!r}: give a world model of {cfg.env}.")
-    device = join()
-    precision = forward_precision(cfg.precision, device)
-    policy = load_policy(str(folder), device=device, precision=precision)
-    return WorldModel(policy, context, answer_tokens)
+    return WorldModel(load(cfg, str(folder)), context, answer_tokens)

@@ -236,38 +236,15 @@ class Recorder:
         self._pool.close()
 
 
-def read_trajectories(env: str, paths: Iterable[Path]) -> list[Trajectory]:
-    """All trajectories of these files; UserError for a missing or damaged one."""
+def read_trajectories(paths: Iterable[Path]) -> list[Trajectory]:
+    """All trajectories of these files; UserError for one that is missing, damaged or empty."""
     found = []
     for path in paths:
-        if not path.is_file():
-            raise UserError(f"{path} does not exist: write it with word2world collect.")
         episodes = read_json(path, list[Trajectory])
         if not episodes:
             raise UserError(f"{path} has no episode: collect some.")
-        check_roles(path, episodes)
-        for episode in episodes:
-            other = env_of(episode.task)
-            if other not in (env, None):
-                raise UserError(f"{path} has episodes of {other}, not of {env}: give another file.")
         found += episodes
     return found
-
-
-def env_of(task: str) -> str | None:
-    """The environment of a task, from its name; None if the name does not say."""
-    if task.isdigit():
-        return "webshop"
-    return {".tw-pddl": "alfworld", ".z8": "textworld"}.get(Path(task).suffix)
-
-
-def check_roles(path: Path, episodes: list[Trajectory]) -> None:
-    for number, episode in enumerate(episodes):
-        roles = [message["role"] for message in episode.messages]
-        expected = ["system", *["user", "assistant"] * len(roles)][: len(roles)]
-        if roles != expected or episode.won and not roles:  # a failed reset leaves no message
-            raise UserError(f"{path}: episode {number} has the roles {', '.join(roles[:4])}, "
-                            "expected system, user, assistant, user and so on: collect it again.")
 
 
 def write_trajectories(path: Path, episodes: list[Trajectory]) -> None:

@@ -223,12 +223,8 @@ def read(completion) -> Answer:
     usage = completion.usage
     return Answer(
         text=text.encode(errors="replace").decode(),
-        prompt_tokens=_count(usage, "prompt_tokens"),
-        completion_tokens=_count(usage, "completion_tokens"),
+        # A local server may leave these out.
+        prompt_tokens=getattr(usage, "prompt_tokens", None),
+        completion_tokens=getattr(usage, "completion_tokens", None),
         cut=getattr(completion.choices[0], "finish_reason", None) == "length",
     )
-
-
-def _count(usage, name: str) -> int | None:
-    n = getattr(usage, name, None)
-    return n if isinstance(n, int) else None
