@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 Keys = Sequence[Hashable] | Tensor  # one label per row: hashables or an integer tensor
+EPS = 1e-6  # beside the std
 
 
 def penalized(values: Tensor, valid: Tensor, penalty: float) -> Tensor:
@@ -61,8 +62,7 @@ def discounted_returns(rewards: Tensor, trajectory: Keys, gamma: float) -> Tenso
 
 
 def grpo(
-    scores: Tensor, group: Keys, trajectory: Keys | None = None, *,
-    over: str = "rows", eps: float = 1e-6,
+    scores: Tensor, group: Keys, trajectory: Keys | None = None, *, over: str = "rows"
 ) -> Tensor:
     """Group-relative advantage of each row -> (N,).
 
@@ -73,7 +73,7 @@ def grpo(
     labels = _labels(group, len(scores), "group")
     counted = _counted(trajectory, len(scores), over)
     stats = _statistics(scores, labels, counted)
-    return _as(scores, _centered(scores, stats) / _scale(stats, eps))
+    return _as(scores, _centered(scores, stats) / _scale(stats))
 
 
 def rloo(
@@ -125,7 +125,7 @@ def gae(rewards: Tensor, values: Tensor, trajectory: Keys, *, gamma: float, lam:
 
 def gigpo(
     scores: Tensor, step_returns: Tensor, group: Keys, anchor: Keys, *,
-    weight: float = 1.0, similarity: float | None = None, eps: float = 1e-6,
+    weight: float = 1.0, similarity: float | None = None,
 ) -> Tensor:
     """Episode advantage plus `weight` (omega) times step advantage, GiGPO Eq. 8 -> (N,).
 
@@ -139,10 +139,10 @@ def gigpo(
     anchors = _labels(anchor, len(scores), "anchor")
     if similarity is not None:
         anchors = similar_anchors(groups, anchors, similarity)
-    episode = grpo(scores, groups, eps=eps)  # A^E
+    episode = grpo(scores, groups)  # A^E
 
     stats = _statistics(step_returns, list(zip(groups, anchors)), range(len(groups)))
-    step = _as(step_returns, _centered(step_returns, stats) / _scale(stats, eps))  # A^S
+    step = _as(step_returns, _centered(step_returns, stats) / _scale(stats))  # A^S
     return episode + weight * step
 
 
@@ -243,12 +243,12 @@ def _centered(values: Tensor, stats: Statistics) -> Tensor:
     return (values.double() - stats.mean).masked_fill(stats.n == 1, 0.0)
 
 
-def _scale(stats: Statistics, eps: float) -> Tensor:
+def _scale(stats: Statistics) -> Tensor:
     """What a centered value is divided by: std + eps, or 1 where there is no spread -> (N,)."""
     # Where all counted scores are equal, only the penalty of a row that was not counted could
     # differ from their mean. Divided by eps, it would be an advantage of -1e5.
-    is_equal = stats.std < eps * 1e-3  # up to rounding; also 0 of a single row
-    return (stats.std + eps).masked_fill(is_equal, 1.0)
+    is_equal = stats.std < EPS * 1e-3  # up to rounding; also 0 of a single row
+    return (stats.std + EPS).masked_fill(is_equal, 1.0)
 
 
 def _as(values: Tensor, result: Tensor) -> Tensor:

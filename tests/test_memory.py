@@ -73,23 +73,6 @@ def test_states_are_those_of_the_real_model(family, rank, precision):
     assert ours.states == weights + 12 * trained
 
 
-def test_one_pass():
-    """Per token and layer: two norms, attention and MLP; or only the input, and one layer again."""
-    for number, bf16 in ((2, True), (4, False)):
-        layer = 24 * 1536 + number * (3 * 1536 + 4 * 8960)
-        # The MLP's gradients, which are more than the head's numbers.
-        work = number * 3 * 8960
-        copies = 2 * MATRICES if bf16 else 0
-        assert of(bf16=bf16, micro_tokens=5000).one_pass == 5000 * (28 * layer + work) + copies
-        again = of(bf16=bf16, grad_checkpointing=True).one_pass
-        assert again == 1000 * (28 * 4 * 1536 + layer + work) + copies
-        frozen = of(bf16=bf16, lora_rank=8, grad_checkpointing=True).one_pass
-        assert frozen == again - copies - 1000 * 8 * 1536
-    # Few tokens: the tiles of the head are more than a layer's gradients.
-    few = of(bf16=False, micro_tokens=10)
-    assert few.one_pass == 10 * (28 * layer + 16 * 1536) + 15 * 2**22
-
-
 def test_vllm_and_the_peak():
     ours = of()
     assert ours.vllm == 0 and ours.peak == ours.states + ours.one_pass

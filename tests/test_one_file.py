@@ -245,24 +245,6 @@ def test_the_three_worlds():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", three_worlds.LESSONS)
-def test_a_lesson_prints_the_same_twice(name, monkeypatch, tmp_path, capsys):
-    lesson = three_worlds.LESSONS[name]
-    tiny = replace(lesson, size=replace(lesson.size, warm_steps=2, updates=1), names=8)
-    monkeypatch.setitem(three_worlds.LESSONS, name, tiny)
-    monkeypatch.setattr(sys, "argv", ["three_worlds.py", name, "--seeds", "3"])
-    monkeypatch.chdir(tmp_path)
-    printed = []
-    for _ in range(2):
-        three_worlds.main()
-        printed.append(capsys.readouterr().out)
-    assert printed[0] == printed[1]
-    table = printed[0].split("p(noise)\n")[1].splitlines()
-    assert [line.split("  ")[0] for line in table] == list(lesson.arms)
-    assert (tmp_path / f"{name}.png").stat().st_size > 5000
-
-
-@pytest.mark.slow
 def test_paw_learns_the_materials_and_wins_more_than_grpo():
     """In a small world: 0.54 and 0.33 after 60 updates."""
     size = one_file.Size(warm_rows=64, updates=60)

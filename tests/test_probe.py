@@ -230,16 +230,3 @@ def test_rounding_is_no_fault(config, tmp_path, monkeypatch, off, stops):
         return
     train.train(cfg)
     assert numbers(tmp_path / "r")[1]["sampler_gap"] == pytest.approx(off, rel=1e-2)
-
-
-@pytest.mark.parametrize("lora_rank", [0, 4])
-def test_the_dry_run_tries_the_model_out(config, monkeypatch, capsys, lora_rank):
-    cfg = config(lora_rank=lora_rank)
-    session.dry_run(cfg)
-    assert "probe     sampler and trainer differ by" in capsys.readouterr().out
-    late(monkeypatch, 1)
-    with pytest.raises(UserError, match="start: the sampler's"):
-        session.dry_run(cfg)
-    monkeypatch.setattr(session, "has_weights", lambda name: False)  # a name of the hub
-    session.dry_run(cfg)
-    assert "probe     at the start of the run" in capsys.readouterr().out

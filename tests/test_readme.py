@@ -231,31 +231,6 @@ def test_commands_parse(page, tmp_path, monkeypatch):
             pytest.fail(f"{' '.join(words)}: the flags are not those of the program")
 
 
-def test_every_kind_of_command_is_found_and_every_grid_has_one():
-    found = [words for text in PAGES.values() for words in commands(text)]
-    assert len(found) > 60
-    programs = {words[0] for words in found} | {words[2] for words in found if "-m" in words}
-    assert {"torchrun", "bash", "sweep", "table", "figures", "paw_min.inspect"} <= programs
-    code = " ".join(span for text in PAGES.values() for span in code_spans(text))
-    assert set(GRIDS) <= set(re.findall(r"[\w-]+", code))
-
-
-def test_the_commands_activate_their_environment():
-    """The build of ALFWorld's planner calls `python`, which a stock Debian does not have."""
-    for text in INSTALLATIONS:
-        for folder, rest in re.findall(r"-m venv (\S+)(?: && |\n)(.*)", text):
-            assert rest.startswith(f". {folder}/bin/activate")
-
-
-def test_ci_runs_the_test_command_of_its_page():
-    script = (ROOT / ".ci/run").read_text()
-    pattern, page = re.search(r"sed -n '(s/.*?/p)' (\S+\.md)", script).groups()
-    found = subprocess.run(["sed", "-n", pattern, page], capture_output=True, text=True, cwd=ROOT)
-    assert found.stdout.splitlines() == ["bash tests/run.sh"]
-    for file in re.findall(r"requirements\S*txt", EVERYTHING):
-        assert (ROOT / file).is_file()
-
-
 def test_the_number_of_lines_of_the_reading_order():
     folder = ROOT / "paw_min"
     order = (folder / "README.md").read_text().split("## Order")[1].split("As needed:")[0]

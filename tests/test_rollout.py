@@ -17,7 +17,7 @@ from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Answer, Step
 from paw_min.envs.pool import EnvPool
-from paw_min.model.sampler import HFSampler, Response
+from paw_min.model.sampler import Response
 from paw_min.rollout import rollout
 from paw_min.rows import flatten
 from paw_min.toy import standins
@@ -330,20 +330,3 @@ def test_a_slow_environment_holds_nobody_up(sampler):
     first = order.index(0)
     assert 0 not in order[:first] and set(order[first:]) == {0}
     assert pool.blocked == 3  # its reset and its two steps
-
-
-def test_a_rollout_replays_on_a_real_model():
-    def rows():
-        policy = make_policy()
-        cfg = Config(prompt="compact", max_turns=3, max_response_tokens=4)
-        sampler = HFSampler(batch_size=2)
-        with EnvPool(Countdown, 3) as pool, sampler.sync(policy):
-            episodes = rollout(
-                cfg, policy, sampler, pool, ["2", "1", "3", "2"], range(4), temperature=1.0,
-                seed_key=(0,),
-            ).episodes
-        return [vars(t) for e in episodes for t in e.transitions]
-
-    assert rows() == rows() and len(rows()) == 8
-
-

@@ -42,10 +42,3 @@ def look_on_hub(name: str) -> None:
         # This process reads the constant; vLLM's and others that it may start, the variable.
         constants.HF_HUB_OFFLINE = True
         os.environ["HF_HUB_OFFLINE"] = "1"
-
-
-def has_weights(name: str) -> bool:
-    """Are the weights of this folder or hub name on this disk?"""
-    files = ("model.safetensors", "model.safetensors.index.json")
-    cached = (try_to_load_from_cache(name, file) for file in files)
-    return Path(name).exists() or any(isinstance(file, str) for file in cached)

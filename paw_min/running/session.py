@@ -17,7 +17,6 @@ from paw_min.base import distributed
 from paw_min.base.console import say
 from paw_min.base.errors import UserError, masked
 from paw_min.base.files import is_url
-from paw_min.base.hub import has_weights
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS, NAMES
 from paw_min.envs.interface import Pool, Tasks
@@ -206,7 +205,7 @@ def find_tasks(cfg: Config) -> Tasks:
 
 
 def dry_run(cfg: Config) -> None:
-    """Check model and data, generated if needed, print the plan, and try the model out."""
+    """Check model and data, generated if needed, and print the plan."""
     missing = []
 
     @contextmanager
@@ -248,17 +247,3 @@ def dry_run(cfg: Config) -> None:
     )
     if missing:
         raise UserError(" Also: ".join(f"{one.rstrip('.')}." for one in missing))
-    print(f"probe     {try_out(cfg, model)}")
-
-
-def try_out(cfg: Config, model: str) -> str:
-    """Use the model as the run will, where nothing has to be downloaded or sharded: the outcome."""
-    if cfg.shard or not has_weights(model):
-        return "at the start of the run, which is stopped if its sampler and trainer differ"
-    with loaded(cfg, model) as (policy, sampler):
-        if cfg.lora_rank:
-            lora.attach(policy.model, cfg.lora_rank, policy.precision, cfg.seed, checkpoint=None)
-        if cfg.grad_checkpointing:
-            recompute_activations(policy)
-        gap = check_start(cfg, policy.train(), sampler)
-    return f"sampler and trainer differ by {gap:.1e} nats per token, which rounding explains"
