@@ -133,7 +133,7 @@ JOBS: dict[str, tuple[dict, Callable]] = {
 
 def main() -> None:
     torch.set_num_threads(1)
-    distributed.join("cpu")
+    distributed.join()
     job, folder = sys.argv[1:]
     cases, update_of = JOBS[job]
     results = {
