@@ -18,17 +18,14 @@ sessions, but reads no file.
 
 import json
 import random
-from contextlib import suppress
 from functools import partial
 from queue import LifoQueue
 from threading import Lock
 
-from fastapi import FastAPI, HTTPException, WebSocketDisconnect
-from fastapi.exceptions import RequestValidationError
+from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
 from openenv.core import Action, Environment, Observation, State, create_app
 from pydantic import BaseModel, Field
-from starlette import websockets
 
 from paw_min import toy
 from paw_min.base.errors import Parser, UserError, masked, user_errors
@@ -36,12 +33,10 @@ from paw_min.base.files import is_url
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Step, Tasks
-from paw_min.retrieval.server import listen, refuse, serve
+from paw_min.retrieval.server import listen, serve
 
 SESSIONS = 256  # each has a thread, and an environment once it has been reset
 MAX_COMMAND = 100_000  # characters
-# The client has gone. Older versions of starlette have the first only.
-GONE = (WebSocketDisconnect, getattr(websockets, "WebSocketDisconnected", WebSocketDisconnect))
 # As the preset paper, where it changes the episodes; but WebShop has all products.
 SETTINGS = {"alfworld": {}, "webshop": {"eval_split": "test"},
             "search": {"eval_split": "test", "max_turns": 4}}
@@ -170,18 +165,6 @@ class GameSession(Environment):
             self.slot = None
 
 
-class QuietEnd:
-    """Ends a session without a traceback, if its client has gone; a wrapper of an application."""
-
-    def __init__(self, app):
-        self.app = app
-
-    async def __call__(self, scope, receive, send):
-        # OpenEnv answers and closes every connection, also one that is closed.
-        with suppress(*GONE):
-            await self.app(scope, receive, send)
-
-
 def make_app(games: Games) -> FastAPI:
     app = create_app(
         partial(GameSession, games), CommandAction, StepObservation, max_concurrent_envs=SESSIONS
@@ -195,11 +178,6 @@ def make_app(games: Games) -> FastAPI:
         answer = {"jsonrpc": "2.0", "id": call.id, "error": error}
         # In ASCII, since an id may be half of a surrogate pair.
         return Response(json.dumps(answer), media_type="application/json")
-
-    app.add_middleware(QuietEnd)
-
-    app.add_exception_handler(RequestValidationError, refuse)
-    app.add_exception_handler(HTTPException, refuse)  # OpenEnv's, for an action
 
     # Over /ws, OpenEnv sends the sentence itself, as EXECUTION_ERROR.
     @app.exception_handler(UserError)

@@ -144,21 +144,13 @@ def test_a_ready_index(letters, encoder, vectors, tmp_path):
         assert Dense(letters, encoder, path).search(["a b", "h g"], 5) == expected
 
 
-FLAT = faiss.IndexFlatIP
-BAD_INDICES = {
-    "of 59 vectors": (FLAT, lambda vectors: vectors[:59], "59 vectors of 16"),
-    "other distance": (faiss.IndexFlatL2, np.copy, "inner product"),
-    "other order": (FLAT, lambda vectors: np.roll(vectors, 7, axis=0), "not of this corpus"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_INDICES)
-def test_an_index_of_something_else_is_refused(letters, encoder, vectors, tmp_path, name):
-    make, change, words = BAD_INDICES[name]
-    path = write_index(tmp_path / "x.index", make(16), change(vectors))
-    with pytest.raises(ValueError, match=f"x.index .*{words}") as raised:
+def test_an_index_of_something_else_is_refused(letters, encoder, vectors, tmp_path):
+    path = write_index(tmp_path / "x.index", faiss.IndexFlatIP(16), vectors[:59])
+    with pytest.raises(ValueError, match="x.index holds 59 vectors of 16 numbers"):
         Dense(letters, encoder, path)
-    assert "\n" not in str(raised.value)
+    path = write_index(tmp_path / "x.index", faiss.IndexFlatL2(16), vectors)
+    with pytest.raises(ValueError, match="x.index does not rank by inner product"):
+        Dense(letters, encoder, path)
 
 
 # ---- a real encoder ----

@@ -78,7 +78,6 @@ def test_requests_that_are_refused(server, body, words):
     headers = {"Content-Type": "application/json"}
     answer = server.post("/retrieve", content=body.encode("latin-1"), headers=headers)
     assert answer.status_code in (400, 422) and words in str(answer.json()["detail"])
-    assert len(answer.text) < 1000  # does not repeat the request
 
 
 def test_a_dense_server(tmp_path, monkeypatch):

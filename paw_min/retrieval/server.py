@@ -23,7 +23,6 @@ from typing import Annotated
 
 import uvicorn
 from fastapi import FastAPI, HTTPException, Response
-from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 
 from paw_min.base.errors import Parser, UserError, user_errors
@@ -43,22 +42,9 @@ class RetrieveRequest(BaseModel):
     return_scores: bool = False
 
 
-async def refuse(_, error: RequestValidationError | HTTPException) -> Response:
-    """The answer to a request that is malformed, or that an application refuses."""
-    malformed = isinstance(error, RequestValidationError)
-    detail = error.errors() if malformed else error.detail
-    if isinstance(detail, list):
-        # FastAPI repeats the rejected input. It may be large, or NaN or half of a surrogate pair,
-        # which end in a 500.
-        detail = [{key: part[key] for key in ("type", "loc", "msg")} for part in detail]
-    status = 422 if malformed else error.status_code
-    return Response(json.dumps({"detail": detail}), status, media_type="application/json")
-
-
 def make_app(retriever) -> FastAPI:
     """retriever: a LexicalRetriever or a Dense."""
     app = FastAPI()
-    app.add_exception_handler(RequestValidationError, refuse)
     turn = Lock()  # one search at a time: each uses all cores already
 
     @app.get("/health")

@@ -113,15 +113,14 @@ class AlfworldEnv:
 
     def __init__(self):
         self.engine = engine.make_env(textworld.EnvInfos(admissible_commands=True, won=True))
-        self._task = None  # its text; None: no game is running
-        self._task_type = None
+        self._task = ""  # its text
+        self._task_type = ""
 
     def reset(self, task: str) -> Step:
         """Start a game, given the path of its game.tw-pddl.
 
         Raises engine.GameError (a ValueError) if the game cannot be played.
         """
-        self._task = None  # if an error follows, no game is running
         self.engine.load(str(task))
         state = self.engine.reset()
         if not any(template.startswith("move ") for template in state["command_templates"]):
@@ -134,17 +133,10 @@ class AlfworldEnv:
     def step(self, command: str) -> Step:
         """Execute a command; one that is not admissible changes nothing ("Nothing happens.").
 
-        Raises RuntimeError before the first reset and after `done`: TextWorld would play on, and
-        could undo the win.
+        After `done`, TextWorld would play on, and could undo the win: call `reset`.
         """
-        if self._task is None:
-            raise RuntimeError("step without a running game (none started, or already won); call "
-                               "reset first.")
         state, _, _ = self.engine.step(command)
-        step = self._to_step(state)
-        if step.done:
-            self._task = None
-        return step
+        return self._to_step(state)
 
     def _to_step(self, state) -> Step:
         won = bool(state["won"])

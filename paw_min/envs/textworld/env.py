@@ -63,11 +63,10 @@ class TextworldEnv:
             admissible_commands=True, won=True, lost=True, objective=True
         )
         self.engine = None
-        self.last: Step | None = None  # the latest answer; None: no game is running
+        self.last: Step | None = None  # the latest answer
 
     def reset(self, task: str) -> Step:
         """Start a game, given the path of its .z8 file."""
-        self.last = None  # if an error follows, no game is running
         if self.engine is None:
             self.engine = textworld.start(task, self.infos)
         else:
@@ -77,20 +76,14 @@ class TextworldEnv:
         return self.last
 
     def step(self, command: str) -> Step:
-        """Execute a command; one that is not admissible changes nothing.
-
-        RuntimeError without a running game.
-        """
-        if self.last is None:
-            raise RuntimeError("step without a running game: call reset first.")
+        """Execute a command; one that is not admissible changes nothing."""
         # Names of things may have capitals; the parser of responses writes lower case.
         admissible = {known.lower(): known for known in self.last.admissible}
         if command.lower() not in admissible:
             return replace(self.last, observation=NO_EFFECT)
         state, _, _ = self.engine.step(admissible[command.lower()])
-        step = self._to_step(state)
-        self.last = None if step.done else step
-        return step
+        self.last = self._to_step(state)
+        return self.last
 
     def _to_step(self, state) -> Step:
         won = bool(state["won"])

@@ -28,22 +28,16 @@ class WebShopAgent:
 
     def __init__(self, shop: Shop):
         self._env = WebShopEnv(shop)
-        self._running = False
 
     def reset(self, task: str) -> Step:
         if not task.isdecimal():
             raise ValueError(f"Task {task!r} is not a goal index; choose from '0' to "
                              f"'{self._env.shop.n_goals - 1}'.")
         self._env.reset(int(task))
-        self._running = True
         return self._step()
 
     def step(self, command: str) -> Step:
-        if not self._running:
-            raise RuntimeError("step without a running task (none started, or already bought); "
-                               "call reset first.")
         _, score, done, _ = self._env.step(command)
-        self._running = not done
         return self._step(score, done)
 
     def _step(self, score: float = 0.0, done: bool = False) -> Step:
