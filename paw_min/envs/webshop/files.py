@@ -54,14 +54,12 @@ def read_products(
     seen = set()  # asins
     for row, record in enumerate(_read_list(items, limit)):
         with damaged(f"Row {row} of {items}", FIX):
-            asin = _text(record, "asin")
+            asin = record["asin"]
         if asin == "nan" or len(asin) > 10 or asin in seen:  # as officially
             continue
         seen.add(asin)
-        with damaged(f"The record of {asin} in items_ins_v2", FIX):
-            attributes = _attributes(annotations, asin)
         with damaged(f"Product {asin} of {items}", FIX):
-            products.append(_product(record, attributes, rng))
+            products.append(_product(record, annotations.get(asin, {}), rng))
     if not products:
         raise ValueError(f"{items} has no usable product; {REMEDY}.")
     return products
@@ -124,19 +122,6 @@ def _read_list(path, limit):
             yield record
 
 
-def _text(record: dict, key: str) -> str:
-    if not isinstance(record[key], str):
-        raise TypeError(f"{key!r} is not a text")
-    return record[key]
-
-
-def _attributes(annotations, asin) -> list[str]:
-    attributes = annotations.get(asin, {}).get("attributes", ["DUMMY_ATTR"])
-    if not isinstance(attributes, list):
-        raise TypeError("the attributes are not a list")
-    return [intern(attribute) for attribute in attributes]
-
-
 def _options(record) -> dict[str, list[str]]:
     """Clean the options. The last of two equal names wins; null groups are skipped.
 
@@ -167,7 +152,7 @@ def _price(pricing, rng) -> tuple[float, str]:
     return rng.uniform(low, high), tag
 
 
-def _product(record, attributes, rng) -> Product:
+def _product(record, annotation, rng) -> Product:
     if not record.get("images"):
         raise ValueError("it has no images, and WebShop requires one")
     price, tag = _price(record.get("pricing"), rng)
@@ -175,20 +160,16 @@ def _product(record, attributes, rng) -> Product:
     bullets = record.get("small_description") or []
     if isinstance(bullets, str):
         bullets = [bullets]
-    if not isinstance(bullets, list):
-        raise TypeError("the features are not a list")
-    if not all(isinstance(text, str) for text in (description, *bullets)):
-        raise TypeError("the description or a feature is not a text")
     product = Product(
         asin=record["asin"],
-        name=_text(record, "name"),
-        category=intern(_text(record, "category")),
-        query=intern(_text(record, "query").lower().strip()),
-        product_category=intern(_text(record, "product_category")),
+        name=record["name"],
+        category=intern(record["category"]),
+        query=intern(record["query"].lower().strip()),
+        product_category=intern(record["product_category"]),
         description=description,
         bullets=bullets,
         options=_options(record),
-        attributes=attributes,
+        attributes=[intern(text) for text in annotation.get("attributes", ["DUMMY_ATTR"])],
         price_tag=tag,
         price=price,
     )
