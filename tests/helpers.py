@@ -149,21 +149,16 @@ def control_tokens(policy: Policy, ids: list[int]) -> list[str]:
     return [word for word in words if word in special_tokens(policy.tokenizer) - {"<unk>"}]
 
 
-def nested_model(family: str, folder) -> str:
-    """A tiny random model that also sees, as published: its text model has settings of its own."""
+def nested_model(folder) -> str:
+    """A tiny random Gemma 3 that also sees: its text model has settings of its own."""
     tokenizer = standins.make_tokenizer(TEXTS)
     text = SIZE | dict(vocab_size=len(tokenizer), head_dim=8, max_position_embeddings=2048)
     text |= dict(pad_token_id=0, eos_token_id=tokenizer.eos_token_id, bos_token_id=None)
-    vision = dict(hidden_size=16, intermediate_size=16)
-    if family == "qwen3_5":  # three layers with linear attention, one with full attention
-        text |= dict(num_hidden_layers=4, linear_num_value_heads=4, linear_num_key_heads=2,
-                     linear_key_head_dim=8, linear_value_head_dim=8)
-        vision |= dict(depth=1, num_heads=2, out_hidden_size=32)
-        more = {}
-    else:
-        vision |= dict(num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
-        more = dict(mm_tokens_per_image=4)
-    config = AutoConfig.for_model(family, text_config=text, vision_config=vision, **more)
+    vision = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+                  image_size=28, patch_size=14)
+    config = AutoConfig.for_model(
+        "gemma3", text_config=text, vision_config=vision, mm_tokens_per_image=4
+    )
     torch.manual_seed(0)
     AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

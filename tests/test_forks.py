@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer
 
 from examples import conflict, inverse_dynamics, section_7, tapo
-from paw_min import cli, losses, targets, train
+from paw_min import cli, losses, targets
 from paw_min.base.errors import UserError
 from paw_min.config import Config, parse_args
 from paw_min.model.batches import collate
@@ -104,26 +104,6 @@ def test_the_first_word_is_a_benchmark(argv, monkeypatch):
     monkeypatch.setattr("sys.argv", ["x", *argv])
     with pytest.raises(SystemExit, match="the first word must be one of alfworld, search, websh"):
         cli.fork(conflict.conflict, {}, "doc")
-
-
-@pytest.mark.slow
-def test_a_run_is_resumed_by_its_own_method_alone(config, tmp_path):
-    """With the numbers of an uninterrupted run. Restarted, it evaluates more often."""
-
-    def twice(cfg, s, rows, k):
-        return {"twice": 2.0 * k} | train.learn_jointly(cfg, s, rows, k)
-
-    def numbers(name: str) -> dict:
-        return train.read_metrics(tmp_path / name)[2]
-
-    train.train(config(name="whole", updates=2), learn=twice)
-    train.train(config(name="cut", updates=1), learn=twice)
-    with pytest.raises(UserError, match="belongs to a run with learn 'twice': repeat those"):
-        train.train(config(name="cut", updates=2))
-    train.train(config(name="cut", updates=2), learn=twice)
-    assert numbers("cut")["twice"] == 4.0
-    for name in ("grad_norm", "loss_wm", "entropy"):
-        assert numbers("cut")[name] == numbers("whole")[name]
 
 
 # ---- TAPO ----
@@ -260,30 +240,6 @@ def test_tapos_rows_token_by_token():
     assert batch.obs_mask.all() and not batch.response_mask.any()
 
 
-def test_tapos_rows_of_search_and_of_the_stand_ins():
-    policy = smollm2()
-    free = dict(admissible=[])  # any text is accepted, so no commands are listed
-    text = FIRST_TAPO_PROMPT.replace("Its admissible actions are: ['go to shelf 1', 'look'].\n", "")
-    first, _ = tapo_rows(policy, **free)
-    assert first.prompt_ids == policy.encode_rendered(text)
-    compact = Config(prompt="compact")
-    first, _ = tapo_rows(policy, compact)
-    message = "You are in a {room}.\n| go to shelf 1 | look\n> go to shelf 1"
-    assert first.prompt_ids == policy.encode_chat(message)
-    assert first.obs_ids == [*policy.encode("A mug is on it."), policy.eos_ids[0]]
-    first, _ = tapo_rows(policy, compact, **free)
-    assert first.prompt_ids == policy.encode_chat("You are in a {room}.\n> go to shelf 1")
-
-
-def test_limits_of_tapos_rows():
-    """The prompt keeps its end, where the action is; together they fit into the positions."""
-    policy = smollm2()
-    whole, _ = tapo_rows(policy)
-    policy.positions = 25
-    cut, _ = tapo_rows(policy, Config(max_prompt_tokens=20))
-    assert cut.prompt_ids == whole.prompt_ids[-20:] and cut.obs_ids == whole.obs_ids[:5]
-
-
 # ---- gradient conflict ----
 
 
@@ -314,14 +270,6 @@ def test_measuring_the_conflict_changes_nothing():
     metrics = conflict.conflict(cfg, s, prepared(cfg, s), 0)
     assert torch.equal(weights_of(s.policy), run()[0]) and not torch.equal(run()[0], start())
     assert {"grad_norm_rl", "grad_norm", "loss_wm"} <= set(metrics)
-
-
-def test_without_a_world_model_the_cosine_is_zero():
-    cfg, policy = Config(**BASE | dict(paw=False)), make_policy()
-    rows = prepare(cfg, policy, None, flatten(EPISODES))
-    measured = conflict.gradient_conflict(cfg, policy, rows, (0, 0))
-    assert measured["grad_norm_wm"] == measured["grad_cosine"] == 0.0
-    assert measured["grad_norm_rl"] > 0 and math.isfinite(measured["grad_norm_rl"])
 
 
 # ---- section 7 ----

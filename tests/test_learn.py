@@ -172,17 +172,6 @@ def test_a_file_from_elsewhere_is_shown_and_not_written_down(tiny_board, monkeyp
     assert rows[0][-1].startswith("+") and rows[1][1:] == ["-1.5", "-1.0", "-2.0", " |"]
 
 
-@pytest.mark.parametrize("text", [None, "def clipped_ma(logp, rho):\n    return -logp\n"])
-def test_a_file_without_an_idea(tiny_board, monkeypatch, capsys, text):
-    with pytest.raises(SystemExit):
-        if text:
-            enter(tiny_board / "mine.py", text, monkeypatch)
-        monkeypatch.setattr(sys, "argv", ["board.py", str(tiny_board / "none.py")])
-        board.main()
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert ("has no ARM and none of these functions: top_alpha" if text else "there is no") in error
-
-
 def test_the_board_has_all_of_its_files():
     files = {path.stem for path in board.FOLDER.glob("*.py")}
     results = board.read_results()

@@ -83,7 +83,7 @@ def test_gradients_are_those_of_the_merged_weights(family):
 def test_adapters_are_merged_right_in_other_kinds_of_models(kind, tmp_path):
     """For vLLM (full_weights), and in a checkpoint that is loaded by peft as a start model."""
     if kind == "gemma3":  # it also sees
-        policy = load_policy(nested_model(kind, tmp_path / "start"))
+        policy = load_policy(nested_model(tmp_path / "start"))
     else:
         policy = make_kind(kind)
         policy.save(tmp_path / "start")

@@ -25,13 +25,12 @@ from paw_min.base import console
 from paw_min.base.errors import UserError
 from paw_min.config import settings
 from paw_min.envs.alfworld import list_games
-from paw_min.model.policy import load_policy, load_tokenizer
 from paw_min.running import plot, runs, session
 from paw_min.running.evaluate import short
 from paw_min.running.tasks import draw_groups
 from paw_min.toy import default_model, standins
 from paw_min.update import NonFinite
-from tests.helpers import argv, make_policy, nested_model, numbers
+from tests.helpers import argv, make_policy, numbers
 
 ROOT = Path(__file__).parent.parent
 
@@ -81,20 +80,6 @@ def test_a_run_leaves_everything_behind(config, tmp_path, capsys):
     # More updates resume from there.
     train.train(config(updates=4))
     assert runs.read_metrics(folder)[:4] == lines and len(runs.read_metrics(folder)) == 5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3_5", "gemma3"])
-def test_models_with_a_nested_configuration_train_and_resume(config, tmp_path, family):
-    folder = nested_model(family, tmp_path / "start")
-    with pytest.raises(UserError, match="has 2048 positions: lower"):
-        load_tokenizer(folder, 2049)
-    assert load_policy(folder).positions == 2048
-    for updates in (1, 2):
-        train.train(config(model=folder, updates=updates))
-    lines = numbers(tmp_path / "r")[1:]
-    assert all(line["grad_norm"] > 0 and line["sampler_gap"] < 1e-5 for line in lines)
-    assert lines[0]["ref_kl"] < lines[1]["ref_kl"]  # the second update has the first's weights
 
 
 @pytest.mark.slow
