@@ -105,8 +105,10 @@ class Browser:
 
     def press(self, *keys: str) -> None:
         for key in keys:
-            text = {"text": key} if len(key) == 1 else {}
-            self("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
+            # Sliders move by the code of an arrow, not by its name.
+            codes = {"ArrowLeft": 37, "ArrowRight": 39}
+            code = {"text": key} if len(key) == 1 else {"windowsVirtualKeyCode": codes[key]}
+            self("Input.dispatchKeyEvent", type="keyDown", key=key, **code)
             self("Input.dispatchKeyEvent", type="keyUp", key=key)
 
     def close(self) -> None:

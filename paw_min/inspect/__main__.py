@@ -3,12 +3,13 @@
     python -m paw_min.inspect RUN [--against RUN] [--updates N] [--out FILE]
 
 Each token of a response has its entropy (the quantity of Eq. 4), each token of a next observation
-its p and whether Eq. 7 keeps it (p <= rho): under the start model, under RUN's newest checkpoint,
-and under that of another run. The transitions are those that training stored (samples.py). The page
-is one HTML file without server or network; its template, page.html, only displays and counts.
+its p: under the start model, under RUN's newest checkpoint, and under that of another run. The
+transitions are those that training stored (samples.py). The page is one HTML file without server or
+network. Its template, page.html, answers "what if": from p, the ranks of Eq. 4 and lambda_g, it
+computes what teaches, and how much, under another rho, alpha, loss or lambda.
 
-The weights at the time of an update are not stored. Selection, rank, lambda and row weight are
-those of training. The probabilities before training are what training saw in update 1 only.
+The weights at the time of an update are not stored. Rank and lambda are those of training. The
+probabilities before training are what training saw in update 1 only.
 """
 
 import json
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from paw_min import balance
 from paw_min.base.console import progress_bar
 from paw_min.base.distributed import join
 from paw_min.base.errors import Parser, UserError, user_errors
@@ -26,10 +28,9 @@ from paw_min.envs.benchmarks import BENCHMARKS, NAMES
 from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.running.runs import newest_checkpoint, updates_done
-from paw_min.running.samples import Sample, StoredRow, read
+from paw_min.running.samples import Group, Sample, StoredRow, read
 from paw_min.running.session import forward_precision, start_model
 from paw_min.running.untrusted import read_config
-from paw_min.update import observation_loss
 
 TEMPLATE = Path(__file__).with_name("page.html")
 
@@ -59,8 +60,6 @@ class Seen:
 
     entropy: list[float]  # of each response token, over the vocabulary, in nats
     p: list[float | None]  # of each observation token; None: a given one, which is no target
-    hard: str  # per observation token: 1 if the run's loss counts it (Eq. 7), 0 if not, - if given
-    loss: float  # of the transition: Eq. 8, or the run's --wm-loss
 
 
 def open_run(folder: Path) -> OpenedRun:
@@ -118,52 +117,37 @@ def updates(n: int) -> str:
 
 
 @torch.no_grad()
-def score(cfg: Config, policy: Policy, steps: list[StoredRow], label: str = "score") -> list[Seen]:
+def score(
+    policy: Policy, steps: list[StoredRow], micro_tokens: int, label: str = "score"
+) -> list[Seen]:
     """One pass over h_t, a_t and o_{t+1} of each step, by the functions of training."""
     seen = [None] * len(steps)
     everything = list(range(len(steps)))
     with_obs = [True] * len(steps)
     with progress_bar(len(steps), label, "row") as bar:
         # Batches have rows of similar lengths, in another order than the steps.
-        for batch in micro_batches(policy, steps, everything, with_obs, cfg.micro_tokens):
+        for batch in micro_batches(policy, steps, everything, with_obs, micro_tokens):
             logp, entropy = policy(batch)  # (B, S), (B, S)
-            observations = observation_loss(cfg, logp, batch.obs_mask)
             for b, i in enumerate(batch.index):
-                row = (entropy, logp.exp(), batch.obs_mask, observations.counted)  # (B, S) each
-                loss = observations.per_row[b].item()
-                seen[i] = seen_in(steps[i], *(column[b].tolist() for column in row), loss)
+                row = (entropy, logp.exp(), batch.obs_mask)  # (B, S) each
+                seen[i] = seen_in(steps[i], *(column[b].tolist() for column in row))
             bar.update(len(batch.index))
     return seen
 
 
 def seen_in(
-    step: StoredRow, entropy: list[float], p: list[float], is_target: list[bool],
-    counted: list[bool], loss: float,
+    step: StoredRow, entropy: list[float], p: list[float], is_target: list[bool]
 ) -> Seen:
     """One row of a batch, S columns each: response, separator, observation, padding."""
     n_response = len(step.response_ids)
     first_obs = n_response + len(step.separator_ids)
     obs = slice(first_obs, first_obs + len(step.obs_ids))
-    p_of_targets = []
-    hard = ""
-    for value, target, counts in zip(p[obs], is_target[obs], counted[obs]):
-        if not target:  # given, as the text between two observations
-            p_of_targets.append(None)
-            hard += "-"
-            continue
-        p_of_targets.append(rounded(value))
-        hard += str(int(counts))
     return Seen(
-        entropy=[rounded(value) for value in entropy[:n_response]],
-        p=p_of_targets,
-        hard=hard,
-        loss=rounded(loss),
+        entropy=[round(value, 4) + 0.0 for value in entropy[:n_response]],  # -0.0 becomes 0.0
+        # Six significant digits: enough to compare with rho as training does. A given token, as the
+        # text between two observations, is no target.
+        p=[float(f"{x:.6g}") if target else None for x, target in zip(p[obs], is_target[obs])],
     )
-
-
-def rounded(x: float) -> float:
-    """Four digits for the page; + 0.0 turns -0.0 into 0.0."""
-    return round(x, 4) + 0.0
 
 
 def pieces(tokenizer, ids: list[int]) -> list[str]:
@@ -220,15 +204,14 @@ def page_data(run: OpenedRun, columns: list[Weights], samples: list[Sample]) -> 
     # An environment from elsewhere (examples/hidden.py) is not known here, nor its R_max.
     known = run.cfg.env in (*NAMES, *BENCHMARKS)
     r_max = BENCHMARKS[run.cfg.env].r_max if known else None
-    keys = ("env", "learn", "algo", "paw", "rho", "alpha", "wm_loss", "lambda_g")
+    keys = ("env", "learn", "algo", "paw", "rho", "alpha", "wm_loss", "wm_target", "lambda_g")
     return dict(
         run=run.folder.resolve().name,
         done=run.done,
         steps=shown,
-        settings={key: getattr(run.cfg, key) for key in keys}
-        | {"r_max": r_max},
+        settings={key: getattr(run.cfg, key) for key in keys} | {"r_max": r_max},
         weights=[dict(label=column.label, detail=column.detail) for column in columns],
-        updates=[update_data(sample) for sample in samples],
+        updates=[update_data(run.cfg, sample, r_max) for sample in samples],
     )
 
 
@@ -238,16 +221,23 @@ def score_under(
     """Load the weights of a column and score; a function, so that one model is in memory."""
     precision = forward_precision(cfg.precision, device)
     policy = load_policy(column.folder, cfg.temperature, device, precision)
-    return score(cfg, policy, steps, column.label)
+    return score(policy, steps, cfg.micro_tokens, column.label)
 
 
-def update_data(sample: Sample) -> dict:
-    return dict(
-        update=sample.update,
-        candidates=sample.candidates,
-        kept=sample.kept,
-        groups=[asdict(group) for group in sample.groups],
-    )
+def update_data(cfg: Config, sample: Sample, r_max: float | None) -> dict:
+    groups = [
+        dict(group=g.group, returns=g.returns, eq10=eq10(cfg, g, r_max)) for g in sample.groups
+    ]
+    return dict(update=sample.update, candidates=sample.candidates, groups=groups)
+
+
+def eq10(cfg: Config, group: Group, r_max: float | None) -> float | None:
+    """lambda_g of Eq. 10, also where training had another; None if R_max is not known."""
+    if cfg.paw and cfg.lambda_g == "adaptive":
+        return group.lambda_g
+    if r_max is None:
+        return None
+    return float(balance.lambda_g(sum(group.returns) / len(group.returns), r_max))
 
 
 def step_data(tokenizer, step: StoredRow, seen: list[Seen]) -> dict:
@@ -255,10 +245,8 @@ def step_data(tokenizer, step: StoredRow, seen: list[Seen]) -> dict:
     return dict(
         reward=step.reward,
         valid=step.valid,
-        selected=step.selected,
         entropy=step.entropy,
         rank=step.rank,
-        weight=step.weight,
         prompt=prompt,
         promptTokens=len(step.prompt_ids),
         response=pieces(tokenizer, step.response_ids),

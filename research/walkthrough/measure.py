@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from examples.conflict import gradient_conflict
+from paw_min import cmae
 from paw_min.base import distributed
 from paw_min.base.errors import Parser, user_errors
 from paw_min.base.files import writing
 from paw_min.config import Config, parse_args
-from paw_min.inspect.__main__ import Seen, pieces, score
+from paw_min.inspect.__main__ import pieces, score
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler
 from paw_min.rollout import rollout
@@ -128,13 +129,13 @@ def measure() -> Report:
     seed_key = (cfg.seed, UPDATE)
     conflict = gradient_conflict(cfg, policy, rows, seed_key)
     indices = [row_of(rows, trajectory, turn) for trajectory, turn in SHOWN]
-    seen = score(cfg, policy, [rows.tokens[i] for i in indices])
+    seen = score(policy, [rows.tokens[i] for i in indices], cfg.micro_tokens)
     guessed = [expected(policy, rows.tokens[i]) for i in indices]
     learned = learn(cfg, policy, optimizer, rows, seed_key)  # one step: 243 rows, mini-batch 256
     p_after = probabilities(cfg, policy, rows)
 
     shown = [
-        show(policy, rows, i, turn, one, guesses, p_before[i], p_after[i])
+        show(policy, rows, i, turn, one.entropy, guesses, p_before[i], p_after[i], cfg.rho)
         for i, (_, turn), one, guesses in zip(indices, SHOWN, seen, guessed, strict=True)
     ]
     trained = (rows.row_weight > 0).nonzero()[:, 0].tolist()
@@ -166,19 +167,21 @@ def expected(policy: Policy, row: TokenRow) -> list[str]:
 
 
 def show(
-    policy: Policy, rows: Rows, i: int, turn: int, seen: Seen, guesses: list[str],
-    before: Tensor, after: Tensor,
+    policy: Policy, rows: Rows, i: int, turn: int, entropy: list[float], guesses: list[str],
+    before: Tensor, after: Tensor, rho: float,
 ) -> Shown:
-    """Row i for the page. before, after: p of its observation tokens, (|o|,)."""
+    """Row i for the page. entropy: of its response tokens; before, after: p of o', (|o|,)."""
     tokens = rows.tokens[i]
     words = pieces(policy.tokenizer, tokens.obs_ids)
+    logp = before.log()
+    hard = cmae.hard_tokens(logp, rho)  # (|o|,)
     observation = [
-        Token(text=word, before=old, expected=guess, counted=mark == "1", after=new)
-        for word, old, guess, mark, new in zip(
-            words, before.tolist(), guesses, seen.hard, after.tolist(), strict=True
+        Token(text=word, before=old, expected=guess, counted=keep > 0, after=new)
+        for word, old, guess, keep, new in zip(
+            words, before.tolist(), guesses, hard.tolist(), after.tolist(), strict=True
         )
     ]
-    response = zip(pieces(policy.tokenizer, tokens.response_ids), seen.entropy, strict=True)
+    response = zip(pieces(policy.tokenizer, tokens.response_ids), entropy, strict=True)
     return Shown(
         trajectory=rows.trajectory[i],
         turn=turn,
@@ -191,7 +194,7 @@ def show(
         advantage=rows.advantage[i].item(),
         lambda_g=rows.lambdas[rows.group[i]],
         row_weight=rows.row_weight[i].item(),
-        loss=seen.loss,
+        loss=cmae.clipped_mae(logp[None], torch.ones_like(logp)[None], rho).item(),
     )
 
 
