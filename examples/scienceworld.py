@@ -8,24 +8,19 @@
 Copy this file for an environment of your own. It has three parts: the environment with its prompts,
 a start model for a CPU (with --model: leave it out), and the presets.
 
-Three of the 30 tasks are chosen by what the next observation says of the fact that the reward needs
+Two of the 30 tasks are chosen by what the next observation says of the fact that the reward needs
 and the prompt does not show:
 
     task                                     fact                   the next observation
     inclined-plane-friction-named-surfaces   which surface is       "look at" a plane says how far a
                                              rougher                block has come: of each surface,
                                                                     the same number in all tasks
-    chemistry-mix-paint-secondary-color      which two colors       "mix" says which color two make
-                                             make the wanted one
     lifespan-longest-lived                   which animal lives     never says it: here, a world
                                              longest                model should not help
 
-All three can be won without an experiment by an agent that knows the fact. The start model imitates
-the procedure, with chance where the fact decides. It is trained at the first run, in
-data/scienceworld. Rerun a command to resume it.
-
-Not measured yet: whether a run learns. The start model wins 4 % of the held-out variations, less
-than its procedures: after 300 steps it often names a surface that is not in the task.
+Both can be won without an experiment by an agent that knows the fact. The start model imitates the
+procedure, with chance where the fact decides. It is trained at the first run, in data/scienceworld.
+Rerun a command to resume it. research/scienceworld has what runs have learned.
 """
 
 import logging
@@ -47,9 +42,8 @@ from paw_min.model.policy import Policy
 from paw_min.toy.standins import Demonstration, imitate, make_model, make_tokenizer
 
 FRICTION = "inclined-plane-friction-named-surfaces"
-PAINT = "chemistry-mix-paint-secondary-color"
 LIFESPAN = "lifespan-longest-lived"
-CHOSEN = (FRICTION, PAINT, LIFESPAN)
+CHOSEN = (FRICTION, LIFESPAN)
 TRAIN, HELD_OUT = 128, 32  # at most so many variations of a task: they have from 10 to 1,386
 R_MAX = 10.0  # the return of a score of 100
 
@@ -168,6 +162,16 @@ def prompt(context: Context, history_length: int) -> str:
     )
 
 
+def brief(context: Context, _) -> str:
+    """For the start model. Of the earlier steps, their commands alone: half as many tokens.
+
+    The task is last: in all tasks, its words are then at the same distance from the response, and a
+    small model soon learns to copy them.
+    """
+    commands = [f"> {turn.command}" for turn in context.history]
+    return "\n".join([*commands, context.observation, context.task]) + "\n"
+
+
 def parse(response: str) -> Command:
     """The text in <action>; without this tag, as the start model answers, the whole response."""
     command = response.rpartition("<action>")[2].partition("</action>")[0].strip().lower()
@@ -175,7 +179,7 @@ def parse(response: str) -> Command:
 
 
 BENCHMARKS["scienceworld"] = Benchmark(
-    load, {"paper": prompt, "compact": situation}, parse, r_max=R_MAX
+    load, {"paper": prompt, "compact": brief}, parse, r_max=R_MAX
 )
 
 
@@ -183,7 +187,7 @@ BENCHMARKS["scienceworld"] = Benchmark(
 
 START = Path("data/scienceworld")
 WARM_EPISODES = 300
-WARM_STEPS = 300
+WARM_STEPS = 400
 
 
 def demonstrate(env: ScienceWorld, task: str, rng: random.Random) -> list[Demonstration]:
@@ -196,11 +200,12 @@ def demonstrate(env: ScienceWorld, task: str, rng: random.Random) -> list[Demons
 
     def do(command: str) -> str:
         nonlocal step
-        context = Context(step.task, step.observation, [], history)
-        shown = situation(context, PRESETS["tiny"]["history_length"])
+        shown = brief(Context(step.task, step.observation, [], history), 0)
         history.append(Turn(step.observation, command))
         step = env.step(command)
-        rows.append(Demonstration(shown, command, step.observation))
+        # The long list of a room would outweigh the responses in the loss.
+        seen = "" if command == "look around" else step.observation
+        rows.append(Demonstration(shown, command, seen))
         return step.observation
 
     if env.name == FRICTION:
@@ -210,13 +215,6 @@ def demonstrate(env: ScienceWorld, task: str, rng: random.Random) -> list[Demons
         do(f"move block to inclined plane with a {tried} surface")
         do(f"look at inclined plane with a {tried} surface")
         do(f"focus on inclined plane with a {chosen} surface")
-    elif env.name == PAINT:
-        do("teleport to art studio")
-        bowl = re.search(r"is: a ([^,.]*) \(containing nothing", do("look around"))[1]
-        for color in rng.sample(("red", "yellow", "blue"), 2):
-            do(f"pour wood cup containing {color} paint in {bowl}")
-        do(f"mix {bowl}")
-        do(f"focus on {re.search('create (.*?) paint', step.task)[1]} paint")
     elif env.name == LIFESPAN:
         do("teleport to outside")
         animals = re.findall(r"\ta (baby .*|.* egg)\n", do("look around"))
@@ -225,8 +223,8 @@ def demonstrate(env: ScienceWorld, task: str, rng: random.Random) -> list[Demons
 
 
 def warm_start(folder: Path) -> None:
-    """Imitate the procedures. A random observation stands after each response: the model learns
-    what the environment may answer, but not after which command.
+    """Imitate the procedures. Observations are texts of their own: the model learns what the
+    environment may answer, but not after which command.
     """
     rng = random.Random("scienceworld warm start")
     env, rows = ScienceWorld(), []
@@ -238,7 +236,7 @@ def warm_start(folder: Path) -> None:
     percents = " ".join(f"{i}%" for i in range(101))  # also those that no demonstration shows
     tokenizer = make_tokenizer([percents, *(text for row in rows for text in row)])
     policy = Policy(make_model(tokenizer, seed=0), tokenizer)
-    imitate(policy.model, tokenizer, rows, seed=0, steps=WARM_STEPS, peak=3e-3, chat=True)
+    imitate(policy.model, tokenizer, rows, seed=0, steps=WARM_STEPS, peak=3e-3)
     with replacing(folder) as new:  # a killed process leaves no half of a model
         policy.save(new)
 
@@ -249,7 +247,7 @@ def prepare() -> None:
     # The arms may start at the same time: one trains; the others wait here, then find the folder.
     with FileLock(f"{START}.lock"):
         if not START.exists():
-            print(f"training the start model in {START}: three minutes on one core", flush=True)
+            print(f"training the start model in {START}: four minutes on one core", flush=True)
             warm_start(START)
 
 
@@ -258,10 +256,10 @@ def prepare() -> None:
 PRESETS = {
     "tiny": dict(
         model=str(START), data=",".join(CHOSEN), eval_split="dev", prompt="compact",
-        history_length=1, max_prompt_tokens=400, max_response_tokens=16, max_obs_tokens=200,
+        max_prompt_tokens=400, max_response_tokens=16, max_obs_tokens=200,
         max_turns=7, groups=8, group_size=8, updates=20, eval_every=5, eval_tasks=0,
-        eval_temperature=1.0, save_every=5, lr=5e-4, beta2=0.95, micro_tokens=4096,
-        entropy_coef=0.0,
+        eval_temperature=1.0, save_every=5, lr=3e-4, beta2=0.95, mini_batch=64, micro_tokens=4096,
+        entropy_coef=0.0, wm_separator="none",
     ),
     # For one GPU of 80 GB, on which it was not tried.
     "instruct": dict(

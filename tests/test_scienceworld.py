@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from examples import scienceworld
-from examples.scienceworld import FRICTION, LIFESPAN, PAINT, R_MAX, ScienceWorld
+from examples.scienceworld import FRICTION, LIFESPAN, R_MAX, ScienceWorld
 from paw_min import train
 from paw_min.base.errors import UserError
 from paw_min.config import Config
@@ -23,6 +23,7 @@ from paw_min.running import runs
 from paw_min.world_models import word2world
 from tests.pools import reset, step, until
 
+PAINT = "chemistry-mix-paint-secondary-color"
 PLANE = "inclined plane with a {} surface"
 WON = {  # task -> its shortest solution
     f"{FRICTION} 0": ["teleport to workshop", f"focus on {PLANE.format('cloth')}"],
@@ -101,13 +102,14 @@ def test_the_lists_are_those_of_scienceworld(java):
 
 
 def test_prompts_have_no_list_of_the_commands_that_work():
-    turns = [Turn("This room is the hallway.", "teleport to workshop")]
+    turns = [Turn("Here you see a door.", "teleport to workshop")]
     context = Context("Your task is to rest.", "You teleport.", ["never shown"], turns)
-    for prompt in scienceworld.BENCHMARKS["scienceworld"].prompts.values():
+    for style, prompt in scienceworld.BENCHMARKS["scienceworld"].prompts.items():
         text = prompt(context, 1)
-        for part in (context.task, "hallway", "> teleport to workshop", "You teleport."):
+        for part in (context.task, "> teleport to workshop", "You teleport."):
             assert part in text
         assert "never shown" not in text
+        assert ("a door" in text) == (style == "paper")  # the other one leaves it out
 
 
 @pytest.mark.parametrize("response, command, valid", [

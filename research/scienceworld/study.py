@@ -1,0 +1,126 @@
+"""The runs of PROTOCOL.md in ScienceWorld (examples/scienceworld.py).
+
+    python -m research.scienceworld.study run      what runs.jsonl lacks, seed by seed
+    python -m research.scienceworld.study table    prints the tables
+
+`run` resumes: a run that was cut continues at its last checkpoint, in runs/scienceworld.
+"""
+
+import json
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+import torch
+
+from examples.scienceworld import FRICTION, LIFESPAN, ScienceWorld, demonstrate, load
+from paw_min.config import Config
+from paw_min.model.batches import TokenRow, collate
+from paw_min.model.policy import Policy, load_policy
+from paw_min.toy.standins import Demonstration
+from research.stats import signed, t_interval
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
+SEEDS = range(8)
+ARMS = {
+    "grpo": ["--no-paw"],
+    "paw": [],
+    "placebo": ["--wm-target", "shuffled"],
+    "echo": ["--preset", "tiny", "echo"],
+}
+PAIRS = (("paw", "grpo"), ("paw", "placebo"), ("placebo", "grpo"), ("echo", "grpo"))
+RUNS = FOLDER / "runs.jsonl"
+OUT = ROOT / "runs" / "scienceworld"  # run folders
+NUMBERS = range(1, 8)  # how far a block has come right after it was moved, in percent
+
+
+def train(seed: int, arm: str) -> dict:
+    """One run -> its line in runs.jsonl."""
+    name = f"{arm}-{seed}"
+    command = [sys.executable, "-m", "examples.scienceworld", "--seed", str(seed), *ARMS[arm]]
+    command += ["--out", OUT, "--name", name]
+    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+    lines = (OUT / name / "metrics.jsonl").read_text().splitlines()
+    start, *updates = [json.loads(line) for line in lines]
+    end = load_policy(str(max((OUT / name).glob("checkpoint-*"))))
+    p, first = known(end, looks())
+    line = {"arm": arm, "seed": seed, "p": p, "first": first}
+    for task in (FRICTION, LIFESPAN):  # at the start, and at each evaluation
+        key = f"eval_success/{task}"
+        line[task] = [metrics[key] for metrics in (start, *updates) if key in metrics]
+    for key in ("success", "valid"):  # of each update
+        line[key] = [round(metrics[key], 4) for metrics in updates]
+    return line
+
+
+def looks() -> list[Demonstration]:
+    """A look at the plane of each surface on which a block slides, with the number in o'."""
+    env, rng = ScienceWorld(), random.Random(0)
+    tasks = load(Config(eval_split="dev"), FRICTION).train
+    rows = [row for task in tasks for row in demonstrate(env, task, rng)]
+    return list({row.response: row for row in rows if "%" in row.observation}.values())
+
+
+def known(policy: Policy, rows: list[Demonstration]) -> tuple[float, float]:
+    """What a model knows of the number in o', as a mean over `rows`: its probability, and whether
+    it is the most probable of NUMBERS.
+    """
+    p, first = [], []
+    for prompt, response, seen in rows:
+        before, number = re.search(r"(.*approximately )(\d+)%", seen).groups()
+        response_ids, begun = policy.encode_response(response), policy.encode(before)
+        ends = [policy.encode(str(n)) for n in NUMBERS]
+        texts = [TokenRow(policy.encode_chat(prompt), response_ids, begun + end) for end in ends]
+        with torch.no_grad():
+            logp, _ = policy(collate(texts, [True] * len(texts), policy.pad_id))  # (7, S)
+        at = logp[:, len(response_ids) + len(begun)].exp()  # (7,)
+        p.append(at[NUMBERS.index(int(number))].item())
+        first.append(p[-1] == at.max().item())
+    return round(mean(p), 4), round(mean(first), 4)
+
+
+def read_runs() -> dict[tuple[int, str], dict]:
+    lines = [json.loads(line) for line in RUNS.read_text().splitlines()] if RUNS.exists() else []
+    return {(line["seed"], line["arm"]): line for line in lines}
+
+
+def run() -> None:
+    """Seed by seed, so that what there is has all arms."""
+    for seed in SEEDS:
+        for arm in ARMS:
+            if (seed, arm) not in read_runs():
+                line = train(seed, arm)
+                with RUNS.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+
+
+def measures(line: dict) -> list[float]:
+    """In percent: means of the held-out evaluations after the start, and over all updates."""
+    columns = line[FRICTION][1:], line[LIFESPAN][1:], line["success"], [line["p"]], [line["first"]]
+    return [100 * mean(column) for column in columns]
+
+
+def table() -> None:
+    """By run, and the paired differences over the seeds that both arms have."""
+    runs = read_runs()
+    columns = "friction | lifespan | training | p | first |\n" + "|---" * 7 + "|"
+    print(f"| seed | arm | {columns}")
+    for (seed, arm), line in runs.items():
+        print(f"| {seed} | {arm} | {' | '.join(f'{x:.1f}' for x in measures(line))} |")
+    print(f"\n| difference | seeds | {columns}")
+    for a, b in PAIRS:
+        both = [(runs[s, a], runs[s, b]) for s in SEEDS if (s, a) in runs and (s, b) in runs]
+        cells = ["not decided"] * 5  # PROTOCOL.md: by fewer than four seeds
+        if len(both) >= 4:
+            lists = zip(*[np.subtract(measures(x), measures(y)) for x, y in both])
+            cells = [signed(mean(values), t_interval(values)) for values in lists]
+        print(f"| {a} - {b} | {len(both)} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    {"run": run, "table": table}[sys.argv[1]]()
