@@ -32,6 +32,10 @@ def test_the_folder_and_its_card(finished, tmp_path, capsys):
     ours = load_file(out / "model.safetensors")
     for name, weight in load_file(finished / "checkpoint-000001/model.safetensors").items():
         assert torch.equal(ours[name], weight.bfloat16()) and weight.dtype == torch.float32
+    config = json.loads((out / "config.json").read_text())
+    # A program built on transformers 4 reads these two.
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"]
+    assert config["rope_scaling"] is None
     shown = ModelCard.load(out / "README.md")
     assert shown.data.to_dict() == {
         "base_model": "Qwen/Qwen2.5-1.5B-Instruct", "library_name": "transformers",
@@ -50,3 +54,12 @@ def test_a_folder_with_files_stays_as_it_is(finished, tmp_path):
     assert content(finished) == before
     with pytest.raises(UserError, match="has no checkpoint: give the folder of a run, runs/NAME"):
         export.main([str(tmp_path / "nothing"), "--out", "nowhere"])
+
+
+def test_scaled_rotary_embeddings_have_their_old_names(tmp_path):
+    path = tmp_path / "config.json"
+    scaling = {"rope_type": "llama3", "factor": 8.0}
+    path.write_text(json.dumps({"text_config": {"rope_parameters": scaling | {"rope_theta": 5e5}}}))
+    export.add_old_names(path)
+    config = json.loads(path.read_text())["text_config"]
+    assert (config["rope_theta"], config["rope_scaling"]) == (5e5, scaling)

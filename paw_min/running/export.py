@@ -5,9 +5,6 @@
 writes the policy of a run's newest checkpoint as a Hugging Face folder, with a model card and the
 metrics of the run. LoRA adapters are merged into the weights that they adapt. The weights are bf16,
 to which the passes on a GPU round them, too. `hf upload` puts the folder on the Hugging Face hub.
-
-transformers 5 writes config.json in its own names: a program built on transformers 4 reads another
-base of the rotary embeddings, in silence.
 """
 
 import json
@@ -64,9 +61,25 @@ def main(argv: list[str] | None = None) -> None:
         policy = load_policy(str(checkpoint))
         policy.model.to(torch.bfloat16)
         policy.save(partial)
+        add_old_names(partial / "config.json")
         replace_text(partial / "README.md", card)
         shutil.copyfile(checkpoint.parent / "metrics.jsonl", partial / "metrics.jsonl")
     print(f"{out}: the policy of {checkpoint}")
+
+
+def add_old_names(path: Path) -> None:
+    """The rotary embeddings of a config.json also in the names of transformers 4.
+
+    transformers 5 writes rope_parameters alone. An older program finds no rope_theta there, and
+    takes 10,000 in silence.
+    """
+    config = json.loads(path.read_text())
+    for part in (config, config.get("text_config", {})):
+        rope = dict(part.get("rope_parameters") or {})
+        if "rope_theta" in rope:  # the same for all layers
+            part["rope_theta"] = rope.pop("rope_theta")
+            part["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    replace_text(path, json.dumps(config, indent=2) + "\n")
 
 
 def model_card(cfg: Config, updates: int) -> str:
