@@ -4,7 +4,6 @@ A fake server in this process simulates other servers and their failures.
 """
 
 import base64
-import json
 import re
 import signal
 import time
@@ -62,7 +61,6 @@ def test_both_protocols_and_bare_documents(server, corpus):
     many = "Hamlet, Finland, water, towers"
     assert [len(ask(query=many, topk=k)[0]) for k in (1, 4, None)] == [1, 4, 3]
     assert ask(queries=[]) == []
-    assert ask(queries=["zzz"] * 20, topk=1000) == [[]] * 20  # as many hits as a request may have
     assert server.get("/health").json() == {"status": "ready", "passages": 5}
 
 
@@ -70,10 +68,8 @@ def test_both_protocols_and_bare_documents(server, corpus):
     ('{"query": "a", "queries": ["a"]}', "give either"),
     ('{"queries": "a"}', "valid list"),
     ('{"query": "a", "topk": 0}', "greater than"),
-    (json.dumps({"queries": ["a"] * 21, "topk": 1000}), "21 queries x topk 1000 exceed 20000 hits"),
-    (json.dumps({"queries": ["a" * 100_001]}), "at most 100000 characters"),
     (f'{{"query": {DEEP}}}', ""),
-], ids=range(6))
+], ids=range(4))
 def test_requests_that_are_refused(server, body, words):
     headers = {"Content-Type": "application/json"}
     answer = server.post("/retrieve", content=body.encode("latin-1"), headers=headers)
@@ -170,11 +166,8 @@ def test_search_r1_gets_one_batched_request(fake):
     assert client.search(QUERIES, 2) == [hits_for(query, 2) for query in QUERIES]
     assert client.search([], 2) == []
     assert server.bodies == [{"queries": QUERIES, "topk": 2, "return_scores": True}]
-    many = client.search(["q"] * 21, 1000)  # more than our own server takes at once
-    assert [len(hits) for hits in many] == [1000] * 21
-    assert [len(body["queries"]) for body in server.bodies[1:]] == [20, 1]
     assert len(client.search(["q"] * 130, 1)) == 130  # so that each is answered in time
-    assert [len(body["queries"]) for body in server.bodies[3:]] == [64, 64, 2]
+    assert [len(body["queries"]) for body in server.bodies[1:]] == [64, 64, 2]
 
 
 def test_verl_agent_gets_one_request_per_query(fake):

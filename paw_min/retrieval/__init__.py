@@ -15,8 +15,6 @@ from typing import Protocol, TypedDict
 
 from paw_min.base.files import is_url
 
-MAX_HITS = 20_000  # queries x topk of one request to a server: an answer of about 12 MB for wiki-18
-
 
 class Document(TypedDict):
     id: str

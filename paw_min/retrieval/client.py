@@ -29,7 +29,7 @@ from urllib3.exceptions import HTTPError, LocationParseError, ReadTimeoutError
 
 from paw_min.base.errors import UserError, masked
 from paw_min.base.threads import in_daemon
-from paw_min.retrieval import MAX_HITS, Hit
+from paw_min.retrieval import Hit
 
 # Of one request, which has to be answered within `timeout`, also by a server on a CPU. The preset
 # `paper` has up to 1,280 searches at once: if a server cannot answer them in time, no retry helps.
@@ -99,10 +99,8 @@ class SearchClient:
             return []
         if self.protocol == "queries":
             found = []
-            # Our own server refuses requests for more hits.
-            size = max(1, min(MAX_QUERIES, MAX_HITS // k))
-            for start in range(0, len(queries), size):
-                part = queries[start : start + size]
+            for start in range(0, len(queries), MAX_QUERIES):
+                part = queries[start : start + MAX_QUERIES]
                 found += self._hits(self._ask("queries", part, k), len(part), k)
             return found
 

@@ -7,9 +7,8 @@
 POST /retrieve takes {"queries": [..]} or {"query": ".."}, with `topk` (default 3) and
 `return_scores`. It answers {"result": [[{"document": {"id", "contents"}, "score"}, ..] per query]},
 or only the documents if `return_scores` is false, where Search-R1's server fails. GET /health
-answers 200. The port is open from the start: requests that come while the corpus is loaded wait. A
-request may ask for MAX_HITS hits at most, by queries of MAX_QUERY characters at most. Needs fastapi
-and uvicorn.
+answers 200. The port is open from the start: requests that come while the corpus is loaded wait.
+Needs fastapi and uvicorn.
 """
 
 import argparse
@@ -19,25 +18,19 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
-from typing import Annotated
 
 import uvicorn
 from fastapi import FastAPI, HTTPException, Response
 from pydantic import BaseModel, Field
 
 from paw_min.base.errors import Parser, UserError, user_errors
-from paw_min.retrieval import MAX_HITS
 from paw_min.retrieval.bm25 import LexicalRetriever
 from paw_min.retrieval.corpus import Corpus
 
-MAX_QUERY = 100_000  # characters; a query is part of a response, in general of 512 tokens
-
-Query = Annotated[str, Field(max_length=MAX_QUERY)]
-
 
 class RetrieveRequest(BaseModel):
-    queries: list[Query] | None = None  # Search-R1
-    query: Query | None = None  # verl-agent
+    queries: list[str] | None = None  # Search-R1
+    query: str | None = None  # verl-agent
     topk: int | None = Field(3, ge=1, le=1000)
     return_scores: bool = False
 
@@ -57,12 +50,6 @@ def make_app(retriever) -> FastAPI:
             raise HTTPException(422, "give either `queries`, a list of texts, or `query`, a text")
         queries = [request.query] if request.queries is None else request.queries
         topk = request.topk or 3
-        if len(queries) * topk > MAX_HITS:
-            raise HTTPException(
-                422,
-                f"{len(queries)} queries x topk {topk} exceed {MAX_HITS} hits: send fewer queries "
-                "per request, or a smaller topk",
-            )
         with turn:
             found = retriever.search(queries, topk)
         if not request.return_scores:

@@ -128,17 +128,13 @@ def check(command: str, settings: Word2WorldSettings, cfg: Config) -> None:
     for name in COMMANDS[command]:
         if not getattr(settings, name):
             raise UserError(f"{command} needs {flag(name)}: add it.")
-    if len(set(settings.agents)) < len(settings.agents):
-        raise UserError(f"--agents {' '.join(settings.agents)}: name each once.")
     if cfg.env != "webshop" and (settings.ground or command == "verify"):
         what = "verify" if command == "verify" else "--ground"
         raise UserError(f"{what} is for webshop: {cfg.env} has no search, and no purchase.")
     if settings.shots and not settings.world_model:
         raise UserError(f"--shots {settings.shots} needs --world-model: add it.")
-    if settings.shots == "3" and not settings.examples:
-        raise UserError("--shots 3 needs --examples: add it.")
-    if settings.examples and settings.shots != "3":
-        raise UserError("--examples is for --shots 3: add that, or omit it.")
+    if (settings.shots == "3") != bool(settings.examples):
+        raise UserError("--shots 3 needs --examples, and only this: give both or none.")
     if settings.ground and command != "consistency":
         raise UserError("--ground is for consistency: omit it.")
     if settings.world_model and "world_model" not in COMMANDS[command]:
