@@ -216,6 +216,7 @@ def test_a_run_belongs_to_its_settings_and_free_ones_may_change(finished, config
     free = dict(updates=9, eval_every=1, eval_repeats=3, max_prompt_tokens=900, workers=2)
     runs.Run(config(**free)).restore(*policy)
     assert json.loads((finished / "config.json").read_text())["eval_repeats"] == 3
+    assert [line["update"] for line in runs.read_metrics(finished)] == [0, 1]
 
 
 @pytest.mark.parametrize("settings, changed, refused", [
