@@ -266,16 +266,6 @@ def of_mini(rows: Rows, mini: list[int]) -> Rows:
     return Rows(**{name: cut(column) for name, column in vars(rows).items()})
 
 
-def assert_equal_rows(ours: Rows, theirs: Rows) -> None:
-    """Every column, to the last bit."""
-    for name, column in vars(ours).items():
-        other = getattr(theirs, name)
-        if isinstance(column, torch.Tensor):
-            assert torch.equal(column, other), name
-        else:
-            assert column == other, name
-
-
 # ---- samplers ----
 
 WORDS = "<think></think><action>go to shelf 1</action>"

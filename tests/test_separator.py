@@ -15,10 +15,9 @@ import trl
 
 from paw_min.base.errors import UserError
 from paw_min.model.batches import collate, micro_batches
-from paw_min.model.policy import load_policy, turn_text
+from paw_min.model.policy import turn_text
 from paw_min.rows import TokenRow
 from paw_min.targets import multi_step
-from paw_min.toy import default_model
 from tests.helpers import EPISODES, make_policy, run
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
@@ -38,12 +37,6 @@ def test_published_templates(name, expected):
     tokenizer = make_policy().tokenizer
     tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
     assert turn_text(tokenizer) == expected
-
-
-@pytest.mark.parametrize("env", ["alfworld", "webshop", "search"])
-def test_the_stand_ins_begin_a_users_message(env):
-    policy = load_policy(default_model(env))
-    assert policy.tokenizer.convert_ids_to_tokens(policy.turn_ids) == ["<user>"]
 
 
 def test_the_end_token_appears_once():

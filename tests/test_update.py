@@ -32,7 +32,6 @@ from tests.helpers import (
     BASE,
     EPISODES,
     ROWS,
-    assert_equal_rows,
     make_policy,
     of_mini,
     run,
@@ -234,26 +233,6 @@ def test_empty_observations_are_never_selected():
         selected = select_transitions(world_model_candidates(ROWS), entropy, cfg.alpha)
         assert not selected[0] and not ROWS[0].obs_ids
     assert selected.sum() == len(ROWS) - 1
-
-
-@pytest.mark.parametrize("settings", [
-    dict(mini_batch=8, kl_coef=0.1, wm_target="shuffled"), dict(algo="gigpo"),
-    dict(algo="ppo"), dict(paw=False),
-])
-def test_rows_are_not_changed_by_what_reads_them(settings):
-    """prepare() returns other rows; learn() returns metrics."""
-    cfg = Config(**BASE | settings)
-    policy = make_policy()
-    rows = flatten(copy.deepcopy(EPISODES))
-    before = copy.deepcopy(rows)
-    prepared = prepare(cfg, policy, make_policy() if cfg.kl_coef else None, rows)
-    assert_equal_rows(rows, before)
-    assert prepared.row_weight is not None and rows.row_weight is None
-    if cfg.algo == "ppo":
-        return  # learn() needs its critic
-    before = copy.deepcopy(prepared)
-    learn(cfg, policy, torch.optim.SGD(policy.parameters(), lr=cfg.lr), prepared, (0,))
-    assert_equal_rows(prepared, before)
 
 
 def test_tokens_that_count_are_those_with_a_gradient():

@@ -67,8 +67,7 @@ def print_start(s, data: str) -> None:
 
 
 def report(folder, lines: list[dict[str, float]], has_baseline: bool, generated: bool) -> None:
-    """Held-out success (pooled, then averaged over task types) and score, before and after.
-
+    """Held-out success and score, before and after.
     generated: whether the data are the small generated ones of a benchmark.
     """
     evaluated = [line for line in lines if "eval_success" in line]
@@ -76,20 +75,11 @@ def report(folder, lines: list[dict[str, float]], has_baseline: bool, generated:
     if evaluated and not evaluated[0]["update"]:
         first = evaluated[0]
         last = evaluated[-1]
-        shown = []
-        for name, form in (("success", ".3f"), ("success_types", ".3f"), ("score", ".1f")):
+        end = f"after {last['update']} update{'s' * (last['update'] != 1)} ({folder})"
+        for name, form in (("success", ".3f"), ("score", ".1f")):
             key = f"eval_{name}"
-            if key not in first:
-                continue
-            before = f"{first[key]:{form}}"
-            after = f"{last[key]:{form}}"
-            # The average over types is that of all tasks where types are equally many.
-            if (before, after) not in shown:
-                shown.append((before, after))
-                title = name.replace("_types", " averaged over task types")
-                plural = "s" * (last["update"] != 1)
-                change = f"{before} before, {after} after {last['update']} update{plural}"
-                say(f"held-out {title}: {change} ({folder})")
+            if key in first:
+                say(f"held-out {name}: {first[key]:{form}} before, {last[key]:{form}} {end}")
     if has_baseline:
         plot = shlex.join(["python", "-m", "paw_min.running.plot", str(folder)])
         say("to compare with the baseline, run the same command with --no-paw, then\n"

@@ -9,13 +9,12 @@ to which the passes on a GPU round them, too. `hf upload` puts the folder on the
 
 import json
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from huggingface_hub import ModelCardData
 
-from paw_min.base.errors import Parser, UserError, masked, user_errors
+from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import replace_text, replacing
 from paw_min.base.hub import is_hub_name
 from paw_min.config import Config
@@ -34,11 +33,7 @@ CARD = """\
 A policy for `{env}` after {updates} updates of paw_min, an implementation of PaW (*Policy and World
 Modeling Co-Training for Language Agents*, [arXiv 2606.02388](https://arxiv.org/abs/2606.02388)).
 The license of its base model applies: add `license` to the head of this file. `metrics.jsonl` has
-the metrics of the run, whose settings differ from the defaults in:
-
-```json
-{settings}
-```
+the metrics of the run.
 """
 
 
@@ -84,22 +79,12 @@ def add_old_names(path: Path) -> None:
 
 def model_card(cfg: Config, updates: int) -> str:
     """README.md of an exported policy, as the Hugging Face hub shows it."""
-    usual = asdict(Config())
-    changed = {key: value for key, value in asdict(cfg).items() if value != usual[key]}
-    changed.pop("out", None)
-    # It is public: of an absolute path it has the last part only, and of a URL no password.
-    for key, value in changed.items():
-        if isinstance(value, str):
-            changed[key] = Path(value).name if Path(value).is_absolute() else masked(value)
     head = ModelCardData(
         base_model=cfg.model if "/" in cfg.model and is_hub_name(cfg.model) else None,
         library_name="transformers", pipeline_tag="text-generation",
         tags=["paw", "reinforcement-learning", cfg.env],
     )
-    return CARD.format(
-        head=head, name=cfg.name, env=cfg.env, updates=updates,
-        settings=json.dumps(changed, indent=1),
-    )
+    return CARD.format(head=head, name=cfg.name, env=cfg.env, updates=updates)
 
 
 if __name__ == "__main__":
