@@ -131,17 +131,17 @@ def test_the_cells_of_the_notebook_run(tmp_path, monkeypatch):
 
 @pytest.fixture
 def tiny_board(tmp_path, monkeypatch):
-    """Two worlds of 8 names, one seed, and a folder of its own with PaW, far below, in it."""
+    """Two worlds of 8 names, two seeds, and a folder of its own with PaW, far below, in it."""
     lessons = {
         name: three_worlds.Lesson(board.WORLDS[name].world, {}, SHORT, names=8)
         for name in ("plain", "serials")
     }
     monkeypatch.setattr(board, "WORLDS", lessons)
-    monkeypatch.setattr(board, "SEEDS", range(1))
+    monkeypatch.setattr(board, "SEEDS", range(2))
     monkeypatch.setattr(board, "FOLDER", tmp_path / "board")
     monkeypatch.setattr(board, "RESULTS", tmp_path / "board" / "results.jsonl")
     board.FOLDER.mkdir()
-    board.RESULTS.write_text('{"entry": "paw", "plain": [-1.0], "serials": [-2.0]}\n')
+    board.RESULTS.write_text('{"entry": "paw", "plain": [-1.0, -1.0], "serials": [-2.0, -2.0]}\n')
     return tmp_path
 
 
