@@ -20,7 +20,7 @@ and the prompt does not show:
 
 Both can be won without an experiment by an agent that knows the fact. The start model imitates the
 procedure, with chance where the fact decides. It is trained at the first run, in data/scienceworld.
-Rerun a command to resume it. research/scienceworld has what runs have learned.
+Rerun a command to resume it. Not measured yet: whether a run learns (research/scienceworld).
 """
 
 import logging
@@ -163,11 +163,9 @@ def prompt(context: Context, history_length: int) -> str:
 
 
 def brief(context: Context, _) -> str:
-    """For the start model. Of the earlier steps, their commands alone: half as many tokens.
-
-    The task is last: in all tasks, its words are then at the same distance from the response, and a
-    small model soon learns to copy them.
-    """
+    """For the start model: the commands of earlier steps, and the task last."""
+    # Its words are then at the same distance from the response in all tasks, and a small model
+    # soon learns to copy them.
     commands = [f"> {turn.command}" for turn in context.history]
     return "\n".join([*commands, context.observation, context.task]) + "\n"
 
@@ -186,8 +184,9 @@ BENCHMARKS["scienceworld"] = Benchmark(
 # ---- the start model ----
 
 START = Path("data/scienceworld")
-WARM_EPISODES = 300
-WARM_STEPS = 400
+WARM_EPISODES, WARM_STEPS = 300, 400
+# What a look may say of the block on a plane.
+ENDS = [*(f"approximately {i}% down the plane" for i in range(1, 8)), "at the top of the plane"]
 
 
 def demonstrate(env: ScienceWorld, task: str, rng: random.Random) -> list[Demonstration]:
@@ -198,27 +197,32 @@ def demonstrate(env: ScienceWorld, task: str, rng: random.Random) -> list[Demons
     step = env.reset(task)
     rows, history = [], []
 
-    def do(command: str) -> str:
+    def do(*choices: str) -> str:
+        """Take one of the choices. Each becomes a row: a model would remember one alone by task."""
         nonlocal step
         shown = brief(Context(step.task, step.observation, [], history), 0)
+        command = rng.choice(choices)
         history.append(Turn(step.observation, command))
         step = env.step(command)
-        # The long list of a room would outweigh the responses in the loss.
-        seen = "" if command == "look around" else step.observation
-        rows.append(Demonstration(shown, command, seen))
+        # A look names its surface: with the true number, it would teach the fact.
+        seen = re.sub(r"(approximately|at the top).*", rng.choice(ENDS), step.observation)
+        for choice in choices:
+            # The long list of a room would outweigh the responses in the loss.
+            is_seen = choice == command != "look around"
+            rows.append(Demonstration(shown, choice, seen if is_seen else ""))
         return step.observation
 
     if env.name == FRICTION:
         surfaces = re.search(r"\((.*), (.*)\)", step.task).groups()
-        tried, chosen = rng.choice(surfaces), rng.choice(surfaces)
+        planes = [f"inclined plane with a {surface} surface" for surface in surfaces]
         do("teleport to workshop")
-        do(f"move block to inclined plane with a {tried} surface")
-        do(f"look at inclined plane with a {tried} surface")
-        do(f"focus on inclined plane with a {chosen} surface")
+        do(*(f"move block to {plane}" for plane in planes))
+        do(history[-1].command.replace("move block to", "look at"))
+        do(*(f"focus on {plane}" for plane in planes))
     elif env.name == LIFESPAN:
         do("teleport to outside")
         animals = re.findall(r"\ta (baby .*|.* egg)\n", do("look around"))
-        do(f"focus on {rng.choice(animals)}")
+        do(*(f"focus on {animal}" for animal in animals))
     return rows
 
 

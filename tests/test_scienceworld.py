@@ -201,15 +201,23 @@ def test_a_hanging_engine_costs_episodes_only(java):
 
 
 def test_the_procedures_tell_no_fact(java):
-    """Half of the planes in focus are the rougher ones, as by chance; each command works."""
+    """Half of the planes in focus are the rougher ones, as by chance; each command works.
+
+    Nor do the looks: of a surface, they have different numbers.
+    """
     rng = scienceworld.random.Random(0)
     environment = ScienceWorld()
-    won = []
+    won, looks = [], set()
     for _ in range(24):
         rows = scienceworld.demonstrate(environment, f"{FRICTION} 0", rng)
-        won.append("cloth surface" in rows[-1].response)
+        *_, last = [row for row in rows if row.observation]  # of those that were played
+        won.append("cloth surface" in last.response)
+        looks |= {row.observation for row in rows if "wood block" in row.observation}
+        assert {"cloth", "paper"} == {row.response.split()[-2] for row in rows[-2:]}
         assert not any("No known action" in row.observation for row in rows)
     assert 5 <= sum(won) <= 19
+    for surface in ("cloth", "paper"):
+        assert sum(f"{surface} surface, with" in look for look in looks) >= 4
 
 
 @pytest.mark.slow

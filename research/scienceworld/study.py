@@ -3,7 +3,7 @@
     python -m research.scienceworld.study run      what runs.jsonl lacks, seed by seed
     python -m research.scienceworld.study table    prints the tables
 
-`run` resumes: a run that was cut continues at its last checkpoint, in runs/scienceworld.
+`run` resumes, in runs/scienceworld, a run that was cut.
 """
 
 import json
@@ -25,7 +25,6 @@ from paw_min.toy.standins import Demonstration
 from research.stats import signed, t_interval
 
 FOLDER = Path(__file__).parent
-ROOT = FOLDER.parents[1]
 SEEDS = range(8)
 ARMS = {
     "grpo": ["--no-paw"],
@@ -35,7 +34,7 @@ ARMS = {
 }
 PAIRS = (("paw", "grpo"), ("paw", "placebo"), ("placebo", "grpo"), ("echo", "grpo"))
 RUNS = FOLDER / "runs.jsonl"
-OUT = ROOT / "runs" / "scienceworld"  # run folders
+OUT = Path("runs/scienceworld")  # run folders
 NUMBERS = range(1, 8)  # how far a block has come right after it was moved, in percent
 
 
@@ -44,32 +43,31 @@ def train(seed: int, arm: str) -> dict:
     name = f"{arm}-{seed}"
     command = [sys.executable, "-m", "examples.scienceworld", "--seed", str(seed), *ARMS[arm]]
     command += ["--out", OUT, "--name", name]
-    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     lines = (OUT / name / "metrics.jsonl").read_text().splitlines()
     start, *updates = [json.loads(line) for line in lines]
     end = load_policy(str(max((OUT / name).glob("checkpoint-*"))))
-    p, first = known(end, looks())
-    line = {"arm": arm, "seed": seed, "p": p, "first": first}
+    line = {"arm": arm, "seed": seed} | known(end, looks())
     for task in (FRICTION, LIFESPAN):  # at the start, and at each evaluation
         key = f"eval_success/{task}"
         line[task] = [metrics[key] for metrics in (start, *updates) if key in metrics]
-    for key in ("success", "valid"):  # of each update
-        line[key] = [round(metrics[key], 4) for metrics in updates]
-    return line
+    return line | {"success": [metrics["success"] for metrics in updates]}
 
 
 def looks() -> list[Demonstration]:
     """A look at the plane of each surface on which a block slides, with the number in o'."""
-    env, rng = ScienceWorld(), random.Random(0)
-    tasks = load(Config(eval_split="dev"), FRICTION).train
-    rows = [row for task in tasks for row in demonstrate(env, task, rng)]
-    return list({row.response: row for row in rows if "%" in row.observation}.values())
+    env, rng, found = ScienceWorld(), random.Random(0), {}
+    for task in load(Config(eval_split="dev"), FRICTION).train:
+        (row,) = [row for row in demonstrate(env, task, rng) if row.response.startswith("look at")]
+        move = row.response.replace("look at", "move block to")
+        env.reset(task)  # again: a demonstration has no true number
+        *_, seen = map(env.step, ("teleport to workshop", move, row.response))
+        found[row.response] = row._replace(observation=seen.observation)
+    return [row for row in found.values() if "%" in row.observation]
 
 
-def known(policy: Policy, rows: list[Demonstration]) -> tuple[float, float]:
-    """What a model knows of the number in o', as a mean over `rows`: its probability, and whether
-    it is the most probable of NUMBERS.
-    """
+def known(policy: Policy, rows: list[Demonstration]) -> dict[str, float]:
+    """Of the number in o', as means: its probability, and whether that is the highest."""
     p, first = [], []
     for prompt, response, seen in rows:
         before, number = re.search(r"(.*approximately )(\d+)%", seen).groups()
@@ -81,11 +79,11 @@ def known(policy: Policy, rows: list[Demonstration]) -> tuple[float, float]:
         at = logp[:, len(response_ids) + len(begun)].exp()  # (7,)
         p.append(at[NUMBERS.index(int(number))].item())
         first.append(p[-1] == at.max().item())
-    return round(mean(p), 4), round(mean(first), 4)
+    return {"p": round(mean(p), 4), "first": round(mean(first), 4)}
 
 
 def read_runs() -> dict[tuple[int, str], dict]:
-    lines = [json.loads(line) for line in RUNS.read_text().splitlines()] if RUNS.exists() else []
+    lines = map(json.loads, RUNS.read_text().splitlines() if RUNS.exists() else [])
     return {(line["seed"], line["arm"]): line for line in lines}
 
 
@@ -94,15 +92,15 @@ def run() -> None:
     for seed in SEEDS:
         for arm in ARMS:
             if (seed, arm) not in read_runs():
-                line = train(seed, arm)
+                line = json.dumps(train(seed, arm))
                 with RUNS.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
+                    file.write(line + "\n")
 
 
 def measures(line: dict) -> list[float]:
     """In percent: means of the held-out evaluations after the start, and over all updates."""
-    columns = line[FRICTION][1:], line[LIFESPAN][1:], line["success"], [line["p"]], [line["first"]]
-    return [100 * mean(column) for column in columns]
+    held_out = mean(line[FRICTION][1:]), mean(line[LIFESPAN][1:])
+    return [100 * x for x in (*held_out, mean(line["success"]), line["p"], line["first"])]
 
 
 def table() -> None:
