@@ -26,6 +26,7 @@ import examples.board
 from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import replace_text
 from paw_min.running.runs import read_metrics
+from research.boxes import study as boxes_study
 from research.hidden import study as hidden_study
 from research.locks import package as locks_package
 from research.locks import study as locks_study
@@ -91,6 +92,7 @@ def front() -> str:
     A cell has success at the end and its mean over training; "-": not run on all seeds.
     """
     engine = {(arm, seed): line for (seed, arm), line in hidden_study.read_runs().items()}
+    words = {(arm, seed): line for (seed, arm), line in boxes_study.read_runs().items()}
     serials = locks_worlds.finished("serials", locks_worlds.read_runs())
     ours = ["grpo", "paw", "placebo"]
     rows = [
@@ -102,6 +104,8 @@ def front() -> str:
          "locks/worlds.md"),
         ("locks as games of ALFWorld's engine, KL term", hidden_study, engine,
          [f"{arm}-kl" for arm in (*ours, "echo")], "hidden/README.md"),
+        ("locks in English words, SmolLM2-135M, KL term", boxes_study, words, [*ours, "echo"],
+         "boxes/README.md"),
     ]  # fmt: skip
     lines = []
     for label, study, known, arms, page in rows:
@@ -138,6 +142,10 @@ def worlds(name: str) -> str:
 def hidden(kind: str, suffix: str = "") -> str:
     """kind: means, seeds or differences. suffix: of the arms."""
     return hidden_study.tables(hidden_study.read_runs(), suffix)[kind]
+
+
+def boxes(number: str) -> str:
+    return part((FOLDER / "boxes/tables.md").read_text(), int(number))
 
 
 # ---- runs ----
