@@ -144,12 +144,26 @@ def test_a_ready_index(letters, encoder, vectors, tmp_path):
         assert Dense(letters, encoder, path).search(["a b", "h g"], 5) == expected
 
 
-def test_an_index_of_something_else_is_refused(letters, encoder, vectors, tmp_path):
-    path = write_index(tmp_path / "x.index", faiss.IndexFlatIP(16), vectors[:59])
-    with pytest.raises(ValueError, match="x.index holds 59 vectors of 16 numbers"):
-        Dense(letters, encoder, path)
-    path = write_index(tmp_path / "x.index", faiss.IndexFlatL2(16), vectors)
-    with pytest.raises(ValueError, match="x.index does not rank by inner product"):
+class OwnIds(faiss.IndexIDMap):
+    def add(self, vectors):
+        self.add_with_ids(vectors, np.arange(1000, 1060))
+
+
+FLAT = faiss.IndexFlatIP
+BAD_INDICES = {
+    "of 59 vectors": (FLAT, lambda vectors: vectors[:59], "holds 59 vectors of 16 numbers"),
+    "other distance": (faiss.IndexFlatL2, np.copy, "does not rank by inner product"),
+    "other order": (FLAT, lambda vectors: np.roll(vectors, 7, axis=0), "is not of this corpus"),
+    "other encoder": (FLAT, lambda vectors: vectors[:, ::-1].copy(), "is not of this corpus"),
+    "other ids": (lambda width: OwnIds(FLAT(width)), np.copy, "is not of this corpus"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INDICES)
+def test_an_index_of_something_else_is_refused(letters, encoder, vectors, tmp_path, name):
+    make, change, words = BAD_INDICES[name]
+    path = write_index(tmp_path / "x.index", make(16), change(vectors))
+    with pytest.raises(ValueError, match=f"x.index {words}"):
         Dense(letters, encoder, path)
 
 
