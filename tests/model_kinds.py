@@ -24,6 +24,7 @@ KINDS = {
     "phimoe": EXPERTS,  # its router is a subclass of nn.Linear
     "jetmoe": EXPERTS | dict(kv_channels=8),
     "gpt2": dict(n_embd=32, n_layer=2, n_head=4),
+    "jamba": EXPERTS | dict(num_hidden_layers=4, attn_layer_period=2, attn_layer_offset=1),
     "falcon_h1": MAMBA | dict(mamba_d_ssm=64),
 }
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from paw_min import train
@@ -109,6 +109,7 @@ def test_adapters_are_merged_right_in_other_kinds_of_models(kind, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind, reason", [
     ("gpt2", "no plain linear layer"), ("falcon_h1", "'out_proj' is incompatible"),
+    ("jamba", "merged weights give other"),
 ])
 def test_models_without_a_place_for_adapters_are_refused(kind, reason):
     policy = make_kind(kind)
@@ -116,6 +117,25 @@ def test_models_without_a_place_for_adapters_are_refused(kind, reason):
     with pytest.raises(UserError, match=rf"LoRA cannot adapt {name} \(.*{reason}") as error:
         lora.attach(policy.model, 4, "fp32", 0, None)
     assert "\n" not in str(error.value) and "omit --lora-rank" in str(error.value)
+
+
+@pytest.mark.parametrize("change, reason", [
+    (lambda weights: {n: w for n, w in weights.items() if "layers.0" in n}, "Found missing adapt"),
+    (lambda weights: weights | {n.replace("layers.1", "layers.7"): w.clone()
+                                for n, w in weights.items() if "layers.1" in n}, "has .*layers.7"),
+])
+def test_an_adapter_of_other_layers_is_refused(tmp_path, change, reason):
+    """As a start model and on resume: peft fills the rest with new adapters, and leaves others."""
+    policy = make_policy()
+    policy.save(tmp_path / "start")
+    policy.model.name_or_path = str(tmp_path / "start")
+    with_adapters(policy).save(tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    save_file(change(load_file(file)), file)
+    with pytest.raises(UserError, match=reason):
+        load_policy(str(tmp_path / "adapter"))
+    with pytest.raises(UserError, match="has adapters of other layers .model.layers.*restore"):
+        lora.attach(make_policy().model, 4, "fp32", 0, tmp_path / "adapter")
 
 
 def test_models_without_recomputed_activations_are_refused():

@@ -20,6 +20,7 @@ learning rate of full training.
 
 import json
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -36,6 +37,8 @@ from paw_min.base.files import reading
 
 SCALE = 2  # s; peft's lora_alpha is s r
 PREFIX = "base_model.model."  # of the names in peft's files
+# Families that read weights past their adapters, or share layers.
+UNMERGED = ("jamba", "zamba")
 # What peft (utils/transformers_weight_conversion.py) takes for parts of fused experts.
 EXPERT_NAMES = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 
@@ -50,6 +53,8 @@ def attach(model, rank: int, precision: str, seed: int, checkpoint: Path | None)
     """Freeze a model of transformers and add adapters: new ones, or those of a checkpoint."""
     from peft import LoraConfig, set_peft_model_state_dict
 
+    if model.config.model_type in UNMERGED:
+        raise refusal(model, "merged weights give other log-probabilities")
     names = list(targets(model))
     # The name is stored in checkpoints. A relative one also works in another clone, if it is used
     # from the same working folder. With ./ it is not taken for a name on the hub.
@@ -66,7 +71,13 @@ def attach(model, rank: int, precision: str, seed: int, checkpoint: Path | None)
         with reading(checkpoint / "adapter_model.safetensors") as path:
             stored = load_file(path)
             weights = {name.removeprefix(PREFIX): weight for name, weight in stored.items()}
-            set_peft_model_state_dict(model, weights)
+            found = set_peft_model_state_dict(model, weights)
+            # peft leaves new adapters where the file has none.
+            missing = [name for name in found.missing_keys if ".lora_" in name]
+            if missing or found.unexpected_keys:
+                one = min(missing or found.unexpected_keys)
+                raise UserError(f"{path} has adapters of other layers ({one}): restore it, or "
+                                "start anew with another --name.")
     if precision == "bf16":
         for layer in adapted_layers(model):
             layer.base_layer.to(torch.bfloat16)
@@ -126,9 +137,20 @@ def base_model(folder: str) -> str | None:
 def merge(model, folder: str):
     """The start model with the adapter in `folder` added to its weights."""
     check_installed()
-    from peft import PeftModel
+    from peft import PeftModel, get_peft_model_state_dict
 
-    merged = PeftModel.from_pretrained(model, folder).merge_and_unload()
+    # Where an adapter is of other layers, peft warns of those that it lacks, and is silent on the
+    # others: the start model would stay as it is there.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Found missing adapter keys")
+        adapted = PeftModel.from_pretrained(model, folder)
+    stored = Path(folder) / "adapter_model.safetensors"
+    if stored.is_file() and (
+        unused := load_file(stored).keys() - get_peft_model_state_dict(adapted).keys()
+    ):
+        raise UserError(f"{stored} has {min(unused)}, which its start model does not: use the "
+                        "start model that it was trained on.")
+    merged = adapted.merge_and_unload()
     merged.name_or_path = folder
     return merged.requires_grad_(True)
 
