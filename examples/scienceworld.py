@@ -273,11 +273,17 @@ PRESETS = {
     ),
 }
 
+
+def needed(cfg: Config) -> Path | None:
+    """The start model, unless --model is another one."""
+    return START if cfg.model == str(START) else None
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)  # more are not faster for a model of this size
     with user_errors():
         engine()  # no Java: say so before anything else
-        cfg = judged("scienceworld", PRESETS, __doc__, lambda cfg: Path(cfg.model).parent)
-        if cfg.model == str(START):
+        cfg = judged("scienceworld", PRESETS, __doc__, needed)
+        if needed(cfg):
             prepare()
     main("scienceworld", PRESETS, __doc__)

@@ -11,7 +11,8 @@ from paw_min.running.presets import SCRIPTS, presets_of
 def main(env: str, presets: dict[str, dict], doc: str, learn=None, argv=None) -> None:
     """Parse the command line and train, evaluate or show the plan.
 
-    learn: of train.train; default: its own. argv: default: the command line.
+    learn: of train.train, a plain function, whose name becomes a part of the run's; default: its
+    own. argv: default: the command line.
     """
     import torch
 
@@ -20,6 +21,8 @@ def main(env: str, presets: dict[str, dict], doc: str, learn=None, argv=None) ->
     from paw_min.running.session import dry_run
     from paw_min.train import learn_jointly, train
 
+    if learn:
+        presets = {name: preset | {"learn": learn.__name__} for name, preset in presets.items()}
     with user_errors(distributed.with_rank):
         try:
             cfg, mode = parse_args(env, presets, doc, argv)
@@ -46,15 +49,15 @@ def fork(learn: Callable, settings: dict, doc: str) -> None:
             names = ", ".join(SCRIPTS)
             raise UserError(f"{env!r} is not a benchmark: the first word must be one of {names}, "
                             "the others are flags of its run script.")
-    settings = settings | {"learn": learn.__name__}
     presets = {name: preset | settings for name, preset in presets_of(env).items()}
     main(env, presets, doc, learn, argv)
 
 
-def judged(env: str, presets: dict[str, dict], doc: str, folder_of: Callable[..., Path]):
+def judged(env: str, presets: dict[str, dict], doc: str, folder_of: Callable[..., Path | None]):
     """The settings of a command that first prepares a folder, for minutes, if they can work.
 
-    folder_of: Config -> that folder. Without it, --dry-run says so and ends.
+    folder_of: Config -> that folder, or None if these settings need none. Where it is missing,
+        --dry-run says so and ends.
     """
     from paw_min.config import parse_args
     from paw_min.running.session import check_machine
@@ -62,7 +65,7 @@ def judged(env: str, presets: dict[str, dict], doc: str, folder_of: Callable[...
     cfg, mode = parse_args(env, presets, doc)
     check_machine(cfg)
     folder = folder_of(cfg)
-    if mode == "dry-run" and not folder.exists():
+    if mode == "dry-run" and folder and not folder.exists():
         print(f"{folder} is not there: the first run makes it. Repeat --dry-run then.")
         sys.exit()
     return cfg

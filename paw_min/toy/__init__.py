@@ -27,7 +27,8 @@ def default_data(env: str) -> str:
     if env == "alfworld" and os.environ.get("ALFWORLD_DATA"):
         return os.environ["ALFWORLD_DATA"]
     if env not in GENERATORS:
-        raise ValueError(f"there are no generated data for {env}: pass --data")
+        raise UserError(f"{env} generates no data: give --data, or set data in its preset (to any "
+                        "text if its `load` reads none).")
     # Imported here: each generator needs its benchmark's packages, a run only those of its own.
     generator = import_module(f"paw_min.toy.{GENERATORS[env]}")
     return str(generator.default(DATA / env))
