@@ -80,11 +80,17 @@ def test_a_fork_is_the_run_script_with_another_learn(env, file, monkeypatch):
     """Its settings are added to the presets, its name to those of its runs."""
     method = getattr(file, file.__name__.rpartition(".")[2])
     monkeypatch.setattr("sys.argv", ["x", env, "--seed", "3"])
-    called = {}
-    monkeypatch.setattr(cli, "main", lambda *args: called.update(args=args))
+    seen = {}
+
+    def recorded(*args):
+        seen["args"] = args
+        return parse_args(*args)
+
+    monkeypatch.setattr("paw_min.config.parse_args", recorded)
+    monkeypatch.setattr("paw_min.train.train", lambda cfg, _, learn: seen.update(learn=learn))
     cli.fork(method, file.SETTINGS, "doc")
-    name, presets, doc, given, argv = called["args"]
-    assert (name, doc, given, argv) == (env, "doc", method, ["--seed", "3"])
+    name, presets, doc, argv = seen["args"]
+    assert (name, doc, seen["learn"], argv) == (env, "doc", method, ["--seed", "3"])
     cfg, _ = parse_args(env, presets, "", argv)
     plain, _ = parse_args(env, cli.presets_of(env), "", argv)
     dashed = method.__name__.replace("_", "-")
