@@ -80,7 +80,7 @@ def check_writable(path: Path) -> None:
     """UserError before long work, not after it, if no file can be written at `path`."""
     with writing(str(path)):
         if path.exists() and not path.is_file():  # a folder, or /dev/null
-            raise ValueError("it is no file")
+            raise ValueError("not a regular file")
         tempfile.TemporaryFile(dir=path.parent).close()
 
 
