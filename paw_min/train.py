@@ -28,16 +28,19 @@ from paw_min.running.runs import read_metrics, updates_done
 from paw_min.running.samples import sample
 from paw_min.running.session import Session, described_data, open_session, start_model
 from paw_min.running.tasks import draw_groups
-from paw_min.update import NonFinite, prepare
+from paw_min.update import NonFinite, WorldModelLoss, observation_loss, prepare
 
 # What an update does with its rows, which update.prepare has completed: settings, session, rows and
 # the number of the update -> metrics.
 Learn = Callable[[Config, Session, Rows, int], dict[str, float]]
 
 
-def learn_jointly(cfg: Config, s: Session, rows: Rows, k: int) -> dict[str, float]:
+def learn_jointly(
+    cfg: Config, s: Session, rows: Rows, k: int,
+    world_model_loss: WorldModelLoss = observation_loss,
+) -> dict[str, float]:
     """Lines 5, 7, 8, 10 and 11: the gradient steps of update k on the joint objective."""
-    return update.learn(cfg, s.policy, s.optimizer, rows, seed_key=(cfg.seed, k))
+    return update.learn(cfg, s.policy, s.optimizer, rows, (cfg.seed, k), world_model_loss)
 
 
 def train(cfg: Config, eval_only: bool = False, learn: Learn = learn_jointly) -> None:

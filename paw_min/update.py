@@ -28,6 +28,7 @@ Legend: N rows of the update, T tokens of the longest response, B rows of a micr
 (model/batches.py).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -104,7 +105,38 @@ def prepare(
     )
 
 
-def learn(cfg: Config, policy: Policy, optimizer, rows: Rows, seed_key: tuple) -> dict[str, float]:
+@dataclass
+class ObservationLoss:
+    """The world-model loss of B rows, and the tokens that it is made of."""
+
+    per_row: Tensor  # (B,) mean over |o|, before lambda_g and the other weights
+    counted: Tensor  # (B, S) bool: observation tokens with a gradient; Eq. 7 drops the others
+
+
+def observation_loss(cfg: Config, logp: Tensor, batch: Batch) -> ObservationLoss:
+    """Line 8, Eq. 5-8: the world-model loss of each row, from log-probs (B, S)."""
+    counted = batch.obs_mask
+    if cfg.wm_loss == "ce":
+        per_row = cmae.cross_entropy(logp, batch.obs_mask)  # Eq. 5
+    elif cfg.wm_loss == "mae":
+        per_row = cmae.mae(logp, batch.obs_mask)  # section 3.2
+    elif cfg.wm_loss == "cmae":
+        per_row = cmae.clipped_mae(logp, batch.obs_mask, cfg.rho)  # Eq. 8
+        # Eq. 7 drops tokens that the policy knows; they still count in |o|, the divisor of Eq. 8.
+        counted = batch.obs_mask & cmae.hard_tokens(logp, cfg.rho).bool()
+    else:
+        raise ValueError(f"wm_loss={cfg.wm_loss!r} has no branch in observation_loss")
+    return ObservationLoss(per_row, counted)
+
+
+# A world-model loss: the one above, or that of a fork (examples/unseen.py).
+WorldModelLoss = Callable[[Config, Tensor, Batch], ObservationLoss]
+
+
+def learn(
+    cfg: Config, policy: Policy, optimizer, rows: Rows, seed_key: tuple,
+    world_model_loss: WorldModelLoss = observation_loss,
+) -> dict[str, float]:
     """Lines 5, 7, 8 and 11: one gradient step per random mini-batch of the rows -> metrics.
 
     seed_key: determines the order of the rows. Every rank has all rows; the forward and backward
@@ -122,7 +154,7 @@ def learn(cfg: Config, policy: Policy, optimizer, rows: Rows, seed_key: tuple) -
         optimizer.zero_grad()
         # Micro-batches only bound the memory; they change neither the loss nor its gradient.
         for batch in micro_batches(policy, rows.tokens, mini, with_obs, cfg.micro_tokens):
-            parts = loss_parts(cfg, policy, rows, mini, batch)
+            parts = loss_parts(cfg, policy, rows, mini, batch, world_model_loss)
             loss = sum(parts.terms.values())  # line 11, Eq. 11: this micro-batch's part
             check_finite(loss, parts.terms)
             loss.backward()  # gradients of the micro-batches add up in place
@@ -135,25 +167,19 @@ def learn(cfg: Config, policy: Policy, optimizer, rows: Rows, seed_key: tuple) -
 
 
 @dataclass
-class ObservationLoss:
-    """The world-model loss of B rows, and the tokens that it is made of."""
-
-    per_row: Tensor  # (B,) mean over |o|, before lambda_g and the other weights
-    counted: Tensor  # (B, S) bool: observation tokens with a gradient; Eq. 7 drops the others
-    first_p: Tensor  # (B,) p of the first token of o', which often says whether a had an effect
-
-
-@dataclass
 class LossParts:
     """What one micro-batch contributes to the loss of its mini-batch, and to the metrics."""
 
     terms: dict[str, Tensor]  # summands of Eq. 11 by name, () each: their sum is the loss
     stats: dict[str, Tensor]  # means over the micro-batch's response tokens, () each
-    observations: ObservationLoss | None  # None: no row of the micro-batch has an observation
+    # None: no row of the micro-batch has an observation.
+    observations: ObservationLoss | None
+    first_p: Tensor | None  # (B,) p of the first token of o': it often says whether a had an effect
 
 
 def loss_parts(
-    cfg: Config, policy: Policy, rows: Rows, mini: list[int], batch: Batch
+    cfg: Config, policy: Policy, rows: Rows, mini: list[int], batch: Batch,
+    world_model_loss: WorldModelLoss = observation_loss,
 ) -> LossParts:
     """Lines 7 and 8: the terms of Eq. 11 for one micro-batch of the mini-batch `mini`."""
     index = batch.index  # B rows
@@ -187,12 +213,14 @@ def loss_parts(
     # Line 8, Eq. 5-9: the world-model loss of the selected transitions. row_weight has lambda_g and
     # the means of Eq. 9 and 11 (lines 4, 6, 9: see prepare). It refers to the whole update, so the
     # sum over a mini-batch is scaled up to estimate the full sum.
-    observations = None
+    observations = first_p = None
     if batch.obs_mask.any():
-        observations = observation_loss(cfg, logp, batch.obs_mask)
+        observations = world_model_loss(cfg, logp, batch)
         weighted = (rows.row_weight[index].to(logp) * observations.per_row).sum()
         terms["wm"] = cfg.wm_scale * weighted * (len(rows.tokens) / len(mini))
-    return LossParts(terms, stats, observations)
+        first = batch.obs_mask.int().argmax(-1, keepdim=True)  # (B, 1); 0 in rows without o'
+        first_p = logp.detach().gather(-1, first)[:, 0].exp()  # (B,)
+    return LossParts(terms, stats, observations, first_p)
 
 
 def mini_batches(n_rows: int, size: int, seed_key: tuple) -> list[list[int]]:
@@ -278,24 +306,6 @@ def group_lambdas(cfg: Config, rows: Rows) -> dict[int, float]:
         return dict.fromkeys(mean_return, 1.0)
     r_max = BENCHMARKS[cfg.env].r_max
     return {g: float(balance.lambda_g(r, r_max)) for g, r in mean_return.items()}
-
-
-def observation_loss(cfg: Config, logp: Tensor, obs_mask: Tensor) -> ObservationLoss:
-    """The world-model loss of each row: (B, S), bool (B, S) -> (B,), bool (B, S)."""
-    counted = obs_mask
-    if cfg.wm_loss == "ce":
-        per_row = cmae.cross_entropy(logp, obs_mask)  # Eq. 5
-    elif cfg.wm_loss == "mae":
-        per_row = cmae.mae(logp, obs_mask)  # section 3.2
-    elif cfg.wm_loss == "cmae":
-        per_row = cmae.clipped_mae(logp, obs_mask, cfg.rho)  # Eq. 8
-        # Eq. 7 drops tokens that the policy knows; they still count in |o|, the divisor of Eq. 8.
-        counted = obs_mask & cmae.hard_tokens(logp, cfg.rho).bool()
-    else:
-        raise ValueError(f"wm_loss={cfg.wm_loss!r} has no branch in observation_loss")
-    first = obs_mask.int().argmax(-1, keepdim=True)  # (B, 1); 0 in rows without an observation
-    first_p = logp.detach().gather(-1, first)[:, 0].exp()  # (B,)
-    return ObservationLoss(per_row, counted, first_p)
 
 
 def reference_logp(cfg: Config, policy: Policy, reference: Policy, rows: Rows) -> Tensor:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from examples import conflict, inverse_dynamics, section_7, tapo
+from examples import conflict, inverse_dynamics, section_7, tapo, unseen
 from paw_min import cli, losses, targets
 from paw_min.base.errors import UserError
 from paw_min.config import Config, parse_args
@@ -110,6 +110,39 @@ def test_the_first_word_is_a_benchmark(argv, monkeypatch):
     monkeypatch.setattr("sys.argv", ["x", *argv])
     with pytest.raises(SystemExit, match="the first word must be one of alfworld, search, websh"):
         cli.fork(conflict.conflict, {}, "doc")
+
+
+# ---- a loss of one's own ----
+
+
+@pytest.mark.parametrize("loss", ["cmae", "ce"])
+def test_only_unseen_tokens_of_observations_teach(loss):
+    """The gradient of the world model's term: a plain loop, row by row, without batches."""
+    cfg = Config(**BASE | dict(wm_loss=loss, mini_batch=0, micro_tokens=40, wm_scale=2.0))
+    s = session(0.0)
+    rows = prepared(cfg, s)
+    # With advantages of 0 and no other term, all of the gradient is the world model's.
+    rows = replace(rows, advantage=torch.zeros_like(rows.advantage))
+    steps = gradients_of_steps(s)
+    metrics = unseen.unseen(cfg, s, rows, 1)
+    s.policy.zero_grad()
+    n_left = 0
+    for row, weight in zip(rows.tokens, rows.row_weight.tolist(), strict=True):
+        new = [k for k, token in enumerate(row.obs_ids) if token not in row.prompt_ids]
+        if not weight or not new:
+            continue
+        before = row.prompt_ids + row.response_ids
+        logits = s.policy.model(torch.tensor([before + row.obs_ids])).logits[0]
+        terms = []
+        for k in new:
+            logp = logits[len(before) + k - 1].log_softmax(-1)[row.obs_ids[k]]
+            p = logp.exp()
+            terms.append(-logp if loss == "ce" else (1 - p) * (p.item() <= cfg.rho))
+        (cfg.wm_scale * weight * sum(terms) / len(terms)).backward()
+        n_left += len(row.obs_ids) - len(new)
+    assert n_left  # some tokens are in the prompt
+    assert torch.allclose(steps[0], gradient_of(s.policy), atol=1e-6)
+    assert metrics["wm_loss"] > 0
 
 
 # ---- TAPO ----

@@ -11,6 +11,7 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -256,7 +257,8 @@ def test_what_if(browser, page, folder, prepared, model, rho, alpha, loss, lambd
             _, logits, tokens = own_numbers(policy, step)
             logp = logits.requires_grad_().log_softmax(-1).gather(-1, tokens).T  # (1, |o|)
             mask = torch.ones_like(logp, dtype=torch.bool)
-            equation = observation_loss(Config(wm_loss=loss, rho=rho), logp, mask)
+            batch = SimpleNamespace(obs_mask=mask)
+            equation = observation_loss(Config(wm_loss=loss, rho=rho), logp, batch)
             equation.per_row.sum().backward()
             counted = equation.counted[0]
             pull = logits.grad.gather(-1, tokens)[:, 0].abs()  # at the token's own logit

@@ -4,9 +4,9 @@
 """
 
 import copy
-import math
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -200,10 +200,15 @@ def test_rho():
 
 
 def test_p_of_the_first_observation_token():
-    logp = torch.tensor([[-1.0, -2.0, -3.0, -4.0], [-5.0, -6.0, -7.0, 0.0]])
-    obs_mask = torch.tensor([[False, False, True, True], [False, True, True, False]])
-    found = observation_loss(Config(wm_loss="mae"), logp, obs_mask)
-    assert found.first_p.tolist() == pytest.approx([math.exp(-3), math.exp(-6)])
+    policy = make_policy()
+    found = {}
+    for i, row in enumerate(ROWS):
+        if row.obs_ids:
+            before = torch.tensor([row.prompt_ids + row.response_ids])
+            found[i] = policy.model(before).logits[0, -1].softmax(-1)[row.obs_ids[0]].item()
+    expected = sum(found.values()) / len(found)
+    metrics = run(alpha=1.0, lambda_g="constant", mini_batch=0)[1]
+    assert metrics["wm_p_first"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_alpha():
@@ -243,7 +248,7 @@ def test_tokens_that_count_are_those_with_a_gradient():
     for loss in ("cmae", "mae", "ce"):
         cfg = Config(wm_loss=loss, rho=0.2)
         logp.requires_grad_().grad = None
-        result = observation_loss(cfg, logp, obs_mask)
+        result = observation_loss(cfg, logp, SimpleNamespace(obs_mask=obs_mask))
         expected = obs_mask & (p <= 0.2) if loss == "cmae" else obs_mask
         assert torch.equal(result.counted, expected), loss
         result.per_row.sum().backward()
