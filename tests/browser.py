@@ -1,32 +1,27 @@
-"""A real browser for tests: headless Chromium, driven by the DevTools protocol over two pipes.
+"""A real browser for tests: headless Chromium, driven by the DevTools protocol over a WebSocket.
 
-It needs Debian's package `chromium` and nothing from PyPI. No page can reach a network: tests open
-files, and the browser resolves no host name.
+It needs Debian's package `chromium`. No page can reach a network: tests open files, and the browser
+resolves no host name.
 """
 
-import fcntl
 import json
 import os
-import select
 import shutil
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
+from websockets.sync.client import connect
+
+from tests.pools import until
 
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
     "--disable-background-networking --disable-component-update --disable-dev-shm-usage "
-    "--remote-debugging-pipe"
+    "--remote-debugging-port=0"
 ).split()  # no sandbox: tests may run as root, and open only our own file
 INSTALL = "the tests of paw_min.inspect need a browser: apt-get install chromium"
-
-
-def above_9(fd: int) -> int:
-    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10)
-    os.close(fd)
-    return moved
 
 
 class Browser:
@@ -36,17 +31,16 @@ class Browser:
         program = shutil.which("chromium") or shutil.which("google-chrome")
         if program is None:
             pytest.skip(INSTALL)  # in CI, conftest.py makes this a failure
-        # Above 9: the browser reads commands from descriptor 3 and answers on descriptor 4.
-        read, self.to, self.source, write = (above_9(fd) for fd in (*os.pipe(), *os.pipe()))
         command = [program, *FLAGS, "--host-resolver-rules=MAP * ~NOTFOUND"]
         command += [f"--user-data-dir={profile}", "about:blank"]
-        script = f'exec "$@" 3<&{read} 4>&{write}'
         self.process = subprocess.Popen(
-            ["bash", "-c", script, "bash", *command], pass_fds=(read, write),
-            env=os.environ | {"HOME": str(profile)}, stderr=subprocess.DEVNULL,
+            command, env=os.environ | {"HOME": str(profile)}, stderr=subprocess.DEVNULL
         )
-        os.close(read), os.close(write)
-        self.rest, self.number, self.session, self.problems = b"", 0, None, []
+        address = profile / "DevToolsActivePort"  # a port, and a path
+        until(lambda: address.exists() and len(address.read_text().splitlines()) == 2)
+        url = "ws://127.0.0.1:{}{}".format(*address.read_text().splitlines())
+        self.socket = connect(url, max_size=None, proxy=None)
+        self.number, self.session, self.problems = 0, None, []
         (page,) = [t for t in self("Target.getTargets")["targetInfos"] if t["type"] == "page"]
         attached = self("Target.attachToTarget", targetId=page["targetId"], flatten=True)
         self.session = attached["sessionId"]
@@ -59,22 +53,11 @@ class Browser:
         message = {"id": self.number, "method": method, "params": parameters}
         if self.session:
             message["sessionId"] = self.session
-        os.write(self.to, json.dumps(message).encode() + b"\0")
-        while (answer := self._receive()).get("id") != self.number:
+        self.socket.send(json.dumps(message))
+        while (answer := json.loads(self.socket.recv(timeout=60))).get("id") != self.number:
             self._event(answer)
         assert "error" not in answer, (method, answer["error"])
         return answer["result"]
-
-    def _receive(self, seconds: float = 60) -> dict:
-        end = time.monotonic() + seconds
-        while b"\0" not in self.rest:
-            ready, _, _ = select.select([self.source], [], [], max(0, end - time.monotonic()))
-            assert ready, f"the browser did not answer within {seconds} s"
-            part = os.read(self.source, 1 << 20)
-            assert part, f"the browser ended with code {self.process.wait()}"
-            self.rest += part
-        message, self.rest = self.rest.split(b"\0", 1)
-        return json.loads(message)
 
     def _event(self, event: dict) -> None:
         method, parameters = event.get("method"), event.get("params")
@@ -112,10 +95,6 @@ class Browser:
             self("Input.dispatchKeyEvent", type="keyUp", key=key)
 
     def close(self) -> None:
-        os.close(self.to)  # the browser ends with its pipe
-        os.close(self.source)
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self.socket.close()
+        self.process.terminate()
+        self.process.wait(60)

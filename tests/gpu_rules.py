@@ -22,14 +22,10 @@ def rules() -> None:
     refused = {
         "sum": lambda: gpu + cpu,
         "where": lambda: torch.where(gpu > 0, gpu, cpu),
-        "concatenation": lambda: torch.cat([gpu, cpu]),
-        "stack of numbers": lambda: torch.stack([gpu[0], number]),
         "product": lambda: torch.nn.Linear(3, 1)(gpu),
         "indices of a CPU tensor": lambda: cpu[index.cuda()],
-        "values on the CPU": lambda: gpu.index_put((index,), cpu[:2]),
         "a number of the CPU as the sum": lambda: number.add_(gpu[0]),
         "a CPU generator": lambda: gpu.exponential_(generator=torch.Generator()),
-        "comparison": lambda: torch.equal(gpu, cpu),
     }
     for name, expression in refused.items():
         try:

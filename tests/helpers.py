@@ -1,6 +1,6 @@
 """What several test files share: settings of runs, policies, a fixed rollout, samplers.
 
-Fixtures are in conftest.py. Modules for one topic: pools.py, retrieval.py, http_server.py, chat.py,
+Fixtures are in conftest.py. Modules for one topic: pools.py, retrieval.py, http_server.py,
 browser.py, dist_jobs.py.
 """
 
@@ -22,9 +22,6 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-import run_alfworld
-import run_search
-import run_webshop
 from paw_min.config import Config, flag, parse_args
 from paw_min.metrics import describe_selection
 from paw_min.model import lora
@@ -33,6 +30,7 @@ from paw_min.model.policy import Policy, special_tokens
 from paw_min.model.sampler import Response
 from paw_min.rows import Episode, Rows, TokenRow, Transition, flatten
 from paw_min.running import runs
+from paw_min.running.presets import presets_of
 from paw_min.toy import standins
 from paw_min.update import learn, prepare
 
@@ -53,7 +51,6 @@ def held_by_another_process(folder):
         process.kill()
 
 
-SCRIPTS = {"alfworld": run_alfworld, "webshop": run_webshop, "search": run_search}
 SMALL = dict(  # a run of run_alfworld.py in seconds
     groups=2, group_size=2, updates=3, eval_every=2, eval_tasks=2, max_turns=3, micro_tokens=1024,
     mini_batch=4, max_response_tokens=4, prompt="compact", max_prompt_tokens=400, lr=1e-3,
@@ -76,10 +73,10 @@ def argv(settings: dict) -> list[str]:
     return words
 
 
-def paper_config(script, env: str, **settings) -> Config:
+def paper_config(env: str, **settings) -> Config:
     """The preset `paper` of a run script, with the sizes PAPER and these settings."""
     flags = ["--preset", "paper", *argv(PAPER | settings)]
-    return parse_args(env, script.PRESETS, "", flags)[0]
+    return parse_args(env, presets_of(env), "", flags)[0]
 
 
 def numbers(folder) -> list[dict]:

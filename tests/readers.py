@@ -5,15 +5,12 @@ test_errors_envs.py damages them.
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from paw_min.envs.interface import Turn
 from paw_min.envs.search.questions import load_questions
 from paw_min.envs.webshop import Shop
 from paw_min.retrieval import open_retriever
-from paw_min.world_models.rwml.triplets import Triplet, read_triplets
-from paw_min.world_models.word2world.trajectories import Trajectory, read_trajectories, said
 
 # ---- records of shops ----
 
@@ -90,9 +87,6 @@ HUMAN = SHOP | {"items_human_ins.json": {"B000000001": [instruction()]}}
 QUESTION = {"question": "who?", "golden_answers": ["me"], "data_source": "nq", "env_kwargs": None}
 VERL = {"question": "who?", "ground_truth": {"target": ["me"]}, "data_source": "nq"}
 PASSAGE = {"id": "0", "contents": '"Title"\nwho'}
-TRIPLET = Triplet("put a mug", [Turn("room", "go")], "desk", "look", "a shelf")
-CHAT = [said("system", "room"), said("user", "go"), said("assistant", "desk")]
-EPISODE = Trajectory("a/game.tw-pddl", "put a mug", CHAT, ["<action>go</action>"])
 
 READERS = {
     "shop": Reader(SHOP, use_shop),
@@ -104,13 +98,5 @@ READERS = {
     "corpus": Reader(
         {"corpus.jsonl": [PASSAGE, PASSAGE | {"id": "1"}]},
         lambda folder: open_retriever(folder).search(["who"], 2),
-    ),
-    "triplets": Reader(
-        {"triplets.jsonl": [asdict(TRIPLET)] * 2},
-        lambda folder: read_triplets(folder / "triplets.jsonl"),
-    ),
-    "trajectories": Reader(
-        {"t.json": [asdict(EPISODE)]},
-        lambda folder: read_trajectories([folder / "t.json"]),
     ),
 }

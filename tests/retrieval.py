@@ -62,6 +62,6 @@ def wait_for(process, word) -> str:
 
 @contextmanager
 def serving(*arguments):
-    """The URL and the process of a server that is ready."""
+    """The URL of a server that is ready."""
     with started(*arguments, "--port", 0) as process:
-        yield wait_for(process, "ready after").split()[-1], process
+        yield wait_for(process, "ready after").split()[-1]

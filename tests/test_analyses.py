@@ -1,7 +1,4 @@
-"""The analyses of rollouts: Fig. 2.
-
-python -m pytest tests/test_analyses.py
-"""
+"""The analyses of rollouts: Fig. 2."""
 
 import json
 from itertools import combinations

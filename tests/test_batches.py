@@ -1,7 +1,5 @@
 """Micro-batching: which rows share a forward pass, and where their tokens are in it.
 
-    python -m pytest tests/test_batches.py
-
 Splits are checked on random row lengths with a long tail, like those of episodes.
 """
 
@@ -63,16 +61,6 @@ def test_micro_batches_give_each_rank_its_part(monkeypatch, n_ranks):
                 assert mask.sum() == len(rows[i].response_ids)
                 assert obs.sum() == with_obs[i] * len(rows[i].obs_ids)
     assert sorted(seen) == sorted(chosen) and len(counts) == 1
-
-
-def test_an_observation_costs_its_own_tokens_and_nothing_else():
-    without = collate(ROWS, [False] * 3, pad_id=0)
-    for i, r in enumerate(ROWS):
-        one = collate(ROWS, [i == k for k in range(3)], pad_id=0)
-        alone = [collate([r], [with_obs], pad_id=0) for with_obs in (False, True)]
-        assert alone[1].ids.numel() - alone[0].ids.numel() == len(r.obs_ids)
-        assert len(one.at) - len(without.at) == len(r.obs_ids)
-        assert one.n_response == without.n_response
 
 
 def cost(part, lengths):

@@ -43,15 +43,6 @@ def test_ascii_shortcut_equals_the_full_rules():
         assert bm25._ASCII_WORD.findall(text) == bm25._WORD.findall(text), text
 
 
-@pytest.mark.parametrize("word", [bm25._ASCII_WORD, bm25._WORD])
-def test_a_run_of_low_lines_is_matched_as_a_whole(word):
-    """Else each "_" is tried as the beginning of a word: quadratic in the length of the run."""
-    runs = ["_" * 200] if word is bm25._ASCII_WORD else ["_" * 200, "_\u0301" * 200]
-    for run in runs:
-        assert word.findall(f"{run} dog") == [run, "dog"]
-        assert analyze(f"{run} dog") == ["dog"]
-
-
 def test_lossy_length_is_a_round_trip_through_lucenes_byte():
     def byte(i):  # SmallFloat.intToByte4
         if i < 24:

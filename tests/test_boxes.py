@@ -1,7 +1,4 @@
-"""examples/boxes.py and its study, with a tiny random model in place of SmolLM2.
-
-python -m pytest tests/test_boxes.py  (~15 s)
-"""
+"""examples/boxes.py and its study, with a tiny random model in place of SmolLM2."""
 
 import json
 from itertools import product
@@ -96,24 +93,18 @@ def test_the_warm_start_shows_no_fact(start, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_resumes(start, tmp_path):
-    """A tool ends its response, rows have 6 tokens, and a run that was cut has the same numbers."""
+def test_a_run(start, tmp_path):
+    """A tool ends its response, and rows have 6 tokens."""
     settings = boxes.PRESETS["smollm2"] | dict(
         env="boxes", model=str(start), precision="fp32", eval_tasks=2, groups=2, group_size=4,
-        lora_rank=0, lr=1e-2, save_every=1, out=str(tmp_path), workers=0,
+        lora_rank=0, lr=1e-2, updates=1, out=str(tmp_path), name="r", workers=0,
     )
-    train.train(Config(**settings | dict(name="whole", updates=2)))
-    train.train(Config(**settings | dict(name="cut", updates=1)))
-    train.train(Config(**settings | dict(name="cut", updates=2)))
-    whole, cut = (runs.read_metrics(tmp_path / name) for name in ("whole", "cut"))
-    same = ("success", "loss_wm", "loss_kl", "grad_norm", "wm_p_first", "tokens_forward")
-    assert [whole[-1][key] for key in same] == [cut[-1][key] for key in same]
-    assert whole[1]["grad_norm"] > 0 and whole[1]["rows"] == 16
-    assert whole[1]["tokens_forward"] <= 16 * 6
-    policy = load_policy(str(start))
+    train.train(Config(**settings))
+    line = runs.read_metrics(tmp_path / "r")[1]
+    assert line["grad_norm"] > 0 and line["rows"] == 16 and line["tokens_forward"] <= 16 * 6
     # Only a response that is no tool has no end.
-    cut_lines = [line["responses_cut"] + line["valid"] for line in whole[1:]]
-    assert cut_lines == pytest.approx([1.0, 1.0])
+    assert line["responses_cut"] + line["valid"] == pytest.approx(1.0)
+    policy = load_policy(str(start))
     assert {policy.decode([token]) for token in policy.eos_ids[1:]} == set(boxes.TOOLS)
 
 

@@ -1,7 +1,4 @@
-"""Settings: the presets against the paper, bounds, run names, the help and the errors of the flags.
-
-    python -m pytest tests/test_config.py
-"""
+"""Settings: the presets against the paper, bounds, run names, help and errors of the flags."""
 
 import inspect
 import re
@@ -14,18 +11,13 @@ from paw_min.base.errors import UserError, command_line
 from paw_min.config import FREE_TO_CHANGE, Config, check, flag, parse_args, settings
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.model.critic import LR_FACTOR
-from paw_min.running.session import (
-    WEIGHT_DECAY,
-    described_data,
-    find_tasks,
-    open_session,
-)
+from paw_min.running.presets import SCRIPTS, presets_of
+from paw_min.running.session import WEIGHT_DECAY, described_data, find_tasks, open_session
 from paw_min.running.stored import differences, public
-from tests.helpers import SCRIPTS
 
 
 def parse(*argv: str, env: str = "alfworld") -> Config:
-    return parse_args(env, SCRIPTS[env].PRESETS, "", list(argv))[0]
+    return parse_args(env, presets_of(env), "", list(argv))[0]
 
 
 # ---- presets ----
@@ -73,7 +65,7 @@ PAPER = {
 @pytest.mark.parametrize("env", SCRIPTS)
 def test_every_setting_of_the_paper_presets(env):
     """All fields, so that a changed default cannot change the paper's settings unnoticed."""
-    preset = asdict(Config(**{"env": env} | SCRIPTS[env].PRESETS["paper"]))
+    preset = asdict(Config(**{"env": env} | presets_of(env)["paper"]))
     assert preset == {"env": env} | A1 | CODE_BASE | OURS | PAPER[env]
     cfg = parse("--preset", "paper", "--data", "d", env=env)
     assert asdict(cfg) | {"name": "", "data": ""} == preset
@@ -127,8 +119,8 @@ def test_a_password_is_neither_stored_nor_printed(name, url):
 @pytest.mark.parametrize("env", SCRIPTS)
 def test_presets_pass_their_own_check_and_the_first_is_tiny(env):
     own = ["smollm2"] if env == "alfworld" else []
-    assert list(SCRIPTS[env].PRESETS) == ["tiny", *own, "paper", "24gb", "80gb"]
-    for preset in SCRIPTS[env].PRESETS.values():
+    assert list(presets_of(env)) == ["tiny", *own, "paper", "24gb", "80gb"]
+    for preset in presets_of(env).values():
         check(Config(**{"env": env} | preset))
     cfg = parse(env=env)
     assert cfg.name == f"{env}-tiny-grpo-paw-seed0" and not cfg.model and cfg.paw
@@ -137,23 +129,20 @@ def test_presets_pass_their_own_check_and_the_first_is_tiny(env):
 # ---- bounds ----
 
 
-@pytest.mark.parametrize(
-    "argv, message",
-    [
-        (["--rho", "1.5"], "--rho 1.5 is out of range: it must be above 0 and at most 1."),
-        (["--shard"], "add --sampler vllm"),
-        (["--sampler", "vllm", "--temperature", "2.5"], "--temperature 2.5 or --eval-temp"),
-        (["--group-size", "1"], "--group-size 1 leaves nothing to compare"),
-        (["--updates", "1000000"], "--updates 1000000 is out of range"),  # checkpoint-000000
-        (["--algo", "ppo", "--statistics", "trajectories"], "not for --algo ppo: omit it"),
-        (["--preset", "tiny", "paper"], "--preset tiny paper has 2 sizes: choose one."),
-        (["--preset", "24gb"], "--preset 24gb is for published data"),
-        (["--seed", "1" + 400 * "0"], "--seed 10+ is out of range: it must be at least -9"),
-        (["--model", "http://me:p@ss@host/x"], r"--model http://\*{3}@host/x is a URL: give a f"),
-        (["--name", ".."], r"--name \.\. cannot be a folder in --out: use a plain name."),
-        (["--name", "a\x1b[2J"], r"--name a\\x1b.2J cannot be a folder"),  # clears the screen
-    ],
-)
+@pytest.mark.parametrize("argv, message", [
+    (["--rho", "1.5"], "--rho 1.5 is out of range: it must be above 0 and at most 1."),
+    (["--shard"], "add --sampler vllm"),
+    (["--sampler", "vllm", "--temperature", "2.5"], "--temperature 2.5 or --eval-temp"),
+    (["--group-size", "1"], "--group-size 1 leaves nothing to compare"),
+    (["--updates", "1000000"], "--updates 1000000 is out of range"),  # checkpoint-000000
+    (["--algo", "ppo", "--statistics", "trajectories"], "not for --algo ppo: omit it"),
+    (["--preset", "tiny", "paper"], "--preset tiny paper has 2 sizes: choose one."),
+    (["--preset", "24gb"], "--preset 24gb is for published data"),
+    (["--seed", "1" + 400 * "0"], "--seed 10+ is out of range: it must be at least -9"),
+    (["--model", "http://me:p@ss@host/x"], r"--model http://\*{3}@host/x is a URL: give a f"),
+    (["--name", ".."], r"--name \.\. cannot be a folder in --out: use a plain name."),
+    (["--name", "a\x1b[2J"], r"--name a\\x1b.2J cannot be a folder"),  # clears the screen
+])
 def test_bad_flags(argv, message, monkeypatch):
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     with pytest.raises(UserError, match=message) as error:
@@ -255,20 +244,3 @@ def test_weight_decay_and_beta2_reach_the_optimizer(config, monkeypatch):
     with open_session(config(beta2=0.95)) as s:
         (group,) = s.optimizer.param_groups
         assert (group["weight_decay"], group["betas"]) == (0.3, (0.9, 0.95))
-
-
-# ---- help ----
-
-
-@pytest.mark.parametrize("env", SCRIPTS)
-def test_help_names_every_setting_and_its_default(env, capsys):
-    with pytest.raises(SystemExit) as stop:
-        parse("--help", env=env)
-    assert not stop.value.code
-    text = capsys.readouterr().out
-    for f in settings(env):
-        assert flag(f.name) in text
-    assert "reinforcement learning:" in text and "PaW:" in text  # in groups
-    others = [f for f in settings() if f not in settings(env)]
-    assert others and not any(flag(f.name) + " " in text for f in others)  # of other scripts
-    assert "--env " not in text

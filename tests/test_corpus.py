@@ -1,19 +1,14 @@
-"""The generated world of search QA: its bytes, a generated folder, and the teacher."""
+"""The generated world of search QA: its bytes, and a generated folder."""
 
 import errno
 import hashlib
 import os
-import shutil
-from collections import Counter
 
 import pytest
 
 from paw_min.base.errors import UserError
-from paw_min.envs.search.env import SearchPool, last_answer
-from paw_min.envs.search.questions import exact_match, load_questions
-from paw_min.retrieval import open_retriever
 from paw_min.toy import search_world
-from paw_min.toy.search_teacher import MAX_TURNS, Scholar, in_world
+from paw_min.toy.search_teacher import Scholar
 
 SMALL = {"n_entities": 500, "n_train": 80, "n_test": 20}
 FILES = ["corpus.jsonl", "manifest.json", "test.jsonl", "train.jsonl"]
@@ -44,10 +39,9 @@ def test_a_finished_folder_is_reused_and_another_is_refused(tmp_path):
     (folder / "test.jsonl").unlink()
     with pytest.raises(UserError, match="a has no test.jsonl: delete it"):
         search_world.generate(folder, **SMALL)
-    for content in ("[" * 100_000, "[]"):
-        (folder / "manifest.json").write_text(content)
-        with pytest.raises(UserError, match="a has no manifest.json of generated data"):
-            search_world.generate(folder, **SMALL)
+    (folder / "manifest.json").write_text("[]")
+    with pytest.raises(UserError, match="a has no manifest.json of generated data"):
+        search_world.generate(folder, **SMALL)
 
 
 def test_a_folder_appears_when_it_is_complete(tmp_path, monkeypatch):
@@ -59,34 +53,6 @@ def test_a_folder_appears_when_it_is_complete(tmp_path, monkeypatch):
         with pytest.raises(OSError, match="No space"):
             search_world.generate(tmp_path / "a", **SMALL)
     assert list(tmp_path.iterdir()) == []
-    replace = os.replace
-
-    def late(source, target):  # another process makes the same folder first
-        shutil.copytree(source, target)
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", late)
-    assert digest(search_world.generate(tmp_path / "a", **SMALL))
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
-
-
-# --- the teacher -----------------------------------------------------------------------------
-
-
-def test_the_teacher_answers_in_few_turns(tmp_path):
-    folder = search_world.generate(tmp_path / "search")
-    questions = load_questions(folder, "test")
-    with SearchPool(questions, open_retriever(folder), 64, MAX_TURNS, topk=3) as pool:
-        steps = in_world(pool, len(questions), seed=0, haste=0.0, episodes=1)
-    n = Counter(question.source for question in questions)
-    won = Counter()
-    turns = Counter()
-    for step in steps:
-        question = questions[int(step.task)]
-        turns[question.source] += 1
-        won[question.source] += exact_match(last_answer(step.response), question.answers)
-    assert all(won[source] > 0.99 * n[source] for source in ("single", "two_hop"))
-    assert turns["single"] < 2.2 * n["single"] and turns["two_hop"] < 3.3 * n["two_hop"]
 
 
 def test_other_questions_are_refused():

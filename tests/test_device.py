@@ -1,7 +1,5 @@
 """Training and world models on a GPU that is not there (fake_gpu.py), beside a CPU.
 
-    python -m pytest tests/test_device.py
-
 The numbers must be equal to the last digit. fake_gpu.py lists what this cannot reach.
 """
 

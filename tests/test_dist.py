@@ -1,7 +1,4 @@
-"""Several processes do what one does: real torchrun, gloo, FSDP2; a killed rank, two launchers.
-
-    python -m pytest tests/test_dist.py
-"""
+"""Several processes do what one does: real torchrun, gloo, FSDP2; a killed rank, two launchers."""
 
 import json
 import os

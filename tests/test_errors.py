@@ -1,7 +1,5 @@
 """What a damaged file or an impossible command line ends in: one sentence that names what is wrong.
 
-    python -m pytest tests/test_errors.py
-
 Each row of a table is a case. The damaged files of a run that resumes are in test_runs.py, those of
 a model in test_policy.py, and the flags of the run scripts in test_config.py.
 """

@@ -1,23 +1,19 @@
-"""Damaged files of shops, questions, corpora, triplets and trajectories: one sentence for each.
+"""Damaged files of shops, questions and corpora: one sentence for each.
 
 A row of ROWS: a reader of readers.py, one of its files, what is in it, a part of the sentence.
 """
 
 import json
-from dataclasses import asdict
 
 import pytest
 
 from paw_min.base.errors import UserError
 from tests.readers import (
-    EPISODE,
     PASSAGE,
     QUESTION,
     READERS,
-    TRIPLET,
     annotation,
     instruction,
-    options,
     product,
     write_content,
 )
@@ -41,29 +37,14 @@ def instructed(**fields):
     return {"B000000001": [instruction(**fields)]}
 
 
-def question(**fields):
-    """A good row, and one with these fields."""
-    return [QUESTION, QUESTION | fields]
-
-
-def triplet(**fields):
-    return [asdict(TRIPLET) | fields]
-
-
-def episode(**fields):
-    return [asdict(EPISODE) | fields]
-
-
 ROWS = [
     ("shop", PRODUCTS, MISSING, "has no items_shuffle.json or items_shuffle_1000.json"),
     ("shop", PRODUCTS, json.dumps(a_product())[:-20], "JSONDecodeError"),
     ("shop", PRODUCTS, ["B000000001"], "^Row 0 of .*TypeError.* fix or remove the row"),
     ("shop", PRODUCTS, a_product(pricing="12.99"), r"'12.99' is not a number after a '\$'"),
     ("shop", PRODUCTS, a_product(query=None), "^Product B000000001 of .*AttributeError"),
-    ("shop", PRODUCTS, a_product(customization_options=options(size=["\udfff"])), "surrogates not"),
     ("shop", ANNOTATIONS, "[]", "not a JSON dict from asin"),
     ("shop", ANNOTATIONS, {"B000000009": {}}, "B000000001 is not in items_ins_v2"),
-    ("shop", ANNOTATIONS, annotated(instruction="\ud800"), "items_ins_v2.json cannot be read"),
     ("shop", ANNOTATIONS, annotated(instruction_attributes=None), "no synthetic goal"),
     ("shop", ANNOTATIONS, annotated(instruction=None), "no synthetic goal .*human_goals=True"),
     ("human shop", INSTRUCTIONS, MISSING, "no items_human_ins.json"),
@@ -73,17 +54,11 @@ ROWS = [
     ("questions", "q.jsonl", "", "has no questions"),
     ("questions", "q.jsonl", [QUESTION, DEEP], "line 2 cannot be read .RecursionError"),
     ("questions", "q.jsonl", [QUESTION, {"q": "?"}], "row 2 .*KeyError: 'question'.*a row needs"),
-    ("questions", "q.jsonl", question(question="\ud800"), "surrogates not allowed"),
-    ("questions", "q.jsonl", question(golden_answers=[1990]), "1990 in place of a text"),
+    ("questions", "q.jsonl", [QUESTION, QUESTION | {"golden_answers": [1990]}], "1990 in place of"),
     ("corpus", "corpus.jsonl", MISSING, "does not exist"),
     ("corpus", "corpus.jsonl", "\n\n", "is empty"),
     ("corpus", "corpus.jsonl", [PASSAGE, '{"id": "1", "conte'], "passage 2 cannot be read"),
     ("corpus", "corpus.jsonl", [PASSAGE | {"id": "x"}] * 2, "the id 'x' twice"),
-    ("triplets", "triplets.jsonl", [{}], "instruction: Field required"),
-    ("triplets", "triplets.jsonl", [*triplet(), '{"action"'], "the whole: Invalid JSON"),
-    ("trajectories", "t.json", MISSING, "it is missing"),
-    ("trajectories", "t.json", "[{", "cannot be read"),
-    ("trajectories", "t.json", episode(messages=3), "0.messages"),
 ]
 
 

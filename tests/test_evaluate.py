@@ -1,7 +1,4 @@
-"""Evaluations: repeats, their standard error, seeds, lost episodes, the mean over task types.
-
-    python -m pytest tests/test_evaluate.py
-"""
+"""Evaluations: repeats, their standard error, seeds, lost episodes, the mean over task types."""
 
 
 import pytest
@@ -32,8 +29,7 @@ class Series:
         return Step("start", task, self.kind, ["go to shelf 1"])
 
     def step(self, command):
-        return Step("end", "", self.kind, [], 10.0 * self.won, done=True, won=self.won,
-                    score=0.75)
+        return Step("end", "", self.kind, [], 10.0 * self.won, done=True, won=self.won, score=0.75)
 
 
 def run(tasks, policy=None, sampler=None, slots=3, make_env=Series, trial=0, **settings):

@@ -1,7 +1,4 @@
-"""Sweeps in real processes, the statistics of the tables by hand, and the figures.
-
-python -m pytest tests/test_experiments.py
-"""
+"""Sweeps in real processes, the statistics of the tables by hand, and the figures."""
 
 import itertools
 import json

@@ -1,7 +1,4 @@
-"""The folder of an exported policy, and its model card. LoRA: tests/test_lora.py.
-
-    python -m pytest tests/test_export.py
-"""
+"""The folder of an exported policy, and its model card. LoRA: tests/test_lora.py."""
 
 import json
 

@@ -1,7 +1,5 @@
 """Families of models, each as a tiny random one: load, sample, train, save, load again.
 
-    python -m pytest tests/test_families.py
-
 RUNNING.md has the result as a table. `build` sets the sizes that a configuration of transformers
 has under usual names; FAMILIES names the others.
 """

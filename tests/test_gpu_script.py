@@ -1,7 +1,4 @@
-"""research/bench/gpu.sh on a CPU (--tiny): parts with vLLM and LoRA, and its table of all parts.
-
-    python -m pytest tests/test_gpu_script.py
-"""
+"""research/bench/gpu.sh on a CPU (--tiny): parts with vLLM and LoRA, and its table of all parts."""
 
 import json
 import os

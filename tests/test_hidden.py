@@ -1,17 +1,14 @@
-"""examples/hidden.py: the hidden property decides, observations show it, prompts do not.
-
-python -m pytest tests/test_hidden.py  (~10 s)
-"""
+"""examples/hidden.py: the hidden property decides, observations show it, prompts do not."""
 
 import json
 
 import pytest
-
-pytest.importorskip("alfworld")
+import torch
 
 from examples import hidden
 from paw_min.config import Config
 from paw_min.envs.interface import Context, Turn
+from paw_min.model.policy import load_policy
 from research.hidden import study
 
 SEED = 1
@@ -92,6 +89,31 @@ def test_the_games_are_listed_and_have_one_grammar(tmp_path, monkeypatch):
         with open(path) as file:
             grammars.add(json.load(file)["grammar"])
     assert len(grammars) == 1
+
+
+def test_what_a_model_knows_of_the_materials(tmp_path, monkeypatch):
+    """Against a pass for each kind and receptacle, up to the material in o'."""
+    monkeypatch.setattr(hidden, "WARM_STEPS", 0)  # a random model
+    hidden.warm_start(tmp_path / "start", SEED)
+    monkeypatch.setattr(hidden, "make_world", lambda seed: WORLD)
+    monkeypatch.setattr(hidden, "KINDS", hidden.KINDS[:9])
+    policy = load_policy(str(tmp_path / "start"))
+    names = [policy.encode(name)[0] for name in hidden.MATERIALS]
+    true, first = [], []
+    for kind in hidden.KINDS:
+        p = torch.zeros(len(names))
+        for receptacle in hidden.RECEPTACLES:
+            outcome = "Clean" if receptacle == WORLD.cleaner(kind) else "Dirty"
+            ids = policy.encode_chat(f"clean {kind.lower()} 1 with")
+            ids += policy.encode_response(receptacle.lower()) + policy.encode(outcome)
+            with torch.no_grad():
+                p += policy.model(torch.tensor([ids])).logits[0, -1].softmax(-1)[names]
+        number = hidden.MATERIALS.index(WORLD.material_of[kind])
+        true.append(p[number].item() / len(hidden.RECEPTACLES))
+        first.append(p.argmax().item() == number)
+    assert len(set(true)) == 9 and 0 < sum(first) < 9
+    expected = (sum(true) / 9, sum(first) / 9)
+    assert study.material(SEED, tmp_path / "start") == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_picture_of_the_runs(tmp_path, monkeypatch):

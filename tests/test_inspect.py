@@ -1,7 +1,5 @@
 """The page of paw_min.inspect: what training stores for it, its numbers, and a real browser.
 
-    python -m pytest tests/test_inspect.py
-
 Needs Debian's package chromium. The run is a small one on ALFWorld with a random model, whose p lie
 on both sides of its rho; the page is compared with its own logits and the package's equations.
 """

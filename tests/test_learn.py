@@ -1,7 +1,4 @@
-"""The ladder, the exercises, the notebook and the board are those of one_file.py.
-
-python -m pytest tests/test_learn.py
-"""
+"""The ladder, the exercises, the notebook and the board are those of one_file.py."""
 
 import json
 import re

@@ -1,7 +1,4 @@
-"""Models that are not as they should be: with code, without a folder, a network or a base.
-
-    python -m pytest tests/test_loading.py
-"""
+"""Models that are not as they should be: with code, without a folder, a network or a base."""
 
 import json
 import os

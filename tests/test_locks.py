@@ -1,7 +1,4 @@
-"""research/locks: its arms and its pictures. (test_tables.py has its tables.)
-
-python -m pytest tests/test_locks.py
-"""
+"""research/locks: its arms and its pictures. (test_tables.py has its tables.)"""
 
 from dataclasses import replace
 

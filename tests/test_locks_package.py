@@ -1,13 +1,8 @@
-"""The world of locks as an environment of the package: it is that of one_file, and it trains.
-
-python -m pytest tests/test_locks_package.py
-"""
+"""The world of locks as an environment of the package: it is that of one_file, and it trains."""
 
 import inspect
 import time
 from itertools import product
-
-import torch
 
 from examples import locks
 from examples.one_file import R_MAX, TOOLS, Size, make_world
@@ -15,7 +10,6 @@ from paw_min import losses, train
 from paw_min.base.threads import in_daemon
 from paw_min.config import Config
 from paw_min.envs.interface import Context, Turn
-from paw_min.model.policy import load_policy
 from paw_min.rows import flatten
 from paw_min.running import runs
 
@@ -76,7 +70,7 @@ def test_the_arms_may_start_at_the_same_time(tmp_path, monkeypatch):
 
 
 def test_a_run(tmp_path, monkeypatch):
-    """Two updates: the weights move, and each row has the tokens of one_file."""
+    """Each row has the tokens of one_file."""
     locks.warm_start(tmp_path / "start", size=Size(warm_steps=2))
     played = []
 
@@ -87,16 +81,11 @@ def test_a_run(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "flatten", rows_of)
     settings = dict(
         env="locks", name="r", out=str(tmp_path), model=str(tmp_path / "start"), seed=7,
-        updates=2, groups=2, group_size=4, mini_batch=8, eval_tasks=4, lr=1e-2,
+        updates=1, groups=2, group_size=4, mini_batch=8, eval_tasks=4, lr=1e-2,
     )
     train.train(Config(**locks.PRESETS["tiny"] | settings))
-    lines = runs.read_metrics(tmp_path / "r")
-    assert [line["rows"] for line in lines[1:]] == [16, 16]
-    assert "wm_loss" in lines[2]
-    start = load_policy(str(tmp_path / "start"))
-    end = load_policy(str(tmp_path / "r" / "checkpoint-000002"))
-    moved = [not torch.equal(p, q) for p, q in zip(start.parameters(), end.parameters())]
-    assert all(moved)
+    line = runs.read_metrics(tmp_path / "r")[1]
+    assert line["rows"] == 16 and line["wm_loss"] > 0 and line["grad_norm"] > 0
 
     world = make_world(7)
     policy = locks.start_policy(world, 7)

@@ -1,7 +1,5 @@
 """LoRA: gradients of the merged model, the start model as reference, checkpoints, export.
 
-    python -m pytest tests/test_lora.py
-
 With the real peft. Over several ranks: tests/test_dist.py; in vLLM: tests/test_vllm.py.
 """
 

@@ -1,7 +1,5 @@
 """The estimate of a run's memory, and runs that cannot fit.
 
-    python -m pytest tests/test_memory.py
-
 It is compared with published shapes and with real models.
 """
 
@@ -17,13 +15,14 @@ from transformers import OPTConfig, Qwen2Config
 
 from paw_min import train
 from paw_min.base.errors import UserError
-from paw_min.config import Config, check, parse_args
+from paw_min.config import Config, parse_args
 from paw_min.metrics import peak_memory
 from paw_min.model import lora
 from paw_min.model.sampler import HFSampler
 from paw_min.running import memory, session
 from paw_min.running.memory import Estimate, estimate
-from tests.helpers import SCRIPTS, make_policy
+from paw_min.running.presets import SCRIPTS, presets_of
+from tests.helpers import make_policy
 
 # The published shapes of Qwen2.5-1.5B, 7B and 3B.
 SMALL = dict(vocab_size=151_936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
@@ -94,7 +93,7 @@ def test_vllm_and_the_peak():
 )
 def test_presets_fit_their_gpu_with_a_margin(env, preset, gpu_bytes, least):
     """One GPU each, as README.md and RUNNING.md promise, with the row of RUNNING.md's table."""
-    cfg, _ = parse_args(env, SCRIPTS[env].PRESETS, "", ["--preset", preset, "--data", "d"])
+    cfg, _ = parse_args(env, presets_of(env), "", ["--preset", preset, "--data", "d"])
     shapes = {"1.5B": SMALL, "3B": MIDDLE, "7B": LARGE}
     size = cfg.model.split("-")[1]
     ours = estimate(cfg, Qwen2Config(**shapes[size]), 1, True, gpu_bytes)
@@ -103,18 +102,6 @@ def test_presets_fit_their_gpu_with_a_margin(env, preset, gpu_bytes, least):
     sizes = " | ".join(f"{part / 1e9:.1f}" for part in asdict(ours).values())
     row = f"| `{preset}`, {size} | {gpu_bytes / 1e9:.0f} | {sizes} |"
     assert row in readme, row
-
-
-@pytest.mark.parametrize("env", SCRIPTS)
-def test_presets_are_the_papers_but_for_lora(env):
-    presets = SCRIPTS[env].PRESETS
-    for name, size, share in (("24gb", "1.5B", 0.6), ("80gb", "7B", 0.5)):
-        model = f"Qwen/Qwen2.5-{size}-Instruct"
-        other = dict(model=model, lora_rank=16, lr=1e-5, vllm_memory=share)
-        assert presets[name] == presets["paper"] | other
-        cfg, _ = parse_args(env, presets, "", ["--preset", name, "--data", "d"])
-        check(cfg)
-        assert cfg.name == f"{env}-Qwen2.5-{size}-Instruct-{name}-grpo-paw-seed0"
 
 
 # ---- a run ----
@@ -132,7 +119,7 @@ def test_a_dry_run_without_gpu_and_vllm(env, shape, sizes, tmp_path, monkeypatch
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     monkeypatch.setitem(sys.modules, "vllm", None)
     argv = ["--preset", "paper", "--data", "no/data", "--model", str(tmp_path)]
-    cfg, _ = parse_args(env, SCRIPTS[env].PRESETS, "", argv)
+    cfg, _ = parse_args(env, presets_of(env), "", argv)
     with pytest.raises(UserError) as error:
         session.dry_run(cfg)
     printed = capsys.readouterr().out

@@ -1,7 +1,4 @@
-"""PaW in one file: its equations by hand, short runs, and that it needs torch alone.
-
-python -m pytest tests/test_one_file.py
-"""
+"""PaW in one file: its equations by hand, short runs, and that it needs torch alone."""
 
 import copy
 import math
@@ -138,13 +135,6 @@ one_file.main()
     assert table[3] == "no figure: pip install matplotlib"
 
 
-def test_a_wrong_flag(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["one_file.py", "--rho", "1.5"])
-    with pytest.raises(SystemExit):
-        one_file.main()
-    assert "--rho 1.5 is out of range (0, 1]" in capsys.readouterr().err
-
-
 # ---- the package does the same ----
 
 
@@ -223,9 +213,7 @@ def test_an_update_is_that_of_the_package(monkeypatch, loss):
 
 
 def test_the_three_worlds():
-    serials, corridors, polish = (
-        lesson.make_world(5) for lesson in three_worlds.LESSONS.values()
-    )
+    serials, corridors, polish = (lesson.make_world(5) for lesson in three_worlds.LESSONS.values())
     rng = random.Random(1)
     locks = list(serials.material_of)
     # A serial number is that of its name; the warm start shows none.

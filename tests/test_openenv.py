@@ -1,10 +1,6 @@
-"""PaW on OpenEnv servers: the guessing game of the examples, and the benchmarks' own server.
-
-    python -m pytest tests/test_openenv.py
-"""
+"""PaW on an OpenEnv server. Benchmarks on their own server: test_openenv_server.py."""
 
 import time
-from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -13,19 +9,16 @@ pytest.importorskip("openenv")
 
 from openenv.core import create_app
 
-from examples import guess_server, openenv_paw, openenv_server
-from paw_min import toy, train
+from examples import guess_server, openenv_paw
+from paw_min import train
 from paw_min.base.errors import UserError
 from paw_min.config import Config
-from paw_min.envs.alfworld import BENCHMARK as ALFWORLD
-from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Turn
 from paw_min.envs.pool import EnvPool
 from paw_min.running import runs
 from tests import pools
-from tests.helpers import SMALL, numbers
+from tests.helpers import SMALL
 from tests.openenv_client import serving
-from tests.pools import until
 
 FIELD = {"type": "string"}
 
@@ -86,25 +79,6 @@ def test_a_game_is_played_as_its_server_says(remote):
     assert remote.step("7").won
 
 
-@pytest.mark.slow
-def test_against_the_benchmarks_own_server(games_root, tmp_path, monkeypatch):
-    """The metrics of the run in process, with run_alfworld.py's model, prompts and parser."""
-    own = replace(BENCHMARKS["openenv"], prompts=ALFWORLD.prompts, parse=ALFWORLD.parse)
-    monkeypatch.setitem(BENCHMARKS, "openenv", own)
-    monkeypatch.setattr(train, "draw", lambda folders: None)  # slow, and not what is tested
-    sizes = dict(
-        model=toy.default_model("alfworld"), updates=1, max_turns=3, max_response_tokens=16,
-        history_length=1, eval_tasks=2,
-    )
-    train.train(settings(tmp_path, name="in", env="alfworld", data=str(games_root), **sizes))
-    games = openenv_server.Games(ALFWORLD.load(Config(), str(games_root)))
-    with serving(openenv_server.make_app(games)) as url:
-        train.train(settings(tmp_path, name="over", data=url, **sizes))
-    in_process = numbers(tmp_path / "in")
-    assert numbers(tmp_path / "over") == in_process and in_process[1]["wm_loss"] > 0
-    until(lambda: games.free.qsize() == openenv_server.SESSIONS + 1)
-
-
 def test_a_lost_connection_costs_its_episode(monkeypatch):
     class Slow(guess_server.Guess):
         def step(self, action):
@@ -134,14 +108,11 @@ def test_a_lost_connection_costs_its_episode(monkeypatch):
     assert answers[0].failed and answers[1].failed
 
 
-@pytest.mark.parametrize(
-    "fields, name",
-    [
-        ({"words": FIELD, "metadata": {"type": "object"}}, "words"),
-        ({"text": FIELD, "task_type": FIELD}, "text"),
-        ({"a": FIELD, "b": FIELD}, None),
-    ],
-)
+@pytest.mark.parametrize("fields, name", [
+    ({"words": FIELD, "metadata": {"type": "object"}}, "words"),
+    ({"text": FIELD, "task_type": FIELD}, "text"),
+    ({"a": FIELD, "b": FIELD}, None),
+])
 def test_the_text_field(fields, name):
     schema = {"action": {"properties": fields}}
     if name:

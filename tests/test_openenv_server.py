@@ -1,7 +1,4 @@
-"""The OpenEnv server of examples/, with OpenEnv's own client over real HTTP and WebSocket.
-
-    python -m pytest tests/test_openenv_server.py
-"""
+"""The OpenEnv server of examples/, with OpenEnv's own client over real HTTP and WebSocket."""
 
 import json
 import random
@@ -9,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -21,9 +17,10 @@ from openenv.cli._validation import validate_running_environment
 from openenv.validation import Level, Verdict, run_validation
 from websockets.sync.client import connect
 
-from examples import openenv_server
+from examples import openenv_paw, openenv_server
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.interface import Step
 from paw_min.toy import search_world, webshop_shops
 from tests import pools
 from tests.openenv_client import client, serving
@@ -63,61 +60,36 @@ def url(games):
         yield url
 
 
-def choose(env, seen, rng):
-    """A command for this observation: random, with searches and purchases that find something."""
-    if env == "search":
-        return rng.choice(SEARCH)
-    command = rng.choice(seen["admissible"])
-    if "click[buy now]" in seen["admissible"] and rng.random() < 0.5:
-        command = "click[buy now]"
-    return command.replace("<your query>", seen["instruction"])
-
-
-def play(env, seed, reset, step, turns=8) -> list[dict]:
-    """What a random player sees: an observation with reward and done per step."""
+def play(env, seed, reset, step, turns=8) -> list[Step]:
+    """What a random player sees, whose searches and purchases find something."""
     rng = random.Random(seed)
     seen = [reset()]
-    while not seen[-1]["done"] and len(seen) <= turns:
-        seen.append(step(choose(env, seen[-1], rng)))
-    return seen
-
-
-def episode_in_process(env, tasks, task, seed) -> list[dict]:
-    """As the client sees it. OpenEnv adds `metadata`, which is empty here."""
-    names = dict(observation="text", task="instruction")
-    pool = tasks.make_pool(1)
-
-    def seen(step) -> dict:
-        shown = {names.get(key, key): value for key, value in asdict(step).items()}
-        assert shown.pop("failed") == ""
-        return {"metadata": {}} | shown
-
-    return play(env, seed, lambda: seen(pools.reset(pool, [task])[0]),
-                lambda command: seen(pools.step(pool, {0: command})[0]))
-
-
-def remote(result) -> dict:
-    return result.observation | {"reward": result.reward, "done": result.done}
-
-
-def episode_over(url, env, task, seed) -> list[dict]:
-    with client(url) as session:
-        seen = play(env, seed, lambda: remote(session.reset(task=task)),
-                    lambda command: remote(session.step({"command": command})))
-        state = session.state()
-    assert state["task"] == task and state["step_count"] == len(seen) - 1
+    while not seen[-1].done and len(seen) <= turns:
+        command = rng.choice(SEARCH if env == "search" else seen[-1].admissible)
+        if "click[buy now]" in seen[-1].admissible and rng.random() < 0.5:
+            command = "click[buy now]"
+        seen.append(step(command.replace("<your query>", seen[-1].task)))
     return seen
 
 
 @pytest.mark.parametrize("env, episodes", [("alfworld", 2), ("webshop", 8), ("search", 2)])
 def test_an_episode_is_the_one_in_process(env, episodes, load):
+    """With the client of examples/openenv_paw.py."""
     tasks = load(env)
+    numbers = [*range(episodes), len(tasks.train)]  # the last is the first held-out one
     scores = []
     with serving(openenv_server.make_app(openenv_server.Games(tasks))) as url:
-        for seed, task in enumerate([*tasks.train[:episodes], tasks.held_out[0]]):
-            expected = episode_in_process(env, tasks, task, seed)
-            assert episode_over(url, env, task, seed) == expected and len(expected) > 1
-            scores.append(expected[-1]["score"])
+        remote = openenv_paw.Remote(url, "command", "text")
+        pool = tasks.make_pool(1)
+        for number in numbers:
+            task = [*tasks.train, *tasks.held_out][number]
+            expected = play(env, number, lambda task=task: pools.reset(pool, [task])[0],
+                            lambda command: pools.step(pool, {0: command})[0])
+            over = play(env, number, lambda n=number: remote.reset(str(n)), remote.step)
+            assert over == expected and len(expected) > 1
+            state = remote.session.state()
+            assert state["task"] == task and state["step_count"] == len(expected) - 1
+            scores.append(expected[-1].score)
     assert env != "webshop" or max(scores) > 0  # something was bought
 
 
@@ -194,16 +166,11 @@ def test_http(url):
 
     answer = post("reset", '{"seed": 2, "split": "held_out"}').json()
     with client(url) as session:
-        assert remote(session.reset(seed=2, split="held_out")) == answer["observation"] | {
-            "reward": 0.0, "done": False
-        }
+        text = session.reset(seed=2, split="held_out").observation["text"]
+    assert (answer["observation"]["text"], answer["reward"], answer["done"]) == (text, 0, False)
     # Each request is a session of its own: OpenEnv's, not ours.
     refused = post("step", '{"action": {"command": "look"}}')
     assert refused.status_code == 422 and "no episode is running" in refused.json()["detail"]
-    # /mcp would begin a session without an end for each request of this kind.
-    create = '{"jsonrpc": "2.0", "id": "\\ud800", "method": "openenv/session/create", "params": {}}'
-    answer = post("mcp", create).json()
-    assert answer["id"] == "\ud800" and answer["error"]["code"] == -32601  # no such method
 
 
 def test_openenv_validate(url):

@@ -89,19 +89,6 @@ def test_results_do_not_depend_on_workers(workers):
         assert reset(pool, ["other"])[0].admissible == ["2"]  # the same object as before
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_requests_and_answers(workers):
-    with EnvPool(Toy, 4, workers) as pool:
-        reset(pool, "wxyz")
-        for slot in (2, 0, 3):
-            pool.step(slot, f"go {slot}")
-        answers = dict(pool.recv() for _ in range(3))
-        assert_playing(answers[2], "y: 1 go 2")
-        assert_playing(answers[0], "w: 1 go 0")
-        if workers == 0:
-            assert list(answers) == [2, 0, 3]
-
-
 def test_requests_to_a_dead_worker(caplog):
     """The first one is blamed. Episodes are lost, and resets that waited are served."""
     with EnvPool(Toy, 4, 1) as pool:

@@ -1,7 +1,5 @@
 """Faults of a sampler are found in the first seconds, and in every evaluation and update.
 
-    python -m pytest tests/test_probe.py
-
 Each fault is planted in a sampler that is right otherwise. Faults of adapters: tests/test_lora.py.
 """
 

@@ -1,7 +1,4 @@
-"""Prompting baselines: agents, and an OpenAI-compatible endpoint over real HTTP.
-
-python -m pytest tests/test_prompting.py
-"""
+"""Prompting baselines: agents, and an OpenAI-compatible endpoint over real HTTP."""
 
 import json
 import multiprocessing
@@ -10,6 +7,7 @@ import socket
 import time
 from collections import deque
 from dataclasses import replace
+from pathlib import Path
 
 import openai
 import pytest
@@ -20,19 +18,46 @@ from paw_min.config import Config, parse_args
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Step, Tasks, Turn
 from paw_min.envs.pool import EnvPool
-from paw_min.model.policy import load_policy
 from paw_min.model.sampler import Request
 from paw_min.running.session import Session
-from paw_min.toy import default_model
 from paw_min.train import train
 from research.paper.prompting import __main__ as prompting
 from research.paper.prompting.agents import LESSONS, React
 from research.paper.prompting.demonstrations import EXAMPLES
 from research.paper.prompting.endpoint import Endpoint
-from tests.chat import ChatServer, answers_of, completion, play
+from tests.http_server import Server
 
 KEY = "sk-test/0123456789abcdef"
 LOOK = "<think>hm</think><action>look</action>"
+
+
+class ChatServer(Server):
+    """A server of chat completions. `write`: body -> text, or the whole answer."""
+
+    def __init__(self, write):
+        super().__init__()
+        self.write = write
+        self.url += "/v1"
+
+    def answer(self, handler, body):
+        written = self.write(body)
+        handler.reply(200, written if isinstance(written, dict) else completion(written))
+
+    @property
+    def prompts(self) -> list[str]:
+        return [body["messages"][0]["content"] for body in self.bodies]
+
+
+def completion(text: str | None, **usage) -> dict:
+    return {"choices": [{"message": {"role": "assistant", "content": text}}], "usage": usage}
+
+
+def play(argv) -> dict:
+    """Run the command in this process -> what it wrote."""
+    cfg, options, _ = prompting.parse(argv)
+    prompting.run(cfg, options)
+    texts = {path.name: path.read_text() for path in (Path(cfg.out) / cfg.name).iterdir()}
+    return texts | {"metrics": json.loads(texts["metrics.json"])}
 
 
 @pytest.fixture
@@ -82,7 +107,7 @@ def flags(games_root, tmp_path, *more) -> list[str]:
     return ["alfworld", *base, *more]
 
 
-# The agents with a local model and with the same model behind an endpoint.
+# The agents with a local model.
 
 
 def test_plain_is_the_evaluation_of_the_run_script(games_root, tmp_path, capsys):
@@ -96,28 +121,6 @@ def test_plain_is_the_evaluation_of_the_run_script(games_root, tmp_path, capsys)
     printed = dict(line.split() for line in lines)
     assert weights.startswith("weights: ") and len(printed) > 8
     assert printed == {key: f"{ours[key]:.3f}" for key in printed}
-
-
-@pytest.mark.slow
-def test_an_endpoint_plays_as_the_same_model_does_locally(games_root, tmp_path, serve):
-    """Reflexion, of which each trial is ReAct."""
-    stand_in = answers_of(load_policy(default_model("alfworld")))
-    argv = flags(games_root, tmp_path, "--agent", "reflexion", "--trials", "2",
-                 "--max-turns", "2")
-    local = play(argv)
-    server = serve(stand_in)
-    remote = play([*argv, "--endpoint", server.url, "--model", "m"])
-    assert remote["episodes.md"] == local["episodes.md"] and "> <think>" in local["episodes.md"]
-    assert remote["evaluation.json"] == local["evaluation.json"]
-    a, b = local["metrics"], remote["metrics"]
-    assert a["calls"] == len(server.bodies) >= 4 and a["completion_tokens"] > a["calls"]
-    differ = ("seconds", "model")
-    assert {k: v for k, v in a.items() if k not in differ}.items() <= b.items()
-    assert set(server.keys) == {f"Bearer {KEY}"} and set(server.paths) == {"/v1/chat/completions"}
-    assert not any(KEY in str(text) for text in remote.values())
-    assert "eval_success_trial_2" in a and a["calls"] >= 6  # of two tasks, and reflections
-    seen = [LESSONS in prompt for prompt in server.prompts]
-    assert any(seen) and not seen[0]
 
 
 # ReAct and Reflexion prompts.
@@ -228,6 +231,7 @@ def test_temporary_failures_are_retried_with_the_same_request(serve, connect):
     assert server.bodies == [server.bodies[0]] * 4
     expected = {"model": "m", "messages": [{"role": "user", "content": "a"}], "seed": 256}
     assert server.bodies[0] == expected | {"temperature": 0.4, "max_tokens": 7}
+    assert set(server.keys) == {f"Bearer {KEY}"} and set(server.paths) == {"/v1/chat/completions"}
 
 
 @pytest.mark.parametrize("content", [b'{"choices": [{"mess', {"choices": [{"message": 5}]}])
@@ -305,14 +309,11 @@ def test_a_killed_run_resumes_without_asking_twice(games_root, tmp_path, serve, 
 # Flags.
 
 
-@pytest.mark.parametrize(
-    "more, message",
-    [
-        (["--endpoint", "http://h/v1", "--preset", "tiny"], "--endpoint needs --model"),
-        (["--endpoint", "http://u:p@h/v1", "--model", "m"], "--endpoint must be"),
-        (["--agent", "reflexion", "--eval-repeats", "2"], "--eval-repeats 2: .*use --trials"),
-    ],
-)
+@pytest.mark.parametrize("more, message", [
+    (["--endpoint", "http://h/v1", "--preset", "tiny"], "--endpoint needs --model"),
+    (["--endpoint", "http://u:p@h/v1", "--model", "m"], "--endpoint must be"),
+    (["--agent", "reflexion", "--eval-repeats", "2"], "--eval-repeats 2: .*use --trials"),
+])
 def test_user_errors(more, message, games_root, tmp_path, capsys):
     with pytest.raises(SystemExit, match=f"^error: {message}"):
         prompting.main(["alfworld", "--data", str(games_root), "--out", str(tmp_path), *more])

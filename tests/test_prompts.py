@@ -155,23 +155,20 @@ def test_search_history_pairs_a_query_with_its_result():
 GOOD = "<think>hm</think><action>go to desk 1</action>"
 
 
-@pytest.mark.parametrize(
-    "response, command, valid",
-    [
-        (GOOD, "go to desk 1", True),
-        ("<think>\n</think>\n<action>  Go To Desk 1 \n</action>", "go to desk 1", True),
-        ("<ACTION>look</ACTION><think></think>", "look", True),  # action tags: any case and order
-        ("<THINK>hm</THINK><action>look</action>", "look", False),  # think tags: lower case only
-        ("<action>look</action>", "look", False),
-        ("<think></think><action></action>", "", False),
-        ("<think></think><action>a</action><action>b</action>", "a", True),
-        ("<think></think></action>x<action>look</action>", "look", True),
-        ("<think></think><action>look", "<think></think><action>look", False),
-        ("I would GO TO the second desk, thanks, bye", "o the second desk, thanks, bye", False),
-        ("<think>\u4f60</think><action>look</action>", "look", False),
-        ("", "", False),
-    ],
-)
+@pytest.mark.parametrize("response, command, valid", [
+    (GOOD, "go to desk 1", True),
+    ("<think>\n</think>\n<action>  Go To Desk 1 \n</action>", "go to desk 1", True),
+    ("<ACTION>look</ACTION><think></think>", "look", True),  # action tags: any case and order
+    ("<THINK>hm</THINK><action>look</action>", "look", False),  # think tags: lower case only
+    ("<action>look</action>", "look", False),
+    ("<think></think><action></action>", "", False),
+    ("<think></think><action>a</action><action>b</action>", "a", True),
+    ("<think></think></action>x<action>look</action>", "look", True),
+    ("<think></think><action>look", "<think></think><action>look", False),
+    ("I would GO TO the second desk, thanks, bye", "o the second desk, thanks, bye", False),
+    ("<think>\u4f60</think><action>look</action>", "look", False),
+    ("", "", False),
+])
 def test_parsing_of_actions(response, command, valid):
     assert alfworld.parse(response) == (command, valid)
 

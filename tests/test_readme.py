@@ -1,7 +1,5 @@
 """The pages are true: their code and commands run, and their links and names exist.
 
-    python -m pytest tests/test_readme.py
-
 The pages are all tracked Markdown files. It does not matter on which page something stands or how
 it is worded.
 """
@@ -18,10 +16,8 @@ from pathlib import Path
 
 import pytest
 
-import run_alfworld
-import run_search
-import run_webshop
 from paw_min.config import parse_args
+from paw_min.running.presets import presets_of
 from paw_min.running.runs import read_metrics
 from paw_min.running.stored import differences
 from research.paper import sweep
@@ -29,11 +25,6 @@ from research.paper.grids import GRIDS
 
 ROOT = Path(__file__).parent.parent
 RUNS = ROOT / "research" / "runs"
-PRESETS = {
-    "alfworld": run_alfworld.PRESETS,
-    "webshop": run_webshop.PRESETS,
-    "search": run_search.PRESETS,
-}
 
 
 def tracked(*patterns: str) -> list[Path]:
@@ -50,16 +41,11 @@ INSTALLATIONS = [PAGES["README.md"], PAGES["RUNNING.md"], (ROOT / "tests/run.sh"
 # --- code --------------------------------------------------------------------------------------
 
 
-def python_block(word: str) -> str:
-    """The one Python block of all pages with this word."""
-    blocks = re.findall(r"```python\n(.*?)```", EVERYTHING, flags=re.S)
-    (found,) = [block for block in blocks if word in block]
-    return found
-
-
 def test_paw_in_30_lines_runs():
+    blocks = re.findall(r"```python\n(.*?)```", EVERYTHING, flags=re.S)
+    (code,) = [block for block in blocks if "balance.lambda_g" in block]
     names = {}
-    exec(python_block("balance.lambda_g"), names)
+    exec(code, names)
     # egg failed twice, mug once: lambda is 1 and 0.5; three of four rows train the world model.
     assert [float(names["lambdas"][g]) for g in ("mug", "egg")] == [0.5, 1.0]
     assert names["selected"].sum() == 3
@@ -132,8 +118,7 @@ def defined_in(path: Path) -> set[str]:
 
 def test_the_paper_to_code_tables_name_what_exists():
     """`file.py: name`, `name`."""
-    text = "\n".join(PAGES.values())
-    named = re.findall(r"`([\w/]+\.py):\s+(\w+)`((?:, `\w+`)*)", text)
+    named = re.findall(r"`([\w/]+\.py):\s+(\w+)`((?:, `\w+`)*)", EVERYTHING)
     assert len(named) > 10
     for file, first, others in named:
         paths = [path for path in tracked("*.py") if f"{path}".endswith(f"/{file}")]
@@ -200,7 +185,7 @@ def check_sweep(name: str, words: list[str], out: str) -> None:
 def check_run_script(script: str, flags: list[str]) -> None:
     if "--help" not in flags and not any(PLACEHOLDER.search(word) for word in flags):
         env = Path(script).stem.removeprefix("run_")
-        parse_args(env, PRESETS[env], "", ["0" if word == "S" else word for word in flags])
+        parse_args(env, presets_of(env), "", ["0" if word == "S" else word for word in flags])
 
 
 def check_command(words: list[str], out: str) -> None:
@@ -255,6 +240,6 @@ def test_the_stored_configs_are_those_of_the_presets():
     for folder in RUNS.glob("*seed*"):
         env, *_, seed = folder.name.split("-")
         argv = ["--seed", seed[4:]] + ["--no-paw"] * ("-paw-" not in folder.name)
-        cfg, _ = parse_args(env, PRESETS[env], "", argv)
+        cfg, _ = parse_args(env, presets_of(env), "", argv)
         assert differences(json.loads((folder / "config.json").read_text()), cfg) == []
         assert cfg.name == folder.name

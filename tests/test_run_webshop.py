@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-import run_webshop
 from paw_min import train
 from paw_min.config import Config
 from paw_min.envs.webshop import BENCHMARK, Shop
@@ -47,7 +46,7 @@ def test_a_run_reports_score_and_success(config, tmp_path, capsys):
 def test_the_papers_preset_on_official_files(model, tmp_path):
     """The prompts of Fig. 8, limits and penalties of A.1; only the sizes are reduced."""
     where = dict(model=model, data=OFFICIAL, out=tmp_path)
-    train.train(helpers.paper_config(run_webshop, "webshop", **where, human_goals=True))
+    train.train(helpers.paper_config("webshop", **where, human_goals=True))
     line = runs.read_metrics(tmp_path / "paper")[1]
     assert line["rows"] == 8 and "loss_kl" in line and line["wm_loss"] > 0
 

@@ -1,7 +1,4 @@
-"""Run folders: two processes in one, a full disk at every write, damaged files.
-
-    python -m pytest tests/test_runs.py
-"""
+"""Run folders: two processes in one, a full disk at every write, damaged files."""
 
 import json
 import os

@@ -1,7 +1,5 @@
 """RWML: answers, reward, filter and thresholds by hand. test_stages.py has small runs.
 
-    python -m pytest tests/test_rwml.py
-
 The sentence encoder is the real all-MiniLM-L6-v2, the games are real small ALFWorld games.
 """
 
@@ -29,10 +27,7 @@ from paw_min.update import prepare
 from paw_min.world_models import rwml
 from paw_min.world_models.rwml import early_experience, stages, triplets
 from paw_min.world_models.rwml.stages import RwmlJob, RwmlSettings
-from tests.helpers import (
-    BASE,
-    make_policy,
-)
+from tests.helpers import BASE, make_policy
 
 
 @pytest.fixture(scope="session")

@@ -69,15 +69,12 @@ def test_plan_and_calls(files, tmp_path, monkeypatch):
     assert found["models"][0]["em_observation"] == {"teacher": 1.0, "random": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (["--limits", "5"], "has 4 trajectories, --limits asks for 5"),
-        (["--widths", "32", "50"], "--widths 50 is not a multiple of 32 up to 4096"),
-        (["--limit", "1"], "--limit: the plan decides it"),
-        (["--held-out", "a/t.json", "b/a/t.json"], "folders are named a, a: use names"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    (["--limits", "5"], "has 4 trajectories, --limits asks for 5"),
+    (["--widths", "32", "50"], "--widths 50 is not a multiple of 32 up to 4096"),
+    (["--limit", "1"], "--limit: the plan decides it"),
+    (["--held-out", "a/t.json", "b/a/t.json"], "folders are named a, a: use names"),
+])
 def test_errors_are_one_sentence(files, tmp_path, change, message):
     with pytest.raises(UserError, match=message):
         scaling.main(words(files, tmp_path / "out", *change))

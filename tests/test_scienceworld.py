@@ -20,7 +20,10 @@ from paw_min.envs.interface import Context, Turn
 from paw_min.envs.pool import EnvPool
 from paw_min.model.policy import load_policy
 from paw_min.running import runs
+from paw_min.toy.standins import Demonstration, make_tokenizer
 from paw_min.world_models import word2world
+from research.scienceworld import study
+from tests.helpers import make_policy
 from tests.pools import reset, step, until
 
 PAINT = "chemistry-mix-paint-secondary-color"
@@ -183,19 +186,6 @@ def test_a_killed_engine_costs_episodes_only(java):
         until(lambda: "(paper, cloth)" in reset(pool, [f"{FRICTION} 0"])[0].task)
 
 
-def test_a_hanging_engine_costs_episodes_only(java):
-    with EnvPool(ScienceWorld, 1, workers=1, timeout=20) as pool:
-        reset(pool, [f"{FRICTION} 0"])
-        pool._timeout = 1.0
-        engine = engine_of(pool._workers[0].process.pid)
-        engine.suspend()
-        assert "no answer within 1 s" in step(pool, {0: "teleport to workshop"})[0].failed
-        engine.resume()
-        until(lambda: not engine.is_running() or engine.status() == "zombie")
-        pool._timeout = 60.0
-        assert "(paper, cloth)" in reset(pool, [f"{FRICTION} 0"])[0].task
-
-
 # ---- the start model and a run ----
 
 
@@ -217,6 +207,27 @@ def test_the_procedures_tell_no_fact(java):
     assert 5 <= sum(won) <= 19
     for surface in ("cloth", "paper"):
         assert sum(f"{surface} surface, with" in look for look in looks) >= 4
+
+
+def test_what_a_model_knows_of_the_numbers():
+    """Against a pass for each row, up to the number in o'."""
+    seen = "a block has slid approximately {}% down the plane"
+    texts = [seen.format(n) for n in study.NUMBERS]
+    policy = make_policy(tokenizer=make_tokenizer(["look at the plane", *texts]))
+    before, *_ = (policy.encode(part) for part in seen.split("{}"))
+    numbers = [policy.encode(str(n))[0] for n in study.NUMBERS]
+    prompt, response = policy.encode_chat("the plane"), policy.encode_response("look at")
+    with torch.no_grad():
+        logits = policy.model(torch.tensor([prompt + response + before])).logits
+    p = logits[0, -1].softmax(-1)[numbers]  # (7,)
+    assert p.max() > 1.5 * p.min()
+    for number, probability in zip(study.NUMBERS, p.tolist(), strict=True):
+        found = study.known(policy, [Demonstration("the plane", "look at", seen.format(number))])
+        first = float(probability == p.max().item())
+        assert found == {"p": pytest.approx(probability, abs=6e-5), "first": first}
+    rows = [Demonstration("the plane", "look at", text) for text in texts]
+    found = study.known(policy, rows)
+    assert found == {"p": pytest.approx(p.mean().item(), abs=6e-5), "first": round(1 / 7, 4)}
 
 
 @pytest.mark.slow

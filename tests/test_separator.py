@@ -1,7 +1,5 @@
 """--wm-separator: the chat template's own tokens between response and observation, in no loss.
 
-    python -m pytest tests/test_separator.py
-
 The templates of Qwen2.5, Qwen3 and Llama 3.2 are the published ones, as TRL ships them.
 tests/test_real_model.py has SmolLM2.
 """
@@ -25,14 +23,11 @@ PLAIN = TokenRow([3, 4, 5], [6, 7, 1], [8, 9, 10, 11])
 SEPARATED = replace(PLAIN, separator_ids=[12, 13])
 
 
-@pytest.mark.parametrize(
-    "name, expected",
-    [
-        ("qwen2_5", "<|im_end|>\n<|im_start|>user\n"),
-        ("qwen3", "<|im_end|>\n<|im_start|>user\n"),
-        ("llama3_2", "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"),
-    ],
-)
+@pytest.mark.parametrize("name, expected", [
+    ("qwen2_5", "<|im_end|>\n<|im_start|>user\n"),
+    ("qwen3", "<|im_end|>\n<|im_start|>user\n"),
+    ("llama3_2", "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"),
+])
 def test_published_templates(name, expected):
     tokenizer = make_policy().tokenizer
     tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
@@ -51,13 +46,10 @@ def test_the_end_token_appears_once():
     assert policy.separator([5, end]) == []
 
 
-@pytest.mark.parametrize(
-    "template, reason",
-    [
-        ("{% if messages[1:] %}{{ raise_exception('one turn only') }}{% endif %}", "one turn only"),
-        ("{{ messages[2].content }}{{ messages[1].content }}", "leaves out messages"),
-    ],
-)
+@pytest.mark.parametrize("template, reason", [
+    ("{% if messages[1:] %}{{ raise_exception('one turn only') }}{% endif %}", "one turn only"),
+    ("{{ messages[2].content }}{{ messages[1].content }}", "leaves out messages"),
+])
 def test_a_template_without_a_second_turn_is_refused(template, reason):
     tokenizer = make_policy().tokenizer
     tokenizer.chat_template = template

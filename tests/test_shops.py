@@ -1,4 +1,4 @@
-"""The generator of shops, and the teacher for WebShop, which wins nearly every goal."""
+"""The generator of shops. Its teacher: test_demonstrate.py."""
 
 import hashlib
 import os
@@ -8,11 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paw_min.envs.interface import Context, Turn
-from paw_min.envs.webshop import Shop
-from paw_min.envs.webshop.env import WebShopAgent
 from paw_min.toy import webshop_shops as shops
-from paw_min.toy.webshop_teacher import Shopper
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -21,11 +17,6 @@ ROOT = Path(__file__).resolve().parents[1]
 def folder(tmp_path_factory):
     """The default shop."""
     return shops.generate(tmp_path_factory.mktemp("shop") / "s")
-
-
-@pytest.fixture(scope="module")
-def shop(folder):
-    return Shop.load(folder)
 
 
 def digest(folder):
@@ -46,28 +37,3 @@ def test_another_shop_in_the_folder_is_an_error(tmp_path):
     folder = shops.generate(tmp_path / "shop", 10)
     with pytest.raises(ValueError, match="shop has n_products 10, not 11: delete it"):
         shops.generate(folder, 11)
-
-
-# --- the teacher -----------------------------------------------------------------------------
-
-
-def play(agent, task, limit):
-    """The teacher's commands, and whether it won."""
-    step = agent.reset(task)
-    history = []
-    shopper = Shopper(step.task)
-    while not step.done and len(history) < limit:
-        context = Context(step.task, step.observation, step.admissible, history)
-        command, thought, _ = shopper.act(context)
-        assert command in step.admissible or command.startswith("search[")
-        assert 2 <= len(thought.split()) <= 4
-        history = [*history, Turn(step.observation, command)]
-        step = agent.step(command)
-    return [turn.command for turn in history], step.won
-
-
-def test_teacher_wins_in_a_few_steps(shop):
-    agent = WebShopAgent(shop)
-    episodes = [play(agent, str(i), limit=8) for i in range(len(shop.goals))]
-    assert sum(won for _, won in episodes) > 0.97 * len(episodes)
-    assert sum(len(commands) for commands, _ in episodes) < 5.8 * len(episodes)

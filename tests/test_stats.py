@@ -1,13 +1,9 @@
-"""Arms compared over seeds, by hand; and the panels that show it.
-
-python -m pytest tests/test_stats.py
-"""
+"""Arms compared over seeds, by hand; and the panels that show it."""
 
 import numpy as np
 import pytest
-from matplotlib import pyplot
 
-from research import panels, stats
+from research import stats
 from research.stats import Compared, Record, signed
 
 COLORS = {"base": "black", "own": "C1"}
@@ -84,16 +80,3 @@ def test_a_difference_in_words():
     assert signed(None, None) == "–"
     assert signed(0.25, None) == "+0.2"
     assert signed(-1.0, (-2.04, 0.0), digits=2) == "-1.00 [-2.04, +0.00]"
-
-
-def test_a_panel_of_curves():
-    values = np.array([[1.0, 5.0], [3.0, 5.0]])
-    assert panels.deviation(values[:, 0]) == (2 - 2**0.5, 2 + 2**0.5)
-    assert panels.deviation(values[:1, 0]) == (1.0, 1.0)
-    _, axis = pyplot.subplots()
-    panels.panel_curves(axis, {"own": panels.Curves([0, 2], values)}, COLORS, panels.deviation)
-    (line,) = axis.lines
-    assert (line.get_xydata().tolist(), line.get_label()) == ([[0, 2], [2, 5]], "own")
-    corners = axis.collections[0].get_paths()[0].vertices
-    around = {(0.0, 2 - 2**0.5), (0.0, 2 + 2**0.5), (2.0, 5.0)}
-    assert {tuple(corner) for corner in corners} == around

@@ -47,17 +47,6 @@ def test_the_rate_rises_linearly_and_then_stays():
     assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
 
 
-def test_fit_learns_its_rows():
-    policy = make_policy()
-    rows = [TokenRow([3, 4, k], [k + 4], []) for k in range(5, 9)]
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-2)
-    losses = fit(
-        policy, optimizer, rows, epochs=20, batch=2, warm_up=4, micro_tokens=64, seed_key=(0,)
-    )
-    assert len(losses) == 40
-    assert sum(losses[-4:]) / 4 < 0.2 < 1 < losses[0]
-
-
 def test_labels_have_no_sampling_temperature():
     rows = [TokenRow([3, 4, k], [k + 4], [k + 5]) for k in range(5, 9)]
     losses = []

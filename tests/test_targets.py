@@ -1,7 +1,4 @@
-"""What the world model predicts: placebo, several steps, equal transitions; and its scale.
-
-    python -m pytest tests/test_targets.py
-"""
+"""What the world model predicts: placebo, several steps, equal transitions; and its scale."""
 
 from dataclasses import replace
 
@@ -10,10 +7,9 @@ import torch
 
 from paw_min import cmae, targets
 from paw_min.config import Config
-from paw_min.metrics import describe_episodes
 from paw_min.model.batches import collate
 from paw_min.rows import TokenRow, flatten
-from paw_min.update import prepare, select_transitions, world_model_candidates
+from paw_min.update import prepare
 from tests.helpers import BASE, EPISODES, ROWS, make_policy, run, step_of
 
 pytestmark = pytest.mark.usefixtures("without_gradient_clipping")
@@ -95,18 +91,6 @@ def test_equal_transitions_count_once():
     rows = [THREE[0], THREE[1], THREE[0], *other, replace(THREE[0], obs_ids=[99]), THREE[0]]
     expected = [True, True, False, True, True, True, False]
     assert targets.first_occurrences(rows) == expected
-    cfg = Config(**BASE | dict(alpha=1.0))
-    candidates = world_model_candidates(rows) & torch.tensor(expected)
-    assert select_transitions(candidates, None, cfg.alpha).tolist() == expected
-    entropy = torch.tensor([0.0, 2.0, 9.0, 0.1, 0.2, 1.0, 9.0])  # the copies do not compete
-    cfg.alpha = 0.4
-    selected = select_transitions(candidates, entropy, cfg.alpha)
-    assert selected.tolist() == [False, True, False, False, False, True, False]
-
-
-def test_their_share_is_logged():
-    assert describe_episodes(EPISODES + EPISODES)["duplicates"] == pytest.approx(0.5)
-    assert describe_episodes(EPISODES)["duplicates"] == 0.0
 
 
 # ---- scale ----

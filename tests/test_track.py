@@ -1,7 +1,5 @@
 """Trackers: what they have of a run, of a resumed one, and without the package.
 
-    python -m pytest tests/test_track.py
-
 With the real packages; wandb offline.
 """
 

@@ -1,7 +1,5 @@
 """Whole runs of run_alfworld.py on the real engine: outputs, switches, resuming, bad input.
 
-    python -m pytest tests/test_train.py
-
 The model is random and tiny, the games are the generated ones: nothing here is about learning.
 """
 

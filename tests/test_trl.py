@@ -1,7 +1,5 @@
 """PaW in TRL: its update without the world-model term, our gradient with it.
 
-    python -m pytest tests/test_trl.py
-
 Two groups of four episodes of two turns, with run_alfworld.py's model; a third counts as won.
 """
 
@@ -156,14 +154,11 @@ def norm(gradient: dict) -> float:
     return sum(g.square().sum().item() for g in gradient.values()) ** 0.5
 
 
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        (["--temperature", "0.5"], "error: temperature 0.5 is not supported: use 1"),
-        (["--rho", "1.1"], r"error: rho 1.1 is out of range \(0, 1\]"),
-        (["--kappa", "1"], "error: Some specified arguments are not used .*'--kappa', '1'\\]"),
-    ],
-)
+@pytest.mark.parametrize("flags, message", [
+    (["--temperature", "0.5"], "error: temperature 0.5 is not supported: use 1"),
+    (["--rho", "1.1"], r"error: rho 1.1 is out of range \(0, 1\]"),
+    (["--kappa", "1"], "error: Some specified arguments are not used .*'--kappa', '1'\\]"),
+])
 def test_a_wrong_value_ends_in_one_sentence(flags, message, tmp_path, monkeypatch):
     argv = ["trl_paw", "--output_dir", str(tmp_path), *flags]
     monkeypatch.setattr(sys, "argv", argv)

@@ -1,7 +1,5 @@
 """TRL's trainer plays a benchmark through our OpenEnv server, with the code of examples/README.md.
 
-    python -m pytest tests/test_trl_openenv.py
-
 The model is random, so its tool calls are written by the test; everything else is TRL's.
 """
 

@@ -1,7 +1,5 @@
 """The real vLLM beside a trainer: the same log-probabilities, in step after every sync.
 
-    python -m pytest tests/test_vllm.py
-
 The engine's numbers are compared with those of transformers, not with Policy: |log-prob by the
 model - log-prob by the sampler| per sampled token, in nats. In fp32 rounding makes that 3e-6; the
 trainer stops a run at 1e-3; what is lost by a broken sync is here always over 5e-2.

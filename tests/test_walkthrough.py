@@ -1,7 +1,4 @@
-"""The numbers of WALKTHROUGH.md are those of one update, made again here.
-
-    python -m pytest tests/test_walkthrough.py
-"""
+"""The numbers of WALKTHROUGH.md are those of one update, made again here."""
 
 from dataclasses import asdict
 from pathlib import Path

@@ -22,7 +22,7 @@ from paw_min.envs.webshop import reward as shop_reward
 from paw_min.envs.webshop.env import WebShopAgent
 from paw_min.envs.webshop.goals import splits
 from paw_min.envs.webshop.pages import read_action
-from tests.readers import annotation, instruction, options, product
+from tests.readers import annotation, product
 
 DATA = Path(__file__).parent / "data" / "webshop"
 KINDS = ["human", "synthetic"]
@@ -131,25 +131,6 @@ def test_search_forms(tmp_path):
     assert len(shop.search("bench")) == 50
 
 
-# --- Reward
-
-
-def test_reward_by_hand(tmp_path):
-    """One attribute, one option, one price: each is a third of the score."""
-    human = {"B000000001": [instruction(instruction_options=["red"])]}
-    fields = dict(customization_options=options(color=["red", "blue"]))
-    other = product("B000000002", **fields, small_description="of solid wood")
-    annotations = {"B000000001": annotation(), "B000000002": annotation(attributes=["cheap"])}
-    shop = Shop.load(write(tmp_path, [product(**fields), other], annotations, human), True)
-    limit = shop.goal(0)["price_upper"]
-    assert shop.reward(0, "B000000001", {"color": "red"}) == 1.0
-    assert shop.reward(0, "B000000001", {"anything": "red"}) == 1.0  # option names are not compared
-    assert shop.reward(0, "B000000001", {"color": "blue"}) == pytest.approx(2 / 3)
-    assert shop.reward(0, "B000000001", {"color": "red"}, price=limit) == 1.0
-    assert shop.reward(0, "B000000001", {"color": "red"}, price=limit + 1) == pytest.approx(2 / 3)
-    assert shop.reward(0, "B000000002", {}) == pytest.approx(2 / 3)  # the attribute is in its text
-
-
 # --- Goals
 
 
@@ -194,17 +175,6 @@ def test_full_or_small_files(tmp_path):
     # reads the annotations of the same set, though both exist
     (tmp_path / "items_ins_v2.json").write_text("{}", encoding="utf-8")
     assert name() == "Small"
-
-
-def test_invalid_calls():
-    shop = oracle("human")
-    with pytest.raises(ValueError, match="No product 'B0NOWHERE' among the 83"):
-        shop.reward(0, "B0NOWHERE", {})
-    with pytest.raises(RuntimeError, match="call reset first"):
-        WebShopEnv(shop).step("search[x]")
-    for task, sentence in (("-1", "'-1' is not a goal index; .*'96'"), ("97", "No goal 97")):
-        with pytest.raises(ValueError, match=sentence):
-            WebShopAgent(shop).reset(task)
 
 
 # --- The agent; test_run_webshop.py has its purchases

@@ -35,17 +35,8 @@ from paw_min.world_models.word2world.trajectories import (
     to_step,
     to_text,
 )
-from paw_min.world_models.word2world.world_model import (
-    WorldModel,
-    check_template,
-    word_tokenizer,
-)
-from tests.helpers import (
-    INJECTION,
-    SMALL,
-    chatml_tokenizer,
-    control_tokens,
-)
+from paw_min.world_models.word2world.world_model import WorldModel, check_template, word_tokenizer
+from tests.helpers import INJECTION, SMALL, chatml_tokenizer, control_tokens
 
 T = True
 F = False
@@ -304,15 +295,6 @@ class Oracle:
         return step
 
 
-def steps(predict):
-    """Single steps on real prefixes."""
-    return lambda t: predict([t.messages[:k] for k in range(2, len(t.messages), 2)])
-
-
-def nothing(chats):
-    return ["Nothing happens."] * len(chats)
-
-
 def success(chats):
     return ["Done. [SUCCESS]"] * len(chats)
 
@@ -341,7 +323,12 @@ def recorded(games):
 
 def test_the_oracle_is_perfect(games, recorded):
     oracle = Oracle("alfworld", AlfworldEnv, games[1])
-    found = word2world.measure_fidelity(steps(oracle), recorded)
+
+    def single_steps(trajectory):
+        chat = trajectory.messages
+        return oracle([chat[:k] for k in range(2, len(chat), 2)])
+
+    found = word2world.measure_fidelity(single_steps, recorded)
     assert found["em"] == found["em_observation"] == 1.0
     assert found["n"] == sum(len(t.answers) for t in recorded) > 40
     found = consistency(games, oracle)
@@ -421,9 +408,14 @@ def test_grounding_takes_the_first_results_from_the_shop(shop):
 
 
 def test_the_verifier_vetoes_until_its_budget_is_spent(shop):
-    cfg, tasks, make_pool, _ = shop
-    task = tasks[0]
-    product = [c for c in first_results(shop, task) if c.startswith("click[b0")][0]
+    _, (task, *_), make_pool, make_env = shop
+    env = make_env()
+    env.reset(task)
+    results = env.step("search[lamp]").admissible
+    product = next(command for command in results if command.startswith("click[b0"))
+
+    def nothing(chats):
+        return ["Nothing happens."] * len(chats)
 
     def buy(predict, budget, times):
         pool = VerifiedPool("webshop", make_pool(1), predict, budget)
@@ -449,26 +441,16 @@ def test_the_verifier_vetoes_until_its_budget_is_spent(shop):
     assert answers[-1].done and pool.checks == 1 and pool.vetoes == 0
 
 
-def first_results(shop, task):
-    env = shop[3]()
-    env.reset(task)
-    return env.step("search[lamp]").admissible
-
-
 # --- prompted world models -------------------------------------------------------------------
-
-
-def prompted_model(instructions, texts):
-    tokenizer = word_tokenizer([instructions, "=== The episode ===\n\n", *texts])
-    policy = Policy(make_model(tokenizer, 0, 32, positions=5000), tokenizer)
-    return prompted.PromptedWorldModel(policy, instructions, answer_tokens=4)
 
 
 def test_a_prompted_world_model_reads_instructions_before_the_chat(recorded):
     trajectory = recorded[0]
     texts = [message["content"] for message in trajectory.messages]
     instructions = f"{prompted.INSTRUCTIONS}\n\n=== Example 1 ==="
-    model = prompted_model(instructions, texts)
+    tokenizer = word_tokenizer([instructions, "=== The episode ===\n\n", *texts])
+    policy = Policy(make_model(tokenizer, 0, 32, positions=5000), tokenizer)
+    model = prompted.PromptedWorldModel(policy, instructions, answer_tokens=4)
     assert model.context == 5000  # the paper's 12,288, or the positions of the model
     ids, spans = model.tokens(trajectory.messages)
     system = f"{instructions}\n\n=== The episode ===\n\n{texts[0]}"
@@ -495,25 +477,6 @@ def test_examples_are_steps_of_training_trajectories(recorded):
     assert len(owners) == 3
     with pytest.raises(UserError, match="has 2 episodes with an answer, --shots asks for 3"):
         prompted.draw_examples([*recorded[:2], Trajectory()], 3, seed=0)
-
-
-@pytest.mark.slow
-def test_the_fidelity_of_a_prompted_world_model(recorded, tmp_path):
-    files = {"train": recorded[:3], "evaluated": recorded[3:5]}
-    for name, some in files.items():
-        trajectories.write_trajectories(tmp_path / name, some)
-    texts = [m["content"] for t in recorded for m in t.messages]
-    examples = prompted.draw_examples(recorded[:3], 3, seed=0)
-    instructions = "\n\n".join([prompted.INSTRUCTIONS, *examples])
-    prompted_model(instructions, texts).policy.save(tmp_path / "model")
-    words = ["fidelity", "alfworld", "--world-model", tmp_path / "model", "--answer-tokens", 2]
-    words += ["--trajectories", tmp_path / "evaluated", "--out", tmp_path / "o", "--shots", 3]
-    run(*words, "--examples", tmp_path / "train")
-    found = json.loads((tmp_path / "o" / "fidelity.json").read_text())
-    assert found["em"] < 0.5 and found["n"] == sum(len(t.answers) for t in recorded[3:5])
-    # An example of an evaluated task would be a part of the answer.
-    with pytest.raises(UserError, match="has 2 tasks that are evaluated"):
-        run(*words, "--examples", tmp_path / "evaluated", "--out", tmp_path / "p")
 
 
 def test_a_template_that_refuses_a_system_message():
@@ -566,6 +529,7 @@ WM = '{"env": "webshop", "context": 9}'
 TRAIN = ["train", "alfworld", "--trajectories", "FILE"]
 IMITATE = ["imitate", *TRAIN[1:]]
 MEASURE = ["consistency", "alfworld", "--world-model", "FOLDER"]
+MEASURE_FILE = ["fidelity", *MEASURE[1:], "--trajectories", "FILE"]
 
 
 @pytest.mark.parametrize("name, content, words, message", [
@@ -576,6 +540,8 @@ MEASURE = ["consistency", "alfworld", "--world-model", "FOLDER"]
     ("t.json", WON, [*TRAIN, "--limit", 2], "1 episodes, --limit asks"),
     ("t.json", WON, [*IMITATE, "--wins", 2], "1 won episodes, --wins"),
     ("", "", [*TRAIN, "--world-model", "FOLDER"], "--world-model: train asks none; omit it"),
+    # An example of an evaluated task would be a part of the answer.
+    ("t.json", WON, [*MEASURE_FILE, "--shots", 3, "--examples", "FILE"], "has 1 tasks that are ev"),
     ("wm/train.json", WM, MEASURE, "give a world model of alfworld"),
     ("o/consistency.json", "{}", MEASURE, "consistency.json cannot be read .KeyError"),
 ])

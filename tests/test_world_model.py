@@ -1,7 +1,4 @@
-"""Selection (Eq. 4), clipped MAE (Eq. 5-9) and balancing (Eq. 10), by hand and by autograd.
-
-    python -m pytest tests/test_world_model.py
-"""
+"""Selection (Eq. 4), clipped MAE (Eq. 5-9) and balancing (Eq. 10), by hand and by autograd."""
 
 import math
 
@@ -19,13 +16,10 @@ def test_top_alpha_keeps_the_highest():
     assert select.top_alpha(entropy, 1.0).all()
 
 
-@pytest.mark.parametrize(
-    "n, alpha, count",
-    [
-        (4, 0.75, 3), (5, 0.75, 4), (5, 0.25, 2), (1, 1e-10, 1), (100, 0.07, 7), (7, 0.5, 4),
-        (0, 0.5, 0),
-    ],
-)
+@pytest.mark.parametrize("n, alpha, count", [
+    (4, 0.75, 3), (5, 0.75, 4), (5, 0.25, 2), (1, 1e-10, 1), (100, 0.07, 7), (7, 0.5, 4),
+    (0, 0.5, 0),
+])
 def test_top_alpha_counts_rounding_up(n, alpha, count):
     assert select.top_alpha(torch.arange(n).float(), alpha).sum() == count
 
