@@ -1,60 +1,87 @@
-"""Damaged files of shops, questions and corpora: one sentence for each.
-
-A row of ROWS: a reader of readers.py, one of its files, what is in it, a part of the sentence.
-"""
+"""Damaged files of shops, questions and corpora, which others may have written: one sentence."""
 
 import json
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from paw_min.base.errors import UserError
-from tests.readers import (
-    PASSAGE,
-    QUESTION,
-    READERS,
-    annotation,
-    instruction,
-    product,
-    write_content,
-)
+from paw_min.envs.search.questions import load_questions
+from paw_min.envs.webshop import Shop
+from paw_min.retrieval import open_retriever
+from tests.test_webshop import annotation, product
 
 MISSING = None
 DEEP = "[" * 100_000
 PRODUCTS = "items_shuffle.json"
 ANNOTATIONS = "items_ins_v2.json"
 INSTRUCTIONS = "items_human_ins.json"
+SIZES = {"size": [{"value": "s", "image": None}, {"value": "m", "image": None}]}
+ASKED = {"instruction": "a bench", "instruction_attributes": ["solid wood"],
+         "instruction_options": []}
+QUESTION = {"question": "who?", "golden_answers": ["me"], "data_source": "nq", "env_kwargs": None}
+VERL = {"question": "who?", "ground_truth": {"target": ["me"]}, "data_source": "nq"}
+PASSAGE = {"id": "0", "contents": '"Title"\nwho'}
+
+SHOP = {
+    PRODUCTS: [product(customization_options=SIZES)],
+    ANNOTATIONS: {"B000000001": annotation()},
+}
+GOOD = {  # the files of each reader: a JSON value, or the rows of a .jsonl file
+    "shop": SHOP,
+    "human shop": SHOP | {INSTRUCTIONS: {"B000000001": [ASKED]}},
+    "questions": {"q.jsonl": [QUESTION, {"env_kwargs": VERL}]},
+    "corpus": {"corpus.jsonl": [PASSAGE, PASSAGE | {"id": "1"}]},
+}
 
 
-def a_product(**fields):
-    return [product(**fields)]
+def write(path: Path, content) -> None:
+    """A text as it is."""
+    if isinstance(content, list) and path.suffix == ".jsonl":
+        rows = [row if isinstance(row, str) else json.dumps(row) for row in content]
+        content = "".join(f"{row}\n" for row in rows)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def use_shop(folder: Path, human_goals: bool = False) -> Shop:
+    """Uses what it has read, so that a wrong type cannot hide."""
+    shop = Shop.load(folder, human_goals)
+    for index in range(shop.n_goals):
+        shop.reward(index, "B000000001", {})
+    shop.search("bench")
+    return shop
+
+
+READERS = {
+    "shop": use_shop,
+    "human shop": partial(use_shop, human_goals=True),
+    "questions": lambda folder: load_questions(folder / "q.jsonl"),
+    "corpus": lambda folder: open_retriever(folder).search(["who"], 2),
+}
 
 
 def annotated(**fields):
     return {"B000000001": annotation(**fields)}
 
 
-def instructed(**fields):
-    return {"B000000001": [instruction(**fields)]}
-
-
-ROWS = [
+ROWS = [  # a reader, one of its files, what is in it, a part of the sentence
     ("shop", PRODUCTS, MISSING, "has no items_shuffle.json or items_shuffle_1000.json"),
-    ("shop", PRODUCTS, json.dumps(a_product())[:-20], "JSONDecodeError"),
+    ("shop", PRODUCTS, json.dumps([product()])[:-20], "JSONDecodeError"),
     ("shop", PRODUCTS, ["B000000001"], "^Row 0 of .*TypeError.* fix or remove the row"),
-    ("shop", PRODUCTS, a_product(pricing="12.99"), r"'12.99' is not a number after a '\$'"),
-    ("shop", PRODUCTS, a_product(query=None), "^Product B000000001 of .*AttributeError"),
+    ("shop", PRODUCTS, [product(pricing="12.99")], r"'12.99' is not a number after a '\$'"),
+    ("shop", PRODUCTS, [product(query=None)], "^Product B000000001 of .*AttributeError"),
     ("shop", ANNOTATIONS, "[]", "not a JSON dict from asin"),
     ("shop", ANNOTATIONS, {"B000000009": {}}, "B000000001 is not in items_ins_v2"),
     ("shop", ANNOTATIONS, annotated(instruction_attributes=None), "no synthetic goal"),
     ("shop", ANNOTATIONS, annotated(instruction=None), "no synthetic goal .*human_goals=True"),
     ("human shop", INSTRUCTIONS, MISSING, "no items_human_ins.json"),
     ("human shop", INSTRUCTIONS, {"B000000001": None}, "product B000000001 .* cannot be read"),
-    ("human shop", INSTRUCTIONS, instructed(instruction=None), "AttributeError.* get the file"),
     ("questions", "q.jsonl", MISSING, "does not exist"),
     ("questions", "q.jsonl", "", "has no questions"),
     ("questions", "q.jsonl", [QUESTION, DEEP], "line 2 cannot be read .RecursionError"),
     ("questions", "q.jsonl", [QUESTION, {"q": "?"}], "row 2 .*KeyError: 'question'.*a row needs"),
-    ("questions", "q.jsonl", [QUESTION, QUESTION | {"golden_answers": [1990]}], "1990 in place of"),
+    ("questions", "q.jsonl", [QUESTION | {"golden_answers": [1990]}], "1990 in place of a text"),
     ("corpus", "corpus.jsonl", MISSING, "does not exist"),
     ("corpus", "corpus.jsonl", "\n\n", "is empty"),
     ("corpus", "corpus.jsonl", [PASSAGE, '{"id": "1", "conte'], "passage 2 cannot be read"),
@@ -62,20 +89,18 @@ ROWS = [
 ]
 
 
-IDS = [f"{name} {number}" for number, (name, *_) in enumerate(ROWS)]
-
-
-@pytest.mark.parametrize("name, file, content, sentence", ROWS, ids=IDS)
+@pytest.mark.parametrize("name, file, content, sentence", ROWS, ids=range(len(ROWS)))
 def test_a_damaged_file_is_one_sentence(tmp_path, name, file, content, sentence):
-    reader = READERS[name]
-    reader.write(tmp_path)
-    assert reader.load(tmp_path)  # the file is good before
+    read = READERS[name]
+    for good, value in GOOD[name].items():
+        write(tmp_path / good, value)
+    assert read(tmp_path)
     if content is MISSING:
         (tmp_path / file).unlink()
     else:
-        write_content(tmp_path / file, content)
+        write(tmp_path / file, content)
     with pytest.raises((UserError, ValueError, FileNotFoundError), match=sentence) as raised:
-        reader.load(tmp_path)
+        read(tmp_path)
     text = str(raised.value)
     # A deep or long value is not repeated.
     assert "\n" not in text and len(text) < 500 + len(str(tmp_path))

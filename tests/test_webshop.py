@@ -22,7 +22,6 @@ from paw_min.envs.webshop import reward as shop_reward
 from paw_min.envs.webshop.env import WebShopAgent
 from paw_min.envs.webshop.goals import splits
 from paw_min.envs.webshop.pages import read_action
-from tests.readers import annotation, product
 
 DATA = Path(__file__).parent / "data" / "webshop"
 KINDS = ["human", "synthetic"]
@@ -104,12 +103,22 @@ def test_rewards_equal_the_recorded_ones(kind):
 # --- Rules beyond the recordings
 
 
-def write(folder, products, annotations=None, human=None, suffix=""):
-    annotations = annotations or {p["asin"]: annotation() for p in products}
-    for stem, content in [("items_shuffle", products), ("items_ins_v2", annotations),
-                          ("items_human_ins", human)]:
-        if content is not None:
-            (folder / f"{stem}{suffix}.json").write_text(json.dumps(content), encoding="utf-8")
+def product(asin="B000000001", **fields):
+    return {"asin": asin, "name": "Red Oak Bench", "category": "garden", "query": " Bench ",
+            "product_category": "Home › Benches", "pricing": "$20.00", "full_description": "good",
+            "small_description": ["one", "two"], "customization_options": None,
+            "images": ["x.jpg"], **fields}
+
+
+def annotation(**fields):
+    return {"attributes": ["solid wood"], "instruction": "Find me a bench",
+            "instruction_attributes": ["solid wood"], **fields}
+
+
+def write(folder, products, suffix=""):
+    annotations = {product["asin"]: annotation() for product in products}
+    for stem, content in [("items_shuffle", products), ("items_ins_v2", annotations)]:
+        (folder / f"{stem}{suffix}.json").write_text(json.dumps(content), encoding="utf-8")
     return folder
 
 
