@@ -89,8 +89,9 @@ class ScienceWorld:
     open, and "teleport to" reaches every room.
 
     The score is 0 to 100; the reward is how much it rises, so that the return of a solved task is
-    R_MAX. A wrong object in focus ends the episode with the score -100. Here this counts as 0: a
-    return is never negative, and lambda_g of Eq. 10 stays in [0, 1].
+    R_MAX. A wrong object in focus ends the episode with the score -100. This has the reward 0: a
+    return is never negative, and lambda_g of Eq. 10 stays in [0, 1]. If it took back what was
+    collected, RL would learn not to focus at all (research/scienceworld/exploration.md).
     """
 
     def __init__(self):
@@ -115,10 +116,11 @@ class ScienceWorld:
         observation = self.simulator.step(command)
         score = self.simulator.getScore()  # -1 to 1
         done = score < 0 or self.simulator.getCompleted()
-        before, self.score = self.score, max(0.0, score)
+        reward = R_MAX * max(0.0, score - self.score)
+        self.score = max(0.0, score)
         return Step(
             observation, self.task, self.name, admissible=[], done=done, won=score == 1,
-            reward=R_MAX * (self.score - before), score=self.score,
+            reward=reward, score=self.score,
         )
 
 
@@ -261,8 +263,8 @@ PRESETS = {
     "tiny": dict(
         model=str(START), data=",".join(CHOSEN), eval_split="dev", prompt="compact",
         max_prompt_tokens=400, max_response_tokens=16, max_obs_tokens=200,
-        max_turns=7, groups=8, group_size=8, updates=20, eval_every=5, eval_tasks=0,
-        eval_temperature=1.0, save_every=5, lr=3e-4, beta2=0.95, mini_batch=64, micro_tokens=4096,
+        max_turns=7, groups=8, group_size=8, updates=15, eval_every=5, eval_tasks=0,
+        eval_temperature=1.0, save_every=5, lr=1.5e-4, beta2=0.95, mini_batch=64, micro_tokens=4096,
         entropy_coef=0.0, wm_separator="none",
     ),
     # For one GPU of 80 GB, on which it was not tried.
