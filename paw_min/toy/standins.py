@@ -25,13 +25,12 @@ train them again:
     python -m paw_min.toy.standins search --out paw_min/toy/weights/search
 
 weights/smollm2 is a LoRA adapter for a pretrained model, SmolLM2-135M-Instruct (smollm2.py): it
-teaches the format of responses, as `imitate` does with `chat`. The code that has trained it:
-`git show 61148ac:paw_min/toy/standins.py`.
+teaches the format of responses, and, as the user's next turns, observations of other steps. The
+code that has trained it: `git show 61148ac:paw_min/toy/standins.py`.
 """
 
 import hashlib
 import json
-import random
 import re
 from itertools import chain
 from pathlib import Path
@@ -44,7 +43,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from paw_min.base.errors import Parser, user_errors
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.model.policy import Policy, turn_text
+from paw_min.model.policy import Policy
 from paw_min.toy import alfworld_teacher, search_teacher, webshop_teacher
 
 TEACHERS = {  # each has training_tasks() and demonstrations(...)
@@ -65,9 +64,7 @@ class Demonstration(NamedTuple):
     observation: str  # what followed in the environment
 
 
-# Of the cross entropy of a token; that of a response has 1.
-DOCUMENT = 0.3  # an observation alone: the stand-ins
-STRANGER = 0.1  # that of another step (see `strangers`), as the user's next turn
+DOCUMENT = 0.3  # weight of the cross entropy of a token of a document; of a response: 1
 
 
 class Lesson(NamedTuple):
@@ -110,17 +107,6 @@ def demonstrations(lesson: Lesson, tasks: list[str], seed: int) -> list[Demonstr
         Demonstration(prompt(step.context, HISTORY[lesson.env]), step.response, step.observation)
         for step in teacher.demonstrations(tasks, seed, lesson.haste, lesson.episodes)
     ]
-
-
-def strangers(rows: list[Demonstration], seed: int) -> list[Demonstration]:
-    """The rows, each with the observation of a random one.
-
-    So a model learns with which texts the environment answers and how often, but not after what.
-    Trained on responses alone, it would unlearn that the environment answers.
-    """
-    observations = [row.observation for row in rows if row.observation]
-    rng = random.Random(f"strangers {seed}")
-    return [row._replace(observation=rng.choice(observations)) for row in rows]
 
 
 def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -184,28 +170,21 @@ def make_model(
         return Qwen3ForCausalLM(config)
 
 
-def next_turn(tokenizer) -> str:
-    """What the chat template writes after the end token of a response, before a user's text."""
-    return turn_text(tokenizer).removeprefix(tokenizer.eos_token)
+def encode(tokenizer, rows: list[Demonstration]) -> list[Weighted]:
+    """The demonstrated steps: prompt, and response with end token."""
 
+    def ids_of(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
 
-def encode(tokenizer, rows: list[Demonstration], chat: bool) -> list[Weighted]:
-    """The demonstrated steps: prompt, response with end token; with `chat` also the observation."""
     encoded = []
-    for prompt, response, observation in rows:
+    for prompt, response, _ in rows:
         message = tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
         )
-        parts = [(message, 0.0), (response + tokenizer.eos_token, 1.0)]
-        if chat:
-            parts += [(next_turn(tokenizer), 0.0), (observation, STRANGER)]
         # Tokenized separately, as in training: no token reaches over the end of a part.
-        row = Weighted(ids=[], weights=[])
-        for text, weight in parts:
-            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-            row.ids.extend(ids)
-            row.weights.extend([weight] * len(ids))
-        encoded.append(row)
+        given = ids_of(message)
+        own = ids_of(response + tokenizer.eos_token)
+        encoded.append(Weighted(given + own, [0.0] * len(given) + [1.0] * len(own)))
     return encoded
 
 
@@ -249,22 +228,17 @@ def weighted_loss(model, batch: list[Weighted]) -> tuple[torch.Tensor, float]:
 
 def imitate(
     model, tokenizer, rows: list[Demonstration], seed: int, steps: int, peak: float,
-    chat: bool = False, stop: int | None = None,
+    stop: int | None = None,
 ) -> list[float]:
     """Train `model` with cross entropy; returns the loss of each step.
 
-    Each step draws BATCH of the rows and, without `chat`, BATCH documents. Muon trains the matrices
+    Each step draws BATCH of the rows and BATCH documents. Muon trains the matrices
     of the layers and AdamW the rest: fewer steps than with AdamW alone. The learning rate warms up
-    to `peak` (Muon's to three times that) in 50 steps and decays to 5 % of it linearly. chat: after
-    each response the user's next turn, the observation of another step. stop: end after this many
-    of the `steps`.
+    to `peak` (Muon's to three times that) in 50 steps and decays to 5 % of it linearly. stop: end
+    after this many of the `steps`.
     """
-    texts = []
-    if chat:
-        rows = strangers(rows, seed)
-    else:
-        texts = documents(tokenizer, [row.observation for row in rows])
-    encoded = encode(tokenizer, rows, chat)
+    texts = documents(tokenizer, [row.observation for row in rows])
+    encoded = encode(tokenizer, rows)
     optimizers = make_optimizers(model, peak)
     generator = torch.Generator().manual_seed(seed)
     model.train()
@@ -274,9 +248,7 @@ def imitate(
         decay = max(1 - step / steps, 0.05)
         for optimizer, rate in optimizers.items():
             optimizer.param_groups[0]["lr"] = rate * min(warm_up, decay)
-        batch = _draw(encoded, generator)
-        if texts:
-            batch += _draw(texts, generator)
+        batch = _draw(encoded, generator) + _draw(texts, generator)
         loss = _mean_loss(model, batch)
         model.zero_grad()
         loss.backward()
