@@ -281,9 +281,8 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     check(cfg)
     if env == "alfworld" and not cfg.data:
         cfg.data = os.environ.get("ALFWORLD_DATA", "")  # where ALFWorld's own commands look, too
-    # TextWorld has no published data. An endpoint (paper/prompting) has `paper` as default.
-    is_chosen = size in PUBLISHED and size != default and env != "textworld"
-    if is_chosen and not cfg.data:
+    # An endpoint (paper/prompting) has `paper` as default.
+    if size in PUBLISHED and size != default and not cfg.data:
         raise UserError(
             f"--preset {size} is for published data: give their folder with --data, or use "
             f"--preset {default} for generated ones."

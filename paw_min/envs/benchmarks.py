@@ -10,7 +10,7 @@ from importlib import import_module
 from paw_min.base.errors import UserError
 from paw_min.envs.interface import Benchmark
 
-NAMES = ("alfworld", "webshop", "search", "textworld")
+NAMES = ("alfworld", "webshop", "search")
 
 
 class _Benchmarks(dict[str, Benchmark]):

@@ -11,7 +11,7 @@ SCRIPTS = sorted(path.stem.removeprefix("run_") for path in ROOT.glob("run_*.py"
 
 
 def presets_of(env: str) -> dict[str, dict]:
-    """The presets of a benchmark's run script, or of its folder if it has none (TextWorld).
+    """The presets of a benchmark's run script.
 
     env: its name, or a module from outside that adds itself to BENCHMARKS (examples.scienceworld).
     """
@@ -20,6 +20,4 @@ def presets_of(env: str) -> dict[str, dict]:
             return import_module(env).PRESETS
         except ModuleNotFoundError as error:
             raise UserError(f"{env} is no module here: {error}.") from error
-    if env not in SCRIPTS:
-        return import_module(f"paw_min.envs.{env}").PRESETS
     return runpy.run_path(str(ROOT / f"run_{env}.py"))["PRESETS"]

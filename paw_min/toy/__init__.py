@@ -15,7 +15,6 @@ from paw_min.base.errors import UserError
 DATA = Path("data")  # below the current folder
 GENERATORS = {  # the module of each, with a function `default`
     "alfworld": "alfworld_games", "webshop": "webshop_shops", "search": "search_world",
-    "textworld": "textworld_games",
 }
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The commands behind research/word2world/README.md, in parts:
 #
-#     bash research/word2world/run.sh alfworld | webshop | textworld | prompted | scaling
+#     bash research/word2world/run.sh alfworld | webshop | prompted | scaling
 #
 # On one core: alfworld 25 minutes, webshop 35, prompted 25. prompted and scaling need what alfworld
 # wrote. A rerun skips what is complete. Results are written to runs/w2w/results.
@@ -40,17 +40,6 @@ webshop() {
         --ground --answer-tokens 400 --max-turns 8 --eval-tasks 12 --out $out/webshop-grounded
     word2world verify webshop --world-model runs/w2w/webshop-wm --max-turns 10 --eval-tasks 60 \
         --out $out/webshop
-}
-
-textworld() {
-    word2world collect textworld --agents teacher random --slips 0.3 --episodes 240 \
-        --max-turns 20 --out runs/w2w/textworld
-    word2world collect textworld --agents teacher random --split held_out --max-turns 20 \
-        --out runs/w2w/textworld-held_out
-    word2world train textworld --width 64 --epochs 4 --batch 2 --lr 2e-3 --micro-tokens 4096 \
-        --trajectories runs/w2w/textworld/trajectories.json --out runs/w2w/textworld-wm
-    word2world fidelity textworld --world-model runs/w2w/textworld-wm \
-        --trajectories runs/w2w/textworld-held_out/trajectories.json --out $out/textworld
 }
 
 prompted() {
@@ -94,6 +83,6 @@ scaling() {
 }
 
 case ${1:-} in
-    alfworld | webshop | textworld | prompted | scaling) "$1" ;;
+    alfworld | webshop | prompted | scaling) "$1" ;;
     *) sed -n 's/^#     //p' "$0" >&2; exit 2 ;;
 esac

@@ -60,7 +60,7 @@ def play_rules(
 
     def start(number: int, task: str, context: Context) -> RulePlayer:
         rng = generator(name, cfg.seed, first + number)
-        return RulePlayer(cfg.env, name, slips, rng, task)
+        return RulePlayer(cfg.env, name, slips, rng)
 
     recorder = Recorder(cfg.env, pool)
     episodes = play(cfg.env, recorder, tasks, start, cfg.max_turns, "play")
@@ -72,12 +72,11 @@ def play_rules(
 class RulePlayer:
     """`teacher` or `random`, for one episode. slips: share of random commands of the teacher."""
 
-    def __init__(self, env: str, name: str, slips: float, rng: random.Random, task: str):
+    def __init__(self, env: str, name: str, slips: float, rng: random.Random):
         self.env = env
         self.name = name
         self.slips = slips
         self.rng = rng
-        self.task = task
         self.teacher: Player | None = None
 
     def act(self, context: Context) -> Action:
@@ -103,10 +102,6 @@ class RulePlayer:
             from paw_min.toy.webshop_teacher import Shopper
 
             return Shopper(first.task)
-        if self.env == "textworld":
-            from paw_min.toy.textworld_games import Guide
-
-            return Guide(self.task)
         from paw_min.toy.alfworld_teacher import Expert
 
         return Expert(first.observation, self.rng)

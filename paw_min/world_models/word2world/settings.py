@@ -21,7 +21,7 @@ from paw_min.running.stages import Pieces
 from paw_min.running.stored import public
 from paw_min.world_models.word2world.players import AGENTS
 
-ENVS = ("alfworld", "webshop", "textworld")
+ENVS = ("alfworld", "webshop")
 MAX_WIDTH = 4096  # of a model from scratch; far more than fits the data
 # Each command with the settings that it cannot do without.
 COMMANDS = {
