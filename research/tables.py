@@ -243,47 +243,6 @@ def consistency() -> str:
     return markdown_table(header, lines)
 
 
-# ---- bench ----
-
-ENVS = {"alfworld": "ALFWorld", "webshop": "WebShop", "search": "search"}
-
-
-def bench(name: str) -> dict:
-    return load(f"bench/results/{name}.json")
-
-
-def bench_update() -> str:
-    programs = {
-        "plain": "plain trainer",
-        "trl": "TRL, head at all positions",
-        "trl_valid": "TRL, head at completions",
-        "ours": "paw_min",
-    }
-    lines = []
-    for env, title in ENVS.items():
-        found = bench("update")[env]
-        for program, speed in found["tokens_per_s"].items():
-            ratios = ["", ""]
-            if program != "ours":
-                ratios = [f"{found[f'{key}_ratio'][program]:.2f}" for key in ("speed", "memory")]
-            memory = f"{found['peak_mb'][program]:,}"
-            lines.append([title, programs[program], f"{speed:.1f}", memory, *ratios])
-    header = ["rows with the lengths of", "program", "tokens per second", "peak memory, MB"]
-    return markdown_table([*header, "paw_min's speed relative to it", "memory"], lines)
-
-
-def bench_rollout() -> str:
-    lines = []
-    for row in bench("rollout")["results"]:
-        mean = row["mean_delay_s"]
-        delay = f"mean {mean:.1f} s, heavy tail" if mean else "none"
-        speeds = [f"{row['steps_per_s'][which]:.1f}" for which in ("lock-step", "ours")]
-        idle = [f"{100 * row['idle'][which]:.0f} %" for which in ("lock-step", "ours")]
-        lines.append([row["sampler"], delay, *speeds, f"{row['ratio']:.2f}", *idle])
-    header = ["sampler", "delay of the environments", "lock-step", "paw_min", "ratio"]
-    return markdown_table([*header, "idle, lock-step", "idle, paw_min"], lines)
-
-
 # ---- the pages ----
 
 

