@@ -90,9 +90,9 @@ def sensitivity(sweep: Path, out: Path | None) -> None:
                         "--alpha and --rho: use fig6-alpha or fig6-rho.")
     (setting,) = varied
     value_of = {result.label: result.config[setting] for result in results}
-    table, _ = compute(results)
+    table = compute(results)
     labels = sorted(table, key=value_of.get)
-    name = list(results[0].columns(per_task=False))[-1]  # the overall success
+    *_, name = results[0].columns()  # the overall success
     cells = [table[label][name] for label in labels]
     values = [value_of[label] for label in labels]
     means = [cell.mean for cell in cells]

@@ -4,11 +4,9 @@
 
 Every number is of a run's last evaluation, in percent. A task counts once, however often it was
 played; episodes lost to a broken environment do not count. Differences are to the first arm, with
-bootstrap intervals (research/stats.py). Runs without evaluation.json have no outcomes per task:
-their numbers come from metrics.jsonl, and only seeds are drawn.
+bootstrap intervals over seeds and tasks (research/stats.py).
 """
 
-import json
 import re
 from collections import defaultdict
 from dataclasses import dataclass
@@ -79,28 +77,37 @@ class Result(Entry):
     """The last evaluation of a run."""
 
     config: Settings
-    metrics: dict  # the line of metrics.jsonl
-    episodes: list[Outcome] | None  # of evaluation.json
+    episodes: list[Outcome]
 
-    def columns(self, per_task: bool) -> dict[str, Column]:
-        env = self.config["env"]
-        if per_task:
-            return of_episodes(env, self.episodes)
-        return of_metrics(env, self.metrics)
+    def columns(self) -> dict[str, Column]:
+        return columns(self.config["env"], self.episodes)
 
-    def records(self, name: str, column: Column) -> list[Record]:
-        """The numbers of a column, as a measure with this name."""
+    def records(self) -> list[Record]:
+        """The numbers of each column, as a measure with its name."""
         return [
             Record(self.label, self.seed, name, percent, task, part)
+            for name, column in self.columns().items()
             for part, tasks in column.items()
             for task, percent in tasks.items()
         ]
 
 
-def columns(env: str, by_type: Column, pooled: dict, score: dict) -> dict[str, Column]:
+def columns(env: str, episodes: list[Outcome]) -> dict[str, Column]:
     """The paper's columns of a benchmark; the last one is the overall success."""
+    won = defaultdict(list)
+    score = defaultdict(list)
+    tasks_of = defaultdict(set)  # of a task type
+    for episode in episodes:
+        task = episode["task"]
+        won[task].append(100 * episode["won"])
+        score[task].append(100 * (episode["score"] or 0))
+        tasks_of[episode["task_type"]].add(task)
+    pooled = mean_by_task(won)
     if env == "webshop":
-        return {"Score": {"": score}, "Success": {"": pooled}}
+        return {"Score": {"": mean_by_task(score)}, "Success": {"": pooled}}
+    by_type = {}
+    for kind, tasks in tasks_of.items():
+        by_type[kind] = {task: percent for task, percent in pooled.items() if task in tasks}
     order = [kind for kind in TYPES if kind in by_type]
     order += sorted(by_type.keys() - TYPES.keys())
     found = {TYPES.get(kind, kind): {"": by_type[kind]} for kind in order}
@@ -111,36 +118,8 @@ def columns(env: str, by_type: Column, pooled: dict, score: dict) -> dict[str, C
     return found
 
 
-def of_episodes(env: str, episodes: list[Outcome]) -> dict[str, Column]:
-    """Columns from the outcomes in evaluation.json."""
-    won = defaultdict(list)
-    score = defaultdict(list)
-    tasks_of = defaultdict(set)  # of a task type
-    for episode in episodes:
-        task = episode["task"]
-        won[task].append(100 * episode["won"])
-        score[task].append(100 * (episode["score"] or 0))
-        tasks_of[episode["task_type"]].add(task)
-    pooled = mean_by_task(won)
-    by_type = {}
-    for kind, tasks in tasks_of.items():
-        by_type[kind] = {task: percent for task, percent in pooled.items() if task in tasks}
-    return columns(env, by_type, pooled, mean_by_task(score))
-
-
 def mean_by_task(percents: dict[str, list[float]]) -> dict[str, float]:
     return {task: float(np.mean(played)) for task, played in percents.items()}
-
-
-def of_metrics(env: str, line: dict) -> dict[str, Column]:
-    """Columns from a line of metrics.jsonl; the whole panel stands for one task."""
-    by_type = {}
-    for name, share in line.items():
-        metric, _, kind = name.partition("/")
-        if metric == "eval_success" and kind:
-            by_type[kind] = {"": 100 * share}
-    pooled = {"": 100 * line["eval_success"]}
-    return columns(env, by_type, pooled, {"": line.get("eval_score", 0.0)})
 
 
 def find(paths: list[Path]) -> list[Entry]:
@@ -165,25 +144,19 @@ def load(paths: list[Path]) -> tuple[list[Result], list[str]]:
     for entry in find(paths):
         folder = Path(entry.folder)
         lines = read_metrics(entry.folder)
-        evaluated = [line for line in lines if "eval_success" in line]
-        if not evaluated:
+        if not any("eval_success" in line for line in lines):
             notes.append(f"No evaluation yet: {folder}.")
             continue
         config = read_json(folder / "config.json", Settings)
         if lines[-1]["update"] < config["updates"]:
             progress = f"{lines[-1]['update']} of {config['updates']} updates"
             notes.append(f"Not finished: {folder}, {progress}.")
-        file = folder / "evaluation.json"
-        episodes = None
-        if file.exists():
-            episodes = played(file)
         result = Result(
             label=entry.label,
             seed=entry.seed,
             folder=entry.folder,
             config=config,
-            metrics=evaluated[-1],
-            episodes=episodes,
+            episodes=played(folder / "evaluation.json"),
         )
         same = results.setdefault((config["env"], entry.label, entry.seed), result)
         if same.folder != entry.folder:
@@ -204,14 +177,10 @@ def played(file: Path) -> list[Outcome]:
     return found
 
 
-def compute(results: list[Result]) -> tuple[dict[str, dict[str, Compared]], bool]:
-    """label -> column -> what stats.py finds, for one benchmark; do all have outcomes per task?"""
-    per_task = all(result.episodes is not None for result in results)
-    records = []
-    for result in results:
-        for name, column in result.columns(per_task).items():
-            records += result.records(name, column)
-    return compare(records, results[0].label), per_task
+def compute(results: list[Result]) -> dict[str, dict[str, Compared]]:
+    """label -> column -> what stats.py finds, for one benchmark."""
+    records = [record for result in results for record in result.records()]
+    return compare(records, results[0].label)
 
 
 def shown_value(found: Compared) -> str:
@@ -221,13 +190,6 @@ def shown_value(found: Compared) -> str:
 
 def changes(row: dict[str, Compared]) -> list[str]:
     return [signed(found.difference, found.bootstrap) for found in row.values()]
-
-
-def stored(found: Compared) -> dict:
-    """As JSON."""
-    low, high = found.bootstrap or (None, None)
-    return {"seeds": len(found.values), "mean": found.mean, "std": found.std,
-            "difference": found.difference, "low": low, "high": high}
 
 
 def markdown_table(header: list[str], lines: list[list]) -> str:
@@ -247,60 +209,44 @@ def shown(entry: str | int | float | None) -> str:
     return str(entry)
 
 
-def markdown(table: dict[str, dict[str, Compared]], per_task: bool) -> str:
+def markdown(table: dict[str, dict[str, Compared]]) -> str:
     """Two tables, means and differences, with the notes that they need."""
     first, *others = table
     names = list(table[first])
     counts = sorted({len(cell.values) for row in table.values() for cell in row.values()})
-    several = counts != [1]
-
     means = [[arm, *map(shown_value, row.values())] for arm, row in table.items()]
     note = "Mean of one seed"
-    if several:
+    drawn = "tasks"
+    if counts != [1]:
         note = f"Mean ± standard deviation over {' or '.join(map(str, counts))} seeds"
+        drawn = "seeds and tasks"
     lines = [markdown_table(["method", *names], means), ""]
     lines += [f"{note}; last evaluation, in percent.", ""]
-    if not others:
-        return "\n".join(lines)
-
-    drawn = []
-    if several:
-        drawn.append("seeds")
-    if per_task:
-        drawn.append("tasks")
-    text = "no interval"
-    if drawn:
-        text = f"95 % bootstrap interval, {DRAWS} draws of {' and '.join(drawn)}"
-    if not per_task:
-        text += " (a run has no evaluation.json, so tasks are not drawn)"
-    lines += [markdown_table([f"difference to {first}", *names],
-                             [[arm, *changes(table[arm])] for arm in others]), ""]
-    lines += [f"Points, same seeds and tasks; {text}.", ""]
+    if others:
+        lines += [markdown_table([f"difference to {first}", *names],
+                                 [[arm, *changes(table[arm])] for arm in others]), ""]
+        lines += [f"Points, same seeds and tasks; 95 % bootstrap interval, {DRAWS} draws of "
+                  f"{drawn}.", ""]
     return "\n".join(lines)
 
 
 def main(paths: list[Path], out: Path | None) -> None:
     results, notes = load(paths)
     text = ""
-    tables = {}
     for env in dict.fromkeys(result.config["env"] for result in results):
-        table, per_task = compute([result for result in results if result.config["env"] == env])
-        text += f"### {env}\n\n{markdown(table, per_task)}\n"
-        tables[env] = {
-            arm: {name: stored(cell) for name, cell in row.items()} for arm, row in table.items()
-        }
+        table = compute([result for result in results if result.config["env"] == env])
+        text += f"### {env}\n\n{markdown(table)}\n"
     text = (text + "\n".join(notes)).rstrip()
     print(text)
     if out:
-        plain = json.dumps(tables, indent=1, ensure_ascii=False)
         with writing(str(out)):
-            out.write_text((plain if out.suffix == ".json" else text) + "\n")
+            out.write_text(text + "\n")
 
 
 if __name__ == "__main__":
     with user_errors():
         parser = Parser(description=__doc__)
         parser.add_argument("paths", nargs="+", type=Path, help="sweep files or run folders")
-        parser.add_argument("--out", type=Path, help="also write it there, as .md or .json")
+        parser.add_argument("--out", type=Path, help="also write it there")
         args = parser.parse_args()
         main(args.paths, args.out)
