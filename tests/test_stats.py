@@ -54,9 +54,8 @@ def test_paired_t_interval():
 
 def test_quantiles_of_student():
     """Of printed tables."""
-    for df, quantile in ((1, 12.7062), (30, 2.0423), (31, 2.0395), (120, 1.9799)):
+    for df, quantile in ((1, 12.7062), (7, 2.3646), (15, 2.1314), (30, 2.0423), (120, 1.9799)):
         assert stats.t_quantile(df) == pytest.approx(quantile, abs=1e-4)
-    assert len(set(stats.STUDENT)) == 30 and list(stats.STUDENT) == sorted(stats.STUDENT)[::-1]
 
 
 @pytest.mark.slow
