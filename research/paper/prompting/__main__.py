@@ -27,10 +27,10 @@ from paw_min.config import Config, parse_args
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.rows import Episode
 from paw_min.running.evaluate import evaluate, outcomes, panel_metrics, transcript
-from paw_min.running.presets import SCRIPTS, presets_of
+from paw_min.running.presets import presets_of
 from paw_min.running.runs import Run
 from paw_min.running.session import PANEL_SLOTS, Session, find_tasks, open_session
-from research.paper.prompting.agents import React, count, reflexion
+from research.paper.prompting.agents import TRIALS, React, count, reflexion
 from research.paper.prompting.demonstrations import EXAMPLES
 from research.paper.prompting.endpoint import Endpoint
 
@@ -38,8 +38,6 @@ from research.paper.prompting.endpoint import Endpoint
 TRAJECTORY_TOKENS = {"tiny": 1900, "paper": 16384}
 CHARACTERS = 4  # per token, for endpoints
 UNLIMITED = 10**9
-MAX_CONCURRENCY = 32
-TRIALS = 3  # the default
 
 
 def parse(argv: list[str]) -> tuple[Config, Namespace, bool]:
@@ -47,7 +45,7 @@ def parse(argv: list[str]) -> tuple[Config, Namespace, bool]:
     usage = "%(prog)s BENCHMARK [flags of run_BENCHMARK.py] [flags below]"
     parser = Parser(usage=usage, description=__doc__, allow_abbrev=False)
     add = parser.add_argument
-    add("env", choices=SCRIPTS, metavar="BENCHMARK", help="alfworld, webshop or search")
+    add("env", choices=EXAMPLES, metavar="BENCHMARK", help=", ".join(EXAMPLES))
     add("--agent", choices=("plain", "react", "reflexion"), default="plain", help="default: plain")
     add(
         "--endpoint",
@@ -56,17 +54,8 @@ def parse(argv: list[str]) -> tuple[Config, Namespace, bool]:
         "is paper; the key is read from $OPENAI_API_KEY; needs `pip install openai`",
     )
     add("--name", default="", help="run name; default: from the settings")
-    text = "reflexion: trials per task, at most (default: %(default)s)"
-    add("--trials", type=int, default=TRIALS, help=text)
-    add("--concurrency", type=int, default=8, help="endpoint: requests at a time (default: 8)")
-    add(
-        "--deadline",
-        type=float,
-        default=300,
-        help="endpoint: seconds for one request, with all its retries (default: 300)",
-    )
     options, rest = parser.parse_known_args(argv)
-    check(options)
+    refuse_ranks("prompting")
     presets = find_presets(options)
     rest.append("--no-paw")
     if options.name:
@@ -76,45 +65,23 @@ def parse(argv: list[str]) -> tuple[Config, Namespace, bool]:
     if not options.name:
         # The last one: --model may be a checkpoint of a run with such a name.
         before, _, after = cfg.name.rpartition(f"-{cfg.algo}")
-        trials = ""
-        if options.agent == "reflexion" and options.trials != TRIALS:
-            trials = f"-trials={options.trials}"
-        cfg = replace(cfg, name=f"{before}-{options.agent}{trials}{after}")
+        cfg = replace(cfg, name=f"{before}-{options.agent}{after}")
     if options.endpoint and not cfg.model:
         raise UserError("--endpoint needs --model, the name of a model there: add it.")
     if options.agent == "reflexion" and cfg.eval_repeats > 1:
-        raise UserError(
-            f"--eval-repeats {cfg.eval_repeats}: Reflexion's trials are repeats of a task; use "
-            "--trials."
-        )
+        raise UserError(f"--eval-repeats {cfg.eval_repeats}: Reflexion's trials are repeats of a "
+                        "task already; omit it.")
     return cfg, options, mode == "dry-run"
 
 
 def find_presets(options: Namespace) -> dict[str, dict]:
     """Those of the run script; the first is the default."""
-    presets = {}
     known = presets_of(options.env)
-    for size in ("paper", "tiny") if options.endpoint else ("tiny", "paper"):
-        if size not in known:  # of a fork's run script
-            continue
-        presets[size] = known[size]
-        if options.agent != "plain":
-            presets[size] = presets[size] | {"max_prompt_tokens": TRAJECTORY_TOKENS[size]}
-    if not presets:
-        raise UserError(f"run_{options.env}.py has no preset tiny and no preset paper: add one.")
-    return presets
-
-
-def check(options: Namespace) -> None:
-    bounds = {"trials": (1, 100), "concurrency": (1, MAX_CONCURRENCY), "deadline": (1, 86400)}
-    for key, (low, high) in bounds.items():
-        value = getattr(options, key)
-        if not low <= value <= high:  # so that NaN is out of range, too
-            raise UserError(f"--{key} {value} is out of range: use {low} to {high}.")
-    if options.agent != "plain" and options.env not in EXAMPLES:
-        raise UserError(f"--agent {options.agent}: demonstrations.py has none for {options.env}; "
-                        "add one, or use --agent plain.")
-    refuse_ranks("prompting")
+    presets = {size: known[size] for size in ("tiny", "paper")}
+    if options.agent != "plain":
+        for size, limit in TRAJECTORY_TOKENS.items():
+            presets[size] |= {"max_prompt_tokens": limit}
+    return dict(reversed(presets.items())) if options.endpoint else presets
 
 
 @contextmanager
@@ -122,7 +89,7 @@ def open_endpoint(cfg: Config, options: Namespace) -> Iterator[Session]:
     """As session.open_session, with the endpoint as policy and sampler."""
     run = Run(cfg)
     file = run.folder / "responses.jsonl"
-    endpoint = Endpoint(options.endpoint, cfg.model, file, options.concurrency, options.deadline)
+    endpoint = Endpoint(options.endpoint, cfg.model, file)
     tasks = find_tasks(cfg)
     slots = min(len(tasks.held_out), PANEL_SLOTS)
     with closing(endpoint), closing(tasks.make_pool(slots)) as pool:
@@ -145,22 +112,21 @@ def play(cfg: Config, s: Session, options: Namespace) -> tuple[list[Episode], di
         react = React(render, EXAMPLES[cfg.env], length, limit)
         render = react.prompt
     if options.agent == "reflexion":
-        episodes, success = reflexion(cfg, s, react, options.trials, tokens)
+        episodes, success = reflexion(cfg, s, react, tokens)
         return episodes, panel_metrics(episodes) | success, tokens
     tasks = s.tasks.held_out
     evaluation = evaluate(cfg, s.policy, s.sampler, s.pool, tasks, render=render)
     return evaluation.episodes, evaluation.metrics, count(evaluation.episodes)
 
 
-def costs(tokens: Counter, endpoint: Endpoint | None) -> dict[str, float]:
-    """Calls and tokens; of an endpoint as it reports them, answers of earlier starts included."""
-    if endpoint:
-        answers = list(endpoint.used.values())
-        tokens = Counter(calls=len(answers), calls_of_this_start=endpoint.n_sent)
-        tokens["calls_without_usage"] = sum(answer.prompt_tokens is None for answer in answers)
-        for key in ("prompt_tokens", "completion_tokens"):
-            tokens[key] = sum(getattr(answer, key) or 0 for answer in answers)
-    return dict(tokens)
+def costs(endpoint: Endpoint) -> Counter:
+    """Calls and tokens as an endpoint reports them, answers of earlier starts included."""
+    answers = endpoint.used.values()
+    return Counter(
+        calls=len(answers),
+        prompt_tokens=sum(answer.prompt_tokens for answer in answers),
+        completion_tokens=sum(answer.completion_tokens for answer in answers),
+    )
 
 
 def run(cfg: Config, options: Namespace) -> None:
@@ -172,8 +138,9 @@ def run(cfg: Config, options: Namespace) -> None:
         opened = open_session(cfg, eval_only=True)
     with opened as s:
         episodes, metrics, tokens = play(cfg, s, options)
-        endpoint = s.sampler if options.endpoint else None
-        metrics |= costs(tokens, endpoint) | {"seconds": time.perf_counter() - start}
+        if options.endpoint:
+            tokens = costs(s.sampler)
+        metrics |= dict(tokens) | {"seconds": time.perf_counter() - start}
         s.run.write("episodes.md", transcript(episodes))
         s.run.write("evaluation.json", outcomes(0, episodes))
         about = {"env": cfg.env, "agent": options.agent, "model": cfg.model or "stand-in"}
@@ -187,7 +154,7 @@ def run(cfg: Config, options: Namespace) -> None:
 def plan(cfg: Config, options: Namespace) -> None:
     """What a run may cost, before it starts."""
     n = len(find_tasks(cfg).held_out) * cfg.eval_repeats
-    trials = options.trials if options.agent == "reflexion" else 1
+    trials = TRIALS if options.agent == "reflexion" else 1
     calls = n * (cfg.max_turns * trials + trials - 1)
     say(f"panel of {n}, at most {cfg.max_turns} turns and {trials} trials: up to {calls:,} calls")
 

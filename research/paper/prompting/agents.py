@@ -32,6 +32,7 @@ from paw_min.rows import Episode
 from paw_min.running.evaluate import evaluate
 from paw_min.running.session import Session
 
+TRIALS = 3  # per task, at most
 TRIAL_SEEDS = 1000  # between the seeds of two trials
 
 REACT = """\
@@ -160,9 +161,9 @@ class Remembering:
 
 
 def reflexion(
-    cfg: Config, s: Session, react: React, trials: int, tokens: Counter
+    cfg: Config, s: Session, react: React, tokens: Counter
 ) -> tuple[list[Episode], dict[str, float]]:
-    """Up to `trials` trials per task -> the last episode of each task, success after each trial.
+    """Up to TRIALS trials per task -> the last episode of each task, success after each trial.
 
     tokens: what the model processes is added to it.
     """
@@ -170,7 +171,7 @@ def reflexion(
     last: dict[str, Episode] = {}  # by task
     success: dict[str, float] = {}
     remaining = s.tasks.held_out
-    for trial in range(1, trials + 1):
+    for trial in range(1, TRIALS + 1):
         if remaining:  # else all tasks are solved
             memory = Remembering(s.pool, lessons)
             trial_seed = TRIAL_SEEDS * (trial - 1)
@@ -185,7 +186,7 @@ def reflexion(
             # A broken game is not played again: it stays broken.
             lost = [episode for episode in played if not episode.won and not episode.failed]
             remaining = [episode.task for episode in lost]
-            if trial < trials and lost:
+            if trial < TRIALS and lost:
                 reflect(cfg, s, react, memory, lost, tokens, trial_seed)
         solved = mean([episode.won for episode in last.values() if not episode.failed])
         success[f"eval_success_trial_{trial}"] = solved

@@ -35,6 +35,8 @@ from paw_min.base.errors import UserError
 from paw_min.base.files import reading, writing
 from paw_min.model.sampler import Request, Response
 
+CONCURRENCY = 8  # requests at a time
+DEADLINE = 300.0  # seconds for one request, retries included
 LONGEST_WAIT = 8  # seconds between two attempts of the openai package
 AGAIN = "rerun the same command to resume, its answers so far are kept"
 
@@ -44,27 +46,22 @@ class Answer:
     """What the endpoint said to one request, and the tokens that it charges for."""
 
     text: str
-    prompt_tokens: int | None  # None: the server does not report them
-    completion_tokens: int | None
+    prompt_tokens: int  # 0 where the server does not report them, as some local ones
+    completion_tokens: int
     cut: bool = False  # by the limit of tokens
 
 
 class Endpoint:
-    """url: up to and without /chat/completions. file: where the answers are kept.
-
-    concurrency: requests at a time. deadline: seconds for one request, retries included.
-    """
+    """url: up to and without /chat/completions. file: where the answers are kept."""
 
     positions = sys.maxsize  # the server has a limit of its own
 
-    def __init__(self, url: str, model: str, file: Path, concurrency: int, deadline: float):
+    def __init__(self, url: str, model: str, file: Path):
         if not re.fullmatch(r"https?://[^\s@?#/:]+(:\d{1,5})?(/[^\s@?#]*)?", url):
             raise UserError("--endpoint must be http(s)://HOST[:PORT]/PATH, without a key or query")
         self.url = url.rstrip("/")
         self.model = model
         self.file = file
-        self.concurrency = concurrency
-        self.deadline = deadline
         self._key = os.environ.get("OPENAI_API_KEY", "").strip()
         if not re.fullmatch("[!-~]*", self._key):  # the HTTP library would quote it in its error
             raise UserError("OPENAI_API_KEY has a character that no key has: set it again")
@@ -72,7 +69,6 @@ class Endpoint:
         self._runner = asyncio.Runner()
         self.kept = self._load()  # answers of earlier starts, by key
         self.used: dict[str, Answer] = {}  # answers of this run, by key
-        self.n_sent = 0  # of them, those that this start has paid for
 
     def _connect(self):
         """The client, an openai.AsyncOpenAI."""
@@ -83,10 +79,10 @@ class Endpoint:
         return openai.AsyncOpenAI(
             base_url=self.url,
             api_key=self._key or "none",  # local servers need no key, but the package does
-            timeout=self.deadline,
+            timeout=DEADLINE,
             # As many as fit into the deadline, so that the last failure is reported, not only the
             # deadline.
-            max_retries=int(self.deadline // LONGEST_WAIT),
+            max_retries=int(DEADLINE // LONGEST_WAIT),
             # A redirect would send the key to another server.
             http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),
         )
@@ -125,7 +121,7 @@ class Endpoint:
         running = set()
         try:
             while queue or running:
-                while queue and len(running) < self.concurrency:
+                while queue and len(running) < CONCURRENCY:
                     request = queue.popleft()
                     body = self._body(request, temperature, max_tokens)
                     running.add(loop.create_task(self._answer(request.slot, body)))
@@ -155,7 +151,6 @@ class Endpoint:
         answer = self.kept.get(key)
         if answer is None:
             answer = await self._ask(body)
-            self.n_sent += 1
             self.kept[key] = answer
             with writing(str(self.file)), open(self.file, "a") as file:
                 file.write(json.dumps({"key": key} | asdict(answer)) + "\n")
@@ -181,12 +176,10 @@ class Endpoint:
 
         # "from None": the errors of HTTP libraries may quote headers, the key among them.
         try:
-            async with asyncio.timeout(self.deadline):
+            async with asyncio.timeout(DEADLINE):
                 return read(await self._client.chat.completions.create(**body))
         except TimeoutError:
-            raise UserError(
-                f"{self.url}: no answer within --deadline {self.deadline:g} s: {AGAIN}"
-            ) from None
+            raise UserError(f"{self.url}: no answer within {DEADLINE:g} s: {AGAIN}") from None
         except openai.APIConnectionError as error:
             reason = type(error.__cause__).__name__
             raise UserError(f"{self.url}: no connection ({reason}): {AGAIN}") from None
@@ -224,7 +217,7 @@ def read(completion) -> Answer:
     return Answer(
         text=text.encode(errors="replace").decode(),
         # A local server may leave these out.
-        prompt_tokens=getattr(usage, "prompt_tokens", None),
-        completion_tokens=getattr(usage, "completion_tokens", None),
+        prompt_tokens=getattr(usage, "prompt_tokens", 0) or 0,
+        completion_tokens=getattr(usage, "completion_tokens", 0) or 0,
         cut=getattr(completion.choices[0], "finish_reason", None) == "length",
     )
