@@ -14,7 +14,6 @@ models have the same number of epochs, so more trajectories are more steps, too.
 """
 
 import sys
-from dataclasses import dataclass
 from itertools import product
 from operator import itemgetter
 from pathlib import Path
@@ -25,7 +24,6 @@ import matplotlib
 from paw_min.base.console import say
 from paw_min.base.errors import Parser, UserError, command_line, user_errors
 from paw_min.base.files import expanded, writing
-from paw_min.config import add_settings, check_all_bounds, flag, given_settings, opt
 from paw_min.metrics import mean
 from paw_min.running.runs import hold
 from paw_min.running.stages import stage
@@ -36,7 +34,6 @@ from paw_min.world_models.word2world.trajectories import read_trajectories
 matplotlib.use("Agg")  # no display needed
 import matplotlib.pyplot as plt
 
-PLAN = "scaling"
 ALL = "all"  # the training files together
 OWN = ("--limit", "--width", "--start", "--world-model")  # of word2world, set for each model
 # Of single steps; the second leaves out the list of available actions, and is drawn pale.
@@ -51,35 +48,35 @@ class Cell(NamedTuple):
     width: int
 
 
-@dataclass(frozen=True)
-class ScalingPlan:
+class Plan(NamedTuple):
     """The command line."""
 
     env: str
     out: Path
     flags: list[str]  # of `train` and `fidelity`
-    trajectories: tuple[Path, ...] = opt(PLAN, (), "files to train on")
-    held_out: tuple[Path, ...] = opt(PLAN, (), "files to measure on")
-    limits: tuple[int, ...] = opt(PLAN, (), "numbers of trajectories", low=1)
-    widths: tuple[int, ...] = opt(PLAN, (128,), "of the models")
+    trajectories: list[Path]  # files to train on
+    held_out: list[Path]  # files to measure on
+    limits: list[int]
+    widths: list[int]
 
 
-def parse(argv: list[str]) -> ScalingPlan:
+def parse(argv: list[str]) -> Plan:
     """Read the command line; UserError before any long work."""
     parser = Parser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("env", choices=ENVS)
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    add_settings(parser, {}, kind=ScalingPlan)
+    add = parser.add_argument
+    add("env", choices=ENVS)
+    add("--out", type=expanded, required=True, help="folder to write")
+    add("--trajectories", type=Path, nargs="+", required=True, help="files to train on")
+    add("--held-out", type=Path, nargs="+", required=True, help="files to measure on")
+    add("--limits", type=int, nargs="+", required=True, help="numbers of trajectories")
+    add("--widths", type=int, nargs="+", default=[128], help="of the models")
     args, flags = parser.parse_known_args(argv)
-    given = given_settings(vars(args), kind=ScalingPlan)
-    plan = ScalingPlan(args.env, expanded(args.out), flags, **given)
-    check_all_bounds(plan)
-    for name in ("trajectories", "held_out", "limits"):
-        if not getattr(plan, name):
-            raise UserError(f"scaling needs {flag(name)}: add it.")
+    plan = Plan(**vars(args), flags=flags)
     for word in flags:
         if word.partition("=")[0] in OWN:
             raise UserError(f"{word}: the plan decides it, see --limits and --widths; omit it.")
+    if min(plan.limits) < 1:
+        raise UserError(f"--limits {min(plan.limits)} is out of range: it must be at least 1.")
     for files in (plan.trajectories, plan.held_out):
         names = [named(file) for file in files]
         if len(set(names)) < len(names) or ALL in names:
@@ -100,7 +97,7 @@ def named(file: Path) -> str:
     return file.absolute().parent.name
 
 
-def cells(plan: ScalingPlan) -> list[Cell]:
+def cells(plan: Plan) -> list[Cell]:
     """The world models: scaling, then coverage if there is more than one training file."""
     found = [Cell(ALL, limit, width) for limit, width in product(plan.limits, plan.widths)]
     if len(plan.trajectories) > 1:
@@ -109,7 +106,7 @@ def cells(plan: ScalingPlan) -> list[Cell]:
     return found
 
 
-def train_and_measure(plan: ScalingPlan, cell: Cell) -> dict:
+def train_and_measure(plan: Plan, cell: Cell) -> dict:
     """Train one world model -> the cell, its size, and its measures by held-out file."""
     folder = plan.out / f"{cell.data}-{cell.limit}-{cell.width}"
     files = [file for file in plan.trajectories if cell.data in (ALL, named(file))]
@@ -125,7 +122,7 @@ def train_and_measure(plan: ScalingPlan, cell: Cell) -> dict:
     return found
 
 
-def call(command: str, plan: ScalingPlan, *words) -> dict:
+def call(command: str, plan: Plan, *words) -> dict:
     """A command of Word2World, which resumes -> its result."""
     return word2world.main([str(word) for word in (command, plan.env, *words, *plan.flags)])
 
