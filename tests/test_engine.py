@@ -27,7 +27,7 @@ def stock_env(request_infos):
 
 
 def play(env, path, seed, steps, lines):
-    """Load a game, take random steps, request a plan, start again and win; append to `lines`."""
+    """Load a game, take random steps, start again and win; append to `lines`."""
 
     def note(state, *result):
         facts = sorted(map(str, state.facts))  # TextWorld keeps them in sets, without an order
@@ -42,8 +42,6 @@ def play(env, path, seed, steps, lines):
         command = rng.choice(INVALID if step % 4 == 3 else state.admissible_commands)
         state, score, done = env.step(command)
         note(state, score, done)
-    game = env.unwrapped
-    lines.append(game._pddl_state.replan(game._entity_infos))  # from the middle of a game
     state = env.reset()
     for command in state["extra.walkthrough"]:
         state, score, done = env.step(command)

@@ -76,7 +76,6 @@ def install():
     textgen.EvalSymbol.derive = _evaluate  # the expression of a text: as the texts
 
     textgen.deepcopy = _copy  # deep copies of all that a text refers to
-    logic.PddlState = _State  # the planner's translation, whether a plan is requested or not
 
 
 def make_env(request_infos):
@@ -123,11 +122,11 @@ _query = lru_cache(maxsize=TEXT_CACHE)(Rule.parse_conjunctive_query)
 
 
 @lru_cache(maxsize=GAME_CACHE)
-def _translate(domain, problem, optimize=False):
-    """fast_downward.pddl2sas, with ValueErrors. `optimize`: for the planner."""
+def _translate(domain, problem):
+    """fast_downward.pddl2sas, with ValueErrors."""
     argv = sys.argv  # pddl2sas overwrites it
     try:
-        return _stock_pddl2sas(domain, problem, optimize=optimize)
+        return _stock_pddl2sas(domain, problem)
     except SystemExit as error:
         # From a program in a function: without this, an error in PDDL would end the process.
         raise ValueError(error) from error
@@ -136,17 +135,8 @@ def _translate(domain, problem, optimize=False):
 
 
 def _pddl2sas(domain, problem, verbose=False, optimize=False):
-    """Replacement for fast_downward.pddl2sas; the planner's translation is left to `_State`."""
+    """Replacement for fast_downward.pddl2sas; no plan is requested, so none is translated for."""
     return _translate(domain, problem)
-
-
-class _State(logic.PddlState):
-    """A PddlState that makes the planner's translation when a plan is requested."""
-
-    def replan(self, infos):
-        _, sas = _translate(self._logic.domain, self.pddl_problem, optimize=True)
-        self.downward_lib.load_sas_replan(sas.encode("utf-8"))
-        return super().replan(infos)
 
 
 @lru_cache(maxsize=TEXT_CACHE)
