@@ -17,7 +17,6 @@ import json
 import re
 import shlex
 import subprocess
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +31,6 @@ from research.locks import package as locks_package
 from research.locks import study as locks_study
 from research.locks import worlds as locks_worlds
 from research.paper.table import markdown_table
-from research.walkthrough import measure as walkthrough_measure
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parent
@@ -181,29 +179,9 @@ def runs_rise() -> str:
 # ---- walkthrough ----
 
 
-@cache
-def walkthrough_report() -> walkthrough_measure.Report:
-    return walkthrough_measure.read(FOLDER / "walkthrough/walkthrough.json")
-
-
 def walkthrough(number: str) -> str:
     """A table, a prompt or a response."""
-    return part(walkthrough_measure.tables(walkthrough_report()), int(number))
-
-
-def walkthrough_step() -> str:
-    rows = {
-        "grad_norm_rl": "gradient norm of the RL loss",
-        "grad_norm_wm": "gradient norm of the world-model loss",
-        "grad_cosine": "their cosine",
-        "grad_norm": "gradient norm of the sum",
-        "loss_pg": "RL loss",
-        "loss_wm": "world-model term of Eq. 11",
-    }
-    found = walkthrough_report().metrics
-    lines = [[title, f"{found[key]:.4f}"] for key, title in rows.items()]
-    above = f"{percent(found['wm_clipped_tokens'])} %"
-    return markdown_table(["", "value"], [*lines, ["observation tokens with p > ρ", above]])
+    return part((FOLDER / "walkthrough/tables.md").read_text(), int(number))
 
 
 # ---- rwml and word2world ----
