@@ -146,8 +146,7 @@ WRONG_COMMANDS = [  # {run} is a run folder
     (plan, "--seed 3", "--seed after --: use the options before it."),
     # Every arm would be trained without PaW, under both names.
     (plan, "--no-paw", "'GRPO' and 'GRPO w/ PaW' are the same run"),
-    (word2world, "collect alfworld --out o --ground", "--ground is for webshop: alfworld has"),
-    (word2world, "collect webshop --out o --ground", "--ground is for consistency: omit it"),
+    (word2world, "verify alfworld --world-model w --out o", "verify is for webshop: alfworld has"),
     (word2world, "collect alfworld --out o --dry-run", "--dry-run is for the run scripts"),
 ]
 

@@ -29,7 +29,6 @@ from paw_min.world_models.word2world import players, prompted, training, traject
 from paw_min.world_models.word2world.dream import DreamPool, VerifiedPool
 from paw_min.world_models.word2world.settings import COMMANDS, parse
 from paw_min.world_models.word2world.trajectories import (
-    Recorder,
     Trajectory,
     said,
     to_step,
@@ -371,7 +370,7 @@ def test_errors_count_as_failures(games):
     assert word2world.replay_actions(EnvPool(Broken, 1), dream) == [False]
 
 
-# --- WebShop: grounding and the verifier -----------------------------------------------------
+# --- WebShop: the verifier -----------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -381,30 +380,6 @@ def shop(tmp_path_factory):
     make_env = partial(make_agent, folder, False, None)
     cfg = Config(env="webshop", data=folder, **SMALL | {"max_turns": 10})
     return cfg, [str(k) for k in range(4)], partial(EnvPool, make_env), make_env
-
-
-def test_grounding_takes_the_first_results_from_the_shop(shop):
-    cfg, tasks, make_pool, make_env = shop
-    asked = []
-
-    def dreamt(chats):
-        asked.extend(chat[-1]["content"] for chat in chats)
-        return ["dreamt\nAvailable actions: search[<your query>]"] * len(chats)
-
-    real = make_env()
-    real.reset(tasks[0])
-    page = to_text(real.step("search[lamp]"))
-    pool = Recorder("webshop", DreamPool("webshop", dreamt, make_pool(1), 1, ground=True))
-    for _ in range(2):  # the next episode is grounded again
-        pool.reset(0, tasks[0])
-        assert pool.recv().step.task == real.reset(tasks[0]).task
-        for command in ("search[", "search[lamp]", "click[x]", "search[lamp]"):
-            pool.step(0, command)
-            pool.recv()
-        # The shop does not read `search[` as a search: the page after it is dreamt.
-        none, first, second, third = pool.trajectories[-1].answers
-        assert first == page and none == second == third and "dreamt" in second
-    assert asked == ["search[", "click[x]", "search[lamp]"] * 2
 
 
 def test_the_verifier_vetoes_until_its_budget_is_spent(shop):

@@ -8,7 +8,6 @@
     token of an evaluation       -1, trajectory, turn                   request_seed, sampler.py
     token of a later trial       -1, trial seed, trajectory, turn       request_seed, agents.py
     token of a reflection        -2, trial seed, trajectory             request_seed, agents.py
-    token of another candidate   -3, seed of the request, candidate     request_seed, samplers.py
     order of rows in an update   (seed, update)                         update.mini_batches
     ... in TAPO's second part    (seed, update, "world model")          update.mini_batches
     shuffled targets (placebo)   "shuffled", seed, update               targets.shuffled
@@ -27,7 +26,7 @@ In world_models/. Outside an update, the number of the update is 0:
     rehearsed responses          "rehearsal", seed                      rwml.stages.make_start
     easy triplets that stay      "too easy", seed                       rwml.stages.make_filter
     embeddings of new tags       seed                                   rwml.stages.add_tags
-    other commands of a state    "branches", seed, number of the state  early_experience.branches_of
+    other commands of a state    "branches", seed, number of the state  early_experience.branches
     order of rows in an epoch    ("rwml" or "word2world", seed), epoch  supervised.fit
     commands of a player         its name, seed, number of the episode  players.play_rules
     examples in a prompt         "shots", seed                          prompted.draw_examples

@@ -36,8 +36,6 @@ webshop() {
         --trajectories runs/w2w/webshop-held_out/trajectories.json --out $out/webshop
     word2world consistency webshop --world-model runs/w2w/webshop-wm --agents teacher model \
         --answer-tokens 400 --max-turns 8 --eval-tasks 12 --out $out/webshop
-    word2world consistency webshop --world-model runs/w2w/webshop-wm --agents teacher model \
-        --ground --answer-tokens 400 --max-turns 8 --eval-tasks 12 --out $out/webshop-grounded
     word2world verify webshop --world-model runs/w2w/webshop-wm --max-turns 10 --eval-tasks 60 \
         --out $out/webshop
 }

@@ -14,7 +14,7 @@ collect      episodes of agents on the training tasks (sec. 4)
 train        fit a world model to trajectories, from scratch or from a model (sec. 4, Table 7)
 fidelity     single-step exact match on real prefixes (sec. 4, Table 1)
 consistency  success in the environment, in the world model, and of the world model's actions
-             replayed in the environment (sec. 4, Table 2); --ground: sec. 5.2
+             replayed in the environment (sec. 4, Table 2)
 verify       a purchase is simulated before it is made (sec. 7.1, Table 4)
 imitate      fit an agent to the responses of won trajectories (sec. 7.2, 7.3)
 
@@ -154,7 +154,7 @@ def consistency(job: Word2WorldJob) -> dict[str, dict]:
 
             predict = open_world_model(job, chosen).predict
             found[name] = measure_consistency(
-                cfg.env, predict, tasks.make_pool, chosen, stored, job.settings.ground
+                cfg.env, predict, tasks.make_pool, chosen, stored
             )
         shown = ", ".join(f"{key} {found[name][key]:.4f}" for key in ("real", "wm", "w2r"))
         say(f"{name}: {shown}")

@@ -1,6 +1,6 @@
 """Pools whose steps a world model predicts (Word2World, arXiv 2512.18832): an agent plays in them.
 
-    DreamPool     all answers are predicted (section 4); grounded: but for one search (section 5.2)
+    DreamPool     all answers are predicted (section 4)
     VerifiedPool  a real pool in which a purchase is simulated first (section 7.1)
 
 Both are pools as in envs/interface.py. They take the world model as a function `predict`, so that
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from paw_min.envs.interface import Answer, Pool, Step
-from paw_min.envs.webshop.pages import clicked, read_action
+from paw_min.envs.webshop.pages import clicked
 from paw_min.world_models.word2world.trajectories import (
     Message,
     Recorder,
@@ -27,30 +27,25 @@ Predict = Callable[[list[list[Message]]], list[str | None]]
 
 
 class DreamPool:
-    """A pool whose steps are predicted; only resets, and grounded searches, are real.
+    """A pool whose steps are predicted; only resets are real.
 
-    real: a pool with one slot or more, whose slot 0 is used. ground: the page of the first search
-    of an episode comes from the real environment (section 5.2).
+    real: a pool with one slot or more, whose slot 0 is used.
     """
 
-    def __init__(self, env: str, predict: Predict, real: Pool, n_envs: int, ground: bool = False):
+    def __init__(self, env: str, predict: Predict, real: Pool, n_envs: int):
         self.n_envs = n_envs
         self._env = env
         self._predict = predict
         self._real = real
-        self._ground = ground
-        self._task: dict[int, str] = {}  # slot -> task
         self._first: dict[int, Step] = {}  # slot -> the answer to its reset
         self._chat: dict[int, list[Message]] = {}  # slot -> the episode so far
-        self._grounded: set[int] = set()  # slots that have had their real page
         self._open: list[int] = []  # slots with a command to answer
         self._ready: deque[Answer] = deque()
 
     def reset(self, slot: int, task: str) -> None:
-        step = self._real_reset(task)
-        self._task[slot] = task
+        self._real.reset(0, task)
+        step = self._real.recv().step
         self._first[slot] = step
-        self._grounded.discard(slot)
         if not step.failed:
             self._chat[slot] = [said("system", initial_context(self._env, task, step))]
         self._ready.append(Answer(slot, step))
@@ -71,34 +66,17 @@ class DreamPool:
         self._real.close()
 
     def _answer_all(self) -> None:
-        predicted = []
-        for slot in self._open:
-            command = self._chat[slot][-1]["content"]
-            is_search = read_action(command).name == "search"
-            if self._ground and is_search and slot not in self._grounded:
-                self._grounded.add(slot)
-                self._real_reset(self._task[slot])
-                self._real.step(0, command)
-                self._on_answer(slot, self._real.recv().step)
-            else:
-                predicted.append(slot)
-        self._open = []
-        for slot, text in zip(predicted, self._predict([self._chat[s] for s in predicted])):
+        answers = self._predict([self._chat[slot] for slot in self._open])
+        for slot, text in zip(self._open, answers, strict=True):
             first = self._first[slot]
             if text is None:
                 reason = "the chat is longer than the world model's context"
                 step = Step("", first.task, first.task_type, [], done=True, failed=reason)
             else:
                 step = to_step(text, first)
-            self._on_answer(slot, step)
-
-    def _on_answer(self, slot: int, step: Step) -> None:
-        self._chat[slot].append(said("assistant", to_text(step)))
-        self._ready.append(Answer(slot, step))
-
-    def _real_reset(self, task: str) -> Step:
-        self._real.reset(0, task)
-        return self._real.recv().step
+            self._chat[slot].append(said("assistant", to_text(step)))
+            self._ready.append(Answer(slot, step))
+        self._open = []
 
 
 class VerifiedPool(Recorder):

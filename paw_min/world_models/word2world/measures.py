@@ -67,7 +67,7 @@ def measure_fidelity(
 
 def measure_consistency(
     env: str, predict: Predict, make_pool: Callable[[int], Pool], tasks: list[str],
-    play: Callable[[str, Pool, list[str]], list[Trajectory]], ground: bool = False,
+    play: Callable[[str, Pool, list[str]], list[Trajectory]],
 ) -> dict:
     """`rates` of one agent on one list of tasks, and its episodes; one that breaks is a failure.
 
@@ -76,7 +76,7 @@ def measure_consistency(
     slots = min(SLOTS, len(tasks))
     with closing(make_pool(slots)) as pool:
         real = play("real", pool, tasks)
-    with closing(DreamPool(env, predict, make_pool(1), slots, ground)) as pool:
+    with closing(DreamPool(env, predict, make_pool(1), slots)) as pool:
         dream = play("dream", pool, tasks)
     with closing(make_pool(1)) as pool:
         replayed = replay_actions(pool, dream)

@@ -53,7 +53,6 @@ class Word2WorldSettings:
     examples: tuple[Path, ...] = opt(
         PLAY, (), "files of collect --split train, for the examples of --shots 3"
     )
-    ground: bool = opt(PLAY, False, "webshop: the first results of a search are real")
     answer_tokens: int = opt(
         PLAY, 0, "longest answer; 0: the paper's 512, for fidelity 2000", low=0
     )
@@ -128,15 +127,12 @@ def check(command: str, settings: Word2WorldSettings, cfg: Config) -> None:
     for name in COMMANDS[command]:
         if not getattr(settings, name):
             raise UserError(f"{command} needs {flag(name)}: add it.")
-    if cfg.env != "webshop" and (settings.ground or command == "verify"):
-        what = "verify" if command == "verify" else "--ground"
-        raise UserError(f"{what} is for webshop: {cfg.env} has no search, and no purchase.")
+    if cfg.env != "webshop" and command == "verify":
+        raise UserError(f"verify is for webshop: {cfg.env} has no purchase.")
     if settings.shots and not settings.world_model:
         raise UserError(f"--shots {settings.shots} needs --world-model: add it.")
     if (settings.shots == "3") != bool(settings.examples):
         raise UserError("--shots 3 needs --examples, and only this: give both or none.")
-    if settings.ground and command != "consistency":
-        raise UserError("--ground is for consistency: omit it.")
     if settings.world_model and "world_model" not in COMMANDS[command]:
         raise UserError(f"--world-model: {command} asks none; omit it.")
 
