@@ -190,7 +190,7 @@ def walkthrough(number: str) -> str:
 def rwml_models() -> str:
     keys = ("eval_success", "eval_invalid", "held_out_exact", "held_out_cosine", "held_out_reward")
     measured = {"start": read_metrics(FOLDER / "rwml/rwml")[0]}
-    for name in ("rwml", "wm-sft", "early-experience", "rwml-coin", "rwml-shuffled"):
+    for name in ("rwml", "wm-sft", "early-experience"):
         measured[name] = read_metrics(FOLDER / "rwml" / name)[-1]
     collector = load("rwml/collected.json")["panel"].values()
     lines = [["collector", *map(percent, collector), "-", "-", "-"]]

@@ -251,15 +251,6 @@ def test_an_epoch_has_every_triplet_once_in_an_order_of_its_own():
     assert epochs[0] != epochs[1]
 
 
-def test_shuffled_targets_are_all_of_another():
-    those = [replace(TRIPLET, next_observation=f"o{i}") for i in range(9)]
-    mixed = rwml.shuffled_truths(those, seed=0)
-    assert sorted(t.next_observation for t in mixed) == [t.next_observation for t in those]
-    assert all(a.next_observation != b.next_observation for a, b in zip(those, mixed))
-    for before, after in zip(those, mixed):
-        assert replace(after, next_observation="") == replace(before, next_observation="")
-
-
 # ---- errors ----
 
 def test_triplets_return_from_their_file(tmp_path):
@@ -277,7 +268,6 @@ def asked_of(tmp_path, monkeypatch, *flags) -> RwmlJob:
 
 @pytest.mark.parametrize("flags, name", [
     ([], "alfworld-tiny-grpo-seed0-after-rwml"),
-    (["--reward", "coin"], "alfworld-tiny-grpo-seed0-after-rwml-coin"),
     (["--method", "wm-sft", "--name", "mine", "--paw"], "mine-after-wm-sft"),
 ])
 def test_then_rl_is_the_papers_and_has_a_name_of_its_own(tmp_path, monkeypatch, flags, name):
@@ -306,7 +296,6 @@ def test_settings_of_a_preset(tmp_path, monkeypatch, preset, encoder, turns, rat
 
 
 @pytest.mark.parametrize("flags, sentence", [
-    (["alfworld", "--reward", "coin", "--method", "wm-sft"], "has no reward"),
     (["search", "--method", "early-experience"], "search has none"),
     (["alfworld", "--encoder", "no/such-folder/x"], "The encoder .* cannot be loaded"),
 ])
@@ -321,7 +310,7 @@ def test_only_what_the_triplets_depend_on_needs_another_folder(tmp_path, monkeyp
         return asked_of(tmp_path, monkeypatch, *flags).shared()
 
     assert shared() == shared("--lr", "1e-3", "--kl-coef", "0", "--name", "x", "--no-paw")
-    assert shared() == shared("--reward", "coin", "--target", "shuffled", "--epochs", "5")
+    assert shared() == shared("--epochs", "5")
     assert shared() != shared("--beta2", "0.9")
     assert shared() != shared("--max-turns", "3") != shared("--seed", "1")
 

@@ -19,8 +19,6 @@ In world_models/. Outside an update, the number of the update is 0:
     ---------------------------  -------------------------------------  ----------------------------
     tokens of answers            seed, update, number of the answer     rwml.predict
     triplets of an update        "rwml", seed, epoch                    rwml.batch_of_update
-    a coin as the reward         "coin", seed, update                   rwml.update
-    shuffled truths (placebo)    "shuffled triplets", seed              rwml.shuffled_truths
     held-out triplets            "held out", seed                       rwml.stages.make_triplets
     triplets of the filter       "validation", seed                     rwml.stages.split
     rehearsed responses          "rehearsal", seed                      rwml.stages.make_start

@@ -17,8 +17,8 @@ The model answers in text, <think>...</think><next_state>...</next_state>, and a
 encoder E judges it. No task reward is used. The gradient step is the one of RL, update.prepare and
 update.learn, without PaW: an answer is a row, and the answers to one triplet are a group.
 
-Placebos, as in arXiv 2609.33335: shuffled_truths, and a coin as the reward. What the paper leaves
-open is in this folder's README.md. The command and its stages are in stages.py.
+What the paper leaves open is in this folder's README.md. The command and its stages are in
+stages.py.
 
 Legend: B triplets of an update, G answers per triplet, K tries of the filter.
 """
@@ -26,7 +26,7 @@ Legend: B triplets of an update, G answers per triplet, K tries of the filter.
 import math
 import random
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from paw_min.base.console import progress_bar
 from paw_min.base.seeds import generator, request_seed
@@ -39,7 +39,6 @@ from paw_min.retrieval.dense import Encoder
 from paw_min.rows import Episode, Rows, Transition, flatten
 from paw_min.running.session import Session
 from paw_min.running.stages import Pieces
-from paw_min.targets import random_cycle
 from paw_min.update import learn, prepare
 from paw_min.world_models.rwml.triplets import Triplet, prompt_text
 
@@ -215,12 +214,11 @@ def batch_of_update(k: int, n_triplets: int, batch: int, seed: int) -> list[int]
 
 def update(
     cfg: Config, s: Session, k: int, encoder: Encoder, prompts: list[list[int]],
-    truths: list[str], threshold: float, coin: bool = False,
+    truths: list[str], threshold: float,
 ) -> dict[str, float]:
     """Update k, from 1: G answers to each of these B prompts, and a GRPO step -> metrics.
 
-    coin: placebo, a reward that knows nothing. `spread` is then that of the coin, and `reward` that
-    of the predictions. NonFinite if the loss or its gradient is.
+    NonFinite if the loss or its gradient is.
     """
     size = cfg.group_size
     key = (cfg.seed, k)
@@ -233,9 +231,6 @@ def update(
     repeated = [truth for truth in truths for _ in range(size)]  # B * G
     d = distances(encoder, predictions, repeated)
     rewards = [reward(one, threshold) for one in d]
-    if coin:
-        rng = generator("coin", cfg.seed, k)
-        rewards = [float(rng.random() < 0.5) for _ in d]
     rows = answer_rows(prompts, answers, rewards)
     gap = check_sync(cfg, s.policy, rows, f"update {k}")
     rows = prepare(cfg, s.policy, s.reference, rows)
@@ -261,13 +256,3 @@ def answer_rows(
             )
             episodes.append(Episode("", g, n, [answer]))  # an episode of one step
     return flatten(episodes)
-
-
-def shuffled_truths(triplets: list[Triplet], seed: int) -> list[Triplet]:
-    """Placebo: each triplet gets the next observation of another, by a random cycle."""
-    result = list(triplets)
-    cycle = random_cycle(list(range(len(triplets))), "shuffled triplets", seed)
-    for i, source in cycle.items():
-        result[i] = replace(triplets[i], next_observation=triplets[source].next_observation)
-    return result
-

@@ -20,7 +20,7 @@ has the tags and a format warm start, cross entropy on the 10 % of triplets. Not
 models answer zero-shot.
 """
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -83,33 +83,23 @@ HELD_OUT = 200  # transitions of the panel that are predicted, at most
 TAGS = ["<think>", "</think>", "<next_state>", "</next_state>"]
 METHODS = ("rwml", "wm-sft", "early-experience")
 ENCODER_TOKENS = 512  # of a text, for E
-ARM = "RWML: what is compared"
-SCALE = "RWML: its scale"
+RWML = "RWML"
 
 
 @dataclass(frozen=True)
 class RwmlSettings:
     """RWML's settings beyond those of RL; the defaults are the paper's for ALFWorld."""
 
-    # Each of these has a run folder of its own.
-    method: str = opt(ARM, "rwml", "what trains the model before RL", choices=METHODS)
-    target: str = opt(
-        ARM, "next", "what to predict: the next observation, or another triplet's (placebo)",
-        choices=("next", "shuffled"),
-    )
-    reward: str = opt(
-        ARM, "distance", "of an answer: its distance to the truth, or a coin (placebo)",
-        choices=("distance", "coin"),
-    )
-
+    # Each has a run folder of its own.
+    method: str = opt(RWML, "rwml", "what trains the model before RL", choices=METHODS)
     encoder: str = opt(
-        SCALE, "minilm", "sentence encoder E, folder or hub name; minilm is in a package"
+        RWML, "minilm", "sentence encoder E, folder or hub name; minilm is in a package"
     )
-    tasks: int = opt(SCALE, 2048, "training tasks, B.1", low=1)
-    epochs: int = opt(SCALE, 2, "over the kept triplets, B.1", low=1)
-    max_turns: int = opt(SCALE, 30, "steps of an episode, while collecting (B.1) and later", low=1)
+    tasks: int = opt(RWML, 2048, "training tasks, B.1", low=1)
+    epochs: int = opt(RWML, 2, "over the kept triplets, B.1", low=1)
+    max_turns: int = opt(RWML, 30, "steps of an episode, while collecting (B.1) and later", low=1)
     answer_tokens: int = opt(
-        SCALE, 512, "most tokens of a prediction; longer observations are left out, 2609.33335",
+        RWML, 512, "most tokens of a prediction; longer observations are left out, 2609.33335",
         low=1,
     )
     episodes: int = 3  # N, of each task, 3.1
@@ -147,11 +137,9 @@ class RwmlJob:
 
     def method_config(self) -> Config:
         """Settings of this method's run folder; `train` sets the rest."""
-        name = self.settings.method
-        name += "-shuffled" if self.settings.target == "shuffled" else ""
-        name += "-coin" if self.settings.reward == "coin" else ""
         return replace(
-            self.cfg, out=str(self.folder), name=name, model=str(self.folder / "start"),
+            self.cfg, out=str(self.folder), name=self.settings.method,
+            model=str(self.folder / "start"),
             # One optimizer step per update, so B triplets with G answers each.
             algo="grpo", mini_batch=0, paw=False, updates=1, invalid_penalty=0.0,
             max_response_tokens=self.settings.answer_tokens,
@@ -165,8 +153,7 @@ class RwmlJob:
         """
         others = {"name", *FREE_IN_STAGES} | names_of(RL, PAW)
         others.remove("beta2")
-        own = {"epochs"}
-        own |= {f.name for f in fields(RwmlSettings) if f.metadata.get("group") == ARM}
+        own = ("method", "epochs")
         agent = {k: v for k, v in public(self.cfg).items() if k not in others}
         rwml = {f"rwml {k}": v for k, v in asdict(self.settings).items() if k not in own}
         return agent | rwml
@@ -212,12 +199,7 @@ def refuse(settings: RwmlSettings, cfg: Config) -> None:
     """UserError for flags that cannot work together, or that would be ignored."""
     refuse_ranks("rwml")
     check_all_bounds(settings)
-    method = settings.method
-    if settings.reward == "coin" and method != "rwml":
-        raise UserError(f"--reward coin: --method {method} has no reward; omit one of them.")
-    if method == "early-experience" and settings.target == "shuffled":
-        raise UserError("--target shuffled is for --method rwml and wm-sft: omit one of them.")
-    if method == "early-experience" and cfg.env == "search":
+    if settings.method == "early-experience" and cfg.env == "search":
         raise UserError("--method early-experience needs admissible commands; search has none.")
 
 
@@ -263,8 +245,6 @@ def main(argv: list[str] | None = None) -> None:
         kept = [others[i] for i in found["kept"]]
         say(f"filter: {100 * found['easy']:.1f} % easy at tau_d {found['threshold']:.3f}, "
             f"{len(kept)} of {len(others)} triplets kept; training: tau_d {tau:g}")
-    if job.settings.target == "shuffled":
-        kept = rwml.shuffled_truths(kept, job.cfg.seed)
     train(job, kept, held_out, tau)
 
 
@@ -407,13 +387,12 @@ def train_rwml(
     """The updates after `done` -> metrics of the last, which is not logged yet."""
     prompts = [s.policy.encode_chat(prompt_text(cfg, t)) for t in triplets]
     truths = rwml.truths_of(s.policy, triplets)
-    coin = job.settings.reward == "coin"
     for k in range(done + 1, cfg.updates + 1):
         chosen = rwml.batch_of_update(k, len(triplets), job.settings.batch, cfg.seed)
         try:
             metrics = rwml.update(
                 cfg, s, k, job.encoder, [prompts[i] for i in chosen], [truths[i] for i in chosen],
-                tau, coin,
+                tau,
             )
         except NonFinite as error:
             remedy = f"delete {s.run.folder}, and lower --lr."
