@@ -7,7 +7,6 @@ stand-in of run_alfworld.py) and makes one optimizer step on them. It prints the
 them (tables.md) and walkthrough.png.
 """
 
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,14 +23,12 @@ from paw_min.config import Config, parse_args
 from paw_min.inspect.__main__ import pieces, score
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler
-from paw_min.rollout import rollout
 from paw_min.rows import Episode, Rows, TokenRow, flatten
 from paw_min.running.presets import presets_of
-from paw_min.running.session import find_tasks, make_optimizer, start_model
-from paw_min.running.tasks import draw_groups
+from paw_min.running.session import make_optimizer, start_model
 from paw_min.update import learn, prepare
 from research.paper.table import markdown_table
-from research.paper.transitions import observation_logps
+from research.paper.transitions import collect, observation_logps
 
 matplotlib.use("Agg")  # no display needed
 import matplotlib.pyplot as plt
@@ -100,7 +97,7 @@ def measure() -> Measured:
     reference = load_policy(start_model(cfg))
     optimizer = make_optimizer(policy, cfg.lr, cfg.beta2)
 
-    episodes = play(cfg, policy)
+    episodes = collect(cfg, policy, HFSampler(), GROUPS * cfg.group_size, UPDATE).episodes
     rows = prepare(cfg, policy, reference, flatten(episodes))
     before = probabilities(cfg, policy, rows)
     seed_key = (cfg.seed, UPDATE)
@@ -131,21 +128,6 @@ def expected(policy: Policy, row: TokenRow) -> list[str]:
     ids = [*row.prompt_ids, *row.response_ids, *row.separator_ids, *row.obs_ids]
     logits = policy.model(torch.tensor([ids])).logits[0]  # (L, V)
     return pieces(policy.tokenizer, logits[-len(row.obs_ids) - 1 : -1].argmax(-1).tolist())
-
-
-def play(cfg: Config, policy: Policy) -> list[Episode]:
-    """The first GROUPS groups of the first update of run_alfworld.py, by its own seeds."""
-    tasks = find_tasks(cfg)
-    drawn = draw_groups(tasks.train, cfg.groups, cfg.seed, UPDATE - 1)[:GROUPS]
-    task_of_episode = [task for task in drawn for _ in range(cfg.group_size)]
-    group_of_episode = [g for g in range(GROUPS) for _ in range(cfg.group_size)]
-    sampler = HFSampler()
-    with closing(tasks.make_pool(len(task_of_episode))) as pool, sampler.sync(policy):
-        played = rollout(
-            cfg, policy, sampler, pool, task_of_episode, group_of_episode,
-            temperature=cfg.temperature, seed_key=(cfg.seed, UPDATE),
-        )
-    return played.episodes
 
 
 def probabilities(cfg: Config, policy: Policy, rows: Rows) -> list[Tensor]:
