@@ -25,18 +25,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
-from filelock import FileLock
-
-from paw_min import cmae
+from examples.locks import train_on_random_rows
 from paw_min.base.errors import UserError, user_errors
-from paw_min.base.files import replacing
+from paw_min.base.files import made_once
 from paw_min.cli import judged, main
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Benchmark, Command, Context, Step, Tasks
 from paw_min.envs.pool import EnvPool
-from paw_min.model.batches import collate
 from paw_min.model.policy import Policy, load_policy
 from paw_min.rows import TokenRow
 from paw_min.toy import smollm2
@@ -173,38 +169,27 @@ def warm_start(policy: Policy, steps: int = WARM_STEPS) -> None:
     """Train on random tools and unrelated observations: the format, and no fact of any world."""
     rng = random.Random("boxes warm start")
     world = make_world(0)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=WARM_LR, betas=(0.9, 0.95))
-    for step in range(steps):
-        rows = []
-        for _ in range(WARM_ROWS):
-            unrelated = world.observation(rng.choice(NAMES), rng.choice(TOOLS))
-            rows.append(TokenRow(
-                policy.encode_chat(ask(rng.choice(NAMES))),
-                policy.encode(f" {rng.choice(TOOLS)}"), policy.encode(unrelated),
-            ))
-        batch = collate(rows, [True] * len(rows), policy.pad_id)
-        logp, _ = policy(batch)  # (B, S)
-        loss = cmae.cross_entropy(logp, batch.response_mask | batch.obs_mask).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if step % 20 == 19:
-            print(f"warm start, step {step + 1}: loss {loss.item():.3f}", flush=True)
+
+    def draw() -> TokenRow:
+        unrelated = world.observation(rng.choice(NAMES), rng.choice(TOOLS))
+        return TokenRow(
+            policy.encode_chat(ask(rng.choice(NAMES))),
+            policy.encode(f" {rng.choice(TOOLS)}"), policy.encode(unrelated),
+        )
+
+    train_on_random_rows(policy, draw, steps, WARM_ROWS, WARM_LR)
 
 
 def prepare() -> None:
     """Train the start model, unless it is there."""
-    if START.exists():
-        return
-    START.parent.mkdir(parents=True, exist_ok=True)
-    # The arms may start at the same time: one trains; the others wait here, then find the folder.
-    with FileLock(f"{START}.lock"):
-        if not START.exists():
-            print(f"training the start model in {START}: 5 minutes on one core", flush=True)
-            policy = plain(load_policy(str(smollm2.write()), precision="bf16"))
-            warm_start(policy)
-            with replacing(START) as new:  # a killed process leaves no half of a model
-                policy.save(new)
+
+    def make(folder: Path) -> None:
+        print(f"training the start model in {folder}: 5 minutes on one core", flush=True)
+        policy = plain(load_policy(str(smollm2.write()), precision="bf16"))
+        warm_start(policy)
+        policy.save(folder)
+
+    made_once(START, make)
 
 
 if __name__ == "__main__":

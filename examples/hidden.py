@@ -19,27 +19,24 @@ The package's environment plays them in the real engine. research/hidden has eig
 """
 
 import json
-import os
 import random
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import torch
-from filelock import FileLock
 
-from examples.locks import make_model
-from paw_min import cmae
+from examples.locks import make_model, train_on_random_rows
 from paw_min.base.errors import user_errors
-from paw_min.base.files import remove, writing
+from paw_min.base.files import made_once, writing
 from paw_min.cli import judged, main
 from paw_min.config import Config
 from paw_min.envs.alfworld import AlfworldEnv
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Benchmark, Command, Context, Step, Tasks
 from paw_min.envs.pool import EnvPool
-from paw_min.model.batches import TokenRow, collate
 from paw_min.model.policy import Policy
+from paw_min.rows import TokenRow
 from paw_min.toy import alfworld_games as games
 from paw_min.toy.standins import make_tokenizer
 
@@ -279,21 +276,13 @@ def warm_start(folder: Path, seed: int) -> None:
     tokenizer = make_tokenizer(texts)
     policy = Policy(make_model(tokenizer, seed), tokenizer)
     chat, encode = cache(policy.encode_chat), cache(policy.encode_rendered)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=WARM_LR, betas=(0.9, 0.95))
-    for step in range(WARM_STEPS):
-        rows = []
-        for _ in range(WARM_ROWS):
-            prompt_ids = chat(f"clean {rng.choice(kinds)} 1 with")
-            response_ids = encode(rng.choice(receptacles) + tokenizer.eos_token)
-            rows.append(TokenRow(prompt_ids, response_ids, encode(rng.choice(observations))))
-        batch = collate(rows, [True] * len(rows), policy.pad_id)
-        logp, _ = policy(batch)  # (B, S)
-        loss = cmae.cross_entropy(logp, batch.response_mask | batch.obs_mask).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if step % 100 == 99:
-            print(f"warm start, step {step + 1}: loss {loss.item():.3f}", flush=True)
+
+    def draw() -> TokenRow:
+        prompt_ids = chat(f"clean {rng.choice(kinds)} 1 with")
+        response_ids = encode(rng.choice(receptacles) + tokenizer.eos_token)
+        return TokenRow(prompt_ids, response_ids, encode(rng.choice(observations)))
+
+    train_on_random_rows(policy, draw, WARM_STEPS, WARM_ROWS, WARM_LR)
     with writing(str(folder)):
         policy.save(folder)
 
@@ -303,20 +292,13 @@ def warm_start(folder: Path, seed: int) -> None:
 
 def prepare(seed: int) -> None:
     """Write the games and the start model of a seed to its folder, unless they are there."""
-    folder = DATA / str(seed)
-    if folder.exists():
-        return
-    DATA.mkdir(parents=True, exist_ok=True)
-    # The arms may start at the same time: one writes; the others wait here, then find the folder.
-    with FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            print(f"writing games and a start model to {folder}", flush=True)
-            partial = folder.with_name(f"{folder.name}.partial")
-            if os.path.lexists(partial):
-                remove(partial)
-            write_games(partial, seed)
-            warm_start(partial / "start", seed)
-            partial.rename(folder)
+
+    def make(folder: Path) -> None:
+        print(f"writing games and a start model: {folder}", flush=True)
+        write_games(folder, seed)
+        warm_start(folder / "start", seed)
+
+    made_once(DATA / str(seed), make)
 
 
 if __name__ == "__main__":

@@ -14,18 +14,19 @@ research/closed.md says which others learn less, and why.
 """
 
 import random
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
 import torch
-from filelock import FileLock
+from tqdm import tqdm
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from examples import one_file
 from examples.one_file import R_MAX, TOOLS, Size, World, make_world
 from paw_min import cmae
 from paw_min.base.errors import user_errors
-from paw_min.base.files import replacing
+from paw_min.base.files import made_once, replacing
 from paw_min.cli import judged, main
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
@@ -153,34 +154,36 @@ def warm_start(folder: Path, seed: int = 0, size: Size = Size()) -> None:
     rng = random.Random(seed)
     policy = start_policy(world, seed)
     chat, answer, encode = map(cache, (policy.encode_chat, policy.encode_response, policy.encode))
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=one_file.WARM_LR, betas=(0.9, 0.95))
-    for _ in range(size.warm_steps):
-        rows = []
-        for _ in range(size.warm_rows):
-            unrelated = " ".join(world.observation(rng.choice(names), rng.choice(TOOLS)))
-            message = " ".join(world.prompt(rng.choice(names)))
-            response = respond(rng.choice(TOOLS))
-            rows.append(TokenRow(chat(message), answer(response), encode(unrelated)))
-        batch = collate(rows, [True] * len(rows), policy.pad_id)
+
+    def draw() -> TokenRow:
+        unrelated = " ".join(world.observation(rng.choice(names), rng.choice(TOOLS)))
+        message = " ".join(world.prompt(rng.choice(names)))
+        response = respond(rng.choice(TOOLS))
+        return TokenRow(chat(message), answer(response), encode(unrelated))
+
+    train_on_random_rows(policy, draw, size.warm_steps, size.warm_rows, one_file.WARM_LR)
+    with replacing(folder) as new:  # a killed process leaves no half of a model
+        policy.save(new)
+
+
+def train_on_random_rows(
+    policy: Policy, draw: Callable[[], TokenRow], steps: int, n_rows: int, lr: float
+) -> None:
+    """Cross entropy of the responses and observations of `n_rows` new rows per step."""
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, betas=(0.9, 0.95))
+    for _ in tqdm(range(steps), "warm start", unit="step", disable=None):
+        rows = [draw() for _ in range(n_rows)]
+        batch = collate(rows, [True] * n_rows, policy.pad_id)
         logp, _ = policy(batch)  # (B, S)
         loss = cmae.cross_entropy(logp, batch.response_mask | batch.obs_mask).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    with replacing(folder) as new:  # a killed process leaves no half of a model
-        policy.save(new)
 
 
 def prepare() -> None:
     """Train the start model, unless it is there."""
-    if START.exists():
-        return
-    START.parent.mkdir(parents=True, exist_ok=True)
-    # The arms may start at the same time: one trains; the others wait here, then find the folder.
-    with FileLock(f"{START}.lock"):
-        if not START.exists():
-            print(f"training the start model in {START}", flush=True)
-            warm_start(START)
+    made_once(START, warm_start)
 
 
 if __name__ == "__main__":

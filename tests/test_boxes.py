@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from examples import boxes
+from examples import boxes, locks
 from paw_min import train
 from paw_min.base.errors import UserError
 from paw_min.config import Config
@@ -74,13 +74,13 @@ def test_worlds():
 
 def test_the_warm_start_shows_no_fact(start, monkeypatch):
     seen = []
-    usual = boxes.collate
+    usual = locks.collate
 
     def collate(rows, with_obs, pad_id):
         seen.extend(rows)
         return usual(rows, with_obs, pad_id)
 
-    monkeypatch.setattr(boxes, "collate", collate)
+    monkeypatch.setattr(locks, "collate", collate)
     policy = load_policy(str(start))
     boxes.warm_start(policy, steps=10)
     true = 0

@@ -66,7 +66,7 @@ def test_the_arms_may_start_at_the_same_time(tmp_path, monkeypatch):
     monkeypatch.setattr(locks, "warm_start", warm_start)
     for arm in [in_daemon(locks.prepare) for _ in range(3)]:
         arm.result()
-    assert trained == [locks.START]
+    assert len(trained) == 1 and locks.START.exists()
 
 
 def test_a_run(tmp_path, monkeypatch):

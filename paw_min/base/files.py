@@ -5,8 +5,11 @@ import os
 import pickle
 import shutil
 import tempfile
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock
 
 from paw_min.base.errors import FULL, UserError
 
@@ -68,6 +71,23 @@ def replacing(path: Path):
                 remove(partial)
             raise
         flush(path.parent)
+
+
+def made_once(folder: Path, make: Callable[[Path], None]) -> None:
+    """Let `make` write a folder, complete or not at all, unless it is there.
+
+    Several processes may ask at the same time: one makes it; the others wait here, then find it.
+    """
+    if folder.exists():
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            partial = folder.with_name(f"{folder.name}.partial")
+            if os.path.lexists(partial):  # of a process that was killed
+                remove(partial)
+            make(partial)
+            partial.rename(folder)
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -12,14 +12,13 @@ import importlib.util
 from pathlib import Path
 
 import torch
-from filelock import FileLock
 from tokenizers import pre_tokenizers
 from tqdm import tqdm
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from paw_min.base.errors import Parser, UserError, user_errors
-from paw_min.base.files import replacing, writing
+from paw_min.base.files import made_once, writing
 from paw_min.toy import DATA
 
 NAME = "SmolLM2-135M-Instruct"
@@ -82,19 +81,16 @@ def load_tokenizer(file: Path) -> PreTrainedTokenizerFast:
 
 
 def write(out: Path = DATA / NAME) -> Path:
-    """Write the folder, complete or not at all, unless it exists; returns it."""
-    if (out / "config.json").is_file():
-        return out
-    file = find_file()
-    logging.disable_progress_bar()
+    """Write the folder, unless it is there; returns it."""
+
+    def make(new: Path) -> None:
+        file = find_file()
+        logging.disable_progress_bar()
+        load_model(file).save_pretrained(new)
+        load_tokenizer(file).save_pretrained(new)
+
     with writing(f"the model folder {out}"):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        # A sweep starts several processes. One writes; the others wait here, then find the folder.
-        with FileLock(out.with_name(out.name + ".lock")):
-            if not (out / "config.json").is_file():
-                with replacing(out) as new:
-                    load_model(file).save_pretrained(new)
-                    load_tokenizer(file).save_pretrained(new)
+        made_once(out, make)
     return out
 
 
