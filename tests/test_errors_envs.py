@@ -24,10 +24,7 @@ QUESTION = {"question": "who?", "golden_answers": ["me"], "data_source": "nq", "
 VERL = {"question": "who?", "ground_truth": {"target": ["me"]}, "data_source": "nq"}
 PASSAGE = {"id": "0", "contents": '"Title"\nwho'}
 
-SHOP = {
-    PRODUCTS: [product(customization_options=SIZES)],
-    ANNOTATIONS: {"B000000001": annotation()},
-}
+SHOP = {PRODUCTS: [product(customization_options=SIZES)], ANNOTATIONS: {"B000000001": annotation()}}
 GOOD = {  # the files of each reader: a JSON value, or the rows of a .jsonl file
     "shop": SHOP,
     "human shop": SHOP | {INSTRUCTIONS: {"B000000001": [ASKED]}},

@@ -11,7 +11,6 @@ import pytest
 import torch
 import trl
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from paw_min import losses
 from paw_min.base.errors import UserError
@@ -24,13 +23,13 @@ from tests.helpers import (
     FAMILIES,
     INJECTION,
     ROUNDING,
-    SIZE,
     TEXTS,
     chatml_tokenizer,
     control_tokens,
     make_policy,
 )
 from tests.helpers import TOKEN_ROWS as ROWS
+from tests.model_kinds import write
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 
@@ -325,15 +324,7 @@ def test_damaged_model_folders_are_one_sentence(tmp_path, damage, reason):
 ])
 def test_dropout_is_off(tmp_path, family, rates):
     """In training mode, a pass gives the sampler's log-probabilities, again and again."""
-    tokenizer = standins.make_tokenizer(TEXTS)
-    options = dict(num_local_experts=2) if family == "mixtral" else {}
-    config = AutoConfig.for_model(
-        family, vocab_size=len(tokenizer), pad_token_id=0, bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id, **SIZE | rates | options,
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    policy = load_policy(str(tmp_path))
+    policy = load_policy(write(family, tmp_path, **rates))
     batch = collate(ROWS, [True] * 3, policy.pad_id)
     expected = policy.eval()(batch)[0]
     torch.testing.assert_close(policy.train()(batch)[0], expected, **ROUNDING)
