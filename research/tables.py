@@ -211,7 +211,7 @@ def fidelity(*folders: str) -> str:
 
 def consistency() -> str:
     lines = []
-    for folder in ("alfworld", "webshop", "prompted-0"):
+    for folder in ("alfworld", "webshop", "scienceworld", "prompted-0"):
         for agent in ("teacher", "model"):
             cell = load(f"word2world/{folder}/consistency.json").get(agent)
             if cell:

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # The commands behind research/word2world/README.md, in parts:
 #
-#     bash research/word2world/run.sh alfworld | webshop | prompted | scaling
+#     bash research/word2world/run.sh alfworld | webshop | scienceworld | prompted | scaling
 #
-# On one core: alfworld 25 minutes, webshop 35, prompted 25. prompted and scaling need what alfworld
-# wrote. A rerun skips what is complete. Results are written to runs/w2w/results.
+# On one core: alfworld 25 minutes, webshop 35, prompted 25, scienceworld 10. prompted and scaling need
+# what alfworld wrote; scienceworld needs Java and a package (examples/README.md). A rerun skips what is
+# complete. Results are written to runs/w2w/results.
 set -euo pipefail
 out=runs/w2w/results
 word2world() { python -m paw_min.world_models.word2world "$@"; }
@@ -38,6 +39,18 @@ webshop() {
         --answer-tokens 400 --max-turns 8 --eval-tasks 12 --out $out/webshop
     word2world verify webshop --world-model runs/w2w/webshop-wm --max-turns 10 --eval-tasks 60 \
         --out $out/webshop
+}
+
+scienceworld() {
+    python -m examples.scienceworld --eval-only --eval-tasks 1 --out runs/w2w/sw  # the start model
+    word2world collect examples.scienceworld --episodes 300 --max-turns 7 --out runs/w2w/sw-train
+    word2world collect examples.scienceworld --split held_out --max-turns 7 --out runs/w2w/sw-held_out
+    word2world train examples.scienceworld --epochs 4 --batch 2 --lr 2e-3 --micro-tokens 4096 \
+        --trajectories runs/w2w/sw-train/trajectories.json --out runs/w2w/sw-wm
+    word2world fidelity examples.scienceworld --world-model runs/w2w/sw-wm \
+        --trajectories runs/w2w/sw-held_out/trajectories.json --out $out/scienceworld
+    word2world consistency examples.scienceworld --world-model runs/w2w/sw-wm \
+        --max-turns 7 --out $out/scienceworld
 }
 
 prompted() {
@@ -81,6 +94,6 @@ scaling() {
 }
 
 case ${1:-} in
-    alfworld | webshop | prompted | scaling) "$1" ;;
+    alfworld | webshop | scienceworld | prompted | scaling) "$1" ;;
     *) sed -n 's/^#     //p' "$0" >&2; exit 2 ;;
 esac
