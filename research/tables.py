@@ -221,6 +221,19 @@ def consistency() -> str:
     return markdown_table(header, lines)
 
 
+# ---- bench ----
+
+
+def versus(command: str) -> str:
+    lines = []
+    for what, found in load(f"bench/results/{command}.json")["ratios"].items():
+        numbers = [f"{found[key]:,.2f}" for key in ("paw_min", "instead")]
+        low, ratio, high = (f"{found[key]:.2f}" for key in ("lowest", "ratio", "highest"))
+        lines.append([what, *numbers, ratio if low == high else f"{ratio} ({low} to {high})"])
+    header = ["", "paw_min", {"passes": "TRL", "rollouts": "lock-step"}[command]]
+    return markdown_table([*header, "ratio (range of the rounds)"], lines)
+
+
 # ---- the pages ----
 
 

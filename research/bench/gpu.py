@@ -135,7 +135,7 @@ def make_episodes(shape: str, device: str, n_rows: int, vocabulary: int, seed) -
     return episodes
 
 
-def make_policy(config: PretrainedConfig, device: str) -> Policy:
+def make_policy(config: PretrainedConfig, device: str, precision: str = "bf16") -> Policy:
     """A policy with random weights; its tokenizer is never used on text."""
     words = Tokenizer(models.WordLevel({"<pad>": 0, "<end>": 1}, unk_token="<pad>"))
     tokenizer = PreTrainedTokenizerFast(
@@ -144,7 +144,7 @@ def make_policy(config: PretrainedConfig, device: str) -> Policy:
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return Policy(model, tokenizer, 1.0, "bf16")
+    return Policy(model, tokenizer, 1.0, precision)
 
 
 def now(device: str) -> float:
