@@ -186,6 +186,19 @@ def test_a_killed_engine_costs_episodes_only(java):
         until(lambda: "(paper, cloth)" in reset(pool, [f"{FRICTION} 0"])[0].task)
 
 
+def test_a_hanging_engine_costs_episodes_only(java):
+    with EnvPool(ScienceWorld, 1, workers=1, timeout=20) as pool:
+        reset(pool, [f"{FRICTION} 0"])
+        pool._timeout = 1.0
+        engine = engine_of(pool._workers[0].process.pid)
+        engine.suspend()
+        assert "no answer within 1 s" in step(pool, {0: "teleport to workshop"})[0].failed
+        engine.resume()
+        until(lambda: not engine.is_running() or engine.status() == "zombie")
+        pool._timeout = 60.0
+        assert "(paper, cloth)" in reset(pool, [f"{FRICTION} 0"])[0].task
+
+
 # ---- the start model and a run ----
 
 
