@@ -181,9 +181,10 @@ def random_adapters(model: nn.Module, scale: float) -> Iterator[None]:
     generator = torch.Generator().manual_seed(0)
     kept = []
     for layer in adapted_layers(model):
-        a, b = (local(x["default"].weight) for x in (layer.lora_A, layer.lora_B))
+        a = whole(layer.lora_A["default"].weight)  # a rank may have few of its rows, or none
+        b = local(layer.lora_B["default"].weight)
         kept.append((b, b.clone()))
-        std = scale * local(layer.base_layer.weight).float().std()
+        std = scale * whole(layer.base_layer.weight).float().std()
         std /= SCALE * a.std() * len(a) ** 0.5
         b.copy_(std * torch.randn(b.shape, generator=generator).to(b))
     try:
