@@ -1,6 +1,6 @@
 """The training loop: lines 1 and 2 of Algorithm 1 (update.py lists all eleven).
 
-    evaluate -> [ rollout -> prepare -> learn -> log -> evaluate -> save ] * updates
+    evaluate -> [ rollout -> prepare -> learn -> evaluate -> log -> save ] * updates
 
 `learn` is an argument of `train`: the joint update of PaW, or another method (examples/section_7.py
 is the shortest).
@@ -127,7 +127,7 @@ def run_update(cfg: Config, s: Session, k: int, learn: Learn) -> dict[str, float
     s.run.write(f"samples/{k:06d}.json", sample(k, episodes, rows))  # for paw_min.inspect
     return describe_episodes(played.episodes) | learned | played.metrics | {
         "sampler_gap": gap,
-        # Only vLLM's sampler holds memory while it sleeps.
+        # PyTorch still counts what a sleeping vLLM has released.
         "memory_gb": peak_memory(s.policy.device, getattr(s.sampler, "asleep", 0)),
         "seconds_rollout": seconds_rollout,
         "seconds_old_pass": seconds_old_pass,

@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 4 run_alfworld.py ...
 
 Each rank has environments and a sampler of its own and plays whole groups. Then every rank gets
-the rows of all ranks (a few megabytes), so that group statistics, Eq. 4 and lambda_g come from the
-same numbers everywhere. Only forward and backward passes are split, by rows.
+the rows of all ranks (up to about 100 MB), so that group statistics, Eq. 4 and lambda_g come from
+the same numbers everywhere. Only forward and backward passes are split, by rows.
 
 Why the number of ranks changes nothing but rounding:
 

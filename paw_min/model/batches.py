@@ -84,7 +84,7 @@ def micro_batches(
         parts.append([])
     for part in parts[distributed.rank() :: n_ranks]:
         # FSDP needs every rank in every pass. A rank without rows left repeats the first row with
-        # empty masks: no loss, no gradient, no count in any metric.
+        # empty masks: no loss, no gradient, no count in any metric but tokens_forward.
         index = [chosen[k] for k in part] or chosen[:1]
         part_rows = [rows[i] for i in index]
         part_obs = [with_obs[i] for i in index]

@@ -61,6 +61,10 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
         tasks = find_tasks(cfg)
 
     checkpoint = run.checkpoint()
+    # A rank with other weights would go on unnoticed: its gradients are summed with those of all.
+    if len(set(distributed.all_gather([checkpoint and checkpoint.name]))) > 1:
+        raise UserError(f"the ranks see different checkpoints in {run.folder}: all machines must "
+                        "share this folder; if they do, rerun in a minute.")
     # With LoRA, a checkpoint is an adapter for the start model.
     weights = start_folder if cfg.lora_rank else str(checkpoint or start_folder)
     sampler = make_sampler(cfg, weights, precision)
