@@ -14,10 +14,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from paw_min import train
-from paw_min.base import files
+from paw_min.base import distributed, files
 from paw_min.base.errors import UserError
 from paw_min.config import Config
-from paw_min.running import runs
+from paw_min.running import runs, session
 from paw_min.running.stored import differences
 from tests.helpers import held_by_another_process, make_policy
 
@@ -51,6 +51,14 @@ def test_a_folder_that_another_process_holds(config, tmp_path):
             runs.Run(config())
         assert [path.name for path in folder.iterdir()] == ["lock"]
     runs.Run(config())
+
+
+def test_ranks_that_see_different_checkpoints_are_refused(config, monkeypatch):
+    """As where machines do not share the folder; the other rank is played here."""
+    monkeypatch.setattr(distributed, "all_gather", lambda items: [*items, "checkpoint-000001"])
+    with pytest.raises(UserError, match="^the ranks see different checkpoints in "):
+        with session.open_session(config()):
+            pass
 
 
 # ---- writing ----
