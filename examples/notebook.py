@@ -34,7 +34,7 @@ for name in ("grpo", "paw"):
 curve = run(0, Arm(rho=0.5), name="rho 0.5")
 MATERIALS[:] = every""",
     3: "# The comparison above has the three arms.",
-    4: 'curve = run(0, Arm(scale=10.0), name="scale 10")',
+    4: 'curve = run(7, Arm(scale=10.0), name="scale 10")',
     7: """\
 # Change the cells of "An update" and "A run", and run them and this one.
 for name in ("grpo", "paw"):

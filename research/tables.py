@@ -181,7 +181,7 @@ def runs_rise() -> str:
 
 def walkthrough(number: str) -> str:
     """A table, a prompt or a response."""
-    return part((FOLDER / "walkthrough/tables.md").read_text(), int(number))
+    return part((FOLDER / "walkthrough/tables.txt").read_text(), int(number))
 
 
 # ---- rwml and word2world ----

@@ -8,7 +8,7 @@ import pytest
 from paw_min.toy import alfworld_games
 from research.walkthrough import measure as walkthrough
 
-RECORDED = Path(__file__).parent.parent / "research/walkthrough/tables.md"
+RECORDED = Path(__file__).parent.parent / "research/walkthrough/tables.txt"
 NUMBER = r"-?\d[\d.]*(?:e-\d+)?"
 
 

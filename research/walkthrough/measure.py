@@ -4,7 +4,7 @@
 
 plays two of the eight groups of its first update (16 of its 64 episodes, the same ones: seed 0, the
 stand-in of run_alfworld.py) and makes one optimizer step on them. It prints the tables, and writes
-them (tables.md) and walkthrough.png.
+them (tables.txt) and walkthrough.png.
 """
 
 from dataclasses import dataclass
@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.out:
         with writing(f"the folder {args.out}"):
             args.out.mkdir(parents=True, exist_ok=True)
-            replace_text(args.out / "tables.md", text + "\n")
+            replace_text(args.out / "tables.txt", text + "\n")
             draw(measured, args.out / "walkthrough.png")
 
 
