@@ -28,10 +28,11 @@ ARMS = {
     "placebo": ["--wm-target", "shuffled"],
     "echo": ["--preset", "echo"],
     "paw-ce": ["--wm-loss", "ce", "--wm-scale", "1"],
+    "paw-30": ["--wm-scale", "30"],
 }
 DIFFERENCES = (
     ("paw", "grpo"), ("paw", "placebo"), ("placebo", "grpo"), ("paw-ce", "grpo"), ("paw", "paw-ce"),
-    ("paw", "echo"),
+    ("paw", "echo"), ("paw-30", "grpo"), ("paw-30", "paw"),
 )
 KEPT = ("success", "valid", "entropy", "grad_norm", "ref_kl", "wm_p_first")  # of each update
 RUNS = FOLDER / "runs.jsonl"
