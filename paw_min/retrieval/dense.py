@@ -4,7 +4,7 @@ Source: E5 as Search-R1 uses it (the paper's setting is intfloat/e5-base-v2 over
 of the last hidden states over the tokens, scaled to length 1, at most 256 tokens, and a prefix that
 tells queries from passages ("query: ", "passage: "; use "" for encoders without prefixes). Causal
 language models (Qwen3-Embedding) give the state of the last token, which alone has read the whole
-text. Encoders with another pooling (bge: the first token) are not supported.
+text. Encoders that were published with another pooling (bge: the first token) are refused.
 
 Search is exact, by numpy, on vectors that are computed at the start. For a large corpus, a ready
 FAISS index, as published for wiki-18, takes their place, after a check that passages of the corpus
@@ -14,6 +14,7 @@ Memory: 4 bytes per dimension and passage. 100,000 passages of E5 (768 dimension
 21 million of wiki-18 64.6 GB (computed from the sizes of the published files, not measured).
 """
 
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 from transformers import AutoModel, AutoTokenizer
+from transformers.utils import cached_file
 
 from paw_min.base.files import damaged
 from paw_min.base.hub import look_on_hub
@@ -63,6 +65,13 @@ class Encoder:
             ) from error
 
     def _load(self, name: str, device: str) -> None:
+        # Of sentence-transformers. An encoder may have none, or it may not be in the cache.
+        pooling = cached_file(
+            name, "1_Pooling/config.json", _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+        if pooling and json.loads(Path(pooling).read_text()).get("pooling_mode_cls_token"):
+            raise ValueError("its vectors are states of the first token, which is not supported")
         self.tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         self.tokenizer.padding_side = "right"  # so that the last token is the mask's last 1
         model, found = AutoModel.from_pretrained(

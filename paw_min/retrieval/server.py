@@ -27,6 +27,8 @@ from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.retrieval.bm25 import LexicalRetriever
 from paw_min.retrieval.corpus import Corpus
 
+E5 = "intfloat/e5-base-v2"
+
 
 class RetrieveRequest(BaseModel):
     queries: list[str] | None = None  # Search-R1
@@ -61,6 +63,9 @@ def make_app(retriever) -> FastAPI:
 
 
 def load(args: argparse.Namespace):
+    if args.retriever == "bm25" and (args.encoder or args.index):
+        raise UserError("--encoder and --index are for dense vectors, and --retriever is bm25: add "
+                        "--retriever dense, or omit them.")
     if args.index and not Path(args.index).is_file():  # before a corpus of 14 GB is scanned
         raise UserError(f"The index {args.index} does not exist: give a FAISS file (join its parts "
                         "with `cat`), or none to have the vectors computed.")
@@ -72,7 +77,7 @@ def load(args: argparse.Namespace):
 
     return Dense(
         corpus,
-        args.encoder,
+        args.encoder or E5,
         index=args.index,
         query_prefix=args.query_prefix,
         passage_prefix=args.passage_prefix,
@@ -89,7 +94,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--corpus", required=True, help="jsonl file, one passage per line")
     add("--retriever", choices=("bm25", "dense"), default="bm25")
-    add("--encoder", default="intfloat/e5-base-v2", help="folder or hub name")
+    add("--encoder", default="", help=f"folder or hub name; default: {E5}")
     add("--index", default="", help="FAISS file; default: compute the vectors")
     add("--query-prefix", type=prefix, default="query: ", help="default: E5's; none: no prefix")
     add("--passage-prefix", type=prefix, default="passage: ", help="default: E5's; none: no prefix")

@@ -11,9 +11,9 @@ and so small (6-8 receptacles, 5-7 objects and a lamp, 27 classes in all) that a
 million parameters can learn them on a CPU; the goal text is always the first template.
 
 Every new game is verified: its walkthrough, which needs no search because the generator knows where
-everything is, is played in the engine and must win. The same (split, n, seed, size) gives the same
-bytes on every machine; a room depends on (scene, size) only. valid_unseen has its own scenes; train
-and valid_seen share scenes, but no (scene, goal) pair.
+everything is, is played in the engine and must win. The same (split, n, seed) gives the same bytes
+on every machine; a room depends on its scene only. valid_unseen has its own scenes; train and
+valid_seen share scenes, but no (scene, goal) pair.
 """
 
 import json
@@ -85,11 +85,10 @@ OBJECTS = ("Apple", "Book", "Bowl", "CellPhone", "Cloth", "Cup", "Egg", "Fork", 
            "Plate", "Potato", "Spoon", "Tomato", "Watch")  # no Knife: it would add `slice`
 HOLDERS = {"Bowl", "Cup", "Mug", "Plate"}  # isReceptacleObject, as in the release
 
-
-@dataclass(frozen=True)
-class Size:
-    receptacles: tuple[int, int] = (6, 8)  # minimum and maximum per room
-    objects: tuple[int, int] = (5, 7)  # minimum and maximum per game, not counting the lamp
+RECEPTACLE_COUNT = (6, 8)  # minimum and maximum per room
+OBJECT_COUNT = (5, 7)  # minimum and maximum per game, not counting the lamp
+# In the keys of random draws, so that games of another size are others.
+SIZE = f"Size(receptacles={RECEPTACLE_COUNT}, objects={OBJECT_COUNT})"
 
 
 @dataclass
@@ -112,17 +111,17 @@ class Game:
     things: list[Thing]  # objects, the lamp included
 
 
-def make_room(scene: int, size: Size) -> list[Thing]:
+def make_room(scene: int) -> list[Thing]:
     """The receptacles of a scene."""
-    rng = random.Random(f"room {scene} {size}")  # a str seed: the same everywhere
+    rng = random.Random(f"room {scene} {SIZE}")  # a str seed: the same everywhere
     kinds = [*BASE_RECEPTACLES, rng.choice(LAMP_RECEPTACLES)]
-    kinds += rng.sample(MORE_RECEPTACLES, rng.randint(*size.receptacles) - len(kinds))
+    kinds += rng.sample(MORE_RECEPTACLES, rng.randint(*RECEPTACLE_COUNT) - len(kinds))
     return identify([Thing(kind) for kind in sorted(kinds)], rng)
 
 
-def make_game(split: str, index: int, seed: int, size: Size = Size()) -> Game:
+def make_game(split: str, index: int, seed: int) -> Game:
     """Draw game number `index` of a split."""
-    rng = random.Random(f"game {split} {seed} {size} {index}")
+    rng = random.Random(f"game {split} {seed} {SIZE} {index}")
     task = list(TASKS)[index % len(TASKS)]
     verb = TASKS[task]
     tool = None
@@ -133,7 +132,7 @@ def make_game(split: str, index: int, seed: int, size: Size = Size()) -> Game:
     # Draw until (scene, goal) belongs to this split: 5 draws on average for valid_seen.
     while True:
         scene = rng.choice(SCENES[split])
-        room = make_room(scene, size)
+        room = make_room(scene)
         lamp_place = next(r for r in room if r.kind in LAMP_RECEPTACLES)
         target = rng.choice(candidates)
         # The goal is never the tool itself ("heat an egg and put it in the microwave").
@@ -148,7 +147,7 @@ def make_game(split: str, index: int, seed: int, size: Size = Size()) -> Game:
             break
         if held_out == (split == "valid_seen"):
             break
-    count = rng.randint(*size.objects)
+    count = rng.randint(*OBJECT_COUNT)
     kinds = [target]
     if task == "pick_two_obj_and_place":
         kinds = [target, target]
@@ -336,7 +335,7 @@ def generate(root, split: str, n: int, seed: int) -> list[str]:
     content, or was generated with other arguments.
     """
     folder = Path(root).expanduser() / "json_2.1.1" / split
-    manifest = {"generator": VERSION, "n": n, "seed": seed, "size": str(Size())}
+    manifest = {"generator": VERSION, "n": n, "seed": seed, "size": SIZE}
     if folder.exists():
         check_folder(folder, (), manifest)
     else:

@@ -53,7 +53,9 @@ TEACHERS = {  # each has training_tasks() and demonstrations(...)
 }
 BATCH = 16  # demonstrated steps per training step, and as many documents
 PASS = 4  # sequences per forward pass
-HISTORY = {"alfworld": 1, "webshop": 3, "search": 4}  # history length of the prompts
+PEAK = 3e-3  # of the learning rate
+DOCUMENT = 0.3  # weight of the cross entropy of a token of a document; of a response: 1
+CHAT = "{% for m in messages %}<user>{{ m['content'] }}{% endfor %}<agent>"
 
 
 class Demonstration(NamedTuple):
@@ -64,23 +66,19 @@ class Demonstration(NamedTuple):
     observation: str  # what followed in the environment
 
 
-DOCUMENT = 0.3  # weight of the cross entropy of a token of a document; of a response: 1
-
-
 class Lesson(NamedTuple):
-    """What a stand-in is trained on."""
+    """How a stand-in is trained."""
 
-    env: str
+    history: int  # earlier steps in a prompt
     haste: float  # probability that the teacher is hasty in a step that allows it
     episodes: int  # per task
     steps: int  # of training
-    peak: float  # learning rate
 
 
 LESSONS = {
-    "alfworld": Lesson("alfworld", haste=0.5, episodes=4, steps=1500, peak=3e-3),
-    "webshop": Lesson("webshop", haste=0.25, episodes=2, steps=1000, peak=3e-3),
-    "search": Lesson("search", haste=0.5, episodes=1, steps=1200, peak=3e-3),
+    "alfworld": Lesson(history=1, haste=0.5, episodes=4, steps=1500),
+    "webshop": Lesson(history=3, haste=0.25, episodes=2, steps=1000),
+    "search": Lesson(history=4, haste=0.5, episodes=1, steps=1200),
 }
 
 SPECIAL = ["<pad>", "<unk>", "<end>", "<user>", "<agent>"]
@@ -96,16 +94,13 @@ class Weighted(NamedTuple):
     weights: list[float]  # of each token's cross entropy
 
 
-CHAT = "{% for m in messages %}<user>{{ m['content'] }}{% endfor %}<agent>"
-
-
-def demonstrations(lesson: Lesson, tasks: list[str], seed: int) -> list[Demonstration]:
+def demonstrations(env: str, tasks: list[str], seed: int) -> list[Demonstration]:
     """The teacher's episodes with compact prompts."""
-    prompt = BENCHMARKS[lesson.env].prompts["compact"]
-    teacher = TEACHERS[lesson.env]
+    prompt = BENCHMARKS[env].prompts["compact"]
+    lesson = LESSONS[env]
     return [
-        Demonstration(prompt(step.context, HISTORY[lesson.env]), step.response, step.observation)
-        for step in teacher.demonstrations(tasks, seed, lesson.haste, lesson.episodes)
+        Demonstration(prompt(step.context, lesson.history), step.response, step.observation)
+        for step in TEACHERS[env].demonstrations(tasks, seed, lesson.haste, lesson.episodes)
     ]
 
 
@@ -227,19 +222,18 @@ def weighted_loss(model, batch: list[Weighted]) -> tuple[torch.Tensor, float]:
 
 
 def imitate(
-    model, tokenizer, rows: list[Demonstration], seed: int, steps: int, peak: float,
-    stop: int | None = None,
+    model, tokenizer, rows: list[Demonstration], seed: int, steps: int, stop: int | None = None
 ) -> list[float]:
     """Train `model` with cross entropy; returns the loss of each step.
 
-    Each step draws BATCH of the rows and BATCH documents. Muon trains the matrices
-    of the layers and AdamW the rest: fewer steps than with AdamW alone. The learning rate warms up
-    to `peak` (Muon's to three times that) in 50 steps and decays to 5 % of it linearly. stop: end
-    after this many of the `steps`.
+    Each step draws BATCH of the rows and BATCH documents. Muon trains the matrices of the layers
+    and AdamW the rest: fewer steps than with AdamW alone. The learning rate warms up to PEAK
+    (Muon's to three times that) in 50 steps and decays to 5 % of it linearly. stop: end after this
+    many of the `steps`.
     """
     texts = documents(tokenizer, [row.observation for row in rows])
     encoded = encode(tokenizer, rows)
-    optimizers = make_optimizers(model, peak)
+    optimizers = make_optimizers(model, PEAK)
     generator = torch.Generator().manual_seed(seed)
     model.train()
     history = []
@@ -293,31 +287,31 @@ def _mean_loss(model, batch: list[Weighted]) -> torch.Tensor:
     return total / weights
 
 
-def warm_start(name: str, out: Path, seed: int = 0) -> None:
+def warm_start(env: str, out: Path, seed: int = 0) -> None:
     """Train a stand-in (minutes); write it to `out` with record.json.
 
     record.json: the mean loss of each hundred steps, and the result of `miniature`, with which a
     test checks that the current code is the code that trained the weights in the repository.
     """
-    lesson = LESSONS[name]
-    tasks = TEACHERS[lesson.env].training_tasks()
-    rows = demonstrations(lesson, tasks, seed)
+    lesson = LESSONS[env]
+    tasks = TEACHERS[env].training_tasks()
+    rows = demonstrations(env, tasks, seed)
     tokenizer = make_tokenizer(list(chain.from_iterable(rows)))
     policy = Policy(make_model(tokenizer, seed), tokenizer)
-    losses = imitate(policy.model, tokenizer, rows, seed, lesson.steps, lesson.peak)
+    losses = imitate(policy.model, tokenizer, rows, seed, lesson.steps)
     hundreds = [losses[i : i + 100] for i in range(0, len(losses), 100)]
     record = {"loss": [round(sum(part) / len(part), 4) for part in hundreds]}
-    record["miniature"] = miniature(name, tasks[:12], tokenizer, seed)
+    record["miniature"] = miniature(env, tasks[:12], tokenizer, seed)
     policy.save(out)
     (out / "record.json").write_text(json.dumps(record) + "\n")
 
 
-def miniature(name: str, tasks: list[str], tokenizer, seed: int) -> dict:
+def miniature(env: str, tasks: list[str], tokenizer, seed: int) -> dict:
     """Three steps on a few tasks: digest of the demonstrations, and losses."""
-    lesson = LESSONS[name]
-    rows = demonstrations(lesson, tasks, seed)
+    lesson = LESSONS[env]
+    rows = demonstrations(env, tasks, seed)
     model = make_model(tokenizer, seed)
-    losses = imitate(model, tokenizer, rows, seed, lesson.steps, lesson.peak, stop=3)
+    losses = imitate(model, tokenizer, rows, seed, lesson.steps, stop=3)
     digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
     return {"demonstrations": digest, "loss": losses}
 
@@ -325,9 +319,9 @@ def miniature(name: str, tasks: list[str], tokenizer, seed: int) -> dict:
 if __name__ == "__main__":
     with user_errors():
         parser = Parser(description="Train a stand-in model (minutes).")
-        parser.add_argument("name", choices=list(LESSONS), metavar="NAME", help=", ".join(LESSONS))
+        parser.add_argument("env", choices=LESSONS, metavar="ENV", help=", ".join(LESSONS))
         parser.add_argument("--out", type=Path, required=True, help="folder to write")
         parser.add_argument("--threads", type=int, default=1, help="affects the last bits")
         args = parser.parse_args()
         torch.set_num_threads(args.threads)
-        warm_start(args.name, args.out)
+        warm_start(args.env, args.out)

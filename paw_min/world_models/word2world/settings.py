@@ -129,6 +129,8 @@ def check(command: str, settings: Word2WorldSettings, cfg: Config) -> None:
             raise UserError(f"{command} needs {flag(name)}: add it.")
     if cfg.env != "webshop" and command == "verify":
         raise UserError(f"verify is for webshop: {cfg.env} has no purchase.")
+    if len(set(settings.agents)) < len(settings.agents):
+        raise UserError(f"--agents {' '.join(settings.agents)} has one twice: give each once.")
     if settings.shots and not settings.world_model:
         raise UserError(f"--shots {settings.shots} needs --world-model: add it.")
     if (settings.shots == "3") != bool(settings.examples):
