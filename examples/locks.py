@@ -97,11 +97,6 @@ def prompt(context: Context, history_length: int) -> str:
     return f"open {names[len(context.history)]} with"
 
 
-def respond(tool: str) -> str:
-    """The response that `parse` reads as this tool."""
-    return tool
-
-
 def parse(response: str) -> Command:
     return Command(response, valid=response in TOOLS)
 
@@ -138,11 +133,10 @@ def make_model(tokenizer, seed: int) -> GPTNeoXForCausalLM:
 
 
 def start_policy(world: World, seed: int) -> Policy:
-    texts = []
+    texts = [*TOOLS]
     for name in world.material_of:
         for tool in TOOLS:
             texts.append(" ".join([*world.prompt(name), *world.observation(name, tool)]))
-            texts.append(respond(tool))
     tokenizer = make_tokenizer(texts)
     return Policy(make_model(tokenizer, seed), tokenizer)
 
@@ -158,8 +152,7 @@ def warm_start(folder: Path, seed: int = 0, size: Size = Size()) -> None:
     def draw() -> TokenRow:
         unrelated = " ".join(world.observation(rng.choice(names), rng.choice(TOOLS)))
         message = " ".join(world.prompt(rng.choice(names)))
-        response = respond(rng.choice(TOOLS))
-        return TokenRow(chat(message), answer(response), encode(unrelated))
+        return TokenRow(chat(message), answer(rng.choice(TOOLS)), encode(unrelated))
 
     train_on_random_rows(policy, draw, size.warm_steps, size.warm_rows, one_file.WARM_LR)
     with replacing(folder) as new:  # a killed process leaves no half of a model

@@ -6,6 +6,9 @@
 A task is a seed; a seed must start the same episode each time. A server may offer more, as
 `openenv_server.py` does: `admissible`, `instruction`, `task_type`, `won` and `score` in its
 observations, and the numbers of seeds in its state. README.md says what a lost connection costs.
+
+R_MAX is the return of an episode that is won. If that of your server is not 10, change it: with a
+return of 1, lambda_g of Eq. 10 would stay at 0.9 or more, and the world-model loss with it.
 """
 
 import json
@@ -27,6 +30,7 @@ from paw_min.retrieval.client import without_password
 from paw_min.running.untrusted import parse_as
 
 TIMEOUT = 60.0  # seconds for an answer
+R_MAX = 10.0
 TEMPLATE = """{task}
 You have taken {steps} step(s). The last {shown}: {history}
 Step {now}. Observation: {observation}
@@ -123,7 +127,7 @@ def parse(response: str) -> Command:
     return Command(text, valid=bool(action and text) and "</think>" in response)
 
 
-BENCHMARKS["openenv"] = Benchmark(load, {"paper": prompt, "compact": prompt}, parse)
+BENCHMARKS["openenv"] = Benchmark(load, {"paper": prompt, "compact": prompt}, parse, r_max=R_MAX)
 
 if __name__ == "__main__":
     main("openenv", PRESETS, __doc__)

@@ -4,6 +4,7 @@ import json
 import random
 import re
 import threading
+from contextlib import closing
 
 import pyarrow as pa
 import pytest
@@ -141,7 +142,7 @@ def test_the_information_block_is_json():
 
 
 def test_an_episode_that_searches_and_wins(library):
-    with SearchPool(QUESTIONS, library, n_envs=1, topk=2) as pool:
+    with closing(SearchPool(QUESTIONS, library, n_envs=1, topk=2)) as pool:
         always = dict(task="who wrote Hamlet?", task_type="nq", admissible=[])
         assert reset(pool, ["0"]) == [Step("who wrote Hamlet?", **always)]
         expected = information(Library().search(["hamlet"], 2)[0])
@@ -212,7 +213,7 @@ class Server(Library):
 def remote():
     """A pool of five slots that have been reset, and its server."""
     server = Server()
-    with SearchPool(QUESTIONS, server, n_envs=5, remote=True) as pool:
+    with closing(SearchPool(QUESTIONS, server, n_envs=5, remote=True)) as pool:
         reset(pool, ["0"] * 5)
         yield pool, server
         server.gate.release(100)

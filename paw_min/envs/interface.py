@@ -93,10 +93,15 @@ class Tasks:
     make_pool: Callable[[int], Pool]  # number of slots -> pool
 
 
+def recent(turns: list, n: int) -> list:
+    """The last n of them. Not turns[-n:], which is all of them for n = 0."""
+    return turns[max(0, len(turns) - n) :]
+
+
 def situation(context: Context, history_length: int) -> str:
     """What an agent sees, in the words of no benchmark."""
-    recent = context.history[-history_length:] if history_length else []
-    lines = [f"{observation}\n> {command}" for observation, command in recent]
+    shown = recent(context.history, history_length)
+    lines = [f"{observation}\n> {command}" for observation, command in shown]
     return "\n".join([context.task, *lines, context.observation]) + "\n"
 
 

@@ -7,7 +7,7 @@ are never concatenated. Source: verl-agent, which PaW builds on.
 
 import re
 
-from paw_min.envs.interface import Command, Context
+from paw_min.envs.interface import Command, Context, recent
 
 
 def with_history(
@@ -15,15 +15,13 @@ def with_history(
 ) -> str:
     """Fill in a template of Fig. 7 or 8, given the admissible commands as text if it has them."""
     steps = len(context.history)
-    numbered = list(enumerate(context.history, start=1))
-    recent = []
-    if history_length > 0:  # numbered[-0:] would be all of them
-        recent = numbered[-history_length:]
-    history = "\n".join(f"[Observation {n}: '{o}', Action {n}: '{c}']" for n, (o, c) in recent)
+    shown = recent(context.history, history_length)
+    numbered = enumerate(shown, start=steps - len(shown) + 1)
+    history = "\n".join(f"[Observation {n}: '{o}', Action {n}: '{c}']" for n, (o, c) in numbered)
     return template.format(
         task=context.task,
         steps=steps,
-        shown=len(recent),
+        shown=len(shown),
         history=history,
         now=steps + 1,
         observation=context.observation,

@@ -46,7 +46,7 @@ def measure(policy: Policy, world: World) -> dict[str, float]:
         (material,) = policy.encode(world.material_of[name])
         for tool in TOOLS:
             said = policy.encode(" ".join(world.observation(name, tool)))
-            response = policy.encode_response(locks.respond(tool))
+            response = policy.encode_response(tool)
             chat = policy.encode_chat(" ".join(world.prompt(name)))
             rows.append(TokenRow(chat, response, said))
             places.append(len(response) + said.index(material))

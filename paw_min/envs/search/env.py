@@ -23,7 +23,6 @@ Deviations:
 import json
 from collections import deque
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from paw_min.base.files import expanded, is_url
@@ -105,7 +104,7 @@ class _Episode:
     done: bool = False
 
 
-class SearchPool(AbstractContextManager):
+class SearchPool:
     """A pool of episodes whose searches are batched; see `Pool` in envs/interface.py.
 
     One `recv` serves all requests made before it, with one retriever call for all searches; equal
@@ -163,9 +162,6 @@ class SearchPool(AbstractContextManager):
 
     def close(self) -> None:
         """Does not wait for a call in progress: its thread is a daemon."""
-
-    def __exit__(self, *_):
-        self.close()
 
     def _serve(self, timeout: float | None) -> None:
         """Answer all open requests, except those that wait for a search in a thread."""

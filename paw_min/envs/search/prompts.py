@@ -7,7 +7,7 @@ words as possible, for the stand-in models.
 import json
 import re
 
-from paw_min.envs.interface import Command, Context
+from paw_min.envs.interface import Command, Context, recent
 
 TASK = """
 You are an expert agent tasked with answering the given question step-by-step.
@@ -68,9 +68,7 @@ def _steps(context: Context, history_length: int) -> list[tuple[int, str, str]]:
     observations = [turn.observation for turn in context.history[1:]] + [context.observation]
     numbers = range(1, len(commands) + 1)
     steps = list(zip(numbers, commands, observations))
-    if history_length == 0:
-        return []  # steps[-0:] would be all of them
-    return steps[-history_length:]
+    return recent(steps, history_length)
 
 
 def _documents(observation: str) -> str:

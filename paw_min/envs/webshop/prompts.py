@@ -4,7 +4,7 @@
 `compact` states the same facts in as few words as possible, for the stand-in models.
 """
 
-from paw_min.envs.interface import Command, Context
+from paw_min.envs.interface import Command, Context, recent
 from paw_min.envs.prompting import parse_action, with_history
 
 FIRST = """
@@ -62,10 +62,7 @@ def compact(context: Context, history_length: int) -> str:
     No admissible commands: everything that can be clicked is on the page. No earlier pages: a
     click on an option does not change the page, so the commands alone show which are chosen.
     """
-    recent = []
-    if history_length > 0:  # history[-0:] would be all of it
-        recent = context.history[-history_length:]
-    commands = [f"> {turn.command}" for turn in recent]
+    commands = [f"> {turn.command}" for turn in recent(context.history, history_length)]
     # One quote on each side: a value such as 5' (feet) ends with its own.
     quoted = context.observation.split(" [SEP] ")
     parts = [part.removeprefix("'").removesuffix("'") for part in quoted]

@@ -6,6 +6,8 @@
     3. RL, by the run scripts
 
 The expert is the rule-based teacher of the generated data, so this works with generated data only.
+It slips, as in the demonstrations of the stand-ins: in a fifth of the steps (toy/*_teacher.py), a
+random command is executed in place of its own, which stays the label of the imitation.
 A state is reached by replaying the commands before it. Its observation must equal the
 demonstration's; otherwise the branches would belong to another game. Prompt, label, batch and
 learning rate are those of WM-SFT, so that the methods differ in their data; in the paper, the label
@@ -17,12 +19,12 @@ from paw_min.base.errors import UserError
 from paw_min.base.seeds import generator
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.envs.interface import Pool, Step
+from paw_min.envs.interface import Pool, Step, recent
 from paw_min.model.policy import Policy
 from paw_min.rows import TokenRow
 from paw_min.toy.demonstrate import PlayedStep
 from paw_min.toy.standins import TEACHERS
-from paw_min.world_models.rwml.triplets import Triplet, recent
+from paw_min.world_models.rwml.triplets import Triplet
 
 BRANCHES = 8  # K, B.1: sampled without replacement, besides the expert's own command
 
@@ -38,7 +40,7 @@ def branches(cfg: Config, pool: Pool, steps: list[PlayedStep]) -> list[Triplet]:
     with progress_bar(len(steps), "branches", "state") as bar:
         for number, step in enumerate(steps):
             context = step.context
-            history = recent(cfg, context.history)
+            history = recent(context.history, cfg.history_length)
             own = BENCHMARKS[cfg.env].parse(step.response).text
             # WebShop lists search[<your query>], which is no command.
             others = [c for c in context.admissible if c not in (own, "search[<your query>]")]

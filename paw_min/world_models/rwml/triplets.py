@@ -16,7 +16,7 @@ from typing import NamedTuple
 from paw_min.base.files import reading, replace_text
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.envs.interface import Context, Tasks, Turn
+from paw_min.envs.interface import Context, Tasks, Turn, recent
 from paw_min.metrics import mean
 from paw_min.model.policy import Policy, load_tokenizer
 from paw_min.rollout import rollout
@@ -84,11 +84,6 @@ def sft_row(cfg: Config, policy: Policy, triplet: Triplet) -> TokenRow:
     return TokenRow(prompt_ids, policy.encode_response(label), [])
 
 
-def recent(cfg: Config, turns: list[Turn]) -> list[Turn]:
-    """The last turns that a prompt shows."""
-    return turns[-cfg.history_length :] if cfg.history_length else []
-
-
 class Found(NamedTuple):
     triplets: list[Triplet]
     counts: dict[str, int]  # of steps, and of those that were dropped, by reason
@@ -101,7 +96,7 @@ def triplets_of(cfg: Config, episodes: list[Episode]) -> Found:
     for episode in episodes:
         turns = []
         for played in episode.transitions:
-            history = recent(cfg, turns)
+            history = recent(turns, cfg.history_length)
             following = played.next_observation.strip()
             triplet = Triplet(
                 episode.instruction, history, played.observation, played.command, following
