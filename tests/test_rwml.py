@@ -292,6 +292,7 @@ def test_settings_of_a_preset(tmp_path, monkeypatch, preset, encoder, turns, rat
 
 @pytest.mark.parametrize("flags, sentence", [
     (["search", "--method", "early-experience"], "search has none"),
+    (["webshop", "--method", "early-experience", "--data", "d"], "omit --data"),
     (["alfworld", "--encoder", "no/such-folder/x"], "The encoder .* cannot be loaded"),
 ])
 def test_impossible_flags(tmp_path, flags, sentence):

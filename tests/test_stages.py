@@ -111,7 +111,7 @@ def optimizer_of(policy, kind):
         return torch.optim.AdamW(parameters, lr=1e-2)
     matrices = [p for p in parameters if p.ndim == 2]
     others = [p for p in parameters if p.ndim != 2]
-    return Together({torch.optim.Muon(matrices): 1e-2, torch.optim.AdamW(others): 1e-3})
+    return Together([torch.optim.Muon(matrices, lr=1e-2), torch.optim.AdamW(others, lr=1e-3)])
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])

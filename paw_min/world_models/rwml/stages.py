@@ -201,6 +201,11 @@ def refuse(settings: RwmlSettings, cfg: Config) -> None:
     check_all_bounds(settings)
     if settings.method == "early-experience" and cfg.env == "search":
         raise UserError("--method early-experience needs admissible commands; search has none.")
+    if settings.method == "early-experience" and cfg.env == "webshop" and (
+        cfg.data or cfg.human_goals
+    ):
+        raise UserError("--method early-experience: its expert reads the generated shop and its "
+                        "synthetic goals only; omit --data and --human-goals.")
 
 
 def load_encoder(name: str, device: str) -> Encoder:

@@ -117,10 +117,8 @@ def fit_and_save(
 class Together:
     """Several optimizers as one. From scratch, Muon needs half the steps that AdamW needs."""
 
-    def __init__(self, rates: dict[torch.optim.Optimizer, float]):
-        self.optimizers = list(rates)
-        for optimizer, rate in rates.items():
-            optimizer.param_groups[0]["lr"] = rate
+    def __init__(self, optimizers: list[torch.optim.Optimizer]):
+        self.optimizers = optimizers
 
     @property
     def param_groups(self) -> list[dict]:
