@@ -43,7 +43,7 @@ def games_root(tmp_path_factory):
     """A data folder with json_2.1.1 in it. Shared: copy what you want to change."""
     root = tmp_path_factory.mktemp("alfworld")
     for split, n in SIZES.items():
-        games.generate(root, split, n, seed=0)
+        games.generate_split(root, split, n, seed=0)
     return root
 
 

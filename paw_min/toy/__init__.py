@@ -13,7 +13,7 @@ from pathlib import Path
 from paw_min.base.errors import UserError
 
 DATA = Path("data")  # below the current folder
-GENERATORS = {  # the module of each, with a function `default`
+GENERATORS = {  # the module of each, with a function `generate`
     "alfworld": "alfworld_games", "webshop": "webshop_shops", "search": "search_world",
 }
 
@@ -30,7 +30,7 @@ def default_data(env: str) -> str:
                         "text if its `load` reads none).")
     # Imported here: each generator needs its benchmark's packages, a run only those of its own.
     generator = import_module(f"paw_min.toy.{GENERATORS[env]}")
-    return str(generator.default(DATA / env))
+    return str(generator.generate(DATA / env))
 
 
 def default_model(name: str) -> str:

@@ -328,7 +328,7 @@ def verify(env, content: dict):
                            f"won: {won}.")
 
 
-def generate(root, split: str, n: int, seed: int) -> list[str]:
+def generate_split(root, split: str, n: int, seed: int) -> list[str]:
     """Generate a split of n games under `root`, unless it is there; returns their paths, sorted.
 
     The folder appears once all its games are verified. Raises UserError if it is there with other
@@ -353,8 +353,8 @@ def generate(root, split: str, n: int, seed: int) -> list[str]:
     return sorted(map(str, folder.rglob("game.tw-pddl")))
 
 
-def default(root: Path) -> Path:
+def generate(root: Path) -> Path:
     """Generate the default data, 580 games, unless they exist (a minute); returns `root`."""
     for split, n in GENERATED.items():
-        generate(root, split, n, seed=0)
+        generate_split(root, split, n, seed=0)
     return root

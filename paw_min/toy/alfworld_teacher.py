@@ -189,7 +189,7 @@ def training_tasks() -> list[str]:
     def trial(game: str) -> str:
         return Path(game).parent.name
 
-    return sorted(list_games(alfworld_games.default(DATA / "alfworld"), "train"), key=trial)
+    return sorted(list_games(alfworld_games.generate(DATA / "alfworld"), "train"), key=trial)
 
 
 def demonstrations(tasks: list[str], seed: int, haste: float, episodes: int) -> list[PlayedStep]:

@@ -159,11 +159,6 @@ def draw(lists: Iterable[list], n: int, rng: random.Random) -> list:
     return [entry for entry in in_turn if entry is not None][:n]
 
 
-def default(root: Path) -> Path:
-    """Generate the default corpus and its questions, unless they exist; returns `root`."""
-    return generate(root)
-
-
 def generate(folder: str | Path, n_entities: int = 3000, n_train: int = N_TRAIN,
              n_test: int = 300, seed: int = 0) -> Path:
     """Generate the corpus and its questions, unless they exist already; returns the folder.

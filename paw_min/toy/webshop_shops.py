@@ -243,11 +243,6 @@ def _human_instruction(rng: random.Random, asin: str, kind: Kind, attributes: li
     }
 
 
-def default(root: Path) -> Path:
-    """Generate the default shop, unless it exists; returns `root`."""
-    return generate(root)
-
-
 def generate(folder, n_products: int = DEFAULT_PRODUCTS, seed: int = 0) -> Path:
     """Generate a shop unless it is already there; return the folder.
 
