@@ -161,8 +161,8 @@ FREE_IN_STAGES = (
 # Settings that may differ on resume: of run length, speed, memory and evaluation, and the limit of
 # prompts. Where an overlong prompt stops a run, none before it was over the limit: with a higher
 # one, it has the numbers of a run that had this from the start. Where prompts are cut instead, the
-# limit is not free (stored.differences). What would train on other data or with another loss is not
-# free, the response limit and --lr included.
+# limit is not free (config_json.differences). What would train on other data or with another loss
+# is not free, the response limit and --lr included.
 FREE_TO_CHANGE = (*FREE_IN_STAGES, "eval_temperature", "sampler", "max_prompt_tokens")
 
 

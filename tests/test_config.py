@@ -11,9 +11,9 @@ from paw_min.base.errors import UserError, command_line
 from paw_min.config import FREE_TO_CHANGE, Config, check, flag, parse_args, settings
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.model.critic import LR_FACTOR
+from paw_min.running.config_json import differences, public
 from paw_min.running.presets import SCRIPTS, presets_of
 from paw_min.running.session import WEIGHT_DECAY, described_data, find_tasks, open_session
-from paw_min.running.stored import differences, public
 
 
 def parse(*argv: str, env: str = "alfworld") -> Config:

@@ -16,7 +16,7 @@ from paw_min.config import Config, parse_args
 from paw_min.model.batches import collate
 from paw_min.rows import Episode, Transition, flatten
 from paw_min.running.presets import SCRIPTS
-from paw_min.running.stored import differences
+from paw_min.running.config_json import differences
 from paw_min.update import learn, mini_batches, prepare
 from tests.helpers import BASE, EPISODES, ROWS, make_policy, of_mini, run, start, step_of
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from paw_min.config import parse_args
+from paw_min.running.config_json import differences
 from paw_min.running.presets import presets_of
 from paw_min.running.runs import read_metrics
-from paw_min.running.stored import differences
 from research.paper import sweep
 from research.paper.grids import GRIDS
 

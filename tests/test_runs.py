@@ -18,7 +18,7 @@ from paw_min.base import distributed, files
 from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.running import runs, session
-from paw_min.running.stored import differences
+from paw_min.running.config_json import differences
 from tests.helpers import held_by_another_process, make_policy
 
 

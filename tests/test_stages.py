@@ -21,9 +21,8 @@ from paw_min.base.errors import UserError
 from paw_min.config import parse_args
 from paw_min.model.sampler import HFSampler
 from paw_min.rows import TokenRow
-from paw_min.running import stages
+from paw_min.running.pieces import Pieces, stage
 from paw_min.running.runs import newest_checkpoint
-from paw_min.running.stages import Pieces
 from paw_min.toy import webshop_shops
 from paw_min.world_models import supervised, word2world
 from paw_min.world_models.rwml import early_experience
@@ -82,10 +81,10 @@ def test_pieces_of_others_are_refused(tmp_path):
 def test_a_stage_is_made_once_and_belongs_to_its_command(tmp_path):
     path = tmp_path / "r.json"
     line = {"command": "a b"}
-    assert stages.stage(path, line, lambda: {"x": 1}) == {"command": "a b", "x": 1}
-    assert stages.stage(path, line, lambda: {"x": 2})["x"] == 1
+    assert stage(path, line, lambda: {"x": 1}) == {"command": "a b", "x": 1}
+    assert stage(path, line, lambda: {"x": 2})["x"] == 1
     with pytest.raises(UserError, match="r.json was made with command 'a b': repeat that, or cho"):
-        stages.stage(path, {"command": "a c"}, lambda: {"x": 2})
+        stage(path, {"command": "a c"}, lambda: {"x": 2})
 
 
 def test_no_file_of_others_is_written_over(tmp_path):

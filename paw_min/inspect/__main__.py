@@ -27,10 +27,10 @@ from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS, NAMES
 from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
+from paw_min.running.config_json import read_config
 from paw_min.running.runs import newest_checkpoint, updates_done
 from paw_min.running.samples import Group, Sample, StoredRow, read
 from paw_min.running.session import forward_precision, start_model
-from paw_min.running.untrusted import read_config
 
 TEMPLATE = Path(__file__).with_name("page.html")
 

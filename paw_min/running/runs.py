@@ -36,7 +36,7 @@ from paw_min.base.files import (
 )
 from paw_min.config import Config
 from paw_min.running import track
-from paw_min.running.stored import differences, from_stored, public
+from paw_min.running.config_json import differences, from_stored, public
 
 CHECKPOINTS = "checkpoint-" + 6 * "[0-9]"
 

@@ -13,7 +13,7 @@ from uuid import uuid4
 from paw_min.base.errors import UserError
 from paw_min.base.files import replace_text, writing
 from paw_min.config import Config
-from paw_min.running.stored import public
+from paw_min.running.config_json import public
 
 
 def check_installed(name: str) -> None:

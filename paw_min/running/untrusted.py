@@ -4,14 +4,11 @@ The type is written as Python's own annotations. pydantic compares the file with
 finite and no text, an integer no fraction, a text valid Unicode.
 """
 
-import json
 from pathlib import Path
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from paw_min.base.files import reading
-from paw_min.config import Config, check
-from paw_min.running.stored import from_stored
 
 # Decorators of the dataclasses and TypedDicts that are read. `exact` refuses further keys.
 exact = with_config(ConfigDict(strict=True, allow_inf_nan=False, extra="forbid"))
@@ -33,14 +30,3 @@ def parse_as(content: bytes, kind: type):
         first = error.errors(include_input=False, include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "the whole"
         raise ValueError(f"{place}: {first['msg']}") from error
-
-
-def read_config(path: Path) -> Config:
-    """The settings in a config.json; UserError unless each is one that a run accepts.
-
-    The environment may be one from elsewhere, which is not known here.
-    """
-    with reading(path):
-        cfg = from_stored(json.loads(path.read_text()))
-    check(cfg)
-    return cfg

@@ -25,9 +25,9 @@ from paw_min.base.console import progress_bar
 from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import reading, writing
 from paw_min.config import Config, parse_args
+from paw_min.running.config_json import differences
 from paw_min.running.presets import ROOT, SCRIPTS, presets_of
 from paw_min.running.runs import newest_checkpoint, read_metrics, updates_done
-from paw_min.running.stored import differences
 from research.paper.grids import GRIDS
 from research.paper.table import Entry
 

@@ -28,11 +28,11 @@ from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy
 from paw_min.rollout import Rollout, rollout
 from paw_min.rows import Episode, TokenRow, Transition
+from paw_min.running.config_json import read_config
 from paw_min.running.presets import presets_of
 from paw_min.running.runs import newest_checkpoint
 from paw_min.running.session import find_tasks, loaded
 from paw_min.running.tasks import draw_groups
-from paw_min.running.untrusted import read_config
 from paw_min.toy.standins import TEACHERS
 
 

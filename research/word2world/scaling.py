@@ -25,8 +25,8 @@ from paw_min.base.console import say
 from paw_min.base.errors import Parser, UserError, command_line, user_errors
 from paw_min.base.files import expanded, writing
 from paw_min.metrics import mean
+from paw_min.running.pieces import stage
 from paw_min.running.runs import hold
-from paw_min.running.stages import stage
 from paw_min.world_models import word2world
 from paw_min.world_models.word2world.settings import ENVS, check_width
 from paw_min.world_models.word2world.trajectories import read_trajectories

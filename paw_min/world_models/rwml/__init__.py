@@ -37,8 +37,8 @@ from paw_min.model.probe import check_sync
 from paw_min.model.sampler import Request, Response
 from paw_min.retrieval.dense import Encoder
 from paw_min.rows import Episode, Rows, Transition, flatten
+from paw_min.running.pieces import Pieces
 from paw_min.running.session import Session
-from paw_min.running.stages import Pieces
 from paw_min.update import learn, prepare
 from paw_min.world_models.rwml.triplets import Triplet, prompt_text
 

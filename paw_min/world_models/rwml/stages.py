@@ -13,7 +13,7 @@ thought) or early-experience (early_experience.py).
 
 FOLDER has triplets.jsonl, held_out.jsonl (of the evaluation panel), collected.json, start/,
 filter.json, and a run folder per method. Rerunning the command resumes, in every stage
-(running/stages.py). One process, on one GPU.
+(running/pieces.py). One process, on one GPU.
 
 The stand-in models cannot write the format, and their vocabulary has no <next_state>. Their start/
 has the tags and a format warm start, cross entropy on the 10 % of triplets. Not in the paper, whose
@@ -49,7 +49,9 @@ from paw_min.model.policy import Policy
 from paw_min.model.probe import check_panel
 from paw_min.retrieval.dense import Encoder
 from paw_min.rows import TokenRow
+from paw_min.running.config_json import public
 from paw_min.running.evaluate import evaluate
+from paw_min.running.pieces import Pieces, stage
 from paw_min.running.presets import SCRIPTS, presets_of
 from paw_min.running.runs import hold
 from paw_min.running.session import (
@@ -60,8 +62,6 @@ from paw_min.running.session import (
     open_session,
     start_model,
 )
-from paw_min.running.stages import Pieces, stage
-from paw_min.running.stored import public
 from paw_min.running.tasks import draw_groups
 from paw_min.update import NonFinite
 from paw_min.world_models import rwml

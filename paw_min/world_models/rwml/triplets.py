@@ -23,8 +23,8 @@ from paw_min.rollout import rollout
 from paw_min.rows import Episode, TokenRow
 from paw_min.running import session
 from paw_min.running.evaluate import evaluate
+from paw_min.running.pieces import Pieces
 from paw_min.running.session import PANEL_SLOTS, start_model
-from paw_min.running.stages import Pieces
 from paw_min.running.tasks import draw_groups
 from paw_min.running.untrusted import exact, parse_as
 

@@ -26,7 +26,7 @@ held-out tasks, --max-turns the most steps of an episode (50).
 Each command writes <command>.json to its folder when it is complete, with `command`, the command
 line, and `seconds`, the time since its last start. A rerun skips what is complete, also of a
 command that was killed: episodes, 64 at a time, the answers to a trajectory, epochs of training
-(running/stages.py). Scaling (sec. 6) and coverage of agents (sec. 5.3):
+(running/pieces.py). Scaling (sec. 6) and coverage of agents (sec. 5.3):
 research/word2world/scaling.py; the README.md beside it has a run of each. trajectories.py and
 this folder's README.md have the deviations.
 """
@@ -44,9 +44,9 @@ from paw_min.base.files import writing
 from paw_min.config import Config
 from paw_min.envs.interface import Pool, Tasks
 from paw_min.metrics import mean
+from paw_min.running.pieces import Pieces, digest, stage
 from paw_min.running.runs import hold
 from paw_min.running.session import find_tasks
-from paw_min.running.stages import Pieces, digest, stage
 from paw_min.world_models.word2world.dream import VerifiedPool
 from paw_min.world_models.word2world.measures import (
     SLOTS,

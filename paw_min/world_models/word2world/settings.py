@@ -16,9 +16,9 @@ from paw_min.config import (
     opt,
     parse_config,
 )
+from paw_min.running.config_json import public
+from paw_min.running.pieces import Pieces
 from paw_min.running.presets import presets_of
-from paw_min.running.stages import Pieces
-from paw_min.running.stored import public
 from paw_min.world_models.word2world.players import AGENTS
 
 ENVS = ("alfworld", "webshop")

@@ -1,16 +1,30 @@
-"""The settings in a run folder's config.json."""
+"""The settings in a run folder's config.json: written, read, and compared with those of now."""
 
+import json
 import reprlib
 from dataclasses import Field, asdict, fields
+from pathlib import Path
 
 from paw_min.base.errors import masked
-from paw_min.config import FREE_TO_CHANGE, PAW, Config, flag, names_of, settings
+from paw_min.base.files import reading
+from paw_min.config import FREE_TO_CHANGE, PAW, Config, check, flag, names_of, settings
 from paw_min.envs.benchmarks import BENCHMARKS
 
 
 def public(cfg: Config) -> dict:
     """All settings, without the passwords in URLs."""
     return {k: masked(v) if isinstance(v, str) else v for k, v in asdict(cfg).items()}
+
+
+def read_config(path: Path) -> Config:
+    """The settings in a config.json; UserError unless each is one that a run accepts.
+
+    The environment may be one from elsewhere, which is not known here.
+    """
+    with reading(path):
+        cfg = from_stored(json.loads(path.read_text()))
+    check(cfg)
+    return cfg
 
 
 def from_stored(stored: dict) -> Config:
