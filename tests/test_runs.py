@@ -125,17 +125,25 @@ class Killed(BaseException):
     """No exception handler of a run catches it, as none catches a kill -9."""
 
 
+def half_removed(folder: Path) -> None:
+    (folder / "trainer.pt").unlink()
+    raise Killed
+
+
 @pytest.mark.parametrize(
-    "module, name",
-    [(torch, "save"), (files, "flush"), (os, "replace"), (runs, "remove")],
+    "module, name, kill",
+    [
+        (torch, "save", Killed), (files, "flush", Killed), (os, "replace", Killed),
+        (runs, "remove", half_removed),
+    ],
     ids=["write", "flush", "rename", "remove the older one"],
 )
 def test_a_save_that_is_killed_at_a_file_operation_loses_nothing(
-    finished, config, policy, monkeypatch, module, name
+    finished, config, policy, monkeypatch, module, name, kill
 ):
     run = runs.Run(config())
     with monkeypatch.context() as patch:
-        patch.setattr(module, name, Mock(side_effect=Killed))
+        patch.setattr(module, name, Mock(side_effect=kill))
         with pytest.raises(Killed):
             run.save(*policy, 9)
     again = runs.Run(config())
@@ -144,7 +152,7 @@ def test_a_save_that_is_killed_at_a_file_operation_loses_nothing(
     assert good.name == ("checkpoint-000009" if name == "remove" else "checkpoint-000001")
     torch.load(good / "trainer.pt", weights_only=True)
     AutoModelForCausalLM.from_pretrained(good)
-    assert not list(finished.glob("*.partial"))
+    assert list(finished.glob("checkpoint-*")) == [good]
 
 
 # ---- damaged folders ----
@@ -200,6 +208,19 @@ def test_a_run_without_its_checkpoint_keeps_its_metrics(finished, config):
     with pytest.raises(UserError, match="has metrics, but no checkpoint: use another --name"):
         train.train(config(updates=3))
     assert [line["update"] for line in runs.read_metrics(finished)] == [0, 1, 2]
+
+
+def test_a_kill_before_the_first_checkpoint_may_be_followed_by_another_interval(
+    finished, config, policy
+):
+    shutil.rmtree(finished / "checkpoint-000001")  # as if the run had --save-every 2
+    path = finished / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"save_every": 2}))
+    with open(finished / "metrics.jsonl", "a") as file:
+        file.write('{"update": 2}\n')
+    assert runs.Run(config(save_every=1)).restore(*policy) == 0
+    assert [line["update"] for line in runs.read_metrics(finished)] == [0]
+    assert json.loads(path.read_text())["save_every"] == 1
 
 
 def test_a_run_is_older_than_a_setting(finished, config, policy):

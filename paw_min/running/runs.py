@@ -11,10 +11,11 @@
                 lock                  held by the process that writes here
                 tensorboard/, wandb/, wandb-id    with --track
 
-Each of these is written beside its place, as NAME.partial, except the lines of metrics.jsonl. A
+Settings, texts, pictures and checkpoints are written beside their place, as NAME.partial. A
 checkpoint is renamed when it is complete and on the disk, and the previous one is removed only
-then. Resuming drops later metrics, so a run that dies at any moment resumes consistently. Only rank
-0 writes. Checkpoints are not sharded, so that any number of ranks can resume from them.
+then. Resuming drops later metrics and removes all checkpoints but the newest, so a run that dies at
+any moment resumes consistently. Only rank 0 writes. Checkpoints are not sharded, so that any number
+of ranks can resume from them.
 """
 
 import json
@@ -51,6 +52,7 @@ class Run:
         self.cfg = cfg
         self.folder = Path(cfg.out) / cfg.name
         self.tracker = None
+        self.saved_every = cfg.save_every  # so far; another value holds from now on
         if distributed.rank() > 0:
             return
         path = self.folder / "config.json"
@@ -61,7 +63,7 @@ class Run:
         if path.exists() or self.is_trained:
             with reading(path):  # it may be that of a model, or of another program
                 stored = json.loads(path.read_text())
-                from_stored(stored)
+                self.saved_every = from_stored(stored).save_every
         if self.is_trained:
             if changed := differences(stored, cfg):
                 raise UserError(
@@ -99,10 +101,15 @@ class Run:
             policy.save(partial, weights)
             others = policy.besides_the_model(weights)
             torch.save({"optimizer": state, "weights": others}, partial / "trainer.pt")
-        with writing(str(final)):
-            for old in self.folder.glob(CHECKPOINTS):
-                if old != final:
-                    remove(old)
+        self.remove_all_but(final)
+
+    def remove_all_but(self, newest: Path | None) -> None:
+        """Remove older checkpoints, and what is left of one that a kill has cut short."""
+        with writing(str(self.folder)):
+            for pattern in (CHECKPOINTS, f"{CHECKPOINTS}.partial"):
+                for found in list(self.folder.glob(pattern)):
+                    if found != newest:
+                        remove(found)
 
     def restore(self, policy, optimizer) -> int:
         """Load the optimizer state, and weights outside of the language model -> updates done."""
@@ -118,15 +125,14 @@ class Run:
                 )
         if distributed.rank() == 0:
             lines = read_metrics(self.folder)
-            if not done and lines and lines[-1]["update"] > self.cfg.save_every:
+            if not done and lines and lines[-1]["update"] > self.saved_every:
                 raise UserError(f"{self.folder} has metrics, but no checkpoint: use another --name")
+            self.remove_all_but(checkpoint)
+            kept = [line for line in lines if line["update"] <= done]
+            self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
             # Not before: a start that fails, as with wrong data, leaves the settings as they were.
             # So does an evaluation, whose settings may differ (FREE_TO_CHANGE).
             self.write_settings()
-            for partial in list(self.folder.glob(f"{CHECKPOINTS}.partial")):  # of a killed run
-                remove(partial)
-            kept = [line for line in lines if line["update"] <= done]
-            self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
             if self.cfg.track != "none":
                 self.tracker = track.Tracker(self.cfg, self.folder, kept)
         return done
