@@ -10,6 +10,7 @@ import random
 import sys
 from collections import deque
 from itertools import islice
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -230,6 +231,16 @@ def test_late_requests_are_answered_while_others_run(fp32):
         finished = [r.slot for part in islice(run, steps) for r in part]
         assert finished == [late.slot]
         assert [r for part in run for r in part] == [answers[early.slot]]
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("CUDA error: out of memory")])
+def test_a_sleeping_engine_is_woken_before_it_ends(error):
+    """On a GPU, which is not there; without room to wake up, the engine still ends."""
+    sampler = VLLMSampler.__new__(VLLMSampler)
+    sampler.gpu, sampler.llm = True, Mock()
+    sampler.llm.wake_up.side_effect = error
+    sampler.close()
+    assert sampler.llm.mock_calls == [call.wake_up(), call.llm_engine.engine_core.shutdown()]
 
 
 def test_what_is_wrong_is_said_in_a_sentence(fp32, monkeypatch, tmp_path):

@@ -11,7 +11,7 @@ import os
 import warnings
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from itertools import count
 
@@ -127,10 +127,12 @@ class VLLMSampler:
         if self.gpu:
             torch.cuda.empty_cache()  # return what the trainer freed but its allocator cached
             self.llm.wake_up(tags=["weights"])
-        # All weights in one call, at whose end vLLM copies them over the old ones.
+        # In one call: vLLM collects the weights of a layer, several of which may be one of its own
+        # (q, k and v), and copies them over the old ones as soon as all are there.
         weights = {"weights_iterator": full_weights(policy.model)}
         self.llm.collective_rpc("reload_weights", kwargs=weights)
-        # Only now: until here, old and new weights needed the space.
+        # Only now: until here, a layer was there twice, and with LoRA and --shard its weights were
+        # merged or gathered.
         if self.gpu:
             self.llm.wake_up(tags=["kv_cache"])
         # Cached keys and values of common prompt prefixes come from the old weights.
@@ -170,6 +172,11 @@ class VLLMSampler:
     def close(self) -> None:
         """Shut the engine down. This also destroys torch's process group, whoever created it, so
         call it on every rank, after the last collective call."""
+        # A sleeping engine would release its GPU memory a second time as it ends, which the driver
+        # refuses. Where there is no room to wake up, as after an error, that remains.
+        if self.gpu:
+            with suppress(RuntimeError):
+                self.llm.wake_up()
         self.llm.llm_engine.engine_core.shutdown()
 
     def _params(self, request: Request, temperature: float, max_tokens: int):
