@@ -19,7 +19,7 @@ from paw_min import losses, targets
 from paw_min.cli import fork
 from paw_min.config import Config
 from paw_min.metrics import describe_selection
-from paw_min.rows import Rows
+from paw_min.rows import Rows, TokenRow
 from paw_min.running.session import Session
 from paw_min.train import learn_jointly
 from paw_min.update import select_transitions
@@ -33,8 +33,16 @@ def section_7(cfg: Config, s: Session, rows: Rows, k: int) -> dict[str, float]:
     if ONCE:
         rows = without_repeats(cfg, rows)
     # Where the first observation is empty, the target stays so: weights and selection stay right.
-    rows = replace(rows, tokens=targets.multi_step(rows.tokens, rows.trajectory, STEPS))
+    longer = targets.multi_step(rows.tokens, rows.trajectory, STEPS)
+    rows = replace(rows, tokens=[cut(row, s.policy.positions) for row in longer])
     return describe_selection(rows) | learn_jointly(cfg, s, rows, k)
+
+
+def cut(row: TokenRow, positions: int) -> TokenRow:
+    """The row without target tokens beyond the model's positions, as a rollout cuts them."""
+    left = positions - len(row.prompt_ids) - len(row.response_ids) - len(row.separator_ids)
+    given = [k for k in row.given if k < left]
+    return replace(row, obs_ids=row.obs_ids[:left], given=given)
 
 
 def without_repeats(cfg: Config, rows: Rows) -> Rows:

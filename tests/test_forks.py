@@ -14,9 +14,9 @@ from paw_min import cli, losses, targets
 from paw_min.base.errors import UserError
 from paw_min.config import Config, parse_args
 from paw_min.model.batches import collate
-from paw_min.rows import Episode, Transition, flatten
-from paw_min.running.presets import SCRIPTS
+from paw_min.rows import Episode, TokenRow, Transition, flatten
 from paw_min.running.config_json import differences
+from paw_min.running.presets import SCRIPTS
 from paw_min.update import learn, mini_batches, prepare
 from tests.helpers import BASE, EPISODES, ROWS, make_policy, of_mini, run, start, step_of
 
@@ -56,10 +56,10 @@ def gradients_of_steps(s: SimpleNamespace) -> list[torch.Tensor]:
     return steps
 
 
-def add_answers(policy, rows, weights) -> None:
-    """Add the gradient of sum_i w_i * (mean of -log p over the answer of row i), row by row.
+def add_answers(policy, rows, weights, loss_of=torch.neg) -> None:
+    """Add the gradient of sum_i w_i * (mean loss over the answer of row i), row by row.
 
-    Given tokens are no part of an answer.
+    Given tokens are no part of an answer. loss_of: of the log p of a token; -log p.
     """
     for row, weight in zip(rows, weights, strict=True):
         before = row.prompt_ids + row.response_ids
@@ -67,7 +67,7 @@ def add_answers(policy, rows, weights) -> None:
         first = len(before) - 1  # this position predicts the first token of the answer
         answer = [k for k in range(len(row.obs_ids)) if k not in row.given]
         if answer:
-            terms = [-logp[first + k, row.obs_ids[k]] for k in answer]
+            terms = [loss_of(logp[first + k, row.obs_ids[k]]) for k in answer]
             (weight * sum(terms) / len(terms)).backward()
 
 
@@ -124,21 +124,18 @@ def test_only_unseen_tokens_of_observations_teach(loss):
     steps = gradients_of_steps(s)
     metrics = unseen.unseen(cfg, s, rows, 1)
     s.policy.zero_grad()
-    n_left = 0
-    for row, weight in zip(rows.tokens, rows.row_weight.tolist(), strict=True):
-        new = [k for k, token in enumerate(row.obs_ids) if token not in row.prompt_ids]
-        if not weight or not new:
-            continue
-        before = row.prompt_ids + row.response_ids
-        logits = s.policy.model(torch.tensor([before + row.obs_ids])).logits[0]
-        terms = []
-        for k in new:
-            logp = logits[len(before) + k - 1].log_softmax(-1)[row.obs_ids[k]]
-            p = logp.exp()
-            terms.append(-logp if loss == "ce" else (1 - p) * (p.item() <= cfg.rho))
-        (cfg.wm_scale * weight * sum(terms) / len(terms)).backward()
-        n_left += len(row.obs_ids) - len(new)
-    assert n_left  # some tokens are in the prompt
+    answers = []
+    for row in rows.tokens:
+        shown = [k for k, token in enumerate(row.obs_ids) if token in row.prompt_ids]
+        answers.append(replace(row, given=shown))
+    assert any(row.given for row in answers)
+
+    def clipped(logp):
+        p = logp.exp()
+        return (1 - p) * (p <= cfg.rho)
+
+    loss_of = torch.neg if loss == "ce" else clipped
+    add_answers(s.policy, answers, (cfg.wm_scale * rows.row_weight).tolist(), loss_of)
     assert torch.allclose(steps[0], gradient_of(s.policy), atol=1e-6)
     assert metrics["wm_loss"] > 0
 
@@ -325,6 +322,23 @@ def test_the_next_observations_are_targets(monkeypatch):
     monkeypatch.setattr(section_7, "STEPS", 1)
     s = session(0.0)
     assert section_7.section_7(cfg, s, rows, 1)["tokens_trained"] < metrics["tokens_trained"]
+
+
+def test_longer_targets_end_at_the_models_positions():
+    s = session(0.0)
+    cfg = Config(**BASE)
+    rows = prepared(cfg, s)
+    longer = targets.multi_step(ROWS, rows.trajectory, 2)
+    s.policy.positions = -1 + max(
+        len(row.prompt_ids + row.response_ids + row.obs_ids) for row in longer
+    )
+    passes = []
+    s.policy.register_forward_pre_hook(lambda _, batch: passes.append(batch[0].ids.shape[1]))
+    section_7.section_7(cfg, s, rows, 1)
+    assert max(passes) == s.policy.positions
+    row = TokenRow([3, 4], [5], [6, 7, 8, 9], given=[1, 2])
+    assert section_7.cut(row, 5) == TokenRow([3, 4], [5], [6, 7], given=[1])
+    assert section_7.cut(row, 7) == row
 
 
 # ---- inverse dynamics ----
