@@ -26,7 +26,7 @@ from examples import one_file
 from examples.one_file import R_MAX, TOOLS, Size, World, make_world
 from paw_min import cmae
 from paw_min.base.errors import user_errors
-from paw_min.base.files import made_once, replacing
+from paw_min.base.files import made_once
 from paw_min.cli import judged, main
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
@@ -155,8 +155,7 @@ def warm_start(folder: Path, seed: int = 0, size: Size = Size()) -> None:
         return TokenRow(chat(message), answer(rng.choice(TOOLS)), encode(unrelated))
 
     train_on_random_rows(policy, draw, size.warm_steps, size.warm_rows, one_file.WARM_LR)
-    with replacing(folder) as new:  # a killed process leaves no half of a model
-        policy.save(new)
+    policy.save(folder)
 
 
 def train_on_random_rows(

@@ -12,16 +12,17 @@ import json
 import multiprocessing
 import shutil
 from contextlib import redirect_stdout
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from statistics import mean
 
 import torch
-from filelock import FileLock
 
 from examples import locks
 from examples.one_file import TOOLS, World, make_world
 from paw_min.base.errors import user_errors
+from paw_min.base.files import made_once
 from paw_min.config import Config
 from paw_min.model.batches import collate
 from paw_min.model.policy import Policy, load_policy
@@ -66,10 +67,7 @@ def job(key: tuple[str, int]) -> dict:
     torch.set_num_threads(1)
     preset = locks.PRESETS["tiny"]
     start = SCRATCH / f"start {seed}"
-    start.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{start}.lock"):  # the arms of a seed share it
-        if not start.exists():
-            locks.warm_start(start, seed)
+    made_once(start, partial(locks.warm_start, seed=seed))  # the arms of a seed share it
     folder = SCRATCH / f"{arm} {seed}"
     shutil.rmtree(folder, ignore_errors=True)  # of a killed command
     curve = []
