@@ -245,8 +245,9 @@ def _centered(values: Tensor, stats: Statistics) -> Tensor:
 
 def _scale(stats: Statistics) -> Tensor:
     """What a centered value is divided by: std + eps, or 1 where there is no spread -> (N,)."""
-    # Where all counted scores are equal, only the penalty of a row that was not counted could
-    # differ from their mean. Divided by eps, it would be an advantage of -1e5.
+    # Where all counted scores are equal, their centered values are 0, whatever divides them. But
+    # with over="trajectories", a row that is not counted may have a penalty of its own: divided by
+    # eps, 0.1 would be an advantage of -1e5.
     is_equal = stats.std < EPS * 1e-3  # up to rounding; also 0 of a single row
     return (stats.std + EPS).masked_fill(is_equal, 1.0)
 

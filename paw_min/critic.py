@@ -1,20 +1,24 @@
 """The critic of PPO (arXiv 1707.06347): token values, advantages, and the value loss.
 
-    V(h_t, a_t[<k])    a second copy of the start model with a linear head of one output
-    A_k                advantages.gae over the tokens of each response, whitened over the update
-    value loss         max((V - G)^2, (clip(V, V_old +- 0.5) - G)^2), token mean
+Before each token of a response, the critic predicts the score s_i that the row will get: the return
+of the whole episode minus the row's penalty. The advantage is by how much the score is higher.
 
-In verl-agent's multi-turn form, GAE treats each row as its own trajectory. Its last token is
-rewarded with the row's score s_i (return of the whole episode, minus the row's penalty), and
-nothing is bootstrapped from the next step of the environment. With gamma = lambda = 1,
-A_k = s_i - V_k.
+    V_k           value before token k, from h_t and a_t[<k]: a second copy of the start model with
+                  a linear head of one output
+    A_k           advantages.gae over the tokens of each response, whitened over the update
+    G_k           A_k + V_k before whitening: what the critic learns
+    value loss    max((V - G)^2, (clip(V, V_old +- 0.5) - G)^2), token mean
+
+As in verl-agent, GAE treats each row as its own trajectory: its last token is rewarded with s_i,
+and nothing is bootstrapped from the next step of the environment. With gamma = lambda = 1,
+A_k = s_i - V_k and G_k = s_i.
 
 The critic (model/critic.py) shares the policy's AdamW, with a learning rate of its own. Its
 optimizer steps are separate from the policy's: AdamW skips parameters without a gradient, so a step
 of one leaves the other alone. Its head starts at zero, verl-agent's at random.
 
 Legend: N rows, T tokens of the longest response, B rows of a micro-batch, S columns (see
-model/batches.py), D hidden size, M response tokens.
+model/batches.py), M response tokens.
 """
 
 from dataclasses import dataclass
@@ -29,7 +33,7 @@ from paw_min.model.batches import micro_batches, to_columns
 from paw_min.model.policy import Policy
 from paw_min.model.scoring import response_mask
 from paw_min.rows import Rows
-from paw_min.update import gradient_step, mini_batches
+from paw_min.update import gradient_step, mini_batches, row_scores
 
 VALUE_CLIP = 0.5  # verl-agent
 GAE_LAMBDA = 1.0  # verl-agent
@@ -53,7 +57,7 @@ def learn_values(
     reward = torch.zeros_like(old)  # (N, T)
     row = torch.arange(len(mask))  # (N,)
     last = mask.sum(-1) - 1  # (N,)
-    reward[row, last] = rows.score.to(old)
+    reward[row, last] = row_scores(rows, cfg.invalid_penalty).to(old)
     # gae() takes a flat list of tokens, with the row of each as its trajectory.
     label = row[:, None].expand_as(mask)[mask]  # (M,)
     estimate = torch.zeros_like(old)  # (N, T)

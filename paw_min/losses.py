@@ -86,9 +86,13 @@ def k3_kl(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
 def row_weights(
     group: Sequence[Hashable], selected: Tensor, lambdas: dict[Hashable, float]
 ) -> Tensor:
-    """w_i such that sum_i w_i * loss_i is the second term of Eq. 11 -> (N,).
+    """The weight of each row in the second term of Eq. 11 -> (N,).
 
-    w_i = lambda_g / (G * |S_alpha,g|) for a selected row of group g, else 0.
+    Each row has a fixed weight, so the term is one sum over rows, sum_i w_i * loss_i, and may be
+    computed in any parts:
+
+        w_i = lambda_g / (G * |S_alpha,g|) for a selected row of group g, else 0
+
     selected: bool (N,), Eq. 4. lambdas: {group: lambda_g} for every group of the update; G is their
     number, so a group without selected rows adds 0 and does not change the weight of the others.
     """

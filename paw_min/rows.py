@@ -84,9 +84,8 @@ class Rows:
     valid: Tensor  # (N,) bool: is the response well formed?
     sampler_logp: Tensor  # (N, T) the sampler's log-probs of a_t in nats, 0 after its end
 
-    score: Tensor | None = None  # (N,) s_i: R(tau) minus the row's own format penalty
     advantage: Tensor | None = None  # (N,), one A per response, or (N, T), one per response token
-    old_logp: Tensor | None = None  # (N, T) log pi_old(a_t); None: not computed, see loss_parts
+    old_logp: Tensor | None = None  # (N, T) log pi_old(a_t); None: the policy is still pi_old
     ref_logp: Tensor | None = None  # (N, T) log pi_ref(a_t); None: no KL term
     entropy: Tensor | None = None  # (N,) H(a_t | h_t), Eq. 4; None: no pass was made for it
     candidates: Tensor | None = None  # (N,) bool: rows that compete in Eq. 4

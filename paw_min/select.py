@@ -8,9 +8,10 @@ drawn. Transitions without an observation (|o| = 0) do not compete (update.selec
 them out).
 
 The paper's text says the entropy of the action-token distributions; the printed formula has
--q log q of the *sampled* token only. Here: both, and the entropy of the full vocabulary by default
-(in training by model/head.py), because -q log q goes to 0 for very unlikely tokens as well as for
-certain ones.
+-q log q of the *sampled* token only. Training uses the former, over the full vocabulary
+(model/head.py computes it tile by tile), because -q log q goes to 0 for very unlikely tokens as
+well as for certain ones. To try the printed formula, put `sampled_entropy` of the log-probs in
+model/scoring.py.
 
 Legend: N transitions, T tokens, V vocabulary.
 """

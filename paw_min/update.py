@@ -66,13 +66,12 @@ def prepare(
     if reference is not None:
         ref_logp = reference_logp(cfg, policy, reference, rows)
 
-    score = row_scores(rows, cfg.invalid_penalty)
     # A of Eq. 1. PPO's come from its critic, which is a model: train.run_update adds them.
     advantage = None
     if cfg.algo != "ppo":
         # Where environments broke and a group has one episode left, its rows would be compared
         # with each other.
-        advantage = row_advantages(cfg, rows, score)
+        advantage = row_advantages(cfg, rows)
         advantage[~advantages.is_compared(rows.group, rows.trajectory)] = 0.0
 
     # Selection and lambda_g need all rows of the update: Eq. 4 ranks them globally, Eq. 10 averages
@@ -93,7 +92,6 @@ def prepare(
     return replace(
         rows,
         tokens=tokens,
-        score=score,
         advantage=advantage,
         old_logp=old.logp,
         ref_logp=ref_logp,
@@ -188,8 +186,8 @@ def loss_parts(
     # world model's; attention is causal, so the former do not depend on the latter.
     logp, token_entropy = policy(batch)  # (B, S) each
     if rows.old_logp is None:
-        # No pass was made for it, since this update is a single step: the policy is still pi_old.
-        # The ratio is 1, and its gradient that of logp.
+        # This update is a single step: the policy is still pi_old. The ratio is 1, and its gradient
+        # that of logp.
         old_logp = logp.detach()
     else:
         old_logp = to_columns(rows.old_logp[index], logp)
@@ -235,13 +233,15 @@ def mini_batches(n_rows: int, size: int, seed_key: tuple) -> list[list[int]]:
 
 
 def old_policy_scores(cfg: Config, policy: Policy, rows: Rows) -> Scores:
-    """log pi_old(a_t) for the probability ratio, and H(a_t | h_t) for Eq. 4, in one pass at most.
+    """log pi_old(a_t) for the probability ratio, and H(a_t | h_t) for Eq. 4.
 
-    pi_old is the policy before the first optimizer step of the update:
+    pi_old is the policy before the first optimizer step of the update. One pass without gradient
+    gives both. It is made if
 
-        several mini-batches     a pass without gradient, since the later ones have other weights
-        one mini-batch           the training pass itself starts at pi_old: no pass is needed for
-                                 log pi_old, and logp is None unless one is made for the entropies
+        there are several mini-batches    the later ones meet other weights
+        Eq. 4 ranks the rows              it needs the entropies before any step
+
+    Otherwise both are None: the training pass of the only step is one of pi_old.
     """
     selects = cfg.paw and cfg.alpha < 1
     several_steps = 0 < cfg.mini_batch < len(rows.tokens)
@@ -256,11 +256,12 @@ def row_scores(rows: Rows, invalid_penalty: float) -> Tensor:
     return advantages.penalized(returns, rows.valid, invalid_penalty)
 
 
-def row_advantages(cfg: Config, rows: Rows, score: Tensor) -> Tensor:
-    """A of each row, by the group-relative estimators: (N,) -> (N,).
+def row_advantages(cfg: Config, rows: Rows) -> Tensor:
+    """A of each row, by the group-relative estimators -> (N,).
 
     Another estimator may return one value per response token, (N, T).
     """
+    score = row_scores(rows, cfg.invalid_penalty)  # (N,)
     if cfg.algo == "rloo":
         return advantages.rloo(score, rows.group, rows.trajectory, over=cfg.statistics)
     if cfg.algo == "grpo":

@@ -18,6 +18,7 @@ from paw_min.model.policy import load_policy
 from paw_min.running import runs
 from paw_min.toy import default_model
 from paw_min.toy import webshop_shops as shops
+from tests import helpers
 from tests.dist_jobs import CASES, PPO_CASES, ppo_updated, resume, uninterrupted, updated
 from tests.helpers import argv
 
@@ -145,11 +146,9 @@ def script(tmp_path_factory, model) -> list[str]:
 
 
 def numbers(folder: Path) -> list[dict]:
-    timed = ("seconds", "generator_idle", "env_wait", "memory_gb", "tokens_forward")
-    return [
-        {k: v for k, v in line.items() if not k.startswith(timed)}
-        for line in runs.read_metrics(folder)
-    ]
+    """metrics.jsonl without times and padding, which differ between ranks."""
+    lines = helpers.numbers(folder)
+    return [{k: v for k, v in line.items() if k != "tokens_forward"} for line in lines]
 
 
 def same(ours: list[dict], theirs: list[dict]) -> bool:

@@ -21,7 +21,6 @@ from paw_min.update import (
     observation_loss,
     prepare,
     row_advantages,
-    row_scores,
     select_transitions,
     world_model_candidates,
 )
@@ -254,7 +253,7 @@ def golden_episodes() -> list[Episode]:
 
 def golden_advantages(cfg: Config) -> list[float]:
     rows = flatten(golden_episodes())
-    return row_advantages(cfg, rows, row_scores(rows, cfg.invalid_penalty)).tolist()
+    return row_advantages(cfg, rows).tolist()
 
 
 @pytest.mark.parametrize("settings, expected", [
@@ -321,9 +320,8 @@ def test_similar_anchors_reach_the_advantages():
     episodes[0].transitions[0].observation = "s" * 20
     episodes[1].transitions[0].observation = "s" * 19 + "t"
     rows = flatten(episodes)
-    score = row_scores(rows, cfg.invalid_penalty)
     exact, similar = (
-        row_advantages(replace(cfg, env=env), rows, score) for env in ("webshop", "search")
+        row_advantages(replace(cfg, env=env), rows) for env in ("webshop", "search")
     )
     assert not torch.equal(exact, similar)
 

@@ -99,8 +99,12 @@ def micro_batches(
 def split(lengths: list[int], budget: int, multiple: int = 1) -> list[list[int]]:
     """Parts with rows x longest <= budget, as indices into `lengths`; each index exactly once.
 
-    As few parts as possible, but a multiple of `multiple` (the ranks); then of sizes as equal as
-    possible. The longest rows come first: if the budget exceeds the memory, the first batch fails.
+    1. Fill parts with rows in the order of their lengths: the fewest parts within the budget.
+    2. Round their number up to a multiple of `multiple` (the ranks), if there are as many rows.
+    3. Lower the limit as long as this number suffices: the parts become as equal as possible.
+    4. Where that leaves fewer parts, halve the largest.
+
+    The longest rows come first: if the budget exceeds the memory, the first batch fails.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
 
@@ -117,12 +121,10 @@ def split(lengths: list[int], budget: int, multiple: int = 1) -> list[list[int]]
     fewest = len(fill(budget))
     count = -(-fewest // multiple) * multiple  # rounded up
     count = min(count, len(lengths))
-    # The number of parts never rises with the limit, so a binary search finds the lowest limit that
-    # needs at most `count` parts, which balances them.
+    # The number of parts never rises with the limit: a binary search finds the lowest one.
     limit = bisect_left(range(budget), True, key=lambda tokens: len(fill(tokens)) <= count)
     parts = fill(limit)
     while len(parts) < count:
-        # Halve the largest part that has two rows or more.
         divisible = [k for k in range(len(parts)) if len(parts[k]) > 1]
         largest = max(divisible, key=lambda k: len(parts[k]) * lengths[parts[k][0]])
         part = parts[largest]

@@ -63,7 +63,9 @@ class Head(torch.nn.Linear):
 
 
 def tiles(hidden: Tensor, weight: Tensor, target: Tensor):
-    """(slice of the vocabulary, W (C, D), logits (M, C), target's column (M, 1), is it here?)"""
+    """Each tile: its part of the vocabulary, W (C, D), logits (M, C), and of each target the column
+    (M, 1), which counts only where the target is in this tile, bool (M,).
+    """
     size = max(1, TILE // max(1, len(hidden)))
     for start in range(0, len(weight), size):
         part = slice(start, min(start + size, len(weight)))
@@ -111,12 +113,13 @@ class TokenScores(torch.autograd.Function):
         g = d_logp[:, None]  # (M, 1), the incoming gradient of log p(y)
         h = d_entropy[some, None]  # (N, 1), that of the entropy H
         for part, w, logits, column, here in tiles(hidden, weight, target):
+            # d z_v = [v = y] g - p_v (g + h (log p_v + H)), in place; h = 0 without an entropy.
             logp = logits.sub_(total[:, None])
-            factor = (logp[some] + entropy[some, None]).mul_(h).add_(g[some])  # g + h (log p + H)
+            factor = (logp[some] + entropy[some, None]).mul_(h).add_(g[some])
             d_logits = logp.exp_()  # p
             d_logits[some].mul_(factor)
             d_logits[rest].mul_(g[rest])
-            d_logits.neg_().scatter_add_(1, column, g * here[:, None])  # [v = y] g
+            d_logits.neg_().scatter_add_(1, column, g * here[:, None])
             # bf16 keeps three digits of each, however small: [v = y] - p was subtracted in fp32.
             d_logits = d_logits.to(hidden.dtype)
             d_hidden += product(d_logits, w)

@@ -112,12 +112,13 @@ def logps_of(logps: list[list[float]]) -> Tensor:
 def compare(
     cfg: Config, policy: Policy, rows: list[TokenRow], logps: Tensor, temperature: float, when: str
 ) -> float:
-    """Mean |log pi - log mu| of these responses, in nats per token.
+    """Mean |log pi - log mu| of these responses, in nats per token, both at this temperature.
 
-    logps: (N, T or more), log mu, at this temperature. UserError if the difference is larger than
-    rounding explains.
+    logps: log mu, (N, T) or with more columns, as of all rows of an update. when: the part of the
+    run, for the UserError if the difference is larger than rounding explains.
     """
     mask = response_mask(rows)  # (N, T)
+    # An evaluation samples at another temperature than training: pi takes it for this pass.
     trained_at, policy.temperature = policy.temperature, temperature
     try:
         ours = score_responses(policy, rows, cfg.micro_tokens).logp  # (N, T)

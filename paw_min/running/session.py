@@ -203,7 +203,7 @@ def find_tasks(cfg: Config) -> Tasks:
         tasks = BENCHMARKS[cfg.env].load(cfg, data_folder(cfg))
         draw_groups(tasks.train, cfg.groups, cfg.seed, 0)  # raises if there are too few
         n_panel = min(cfg.eval_tasks or len(tasks.held_out), len(tasks.held_out))
-        return replace(tasks, held_out=panel(tasks.held_out, n_panel, seed=0))
+        return replace(tasks, held_out=panel(tasks.held_out, n_panel))
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
 

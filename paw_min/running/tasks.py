@@ -1,7 +1,7 @@
 """Which tasks to play: the groups of an update, and the fixed panel of evaluation tasks.
 
-Groups are drawn from (seed, epoch) and the panel from a seed, both without repeats. Every
-evaluation plays the same panel; verl-agent draws a new one, with repeats.
+Groups are drawn from (seed, epoch), without repeats. The panel is the same in every evaluation of
+every run; verl-agent draws a new one each time, with repeats.
 """
 
 from itertools import pairwise
@@ -23,7 +23,7 @@ def draw_groups(tasks: list[str], n_groups: int, seed: int, update: int) -> list
     return order[position * n_groups : (position + 1) * n_groups]
 
 
-def panel(tasks: list[str], n: int, seed: int) -> list[str]:
+def panel(tasks: list[str], n: int) -> list[str]:
     """n different evaluation tasks, in the order of the list.
 
     One is drawn from each of n equal parts of the list, so that in a list sorted by type, each type
@@ -31,7 +31,7 @@ def panel(tasks: list[str], n: int, seed: int) -> list[str]:
     """
     if not 1 <= n <= len(tasks):
         raise ValueError(f"A panel of {n} from {len(tasks)} tasks; choose from 1 to {len(tasks)}.")
-    rng = generator("panel", seed)
+    rng = generator("panel", 0)
     cuts = [i * len(tasks) // n for i in range(n + 1)]
     return [tasks[rng.randrange(low, high)] for low, high in pairwise(cuts)]
 
