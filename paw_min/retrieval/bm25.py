@@ -19,6 +19,9 @@ details of Lucene determine the order, and thereby the pages that the agent sees
    float32.
 4. The analyzer: words by Unicode's UAX 29, no possessive 's, lower case, no stop words, and
    Porter's stemmer in the version that its author maintains.
+
+Memory: 44 bytes per indexed word while the index is made (measured on 6 million words), about 8
+afterwards. That is near 60 GB for wiki-18 (computed).
 """
 
 import re
