@@ -199,13 +199,12 @@ def refuse(settings: RwmlSettings, cfg: Config) -> None:
     """UserError for flags that cannot work together, or that would be ignored."""
     refuse_ranks("rwml")
     check_all_bounds(settings)
-    if settings.method == "early-experience" and cfg.env == "search":
-        raise UserError("--method early-experience needs admissible commands; search has none.")
-    if settings.method == "early-experience" and cfg.env == "webshop" and (
-        cfg.data or cfg.human_goals
-    ):
-        raise UserError("--method early-experience: its expert reads the generated shop and its "
-                        "synthetic goals only; omit --data and --human-goals.")
+    if settings.method == "early-experience":
+        if cfg.env == "search":
+            raise UserError("--method early-experience needs admissible commands; search has none.")
+        if cfg.env == "webshop" and (cfg.data or cfg.human_goals):
+            raise UserError("--method early-experience: its expert reads the generated shop and "
+                            "its synthetic goals only; omit --data and --human-goals.")
 
 
 def load_encoder(name: str, device: str) -> Encoder:
