@@ -102,8 +102,8 @@ def front() -> str:
          "locks/worlds.md"),
         ("locks as games of ALFWorld's engine, KL term", hidden_study, engine,
          [f"{arm}-kl" for arm in (*ours, "echo")], "hidden/README.md"),
-        ("locks in English words, SmolLM2-135M, scale 10, KL term", boxes_study, words, [*ours, "echo"],
-         "boxes/README.md"),
+        ("locks in English words, SmolLM2-135M, scale 10, KL term", boxes_study, words,
+         [*ours, "echo"], "boxes/README.md"),
     ]  # fmt: skip
     lines = []
     for label, study, known, arms, page in rows:
