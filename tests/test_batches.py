@@ -7,7 +7,6 @@ import random
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from paw_min.base import distributed
 from paw_min.model.batches import collate, micro_batches, split
@@ -30,7 +29,6 @@ def test_scored_tokens_are_found_where_they_lie():
     assert batch.obs_mask.tolist() == [[0, 0, 1, 0], [0, 1, 1, 1], [0, 0, 0, 0]]
     is_response = batch.response_mask[batch.row, batch.column]
     assert is_response.tolist() == [True] * batch.n_response + [False] * 4
-    assert torch.equal(batch.before, batch.at - 1)
 
 
 def test_rows_are_padded_on_the_right():

@@ -44,8 +44,7 @@ class Batch:
 
     index: list[int]  # B positions in the list of rows that the batch was made from
     ids: Tensor  # (B, L)
-    at: Tensor  # (M,) position of each scored token in ids.flatten()
-    before: Tensor  # (M,) position of the token that predicts it
+    at: Tensor  # (M,) position of each scored token in ids.flatten(); the one before predicts it
     row: Tensor  # (M,) its row in the (B, S) results
     column: Tensor  # (M,) its column there
     n_response: int  # how many of the M are response tokens
@@ -168,7 +167,6 @@ def collate(rows: list[TokenRow], with_obs: list[bool], pad_id: int, device="cpu
         index=list(range(len(rows))),
         ids=ids.to(device),
         at=at.to(device),
-        before=(at - 1).to(device),
         row=row_of.to(device),
         column=column_of.to(device),
         n_response=int(response_mask.sum()),

@@ -33,7 +33,7 @@ class Critic(torch.nn.Module):
             out = self.decoder(input_ids=batch.ids, use_cache=False)
         # The state before a token is at the token that precedes it.
         n = batch.n_response
-        hidden = out.last_hidden_state.flatten(0, 1)[batch.before[:n]]  # (M, D)
+        hidden = out.last_hidden_state.flatten(0, 1)[batch.at[:n] - 1]  # (M, D)
         value = self.head(hidden.to(self.head.weight.dtype))[:, 0].float()  # (M,)
         empty = torch.zeros(batch.response_mask.shape, device=value.device)  # (B, S)
         return empty.index_put((batch.row[:n], batch.column[:n]), value)

@@ -98,7 +98,7 @@ class Policy(torch.nn.Module):
         """
         head = self.model.get_output_embeddings()
         # The head only sees scored positions. Position t - 1 predicts token t.
-        hidden = self._hidden(batch)[batch.before]  # (M, D)
+        hidden = self._hidden(batch)[batch.at - 1]  # (M, D)
         # Logits are linear in the hidden states, so dividing these applies the temperature. Only
         # responses were sampled at it: the observation's rows keep 1.
         divisor = torch.ones_like(hidden[:, :1])  # (M, 1)
