@@ -26,7 +26,7 @@ ARMS = {
     "grpo": ["--no-paw"],
     "paw": [],
     "placebo": ["--wm-target", "shuffled"],
-    "echo": ["--preset", "echo"],
+    "echo": ["--preset", "smollm2", "echo", "--wm-scale", "1"],
     "paw-ce": ["--wm-loss", "ce", "--wm-scale", "1"],
     "paw-30": ["--wm-scale", "30"],
 }
