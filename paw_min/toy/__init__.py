@@ -5,12 +5,12 @@ Runs that name no data or no model use `default_data` and `default_model`.
 
 import json
 import os
-import shutil
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 
 from paw_min.base.errors import UserError
+from paw_min.base.files import made_once
 
 DATA = Path("data")  # below the current folder
 GENERATORS = {  # the module of each, with a function `generate`
@@ -51,24 +51,16 @@ def default_model(name: str) -> str:
 def write_folder(folder: Path, texts: dict[str, str], manifest: dict) -> Path:
     """Write these ASCII files and manifest.json, all or none, with the same bytes on every system.
 
-    Another process may do the same at the same time.
+    UserError if another process was faster, and had other arguments.
     """
-    files = texts | {"manifest.json": json.dumps(manifest) + "\n"}
-    # Write elsewhere, then rename: a folder of this name is always complete.
-    partial = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)  # of a killed process that had the same number
-    for name, text in files.items():
-        (partial / name).parent.mkdir(parents=True, exist_ok=True)
-        (partial / name).write_bytes(text.encode("ascii"))  # text mode may change line ends
-    try:
-        os.replace(partial, folder)
-    except OSError:
-        shutil.rmtree(partial)
-        if not folder.exists():
-            raise
-        # Another process was faster. It may have had other arguments.
-        return check_folder(folder, texts, manifest)
-    return folder
+
+    def make(new: Path) -> None:
+        for name, text in (texts | {"manifest.json": json.dumps(manifest) + "\n"}).items():
+            (new / name).parent.mkdir(parents=True, exist_ok=True)
+            (new / name).write_bytes(text.encode("ascii"))  # text mode may change line ends
+
+    made_once(folder, make)
+    return check_folder(folder, texts, manifest)
 
 
 def check_folder(folder: Path, names: Iterable[str], manifest: dict) -> Path:
