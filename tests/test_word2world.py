@@ -514,6 +514,7 @@ MEASURE_FILE = ["fidelity", *MEASURE[1:], "--trajectories", "FILE"]
     ("", "", ["collect", "alfworld", "--agents", "random", "random"], "random random has one twi"),
     ("", "", [*TRAIN, "--width", "100"], "--width 100 is not a multiple of 32 up to 4096"),
     ("t.json", WON, [*TRAIN, "--limit", 2], "1 episodes, --limit asks"),
+    ("", "", [*IMITATE, "--limit", 2], "--limit is for train, not for imitate"),
     ("t.json", WON, [*IMITATE, "--wins", 2], "1 won episodes, --wins"),
     ("", "", [*TRAIN, "--world-model", "FOLDER"], "--world-model: train asks none; omit it"),
     # An example of an evaluated task would be a part of the answer.

@@ -32,6 +32,11 @@ COMMANDS = {
     "verify": ("world_model",),
     "imitate": ("trajectories",),
 }
+# Settings of one command, which would change nothing in another.
+OF_ONE = {
+    "split": "collect", "episodes": "collect", "start": "train", "limit": "train",
+    "wins": "imitate", "budgets": "verify",
+}
 
 PLAY = "Word2World: who plays, what, and where"
 TRAIN = "Word2World: what is trained, and how"
@@ -96,7 +101,11 @@ def parse(doc: str, argv: list[str]) -> Word2WorldJob:
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     add_settings(parser, {}, kind=Word2WorldSettings)
     args, flags = parser.parse_known_args(argv)
-    settings = Word2WorldSettings(**given_settings(vars(args), kind=Word2WorldSettings))
+    given = given_settings(vars(args), kind=Word2WorldSettings)
+    for name in given:
+        if OF_ONE.get(name, args.command) != args.command:
+            raise UserError(f"{flag(name)} is for {OF_ONE[name]}, not for {args.command}: omit it.")
+    settings = Word2WorldSettings(**given)
     if not settings.answer_tokens:
         longest = 2000 if args.command == "fidelity" else 512
         settings = replace(settings, answer_tokens=longest)
