@@ -91,15 +91,18 @@ def front() -> str:
     """
     engine = {(arm, seed): line for (seed, arm), line in hidden_study.read_runs().items()}
     words = {(arm, seed): line for (seed, arm), line in boxes_study.read_runs().items()}
-    serials = locks_worlds.finished("serials", locks_worlds.read_runs())
+    serials, large = (
+        locks_worlds.finished(world, locks_worlds.read_runs()) for world in ("serials", "large")
+    )
     ours = ["grpo", "paw", "placebo"]
     rows = [
         ("locks, 0.1 M parameters", locks_study, locks_study.read_runs(), [*ours, "ce 0.05"],
          "locks/README.md"),
         ("the same with a KL term", locks_study, locks_package.read_runs(), [*ours, "echo"],
          "locks/README.md"),
-        ("smaller locks with serial numbers", locks_study, serials, [*ours, "echo 0.05"],
+        ("locks with serial numbers", locks_study, large, [*ours, "echo 0.05"],
          "locks/worlds.md"),
+        ("the same, smaller model", locks_study, serials, [*ours, "echo 0.05"], "locks/worlds.md"),
         ("locks as games of ALFWorld's engine, KL term", hidden_study, engine,
          [f"{arm}-kl" for arm in (*ours, "echo")], "hidden/README.md"),
         ("locks in English words, SmolLM2-135M, scale 10, KL term", boxes_study, words,
