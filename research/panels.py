@@ -46,7 +46,8 @@ def draw_success(
     """
     labels = {
         "paw": "GRPO with PaW", "grpo": "GRPO", "placebo": "placebo: observations shuffled",
-        "paw-ce": "PaW with cross entropy", "echo": "ECHO",
+        "ce": "PaW with cross entropy", "paw-ce": "PaW with cross entropy", "echo": "ECHO",
+        "paw-30": "PaW, scale 30",
     }
     figure, axis = plt.subplots(figsize=(6, 3.6), layout="constrained")
     arms = {labels[arm]: Curves(updates, np.array(runs)) for arm, runs in curves.items()}

@@ -188,7 +188,7 @@ def draw(known: dict, suffix: str) -> None:
     """Success of the episodes of ten updates, each arm over the seeds that it has."""
     updates = range(10, 201, 10)
     curves = {}
-    for name in ("paw", "grpo", "placebo", "echo"):
+    for name in ("paw", "grpo", "placebo", "echo", "ce"):
         arm = name + suffix
         runs = [known[seed, arm]["success"] for seed in seeds_of(known, arm)]
         if runs:
