@@ -21,7 +21,7 @@ observations of other actions as targets. On average over 16 seeds, they win 36,
 tasks in the end (research/locks). Read this file from top to bottom: the world, the model,
 sampling, the equations, an update, a run, the comparison. To try an idea, change `top_alpha`,
 `clipped_mae` or `World`; three_worlds.py has a world made for each of the three choices. "Line 4"
-is a line of the paper's Algorithm 1 (paw_min/README.md has it).
+is a line of the paper's Algorithm 1, listed in paw_min/update.py.
 """
 
 import argparse
