@@ -105,8 +105,8 @@ def front() -> str:
         ("the same, smaller model", locks_study, serials, [*ours, "echo 0.05"], "locks/worlds.md"),
         ("locks as games of ALFWorld's engine, KL term", hidden_study, engine,
          [f"{arm}-kl" for arm in (*ours, "echo")], "hidden/README.md"),
-        ("locks in English words, SmolLM2-135M, scale 10, KL term", boxes_study, words,
-         [*ours, "echo"], "boxes/README.md"),
+        ("locks in English words, SmolLM2-135M, KL term (scale: PaW 10, ECHO 1)", boxes_study,
+         words, [*ours, "echo"], "boxes/README.md"),
     ]  # fmt: skip
     lines = []
     for label, study, known, arms, page in rows:

@@ -32,7 +32,7 @@ ARMS = {
 }
 DIFFERENCES = (
     ("paw", "grpo"), ("paw", "placebo"), ("placebo", "grpo"), ("paw-ce", "grpo"), ("paw", "paw-ce"),
-    ("paw", "echo"), ("paw-30", "grpo"), ("paw-30", "paw"),
+    ("paw", "echo"), ("echo", "grpo"), ("paw-30", "grpo"), ("paw-30", "paw"),
 )
 KEPT = ("success", "valid", "entropy", "grad_norm", "ref_kl", "wm_p_first")  # of each update
 RUNS = FOLDER / "runs.jsonl"
