@@ -29,10 +29,13 @@ ARMS = {
     "echo": ["--preset", "smollm2", "echo", "--wm-scale", "1"],
     "paw-ce": ["--wm-loss", "ce", "--wm-scale", "1"],
     "paw-30": ["--wm-scale", "30"],
+    "grpo-natural": ["--no-paw", "--data", "natural"],
+    "paw-natural": ["--data", "natural"],
 }
 DIFFERENCES = (
     ("paw", "grpo"), ("paw", "placebo"), ("placebo", "grpo"), ("paw-ce", "grpo"), ("paw", "paw-ce"),
     ("paw", "echo"), ("echo", "grpo"), ("paw-30", "grpo"), ("paw-30", "paw"),
+    ("grpo-natural", "grpo"), ("paw-natural", "paw"), ("paw-natural", "grpo-natural"),
 )
 KEPT = ("success", "valid", "entropy", "grad_norm", "ref_kl", "wm_p_first")  # of each update
 RUNS = FOLDER / "runs.jsonl"
@@ -216,7 +219,8 @@ def ask(folder: str, seed: int, data: str) -> dict[str, float]:
 
     opens: the tool that opens the box. natural: the one that would with --data natural.
     expected: the material, after a wrong tool. told: the material where the model writes it itself,
-    after "The box of Alice is made of"; of the 8 materials only, so 1/8 is chance.
+    after "The box of Alice is made of"; of the 8 materials only, so 1/8 is chance. known: the
+    natural tool, of the 8 tools only, after "To open a box made of iron, use a"; mean of materials.
     """
     import torch
 
@@ -248,6 +252,11 @@ def ask(folder: str, seed: int, data: str) -> dict[str, float]:
         told = after(f"The box of {name} is made of")[materials]  # (8,)
         found["told"].append(told[index] / told.sum())
         found["told_first"].append(told.argmax() == index)
+    tools = [token(tool) for tool in boxes.TOOLS]
+    found["known"] = []
+    for index, material in enumerate(boxes.MATERIALS):  # in the order of their natural tools
+        tool = after(f"To open a box made of {material}, use a")[tools]  # (8,)
+        found["known"].append(tool[index] / tool.sum())
     return {key: round(mean(map(float, values)), 3) for key, values in found.items()}
 
 
@@ -257,9 +266,7 @@ if __name__ == "__main__":
         commands = parser.add_subparsers(dest="command", required=True)
         running = commands.add_parser("run")
         running.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-        # ECHO waits for its scale (PROTOCOL.md).
-        arms = [arm for arm in ARMS if arm != "echo"]
-        running.add_argument("--arms", nargs="+", choices=list(ARMS), default=arms)
+        running.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
         commands.add_parser("table")
         commands.add_parser("norms")
         asking = commands.add_parser("ask")
