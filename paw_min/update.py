@@ -44,7 +44,7 @@ from paw_min.metrics import UpdateMetrics
 from paw_min.model.batches import Batch, micro_batches, to_columns
 from paw_min.model.lora import adapters_off
 from paw_min.model.policy import Policy
-from paw_min.model.scoring import Scores, score_responses
+from paw_min.model.scoring import score_responses
 from paw_min.rows import Rows, TokenRow
 
 GRAD_CLIP = 1.0  # maximum norm of an optimizer step's gradient; verl-agent
@@ -59,9 +59,12 @@ def prepare(
     rows: those of rows.flatten, the same on every rank; not changed. reference: frozen policy
     of the KL term. update: its number, for the placebo's draw.
     """
-    # One pass without gradient gives log pi_old and the entropies of Eq. 4. It comes before the
-    # first optimizer step, because both belong to the policy that sampled.
-    old = old_policy_scores(cfg, policy, rows)
+    # One pass without gradient gives log pi_old(a_t), of the ratio, and H(a_t | h_t), of Eq. 4. It
+    # comes before the first optimizer step, because both belong to the policy that sampled.
+    old_logp = entropy = None
+    if needs_old_policy(cfg, len(rows.tokens)):
+        old = score_responses(policy, rows.tokens, cfg.micro_tokens)
+        old_logp, entropy = old.logp, old.entropy
     ref_logp = None
     if reference is not None:
         ref_logp = reference_logp(cfg, policy, reference, rows)
@@ -83,7 +86,7 @@ def prepare(
     if cfg.paw:
         # Line 4, Eq. 4. Selecting in each mini-batch instead would keep the same fraction of each,
         # and rank later ones by the entropies of a policy that has been updated.
-        selected = select_transitions(candidates, old.entropy, cfg.alpha)
+        selected = select_transitions(candidates, entropy, cfg.alpha)
         lambdas = group_lambdas(cfg, rows)  # line 9, Eq. 10
     row_weight = losses.row_weights(rows.group, selected, lambdas)  # line 6, Eq. 9 and 11
     tokens = rows.tokens
@@ -93,9 +96,9 @@ def prepare(
         rows,
         tokens=tokens,
         advantage=advantage,
-        old_logp=old.logp,
+        old_logp=old_logp,
         ref_logp=ref_logp,
-        entropy=old.entropy,
+        entropy=entropy,
         candidates=candidates,
         selected=selected,
         lambdas=lambdas,
@@ -232,22 +235,16 @@ def mini_batches(n_rows: int, size: int, seed_key: tuple) -> list[list[int]]:
     return [order[k * n_rows // n : (k + 1) * n_rows // n] for k in range(n)]
 
 
-def old_policy_scores(cfg: Config, policy: Policy, rows: Rows) -> Scores:
-    """log pi_old(a_t) for the probability ratio, and H(a_t | h_t) for Eq. 4.
+def needs_old_policy(cfg: Config, n_rows: int) -> bool:
+    """Is a pass of pi_old, the policy before the first optimizer step of the update, needed?
 
-    pi_old is the policy before the first optimizer step of the update. One pass without gradient
-    gives both. It is made if
-
-        there are several mini-batches    the later ones meet other weights
-        Eq. 4 ranks the rows              it needs the entropies before any step
-
-    Otherwise both are None: the training pass of the only step is one of pi_old.
+    If there are several mini-batches, since the later ones meet other weights; or if Eq. 4 ranks
+    the rows, which takes entropies before any step. Otherwise the training pass of the only step is
+    one of pi_old.
     """
     selects = cfg.paw and cfg.alpha < 1
-    several_steps = 0 < cfg.mini_batch < len(rows.tokens)
-    if several_steps or selects:
-        return score_responses(policy, rows.tokens, cfg.micro_tokens)
-    return Scores(None, None)
+    several_steps = 0 < cfg.mini_batch < n_rows
+    return several_steps or selects
 
 
 def row_scores(rows: Rows, invalid_penalty: float) -> Tensor:

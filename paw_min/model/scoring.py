@@ -17,8 +17,8 @@ from paw_min.rows import TokenRow
 
 @dataclass
 class Scores:
-    logp: Tensor | None  # (N, T) in nats, 0 after the end of a response; None: not needed
-    entropy: Tensor | None  # (N,) H(a_t | h_t) of Eq. 4; None: not needed
+    logp: Tensor  # (N, T) in nats, 0 after the end of a response
+    entropy: Tensor  # (N,) H(a_t | h_t) of Eq. 4, in nats
 
 
 @torch.no_grad()
