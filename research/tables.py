@@ -87,7 +87,7 @@ CLOSED = [
 def front() -> str:
     """Success of GRPO, PaW, the placebo and ECHO where they were compared.
 
-    A cell has success at the end and its mean over training; "-": not run on all seeds.
+    A cell has success at the end and its mean over training; "-": not run.
     """
     engine = {(arm, seed): line for (seed, arm), line in hidden_study.read_runs().items()}
     words = {(arm, seed): line for (seed, arm), line in boxes_study.read_runs().items()}
@@ -117,12 +117,14 @@ def front() -> str:
 
 
 def both_means(study, known: dict, arm: str, seeds: list[int]) -> str:
-    """ "end / mean of the curve", by the study's own measures."""
-    if any((arm, seed) not in known for seed in seeds):
+    """ "end / mean of the curve", by the measures of `study`, over those `seeds` that there are."""
+    runs = [known[arm, seed] for seed in seeds if (arm, seed) in known]
+    if not runs:
         return "-"
-    runs = [known[arm, seed] for seed in seeds]
-    return " / ".join(f"{np.mean([measure(run) for run in runs]):.1f}"
-                      for measure in (study.end, study.area))  # fmt: skip
+    cell = " / ".join(
+        f"{np.mean([measure(run) for run in runs]):.1f}" for measure in (study.end, study.area)
+    )
+    return cell if len(runs) == len(seeds) else f"{cell} ({len(runs)} seeds)"
 
 
 # ---- locks and hidden ----
@@ -141,12 +143,12 @@ def worlds(name: str) -> str:
 
 
 def hidden(kind: str, suffix: str = "") -> str:
-    """kind: means, seeds or differences. suffix: of the arms."""
+    """kind: means or differences. suffix: of the arms."""
     return hidden_study.tables(hidden_study.read_runs(), suffix)[kind]
 
 
-def boxes(number: str) -> str:
-    return part((FOLDER / "boxes/tables.md").read_text(), int(number))
+def boxes() -> str:
+    return "\n".join(boxes_study.differences(boxes_study.read_runs()))
 
 
 # ---- runs ----

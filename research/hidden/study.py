@@ -129,7 +129,6 @@ def tables(known: dict, suffix: str) -> dict[str, str]:
     pairs = [(a + suffix, b + suffix) for a, b in PAIRS]
     return {
         "means": means(known, arms),
-        "seeds": by_seed(known, arms),
         "differences": differences(known, pairs),
     }
 
@@ -153,16 +152,6 @@ def means(known: dict, arms: list[str]) -> str:
             f"{mean(first):.0f} ({len(first)} seeds)" if first else "not measured",
         ])  # fmt: skip
     return markdown_table(header, lines)
-
-
-def by_seed(known: dict, arms: list[str]) -> str:
-    """A row per seed: of each arm, the mean of the curve and the last ten updates."""
-    lines = []
-    for seed in SEEDS:
-        runs = [known.get((seed, arm)) for arm in arms]
-        cells = [f"{area(run):.1f}, {end(run):.1f}" if run else "not run" for run in runs]
-        lines.append([str(seed), *cells])
-    return markdown_table(["seed", *arms], lines)
 
 
 def differences(known: dict, pairs: list[tuple[str, str]]) -> str:
