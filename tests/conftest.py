@@ -1,4 +1,4 @@
-"""Fixtures of all tests (small ALFWorld games made once, ~3 s; small runs); torch gets one thread.
+"""Fixtures of all tests (small data of the benchmarks, small runs); torch gets one thread.
 
 With the environment variable CI=true, as CI sets it, a skipped test fails the session.
 """
@@ -15,6 +15,7 @@ from paw_min import train, update
 from paw_min.config import Config
 from paw_min.running import plot
 from paw_min.toy import alfworld_games as games
+from paw_min.toy import search_world, webshop_shops
 from tests.helpers import SMALL, make_policy
 
 SIZES = {"train": 12, "valid_seen": 6, "valid_unseen": 6}
@@ -45,6 +46,19 @@ def games_root(tmp_path_factory):
     for split, n in SIZES.items():
         games.generate_split(root, split, n, seed=0)
     return root
+
+
+@pytest.fixture(scope="session")
+def shop(tmp_path_factory) -> str:
+    """The folder of a small WebShop."""
+    return str(webshop_shops.generate(tmp_path_factory.mktemp("shop") / "s", 30, seed=0))
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory) -> str:
+    """The folder of a small world of search."""
+    folder = tmp_path_factory.mktemp("world") / "w"
+    return str(search_world.generate(folder, n_entities=500, n_train=40, n_test=20, seed=5))
 
 
 @pytest.fixture(scope="session")

@@ -231,6 +231,19 @@ def update(cfg, policy, reference, optimizer, episodes, seed_key) -> dict:
     return metrics | (describe_selection(rows) if cfg.paw else {})
 
 
+def weights_of(policy) -> torch.Tensor:
+    """All weights as one vector."""
+    return torch.cat([p.detach().flatten() for p in policy.model.parameters()])
+
+
+def plain_logp(policy, row: TokenRow) -> torch.Tensor:
+    """log p of each token after the prompt, (S,): a pass of this row alone, without our code."""
+    ids = torch.tensor([row.prompt_ids + row.response_ids + row.obs_ids])
+    first = len(row.prompt_ids)
+    logp = policy.model(ids).logits[0, first - 1 : -1].log_softmax(-1)  # (S, V)
+    return logp.gather(-1, ids[0, first:, None])[:, 0]
+
+
 def run(episodes=EPISODES, updates=1, **settings):
     """(weights after the update as one vector, metrics)."""
     cfg = Config(**BASE | settings)
@@ -239,12 +252,11 @@ def run(episodes=EPISODES, updates=1, **settings):
     optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)
     for k in range(updates):
         metrics = update(cfg, policy, reference, optimizer, episodes, (0, k))
-    weights = [p.detach().flatten() for p in policy.model.parameters()]
-    return torch.cat(weights), metrics
+    return weights_of(policy), metrics
 
 
 def start() -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in make_policy().model.parameters()])
+    return weights_of(make_policy())
 
 
 def step_of(**settings) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """The analyses of rollouts: Fig. 2."""
 
 import json
-from itertools import combinations
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from paw_min import cmae
 from paw_min.rows import TokenRow
 from research.paper import fig2ab, fig2c, transitions
 from research.paper.transitions import TextRow
-from tests.helpers import make_policy
+from tests.helpers import make_policy, plain_logp
 
 PAGE = "'Back to Search' [SEP] 'B09QKP7XQL' [SEP] 'WH1000 SONY Tea' [SEP] 'XBOX360 USB Café'"
 
@@ -74,13 +73,7 @@ def test_observations_are_scored_at_temperature_1(config):
     ]
     logps = transitions.observation_logps(config(micro_tokens=8), policy, rows)
     for r, ours in zip(rows, logps):
-        ids = torch.tensor([r.prompt_ids + r.response_ids + r.obs_ids])
-        n = len(r.obs_ids)
-        with torch.no_grad():
-            logp = policy.model(ids).logits[0, ids.shape[1] - n - 1 : -1].log_softmax(-1)
-        assert torch.allclose(
-            ours, logp.gather(-1, ids[0, len(ids[0]) - n :, None])[:, 0], atol=1e-5
-        )
+        assert torch.allclose(ours, plain_logp(policy, r)[len(r.response_ids) :], atol=1e-5)
 
 
 def test_conflicts_by_hand():
@@ -107,12 +100,7 @@ def test_fig2ab_on_a_run(finished, tmp_path, capsys):
     fig2ab.main(argv)
     counts = json.loads((tmp_path / "fig2ab-alfworld.json").read_text())["o_t, command"]
     rows = transitions.play(transitions.arguments("", argv)).rows
-    equal = [(a, b) for a, b in combinations(rows, 2)
-             if (a.observation, a.command) == (b.observation, b.command)]
-    assert counts["repeated"] == len({(a.observation, a.command) for a, _ in equal})
-    different = {(a.observation, a.command) for a, b in equal
-                 if a.next_observation != b.next_observation}
-    assert counts["conflicts"] == len(different)
+    assert counts["keys"] == len({(row.observation, row.command) for row in rows}) > 1
     assert f"| o_t, command | {counts['keys']} |" in capsys.readouterr().out
 
 

@@ -31,11 +31,6 @@ def test_scored_tokens_are_found_where_they_lie():
     assert is_response.tolist() == [True] * batch.n_response + [False] * 4
 
 
-def test_rows_are_padded_on_the_right():
-    padded = collate(ROWS, [True, False, True], pad_id=0)
-    assert padded.ids.tolist() == [[1, 2, 3, 4, 5, 6], [1, 7, 0, 0, 0, 0], [2, 2, 3, 4, 5, 0]]
-
-
 @pytest.mark.parametrize("n_ranks", [1, 2, 4])
 def test_micro_batches_give_each_rank_its_part(monkeypatch, n_ranks):
     """Every chosen row on exactly one rank; equally many batches on all, empty ones masked out."""

@@ -59,7 +59,6 @@ def test_lossy_length_is_a_round_trip_through_lucenes_byte():
 
     lengths = np.array([*range(5000), 10**6, 2**31 - 1])
     assert lossy_length(lengths).tolist() == [length(byte(i)) for i in lengths.tolist()]
-    assert lossy_length(np.array([40, 41, 50, 63, 100])).tolist() == [40, 40, 50, 60, 96]
 
 
 def loop_scores(ids, texts, query):

@@ -17,7 +17,6 @@ import torch
 from paw_min.model.policy import load_policy
 from paw_min.running import runs
 from paw_min.toy import default_model
-from paw_min.toy import webshop_shops as shops
 from tests import helpers
 from tests.dist_jobs import CASES, PPO_CASES, ppo_updated, resume, uninterrupted, updated
 from tests.helpers import argv
@@ -139,9 +138,8 @@ def test_a_checkpoint_fits_any_number_of_ranks(folder):
 
 
 @pytest.fixture(scope="module")
-def script(tmp_path_factory, model) -> list[str]:
+def script(shop, model) -> list[str]:
     """run_webshop.py with a tiny random model and a small shop; without --out."""
-    shop = shops.generate(tmp_path_factory.mktemp("webshop") / "shop", 30, seed=0)
     return ["run_webshop.py", *argv(SMALL | dict(data=shop, model=model))]
 
 

@@ -115,9 +115,3 @@ def test_what_a_model_knows_of_the_materials(tmp_path, monkeypatch):
     assert len(set(true)) == 8 and 0 < sum(first) < 8
     expected = (sum(true) / 8, sum(first) / 8)
     assert study.material(SEED, tmp_path / "start") == pytest.approx(expected, rel=1e-4)
-
-
-def test_the_picture_of_the_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "FOLDER", tmp_path)
-    study.draw(study.read_runs(), "-kl")
-    assert (tmp_path / "curves-kl.png").stat().st_size > 5000

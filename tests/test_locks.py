@@ -1,4 +1,4 @@
-"""research/locks: its arms and its pictures. (test_tables.py has its tables.)"""
+"""research/locks: its arms. (test_tables.py has its tables and pictures.)"""
 
 from dataclasses import replace
 
@@ -6,14 +6,6 @@ import pytest
 
 from examples import one_file
 from research.locks import study, worlds
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("module, picture", [(study, "curves.png"), (worlds, "worlds.png")])
-def test_the_picture_of_the_runs(module, picture, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "FOLDER", tmp_path)
-    module.draw(module.read_runs())
-    assert (tmp_path / picture).stat().st_size > 5000
 
 
 @pytest.mark.parametrize("name", ["inverse", "tapo", "world model alone"])

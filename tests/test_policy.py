@@ -27,6 +27,7 @@ from tests.helpers import (
     chatml_tokenizer,
     control_tokens,
     make_policy,
+    plain_logp,
 )
 from tests.helpers import TOKEN_ROWS as ROWS
 from tests.model_kinds import write
@@ -53,20 +54,22 @@ def policy(request) -> Policy:
     return make_policy(request.param)
 
 
+def plain_scores(policy, r: TokenRow) -> tuple[torch.Tensor, torch.Tensor]:
+    """log p of each token after the prompt, and the entropies of those of the response."""
+    ids = torch.tensor([r.prompt_ids + r.response_ids + r.obs_ids])
+    full = policy.model(ids).logits[0, len(r.prompt_ids) - 1 : -1].log_softmax(-1)  # (S, V)
+    h = -(full.exp() * full).sum(-1)[: len(r.response_ids)]
+    return plain_logp(policy, r), h
+
+
 def test_scores_equal_the_models_own_logits(policy):
     batch = collate(ROWS, [True] * 3, policy.pad_id)
     logp, entropy = policy(batch)
     for i, r in enumerate(ROWS):
-        ids = torch.tensor([r.prompt_ids + r.response_ids + r.obs_ids])
-        full = policy.model(ids).logits[0].log_softmax(-1)  # (L, V)
-        start = len(r.prompt_ids)
-        n = len(r.response_ids)
-        for k in range(n + len(r.obs_ids)):
-            expected = full[start + k - 1, ids[0, start + k]]
-            torch.testing.assert_close(logp[i, k], expected, **ROUNDING)
-            h = -(full[start + k - 1].exp() * full[start + k - 1]).sum()
-            expected = h if k < n else torch.tensor(0.0)
-            torch.testing.assert_close(entropy[i, k], expected, **ROUNDING)
+        expected, h = plain_scores(policy, r)
+        torch.testing.assert_close(logp[i, : len(expected)], expected, **ROUNDING)
+        torch.testing.assert_close(entropy[i, : len(h)], h, **ROUNDING)
+        assert not logp[i, len(expected) :].any() and not entropy[i, len(h) :].any()
     assert batch.response_mask.sum(1).tolist() == [6, 2, 1]
     assert batch.obs_mask.sum(1).tolist() == [3, 7, 0]
 
@@ -79,12 +82,7 @@ def test_gradients_equal_those_of_the_plain_formula(policy):
     ours = [p.grad.clone() for p in policy.parameters()]
     policy.zero_grad()
     for r in ROWS:
-        ids = torch.tensor([r.prompt_ids + r.response_ids + r.obs_ids])
-        start = len(r.prompt_ids)
-        n = len(r.response_ids)
-        full = policy.model(ids).logits[0, start - 1 : -1].log_softmax(-1)  # (S, V)
-        h = -(full[:n].exp() * full[:n]).sum(-1)
-        logp = full.gather(-1, ids[0, start:, None])
+        logp, h = plain_scores(policy, r)
         (logp.sum() + 0.3 * h.pow(2).sum()).backward()
     for (name, p), grad in zip(policy.named_parameters(), ours):
         torch.testing.assert_close(grad, p.grad, atol=2e-5, rtol=1e-4, msg=name)
@@ -151,8 +149,8 @@ def test_temperature_acts_on_responses_and_not_on_observations():
     plain = make_policy()
     hot = make_policy(temperature=2.0)
     batch = collate(ROWS, [True] * 3, plain.pad_id)
-    ids = torch.tensor([ROWS[0].prompt_ids + ROWS[0].response_ids])
-    expected = (plain.model(ids).logits[0, 3] / 2.0).log_softmax(-1)[ROWS[0].response_ids[0]]
+    logits = plain.model(torch.tensor([ROWS[0].prompt_ids])).logits[0, -1]
+    expected = (logits / 2.0).log_softmax(-1)[ROWS[0].response_ids[0]]
     torch.testing.assert_close(hot(batch)[0][0, 0], expected, **ROUNDING)
     a = plain(batch)[0]
     b = hot(batch)[0]

@@ -1,4 +1,4 @@
-"""Whole runs of run_search.py: default data, published layouts."""
+"""Whole runs of run_search.py: each data set is reported; published files."""
 
 from pathlib import Path
 
@@ -8,9 +8,7 @@ from pyarrow import parquet
 
 from paw_min import train
 from paw_min.config import Config
-from paw_min.envs.search.questions import load_questions
-from paw_min.running import runs, session
-from paw_min.toy import default_data, search_world
+from paw_min.running import runs
 from tests import helpers
 from tests.retrieval import serving
 
@@ -18,12 +16,6 @@ SMALL = helpers.SMALL | dict(
     env="search", eval_split="test", updates=1, eval_tasks=4, max_turns=2,
     max_prompt_tokens=600, kl_coef=0.0, history_length=4,
 )
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("world") / "w"
-    return str(search_world.generate(folder, n_entities=500, n_train=40, n_test=20, seed=5))
 
 
 @pytest.fixture
@@ -63,11 +55,3 @@ def test_the_papers_preset_on_published_files(model, tmp_path, world):
     before, after = runs.read_metrics(tmp_path / "paper")
     assert {f"eval_success/{s}" for s in ("nq", "hotpotqa", "bamboogle")} <= set(before)
     assert after["rows"] == 8 and "loss_kl" in after
-
-
-def test_default_data(tmp_path, monkeypatch):
-    """Generated in the current folder on first use."""
-    monkeypatch.chdir(tmp_path)
-    folder = default_data("search")
-    assert len(load_questions(folder, "train")) == 2000
-    assert session.described_data(Config(env="search")) == "data/search (generated)"

@@ -10,7 +10,7 @@ from paw_min.envs.webshop import BENCHMARK, Shop
 from paw_min.model.policy import load_policy
 from paw_min.rollout import rollout
 from paw_min.running import runs
-from paw_min.toy import default_model, webshop_shops
+from paw_min.toy import default_model
 from tests import helpers
 from tests.helpers import ScriptByTurn
 
@@ -19,11 +19,6 @@ OFFICIAL = ROOT / "tests" / "data" / "webshop"  # an invented shop in the offici
 SMALL = helpers.SMALL | dict(
     env="webshop", eval_split="test", updates=1, eval_tasks=3, max_prompt_tokens=1000, kl_coef=0.0
 )
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory) -> str:
-    return str(webshop_shops.generate(tmp_path_factory.mktemp("shop") / "s", 30, seed=0))
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import math
 import os
 import random
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,12 +29,6 @@ from paw_min.world_models import rwml
 from paw_min.world_models.rwml import early_experience, stages, triplets
 from paw_min.world_models.rwml.stages import RwmlJob, RwmlSettings
 from tests.helpers import BASE, make_policy
-
-
-@pytest.fixture(scope="session")
-def minilm():
-    return stages.load_encoder("minilm", "cpu")
-
 
 # ---- formulas ----
 
@@ -94,7 +89,8 @@ def test_settings_are_the_papers():
     assert (cfg.lr, cfg.group_size, cfg.kl_coef, cfg.temperature) == (1e-6, 8, 0.01, 1.0)
 
 
-def test_distance_is_one_minus_the_cosine(minilm):
+def test_distance_is_one_minus_the_cosine():
+    minilm = stages.load_encoder("minilm", "cpu")
     texts = ["You open the fridge 1.", "You close the fridge 1.", "Buy now"]
     a, b, c = minilm.passages(texts, 3)
     found = rwml.distances(minilm, [texts[0], texts[1], None, texts[2]], [texts[0]] * 4)
@@ -113,9 +109,6 @@ def test_quality_by_hand():
 
 
 # ---- triplets ----
-
-GOOD = "<think>x</think><action>{}</action>"
-
 
 def episode_of(*steps, instruction="put a mug"):
     """(o_t, command, o_{t+1}, is it well formed?) of each step -> an episode."""
@@ -318,7 +311,7 @@ def test_a_search_of_nothing_is_no_branch(monkeypatch):
     """WebShop lists search[<your query>], which is no command; click[< prev] is one."""
     monkeypatch.setattr(early_experience, "result_of", lambda pool, step, command: "a page")
     context = Context("buy", "o", ["search[<your query>]", "click[< prev]", "click[buy now]"])
-    step = PlayedStep("0", context, GOOD.format("click[buy now]"), "")
+    step = PlayedStep("0", context, "<think>x</think><action>click[buy now]</action>", "")
     found = early_experience.branches(Config(env="webshop"), None, [step])
     assert [triplet.action for triplet in found] == ["click[buy now]", "click[< prev]"]
 
@@ -331,12 +324,9 @@ def test_branches_are_what_the_environment_answers(games_root):
     found = early_experience.branches(cfg, pool, steps)
     assert len(found) > len(steps)
     env = AlfworldEnv()
-    number = 0
-    for step in steps:
-        of_state = []
-        while number < len(found) and found[number].observation == step.context.observation:
-            of_state.append(found[number])
-            number += 1
+    states = [list(those) for _, those in groupby(found, key=lambda one: one.observation)]
+    for step, of_state in zip(steps, states, strict=True):
+        assert of_state[0].observation == step.context.observation
         commands = [t.action for t in of_state]
         # The expert's own command first, then K others that are admissible here, each once.
         assert f"<action>{commands[0]}</action>" in step.response
@@ -347,7 +337,6 @@ def test_branches_are_what_the_environment_answers(games_root):
             for turn in step.context.history:
                 env.step(turn.command)
             assert env.step(triplet.action).observation.strip() == triplet.next_observation
-    assert number == len(found)
     # A game that is not the demonstrated one.
     with pytest.raises(UserError, match="does not repeat"):
         early_experience.result_of(pool, replace(steps[0], task=games[1]), "look")

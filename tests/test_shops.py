@@ -30,10 +30,3 @@ def test_bytes_are_pinned_and_do_not_depend_on_the_hash_seed(folder, tmp_path):
     assert digest(tmp_path / "shop") == digest(folder)
     assert (shops.VERSION, digest(folder)[:32]) == (1, "beb1d214d4d68caf622379d457f2484f"), (
         "the shop has changed: increase shops.VERSION, then write the new digest here")
-
-
-def test_another_shop_in_the_folder_is_an_error(tmp_path):
-    """What else can happen to a generated folder: tests/test_corpus.py."""
-    folder = shops.generate(tmp_path / "shop", 10)
-    with pytest.raises(ValueError, match="shop has n_products 10, not 11: delete it"):
-        shops.generate(folder, 11)

@@ -23,7 +23,6 @@ from paw_min.model.sampler import HFSampler
 from paw_min.rows import TokenRow
 from paw_min.running.pieces import Pieces, stage
 from paw_min.running.runs import newest_checkpoint
-from paw_min.toy import webshop_shops
 from paw_min.world_models import supervised, word2world
 from paw_min.world_models.rwml import early_experience
 from paw_min.world_models.rwml import stages as rwml_stages
@@ -238,11 +237,10 @@ TRAINING = ["--epochs", 3, "--batch", 2, "--lr", 1e-3]
 
 
 @pytest.fixture(scope="module")
-def worlds(games_root, tmp_path_factory):
+def worlds(games_root, shop, tmp_path_factory):
     """Trajectories and a world model of each of the two environments, in folders of their names."""
     root = tmp_path_factory.mktemp("worlds")
-    shop = webshop_shops.generate(root / "shop", 30, seed=0)
-    data = {"alfworld": str(games_root), "webshop": str(shop)}
+    data = {"alfworld": str(games_root), "webshop": shop}
     for env in data:
         file = root / env / "trajectories.json"
         run = [env, "--data", data[env], *FLAGS[:-4], "--max-turns", "20"]

@@ -6,8 +6,6 @@ import pytest
 from research import stats
 from research.stats import Compared, Record, signed
 
-COLORS = {"base": "black", "own": "C1"}
-
 
 def test_differences_are_of_the_same_seed_and_task():
     base = [{"": {"x": 0.0, "y": 100.0, "w": 50.0}}, {"": {"w": 9.0, "y": 0.0, "x": 50.0}}]

@@ -116,14 +116,6 @@ def test_a_line_that_was_cut_off_is_dropped(config, finished):
     assert [line["update"] for line in runs.read_metrics(finished)] == [0, 1, 2]
 
 
-def test_killed_before_the_first_checkpoint(config, finished):
-    """A line of metrics without its checkpoint does not count."""
-    expected = numbers(finished)
-    shutil.rmtree(finished / "checkpoint-000001")
-    train.train(config(updates=1))
-    assert numbers(finished) == expected
-
-
 def test_lost_episodes_are_neither_trained_on_nor_counted(config, finished, monkeypatch, capsys):
     """One of four in update 2, all in update 3. The one that is left of a group learns nothing."""
     rollout = train.rollout

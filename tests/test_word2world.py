@@ -21,7 +21,6 @@ from paw_min.envs.pool import EnvPool
 from paw_min.envs.webshop.env import make_agent
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler
-from paw_min.toy import webshop_shops
 from paw_min.toy.standins import make_model
 from paw_min.world_models import word2world
 from paw_min.world_models.supervised import fit
@@ -373,19 +372,10 @@ def test_errors_count_as_failures(games):
 # --- WebShop: the verifier -----------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory):
-    """(settings, tasks, function from a number to a pool, function that makes an environment)."""
-    folder = str(webshop_shops.generate(tmp_path_factory.mktemp("shop") / "s", 30, seed=0))
-    make_env = partial(make_agent, folder, False, None)
-    cfg = Config(env="webshop", data=folder, **SMALL | {"max_turns": 10})
-    return cfg, [str(k) for k in range(4)], partial(EnvPool, make_env), make_env
-
-
 def test_the_verifier_vetoes_until_its_budget_is_spent(shop):
-    _, (task, *_), make_pool, make_env = shop
+    make_env = partial(make_agent, shop, False, None)
     env = make_env()
-    env.reset(task)
+    env.reset("0")
     results = env.step("search[lamp]").admissible
     product = next(command for command in results if command.startswith("click[b0"))
 
@@ -393,8 +383,8 @@ def test_the_verifier_vetoes_until_its_budget_is_spent(shop):
         return ["Nothing happens."] * len(chats)
 
     def buy(predict, budget, times):
-        pool = VerifiedPool("webshop", make_pool(1), predict, budget)
-        pool.reset(0, task)
+        pool = VerifiedPool("webshop", EnvPool(make_env, 1), predict, budget)
+        pool.reset(0, "0")
         pool.recv()
         answers = []
         # The first finds no button, buys nothing, and is not checked.
@@ -463,10 +453,6 @@ def test_a_template_that_refuses_a_system_message():
 # --- commands --------------------------------------------------------------------------------
 
 
-def run(*words):
-    word2world.main([str(word) for word in words])
-
-
 FLAGS = ["--preset", "tiny", "--groups", "2", "--max-turns", "20", "--eval-tasks", "2"]
 
 
@@ -529,8 +515,9 @@ def test_errors_are_one_sentence(tmp_path, games_root, name, content, words, mes
         path.write_text(content)
     places = {"FILE": tmp_path / "t.json", "FOLDER": tmp_path / "wm"}
     words = [places.get(word, word) for word in words]
+    words += ["--out", tmp_path / "o", "--data", games_root, *FLAGS]
     with pytest.raises(UserError, match=message) as error:
-        run(*words, "--out", tmp_path / "o", "--data", games_root, *FLAGS)
+        word2world.main([str(word) for word in words])
     assert "\n" not in str(error.value)
 
 
