@@ -9,8 +9,10 @@ import subprocess
 import sys
 from collections import Counter
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
+import trl
 from transformers import (
     AutoConfig,
     AutoModelForImageTextToText,
@@ -122,6 +124,7 @@ def make_policy(
     return Policy(model, tokenizer, temperature, precision)
 
 
+SMOLLM2 = Path(standins.__file__).parent / "weights" / "smollm2"  # has a published tokenizer
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -133,6 +136,13 @@ def chatml_tokenizer():
     tokenizer = standins.make_tokenizer([*TEXTS, "user assistant system < | im_start im_end >"])
     tokenizer.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.chat_template = CHATML
+    return tokenizer
+
+
+def publish(tokenizer, name: str):
+    """The tokenizer with the chat template of a published model, as TRL ships it."""
+    folder = Path(trl.__file__).parent / "chat_templates"
+    tokenizer.chat_template = (folder / f"{name}.jinja").read_text()
     return tokenizer
 
 
@@ -313,9 +323,6 @@ class ScriptByTurn:
     @contextmanager
     def sync(self, policy):
         yield
-
-    def close(self):
-        pass
 
     def generate(self, queue, temperature, max_tokens):
         while queue:

@@ -32,11 +32,11 @@ class Series:
         return Step("end", "", self.kind, [], 10.0 * self.won, done=True, won=self.won, score=0.75)
 
 
-def run(tasks, policy=None, sampler=None, slots=3, make_env=Series, trial=0, **settings):
+def run(tasks, trial=0, **settings):
     Series.played = {}
-    policy = policy or make_policy()
-    sampler = sampler or Script(policy)
-    with EnvPool(make_env, slots) as pool:
+    policy = make_policy()
+    sampler = Script(policy)
+    with EnvPool(Series, 3) as pool:
         cfg = Config(**{"prompt": "compact", "eval_temperature": 0.7} | settings)
         return evaluate(cfg, policy, sampler, pool, tasks, trial), sampler
 

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import asdict, replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +21,7 @@ from tests.helpers import (
     BASE,
     EPISODES,
     ROWS,
+    SMOLLM2,
     make_policy,
     of_mini,
     plain_logp,
@@ -32,7 +32,6 @@ from tests.helpers import (
 )
 
 pytestmark = pytest.mark.usefixtures("without_gradient_clipping")
-SMOLLM2 = Path(__file__).parent.parent / "paw_min" / "toy" / "weights" / "smollm2"
 
 
 def session(lr: float) -> SimpleNamespace:

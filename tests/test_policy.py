@@ -5,11 +5,9 @@ length, another batch), tolerances are a few float32 roundings of a log-probabil
 """
 
 from collections import deque
-from pathlib import Path
 
 import pytest
 import torch
-import trl
 from safetensors.torch import load_file, save_file
 
 from paw_min import losses
@@ -28,11 +26,10 @@ from tests.helpers import (
     control_tokens,
     make_policy,
     plain_logp,
+    publish,
 )
 from tests.helpers import TOKEN_ROWS as ROWS
 from tests.model_kinds import write
-
-TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 
 
 def sample(policy, prompts, seeds, temperature, max_tokens, batch_size=64) -> list:
@@ -205,8 +202,7 @@ def test_responses_end_at_the_first_end_token(make_tokenizer):
     ("deepseek_r1_distill", "<｜end▁of▁sentence｜>"),
 ])
 def test_end_tokens_of_published_templates(name, end):
-    tokenizer = standins.make_tokenizer(TEXTS)
-    tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
+    tokenizer = publish(standins.make_tokenizer(TEXTS), name)
     tokenizer.eos_token = end if name in ("phi3_5", "deepseek_r1_distill") else "<end>"
     others = ["<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|user|>", "<｜User｜>"]
     tokenizer.add_special_tokens({"extra_special_tokens": [end, *others]})
@@ -264,7 +260,7 @@ def test_no_text_becomes_a_control_token():
 )
 def test_labels_do_not_open_a_thought_twice(name, opened):
     policy = make_policy()
-    policy.tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
+    publish(policy.tokenizer, name)
     assert policy.opened == opened
     label = policy.encode_response(TEXTS[1])
     assert label == [*policy.encode(TEXTS[1].removeprefix(opened)), policy.eos_ids[0]]
@@ -333,5 +329,5 @@ def test_dropout_is_off(tmp_path, family, rates):
 ])
 def test_prompts_have_a_fixed_date_and_no_thinking_of_the_models_own(name, written):
     policy = make_policy()
-    policy.tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
+    publish(policy.tokenizer, name)
     assert written in policy.render([{"role": "user", "content": "hi"}])

@@ -43,8 +43,6 @@ class Toy:
             os.kill(os.getpid(), signal.SIGKILL)
         if command == "hang":
             time.sleep(600)
-        if command == "slow":
-            time.sleep(0.5)
         if command == "raise":
             raise KeyError("val1")
         if command == "exit":

@@ -176,19 +176,13 @@ def test_a_worker_and_its_engine_end_together(java):
     until(lambda: not engines[1].is_running() or engines[1].status() == "zombie")
 
 
-def test_a_killed_engine_costs_episodes_only(java):
-    with EnvPool(ScienceWorld, 1, workers=1) as pool:
+def test_a_killed_or_hanging_engine_costs_episodes_only(java):
+    with EnvPool(ScienceWorld, 1, workers=1, timeout=20) as pool:
         reset(pool, [f"{FRICTION} 0"])
-        engine = engine_of(pool._workers[0].process.pid)
-        engine.kill()
+        engine_of(pool._workers[0].process.pid).kill()
         assert step(pool, {0: "teleport to workshop"})[0].failed
         # The connection ends a moment before the process, of which the last thread counts.
         until(lambda: "(paper, cloth)" in reset(pool, [f"{FRICTION} 0"])[0].task)
-
-
-def test_a_hanging_engine_costs_episodes_only(java):
-    with EnvPool(ScienceWorld, 1, workers=1, timeout=20) as pool:
-        reset(pool, [f"{FRICTION} 0"])
         pool._timeout = 1.0
         engine = engine_of(pool._workers[0].process.pid)
         engine.suspend()

@@ -3,7 +3,6 @@
 The kill is real: SIGKILL, to a process that is somewhere in its work.
 """
 
-import itertools
 import json
 import os
 import random
@@ -32,7 +31,7 @@ from paw_min.world_models.supervised import fit
 from paw_min.world_models.word2world import commands, players
 from paw_min.world_models.word2world.training import Together
 from paw_min.world_models.word2world.world_model import WorldModel
-from tests.helpers import held_by_another_process, make_policy, numbers
+from tests.helpers import held_by_another_process, make_policy, numbers, weights_of
 
 # ---- the pieces ----
 
@@ -113,33 +112,30 @@ def optimizer_of(policy, kind):
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_training_goes_on_after_its_newest_epoch(tmp_path, monkeypatch, kind):
-    how = dict(epochs=4, batch=2, warm_up=7, micro_tokens=64, seed_key=(0,))
+@pytest.mark.parametrize("stop", [2, 8])
+def test_training_goes_on_after_its_newest_epoch(tmp_path, monkeypatch, kind, stop):
+    """It is interrupted after so many steps; an epoch has three."""
+    real, steps = supervised.fit_step, []
+
+    def step(*args):
+        steps.append(args)
+        if len(steps) == stop + 1:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    def train(policy, pieces=None):
+        return fit(policy, optimizer_of(policy, kind), rows(), epochs=4, batch=2, warm_up=7,
+                   micro_tokens=64, seed_key=(0,), pieces=pieces)
+
     expected = make_policy()
-    losses = fit(expected, optimizer_of(expected, kind), rows(), **how)
-
-    real = supervised.fit_step
-    for stop in (2, 8):  # steps; an epoch has three
-        steps = itertools.count(1)
-
-        def step(*args, stop=stop, steps=steps):
-            if next(steps) > stop:
-                raise KeyboardInterrupt
-            return real(*args)
-
-        monkeypatch.setattr(supervised, "fit_step", step)
-        policy = make_policy()
-        with pytest.raises(KeyboardInterrupt):
-            fit(policy, optimizer_of(policy, kind), rows(), **how,
-                pieces=Pieces(tmp_path / f"{stop}", {}))
-        n_left = itertools.count()
-        monkeypatch.setattr(supervised, "fit_step", lambda *a, n=n_left: (next(n), real(*a))[1])
-        policy = make_policy()
-        pieces = Pieces(tmp_path / f"{stop}", {})
-        assert fit(policy, optimizer_of(policy, kind), rows(), **how, pieces=pieces) == losses
-        assert next(n_left) == 12 - stop // 3 * 3
-        for one, other in zip(policy.parameters(), expected.parameters(), strict=True):
-            assert torch.equal(one, other)
+    losses = train(expected)
+    monkeypatch.setattr(supervised, "fit_step", step)
+    with pytest.raises(KeyboardInterrupt):
+        train(make_policy(), Pieces(tmp_path / "x", {}))
+    policy = make_policy()
+    assert train(policy, Pieces(tmp_path / "x", {})) == losses
+    assert len(steps) == stop + 1 + 12 - stop // 3 * 3
+    assert torch.equal(weights_of(policy), weights_of(expected))
 
 
 def test_training_that_is_not_finite_leaves_nothing_to_go_on_from(tmp_path):

@@ -9,6 +9,8 @@ import re
 import runpy
 import sys
 from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 
 import pytest
 import torch
@@ -97,16 +99,12 @@ def episodes(played: dict) -> list[Episode]:
     found = []
     for n, ids in enumerate(played["completion_ids"]):
         episode = Episode("", n // GROUP, n)
-        generated = []
-        observed = []
-        kinds = list(zip(played["env_mask"][n], played["obs_mask"][n]))
-        starts = [k for k, (a, _) in enumerate(kinds) if a and (not k or not kinds[k - 1][0])]
-        for start, end in zip(starts, [*starts[1:], len(ids)]):
-            generated = [ids[k] for k in range(start, end) if kinds[k] == (1, 0)]
-            observed = [ids[k] for k in range(start, end) if kinds[k] == (0, 1)]
-            first_obs = next(k for k in range(start, end) if kinds[k] == (0, 1))
-            separator = [ids[k] for k in range(start, first_obs) if kinds[k] == (0, 0)]
-            assert separator  # <user>
+        kinds = zip(played["env_mask"][n], played["obs_mask"][n])
+        parts = [[id for id, _ in part] for _, part in groupby(zip(ids, kinds), itemgetter(1))]
+        # The fourth of a turn, if another follows, is <agent>.
+        for k in range(0, len(parts), 4):
+            generated, separator, observed = parts[k : k + 3]
+            start = sum(map(len, parts[:k]))
             episode.transitions.append(
                 Transition(
                     played["prompt_ids"][n] + ids[:start], generated, observed,

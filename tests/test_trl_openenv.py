@@ -12,36 +12,19 @@ import pytest
 pytest.importorskip("openenv")
 
 import torch
-import trl
 from datasets import Dataset
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from examples import openenv_server
 from paw_min.config import Config
 from paw_min.envs.alfworld import BENCHMARK
 from tests import pools
-from tests.helpers import SIZE
+from tests.helpers import SIZE, SMOLLM2, publish
 from tests.openenv_client import serving
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
-TAGS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-
-
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte, with the chat template of Qwen2.5, which has tools."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(tag, special=True) for tag in TAGS])
-    template = Path(trl.__file__).parent / "chat_templates/qwen2_5.jinja"
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=TAGS[0], eos_token=TAGS[2],
-        chat_template=template.read_text(),
-    )
 
 
 def call(command: str) -> str:
@@ -70,7 +53,7 @@ def game():
 
 def test_trl_plays_through_the_server(game, games_root, tmp_path, monkeypatch):
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    tokenizer = byte_tokenizer()
+    tokenizer = publish(AutoTokenizer.from_pretrained(SMOLLM2), "qwen2_5")  # which has tools
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), head_dim=8, **SIZE))
     config = GRPOConfig(

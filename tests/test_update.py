@@ -90,8 +90,7 @@ def test_any_micro_batch_split_gives_the_same_gradient(micro_tokens):
 
 def test_advantages_per_token():
     """(N, T) advantages: constant ones equal (N,), and each token is trained by its own."""
-    cfg = Config(**BASE | {"paw": False})
-    rows = None
+    cfg = Config(**BASE | {"paw": False, "micro_tokens": 40})
     steps = {}
     for name in ("per row", "per token", "first token only"):
         policy = make_policy()
@@ -102,7 +101,7 @@ def test_advantages_per_token():
         if name == "first token only":
             rows.advantage[:, 1:] = 0.0
         optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
-        learn(Config(**BASE | {"paw": False, "micro_tokens": 40}), policy, optimizer, rows, (0,))
+        learn(cfg, policy, optimizer, rows, (0,))
         steps[name] = weights_of(policy) - start()
     assert torch.equal(steps["per row"], steps["per token"])
     assert (steps["per row"] - steps["first token only"]).norm() > 1e-3

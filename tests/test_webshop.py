@@ -11,10 +11,10 @@ import re
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from paw_min.config import Config
 from paw_min.envs.interface import Step
 from paw_min.envs.webshop import BENCHMARK, Shop, WebShopEnv
 from paw_min.envs.webshop import files as shop_files
@@ -186,7 +186,7 @@ def test_full_or_small_files(tmp_path):
     assert name() == "Small"
 
 
-# --- The agent; test_run_webshop.py has its purchases
+# --- The agent; test_run_scripts.py has its purchases
 
 
 def test_the_agents_view():
@@ -208,14 +208,10 @@ def test_the_agents_view():
 # --- The tasks of a run
 
 
-def settings(**changes):
-    default = dict(human_goals=False, n_products=0, eval_split="test", workers=0)
-    return SimpleNamespace(**default | changes)
-
-
 @pytest.mark.parametrize("human, n_goals", [(False, 788), (True, 97)])
 def test_load_splits_the_goals(human, n_goals):
-    tasks = BENCHMARK.load(settings(human_goals=human), str(DATA))
+    cfg = Config(env="webshop", eval_split="test", human_goals=human)
+    tasks = BENCHMARK.load(cfg, str(DATA))
     parts = splits(n_goals)
     assert tasks.train == [str(i) for i in parts["train"]]
     assert tasks.held_out == [str(i) for i in parts["test"]]

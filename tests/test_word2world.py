@@ -27,12 +27,7 @@ from paw_min.world_models.supervised import fit
 from paw_min.world_models.word2world import players, prompted, training, trajectories
 from paw_min.world_models.word2world.dream import DreamPool, VerifiedPool
 from paw_min.world_models.word2world.settings import COMMANDS, parse
-from paw_min.world_models.word2world.trajectories import (
-    Trajectory,
-    said,
-    to_step,
-    to_text,
-)
+from paw_min.world_models.word2world.trajectories import Trajectory, said, to_step, to_text
 from paw_min.world_models.word2world.world_model import WorldModel, check_template, word_tokenizer
 from tests.helpers import INJECTION, SMALL, chatml_tokenizer, control_tokens
 

@@ -1,28 +1,49 @@
-"""The generated world of search QA: its bytes, and a generated folder."""
+"""Generated data of search and WebShop, to the byte: folders, and what rule-based teachers show.
+
+test_games.py has ALFWorld's.
+"""
 
 import errno
 import hashlib
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from paw_min.base.errors import UserError
-from paw_min.toy import search_world
+from paw_min.toy import default_model, search_world, standins, webshop_shops
 from paw_min.toy.search_teacher import Scholar
 
+ROOT = Path(__file__).parent.parent
 SMALL = {"n_entities": 500, "n_train": 80, "n_test": 20}
 FILES = ["corpus.jsonl", "manifest.json", "test.jsonl", "train.jsonl"]
 
 
-def digest(folder):
-    assert sorted(path.name for path in folder.iterdir()) == FILES
-    content = b"".join((folder / name).read_bytes() for name in FILES)
+def digest(folder, files=FILES):
+    content = b"".join((folder / name).read_bytes() for name in files)
     return hashlib.sha256(content).hexdigest()
+
+
+# ---- folders ----
+
+
+def test_a_shop_does_not_depend_on_the_hash_seed(tmp_path):
+    code = "from paw_min.toy import webshop_shops; import sys; webshop_shops.generate(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, tmp_path / "shop"], cwd=ROOT, check=True,
+                   env={**os.environ, "PYTHONHASHSEED": "1"})
+    found = digest(tmp_path / "shop", webshop_shops.FILES)
+    assert found == digest(webshop_shops.generate(tmp_path / "other"), webshop_shops.FILES)
+    assert (webshop_shops.VERSION, found[:32]) == (1, "beb1d214d4d68caf622379d457f2484f"), (
+        "the shop has changed: increase its VERSION, then write the new digest here")
 
 
 def test_same_arguments_same_bytes(tmp_path):
     first, second = (search_world.generate(tmp_path / name, **SMALL) for name in ("a", "b"))
     assert digest(first) == digest(second)
+    assert sorted(path.name for path in first.iterdir()) == FILES
     # These bytes may change only with VERSION: results of different machines are compared.
     assert digest(first)[:16] == "c2416f5b9e3b62cd"
     assert digest(search_world.generate(tmp_path / "c", **SMALL, seed=1)) != digest(first)
@@ -58,6 +79,21 @@ def test_a_folder_appears_when_it_is_complete(tmp_path, monkeypatch):
             search_world.generate(tmp_path / "a", **SMALL)
     assert not (tmp_path / "a").exists()
     assert digest(search_world.generate(tmp_path / "a", **SMALL))[:16] == "c2416f5b9e3b62cd"
+
+
+# ---- teachers ----
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", ["webshop", "search"])
+def test_the_demonstrations_are_those_of_the_stand_ins(env, tmp_path, monkeypatch):
+    """Steps, slips and haste. test_train.py trains on ALFWorld's, too."""
+    monkeypatch.chdir(tmp_path)
+    tasks = standins.TEACHERS[env].training_tasks()[:12]
+    rows = standins.demonstrations(env, tasks, seed=0)
+    record = json.loads((Path(default_model(env)) / "record.json").read_text())
+    found = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+    assert found == record["miniature"]["demonstrations"]
 
 
 def test_other_questions_are_refused():

@@ -1,0 +1,103 @@
+"""Whole runs of WebShop and search: outputs, targets, the paper's preset on published files."""
+
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from paw_min import train
+from paw_min.config import Config
+from paw_min.envs.webshop import BENCHMARK, Shop
+from paw_min.model.policy import load_policy
+from paw_min.rollout import rollout
+from paw_min.running import runs
+from paw_min.toy import default_model
+from tests.helpers import SMALL, ScriptByTurn, paper_config
+from tests.retrieval import serving
+
+OFFICIAL = Path(__file__).parent / "data" / "webshop"  # an invented shop in the official format
+ONE_UPDATE = SMALL | dict(eval_split="test", updates=1, kl_coef=0.0)
+WEBSHOP = ONE_UPDATE | dict(env="webshop", eval_tasks=3, max_prompt_tokens=1000)
+SEARCH = ONE_UPDATE | dict(
+    env="search", eval_tasks=4, max_turns=2, max_prompt_tokens=600, history_length=4
+)
+
+
+# ---- WebShop ----
+
+
+def test_a_run_reports_score_and_success(shop, model, tmp_path, capsys):
+    train.train(Config(**WEBSHOP, data=shop, model=model, out=str(tmp_path)))
+    before, after = runs.read_metrics(tmp_path / "r")
+    assert before["eval_score"] == after["eval_score"] == 0.0 == before["eval_success"]
+    assert after["rows"] == 12 and after["wm_loss"] > 0 and after["score"] == 0.0
+    assert "held-out score: 0.0 before" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_papers_preset_on_official_files(model, tmp_path):
+    """The prompts of Fig. 8, limits and penalties of A.1; only the sizes are reduced."""
+    where = dict(model=model, data=OFFICIAL, out=tmp_path)
+    train.train(paper_config("webshop", **where, human_goals=True))
+    line = runs.read_metrics(tmp_path / "paper")[1]
+    assert line["rows"] == 8 and "loss_kl" in line and line["wm_loss"] > 0
+
+
+def test_rows_of_a_purchase(shop):
+    """Reward 10 only for a score of 1. The last page is not a target."""
+    policy = load_policy(default_model("webshop"))  # its tokenizer has the shop's words
+    cfg = Config(**WEBSHOP | {"max_turns": 8})
+    tasks = BENCHMARK.load(cfg, shop)
+    loaded = Shop.load(shop)
+    task = next(t for t in tasks.train if len(loaded.goals[int(t)]["goal_options"]) == 2)
+    goal = loaded.goals[int(task)]
+    good = [f"search[{goal['name']}]", f"click[{goal['asin']}]"]
+    good += [f"click[{value}]" for value in goal["goal_options"].values()]
+    for chosen, won in ((good, True), (good[:-1], False)):
+        commands = [*chosen, "click[buy now]"]
+        script = ScriptByTurn(policy, [f"<think>x</think><action>{c}</action>" for c in commands])
+        with tasks.make_pool(1) as pool:
+            played = rollout(cfg, policy, script, pool, [task], [0], temperature=1.0, seed_key=(0,))
+        (episode,) = played.episodes
+        steps = episode.transitions
+        assert [t.reward for t in steps] == [0.0] * len(chosen) + [10.0 * won]
+        assert episode.won == won and (episode.score == 1.0) == won and episode.score > 0.5
+        assert [bool(t.obs_ids) for t in steps] == [True] * len(chosen) + [False]
+        assert all(t.valid for t in steps)
+        target = policy.decode(steps[0].obs_ids)
+        assert "back to search" in target and "instruction" not in target
+
+
+# ---- search ----
+
+
+def test_a_run_reports_each_data_set(world, model, tmp_path):
+    train.train(Config(**SEARCH, data=world, model=model, out=str(tmp_path)))
+    before, after = runs.read_metrics(tmp_path / "r")
+    assert {"eval_success/single", "eval_success/two_hop"} <= set(before)
+    assert after["valid"] == 0 and after["rows"] == 8  # two turns, no readable command
+    assert after["selected"] == 0 and "wm_loss" not in after  # no observation, no target
+
+
+def published(folder: Path) -> Path:
+    """Two parquet files with verl-agent's columns."""
+    for split, sources in (("train", ["nq"]), ("test", ["nq", "hotpotqa", "bamboogle"])):
+        rows = [
+            {"question": f"who is number {n}?", "golden_answers": [str(n)], "data_source": source}
+            for source in sources
+            for n in range(6)
+        ]
+        parquet.write_table(pyarrow.Table.from_pylist(rows), folder / f"{split}.parquet")
+    return folder
+
+
+@pytest.mark.slow
+def test_the_papers_preset_on_published_files(model, tmp_path, world):
+    """With a server; the prompts of Fig. 9 and the settings of A.1; only the sizes are reduced."""
+    where = dict(model=model, data=published(tmp_path), out=tmp_path, eval_tasks=0)
+    with serving("--corpus", f"{world}/corpus.jsonl") as url:
+        train.train(paper_config("search", **where, retriever=url))
+    before, after = runs.read_metrics(tmp_path / "paper")
+    assert {f"eval_success/{s}" for s in ("nq", "hotpotqa", "bamboogle")} <= set(before)
+    assert after["rows"] == 8 and "loss_kl" in after
