@@ -1,4 +1,4 @@
-"""What a GPU allows and refuses, for fake_gpu.py: test_device.py runs it there."""
+"""What a GPU refuses and rounds, for fake_gpu.py: test_device.py runs it there."""
 
 import pytest
 import torch
@@ -12,13 +12,6 @@ def rules() -> None:
     cpu = torch.arange(3.0)
     number = torch.tensor(2.0)
     index = torch.tensor([0, 2])
-    assert gpu.device == torch.tensor([1], device="cuda").device == torch.device("cuda:0")
-    assert torch.zeros_like(gpu).is_cuda and not gpu.cpu().is_cuda and cpu.to(gpu).is_cuda
-    assert (gpu * number + number).tolist() == [2.0, 4.0, 6.0]
-    assert gpu[index].tolist() == gpu[index.cuda()].tolist() == [0.0, 2.0]
-    gpu[index] = number
-    cpu.copy_(gpu)
-    assert cpu.tolist() == gpu.tolist() == [2.0, 1.0, 2.0]
     refused = {
         "sum": lambda: gpu + cpu,
         "where": lambda: torch.where(gpu > 0, gpu, cpu),
@@ -37,17 +30,12 @@ def rules() -> None:
     with pytest.raises((RuntimeError, TypeError)):
         gpu.numpy()
     layer = torch.nn.Linear(3, 2).cuda()
-    with torch.autocast("cuda", torch.bfloat16):
-        out = layer(gpu)
-    assert out.dtype == torch.bfloat16
     # The head rounds its factors only, as on a CPU.
     factors = gpu[None].bfloat16(), layer.weight.bfloat16().T
     with torch.autocast("cuda", torch.bfloat16):
         logits = Head(layer.weight)(gpu[None])
     assert torch.equal(logits, product(*factors))
     assert torch.equal(logits.cpu(), product(*(factor.cpu() for factor in factors)))
-    out.sum().backward()
-    assert layer.weight.grad.is_cuda and layer.weight.grad.tolist() == [[2.0, 1.0, 2.0]] * 2
     # The sentence encoder of RWML and of the retrieval server, which is fp16 on a GPU.
     vectors = [stages.load_encoder("minilm", device).passages(["a mug", "go"], 2)
                for device in ("cpu", "cuda")]

@@ -11,6 +11,7 @@ from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import torch
 import trl
 from transformers import (
@@ -24,6 +25,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from paw_min.base.errors import UserError
 from paw_min.config import Config, flag, parse_args
 from paw_min.metrics import describe_selection
 from paw_min.model import lora
@@ -35,6 +37,16 @@ from paw_min.running import runs
 from paw_min.running.presets import presets_of
 from paw_min.toy import standins
 from paw_min.update import learn, prepare
+
+
+@contextmanager
+def one_sentence(match: str, kind=UserError):
+    """The block raises such an error; its text matches, has one line, and is not long."""
+    with pytest.raises(kind, match=match) as error:
+        yield error
+    text = str(error.value)
+    assert "\n" not in text and len(text) < 600, text
+
 
 # ---- runs ----
 

@@ -15,22 +15,16 @@ from pathlib import Path
 import pytest
 
 from paw_min.base import errors
-from paw_min.base.errors import UserError
 from paw_min.inspect import __main__ as inspect
 from paw_min.running import samples
 from paw_min.running.config_json import read_config
 from paw_min.world_models.word2world import settings as word2world_settings
 from research.paper import sweep, table, transitions
+from tests.helpers import one_sentence
 
 ROOT = Path(__file__).parent.parent
 NAN = float("nan")
 INF = float("inf")
-
-
-def one_sentence(error) -> str:
-    text = str(error.value)
-    assert "\n" not in text and len(text) < 600
-    return text
 
 
 # ---- JSON files ----
@@ -108,9 +102,9 @@ def test_a_wrong_value_in_a_file(one_update, tmp_path, name, place, value, part)
     path = good_file(name, one_update, tmp_path)
     READERS[name](path)
     path.write_text(json.dumps(changed(json.loads(path.read_text()), place, value)))
-    with pytest.raises(UserError, match=part or place.replace(".", r"\.")) as error:
+    with one_sentence(part or place.replace(".", r"\.")) as error:
         READERS[name](path)
-    assert str(path) in one_sentence(error) or "out of range" in str(error.value)
+    assert str(path) in str(error.value) or "out of range" in str(error.value)
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -118,9 +112,8 @@ def test_a_wrong_value_in_a_file(one_update, tmp_path, name, place, value, part)
 def test_a_file_that_is_no_json(one_update, tmp_path, name, content):
     path = good_file(name, one_update, tmp_path)
     path.write_bytes(content)
-    with pytest.raises(UserError, match=f"{path} cannot be read") as error:
+    with one_sentence(f"{path} cannot be read"):
         READERS[name](path)
-    one_sentence(error)
 
 
 # ---- command lines ----
@@ -154,9 +147,8 @@ WRONG_COMMANDS = [  # {run} is a run folder
 @pytest.mark.parametrize("command, words, part", WRONG_COMMANDS)
 def test_a_command_line_that_cannot_work(finished, command, words, part, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", bool)
-    with pytest.raises(UserError, match=part) as error:
+    with one_sentence(part):
         command([word.format(run=finished) for word in words.split()])
-    one_sentence(error)
 
 
 # ---- ends ----

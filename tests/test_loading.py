@@ -16,7 +16,7 @@ from paw_min.model import lora
 from paw_min.model.policy import load_policy, load_tokenizer
 from paw_min.retrieval.dense import Encoder
 from paw_min.running import memory
-from tests.helpers import make_policy
+from tests.helpers import make_policy, one_sentence
 
 CODE = """
 from pathlib import Path
@@ -56,9 +56,8 @@ def test_no_code_of_a_model_is_run(with_code, load):
     """On a terminal, transformers asks whether to run it."""
     classes = {"AutoConfig": "code.C", "AutoModel": "code.M", "AutoModelForCausalLM": "code.M"}
     change(with_code / "config.json", auto_map=classes, model_type="own", architectures=["M"])
-    with pytest.raises(ValueError, match="code of its own, which is not run|custom code") as error:
+    with one_sentence("code of its own, which is not run|custom code", ValueError):
         load(str(with_code))
-    assert "\n" not in str(error.value)
 
 
 def test_no_code_of_a_tokenizer_is_run(with_code):

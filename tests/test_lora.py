@@ -30,6 +30,7 @@ from tests.helpers import (
     make_policy,
     nested_model,
     numbers,
+    one_sentence,
     with_adapters,
 )
 from tests.model_kinds import make_kind
@@ -112,9 +113,8 @@ def test_adapters_are_merged_right_in_other_kinds_of_models(kind, tmp_path):
 def test_models_without_a_place_for_adapters_are_refused(kind, reason):
     policy = make_kind(kind)
     name = type(policy.model).__name__
-    with pytest.raises(UserError, match=rf"LoRA cannot adapt {name} \(.*{reason}") as error:
+    with one_sentence(rf"LoRA cannot adapt {name} \(.*{reason}.*omit --lora-rank"):
         lora.attach(policy.model, 4, "fp32", 0, None)
-    assert "\n" not in str(error.value) and "omit --lora-rank" in str(error.value)
 
 
 @pytest.mark.parametrize("change, reason", [

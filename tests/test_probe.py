@@ -17,7 +17,7 @@ from paw_min.model import probe
 from paw_min.model.lora import full_weights
 from paw_min.model.sampler import HFSampler
 from paw_min.running import session
-from tests.helpers import FAMILIES, make_policy, numbers, with_adapters
+from tests.helpers import FAMILIES, make_policy, numbers, one_sentence, with_adapters
 from tests.model_kinds import make_kind
 
 
@@ -148,9 +148,9 @@ def test_a_low_temperature_enlarges_rounding_and_the_limit(untouched):
 @pytest.mark.parametrize("fault", ANY)
 def test_a_wrong_sampler_is_found_at_the_start(untouched, fault):
     policy = make("qwen2")
-    with pytest.raises(UserError, match="start: the sampler's .*: this model generates") as error:
+    with one_sentence("start: the sampler's .*: this model generates") as error:
         untouched(policy, ANY[fault](policy))
-    assert "\n" not in str(error.value) and "vLLM" not in str(error.value)
+    assert "vLLM" not in str(error.value)
 
 
 @pytest.mark.parametrize("fault", WITH_LORA)
@@ -188,10 +188,9 @@ def test_a_sampler_that_gets_out_of_step_stops_the_run(
 ):
     """From this sync on, it has weights that are scaled by 1.05; the run is right before."""
     wrong = late(monkeypatch, sync)
-    with pytest.raises(UserError, match=f"^{when}: the sampler's .* nats per token") as error:
+    with one_sentence(f"^{when}: the sampler's .* nats per token"):
         train.train(config(updates=1, eval_temperature=temperature))
-    assert wrong and "\n" not in str(error.value)
-    assert len(numbers(tmp_path / "r")) == lines  # no success rate of other weights
+    assert wrong and len(numbers(tmp_path / "r")) == lines  # no success rate of other weights
 
 
 def late(monkeypatch, first: int) -> list:

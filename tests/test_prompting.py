@@ -13,7 +13,6 @@ import openai
 import pytest
 
 import run_alfworld
-from paw_min.base.errors import UserError
 from paw_min.config import Config, parse_args
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Step, Tasks, Turn
@@ -26,6 +25,7 @@ from research.paper.prompting import endpoint as client
 from research.paper.prompting.agents import LESSONS, React
 from research.paper.prompting.demonstrations import EXAMPLES
 from research.paper.prompting.endpoint import Endpoint
+from tests.helpers import one_sentence
 from tests.http_server import Server
 
 KEY = "sk-test/0123456789abcdef"
@@ -241,9 +241,8 @@ def test_an_answer_that_is_no_chat_completion(content, serve, connect):
     server = serve()
     server.faults.append(status(200, content, Content_Type="application/json"))
     remote = connect(server)
-    with pytest.raises(UserError, match="no chat completion: check it; rerun the same") as error:
+    with one_sentence("no chat completion: check it; rerun the same"):
         ask(remote, "a")
-    assert "\n" not in str(error.value)
     assert ask(remote, "a") == [LOOK]  # nothing of it was kept
 
 
