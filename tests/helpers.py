@@ -303,10 +303,14 @@ WORDS = "<think></think><action>go to shelf 1</action>"
 
 
 class Script:
-    """Answers every prompt with the same words, all that wait at once; remembers the requests."""
+    """Answers all that wait at once, in every slot with the same words, turn by turn.
 
-    def __init__(self, policy):
-        self.ids = policy.encode(WORDS) + policy.eos_ids
+    It remembers the requests; a log-probability tells the slot.
+    """
+
+    def __init__(self, policy, texts=(WORDS,)):
+        self.responses = [policy.encode(text) + policy.eos_ids for text in texts]
+        self.turns = Counter()  # by slot
         self.batches, self.settings = [], []
 
     @contextmanager
@@ -318,30 +322,16 @@ class Script:
         while queue:
             batch = [queue.popleft() for _ in range(len(queue))]
             self.batches.append(batch)
-            yield [Response(r.slot, list(self.ids), [-r.slot - 0.5] * len(self.ids)) for r in batch]
+            yield [self.answer(request.slot) for request in batch]
+
+    def answer(self, slot: int) -> Response:
+        ids = self.responses[self.turns[slot] % len(self.responses)]
+        self.turns[slot] += 1
+        return Response(slot, list(ids), [-slot - 0.5] * len(ids))
 
 
 def seeds(sampler):
     return {request.seed for batch in sampler.batches for request in batch}
-
-
-class ScriptByTurn:
-    """A sampler that returns fixed responses, the same in every slot, turn by turn."""
-
-    def __init__(self, policy, texts):
-        self.responses = [policy.encode(t) + policy.eos_ids for t in texts]
-        self.turns = Counter()  # by slot
-
-    @contextmanager
-    def sync(self, policy):
-        yield
-
-    def generate(self, queue, temperature, max_tokens):
-        while queue:
-            slot = queue.popleft().slot
-            ids = self.responses[self.turns[slot] % len(self.responses)]
-            self.turns[slot] += 1
-            yield [Response(slot, list(ids), [-1.0] * len(ids))]
 
 
 # ---- texts ----

@@ -73,7 +73,8 @@ def test_observations_are_scored_at_temperature_1(config):
     ]
     logps = transitions.observation_logps(config(micro_tokens=8), policy, rows)
     for r, ours in zip(rows, logps):
-        assert torch.allclose(ours, plain_logp(policy, r)[len(r.response_ids) :], atol=1e-5)
+        expected = plain_logp(policy, r)[len(r.response_ids) :]
+        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
 
 
 def test_conflicts_by_hand():

@@ -13,14 +13,12 @@ from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Answer, Step
 from paw_min.envs.pool import EnvPool
-from paw_min.model.sampler import Response
 from paw_min.rollout import rollout
 from paw_min.toy import standins
 from tests.helpers import (
     INJECTION,
     TEXTS,
     Script,
-    ScriptByTurn,
     chatml_tokenizer,
     control_tokens,
     make_policy,
@@ -63,7 +61,7 @@ class OneByOne(Script):
             self.batches.append([request for _, request in running])
             finished = [request for left, request in running if left == 0]
             running = [entry for entry in running if entry[0] > 0]
-            yield [Response(r.slot, list(self.ids), [-0.5] * len(self.ids)) for r in finished]
+            yield [self.answer(request.slot) for request in finished]
 
 
 class Injecting(Countdown):
@@ -90,23 +88,24 @@ def play(
 
 def test_rows():
     policy, sampler, (episode,), stats = play(["2"])
+    (ids,) = sampler.responses
     first, last = episode.transitions
     assert (first.reward, last.reward) == (0.0, 10.0)
     assert first.observation == "2 left" and last.observation == "go to shelf 1"
     assert first.next_observation == last.observation
     assert first.response == policy.decode(first.response_ids)
-    assert first.command == last.command == "go to shelf 1"  # parsed from `sampler.ids`
+    assert first.command == last.command == "go to shelf 1"  # parsed from `ids`
     # Those of the state that the command is executed in.
     assert first.admissible == ["go to shelf 1", "look 2"]
     assert last.admissible == ["go to shelf 1", "look 1"]
-    assert first.response_ids == sampler.ids and first.valid  # as sampled, end token included
-    assert first.response_logps == [-0.5] * len(sampler.ids)
+    assert first.response_ids == ids and first.valid  # as sampled, end token included
+    assert first.response_logps == [-0.5] * len(ids)
     assert first.obs_ids == policy.encode("go to shelf 1")
     assert last.obs_ids == policy.encode("go to shelf 0")  # o_T, which no prompt shows
     assert last.prompt_ids == policy.encode_chat("task 2\nStart.\n> go to shelf 1\ngo to shelf 1\n"
                                                  "| go to shelf 1")
     assert episode.won and episode.episode_return == 10.0 and episode.task_type == "toy"
-    assert stats["tokens_generated"] == 2 * len(sampler.ids)
+    assert stats["tokens_generated"] == 2 * len(ids)
 
 
 def test_no_observation_writes_control_tokens():
@@ -129,7 +128,7 @@ def test_a_thought_that_the_template_opens_counts(env, template, valid):
     command = "<search>a</search>" if env == "search" else "<action>go to shelf 1</action>"
     found = []
     for response in (f"a b</think>{command}", f"a b{command}", "go to shelf 1"):
-        sampler = partial(ScriptByTurn, texts=[response])
+        sampler = partial(Script, texts=[response])
         _, _, (episode,), _ = play(["1"], sampler=sampler, tokenizer=tokenizer, env=env)
         (transition,) = episode.transitions
         found.append((transition.valid, transition.command))

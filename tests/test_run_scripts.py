@@ -13,7 +13,7 @@ from paw_min.model.policy import load_policy
 from paw_min.rollout import rollout
 from paw_min.running import runs
 from paw_min.toy import default_model
-from tests.helpers import SMALL, ScriptByTurn, paper_config
+from tests.helpers import SMALL, Script, paper_config
 from tests.retrieval import serving
 
 OFFICIAL = Path(__file__).parent / "data" / "webshop"  # an invented shop in the official format
@@ -56,7 +56,7 @@ def test_rows_of_a_purchase(shop):
     good += [f"click[{value}]" for value in goal["goal_options"].values()]
     for chosen, won in ((good, True), (good[:-1], False)):
         commands = [*chosen, "click[buy now]"]
-        script = ScriptByTurn(policy, [f"<think>x</think><action>{c}</action>" for c in commands])
+        script = Script(policy, [f"<think>x</think><action>{c}</action>" for c in commands])
         with tasks.make_pool(1) as pool:
             played = rollout(cfg, policy, script, pool, [task], [0], temperature=1.0, seed_key=(0,))
         (episode,) = played.episodes
