@@ -34,7 +34,7 @@ ARMS = {
 }
 DIFFERENCES = (
     ("paw", "grpo"), ("paw", "placebo"), ("placebo", "grpo"), ("paw-ce", "grpo"), ("paw", "paw-ce"),
-    ("paw", "echo"), ("echo", "grpo"), ("paw-30", "grpo"), ("paw-30", "paw"),
+    ("paw", "echo"), ("echo", "grpo"), ("echo", "paw-ce"), ("paw-30", "grpo"), ("paw-30", "paw"),
     ("grpo-natural", "grpo"), ("paw-natural", "paw"), ("paw-natural", "grpo-natural"),
 )
 KEPT = ("success", "valid", "entropy", "grad_norm", "ref_kl", "wm_p_first")  # of each update
