@@ -1,6 +1,5 @@
 """Evaluations: repeats, their standard error, seeds, lost episodes, the mean over task types."""
 
-
 import pytest
 
 from paw_min.base.seeds import request_seed

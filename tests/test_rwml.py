@@ -229,7 +229,6 @@ def test_answers_to_a_triplet_are_a_group():
     assert ready.advantage.tolist() == pytest.approx(expected, abs=1e-4)
 
 
-
 def test_an_epoch_has_every_triplet_once_in_an_order_of_its_own():
     epochs = [[rwml.batch_of_update(k, 7, 3, seed=0) for k in (1, 2, 3)],
               [rwml.batch_of_update(k, 7, 3, seed=0) for k in (4, 5, 6)]]
