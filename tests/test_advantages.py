@@ -18,6 +18,7 @@ from paw_min import advantages
 TRAJECTORY = ["A", "A", "A", "B", "B"]
 GROUP = [0, 0, 0, 0, 0]
 ANCHOR = ["s0", "s1", "s2", "s0", "s1"]
+VALID = torch.tensor([1, 0, 1, 1, 1])
 SCORES = torch.tensor([10.0, 9.9, 10.0, 0.0, 0.0])
 RETURNS = torch.tensor([9.025, 9.4, 10.0, 0.0, 0.0])
 
@@ -26,6 +27,15 @@ def close(actual, expected, **how):
     torch.testing.assert_close(
         actual, torch.tensor(expected), **({"atol": 2e-6, "rtol": 2e-6} | how)
     )
+
+
+def test_scores_and_step_returns():
+    close(advantages.penalized(torch.tensor([10.0, 10, 10, 0, 0]), VALID, 0.1), SCORES.tolist())
+    rewards = torch.tensor([0.0, 0, 10, 0, 0])
+    raw = advantages.discounted_returns(rewards, TRAJECTORY, 0.95)
+    close(raw, [9.025, 9.5, 10.0, 0.0, 0.0])
+    # The penalty comes after discounting: A1 is not touched by A2's.
+    close(advantages.penalized(raw, VALID, 0.1), RETURNS.tolist())
 
 
 def test_step_returns_of_interleaved_trajectories():
@@ -217,3 +227,9 @@ def test_gigpo_adds_eps_to_both_stds(monkeypatch):
     ones = torch.tensor([1.0, 0.0])
     half = 0.5 / (math.sqrt(0.5) + 1)
     close(advantages.gigpo(ones, ones, [0, 0], ["s", "s"]), [2 * half, -2 * half])
+
+
+def test_a_group_with_one_trajectory_is_not_compared():
+    group = ["a", "a", "b", "b"]
+    trajectory = [0, 0, 1, 2]
+    assert advantages.is_compared(group, trajectory).tolist() == [False, False, True, True]

