@@ -1,6 +1,6 @@
 """A board for ideas: a file with one of your own, scored in four worlds by one command.
 
-    python -m examples.board my_idea.py        a minute on an idle core
+    python -m examples.board my_idea.py        two minutes on one core
 
 The file replaces functions of one_file.py by others of the same name and shapes, or sets the
 fields of Arm, or both:
@@ -22,9 +22,9 @@ the optimizer as they are. research/board has the entries that are known, and ho
 import argparse
 import json
 import runpy
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import isfunction
 from pathlib import Path
 from statistics import mean
 from unittest.mock import patch
@@ -34,6 +34,7 @@ import torch
 from examples import one_file
 from examples.one_file import Arm, World, run
 from examples.three_worlds import LESSONS, Lesson
+from paw_min.base.errors import UserError, user_errors
 from research.stats import signed, t_interval
 
 FOLDER = Path(__file__).parent.parent / "research" / "board"
@@ -41,10 +42,19 @@ RESULTS = FOLDER / "results.jsonl"
 # No study has used them, and nothing was tuned on them. Ideas that are tuned on the board are.
 SEEDS = range(5000, 5004)
 # Not cross_entropy, which also trains the start model, nor RL: those are the same for all.
-REPLACEABLE = (
-    "top_alpha", "mae", "hard_tokens", "clipped_mae", "lambda_g", "row_weights", "shuffled",
-    "learn",
-)
+# Each with arguments to try it on: 8 transitions in 4 groups of 2 episodes, 3 tokens of o'.
+LOGP = torch.full((8, 3), -1.0)
+REPLACEABLE = {
+    "top_alpha": (torch.arange(8.0), 0.5),
+    "mae": (LOGP,),
+    "hard_tokens": (LOGP, 0.2),
+    "clipped_mae": (LOGP, 0.2),
+    "lambda_g": (torch.zeros(4, 2),),
+    "row_weights": (torch.ones(8, dtype=torch.bool), torch.ones(4)),
+    "shuffled": (torch.arange(24).view(8, 3),),
+    "learn": None,  # found out in the first world
+}
+LOSS = {"mae", "hard_tokens", "clipped_mae"}  # not called with loss="ce"
 
 
 @dataclass
@@ -61,6 +71,37 @@ def load(path: Path) -> tuple[Arm, dict[str, Callable]]:
     """An entry: its Arm, and its functions by name."""
     found = runpy.run_path(str(path))
     return found.get("ARM", Arm()), {name: found[name] for name in REPLACEABLE if name in found}
+
+
+def check(path: Path) -> None:
+    """UserError for an entry that would fail, or be ignored in part."""
+    arm, functions = load(path)
+    if arm == Arm() and not functions and path.stem != "paw":
+        raise UserError(f"{path} has no ARM and none of these functions: {', '.join(REPLACEABLE)}")
+    if arm.loss not in ("cmae", "ce"):
+        raise UserError(f"{path}: loss={arm.loss!r} is not a loss of one_file.py: cmae or ce")
+    if arm.loss == "ce" and LOSS & set(functions):
+        raise UserError(f"{path}: with loss='ce', its {' and '.join(LOSS & set(functions))} would "
+                        "not be called: leave one out")
+    for name, value in runpy.run_path(str(path)).items():
+        if hasattr(one_file, name) and name not in REPLACEABLE and is_defined_in(path, value):
+            raise UserError(f"{path}: {name} is the same for all entries; only these may be "
+                            f"replaced: {', '.join(REPLACEABLE)}")
+    for name, function in functions.items():
+        arguments = REPLACEABLE[name]
+        if arguments is None:
+            continue
+        expected = tuple(getattr(one_file, name)(*arguments).shape)
+        try:
+            shape = tuple(function(*arguments).shape)
+        except Exception as error:  # whatever an idea raises
+            raise UserError(f"{path}: {name} raises {type(error).__name__}: {error}") from error
+        if shape != expected:
+            raise UserError(f"{path}: {name} returns the shape {shape} in place of {expected}")
+
+
+def is_defined_in(path: Path, value) -> bool:
+    return isfunction(value) and value.__code__.co_filename == str(path)
 
 
 def play(path: Path, world: str, seed: int) -> float:
@@ -104,26 +145,22 @@ def main() -> None:
     parser.add_argument("file", type=Path, help="a Python file, as in examples/board.py")
     path = parser.parse_args().file
     if not path.is_file():
-        parser.error(f"there is no file {path}")
+        raise UserError(f"there is no file {path}")
+    check(path)
     arm, functions = load(path)
-    if arm == Arm() and not functions and path.stem != "paw":
-        parser.error(f"{path} has no ARM and none of these functions: {', '.join(REPLACEABLE)}")
-    own = ", ".join(functions)
-    print(f"{path.stem}: {arm}" + (f", with its own {own}, which may ignore it" if own else ""))
+    print(f"{path.stem}: {arm}" + (f", with its own {', '.join(functions)}" if functions else ""))
     torch.set_num_threads(1)
     result = {}
     for world in WORLDS:
         result[world] = [round(play(path, world, seed), 2) for seed in SEEDS]
         print(f"{world:9}  {mean(result[world]):5.1f} %  seeds {result[world]}", flush=True)
     results = read_results() | {path.stem: result}
-    print(f"\n{table(best_first(results))}")
     if path.resolve().parent == FOLDER:  # an entry of the board: write it down
         lines = [json.dumps({"entry": name} | found) for name, found in results.items()]
         RESULTS.write_text("\n".join(lines) + "\n")
+    print(f"\n{table(best_first(results))}")
 
 
 if __name__ == "__main__":
-    try:
+    with user_errors():
         main()
-    except KeyboardInterrupt:
-        sys.exit("interrupted")

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from examples import board, notebook, one_file, three_worlds
+from tests.helpers import one_sentence
 
 ROOT = Path(__file__).parent.parent
 SOURCE = Path(one_file.__file__).read_text()
@@ -167,6 +168,24 @@ def test_a_file_from_elsewhere_is_shown_and_not_written_down(tiny_board, monkeyp
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[-2:]]
     assert [row[0] for row in rows] == ["| mine", "| paw"]  # the best first
     assert rows[0][-1].startswith("+") and rows[1][1:] == ["-1.5", "-1.0", "-2.0", " |"]
+
+
+ARM = "from examples.one_file import Arm\nARM = Arm({})\n"
+
+
+@pytest.mark.parametrize("text, part", [
+    ("", "has no ARM and none of these functions"),
+    (ARM.format("loss='mae'"), "loss='mae' is not a loss"),
+    (ARM.format("loss='ce'") + "def mae(logp):\n    return 1 - logp\n", "its mae would not be"),
+    ("def mae(logp):\n    return logp\ndef cross_entropy(logp):\n    return logp\n",
+     "cross_entropy is the same for all"),
+    ("def clipped_mae(logp, rho):\n    return logp\n", r"clipped_mae returns the shape \(8, 3\)"),
+    ("def clipped_mae(logp, rho):\n    return logp.mean()\n", r"returns the shape \(\) in place"),
+    ("def lambda_g(returns):\n    return 1 / 0\n", "lambda_g raises ZeroDivisionError"),
+])
+def test_an_entry_that_cannot_work_or_would_be_ignored(tiny_board, monkeypatch, text, part):
+    with one_sentence(part):
+        enter(tiny_board / "mine.py", text, monkeypatch)
 
 
 def test_the_board_has_all_of_its_files():
