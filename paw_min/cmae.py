@@ -13,8 +13,8 @@ drops a token once its probability exceeds rho. The means over transitions (Eq. 
 11) are in losses.py.
 
 Legend: N transitions, T tokens (update.py calls these functions with its (B, S) columns); `mask` is
-1 on observation tokens. |o| counts all of them, including those that the confidence mask drops. The
-loss of a row without observation tokens is 0.
+1 on observation tokens, else 0: it selects tokens and cannot weigh them. |o| counts all of them,
+including those that the confidence mask drops. The loss of a row without observation tokens is 0.
 """
 
 import torch
