@@ -152,7 +152,7 @@ METHODS = {
 # Presets of a size that train on published data, with the settings of the paper.
 PUBLISHED = ("paper", "24gb", "80gb")
 
-# Settings on which nothing depends that a stage before RL stores (world_models/).
+# Settings that do not change what a stage before RL stores (world_models/).
 FREE_IN_STAGES = (
     "out", "updates", "eval_every", "eval_repeats", "save_every", "workers", "track", "shard",
     "grad_checkpointing", "vllm_memory", "micro_tokens",

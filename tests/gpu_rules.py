@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paw_min.model.head import Head, product
-from paw_min.world_models.rwml import stages
+from world_models.rwml import stages
 
 
 def rules() -> None:

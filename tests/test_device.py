@@ -24,7 +24,7 @@ SEARCH = f"run_search.py {SIZES}"
 QUICK = "--max-response-tokens 8 --model ../"
 WEBSHOP = f"{QUICK}webshop"
 SHOP = f"run_webshop.py {SIZES} {WEBSHOP}"
-WORD2WORLD = "-m paw_min.world_models.word2world"
+WORD2WORLD = "-m world_models.word2world"
 CHATS = "--trajectories chats/trajectories.json"
 DREAM = f"--world-model dream --answer-tokens 4 {SMALL}"
 

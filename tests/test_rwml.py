@@ -25,10 +25,10 @@ from paw_min.model.sampler import Response
 from paw_min.rows import Episode, Transition
 from paw_min.toy.demonstrate import PlayedStep
 from paw_min.update import prepare
-from paw_min.world_models import rwml
-from paw_min.world_models.rwml import early_experience, stages, triplets
-from paw_min.world_models.rwml.stages import RwmlJob, RwmlSettings
 from tests.helpers import BASE, make_policy
+from world_models import rwml
+from world_models.rwml import early_experience, stages, triplets
+from world_models.rwml.stages import RwmlJob, RwmlSettings
 
 # ---- formulas ----
 

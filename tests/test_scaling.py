@@ -5,10 +5,10 @@ import json
 import pytest
 
 from paw_min.base.errors import UserError
-from paw_min.world_models.word2world import commands
-from paw_min.world_models.word2world.trajectories import Trajectory, said, write_trajectories
 from research.word2world import scaling
 from research.word2world.scaling import Cell
+from world_models.word2world import commands
+from world_models.word2world.trajectories import Trajectory, said, write_trajectories
 
 
 @pytest.fixture

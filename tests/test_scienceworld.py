@@ -21,10 +21,10 @@ from paw_min.envs.pool import EnvPool
 from paw_min.model.policy import load_policy
 from paw_min.running import runs
 from paw_min.toy.standins import Demonstration, make_tokenizer
-from paw_min.world_models import word2world
 from research.scienceworld import study
 from tests.helpers import make_policy, one_sentence
 from tests.pools import reset, step, until
+from world_models import word2world
 
 PAINT = "chemistry-mix-paint-secondary-color"
 PLANE = "inclined plane with a {} surface"

@@ -20,18 +20,18 @@ from paw_min.base.errors import UserError
 from paw_min.config import parse_args
 from paw_min.model.sampler import HFSampler
 from paw_min.rows import TokenRow
-from paw_min.running.pieces import Pieces, stage
 from paw_min.running.runs import newest_checkpoint
-from paw_min.world_models import supervised, word2world
-from paw_min.world_models.rwml import early_experience
-from paw_min.world_models.rwml import stages as rwml_stages
-from paw_min.world_models.rwml.stages import main as rwml_main
-from paw_min.world_models.rwml.triplets import DROPPED, read_triplets
-from paw_min.world_models.supervised import fit
-from paw_min.world_models.word2world import commands, players
-from paw_min.world_models.word2world.training import Together
-from paw_min.world_models.word2world.world_model import WorldModel
 from tests.helpers import held_by_another_process, make_policy, numbers, weights_of
+from world_models import supervised, word2world
+from world_models.pieces import Pieces, stage
+from world_models.rwml import early_experience
+from world_models.rwml import stages as rwml_stages
+from world_models.rwml.stages import main as rwml_main
+from world_models.rwml.triplets import DROPPED, read_triplets
+from world_models.supervised import fit
+from world_models.word2world import commands, players
+from world_models.word2world.training import Together
+from world_models.word2world.world_model import WorldModel
 
 # ---- the pieces ----
 

@@ -5,8 +5,8 @@ import torch
 
 from paw_min.base.errors import UserError
 from paw_min.rows import TokenRow
-from paw_min.world_models.supervised import fit, fit_step, n_target_tokens
 from tests.helpers import make_policy, plain_logp
+from world_models.supervised import fit, fit_step, n_target_tokens
 
 
 def test_loss_is_the_mean_over_targets_and_given_tokens_do_not_count():

@@ -22,14 +22,14 @@ from paw_min.envs.webshop.env import make_agent
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler
 from paw_min.toy.standins import make_model
-from paw_min.world_models import word2world
-from paw_min.world_models.supervised import fit
-from paw_min.world_models.word2world import players, prompted, training, trajectories
-from paw_min.world_models.word2world.dream import DreamPool, VerifiedPool
-from paw_min.world_models.word2world.settings import COMMANDS, parse
-from paw_min.world_models.word2world.trajectories import Trajectory, said, to_step, to_text
-from paw_min.world_models.word2world.world_model import WorldModel, check_template, word_tokenizer
 from tests.helpers import INJECTION, SMALL, chatml_tokenizer, control_tokens, one_sentence
+from world_models import word2world
+from world_models.supervised import fit
+from world_models.word2world import players, prompted, training, trajectories
+from world_models.word2world.dream import DreamPool, VerifiedPool
+from world_models.word2world.settings import COMMANDS, parse
+from world_models.word2world.trajectories import Trajectory, said, to_step, to_text
+from world_models.word2world.world_model import WorldModel, check_template, word_tokenizer
 
 T = True
 F = False
@@ -538,7 +538,7 @@ def test_the_commands_of_the_script_parse_and_are_the_recorded_ones(tmp_path):
         command = ["bash", str(PAGE / "run.sh"), part]
         done = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
         asked += [one.split("\n") for one in done.stdout.removesuffix("\n\n").split("\n\n")]
-    commands = [words[2:] for words in asked if words[1] == "paw_min.world_models.word2world"]
+    commands = [words[2:] for words in asked if words[1] == "world_models.word2world"]
     for words in commands:
         parse("", words)
     assert {words[0] for words in commands} | {"imitate"} == set(COMMANDS)

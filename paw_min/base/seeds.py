@@ -13,24 +13,6 @@
     shuffled targets (placebo)   "shuffled", seed, update               targets.shuffled
     new LoRA adapters            seed                                   model/lora.py: attach
 
-In world_models/. Outside an update, the number of the update is 0:
-
-    draw                         key                                    function
-    ---------------------------  -------------------------------------  ----------------------------
-    tokens of answers            seed, update, number of the answer     rwml.predict
-    triplets of an update        "rwml", seed, epoch                    rwml.batch_of_update
-    held-out triplets            "held out", seed                       rwml.stages.make_triplets
-    triplets of the filter       "validation", seed                     rwml.stages.split
-    rehearsed responses          "rehearsal", seed                      rwml.stages.make_start
-    easy triplets that stay      "too easy", seed                       rwml.stages.make_filter
-    embeddings of new tags       seed                                   rwml.stages.add_tags
-    other commands of a state    "branches", seed, number of the state  early_experience.branches
-    order of rows in an epoch    ("rwml" or "word2world", seed), epoch  supervised.fit
-    commands of a player         its name, seed, number of the episode  players.play_rules
-    examples in a prompt         "shots", seed                          prompted.draw_examples
-    trajectories that are used   "limit", seed                          training.train
-    weights of a world model     seed                                   training.train
-
 So an update that is repeated after a kill draws the same numbers.
 """
 

@@ -8,7 +8,7 @@
 # complete. Results are written to runs/w2w/results.
 set -euo pipefail
 out=runs/w2w/results
-word2world() { python -m paw_min.world_models.word2world "$@"; }
+word2world() { python -m world_models.word2world "$@"; }
 
 alfworld() {
     word2world collect alfworld --agents teacher --slips 0.3 --episodes 1200 --out runs/w2w/teacher

@@ -25,11 +25,11 @@ from paw_min.base.console import say
 from paw_min.base.errors import Parser, UserError, command_line, user_errors
 from paw_min.base.files import expanded, writing
 from paw_min.metrics import mean
-from paw_min.running.pieces import stage
 from paw_min.running.runs import hold
-from paw_min.world_models import word2world
-from paw_min.world_models.word2world.settings import ENVS, check_width
-from paw_min.world_models.word2world.trajectories import read_trajectories
+from world_models import word2world
+from world_models.pieces import stage
+from world_models.word2world.settings import ENVS, check_width
+from world_models.word2world.trajectories import read_trajectories
 
 matplotlib.use("Agg")  # no display needed
 import matplotlib.pyplot as plt

@@ -24,7 +24,7 @@ from paw_min.model.policy import Policy
 from paw_min.rows import TokenRow
 from paw_min.toy.demonstrate import PlayedStep
 from paw_min.toy.standins import TEACHERS
-from paw_min.world_models.rwml.triplets import Triplet
+from world_models.rwml.triplets import Triplet
 
 BRANCHES = 8  # K, B.1: sampled without replacement, besides the expert's own command
 

@@ -19,8 +19,8 @@ from paw_min.base.seeds import generator
 from paw_min.config import Config
 from paw_min.model.policy import Policy
 from paw_min.running.session import start_model
-from paw_min.world_models.supervised import load
-from paw_min.world_models.word2world.trajectories import (
+from world_models.supervised import load
+from world_models.word2world.trajectories import (
     ACTIONS,
     MARKER,
     Message,
@@ -28,7 +28,7 @@ from paw_min.world_models.word2world.trajectories import (
     read_trajectories,
     said,
 )
-from paw_min.world_models.word2world.world_model import WorldModel, check_template
+from world_models.word2world.world_model import WorldModel, check_template
 
 CONTEXT = 12_288  # most tokens of a chat, as in training, if the model has as many positions
 

@@ -20,10 +20,10 @@ from paw_min.model.policy import Policy, load_tokenizer
 from paw_min.rows import TokenRow
 from paw_min.running.session import forward_precision, start_model
 from paw_min.toy.standins import make_model, make_optimizers
-from paw_min.world_models.supervised import fit, load
-from paw_min.world_models.word2world.settings import Word2WorldJob
-from paw_min.world_models.word2world.trajectories import decisions, read_trajectories
-from paw_min.world_models.word2world.world_model import WorldModel, check_template, word_tokenizer
+from world_models.supervised import fit, load
+from world_models.word2world.settings import Word2WorldJob
+from world_models.word2world.trajectories import decisions, read_trajectories
+from world_models.word2world.world_model import WorldModel, check_template, word_tokenizer
 
 WARM_UP = 10  # steps, Table 7
 

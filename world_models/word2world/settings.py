@@ -17,9 +17,9 @@ from paw_min.config import (
     parse_config,
 )
 from paw_min.running.config_json import public
-from paw_min.running.pieces import Pieces
 from paw_min.running.presets import presets_of
-from paw_min.world_models.word2world.players import AGENTS
+from world_models.pieces import Pieces
+from world_models.word2world.players import AGENTS
 
 ENVS = ("alfworld", "webshop")
 MAX_WIDTH = 4096  # of a model from scratch; far more than fits the data

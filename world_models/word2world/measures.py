@@ -13,8 +13,8 @@ from paw_min.base.errors import UserError
 from paw_min.envs.interface import Pool
 from paw_min.metrics import mean
 from paw_min.running.evaluate import short
-from paw_min.world_models.word2world.dream import DreamPool, Predict
-from paw_min.world_models.word2world.trajectories import Trajectory, observation_of
+from world_models.word2world.dream import DreamPool, Predict
+from world_models.word2world.trajectories import Trajectory, observation_of
 
 SLOTS = 64  # episodes at a time
 

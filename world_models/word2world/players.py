@@ -17,7 +17,7 @@ from paw_min.model.policy import load_tokenizer
 from paw_min.rollout import rollout
 from paw_min.running.session import loaded, start_model
 from paw_min.toy.demonstrate import Action, Player, play
-from paw_min.world_models.word2world.trajectories import Recorder, Trajectory
+from world_models.word2world.trajectories import Recorder, Trajectory
 
 AGENTS = ("model", "teacher", "random")
 # (pool, tasks, number of the first one) -> one episode per task. Draws depend on the number.

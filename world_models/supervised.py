@@ -3,7 +3,7 @@
 A row is a TokenRow, as in RL, so batches, head and LoRA are those of update.py. Its targets are its
 response, its observation, or both; `given` positions of the observation are context. A conversation
 is one row: the first message is the prompt, the rest is the observation, with the other side's
-messages as `given`. For one process. With `pieces`, each epoch is stored (running/pieces.py).
+messages as `given`. For one process. With `pieces`, each epoch is stored (world_models/pieces.py).
 
 Legend: N rows, B rows of a micro-batch, S columns (model/batches.py).
 """
@@ -19,9 +19,9 @@ from paw_min.metrics import mean
 from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy, load_policy
 from paw_min.rows import TokenRow
-from paw_min.running.pieces import Pieces
 from paw_min.running.session import forward_precision
 from paw_min.update import GRAD_CLIP
+from world_models.pieces import Pieces
 
 
 def load(cfg: Config, model: str) -> Policy:

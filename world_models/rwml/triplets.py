@@ -23,10 +23,10 @@ from paw_min.rollout import rollout
 from paw_min.rows import Episode, TokenRow
 from paw_min.running import session
 from paw_min.running.evaluate import evaluate
-from paw_min.running.pieces import Pieces
 from paw_min.running.session import PANEL_SLOTS, start_model
 from paw_min.running.tasks import draw_groups
 from paw_min.running.untrusted import exact, parse_as
+from world_models.pieces import Pieces
 
 TAG_TOKENS = 16  # of an answer, for its tags and end token
 # Why a step is no triplet: a malformed response; "Nothing happens." (ALFWorld, others do not say

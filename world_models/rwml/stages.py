@@ -1,6 +1,6 @@
 """The command of RWML: its stages, each of which a rerun skips or resumes.
 
-    python -m paw_min.world_models.rwml ENV --out FOLDER [--method METHOD] [flags of run_ENV.py]
+    python -m world_models.rwml ENV --out FOLDER [--method METHOD] [flags of run_ENV.py]
 
     collect     N = 3 episodes per task; triplets (history, action, next observation)      2.2, 3.1
     fit         a copy of the model, on 10 % of the triplets                               2.2
@@ -13,7 +13,7 @@ thought) or early-experience (early_experience.py).
 
 FOLDER has triplets.jsonl, held_out.jsonl (of the evaluation panel), collected.json, start/,
 filter.json, and a run folder per method. Rerunning the command resumes, in every stage
-(running/pieces.py). One process, on one GPU.
+(world_models/pieces.py). One process, on one GPU.
 
 The stand-in models cannot write the format, and their vocabulary has no <next_state>. Their start/
 has the tags and a format warm start, cross entropy on the 10 % of triplets. Not in the paper, whose
@@ -51,7 +51,6 @@ from paw_min.retrieval.dense import Encoder
 from paw_min.rows import TokenRow
 from paw_min.running.config_json import public
 from paw_min.running.evaluate import evaluate
-from paw_min.running.pieces import Pieces, stage
 from paw_min.running.presets import SCRIPTS, presets_of
 from paw_min.running.runs import hold
 from paw_min.running.session import (
@@ -64,9 +63,10 @@ from paw_min.running.session import (
 )
 from paw_min.running.tasks import draw_groups
 from paw_min.update import NonFinite
-from paw_min.world_models import rwml
-from paw_min.world_models.rwml import early_experience
-from paw_min.world_models.rwml.triplets import (
+from world_models import rwml
+from world_models.pieces import Pieces, stage
+from world_models.rwml import early_experience
+from world_models.rwml.triplets import (
     Triplet,
     collect,
     fitting,
@@ -77,7 +77,7 @@ from paw_min.world_models.rwml.triplets import (
     sft_row,
     write_triplets,
 )
-from paw_min.world_models.supervised import fit, load
+from world_models.supervised import fit, load
 
 HELD_OUT = 200  # transitions of the panel that are predicted, at most
 TAGS = ["<think>", "</think>", "<next_state>", "</next_state>"]

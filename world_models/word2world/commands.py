@@ -1,11 +1,11 @@
 """Word2World (arXiv 2512.18832): a language model in place of the environment, and its measures.
 
-    python -m paw_min.world_models.word2world collect ENV --out FOLDER [--agents NAME ...]
-    python -m paw_min.world_models.word2world train ENV --trajectories FILE ... --out FOLDER
-    python -m paw_min.world_models.word2world fidelity ENV --world-model FOLDER --trajectories FILE
-    python -m paw_min.world_models.word2world consistency ENV --world-model FOLDER
-    python -m paw_min.world_models.word2world verify webshop --world-model FOLDER --budgets 0 2 4 10
-    python -m paw_min.world_models.word2world imitate ENV --trajectories FILE ... [--wins N]
+    python -m world_models.word2world collect ENV --out FOLDER [--agents NAME ...]
+    python -m world_models.word2world train ENV --trajectories FILE ... --out FOLDER
+    python -m world_models.word2world fidelity ENV --world-model FOLDER --trajectories FILE
+    python -m world_models.word2world consistency ENV --world-model FOLDER
+    python -m world_models.word2world verify webshop --world-model FOLDER --budgets 0 2 4 10
+    python -m world_models.word2world imitate ENV --trajectories FILE ... [--wins N]
 
 In place of a trained --world-model FOLDER, any instruct model: --world-model NAME --shots 0, or
 --shots 3 --examples FILE ... (prompted.py).
@@ -26,7 +26,7 @@ held-out tasks, --max-turns the most steps of an episode (50).
 Each command writes <command>.json to its folder when it is complete, with `command`, the command
 line, and `seconds`, the time since its last start. A rerun skips what is complete, also of a
 command that was killed: episodes, 64 at a time, the answers to a trajectory, epochs of training
-(running/pieces.py). Scaling (sec. 6) and coverage of agents (sec. 5.3):
+(world_models/pieces.py). Scaling (sec. 6) and coverage of agents (sec. 5.3):
 research/word2world/scaling.py; the README.md beside it has a run of each. trajectories.py and
 this folder's README.md have the deviations.
 """
@@ -44,25 +44,25 @@ from paw_min.base.files import writing
 from paw_min.config import Config
 from paw_min.envs.interface import Pool, Tasks
 from paw_min.metrics import mean
-from paw_min.running.pieces import Pieces, digest, stage
 from paw_min.running.runs import hold
 from paw_min.running.session import find_tasks
-from paw_min.world_models.word2world.dream import VerifiedPool
-from paw_min.world_models.word2world.measures import (
+from world_models.pieces import Pieces, digest, stage
+from world_models.word2world.dream import VerifiedPool
+from world_models.word2world.measures import (
     SLOTS,
     measure_consistency,
     measure_fidelity,
 )
-from paw_min.world_models.word2world.players import Play, open_agent
-from paw_min.world_models.word2world.prompted import load_prompted
-from paw_min.world_models.word2world.settings import Word2WorldJob, parse
-from paw_min.world_models.word2world.training import imitate, load_world_model, train
-from paw_min.world_models.word2world.trajectories import (
+from world_models.word2world.players import Play, open_agent
+from world_models.word2world.prompted import load_prompted
+from world_models.word2world.settings import Word2WorldJob, parse
+from world_models.word2world.training import imitate, load_world_model, train
+from world_models.word2world.trajectories import (
     Trajectory,
     read_trajectories,
     write_trajectories,
 )
-from paw_min.world_models.word2world.world_model import WorldModel
+from world_models.word2world.world_model import WorldModel
 
 # ---- commands ----
 

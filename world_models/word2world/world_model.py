@@ -18,7 +18,7 @@ from paw_min.model.policy import Policy
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.rows import TokenRow
 from paw_min.toy.standins import SPECIAL, chat_tokenizer
-from paw_min.world_models.word2world.trajectories import (
+from world_models.word2world.trajectories import (
     MARKER,
     Message,
     Trajectory,

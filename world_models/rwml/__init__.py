@@ -37,10 +37,10 @@ from paw_min.model.probe import check_sync
 from paw_min.model.sampler import Request, Response
 from paw_min.retrieval.dense import Encoder
 from paw_min.rows import Episode, Rows, Transition, flatten
-from paw_min.running.pieces import Pieces
 from paw_min.running.session import Session
 from paw_min.update import learn, prepare
-from paw_min.world_models.rwml.triplets import Triplet, prompt_text
+from world_models.pieces import Pieces
+from world_models.rwml.triplets import Triplet, prompt_text
 
 KEEP = 0.1  # probability that an easy triplet survives, B.1
 MARGIN = 0.15  # from the filter's tau_d to that of training, Table A2 ...

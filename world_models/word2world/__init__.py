@@ -3,8 +3,8 @@
 README.md says which file has what, and in which order to read them.
 """
 
-from paw_min.world_models.word2world.commands import main
-from paw_min.world_models.word2world.measures import (
+from world_models.word2world.commands import main
+from world_models.word2world.measures import (
     exact_match,
     measure_consistency,
     measure_fidelity,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from paw_min.envs.interface import Answer, Pool, Step
 from paw_min.envs.webshop.pages import clicked
-from paw_min.world_models.word2world.trajectories import (
+from world_models.word2world.trajectories import (
     Message,
     Recorder,
     initial_context,

@@ -1,8 +1,0 @@
-"""python -m paw_min.world_models.rwml ENV --out FOLDER: see stages.py."""
-
-from paw_min.base.errors import user_errors
-from paw_min.world_models.rwml.stages import main
-
-if __name__ == "__main__":
-    with user_errors():
-        main()
