@@ -70,7 +70,9 @@ ARMS = arms()
 def train(world: str, name: str, seed: int) -> dict:
     """One run -> its line. All arms of a seed share one start model."""
     arm, loss = ARMS[name]
-    instead = {"warm_start": keep(shared_warm_start)} | ({"clipped_mae": keep(loss)} if loss else {})
+    instead = {"warm_start": keep(shared_warm_start)}
+    if loss:
+        instead["clipped_mae"] = keep(loss)
     lesson = WORLDS[world]
     curve = Cell(arm, lesson.make_world, instead, lesson.size).run(seed)
     columns = {key: [getattr(point, key) for point in curve] for key in MEASURES[:3]}
