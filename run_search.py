@@ -10,38 +10,7 @@ plan. Rerun the same command to resume. Results: runs/<name>/, with plots.
 """
 
 from paw_min.cli import main
-
-# PaW A.1; what it leaves open is taken from verl-agent, which it builds on, except the warm-up of
-# the learning rate. Qwen2.5-3B/7B. Learning rate, groups and their size, alpha, rho, KL and the
-# other values of A.1 are config.py's defaults; `--help` prints every value of each preset.
-PAPER = dict(
-    model="Qwen/Qwen2.5-3B-Instruct", eval_split="test", updates=200, eval_every=50, eval_tasks=0,
-    save_every=10, max_turns=4, history_length=4, max_prompt_tokens=4096,
-    groups=256, group_size=5, mini_batch=512, invalid_penalty=0.01,
-    eval_temperature=0.0, kl_coef=0.001, entropy_coef=0.0, grad_checkpointing=True, sampler="vllm",
-    vllm_memory=0.3,  # so that 3B fits one GPU of 80 GB
-)
-
-TINY = dict(
-    eval_split="test", prompt="compact", history_length=4, max_prompt_tokens=600,
-    max_response_tokens=16, max_obs_tokens=128, max_turns=4, topk=1, groups=16, group_size=8,
-    updates=16, eval_every=4, eval_tasks=100, lr=5e-4, mini_batch=128, micro_tokens=2048,
-    kl_coef=0.001, entropy_coef=0.0, invalid_penalty=0.01,
-    wm_separator="none",
-)
-
-PRESETS = {
-    # 0.9 million parameters and a generated world: trains on a laptop CPU in minutes.
-    "tiny": TINY,
-    "paper": PAPER,
-    # For one GPU of 24 or 80 GB: as the preset paper, but with LoRA and its learning rate.
-    "24gb": PAPER | dict(
-        model="Qwen/Qwen2.5-1.5B-Instruct", lora_rank=16, lr=1e-5, vllm_memory=0.6,
-    ),
-    "80gb": PAPER | dict(
-        model="Qwen/Qwen2.5-7B-Instruct", lora_rank=16, lr=1e-5, vllm_memory=0.5,
-    ),
-}
+from paw_min.envs.search.presets import PRESETS
 
 if __name__ == "__main__":
     main("search", PRESETS, __doc__)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paw_min.base.errors import UserError, user_errors
-from paw_min.running.presets import SCRIPTS, presets_of
+from paw_min.envs.benchmarks import NAMES, presets_of
 
 
 def main(env: str, presets: dict[str, dict], doc: str, learn=None, argv=None) -> None:
@@ -45,8 +45,8 @@ def fork(learn: Callable, settings: dict, doc: str) -> None:
     """
     with user_errors():
         env, *argv = sys.argv[1:] or [""]
-        if env not in SCRIPTS:
-            names = ", ".join(SCRIPTS)
+        if env not in NAMES:
+            names = ", ".join(NAMES)
             raise UserError(f"{env!r} is not a benchmark: the first word must be one of {names}, "
                             "the others are flags of its run script.")
     presets = {name: preset | settings for name, preset in presets_of(env).items()}

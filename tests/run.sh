@@ -2,7 +2,7 @@
 # All tests in a fresh environment, .venv-test: bash tests/run.sh [flags of pytest]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-python3 -c "import paw_min" # the version of Python, and a compiler for ALFWorld's planner
+python3 -m paw_min # the version of Python, and a compiler for ALFWorld's planner
 python3 -m venv .venv-test
 . .venv-test/bin/activate
 pip install -q -r requirements.txt -r requirements-test.txt

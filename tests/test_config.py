@@ -9,10 +9,9 @@ import pytest
 from paw_min import advantages, critic, losses, update
 from paw_min.base.errors import UserError, command_line
 from paw_min.config import FREE_TO_CHANGE, Config, check, flag, parse_args, settings
-from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.benchmarks import BENCHMARKS, NAMES, presets_of
 from paw_min.model.critic import LR_FACTOR
 from paw_min.running.config_json import differences, public
-from paw_min.running.presets import SCRIPTS, presets_of
 from paw_min.running.session import WEIGHT_DECAY, described_data, find_tasks, open_session
 
 
@@ -62,7 +61,7 @@ PAPER = {
 }
 
 
-@pytest.mark.parametrize("env", SCRIPTS)
+@pytest.mark.parametrize("env", NAMES)
 def test_every_setting_of_the_paper_presets(env):
     """All fields, so that a changed default cannot change the paper's settings unnoticed."""
     preset = asdict(Config(**{"env": env} | presets_of(env)["paper"]))
@@ -98,7 +97,7 @@ def test_the_constants_beside_the_presets():
     assert default(losses.clipped_surrogate, "clip_high") == 0.2
     assert default(losses.clipped_surrogate, "dual_clip") == 3.0
     assert update.GAMMA == 0.95
-    found = {env: (BENCHMARKS[env].r_max, BENCHMARKS[env].cut_prompts) for env in SCRIPTS}
+    found = {env: (BENCHMARKS[env].r_max, BENCHMARKS[env].cut_prompts) for env in NAMES}
     assert found == {"alfworld": (10, False), "webshop": (10, False), "search": (1, True)}
 
 
@@ -116,7 +115,7 @@ def test_a_password_is_neither_stored_nor_printed(name, url):
     assert "ss@" not in " ".join(shown)
 
 
-@pytest.mark.parametrize("env", SCRIPTS)
+@pytest.mark.parametrize("env", NAMES)
 def test_presets_pass_their_own_check_and_the_first_is_tiny(env):
     own = ["smollm2"] if env == "alfworld" else []
     assert list(presets_of(env)) == ["tiny", *own, "paper", "24gb", "80gb"]
@@ -197,7 +196,7 @@ OTHER = dict(  # a valid value of each setting that is not the one of the tiny p
     updates=33, eval_every=3, eval_repeats=3, save_every=3, micro_tokens=333, vllm_memory=0.3,
     wm_scale=0.3, lora_rank=3, beta2=0.9,
 )
-@pytest.mark.parametrize("env", SCRIPTS)
+@pytest.mark.parametrize("env", NAMES)
 def test_names_contain_each_setting_that_was_changed(env):
     """One flag at a time: what changes the numbers changes the name, the free settings do not."""
     plain = parse(env=env)

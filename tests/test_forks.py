@@ -12,10 +12,10 @@ from examples import conflict, inverse_dynamics, section_7, tapo, unseen
 from paw_min import cli, losses, targets
 from paw_min.base.errors import UserError
 from paw_min.config import Config, parse_args
+from paw_min.envs.benchmarks import NAMES
 from paw_min.model.batches import collate
 from paw_min.rows import Episode, TokenRow, Transition, flatten
 from paw_min.running.config_json import differences
-from paw_min.running.presets import SCRIPTS
 from paw_min.update import learn, mini_batches, prepare
 from tests.helpers import (
     BASE,
@@ -77,7 +77,7 @@ def add_answers(policy, rows, weights, loss_of=torch.neg) -> None:
 # ---- the command ----
 
 
-@pytest.mark.parametrize("env", SCRIPTS)
+@pytest.mark.parametrize("env", NAMES)
 @pytest.mark.parametrize("file", [tapo, inverse_dynamics])
 def test_a_fork_is_the_run_script_with_another_learn(env, file, monkeypatch):
     """Its settings are added to the presets, its name to those of its runs."""

@@ -16,12 +16,12 @@ from transformers import OPTConfig, Qwen2Config
 from paw_min import train
 from paw_min.base.errors import UserError
 from paw_min.config import Config, parse_args
+from paw_min.envs.benchmarks import NAMES, presets_of
 from paw_min.metrics import peak_memory
 from paw_min.model import lora
 from paw_min.model.sampler import HFSampler
 from paw_min.running import memory, session
 from paw_min.running.memory import Estimate, estimate
-from paw_min.running.presets import SCRIPTS, presets_of
 from tests.helpers import make_policy
 
 # The published shapes of Qwen2.5-1.5B, 7B and 3B.
@@ -87,7 +87,7 @@ def test_vllm_and_the_peak():
 # ---- presets ----
 
 
-@pytest.mark.parametrize("env", SCRIPTS)
+@pytest.mark.parametrize("env", NAMES)
 @pytest.mark.parametrize(
     "preset, gpu_bytes, least", [("24gb", 24e9, 0.6), ("80gb", 80e9, 0.6), ("paper", 80e9, 0.5)]
 )

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from paw_min.config import parse_args
+from paw_min.envs.benchmarks import presets_of
 from paw_min.running.config_json import differences
-from paw_min.running.presets import presets_of
 from paw_min.running.runs import read_metrics
 from research.paper import sweep
 from research.paper.grids import GRIDS
@@ -59,12 +59,15 @@ def test_ruff_is_clean():
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+CHECK = "import runpy; runpy.run_module('paw_min', run_name='__main__')"
+
+
 @pytest.mark.parametrize("version", [(3, 10, 9), (3, 14, 0)])
 def test_other_versions_of_python_get_one_line(version):
     """The check comes first in every installation, before anything is installed."""
     for text in INSTALLATIONS:
-        assert text.index('python3 -c "import paw_min"') < text.index("python3 -m venv")
-    code = f"import sys; sys.version_info = {version}; import paw_min"
+        assert text.index("python3 -m paw_min") < text.index("python3 -m venv")
+    code = f"import sys; sys.version_info = {version}; {CHECK}"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert out.returncode == 1 and out.stdout == "" and out.stderr.count("\n") == 1
     assert out.stderr.startswith("error: paw_min needs Python 3.11, 3.12 or 3.13; this is ")
@@ -75,7 +78,7 @@ def test_a_missing_compiler_gets_one_line(tmp_path, programs):
     """Where nothing is installed yet: without site-packages (-S, -I), there is no torch."""
     for name in programs:
         (tmp_path / name).touch(mode=0o755)
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import paw_min"
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); {CHECK}"
     command = [sys.executable, "-I", "-S", "-c", code]
     env = {"PATH": str(tmp_path)}
     out = subprocess.run(command, capture_output=True, text=True, env=env)

@@ -22,3 +22,15 @@ class _Benchmarks(dict[str, Benchmark]):
 
 
 BENCHMARKS = _Benchmarks()
+
+
+def presets_of(env: str) -> dict[str, dict]:
+    """The presets of a benchmark, the default first: {name: {setting: value}}.
+
+    env: its name, or a module from outside that adds itself to BENCHMARKS (examples.scienceworld).
+    """
+    module = env if "." in env else f"paw_min.envs.{env}.presets"
+    try:
+        return import_module(module).PRESETS
+    except ModuleNotFoundError as error:
+        raise UserError(f"{env} is no module here: {error}.") from error

@@ -25,12 +25,13 @@ from paw_min.base.console import progress_bar
 from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import reading, writing
 from paw_min.config import Config, parse_args
+from paw_min.envs.benchmarks import NAMES, presets_of
 from paw_min.running.config_json import differences
-from paw_min.running.presets import ROOT, SCRIPTS, presets_of
 from paw_min.running.runs import newest_checkpoint, read_metrics, updates_done
 from research.paper.grids import GRIDS
 from research.paper.table import Entry
 
+ROOT = Path(__file__).parents[2]  # has the run scripts
 OURS = {"--seed", "--name", "--out", "--dry-run", "--eval-only"}  # not for FLAGS
 
 
@@ -215,7 +216,7 @@ def main(argv: list[str]) -> None:
     parser = Parser(usage=usage, description=__doc__)
     add = parser.add_argument
     add("grid", choices=list(GRIDS), help="a name of grids.py")
-    add("--env", choices=SCRIPTS, required=True)
+    add("--env", choices=NAMES, required=True)
     add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default: 0 1 2")
     add("--jobs", type=int, help="runs at a time (default: one per GPU, or per idle core)")
     add("--out", default="runs", help="folder of the run folders (default: runs)")

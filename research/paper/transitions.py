@@ -23,13 +23,12 @@ from paw_min.base.console import progress_bar
 from paw_min.base.errors import Parser, UserError
 from paw_min.base.files import writing
 from paw_min.config import Config, parse_config
-from paw_min.envs.benchmarks import BENCHMARKS, NAMES
+from paw_min.envs.benchmarks import BENCHMARKS, NAMES, presets_of
 from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy
 from paw_min.rollout import Rollout, rollout
 from paw_min.rows import Episode, TokenRow, Transition
 from paw_min.running.config_json import read_config
-from paw_min.running.presets import presets_of
 from paw_min.running.runs import newest_checkpoint
 from paw_min.running.session import find_tasks, loaded
 from paw_min.running.tasks import draw_groups

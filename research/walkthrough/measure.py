@@ -20,11 +20,11 @@ from paw_min.base import distributed
 from paw_min.base.errors import Parser, user_errors
 from paw_min.base.files import replace_text, writing
 from paw_min.config import Config, parse_args
+from paw_min.envs.benchmarks import presets_of
 from paw_min.inspect.__main__ import pieces, score
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler
 from paw_min.rows import Episode, Rows, TokenRow, flatten
-from paw_min.running.presets import presets_of
 from paw_min.running.session import make_optimizer, start_model
 from paw_min.update import learn, prepare
 from research.paper.table import markdown_table

@@ -44,6 +44,7 @@ from paw_min.config import (
     opt,
     parse_config,
 )
+from paw_min.envs.benchmarks import NAMES, presets_of
 from paw_min.model import lora
 from paw_min.model.policy import Policy
 from paw_min.model.probe import check_panel
@@ -51,7 +52,6 @@ from paw_min.retrieval.dense import Encoder
 from paw_min.rows import TokenRow
 from paw_min.running.config_json import public
 from paw_min.running.evaluate import evaluate
-from paw_min.running.presets import SCRIPTS, presets_of
 from paw_min.running.runs import hold
 from paw_min.running.session import (
     Session,
@@ -168,7 +168,7 @@ def arguments(argv: list[str] | None = None) -> RwmlJob:
     parser = Parser(
         description=__doc__, epilog="All other flags: see the run scripts.", allow_abbrev=False
     )
-    parser.add_argument("env", choices=SCRIPTS, metavar="ENV", help="a benchmark")
+    parser.add_argument("env", choices=NAMES, metavar="ENV", help="a benchmark")
     parser.add_argument("--out", type=Path, required=True, help="folder of everything")
     parser.add_argument("--preset", nargs="+", default=["tiny"], help="of the run script")
     add_settings(parser, {"tiny": TINY} | PAPER_SCALE, kind=RwmlSettings)

@@ -16,8 +16,8 @@ from paw_min.config import (
     opt,
     parse_config,
 )
+from paw_min.envs.benchmarks import presets_of
 from paw_min.running.config_json import public
-from paw_min.running.presets import presets_of
 from world_models.pieces import Pieces
 from world_models.word2world.players import AGENTS
 

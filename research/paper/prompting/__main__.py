@@ -24,10 +24,9 @@ from paw_min.base.console import say
 from paw_min.base.distributed import refuse_ranks
 from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.config import Config, parse_args
-from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.benchmarks import BENCHMARKS, presets_of
 from paw_min.rows import Episode
 from paw_min.running.evaluate import evaluate, outcomes, panel_metrics, transcript
-from paw_min.running.presets import presets_of
 from paw_min.running.runs import Run
 from paw_min.running.session import PANEL_SLOTS, Session, find_tasks, open_session
 from research.paper.prompting.agents import TRIALS, React, count, reflexion

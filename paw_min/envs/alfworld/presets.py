@@ -1,0 +1,35 @@
+"""ALFWorld: the presets, the default first. Other settings have the defaults of config.py."""
+
+# 0.9 million parameters and small generated games: trains on a laptop CPU in minutes.
+TINY = dict(
+    prompt="compact", history_length=1, max_prompt_tokens=400, max_response_tokens=16,
+    max_obs_tokens=64, max_turns=16, groups=8, group_size=8, updates=8, eval_every=4, eval_tasks=60,
+    lr=2e-4, mini_batch=256, micro_tokens=2048, entropy_coef=0.0,
+    # The stand-ins have read observations as documents, which begin after an end token.
+    wm_separator="none",
+    # KL term and format penalty keep their defaults, as in the preset `paper`. Without them, only
+    # the world-model loss has a gradient where no episode is won: responses become malformed.
+)
+
+# PaW A.1; what it leaves open is taken from verl-agent, which it builds on. Qwen2.5-1.5B/7B.
+# Learning rate, groups and their size, alpha, rho, KL and the other values of A.1 are config.py's
+# defaults; `--help` prints every value of each preset.
+PAPER = dict(
+    model="Qwen/Qwen2.5-1.5B-Instruct", updates=150, eval_every=5, save_every=5,
+    grad_checkpointing=True, sampler="vllm", workers=4,
+)
+
+PRESETS = {
+    "tiny": TINY,
+    # A pretrained model, for a GPU.
+    "smollm2": TINY | dict(
+        model="smollm2", wm_separator="turn", lora_rank=8, lr=1e-4, max_response_tokens=40,
+        max_obs_tokens=128,
+    ),
+    "paper": PAPER,
+    # For one GPU of 24 or 80 GB: as the preset paper, but with LoRA and its learning rate.
+    "24gb": PAPER | dict(lora_rank=16, lr=1e-5, vllm_memory=0.6),
+    "80gb": PAPER | dict(
+        model="Qwen/Qwen2.5-7B-Instruct", lora_rank=16, lr=1e-5, vllm_memory=0.5,
+    ),
+}

@@ -1,0 +1,28 @@
+"""WebShop: the presets, the default first. Other settings have the defaults of config.py."""
+
+# PaW A.1; what it leaves open is taken from verl-agent, which it builds on. Qwen2.5-1.5B/7B.
+# Learning rate, groups and their size, alpha, rho, KL and the other values of A.1 are config.py's
+# defaults; `--help` prints every value of each preset.
+PAPER = dict(
+    model="Qwen/Qwen2.5-1.5B-Instruct", eval_split="test", updates=150, eval_every=5, save_every=5,
+    max_turns=15, max_prompt_tokens=4096, mini_batch=64, n_products=1000, grad_checkpointing=True,
+    sampler="vllm",
+)
+
+TINY = dict(
+    eval_split="test", prompt="compact", history_length=3, max_prompt_tokens=600,
+    max_response_tokens=24, max_obs_tokens=1024, max_turns=8, groups=8, group_size=8, updates=8,
+    eval_every=4, eval_tasks=60, lr=1e-4, mini_batch=256, micro_tokens=2048, entropy_coef=0.0,
+    wm_separator="none",
+)
+
+PRESETS = {
+    # 0.9 million parameters and a small generated shop: trains on a laptop CPU in minutes.
+    "tiny": TINY,
+    "paper": PAPER,
+    # For one GPU of 24 or 80 GB: as the preset paper, but with LoRA and its learning rate.
+    "24gb": PAPER | dict(lora_rank=16, lr=1e-5, vllm_memory=0.6),
+    "80gb": PAPER | dict(
+        model="Qwen/Qwen2.5-7B-Instruct", lora_rank=16, lr=1e-5, vllm_memory=0.5,
+    ),
+}

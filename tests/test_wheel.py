@@ -1,0 +1,45 @@
+"""The package works without its clone: a wheel, installed elsewhere, trains from its own files."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paw_min.running.runs import read_metrics
+from tests.helpers import SMALL, argv
+
+ROOT = Path(__file__).parent.parent
+BUILT_FROM = ("paw_min", "world_models", "pyproject.toml", "README.md", "LICENSE")
+
+
+@pytest.mark.slow
+def test_a_wheel_trains_outside_of_the_clone(world, tmp_path):
+    """Presets, stand-in weights and both packages are in it; nothing is read from the clone."""
+    source, site = tmp_path / "source", tmp_path / "site"
+    source.mkdir()
+    for name in (*BUILT_FROM, *(path.name for path in ROOT.glob("requirements*.txt"))):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
+    pip = [sys.executable, "-m", "pip", "-q"]
+    options = ["--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "wheel", *options, "-w", tmp_path, source], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--target", site, wheel], check=True)
+    settings = SMALL | dict(eval_split="test", updates=2, max_turns=2, max_prompt_tokens=600)
+    flags = argv(settings | dict(data=world, out=str(tmp_path / "runs")))
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from paw_min import cli\nfrom paw_min.envs.search.presets import PRESETS\n"
+        f"assert cli.__file__.startswith({str(site)!r})\ncli.main('search', PRESETS, '')\n"
+    )
+    env = os.environ | {"PYTHONPATH": str(site)}
+    subprocess.run([sys.executable, script, *flags], cwd=tmp_path, env=env, check=True)
+    assert [line["update"] for line in read_metrics(tmp_path / "runs" / "r")] == [0, 1, 2]
+    command = [sys.executable, "-m", "world_models.rwml", "--help"]
+    shown = subprocess.run(
+        command, cwd=tmp_path, env=env, check=True, capture_output=True, text=True
+    )
+    assert "a benchmark" in shown.stdout
