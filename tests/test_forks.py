@@ -109,7 +109,7 @@ def test_a_fork_is_the_run_script_with_another_learn(env, file, monkeypatch):
 @pytest.mark.parametrize("argv", [[], ["--help"], ["kitchen"]])
 def test_the_first_word_is_a_benchmark(argv, monkeypatch):
     monkeypatch.setattr("sys.argv", ["x", *argv])
-    with pytest.raises(SystemExit, match="the first word must be one of alfworld, search, websh"):
+    with pytest.raises(SystemExit, match="the first word must be one of alfworld, websh"):
         cli.fork(conflict.conflict, {}, "doc")
 
 
