@@ -29,12 +29,15 @@ ARMS = {
     "echo": ["--preset", "smollm2", "echo", "--wm-scale", "1"],
     "paw-ce": ["--wm-loss", "ce", "--wm-scale", "1"],
     "paw-30": ["--wm-scale", "30"],
+    "echo-selection": ["--preset", "smollm2", "echo", "--wm-scale", "1", "--alpha", "0.75"],
+    "echo-balance": ["--preset", "smollm2", "echo", "--wm-scale", "1", "--lambda-g", "adaptive"],
     "grpo-natural": ["--no-paw", "--data", "natural"],
     "paw-natural": ["--data", "natural"],
 }
 DIFFERENCES = (
     ("paw", "grpo"), ("paw", "placebo"), ("placebo", "grpo"), ("paw-ce", "grpo"), ("paw", "paw-ce"),
-    ("paw", "echo"), ("echo", "grpo"), ("echo", "paw-ce"), ("paw-30", "grpo"), ("paw-30", "paw"),
+    ("paw", "echo"), ("echo", "grpo"), ("echo", "paw-ce"), ("echo-selection", "echo"),
+    ("echo-balance", "echo"), ("paw-30", "grpo"), ("paw-30", "paw"),
     ("grpo-natural", "grpo"), ("paw-natural", "paw"), ("paw-natural", "grpo-natural"),
 )
 KEPT = ("success", "valid", "entropy", "grad_norm", "ref_kl", "wm_p_first")  # of each update
