@@ -24,7 +24,7 @@ from paw_min.rollout import Rollout, rollout
 from paw_min.rows import Rows, flatten
 from paw_min.running.evaluate import evaluate, outcomes, transcript
 from paw_min.running.plot import draw
-from paw_min.running.runs import read_metrics, updates_done
+from paw_min.running.runs import read_metrics
 from paw_min.running.samples import sample
 from paw_min.running.session import Session, described_data, open_session, start_model
 from paw_min.running.tasks import draw_groups
@@ -56,19 +56,16 @@ def train(cfg: Config, eval_only: bool = False, learn: Learn = learn_jointly) ->
             report_evaluation(cfg, s)
             return
 
-        # Weights were loaded with the session. This loads the optimizer's moments, and drops the
-        # metrics of updates that the checkpoint does not know.
-        done = s.run.restore(s.policy, s.optimizer)  # 0, unless this is a resumed run
-        console.print_start(s, described_data(cfg))
-        if 0 < done >= cfg.updates:
+        print_start(cfg, s)
+        if 0 < s.done >= cfg.updates:
             # The folder knows the settings and the name of `learn`, not the code.
-            console.say(f"all {done} updates were done before: nothing is trained. After a change "
-                        "of the code, use another --name.")
+            console.say(f"all {s.done} updates were done before: nothing is trained. After a "
+                        "change of the code, use another --name.")
         # A resumed run has measured its start model already.
-        if not done and not s.run.metrics():
+        if not s.done and not s.run.metrics():
             log(s, {"update": 0} | play_panel(cfg, s, 0))
 
-        for k in range(done + 1, cfg.updates + 1):  # Alg. 1, line 1
+        for k in range(s.done + 1, cfg.updates + 1):  # Alg. 1, line 1
             metrics = {"update": k} | run_update(cfg, s, k, learn)
             # The last update is always evaluated and saved, whatever the intervals.
             is_last = k == cfg.updates
@@ -87,6 +84,18 @@ def train(cfg: Config, eval_only: bool = False, learn: Learn = learn_jointly) ->
             lines = read_metrics(s.run.folder)
             has_baseline = cfg.paw and learn is learn_jointly
             console.report(s.run.folder, lines, has_baseline, generated=not cfg.data)
+
+
+def print_start(cfg: Config, s: Session) -> None:
+    """What is trained on which data, and the lines so far of a resumed run."""
+    ranks = f", {distributed.n_ranks()} ranks" if distributed.n_ranks() > 1 else ""
+    console.say(
+        f"run {s.run.folder}: {s.policy.model.num_parameters():,} parameters on "
+        f"{s.policy.device}{ranks}, {described_data(cfg)}: {len(s.tasks.train)} training tasks, "
+        f"panel of {len(s.tasks.held_out)}\n{console.HEADER}"
+    )
+    for line in s.run.metrics():
+        console.say(console.table_line(line))
 
 
 def run_update(cfg: Config, s: Session, k: int, learn: Learn) -> dict[str, float]:
@@ -170,10 +179,9 @@ def play_panel(cfg: Config, s: Session, done: int, suffix: str = "") -> dict[str
 def report_evaluation(cfg: Config, s: Session) -> None:
     """Evaluate the newest checkpoint, or else the start model, and print the metrics."""
     checkpoint = s.run.checkpoint()
-    done = updates_done(checkpoint) if checkpoint else 0
     console.say(f"weights: {checkpoint or f'the start model {start_model(cfg)}'}")
     # It may have other settings than the training, whose own files stay.
-    metrics = play_panel(cfg, s, done, suffix="-only")
+    metrics = play_panel(cfg, s, s.done, suffix="-only")
     for name, value in metrics.items():
         console.say(f"{name:48s} {value:8.3f}")
 

@@ -17,6 +17,7 @@ from paw_min.config import Config
 from paw_min.critic import learn_values
 from paw_min.model.lora import full_weights
 from paw_min.model.policy import load_policy
+from paw_min.model.shard import shard_policy
 from paw_min.rows import flatten
 from paw_min.running.runs import Run
 from paw_min.update import learn, prepare
@@ -66,7 +67,7 @@ def updated(settings: dict, shard: bool = False) -> dict:
         reference = policy if reference else None
     if shard:
         cfg.shard = True
-        distributed.shard(policy)
+        shard_policy(policy)
     trained = {n: p for n, p in policy.named_parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(trained.values(), lr=cfg.lr, eps=1e-6)
     metrics = update(cfg, policy, reference, optimizer, EPISODES, (0, 0))
@@ -100,9 +101,9 @@ def resume(folder: str, shard: bool = False) -> None:
     checkpoint = run.checkpoint()
     policy = load_policy(str(checkpoint)) if checkpoint else make_policy()
     if shard:
-        distributed.shard(policy)
+        shard_policy(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.lr, eps=1e-6)
-    done = run.restore(policy, optimizer)
+    done = run.load(policy, optimizer)
     update(cfg, policy, None, optimizer, EPISODES, (0, done))
     run.save(policy, optimizer, done + 1)
 
@@ -113,7 +114,7 @@ def ppo_updated(settings: dict, shard: bool = False) -> dict:
     cfg = Config(**PPO | dict(lr=1e-3, shard=shard) | settings)
     policy = make_critic(make_policy())
     if shard:
-        distributed.shard(policy)
+        shard_policy(policy)
     optimizer = optimizer_of(policy, cfg, lr_factor=1)
     rows = prepare(cfg, policy, None, flatten(EPISODES))
     values = learn_values(cfg, policy, optimizer, rows, (0, 0))

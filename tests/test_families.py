@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from paw_min.base.distributed import layers_of
 from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.model.batches import collate
 from paw_min.model.policy import load_policy
 from paw_min.model.sampler import HFSampler, Request
+from paw_min.model.shard import layers_of
 from paw_min.model.vllm_sampler import VLLMSampler, as_trained
 from paw_min.rows import TokenRow
 from tests.helpers import BASE, EPISODES, TOKEN_ROWS, update

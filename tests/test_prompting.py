@@ -198,7 +198,7 @@ def test_reflexion_learns_from_its_reflections_and_replays_only_lost_tasks(serve
     cfg = Config(max_turns=2, eval_temperature=0.0)
     _, options, _ = prompting.parse(["alfworld", "--agent", "reflexion", "--endpoint", server.url])
     with EnvPool(Door, 2) as pool:
-        s = Session(None, remote, None, None, remote, pool, tasks)
+        s = Session(None, remote, None, None, remote, pool, tasks, done=0)
         episodes, metrics, _ = prompting.play(cfg, s, options)
     assert Door.played == ["easy", "hard", "broken", "wall", "hard", "wall", "wall"]
     assert [e.won for e in episodes] == [True, True, False, False]

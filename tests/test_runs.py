@@ -32,6 +32,13 @@ def policy():
     return policy, optimizer
 
 
+def restore(run: runs.Run, policy, optimizer) -> int:
+    """As session.open_session does."""
+    done = run.load(policy, optimizer)
+    run.begin(done)
+    return done
+
+
 # ---- two processes ----
 
 
@@ -84,11 +91,11 @@ def test_a_run_deletes_only_what_is_its_own(config, policy, tmp_path):
     for path in others:
         path.mkdir(parents=True)
     run = runs.Run(config())
-    run.restore(*policy)
+    restore(run, *policy)
     run.save(*policy, 1)
     own = tmp_path / "r" / "checkpoint-000002.partial"
     own.mkdir()  # as after a kill
-    runs.Run(config()).restore(*policy)
+    restore(runs.Run(config()), *policy)
     assert all(path.is_dir() for path in others) and not own.exists()
 
 
@@ -139,7 +146,7 @@ def test_a_save_that_is_killed_at_a_file_operation_loses_nothing(
         with pytest.raises(Killed):
             run.save(*policy, 9)
     again = runs.Run(config())
-    again.restore(*policy)
+    restore(again, *policy)
     good = again.checkpoint()
     assert good.name == ("checkpoint-000009" if name == "remove" else "checkpoint-000001")
     torch.load(good / "trainer.pt", weights_only=True)
@@ -208,7 +215,7 @@ def test_a_kill_before_the_first_checkpoint_may_be_followed_by_another_interval(
     path.write_text(json.dumps(json.loads(path.read_text()) | {"save_every": 2}))
     with open(finished / "metrics.jsonl", "a") as file:
         file.write('{"update": 2}\n')
-    assert runs.Run(config(save_every=1)).restore(*policy) == 0
+    assert restore(runs.Run(config(save_every=1)), *policy) == 0
     assert [line["update"] for line in runs.read_metrics(finished)] == [0]
     assert json.loads(path.read_text())["save_every"] == 1
 
@@ -225,7 +232,7 @@ def test_a_run_belongs_to_its_settings_and_free_ones_may_change(finished, config
     with one_sentence("belongs to a run with.*--paw True, --rho 0.2.*another --name"):
         runs.Run(config(paw=False, rho=0.3))
     free = dict(updates=9, eval_every=1, eval_repeats=3, max_prompt_tokens=900, workers=2)
-    runs.Run(config(**free)).restore(*policy)
+    restore(runs.Run(config(**free)), *policy)
     assert json.loads((finished / "config.json").read_text())["eval_repeats"] == 3
     assert [line["update"] for line in runs.read_metrics(finished)] == [0, 1]
 
@@ -249,7 +256,7 @@ def test_other_folders_are_no_checkpoints(finished, config, policy):
     for path in others:
         path.mkdir()
     run = runs.Run(config())
-    assert run.restore(*policy) == 1
+    assert restore(run, *policy) == 1
     run.save(*policy, 2)
     assert all(path.is_dir() for path in others)
     for done in (10, 9, 100_000):
@@ -264,7 +271,7 @@ def test_a_checkpoint_may_be_a_link_to_another_disk(finished, config, policy, tm
     (finished / "checkpoint-000002").write_text("a file")
     run = runs.Run(config())
     assert run.checkpoint().name == "checkpoint-000001"
-    assert run.restore(*policy) == 1
+    assert restore(run, *policy) == 1
     run.save(*policy, 2)
     assert [path.name for path in finished.glob("checkpoint-*")] == ["checkpoint-000002"]
     assert (elsewhere / "trainer.pt").is_file()  # only the link was deleted

@@ -54,18 +54,6 @@ def cut_line(metrics: dict[str, float]) -> str:
     return f"         cut at --max-response-tokens: {', '.join(parts)}" if parts else ""
 
 
-def print_start(s, data: str) -> None:
-    """What a session trains and on which data, and the lines so far of a resumed run."""
-    ranks = f", {distributed.n_ranks()} ranks" if distributed.n_ranks() > 1 else ""
-    say(
-        f"run {s.run.folder}: {s.policy.model.num_parameters():,} parameters on "
-        f"{s.policy.device}{ranks}, {data}: {len(s.tasks.train)} training tasks, "
-        f"panel of {len(s.tasks.held_out)}\n{HEADER}"
-    )
-    for line in s.run.metrics():
-        say(table_line(line))
-
-
 def report(folder, lines: list[dict[str, float]], has_baseline: bool, generated: bool) -> None:
     """Held-out success and score, before and after.
     generated: whether the data are the small generated ones of a benchmark.

@@ -1,4 +1,4 @@
-"""One run on several processes: the collective calls, FSDP2, and what happens when a rank dies.
+"""One run on several processes: the collective calls, and what happens when a rank dies.
 
     torchrun --nproc-per-node 4 run_alfworld.py ...
 
@@ -30,12 +30,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import (
-    MixedPrecisionPolicy,
-    fully_shard,
-    register_fsdp_forward_method,
-)
 from torch.distributed.tensor import DTensor
 
 from paw_min.base.errors import UserError
@@ -158,35 +152,6 @@ def leave_together():
     yield
     with suppress(UserError):  # a lost rank no longer matters here
         all_gather([])
-
-
-def shard(policy) -> None:
-    """Shard weights, gradients and optimizer state across the ranks (FSDP2), in place.
-
-    A layer is gathered while it computes; embeddings and head stay gathered for the whole pass.
-    Stored weights stay fp32.
-    """
-    mesh = init_device_mesh(policy.device.type, (n_ranks(),))
-    dtype = torch.bfloat16 if policy.precision == "bf16" else None
-    mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    # Inner modules first; the policy, which holds all of them, is the root.
-    parts = layers_of(policy.model.get_decoder())
-    if policy.critic:
-        parts += [*layers_of(policy.critic.decoder), policy.critic]
-    parts.append(policy)
-    for part in parts:
-        fully_shard(part, mesh=mesh, mp_policy=mixed)
-    for part in parts:
-        part.set_gradient_divide_factor(1.0)  # sum the gradients, as without FSDP ...
-        part.set_force_sum_reduction_for_comms(True)  # ... by the one reduction that gloo supports
-    # The critic is called through the policy, so that FSDP knows its root whichever pass is first.
-    register_fsdp_forward_method(policy, "values")
-
-
-def layers_of(decoder: torch.nn.Module) -> list[torch.nn.Module]:
-    """Its longest list of modules, which families name differently: layers, h, blocks."""
-    lists = [part for part in decoder.children() if isinstance(part, torch.nn.ModuleList)]
-    return list(max(lists, key=len, default=[]))
 
 
 @contextmanager

@@ -128,7 +128,7 @@ class Policy(torch.nn.Module):
     def values(self, batch: Batch) -> Tensor:
         """The critic's values of response tokens -> (B, S); see critic.py.
 
-        Called through the policy, which is the root that FSDP shards (distributed.shard).
+        Called through the policy, which is the root that FSDP shards (shard.py).
         """
         return self.critic(batch)
 

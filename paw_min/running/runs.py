@@ -111,31 +111,40 @@ class Run:
                     if found != newest:
                         remove(found)
 
-    def restore(self, policy, optimizer) -> int:
-        """Load the optimizer state, and weights outside of the language model -> updates done."""
+    def load(self, policy, optimizer) -> int:
+        """Load the checkpoint's state of the optimizer, and PPO's critic -> updates done.
+
+        The weights of the language model are loaded where the policy is made (session.py).
+        """
         checkpoint = self.checkpoint()
-        done = updates_done(checkpoint) if checkpoint else 0
-        if checkpoint:
-            options = state_dict.StateDictOptions(full_state_dict=True, strict=False)
-            with reading(checkpoint / "trainer.pt") as path:
-                state = torch.load(path, weights_only=True, map_location="cpu")
-                state_dict.set_model_state_dict(policy, state["weights"], options=options)
-                state_dict.set_optimizer_state_dict(
-                    policy, optimizer, state["optimizer"], options=options
-                )
-        if distributed.rank() == 0:
-            lines = read_metrics(self.folder)
-            if not done and lines and lines[-1]["update"] > self.saved_every:
-                raise UserError(f"{self.folder} has metrics, but no checkpoint: use another --name")
-            self.remove_all_but(checkpoint)
-            kept = [line for line in lines if line["update"] <= done]
-            self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
-            # Not before: a start that fails, as with wrong data, leaves the settings as they were.
-            # So does an evaluation, whose settings may differ (FREE_TO_CHANGE).
-            self.write_settings()
-            if self.cfg.track != "none":
-                self.tracker = track.Tracker(self.cfg, self.folder, kept)
-        return done
+        if not checkpoint:
+            return 0
+        options = state_dict.StateDictOptions(full_state_dict=True, strict=False)
+        with reading(checkpoint / "trainer.pt") as path:
+            state = torch.load(path, weights_only=True, map_location="cpu")
+            state_dict.set_model_state_dict(policy, state["weights"], options=options)
+            state_dict.set_optimizer_state_dict(
+                policy, optimizer, state["optimizer"], options=options
+            )
+        return updates_done(checkpoint)
+
+    def begin(self, done: int) -> None:
+        """Make the folder agree with the checkpoint, then write the settings and open the tracker.
+
+        Called when everything else is loaded: a start that fails, as with wrong data, leaves the
+        folder unchanged.
+        """
+        if distributed.rank() > 0:
+            return
+        lines = read_metrics(self.folder)
+        if not done and lines and lines[-1]["update"] > self.saved_every:
+            raise UserError(f"{self.folder} has metrics, but no checkpoint: use another --name")
+        self.remove_all_but(self.checkpoint())
+        kept = [line for line in lines if line["update"] <= done]
+        self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+        self.write_settings()
+        if self.cfg.track != "none":
+            self.tracker = track.Tracker(self.cfg, self.folder, kept)
 
     def metrics(self) -> list[dict]:  # on every rank
         return distributed.all_gather(read_metrics(self.folder) if distributed.rank() == 0 else [])

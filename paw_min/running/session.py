@@ -25,9 +25,10 @@ from paw_min.model.critic import LR_FACTOR, load_critic
 from paw_min.model.policy import Policy, load_policy, load_tokenizer, turn_text
 from paw_min.model.probe import check_start
 from paw_min.model.sampler import HFSampler
+from paw_min.model.shard import shard_policy
 from paw_min.model.vllm_sampler import VLLMSampler, check_installed
 from paw_min.running import memory, track
-from paw_min.running.runs import Run
+from paw_min.running.runs import Run, updates_done
 from paw_min.running.tasks import draw_groups, panel
 
 PANEL_SLOTS = 128  # at most this many slots of the pool serve the panel
@@ -43,11 +44,16 @@ class Session:
     sampler: HFSampler | VLLMSampler
     pool: Pool
     tasks: Tasks  # held_out: the evaluation panel, the same in every run
+    done: int  # updates of the checkpoint that it continues; 0: from the start model
 
 
 @contextmanager
 def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
-    """Load everything, with the weights of the newest checkpoint or else of the start model."""
+    """Everything of a run, ready for update `done` + 1.
+
+    Weights, optimizer and critic are those of the newest checkpoint, or else those of the start
+    model. eval_only: no optimizer state, no reference, and the run folder stays as it is.
+    """
     check_machine(cfg)
     device = distributed.join()
     precision = forward_precision(cfg.precision, device)
@@ -76,7 +82,7 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     if cfg.grad_checkpointing:
         recompute_activations(policy)
     if cfg.shard:
-        distributed.shard(policy)
+        shard_policy(policy)
     # Gradient checkpointing works in training mode only. Dropout is off (load_policy).
     policy.train(not eval_only)
     # After sharding, which replaces the parameters.
@@ -90,7 +96,12 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     together = distributed.leave_together()
     # Left in the opposite order: the pool's workers end first, the tracker is closed last.
     with closing(run), closing(sampler), together, closing(pool):
-        yield Session(run, policy, reference, optimizer, sampler, pool, tasks)
+        if eval_only:
+            done = updates_done(checkpoint) if checkpoint else 0
+        else:
+            done = run.load(policy, optimizer)
+            run.begin(done)
+        yield Session(run, policy, reference, optimizer, sampler, pool, tasks, done)
 
 
 class Loaded(NamedTuple):

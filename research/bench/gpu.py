@@ -275,7 +275,7 @@ def checkpoint_difference(folder: str, device: str) -> float:
         def load(where: str):
             policy = load_policy(str(run.checkpoint() or folder), device=where).train()
             optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.lr)
-            run.restore(policy, optimizer)
+            run.load(policy, optimizer)
             return policy, optimizer
 
         def update(policy, optimizer, k: int) -> None:

@@ -362,13 +362,12 @@ def train(job: RwmlJob, kept: list[Triplet], held_out: list[Triplet], tau: float
     else:
         cfg = replace(cfg, lr=job.settings.sft_lr, kl_coef=0.0)
     with open_session(cfg) as s:
-        done = s.run.restore(s.policy, s.optimizer)
         pieces = job.pieces(f"{cfg.name}/train")
         if not s.run.metrics():
             s.run.log({"update": 0} | measure(job, s, held_out, tau))
-        if done < cfg.updates:
+        if s.done < cfg.updates:
             if method == "rwml":
-                metrics = train_rwml(job, cfg, s, done, kept, tau)
+                metrics = train_rwml(job, cfg, s, kept, tau)
             elif method == "wm-sft":
                 rows = [sft_row(cfg, s.policy, t) for t in kept]
                 epochs = job.settings.sft_epochs
@@ -386,12 +385,12 @@ def train(job: RwmlJob, kept: list[Triplet], held_out: list[Triplet], tau: float
 
 
 def train_rwml(
-    job: RwmlJob, cfg: Config, s: Session, done: int, triplets: list[Triplet], tau: float
+    job: RwmlJob, cfg: Config, s: Session, triplets: list[Triplet], tau: float
 ) -> dict[str, float]:
-    """The updates after `done` -> metrics of the last, which is not logged yet."""
+    """The updates after `s.done` -> metrics of the last, which is not logged yet."""
     prompts = [s.policy.encode_chat(prompt_text(cfg, t)) for t in triplets]
     truths = rwml.truths_of(s.policy, triplets)
-    for k in range(done + 1, cfg.updates + 1):
+    for k in range(s.done + 1, cfg.updates + 1):
         chosen = rwml.batch_of_update(k, len(triplets), job.settings.batch, cfg.seed)
         try:
             metrics = rwml.update(

@@ -92,7 +92,7 @@ def open_endpoint(cfg: Config, options: Namespace) -> Iterator[Session]:
     tasks = find_tasks(cfg)
     slots = min(len(tasks.held_out), PANEL_SLOTS)
     with closing(endpoint), closing(tasks.make_pool(slots)) as pool:
-        yield Session(run, endpoint, None, None, endpoint, pool, tasks)
+        yield Session(run, endpoint, None, None, endpoint, pool, tasks, done=0)
 
 
 def play(cfg: Config, s: Session, options: Namespace) -> tuple[list[Episode], dict, Counter]:
