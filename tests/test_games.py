@@ -11,7 +11,7 @@ import pytest
 from paw_min.envs.alfworld import AlfworldEnv, list_games
 from paw_min.toy import alfworld_games as games
 from paw_min.toy.alfworld_games import ALFWORLD, TASKS
-from paw_min.toy.alfworld_teacher import Expert
+from world_models.teachers.alfworld import Expert
 
 ROOT = Path(__file__).resolve().parents[1]
 SPLITS = ("train", "valid_seen", "valid_unseen")

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from paw_min.base.errors import UserError
-from paw_min.toy import default_model, search_world, standins, webshop_shops
-from paw_min.toy.search_teacher import Scholar
+from paw_min.toy import default_model, search_world, webshop_shops
+from world_models import teachers
+from world_models.teachers.search import Scholar
 
 ROOT = Path(__file__).parent.parent
 SMALL = {"n_entities": 500, "n_train": 80, "n_test": 20}
@@ -89,8 +90,8 @@ def test_a_folder_appears_when_it_is_complete(tmp_path, monkeypatch):
 def test_the_demonstrations_are_those_of_the_stand_ins(env, tmp_path, monkeypatch):
     """Steps, slips and haste. test_train.py trains on ALFWorld's, too."""
     monkeypatch.chdir(tmp_path)
-    tasks = standins.TEACHERS[env].training_tasks()[:12]
-    rows = standins.demonstrations(env, tasks, seed=0)
+    tasks = teachers.TEACHERS[env].training_tasks()[:12]
+    rows = teachers.demonstrations(env, tasks, seed=0)
     record = json.loads((Path(default_model(env)) / "record.json").read_text())
     found = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
     assert found == record["miniature"]["demonstrations"]

@@ -23,12 +23,12 @@ from paw_min.envs.interface import Context, Turn
 from paw_min.envs.pool import EnvPool
 from paw_min.model.sampler import Response
 from paw_min.rows import Episode, Transition
-from paw_min.toy.demonstrate import PlayedStep
 from paw_min.update import prepare
 from tests.helpers import BASE, make_policy
 from world_models import rwml
 from world_models.rwml import early_experience, stages, triplets
 from world_models.rwml.stages import RwmlJob, RwmlSettings
+from world_models.teachers.demonstrate import PlayedStep
 
 # ---- formulas ----
 

@@ -26,9 +26,10 @@ from paw_min.envs.alfworld import list_games
 from paw_min.running import plot, runs, session
 from paw_min.running.evaluate import short
 from paw_min.running.tasks import draw_groups
-from paw_min.toy import default_model, standins
+from paw_min.toy import default_model
 from paw_min.update import NonFinite
 from tests.helpers import argv, make_policy, numbers, one_sentence
+from world_models import teachers
 
 ROOT = Path(__file__).parent.parent
 
@@ -242,6 +243,6 @@ def test_the_stand_in_is_what_its_command_makes(games_root):
     record = json.loads((folder / "record.json").read_text())
     tasks = sorted(list_games(games_root, "train"), key=lambda game: Path(game).parent.name)
     torch.manual_seed(5)  # nobody else's generator matters
-    again = standins.miniature("alfworld", tasks, AutoTokenizer.from_pretrained(folder), seed=0)
+    again = teachers.miniature("alfworld", tasks, AutoTokenizer.from_pretrained(folder), seed=0)
     assert again["demonstrations"] == record["miniature"]["demonstrations"]
     assert again["loss"] == pytest.approx(record["miniature"]["loss"], rel=1e-4)

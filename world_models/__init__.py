@@ -2,6 +2,7 @@
 
     rwml         before RL: predict what actions do (arXiv 2602.05842)
     word2world   in place of the environment: play in a learned one (arXiv 2512.18832)
+    teachers     rule-based players of the generated data, and the stand-ins that imitated them
     supervised   cross entropy on given targets, for both
     pieces       resuming their long commands
 

@@ -1,4 +1,4 @@
-"""Generated data, rule-based teachers and stand-in models, so that runs need no download.
+"""Generated data and stand-in models, so that runs need no download.
 
 Runs that name no data or no model use `default_data` and `default_model`.
 """

@@ -1,39 +1,20 @@
-"""Training of the stand-in models: small language models that play poorly.
+"""Small language models for worlds with words of their own: tokenizer, model, warm start.
 
 The default policy of each benchmark is a Qwen3 of 0.9 million parameters with a word-level
-tokenizer, so that runs need no download and no GPU. It takes the place of the pretrained model: it
-knows the words of the environment and how to act, and it has a bad habit for RL to correct. It has
-not been taught what its actions do, so a world-model loss has something to teach. It is an ordinary
-Hugging Face folder.
+tokenizer, an ordinary Hugging Face folder in weights/. It takes the place of the pretrained model,
+so that runs need no download and no GPU. world_models/teachers has trained it, and says what it has
+learned. The worlds of examples/ make theirs here.
 
-Not in the paper. The model imitates a rule-based teacher with the agent's observations
-(<benchmark>_teacher.py). The teacher is hasty: it often acts too early, against its own thought. It
-takes or drops objects at random, buys before all options are chosen, answers before it has
-searched. In some steps, a command other than the demonstrated one is executed, so that the data
-include states that the teacher never reaches (such a step has no observation).
-
-The loss is on the tokens of responses, and on observations as documents of their own: the model has
-read what the environment may say, but never after an action. The thought in a response is the
-current subgoal ("find mug"). The next command then depends mostly on the last few words, which a
-model of this size learns much faster.
-
-The weights are part of the repository, because training takes 7 to 10 minutes on one idle core. To
-train them again:
-
-    python -m paw_min.toy.standins alfworld --out paw_min/toy/weights/alfworld
-    python -m paw_min.toy.standins webshop --out paw_min/toy/weights/webshop
-    python -m paw_min.toy.standins search --out paw_min/toy/weights/search
+Not in the paper. `imitate` is cross entropy on the tokens of demonstrated responses, and on
+observations as documents of their own: the model has read what the environment may say, but never
+after an action. So a world-model loss still has something to teach.
 
 weights/smollm2 is a LoRA adapter for a pretrained model, SmolLM2-135M-Instruct (smollm2.py): it
 teaches the format of responses, and, as the user's next turns, observations of other steps. The
 code that has trained it: `git show 61148ac:paw_min/toy/standins.py`.
 """
 
-import hashlib
-import json
 import re
-from itertools import chain
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -41,16 +22,6 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from paw_min.base.errors import Parser, user_errors
-from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.model.policy import Policy
-from paw_min.toy import alfworld_teacher, search_teacher, webshop_teacher
-
-TEACHERS = {  # each has training_tasks() and demonstrations(...)
-    "alfworld": alfworld_teacher,
-    "webshop": webshop_teacher,
-    "search": search_teacher,
-}
 BATCH = 16  # demonstrated steps per training step, and as many documents
 PASS = 4  # sequences per forward pass
 PEAK = 3e-3  # of the learning rate
@@ -66,21 +37,6 @@ class Demonstration(NamedTuple):
     observation: str  # what followed in the environment
 
 
-class Lesson(NamedTuple):
-    """How a stand-in is trained."""
-
-    history: int  # earlier steps in a prompt
-    haste: float  # probability that the teacher is hasty in a step that allows it
-    episodes: int  # per task
-    steps: int  # of training
-
-
-LESSONS = {
-    "alfworld": Lesson(history=1, haste=0.5, episodes=4, steps=1500),
-    "webshop": Lesson(history=3, haste=0.25, episodes=2, steps=1000),
-    "search": Lesson(history=4, haste=0.5, episodes=1, steps=1200),
-}
-
 SPECIAL = ["<pad>", "<unk>", "<end>", "<user>", "<agent>"]
 # Not special, since decoding must keep them; a vocabulary has those that its teacher uses.
 TAGS = ["<think>", "</think>", "<action>", "</action>", "<search>", "</search>", "<answer>",
@@ -92,16 +48,6 @@ class Weighted(NamedTuple):
 
     ids: list[int]
     weights: list[float]  # of each token's cross entropy
-
-
-def demonstrations(env: str, tasks: list[str], seed: int) -> list[Demonstration]:
-    """The teacher's episodes with compact prompts."""
-    prompt = BENCHMARKS[env].prompts["compact"]
-    lesson = LESSONS[env]
-    return [
-        Demonstration(prompt(step.context, lesson.history), step.response, step.observation)
-        for step in TEACHERS[env].demonstrations(tasks, seed, lesson.haste, lesson.episodes)
-    ]
 
 
 def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -285,43 +231,3 @@ def _mean_loss(model, batch: list[Weighted]) -> torch.Tensor:
         total = total + loss
         weights = weights + weight
     return total / weights
-
-
-def warm_start(env: str, out: Path, seed: int = 0) -> None:
-    """Train a stand-in (minutes); write it to `out` with record.json.
-
-    record.json: the mean loss of each hundred steps, and the result of `miniature`, with which a
-    test checks that the current code is the code that trained the weights in the repository.
-    """
-    lesson = LESSONS[env]
-    tasks = TEACHERS[env].training_tasks()
-    rows = demonstrations(env, tasks, seed)
-    tokenizer = make_tokenizer(list(chain.from_iterable(rows)))
-    policy = Policy(make_model(tokenizer, seed), tokenizer)
-    losses = imitate(policy.model, tokenizer, rows, seed, lesson.steps)
-    hundreds = [losses[i : i + 100] for i in range(0, len(losses), 100)]
-    record = {"loss": [round(sum(part) / len(part), 4) for part in hundreds]}
-    record["miniature"] = miniature(env, tasks[:12], tokenizer, seed)
-    policy.save(out)
-    (out / "record.json").write_text(json.dumps(record) + "\n")
-
-
-def miniature(env: str, tasks: list[str], tokenizer, seed: int) -> dict:
-    """Three steps on a few tasks: digest of the demonstrations, and losses."""
-    lesson = LESSONS[env]
-    rows = demonstrations(env, tasks, seed)
-    model = make_model(tokenizer, seed)
-    losses = imitate(model, tokenizer, rows, seed, lesson.steps, stop=3)
-    digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
-    return {"demonstrations": digest, "loss": losses}
-
-
-if __name__ == "__main__":
-    with user_errors():
-        parser = Parser(description="Train a stand-in model (minutes).")
-        parser.add_argument("env", choices=LESSONS, metavar="ENV", help=", ".join(LESSONS))
-        parser.add_argument("--out", type=Path, required=True, help="folder to write")
-        parser.add_argument("--threads", type=int, default=1, help="affects the last bits")
-        args = parser.parse_args()
-        torch.set_num_threads(args.threads)
-        warm_start(args.env, args.out)

@@ -32,7 +32,7 @@ from paw_min.running.config_json import read_config
 from paw_min.running.runs import newest_checkpoint
 from paw_min.running.session import find_tasks, loaded
 from paw_min.running.tasks import draw_groups
-from paw_min.toy.standins import TEACHERS
+from world_models.teachers import TEACHERS
 
 
 @dataclass

@@ -6,7 +6,7 @@
     3. RL, by the run scripts
 
 The expert is the rule-based teacher of the generated data, so this works with generated data only.
-It slips, as in the demonstrations of the stand-ins: in a fifth of the steps (toy/*_teacher.py), a
+It slips, as in the demonstrations of the stand-ins: in a fifth of the steps (teachers/), a
 random command is executed in place of its own, which stays the label of the imitation.
 A state is reached by replaying the commands before it. Its observation must equal the
 demonstration's; otherwise the branches would belong to another game. Prompt, label, batch and
@@ -22,9 +22,9 @@ from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Pool, Step, recent
 from paw_min.model.policy import Policy
 from paw_min.rows import TokenRow
-from paw_min.toy.demonstrate import PlayedStep
-from paw_min.toy.standins import TEACHERS
 from world_models.rwml.triplets import Triplet
+from world_models.teachers import TEACHERS
+from world_models.teachers.demonstrate import PlayedStep
 
 BRANCHES = 8  # K, B.1: sampled without replacement, besides the expert's own command
 

@@ -16,7 +16,7 @@ from paw_min.envs.interface import Context, Pool
 from paw_min.model.policy import load_tokenizer
 from paw_min.rollout import rollout
 from paw_min.running.session import loaded, start_model
-from paw_min.toy.demonstrate import Action, Player, play
+from world_models.teachers.demonstrate import Action, Player, play
 from world_models.word2world.trajectories import Recorder, Trajectory
 
 AGENTS = ("model", "teacher", "random")
@@ -99,10 +99,10 @@ class RulePlayer:
     def _teacher(self, first: Context) -> Player:
         # Imported here: each teacher needs the packages of its benchmark.
         if self.env == "webshop":
-            from paw_min.toy.webshop_teacher import Shopper
+            from world_models.teachers.webshop import Shopper
 
             return Shopper(first.task)
-        from paw_min.toy.alfworld_teacher import Expert
+        from world_models.teachers.alfworld import Expert
 
         return Expert(first.observation, self.rng)
 

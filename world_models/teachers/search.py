@@ -28,8 +28,8 @@ from paw_min.envs.search.env import SearchPool
 from paw_min.envs.search.questions import load_questions
 from paw_min.retrieval import open_retriever
 from paw_min.toy import search_world
-from paw_min.toy.demonstrate import Action, Demonstrator, PlayedStep, play
 from paw_min.toy.search_world import FIRST_WORDS, KINDS, NAME, RELATIONS
+from world_models.teachers.demonstrate import Action, Demonstrator, PlayedStep, play
 
 WORLDS = range(1, 13)  # seeds of the demonstrations' worlds; the training data have seed 0
 PER_WORLD = 500  # questions; few from each of many worlds reward copying over memorizing

@@ -1,6 +1,6 @@
 """How rule-based teachers play: one loop in any pool, and the noise of their demonstrations.
 
-    Teacher       the rules of a benchmark, and the mistakes that suit it (<benchmark>_teacher.py)
+    Teacher       the rules of a benchmark, and the mistakes that suit it (<benchmark>.py)
     Demonstrator  a teacher that makes these mistakes
     play          one episode per task, as typed steps
 

@@ -32,7 +32,7 @@ from paw_min.envs.webshop.env import WebShopAgent
 from paw_min.envs.webshop.goals import splits
 from paw_min.envs.webshop.shop import Shop
 from paw_min.toy import default_data
-from paw_min.toy.demonstrate import Action, Demonstrator, PlayedStep, play
+from world_models.teachers.demonstrate import Action, Demonstrator, PlayedStep, play
 
 MEMORY = 3  # earlier commands
 SLIPS = 0.2  # share of demonstrated steps that execute a random command

@@ -29,7 +29,7 @@ from paw_min.envs.alfworld import AlfworldEnv, list_games
 from paw_min.envs.interface import Context
 from paw_min.envs.pool import EnvPool
 from paw_min.toy import DATA, alfworld_games
-from paw_min.toy.demonstrate import Action, Demonstrator, PlayedStep, play
+from world_models.teachers.demonstrate import Action, Demonstrator, PlayedStep, play
 
 SLIPS = 0.2  # share of demonstrated steps in which a random command is executed
 MAX_STEPS = 25  # per demonstration

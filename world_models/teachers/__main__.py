@@ -1,0 +1,18 @@
+"""Train a stand-in model: see __init__.py."""
+
+from pathlib import Path
+
+import torch
+
+from paw_min.base.errors import Parser, user_errors
+from world_models.teachers import LESSONS, warm_start
+
+if __name__ == "__main__":
+    with user_errors():
+        parser = Parser(description="Train a stand-in model (minutes).")
+        parser.add_argument("env", choices=LESSONS, metavar="ENV", help=", ".join(LESSONS))
+        parser.add_argument("--out", type=Path, required=True, help="folder to write")
+        parser.add_argument("--threads", type=int, default=1, help="affects the last bits")
+        args = parser.parse_args()
+        torch.set_num_threads(args.threads)
+        warm_start(args.env, args.out)
