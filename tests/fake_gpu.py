@@ -15,6 +15,9 @@ chooses that kernel by device.) An operation raises where a GPU's would:
       CPU tensors without dimensions, which elementwise kernels take as numbers
     - it writes to a CPU tensor, or is drawn by a generator of the CPU
 
+A generator of the GPU draws the CPU's numbers here. WORK counts what passes between GPU and CPU,
+and what the CPU computes itself.
+
 Not reached: kernels, memory and speed of a GPU; NCCL and several GPUs; vLLM's engine and its sleep
 mode; streams; torch.compile; TRL's trainer. Tested with PyTorch's CPU build.
 """
@@ -28,6 +31,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -45,6 +49,7 @@ KERNELS = library.Library("aten", "IMPL")
 COPIES = ("copy_", "_to_copy")
 INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_")
 TAKE_NUMBERS = (*INDEXING, "fill_")  # besides elementwise operations
+WORK = Counter()  # bytes "copied" between GPU and CPU, bytes of results "computed on the CPU"
 
 
 def build(folder: Path) -> Path:
@@ -94,6 +99,18 @@ class Remote(torch.Tensor):
         return self.local.untyped_storage()
 
 
+class Generator(torch.Generator):
+    """On "cuda", a generator of the CPU whose address is noted: operations see no subclass."""
+
+    on_gpu = {}  # address -> generator, which keeps the address its own
+
+    def __new__(cls, device="cpu"):
+        made = super().__new__(cls)
+        if torch.device(device).type == "cuda":
+            cls.on_gpu[made._cdata] = made
+        return made
+
+
 class Machine(TorchDispatchMode):
     """In this block, factories and copies with device="cuda" return Remotes."""
 
@@ -114,9 +131,11 @@ def execute(func, args: tuple, kwargs: dict):
         on_gpu = isinstance(args[0], Remote)
     if on_gpu:
         check(func, name, args, kwargs, tensors)
+    source = args[1] if name == "copy_" else args[0] if args else None
 
     args, kwargs = tree_map(lambda x: local_of.get(id(x), x), (args, kwargs))
     result = func(*args, **kwargs)
+    count(name, source, result, on_gpu)
     if not on_gpu:
         return result
     # An operation in place returns its operand.
@@ -130,10 +149,20 @@ def execute(func, args: tuple, kwargs: dict):
     return tree_map(remote, result)
 
 
+def count(name: str, source, result, on_gpu: bool) -> None:
+    """Add an operation to WORK."""
+    tensors = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+    size = sum(x.numel() * x.element_size() for x in tensors)
+    if name in COPIES:
+        WORK["copied"] += size if isinstance(source, Remote) != on_gpu else 0
+    elif not on_gpu:
+        WORK["computed on the CPU"] += size
+
+
 def check(func, name: str, args: tuple, kwargs: dict, tensors: list[torch.Tensor]) -> None:
     """RuntimeError where a GPU and the CPU must not meet."""
     generator = kwargs.get("generator")
-    if generator is not None and generator.device.type == "cpu":
+    if generator is not None and generator._cdata not in Generator.on_gpu:
         raise RuntimeError(f"{func} on cuda:0 cannot draw with a generator of the CPU")
     if name in COPIES:
         return
@@ -158,9 +187,11 @@ def pretend() -> None:
     LIBRARY.install_guard()  # after torch, whose builds with CUDA have one of their own
     torch.cuda._lazy_init = lambda: None
     torch.cuda.is_available = lambda: True
+    torch.Generator = Generator
     torch.cuda.device_count = lambda: 1
     torch.cuda.is_bf16_supported = lambda *_, **__: True
     torch.cuda.mem_get_info = lambda device=None: (80 * 10**9, 80 * 10**9)
+    torch.cuda.empty_cache = lambda: None
     torch.cuda.max_memory_allocated = lambda device=None: 0
     torch.cuda.reset_peak_memory_stats = lambda device=None: None
     # A CPU parameter cannot become a Remote in place: modules get new ones.
@@ -185,6 +216,7 @@ def run(words: list[str]) -> None:
 
 def main() -> None:
     sys.path[0] = str(ROOT)
+    sys.modules["tests.fake_gpu"] = sys.modules["__main__"]  # of commands that import it
     commands = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(1)
     torch.backends.cuda.enable_flash_sdp(False)  # of all devices

@@ -1,9 +1,15 @@
-"""What a GPU refuses and rounds, for fake_gpu.py: test_device.py runs it there."""
+"""What a GPU refuses, rounds and is spared, for fake_gpu.py: test_device.py runs it there."""
+
+from collections import deque
 
 import pytest
 import torch
 
 from paw_min.model.head import Head, product
+from paw_min.model.policy import load_policy
+from paw_min.model.sampler import HFSampler, Request
+from paw_min.toy import default_model
+from tests.fake_gpu import WORK
 from world_models.rwml import stages
 
 
@@ -42,5 +48,23 @@ def rules() -> None:
     assert 0 < abs(vectors[0] - vectors[1]).max() < 0.01
 
 
+def sampling() -> None:
+    """A token of the sampler costs the CPU nothing that grows with the vocabulary."""
+    policy = load_policy(default_model("alfworld"), device="cuda")
+    policy.eos_ids = [0]  # all responses are cut
+    sampler = HFSampler()
+    spent = []
+    for tokens in (4, 8):
+        WORK.clear()
+        with sampler.sync(policy):
+            queue = deque(Request(i, policy.encode_chat("go"), seed=i) for i in range(100))
+            (responses,) = sampler.generate(queue, 1.0, tokens)  # in one batch
+        assert all(len(r.ids) == tokens for r in responses)
+        spent.append(WORK.total())
+    per_token = (spent[1] - spent[0]) / 4 / len(responses)
+    assert per_token < 50, f"{per_token} bytes"
+
+
 if __name__ == "__main__":
     rules()
+    sampling()

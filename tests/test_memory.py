@@ -19,10 +19,10 @@ from paw_min.config import Config, parse_args
 from paw_min.envs.benchmarks import NAMES, presets_of
 from paw_min.metrics import peak_memory
 from paw_min.model import lora
-from paw_min.model.sampler import HFSampler
+from paw_min.model.sampler import HFSampler, rows_that_fit
 from paw_min.running import memory, session
 from paw_min.running.memory import Estimate, estimate
-from tests.helpers import make_policy
+from tests.helpers import FAMILIES, make_policy
 
 # The published shapes of Qwen2.5-1.5B, 7B and 3B.
 SMALL = dict(vocab_size=151_936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
@@ -184,3 +184,23 @@ def test_no_gradient_is_stored_in_a_rollout():
         p.grad = torch.zeros_like(p)
     with HFSampler().sync(policy):
         assert all(p.grad is None for p in policy.parameters())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_batch_on_a_gpu_takes_half_of_the_free_memory(family, precision):
+    """Beside the cache that transformers fills, in the type of the passes."""
+    policy = make_policy(family, precision=precision)
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        cache = policy.model(torch.full((1, 50), 3), use_cache=True).past_key_values
+    stored = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    rows = rows_that_fit(policy, 10**9, prompt_tokens=30, new_tokens=20)
+    counted = rows * (stored + 7 * 4 * policy.model.config.vocab_size)
+    assert 0.1 * 10**9 < counted < 0.5 * 10**9
+    assert rows_that_fit(policy, 1, 30, 20) == 1
+
+
+def test_a_batch_of_the_preset_paper():
+    policy = make_policy(precision="bf16")
+    policy.model.config = QWEN
+    assert 128 < rows_that_fit(policy, 10**11, prompt_tokens=2048, new_tokens=512) < 256

@@ -11,7 +11,11 @@ trainer's, and frees its memory at the end.
 
 Each request has a seed and a generator of its own. Tokens are drawn by the Gumbel-max rule,
 argmax(logits / temperature + Gumbel noise). So runs replay, and equal prompts of a group get
-different responses. Except for rounding, a response does not depend on its batch.
+different responses. Except for rounding, a response does not depend on its batch. The noise is
+drawn where the logits are: a GPU has other random numbers than a CPU.
+
+Legend: B rows, L tokens of the longest prompt, V tokens of the vocabulary, T tokens of the longest
+response.
 """
 
 from collections import deque
@@ -24,6 +28,8 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from paw_min.model.policy import Policy
+
+CPU_ROWS = 64  # of a batch on a CPU: other batches would round other digits
 
 
 @dataclass
@@ -44,11 +50,11 @@ class Response:
 class GumbelNoise(LogitsProcessor):
     """Makes greedy search sample exactly, with a generator per row; none at temperature 0.
 
-    logps: one list per generated token, the log-probabilities (B,) of the chosen tokens.
+    logps: one tensor per generated token, the log-probabilities (B,) of the chosen tokens.
     """
 
-    def __init__(self, seeds: list[int], temperature: float):
-        self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    def __init__(self, seeds: list[int], temperature: float, device: torch.device):
+        self.generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
         self.temperature = temperature
         self.logps = []
 
@@ -56,23 +62,27 @@ class GumbelNoise(LogitsProcessor):
         scores = scores / (self.temperature or 1.0)
         noisy = scores
         if self.temperature > 0:
-            draws = torch.empty(scores.shape)  # (B, V)
+            draws = torch.empty(scores.shape, device=scores.device)  # (B, V)
             for row, generator in zip(draws, self.generators):
                 row.exponential_(generator=generator)
-            noisy = scores - draws.log().to(scores.device)  # -log Exp(1) is Gumbel
+            noisy = scores - draws.log()  # -log Exp(1) is Gumbel
         # Greedy search takes the argmax of what this returns: the log-probability of that token,
         # without the noise, is the sampler's mu.
         chosen = noisy.argmax(-1, keepdim=True)  # (B, 1)
         logp = scores.float().log_softmax(-1).gather(-1, chosen)[:, 0]  # (B,)
-        self.logps.append(logp.tolist())
+        self.logps.append(logp)
         return noisy
 
 
 class HFSampler:
-    """Generation by transformers, with the trainer's own model: batch after batch of requests."""
+    """Generation by transformers, with the trainer's own model: batch after batch of requests.
 
-    def __init__(self, batch_size: int = 64):
+    batch_size: rows of a batch. Default: CPU_ROWS, or what fits on the GPU (rows_that_fit).
+    """
+
+    def __init__(self, batch_size: int | None = None):
         self.batch_size = batch_size
+        self.free = 0  # bytes of the GPU in this `sync`
 
     @contextmanager
     def sync(self, policy: Policy):
@@ -81,6 +91,9 @@ class HFSampler:
         # reference's pass after it needs them.
         policy.zero_grad()
         self.policy = policy
+        if policy.device.type == "cuda":
+            torch.cuda.empty_cache()  # return what the trainer freed but its allocator cached
+            self.free, _ = torch.cuda.mem_get_info(policy.device)
         yield
 
     def generate(
@@ -88,8 +101,11 @@ class HFSampler:
     ) -> Iterator[list[Response]]:
         """Yield finished responses until the queue is empty. temperature: 0 is greedy."""
         while queue:
-            size = min(len(queue), self.batch_size)
-            batch = [queue.popleft() for _ in range(size)]
+            size = self.batch_size or CPU_ROWS
+            if self.free and not self.batch_size:
+                longest = max(len(request.prompt_ids) for request in queue)
+                size = rows_that_fit(self.policy, self.free, longest, max_tokens)
+            batch = [queue.popleft() for _ in range(min(len(queue), size))]
             yield self._generate(batch, temperature, max_tokens)
 
     def close(self) -> None:
@@ -110,7 +126,8 @@ class HFSampler:
         # In training mode, gradient checkpointing would switch the cache of keys and values off.
         was_training = policy.model.training
         policy.model.eval()
-        noise = GumbelNoise([request.seed for request in batch], temperature)
+        seeds = [request.seed for request in batch]
+        noise = GumbelNoise(seeds, temperature, policy.device)
         config = GenerationConfig(
             do_sample=False, max_new_tokens=max_tokens,
             eos_token_id=policy.eos_ids, pad_token_id=policy.pad_id,
@@ -126,10 +143,34 @@ class HFSampler:
         # A row that has ended is padded until the longest one ends: keep up to its end token.
         responses = []
         generated = out[:, width:].tolist()  # B rows, one token per step
-        logps = zip(*noise.logps)  # B rows, one value per step
+        logps = torch.stack(noise.logps, dim=1).tolist()  # the same; one copy from the GPU in all
         for request, row_ids, row_logps in zip(batch, generated, logps, strict=True):
             ends = [n for n, token in enumerate(row_ids, start=1) if token in policy.eos_ids]
             length = ends[0] if ends else len(row_ids)
-            logps_of_row = list(row_logps[:length])
-            responses.append(Response(request.slot, row_ids[:length], logps_of_row, cut=not ends))
+            responses.append(
+                Response(request.slot, row_ids[:length], row_logps[:length], cut=not ends)
+            )
         return responses
+
+
+def rows_that_fit(policy: Policy, free: int, prompt_tokens: int, new_tokens: int) -> int:
+    """Rows of a batch that need half of the GPU's `free` bytes, at least one.
+
+    A row has the keys and values of all its tokens, seven copies of its logits in fp32, and, while
+    its prompt is read, a layer's hidden states. Left out: what attention copies, states of linear
+    attention. The other half is for these.
+    """
+    config = policy.model.config.get_text_config()
+    width = config.hidden_size
+    heads = config.num_attention_heads
+    head_width = getattr(config, "head_dim", None) or width // heads
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    inner = getattr(config, "intermediate_size", None) or 4 * width
+    number = 2 if policy.precision == "bf16" else 4  # bytes of a number in a pass
+
+    cache = 2 * config.num_hidden_layers * key_heads * head_width * number  # of a token
+    # The residual stream and its norm in fp32; queries, keys, values, results; gate, up, product.
+    layer = 4 * 3 * width + number * (4 * width + 3 * inner)  # of a token
+    logits = 7 * 4 * config.vocab_size  # of a row
+    row = (prompt_tokens + new_tokens) * cache + prompt_tokens * layer + logits
+    return max(1, int(free / 2 / row))

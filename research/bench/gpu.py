@@ -57,7 +57,7 @@ from paw_min.model.batches import micro_batches
 from paw_min.model.lora import attach
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.probe import check_sync
-from paw_min.model.sampler import HFSampler, Request
+from paw_min.model.sampler import GumbelNoise, HFSampler, Request
 from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.rows import Episode, Transition, flatten
 from paw_min.running.memory import estimate, free_bytes
@@ -316,6 +316,29 @@ def matmul_speed(device: str, tiny: bool) -> float:
     return 2 * n**3 / min(seconds)
 
 
+def noise_seconds(device: str, rows: int, vocabulary: int) -> float:
+    """Of the transformers sampler's noise for one token of this many rows."""
+    noise = GumbelNoise([*range(rows)], 1.0, device)
+    logits = torch.zeros(rows, vocabulary, device=device)
+    seconds = []
+    for _ in range(8):
+        start = now(device)
+        noise(None, logits)
+        seconds.append(now(device) - start)
+    return min(seconds)
+
+
+def way_seconds(device: str, reference: Policy) -> float:
+    """Of a reference's way to the CPU and back, as where the GPU has no room for it."""
+    reference.to("cpu")
+    start = now(device)
+    reference.to(device)
+    reference.to("cpu")
+    seconds = now(device) - start
+    reference.to(device)
+    return seconds
+
+
 def update(device: str, tiny: bool, name: str) -> dict:
     model, _, lora = name.partition("-")
     config = model_config(model, tiny)
@@ -380,6 +403,9 @@ def update(device: str, tiny: bool, name: str) -> dict:
         }
         if shape == "alfworld":
             phases["old and reference pass"], phases["learn"] = least[True]
+            if reference is not policy:
+                phases["reference, to the GPU and back"] = way_seconds(device, reference)
+            phases["noise of a token"] = noise_seconds(device, len(rows), config.vocab_size)
             report["seconds"] = phases
             per_s = report["tokens_per_s"]["learn"] = tokens / least[False][1]
             operations = 6 * report["parameters"] * per_s
