@@ -82,8 +82,7 @@ class Config:
     )
 
     model: str = opt(
-        MODEL, "", "Hugging Face folder or name; default: the stand-in model; "
-        "smollm2: a small pretrained one",
+        MODEL, "", "Hugging Face folder or name; default: the stand-in model",
     )
     prompt: str = opt(
         MODEL, "paper", "the paper's prompt, or a short one", choices=("paper", "compact")

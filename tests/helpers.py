@@ -136,7 +136,7 @@ def make_policy(
     return Policy(model, tokenizer, temperature, precision)
 
 
-SMOLLM2 = Path(standins.__file__).parent / "weights" / "smollm2"  # has a published tokenizer
+SMOLLM2 = Path(__file__).parent / "data" / "smollm2"  # a published tokenizer
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

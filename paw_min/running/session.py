@@ -190,9 +190,7 @@ def make_reference(
 
 def start_model(cfg: Config) -> str:
     """The folder or hub name of the model that training starts from."""
-    if cfg.model in ("", "smollm2"):
-        return toy.default_model(cfg.model or cfg.env)
-    return cfg.model
+    return cfg.model or toy.default_model(cfg.env)
 
 
 def data_folder(cfg: Config) -> str:

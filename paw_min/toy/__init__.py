@@ -33,18 +33,11 @@ def default_data(env: str) -> str:
     return str(generator.generate(DATA / env))
 
 
-def default_model(name: str) -> str:
-    """The folder of a stand-in model: a benchmark's name, or smollm2.
-
-    smollm2 is an adapter; its start model is written on first use.
-    """
-    if name == "smollm2":
-        from paw_min.toy import smollm2
-
-        smollm2.write()
-    folder = Path(__file__).parent / "weights" / name
+def default_model(env: str) -> str:
+    """The folder of a benchmark's stand-in model."""
+    folder = Path(__file__).parent / "weights" / env
     if not folder.is_dir():
-        raise UserError(f"there is no stand-in model {name}: give one with --model.")
+        raise UserError(f"there is no stand-in model {env}: give one with --model.")
     return str(folder)
 
 

@@ -8,10 +8,6 @@ learned. The worlds of examples/ make theirs here.
 Not in the paper. `imitate` is cross entropy on the tokens of demonstrated responses, and on
 observations as documents of their own: the model has read what the environment may say, but never
 after an action. So a world-model loss still has something to teach.
-
-weights/smollm2 is a LoRA adapter for a pretrained model, SmolLM2-135M-Instruct (smollm2.py): it
-teaches the format of responses, and, as the user's next turns, observations of other steps. The
-code that has trained it: `git show 61148ac:paw_min/toy/standins.py`.
 """
 
 import re

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # The commands behind research/word2world/README.md, in parts:
 #
-#     bash research/word2world/run.sh alfworld | webshop | scienceworld | prompted | scaling
+#     bash research/word2world/run.sh alfworld | webshop | scienceworld | prompted
 #
-# On one core: alfworld 25 minutes, webshop 35, prompted 25, scienceworld 10. prompted and scaling need
-# what alfworld wrote; scienceworld needs Java and a package (examples/README.md). A rerun skips what is
+# On one core: alfworld 25 minutes, webshop 35, prompted 25, scienceworld 10. prompted needs what
+# alfworld wrote; scienceworld needs Java and a package (examples/README.md). A rerun skips what is
 # complete. Results are written to runs/w2w/results.
 set -euo pipefail
 out=runs/w2w/results
@@ -70,30 +70,7 @@ prompted() {
         --agents teacher --answer-tokens 110 --eval-tasks 4 --max-turns 10 --out $out/prompted-0
 }
 
-scaling() {
-    word2world collect alfworld --max-turns 20 --agents teacher --slips 0.3 --episodes 300 \
-        --out runs/w2w/scaling/teacher
-    word2world collect alfworld --max-turns 20 --agents random --episodes 300 \
-        --out runs/w2w/scaling/random
-    word2world collect alfworld --max-turns 20 --agents teacher --split held_out --eval-tasks 40 \
-        --out runs/w2w/scaling/teacher-seen
-    word2world collect alfworld --max-turns 20 --agents teacher --split held_out \
-        --eval-split valid_unseen --eval-tasks 40 --out runs/w2w/scaling/teacher-unseen
-    word2world collect alfworld --max-turns 20 --agents random --split held_out --eval-tasks 40 \
-        --out runs/w2w/scaling/random-seen
-    word2world collect alfworld --max-turns 20 --agents model --split held_out --eval-tasks 40 \
-        --out runs/w2w/scaling/model-seen
-    python -m research.word2world.scaling alfworld --limits 75 150 300 --widths 32 64 \
-        --epochs 2 --batch 1 --lr 2e-3 --micro-tokens 4096 \
-        --trajectories runs/w2w/scaling/teacher/trajectories.json \
-        runs/w2w/scaling/random/trajectories.json \
-        --held-out runs/w2w/scaling/teacher-seen/trajectories.json \
-        runs/w2w/scaling/teacher-unseen/trajectories.json \
-        runs/w2w/scaling/random-seen/trajectories.json \
-        runs/w2w/scaling/model-seen/trajectories.json --out runs/w2w/scaling/alfworld
-}
-
 case ${1:-} in
-    alfworld | webshop | scienceworld | prompted | scaling) "$1" ;;
+    alfworld | webshop | scienceworld | prompted) "$1" ;;
     *) sed -n 's/^#     //p' "$0" >&2; exit 2 ;;
 esac

@@ -24,11 +24,9 @@ All other flags are those of the run scripts: --model is the agent, --eval-tasks
 held-out tasks, --max-turns the most steps of an episode (50).
 
 Each command writes <command>.json to its folder when it is complete, with `command`, the command
-line, and `seconds`, the time since its last start. A rerun skips what is complete, also of a
-command that was killed: episodes, 64 at a time, the answers to a trajectory, epochs of training
-(world_models/pieces.py). Scaling (sec. 6) and coverage of agents (sec. 5.3):
-research/word2world/scaling.py; the README.md beside it has a run of each. trajectories.py and
-this folder's README.md have the deviations.
+line, and `seconds`, the seconds since the command was last started. A rerun skips what is complete,
+even of a command that was killed: episodes, 64 at a time, the answers to a trajectory, epochs of
+training (world_models/pieces.py). trajectories.py and this folder's README.md have the deviations.
 """
 
 import sys

@@ -21,11 +21,6 @@ PAPER = dict(
 
 PRESETS = {
     "tiny": TINY,
-    # A pretrained model, for a GPU.
-    "smollm2": TINY | dict(
-        model="smollm2", wm_separator="turn", lora_rank=8, lr=1e-4, max_response_tokens=40,
-        max_obs_tokens=128,
-    ),
     "paper": PAPER,
     # For one GPU of 24 or 80 GB: as the preset paper, but with LoRA and its learning rate.
     "24gb": PAPER | dict(lora_rank=16, lr=1e-5, vllm_memory=0.6),
