@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import torch
 
-from paw_min import losses, targets
+from paw_min import losses
 from paw_min.cli import fork
 from paw_min.config import Config
 from paw_min.metrics import describe_selection
@@ -33,7 +33,7 @@ def section_7(cfg: Config, s: Session, rows: Rows, k: int) -> dict[str, float]:
     if ONCE:
         rows = without_repeats(cfg, rows)
     # Where the first observation is empty, the target stays so: weights and selection stay right.
-    longer = targets.multi_step(rows.tokens, rows.trajectory, STEPS)
+    longer = multi_step(rows.tokens, rows.trajectory, STEPS)
     rows = replace(rows, tokens=[cut(row, s.policy.positions) for row in longer])
     return describe_selection(rows) | learn_jointly(cfg, s, rows, k)
 
@@ -47,11 +47,48 @@ def cut(row: TokenRow, positions: int) -> TokenRow:
 
 def without_repeats(cfg: Config, rows: Rows) -> Rows:
     """Eq. 4 anew, among the first occurrences of each transition, and the weights that follow."""
-    first = torch.tensor(targets.first_occurrences(rows.transitions))  # (N,)
+    first = torch.tensor(first_occurrences(rows.transitions))  # (N,)
     candidates = rows.candidates & first
     selected = select_transitions(candidates, rows.entropy, cfg.alpha)
     weight = losses.row_weights(rows.group, selected, rows.lambdas)
     return replace(rows, candidates=candidates, selected=selected, row_weight=weight)
+
+
+def multi_step(rows: list[TokenRow], trajectory: list[int], k: int) -> list[TokenRow]:
+    """Append a_{t+1} o_{t+2} ... o_{t+k} to each o_{t+1}, until the trajectory ends.
+
+    rows: in time order within each trajectory. The actions in between are context, not targets.
+    An empty observation ends the chain: after a purchase, or an invalid or the last turn of search.
+    """
+    # From the end to the start, so that the later rows of each trajectory are known.
+    following: dict[int, list[TokenRow]] = {}  # trajectory -> its later rows, the nearest first
+    longer = []
+    for row, label in zip(reversed(rows), reversed(trajectory), strict=True):
+        later = following.setdefault(label, [])
+        ids = list(row.obs_ids)
+        given = []
+        for step in later:
+            if not step.obs_ids or not ids:
+                break
+            between = step.response_ids + step.separator_ids
+            given += range(len(ids), len(ids) + len(between))
+            ids += between + step.obs_ids
+        longer.append(replace(row, obs_ids=ids, given=given))
+        later.insert(0, row)
+        del later[k - 1 :]  # the row before this one reaches no further
+    longer.reverse()
+    return longer
+
+
+def first_occurrences(rows: list[TokenRow]) -> list[bool]:
+    """Whether (h, a, o') is the first of its kind among the rows."""
+    seen = set()
+    first = []
+    for row in rows:
+        key = (tuple(row.prompt_ids), tuple(row.response_ids), tuple(row.obs_ids))
+        first.append(key not in seen)
+        seen.add(key)
+    return first
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-from paw_min import losses, targets
+from paw_min import losses
 from paw_min.base import distributed
 from paw_min.rows import Episode, Rows
 
@@ -36,7 +36,6 @@ def describe_episodes(episodes: list[Episode]) -> dict[str, float]:
     returns = defaultdict(set)
     for e in played:
         returns[e.group].add(e.episode_return)
-    first = targets.first_occurrences(rows)
     metrics = {
         "success": mean([e.won for e in played]),
         "return": mean([e.episode_return for e in played]),
@@ -45,7 +44,6 @@ def describe_episodes(episodes: list[Episode]) -> dict[str, float]:
         "no_variance": mean([len(values) == 1 for values in returns.values()]),
         "failed": len(episodes) - len(played),
         "rows": len(rows),
-        "duplicates": mean([not is_first for is_first in first]),
     }
     scores = [e.score for e in played if e.score is not None]
     if scores:

@@ -116,5 +116,5 @@ def test_episodes_are_described():
     ]
     assert describe_episodes(episodes) == {
         "success": 0.5, "return": 7.5, "length": 7 / 4, "valid": 4 / 7, "no_variance": 0.5,
-        "failed": 1, "rows": 7, "duplicates": 4 / 7,
+        "failed": 1, "rows": 7,
     }

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoTokenizer
 
 from examples import conflict, inverse_dynamics, section_7, tapo, unseen
-from paw_min import cli, losses, targets
+from paw_min import cli, losses
 from paw_min.base.errors import UserError
 from paw_min.config import Config, parse_args
 from paw_min.envs.benchmarks import NAMES
@@ -307,11 +307,11 @@ def test_the_next_observations_are_targets(monkeypatch):
     cfg = Config(**BASE | dict(wm_loss="ce"))
     s = session(0.0)
     rows = prepared(cfg, s)
-    assert all(targets.first_occurrences(ROWS))  # so the selection is PaW's
+    assert all(section_7.first_occurrences(ROWS))  # so the selection is PaW's
     steps = gradients_of_steps(s)
     metrics = section_7.section_7(cfg, s, replace(rows, advantage=torch.zeros(len(ROWS))), 1)
     plain = make_policy()
-    add_answers(plain, targets.multi_step(ROWS, rows.trajectory, 2), rows.row_weight.tolist())
+    add_answers(plain, section_7.multi_step(ROWS, rows.trajectory, 2), rows.row_weight.tolist())
     torch.testing.assert_close(steps[0], gradient_of(plain), atol=2e-5, rtol=1e-4)
     monkeypatch.setattr(section_7, "STEPS", 1)
     s = session(0.0)
@@ -322,7 +322,7 @@ def test_longer_targets_end_at_the_models_positions():
     s = session(0.0)
     cfg = Config(**BASE)
     rows = prepared(cfg, s)
-    longer = targets.multi_step(ROWS, rows.trajectory, 2)
+    longer = section_7.multi_step(ROWS, rows.trajectory, 2)
     s.policy.positions = -1 + max(
         len(row.prompt_ids + row.response_ids + row.obs_ids) for row in longer
     )

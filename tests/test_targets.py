@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from examples.section_7 import first_occurrences, multi_step
 from paw_min import targets
 from paw_min.config import Config
 from paw_min.rows import TokenRow, flatten
@@ -57,15 +58,15 @@ def test_the_placebo_changes_targets_and_nothing_else():
 
 
 def test_the_next_observations_follow_with_the_actions_between_as_context():
-    two = targets.multi_step(THREE, [0, 0, 0], 2)
+    two = multi_step(THREE, [0, 0, 0], 2)
     assert [r.obs_ids for r in two] == [[15, 20, 21, 25], [25, 30, 31, 35], [35]]
     assert [r.given for r in two] == [[1, 2], [1, 2], []]
-    many = targets.multi_step(THREE, [0, 0, 0], 9)
+    many = multi_step(THREE, [0, 0, 0], 9)
     assert many[0].obs_ids == [15, 20, 21, 25, 30, 31, 35] and many[0].given == [1, 2, 4, 5]
-    assert targets.multi_step(THREE, [0, 1, 0], 2)[0].obs_ids == [15, 30, 31, 35]  # interleaved
-    assert targets.multi_step(THREE, [0, 0, 0], 1) == THREE
+    assert multi_step(THREE, [0, 1, 0], 2)[0].obs_ids == [15, 30, 31, 35]  # interleaved
+    assert multi_step(THREE, [0, 0, 0], 1) == THREE
     empty = [THREE[0], TokenRow([1], [7], []), THREE[2]]  # as after an invalid search
-    assert [r.obs_ids for r in targets.multi_step(empty, [0, 0, 0], 3)] == [[15], [], [35]]
+    assert [r.obs_ids for r in multi_step(empty, [0, 0, 0], 3)] == [[15], [], [35]]
 
 
 # ---- equal transitions ----
@@ -75,7 +76,7 @@ def test_equal_transitions_count_once():
     other = [replace(THREE[0], prompt_ids=[2]), replace(THREE[0], response_ids=[99])]
     rows = [THREE[0], THREE[1], THREE[0], *other, replace(THREE[0], obs_ids=[99]), THREE[0]]
     expected = [True, True, False, True, True, True, False]
-    assert targets.first_occurrences(rows) == expected
+    assert first_occurrences(rows) == expected
 
 
 # ---- scale ----

@@ -49,7 +49,7 @@ def test_a_run_leaves_everything_behind(config, tmp_path, capsys):
         "wm_clipped_tokens", "selected",
         "tokens_generated", "tokens_trained", "tokens_forward", "prompts_cut", "obs_tokens_cut",
         "responses_cut",
-        "generator_idle", "env_wait", "sampler_gap", "memory_gb", "duplicates",
+        "generator_idle", "env_wait", "sampler_gap", "memory_gb",
         "seconds_rollout", "seconds_generate", "seconds_env", "seconds_old_pass", "seconds_update",
     }
     assert expected <= set(lines[1])
