@@ -33,7 +33,7 @@ from paw_min.base.files import is_url
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Step, Tasks
-from paw_min.retrieval.server import listen, serve
+from paw_min.retrieval.server import guard, listen, serve
 
 SESSIONS = 256  # each has a thread, and an environment once it has been reset
 MAX_COMMAND = 100_000  # characters
@@ -121,9 +121,13 @@ class GameSession(Environment):
         self.games = games
         self.slot = None
         self.running = False
+        self.closed = False
         self._state = State()
 
     def reset(self, seed=None, episode_id=None, task=None, split=None) -> StepObservation:
+        # In OpenEnv, another client can close a session by its name. A slot would be lost for good.
+        if self.closed:
+            raise UserError("this session was closed: connect again.")
         name = self.games.choose(task, seed, split)
         self._state = State(episode_id=episode_id, task=name)
         if self.slot is None:
@@ -159,6 +163,7 @@ class GameSession(Environment):
 
     def close(self) -> None:
         """Free the slot. OpenEnv calls this when a connection ends, however it does."""
+        self.closed = True
         self.running = False
         if self.slot is not None:
             self.games.free.put(self.slot)
@@ -178,6 +183,8 @@ def make_app(games: Games) -> FastAPI:
         answer = {"jsonrpc": "2.0", "id": call.id, "error": error}
         # In ASCII, since an id may be half of a surrogate pair.
         return Response(json.dumps(answer), media_type="application/json")
+
+    guard(app)
 
     # Over /ws, OpenEnv sends the sentence itself, as EXECUTION_ERROR.
     @app.exception_handler(UserError)

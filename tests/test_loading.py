@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub import constants
 
 from paw_min.base.errors import UserError
@@ -58,6 +59,31 @@ def test_no_code_of_a_model_is_run(with_code, load):
     change(with_code / "config.json", auto_map=classes, model_type="own", architectures=["M"])
     with one_sentence("code of its own, which is not run|custom code", ValueError):
         load(str(with_code))
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.system, ("exit 1",)
+
+
+@pytest.mark.parametrize("load, name", [
+    (load_policy, "pytorch_model.bin"), (Encoder, "pytorch_model.bin"),
+    (load_policy, "adapter_model.bin"),
+])
+def test_no_pickle_with_code_is_run_or_proposed(tmp_path, load, name):
+    """torch's sentence names weights_only=False, with which it would run."""
+    folder = tmp_path / "model"
+    make_policy("qwen3").save(folder)
+    if name == "adapter_model.bin":
+        policy = load_policy(str(folder))
+        lora.attach(policy.model, 4, "fp32", 0, None)
+        folder = tmp_path / "adapter"
+        policy.save(folder)
+    (folder / name.replace("pytorch_", "").replace(".bin", ".safetensors")).unlink()
+    torch.save({"x": Bomb()}, folder / name)
+    with one_sentence("it is damaged, or has code in it, which is not run", ValueError) as error:
+        load(str(folder))
+    assert "weights_only" not in str(error.value)
 
 
 def test_no_code_of_a_tokenizer_is_run(with_code):

@@ -18,6 +18,7 @@ from openenv.validation import Level, Verdict, run_validation
 from websockets.sync.client import connect
 
 from examples import openenv_paw, openenv_server
+from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Step
@@ -149,6 +150,29 @@ def test_a_session_that_ends_frees_its_slot(load, monkeypatch):
         with client(url) as third:
             third.reset(seed=0)
             assert third.step(LOOK).observation["text"]
+
+
+def test_a_closed_session_takes_no_slot(games):
+    """In OpenEnv, another client can close a session by its name."""
+    free = games.free.qsize()
+    session = openenv_server.GameSession(games)
+    session.reset(seed=0)
+    session.close()
+    with pytest.raises(UserError, match="this session was closed: connect again"):
+        session.reset(seed=0)
+    assert games.free.qsize() == free
+
+
+@pytest.mark.parametrize("path, body, status", [
+    ("mcp", '{"id": NaN}', 422), ("reset", '{"seed": 1e999}', 422),
+    ("reset", '{"seed": 0, "episode_id": "\\ud800"}', 422),
+    ("step", '{"action": {"command": "look", "\\ud800": 1}}', 422),
+    ("reset", '{"x": "' + "a" * (33 << 20) + '"}', 413),
+], ids=range(5))
+def test_what_json_does_not_have_is_not_repeated(url, path, body, status):
+    headers = {"Content-Type": "application/json"}
+    answer = requests.post(f"{url}/{path}", body, headers=headers, timeout=20)
+    assert answer.status_code == status and len(answer.content) < 1000
 
 
 def test_http(url):

@@ -157,6 +157,16 @@ def test_a_ready_index(letters, encoder, vectors, tmp_path):
         assert Dense(letters, encoder, path).search(["a b", "h g"], 5) == expected
 
 
+def test_an_index_of_lists_says_how_many_it_reads(letters, encoder, vectors, tmp_path, capsys):
+    index = faiss.IndexIVFFlat(faiss.IndexFlatIP(16), 16, 2, faiss.METRIC_INNER_PRODUCT)
+    index.train(vectors)
+    for nprobe, said in ((1, True), (2, False)):
+        index.nprobe = nprobe
+        Dense(letters, encoder, write_index(tmp_path / "x.index", index, vectors))
+        index.reset()
+        assert ("reads nprobe = 1 of 2 lists" in capsys.readouterr().out) == said
+
+
 class OwnIds(faiss.IndexIDMap):
     def add(self, vectors):
         self.add_with_ids(vectors, np.arange(1000, 1060))

@@ -198,6 +198,13 @@ def test_a_damaged_run_folder_is_one_sentence(finished, config, name, damage):
     assert [p.read_bytes() for p in kept] == [rest[p] for p in kept]
 
 
+@pytest.mark.parametrize("end, last", [("}\n", 2), ("}", 2), (', "x": 0.', 1)])
+def test_the_last_line_of_the_metrics_counts_if_it_is_complete(tmp_path, end, last):
+    """A kill leaves a part of a line; an editor may leave a whole one without its newline."""
+    (tmp_path / "metrics.jsonl").write_text('{"update": 1}\n{"update": 2' + end)
+    assert runs.read_metrics(tmp_path)[-1]["update"] == last
+
+
 def test_a_run_without_its_checkpoint_keeps_its_metrics(finished, config):
     shutil.rmtree(finished / "checkpoint-000001")
     with open(finished / "metrics.jsonl", "a") as file:

@@ -68,12 +68,13 @@ def test_both_protocols_and_bare_documents(server, corpus):
     ('{"query": "a", "queries": ["a"]}', "give either"),
     ('{"queries": "a"}', "valid list"),
     ('{"query": "a", "topk": 0}', "greater than"),
-    (f'{{"query": {DEEP}}}', ""),
-], ids=range(4))
+    ('{"query": "a", "topk": NaN}', "finite number"), ('{"query": ["\\ud800"]}', "valid string"),
+    (f'{{"query": {DEEP}}}', ""), ('{"query": "' + "a" * (33 << 20) + '"}', "send less"),
+], ids=range(7))
 def test_requests_that_are_refused(server, body, words):
     headers = {"Content-Type": "application/json"}
     answer = server.post("/retrieve", content=body.encode("latin-1"), headers=headers)
-    assert answer.status_code in (400, 422) and words in str(answer.json()["detail"])
+    assert answer.status_code in (400, 413, 422) and words in str(answer.json()["detail"])
 
 
 def test_a_dense_server(tmp_path, monkeypatch):

@@ -151,9 +151,17 @@ def damaged(where: str, remedy: str):
     except UserError:
         raise
     except Exception as error:  # each library has errors of its own
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        if isinstance(error, pickle.UnpicklingError):  # torch's text proposes to run such code
-            reason = "it is damaged, or has code in it, which is not run"
+        reason = f"{type(error).__name__}: {reason_of(error)}"
         if isinstance(error, FileNotFoundError):
             reason = "it is missing"
         raise UserError(f"{where} cannot be read ({reason}): {remedy}.") from error
+
+
+def reason_of(error: Exception) -> str:
+    """A library's words for what is wrong with a file, unless they propose to run its code."""
+    text = " ".join(str(error).split())
+    if isinstance(error, pickle.UnpicklingError) or "weights_only" in text:
+        return "it is damaged, or has code in it, which is not run"
+    if "trust_remote_code" in text:
+        return "it has code of its own, which is not run: use a model that transformers has"
+    return text[:300] or type(error).__name__

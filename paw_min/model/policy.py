@@ -26,6 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.utils import logging as transformers_logging
 
 from paw_min.base.errors import UserError
+from paw_min.base.files import reason_of
 from paw_min.base.hub import look_on_hub
 from paw_min.model import lora
 from paw_min.model.batches import Batch
@@ -374,7 +375,4 @@ def load_errors(folder: str):
     except UserError:
         raise
     except Exception as error:  # foreign files: each library has errors of its own
-        reason = " ".join(str(error).split())[:300]
-        if "trust_remote_code" in str(error):  # transformers proposes to run it
-            reason = "it has code of its own, which is not run: use a model that transformers has"
-        raise UserError(f"the model {folder} cannot be loaded ({reason})") from error
+        raise UserError(f"the model {folder} cannot be loaded ({reason_of(error)})") from error

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from transformers import AutoModel, AutoTokenizer
 from transformers.utils import cached_file
 
-from paw_min.base.files import damaged
+from paw_min.base.files import damaged, reason_of
 from paw_min.base.hub import look_on_hub
 from paw_min.retrieval import Hit
 from paw_min.retrieval.corpus import Corpus
@@ -58,10 +58,9 @@ class Encoder:
             self._load(name, device)
             self._encode(["a"])  # a model of another kind loads, but cannot do this
         except Exception as error:  # noqa: BLE001 - transformers raises many types for damaged files
-            reason = str(error).partition("\n")[0] or type(error).__name__
             raise ValueError(
-                f"The encoder {name!r} cannot be loaded ({reason}): give the folder or hub name of "
-                "a sentence encoder, and a device of this machine."
+                f"The encoder {name!r} cannot be loaded ({reason_of(error)}): give the "
+                "folder or hub name of a sentence encoder, and a device of this machine."
             ) from error
 
     def _load(self, name: str, device: str) -> None:
@@ -151,7 +150,7 @@ class Dense:
             self._vectors = self.encoder.passages(texts, len(corpus))  # (N, D)
 
     def _check_index(self, path: str) -> None:
-        """ValueError unless passages of the corpus find themselves."""
+        """ValueError unless passages of the corpus find themselves; prints what limits a search."""
         n = min(SAMPLE, len(self.corpus))
         texts = [self.corpus[i * len(self.corpus) // n]["contents"] for i in range(n)]
         vectors = self.encoder.passages(texts, n)  # (n, D)
@@ -167,6 +166,13 @@ class Dense:
                 "themselves. Give one that this encoder made from this corpus, in its order."
             )
         print(f"index: {hits} of {n} passages find themselves", flush=True)
+        import faiss
+
+        # A passage finds itself even where a search reads one list of many.
+        ivf = faiss.try_extract_index_ivf(self._index)
+        if ivf and ivf.nprobe < ivf.nlist:
+            print(f"index: a search reads nprobe = {ivf.nprobe} of {ivf.nlist} lists, and misses "
+                  "passages in the others: raise nprobe if it is far too low", flush=True)
 
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:
         vectors = self.encoder.queries(queries)  # (Q, D)

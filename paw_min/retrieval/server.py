@@ -7,8 +7,8 @@
 POST /retrieve takes {"queries": [..]} or {"query": ".."}, with `topk` (default 3) and
 `return_scores`. It answers {"result": [[{"document": {"id", "contents"}, "score"}, ..] per query]},
 or only the documents if `return_scores` is false, where Search-R1's server fails. GET /health
-answers 200. The port is open from the start: requests that come while the corpus is loaded wait.
-Needs fastapi and uvicorn.
+answers 200. The port is open from the start: requests that come while the corpus is loaded wait. A
+request has MAX_BODY bytes at most. Needs fastapi and uvicorn.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from threading import Lock
 
 import uvicorn
 from fastapi import FastAPI, HTTPException, Response
+from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 
 from paw_min.base.errors import Parser, UserError, user_errors
@@ -28,6 +29,7 @@ from paw_min.retrieval.bm25 import LexicalRetriever
 from paw_min.retrieval.corpus import Corpus
 
 E5 = "intfloat/e5-base-v2"
+MAX_BODY = 32 << 20  # bytes of a request; 6,667 queries of 512 tokens are about 16 MB
 
 
 class RetrieveRequest(BaseModel):
@@ -37,9 +39,49 @@ class RetrieveRequest(BaseModel):
     return_scores: bool = False
 
 
+class BodyLimit:
+    """Stops reading a request after MAX_BODY bytes; a wrapper of an ASGI application."""
+
+    def __init__(self, app):
+        self.app = app
+
+    async def __call__(self, scope, receive, send):
+        n_bytes = 0
+
+        async def receive_some():
+            nonlocal n_bytes
+            message = await receive()
+            n_bytes += len(message.get("body", b""))
+            if n_bytes > MAX_BODY:
+                raise HTTPException(413, f"the request has more than {MAX_BODY} bytes: send less")
+            return message
+
+        await self.app(scope, receive_some, send)
+
+
+async def refuse(_, error: RequestValidationError | HTTPException) -> Response:
+    """The answer to a request that is malformed, or that an application refuses."""
+    malformed = isinstance(error, RequestValidationError)
+    detail = error.errors() if malformed else error.detail
+    if isinstance(detail, list):
+        # FastAPI repeats the rejected input. It may be large, or NaN or half of a surrogate pair,
+        # which end in a 500.
+        detail = [{key: part[key] for key in ("type", "loc", "msg")} for part in detail]
+    status = 422 if malformed else error.status_code
+    return Response(json.dumps({"detail": detail}), status, media_type="application/json")
+
+
+def guard(app: FastAPI) -> FastAPI:
+    """The same application, which a malformed or endless request does not harm."""
+    app.add_middleware(BodyLimit)
+    for kind in (RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, refuse)
+    return app
+
+
 def make_app(retriever) -> FastAPI:
     """retriever: a LexicalRetriever or a Dense."""
-    app = FastAPI()
+    app = guard(FastAPI())
     turn = Lock()  # one search at a time: each uses all cores already
 
     @app.get("/health")
