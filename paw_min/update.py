@@ -312,9 +312,11 @@ def reference_logp(cfg: Config, policy: Policy, reference: Policy, rows: Rows) -
     if reference is policy:  # with LoRA: without its adapters, it is the start model
         with adapters_off(policy):
             return score_responses(policy, rows.tokens, cfg.micro_tokens).logp
-    reference.to(policy.device)  # it takes GPU memory for its own pass only
+    # Where the GPU has no room for it, it is there for this pass only (session.make_reference).
+    home = reference.device
+    reference.to(policy.device)
     logp = score_responses(reference, rows.tokens, cfg.micro_tokens).logp
-    reference.to("cpu")
+    reference.to(home)
     return logp
 
 

@@ -1,15 +1,20 @@
 """What a GPU refuses, rounds and is spared, for fake_gpu.py: test_device.py runs it there."""
 
 from collections import deque
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from paw_min.config import Config
 from paw_min.model.head import Head, product
 from paw_min.model.policy import load_policy
 from paw_min.model.sampler import HFSampler, Request
+from paw_min.running.session import make_reference
 from paw_min.toy import default_model
+from paw_min.update import reference_logp
 from tests.fake_gpu import WORK
+from tests.helpers import TOKEN_ROWS
 from world_models.rwml import stages
 
 
@@ -65,6 +70,26 @@ def sampling() -> None:
     assert per_token < 50, f"{per_token} bytes"
 
 
+def reference() -> None:
+    """Where it stays on the GPU, none of its weights is copied in an update."""
+    folder = default_model("alfworld")
+    policy = load_policy(folder, device="cuda")
+    rows = SimpleNamespace(tokens=TOKEN_ROWS)
+    cfg = Config(kl_coef=0.1)
+    found = {}
+    for precision, home in (("fp32", "cpu"), ("bf16", "cpu"), ("bf16", "cuda")):
+        frozen = make_reference(cfg, policy, folder, precision, home)
+        WORK.clear()
+        reference_logp(cfg, policy, frozen, rows)
+        assert frozen.device.type == home
+        found[precision, home] = WORK["copied"]
+    weights = 4 * policy.model.num_parameters()
+    assert found["fp32", "cpu"] > 2 * weights  # there and back
+    assert found["bf16", "cpu"] < 0.7 * found["fp32", "cpu"]
+    assert found["bf16", "cuda"] < 0.01 * weights
+
+
 if __name__ == "__main__":
     rules()
     sampling()
+    reference()

@@ -19,10 +19,13 @@ from paw_min.config import Config, parse_args
 from paw_min.envs.benchmarks import NAMES, presets_of
 from paw_min.metrics import peak_memory
 from paw_min.model import lora
+from paw_min.model.policy import load_policy
 from paw_min.model.sampler import HFSampler, rows_that_fit
+from paw_min.model.scoring import score_responses
 from paw_min.running import memory, session
 from paw_min.running.memory import Estimate, estimate
-from tests.helpers import FAMILIES, make_policy
+from tests.helpers import FAMILIES, TOKEN_ROWS, make_policy
+from tests.model_kinds import KINDS, write
 
 # The published shapes of Qwen2.5-1.5B, 7B and 3B.
 SMALL = dict(vocab_size=151_936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
@@ -43,7 +46,8 @@ def of(*, ranks=1, bf16=True, gpu_bytes=80e9, **settings) -> Estimate:
 
 
 def test_states_and_reference():
-    assert (of().states, of().reference) == (16 * N, 4 * N)
+    assert (of().states, of().reference) == (16 * N, 2 * MATRICES + 4 * (N - MATRICES))
+    assert of(bf16=False).reference == 4 * N
     assert of(kl_coef=0.0).reference == 0 and of().gradients == 4 * N
     adapters = of(lora_rank=8)
     assert adapters.states == 2 * MATRICES + 4 * (N - MATRICES) + 16 * ADAPTERS
@@ -53,7 +57,8 @@ def test_states_and_reference():
     assert (of(algo="ppo").states, of(algo="ppo").gradients) == (32 * N, 8 * N)
     assert of(algo="ppo", lora_rank=8).states == adapters.states + 16 * N
     sharded = of(shard=True, ranks=4)
-    assert (sharded.states, sharded.gradients, sharded.reference) == (4 * N, N, 4 * N)
+    assert (sharded.states, sharded.gradients) == (4 * N, N)
+    assert sharded.reference == of().reference  # whole
     assert of(ranks=4).states == 16 * N
 
 
@@ -81,7 +86,10 @@ def test_vllm_and_the_peak():
     assert shared.vllm == 24e9 and shared.peak == 12 * N + 24e9  # no gradients
     assert of(sampler="vllm", vllm_memory=0.01).peak == ours.peak
     few = of(grad_checkpointing=True, micro_tokens=10, shard=True, ranks=4)
-    assert few.peak == (4 - 1) * N + 4 * N  # the reference's own pass, before there are gradients
+    assert few.peak == 4 * N + few.one_pass
+    # The reference's own pass, before there are gradients.
+    few = of(bf16=False, grad_checkpointing=True, micro_tokens=10, shard=True, ranks=4)
+    assert few.peak == (4 - 1) * N + 4 * N
 
 
 # ---- presets ----
@@ -102,6 +110,43 @@ def test_presets_fit_their_gpu_with_a_margin(env, preset, gpu_bytes, least):
     sizes = " | ".join(f"{part / 1e9:.1f}" for part in asdict(ours).values())
     row = f"| `{preset}`, {size} | {gpu_bytes / 1e9:.0f} | {sizes} |"
     assert row in readme, row
+
+
+# ---- the reference ----
+
+
+# gpt2 has nothing to store otherwise. The other kinds of KINDS were compared once.
+@pytest.mark.parametrize("kind", ["phi3", "mamba", "qwen3_moe", "falcon_h1", "gpt2"])
+def test_a_reference_in_the_type_of_its_passes_is_the_same_to_the_last_bit(kind, tmp_path):
+    folder = write(kind, tmp_path, **KINDS[kind])
+    plain = load_policy(folder, precision="bf16")
+    frozen = session.make_reference(BASE, plain, folder, "bf16", "cpu")
+    both = [score_responses(policy, TOKEN_ROWS, 1000).logp for policy in (plain, frozen)]
+    assert torch.equal(*both)
+    assert (stored(frozen) < stored(plain)) == (kind != "gpt2")
+
+
+def stored(policy) -> int:
+    return sum(p.nbytes for p in policy.parameters())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+def test_the_reference_is_estimated_as_it_is_stored(family, precision, tmp_path):
+    policy = make_policy(family)
+    policy.save(tmp_path)
+    frozen = session.make_reference(BASE, policy, str(tmp_path), precision, "cpu")
+    ours = estimate(BASE, policy.model.config, ranks=1, bf16=precision == "bf16", gpu_bytes=0)
+    assert ours.reference == stored(frozen)
+
+
+@pytest.mark.parametrize("gigabytes, device", [(141, "cuda"), (80, "cuda"), (48, "cpu")])
+def test_the_reference_stays_on_a_gpu_with_room(gigabytes, device, tmp_path, monkeypatch):
+    """Qwen2.5-1.5B with vLLM on 0.4 of the GPU."""
+    (tmp_path / "config.json").write_text(json.dumps(QWEN.to_dict()))
+    monkeypatch.setattr(memory, "free_bytes", lambda device: (1e9 * gigabytes, 1e9 * gigabytes))
+    cfg = replace(BASE, sampler="vllm", vllm_memory=0.4)
+    assert memory.reference_device(cfg, str(tmp_path), True, "cuda") == device
 
 
 # ---- a run ----

@@ -84,7 +84,15 @@ def attach(model, rank: int, precision: str, seed: int, checkpoint: Path | None)
 
 
 def targets(model) -> dict[str, nn.Linear]:
-    """Name and module of each layer that gets an adapter: plain linear ones of the text decoder.
+    """Name and module of each layer that gets an adapter."""
+    found = plain_layers(model)
+    if not found:
+        raise refusal(model, "no plain linear layer in its decoder")
+    return found
+
+
+def plain_layers(model) -> dict[str, nn.Linear]:
+    """Name and module of each plain linear layer of the text decoder.
 
     Layers of other classes (a router, GPT-2's Conv1D) may compute something else than W x. Parts
     for images see none of our data. The MLPs of a mixture of experts stay as they are: transformers
@@ -98,8 +106,6 @@ def targets(model) -> dict[str, nn.Linear]:
         in_mlp = experts and name.rpartition(".")[2] in EXPERT_NAMES
         if type(module) is nn.Linear and module in decoder and not in_mlp:
             found[name] = module
-    if not found:
-        raise refusal(model, "no plain linear layer in its decoder")
     return found
 
 

@@ -359,6 +359,28 @@ def load_policy(
         return Policy(model.to(device), tokenizer, temperature, precision)
 
 
+def freeze(policy: Policy) -> Policy:
+    """A policy that is not trained, in place.
+
+    What bf16 passes round is stored in bf16: no log-probability changes, and with half of the bytes
+    it fits beside a trained policy more often, or moves faster.
+    """
+    if policy.precision == "bf16":
+        for layer in rounded_layers(policy.model):
+            layer.to(torch.bfloat16)
+    return policy.requires_grad_(False)
+
+
+def rounded_layers(model) -> list[torch.nn.Module]:
+    """Layers whose weights a bf16 pass rounds to bf16, in whatever type they are stored.
+
+    A tied head is not one of them, since its embeddings are not rounded.
+    """
+    head = model.get_output_embeddings()
+    tied = head.weight is model.get_input_embeddings().weight
+    return [*lora.plain_layers(model).values(), *([] if tied else [head])]
+
+
 def switch_noise_off(config) -> None:
     """Set all rates of dropout (attention_dropout, resid_pdrop, ...) and of router noise to 0."""
     for part in (config, config.get_text_config()):

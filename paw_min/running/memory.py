@@ -3,13 +3,14 @@
     states      16 bytes per trained parameter: weight, gradient and both moments of AdamW, in fp32.
                 LoRA adds the frozen weights. PPO's critic is one more decoder, trained in full.
                 --shard divides all of this by the number of ranks
-    reference   4 bytes per parameter, with a KL term and without LoRA
+    reference   4 bytes per parameter, with a KL term and without LoRA; in bf16 passes 2 of what
+                they round
     one pass    activations of --micro-tokens tokens, forward and backward
     vLLM        its fraction of the GPU
 
 A pass, vLLM and the reference take turns, and the gradients are freed before each rollout. So the
 peak has states and the largest of one pass, vLLM minus gradients, and reference minus gradients. On
-a CPU, the reference stays in memory.
+a CPU, the reference stays in memory, and on a GPU where a fifth more than all of this fits.
 
 Left out: rows longer than --micro-tokens, the weights that --shard gathers, temporary gradients and
 temporary numbers of AdamW, the cache of the transformers sampler, vLLM on a CPU, CUDA itself,
@@ -34,9 +35,10 @@ from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.model import lora
 from paw_min.model.head import TILE
-from paw_min.model.policy import load_errors
+from paw_min.model.policy import load_errors, rounded_layers
 
 MARGIN = 1.1  # error of the estimate: a run is stopped above the free memory times this
+ROOM = 1.2  # the reference stays on a GPU that has this times the estimate
 CARDS = (24, 48, 80)  # GB of usual GPUs, for machines without one
 
 
@@ -80,7 +82,10 @@ def estimate(
     if cfg.shard:
         states /= ranks
         gradients /= ranks
-    reference = 4 * total if cfg.kl_coef > 0 and not cfg.lora_rank else 0
+    reference = 0
+    if cfg.kl_coef > 0 and not cfg.lora_rank:
+        rounded = sum(p.numel() for part in rounded_layers(model) for p in part.parameters())
+        reference = 4 * total - (4 - number) * rounded
 
     # Per token, a layer saves two norms in fp32, four tensors of the MLP, and the queries, keys,
     # values and results of the attention: with few key heads, about three times the width.
@@ -140,6 +145,17 @@ def of_folder(cfg: Config, folder: str, bf16: bool, gpu_bytes: float) -> Estimat
     except Exception as error:  # whatever is missing, or of another type
         reason = " ".join(str(error).split())[:200]
         raise NotEstimated(f"not estimated for {model_config.model_type} ({reason})") from error
+
+
+def reference_device(cfg: Config, folder: str, bf16: bool, device: str) -> str:
+    """Where the reference is between its passes. Asked before anything is loaded."""
+    free, gpu_bytes = free_bytes(device)
+    try:
+        ours = of_folder(cfg, folder, bf16, gpu_bytes)
+    except NotEstimated:
+        return "cpu"
+    beside = ours.states + max(ours.one_pass, ours.vllm - ours.gradients)
+    return device if ROOM * (beside + ours.reference) < free else "cpu"
 
 
 def on_cards(cfg: Config, folder: str) -> str:

@@ -22,7 +22,7 @@ from paw_min.envs.benchmarks import BENCHMARKS, NAMES
 from paw_min.envs.interface import Pool, Tasks
 from paw_min.model import lora
 from paw_min.model.critic import LR_FACTOR, load_critic
-from paw_min.model.policy import Policy, load_policy, load_tokenizer, turn_text
+from paw_min.model.policy import Policy, freeze, load_policy, load_tokenizer, turn_text
 from paw_min.model.probe import check_start
 from paw_min.model.sampler import HFSampler
 from paw_min.model.shard import shard_policy
@@ -65,6 +65,7 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
         if not eval_only:
             memory.announce(cfg, start_folder, device)
         tasks = find_tasks(cfg)
+    reference_on = memory.reference_device(cfg, start_folder, precision == "bf16", device)
 
     checkpoint = run.checkpoint()
     # A rank with other weights would go on unnoticed: its gradients are summed with those of all.
@@ -88,7 +89,9 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     # After sharding, which replaces the parameters.
     optimizer = make_optimizer(policy, cfg.lr, cfg.beta2)
     check_start(cfg, policy, sampler)
-    reference = None if eval_only else make_reference(cfg, policy, start_folder, precision)
+    reference = None
+    if not eval_only:
+        reference = make_reference(cfg, policy, start_folder, precision, reference_on)
 
     slots = max(cfg.groups * cfg.group_size, min(len(tasks.held_out), PANEL_SLOTS))
     slots_per_rank = -(-slots // distributed.n_ranks())  # rounded up
@@ -176,16 +179,17 @@ def make_optimizer(policy: Policy, lr: float, beta2: float) -> torch.optim.Optim
 
 
 def make_reference(
-    cfg: Config, policy: Policy, folder: str, precision: str
+    cfg: Config, policy: Policy, folder: str, precision: str, device: str
 ) -> Policy | None:
-    """The frozen start model of the KL term; None without one."""
+    """The frozen start model of the KL term; None without one.
+
+    device: where it is between its passes, one per update (update.reference_logp).
+    """
     if cfg.kl_coef == 0:
         return None
     if cfg.lora_rank:
         return policy  # with its adapters off
-    # In CPU memory between its passes, one per update (update.reference_logp).
-    reference = load_policy(folder, cfg.temperature, "cpu", precision)
-    return reference.requires_grad_(False)
+    return freeze(load_policy(folder, cfg.temperature, "cpu", precision)).to(device)
 
 
 def start_model(cfg: Config) -> str:

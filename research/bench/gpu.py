@@ -55,7 +55,7 @@ from paw_min.envs.interface import Benchmark
 from paw_min.metrics import peak_memory
 from paw_min.model.batches import micro_batches
 from paw_min.model.lora import attach
-from paw_min.model.policy import Policy, load_policy
+from paw_min.model.policy import Policy, freeze, load_policy
 from paw_min.model.probe import check_sync
 from paw_min.model.sampler import GumbelNoise, HFSampler, Request
 from paw_min.model.vllm_sampler import VLLMSampler
@@ -364,7 +364,7 @@ def update(device: str, tiny: bool, name: str) -> dict:
             sampler = VLLMSampler(folder, 2048, "bf16", cfg.vllm_memory, 0)
     policy = load().train()
     policy.model.gradient_checkpointing_enable()
-    reference = policy if lora else load().requires_grad_(False)
+    reference = policy if lora else freeze(load())
     if lora:
         attach(policy.model, RANK, "bf16", 0, None)
     trained = [p for p in policy.parameters() if p.requires_grad]
