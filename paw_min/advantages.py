@@ -1,9 +1,7 @@
-"""Advantages of multi-turn RL, as pure functions over rows.
+"""How much better was a response than its group? The advantage A_i of Eq. 1, as pure functions.
 
-A row is one environment step of one trajectory (GiGPO's step-independent rollout). Its response
-gets one number A_i, shared by all its tokens (PPO: one per token). PaW (Eq. 1) takes A_i from the
-base algorithm. These are GRPO (arXiv 2402.03300), RLOO (2402.14740), GiGPO (2505.10978) and PPO's
-GAE (1506.02438) in the multi-turn form that PaW builds on:
+A row is one environment step. Its response gets one number, shared by all its tokens (PPO: one per
+token). PaW takes it from the RL algorithm below it:
 
     row score      s_i = R(tau_i) - c * [row i is badly formatted]        penalized()
     step return    G_t = r_t + gamma * G_{t+1}, then the same penalty     discounted_returns()
@@ -12,14 +10,18 @@ GAE (1506.02438) in the multi-turn form that PaW builds on:
     GiGPO          A_i = A^E_i + weight * A^S_i                           gigpo(), its Eq. 8
     PPO            A_k = sum_j (gamma * lam)^j * delta_{k+j}              gae()
 
-Three properties of that form are kept. The mean and std of a group run over its *rows*, so that
-long trajectories weigh more (over="trajectories" counts each trajectory once). The std is the
-unbiased one. A state that occurs once gets the step advantage 0 in GiGPO. Statistics are computed
-in float64: in float32, the rounding error of a mean of equal scores, divided by eps = 1e-6, would
-be an advantage of order one.
+from GRPO (arXiv 2402.03300), RLOO (2402.14740), GiGPO (2505.10978) and PPO's GAE (1506.02438).
 
-Deviations. A group in which one row or trajectory counts gets 0, since there is nothing to compare
-it with; verl-agent gives it its raw score, but its groups never shrink to one. With
+The form is that of verl-agent, on which PaW builds. The mean and std of a group run over its
+*rows*, so long trajectories weigh more; over="trajectories" counts each trajectory once. The std is
+the unbiased one. In GiGPO, a state that occurs once has the step advantage 0.
+
+A group without variance has advantages of 0: there is nothing to learn from a group that has won,
+or lost, all of its episodes. Statistics are float64, because in float32 the mean of equal scores is
+off by about 1e-6, and divided by eps = 1e-6 this would be an advantage of about 1.
+
+Deviations. A group with a single counted row or trajectory gets 0, because there is nothing to
+compare it with; verl-agent gives it its raw score, but its groups never shrink to one. With
 over="trajectories", a group of equal scores is not divided by eps (_scale).
 
 Legend: N rows; every tensor is (N,); in gae(), (M,) over M tokens.

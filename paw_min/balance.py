@@ -1,10 +1,11 @@
-"""The weight of the world-model loss per group: reward-adaptive balancing, Eq. 10 of PaW.
+"""How much should a group train the world model? Less, the more it wins: Eq. 10 of PaW.
 
     lambda_g = 1 - mean return of the group / R_max
 
-Groups that fail train the world model; groups that succeed leave the update to the RL loss. The
-return is the environment's, without format penalties (the paper does not say), so that lambda_g
-lies in [0, 1] for returns in [0, R_max]. Other values are clamped.
+A group that loses all its episodes has no advantage to learn from, but its observations still
+teach: lambda_g = 1. A group that wins half of them has 0.5, a solved group 0: it leaves the update
+to RL. The return is the environment's, without format penalties (the paper does not say), so that
+lambda_g lies in [0, 1] for returns in [0, R_max]. Other values are clamped.
 """
 
 from collections import defaultdict

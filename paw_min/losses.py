@@ -1,12 +1,14 @@
-"""The losses of one PaW update: clipped surrogate, KL, and the row weights of Eq. 11.
+"""How do RL and the world model become one loss? Surrogate, KL, and the weights of Eq. 11.
 
     L = token mean over the mini-batch of  [clipped surrogate + beta * KL - c_H * entropy]
       + wm_scale * E_g [ lambda_g * mean over S_alpha,g of the world-model loss ]
 
-The paper writes Eq. 11 per group, for the whole update. Here the RL term is the token mean over the
-mini-batch, as in verl-agent. The world-model term is a weighted sum over rows (`row_weights`):
-gradients of micro-batches add up exactly, and random mini-batches, scaled by (rows of the update /
-rows of the mini-batch), estimate it without bias at fixed parameters.
+The paper writes Eq. 11 per group, for the whole update. Here the second term is a weighted sum over
+rows (`row_weights`), because a sum may be cut anywhere: gradients of micro-batches add up exactly,
+and a random mini-batch, scaled by (rows of the update / rows of the mini-batch), estimates it
+without bias at fixed parameters. A selected row of a lost group, with 16 groups and 100 selected
+rows in its own, weighs 1 / 1,600. The RL term is the token mean over the mini-batch, as in
+verl-agent.
 
 Legend: N rows, T tokens (update.py calls these functions with its (B, S) columns), G groups; masks
 are 1 on the tokens that count. beta is --kl-coef, c_H is --entropy-coef; wm_scale is 1 in the

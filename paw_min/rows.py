@@ -1,8 +1,21 @@
-"""The transitions of an update (Alg. 1, line 3): from episodes to rows, one column per quantity.
+"""What is an update trained on? Episodes become rows, one row per environment step.
 
-    Episode    what a rollout has played: transitions, as tokens and as texts
-    flatten    episodes -> Rows, the pool P
-    Rows       what update.prepare and update.learn read
+    Episode    one trajectory: its transitions, its task, its outcome
+    flatten    episodes -> Rows, the pool P (Alg. 1, line 3)
+    Rows       one column per quantity: what update.prepare completes and update.learn reads
+
+Every step is a row of its own, with its own prompt, because an agent's prompt is written anew in
+each step: an episode is not one sequence of tokens. An example: group 0 has two episodes of one
+task. The first wins in two steps, the second loses in one.
+
+    row  group  trajectory  reward  episode_return    prepare adds (GRPO):  advantage  lambdas
+     0     0        0         0.0        10.0                                  0.58      0.5
+     1     0        0        10.0        10.0                                  0.58      0.5
+     2     0        1         0.0         0.0                                 -1.15      0.5
+
+Both steps of the first episode have its return, 10: the return does not say which step was right.
+The advantage is (return - mean over rows) / std over rows; lambda_g = 1 - 5 / 10, where 5 is the
+mean over episodes.
 
 Legend: N transitions (rows), T tokens of the longest response.
 """
@@ -30,7 +43,7 @@ class TokenRow:
 class Transition(TokenRow):
     """One environment step, the unit of training: TokenRow has the tokens h_t, a_t and o_{t+1}.
 
-    Its texts are whole, also where --max-obs-tokens has cut the tokens.
+    Its texts are whole, even where --max-obs-tokens has cut the tokens.
     """
 
     response_logps: list[float]  # the sampler's, one per response token, at its temperature
@@ -69,14 +82,19 @@ class Episode:
 class Rows:
     """The transition pool P of an update (Alg. 1, line 3), one column per quantity.
 
-    `flatten` fills the first block. `update.prepare` returns a copy with the second block, and with
-    other targets in `tokens` if the settings ask for them; PPO's advantage follows in
-    train.run_update. Treat `Rows` as immutable. `update.learn` reads tokens, advantage and
-    row_weight, and, unless they are None, old_logp and ref_logp.
+    `flatten` fills the first block, `update.prepare` returns a copy with the second; PPO's
+    advantage follows in train.run_update. Treat `Rows` as immutable.
+
+    transitions and tokens are two columns, because what was played and what is trained on may
+    differ: the placebo and examples/section_7.py put other targets into tokens, while transitions
+    keep their texts. Until then both are the same list.
+
+    `update.learn` reads tokens, advantage and row_weight, and, unless they are None, old_logp and
+    ref_logp. To train on other rows, fill these (examples/tapo.py).
     """
 
     transitions: list[Transition]  # N, as they were played, with their texts
-    tokens: list[TokenRow]  # N x (h_t, a_t, o_{t+1}) of the passes: the transitions, at first
+    tokens: list[TokenRow]  # N x (h_t, a_t, o_{t+1}), what the passes take
     group: list[int]  # N x g
     trajectory: list[int]  # N x tau
     reward: list[float]  # N x r_t, without penalties

@@ -1,17 +1,17 @@
-"""Which transitions train the world model: selection by action entropy, Eq. 4 of PaW.
+"""Which transitions train the world model? Those with the highest action entropy, Eq. 4 of PaW.
 
-    H(a_t | h_t) = mean over the action tokens of the policy's entropy at that token
-    S_alpha      = the fraction alpha of all transitions of the update with the highest H
+    H(a_t | h_t) = mean over the action's tokens of the policy's entropy at that token
+    S_alpha      = the ceil(alpha * N) transitions of the update with the highest H
 
-The pool is global: all transitions of all groups of an update compete, before mini-batches are
-drawn. Transitions without an observation (|o| = 0) do not compete (update.select_transitions leaves
-them out).
+Why the entropy? It is high where the policy has not decided yet, and there, says the paper, the
+outcome of an action tells it more. With alpha = 0.75, a quarter of the transitions is left out. All
+transitions of all groups compete, before mini-batches are drawn. Those without an observation do
+not compete (update.select_transitions).
 
-The paper's text says the entropy of the action-token distributions; the printed formula has
--q log q of the *sampled* token only. Training uses the former, over the full vocabulary
-(model/head.py computes it tile by tile), because -q log q goes to 0 for very unlikely tokens as
-well as for certain ones. To try the printed formula, put `sampled_entropy` of the log-probs in
-model/scoring.py.
+The paper's text has the entropy of the token's distribution, but its formula has -q log q of the
+*sampled* token. Here it is the entropy, over the full vocabulary (model/head.py computes it tile by
+tile): -q log q is near 0 for very unlikely tokens as well as for certain ones. To try the formula,
+put `sampled_entropy` of the log-probabilities in model/scoring.py.
 
 Legend: N transitions, T tokens, V vocabulary.
 """

@@ -1,12 +1,18 @@
-"""The training loop: lines 1 and 2 of Algorithm 1 (update.py lists all eleven).
+"""What happens in an update, and in which order: the training loop.
 
     evaluate -> [ rollout -> prepare -> learn -> evaluate -> log -> save ] * updates
 
-`learn` is an argument of `train`: the joint update of PaW, or another method (examples/section_7.py
-is the shortest).
+These are lines 1 and 2 of Algorithm 1; update.py lists all eleven. The order follows from the
+method. RL is on-policy, so the sampler gets the current weights before each rollout. Eq. 4 and the
+ratio of the RL loss refer to the policy that sampled, so `prepare` runs before the first optimizer
+step. With the defaults, a rollout plays 16 tasks 8 times, in at most 50 steps each: up to 6,400
+rows, or 25 optimizer steps.
 
-Every random draw has a key instead of a state (base/seeds.py), so that a run resumes from
-weights and optimizer state alone: on a CPU, with the numbers of an uninterrupted run.
+What an update does with its rows is the function `learn`, an argument of `train`. A fork passes its
+own (examples/tapo.py).
+
+Each random draw has a key, not a state (base/seeds.py). So a run resumes from weights and optimizer
+state alone: on a CPU, with the numbers of an uninterrupted run.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""One PaW update: lines 3-11 of Algorithm 1.
+"""What does PaW change in an update? Lines 3-11 of Algorithm 1.
 
      1  for each RL update:                                               train.train
      2    sample tasks, collect rollout groups with pi_theta              train.collect
@@ -15,14 +15,19 @@
     prepare   rows -> rows with advantages, old log-probs, selected transitions, lambda_g, weights
     learn     rows -> gradient steps on the joint objective
 
-The RL loss under PaW is that of verl-agent, the code of GiGPO, on which the paper builds: PPO's
-clipped surrogate on group-relative advantages, as a mean over the response tokens of a mini-batch,
-with dual clip, a k3 KL term to the start model, an entropy bonus, random mini-batches and one epoch
-per update. Not implemented: several epochs, an adaptive KL coefficient, KL in the reward,
-other loss aggregations.
+PaW adds lines 4, 6, 8 and 9 to RL, and no training pass: the observation stands behind the response
+in a pass that RL makes anyway. Eq. 4 needs entropies, which the pass for pi_old gives; only an
+update of a single mini-batch would do without that pass. Without PaW every row_weight is 0, and
+`learn` is plain RL.
 
 The paper loops over groups. Here all groups share one batch, and a row's group sets its weight
-(losses.row_weights), so that batches may be cut anywhere. To train on other rows, build `Rows`.
+(losses.row_weights), because then a batch may be cut anywhere without changing the gradient.
+
+The RL loss is that of verl-agent, the code of GiGPO, on which the paper builds: PPO's clipped
+surrogate on group-relative advantages, as a mean over the response tokens of a mini-batch, with
+dual clip, a k3 KL term to the start model, an entropy bonus, random mini-batches and one epoch per
+update. Not implemented: several epochs, an adaptive KL coefficient, KL in the reward, other loss
+aggregations.
 
 Legend: N rows of the update, T tokens of the longest response, B rows of a micro-batch, S columns
 (model/batches.py).

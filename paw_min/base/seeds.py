@@ -1,4 +1,4 @@
-"""Every random draw of training and evaluation: from keys, so a checkpoint needs no state of it.
+"""Every random draw has a key, so a checkpoint stores no generator.
 
     draw                         key                                    function
     ---------------------------  -------------------------------------  -------------------------

@@ -1,8 +1,13 @@
-"""The environment interface. paw_min/README.md has the glossary.
+"""What does an environment give to training, and what does it get? The types between the two.
 
-A benchmark is a folder of envs/ with a `BENCHMARK` in it (benchmarks.py lists them), an environment
-is any object with the two methods of `Environment`, and everything that passes between environments
-and the rollout has one of the types below.
+    task  ->  Environment.reset, step  ->  Step  ->  Context  ->  prompt h_t  ->  response a_t
+                          ^                                                           |
+                          +------------------------ Command <-------------------------+
+
+An environment is any object with the two methods of `Environment`. It plays text: it knows neither
+tokens nor models. A `Benchmark` adds what training needs beyond playing: how to load tasks, how to
+write a prompt from a `Context`, how to read a `Command` from a response, and R_max, the return of a
+won episode (10 in all three benchmarks). paw_min/README.md has the glossary.
 """
 
 from collections.abc import Callable
@@ -99,7 +104,7 @@ def recent(turns: list, n: int) -> list:
 
 
 def situation(context: Context, history_length: int) -> str:
-    """What an agent sees, in the words of no benchmark."""
+    """What the agent sees, written without the words of a benchmark."""
     shown = recent(context.history, history_length)
     lines = [f"{observation}\n> {command}" for observation, command in shown]
     return "\n".join([context.task, *lines, context.observation]) + "\n"

@@ -187,7 +187,7 @@ def random_adapters(model: nn.Module, scale: float) -> Iterator[None]:
     generator = torch.Generator().manual_seed(0)
     kept = []
     for layer in adapted_layers(model):
-        a = whole(layer.lora_A["default"].weight)  # a rank may have few of its rows, or none
+        a = whole(layer.lora_A["default"].weight)  # a rank may hold few of its rows, or none
         b = local(layer.lora_B["default"].weight)
         kept.append((b, b.clone()))
         std = scale * whole(layer.base_layer.weight).float().std()
