@@ -45,3 +45,18 @@ def test_scaled_rotary_embeddings_have_their_old_names(tmp_path):
     export.add_old_names(path)
     config = json.loads(path.read_text())["text_config"]
     assert (config["rope_theta"], config["rope_scaling"]) == (5e5, scaling)
+
+
+def test_rotary_embeddings_that_only_some_layers_scale_have_their_old_names(tmp_path):
+    """Gemma 3 and OLMo 3. Read by transformers 4.57.3, the logits of both were equal, once."""
+    path = tmp_path / "config.json"
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    parameters = {
+        "full_attention": scaling | {"rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    path.write_text(json.dumps({"rope_parameters": parameters}))
+    export.add_old_names(path)
+    config = json.loads(path.read_text())
+    assert (config["rope_theta"], config["rope_scaling"]) == (1e6, scaling)
+    assert config["rope_local_base_freq"] == 1e4 and config["rope_parameters"] == parameters

@@ -23,6 +23,7 @@ from paw_min.running import samples
 from paw_min.update import observation_loss, prepare
 from tests.browser import Browser
 from tests.helpers import HOSTILE_TEXT, SMALL, make_policy
+from tests.model_kinds import TOKENIZER, write
 
 RHO = 0.06
 LAST = "checkpoint-000002"
@@ -388,3 +389,14 @@ def test_the_stored_page(browser):
     assert counts(browser)["teach-before"] > 0 and len(text) < 400_000
     choose(browser, "rho", 0)
     assert counts(browser)["teach-before"] == 0
+
+
+def test_a_token_that_the_tokenizer_does_not_know(tmp_path, games_root):
+    """Published models have more embeddings than tokens, and may sample one without a text."""
+    folder = write("qwen3", tmp_path / "padded", vocab_size=64, max_position_embeddings=512)
+    train.train(small(tmp_path, folder, games_root, updates=1))
+    file = tmp_path / "r" / "samples" / "000001.json"
+    ids = [i for e in json.loads(file.read_text())["episodes"] for s in e["steps"]
+           for i in s["response_ids"]]
+    assert len(TOKENIZER) < max(ids) < 64
+    inspect.main([str(tmp_path / "r")])

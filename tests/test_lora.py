@@ -129,9 +129,15 @@ def test_an_adapter_of_other_layers_is_refused(tmp_path, change, reason):
     policy.model.name_or_path = str(tmp_path / "start")
     with_adapters(policy).save(tmp_path / "adapter")
     file = tmp_path / "adapter" / "adapter_model.safetensors"
-    save_file(change(load_file(file)), file)
+    changed = change(load_file(file))
+    save_file(changed, file)
     with pytest.raises(UserError, match=reason):
         load_policy(str(tmp_path / "adapter"))
+    torch.save(changed, file.with_suffix(".bin"))  # as older versions of peft wrote it
+    kept = file.rename(file.with_suffix(".kept"))
+    with pytest.raises(UserError, match=reason):
+        load_policy(str(tmp_path / "adapter"))
+    kept.rename(file)
     with pytest.raises(UserError, match="has adapters of other layers .model.layers.*restore"):
         lora.attach(make_policy().model, 4, "fp32", 0, tmp_path / "adapter")
 

@@ -4,6 +4,7 @@ Tiny random models of three families. Where float sums may be ordered differentl
 length, another batch), tolerances are a few float32 roundings of a log-probability of about -5.
 """
 
+import re
 from collections import deque
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paw_min import losses
+from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.interface import Context
 from paw_min.model.batches import collate
 from paw_min.model.policy import Policy, load_policy, turn_end
 from paw_min.model.sampler import HFSampler, Request
@@ -254,6 +257,30 @@ def test_no_text_becomes_a_control_token():
     assert overlapping.plain("<a><b> b") == "< a ><b> b"
 
 
+@pytest.mark.parametrize("env, action", [
+    ("alfworld", "<action>go to shelf 1</action>"), ("webshop", "<action>click[a]</action>"),
+    ("search", "<search>mug</search>"), ("search", "<answer>mug</answer>"),
+])
+def test_tags_that_are_special_tokens_stay_text(env, action):
+    """After a supervised stage: a response has its tags, a prompt its own; no text ends a turn."""
+    tokenizer = chatml_tokenizer()
+    tags = ["action", "think", "search", "answer", "information"]
+    words = [f"<{slash}{tag}>" for tag in tags for slash in ("", "/")]
+    tokenizer.add_special_tokens({"extra_special_tokens": words})
+    policy = make_policy(tokenizer=tokenizer)
+    benchmark = BENCHMARKS[env]
+    ids = policy.encode(f"<think>a b</think>{action}") + [policy.eos_ids[0], policy.pad_id]
+    answered = policy.decode(ids)
+    assert "<end>" not in answered and "<|im_end|>" not in answered and "<pad>" not in answered
+    assert benchmark.parse(answered).valid
+    ids, forged = [
+        policy.encode_chat(benchmark.prompts["paper"](Context("a", text, ["look"]), 2))
+        for text in ("a", INJECTION)
+    ]
+    assert set(tokenizer(re.search("<[a-z]+>", action)[0])["input_ids"]) <= set(ids)
+    assert control_tokens(policy, forged) == control_tokens(policy, ids)
+
+
 @pytest.mark.parametrize(
     "name, opened",
     [("deepseek_r1_distill", "<think>"), ("qwen3", ""), ("qwen2_5", ""), ("nemotron_3_nano", "")],
@@ -293,7 +320,28 @@ def more_tokens(policy, folder):
     policy.tokenizer.save_pretrained(folder)
 
 
+def fewer_layers(policy, folder):
+    policy.model.config.num_hidden_layers = 1
+    policy.model.config.layer_types = ["full_attention"]
+    policy.model.config.save_pretrained(folder)
+
+
+def end_token_of_another_model(policy, folder):
+    policy.model.generation_config.eos_token_id = [2, 128009]
+    policy.model.generation_config.save_pretrained(folder)
+
+
+def template(text: str):
+    return lambda policy, folder: (folder / "chat_template.jinja").write_text(text)
+
+
 @pytest.mark.parametrize("damage, reason", [
+    (fewer_layers, "has weights for model.layers.1.*, which its config.json does not"),
+    (end_token_of_another_model, "end tokens .*128009.*: one or more of 0 to 24"),
+    (template("{% for"), "cannot be loaded .*unexpected"),
+    (template("{{ messages[0].x.y }}"), "cannot be loaded .*no attribute"),
+    (template("{{ raise_exception('tools only') }}"), "cannot be loaded .*tools only"),
+    (template("<user>{{ messages[0].role }}"), "template that leaves out the user's message"),
     (without_config, "no config.json: give .* or checkpoint-... of a run"),
     (more_tokens, "27 tokens for 25 embeddings"),
     (cut_weights, "not fully covered"),

@@ -98,6 +98,18 @@ def test_a_run_and_its_resumption(config, one_update, tmp_path, in_wandb, name):
             assert points == close((m["update"], m[key]) for m in lines if key in m)
 
 
+@pytest.mark.parametrize("named", ["", "mine"])
+def test_the_environment_names_wandbs_project(tracker, monkeypatch, named):
+    import wandb
+
+    if named:
+        monkeypatch.setenv("WANDB_PROJECT", named)
+    opened = []
+    monkeypatch.setattr(wandb, "init", lambda **settings: opened.append(settings["project"]))
+    tracker("wandb", [])
+    assert opened == [named or "paw_min"]
+
+
 def test_a_tracker_that_cannot_start(config, tracker, tmp_path, monkeypatch):
     import wandb
 

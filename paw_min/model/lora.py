@@ -143,19 +143,17 @@ def base_model(folder: str) -> str | None:
 def merge(model, folder: str):
     """The start model with the adapter in `folder` added to its weights."""
     check_installed()
-    from peft import PeftModel, get_peft_model_state_dict
+    from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
 
     # Where an adapter is of other layers, peft warns of those that it lacks, and is silent on the
     # others: the start model would stay as it is there.
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "Found missing adapter keys")
         adapted = PeftModel.from_pretrained(model, folder)
-    stored = Path(folder) / "adapter_model.safetensors"
-    if stored.is_file() and (
-        unused := load_file(stored).keys() - get_peft_model_state_dict(adapted).keys()
-    ):
-        raise UserError(f"{stored} has {min(unused)}, which its start model does not: use the "
-                        "start model that it was trained on.")
+    stored = load_peft_weights(folder, device="cpu")
+    if unused := stored.keys() - get_peft_model_state_dict(adapted).keys():
+        raise UserError(f"the adapter {folder} has {min(unused)}, which its start model does not: "
+                        "use the start model that it was trained on.")
     merged = adapted.merge_and_unload()
     merged.name_or_path = folder
     return merged.requires_grad_(True)

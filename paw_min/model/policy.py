@@ -14,6 +14,7 @@ Legend: B rows, L tokens of the longest, S columns (see batches.py), M scored to
 hidden size.
 """
 
+import json
 import re
 import sys
 from contextlib import contextmanager
@@ -22,8 +23,17 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+)
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
 from paw_min.base.errors import UserError
@@ -36,6 +46,13 @@ from paw_min.model.head import Head, token_scores
 transformers_logging.disable_progress_bar()  # one per file would hide our own
 
 THOUGHT = "<think>"
+# Tags that prompts ask for or show. A supervised stage may have made them special tokens: they are
+# text all the same, which decoding keeps and which ends no turn.
+TAGS = {
+    f"<{slash}{name}>"
+    for name in ("think", "action", "search", "answer", "information", "prediction", "next_state")
+    for slash in ("", "/")
+}
 # Types of models whose tokenizers were published with a wrong regular expression for words.
 MISTRAL = ("mistral", "mistral3", "ministral", "pixtral")
 MODEL = "model."  # prefix of the language model's weights in Policy.state_dict()
@@ -67,7 +84,7 @@ class Policy(torch.nn.Module):
         model.generation_config = GenerationConfig(
             eos_token_id=self.eos_ids, pad_token_id=self.pad_id
         )
-        self._check_head()
+        self._check_weights()
         model.set_output_embeddings(Head(model.get_output_embeddings().weight))
 
     @property
@@ -75,23 +92,12 @@ class Policy(torch.nn.Module):
         return self.model.device
 
     @torch.no_grad()
-    def _check_head(self) -> None:
-        """UserError unless the logits are hidden states times the head's weight, as forward needs.
-
-        Some models scale or cap their logits after the head.
-        """
-        name = type(self.model).__name__
-        head = self.model.get_output_embeddings()
-        if head.bias is not None:
-            raise UserError(f"{name} has a head with a bias, which is not supported: use another")
+    def _check_weights(self) -> None:
+        """UserError for logits that are not numbers."""
         ids = torch.tensor([[self.pad_id, self.eos_ids[0]]], device=self.device)
-        hidden = self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-        ours = head(hidden)
-        theirs = self.model(ids, use_cache=False).logits
-        if not ours.isfinite().all():
+        if not self.model(ids, use_cache=False).logits.isfinite().all():
+            name = type(self.model).__name__
             raise UserError(f"{name} has weights that are NaN or infinite: use another model")
-        if not torch.allclose(ours.float(), theirs.float(), atol=1e-2, rtol=1e-2):
-            raise UserError(f"{name} changes its logits after the head, which is not supported")
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy (nats) of each scored token -> two (B, S) fp32 tensors.
@@ -145,11 +151,8 @@ class Policy(torch.nn.Module):
         Llama 3.2's, with a fixed one. Other templates ignore these two arguments. Only the template
         writes control tokens: those in a message become plain text.
         """
-        return self.tokenizer.apply_chat_template(
-            [message | {"content": self.plain(message["content"])} for message in chat],
-            tokenize=False, add_generation_prompt=True, enable_thinking=False,
-            strftime_now=date(2024, 7, 26).strftime,
-        )
+        plain = [message | {"content": self.plain(message["content"])} for message in chat]
+        return render(self.tokenizer, plain)
 
     @cached_property
     def opened(self) -> str:
@@ -179,8 +182,9 @@ class Policy(torch.nn.Module):
         left out if the response has it. A response that reached the token limit has not.
         """
         between = self.turn_ids
-        if response_ids[-1] in self.eos_ids and between[:1] and between[0] in self.eos_ids:
-            return between[1:]
+        ends = [place for place, token in enumerate(between) if token in self.eos_ids]
+        if ends and response_ids[-1] in self.eos_ids:
+            return between[ends[0] + 1 :]  # Llama 2 writes a space before it
         return between
 
     def encode(self, text: str) -> list[int]:
@@ -231,32 +235,111 @@ class Policy(torch.nn.Module):
 def load_tokenizer(folder: str, positions: int = 0):
     """Tokenizer of a Hugging Face folder or hub name.
 
-    UserError if it has no model, no chat template, or a model for fewer positions (tokens).
+    UserError if it has no model, one that check_config refuses, one for fewer positions (tokens),
+    or no chat template that writes a user's message.
     """
     with load_errors(folder):
         if Path(folder).exists() and not (Path(folder) / "config.json").is_file():
-            model = "a Hugging Face model folder, or checkpoint-... of a run"
-            raise UserError(f"{folder} has no config.json: give {model}.")
+            remedy = "give a Hugging Face model folder, or checkpoint-... of a run"
+            if start := lora.base_model(folder):  # as peft writes it
+                remedy = f"copy config.json and the tokenizer of {start} into this adapter's folder"
+            raise UserError(f"{folder} has no config.json: {remedy}.")
         look_on_hub(folder)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        limit = positions_of(config, positions)
-        # transformers corrects that expression if asked, of other models, too. With False it does
-        # not; without an answer it takes mistral_common's tokenizer where that is installed, which
-        # has no chat template.
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=False, fix_mistral_regex=config.model_type in MISTRAL
-        )
+        check_config(config, folder)
+        tokenizer = published_tokenizer(folder, config.model_type)
         if tokenizer.chat_template is None:
             raise UserError(f"{folder} has no chat template: use an instruct model")
+        if "hello" not in render(tokenizer, [{"role": "user", "content": "hello"}]):
+            raise UserError(f"{folder} has a chat template that leaves out the user's message: use "
+                            "another model, or mend its chat_template.jinja.")
+    limit = positions_of(config, positions)
     if limit < positions:
         flags = "--max-prompt-tokens and --max-response-tokens"
         raise UserError(f"{folder} has {limit} positions: lower {flags}, together {positions}.")
     return tokenizer
 
 
+def published_tokenizer(folder: str, model_type: str):
+    """The tokenizer that tokenizer.json describes, whatever class is named beside it.
+
+    Some classes of transformers take the vocabulary alone from this file. Llama's, which is named
+    for byte-level vocabularies too, then loses every space.
+    """
+    # transformers corrects that expression if asked, of other models, too. With False it does not;
+    # without an answer it takes mistral_common's tokenizer where that is installed, which has no
+    # chat template.
+    options = {"trust_remote_code": False, "fix_mistral_regex": model_type in MISTRAL}
+    tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+    path = cached_file(folder, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
+    if path and steps(tokenizer.backend_tokenizer) != steps(Tokenizer.from_file(path)):
+        # A class may know an end token that no file names.
+        named = {k: v for k, v in tokenizer.special_tokens_map.items() if k.endswith("_token")}
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, **options, **named)
+    return tokenizer
+
+
+def steps(tokenizer: Tokenizer) -> dict:
+    """What decides about ids and texts, but for added tokens."""
+    parts = json.loads(tokenizer.to_str())
+    return {name: parts[name] for name in ("normalizer", "pre_tokenizer", "model", "decoder")}
+
+
+def check_config(config, folder: str) -> None:
+    """UserError for a model that would be trained or saved wrongly, by its config.json.
+
+    Quantized weights would be trained as floats and quantized again when saved. And `forward`
+    needs logits that are the hidden states times the head's weight: some models have a bias there,
+    or scale or cap their logits. So the model's code, without weights, is given known hidden states
+    and known logits, as large as any in training.
+    """
+    for part in (config, config.get_text_config()):
+        if getattr(part, "quantization_config", None):
+            raise UserError(f"{folder} has quantized weights (quantization_config in config.json), "
+                            "which cannot be saved as trained: use a model in bf16.")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    name = type(model).__name__
+    head = model.get_output_embeddings()
+    if head.bias is not None:
+        raise UserError(f"{name} has a head with a bias, which is not supported: use another model")
+    hidden = torch.ones(1, 2, head.in_features)  # (B, L, D)
+    logits = torch.linspace(-100, 100, 2 * head.out_features).view(1, 2, -1)  # (B, L, V)
+    given = []
+    for part in (model.base_model, model.get_decoder()):
+        part.forward = lambda *_, **__: Hidden(last_hidden_state=hidden)
+    head.forward = lambda x: given.append(x) or logits
+    changed = model(torch.ones(1, 2, dtype=torch.long), use_cache=False).logits
+    if not (given[0].equal(hidden) and changed.equal(logits)):
+        raise UserError(f"{name} changes its logits after the head, or what enters it, as its "
+                        "config.json says, which is not supported: use another model")
+
+
+class Hidden(BaseModelOutputWithPast):
+    """The output of any family's decoder: what it does not have is None."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def vocabulary_of(folder: str) -> int:
+    """The number of tokens that the model can write; more than its tokenizer may know."""
+    with load_errors(folder):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        return config.get_text_config().vocab_size
+
+
 def positions_of(config, default: int) -> int:
     """Most tokens of a sequence. Qwen3.5 and Gemma 3 nest this setting of the language model."""
     return getattr(config.get_text_config(), "max_position_embeddings", default)
+
+
+def render(tokenizer, chat: list[dict[str, str]]) -> str:
+    """See Policy.render."""
+    return tokenizer.apply_chat_template(
+        chat, tokenize=False, add_generation_prompt=True, enable_thinking=False,
+        strftime_now=date(2024, 7, 26).strftime,
+    )
 
 
 def turn_text(tokenizer) -> str:
@@ -290,16 +373,17 @@ def end_tokens(model, tokenizer) -> list[int]:
         published = [published]
     ends = dict.fromkeys([turn_end(tokenizer), *published, tokenizer.eos_token_id])
     ends.pop(None, None)
-    if not ends:
-        raise ValueError("it has no end token")
+    size = model.get_input_embeddings().num_embeddings
+    if not ends or not all(0 <= token < size for token in ends):
+        raise ValueError(f"it has the end tokens {list(ends)}: one or more of 0 to {size - 1}")
     return list(ends)
 
 
 def turn_end(tokenizer) -> int | None:
     """The special token with which the chat template ends an assistant's turn; None without one.
 
-    It follows the last message of a conversation as well as an earlier one. What differs there
-    begins the next turn.
+    It follows the last message of a conversation as well as an earlier one, maybe after a space.
+    What differs there begins the next turn.
     """
     chat = [{"role": "user", "content": "first"}, {"role": "assistant", "content": "second"}]
     try:
@@ -307,7 +391,10 @@ def turn_end(tokenizer) -> int | None:
         last = tokenizer.apply_chat_template(chat, tokenize=False).rpartition("second")[2]
     except Exception:  # a template for one turn, whatever it raises
         return None
-    ends = [tokenizer(text, add_special_tokens=False)["input_ids"][:1] for text in (between, last)]
+    ends = [
+        tokenizer(text.lstrip(" "), add_special_tokens=False)["input_ids"][:1]
+        for text in (between, last)
+    ]
     if ends[0] != ends[1] or not ends[0]:
         return None
     (token,) = ends[0]
@@ -315,9 +402,9 @@ def turn_end(tokenizer) -> int | None:
 
 
 def special_tokens(tokenizer) -> set[str]:
-    """The control tokens, as text."""
+    """The control tokens, as text; not the tags of the prompts, special or not."""
     added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-    return added | set(tokenizer.all_special_tokens)
+    return (added | set(tokenizer.all_special_tokens)) - TAGS
 
 
 def control_starts(tokenizer) -> re.Pattern:
@@ -354,6 +441,11 @@ def load_policy(
         # transformers would draw missing weights at random.
         if info["missing_keys"]:
             raise UserError(f"{folder} has no weights for {min(info['missing_keys'])}: use another")
+        # It leaves out, in silence, weights that config.json has no place for; not counted here are
+        # those that a family always leaves out, such as layers that predict further tokens.
+        if info["unexpected_keys"]:
+            raise UserError(f"{folder} has weights for {min(info['unexpected_keys'])}, which its "
+                            "config.json does not: restore config.json, or use another")
         size = model.get_input_embeddings().num_embeddings
         if len(tokenizer) > size:
             raise UserError(f"{folder}: {len(tokenizer)} tokens for {size} embeddings: use another")

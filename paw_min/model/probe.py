@@ -82,8 +82,9 @@ def check_start(cfg: Config, policy: Policy, sampler) -> float:
             mine = list(ask(cfg, policy, sampler))
         except torch.OutOfMemoryError:
             raise  # cli.py knows the remedy
-        except RuntimeError as error:  # e.g. heads of a size that vLLM has no kernel for
-            reason = " ".join(str(error).split())[:300]
+        # Such as heads of a size that vLLM has no kernel for; an assertion may have no text.
+        except (RuntimeError, AssertionError) as error:
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
             raise UserError(
                 f"start: the sampler cannot run this model ({reason}): {REMEDY[cfg.sampler]}."
             ) from error

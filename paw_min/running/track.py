@@ -6,6 +6,7 @@ that it has. wandb's run id is stored in the run folder. A tracker that is new t
 the earlier lines. With WANDB_MODE=offline, nothing is sent: `wandb sync` does that later.
 """
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from uuid import uuid4
@@ -58,8 +59,8 @@ def _open_wandb(cfg: Config, folder: Path):
     name = path.read_text() if path.exists() else uuid4().hex
     try:
         run = wandb.init(
-            project="paw_min", name=cfg.name, id=name, resume="allow",
-            dir=str(folder), config=public(cfg),
+            project=os.environ.get("WANDB_PROJECT", "paw_min"), name=cfg.name, id=name,
+            resume="allow", dir=str(folder), config=public(cfg),
             settings=wandb.Settings(silent=True, console="off"),
         )
     except Exception as error:  # of wandb, its client and its disk
