@@ -1,0 +1,221 @@
+"""Kinds of published models, as small files with their settings: plan, load, save and export.
+
+A kind is what decides about tokens and logits: the class that tokenizer_config.json names, the
+steps of tokenizer.json, the chat template and its control tokens, the family and its settings.
+Written from the published files, but for vocabularies, which are trained here, sizes, and weights,
+which are random. Like most published models, they have more embeddings than tokens.
+"""
+
+import json
+from typing import NamedTuple
+
+import pytest
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, trainers
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
+
+from paw_min.model.policy import load_policy, steps
+from paw_min.running import export, session
+from tests.helpers import CHATML, HOSTILE_TEXT, TEXTS, make_policy, one_sentence, publish
+from tests.model_kinds import DELTA, KINDS, write
+
+LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN = LLAMA_3.replace(r"\p{N}{1,3}", r"\p{N}")
+
+
+def split(pattern: str) -> Split:
+    return Split(Regex(pattern), "isolated")
+
+
+BYTES = ByteLevel(add_prefix_space=False, use_regex=False)
+WORDS_OF_BYTES = {  # pre-tokenizers of byte-level vocabularies
+    "gpt2": ByteLevel(add_prefix_space=False),
+    "digits": Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]),
+    "llama3": Sequence([split(LLAMA_3), BYTES]),
+    "qwen": Sequence([split(QWEN), BYTES]),
+    "deepseek": Sequence([
+        split("[\r\n]"), split(r"\s?\p{L}+"), split(r"\s?\p{P}+"), split("[一-龥ࠀ-一가-퟿]+"),
+        Digits(individual_digits=True), BYTES,
+    ]),
+}
+CHATML_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+LLAMA_3_TOKENS = [
+    "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"
+]
+DEEPSEEK_TOKENS = [
+    "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"
+]
+PHI_TOKENS = ["<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
+GEMMA_TOKENS = ["<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"]
+SENTENCEPIECE = ["<unk>", "<s>", "</s>"]
+INST = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + "
+    "' [/INST]' }}{% else %}{{ ' ' + m.content + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+BY_LAYER = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+LAYERS = dict(layer_types=["sliding_attention", "full_attention"], rope_parameters=BY_LAYER)
+
+
+class Kind(NamedTuple):
+    name: str  # of a model of this kind
+    family: str
+    tokenizer_class: str
+    steps: str  # of tokenizer.json
+    tokens: list[str]  # control tokens
+    end: str  # what ends a turn
+    template: str  # Jinja, or the name of one that TRL ships
+    settings: dict = {}
+    refused: str = ""
+
+
+# Printed by `python -m pytest tests/test_published.py -rA`.
+PUBLISHED = [
+    Kind("Qwen2.5", "qwen2", "Qwen2Tokenizer", "qwen", CHATML_TOKENS, "<|im_end|>", "qwen2_5"),
+    Kind("Qwen3", "qwen3", "Qwen2Tokenizer", "qwen", CHATML_TOKENS, "<|im_end|>", "qwen3"),
+    Kind("Qwen3.5", "qwen3_5_text", "Qwen2Tokenizer", "qwen", CHATML_TOKENS, "<|im_end|>",
+         "qwen3_5_nothink", DELTA),
+    Kind("Llama-3.1", "llama", "PreTrainedTokenizerFast", "llama3", LLAMA_3_TOKENS, "<|eot_id|>",
+         "llama3", dict(rope_parameters=dict(
+             rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0,
+             high_freq_factor=4.0, original_max_position_embeddings=64))),
+    Kind("Llama-3.2", "llama", "PreTrainedTokenizerFast", "llama3", LLAMA_3_TOKENS, "<|eot_id|>",
+         "llama3_2", dict(tie_word_embeddings=True)),
+    Kind("DeepSeek-R1-Distill-Llama", "llama", "LlamaTokenizerFast", "llama3", DEEPSEEK_TOKENS,
+         DEEPSEEK_TOKENS[1], "deepseek_r1_distill"),
+    Kind("DeepSeek-R1-Distill-Qwen", "qwen2", "LlamaTokenizerFast", "qwen", DEEPSEEK_TOKENS,
+         DEEPSEEK_TOKENS[1], "deepseek_r1_distill"),
+    Kind("deepseek-coder", "llama", "LlamaTokenizerFast", "deepseek", DEEPSEEK_TOKENS,
+         DEEPSEEK_TOKENS[1], INST, dict(rope_parameters=dict(
+             rope_type="linear", rope_theta=1e5, factor=4.0))),
+    Kind("Llama-2", "llama", "LlamaTokenizer", "llama2", SENTENCEPIECE, "</s>", INST),
+    Kind("TinyLlama", "llama", "LlamaTokenizer", "llama2", SENTENCEPIECE, "</s>",
+         "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{{ eos_token }}\n{% endfor %}"
+         "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"),
+    Kind("Mistral-7B-v0.3", "mistral", "LlamaTokenizer", "llama2",
+         [*SENTENCEPIECE, "[INST]", "[/INST]"], "</s>", INST.replace("+ ' ' + eos", "+ eos")),
+    Kind("Mistral-Nemo", "mistral", "GPT2Tokenizer", "llama3",
+         [*SENTENCEPIECE, "[INST]", "[/INST]"], "</s>", INST, dict(head_dim=16)),
+    Kind("Yi-1.5", "llama", "LlamaTokenizer", "llama2", [*SENTENCEPIECE, *CHATML_TOKENS],
+         "<|im_end|>", CHATML),
+    Kind("Phi-3.5", "phi3", "LlamaTokenizer", "llama2", [*SENTENCEPIECE, *PHI_TOKENS], "<|end|>",
+         "phi3_5"),
+    Kind("Phi-4", "phi3", "GPT2Tokenizer", "llama3", CHATML_TOKENS, "<|im_end|>", CHATML),
+    Kind("SmolLM2", "llama", "GPT2Tokenizer", "digits", CHATML_TOKENS, "<|im_end|>", CHATML,
+         dict(tie_word_embeddings=True)),
+    Kind("SmolLM3", "smollm3", "PreTrainedTokenizerFast", "llama3", CHATML_TOKENS, "<|im_end|>",
+         CHATML),
+    Kind("OLMo-2", "olmo2", "GPT2Tokenizer", "llama3", PHI_TOKENS, "<|endoftext|>",
+         "{{ eos_token }}{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% if m.role == "
+         "'assistant' %}{{ eos_token }}{% endif %}\n{% endfor %}"
+         "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"),
+    Kind("OLMo-3", "olmo3", "GPT2Tokenizer", "llama3", CHATML_TOKENS, "<|im_end|>", CHATML,
+         LAYERS),
+    Kind("Gemma-3", "gemma3_text", "GemmaTokenizer", "gemma", GEMMA_TOKENS, "<end_of_turn>",
+         "gemma3", LAYERS),
+    Kind("StarCoder2-Instruct", "starcoder2", "GPT2Tokenizer", "digits", CHATML_TOKENS,
+         "<|im_end|>", CHATML),
+    Kind("Gemma-2", "gemma2", "GemmaTokenizer", "gemma", GEMMA_TOKENS, "<end_of_turn>", "gemma",
+         refused="changes its logits"),
+    Kind("Granite-3", "granite", "GPT2Tokenizer", "digits", CHATML_TOKENS, "<|im_end|>", CHATML,
+         dict(logits_scaling=8.0), "changes its logits"),
+    Kind("Falcon-H1", "falcon_h1", "PreTrainedTokenizerFast", "gpt2", CHATML_TOKENS, "<|im_end|>",
+         CHATML, KINDS["falcon_h1"] | dict(lm_head_multiplier=0.04), "changes its logits"),
+    Kind("gpt-oss", "gpt_oss", "PreTrainedTokenizerFast", "llama3", CHATML_TOKENS, "<|im_end|>",
+         CHATML, dict(quantization_config=dict(quant_method="mxfp4")), "quantized weights"),
+]
+
+
+def make_tokenizer(kind: Kind) -> Tokenizer:
+    special = [AddedToken(token, special=True, normalized=False) for token in kind.tokens]
+    if kind.steps in WORDS_OF_BYTES:
+        made = Tokenizer(models.BPE(ignore_merges=kind.steps == "llama3"))
+        made.normalizer = normalizers.NFC() if kind.steps == "qwen" else None
+        made.pre_tokenizer = WORDS_OF_BYTES[kind.steps]
+        made.decoder = decoders.ByteLevel()
+        alphabet = ByteLevel.alphabet()
+    else:
+        made = Tokenizer(models.BPE(unk_token=kind.tokens[0], fuse_unk=True, byte_fallback=True))
+        special += [f"<0x{byte:02X}>" for byte in range(256)]
+        fuse = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        made.normalizer = normalizers.Replace(" ", "▁")
+        if kind.steps == "llama2":
+            made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), made.normalizer])
+            fuse.append(decoders.Strip(" ", 1, 0))
+        else:
+            made.pre_tokenizer = Split(" ", "merged_with_previous")
+        made.decoder = decoders.Sequence(fuse)
+        alphabet = list("▁abcdefghijklmnopqrstuvwxyz")
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator(TEXTS * 9, trainer)
+    return made
+
+
+def write_published(kind: Kind, folder) -> str:
+    """The files of a published model."""
+    made = make_tokenizer(kind)
+    ends = {"eos_token_id": made.token_to_id(kind.end), "pad_token_id": None}
+    size = dict(vocab_size=64 * (made.get_vocab_size() // 64 + 1), max_position_embeddings=512)
+    write(kind.family, folder, **size | ends | KINDS.get(kind.family, {}) | kind.settings)
+    for path in folder.glob("*token*"):
+        path.unlink()
+    made.save(str(folder / "tokenizer.json"))
+    template = kind.template
+    if "{" not in template:
+        template = publish(make_policy().tokenizer, template).chat_template
+    named = {"tokenizer_class": kind.tokenizer_class, "chat_template": template}
+    named |= {"eos_token": kind.end, "bos_token": kind.tokens[0], "pad_token": kind.tokens[0]}
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+    return str(folder)
+
+
+def check_tokens(policy, made: Tokenizer, kind: Kind) -> None:
+    """Its ids are those of tokenizer.json, and o' follows one end token."""
+    chat = policy.render([{"role": "user", "content": "go to desk 1\n\n a's 12345  日本"}])
+    for text in (chat, *TEXTS, HOSTILE_TEXT):
+        ids = policy.encode_rendered(text)
+        assert ids == made.encode(text, add_special_tokens=False).ids
+        assert policy.tokenizer.decode(ids) == made.decode(ids, skip_special_tokens=False)
+    assert "go to shelf 1" in policy.decode(policy.encode("go to shelf 1"))
+    end = made.token_to_id(kind.end)
+    assert policy.eos_ids[0] == end
+    response = [*policy.encode("look"), end]
+    assert end not in policy.separator(response)
+    assert policy.separator(response[:-1]).count(end) == 1
+
+
+@pytest.mark.parametrize("kind", PUBLISHED, ids=[kind.name for kind in PUBLISHED])
+@torch.no_grad()
+def test_a_published_model_is_planned_loaded_saved_and_exported(kind, tmp_path, config):
+    folder = write_published(kind, tmp_path / "published")
+    cfg = config(model=folder, max_prompt_tokens=200)
+    if kind.refused:
+        for use in (lambda: session.dry_run(cfg), lambda: load_policy(folder)):
+            with one_sentence(kind.refused):
+                use()
+        return
+    session.dry_run(cfg)
+    made = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    policy = load_policy(folder)
+    check_tokens(policy, made, kind)
+    ids = torch.tensor([policy.encode_chat("go to shelf 1")])
+    policy.save(tmp_path / "run" / "checkpoint-000001")
+    export.main([str(tmp_path / "run"), "--out", str(tmp_path / "exported")])
+    for saved in ("run/checkpoint-000001", "exported"):
+        again = load_policy(str(tmp_path / saved))
+        check_tokens(again, made, kind)
+        stored = Tokenizer.from_file(str(tmp_path / saved / "tokenizer.json"))
+        assert steps(stored) == steps(again.tokenizer.backend_tokenizer)
+        assert steps(stored)["pre_tokenizer"] == steps(made)["pre_tokenizer"]
+        if saved == "exported":
+            for weight in policy.model.parameters():
+                weight.copy_(weight.bfloat16())
+        assert torch.equal(again.model(ids).logits, policy.model(ids).logits)
