@@ -1,9 +1,10 @@
 """One loss for clean and for noisy observations? The runs of PROTOCOL.md in the board's worlds.
 
     python -m research.objective.study explore --seeds 6000 --arms "gce 0.5 x1" ...
-    python -m research.objective.study run
+    python -m research.objective.study run [--seeds 6100 ...]
 
-Both train what their file lacks: exploration.jsonl, runs.jsonl. A run takes 2 to 6 s of CPU.
+Both train what their file lacks: exploration.jsonl, runs.jsonl. A run takes 2 to 6 s of CPU. Two
+commands with different seeds may run at once. research/tables.py writes the tables into README.md.
 """
 
 import argparse
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import mean
 
 from torch import Tensor
 
@@ -19,9 +21,12 @@ from examples.board import WORLDS
 from examples.one_file import Arm, cross_entropy
 from examples.three_worlds import ECHO, GRPO, PAW
 from paw_min.base.errors import user_errors
-from research.locks.study import Cell, keep
+from research.locks.study import Cell, area, difference, end, keep
 from research.locks.worlds import MEASURES, shared_warm_start
 
+SEEDS = range(6100, 6116)
+CANDIDATES = ["probable 0.03 x0.05, all", "gce 0.5 x0.05, all"]
+BASES = ["paw", "echo 0.05"]
 FOLDER = Path(__file__).parent
 EXPLORATION, RUNS = FOLDER / "exploration.jsonl", FOLDER / "runs.jsonl"
 
@@ -98,6 +103,57 @@ def run(path: Path, worlds: list[str], names: list[str], seeds: list[int]) -> No
                         file.flush()
 
 
+# ---- tables ----
+
+
+def curves_of(world: str, known: dict) -> dict[tuple[str, int], list[dict]]:
+    """{(arm, seed): evaluations}."""
+    return {
+        (arm, seed): [dict(zip(MEASURES[:3], point)) for point in zip(*map(line.get, MEASURES[:3]))]
+        for (where, arm, seed), line in known.items() if where == world
+    }
+
+
+def measure_of(world: str) -> Callable:
+    return end if world == "polish" else area
+
+
+def differences() -> str:
+    """Each candidate and PaW against the bases, over the seeds that have all four arms."""
+    lines = ["| world | comparison | seeds | difference | above on |", "|---" * 5 + "|"]
+    pairs = [(arm, base) for arm in CANDIDATES for base in BASES] + [tuple(BASES)]
+    for world in WORLDS:
+        curves = curves_of(world, read_runs())
+        seeds = complete(curves)
+        for a, b in pairs:
+            found = "not run | "
+            if len(seeds) > 1:
+                found = difference(curves, a, b, seeds, measure_of(world))
+            lines.append(f"| {world} | {a} - {b} | {len(seeds)} | {found} |")
+    return "\n".join(lines)
+
+
+def complete(curves: dict) -> list[int]:
+    return [s for s in SEEDS if all((arm, s) in curves for arm in CANDIDATES + BASES)]
+
+
+def means(path: Path = RUNS) -> str:
+    """Each arm's mean in each world: success, p(material) and p(noise) at the end."""
+    known = read_runs(path)
+    lines = [f"| arm | {' | '.join(WORLDS)} |", "|---" * (1 + len(WORLDS)) + "|"]
+    for name in sorted({arm for _, arm, _ in known}, key=list(ARMS).index):
+        cells = []
+        for world in WORLDS:
+            runs = [run for (arm, _), run in curves_of(world, known).items() if arm == name]
+            cells.append("not run")
+            if runs:
+                success = mean(map(measure_of(world), runs))
+                p, noise = (mean(run[-1][key] for run in runs) for key in MEASURES[1:3])
+                cells[-1] = f"{success:.1f} ({p:.2f}, {noise:.2f})"
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
     with user_errors():
         parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -106,5 +162,10 @@ if __name__ == "__main__":
         exploring.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=list(WORLDS))
         exploring.add_argument("--arms", nargs="+", choices=list(ARMS), required=True)
         exploring.add_argument("--seeds", nargs="+", type=int, required=True)
+        running = commands.add_parser("run")
+        running.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
         args = parser.parse_args()
-        run(EXPLORATION, args.worlds, args.arms, args.seeds)
+        if args.command == "explore":
+            run(EXPLORATION, args.worlds, args.arms, args.seeds)
+        else:
+            run(RUNS, list(WORLDS), BASES + CANDIDATES, args.seeds)
