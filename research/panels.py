@@ -1,13 +1,26 @@
 """The panels in the pictures of studies: arms over x, and success over updates."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from paw_min.running.plot import plain, plt
+from paw_min.running.plot import METHODS, OTHERS, Method, plain, plt
 from research.stats import Interval, t_interval
+
+BLUE, PINK = METHODS["paw"].color, METHODS["ce"].color
+# The arms of the studies: those of METHODS, and dashed, the same with one thing replaced.
+STYLES = METHODS | {
+    "paw-30": Method("PaW, scale 30", BLUE, "--"),
+    "alpha 1": Method("PaW, α = 1", BLUE, "--"),
+    "constant": Method("PaW, λ = 1", BLUE, "--"),
+    "ce, alpha 1": Method("PaW with cross entropy, α = 1", PINK, "--"),
+    "ce, constant": Method("PaW with cross entropy, λ = 1", PINK, "--"),
+}
+# As the grids of the paper name them (paper/grids.py).
+STYLES |= {"GRPO": METHODS["grpo"], "GRPO w/ PaW": METHODS["paw"], "ECHO": METHODS["echo"],
+           "placebo: shuffled targets": METHODS["placebo"]}
 
 
 class Curves(NamedTuple):
@@ -15,6 +28,12 @@ class Curves(NamedTuple):
 
     x: Sequence[float]
     values: np.ndarray  # (seeds, len(x))
+
+
+def styles_of(arms: Iterable[str]) -> dict[str, Method]:
+    """Name, color and line of each arm; one that is not in STYLES has a color of its own."""
+    others = iter(OTHERS * 9)
+    return {arm: STYLES.get(arm) or Method(arm, next(others)) for arm in arms}
 
 
 def deviation(values: np.ndarray) -> Interval:
@@ -26,33 +45,55 @@ def deviation(values: np.ndarray) -> Interval:
 def panel_curves(
     axis,
     arms: dict[str, Curves],
-    colors: dict[str, str],
+    styles: dict[str, Method],
     band: Callable[[np.ndarray], Interval],
+    limits: Interval = (-np.inf, np.inf),
 ) -> None:
-    """The mean of each arm over its seeds. band: values of the seeds at one x -> its band there."""
+    """The mean of each arm over its seeds. band: values of the seeds at one x -> its band there.
+
+    limits: of what is measured; a band ends there.
+    """
     for arm, (x, values) in arms.items():
-        axis.plot(x, values.mean(0), color=colors[arm], marker=".", label=plain(arm))
-        low, high = zip(*(band(at_x) for at_x in values.T))
-        axis.fill_between(x, low, high, color=colors[arm], alpha=0.15, lw=0)
+        name, color, line = styles[arm]
+        axis.plot(x, values.mean(0), line, color=color, marker=".", label=plain(name))
+        low, high = zip(*(np.clip(band(at_x), *limits) for at_x in values.T))
+        axis.fill_between(x, low, high, color=color, alpha=0.15, lw=0)
     axis.grid(alpha=0.3)
 
 
+def panel_success(axis, arms: dict[str, Curves], styles: dict[str, Method]) -> None:
+    """Success in percent of each arm, with 95 % t intervals."""
+    panel_curves(axis, arms, styles, t_interval, (0, 100))
+    axis.set(xlabel="updates", ylim=(0, 100))
+
+
+def named(curves: Iterable[Curves]) -> str:
+    """What lines and bands are, for a legend."""
+    seeds = sorted({len(arm.values) for arm in curves})
+    n = " or ".join(map(str, seeds))
+    return f"line: mean over {n} seeds, band: 95 % interval"
+
+
 def draw_success(
-    file: Path, updates: Sequence[int], curves: dict[str, list[list[float]]]
+    file: Path,
+    updates: Sequence[int],
+    curves: dict[str, list[list[float]]],
+    details: dict[str, str] | None = None,
 ) -> None:
     """A picture of success in percent: the mean of each arm, and its 95 % t interval.
 
     curves: arm -> one list per seed, with a value per entry of `updates`.
+    details: arm -> what is special about its method in this study.
     """
-    labels = {
-        "paw": "GRPO with PaW", "grpo": "GRPO", "placebo": "placebo: observations shuffled",
-        "ce": "PaW with cross entropy", "paw-ce": "PaW with cross entropy", "echo": "ECHO",
-        "paw-30": "PaW, scale 30",
-    }
-    figure, axis = plt.subplots(figsize=(6, 3.6), layout="constrained")
-    arms = {labels[arm]: Curves(updates, np.array(runs)) for arm, runs in curves.items()}
-    panel_curves(axis, arms, {label: f"C{k}" for k, label in enumerate(arms)}, t_interval)
-    axis.set(xlabel="updates", ylabel="success (%)", ylim=(0, 100))
-    axis.legend(frameon=False)
+    arms = {arm: Curves(updates, np.array(runs)) for arm, runs in curves.items()}
+    styles = styles_of(arms)
+    for arm, detail in (details or {}).items():
+        styles[arm] = styles[arm]._replace(name=f"{styles[arm].name}, {detail}")
+    figure, axis = plt.subplots(figsize=(6, 4.2), layout="constrained")
+    panel_success(axis, arms, styles)
+    axis.set_ylabel("success (%)")
+    # Outside of the axes, no grid line runs through the names.
+    figure.legend(loc="outside lower center", ncols=min(3, len(arms)), frameon=False, fontsize=9,
+                  title=named(arms.values()), title_fontsize=9)
     figure.savefig(file, dpi=150)
     plt.close(figure)

@@ -2,35 +2,51 @@
 
     python -m paw_min.running.plot runs/a runs/b ... [--out FOLDER]
 
-Writes curves.png, and paw.png with the panels of the paper's Fig. 10 and 11. One color per run; the
-black line is the held-out success averaged over the runs.
+Writes curves.png, and paw.png with the panels of the paper's Fig. 10 and 11. Runs whose settings
+differ in the seed alone share a color: each is a thin line, and their mean a thick one.
 """
 
+import json
+import re
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from paw_min.base.console import with_seconds
 from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import replacing, writing
+from paw_min.config import Config
 from paw_min.running.runs import read_metrics
 
 matplotlib.use("Agg")  # no display needed
 import matplotlib.pyplot as plt
 
 
-def plain(text: str) -> str:
-    """A label that matplotlib shows as it is; it would read dollars as math."""
-    return text.replace("$", r"\$")
+class Method(NamedTuple):
+    """How all figures name and draw a method."""
 
+    name: str
+    color: str
+    line: str = "-"
+
+
+# Okabe and Ito's colors, which color-blind readers can tell apart.
+METHODS = {
+    "grpo": Method("GRPO", "#E69F00"),
+    "paw": Method("PaW", "#0072B2"),
+    "placebo": Method("placebo", "#7F7F7F"),
+    "echo": Method("ECHO", "#009E73"),
+    "ce": Method("PaW with cross entropy", "#CC79A7"),
+}
+OTHERS = ["#D55E00", "#56B4E9", "#332288", "#882255", "#999933", "#000000"]
 
 FIGURES = {
     "curves.png": {
         "success": "training success", "eval_success": "held-out success",
         "length": "episode length (steps)", "valid": "well-formed responses (fraction)",
-        "entropy": "action entropy (nats per token)", "seconds": "seconds per update",
+        "entropy": "action entropy (nats per token)", "grad_norm": "gradient norm before clipping",
     },
     "paw.png": {
         "return": "Fig. 10a: training reward", "loss_pg": "Fig. 10b: policy-gradient loss",
@@ -39,45 +55,108 @@ FIGURES = {
         "wm_clipped_tokens": "Fig. 11c: clipped tokens (fraction)",
     },
 }
+FRACTIONS = {"success", "eval_success", "valid", "lambda", "wm_clipped_tokens"}
+
+
+class Arm(NamedTuple):
+    """Runs that differ in the seed alone."""
+
+    method: Method
+    runs: list[list[dict]]  # the lines of metrics.jsonl of each
+
+
+def plain(text: str) -> str:
+    """A label that matplotlib shows as it is; it would read dollars as math."""
+    return text.replace("$", r"\$")
+
+
+def method_of(config: dict) -> str | None:
+    """The key in METHODS of a run with these settings. None: it has another method."""
+    if not config or config.get("learn", Config.learn) != Config.learn:
+        return None
+    if not config["paw"]:
+        return "grpo"
+    if config["wm_target"] != Config.wm_target:
+        return "placebo"
+    if config["wm_loss"] != "ce":
+        return "paw"
+    is_echo = config["alpha"] == 1 and config["lambda_g"] == "constant"
+    return "echo" if is_echo else "ce"
+
+
+def find_arms(folders: list[Path]) -> list[Arm]:
+    """The arms of run folders, each with a name and a color of its own."""
+    together = {}  # settings without the seed -> folders
+    for folder in folders:
+        file = folder / "config.json"
+        config = json.loads(file.read_text()) if file.is_file() else {}
+        # Without settings, nothing says that two runs have the same ones.
+        same = {**config, "seed": "", "name": "", "out": ""} if config else str(folder)
+        together.setdefault(json.dumps(same), []).append((folder, config))
+    names = [folder.resolve().name for folder in folders]
+    others = iter(OTHERS * len(folders))
+    arms, taken = [], set()
+    for runs in together.values():
+        folder, config = runs[0]
+        name = folder.resolve().name
+        if names.count(name) > 1:
+            name = f"{folder.resolve().parent.name}/{name}"
+        if len(runs) > 1:
+            name = f"{re.sub(r'-?seed[0-9]+$', '', name)}: mean of {len(runs)} seeds (thin: each)"
+        known = METHODS.get(method_of(config))
+        color = known.color if known and known.color not in taken else next(others)
+        taken.add(color)
+        arms.append(Arm(Method(name, color), [read_metrics(folder) for folder, _ in runs]))
+    return arms
 
 
 def draw(folders: list[Path], out: Path | None = None) -> None:
     """Write curves.png and paw.png of these run folders to `out` (default: the first folder)."""
+    folders = [Path(folder) for folder in folders]
     out = Path(out or folders[0])
     with writing(f"the folder {out}"):
         out.mkdir(parents=True, exist_ok=True)
-    runs = {
-        str(folder): [with_seconds(line) for line in read_metrics(folder)] for folder in folders
-    }
+    arms = find_arms(folders)
     for name, panels in FIGURES.items():
         figure, axes = plt.subplots(2, 3, figsize=(11, 6), layout="constrained")
         for axis, (key, title) in zip(axes.flat, panels.items()):
-            draw_panel(axis, runs, key, title)
+            draw_panel(axis, arms, key, title)
         handles, labels = axes.flat[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+        figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
         # Renamed when complete: somebody may be looking at the old picture.
         with replacing(out / name) as partial:
             figure.savefig(partial, dpi=110, format="png")
         plt.close(figure)
 
 
-def draw_panel(axis, runs: dict[str, list[dict]], key: str, title: str) -> None:
+def draw_panel(axis, arms: list[Arm], key: str, title: str) -> None:
     """One metric of all runs over the updates."""
-    curves = []
-    for label, lines in runs.items():
-        curve = {line["update"]: line[key] for line in lines if key in line}
-        axis.plot(list(curve), list(curve.values()), label=plain(label), marker=".", alpha=0.8)
-        curves.append(curve)
-    if key == "eval_success" and len(runs) > 1:
-        shared = sorted(set.intersection(*map(set, curves)))  # updates that all runs have
-        average = [np.mean([curve[update] for curve in curves]) for update in shared]
-        axis.plot(shared, average, color="black", linewidth=2.5)
-    if "success" in key:
-        axis.set_ylim(0, 1)
+    for (name, color, _), runs in arms:
+        curves = [{line["update"]: line[key] for line in run if key in line} for run in runs]
+        if len(runs) > 1:
+            for curve in curves:
+                axis.plot(list(curve), list(curve.values()), color=color, lw=0.8, alpha=0.6)
+            shared = sorted(set.intersection(*map(set, curves)))  # updates that all runs have
+            curves = [{update: np.mean([curve[update] for curve in curves]) for update in shared}]
+        (curve,) = curves
+        axis.plot(list(curve), list(curve.values()), color=color, label=plain(name), marker=".",
+                  lw=2.2 if len(runs) > 1 else 1.5)
+    set_limits(axis, key)
     axis.set_title(title, fontsize=10)
     axis.set_xlabel("update", fontsize=9)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(alpha=0.3)
+
+
+def set_limits(axis, key: str) -> None:
+    """The whole range of a fraction, and 0 below what is never negative.
+
+    An axis that ends at the values would make a collapse of 0.997 after 1.0.
+    """
+    if key in FRACTIONS:
+        axis.set_ylim(-0.03, 1.03)
+    elif axis.dataLim.ymin >= 0:
+        axis.set_ylim(0, axis.get_ylim()[1])
 
 
 if __name__ == "__main__":

@@ -181,9 +181,11 @@ def draw(known: dict) -> None:
         runs = [known[seed, arm]["success"] for seed in seeds_of(known, arm)]
         if len(runs) >= 4:
             updates = range(WINDOW, len(runs[0]) + 1, WINDOW)
-            curves[arm] = [[100 * mean(run[k - WINDOW : k]) for k in updates] for run in runs]
+            method = "ce" if arm == "paw-ce" else arm
+            curves[method] = [[100 * mean(run[k - WINDOW : k]) for k in updates] for run in runs]
     if curves:
-        draw_success(FOLDER / "curves.png", updates, curves)
+        details = {"paw": "scale 10", "echo": "weight 1", "ce": "scale 1"}
+        draw_success(FOLDER / "curves.png", updates, curves, details)
 
 
 # ---- what a model knows ----

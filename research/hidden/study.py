@@ -183,7 +183,8 @@ def draw(known: dict, suffix: str) -> None:
         if runs:
             curves[name] = [[100 * mean(run[k - 10 : k]) for k in updates] for run in runs]
     if curves:
-        draw_success(FOLDER / f"curves{suffix}.png", updates, curves)
+        details = {"echo": "weight 0.05"} if "echo" in curves else {}
+        draw_success(FOLDER / f"curves{suffix}.png", updates, curves, details)
 
 
 if __name__ == "__main__":

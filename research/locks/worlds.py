@@ -36,8 +36,7 @@ from examples.three_worlds import (
 from paw_min.base.errors import user_errors
 from paw_min.running.plot import plt
 from research.locks.study import Cell, area, difference, end, keep, levels, lowest_alpha
-from research.panels import Curves, panel_curves
-from research.stats import t_interval
+from research.panels import Curves, named, panel_success, styles_of
 
 FOLDER = Path(__file__).parent
 SEEDS = range(3000, 3016)
@@ -302,7 +301,8 @@ DRAWN = {
 
 def draw(known: dict) -> None:
     """worlds.png: a panel for each of the three worlds, means and 95 % t intervals."""
-    figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(13, 4.4), layout="constrained", sharey=True)
+    handles, drawn = {}, []
     for axis, (world, arms) in zip(axes, DRAWN.items()):
         curves = finished(world, known)
         every = SETTINGS[world].lesson.size.evaluate_every
@@ -311,13 +311,16 @@ def draw(known: dict) -> None:
             runs = [curves[arm, seed] for seed in SEEDS if (arm, seed) in curves]
             if runs:
                 values = 100 * np.array([[point["success"] for point in run] for run in runs])
-                shown[arm] = Curves(range(0, every * values.shape[1], every), values)
-        panel_curves(axis, shown, {arm: f"C{k}" for k, arm in enumerate(arms)}, t_interval)
-        axis.set(title=world, xlabel="updates")
-        if shown:
-            axis.legend(frameon=False, fontsize=8)
+                key = "echo" if arm == "echo 0.05" else arm
+                shown[key] = Curves(range(0, every * values.shape[1], every), values)
+        panel_success(axis, shown, styles_of(shown))
+        axis.set_title(world)
+        lines, names = axis.get_legend_handles_labels()
+        handles |= dict(zip(names, lines))
+        drawn += shown.values()
     axes[0].set_ylabel("success (%)")
-    axes[-1].set_ylim(85, 100)
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=4, frameon=False,
+                  title=named(drawn))
     figure.savefig(FOLDER / "worlds.png", dpi=150)
 
 

@@ -16,9 +16,9 @@ from matplotlib.ticker import MaxNLocator
 
 from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import writing
-from paw_min.running.plot import FIGURES, plt
+from paw_min.running.plot import FIGURES, FRACTIONS, METHODS, plt, set_limits
 from paw_min.running.runs import read_metrics
-from research.panels import Curves, deviation, panel_curves
+from research.panels import Curves, deviation, panel_curves, styles_of
 from research.paper.table import compute, find, load, markdown_table
 
 TITLES = {key: title for panels in FIGURES.values() for key, title in panels.items()}
@@ -61,7 +61,7 @@ def bands(sweep: Path, keys: list[str], out: Path | None) -> None:
     n_rows = -(-len(keys) // n_columns)  # rounded up
     figure, axes = plt.subplots(n_rows, n_columns, figsize=(4 * n_columns + 0.6, 3 * n_rows + 0.6),
                                 layout="constrained", squeeze=False)
-    colors = {label: f"C{number}" for number, label in enumerate(by_arm)}
+    styles = styles_of(by_arm)
     handles = {}
     for axis, key in zip(axes.flat, keys):
         arms = {}
@@ -69,7 +69,9 @@ def bands(sweep: Path, keys: list[str], out: Path | None) -> None:
             curves = [curve for curve in (curve_of(lines, key) for lines in runs) if curve]
             if curves and stacked(curves).x:  # else no run of this arm has the metric
                 arms[label] = stacked(curves)
-        panel_curves(axis, arms, colors, deviation)
+        limits = (0, 1) if key in FRACTIONS else (-np.inf, np.inf)
+        panel_curves(axis, arms, styles, deviation, limits)
+        set_limits(axis, key)
         lines, labels = axis.get_legend_handles_labels()
         handles |= dict(zip(labels, lines))
         axis.set_title(TITLES.get(key, key), fontsize=10)
@@ -77,8 +79,8 @@ def bands(sweep: Path, keys: list[str], out: Path | None) -> None:
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axis in axes.flat[len(keys) :]:
         axis.remove()
-    place = dict(loc="outside lower center", ncols=n_columns + 1, frameon=False)
-    figure.legend(handles.values(), handles, **place)
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=n_columns + 1,
+                  frameon=False, title="line: mean over seeds, band: ± one standard deviation")
     save(figure, out or sweep.with_name(f"{sweep.stem}-bands.png"))
 
 
@@ -152,7 +154,7 @@ def overhead(without: Path, with_paw: Path, out: Path | None) -> None:
     for axis in axes.flat[1:]:
         for k, (name, run) in enumerate(runs.items()):
             bars = axis.bar(np.arange(2) + 0.38 * (k - 0.5), [run["peak"], run["mean"]], 0.36,
-                            label=name, color=f"C{k + 4}")
+                            label=name, color=METHODS[("grpo", "paw")[k]].color)
             axis.bar_label(bars, fmt="%.2f", fontsize=8)
         axis.set_xticks([0, 1], ["peak", "mean over updates"])
         axis.set_ylabel("memory (GB)")
