@@ -503,15 +503,21 @@ def draw(curves: dict[str, list[list[Evaluation]]], path: str) -> None:
     matplotlib.use("Agg")  # draws without a screen
     from matplotlib import pyplot
 
-    for name, runs in curves.items():
+    pyplot.figure()  # a new one: in a notebook, this may be the second call
+    colors = {"grpo": "#E69F00", "paw": "#0072B2", "placebo": "#7F7F7F"}
+    names = {"grpo": "GRPO", "paw": "PaW", "placebo": "placebo"}
+    for arm, runs in curves.items():
         updates = [point.update for point in runs[0]]
         success = [[100 * point.success for point in points] for points in zip(*runs)]
-        pyplot.plot(updates, [mean(seeds) for seeds in success], label=name)
+        pyplot.plot(
+            updates, [mean(seeds) for seeds in success], color=colors[arm], label=names[arm]
+        )
         lowest, highest = [min(seeds) for seeds in success], [max(seeds) for seeds in success]
-        pyplot.fill_between(updates, lowest, highest, alpha=0.2)
+        pyplot.fill_between(updates, lowest, highest, color=colors[arm], alpha=0.2, lw=0)
     pyplot.xlabel("updates")
     pyplot.ylabel("success (%)")
-    pyplot.legend()
+    pyplot.ylim(0, 100)  # an axis of 1.5 to 1.6 % would show a rise where nothing is learned
+    pyplot.legend(title="line: mean, band: worst to best seed")
     pyplot.savefig(path, dpi=150)
 
 

@@ -183,8 +183,7 @@ def draw(known: dict, suffix: str) -> None:
         if runs:
             curves[name] = [[100 * mean(run[k - 10 : k]) for k in updates] for run in runs]
     if curves:
-        details = {"echo": "weight 0.05"} if "echo" in curves else {}
-        draw_success(FOLDER / f"curves{suffix}.png", updates, curves, details)
+        draw_success(FOLDER / f"curves{suffix}.png", updates, curves)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,94 @@
+"""The figures: which runs they average, and that they name and limit what they draw."""
+
+import json
+
+import pytest
+
+from examples import one_file
+from paw_min.running import plot
+from research import panels
+
+CONFIG = dict(learn="learn_jointly", paw=True, wm_loss="cmae", wm_target="next", alpha=0.75,
+              lambda_g="adaptive")
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """Of matplotlib: what is drawn stays open until the end of the test."""
+    monkeypatch.setattr(plot.plt, "close", lambda figure: None)
+    yield lambda: [plot.plt.figure(number) for number in plot.plt.get_fignums()]
+    monkeypatch.undo()
+    plot.plt.close("all")
+
+
+def make_run(folder, seed: int, success: float, **settings):
+    folder.mkdir(parents=True)
+    config = CONFIG | dict(name=folder.name, out=str(folder.parent), seed=seed) | settings
+    (folder / "config.json").write_text(json.dumps(config))
+    lines = [
+        dict(update=k, success=success, eval_success=success, valid=1 - 0.003 * k) for k in (1, 2)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def panel(figures, title: str):
+    return [a for f in figures() for a in f.axes if a.get_title() == title][0]
+
+
+def in_legend(figure) -> list[str]:
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+def test_runs_that_differ_in_more_than_the_seed_have_no_mean(tmp_path, figures):
+    """The console proposes to draw a run and its baseline."""
+    ours = make_run(tmp_path / "a/run-paw", 0, 0.8)
+    baseline = make_run(tmp_path / "a/run", 0, 0.2, paw=False)
+    plot.draw([ours, baseline], tmp_path)
+    lines = panel(figures, "held-out success").lines
+    assert [list(line.get_ydata()) for line in lines] == [[0.8, 0.8], [0.2, 0.2]]
+    assert [line.get_color() for line in lines] == [plot.METHODS[m].color for m in ("paw", "grpo")]
+    assert in_legend(figures()[0]) == ["run-paw", "run"]  # no paths
+
+
+def test_seeds_have_a_mean_with_a_name(tmp_path, figures):
+    runs = [make_run(tmp_path / f"run-seed{k}", k, 0.2 * k) for k in (1, 2, 3)]
+    plot.draw(runs, tmp_path)
+    lines = panel(figures, "held-out success").lines
+    assert [line.get_ydata()[0] for line in lines] == pytest.approx([0.2, 0.4, 0.6, 0.4])
+    assert in_legend(figures()[0]) == ["run: mean of 3 seeds (thin: each)"]
+    low, high = panel(figures, "well-formed responses (fraction)").get_ylim()
+    assert low < 0 and high > 1  # 0.997 is no cliff
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path, figures):
+    runs = [make_run(tmp_path / folder / "run", 0, 0.5, rho=rho)
+            for folder, rho in (("a", 0.1), ("b", 0.2))]
+    plot.draw(runs, tmp_path)
+    assert in_legend(figures()[0]) == ["a/run", "b/run"]
+    first, second = panel(figures, "held-out success").lines
+    assert first.get_color() != second.get_color()
+
+
+def test_a_picture_of_success_ends_at_0_and_100_and_says_what_its_bands_are(tmp_path, figures):
+    panels.draw_success(tmp_path / "x.png", [1, 2], {"paw": [[0, 100.0], [5, 80.0], [0, 100.0]]})
+    (figure,) = figures()
+    (axis,) = figure.axes
+    (band,) = axis.collections
+    ends = band.get_paths()[0].vertices[:, 1]
+    assert (ends.min(), ends.max()) == (0, 100) and axis.get_ylim() == (0, 100)
+    assert figure.legends[0].get_title().get_text() == (
+        "line: mean over 3 seeds, band: 95 % interval")
+    assert axis.get_legend() is None  # the legend is where no grid is
+
+
+def test_a_method_has_one_color_and_one_name(tmp_path, figures):
+    points = [one_file.Evaluation(k, 0.016, 0.1, 0.0) for k in range(2)]
+    one_file.draw(dict.fromkeys(("grpo", "paw", "placebo"), [points]), tmp_path / "one_file.png")
+    axis = figures()[0].axes[0]
+    drawn = [(line.get_label(), line.get_color()) for line in axis.lines]
+    assert drawn == [plot.METHODS[arm][:2] for arm in ("grpo", "paw", "placebo")]
+    assert axis.get_ylim() == (0, 100)
+    studied = panels.styles_of(["paw", "unknown", "GRPO w/ PaW"])
+    assert studied["paw"] == studied["GRPO w/ PaW"] == plot.METHODS["paw"]
+    assert len({style.color for style in studied.values()}) == 2
