@@ -359,7 +359,7 @@ def default_name(
     model = size
     if given.get("model") or "/" in cfg.model:  # the preset's stand-in is named by the preset
         *parents, model = cfg.model.rstrip("/").split("/")
-        if model.startswith("checkpoint-"):  # of which run?
+        if model.startswith("checkpoint-"):  # The name needs its run, too.
             model = "-".join([*parents[-1:], model])
     if size.endswith("gb"):
         model += f"-{size}"  # these presets share their models with `paper`

@@ -68,7 +68,7 @@ class UpdateMetrics:
     def __init__(self, n_steps: int):
         self.n_steps = n_steps  # optimizer steps of the update
         self.totals = defaultdict(float)
-        self.sums = defaultdict(float)  # of value * weight
+        self.sums = defaultdict(float)  # sums of value * weight
         self.weights = defaultdict(float)
 
     def add_pass(self, parts, batch) -> None:

@@ -31,7 +31,7 @@ from paw_min.rows import Episode, Transition
 
 @dataclass
 class Rollout:
-    episodes: list[Episode]  # of all ranks
+    episodes: list[Episode]  # those of all ranks
     metrics: dict[str, float]
 
 
@@ -245,7 +245,7 @@ class _Player:
         self.metrics["responses_cut"] += seat.response.cut
         transition = Transition(
             prompt_ids=seat.prompt_ids,
-            response_ids=seat.response.ids,  # as sampled: decoding and encoding may differ
+            response_ids=seat.response.ids,  # sampled ids: decoding may change them
             separator_ids=separator_ids,
             obs_ids=obs_ids[:limit],
             response_logps=seat.response.logps,

@@ -139,7 +139,7 @@ def run_update(cfg: Config, s: Session, k: int, learn: Learn) -> dict[str, float
         raise UserError(f"update {k}: {error}: {s.run.lower_rate()}.") from error
     seconds_update = time.perf_counter() - began
 
-    s.run.write(f"samples/{k:06d}.json", sample(k, episodes, rows))  # for paw_min.inspect
+    s.run.write(f"samples/{k:06d}.json", sample(k, episodes, rows))  # paw_min.inspect reads it.
     return describe_episodes(played.episodes) | learned | played.metrics | {
         "sampler_gap": gap,
         # PyTorch still counts what a sleeping vLLM has released.

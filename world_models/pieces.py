@@ -1,4 +1,4 @@
-"""What a long command has completed: killed at any moment, a rerun goes on, with the same numbers.
+"""Resuming a long command: after a kill, a rerun skips complete pieces and gets the same numbers.
 
     stage      a result: the JSON at a path, made unless it is there
     Pieces     the complete pieces of a result, in a folder that is there until the result is

@@ -17,7 +17,7 @@ def progress_bar(total: int, label: str, unit: str) -> tqdm:
     return tqdm(total=total, desc=label, unit=unit, leave=False, disable=hidden)
 
 
-COLUMNS = {  # of the table of updates: metric -> title, width, format
+COLUMNS = {  # the table of updates: metric -> title, width, format
     "update": ("update", 7, "d"), "success": ("success", 7, ".3f"), "return": ("return", 6, ".2f"),
     "length": ("length", 6, ".1f"), "valid": ("valid", 5, ".3f"), "lambda": ("lambda", 6, ".3f"),
     "wm_loss": ("wm loss", 7, ".4f"), "entropy": ("entropy", 7, ".4f"),

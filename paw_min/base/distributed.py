@@ -34,7 +34,7 @@ from torch.distributed.tensor import DTensor
 
 from paw_min.base.errors import UserError
 
-TIMEOUT = timedelta(hours=2)  # of a collective call; longer than the slowest rollout
+TIMEOUT = timedelta(hours=2)  # A collective call waits so long: longer than the slowest rollout.
 
 LOST = (
     "another rank exited (its own message says why), so this one cannot continue; rerun the same "

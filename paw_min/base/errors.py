@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 
 INTERRUPTED = "interrupted: rerun the same command to resume"
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # A disk is full.
 
 
 class UserError(ValueError):
@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options):
         spec = getattr(sys.modules["__main__"], "__spec__", None)
-        if spec:  # of python -m; without it, the name of a package is __main__.py
+        if spec:  # python -m sets it; without it, the name of a package is __main__.py
             options["prog"] = f"python -m {spec.name.removesuffix('.__main__')}"
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 

@@ -1,4 +1,4 @@
-"""Files: what somebody else wrote, and what a run writes, whole or not at all. No torch."""
+"""Files: reading those of others, and writing each completely or not at all. No torch.
 
 import json
 import os
@@ -56,7 +56,7 @@ def replacing(path: Path):
     partial = path.with_name(f"{path.name}.partial")
     with writing(str(path)):
         try:
-            if os.path.lexists(partial):  # of a process that was killed
+            if os.path.lexists(partial):  # A process that was killed left it.
                 remove(partial)
             yield partial
             if partial.is_dir():
@@ -86,7 +86,7 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> None:
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
             partial = folder.with_name(f"{folder.name}.partial")
-            if os.path.lexists(partial):  # of a process that was killed
+            if os.path.lexists(partial):  # A process that was killed left it.
                 remove(partial)
             make(partial)
             partial.rename(folder)

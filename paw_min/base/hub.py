@@ -35,7 +35,7 @@ def look_on_hub(name: str) -> None:
                         "model on the Hugging Face hub.")
     try:
         HfApi().model_info(name, timeout=HUB_TIMEOUT)
-    except Exception as error:  # of the hub's client, and of the HTTP client that it uses
+    except Exception as error:  # The hub's client raises many types, and so does its HTTP client.
         if not isinstance(try_to_load_from_cache(name, "config.json"), str):
             raise OSError(f"no such folder, and from the hub: {error}") from error
         say(f"the hub does not give {name}: its copy in the cache is used")

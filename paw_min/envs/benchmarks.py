@@ -1,8 +1,8 @@
 """The benchmarks by name. To add one, write its folder, with a BENCHMARK in it, and add its name.
 
 A dictionary, since an example or a fork adds its own by assignment (examples/locks.py). It imports
-a benchmark at its first use, since each needs packages that a run of another one has not installed,
-or would load for seconds.
+a benchmark at its first use, because a run of one benchmark need not have the packages of the
+others, and some take seconds to load.
 """
 
 from importlib import import_module

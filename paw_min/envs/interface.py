@@ -79,7 +79,7 @@ class Context:
     observation: str  # o_t
     admissible: list[str]
     history: list[Turn] = field(default_factory=list)  # all earlier steps, oldest first
-    responses: list[str] = field(default_factory=list)  # of these steps, in full
+    responses: list[str] = field(default_factory=list)  # the responses of these steps, in full
 
 
 class Command(NamedTuple):

@@ -78,7 +78,7 @@ class EnvPool:
         self._make_env = make_env
         self._timeout = timeout
         self._slots: dict[int, _Slot] = defaultdict(_Slot)  # those that have been used
-        self._ready: deque[Answer] = deque()  # for recv
+        self._ready: deque[Answer] = deque()  # recv returns these first
         self._workers: list[_Worker] = []
         # Without workers only:
         self._envs: dict[int, Environment] = {}  # slot -> environment
@@ -315,7 +315,7 @@ def _serve(
 ) -> Step | Exception:
     """Serve a request in the environment of its slot, made if it is the first.
 
-    A Step with `failed` for an exception; what `recv` shall raise if make_env fails.
+    Returns the Step, a failed Step after an exception, or the exception that recv must raise.
     """
     try:
         if request.slot not in envs:

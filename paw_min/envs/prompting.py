@@ -13,7 +13,7 @@ from paw_min.envs.interface import Command, Context, recent
 def with_history(
     template: str, context: Context, history_length: int, admissible: str = ""
 ) -> str:
-    """Fill in a template of Fig. 7 or 8, given the admissible commands as text if it has them."""
+    """Fill in a template of Fig. 7 or 8, given the admissible commands as text, if any."""
     steps = len(context.history)
     shown = recent(context.history, history_length)
     numbered = enumerate(shown, start=steps - len(shown) + 1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from paw_min.model.batches import Batch
 from paw_min.model.policy import Policy, load_policy
 
-LR_FACTOR = 10  # of the policy's learning rate; A.1: critic 1e-5, policy 1e-6
+LR_FACTOR = 10  # The critic's rate is so many times the policy's; A.1: 1e-5 and 1e-6.
 
 
 class Critic(torch.nn.Module):

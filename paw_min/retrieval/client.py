@@ -69,14 +69,14 @@ class SearchClient:
     def __init__(self, url: str, timeout: float = 120.0, patience: float = 600.0):
         try:
             parts = urllib3.util.parse_url(url.rstrip("/").removesuffix("/retrieve"))
-        except LocationParseError:  # for example a port above 65535
+        except LocationParseError:  # A port above 65535 raises it.
             parts = urllib3.util.Url()
         if parts.scheme not in ("http", "https") or not parts.host:
             raise RetrieverError(
                 f"{masked(url)!r} is not the address of a server: give http://HOST:PORT or "
                 "https://HOST:PORT."
             )
-        self.url = masked(f"{parts.url}/retrieve")  # for messages
+        self.url = masked(f"{parts.url}/retrieve")  # what messages show
         self.patience = patience
         address, headers = without_password(parts.url)
         headers |= {"Content-Type": "application/json"}

@@ -29,7 +29,7 @@ from paw_min.base.hub import look_on_hub
 from paw_min.retrieval import Hit
 from paw_min.retrieval.corpus import Corpus
 
-DIGITS = 5  # of a score; equal texts may differ by 1e-7, depending on the rest of their batch
+DIGITS = 5  # digits of a score; equal texts may differ by 1e-7, depending on their batch
 SAMPLE = 16  # passages that must find themselves in a ready index
 BLOCK = 64  # queries per matrix product: 26 MB of scores for 100,000 passages
 
@@ -57,7 +57,7 @@ class Encoder:
             look_on_hub(name)
             self._load(name, device)
             self._encode(["a"])  # a model of another kind loads, but cannot do this
-        except Exception as error:  # noqa: BLE001 - transformers raises many types for damaged files
+        except Exception as error:  # noqa: BLE001 - transformers raises many types
             raise ValueError(
                 f"The encoder {name!r} cannot be loaded ({reason_of(error)}): give the "
                 "folder or hub name of a sentence encoder, and a device of this machine."

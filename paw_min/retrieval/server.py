@@ -89,7 +89,7 @@ def make_app(retriever) -> FastAPI:
         return {"status": "ready", "passages": len(retriever.corpus)}
 
     @app.post("/retrieve")
-    def retrieve(request: RetrieveRequest):  # in a thread of FastAPI's
+    def retrieve(request: RetrieveRequest):  # FastAPI calls it in a thread.
         if (request.queries is None) == (request.query is None):
             raise HTTPException(422, "give either `queries`, a list of texts, or `query`, a text")
         queries = [request.query] if request.queries is None else request.queries

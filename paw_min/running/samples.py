@@ -29,8 +29,8 @@ class StoredRow(TokenRow):
     valid: bool  # is the response well formed?
     selected: bool  # Eq. 4
     entropy: float | None  # H(a_t | h_t), Eq. 4; None: not needed, since all rows are selected
-    rank: int | None  # of that entropy among the rows that compete in Eq. 4, 1: the highest
-    weight: float  # of the world-model loss in Eq. 11: lambda_g / (G |S_g|) or 0
+    rank: int | None  # its rank among the rows that compete in Eq. 4; 1: the highest
+    weight: float  # weight of the world-model loss in Eq. 11: lambda_g / (G |S_g|) or 0
 
 
 @exact
@@ -52,7 +52,7 @@ class StoredEpisode:
 class Group:
     group: int
     lambda_g: float  # lambda_g, Eq. 10
-    returns: list[float]  # of all episodes of the group, also of those that are not stored
+    returns: list[float]  # returns of all episodes of the group, even of those that are not stored
 
 
 @exact
@@ -61,7 +61,7 @@ class Sample:
     update: int
     candidates: int  # rows of the update that compete in Eq. 4
     kept: int  # how many of these Eq. 4 selected
-    groups: list[Group]  # of the episodes below
+    groups: list[Group]  # the groups of the episodes below
     episodes: list[StoredEpisode]
 
 

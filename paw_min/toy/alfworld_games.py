@@ -98,7 +98,7 @@ class Thing:
     kind: str  # class, in ALFRED's spelling: CounterTop
     inside: "Thing | None" = None
     id: str = ""  # CounterTop|+01.00|+00.90|-02.00
-    name: str = ""  # in observations: countertop 1
+    name: str = ""  # its name in observations: countertop 1
 
 
 @dataclass

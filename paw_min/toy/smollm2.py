@@ -28,7 +28,7 @@ NEXT = (
     "--max-response-tokens 64 --max-obs-tokens 256 --lr 1e-5 --groups 2 --group-size 4 "
     "--max-turns 3 --updates 1 --eval-tasks 4"
 )
-CONFIG = dict(  # as published
+CONFIG = dict(  # the published one
     vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
     num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=8192, rms_norm_eps=1e-5,
     rope_parameters={"rope_type": "default", "rope_theta": 100_000.0}, tie_word_embeddings=True,
@@ -52,7 +52,7 @@ def load_model(file: Path) -> LlamaForCausalLM:
     import gguf
 
     config = LlamaConfig(**CONFIG)
-    with torch.device("meta"):  # for the names: random weights would take seconds to draw
+    with torch.device("meta"):  # Only names are needed; random weights would take seconds to draw.
         names = [name for name, _ in LlamaForCausalLM(config).named_parameters()]
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
     name_in_file = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 BATCH = 16  # demonstrated steps per training step, and as many documents
 PASS = 4  # sequences per forward pass
-PEAK = 3e-3  # of the learning rate
+PEAK = 3e-3  # highest learning rate
 DOCUMENT = 0.3  # weight of the cross entropy of a token of a document; of a response: 1
 CHAT = "{% for m in messages %}<user>{{ m['content'] }}{% endfor %}<agent>"
 
@@ -43,7 +43,7 @@ class Weighted(NamedTuple):
     """A training sequence."""
 
     ids: list[int]
-    weights: list[float]  # of each token's cross entropy
+    weights: list[float]  # weight of each token's cross entropy
 
 
 def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -130,7 +130,7 @@ def documents(tokenizer, observations: list[str]) -> list[Weighted]:
 
     Each text appears twice, so that the model learns to copy what it has read.
     """
-    texts = {}  # as an ordered set: each text once, in the order of its first appearance
+    texts = {}  # an ordered set: each text once, in the order of its first appearance
     for observation in observations:
         texts |= dict.fromkeys(observation.split(" [SEP] "))
     texts.pop("", None)
@@ -197,7 +197,7 @@ def imitate(
 
 def make_optimizers(model, lr: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the layers, at three times the rate, and AdamW for the rest."""
-    matrices = []  # of the layers
+    matrices = []  # the matrices of the layers
     rest = []
     for name, parameter in model.named_parameters():
         is_matrix = ".layers." in name and parameter.ndim == 2

@@ -139,7 +139,7 @@ def make_product(rng: random.Random, index: int, asin: str) -> Records:
     if index % 9 == 8:
         odd = ODDITIES[index // 9 % len(ODDITIES)]
     kind = KINDS[index % len(KINDS)]  # 9 and 20 are coprime: every kind can be odd
-    titled = rng.sample(kind.attributes[:4], 2)  # of four only, so that products look alike
+    titled = rng.sample(kind.attributes[:4], 2)  # two of only four, so that products look alike
     attributes = [*titled, rng.choice([a for a in kind.attributes if a not in titled])]
     asked = titled[:1]
     if rng.random() < 0.8:

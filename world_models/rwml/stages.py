@@ -82,7 +82,7 @@ from world_models.supervised import fit, load
 HELD_OUT = 200  # transitions of the panel that are predicted, at most
 TAGS = ["<think>", "</think>", "<next_state>", "</next_state>"]
 METHODS = ("rwml", "wm-sft", "early-experience")
-ENCODER_TOKENS = 512  # of a text, for E
+ENCODER_TOKENS = 512  # longest text that E reads
 RWML = "RWML"
 
 
@@ -105,11 +105,11 @@ class RwmlSettings:
     episodes: int = 3  # N, of each task, 3.1
     validation: float = 0.1  # share of the triplets that the filter is trained on, 3.1
     tries: int = 10  # K, B.1
-    easy_share: float = 0.3  # of the triplets, sets the filter's tau_d, Table A2
+    easy_share: float = 0.3  # share of the triplets; it sets the filter's tau_d, Table A2
     batch: int = 32  # B, triplets per optimizer step, B.1
-    sft_lr: float = 2e-6  # of WM-SFT, B.1; here of the filter, too
+    sft_lr: float = 2e-6  # rate of WM-SFT, B.1, and here of the filter
     sft_epochs: int = 2  # the same
-    warm_epochs: int = 0  # of the format warm start; 0: the model answers zero-shot
+    warm_epochs: int = 0  # epochs of the format warm start; 0: the model answers zero-shot
 
 
 # For the stand-ins, in minutes.
@@ -129,11 +129,11 @@ LORA_FACTOR = 10  # on the published rate of supervised stages, as in RL
 class RwmlJob:
     """What the command line asks for."""
 
-    cfg: Config  # of the agent
+    cfg: Config  # the agent's
     settings: RwmlSettings
     folder: Path
     encoder: Encoder
-    flags: list[str]  # of the run script
+    flags: list[str]  # the run script's
 
     def method_config(self) -> Config:
         """Settings of this method's run folder; `train` sets the rest."""
@@ -178,7 +178,7 @@ def arguments(argv: list[str] | None = None) -> RwmlJob:
     chosen = PAPER_SCALE.get(preset) or TINY | TINY_ANSWERS.get(args.env, {})
     settings = RwmlSettings(**chosen | given)
     flags = ["--preset", *args.preset, *flags]
-    if "max_turns" in given:  # of all episodes: while collecting, too
+    if "max_turns" in given:  # It holds for all episodes, even while collecting.
         flags += ["--max-turns", str(settings.max_turns)]
     cfg = parse_config(args.env, presets_of(args.env), __doc__, flags)
     if cfg.lora_rank and preset in PAPER_SCALE:

@@ -28,7 +28,7 @@ from paw_min.running.tasks import draw_groups
 from paw_min.running.untrusted import exact, parse_as
 from world_models.pieces import Pieces
 
-TAG_TOKENS = 16  # of an answer, for its tags and end token
+TAG_TOKENS = 16  # tokens that an answer needs for its tags and end token
 # Why a step is no triplet: a malformed response; "Nothing happens." (ALFWorld, others do not say
 # so); nothing to predict, as after a purchase; equal to an earlier triplet.
 DROPPED = ("malformed", "no_effect", "no_observation", "duplicates")
@@ -86,13 +86,13 @@ def sft_row(cfg: Config, policy: Policy, triplet: Triplet) -> TokenRow:
 
 class Found(NamedTuple):
     triplets: list[Triplet]
-    counts: dict[str, int]  # of steps, and of those that were dropped, by reason
+    counts: dict[str, int]  # number of steps, and of dropped ones by reason
 
 
 def triplets_of(cfg: Config, episodes: list[Episode]) -> Found:
     """The triplets of these episodes, without invalid actions and exact duplicates."""
     counts = dict.fromkeys(DROPPED, 0) | {"steps": 0}
-    found = {}  # as JSON -> triplet: exact duplicates are dropped
+    found = {}  # JSON -> triplet: exact duplicates are dropped
     for episode in episodes:
         turns = []
         for played in episode.transitions:
@@ -146,8 +146,8 @@ def play(cfg: Config, episodes: list[Episode]) -> dict[str, float]:
 class Collected:
     """The rollouts of one model as triplets."""
 
-    triplets: list[Triplet]  # of training tasks
-    held_out: list[Triplet]  # of the evaluation panel
+    triplets: list[Triplet]  # those of training tasks
+    held_out: list[Triplet]  # those of the evaluation panel
     counts: dict[str, int]  # steps of the training tasks, and those dropped, by reason
     panel: dict[str, float]  # the model's play
     acts: list[TokenRow]  # its own well-formed responses, for rehearsal

@@ -40,7 +40,7 @@ class Lesson(NamedTuple):
     history: int  # earlier steps in a prompt
     haste: float  # probability that the teacher is hasty in a step that allows it
     episodes: int  # per task
-    steps: int  # of training
+    steps: int  # training steps
 
 
 LESSONS = {

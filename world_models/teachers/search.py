@@ -54,7 +54,7 @@ def _words() -> dict[str, str]:
     return words
 
 
-WORDS = _words()  # in the thought, they tell a small reader where to look
+WORDS = _words()  # They stand in the thought, and tell a small model where to look.
 PASSAGES = [_pattern(passage) for _, passage in KINDS.values()]
 QUESTIONS = {relation: _pattern(row[2]) for relation, row in RELATIONS.items()}
 REFERENCES = {relation: _pattern(row[3]) for relation, row in RELATIONS.items()}

@@ -200,7 +200,7 @@ def verify(job: Word2WorldJob) -> dict[str, dict]:
 
 # ---- the command line ----
 
-FUNCTIONS = {  # of settings.COMMANDS
+FUNCTIONS = {  # one for each of settings.COMMANDS
     "collect": collect, "train": train, "fidelity": fidelity, "consistency": consistency,
     "verify": verify, "imitate": imitate,
 }

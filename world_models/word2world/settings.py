@@ -22,7 +22,7 @@ from world_models.pieces import Pieces
 from world_models.word2world.players import AGENTS
 
 ENVS = ("alfworld", "webshop")
-MAX_WIDTH = 4096  # of a model from scratch; far more than fits the data
+MAX_WIDTH = 4096  # widest model from scratch; far more than fits the data
 # Each command with the settings that it cannot do without.
 COMMANDS = {
     "collect": (),
@@ -81,7 +81,7 @@ class Word2WorldJob:
 
     command: str
     line: str  # the whole command
-    cfg: Config  # of the benchmark and the agent
+    cfg: Config  # settings of the benchmark and the agent
     settings: Word2WorldSettings
     out: Path
 

@@ -50,7 +50,7 @@ class Trajectory:
     task: str = ""  # what the environment was reset with
     instruction: str = ""  # the text of the task
     messages: list[Message] = field(default_factory=list)  # system, user, assistant, user, ...
-    responses: list[str] = field(default_factory=list)  # of the agent: its thoughts and commands
+    responses: list[str] = field(default_factory=list)  # the agent's: its thoughts and commands
     won: bool = False
     failed: str = ""  # why the episode was lost, if it was; it counts as not won
 

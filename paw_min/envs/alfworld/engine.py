@@ -248,7 +248,7 @@ def _library():
     # In the header, from byte 32 on: where the program headers are (8 bytes), 14 other bytes, the
     # size of one, their number (2 bytes each).
     first, size, count = struct.unpack_from("<Q14xHH", library, 32)
-    end = 0  # of the last segment
+    end = 0  # where the last segment ends
     for k in range(count):
         # In a program header: 8 other bytes, offset (8), 16 other bytes, length in the file (8).
         offset, length = struct.unpack_from("<8xQ16xQ", library, first + k * size)

@@ -39,7 +39,7 @@ class Product:
     options: dict[str, list[str]]  # name -> values, both lower case
     attributes: list[str]
     price_tag: str  # "$12.99" or "$9.99 to $19.99"
-    price: float  # for the score; drawn from the range if there is one
+    price: float  # The score uses it; drawn from the range if there is one.
 
 
 def read_products(
@@ -55,7 +55,7 @@ def read_products(
     for row, record in enumerate(_read_list(items, limit)):
         with damaged(f"Row {row} of {items}", FIX):
             asin = record["asin"]
-        if asin == "nan" or len(asin) > 10 or asin in seen:  # as officially
+        if asin == "nan" or len(asin) > 10 or asin in seen:  # The official code skips these, too.
             continue
         seen.add(asin)
         with damaged(f"Product {asin} of {items}", FIX):

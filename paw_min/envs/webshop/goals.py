@@ -37,8 +37,8 @@ class GoalTemplate:
     text: str  # the instruction without options and price
     attributes: list[str]
     price_upper: float
-    options: list[str] | None  # of a human goal; None: all combinations of the product's options
-    weight: float = 1  # of each goal, in `Goals.draw`
+    options: list[str] | None  # a human goal's; None: all combinations of the product's options
+    weight: float = 1  # its weight in `Goals.draw`
 
     def count(self) -> int:
         if self.options is not None:
