@@ -1,4 +1,4 @@
-"""Files: reading those of others, and writing each completely or not at all. No torch.
+"""Files: reading those of others, and writing each completely or not at all. No torch."""
 
 import json
 import os
