@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from examples.section_7 import multi_step
 from paw_min.base.errors import UserError
 from paw_min.model.batches import collate, micro_batches
 from paw_min.model.policy import turn_text
 from paw_min.rows import TokenRow
-from paw_min.targets import multi_step
 from tests.helpers import EPISODES, make_policy, publish, run
 
 PLAIN = TokenRow([3, 4, 5], [6, 7, 1], [8, 9, 10, 11])
