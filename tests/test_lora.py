@@ -33,7 +33,7 @@ from tests.helpers import (
     one_sentence,
     with_adapters,
 )
-from tests.model_kinds import make_kind
+from tests.model_kinds import KINDS, make_kind, write
 
 pytestmark = pytest.mark.usefixtures("without_gradient_clipping")
 RUN = dict(lora_rank=4, updates=1, eval_every=1, kl_coef=0.1, lr=1e-2)
@@ -144,7 +144,24 @@ def test_an_adapter_of_other_layers_is_refused(tmp_path, change, reason):
 
 def test_models_without_recomputed_activations_are_refused():
     with pytest.raises(UserError, match="JetMoe.* not support .*: add --no-grad-checkpointing"):
-        session.recompute_activations(make_kind("jetmoe", kv_channels=8))
+        session.recompute_activations(make_kind("jetmoe", kv_channels=8).model)
+
+
+@pytest.mark.parametrize("kind, settings, reason", [
+    ("gpt2", {"lora_rank": 4}, "LoRA cannot adapt GPT2LMHeadModel"),
+    ("jamba", {"lora_rank": 4}, "LoRA cannot adapt JambaForCausalLM"),
+    ("jetmoe", {"grad_checkpointing": True}, "JetMoe.*: add --no-grad-checkpointing"),
+])
+def test_a_model_is_refused_before_a_sampler_starts(
+    config, tmp_path, monkeypatch, kind, settings, reason
+):
+    """vLLM takes minutes to start."""
+    monkeypatch.setattr(session, "make_sampler", lambda *args: pytest.fail("too late"))
+    folder = write(kind, tmp_path / "model", **KINDS.get(kind, {"kv_channels": 8}))
+    cfg = config(model=folder, max_prompt_tokens=128, **settings)
+    for start in (train.train, session.dry_run):
+        with one_sentence(reason):
+            start(cfg)
 
 
 def test_new_adapters_change_nothing_and_belong_to_the_seed():

@@ -231,3 +231,14 @@ def test_rounding_is_no_fault(config, tmp_path, monkeypatch, off, stops):
         return
     train.train(cfg)
     assert numbers(tmp_path / "r")[1]["sampler_gap"] == pytest.approx(off, rel=1e-2)
+
+
+def test_a_sampler_is_closed_where_the_start_fails(config, monkeypatch):
+    """A vLLM that sleeps crashes at the end of the process otherwise."""
+    closed = []
+    sampler = reporting(lambda logps: [x + 1 for x in logps])(None)
+    sampler.close = lambda: closed.append(True)
+    monkeypatch.setattr(session, "HFSampler", lambda: sampler)
+    with pytest.raises(UserError, match="start: "):
+        train.train(config())
+    assert closed

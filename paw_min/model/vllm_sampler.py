@@ -121,7 +121,13 @@ class VLLMSampler:
             yield
 
     @contextmanager
-    def sync(self, policy: Policy):  # collective if the model is sharded
+    def sync(self, policy: Policy):
+        """The trainer's weights in the engine, for this block. Collective if the model is sharded.
+
+        On a GPU, as vLLM 0.32 does it: sleep(level=1) aborts what runs, empties the prefix cache,
+        copies the weights to CPU memory and drops keys and values. The engine schedules again as
+        soon as both are awake. On a CPU nothing sleeps.
+        """
         self.eos_ids = policy.eos_ids
         policy.zero_grad()  # gradients of the last step: 4 bytes per trained parameter
         if self.gpu:
@@ -135,7 +141,8 @@ class VLLMSampler:
         # merged or gathered.
         if self.gpu:
             self.llm.wake_up(tags=["kv_cache"])
-        # Cached keys and values of common prompt prefixes come from the old weights.
+        # Cached keys and values of common prompt prefixes come from the old weights. After a sleep
+        # there are none.
         if not self.llm.reset_prefix_cache():
             raise RuntimeError("vLLM kept its prefix cache: requests are still running")
         yield
@@ -173,7 +180,8 @@ class VLLMSampler:
         """Shut the engine down. This also destroys torch's process group, whoever created it, so
         call it on every rank, after the last collective call."""
         # A sleeping engine would release its GPU memory a second time as it ends, which the driver
-        # refuses. Where there is no room to wake up, as after an error, that remains.
+        # refuses (vllm issue 36651). Where there is no room to wake up, as after an error, that
+        # remains.
         if self.gpu:
             with suppress(RuntimeError):
                 self.llm.wake_up()

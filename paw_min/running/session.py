@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from paw_min import toy
 from paw_min.base import distributed
@@ -22,7 +23,14 @@ from paw_min.envs.benchmarks import BENCHMARKS, NAMES
 from paw_min.envs.interface import Pool, Tasks
 from paw_min.model import lora
 from paw_min.model.critic import LR_FACTOR, load_critic
-from paw_min.model.policy import Policy, freeze, load_policy, load_tokenizer, turn_text
+from paw_min.model.policy import (
+    Policy,
+    freeze,
+    load_errors,
+    load_policy,
+    load_tokenizer,
+    turn_text,
+)
 from paw_min.model.probe import check_start
 from paw_min.model.sampler import HFSampler
 from paw_min.model.shard import shard_policy
@@ -62,6 +70,7 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
         start_folder = start_model(cfg)
         # Before the data, which may take minutes to generate: can the model be used at all?
         check_tokenizer(cfg, start_folder)
+        check_layers(cfg, start_folder)
         if not eval_only:
             memory.announce(cfg, start_folder, device)
         tasks = find_tasks(cfg)
@@ -74,37 +83,40 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
                         "share this folder; if they do, rerun in a minute.")
     # With LoRA, a checkpoint is an adapter for the start model.
     weights = start_folder if cfg.lora_rank else str(checkpoint or start_folder)
-    sampler = make_sampler(cfg, weights, precision)
-    policy = load_policy(weights, cfg.temperature, device, precision)
-    if cfg.lora_rank:
-        lora.attach(policy.model, cfg.lora_rank, precision, cfg.seed, checkpoint)
-    if cfg.algo == "ppo" and not eval_only:
-        policy.critic = load_critic(start_folder, policy)
-    if cfg.grad_checkpointing:
-        recompute_activations(policy)
-    if cfg.shard:
-        shard_policy(policy)
-    # Gradient checkpointing works in training mode only. Dropout is off (load_policy).
-    policy.train(not eval_only)
-    # After sharding, which replaces the parameters.
-    optimizer = make_optimizer(policy, cfg.lr, cfg.beta2)
-    check_start(cfg, policy, sampler)
-    reference = None
-    if not eval_only:
-        reference = make_reference(cfg, policy, start_folder, precision, reference_on)
+    # A sleeping vLLM must be closed whatever happens, also if this start fails.
+    with closing(make_sampler(cfg, weights, precision)) as sampler:
+        policy = load_policy(weights, cfg.temperature, device, precision)
+        if cfg.lora_rank:
+            lora.attach(policy.model, cfg.lora_rank, precision, cfg.seed, checkpoint)
+        if cfg.algo == "ppo" and not eval_only:
+            policy.critic = load_critic(start_folder, policy)
+        if cfg.grad_checkpointing:
+            recompute_activations(policy.model)
+            if policy.critic:
+                recompute_activations(policy.critic.decoder)
+        if cfg.shard:
+            shard_policy(policy)
+        # Gradient checkpointing works in training mode only. Dropout is off (load_policy).
+        policy.train(not eval_only)
+        # After sharding, which replaces the parameters.
+        optimizer = make_optimizer(policy, cfg.lr, cfg.beta2)
+        check_start(cfg, policy, sampler)
+        reference = None
+        if not eval_only:
+            reference = make_reference(cfg, policy, start_folder, precision, reference_on)
 
-    slots = max(cfg.groups * cfg.group_size, min(len(tasks.held_out), PANEL_SLOTS))
-    slots_per_rank = -(-slots // distributed.n_ranks())  # rounded up
-    pool = tasks.make_pool(slots_per_rank)
-    together = distributed.leave_together()
-    # Left in the opposite order: the pool's workers end first, the tracker is closed last.
-    with closing(run), closing(sampler), together, closing(pool):
-        if eval_only:
-            done = updates_done(checkpoint) if checkpoint else 0
-        else:
-            done = run.load(policy, optimizer)
-            run.begin(done)
-        yield Session(run, policy, reference, optimizer, sampler, pool, tasks, done)
+        slots = max(cfg.groups * cfg.group_size, min(len(tasks.held_out), PANEL_SLOTS))
+        slots_per_rank = -(-slots // distributed.n_ranks())  # rounded up
+        pool = tasks.make_pool(slots_per_rank)
+        together = distributed.leave_together()
+        # Left in the opposite order: the pool's workers end first, the sampler last.
+        with closing(run), together, closing(pool):
+            if eval_only:
+                done = updates_done(checkpoint) if checkpoint else 0
+            else:
+                done = run.load(policy, optimizer)
+                run.begin(done)
+            yield Session(run, policy, reference, optimizer, sampler, pool, tasks, done)
 
 
 class Loaded(NamedTuple):
@@ -142,6 +154,22 @@ def check_tokenizer(cfg: Config, folder: str) -> None:
         turn_text(tokenizer)
 
 
+def check_layers(cfg: Config, folder: str) -> None:
+    """UserError for a model that has no place for adapters, or cannot recompute activations.
+
+    By its shapes alone, so that vLLM need not start first.
+    """
+    if not (cfg.lora_rank or cfg.grad_checkpointing):
+        return
+    with load_errors(folder), torch.device("meta"):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        if cfg.lora_rank:
+            lora.attach(model, cfg.lora_rank, "fp32", cfg.seed, None)
+        if cfg.grad_checkpointing:
+            recompute_activations(model)
+
+
 def forward_precision(precision: str, device: str) -> str:
     """"fp32" or "bf16", for --precision."""
     if precision == "auto":
@@ -158,12 +186,10 @@ def make_sampler(cfg: Config, folder: str, precision: str) -> HFSampler | VLLMSa
     return VLLMSampler(folder, length, precision, cfg.vllm_memory, cfg.seed)
 
 
-def recompute_activations(policy: Policy) -> None:
+def recompute_activations(model) -> None:
     """Gradient checkpointing: a layer's activations are computed again in the backward pass."""
     try:
-        policy.model.gradient_checkpointing_enable()
-        if policy.critic:
-            policy.critic.decoder.gradient_checkpointing_enable()
+        model.gradient_checkpointing_enable()
     except ValueError as error:  # "... does not support gradient checkpointing."
         raise UserError(f"{str(error).rstrip('.')}: add --no-grad-checkpointing.") from error
 
@@ -236,6 +262,7 @@ def dry_run(cfg: Config) -> None:
     with noting_errors():
         model = start_model(cfg)
         check_tokenizer(cfg, model)
+        check_layers(cfg, model)
         print(f"model     {model}")
         if cfg.sampler == "vllm" and not torch.cuda.is_available():
             print(f"memory    {memory.on_cards(cfg, model)}")
