@@ -13,7 +13,8 @@ parity   The stand-in model of ALFWorld, trained weights of 0.9 M parameters.
 update   Rollout, old and reference passes, gradient steps: seconds of each; tokens per second; MFU,
          6 operations per parameter and token that is no padding, relative to a large bf16 matrix
          product; peak memory of the trainer beside its estimate; PaW's time over that of GRPO on
-         the same rows. bf16, rows of random tokens with the lengths of SHAPES.
+         the same rows. bf16, rows of random tokens with the lengths of SHAPES. Beside these, a
+         token's noise of the transformers sampler, and the way of a reference that does not stay.
          smollm2: SmolLM2-135M, with random weights where its packages are missing (toy/smollm2.py).
          1.5b: Qwen2.5-1.5B, random weights. 1.5b-lora: the same with LoRA, for a card of 24 GB.
 
