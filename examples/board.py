@@ -22,6 +22,7 @@ the optimizer as they are. research/board has the entries that are known, and ho
 import argparse
 import json
 import runpy
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import isfunction
@@ -35,6 +36,7 @@ from examples import one_file
 from examples.one_file import Arm, World, run
 from examples.three_worlds import LESSONS, Lesson
 from paw_min.base.errors import UserError, user_errors
+from paw_min.base.files import check_writable, reading, replace_text
 from research.stats import signed, t_interval
 
 FOLDER = Path(__file__).parent.parent / "research" / "board"
@@ -69,8 +71,14 @@ WORLDS = {"plain": Lesson(Plain, {}), **LESSONS}
 
 def load(path: Path) -> tuple[Arm, dict[str, Callable]]:
     """An entry: its Arm, and its functions by name."""
-    found = runpy.run_path(str(path))
-    return found.get("ARM", Arm()), {name: found[name] for name in REPLACEABLE if name in found}
+    try:
+        found = runpy.run_path(str(path))
+    except (Exception, SystemExit) as error:  # whatever an idea raises
+        raise UserError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
+    arm = found.get("ARM", Arm())
+    if not isinstance(arm, Arm):
+        raise UserError(f"{path}: ARM is {arm!r:.60}; it must be an Arm of examples.one_file")
+    return arm, {name: found[name] for name in REPLACEABLE if name in found}
 
 
 def check(path: Path) -> None:
@@ -115,8 +123,9 @@ def play(path: Path, world: str, seed: int) -> float:
 
 def read_results() -> dict[str, dict[str, list[float]]]:
     """{entry: {world: the mean of the curve of each seed}}."""
-    lines = [json.loads(line) for line in RESULTS.read_text().splitlines()]
-    return {line.pop("entry"): line for line in lines}
+    with reading(RESULTS):
+        lines = [json.loads(line) for line in RESULTS.read_text().splitlines()]
+        return {line.pop("entry"): line for line in lines}
 
 
 def by_seed(result: dict[str, list[float]]) -> list[float]:
@@ -147,6 +156,12 @@ def main() -> None:
     if not path.is_file():
         raise UserError(f"there is no file {path}")
     check(path)
+    is_entry = path.resolve().parent == FOLDER
+    known = read_results()
+    if path.stem in known and not is_entry:
+        raise UserError(f"{path}: the board has an entry {path.stem}; give the file another name")
+    if is_entry:
+        check_writable(RESULTS)
     arm, functions = load(path)
     print(f"{path.stem}: {arm}" + (f", with its own {', '.join(functions)}" if functions else ""))
     torch.set_num_threads(1)
@@ -154,13 +169,17 @@ def main() -> None:
     for world in WORLDS:
         result[world] = [round(play(path, world, seed), 2) for seed in SEEDS]
         print(f"{world:9}  {mean(result[world]):5.1f} %  seeds {result[world]}", flush=True)
+    # Read again: another entry may have been scored meanwhile.
     results = read_results() | {path.stem: result}
-    if path.resolve().parent == FOLDER:  # an entry of the board: write it down
+    if is_entry:  # write it down
         lines = [json.dumps({"entry": name} | found) for name, found in results.items()]
-        RESULTS.write_text("\n".join(lines) + "\n")
+        replace_text(RESULTS, "\n".join(lines) + "\n")
     print(f"\n{table(best_first(results))}")
 
 
 if __name__ == "__main__":
     with user_errors():
-        main()
+        try:
+            main()
+        except KeyboardInterrupt:
+            sys.exit("interrupted; nothing was written down")

@@ -28,7 +28,7 @@ from pathlib import Path
 from examples.locks import train_on_random_rows
 from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import made_once
-from paw_min.cli import judged, main
+from paw_min.cli import checked, main
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Benchmark, Command, Context, Step, Tasks
@@ -194,6 +194,6 @@ def prepare() -> None:
 
 if __name__ == "__main__":
     with user_errors():
-        judged("boxes", PRESETS, __doc__, lambda cfg: START)
+        checked("boxes", PRESETS, __doc__, lambda cfg: START)
         prepare()
     main("boxes", PRESETS, __doc__)

@@ -29,7 +29,7 @@ import torch
 from examples.locks import make_model, train_on_random_rows
 from paw_min.base.errors import user_errors
 from paw_min.base.files import made_once, writing
-from paw_min.cli import judged, main
+from paw_min.cli import checked, main
 from paw_min.config import Config
 from paw_min.envs.alfworld import AlfworldEnv
 from paw_min.envs.benchmarks import BENCHMARKS
@@ -304,7 +304,7 @@ def prepare(seed: int) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with user_errors():
-        seed = judged("hidden", PRESETS, __doc__, lambda cfg: DATA / str(cfg.seed)).seed
+        seed = checked("hidden", PRESETS, __doc__, lambda cfg: DATA / str(cfg.seed)).seed
         prepare(seed)
     folder = DATA / str(seed)
     PRESETS["tiny"] |= dict(data=str(folder), model=str(folder / "start"), seed=seed)

@@ -27,7 +27,7 @@ from examples.one_file import R_MAX, TOOLS, Size, World, make_world
 from paw_min import cmae
 from paw_min.base.errors import user_errors
 from paw_min.base.files import made_once
-from paw_min.cli import judged, main
+from paw_min.cli import checked, main
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Benchmark, Command, Context, Step, Tasks
@@ -181,6 +181,6 @@ def prepare() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)  # more are not faster for a model of this size
     with user_errors():
-        judged("locks", PRESETS, __doc__, lambda cfg: START)
+        checked("locks", PRESETS, __doc__, lambda cfg: START)
         prepare()
     main("locks", PRESETS, __doc__)

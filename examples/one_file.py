@@ -539,6 +539,8 @@ def main() -> None:
             parser.error(f"{flag} {value} is out of range (0, 1]")
     if args.updates < 1:
         parser.error(f"--updates {args.updates} must be at least 1")
+    if not 0 <= args.scale < math.inf:
+        parser.error(f"--scale {args.scale} must be a finite number, 0 or more")
     # More threads would not be faster, and sums would depend on their number.
     torch.set_num_threads(1)
     paw = Arm(

@@ -33,7 +33,7 @@ import torch
 
 from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import made_once
-from paw_min.cli import judged, main
+from paw_min.cli import checked, main
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Benchmark, Command, Context, Step, Tasks, Turn, situation
@@ -70,6 +70,8 @@ def engine():
             port, process = launch_gateway(
                 classpath=JAR_PATH, javaopts=["-XX:+UseSerialGC", "-Xmx3g"], die_on_exit=True,
                 return_proc=True, cwd=BASEPATH,  # it writes a file there
+                # Ctrl-C is for this process. An engine that it ends looks like a failed episode.
+                create_new_process_group=True,
             )
         except FileNotFoundError as error:
             raise UserError("ScienceWorld's engine needs Java, and there is no program java: "
@@ -98,9 +100,10 @@ class ScienceWorld:
         self.java = None
 
     def reset(self, task: str) -> Step:
-        if self.java is not engine():  # at first, or after its end
-            self.java = engine()
-            self.simulator = self.java.jvm.scienceworld.runtime.pythonapi.PythonInterface()
+        java = engine()
+        if self.java is not java:  # at first, or after its end
+            self.simulator = java.jvm.scienceworld.runtime.pythonapi.PythonInterface()
+            self.java = java  # last: if the line above fails, the next reset tries again
         # The methods of scienceworld.ScienceWorldEnv, without the list of all valid commands that
         # it makes in each step: 0.1 s.
         self.name, variation = task.split()
@@ -129,6 +132,16 @@ def load(cfg: Config, data: str) -> Tasks:
     lists = {"dev": "getVariationsDev", "test": "getVariationsTest"}
     if cfg.eval_split not in lists:
         raise UserError(f"--eval-split {cfg.eval_split} is not ScienceWorld's: use dev or test.")
+    from py4j.protocol import Py4JError
+
+    try:
+        return list_tasks(cfg, data, lists[cfg.eval_split])
+    except Py4JError as error:
+        raise UserError("ScienceWorld's engine ended while it listed the tasks: rerun the same "
+                        "command.") from error
+
+
+def list_tasks(cfg: Config, data: str, held_out_list: str) -> Tasks:
     simulator = engine().jvm.scienceworld.runtime.pythonapi.PythonInterface()
     known = list(simulator.getTaskNames())
     train, held_out = [], []
@@ -139,7 +152,7 @@ def load(cfg: Config, data: str) -> Tasks:
         # Neighbors have nearly the same task: take some from everywhere.
         for tasks, numbers, most in (
             (train, simulator.getVariationsTrain(), TRAIN),
-            (held_out, getattr(simulator, lists[cfg.eval_split])(), HELD_OUT),
+            (held_out, getattr(simulator, held_out_list)(), HELD_OUT),
         ):
             numbers = list(numbers)
             tasks += [f"{name} {number}" for number in numbers[:: -(-len(numbers) // most)]]
@@ -279,8 +292,7 @@ def needed(cfg: Config) -> Path | None:
 if __name__ == "__main__":
     torch.set_num_threads(1)  # more are not faster for a model of this size
     with user_errors():
-        engine()  # no Java: say so before anything else
-        cfg = judged("scienceworld", PRESETS, __doc__, needed)
+        cfg = checked("scienceworld", PRESETS, __doc__, needed)
         if needed(cfg):
             prepare()
     main("scienceworld", PRESETS, __doc__)

@@ -53,19 +53,28 @@ def fork(learn: Callable, settings: dict, doc: str) -> None:
     main(env, presets, doc, learn, argv)
 
 
-def judged(env: str, presets: dict[str, dict], doc: str, folder_of: Callable[..., Path | None]):
-    """The settings of a command that first prepares a folder, for minutes, if they can work.
+def checked(env: str, presets: dict[str, dict], doc: str, folder_of: Callable[..., Path | None]):
+    """Check the command line before minutes of preparing a folder -> Config.
 
-    folder_of: Config -> that folder, or None if these settings need none. Where it is missing,
-        --dry-run says so and ends.
+    folder_of: Config -> the folder that is prepared, or None if these settings need none. Model and
+        data are checked unless they are in it. Where it is missing, --dry-run says so and exits.
     """
     from paw_min.config import parse_args
-    from paw_min.running.session import check_machine
+    from paw_min.running import session
 
     cfg, mode = parse_args(env, presets, doc)
-    check_machine(cfg)
+    session.check_machine(cfg)
     folder = folder_of(cfg)
-    if mode == "dry-run" and folder and not folder.exists():
+    is_ready = folder is None or folder.exists()
+
+    def can_be_read(path: str) -> bool:
+        return bool(path) and (is_ready or not Path(path).is_relative_to(folder))
+
+    if can_be_read(cfg.model):
+        session.check_tokenizer(cfg, cfg.model)
+    if can_be_read(cfg.data):
+        session.find_tasks(cfg)
+    if mode == "dry-run" and not is_ready:
         print(f"{folder} is not there: the first run makes it. Repeat --dry-run then.")
         sys.exit()
     return cfg

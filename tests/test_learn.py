@@ -1,5 +1,6 @@
 """The ladder, the exercises, the notebook and the board are those of one_file.py."""
 
+import errno
 import json
 import re
 import runpy
@@ -8,10 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from examples import board, notebook, one_file, three_worlds
+from paw_min.base.errors import UserError
 from tests.helpers import one_sentence
 
 ROOT = Path(__file__).parent.parent
@@ -182,10 +185,37 @@ ARM = "from examples.one_file import Arm\nARM = Arm({})\n"
     ("def clipped_mae(logp, rho):\n    return logp\n", r"clipped_mae returns the shape \(8, 3\)"),
     ("def clipped_mae(logp, rho):\n    return logp.mean()\n", r"returns the shape \(\) in place"),
     ("def lambda_g(returns):\n    return 1 / 0\n", "lambda_g raises ZeroDivisionError"),
+    ("def mae(logp)\n", "mine.py cannot be run: SyntaxError"),
+    ("import no_such_package\n", "mine.py cannot be run: ModuleNotFoundError"),
+    ("ARM = dict(alpha=1.0)\n", "ARM is {'alpha': 1.0}; it must be an Arm"),
 ])
 def test_an_entry_that_cannot_work_or_would_be_ignored(tiny_board, monkeypatch, text, part):
     with one_sentence(part):
         enter(tiny_board / "mine.py", text, monkeypatch)
+
+
+def test_an_idea_takes_no_entrys_place_and_damaged_results_are_found_first(
+    tiny_board, monkeypatch
+):
+    monkeypatch.setattr(board, "play", Mock(side_effect=AssertionError("a world was played")))
+    text = "from examples.one_file import Arm\nARM = Arm(scale=0.0)\n"
+    with one_sentence("the board has an entry paw; give the file another name"):
+        enter(tiny_board / "paw.py", text, monkeypatch)
+    board.RESULTS.write_text('{"entry": "paw", "plain": [')
+    with one_sentence("results.jsonl cannot be read"):
+        enter(tiny_board / "mine.py", text, monkeypatch)
+
+
+def test_a_full_disk_loses_no_entry(tiny_board, monkeypatch):
+    before = board.RESULTS.read_text()
+    monkeypatch.setattr(Path, "write_text", Mock(side_effect=OSError(errno.ENOSPC, "No space")))
+    monkeypatch.setattr(board, "check", lambda path: None)
+    entry = board.FOLDER / "mine.py"
+    entry.write_bytes(b"from examples.one_file import Arm\nARM = Arm(scale=0.0)\n")
+    monkeypatch.setattr(sys, "argv", ["board.py", str(entry)])
+    with pytest.raises(UserError, match="No space"):
+        board.main()
+    assert board.RESULTS.read_text() == before
 
 
 def test_the_board_has_all_of_its_files():

@@ -5,11 +5,15 @@ Needs Java (apt-get install default-jre-headless); without it, most of the file 
 
 import os
 import signal
+import subprocess
 import sys
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
 import torch
+from py4j.protocol import Py4JNetworkError
 
 from examples import scienceworld
 from examples.scienceworld import FRICTION, LIFESPAN, R_MAX, ScienceWorld
@@ -190,6 +194,47 @@ def test_a_killed_or_hanging_engine_costs_episodes_only(java):
         until(lambda: not engine.is_running() or engine.status() == "zombie")
         pool._timeout = 60.0
         assert "(paper, cloth)" in reset(pool, [f"{FRICTION} 0"])[0].task
+
+
+def test_ctrl_c_ends_the_run_and_no_episode(java):
+    """It reaches all processes of a terminal; the engine's end would look like a failed episode."""
+    code = (
+        "from examples.scienceworld import FRICTION, ScienceWorld\n"
+        "from paw_min.envs.pool import EnvPool\n"
+        "pool = EnvPool(ScienceWorld, 1)\n"
+        "pool.reset(0, f'{FRICTION} 0')\n"
+        "while True:\n"
+        "    print(pool.recv().step.failed or 'played', flush=True)\n"
+        "    pool.step(0, 'look around')\n"
+    )
+    command = [sys.executable, "-c", code]
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, start_new_session=True, **pipes) as process:
+        assert process.stdout.readline() == "played\n"
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert set(out.split()) <= {"played"} and err.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_a_slot_whose_first_reset_failed_plays_later(java, monkeypatch):
+    env, real = ScienceWorld(), scienceworld.engine
+    monkeypatch.setattr(scienceworld, "engine", SimpleNamespace)  # has no jvm
+    with pytest.raises(AttributeError):
+        env.reset(f"{FRICTION} 0")
+    monkeypatch.setattr(scienceworld, "engine", real)
+    assert "(paper, cloth)" in env.reset(f"{FRICTION} 0").task
+
+
+def test_an_engine_that_ends_while_tasks_are_listed(java, monkeypatch):
+    monkeypatch.setattr(scienceworld, "list_tasks", Mock(side_effect=Py4JNetworkError("gone")))
+    with pytest.raises(UserError, match="ended while it listed the tasks: rerun"):
+        scienceworld.load(Config(eval_split="dev"), FRICTION)
+
+
+def test_help_needs_no_java(tmp_path):
+    command = [sys.executable, "-m", "examples.scienceworld", "--help"]
+    done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 # ---- the start model and a run ----
