@@ -35,12 +35,10 @@ KINDS = {
         num_key_value_heads=4,
     ),
     "dots1": {}, "ernie4_5": {}, "exaone4": {}, "falcon": {},
-    "falcon_h1": MAMBA | dict(mamba_d_ssm=64),
     "falcon_mamba": dict(state_size=8), "gemma": {}, "gemma3_text": {}, "glm": {}, "glm4": {},
     "glm4_moe": {}, "gpt2": {}, "gpt_bigcode": {},
     "gpt_neo": dict(num_layers=2, attention_types=[[["global", "local"], 1]]), "gpt_neox": {},
-    "gpt_oss": {}, "granite": {}, "granitemoe": {},
-    "granitemoehybrid": MAMBA | dict(layer_types=["mamba", "attention"]), "helium": {},
+    "gpt_oss": {}, "helium": {},
     "hunyuan_v1_dense": {},
     "jamba": dict(
         attn_layer_period=2, attn_layer_offset=1, expert_layer_period=2, expert_layer_offset=1,

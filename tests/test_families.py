@@ -19,16 +19,19 @@ from paw_min.model.vllm_sampler import VLLMSampler, as_trained
 from paw_min.rows import TokenRow
 from paw_min.running import session
 from tests.helpers import BASE, EPISODES, TOKEN_ROWS, one_sentence, update
-from tests.model_kinds import KINDS, write
+from tests.model_kinds import KINDS, MAMBA, write
 
 BIAS = "a head with a bias"
 CHANGED = "changes its logits"
 REFUSED = {  # as published, which for these is not the default of transformers
     "codegen": ({}, BIAS), "cohere": ({}, CHANGED), "cohere2": ({}, CHANGED),
-    "falcon_h1": (KINDS["falcon_h1"] | dict(lm_head_multiplier=0.0390625), CHANGED),
+    "falcon_h1": (MAMBA | dict(mamba_d_ssm=64, lm_head_multiplier=0.0390625), CHANGED),
     "gemma2": ({}, CHANGED), "gemma4_text": (dict(final_logit_softcapping=30.0), CHANGED),
     "gptj": ({}, BIAS), "granite": (dict(logits_scaling=8.0), CHANGED),
-    "granitemoehybrid": (KINDS["granitemoehybrid"] | dict(logits_scaling=8.0), CHANGED),
+    "granitemoe": (dict(logits_scaling=6.0), CHANGED),
+    "granitemoehybrid": (
+        MAMBA | dict(layer_types=["mamba", "attention"], logits_scaling=8.0), CHANGED
+    ),
     "minicpm3": ({}, CHANGED), "nanochat": ({}, CHANGED), "phi": ({}, BIAS),
 }
 

@@ -116,7 +116,7 @@ def test_presets_fit_their_gpu_with_a_margin(env, preset, gpu_bytes, least):
 
 
 # gpt2 has nothing to store otherwise. The other kinds of KINDS were compared once.
-@pytest.mark.parametrize("kind", ["phi3", "mamba", "qwen3_moe", "falcon_h1", "gpt2"])
+@pytest.mark.parametrize("kind", ["phi3", "mamba", "qwen3_moe", "bamba", "gpt2"])
 def test_a_reference_in_the_type_of_its_passes_is_the_same_to_the_last_bit(kind, tmp_path):
     folder = write(kind, tmp_path, **KINDS[kind])
     plain = load_policy(folder, precision="bf16")

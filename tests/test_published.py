@@ -17,7 +17,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
 from paw_min.model.policy import load_policy, steps
 from paw_min.running import export, session
 from tests.helpers import CHATML, HOSTILE_TEXT, TEXTS, make_policy, one_sentence, publish
-from tests.model_kinds import DELTA, KINDS, write
+from tests.model_kinds import DELTA, KINDS, MAMBA, write
 
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -125,7 +125,7 @@ PUBLISHED = [
     Kind("Granite-3", "granite", "GPT2Tokenizer", "digits", CHATML_TOKENS, "<|im_end|>", CHATML,
          dict(logits_scaling=8.0), "changes its logits"),
     Kind("Falcon-H1", "falcon_h1", "PreTrainedTokenizerFast", "gpt2", CHATML_TOKENS, "<|im_end|>",
-         CHATML, KINDS["falcon_h1"] | dict(lm_head_multiplier=0.04), "changes its logits"),
+         CHATML, MAMBA | dict(mamba_d_ssm=64, lm_head_multiplier=0.04), "changes its logits"),
     Kind("gpt-oss", "gpt_oss", "PreTrainedTokenizerFast", "llama3", CHATML_TOKENS, "<|im_end|>",
          CHATML, dict(quantization_config=dict(quant_method="mxfp4")), "quantized weights"),
 ]

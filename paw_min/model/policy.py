@@ -271,7 +271,10 @@ def published_tokenizer(folder: str, model_type: str):
     # chat template.
     options = {"trust_remote_code": False, "fix_mistral_regex": model_type in MISTRAL}
     tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-    path = cached_file(folder, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
+    path = cached_file(
+        folder, "tokenizer.json", _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
     if path and steps(tokenizer.backend_tokenizer) != steps(Tokenizer.from_file(path)):
         # A class may know an end token that no file names.
         named = {k: v for k, v in tokenizer.special_tokens_map.items() if k.endswith("_token")}
