@@ -85,19 +85,22 @@ def test_each_step_of_the_critic_is_adamw_on_the_value_loss(mini_batch):
     policy = make_critic(make_policy())
     twin = copy.deepcopy(policy.critic)
     before = copy.deepcopy(policy.model.state_dict())
-    learned(cfg, policy)
+    _, metrics = learned(cfg, policy)
     optimizer = torch.optim.AdamW(twin.parameters(), lr=LR_FACTOR * cfg.lr, weight_decay=0.0)
     scores = [e.episode_return for e in EPISODES for _ in e.transitions]
     batches = [collate([row], [False], policy.pad_id) for row in ROWS]
     old = [twin(batch)[0].detach() for batch in batches]
+    means = []
     for mini in mini_batches(len(ROWS), cfg.mini_batch, (0, 0)):
         losses = []
         for i in mini:
             returns = torch.full_like(old[i], scores[i] - 0.1 * (not ROWS[i].valid))
             losses.append(critic.value_loss(twin(batches[i])[0], old[i], returns))
         optimizer.zero_grad()
-        torch.cat(losses).mean().backward()
+        means.append(torch.cat(losses).mean())
+        means[-1].backward()
         optimizer.step()
+    assert metrics["loss_value"] == pytest.approx(sum(means).item() / len(means), rel=1e-3)
     for ours, plain in zip(policy.critic.parameters(), twin.parameters()):
         torch.testing.assert_close(ours, plain, atol=2e-5, rtol=0)
     for name, weight in policy.model.state_dict().items():

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoTokenizer
 
 from examples import conflict, inverse_dynamics, section_7, tapo, unseen
-from paw_min import cli, losses
+from paw_min import cli, losses, train
 from paw_min.base.errors import UserError
 from paw_min.config import Config, parse_args
 from paw_min.envs.benchmarks import NAMES
@@ -106,6 +106,21 @@ def test_a_fork_is_the_run_script_with_another_learn(env, file, monkeypatch):
         parse_args(env, presets, "", ["--no-paw"])
 
 
+@pytest.mark.slow
+def test_a_run_folder_knows_its_method(config, tmp_path, capsys):
+    """Its report names no baseline, for which it has no flag; no other method resumes it."""
+    def ours(cfg, s, rows, k):
+        return train.learn_jointly(cfg, s, rows, k)
+
+    train.train(config(updates=1), learn=ours)
+    assert "--no-paw" not in capsys.readouterr().out
+    train.train(config(updates=1), learn=ours)
+    with pytest.raises(UserError, match="belongs to a run with learn 'ours'"):
+        train.train(config(updates=1))
+    train.train(config(updates=1, name="plain"))
+    assert "--no-paw" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("argv", [[], ["--help"], ["kitchen"]])
 def test_the_first_word_is_a_benchmark(argv, monkeypatch):
     monkeypatch.setattr("sys.argv", ["x", *argv])
@@ -141,6 +156,18 @@ def test_only_unseen_tokens_of_observations_teach(loss):
     add_answers(s.policy, answers, (cfg.wm_scale * rows.row_weight).tolist(), loss_of)
     assert torch.allclose(steps[0], gradient_of(s.policy), atol=1e-6)
     assert metrics["wm_loss"] > 0
+
+
+def test_a_rank_that_repeats_a_row_of_another_adds_no_loss():
+    """Its batch has empty masks (batches.py: micro_batches)."""
+    rows = flatten(EPISODES)
+    batch = collate(ROWS[1:3], [True, True], pad_id=0)
+    batch.index = [1, 2]
+    logp = torch.full(batch.obs_mask.shape, -2.0)
+    assert unseen.loss_of_unseen(rows, Config(), logp, batch).per_row.any()
+    batch.obs_mask.zero_()
+    found = unseen.loss_of_unseen(rows, Config(), logp, batch)
+    assert not found.per_row.any() and not found.counted.any()
 
 
 # ---- TAPO ----
@@ -333,6 +360,8 @@ def test_longer_targets_end_at_the_models_positions():
     row = TokenRow([3, 4], [5], [6, 7, 8, 9], given=[1, 2])
     assert section_7.cut(row, 5) == TokenRow([3, 4], [5], [6, 7], given=[1])
     assert section_7.cut(row, 7) == row
+    separated = replace(row, separator_ids=[2])
+    assert section_7.cut(separated, 7) == replace(separated, obs_ids=[6, 7, 8])
 
 
 # ---- inverse dynamics ----

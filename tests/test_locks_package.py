@@ -10,8 +10,9 @@ from paw_min import losses, train
 from paw_min.base.threads import in_daemon
 from paw_min.config import Config
 from paw_min.envs.interface import Context, Turn
-from paw_min.rows import flatten
+from paw_min.rows import TokenRow, flatten
 from paw_min.running import runs
+from tests.helpers import plain_logp
 
 
 def test_an_episode_is_that_of_one_file():
@@ -52,6 +53,17 @@ def test_the_warm_start_shows_no_fact(monkeypatch, tmp_path):
         assert name in world.material_of and tool in TOOLS
         true += policy.decode(row.obs_ids).split()[1] == world.material_of[name]
     assert 0.05 < true / len(seen) < 0.2  # by chance: 1 of 8
+
+
+def test_the_warm_start_teaches_responses_and_observations():
+    """To each of one row: after it, both are likely."""
+    world = make_world(7)
+    policy = locks.start_policy(world, 7)
+    words = " ".join(world.prompt("lock3")), "saw", "shut glass"
+    row = TokenRow(policy.encode_chat(words[0]), policy.encode_response(words[1]),
+                   policy.encode(words[2]))
+    locks.train_on_random_rows(policy, lambda: row, steps=30, n_rows=2, lr=3e-3)
+    assert plain_logp(policy, row).exp().min() > 0.9
 
 
 def test_the_arms_may_start_at_the_same_time(tmp_path, monkeypatch):

@@ -87,6 +87,21 @@ def test_success_is_that_of_all_tasks(kind):
     assert found.success == pytest.approx(sum(every) / len(every), rel=1e-4)
 
 
+def test_noise_is_what_follows_the_material():
+    """None in plain locks; the digits of a serial number."""
+    plain, model = small()
+    assert one_file.evaluate(model, plain, 0).noise == 0
+    world = three_worlds.Serials(**vars(plain))
+    model = one_file.Model(world.words())
+    p = []  # of each digit
+    for name, tool in product(world.material_of, one_file.TOOLS):
+        text = model.encode([[*world.prompt(name), tool, *world.observation(name, tool)]])
+        logp = one_file.logp_of(model(text[:, :-1]), text[:, 1:])[0]
+        p += logp[-8:].exp().tolist()
+    found = one_file.evaluate(model, world, 0)
+    assert found.noise == pytest.approx(sum(p) / len(p), rel=1e-4)
+
+
 def test_returns_are_for_two_locks(monkeypatch):
     """An episode is won if both are opened, at any position of the rollout."""
     world, model = small()

@@ -16,8 +16,18 @@ from paw_min.config import Config
 from paw_min.model import probe
 from paw_min.model.lora import full_weights
 from paw_min.model.sampler import HFSampler
+from paw_min.model.scoring import score_responses
+from paw_min.rows import flatten
 from paw_min.running import session
-from tests.helpers import FAMILIES, make_policy, numbers, one_sentence, with_adapters
+from tests.helpers import (
+    EPISODES,
+    FAMILIES,
+    TOKEN_ROWS,
+    make_policy,
+    numbers,
+    one_sentence,
+    with_adapters,
+)
 from tests.model_kinds import make_kind
 
 
@@ -178,6 +188,48 @@ def test_a_sampler_that_cannot_run_the_model(untouched, error, reason):
 
     with one_sentence(rf"start: .* \({reason}\): .*--model"):
         untouched(make("qwen2"), Broken())
+
+
+@pytest.fixture
+def compared(monkeypatch):
+    """What check_panel and check_sync compare: rows, log mu, temperature."""
+    calls = []
+    monkeypatch.setattr(probe, "compare", lambda cfg, policy, *args: calls.append(args))
+    return calls
+
+
+@pytest.mark.parametrize("eval_temperature, expected", [(0.0, 1.0), (0.3, 0.3)])
+def test_responses_of_the_whole_panel_are_compared_at_its_temperature(
+    compared, eval_temperature, expected
+):
+    """Greedy ones at 1, whatever the temperature of training."""
+    cfg = Config(temperature=0.7, eval_temperature=eval_temperature)
+    probe.check_panel(cfg, None, 4 * EPISODES, "")
+    ((rows, _, temperature, _),) = compared
+    places = [next(k for k, e in enumerate(EPISODES) if e.transitions[0] is t) for t in rows]
+    assert temperature == expected and len(rows) <= probe.PANEL
+    assert len(rows) == probe.PANEL - 4 and places[-1] == len(EPISODES) - 3
+
+
+def test_an_update_compares_a_first_turn_of_each_group(compared):
+    rows = flatten(EPISODES)
+    probe.check_sync(Config(), make("qwen2"), rows, "")
+    tokens, logps = compared[0][:2]
+    chosen = [next(i for i, row in enumerate(rows.tokens) if row is token) for token in tokens]
+    assert [rows.group[i] for i in chosen] == sorted(set(rows.group))
+    assert all(rows.trajectory[i] != rows.trajectory[i - 1] for i in chosen)
+    assert torch.equal(logps, rows.sampler_logp[chosen])
+
+
+@pytest.mark.parametrize("temperature", [1.0, 4.0])
+def test_a_high_temperature_does_not_narrow_the_limit(temperature):
+    policy = make("qwen2")
+    row = replace(TOKEN_ROWS[0], obs_ids=[])
+    policy.temperature = temperature
+    ours = score_responses(policy, [row], 1000).logp
+    probe.compare(Config(), policy, [row], ours + 9e-4, temperature, "")
+    with pytest.raises(UserError, match="rounding explains 0.001"):
+        probe.compare(Config(), policy, [row], ours + 1.1e-3, temperature, "")
 
 
 # ---- in a run ----

@@ -17,6 +17,8 @@ from paw_min import train
 from paw_min.base import distributed, files
 from paw_min.base.errors import UserError
 from paw_min.config import Config
+from paw_min.model.batches import collate
+from paw_min.rows import TokenRow
 from paw_min.running import runs, session
 from paw_min.running.config_json import differences
 from tests.helpers import held_by_another_process, make_policy, one_sentence
@@ -52,6 +54,18 @@ def test_a_folder_that_another_process_holds(config, tmp_path):
             runs.Run(config())
         assert [path.name for path in folder.iterdir()] == ["lock"]
     runs.Run(config())
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_gradient_checkpointing_is_on_where_it_is_asked_for(config, recompute):
+    """transformers leaves it off outside of training mode, without a word."""
+    passes = []
+    with session.open_session(config(grad_checkpointing=recompute)) as s:
+        layer = s.policy.model.get_decoder().layers[0]
+        layer.mlp.register_forward_pre_hook(lambda *_: passes.append(1))
+        batch = collate([TokenRow([3, 9, 10], [5, 6], [])], [False], s.policy.pad_id)
+        s.policy(batch)[0].sum().backward()
+    assert len(passes) == 1 + recompute
 
 
 def test_ranks_that_see_different_checkpoints_are_refused(config, monkeypatch):

@@ -21,6 +21,16 @@ def test_the_tables_of_a_page_are_those_of_the_files(page):
     assert tables.filled(text) == text, "run python -m research.tables"
 
 
+def test_a_seed_that_an_arm_lacks_is_named_in_its_cell(monkeypatch):
+    """The seeds of a row are those of GRPO."""
+    known = tables.locks_study.read_runs()
+    seeds = {seed for arm, seed in known if arm == "grpo"}
+    left = {key: run for key, run in known.items() if key != ("ce 0.05", max(seeds))}
+    monkeypatch.setattr(tables.locks_study, "read_runs", lambda: left)
+    row = tables.front().splitlines()[2]
+    assert f"({len(seeds) - 1} seeds)" in row and f"{len(seeds)} seeds ([study]" in row
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("study, which, picture", [
     (hidden, ["-kl"], "curves-kl.png"), (locks, [], "curves.png"), (worlds, [], "worlds.png"),

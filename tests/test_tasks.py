@@ -37,6 +37,7 @@ def test_panel_is_fixed_balanced_and_without_repeats():
     tasks = sorted(f"{t}/{i:02}" for t in KINDS for i in range(20))
     chosen = panel(tasks, 30)
     assert chosen == panel(tasks, 30) == sorted(set(chosen))
+    assert chosen[:4] == ["clean/01", "clean/06", "clean/10", "clean/14"]  # pinned
     assert Counter(g.split("/")[0] for g in chosen) == dict.fromkeys(KINDS, 5)
     for wrong in (0, 121):
         with pytest.raises(ValueError, match=f"panel of {wrong} from 120 tasks"):

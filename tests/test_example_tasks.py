@@ -1,0 +1,65 @@
+"""The tasks of the examples: training and held-out ones differ, and the seed decides them."""
+
+import random
+
+import pytest
+
+from examples import boxes, hidden, locks, scienceworld
+from examples.three_worlds import LESSONS
+from paw_min.config import Config
+from paw_min.envs.interface import Step
+
+
+@pytest.mark.parametrize("example, data", [
+    (boxes, "shuffled"), (boxes, "natural"), (locks, "one_file.py"),
+])
+def test_held_out_tasks_are_not_trained_on_and_the_seed_draws_all(example, data):
+    one, again, other = (example.load(Config(seed=seed), data) for seed in (1, 1, 2))
+    assert (one.train, one.held_out) == (again.train, again.held_out)
+    assert len(set(one.train)) == example.TRAIN and len(set(one.held_out)) == example.HELD_OUT
+    assert not set(one.train) & set(one.held_out)
+    assert set(one.train) != set(other.train) and set(one.held_out) != set(other.held_out)
+
+
+def test_the_games_of_hidden_are_those_of_its_seed(tmp_path, monkeypatch):
+    monkeypatch.setattr(hidden, "ROUNDS", 1)  # fewer files
+    written = {}
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        hidden.write_games(tmp_path / name, seed)
+        tasks = hidden.load(Config(), str(tmp_path / name))
+        games = [[open(path).read() for path in part] for part in (tasks.train, tasks.held_out)]
+        assert not set(games[0]) & set(games[1])
+        written[name] = games
+    assert written["a"] == written["b"] != written["c"]
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_a_lesson_is_drawn_by_its_seed(name):
+    def facts(seed: int):
+        world = LESSONS[name].make_world(seed)
+        lock = list(world.material_of)[0]
+        seen = [world.observation(lock, "saw"), world.observation(world.steps()[-1][0], "saw")]
+        return world.material_of, world.tool_of, seen
+
+    assert facts(1) == facts(1)
+    assert all(one != other for one, other in zip(facts(1), facts(2)))
+
+
+class Plane:
+    """An inclined plane of ScienceWorld down which no block slides."""
+
+    name = scienceworld.FRICTION
+
+    def reset(self, task: str) -> Step:
+        return Step("", "Which surface? (paper, cloth)", self.name, [])
+
+    def step(self, command: str) -> Step:
+        return Step("a block at the top of the plane", "", self.name, [])
+
+
+def test_what_a_block_does_is_drawn_where_the_engine_says_it():
+    """It would tell the fact of this surface, whatever words the engine has for it."""
+    rows = [row for seed in range(20)
+            for row in scienceworld.demonstrate(Plane(), "", random.Random(seed))]
+    seen = {row.observation for row in rows if row.observation}
+    assert seen == {f"a block {end}" for end in scienceworld.ENDS}
