@@ -8,6 +8,7 @@ import io
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +121,12 @@ def with_expression(expression: str):
     return lambda game: edited(game, "grammar", rule, "You open the [{%s}]." % expression)
 
 
+def renamed(old: str, new: str):
+    """In all of the PDDL."""
+    parts = ("pddl_domain", "pddl_problem")
+    return lambda game: game | {part: re.sub(rf"\b{old}\b", new, game[part]) for part in parts}
+
+
 REFUSED = "the grammar's expression {"
 BROKEN = {
     "truncated json": (lambda game: json.dumps(game)[:20_000], "JSONDecodeError"),
@@ -135,6 +142,11 @@ BROKEN = {
     "number": (with_expression("9 ** 9 ** 9"), REFUSED),
     "width": (with_expression("r:9999999999"), REFUSED),  # for str.format
     "brackets": (with_expression("[r]"), REFUSED),
+    "length": (with_expression("not " * 200 + "r"), REFUSED),
+    # The library would abort the process; str.format would fill the memory.
+    "long name": (renamed("agent1", "a" * 100_000), "a name of"),
+    "format": (renamed("agent1", "{x:99999999999}"), "the name {x:99999999999} or its type has a"),
+    "brace": (renamed("receptacle", "receptacle}"), "or its type has a brace"),
     "template": (lambda game: edited(game, "grammar", '"open {r}"', '"open {open()}"'), REFUSED),
     "ignored": (lambda game: edited(game, "grammar", '"open {r}"', '"open {r} ; {f()}"'), REFUSED),
 }
@@ -177,6 +189,16 @@ def test_expressions_have_no_builtins(env, game):
     assert "go to yes fridge 1" in commands("'yes' if r.name != '' and not r.desc else 'no'")
     with pytest.raises(NameError, match="'print' is not defined"):
         commands("print")
+
+
+@pytest.mark.parametrize("rhs", ["#intro##intro#", "#long#" * 2000])
+def test_a_text_without_an_end_stops(env, game, rhs):
+    long = '"long": [{"rhs": "' + 1000 * "a" + '"}], '
+    start = re.search(r'"intro" *: *\[.*?"rhs" *: *"', game["grammar"], re.S).end()
+    grammar = game["grammar"][:start] + rhs + game["grammar"][start:]
+    env.load(game | {"grammar": grammar.replace("{", "{" + long, 1)})
+    with pytest.raises(ValueError, match="rule #(intro|long)# leads to a text without an end"):
+        env.reset()
 
 
 def test_environments_are_independent(paths):

@@ -18,6 +18,7 @@ PRODUCTS = "items_shuffle.json"
 ANNOTATIONS = "items_ins_v2.json"
 INSTRUCTIONS = "items_human_ins.json"
 SIZES = {"size": [{"value": "s", "image": None}, {"value": "m", "image": None}]}
+MANY = {f"option {i}": [{"value": str(k), "image": None} for k in range(10)] for i in range(9)}
 ASKED = {"instruction": "a bench", "instruction_attributes": ["solid wood"],
          "instruction_options": []}
 QUESTION = {"question": "who?", "golden_answers": ["me"], "data_source": "nq", "env_kwargs": None}
@@ -68,6 +69,14 @@ ROWS = [  # a reader, one of its files, what is in it, a part of the sentence
     ("shop", PRODUCTS, ["B000000001"], "^Row 0 of .*TypeError.* fix or remove the row"),
     ("shop", PRODUCTS, [product(pricing="12.99")], r"'12.99' is not a number after a '\$'"),
     ("shop", PRODUCTS, [product(query=None)], "^Product B000000001 of .*AttributeError"),
+    ("shop", PRODUCTS, [product(name=5)], "^Product B000000001 of .*5 is not a text"),
+    ("shop", PRODUCTS, [product(small_description=[5])], "^Product B000000001 .*5 is not a text"),
+    ("shop", PRODUCTS, [product(customization_options=MANY)], "B000000001 has 1000000000 of them"),
+    ("shop", ANNOTATIONS, annotated(attributes="wood"), "'wood' is not a list"),
+    ("shop", ANNOTATIONS, annotated(instruction=5), "instruction of product B0.* 5 is not a text"),
+    ("shop", ANNOTATIONS, annotated(instruction_attributes="wood"), "'wood' is not a list"),
+    ("human shop", INSTRUCTIONS, {"B000000001": [ASKED | {"instruction_options": [5]}]},
+     "instruction of product B0.* 5 is not a text"),
     ("shop", ANNOTATIONS, "[]", "not a JSON dict from asin"),
     ("shop", ANNOTATIONS, {"B000000009": {}}, "B000000001 is not in items_ins_v2"),
     ("shop", ANNOTATIONS, annotated(instruction_attributes=None), "no synthetic goal"),

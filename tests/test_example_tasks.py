@@ -30,6 +30,7 @@ def test_the_games_of_hidden_are_those_of_its_seed(tmp_path, monkeypatch):
         games = [[open(path).read() for path in part] for part in (tasks.train, tasks.held_out)]
         assert not set(games[0]) & set(games[1])
         written[name] = games
+    assert hidden.make_pairs(1) == hidden.make_pairs(1) != hidden.make_pairs(2)
     assert written["a"] == written["b"] != written["c"]
 
 
@@ -38,8 +39,8 @@ def test_a_lesson_is_drawn_by_its_seed(name):
     def facts(seed: int):
         world = LESSONS[name].make_world(seed)
         lock = list(world.material_of)[0]
-        seen = [world.observation(lock, "saw"), world.observation(world.steps()[-1][0], "saw")]
-        return world.material_of, world.tool_of, seen
+        rest = [world.observation(name, "saw")[2:] for name in (lock, world.steps()[-1][0])]
+        return world.material_of, world.tool_of, rest  # after outcome and material
 
     assert facts(1) == facts(1)
     assert all(one != other for one, other in zip(facts(1), facts(2)))

@@ -4,6 +4,7 @@ A fake server in this process simulates other servers and their failures.
 """
 
 import base64
+import gzip
 import re
 import signal
 import time
@@ -221,6 +222,8 @@ ANSWERS = [
         result(contents="null"),
         result("NaN"),
     )),
+    # Not decompressed: a small answer cannot fill the memory.
+    (answers(200, gzip.compress(result().encode()), Content_Encoding="gzip"), KIND),
     (answers(400, {"detail": "nope"}), "HTTP 400 .*nope.*: look at its log"),
     (answers(422), "HTTP 422"),
     (answers(302, Location="http://me:secret@other/x"), r"302 .'http://\*\*\*@other/x'"),
@@ -247,13 +250,26 @@ def hang_up(handler, request):
     handler.close_connection = True
 
 
+def drip(handler, request):
+    """Send a byte now and then, each in time."""
+    handler.send_response(200)
+    handler.send_header("Content-Length", "1000")
+    handler.end_headers()
+    for _ in range(8):
+        handler.wfile.write(b" ")
+        handler.wfile.flush()
+        time.sleep(0.1)
+    handler.close_connection = True
+
+
 @pytest.mark.parametrize("key, answer, words", [
     ("queries", answers(500), "HTTP 500"),
     ("queries", answers(429), "HTTP 429"),
     ("query", answers(503, "loading"), "HTTP 503: 'loading'"),
     ("query", hang_up, "IncompleteRead"),
     ("queries", lambda handler, request: time.sleep(0.5), "Read timed out"),
-], ids=range(5))
+    ("queries", drip, "no end of the answer within 0.4 s"),
+], ids=range(6))
 def test_failures_that_may_pass(fake, caplog, monkeypatch, key, answer, words):
     monkeypatch.setattr(search_client, "START", 60.0)
     server = fake(key)
@@ -267,6 +283,14 @@ def test_failures_that_may_pass(fake, caplog, monkeypatch, key, answer, words):
     server.answer = answer
     text = failure(lambda: client.search(["a", "b"], 1))
     assert "was not available for 0.1 s" in text and words in text and "resumes from" in text
+
+
+def test_an_answer_without_an_end_is_not_read(fake, monkeypatch):
+    server = fake()
+    client = SearchClient(server.url, patience=0.1)
+    monkeypatch.setattr(search_client, "MAX_BYTES", 1000)
+    assert len(client.search(["q"], 9)[0]) == 9
+    assert "no end of the answer" in failure(lambda: client.search(["q"], 99))
 
 
 def test_a_password_is_sent_but_not_shown(fake, caplog):

@@ -12,8 +12,8 @@ command resumes it from its last checkpoint. At the start, the address may be wr
 server is silent or busy, as while it loads, it gets START seconds. All else, such as the answer of
 another kind of server, is an error at once.
 
-The loop is not urllib3's `Retry`, which counts attempts of a second or of two minutes alike, and
-waits after a 503 without a word.
+The loop is not urllib3's `Retry`: that reads the body of an answer without a limit of its time and
+size, counts attempts of a second or of two minutes alike, and waits after a 503 without a word.
 """
 
 import json
@@ -24,7 +24,6 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 import urllib3
-from urllib3 import BaseHTTPResponse
 from urllib3.exceptions import HTTPError, LocationParseError, ReadTimeoutError
 
 from paw_min.base.errors import UserError, masked
@@ -38,11 +37,19 @@ THREADS = 32  # concurrent requests, for servers that take one query each
 START = 20.0  # seconds; our server opens its port before it loads
 FIRST_WAIT = 1.0  # seconds between two attempts, doubled each time ..
 LONGEST_WAIT = 30.0  # .. up to this
+CHUNK = 1 << 20  # bytes of an answer that are read at once
+MAX_BYTES = 1 << 28  # of one answer; 20,000 passages of 100 words are 12 MB
 log = logging.getLogger(__name__)
 
 
 class RetrieverError(UserError):
     """An unusable server."""
+
+
+class Reply(NamedTuple):
+    status: int
+    body: bytes
+    location: str  # where it redirects to, or ""
 
 
 class Address(NamedTuple):
@@ -62,7 +69,7 @@ class SearchClient:
     """The retriever at a URL, with or without the path /retrieve.
 
     url: may contain a name and a password, http://NAME:PASSWORD@HOST; messages show ***@HOST.
-    timeout: seconds of silence; an answer may be to a batch of queries.
+    timeout: seconds for one complete answer, which may be to a batch of queries.
     patience: seconds that a silent or busy server gets to come back.
     """
 
@@ -77,6 +84,7 @@ class SearchClient:
                 "https://HOST:PORT."
             )
         self.url = masked(f"{parts.url}/retrieve")  # what messages show
+        self.timeout = timeout
         self.patience = patience
         address, headers = without_password(parts.url)
         headers |= {"Content-Type": "application/json"}
@@ -115,14 +123,14 @@ class SearchClient:
             found[n::threads] = call.result()
         return found
 
-    def _ask(self, key: str, asked: str | list[str], k: int) -> BaseHTTPResponse:
+    def _ask(self, key: str, asked: str | list[str], k: int) -> Reply:
         """The answer to a search; repeats it for `patience` seconds while a failure may pass."""
         body = json.dumps({key: asked, "topk": k, "return_scores": True}).encode()
         start = time.monotonic()
         wait = FIRST_WAIT
         while True:
             try:
-                reply = self._http.request("POST", self._address, body=body, redirect=False)
+                reply = self._send(body)
                 if reply.status < 500 and reply.status not in (408, 425, 429):
                     return reply
                 reason = f"HTTP {reply.status}: {_excerpt(reply)}"
@@ -142,7 +150,22 @@ class SearchClient:
             time.sleep(wait)
             wait = min(2 * wait, LONGEST_WAIT)
 
-    def _hits(self, reply: BaseHTTPResponse, n: int, k: int) -> list[list[Hit]]:
+    def _send(self, body: bytes) -> Reply:
+        """The complete answer to one request; HTTPError for one without an end."""
+        deadline = time.monotonic() + self.timeout
+        content = bytearray()
+        with self._http.request(
+            "POST", self._address, body=body, redirect=False, preload_content=False
+        ) as answer:
+            # urllib3's timeout is for each read: without the deadline, an answer of one byte per
+            # second would never end. read1 returns what has arrived, and decompresses nothing.
+            while part := answer.read1(CHUNK, decode_content=False):
+                content += part
+                if len(content) > MAX_BYTES or time.monotonic() > deadline:
+                    raise HTTPError(f"no end of the answer within {self.timeout:g} s")
+        return Reply(answer.status, bytes(content), answer.headers.get("Location", ""))
+
+    def _hits(self, reply: Reply, n: int, k: int) -> list[list[Hit]]:
         """The hits of n queries: the first k of each, if a server ignores topk."""
         if reply.status != 200:  # a redirect too: a redirected POST becomes a GET
             raise RetrieverError(
@@ -150,7 +173,7 @@ class SearchClient:
                 "its log, or give the address of a retrieval server."
             )
         try:
-            found = json.loads(reply.data)["result"]
+            found = json.loads(reply.body)["result"]
             result = [[_hit(entry) for entry in hits[:k]] for hits in found]
             if len(result) != n:
                 raise ValueError(f"{len(result)} results for {n} queries")
@@ -176,8 +199,7 @@ def _hit(entry: dict) -> Hit:
     return {"document": {"id": str(document.get("id", "")), "contents": contents}, "score": score}
 
 
-def _excerpt(reply: BaseHTTPResponse) -> str:
+def _excerpt(reply: Reply) -> str:
     """Where a reply redirects to, or the beginning of its text."""
-    text = masked(reply.headers.get("Location", ""))
-    text = text or " ".join(reply.data[:1000].decode(errors="replace").split())
+    text = masked(reply.location) or " ".join(reply.body[:1000].decode(errors="replace").split())
     return repr(text if len(text) <= 100 else text[:100] + " ...")

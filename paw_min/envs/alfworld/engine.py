@@ -17,9 +17,10 @@ so an environment that is dropped leaks its memory: create a FIXED number of env
 one game after another. Use one thread per process: the translator replaces `sys.stdout` while it
 works, and shared symbols of a grammar are modified while a text is derived.
 
-TextWorld passes the `{expressions}` of a game's grammar to `eval`. Here `load` refuses a game whose
-expressions could run code (`_expression`). A hostile game can still fill the memory, or never
-answer.
+TextWorld passes the `{expressions}` of a game's grammar to `eval`, and commands to `str.format`.
+Here `load` refuses a game that could run code or fill the memory with them (`_expression`,
+`_translate`), and rules that call each other without an end are stopped (`_Grammar`). A hostile
+game can still be slow, which the timeout of the pool's workers ends.
 """
 
 import copy
@@ -47,7 +48,10 @@ GAME_CACHE = 160  # games of 0.3 MB (ALFRED's: more); enough for a panel and a r
 TEXT_CACHE = 4096  # parsed templates and queries; ALFWorld's grammar has about 80
 # An expression of a grammar: names, attributes, texts, + and conditions. The published ones are
 # like `r.name or r.id` and `o.indefinite + ' ' + o.name`. Without brackets, nothing is called.
-HARMLESS = re.compile(r"[\w\s.+=!'\"]+", re.ASCII)
+# 500 characters keep the nesting far from the limits of Python's compiler.
+HARMLESS = re.compile(r"[\w\s.+=!'\"]{1,500}", re.ASCII)
+TEXT_LENGTH = 1_000_000  # characters and rules of a text; published games have a few thousand
+NAME_LENGTH = 1000  # bytes; longer names overflow fast-downward's buffers of 1024
 NO_BUILTINS = {"__builtins__": {}}  # the globals of expressions
 
 
@@ -76,6 +80,7 @@ def install():
     textgen.EvalSymbol.derive = _evaluate  # the expression of a text: as the texts
 
     textgen.deepcopy = _copy  # deep copies of all that a text refers to
+    logic.ContextSensitiveGrammar = _Grammar  # a rule that calls itself never returns
 
 
 def make_env(request_infos):
@@ -123,15 +128,26 @@ _query = lru_cache(maxsize=TEXT_CACHE)(Rule.parse_conjunctive_query)
 
 @lru_cache(maxsize=GAME_CACHE)
 def _translate(domain, problem):
-    """fast_downward.pddl2sas, with ValueErrors."""
+    """fast_downward.pddl2sas, with ValueErrors.
+
+    Refuses names that would overflow a buffer of fast-downward, and those that str.format reads:
+    TextWorld passes it the commands, and {x:99999999} would fill the memory.
+    """
     argv = sys.argv  # pddl2sas overwrites it
     try:
-        return _stock_pddl2sas(domain, problem)
+        task, sas = _stock_pddl2sas(domain, problem)
     except SystemExit as error:
         # From a program in a function: without this, an error in PDDL would end the process.
         raise ValueError(error) from error
     finally:
         sys.argv = argv
+    longest = max(map(len, sas.encode().splitlines()))
+    if longest > NAME_LENGTH:
+        raise ValueError(f"a name of {longest} bytes; fast-downward reads up to {NAME_LENGTH}")
+    for entity in task.objects:
+        if re.search("[{}]", entity.name + entity.type_name):
+            raise ValueError(f"the name {entity.name:.80} or its type has a brace")
+    return task, sas
 
 
 def _pddl2sas(domain, problem, verbose=False, optimize=False):
@@ -199,6 +215,21 @@ def _evaluate(self, context=None):
     context = context or self.context
     value = eval(_expression(self.expression), NO_BUILTINS, context["variables"])
     return [textgen.TerminalSymbol(value)]
+
+
+class _Grammar(textgen.ContextSensitiveGrammar):
+    """A grammar whose texts end: ValueError for one of more than TEXT_LENGTH characters."""
+
+    def derive(self, start, context={}):
+        self.length = 0
+        return super().derive(start, context)
+
+    def replace(self, start):
+        symbols = super().replace(start)
+        self.length += 1 + sum(len(str(symbol)) for symbol in symbols)
+        if self.length > TEXT_LENGTH:
+            raise ValueError(f"the grammar's rule #{start}# leads to a text without an end")
+        return symbols
 
 
 class _Env(PddlEnv):

@@ -58,8 +58,10 @@ def read_products(
         if asin == "nan" or len(asin) > 10 or asin in seen:  # The official code skips these, too.
             continue
         seen.add(asin)
+        with damaged(f"The record of {asin} in items_ins_v2", FIX):
+            attributes = texts_of(annotations.get(asin, {}).get("attributes", ["DUMMY_ATTR"]))
         with damaged(f"Product {asin} of {items}", FIX):
-            products.append(_product(record, annotations.get(asin, {}), rng))
+            products.append(_product(record, attributes, rng))
     if not products:
         raise ValueError(f"{items} has no usable product; {REMEDY}.")
     return products
@@ -152,7 +154,20 @@ def _price(pricing, rng) -> tuple[float, str]:
     return rng.uniform(low, high), tag
 
 
-def _product(record, annotation, rng) -> Product:
+def texts_of(value) -> list:
+    """A list as it is. A text would be a list of its letters."""
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r:.80} is not a list")
+    return value
+
+
+def check_texts(*values) -> None:
+    for value in values:
+        if not isinstance(value, str):
+            raise TypeError(f"{value!r:.80} is not a text")
+
+
+def _product(record, attributes, rng) -> Product:
     if not record.get("images"):
         raise ValueError("it has no images, and WebShop requires one")
     price, tag = _price(record.get("pricing"), rng)
@@ -160,6 +175,7 @@ def _product(record, annotation, rng) -> Product:
     bullets = record.get("small_description") or []
     if isinstance(bullets, str):
         bullets = [bullets]
+    check_texts(record["asin"], record["name"], description, *texts_of(bullets))
     product = Product(
         asin=record["asin"],
         name=record["name"],
@@ -169,7 +185,7 @@ def _product(record, annotation, rng) -> Product:
         description=description,
         bullets=bullets,
         options=_options(record),
-        attributes=[intern(text) for text in annotation.get("attributes", ["DUMMY_ATTR"])],
+        attributes=[intern(text) for text in attributes],
         price_tag=tag,
         price=price,
     )

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from paw_min.base.files import damaged
-from paw_min.envs.webshop.files import Product
+from paw_min.envs.webshop.files import Product, check_texts, texts_of
 
 SHUFFLE_SEED = 233  # official
+MAX_GOALS = 100_000_000  # a goal takes about 40 bytes; 1,000 products have about 7,000
 NO_LIMIT = 1_000_000  # dollars; the price limit of products for $980 or more
 AGAIN = "get the file again"
 
@@ -103,6 +104,7 @@ def human_templates(products, instructions: dict, rng) -> list[GoalTemplate]:
                 text = record["instruction"].strip(".")
                 options = record["instruction_options"]
                 limit = price_limit(product.price, rng)
+                check_texts(text, *texts_of(attributes), *texts_of(options))
                 templates.append(GoalTemplate(product, text, attributes, limit, options))
     return templates
 
@@ -123,9 +125,9 @@ def synthetic_templates(products, annotations: dict, rng) -> list[GoalTemplate]:
             if record.get("instruction") is None or not record["instruction_attributes"]:
                 continue
             limit = price_limit(product.price, rng)
-            templates.append(GoalTemplate(
-                product, record["instruction"], record["instruction_attributes"], limit, None
-            ))
+            text, attributes = record["instruction"], record["instruction_attributes"]
+            check_texts(text, *texts_of(attributes))
+            templates.append(GoalTemplate(product, text, attributes, limit, None))
     frequency = Counter()  # attribute -> number of goals with it
     for template in templates:
         for attribute in template.attributes:
@@ -142,6 +144,11 @@ class Goals:
 
     def __init__(self, templates: list[GoalTemplate]):
         counts = [template.count() for template in templates]
+        if sum(counts) > MAX_GOALS:
+            product = templates[counts.index(max(counts))].product
+            raise ValueError(f"{sum(counts)} goals are more than {MAX_GOALS}, and product "
+                             f"{product.asin} has {max(counts)} of them, one per combination of "
+                             "its options: remove it, or use fewer products or --human-goals.")
         order = list(range(sum(counts)))
         random.Random(SHUFFLE_SEED).shuffle(order)
         self._templates = templates
