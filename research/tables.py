@@ -30,6 +30,7 @@ from research.hidden import study as hidden_study
 from research.locks import package as locks_package
 from research.locks import study as locks_study
 from research.locks import worlds as locks_worlds
+from research.objective import study as objective_study
 from research.paper.table import markdown_table
 
 FOLDER = Path(__file__).parent
@@ -149,6 +150,13 @@ def hidden(kind: str, suffix: str = "") -> str:
 
 def boxes() -> str:
     return "\n".join(boxes_study.differences(boxes_study.read_runs()))
+
+
+def objective(kind: str) -> str:
+    """kind: differences, means, or explored."""
+    if kind == "explored":
+        return objective_study.means(objective_study.EXPLORATION)
+    return getattr(objective_study, kind)()
 
 
 # ---- runs ----
