@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+from paw_min.base.errors import UserError
 from research import stats
 from research.stats import Compared, Record, signed
+from research.study import read_lines
 
 
 def test_differences_are_of_the_same_seed_and_task():
@@ -77,3 +79,14 @@ def test_a_difference_in_words():
     assert signed(None, None) == "–"
     assert signed(0.25, None) == "+0.2"
     assert signed(-1.0, (-2.04, 0.0), digits=2) == "-1.00 [-2.04, +0.00]"
+
+
+def test_half_a_line_of_a_study_is_made_again_and_a_damaged_one_is_a_sentence(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    assert read_lines(path) == []
+    path.write_text('{"seed": 0}\n{"seed": 1}\n{"se')  # as after a kill
+    assert read_lines(path) == [{"seed": 0}, {"seed": 1}]
+    assert path.read_text() == '{"seed": 0}\n{"seed": 1}\n'  # a rerun appends here
+    path.write_text('{"seed": 0}\n{"se\n{"seed": 2}\n')
+    with pytest.raises(UserError, match="runs.jsonl cannot be read"):
+        read_lines(path)

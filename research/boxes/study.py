@@ -18,6 +18,7 @@ from statistics import mean
 
 from paw_min.base.errors import user_errors
 from research.stats import signed, t_interval
+from research.study import read_lines
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
@@ -66,8 +67,7 @@ def train(seed: int, arm: str) -> dict:
 
 
 def read_runs() -> dict[tuple[int, str], dict]:
-    lines = [json.loads(line) for line in RUNS.read_text().splitlines()] if RUNS.exists() else []
-    return {(line["seed"], line["arm"]): line for line in lines}
+    return {(line["seed"], line["arm"]): line for line in read_lines(RUNS)}
 
 
 def run(arms: list[str], seeds: list[int]) -> None:
@@ -169,7 +169,7 @@ def norms() -> list[str]:
 
 
 def read_exploration() -> list[dict]:
-    return [json.loads(line) for line in EXPLORATION.read_text().splitlines()]
+    return read_lines(EXPLORATION)
 
 
 def draw(known: dict) -> None:

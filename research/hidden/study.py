@@ -25,6 +25,7 @@ from paw_min.model.policy import load_policy
 from research.panels import draw_success
 from research.paper.table import markdown_table
 from research.stats import signed, t_interval
+from research.study import read_lines
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
@@ -93,10 +94,7 @@ def material(seed: int, checkpoint: Path) -> tuple[float, float]:
 
 
 def read_runs() -> dict[tuple[int, str], dict]:
-    if not RUNS.exists():
-        return {}
-    lines = [json.loads(line) for line in RUNS.read_text().splitlines()]
-    return {(line["seed"], line["arm"]): line for line in lines}
+    return {(line["seed"], line["arm"]): line for line in read_lines(RUNS)}
 
 
 def run(arms: list[str], seeds: list[int], workers: int) -> None:

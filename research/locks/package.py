@@ -30,6 +30,7 @@ from paw_min.rows import TokenRow
 from paw_min.running.runs import newest_checkpoint
 from paw_min.train import train
 from research.locks.study import area, difference, end
+from research.study import read_lines
 
 RUNS = Path(__file__).parent / "package.jsonl"
 SCRATCH = Path("runs/locks-package")  # start models and run folders
@@ -88,10 +89,7 @@ def job(key: tuple[str, int]) -> dict:
 
 def read_runs() -> dict[tuple[str, int], list[dict]]:
     """{(arm, seed): curve}."""
-    if not RUNS.exists():
-        return {}
-    lines = [json.loads(line) for line in RUNS.read_text().splitlines()]
-    return {(line["arm"], line["seed"]): line["curve"] for line in lines}
+    return {(line["arm"], line["seed"]): line["curve"] for line in read_lines(RUNS)}
 
 
 def run(arms: list[str], seeds: list[int], workers: int) -> None:

@@ -26,6 +26,7 @@ from examples.one_file import Arm, Evaluation, Size, World, make_arms, make_worl
 from paw_min.base.errors import user_errors
 from research.panels import draw_success
 from research.stats import t_interval
+from research.study import read_lines
 
 FOLDER = Path(__file__).parent
 SEEDS = range(2, 18)
@@ -163,10 +164,7 @@ def train(job: tuple[str, int]) -> dict:
 
 def read_runs() -> dict[tuple[str, int], list[dict]]:
     """{(cell, seed): curve}."""
-    if not RUNS.exists():
-        return {}
-    lines = [json.loads(line) for line in RUNS.read_text().splitlines()]
-    return {(line["cell"], line["seed"]): line["curve"] for line in lines}
+    return {(line["cell"], line["seed"]): line["curve"] for line in read_lines(RUNS)}
 
 
 def run(workers: int) -> None:

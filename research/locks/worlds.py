@@ -37,6 +37,7 @@ from paw_min.base.errors import user_errors
 from paw_min.running.plot import plt
 from research.locks.study import Cell, area, difference, end, keep, levels, lowest_alpha
 from research.panels import Curves, named, panel_success, styles_of
+from research.study import read_lines
 
 FOLDER = Path(__file__).parent
 SEEDS = range(3000, 3016)
@@ -208,10 +209,7 @@ def jobs() -> Iterator[tuple[str, str, int]]:
 
 def read_runs() -> dict[tuple[str, str, int], dict]:
     """{(world, arm, seed): its line}."""
-    if not RUNS.exists():
-        return {}
-    lines = [json.loads(line) for line in RUNS.read_text().splitlines()]
-    return {(line["world"], line["arm"], line["seed"]): line for line in lines}
+    return {(line["world"], line["arm"], line["seed"]): line for line in read_lines(RUNS)}
 
 
 def run() -> None:

@@ -23,6 +23,7 @@ from paw_min.model.batches import TokenRow, collate
 from paw_min.model.policy import Policy, load_policy
 from paw_min.toy.standins import Demonstration
 from research.stats import signed, t_interval
+from research.study import read_lines
 
 FOLDER = Path(__file__).parent
 SEEDS = range(8)
@@ -83,8 +84,7 @@ def known(policy: Policy, rows: list[Demonstration]) -> dict[str, float]:
 
 
 def read_runs() -> dict[tuple[int, str], dict]:
-    lines = map(json.loads, RUNS.read_text().splitlines() if RUNS.exists() else [])
-    return {(line["seed"], line["arm"]): line for line in lines}
+    return {(line["seed"], line["arm"]): line for line in read_lines(RUNS)}
 
 
 def run() -> None:
