@@ -2,7 +2,7 @@
 
 A kind is what decides about tokens and logits: the class that tokenizer_config.json names, the
 steps of tokenizer.json, the chat template and its control tokens, the family and its settings.
-Written from the published files, but for vocabularies, which are trained here, sizes, and weights,
+Written from memory of the published files, but for vocabularies, which are trained here, sizes, and weights,
 which are random. Like most published models, they have more embeddings than tokens.
 """
 
