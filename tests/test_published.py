@@ -2,8 +2,9 @@
 
 A kind is what decides about tokens and logits: the class that tokenizer_config.json names, the
 steps of tokenizer.json, the chat template and its control tokens, the family and its settings.
-Written from memory of the published files, but for vocabularies, which are trained here, sizes, and weights,
-which are random. Like most published models, they have more embeddings than tokens.
+The settings are as remembered: no published file was there to compare with. Vocabularies are
+trained here, sizes are small, and weights are random. Like most published models, they have more
+embeddings than tokens.
 """
 
 import json
