@@ -1,15 +1,36 @@
 """Write one_file.ipynb: one_file.py cut into cells at its headings, and the exercises after it.
 
-    python -m examples.notebook
+    python -m examples.notebook          # keeps the stored outputs of the comparison
+    python -m examples.notebook --run    # computes them anew; two minutes on one core
+
+The cells of the exercises are stored without outputs: the reader predicts them first.
 """
 
 import ast
+import base64
 import json
 import re
+import subprocess
+import sys
+import tempfile
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
 NOTEBOOK = FOLDER / "one_file.ipynb"
+NOTE = """
+
+**This notebook** needs torch and matplotlib, and no GPU. The comparison takes about two minutes on
+an idle core, the cells of the exercises 15 to 60 seconds each. On two busy cores, all together took
+6 to 8 minutes. Links lead to files of the repository. They work on GitHub and in a clone;
+elsewhere, as on Colab, the next cell clones it."""
+CLONE = """\
+import subprocess
+
+REPOSITORY = ""  # its address: only to have the files to which the text links, such as EXERCISES.md
+if REPOSITORY:
+    subprocess.run(["git", "clone", REPOSITORY], check=True)"""
 COMPARISON = """\
 torch.set_num_threads(1)
 curves = {name: [] for name in make_arms(Arm())}
@@ -33,12 +54,25 @@ for name in ("grpo", "paw"):
     curve = run(0, make_arms(Arm())[name], name=name)
 curve = run(0, Arm(rho=0.5), name="rho 0.5")
 MATERIALS[:] = every""",
-    3: "# The comparison above has the three arms.",
+    3: """\
+for name, runs in curves.items():  # of the comparison above
+    print(name, [round(100 * points[-1].success, 1) for points in runs])""",
     4: 'curve = run(7, Arm(scale=10.0), name="scale 10")',
     7: """\
-# Change the cells of "An update" and "A run", and run them and this one.
+import copy
+
+without = learn, run
+
+
+{learn}
+
+
+{run}
+
+
 for name in ("grpo", "paw"):
-    curve = run(0, make_arms(Arm())[name], name=name)""",
+    curve = run(0, make_arms(Arm())[name], name=name)
+learn, run = without""",
     8: """\
 with_mask = clipped_mae
 
@@ -69,28 +103,87 @@ def cells_of(source: str) -> list[tuple[str, str]]:
     return cells
 
 
-def exercise_cells(page: str) -> list[tuple[str, str]]:
-    """The questions of EXERCISES.md without their answers, each with a cell to work in."""
+def with_kl(source: str, page: str) -> dict[str, str]:
+    """The functions of one_file.py that the diff of exercise 7 changes, after it."""
+    diff = re.search(r"```diff\n(.*?)```", page, flags=re.S)[1].replace("examples/", "")
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "one_file.py"
+        file.write_text(source)
+        subprocess.run(["git", "apply", "-"], input=diff, cwd=folder, text=True, check=True)
+        changed = file.read_text()
+    functions = {}
+    for node in ast.parse(changed).body:
+        if isinstance(node, ast.FunctionDef) and node.name in ("learn", "run"):
+            functions[node.name] = ast.get_source_segment(changed, node)
+    return functions
+
+
+def exercise_cells(source: str, page: str) -> list[tuple[str, str]]:
+    """The questions of EXERCISES.md without answers and commands, each with a cell to work in."""
     parts = re.split(r"^## (\d+)\. ", page, flags=re.M)
-    cells = [("markdown", "## Exercises\n\nPredict, run, compare. The answers are in EXERCISES.md, "
-              "which has two more that need other files.")]
+    cells = [("markdown", "## Exercises\n\nPredict, run the cell below the question, compare. The "
+              "answers are in [EXERCISES.md](EXERCISES.md), which has two more that need other "
+              "files.")]
     for number, text in zip(map(int, parts[1::2]), parts[2::2]):
         if number in CELLS:
             question = text.split("<details>")[0]
-            cells += [("markdown", f"### {number}. {question}"), ("code", CELLS[number])]
+            # What is a command or a patch there is the cell here. A line that ends in a colon
+            # introduces it.
+            question = re.sub(r"```diff\n.*?```\n", "", question, flags=re.S)
+            question = re.sub(r"(?:^    .*\n)+", "", question, flags=re.M)
+            kept = [part.strip() for part in question.split("\n\n")]
+            kept = [part for part in kept if part and not part.endswith(":")]
+            code = CELLS[number]
+            if number == 7:
+                code = code.format(**with_kl(source, page))
+                kept.append("The cell has the term in `learn`, and the start model in `run`.")
+            if number == 8:
+                kept = [kept[0], "Write a loss in place of `clipped_mae`. Before you run it: "
+                        "should it win more than PaW, and why? "
+                        "[The board](../research/board/README.md) scores it in four worlds."]
+            cells += [("markdown", f"### {number}. " + "\n\n".join(kept)), ("code", code)]
     return cells
 
 
-def notebook() -> str:
-    cells = cells_of((FOLDER / "one_file.py").read_text())
+def outputs_of(cells: list[tuple[str, str]]) -> dict[str, list]:
+    """Run the cells up to the figure -> the outputs of the last two, by their code."""
+    names = {"__name__": "notebook"}
+    outputs = {}
+    for kind, code in cells:
+        if kind != "code":
+            continue
+        if code == FIGURE:
+            data = {"image/png": base64.b64encode(Path("one_file.png").read_bytes()).decode()}
+            image = {"output_type": "display_data", "data": data, "metadata": {}}
+            return outputs | {FIGURE: [image]}
+        printed = StringIO()
+        with redirect_stdout(printed):
+            exec(code, names)
+        if code == COMPARISON:
+            lines = printed.getvalue().splitlines(keepends=True)
+            outputs[code] = [{"output_type": "stream", "name": "stdout", "text": lines}]
+
+
+def stored_outputs() -> dict[str, list]:
+    """The outputs in one_file.ipynb, by the code of their cells."""
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    return {"".join(cell["source"]): cell["outputs"] for cell in cells if cell.get("outputs")}
+
+
+def notebook(run: bool = False) -> str:
+    source, page = ((FOLDER / name).read_text() for name in ("one_file.py", "EXERCISES.md"))
+    cells = cells_of(source)
+    cells[0] = ("markdown", cells[0][1] + NOTE)
+    cells.insert(1, ("code", CLONE))
     cells += [("code", COMPARISON), ("code", FIGURE)]
-    cells += exercise_cells((FOLDER / "EXERCISES.md").read_text())
+    outputs = outputs_of(cells) if run else stored_outputs()
+    cells += exercise_cells(source, page)
     written = []
     for k, (kind, text) in enumerate(cells):
         cell = {"cell_type": kind, "id": f"cell-{k}", "metadata": {}}
         cell["source"] = text.strip().splitlines(keepends=True)
         if kind == "code":
-            cell |= {"execution_count": None, "outputs": []}
+            cell |= {"execution_count": None, "outputs": outputs.get(text.strip(), [])}
         written.append(cell)
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     whole = {
@@ -100,4 +193,4 @@ def notebook() -> str:
 
 
 if __name__ == "__main__":
-    NOTEBOOK.write_text(notebook())
+    NOTEBOOK.write_text(notebook(run="--run" in sys.argv))

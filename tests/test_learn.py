@@ -1,5 +1,6 @@
 """The ladder, the exercises, the notebook and the board are those of one_file.py."""
 
+import base64
 import errno
 import json
 import re
@@ -106,6 +107,19 @@ def test_the_notebook_is_written_from_one_file():
     assert notebook.NOTEBOOK.read_text() == notebook.notebook(), "run python -m examples.notebook"
 
 
+def test_the_notebook_has_the_numbers_and_the_figure_of_the_comparison():
+    """On the CPU of locks/default.txt. The exercises are to be predicted: no outputs, no shell."""
+    cells = json.loads(notebook.NOTEBOOK.read_text())["cells"]
+    shown = [cell["outputs"] for cell in cells if cell.get("outputs")]
+    (stream,), (image,) = shown
+    recorded = (ROOT / "research/locks/default.txt").read_text().split("\n\n")[0]
+    assert "".join(stream["text"]).strip() == recorded
+    assert base64.b64decode(image["data"]["image/png"]).startswith(b"\x89PNG")
+    texts = ["".join(cell["source"]) for cell in cells]
+    exercises = "\n".join(texts[texts.index(notebook.FIGURE) + 1 :])
+    assert not re.search(r"git |```|^    python |<details>", exercises, flags=re.M)
+
+
 def test_the_cells_of_the_notebook_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shown = SimpleNamespace(Image=lambda name, width: Path(name).stat().st_size)
@@ -123,7 +137,9 @@ def test_the_cells_of_the_notebook_run(tmp_path, monkeypatch):
         exec(cell, names)
     assert list(names["curves"]) == ["grpo", "paw", "placebo"]
     assert len(names["MATERIALS"]) == 8 and len(notebook.CELLS) == 6
-    # An exercise leaves the function as it was.
+    # An exercise leaves the functions as they were.
+    assert names["learn"].__code__.co_code == one_file.learn.__code__.co_code
+    assert names["run"].__code__.co_code == one_file.run.__code__.co_code
     assert names["clipped_mae"].__code__.co_code == one_file.clipped_mae.__code__.co_code
 
 
