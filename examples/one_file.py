@@ -509,11 +509,11 @@ def draw(curves: dict[str, list[list[Evaluation]]], path: str) -> None:
     for arm, runs in curves.items():
         updates = [point.update for point in runs[0]]
         success = [[100 * point.success for point in points] for points in zip(*runs)]
-        pyplot.plot(
-            updates, [mean(seeds) for seeds in success], color=colors[arm], label=names[arm]
-        )
+        middle = [mean(seeds) for seeds in success]
+        # three_worlds.py has other arms, too.
+        (line,) = pyplot.plot(updates, middle, color=colors.get(arm), label=names.get(arm, arm))
         lowest, highest = [min(seeds) for seeds in success], [max(seeds) for seeds in success]
-        pyplot.fill_between(updates, lowest, highest, color=colors[arm], alpha=0.2, lw=0)
+        pyplot.fill_between(updates, lowest, highest, color=line.get_color(), alpha=0.2, lw=0)
     pyplot.xlabel("updates")
     pyplot.ylabel("success (%)")
     pyplot.ylim(0, 100)  # an axis of 1.5 to 1.6 % would show a rise where nothing is learned

@@ -249,3 +249,11 @@ def test_paw_learns_the_materials_and_wins_more_than_grpo():
     grpo, paw = (one_file.run(3, arms[name], world, size)[-1] for name in ("grpo", "paw"))
     assert paw.success > grpo.success + 0.1
     assert paw.material > grpo.material + 0.08
+
+
+@pytest.mark.parametrize("world", three_worlds.LESSONS)
+def test_every_arm_of_a_world_is_drawn(world, tmp_path):
+    point = one_file.Evaluation(0, 0.5, 0.5, 0.0)
+    curves = {name: [[point]] for name in three_worlds.LESSONS[world].arms}
+    one_file.draw(curves, str(tmp_path / "curves.png"))
+    assert (tmp_path / "curves.png").stat().st_size > 0
