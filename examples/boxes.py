@@ -192,8 +192,13 @@ def prepare() -> None:
     made_once(START, make)
 
 
-if __name__ == "__main__":
+def run(presets=PRESETS, doc=__doc__, learn=None, argv=None) -> None:
+    """The command; cli.fork calls it with another `learn`."""
     with user_errors():
-        checked("boxes", PRESETS, __doc__, lambda cfg: START)
+        checked("boxes", presets, doc, lambda cfg: START, argv)
         prepare()
-    main("boxes", PRESETS, __doc__)
+    main("boxes", presets, doc, learn, argv)
+
+
+if __name__ == "__main__":
+    run()

@@ -301,11 +301,17 @@ def prepare(seed: int) -> None:
     made_once(DATA / str(seed), make)
 
 
-if __name__ == "__main__":
+def run(presets=PRESETS, doc=__doc__, learn=None, argv=None) -> None:
+    """The command; cli.fork calls it with another `learn`."""
     torch.set_num_threads(1)
     with user_errors():
-        seed = checked("hidden", PRESETS, __doc__, lambda cfg: DATA / str(cfg.seed)).seed
+        seed = checked("hidden", presets, doc, lambda cfg: DATA / str(cfg.seed), argv).seed
         prepare(seed)
     folder = DATA / str(seed)
-    PRESETS["tiny"] |= dict(data=str(folder), model=str(folder / "start"), seed=seed)
-    main("hidden", PRESETS, __doc__)
+    own = dict(data=str(folder), model=str(folder / "start"), seed=seed)
+    presets = {name: preset | own for name, preset in presets.items()}
+    main("hidden", presets, doc, learn, argv)
+
+
+if __name__ == "__main__":
+    run()

@@ -178,9 +178,14 @@ def prepare() -> None:
     made_once(START, warm_start)
 
 
-if __name__ == "__main__":
+def run(presets=PRESETS, doc=__doc__, learn=None, argv=None) -> None:
+    """The command; cli.fork calls it with another `learn`."""
     torch.set_num_threads(1)  # more are not faster for a model of this size
     with user_errors():
-        checked("locks", PRESETS, __doc__, lambda cfg: START)
+        checked("locks", presets, doc, lambda cfg: START, argv)
         prepare()
-    main("locks", PRESETS, __doc__)
+    main("locks", presets, doc, learn, argv)
+
+
+if __name__ == "__main__":
+    run()

@@ -289,10 +289,15 @@ def needed(cfg: Config) -> Path | None:
     return START if cfg.model == str(START) else None
 
 
-if __name__ == "__main__":
+def run(presets=PRESETS, doc=__doc__, learn=None, argv=None) -> None:
+    """The command; cli.fork calls it with another `learn`."""
     torch.set_num_threads(1)  # more are not faster for a model of this size
     with user_errors():
-        cfg = checked("scienceworld", PRESETS, __doc__, needed)
+        cfg = checked("scienceworld", presets, doc, needed, argv)
         if needed(cfg):
             prepare()
-    main("scienceworld", PRESETS, __doc__)
+    main("scienceworld", presets, doc, learn, argv)
+
+
+if __name__ == "__main__":
+    run()

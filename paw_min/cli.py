@@ -38,31 +38,43 @@ def main(env: str, presets: dict[str, dict], doc: str, learn=None, argv=None) ->
 
 
 def fork(learn: Callable, settings: dict, doc: str) -> None:
-    """The command `python -m examples.NAME ENV [flags]`: run_ENV.py with another `learn`.
+    """The command `python -m examples.NAME ENV [flags]`: ENV with another `learn`.
 
-    learn: see train.train; its name is part of the names of its runs. settings: what it adds to
-    every preset of the run script.
+    ENV is a benchmark, or a module with an environment of its own, such as examples.locks, that has
+    PRESETS and a function run(presets, doc, learn, argv). learn: see train.train; its name is part
+    of the names of its runs. settings: what it adds to every preset.
     """
     with user_errors():
         env, *argv = sys.argv[1:] or [""]
+        if "." in env:
+            presets = {name: preset | settings for name, preset in presets_of(env).items()}
+            module = sys.modules[env]
+            if not hasattr(module, "run"):
+                raise UserError(f"{env} has no function run(presets, doc, learn, argv): see "
+                                "examples/locks.py.")
+            module.run(presets, doc, learn, argv)
+            return
         if env not in NAMES:
             names = ", ".join(NAMES)
             raise UserError(f"{env!r} is not a benchmark: the first word must be one of {names}, "
-                            "the others are flags of its run script.")
+                            "or a module such as examples.locks; the others are its flags.")
     presets = {name: preset | settings for name, preset in presets_of(env).items()}
     main(env, presets, doc, learn, argv)
 
 
-def checked(env: str, presets: dict[str, dict], doc: str, folder_of: Callable[..., Path | None]):
+def checked(
+    env: str, presets: dict[str, dict], doc: str, folder_of: Callable[..., Path | None], argv=None
+):
     """Check the command line before minutes of preparing a folder -> Config.
 
-    folder_of: Config -> the folder that is prepared, or None if these settings need none. Model and
-        data are checked unless they are in it. Where it is missing, --dry-run says so and exits.
+    folder_of: from a Config to the folder that is prepared, or None if these settings need none.
+        Model and data are checked unless they are in it. Where it is missing, --dry-run says so and
+        exits.
     """
     from paw_min.config import parse_args
     from paw_min.running import session
 
-    cfg, mode = parse_args(env, presets, doc)
+    cfg, mode = parse_args(env, presets, doc, argv)
     session.check_machine(cfg)
     folder = folder_of(cfg)
     is_ready = folder is None or folder.exists()

@@ -1,5 +1,6 @@
 """Methods over the seam `train(cfg, learn=...)`: each file of examples/ against its own oracle."""
 
+import importlib
 import math
 from dataclasses import asdict, replace
 from types import SimpleNamespace
@@ -126,6 +127,33 @@ def test_the_first_word_is_a_benchmark(argv, monkeypatch):
     monkeypatch.setattr("sys.argv", ["x", *argv])
     with pytest.raises(SystemExit, match="the first word must be one of alfworld, websh"):
         cli.fork(conflict.conflict, {}, "doc")
+
+
+@pytest.mark.parametrize("name", ["locks", "hidden", "boxes", "scienceworld"])
+def test_a_world_of_examples_takes_a_fork_like_a_benchmark(name, monkeypatch):
+    """It is checked and prepared with the fork's flags, then trained by the fork's method."""
+    world = importlib.import_module(f"examples.{name}")
+    found = {}
+    monkeypatch.setattr(world, "checked", lambda env, presets, *_: Config(seed=7))
+    monkeypatch.setattr(world, "prepare", lambda *seed: found.update(seed=seed))
+    monkeypatch.setattr(world, "needed", lambda cfg: True, raising=False)
+    monkeypatch.setattr(world, "main", lambda *arguments: found.update(arguments=arguments))
+    monkeypatch.setattr("sys.argv", ["x", f"examples.{name}", "--seed", "7"])
+    cli.fork(unseen.unseen, dict(wm_scale=3.0), "doc")
+    env, presets, doc, learn, argv = found["arguments"]
+    assert (env, doc, learn, argv) == (name, "doc", unseen.unseen, ["--seed", "7"])
+    assert {preset["wm_scale"] for preset in presets.values()} == {3.0}
+    assert found["seed"] == ((7,) if name == "hidden" else ())
+
+
+@pytest.mark.parametrize("module, part", [
+    ("examples.kitchen", "examples.kitchen is no module here"),
+    ("paw_min.envs.search.presets", "has no function run"),
+])
+def test_a_module_that_is_no_world(module, part, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["x", module])
+    with pytest.raises(SystemExit, match=f"^error: .*{part}"):
+        cli.fork(unseen.unseen, {}, "doc")
 
 
 # ---- a loss of one's own ----
