@@ -99,14 +99,15 @@ def front() -> str:
     rows = [
         ("locks, 0.1 M parameters", locks_study, locks_study.read_runs(), [*ours, "ce 0.05"],
          "locks/README.md"),
-        ("the same with a KL term", locks_study, locks_package.read_runs(), [*ours, "echo"],
-         "locks/README.md"),
+        ("locks in the package, KL term, other seeds", locks_study, locks_package.read_runs(),
+         [*ours, "echo"], "locks/README.md"),
         ("locks with serial numbers", locks_study, large, [*ours, "echo 0.05"],
          "locks/worlds.md"),
-        ("the same, smaller model", locks_study, serials, [*ours, "echo 0.05"], "locks/worlds.md"),
+        ("the same, smaller model, 64 names, 120 updates", locks_study, serials,
+         [*ours, "echo 0.05"], "locks/worlds.md"),
         ("locks as games of ALFWorld's engine, KL term", hidden_study, engine,
          [f"{arm}-kl" for arm in (*ours, "echo")], "hidden/README.md"),
-        ("locks in English words, SmolLM2-135M, KL term (scale: PaW 10, ECHO 1)", boxes_study,
+        ("locks in English words, SmolLM2-135M, KL term (weight: PaW 10, ECHO 1)", boxes_study,
          words, [*ours, "echo"], "boxes/README.md"),
     ]  # fmt: skip
     lines = []
