@@ -93,13 +93,16 @@ def train(cfg: Config, eval_only: bool = False, learn: Learn = learn_jointly) ->
 
 
 def print_start(cfg: Config, s: Session) -> None:
-    """What is trained on which data, and the lines so far of a resumed run."""
+    """What is trained on which data; of a resumed run, the lines so far and where it goes on."""
     ranks = f", {distributed.n_ranks()} ranks" if distributed.n_ranks() > 1 else ""
     console.say(
         f"run {s.run.folder}: {s.policy.model.num_parameters():,} parameters on "
         f"{s.policy.device}{ranks}, {described_data(cfg)}: {len(s.tasks.train)} training tasks, "
-        f"panel of {len(s.tasks.held_out)}\n{console.HEADER}"
+        f"panel of {len(s.tasks.held_out)}"
     )
+    if 0 < s.done < cfg.updates:
+        console.say(f"resumed after update {s.done}; the lines up to there ran before")
+    console.say(console.HEADER)
     for line in s.run.metrics():
         console.say(console.table_line(line))
 

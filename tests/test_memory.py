@@ -169,7 +169,23 @@ def test_a_dry_run_without_gpu_and_vllm(env, shape, sizes, tmp_path, monkeypatch
         session.dry_run(cfg)
     printed = capsys.readouterr().out
     assert re.search(rf"^memory    estimated on one GPU: .* 24 GB, .*; {sizes}$", printed, re.M)
-    assert "--sampler vllm needs vllm" in str(error.value) and "no/data" in str(error.value)
+    # One reason per line, as if each were printed alone.
+    lines = f"error: {error.value}".splitlines()
+    assert all(line.startswith("error: ") and line.endswith(".") for line in lines)
+    assert sum("--sampler vllm needs vllm" in line for line in lines) == 1
+    assert sum("no/data" in line for line in lines) == 1
+
+
+def test_remedies_for_memory_are_those_that_are_not_in_use():
+    everything = memory.remedies(BASE)
+    for setting, remedy in [
+        (dict(grad_checkpointing=True), "--grad-checkpointing"), (dict(lora_rank=8), "--lora-rank"),
+        (dict(shard=True), "--shard"),
+    ]:
+        assert remedy in everything
+        assert remedy not in memory.remedies(replace(BASE, **setting))
+    assert "--vllm-memory" not in everything
+    assert "--vllm-memory" in memory.remedies(replace(BASE, sampler="vllm"))
 
 
 def test_a_family_of_other_sizes_costs_the_estimate_not_the_run(tmp_path):

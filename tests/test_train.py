@@ -75,9 +75,11 @@ def test_a_run_leaves_everything_behind(config, tmp_path, capsys):
     # The same command again has nothing left to do, and says so with the same numbers.
     train.train(cfg)
     assert runs.read_metrics(folder) == lines
-    assert "all 3 updates were done before: nothing is trained" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "all 3 updates were done before: nothing is trained" in out and "resumed" not in out
     # More updates resume from there.
     train.train(config(updates=4))
+    assert "\nresumed after update 3; the lines up to there ran before\n" in capsys.readouterr().out
     assert runs.read_metrics(folder)[:4] == lines and len(runs.read_metrics(folder)) == 5
 
 

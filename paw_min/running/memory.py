@@ -190,13 +190,23 @@ def check(cfg: Config, folder: str, device: str) -> str:
     if cfg.sampler == "vllm" and device == "cpu":
         sizes += "; no GPU was found (is the driver new enough for this torch's CUDA?)"
     if ours.peak > MARGIN * free:
-        raise UserError(
-            f"the run needs about {sizes}: use --grad-checkpointing, a smaller --micro-tokens, "
-            "--vllm-memory or --model, --lora-rank, or --shard on more GPUs."
-        )
+        raise UserError(f"the run needs about {sizes}: use {remedies(cfg)}.")
     if ours.peak > free / MARGIN:
         sizes += "; it may not fit"
     return sizes
+
+
+def remedies(cfg: Config) -> str:
+    """The settings that lower the peak and are not in use yet."""
+    is_open = {
+        "--grad-checkpointing": not cfg.grad_checkpointing,
+        "a smaller --micro-tokens": True,
+        "a smaller --vllm-memory": cfg.sampler == "vllm",
+        "--lora-rank": not cfg.lora_rank,
+        "--shard on more GPUs": not cfg.shard,
+        "more GPUs": cfg.shard,
+    }
+    return ", ".join(name for name in is_open if is_open[name]) + ", or a smaller --model"
 
 
 def free_bytes(device: str) -> tuple[float, float]:

@@ -248,7 +248,7 @@ def find_tasks(cfg: Config) -> Tasks:
 
 
 def dry_run(cfg: Config) -> None:
-    """Check model and data, generated if needed, and print the plan."""
+    """Check model and data, generated if needed, and print the plan; each error on its line."""
     missing = []
 
     @contextmanager
@@ -290,4 +290,4 @@ def dry_run(cfg: Config) -> None:
         f"folder    {Path(cfg.out) / cfg.name}"
     )
     if missing:
-        raise UserError(" Also: ".join(f"{one.rstrip('.')}." for one in missing))
+        raise UserError("\nerror: ".join(f"{one.rstrip('.')}." for one in missing))
