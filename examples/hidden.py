@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 
 from examples.locks import make_model, train_on_random_rows
-from paw_min.base.errors import user_errors
+from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import made_once, writing
 from paw_min.cli import checked, main
 from paw_min.config import Config
@@ -242,6 +242,9 @@ def load(cfg: Config, data: str) -> Tasks:
         return EnvPool(Env, n_envs, cfg.workers)
 
     train, held_out = listed("train"), listed("held_out")
+    if not train:
+        raise UserError(f"--data {data} has no games train/*/*/game.tw-pddl: leave it out, or name "
+                        "a folder in data/hidden.")
     return Tasks(train, held_out, make_pool)
 
 

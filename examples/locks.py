@@ -25,7 +25,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from examples import one_file
 from examples.one_file import R_MAX, TOOLS, Size, World, make_world
 from paw_min import cmae
-from paw_min.base.errors import user_errors
+from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import made_once
 from paw_min.cli import checked, main
 from paw_min.config import Config
@@ -81,6 +81,8 @@ class Locks:
 
 def load(cfg: Config, data: str) -> Tasks:
     """Random pairs of locks. The world follows from the seed, so no data are read."""
+    if data != PRESETS["tiny"]["data"]:
+        raise UserError(f"--data {data}: locks reads no data; --seed chooses the world.")
     world = make_world(cfg.seed)
     pairs = [f"{first} {second}" for first in world.material_of for second in world.material_of]
     tasks = random.Random(cfg.seed).sample(pairs, TRAIN + HELD_OUT)

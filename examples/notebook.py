@@ -6,12 +6,12 @@
 The cells of the exercises are stored without outputs: the reader predicts them first.
 """
 
+import argparse
 import ast
 import base64
 import json
 import re
 import subprocess
-import sys
 import tempfile
 from contextlib import redirect_stdout
 from io import StringIO
@@ -193,4 +193,6 @@ def notebook(run: bool = False) -> str:
 
 
 if __name__ == "__main__":
-    NOTEBOOK.write_text(notebook(run="--run" in sys.argv))
+    parser = argparse.ArgumentParser(description="Write one_file.ipynb, over what it has")
+    parser.add_argument("--run", action="store_true", help="compute the outputs anew")
+    NOTEBOOK.write_text(notebook(**vars(parser.parse_args())))

@@ -541,6 +541,8 @@ def main() -> None:
         parser.error(f"--updates {args.updates} must be at least 1")
     if not 0 <= args.scale < math.inf:
         parser.error(f"--scale {args.scale} must be a finite number, 0 or more")
+    with open("one_file.png", "ab"):  # an unwritable picture ends the command before its runs
+        pass
     # More threads would not be faster, and sums would depend on their number.
     torch.set_num_threads(1)
     paw = Arm(
@@ -572,3 +574,5 @@ if __name__ == "__main__":
         main()
     except KeyboardInterrupt:
         sys.exit("interrupted")
+    except OSError as error:
+        sys.exit(f"error: {error}")

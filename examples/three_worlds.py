@@ -179,6 +179,8 @@ def main() -> None:
     parser.add_argument("world", choices=LESSONS)
     parser.add_argument("--seeds", nargs="+", default=[0], type=int)
     args = parser.parse_args()
+    with open(f"{args.world}.png", "ab"):  # an unwritable picture ends the command before its runs
+        pass
     torch.set_num_threads(1)
     lesson = LESSONS[args.world]
     curves = {name: [] for name in lesson.arms}
@@ -202,3 +204,5 @@ if __name__ == "__main__":
         main()
     except KeyboardInterrupt:
         sys.exit("interrupted")
+    except OSError as error:
+        sys.exit(f"error: {error}")

@@ -1,9 +1,26 @@
-"""What the studies share: a file of runs, one JSON object per line, that a kill may cut short."""
+"""What the studies share: a run of an example, and a file of runs, one JSON object per line."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
+from paw_min.base.errors import UserError
 from paw_min.base.files import reading
+from paw_min.running.runs import read_metrics
+
+ROOT = Path(__file__).parents[1]
+
+
+def play(example: str, flags: list[str], folder: Path) -> list[dict]:
+    """Run an example in its run folder, or resume it -> the lines of its metrics.jsonl."""
+    command = [sys.executable, "-m", f"examples.{example}", *flags]
+    command += ["--out", str(folder.parent), "--name", folder.name]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    if done.returncode:
+        raise UserError(f"the run {folder} ended with exit code {done.returncode}, see above: "
+                        "rerun the same command when its cause is gone.")
+    return read_metrics(folder)
 
 
 def read_lines(path: Path) -> list[dict]:

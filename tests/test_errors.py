@@ -183,6 +183,7 @@ def test_how_a_command_ends(code, end, tmp_path):
 @pytest.mark.parametrize("flags, end", [
     ("--updates abc", "1"), ("--rho 2", "error: --rho 2.0 is out of range"), ("--dry-run", "0"),
     ("--model /nonexistent", "error: the folder /nonexistent does not"),
+    ("--data bogus", "error: --data bogus"),
 ])
 def test_an_example_is_checked_before_its_long_work(
     name, folder, flags, end, tmp_path, monkeypatch, capsys

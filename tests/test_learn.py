@@ -3,6 +3,7 @@
 import base64
 import errno
 import json
+import os
 import re
 import runpy
 import shlex
@@ -118,6 +119,21 @@ def test_the_notebook_has_the_numbers_and_the_figure_of_the_comparison():
     texts = ["".join(cell["source"]) for cell in cells]
     exercises = "\n".join(texts[texts.index(notebook.FIGURE) + 1 :])
     assert not re.search(r"git |```|^    python |<details>", exercises, flags=re.M)
+
+
+@pytest.mark.parametrize("flag, code", [("--help", 0), ("--rum", 2)])
+def test_only_its_command_writes_the_notebook(flag, code, tmp_path):
+    folder = tmp_path / "examples"
+    folder.mkdir()
+    for name in ("__init__.py", "notebook.py", "one_file.py", "EXERCISES.md"):
+        (folder / name).write_bytes((ROOT / "examples" / name).read_bytes())
+    own = json.dumps({"cells": []})  # a reader's work
+    (folder / "one_file.ipynb").write_text(own)
+    command = [sys.executable, "-m", "examples.notebook", flag]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}  # for paw_min; examples are those here
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True)
+    assert done.returncode == code
+    assert (folder / "one_file.ipynb").read_text() == own
 
 
 def test_the_cells_of_the_notebook_run(tmp_path, monkeypatch):

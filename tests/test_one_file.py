@@ -2,6 +2,7 @@
 
 import copy
 import math
+import os
 import random
 import subprocess
 import sys
@@ -148,6 +149,21 @@ one_file.main()
     table = done.stdout.split("seconds per run\n")[1].splitlines()
     assert [line.split()[0] for line in table[:3]] == ["grpo", "paw", "placebo"]
     assert table[3] == "no figure: pip install matplotlib"
+
+
+@pytest.mark.parametrize("name, flags, picture, part", [
+    ("one_file", [], "one_file.png", "error: [Errno 21] Is a directory: 'one_file.png'"),
+    ("three_worlds", ["serials"], "serials.png", "error: [Errno 21] Is a directory: 'serials.png'"),
+    ("one_file", ["--scale", "nan"], "none", "--scale nan must be a finite number, 0 or more"),
+])
+def test_a_command_that_cannot_end_well_trains_nothing(name, flags, picture, part, tmp_path):
+    (tmp_path / picture).mkdir()
+    command = [sys.executable, "-m", f"examples.{name}", *flags]
+    environment = os.environ | {"PYTHONPATH": str(Path(one_file.__file__).parents[1])}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode and done.stderr.splitlines()[-1].endswith(part) and not done.stdout
 
 
 # ---- the package does the same ----

@@ -26,7 +26,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch.distributed.checkpoint import state_dict
 
-from paw_min.base import distributed
+from paw_min.base import console, distributed
 from paw_min.base.errors import UserError
 from paw_min.base.files import (
     reading,
@@ -139,6 +139,9 @@ class Run:
         lines = read_metrics(self.folder)
         if not done and lines and lines[-1]["update"] > self.saved_every:
             raise UserError(f"{self.folder} has metrics, but no checkpoint: use another --name")
+        if done and done not in [line["update"] for line in lines]:
+            console.say(f"{self.folder}/metrics.jsonl has no line of update {done}, that of the "
+                        "checkpoint: the run continues without the lines that are lost.")
         self.remove_all_but(self.checkpoint())
         kept = [line for line in lines if line["update"] <= done]
         self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))

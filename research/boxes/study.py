@@ -11,17 +11,14 @@ a line of runs.jsonl and is not repeated, on another machine either.
 
 import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 from statistics import mean
 
 from paw_min.base.errors import user_errors
 from research.stats import signed, t_interval
-from research.study import read_lines
+from research.study import ROOT, play, read_lines
 
 FOLDER = Path(__file__).parent
-ROOT = FOLDER.parents[1]
 SEEDS = range(8)
 ARMS = {
     "grpo": ["--no-paw"],
@@ -51,12 +48,8 @@ WINDOW = 5  # updates, 320 episodes: what one update says is too noisy
 
 def train(seed: int, arm: str) -> dict:
     """One run -> its line in runs.jsonl."""
-    name = f"{arm}-{seed}"
-    command = [sys.executable, "-m", "examples.boxes", "--seed", str(seed), *ARMS[arm]]
-    command += ["--out", OUT, "--name", name]
-    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
-    lines = (OUT / name / "metrics.jsonl").read_text().splitlines()
-    start, *updates = [json.loads(line) for line in lines]
+    flags = ["--seed", str(seed), *ARMS[arm]]
+    start, *updates = play("boxes", flags, OUT / f"{arm}-{seed}")
     held_out = [start["eval_success"], updates[-1]["eval_success"]]  # before, after
     # None: in an update in which all groups win everything, no observation is scored.
     curves = {

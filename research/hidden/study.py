@@ -9,8 +9,6 @@
 
 import argparse
 import json
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -25,10 +23,9 @@ from paw_min.model.policy import load_policy
 from research.panels import draw_success
 from research.paper.table import markdown_table
 from research.stats import signed, t_interval
-from research.study import read_lines
+from research.study import ROOT, play, read_lines
 
 FOLDER = Path(__file__).parent
-ROOT = FOLDER.parents[1]
 SEEDS = range(2, 10)
 ARMS = {
     "grpo": ["--no-paw"],
@@ -48,14 +45,10 @@ OUT = ROOT / "runs" / "hidden"  # run folders
 
 def train(seed: int, arm: str) -> dict:
     """One run -> its line in runs.jsonl."""
-    name = f"{arm}-{seed}"
+    folder = OUT / f"{arm}-{seed}"
     flags = ARMS[arm.removesuffix("-kl")] + ([] if arm.endswith("-kl") else NO_KL)
-    command = [sys.executable, "-m", "examples.hidden", "--seed", str(seed), *flags]
-    command += ["--out", OUT, "--name", name]
-    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
-    lines = (OUT / name / "metrics.jsonl").read_text().splitlines()
-    start, *updates = [json.loads(line) for line in lines]
-    p, first = material(seed, max((OUT / name).glob("checkpoint-*")))
+    start, *updates = play("hidden", ["--seed", str(seed), *flags], folder)
+    p, first = material(seed, max(folder.glob("checkpoint-*")))
     return {
         "arm": arm, "seed": seed,
         "success": [metrics["success"] for metrics in updates],  # of the update's 128 episodes

@@ -23,6 +23,7 @@ from examples.three_worlds import ECHO, GRPO, PAW
 from paw_min.base.errors import user_errors
 from research.locks.study import Cell, area, difference, end, keep
 from research.locks.worlds import MEASURES, shared_warm_start
+from research.study import read_lines
 
 SEEDS = range(6100, 6116)
 CANDIDATES = ["probable 0.03 x0.05, all", "gce 0.5 x0.05, all"]
@@ -87,8 +88,7 @@ def train(world: str, name: str, seed: int) -> dict:
 
 def read_runs(path: Path = RUNS) -> dict[tuple[str, str, int], dict]:
     """{(world, arm, seed): its line}."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return {(line["world"], line["arm"], line["seed"]): line for line in lines}
+    return {(line["world"], line["arm"], line["seed"]): line for line in read_lines(path)}
 
 
 def run(path: Path, worlds: list[str], names: list[str], seeds: list[int]) -> None:

@@ -9,7 +9,6 @@
 import json
 import random
 import re
-import subprocess
 import sys
 from pathlib import Path
 from statistics import mean
@@ -18,12 +17,13 @@ import numpy as np
 import torch
 
 from examples.scienceworld import FRICTION, LIFESPAN, ScienceWorld, demonstrate, load
+from paw_min.base.errors import user_errors
 from paw_min.config import Config
 from paw_min.model.batches import TokenRow, collate
 from paw_min.model.policy import Policy, load_policy
 from paw_min.toy.standins import Demonstration
 from research.stats import signed, t_interval
-from research.study import read_lines
+from research.study import ROOT, play, read_lines
 
 FOLDER = Path(__file__).parent
 SEEDS = range(8)
@@ -35,19 +35,15 @@ ARMS = {
 }
 PAIRS = (("paw", "grpo"), ("paw", "placebo"), ("placebo", "grpo"), ("echo", "grpo"))
 RUNS = FOLDER / "runs.jsonl"
-OUT = Path("runs/scienceworld")  # run folders
+OUT = ROOT / "runs" / "scienceworld"  # run folders
 NUMBERS = range(1, 8)  # how far a block has come right after it was moved, in percent
 
 
 def train(seed: int, arm: str) -> dict:
     """One run -> its line in runs.jsonl."""
-    name = f"{arm}-{seed}"
-    command = [sys.executable, "-m", "examples.scienceworld", "--seed", str(seed), *ARMS[arm]]
-    command += ["--out", OUT, "--name", name]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    lines = (OUT / name / "metrics.jsonl").read_text().splitlines()
-    start, *updates = [json.loads(line) for line in lines]
-    end = load_policy(str(max((OUT / name).glob("checkpoint-*"))))
+    folder = OUT / f"{arm}-{seed}"
+    start, *updates = play("scienceworld", ["--seed", str(seed), *ARMS[arm]], folder)
+    end = load_policy(str(max(folder.glob("checkpoint-*"))))
     line = {"arm": arm, "seed": seed} | known(end, looks())
     for task in (FRICTION, LIFESPAN):  # at the start, and at each evaluation
         key = f"eval_success/{task}"
@@ -121,4 +117,5 @@ def table() -> None:
 
 
 if __name__ == "__main__":
-    {"run": run, "table": table}[sys.argv[1]]()
+    with user_errors():
+        {"run": run, "table": table}[sys.argv[1]]()
