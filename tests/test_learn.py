@@ -249,6 +249,15 @@ def test_a_full_disk_loses_no_entry(tiny_board, monkeypatch):
     assert board.RESULTS.read_text() == before
 
 
+def test_ctrl_c_on_the_board_does_not_say_that_it_resumes(tmp_path, monkeypatch):
+    idea = tmp_path / "mine.py"
+    idea.write_text("from examples.one_file import Arm\nARM = Arm(scale=0.0)\n")
+    monkeypatch.setattr(sys, "argv", ["board.py", str(idea)])
+    monkeypatch.setattr(one_file, "run", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(SystemExit, match="^interrupted; nothing was written down$"):
+        runpy.run_module("examples.board", run_name="__main__")
+
+
 def test_the_board_has_all_of_its_files():
     files = {path.stem for path in board.FOLDER.glob("*.py")}
     results = board.read_results()
