@@ -14,7 +14,8 @@ CONFIG = dict(learn="learn_jointly", paw=True, wm_loss="cmae", wm_target="next",
 
 @pytest.fixture
 def figures(monkeypatch):
-    """Of matplotlib: what is drawn stays open until the end of the test."""
+    """Figures of a test stay open until its end; those of other tests are closed."""
+    plot.plt.close("all")
     monkeypatch.setattr(plot.plt, "close", lambda figure: None)
     yield lambda: [plot.plt.figure(number) for number in plot.plt.get_fignums()]
     monkeypatch.undo()
