@@ -107,7 +107,7 @@ def test_adapters_are_merged_right_in_other_kinds_of_models(kind, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind, reason", [
-    ("gpt2", "no plain linear layer"), ("bamba", "'out_proj' is incompatible"),
+    ("gpt2", "no plain linear layer"), ("falcon_mamba", "'out_proj' is incompatible"),
     ("jamba", "merged weights give other"),
 ])
 def test_models_without_a_place_for_adapters_are_refused(kind, reason):

@@ -247,3 +247,20 @@ def test_no_orphans(way, tmp_path):
     finally:
         parent.kill()
         parent.wait()
+
+
+class Interrupted:
+    """Its library's clean-up fails after Ctrl-C, as py4j's does."""
+
+    def reset(self, task):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise AttributeError("no socket")  # noqa: B904
+
+
+def test_ctrl_c_in_an_environment_is_no_failed_episode():
+    with EnvPool(Interrupted, 1) as pool:
+        pool.reset(0, "task")
+        with pytest.raises(KeyboardInterrupt):
+            pool.recv()

@@ -333,9 +333,18 @@ def _serve(
         if step.score is not None and not 0 <= step.score <= 1:
             raise ValueError(f"the score {step.score} is not between 0 and 1")
     except (Exception, SystemExit) as error:  # noqa: BLE001 - costs one episode, reported by name
+        if was_interrupted(error):
+            raise KeyboardInterrupt from error
         reason = " ".join(str(error).split())[:300]  # one line, whatever a server has sent
         return _failed_step(f"{type(error).__name__}: {reason}")
     return step
+
+
+def was_interrupted(error: BaseException | None) -> bool:
+    """Did Ctrl-C lead to this error? A library's clean-up may fail, and raise in its place."""
+    while error and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 def _failed_step(reason: str) -> Step:
