@@ -59,12 +59,13 @@ PRESETS = {"smollm2": dict(
     max_response_tokens=1, max_obs_tokens=2, max_turns=2, updates=100, eval_every=0,
     eval_tasks=HELD_OUT, eval_temperature=1.0, save_every=20, groups=8, group_size=8,
     beta2=0.95, statistics="trajectories", wm_separator="none",
-    # Adapters: with all weights, an update of one step takes 1.4 times as long as this one of two.
+    # Adapters: with all weights, an update of one step takes longer than this one of two.
     lora_rank=8, lr=1e-3, mini_batch=64,
-    # Halves the time on a CPU that multiplies bf16, such as AMD's from Zen 4 on.
+    # bf16 saves time on a CPU that multiplies it, such as AMD's from Zen 4 on.
     precision="bf16",
-    # Without this KL term the policy settles on one tool before anything is won. At scale 1, the
-    # clipped loss has an eighth of cross entropy's gradient at first (research/boxes).
+    # Without a KL term, a prototype with all weights settled on one tool before anything was won;
+    # adapters were not run without it. At scale 1, the clipped loss has an eighth of cross
+    # entropy's gradient at first (research/boxes).
     kl_coef=0.1, wm_scale=10.0, entropy_coef=0.0, invalid_penalty=0.0)}
 
 

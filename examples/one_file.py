@@ -67,7 +67,8 @@ class Size:
 #
 # One such row is a transition. Each name has a hidden material, and each material is opened by one
 # tool. An episode is won if both locks open at the first try. A random agent wins one episode in
-# 64.
+# 64. A chat model needs a separator between response and observation, which the package inserts;
+# this world needs none, since the warm start has shown the rows as they are here.
 #
 # RL alone has to find 128 facts, the tool for each name, and each from a rare reward. But the
 # observation shows the material even if the tool was wrong. A model that knows the materials has
@@ -250,8 +251,8 @@ def clipped_surrogate(logp: Tensor, old_logp: Tensor, advantage: Tensor) -> Tens
     """Eq. 1, with GRPO's clipped ratio in place of log pi: (B,), (B,), (B,) -> ().
 
     The paper prints a sum over the actions of an episode. The code that it builds on takes the mean
-    over all actions, and so does this. GRPO's KL term and entropy bonus are left out
-    (research/closed.md: runs with a KL term).
+    over all actions, and so does this. GRPO's KL term (research/locks/README.md: runs with it), its
+    entropy bonus and the dual clip of the package's losses.py are left out.
     """
     ratio = (logp - old_logp).exp()
     clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
@@ -283,8 +284,8 @@ def mae(logp: Tensor) -> Tensor:
 
     Its gradient on the logit of a token is p (1 - p), and so small where p is near 0, as for the
     words of a serial number. This world has no such words, and cross entropy does as well. Where
-    each name has a serial number, cross entropy memorizes it: that model wins less than GRPO, and
-    PaW wins more (three_worlds.py).
+    each name has a serial number, cross entropy memorizes it: that model wins no more than GRPO,
+    and PaW wins more (three_worlds.py).
     """
     return 1 - logp.exp()
 

@@ -21,7 +21,7 @@ and the prompt does not show:
 Both can be won without an experiment by an agent that knows the fact. The start model imitates the
 procedure, with chance where the fact decides. It is trained at the first run, in data/scienceworld.
 Rerun a command to resume it. GRPO learns lifespan in ten minutes, from 26 to 73 % on held-out
-variations; PaW adds nothing in this setting (research/scienceworld).
+variations; no effect of PaW was seen (research/scienceworld).
 """
 
 import logging

@@ -286,7 +286,10 @@ def tables(known: dict) -> dict[str, str]:
             lines.append(f"{row} | {' | '.join(gains)} |")
         made[world] = "\n".join(lines)
     compared_pairs = sum(table.count("[") for table in made.values())
-    made["comparisons"] = f"{compared_pairs} comparisons; none is corrected for their number."
+    made["comparisons"] = (
+        f"{compared_pairs} intervals, some of one pair twice, such as PaW and GRPO; "
+        "none is corrected for their number."
+    )
     return made
 
 
