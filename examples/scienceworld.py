@@ -132,6 +132,7 @@ def load(cfg: Config, data: str) -> Tasks:
     lists = {"dev": "getVariationsDev", "test": "getVariationsTest"}
     if cfg.eval_split not in lists:
         raise UserError(f"--eval-split {cfg.eval_split} is not ScienceWorld's: use dev or test.")
+    engine()  # Where a package or Java is missing, this says so before the next line needs it.
     from py4j.protocol import Py4JError
 
     try:

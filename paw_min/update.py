@@ -314,7 +314,7 @@ def group_lambdas(cfg: Config, rows: Rows) -> dict[int, float]:
 def reference_logp(cfg: Config, policy: Policy, reference: Policy, rows: Rows) -> Tensor:
     """log pi_ref(a_t) of the start model -> (N, T)."""
     # Once per update: the reference never changes, so all mini-batches share this pass.
-    if reference is policy:  # with LoRA: without its adapters, it is the start model
+    if reference is policy:  # LoRA: without its adapters, it is the start model
         with adapters_off(policy):
             return score_responses(policy, rows.tokens, cfg.micro_tokens).logp
     # Where the GPU has no room for it, it is there for this pass only (session.make_reference).

@@ -233,6 +233,14 @@ def test_an_engine_that_ends_while_tasks_are_listed(java, monkeypatch):
         scienceworld.load(Config(eval_split="dev"), FRICTION)
 
 
+def test_a_missing_package_is_a_sentence_where_tasks_are_listed(monkeypatch):
+    monkeypatch.setattr(scienceworld, "_java", None)
+    for name in ("py4j.java_gateway", "py4j.protocol"):
+        monkeypatch.setitem(sys.modules, name, None)  # as if it was not installed
+    with one_sentence("pip install scienceworld==1.2.3"):
+        scienceworld.load(Config(eval_split="dev"), FRICTION)
+
+
 def test_help_needs_no_java(tmp_path):
     command = [sys.executable, "-m", "examples.scienceworld", "--help"]
     done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True)

@@ -36,7 +36,7 @@ from paw_min.base.errors import UserError
 from paw_min.base.files import reading
 
 SCALE = 2  # s; peft's lora_alpha is s r
-PREFIX = "base_model.model."  # of the names in peft's files
+PREFIX = "base_model.model."  # what names in peft's files begin with
 # Families that read weights past their adapters, or share layers.
 UNMERGED = ("jamba", "zamba")
 # What peft (utils/transformers_weight_conversion.py) takes for parts of fused experts.

@@ -34,8 +34,8 @@ from paw_min.rows import Episode, Rows, TokenRow
 # Measured: 1e-6 in fp32; in bf16 on a CPU 0.008 for the stand-in of ALFWorld, 0.033 for
 # SmolLM2-135M; published: about 0.01. A failed sync gives 0.4 and more (tests/test_vllm.py).
 MAX_GAP = {"fp32": 1e-3, "bf16": 0.1}
-PROMPTS = ("hello", "hello " * 20)  # of two lengths, so that the shorter one is padded
-TOKENS = 10  # of a response in check_start
+PROMPTS = ("hello", "hello " * 20)  # two lengths, so that the shorter one is padded
+TOKENS = 10  # length of a response in check_start
 PANEL = 16  # responses of an evaluation that are compared
 # s B A beside W, as a ratio of standard deviations. In bf16, SmolLM2-135M then has a gap of 0.05,
 # and 1.3 where the adapters are missing.

@@ -29,12 +29,12 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from paw_min.model.policy import Policy
 
-CPU_ROWS = 64  # of a batch on a CPU: other batches would round other digits
+CPU_ROWS = 64  # rows of a batch on a CPU: other batches would round other digits
 
 
 @dataclass
 class Request:
-    slot: int  # of the pool; returned with the response
+    slot: int  # the pool's; returned with the response
     prompt_ids: list[int]
     seed: int
 
@@ -42,7 +42,7 @@ class Request:
 @dataclass
 class Response:
     slot: int
-    ids: list[int]  # as sampled, up to and including the first end token
+    ids: list[int]  # the sampled ones, up to and including the first end token
     logps: list[float]  # log-probability of each token, in nats, at the sampling temperature
     cut: bool = False  # stopped by the limit of tokens, before an end token
 
@@ -168,9 +168,9 @@ def rows_that_fit(policy: Policy, free: int, prompt_tokens: int, new_tokens: int
     inner = getattr(config, "intermediate_size", None) or 4 * width
     number = 2 if policy.precision == "bf16" else 4  # bytes of a number in a pass
 
-    cache = 2 * config.num_hidden_layers * key_heads * head_width * number  # of a token
+    cache = 2 * config.num_hidden_layers * key_heads * head_width * number  # bytes of a token
     # The residual stream and its norm in fp32; queries, keys, values, results; gate, up, product.
-    layer = 4 * 3 * width + number * (4 * width + 3 * inner)  # of a token
-    logits = 7 * 4 * config.vocab_size  # of a row
+    layer = 4 * 3 * width + number * (4 * width + 3 * inner)  # bytes of a token
+    logits = 7 * 4 * config.vocab_size  # bytes of a row
     row = (prompt_tokens + new_tokens) * cache + prompt_tokens * layer + logits
     return max(1, int(free / 2 / row))

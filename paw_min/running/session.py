@@ -40,7 +40,7 @@ from paw_min.running.runs import Run, updates_done
 from paw_min.running.tasks import draw_groups, panel
 
 PANEL_SLOTS = 128  # at most this many slots of the pool serve the panel
-WEIGHT_DECAY = 0.01  # of AdamW; verl-agent
+WEIGHT_DECAY = 0.01  # AdamW's; verl-agent
 
 
 @dataclass
@@ -214,7 +214,7 @@ def make_reference(
     if cfg.kl_coef == 0:
         return None
     if cfg.lora_rank:
-        return policy  # with its adapters off
+        return policy  # its adapters are off in the reference's passes
     return freeze(load_policy(folder, cfg.temperature, "cpu", precision)).to(device)
 
 
