@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from paw_min.config import parse_args
 from paw_min.envs.alfworld import AlfworldEnv, list_games
 from paw_min.envs.alfworld.env import TASK_TYPES, find_data
+from paw_min.envs.benchmarks import presets_of
 from paw_min.toy import DATA, default_data
 from tests.helpers import one_sentence
 
@@ -41,11 +43,11 @@ def copy_game(path, folder):
 def test_data_is_found_from_either_folder_and_from_the_environment(data, monkeypatch):
     inner = data / "json_2.1.1"
     monkeypatch.setenv("ALFWORLD_DATA", str(data))
-    assert find_data(data) == find_data(str(inner)) == find_data(default_data("alfworld")) == inner
+    cfg, _ = parse_args("alfworld", presets_of("alfworld"), "", [])
+    assert find_data(data) == find_data(str(inner)) == find_data(cfg.data) == inner
 
 
 def test_default_data_are_generated(tmp_path, monkeypatch):
-    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     monkeypatch.setattr("paw_min.toy.alfworld_games.GENERATED", {"valid_seen": 1})
     monkeypatch.chdir(tmp_path)
     assert default_data("alfworld") == str(DATA / "alfworld")

@@ -51,7 +51,8 @@ def with_code(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("load", [
-    load_tokenizer, load_policy, lambda folder: memory.check(Config(), folder, "cpu"), Encoder,
+    load_tokenizer, load_policy, Encoder,
+    lambda folder: memory.check(Config(), folder, "fp32", "cpu"),
 ])
 def test_no_code_of_a_model_is_run(with_code, load):
     """On a terminal, transformers asks whether to run it."""

@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paw_min import losses
+from paw_min.base.errors import UserError
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context
 from paw_min.model.batches import collate
-from paw_min.model.policy import Policy, load_policy, turn_end
+from paw_min.model.policy import Policy, load_policy, load_tokenizer, turn_end
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.rows import TokenRow
 from paw_min.toy import standins
@@ -355,6 +356,11 @@ def test_damaged_model_folders_are_one_sentence(tmp_path, damage, reason):
     damage(policy, tmp_path)
     with one_sentence(reason) as error:
         load_policy(str(tmp_path))
+    # A plan reads no weights. What it can know, it refuses in the same words.
+    if damage not in (fewer_layers, cut_weights, without_a_weight, no_numbers):
+        with pytest.raises(UserError) as planned:
+            load_tokenizer(str(tmp_path))
+        assert str(planned.value) == str(error.value)
     assert str(tmp_path) in str(error.value) or "Qwen3ForCausalLM" in str(error.value)
 
 

@@ -17,7 +17,7 @@ hidden size.
 import json
 import re
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import date
 from functools import cached_property
 from pathlib import Path
@@ -232,12 +232,8 @@ class Policy(torch.nn.Module):
         return {name: weight for name, weight in weights.items() if not name.startswith(MODEL)}
 
 
-def load_tokenizer(folder: str, positions: int = 0):
-    """Tokenizer of a Hugging Face folder or hub name.
-
-    UserError if it has no model, one that check_config refuses, one for fewer positions (tokens),
-    or no chat template that writes a user's message.
-    """
+def load_config(folder: str):
+    """config.json of a Hugging Face folder or hub name; UserError if there is none."""
     with load_errors(folder):
         if Path(folder).exists() and not (Path(folder) / "config.json").is_file():
             remedy = "give a Hugging Face model folder, or checkpoint-... of a run"
@@ -245,9 +241,25 @@ def load_tokenizer(folder: str, positions: int = 0):
                 remedy = f"copy config.json and the tokenizer of {start} into this adapter's folder"
             raise UserError(f"{folder} has no config.json: {remedy}.")
         look_on_hub(folder)
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        check_config(config, folder)
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+
+
+def load_tokenizer(folder: str, positions: int = 0):
+    """Tokenizer of a Hugging Face folder or hub name.
+
+    UserError if it has no model, one that check_config refuses, one for fewer positions (tokens),
+    end tokens that it has not, or no chat template that writes a user's message.
+    """
+    config = load_config(folder)
+    with load_errors(folder):
+        model = check_config(config, folder)
         tokenizer = published_tokenizer(folder, config.model_type)
+        size = model.get_input_embeddings().num_embeddings
+        if len(tokenizer) > size:
+            raise UserError(f"{folder}: {len(tokenizer)} tokens for {size} embeddings: use another")
+        with suppress(OSError):  # not every model has this file
+            model.generation_config = GenerationConfig.from_pretrained(folder)
+        end_tokens(model, tokenizer)  # ValueError for one that is no token
         if tokenizer.chat_template is None:
             raise UserError(f"{folder} has no chat template: use an instruct model")
         if "hello" not in render(tokenizer, [{"role": "user", "content": "hello"}]):
@@ -288,8 +300,8 @@ def steps(tokenizer: Tokenizer) -> dict:
     return {name: parts[name] for name in ("normalizer", "pre_tokenizer", "model", "decoder")}
 
 
-def check_config(config, folder: str) -> None:
-    """UserError for a model that would be trained or saved wrongly, by its config.json.
+def check_config(config, folder: str):
+    """The model without weights; UserError if it would be trained or saved wrongly.
 
     Quantized weights would be trained as floats and quantized again when saved. And `forward`
     needs logits that are the hidden states times the head's weight: some models have a bias there,
@@ -316,6 +328,7 @@ def check_config(config, folder: str) -> None:
     if not (given[0].equal(hidden) and changed.equal(logits)):
         raise UserError(f"{name} changes its logits after the head, or what enters it, as its "
                         "config.json says, which is not supported: use another model")
+    return model
 
 
 class Hidden(BaseModelOutputWithPast):
@@ -449,9 +462,6 @@ def load_policy(
         if info["unexpected_keys"]:
             raise UserError(f"{folder} has weights for {min(info['unexpected_keys'])}, which its "
                             "config.json does not: restore config.json, or use another")
-        size = model.get_input_embeddings().num_embeddings
-        if len(tokenizer) > size:
-            raise UserError(f"{folder}: {len(tokenizer)} tokens for {size} embeddings: use another")
         return Policy(model.to(device), tokenizer, temperature, precision)
 
 

@@ -71,10 +71,12 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
         # Before the data, which may take minutes to generate: can the model be used at all?
         check_tokenizer(cfg, start_folder)
         check_layers(cfg, start_folder)
-        if not eval_only:
-            memory.announce(cfg, start_folder, device)
+        if not eval_only and distributed.rank() == 0:
+            sizes = memory.check(cfg, start_folder, precision, device)
+            if device.startswith("cuda"):
+                say(f"memory    {sizes}")
         tasks = find_tasks(cfg)
-    reference_on = memory.reference_device(cfg, start_folder, precision == "bf16", device)
+    reference_on = memory.reference_device(cfg, start_folder, precision, device)
 
     checkpoint = run.checkpoint()
     # A rank with other weights would go on unnoticed: its gradients are summed with those of all.
@@ -149,7 +151,7 @@ def check_machine(cfg: Config) -> None:
 
 def check_tokenizer(cfg: Config, folder: str) -> None:
     """UserError for a model whose positions or chat template do not suffice."""
-    tokenizer = load_tokenizer(folder, cfg.max_prompt_tokens + cfg.max_response_tokens)
+    tokenizer = load_tokenizer(folder, cfg.context_length)
     if cfg.wm_separator == "turn":
         turn_text(tokenizer)
 
@@ -180,10 +182,9 @@ def forward_precision(precision: str, device: str) -> str:
 def make_sampler(cfg: Config, folder: str, precision: str) -> HFSampler | VLLMSampler:
     if cfg.sampler == "transformers":
         return HFSampler()
-    length = cfg.max_prompt_tokens + cfg.max_response_tokens
     if distributed.rank() == 0:
         say("starting vLLM, which compiles: minutes without output on a GPU")
-    return VLLMSampler(folder, length, precision, cfg.vllm_memory, cfg.seed)
+    return VLLMSampler(folder, cfg.context_length, precision, cfg.vllm_memory, cfg.seed)
 
 
 def recompute_activations(model) -> None:
@@ -248,7 +249,7 @@ def find_tasks(cfg: Config) -> Tasks:
 
 
 def dry_run(cfg: Config) -> None:
-    """Check model and data, generated if needed, and print the plan; each error on its line."""
+    """Check memory, model and data, and print the plan; each error on its line."""
     missing = []
 
     @contextmanager
@@ -259,20 +260,27 @@ def dry_run(cfg: Config) -> None:
             if str(error) not in missing:
                 missing.append(str(error))
 
+    device = distributed.usual_device()
     with noting_errors():
         model = start_model(cfg)
-        check_tokenizer(cfg, model)
-        check_layers(cfg, model)
         print(f"model     {model}")
-        if cfg.sampler == "vllm" and not torch.cuda.is_available():
-            print(f"memory    {memory.on_cards(cfg, model)}")
-        print(f"memory    {memory.check(cfg, model, distributed.usual_device())}")
+        if device == "cpu" and cfg.sampler == "vllm":  # the plan of a run on another machine
+            sizes = memory.on_cards(cfg, model, forward_precision(cfg.precision, "cuda"))
+        else:
+            sizes = memory.check(cfg, model, forward_precision(cfg.precision, device), device)
+        print(f"memory    {sizes}")
+    with noting_errors():
+        check_tokenizer(cfg, start_model(cfg))
+        check_layers(cfg, start_model(cfg))
     with noting_errors():
         check_machine(cfg)
     with noting_errors():
-        tasks = find_tasks(cfg)
-        counts = f"{len(tasks.train)} training tasks, panel of {len(tasks.held_out)}"
-        print(f"data      {described_data(cfg)}: {counts}")
+        if cfg.data or toy.folder_of(cfg.env).exists():
+            tasks = find_tasks(cfg)
+            counts = f"{len(tasks.train)} training tasks, panel of {len(tasks.held_out)}"
+            print(f"data      {described_data(cfg)}: {counts}")
+        else:
+            print(f"data      {toy.folder_of(cfg.env)}: not there, the run generates it")
 
     episodes = cfg.groups * cfg.group_size
     rows = episodes * cfg.max_turns
@@ -282,7 +290,7 @@ def dry_run(cfg: Config) -> None:
         evaluations += (cfg.updates - 1) // cfg.eval_every
     print(
         f"updates   {cfg.updates} of {cfg.groups} tasks x {cfg.group_size} = {episodes} episodes, "
-        f"at most {cfg.max_turns} turns: up to {rows} rows of up to {memory.row_tokens(cfg)} "
+        f"at most {cfg.max_turns} turns: up to {rows} rows of up to {cfg.row_length} "
         "tokens\n"
         f"training  {cfg.algo}{' with PaW' if cfg.paw else ''}, up to {steps} optimizer steps per "
         f"update, {cfg.micro_tokens} tokens per pass\n"

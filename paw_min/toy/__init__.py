@@ -4,7 +4,6 @@ Runs that name no data or no model use `default_data` and `default_model`.
 """
 
 import json
-import os
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
@@ -18,19 +17,20 @@ GENERATORS = {  # the module of each, with a function `generate`
 }
 
 
-def default_data(env: str) -> str:
-    """The data folder of a run that names none; generated on first use (ALFWorld: a minute).
-
-    ALFWorld has a variable of its own, $ALFWORLD_DATA.
-    """
-    if env == "alfworld" and os.environ.get("ALFWORLD_DATA"):
-        return os.environ["ALFWORLD_DATA"]
+def folder_of(env: str) -> Path:
+    """The data folder of a run that names none; UserError for a benchmark without a generator."""
     if env not in GENERATORS:
         raise UserError(f"{env} generates no data: give --data, or set data in its preset (to any "
                         "text if its `load` reads none).")
+    return DATA / env
+
+
+def default_data(env: str) -> str:
+    """The same folder, generated on first use (ALFWorld: a minute)."""
+    folder = folder_of(env)
     # Imported here: each generator needs its benchmark's packages, a run only those of its own.
     generator = import_module(f"paw_min.toy.{GENERATORS[env]}")
-    return str(generator.generate(DATA / env))
+    return str(generator.generate(folder))
 
 
 def default_model(env: str) -> str:

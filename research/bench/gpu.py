@@ -351,9 +351,9 @@ def update(device: str, tiny: bool, name: str) -> dict:
         # LoRA: the share of the preset `24gb`, of a card of this size.
         vllm_memory=min(1.0, 0.6 * CARD / gpu_bytes) if lora and gpu_bytes else 0.4,
     )
-    ours = estimate(cfg, config, ranks=1, bf16=True, gpu_bytes=gpu_bytes)
-    if ours.peak > free:
-        raise SystemExit(f"needs {ours.peak / 1e9:.1f} GB, {free / 1e9:.1f} are free")
+    ours = estimate(cfg, config, ranks=1, precision="bf16", gpu_bytes=gpu_bytes)
+    if ours.needed > free:
+        raise SystemExit(f"needs {ours.needed / 1e9:.1f} GB, {free / 1e9:.1f} are free")
 
     with tempfile.TemporaryDirectory() as folder:
         load = partial(make_policy, config, device)

@@ -31,7 +31,7 @@ def open_agent(cfg: Config, name: str, slips: float) -> Iterator[Play]:
         yield partial(play_rules, cfg, name, slips)
         return
     # UserError if a prompt may be longer than the model's positions.
-    load_tokenizer(start_model(cfg), cfg.max_prompt_tokens + cfg.max_response_tokens)
+    load_tokenizer(start_model(cfg), cfg.context_length)
     with loaded(cfg) as (policy, sampler):
         yield partial(play_model, cfg, policy, sampler)
 

@@ -70,7 +70,7 @@ def imitate(job: Word2WorldJob) -> dict:
                             f"{max(1, wins)}: collect more.")
         won += of_file[: wins or None]
     # UserError if a prompt may be longer than the model's positions.
-    load_tokenizer(start_model(cfg), cfg.max_prompt_tokens + cfg.max_response_tokens)
+    load_tokenizer(start_model(cfg), cfg.context_length)
     policy = load(cfg, start_model(cfg))
     optimizer = torch.optim.AdamW(policy.parameters(), lr=job.settings.lr)
     prompt = BENCHMARKS[cfg.env].prompts[cfg.prompt]
