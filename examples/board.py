@@ -43,7 +43,7 @@ FOLDER = Path(__file__).parent.parent / "research" / "board"
 RESULTS = FOLDER / "results.jsonl"
 # No study has used them, and nothing was tuned on them. Ideas that are tuned on the board are.
 SEEDS = range(5000, 5004)
-# Not cross_entropy, which also trains the start model, nor RL: those are the same for all.
+# cross_entropy, which also trains the start model, and RL are the same for all entries.
 # Each with arguments to try it on: 8 transitions in 4 groups of 2 episodes, 3 tokens of o'.
 LOGP = torch.full((8, 3), -1.0)
 REPLACEABLE = {

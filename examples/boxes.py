@@ -8,7 +8,7 @@
 
 Each of 64 people has a box of one of 8 materials, and each material is opened by one of 8 tools. A
 task is two boxes, each tried once; it is won if both open. No prompt says what a box is made of.
-Each observation does, also after a wrong tool:
+Each observation does, even after a wrong tool:
 
     Box of Alice| hammer| iron shut                    prompt | response | observation
 

@@ -7,7 +7,7 @@
 The world of locks (one_file.py) in ALFWorld's engine. There are 128 kinds of objects, each of one
 of 8 materials, and 8 receptacles, each of which cleans the objects of one material. The agent holds
 two objects, and may try to clean each once. The game is won if both are clean. No prompt says what
-an object is made of. Each observation does, also after a wrong receptacle:
+an object is made of. Each observation does, even after a wrong receptacle:
 
     <user>clean bluemug 1 with<agent>fridge<end>Dirty clay.
 
@@ -51,7 +51,7 @@ RECEPTACLES = ("BathtubBasin", "CoffeeMachine", "Fridge", "Microwave", "SinkBasi
                "Toaster", "Toilet")
 TASK = "clean what you hold"  # the same text in all games, so the engine parses one grammar
 ROUNDS = 16  # pairs per kind in train: with 2, a kind met few others, and PaW learned slowly
-SEED = 2  # by default: the first one of the study
+SEED = 2  # the default is the first seed of the study
 WARM_STEPS = 300
 WARM_ROWS = 256  # transitions per such step
 WARM_LR = 1e-3
@@ -226,7 +226,7 @@ class Env(AlfworldEnv):
 
     def step(self, command: str) -> Step:
         self.current = super().step(f"{begun(self.current.admissible)} {command} 1")
-        # Over, won or not, once both objects were tried: also with more than two turns.
+        # The episode is over once both objects were tried, even with more than two turns.
         left = any(command.startswith("clean ") for command in self.current.admissible)
         self.current.done = self.current.done or not left
         return self.current
@@ -272,7 +272,7 @@ def warm_start(folder: Path, seed: int) -> None:
     rng = random.Random(f"hidden warm start {seed}")
     kinds = [kind.lower() for kind in KINDS]
     receptacles = [kind.lower() for kind in RECEPTACLES]
-    # As often as random receptacles clean.
+    # Shown objects are clean as often as random receptacles clean.
     outcomes = ["Clean"] + ["Dirty"] * (len(RECEPTACLES) - 1)
     observations = [f"{outcome} {material}." for material in MATERIALS for outcome in outcomes]
     texts = [*observations, *(f"clean {kind} 1 with" for kind in [*kinds, *receptacles])]

@@ -42,7 +42,7 @@ FIGURE = """\
 from IPython.display import Image
 
 Image("one_file.png", width=500)"""
-# For the exercises that need this file alone, by their number in EXERCISES.md.
+# Cells for the exercises that need this file alone, by their number in EXERCISES.md.
 CELLS = {
     1: """\
 curve = run(0, Arm(rho=0.1), name="rho 0.1")

@@ -37,7 +37,7 @@ from paw_min.retrieval.server import guard, listen, serve
 
 SESSIONS = 256  # each has a thread, and an environment once it has been reset
 MAX_COMMAND = 100_000  # characters
-# As the preset paper, where it changes the episodes; but WebShop has all products.
+# Episodes are those of the preset paper, but WebShop has all products.
 SETTINGS = {"alfworld": {}, "webshop": {"eval_split": "test"},
             "search": {"eval_split": "test", "max_turns": 4}}
 
@@ -174,14 +174,14 @@ def make_app(games: Games) -> FastAPI:
     app = create_app(
         partial(GameSession, games), CommandAction, StepObservation, max_concurrent_envs=SESSIONS
     )
-    # Our environments are no MCP servers, and a session that OpenEnv's POST /mcp begins has no end.
+    # Our environments are not MCP servers, and OpenEnv's POST /mcp begins a session without an end.
     app.router.routes[:] = [route for route in app.router.routes if route.path != "/mcp"]
 
     @app.post("/mcp")
     def no_tools(call: Call):  # `openenv validate --url` wants an answer in JSON-RPC
         error = {"code": -32601, "message": "this environment has no MCP: use /ws"}
         answer = {"jsonrpc": "2.0", "id": call.id, "error": error}
-        # In ASCII, since an id may be half of a surrogate pair.
+        # The text is ASCII, since an id may be half of a surrogate pair.
         return Response(json.dumps(answer), media_type="application/json")
 
     guard(app)

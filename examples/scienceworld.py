@@ -44,7 +44,7 @@ from paw_min.toy.standins import Demonstration, imitate, make_model, make_tokeni
 FRICTION = "inclined-plane-friction-named-surfaces"
 LIFESPAN = "lifespan-longest-lived"
 CHOSEN = (FRICTION, LIFESPAN)
-TRAIN, HELD_OUT = 128, 32  # at most so many variations of a task: they have from 10 to 1,386
+TRAIN, HELD_OUT = 128, 32  # most variations per task; a task has from 10 to 1,386
 R_MAX = 10.0  # the return of a score of 100
 
 
@@ -79,7 +79,7 @@ def engine():
         except ValueError as error:  # it has ended without the number of its port
             raise UserError("Java does not start, or is older than version 8: `java -Xmx3g "
                             "-version` says why.") from error
-        # Of an engine that has died, py4j logs a page for each object that is forgotten.
+        # py4j logs a page for each forgotten object of an engine that has died.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         port = GatewayParameters(port=port)
         _java = JavaGateway(gateway_parameters=port, java_process=process)
@@ -101,7 +101,7 @@ class ScienceWorld:
 
     def reset(self, task: str) -> Step:
         java = engine()
-        if self.java is not java:  # at first, or after its end
+        if self.java is not java:  # the first call, or the engine has ended
             self.simulator = java.jvm.scienceworld.runtime.pythonapi.PythonInterface()
             self.java = java  # last: if the line above fails, the next reset tries again
         # The methods of scienceworld.ScienceWorldEnv, without the list of all valid commands that
@@ -148,7 +148,7 @@ def list_tasks(cfg: Config, data: str, held_out_list: str) -> Tasks:
     train, held_out = [], []
     for name in data.split(","):
         if name not in known:
-            raise UserError(f"--data {name} is no task of ScienceWorld: use {', '.join(known)}.")
+            raise UserError(f"--data {name} is not a task of ScienceWorld: use {', '.join(known)}.")
         simulator.load(name, 0, "", False)
         # Neighbors have nearly the same task: take some from everywhere.
         for tasks, numbers, most in (
@@ -254,7 +254,7 @@ def warm_start(folder: Path) -> None:
         name = CHOSEN[episode % len(CHOSEN)]
         task = rng.choice([task for task in tasks if task.startswith(name)])
         rows += demonstrate(env, task, rng)
-    percents = " ".join(f"{i}%" for i in range(101))  # also those that no demonstration shows
+    percents = " ".join(f"{i}%" for i in range(101))  # no demonstration shows all of them
     tokenizer = make_tokenizer([percents, *(text for row in rows for text in row)])
     policy = Policy(make_model(tokenizer, seed=0), tokenizer)
     imitate(policy.model, tokenizer, rows, seed=0, steps=WARM_STEPS)
@@ -276,7 +276,7 @@ PRESETS = {
         eval_temperature=1.0, save_every=5, lr=1.5e-4, beta2=0.95, mini_batch=64, micro_tokens=4096,
         entropy_coef=0.0, wm_separator="none",
     ),
-    # For one GPU of 80 GB, on which it was not tried.
+    # This preset is for one GPU of 80 GB, on which it was not tried.
     "instruct": dict(
         model="Qwen/Qwen2.5-1.5B-Instruct", data=",".join(CHOSEN), eval_split="dev",
         history_length=10, max_turns=30, sampler="vllm", workers=4, grad_checkpointing=True,

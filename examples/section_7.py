@@ -60,7 +60,7 @@ def multi_step(rows: list[TokenRow], trajectory: list[int], k: int) -> list[Toke
     rows: in time order within each trajectory. The actions in between are context, not targets.
     An empty observation ends the chain: after a purchase, or an invalid or the last turn of search.
     """
-    # From the end to the start, so that the later rows of each trajectory are known.
+    # The loop runs from the end, so that the later rows of each trajectory are known.
     following: dict[int, list[TokenRow]] = {}  # trajectory -> its later rows, the nearest first
     longer = []
     for row, label in zip(reversed(rows), reversed(trajectory), strict=True):

@@ -73,7 +73,7 @@ class PaWTrainer(GRPOTrainer):
         r_max = self.args.r_max
         lambdas = {g: balance.lambda_g(mean, r_max) for g, mean in means.items()}  # Eq. 10
         pool = [(rank, group[n], entropy[n, k].item()) for n, k in exists.nonzero().tolist()]
-        pool = gather_object(pool)  # of all processes
+        pool = gather_object(pool)  # all processes
         ranks = torch.tensor([entry[0] for entry in pool])
         groups = [entry[1] for entry in pool]
         entropies = torch.tensor([entry[2] for entry in pool])
@@ -89,7 +89,7 @@ class PaWTrainer(GRPOTrainer):
     def _compute_loss(self, model, inputs):
         loss = super()._compute_loss(model, inputs)
         _, targets = transitions(inputs)  # (N, K, C), of a micro-batch
-        logp = self._scores[0][:, None].expand(targets.shape)  # of the pass that TRL just made
+        logp = self._scores[0][:, None].expand(targets.shape)  # TRL just made this pass
         row_loss = cmae.clipped_mae(logp.flatten(0, 1), targets.flatten(0, 1), self.args.rho)
         # TRL makes `steps` optimizer steps per generation batch and averages over the processes.
         steps = self.args.steps_per_generation / self.current_gradient_accumulation_steps
@@ -122,7 +122,7 @@ def play(games: list[str], trainer: GRPOTrainer, max_turns: int = 8) -> dict[str
     playing = list(range(len(games)))
     returns = [0.0] * len(games)
 
-    # As Policy.decode: the tags of an action are text, also where a tokenizer calls them special.
+    # The tags of an action are text even where a tokenizer calls them special (Policy.decode).
     control_ids = set(tokenizer.convert_tokens_to_ids(sorted(special_tokens(tokenizer))))
 
     def decode(ids: list[int]) -> str:
@@ -147,7 +147,7 @@ def play(games: list[str], trainer: GRPOTrainer, max_turns: int = 8) -> dict[str
         env_mask[n] += [generated] * len(ids)
         obs_mask[n] += [observed] * len(ids)
 
-    # Of this stand-in, <user>. Other templates end the response first, which may have ended itself:
+    # This stand-in has <user>. Other templates end the response first, which may have ended itself:
     # see Policy.separator.
     separator = encode(turn_text(tokenizer))
     prompt_ids = [prompt(context) for context in contexts]  # h_0
@@ -163,7 +163,7 @@ def play(games: list[str], trainer: GRPOTrainer, max_turns: int = 8) -> dict[str
             context.admissible = step.admissible
             returns[n] += step.reward
             add(n, ids, generated=1)  # a_t
-            add(n, separator)  # in no loss
+            add(n, separator)  # no loss counts it
             add(n, encode(plain(step.observation)), observed=1)  # o_{t+1}
             if step.done or len(context.history) == max_turns:
                 playing.remove(n)
@@ -186,7 +186,7 @@ if __name__ == "__main__":
     with user_errors():
         try:
             (config,) = parser.parse_args_into_dataclasses()
-        except ValueError as error:  # of PaWConfig, or of an unknown flag
+        except ValueError as error:  # PaWConfig refused a value, or a flag is unknown
             raise UserError(str(error)) from error
         games = Dataset.from_dict({"prompt": list_games(toy.default_data("alfworld"), "train")})
         model = toy.default_model("alfworld")

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 Keys = Sequence[Hashable] | Tensor  # one label per row: hashables or an integer tensor
-EPS = 1e-6  # beside the std
+EPS = 1e-6  # added to the std
 
 
 def penalized(values: Tensor, valid: Tensor, penalty: float) -> Tensor:

@@ -91,7 +91,7 @@ def fit_critic(
             old_value = to_columns(old[batch.index], value)  # (B, S)
             target = to_columns(returns[batch.index], value)  # (B, S)
             per_token = value_loss(value, old_value, target)
-            # As in update.loss_parts: a part of the token mean over the mini-batch.
+            # This is a part of the token mean over the mini-batch, as in update.loss_parts.
             share = int(batch.response_mask.sum()) / n_tokens
             loss = share * losses.masked_mean(per_token, batch.response_mask)
             loss.backward()

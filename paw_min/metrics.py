@@ -85,7 +85,7 @@ class UpdateMetrics:
             self.add_mean(name, value.item(), weight=n_response)
         if parts.observations is not None:
             scored = batch.obs_mask.any(-1)  # (B,) rows with an observation
-            row_loss = parts.observations.per_row[scored].mean()  # before weights
+            row_loss = parts.observations.per_row[scored].mean()  # no weights
             self.add_mean("wm_loss", row_loss.item(), weight=int(scored.sum()))
             first_p = parts.first_p[scored].mean()
             self.add_mean("wm_p_first", first_p.item(), weight=int(scored.sum()))

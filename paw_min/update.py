@@ -332,7 +332,7 @@ def gradient_step(policy: Policy, optimizer) -> Tensor:
     norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), GRAD_CLIP)
     norm = distributed.whole(norm)
     if not torch.isfinite(norm):
-        # Before the step: the weights are still those of the last finite one.
+        # The step has not been made: the weights are still those of the last finite one.
         raise NonFinite(f"the gradient norm became {norm.item()}")
     optimizer.step()
     return norm

@@ -168,7 +168,7 @@ def check(func, name: str, args: tuple, kwargs: dict, tensors: list[torch.Tensor
         return
     if name in INDEXING and isinstance(args[0], Remote):
         tensors = [x for x in args if isinstance(x, torch.Tensor)]  # without the indices
-    # Of a CPU tensor, only a number may be read, and none written.
+    # Only a number may be read from a CPU tensor, and nothing may be written to one.
     takes_numbers = torch.Tag.pointwise in func.tags or name in TAKE_NUMBERS
     written = [
         id(x)

@@ -101,7 +101,7 @@ def test_a_run(start, tmp_path):
     train.train(Config(**settings))
     line = runs.read_metrics(tmp_path / "r")[1]
     assert line["grad_norm"] > 0 and line["rows"] == 16 and line["tokens_forward"] <= 16 * 6
-    # Only a response that is no tool has no end.
+    # Only a response that is not a tool has no end.
     assert line["responses_cut"] + line["valid"] == pytest.approx(1.0)
     policy = load_policy(str(start))
     assert {policy.decode([token]) for token in policy.eos_ids[1:]} == set(boxes.TOOLS)

@@ -221,7 +221,7 @@ def test_names_contain_each_setting_that_was_changed(env):
             names[f.name] = cfg.name
         if value == "":
             continue  # refused
-        # A flag that repeats the preset is no change.
+        # A flag that repeats the preset is not a change.
         same = [flag(f.name) if value else flag(f.name).replace("--", "--no-")]
         assert parse(*(same if f.type is bool else [flag(f.name), str(value)]), env=env) == plain
     assert names["seed"] == f"{env}-tiny-grpo-paw-seed3"

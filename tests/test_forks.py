@@ -66,7 +66,7 @@ def gradients_of_steps(s: SimpleNamespace) -> list[torch.Tensor]:
 def add_answers(policy, rows, weights, loss_of=torch.neg) -> None:
     """Add the gradient of sum_i w_i * (mean loss over the answer of row i), row by row.
 
-    Given tokens are no part of an answer. loss_of: of log p of the tokens; -log p.
+    Given tokens are not a part of an answer. loss_of: of log p of the tokens; -log p.
     """
     for row, weight in zip(rows, weights, strict=True):
         answer = [k for k in range(len(row.obs_ids)) if k not in row.given]
@@ -147,7 +147,7 @@ def test_a_world_of_examples_takes_a_fork_like_a_benchmark(name, monkeypatch):
 
 
 @pytest.mark.parametrize("module, part", [
-    ("examples.kitchen", "examples.kitchen is no module here"),
+    ("examples.kitchen", "examples.kitchen is not a module here"),
     ("paw_min.envs.search.presets", "has no function run"),
 ])
 def test_a_module_that_is_no_world(module, part, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
-# Of these, the test has numbers of its own.
+# The test has numbers of its own for these.
 PARITY = {
     "runner": "vLLM V2", "gaps": {"vllm, LoRA": 1e-6}, "gradients": {"Eq. 5": 2e-7},
     "checkpoint": 0.0,

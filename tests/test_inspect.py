@@ -211,7 +211,7 @@ def choose(browser, name: str, value) -> None:
                 "input.dispatchEvent(new Event('input', {bubbles: true}))")
 
 
-# Of each observation token, by transition and column: alpha of its color, struck?, its share in %.
+# Each observation token, by transition and column: alpha of its color, struck?, share in %.
 TOKENS = """D.steps.map((s, i) => (show(i), D.weights.map((w, k) => [...document.querySelectorAll(
     `#observation [data-weights=${w.label}] [data-i]`)].map(span => {
         read(span);

@@ -90,7 +90,7 @@ def test_adapters_are_merged_right_in_other_kinds_of_models(kind, tmp_path):
     batch = collate(TOKEN_ROWS, [True] * 3, policy.pad_id)
     start = policy(batch)[0]
     with_adapters(policy, "fp32")
-    # On layers of the decoder only, none of which is a stack of experts.
+    # Adapters are on layers of the decoder only, none of which is a stack of experts.
     trained = [name for name, p in policy.named_parameters() if p.requires_grad]
     assert trained and all(".lora_" in name and "vision" not in name for name in trained)
     assert {type(layer).__name__ for layer in lora.adapted_layers(policy)} == {"Linear"}

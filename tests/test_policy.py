@@ -211,7 +211,7 @@ def test_end_tokens_of_published_templates(name, end):
     others = ["<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|user|>", "<｜User｜>"]
     tokenizer.add_special_tokens({"extra_special_tokens": [end, *others]})
     assert turn_end(tokenizer) == tokenizer.convert_tokens_to_ids(end)
-    # What begins the next turn, or is no control token, ends nothing.
+    # What begins the next turn, or is not a control token, ends nothing.
     for template in (standins.CHAT, "{% for m in messages %}{{ m.content }}\n{% endfor %}"):
         tokenizer.chat_template = template
         assert turn_end(tokenizer) is None

@@ -115,7 +115,7 @@ def test_a_run_deletes_only_what_is_its_own(config, policy, tmp_path):
 
 @pytest.mark.parametrize("name, n_bytes", [
     ("config.json", 0), ("metrics.jsonl", 0),
-    # In config.json, its first file, and in trainer.pt (160 KB), its last.
+    # The disk is full in config.json, its first file, and in trainer.pt (160 KB), its last.
     ("checkpoint-000002", 0), ("checkpoint-000002", 100_000),
 ])
 def test_a_full_disk_is_one_sentence_and_loses_nothing(finished, config, policy, name, n_bytes):

@@ -307,7 +307,7 @@ def test_only_what_the_triplets_depend_on_needs_another_folder(tmp_path, monkeyp
 
 
 def test_a_search_of_nothing_is_no_branch(monkeypatch):
-    """WebShop lists search[<your query>], which is no command; click[< prev] is one."""
+    """WebShop lists search[<your query>], which is not a command; click[< prev] is one."""
     monkeypatch.setattr(early_experience, "result_of", lambda pool, step, command: "a page")
     context = Context("buy", "o", ["search[<your query>]", "click[< prev]", "click[buy now]"])
     step = PlayedStep("0", context, "<think>x</think><action>click[buy now]</action>", "")

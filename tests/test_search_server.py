@@ -222,7 +222,7 @@ ANSWERS = [
         result(contents="null"),
         result("NaN"),
     )),
-    # Not decompressed: a small answer cannot fill the memory.
+    # The client decompresses nothing: a small answer cannot fill the memory.
     (answers(200, gzip.compress(result().encode()), Content_Encoding="gzip"), KIND),
     (answers(400, {"detail": "nope"}), "HTTP 400 .*nope.*: look at its log"),
     (answers(422), "HTTP 422"),

@@ -92,6 +92,6 @@ def test_loss_changes_with_the_separator_only_with_paw():
     weights, metrics = run(separated([12]))
     without, metrics_without = run(separated([]))
     assert not torch.equal(weights, without)
-    # The separator is no target: as many tokens train.
+    # The separator is not a target: as many tokens train.
     assert metrics["tokens_trained"] == metrics_without["tokens_trained"]
     assert torch.equal(run(separated([12]), paw=False)[0], run(separated([]), paw=False)[0])

@@ -248,7 +248,7 @@ def test_answers_in_one_pass_are_those_of_greedy_decoding():
 
 
 def test_a_marker_counts_wherever_an_answer_has_it():
-    # As in Qwen's tokenizer, where ".\n" is one token: the first wrong token begins as the target.
+    # Qwen's tokenizer has ".\n" as one token: the first wrong token begins as the target.
     tokenizer = word_tokenizer(["go", "a mug [SUCCESS]\nAvailable actions: go | run"])
     tokenizer.add_tokens([" mug\n"])
     model = WorldModel(Policy(make_model(tokenizer, 0, 32), tokenizer), 500, answer_tokens=12)

@@ -92,7 +92,7 @@ def fit_step(
         loss.backward()
         total += loss.detach().cpu()
     norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), GRAD_CLIP)
-    # Before the step, so that no NaN weights are saved.
+    # This check comes before the step, so that no NaN weights are saved.
     if not (torch.isfinite(total) and torch.isfinite(norm)):
         rate = optimizer.param_groups[0]["lr"]
         raise UserError(

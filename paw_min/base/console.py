@@ -13,7 +13,7 @@ def say(text: str) -> None:
 
 
 def progress_bar(total: int, label: str, unit: str) -> tqdm:
-    hidden = True if distributed.rank() > 0 else None  # None: hidden if the output is no terminal
+    hidden = True if distributed.rank() > 0 else None  # None: hidden off a terminal
     return tqdm(total=total, desc=label, unit=unit, leave=False, disable=hidden)
 
 

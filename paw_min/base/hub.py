@@ -19,11 +19,11 @@ def is_hub_name(name: str) -> bool:
         validate_repo_id(name)
     except HFValidationError:
         return False
-    return not os.path.lexists(name)  # a link to a missing disk is no name either
+    return not os.path.lexists(name)  # a link to a missing disk is not a name
 
 
 def look_on_hub(name: str) -> None:
-    """An error for a name that is no folder and that the hub does not give.
+    """An error for a name that is not a folder and that the hub does not give.
 
     One request. transformers makes six, and without a network repeats each for a minute. If this
     one fails and the model is in the cache, the process makes no further request.

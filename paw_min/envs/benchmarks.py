@@ -33,4 +33,4 @@ def presets_of(env: str) -> dict[str, dict]:
     try:
         return import_module(module).PRESETS
     except ModuleNotFoundError as error:
-        raise UserError(f"{env} is no module here: {error}.") from error
+        raise UserError(f"{env} is not a module here: {error}.") from error

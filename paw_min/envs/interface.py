@@ -21,7 +21,7 @@ from paw_min.config import Config
 class Step:
     """What an environment answers to `reset` (reward 0, not done) and to `step`."""
 
-    observation: str  # o_{t+1}; an empty one is no world-model target
+    observation: str  # o_{t+1}; an empty one is not a world-model target
     task: str  # the instruction, the same in all steps of an episode
     task_type: str  # evaluation is reported for each type
     admissible: list[str]  # commands; empty if any text is accepted

@@ -80,7 +80,7 @@ class EnvPool:
         self._slots: dict[int, _Slot] = defaultdict(_Slot)  # those that have been used
         self._ready: deque[Answer] = deque()  # recv returns these first
         self._workers: list[_Worker] = []
-        # Without workers only:
+        # The next two are for pools without workers.
         self._envs: dict[int, Environment] = {}  # slot -> environment
         self._local: deque[int] = deque()  # slots with an open call, in the order of the requests
         try:
@@ -203,7 +203,7 @@ class EnvPool:
             limits.append(worker.since + (self._timeout if worker.has_answered else FIRST_TIMEOUT))
         seconds = max(0.0, min(deadline, *limits) - time.monotonic())
         readable = wait([worker.connection for worker in busy], seconds)
-        now = time.monotonic()  # before a restart, in which others may answer
+        now = time.monotonic()  # others may answer during a restart
         for worker, limit in zip(busy, limits):
             if worker.connection in readable:
                 # The pipe of a dead worker is readable, too: it has ended.

@@ -35,7 +35,7 @@ def parse_action(response: str, tail: int) -> Command:
     The format is valid if both <think> tags are there as well, the command is not empty, and there
     are no Chinese characters; text around the tags is allowed. Without <action>, or </action> after
     it, the last `tail` characters are the command. Only the format is checked here, not whether the
-    command is admissible. Deviation: in verl-agent, an empty command is valid, also that of a
+    command is admissible. Deviation: in verl-agent, an empty command is valid, even that of a
     closing tag before the opening one.
     """
     lowered = response.lower()

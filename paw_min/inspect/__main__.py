@@ -58,8 +58,8 @@ class Weights:
 class Seen:
     """A transition under one set of weights."""
 
-    entropy: list[float]  # of each response token, over the vocabulary, in nats
-    p: list[float | None]  # of each observation token; None: a given one, which is no target
+    entropy: list[float]  # each response token's, over the vocabulary, in nats
+    p: list[float | None]  # each observation token's; None: context, not a target
 
 
 def open_run(folder: Path) -> OpenedRun:
@@ -145,7 +145,7 @@ def seen_in(
     return Seen(
         entropy=[round(value, 4) + 0.0 for value in entropy[:n_response]],  # -0.0 becomes 0.0
         # Six significant digits: enough to compare with rho as training does. A given token, as the
-        # text between two observations, is no target.
+        # text between two observations, is not a target.
         p=[float(f"{x:.6g}") if target else None for x, target in zip(p[obs], is_target[obs])],
     )
 
@@ -161,7 +161,7 @@ def pieces(tokenizer, ids: list[int]) -> list[str]:
         return tokenizer.decode(ids[first:end], clean_up_tokenization_spaces=False)
 
     parts = [""] * len(ids)
-    first = 0  # of the tokens that have no text yet
+    first = 0  # the first token that has no text yet
     for end in range(1, len(ids) + 1):
         context = max(first - 1, 0)
         new = text(context, end)[len(text(context, first)) :]
@@ -197,7 +197,7 @@ def page_data(run: OpenedRun, columns: list[Weights], samples: list[Sample]) -> 
                     of=len(episode.steps),
                 )
                 for n, step in enumerate(episode.steps, start=1):
-                    seen = [column[len(shown)] for column in scores]  # of this step
+                    seen = [column[len(shown)] for column in scores]  # this step's
                     of_step = step_data(tokenizer, step, seen)
                     shown.append(of_episode | {"n": n} | of_step)
                     bar.update()
@@ -232,7 +232,7 @@ def update_data(cfg: Config, sample: Sample, r_max: float | None) -> dict:
 
 
 def eq10(cfg: Config, group: Group, r_max: float | None) -> float | None:
-    """lambda_g of Eq. 10, also where training had another; None if R_max is not known."""
+    """lambda_g of Eq. 10, even where training had another; None if R_max is not known."""
     if cfg.paw and cfg.lambda_g == "adaptive":
         return group.lambda_g
     if r_max is None:
@@ -259,7 +259,7 @@ def step_data(tokenizer, step: StoredRow, seen: list[Seen]) -> dict:
 def render(data: dict) -> str:
     """The page. Texts of environments are untrusted: none of their characters can end the data."""
     text = json.dumps(data, separators=(",", ":"))  # all ASCII
-    text = text.replace("<", "\\u003c")  # in JSON, the same character; in HTML, no </script>
+    text = text.replace("<", "\\u003c")  # the same character for JSON, but not </script> for HTML
     return TEMPLATE.read_text(encoding="utf-8").replace("__DATA__", text)
 
 

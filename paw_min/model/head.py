@@ -94,7 +94,7 @@ class TokenScores(torch.autograd.Function):
             # total), the share of the old tokens in the new total:
             #     -sum s p log(s p)  =  s H - s log s  =  s (H - log s)
             log_share = (before - total)[some]  # log s
-            logp = logits[some].sub_(total[some, None])  # in place, like most of size (M, C)
+            logp = logits[some].sub_(total[some, None])  # in place: logits are (M, C)
             entropy[some] = log_share.exp() * (entropy[some] - log_share)
             entropy[some] -= logp.exp().mul_(logp).sum(-1)
         ctx.save_for_backward(hidden, weight, target, total, entropy)

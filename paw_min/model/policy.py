@@ -118,7 +118,7 @@ class Policy(torch.nn.Module):
             hidden, head.weight, target, batch.n_response
         )  # (M,), (M,)
 
-        # From the flat list back to one row per transition.
+        # Give each transition a row again.
         place = (batch.row, batch.column)
         empty = torch.zeros(batch.response_mask.shape, device=hidden.device)  # (B, S)
         logp = empty.index_put(place, token_logp)
@@ -237,7 +237,7 @@ def load_config(folder: str):
     with load_errors(folder):
         if Path(folder).exists() and not (Path(folder) / "config.json").is_file():
             remedy = "give a Hugging Face model folder, or checkpoint-... of a run"
-            if start := lora.base_model(folder):  # as peft writes it
+            if start := lora.base_model(folder):  # peft wrote it
                 remedy = f"copy config.json and the tokenizer of {start} into this adapter's folder"
             raise UserError(f"{folder} has no config.json: {remedy}.")
         look_on_hub(folder)

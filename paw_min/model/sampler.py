@@ -132,7 +132,7 @@ class HFSampler:
             do_sample=False, max_new_tokens=max_tokens,
             eos_token_id=policy.eos_ids, pad_token_id=policy.pad_id,
         )
-        bf16 = policy.precision == "bf16"  # as in the trainer's passes
+        bf16 = policy.precision == "bf16"  # the trainer's passes
         with torch.autocast(policy.device.type, torch.bfloat16, enabled=bf16):
             out = policy.model.generate(
                 ids.to(policy.device), attention_mask=mask.to(policy.device),

@@ -64,7 +64,7 @@ class VLLMSampler:
             model = dict(
                 model=folder, skip_tokenizer_init=True, trust_remote_code=False,
                 hf_overrides=as_trained,
-                language_model_only=True,  # of models that also see, no part for images
+                language_model_only=True,  # models that also see keep no part for images
             )
             if not self.gpu and vllm.EngineArgs(**model).create_model_config().is_hybrid:
                 # The states of linear attention have a prefix cache with chunked prefill only.
@@ -72,7 +72,7 @@ class VLLMSampler:
             with self._isolated(), warnings.catch_warnings(action="ignore"):
                 self.llm = vllm.LLM(
                     **model, load_format="dummy", seed=seed,
-                    generation_config="vllm",  # instead of the model's own top-p etc.
+                    generation_config="vllm",  # not the model's own top-p etc.
                     logprobs_mode="processed_logprobs",  # after the temperature, like the trainer's
                     dtype={"fp32": "float32", "bf16": "bfloat16"}[precision],
                     max_model_len=max_model_len, disable_log_stats=True,
@@ -87,7 +87,7 @@ class VLLMSampler:
             ) from error
         torch.set_num_threads = set_num_threads  # on a CPU, vLLM replaces it by a warning
         self._leave_classes()
-        self.ids = count()  # of requests; vLLM wants each name once
+        self.ids = count()  # names of requests; vLLM wants each once
         self.asleep = 0  # bytes that torch counts as allocated, although sleep has released them
         if self.gpu:
             self.llm.sleep(level=1)
@@ -133,8 +133,8 @@ class VLLMSampler:
         if self.gpu:
             torch.cuda.empty_cache()  # return what the trainer freed but its allocator cached
             self.llm.wake_up(tags=["weights"])
-        # In one call: vLLM collects the weights of a layer, several of which may be one of its own
-        # (q, k and v), and copies them over the old ones as soon as all are there.
+        # One call loads all: vLLM collects the weights of a layer, of which several may be one of
+        # its own (q, k and v), and copies them over the old ones as soon as all are there.
         weights = {"weights_iterator": full_weights(policy.model)}
         self.llm.collective_rpc("reload_weights", kwargs=weights)
         # Only now: until here, a layer was there twice, and with LoRA and --shard its weights were
@@ -193,7 +193,7 @@ class VLLMSampler:
         # The full distribution: no top-p, top-k, penalties. logprobs=0: of the sampled token only.
         return SamplingParams(
             temperature=temperature, top_p=1.0, top_k=-1, seed=request.seed,
-            stop_token_ids=self.eos_ids, ignore_eos=True,  # and none that the config may add
+            stop_token_ids=self.eos_ids, ignore_eos=True,  # the config may add none
             max_tokens=max_tokens, logprobs=0, detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )

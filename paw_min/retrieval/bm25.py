@@ -58,8 +58,8 @@ _DIGIT = r"[\p{WB=Numeric}０-９]" + _X
 _INSIDE_WORD = r"[\p{WB=MidLetter}\p{WB=MidNumLet}\p{WB=Single_Quote}]" + _X
 _INSIDE_NUMBER = r"[\p{WB=MidNum}\p{WB=MidNumLet}\p{WB=Single_Quote}]" + _X
 _LOW_LINE = r"(?:\p{WB=ExtendNumLet}" + _X + ")*+"
-# A run of "_" alone is no word. It is matched all the same, as a whole, and `_Terms` drops it: else
-# the search for a word would start at each of its characters, and take minutes for 20,000 of them.
+# A run of "_" alone is not a word. It is matched all the same, as a whole, and `_Terms` drops it:
+# else the search for a word would start at each of its characters, minutes for 20,000 of them.
 # (Vowel signs of South East Asian scripts are marks, and words, too.)
 _NO_WORD = r"(?:\p{WB=ExtendNumLet}(?:(?!\p{Line_Break=SA})" + _MARK + ")*+)++"
 _WORD = regex.compile(

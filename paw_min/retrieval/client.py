@@ -30,15 +30,15 @@ from paw_min.base.errors import UserError, masked
 from paw_min.base.threads import in_daemon
 from paw_min.retrieval import Hit
 
-# Of one request, which has to be answered within `timeout`, also by a server on a CPU. The preset
-# `paper` has up to 1,280 searches at once: if a server cannot answer them in time, no retry helps.
+# A request has to be answered within `timeout`, even by a server on a CPU. The preset `paper` has
+# up to 1,280 searches at once: if a server cannot answer them in time, no retry helps.
 MAX_QUERIES = 64
 THREADS = 32  # concurrent requests, for servers that take one query each
 START = 20.0  # seconds; our server opens its port before it loads
 FIRST_WAIT = 1.0  # seconds between two attempts, doubled each time ..
 LONGEST_WAIT = 30.0  # .. up to this
 CHUNK = 1 << 20  # bytes of an answer that are read at once
-MAX_BYTES = 1 << 28  # of one answer; 20,000 passages of 100 words are 12 MB
+MAX_BYTES = 1 << 28  # one answer's; 20,000 passages of 100 words are 12 MB
 log = logging.getLogger(__name__)
 
 
@@ -93,7 +93,7 @@ class SearchClient:
         self._http = urllib3.PoolManager(
             maxsize=THREADS, headers=headers, retries=False, timeout=timeout
         )
-        self.protocol = ""  # until it is known: "queries" or "query"
+        self.protocol = ""  # "queries" or "query", once it is known
         protocol = "queries"
         reply = self._ask("queries", ["paw"], 1)
         if reply.status == 422:  # FastAPI's status for a missing key

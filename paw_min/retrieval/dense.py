@@ -64,7 +64,7 @@ class Encoder:
             ) from error
 
     def _load(self, name: str, device: str) -> None:
-        # Of sentence-transformers. An encoder may have none, or it may not be in the cache.
+        # sentence-transformers has this file. An encoder may lack it, or the cache may.
         pooling = cached_file(
             name, "1_Pooling/config.json", _raise_exceptions_for_missing_entries=False,
             _raise_exceptions_for_connection_errors=False,
@@ -72,7 +72,7 @@ class Encoder:
         if pooling and json.loads(Path(pooling).read_text()).get("pooling_mode_cls_token"):
             raise ValueError("its vectors are states of the first token, which is not supported")
         self.tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        self.tokenizer.padding_side = "right"  # so that the last token is the mask's last 1
+        self.tokenizer.padding_side = "right"  # the last token is then the mask's last 1
         model, found = AutoModel.from_pretrained(
             name, output_loading_info=True, trust_remote_code=False
         )
@@ -82,7 +82,7 @@ class Encoder:
             raise ValueError(f"its files have no weights for {missing[0]}")
         model = model.float().eval()
         if torch.device(device).type == "cuda":
-            # As in the published server. Before it is moved: the GPU never holds fp32 weights.
+            # The published server casts, too. It is done here, so the GPU never holds fp32 weights.
             model = model.half()
         self.model = model.to(device)
         architectures = self.model.config.architectures or []
@@ -156,7 +156,7 @@ class Dense:
         vectors = self.encoder.passages(texts, n)  # (n, D)
         hits = 0
         for text, (rows, _) in zip(texts, self._nearest(vectors, 2)):
-            # By its text: a passage may be there twice. An index with ids of its own has others.
+            # Compare texts: a passage may be there twice, and an index may have ids of its own.
             near = [self.corpus[int(row)]["contents"] for row in rows if row < len(self.corpus)]
             hits += text in near
         # An approximate index may miss some of them. Another encoder or order finds about none.

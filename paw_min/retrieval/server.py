@@ -98,7 +98,7 @@ def make_app(retriever) -> FastAPI:
             found = retriever.search(queries, topk)
         if not request.return_scores:
             found = [[hit["document"] for hit in hits] for hits in found]
-        # As a text: FastAPI would convert the objects in the event loop, which blocks the others.
+        # Return a text: FastAPI would convert the objects in the event loop and block the others.
         return Response(json.dumps({"result": found}), media_type="application/json")
 
     return app
@@ -108,7 +108,7 @@ def load(args: argparse.Namespace):
     if args.retriever == "bm25" and (args.encoder or args.index):
         raise UserError("--encoder and --index are for dense vectors, and --retriever is bm25: add "
                         "--retriever dense, or omit them.")
-    if args.index and not Path(args.index).is_file():  # before a corpus of 14 GB is scanned
+    if args.index and not Path(args.index).is_file():  # look before a corpus of 14 GB is scanned
         raise UserError(f"The index {args.index} does not exist: give a FAISS file (join its parts "
                         "with `cat`), or none to have the vectors computed.")
     corpus = Corpus(args.corpus)

@@ -52,7 +52,7 @@ class Run:
         self.cfg = cfg
         self.folder = Path(cfg.out) / cfg.name
         self.tracker = None
-        self.saved_every = cfg.save_every  # so far; another value holds from now on
+        self.saved_every = cfg.save_every  # the interval so far; the new one holds from now on
         if distributed.rank() > 0:
             return
         path = self.folder / "config.json"

@@ -39,7 +39,7 @@ from paw_min.running import memory, track
 from paw_min.running.runs import Run, updates_done
 from paw_min.running.tasks import draw_groups, panel
 
-PANEL_SLOTS = 128  # at most this many slots of the pool serve the panel
+PANEL_SLOTS = 128  # most slots of the pool that serve the panel
 WEIGHT_DECAY = 0.01  # AdamW's; verl-agent
 
 
@@ -68,7 +68,7 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     with distributed.rank_0_first():
         run = Run(cfg)
         start_folder = start_model(cfg)
-        # Before the data, which may take minutes to generate: can the model be used at all?
+        # Check first whether the model can be used: the data may take minutes to generate.
         check_tokenizer(cfg, start_folder)
         check_layers(cfg, start_folder)
         if not eval_only and distributed.rank() == 0:
@@ -85,7 +85,7 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
                         "share this folder; if they do, rerun in a minute.")
     # With LoRA, a checkpoint is an adapter for the start model.
     weights = start_folder if cfg.lora_rank else str(checkpoint or start_folder)
-    # A sleeping vLLM must be closed whatever happens, also if this start fails.
+    # A sleeping vLLM must be closed whatever happens, even if this start fails.
     with closing(make_sampler(cfg, weights, precision)) as sampler:
         policy = load_policy(weights, cfg.temperature, device, precision)
         if cfg.lora_rank:
@@ -100,7 +100,7 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
             shard_policy(policy)
         # Gradient checkpointing works in training mode only. Dropout is off (load_policy).
         policy.train(not eval_only)
-        # After sharding, which replaces the parameters.
+        # The optimizer comes after sharding, which replaces the parameters.
         optimizer = make_optimizer(policy, cfg.lr, cfg.beta2)
         check_start(cfg, policy, sampler)
         reference = None

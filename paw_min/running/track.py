@@ -63,7 +63,7 @@ def _open_wandb(cfg: Config, folder: Path):
             resume="allow", dir=str(folder), config=public(cfg),
             settings=wandb.Settings(silent=True, console="off"),
         )
-    except Exception as error:  # of wandb, its client and its disk
+    except Exception as error:  # wandb, its client or its disk failed
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"--track wandb cannot start ({reason}): run wandb login, or set "
                         "WANDB_MODE=offline.") from error

@@ -26,7 +26,7 @@ def parse_as(content: bytes, kind: type):
     try:
         return TypeAdapter(kind).validate_json(content, strict=True)
     except ValidationError as error:
-        # Without the value: it may be the whole text.
+        # The value is left out: it may be the whole text.
         first = error.errors(include_input=False, include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "the whole"
         raise ValueError(f"{place}: {first['msg']}") from error

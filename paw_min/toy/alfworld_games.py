@@ -87,7 +87,7 @@ HOLDERS = {"Bowl", "Cup", "Mug", "Plate"}  # isReceptacleObject, as in the relea
 
 RECEPTACLE_COUNT = (6, 8)  # minimum and maximum per room
 OBJECT_COUNT = (5, 7)  # minimum and maximum per game, not counting the lamp
-# In the keys of random draws, so that games of another size are others.
+# The size is in the keys of random draws, so that games of another size are others.
 SIZE = f"Size(receptacles={RECEPTACLE_COUNT}, objects={OBJECT_COUNT})"
 
 
@@ -255,7 +255,7 @@ def write_problem(game: Game) -> str:
         facts.append(f"receptacleType {id} {r.kind}Type")
         facts.append(f"receptacleAtLocation {id} {spot[r.name]}")
         if r.kind in OPENABLE:
-            facts.append(f"openable {id}")  # and closed: `opened` is not stated
+            facts.append(f"openable {id}")  # it is closed: `opened` is not stated
     for t in things:
         id = mangle(t.id)
         facts.append(f"objectType {id} {t.kind}Type")

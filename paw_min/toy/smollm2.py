@@ -73,7 +73,7 @@ def load_tokenizer(file: Path) -> PreTrainedTokenizerFast:
     tokenizer = AutoTokenizer.from_pretrained(
         file.parent, gguf_file=file.name, trust_remote_code=False
     )
-    # As published: digits are split first. transformers does not read that from the file.
+    # The published tokenizer splits digits first. transformers does not read that from the file.
     digits = pre_tokenizers.Digits(individual_digits=True)
     words = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, words])

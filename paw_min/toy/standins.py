@@ -34,7 +34,7 @@ class Demonstration(NamedTuple):
 
 
 SPECIAL = ["<pad>", "<unk>", "<end>", "<user>", "<agent>"]
-# Not special, since decoding must keep them; a vocabulary has those that its teacher uses.
+# They are not special: decoding must keep them. A vocabulary has those that its teacher uses.
 TAGS = ["<think>", "</think>", "<action>", "</action>", "<search>", "</search>", "<answer>",
         "</answer>"]
 
@@ -50,7 +50,7 @@ def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     """A word-level tokenizer for the lower-case words and runs of punctuation in `texts`."""
     words = set()
     for text in texts:
-        # Without the tags, which would fall apart into words and brackets.
+        # Drop the tags, which would fall apart into words and brackets.
         text = re.sub("|".join(TAGS), " ", text.lower())
         words.update(re.findall(r"\w+|[^\w\s]+", text))
     tags = [tag for tag in TAGS if any(tag in text for text in texts)]

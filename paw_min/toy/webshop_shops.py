@@ -220,7 +220,7 @@ def _human_instruction(rng: random.Random, asin: str, kind: Kind, attributes: li
     """Make a record of items_human_ins.json, with one value of each option group."""
     chosen = []
     for values in options.values():
-        if values:  # not a null group
+        if values:  # a null group has none
             chosen.append(rng.choice(values)["value"].lower().replace("/", " | "))
     template = rng.choice(("i need some {0}, {1}", "i am looking for {1} {0}", "get me {1} {0}"))
     text = template.format(kind.name, " and ".join(asked))
@@ -256,7 +256,7 @@ def generate(folder, n_products: int = DEFAULT_PRODUCTS, seed: int = 0) -> Path:
 
     rng = random.Random(f"shop {seed}")
     asins = set()
-    # As JSON lines, which take much less memory than the records.
+    # JSON lines take much less memory than the records.
     products = []
     goals = []
     humans = []

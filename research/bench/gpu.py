@@ -11,7 +11,7 @@ parity   The stand-in model of ALFWorld, trained weights of 0.9 M parameters.
          checkpoint (fp32): two updates with one between them that a CPU loads and writes again,
          against two without: largest difference of a weight, in learning rates.
 update   Rollout, old and reference passes, gradient steps: seconds of each; tokens per second; MFU,
-         6 operations per parameter and token that is no padding, relative to a large bf16 matrix
+         6 operations per parameter and token that is not padding, relative to a large bf16 matrix
          product; peak memory of the trainer beside its estimate; PaW's time over that of GRPO on
          the same rows. bf16, rows of random tokens with the lengths of SHAPES. Beside these, a
          token's noise of the transformers sampler, and the way of a reference that does not stay.

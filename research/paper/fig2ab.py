@@ -10,7 +10,7 @@ model can tell apart:
     o_t, command, task      in one game, for one instruction or question
     h_t, command            the whole prompt, which has the task and earlier steps
 
-Transitions without a next observation are left out: they are no world-model targets.
+Transitions without a next observation are left out: they are not world-model targets.
 SOURCE and the flags: see transitions.py.
 """
 

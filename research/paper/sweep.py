@@ -245,7 +245,7 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell started us with & or nohup
+    for number in (signal.SIGINT, signal.SIGTERM):  # even where a shell started us with & or nohup
         signal.signal(number, signal.default_int_handler)
     with user_errors():
         main(sys.argv[1:])

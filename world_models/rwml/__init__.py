@@ -43,7 +43,7 @@ from world_models.pieces import Pieces
 from world_models.rwml.triplets import Triplet, prompt_text
 
 KEEP = 0.1  # probability that an easy triplet survives, B.1
-MARGIN = 0.15  # from the filter's tau_d to that of training, Table A2 ...
+MARGIN = 0.15  # training's tau_d minus the filter's, Table A2 ...
 STEP = 0.2  # ... which is rounded to a multiple of this
 THRESHOLDS = (0.01, 0.5)  # range of the filter's tau_d: above, generic answers pass (Table A2)
 PART = 64  # triplets that the filter tries at a time

@@ -42,7 +42,7 @@ def branches(cfg: Config, pool: Pool, steps: list[PlayedStep]) -> list[Triplet]:
             context = step.context
             history = recent(context.history, cfg.history_length)
             own = BENCHMARKS[cfg.env].parse(step.response).text
-            # WebShop lists search[<your query>], which is no command.
+            # WebShop lists search[<your query>], which is not a command.
             others = [c for c in context.admissible if c not in (own, "search[<your query>]")]
             rng = generator("branches", cfg.seed, number)
             for command in [own, *rng.sample(others, min(BRANCHES, len(others)))]:

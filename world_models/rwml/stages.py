@@ -112,7 +112,7 @@ class RwmlSettings:
     warm_epochs: int = 0  # epochs of the format warm start; 0: the model answers zero-shot
 
 
-# For the stand-ins, in minutes.
+# The stand-ins need minutes.
 TINY = dict(tasks=32, max_turns=16, batch=16, sft_lr=5e-4, warm_epochs=15, answer_tokens=80)
 TINY_ANSWERS = {"webshop": dict(answer_tokens=300)}  # its pages have up to 284 tokens
 # The paper's E takes 16 GB in half precision; with the small one, a replication found the same
@@ -122,7 +122,7 @@ PAPER_SCALE = {
     "24gb": dict(encoder="Qwen/Qwen3-Embedding-0.6B"),
     "80gb": dict(encoder="Qwen/Qwen3-Embedding-0.6B"),
 }
-LORA_FACTOR = 10  # on the published rate of supervised stages, as in RL
+LORA_FACTOR = 10  # times the published rate of supervised stages, as in RL
 
 
 @dataclass
@@ -453,8 +453,8 @@ def sft_optimizer(job: RwmlJob, policy: Policy) -> torch.optim.Optimizer:
 
 def measure(job: RwmlJob, s: Session, held_out: list[Triplet], tau: float) -> dict[str, float]:
     """Greedy predictions of held-out steps, and the policy's play on the panel."""
-    # The other methods learn to answer without a thought, so they are asked so before, too. With
-    # --prompt paper, the values before training are therefore not those of rwml.
+    # The other methods learn to answer without a thought, so they are asked so even before
+    # training. With --prompt paper, the values before training are therefore not those of rwml.
     reason = job.settings.method == "rwml"
     prompts = [s.policy.encode_chat(prompt_text(job.cfg, t, reason)) for t in held_out]
     with s.sampler.sync(s.policy):

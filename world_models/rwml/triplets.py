@@ -29,7 +29,7 @@ from paw_min.running.untrusted import exact, parse_as
 from world_models.pieces import Pieces
 
 TAG_TOKENS = 16  # tokens that an answer needs for its tags and end token
-# Why a step is no triplet: a malformed response; "Nothing happens." (ALFWorld, others do not say
+# Why a step is not a triplet: a malformed response; "Nothing happens." (ALFWorld, others do not say
 # so); nothing to predict, as after a purchase; equal to an earlier triplet.
 DROPPED = ("malformed", "no_effect", "no_observation", "duplicates")
 
@@ -105,7 +105,7 @@ def triplets_of(cfg: Config, episodes: list[Episode]) -> Found:
             triplet.steps = len(turns)
             turns.append(Turn(played.observation, played.command))
             counts["steps"] += 1
-            # As the rollout has read it: a template may have opened the thought in the prompt.
+            # The rollout has read it already: a template may have opened the thought in the prompt.
             if not played.valid:
                 counts["malformed"] += 1
             elif following.startswith("Nothing happens"):

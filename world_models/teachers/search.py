@@ -49,7 +49,7 @@ def _words() -> dict[str, str]:
     words = {}
     for _, passage in KINDS.values():
         for word, relation in re.findall(r"(\w+) \{(\w+)\}", passage):
-            if relation in RELATIONS:  # and not the name
+            if relation in RELATIONS:  # the name is not one
                 words[relation] = word
     return words
 

@@ -78,7 +78,7 @@ def imitate(job: Word2WorldJob) -> dict:
     for trajectory in won:
         for context, response in decisions(trajectory):
             prompt_ids = policy.encode_chat(prompt(context, cfg.history_length))
-            # As a rollout cuts it: pages of a dream may be longer than any real one.
+            # A rollout cuts it so, too: pages of a dream may be longer than any real one.
             prompt_ids = prompt_ids[-cfg.max_prompt_tokens :]
             rows.append(TokenRow(prompt_ids, policy.encode_response(response), []))
     return fit_and_save(job, policy, optimizer, rows, len(won))

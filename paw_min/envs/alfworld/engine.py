@@ -105,7 +105,7 @@ def alfworld_wrappers():
     If $ALFWORLD_DATA is not set, the first import of alfworld sets it and creates
     ~/.cache/alfworld. Pointing it at the package's own folder during the import avoids both.
     """
-    spec = importlib.util.find_spec("alfworld")  # without importing it
+    spec = importlib.util.find_spec("alfworld")  # does not import it
     if spec is None:
         raise ImportError("ALFWorld games need ALFWorld: pip install 'alfworld==0.4.2'.")
     was_unset = "ALFWORLD_DATA" not in os.environ
@@ -137,7 +137,7 @@ def _translate(domain, problem):
     try:
         task, sas = _stock_pddl2sas(domain, problem)
     except SystemExit as error:
-        # From a program in a function: without this, an error in PDDL would end the process.
+        # The translator is a program: an error in PDDL exits, which would end this process.
         raise ValueError(error) from error
     finally:
         sys.argv = argv
@@ -276,12 +276,12 @@ def _library():
     is_elf_64_little_endian = library[:6] == b"\x7fELF\x02\x01"
     if not is_elf_64_little_endian:  # another system: use all of it
         return library
-    # In the header, from byte 32 on: where the program headers are (8 bytes), 14 other bytes, the
+    # The header has from byte 32 on: where the program headers are (8 bytes), 14 other bytes, the
     # size of one, their number (2 bytes each).
     first, size, count = struct.unpack_from("<Q14xHH", library, 32)
     end = 0  # where the last segment ends
     for k in range(count):
-        # In a program header: 8 other bytes, offset (8), 16 other bytes, length in the file (8).
+        # A program header has 8 other bytes, offset (8), 16 other bytes, length in the file (8).
         offset, length = struct.unpack_from("<8xQ16xQ", library, first + k * size)
         end = max(end, offset + length)
     return library[:end]

@@ -8,7 +8,7 @@ Source: the search environment of verl-agent, on which PaW builds (A.1: at most 
 
 - The last turn ends the episode in any case; a search in it is not executed.
 - A response without a readable command uses up its turn. Its observation is empty, like the last
-  one of an episode, and an empty observation is no world-model target.
+  one of an episode, and an empty observation is not a world-model target.
 - The answer is the last <answer> block of the episode, even if that is in a passage.
 - The information block is JSON: newlines and quotes in passages are escaped.
 
@@ -193,7 +193,7 @@ class SearchPool:
         return search_query(command)
 
     def _ends(self, slot: int, command: str) -> bool:
-        # As in verl-agent: both tags, not a well-formed block.
+        # verl-agent asks for both tags, not for a well-formed block.
         last_turn = self._episodes[slot].turns + 1 >= self._max_turns
         return last_turn or ("<answer>" in command and "</answer>" in command)
 

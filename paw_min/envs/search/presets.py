@@ -8,7 +8,7 @@ PAPER = dict(
     save_every=10, max_turns=4, history_length=4, max_prompt_tokens=4096,
     groups=256, group_size=5, mini_batch=512, invalid_penalty=0.01,
     eval_temperature=0.0, kl_coef=0.001, entropy_coef=0.0, grad_checkpointing=True, sampler="vllm",
-    vllm_memory=0.3,  # so that 3B fits one GPU of 80 GB
+    vllm_memory=0.3,  # 3B fits one GPU of 80 GB
 )
 
 TINY = dict(

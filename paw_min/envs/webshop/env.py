@@ -44,7 +44,7 @@ class WebShopAgent:
         """What the agent sees of the current page."""
         env = self._env
         won = score == 1.0
-        # Without the instruction, which is in every prompt.
+        # The instruction is left out: it is in every prompt.
         texts = [] if done else env.parts[env.head :]
         admissible = []
         if env.has_search_bar:

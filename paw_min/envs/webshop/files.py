@@ -97,7 +97,7 @@ def _read_list(path, limit):
     Decoding the whole list would take ten times as much memory as the products.
     """
     decoder = json.JSONDecoder()
-    gap = re.compile(r"[\s,]*")  # between two elements
+    gap = re.compile(r"[\s,]*")  # what separates two elements
     with damaged(str(path), REMEDY), open(path, encoding="utf-8") as file:
         text = file.read(CHUNK).lstrip()  # what was read and is not decoded, from `at` on
         if text[:1] != "[":

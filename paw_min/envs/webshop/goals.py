@@ -133,7 +133,7 @@ def synthetic_templates(products, annotations: dict, rng) -> list[GoalTemplate]:
         for attribute in template.attributes:
             frequency[attribute] += template.count()
     for template in templates:
-        if template.count():  # not 0, as for a product with an empty option group
+        if template.count():  # a product with an empty option group has 0
             inverse = [1 / frequency[attribute] for attribute in template.attributes]
             template.weight = sum(inverse) / len(inverse)
     return templates
