@@ -29,7 +29,7 @@ def opt(
     group: str, default, help: str, *,
     choices=None, low=None, above=None, high=None, only=(), without=(),
 ):
-    """A field with its flag, of Config or of another command's settings; a tuple has any number.
+    """A dataclass field with a flag. A tuple field takes any number of values.
 
     Bounds: low <= value <= high, above < value. only: the benchmarks that have this setting;
     without: those that do not.
@@ -152,13 +152,13 @@ class Config:
         return self.context_length + (self.max_obs_tokens if self.paw else 0)
 
 
-# Presets of a method, combined with one of a size: --preset paper echo.
+# A preset of a method is combined with one of a size: --preset paper echo.
 METHODS = {
     # ECHO (arXiv 2605.24517): cross entropy on all observation tokens, constant weight 0.05.
     "echo": dict(wm_loss="ce", alpha=1.0, lambda_g="constant", wm_scale=0.05),
 }
 
-# Presets of a size that train on published data, with the settings of the paper.
+# These presets of a size train on published data, with the settings of the paper.
 PUBLISHED = ("paper", "24gb", "80gb")
 
 # Settings that do not change what a stage before RL stores (world_models/).
@@ -167,11 +167,10 @@ FREE_IN_STAGES = (
     "grad_checkpointing", "vllm_memory", "micro_tokens",
 )
 
-# Settings that may differ on resume: of run length, speed, memory and evaluation, and the limit of
-# prompts. Where an overlong prompt stops a run, none before it was over the limit: with a higher
-# one, it has the numbers of a run that had this from the start. Where prompts are cut instead, the
-# limit is not free (config_json.differences). What would train on other data or with another loss
-# is not free, the response limit and --lr included.
+# These may differ on resume: settings of run length, speed, memory and evaluation, and the limit of
+# prompts. A higher limit changes no past update, since a run stops at the first prompt over it.
+# Where prompts are cut instead, the limit is not free (config_json.differences). Settings that
+# change the data or the loss are not free, the response limit and --lr included.
 FREE_TO_CHANGE = (*FREE_IN_STAGES, "eval_temperature", "sampler", "max_prompt_tokens")
 
 
@@ -253,7 +252,7 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     """Settings of a run script, and its mode: train, eval-only or dry-run."""
     default = next(iter(presets))
     parser = Parser(usage="%(prog)s [flags]", description=doc)
-    # What cli.fork adds to the presets is a method already.
+    # Presets from cli.fork name their own method, so METHODS do not apply.
     of_methods = METHODS if "learn" not in presets[default] else {}
     parser.add_argument(
         "--preset", choices=[*presets, *of_methods], nargs="+", default=[default],
@@ -290,7 +289,7 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
     check(cfg)
     if env == "alfworld" and not cfg.data:
         cfg.data = os.environ.get("ALFWORLD_DATA", "")  # where ALFWorld's own commands look, too
-    # An endpoint (paper/prompting) has `paper` as default.
+    # A command whose default is `paper` needs no data: it asks an endpoint (paper/prompting).
     if size in PUBLISHED and size != default and not cfg.data:
         raise UserError(
             f"--preset {size} is for published data: give their folder with --data, or use "
@@ -384,6 +383,6 @@ def default_name(
         elsewhere |= names_of(PAW)
     changed = [key for key in given if key not in elsewhere and given[key] != base[key]]
     changes = [f"{key}={getattr(cfg, key)}".replace("_", "-") for key in changed]
-    # A model named as its environment is named once.
+    # If the model has the name of the environment, the name stands once.
     parts = [*dict.fromkeys([cfg.env, model]), method, *changes, f"seed{cfg.seed}"]
     return "-".join(parts).replace("/", "_")

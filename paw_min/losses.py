@@ -1,7 +1,7 @@
 """How do RL and the world model become one loss? Surrogate, KL, and the weights of Eq. 11.
 
     L = token mean over the mini-batch of  [clipped surrogate + beta * KL - c_H * entropy]
-      + wm_scale * E_g [ lambda_g * mean over S_alpha,g of the world-model loss ]
+      + wm_scale * mean over groups g of [lambda_g * mean over S_alpha,g of the world-model loss]
 
 The paper writes Eq. 11 per group, for the whole update. Here the second term is a weighted sum over
 rows (`row_weights`), because a sum may be cut anywhere: gradients of micro-batches add up exactly,
@@ -21,9 +21,9 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-# Most nats of a difference of log-probabilities, as in verl. exp(89) overflows in float32, and its
-# gradient is NaN even where a clip makes the loss constant. With their default clips, both losses
-# that use this limit are constant beyond it.
+# A difference of log-probabilities is clamped to this many nats, as in verl. exp(89) overflows in
+# float32, and its gradient is NaN even where a clip makes the loss constant. With their default
+# clips, both losses that use this limit are constant beyond it.
 MAX_LOG_RATIO = 20.0
 
 

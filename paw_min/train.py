@@ -36,8 +36,8 @@ from paw_min.running.session import Session, described_data, open_session, start
 from paw_min.running.tasks import draw_groups
 from paw_min.update import NonFinite, WorldModelLoss, observation_loss, prepare
 
-# What an update does with its rows, which update.prepare has completed: settings, session, rows and
-# the number of the update -> metrics.
+# learn(cfg, session, rows, k) -> metrics. update.prepare has completed the rows; k is the number of
+# the update.
 Learn = Callable[[Config, Session, Rows, int], dict[str, float]]
 
 

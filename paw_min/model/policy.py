@@ -278,8 +278,8 @@ def published_tokenizer(folder: str, model_type: str):
     Some classes of transformers take the vocabulary alone from this file. Llama's, which is named
     for byte-level vocabularies too, then loses every space.
     """
-    # transformers corrects that expression if asked, of other models, too. With False it does not;
-    # without an answer it takes mistral_common's tokenizer where that is installed, which has no
+    # With True, transformers corrects the regular expression of any model, so only MISTRAL gets it.
+    # Without an answer, it takes mistral_common's tokenizer where that is installed, which has no
     # chat template.
     options = {"trust_remote_code": False, "fix_mistral_regex": model_type in MISTRAL}
     tokenizer = AutoTokenizer.from_pretrained(folder, **options)
@@ -398,8 +398,8 @@ def end_tokens(model, tokenizer) -> list[int]:
 def turn_end(tokenizer) -> int | None:
     """The special token with which the chat template ends an assistant's turn; None without one.
 
-    It follows the last message of a conversation as well as an earlier one, maybe after a space.
-    What differs there begins the next turn.
+    This token follows an earlier message and the last one, maybe after a space. A token that
+    follows only one of them begins the next turn.
     """
     chat = [{"role": "user", "content": "first"}, {"role": "assistant", "content": "second"}]
     try:
@@ -426,7 +426,7 @@ def special_tokens(tokenizer) -> set[str]:
 def control_starts(tokenizer) -> re.Pattern:
     """Matches each character at which the text of a control token begins.
 
-    Also where two of them overlap: then both are broken by what is put after the character.
+    Overlapping tokens have a match each, so a space behind the character breaks both.
     """
     words = [re.escape(word) for word in sorted(special_tokens(tokenizer)) if len(word) > 1]
     return re.compile(f"(?=(?:{'|'.join(words)})).", re.DOTALL) if words else re.compile("(?!)")

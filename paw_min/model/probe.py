@@ -1,14 +1,14 @@
 """Does this run train what it says? Checked by using the model as the run does.
 
     check_start    before the first evaluation, on about 40 tokens. With LoRA, the adapters have
-                   random numbers for as long as it takes
+                   random numbers during the check
     check_panel    a few responses of every evaluation
     check_sync     a few responses of every update, before it learns from them
 
 Each compares the sampler's log-probabilities of its own tokens, log mu, with the trainer's log pi
 (Policy.forward). Old weights, another temperature, wrong padding, adapters that did not arrive and
 a distribution that is cut off differ by more than rounding explains. Nothing is drawn from torch's
-global generators, and all weights stay: a run has the same numbers as without these checks.
+global generators, and no weight changes: a run has the same numbers as without these checks.
 
 Legend: N rows, T tokens of the longest response.
 """

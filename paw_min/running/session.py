@@ -1,4 +1,4 @@
-"""What a run consists of (policy, sampler, optimizer, environments, tasks), opened and closed.
+"""Open and close what a run consists of: policy, sampler, optimizer, environments, tasks.
 
 The order matters: rank 0 creates folders and data before the others read them; vLLM measures the
 free memory, so its engine comes before the trainer's model; the ranks close together.

@@ -10,7 +10,7 @@ from paw_min.base.seeds import generator
 
 
 def draw_groups(tasks: list[str], n_groups: int, seed: int, update: int) -> list[str]:
-    """The tasks of an update, one per group, all different. update: from 0, unlike in train.py.
+    """The tasks of an update, one per group, all different. update counts from 0, train.py from 1.
 
     Each epoch is a permutation drawn from (seed, epoch). If fewer than n_groups tasks are left at
     its end, they are skipped, so that no update has a task twice.

@@ -72,7 +72,7 @@ def install():
             f"pip install 'textworld[pddl]=={SUPPORTED_TEXTWORLD}'."
         )
 
-    # The five caches, and how often TextWorld does the same:
+    # Five functions that TextWorld calls again and again; how often:
     fast_downward.pddl2sas = _pddl2sas  # PDDL to SAS: twice per load and twice per reset
     logic.GameLogic = _game_logic  # the grammar of a game: once per load
     textgen._parse_and_convert = _symbols  # a text such as "go to {r.name}": once per command
