@@ -171,7 +171,7 @@ teleport to LOC, use OBJ on OBJ, wait, wait1"""
 
 
 def prompt(context: Context, history_length: int) -> str:
-    """For an instruct model. No list of the commands that work now: 249 in one state."""
+    """The prompt of an instruct model, without the commands that work now: 249 in one state."""
     return (
         f"{situation(context, history_length)}\nOBJ is an object, LOC is a room. The actions: "
         f"{ACTIONS}.\nThink about what to do next, then write one action in <action> </action>."
@@ -179,7 +179,7 @@ def prompt(context: Context, history_length: int) -> str:
 
 
 def brief(context: Context, _) -> str:
-    """For the start model: the commands of earlier steps, and the task last."""
+    """The prompt of the start model: the commands of earlier steps, and the task last."""
     # Its words are then at the same distance from the response in all tasks, and a small model
     # soon learns to copy them.
     commands = [f"> {turn.command}" for turn in context.history]

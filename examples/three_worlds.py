@@ -63,7 +63,7 @@ class Serials(World):
         return super().observation(name, tool) + self.serial[name]
 
     def shown_observation(self, names: list[str], rng: random.Random) -> list[str]:
-        """With random digits: the serials of other locks would be facts of this world, too."""
+        """The serial has random digits: those of other locks would be facts of this world, too."""
         return super().shown_observation(names, rng)[:2] + rng.choices(DIGITS, k=8)
 
     def words(self) -> list[str]:

@@ -213,7 +213,7 @@ def _counted(trajectory: Keys | None, n: int, over: str) -> Sequence[int]:
 
 
 class Statistics(NamedTuple):
-    """Over the counted rows that share a row's label: float64, (N,) each."""
+    """Statistics of the counted rows that share a row's label: float64, (N,) each."""
 
     n: Tensor  # how many they are
     mean: Tensor

@@ -105,7 +105,7 @@ class UpdateMetrics:
         self.weights[name] += weight
 
     def result(self) -> dict[str, float]:
-        """Over all ranks; a mean without any weight is 0."""
+        """The metrics over all ranks; a mean without any weight is 0."""
         totals = defaultdict(float)
         sums = defaultdict(float)
         weights = defaultdict(float)

@@ -86,7 +86,7 @@ class Rows:
     advantage follows in train.run_update. Treat `Rows` as immutable.
 
     transitions and tokens are two columns, because what was played and what is trained on may
-    differ: the placebo and examples/section_7.py put other targets into tokens, while transitions
+    differ: the placebo and examples/multi_step.py put other targets into tokens, while transitions
     keep their texts. Until then both are the same list.
 
     `update.learn` reads tokens, advantage and row_weight, and, unless they are None, old_logp and

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from examples import conflict, inverse_dynamics, section_7, tapo, unseen
+from examples import conflict, inverse_dynamics, multi_step, tapo, unseen
 from paw_min import cli, losses, train
 from paw_min.base.errors import UserError
 from paw_min.config import Config, parse_args
@@ -340,14 +340,14 @@ def test_measuring_the_conflict_changes_nothing():
     assert {"grad_norm_rl", "grad_norm", "loss_wm"} <= set(metrics)
 
 
-# ---- section 7 ----
+# ---- several steps, equal transitions once ----
 
 
 def test_equal_transitions_compete_once():
     cfg = Config(**BASE | dict(alpha=0.4))
     s = session(0.0)
     rows = prepare(cfg, s.policy, None, flatten(EPISODES + EPISODES))
-    once = section_7.without_repeats(cfg, rows)
+    once = multi_step.without_repeats(cfg, rows)
     n = len(ROWS)
     candidates = [bool(t.obs_ids) for t in ROWS]
     assert once.candidates.tolist() == candidates + [False] * n
@@ -362,34 +362,35 @@ def test_the_next_observations_are_targets(monkeypatch):
     cfg = Config(**BASE | dict(wm_loss="ce"))
     s = session(0.0)
     rows = prepared(cfg, s)
-    assert all(section_7.first_occurrences(ROWS))  # so the selection is PaW's
+    assert all(multi_step.first_occurrences(ROWS))  # so the selection is PaW's
     steps = gradients_of_steps(s)
-    metrics = section_7.section_7(cfg, s, replace(rows, advantage=torch.zeros(len(ROWS))), 1)
+    metrics = multi_step.multi_step(cfg, s, replace(rows, advantage=torch.zeros(len(ROWS))), 1)
     plain = make_policy()
-    add_answers(plain, section_7.multi_step(ROWS, rows.trajectory, 2), rows.row_weight.tolist())
+    longer = multi_step.with_later_observations(ROWS, rows.trajectory, 2)
+    add_answers(plain, longer, rows.row_weight.tolist())
     torch.testing.assert_close(steps[0], gradient_of(plain), atol=2e-5, rtol=1e-4)
-    monkeypatch.setattr(section_7, "STEPS", 1)
+    monkeypatch.setattr(multi_step, "STEPS", 1)
     s = session(0.0)
-    assert section_7.section_7(cfg, s, rows, 1)["tokens_trained"] < metrics["tokens_trained"]
+    assert multi_step.multi_step(cfg, s, rows, 1)["tokens_trained"] < metrics["tokens_trained"]
 
 
 def test_longer_targets_end_at_the_models_positions():
     s = session(0.0)
     cfg = Config(**BASE)
     rows = prepared(cfg, s)
-    longer = section_7.multi_step(ROWS, rows.trajectory, 2)
+    longer = multi_step.with_later_observations(ROWS, rows.trajectory, 2)
     s.policy.positions = -1 + max(
         len(row.prompt_ids + row.response_ids + row.obs_ids) for row in longer
     )
     passes = []
     s.policy.register_forward_pre_hook(lambda _, batch: passes.append(batch[0].ids.shape[1]))
-    section_7.section_7(cfg, s, rows, 1)
+    multi_step.multi_step(cfg, s, rows, 1)
     assert max(passes) == s.policy.positions
     row = TokenRow([3, 4], [5], [6, 7, 8, 9], given=[1, 2])
-    assert section_7.cut(row, 5) == TokenRow([3, 4], [5], [6, 7], given=[1])
-    assert section_7.cut(row, 7) == row
+    assert multi_step.cut(row, 5) == TokenRow([3, 4], [5], [6, 7], given=[1])
+    assert multi_step.cut(row, 7) == row
     separated = replace(row, separator_ids=[2])
-    assert section_7.cut(separated, 7) == replace(separated, obs_ids=[6, 7, 8])
+    assert multi_step.cut(separated, 7) == replace(separated, obs_ids=[6, 7, 8])
 
 
 # ---- inverse dynamics ----

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from examples.section_7 import multi_step
+from examples.multi_step import with_later_observations
 from paw_min.base.errors import UserError
 from paw_min.model.batches import collate, micro_batches
 from paw_min.model.policy import turn_text
@@ -76,7 +76,7 @@ def test_separators_count_in_the_budget():
 
 def test_multi_step_keeps_the_separators_between():
     later = TokenRow([3], [6, 1], [9], separator_ids=[12])
-    longer = multi_step([SEPARATED, later], [0, 0], 2)
+    longer = with_later_observations([SEPARATED, later], [0, 0], 2)
     assert longer[0].obs_ids == [8, 9, 10, 11, 6, 1, 12, 9]
     assert longer[0].given == [4, 5, 6]
     assert longer[0].separator_ids == [12, 13]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from examples.section_7 import first_occurrences, multi_step
+from examples.multi_step import first_occurrences, with_later_observations
 from paw_min import targets
 from paw_min.config import Config
 from paw_min.rows import TokenRow, flatten
@@ -58,15 +58,16 @@ def test_the_placebo_changes_targets_and_nothing_else():
 
 
 def test_the_next_observations_follow_with_the_actions_between_as_context():
-    two = multi_step(THREE, [0, 0, 0], 2)
+    two = with_later_observations(THREE, [0, 0, 0], 2)
     assert [r.obs_ids for r in two] == [[15, 20, 21, 25], [25, 30, 31, 35], [35]]
     assert [r.given for r in two] == [[1, 2], [1, 2], []]
-    many = multi_step(THREE, [0, 0, 0], 9)
+    many = with_later_observations(THREE, [0, 0, 0], 9)
     assert many[0].obs_ids == [15, 20, 21, 25, 30, 31, 35] and many[0].given == [1, 2, 4, 5]
-    assert multi_step(THREE, [0, 1, 0], 2)[0].obs_ids == [15, 30, 31, 35]  # interleaved
-    assert multi_step(THREE, [0, 0, 0], 1) == THREE
+    interleaved = with_later_observations(THREE, [0, 1, 0], 2)
+    assert interleaved[0].obs_ids == [15, 30, 31, 35]
+    assert with_later_observations(THREE, [0, 0, 0], 1) == THREE
     empty = [THREE[0], TokenRow([1], [7], []), THREE[2]]  # as after an invalid search
-    assert [r.obs_ids for r in multi_step(empty, [0, 0, 0], 3)] == [[15], [], [35]]
+    assert [r.obs_ids for r in with_later_observations(empty, [0, 0, 0], 3)] == [[15], [], [35]]
 
 
 # ---- equal transitions ----

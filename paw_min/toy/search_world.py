@@ -125,14 +125,14 @@ def make_part(names: list[str], rng: random.Random) -> list[Entity]:
 
 
 def single_questions(part: list[Entity]) -> Iterable[list[tuple[str, str]]]:
-    """For each relation, all pairs (question, answer)."""
+    """All pairs (question, answer) of each relation."""
     for relation, (kind, _, question, _) in RELATIONS.items():
         subjects = [entity for entity in part if entity.kind == kind]
         yield [(question.format(entity.name), entity.facts[relation].name) for entity in subjects]
 
 
 def two_hop_questions(part: list[Entity]) -> Iterable[list[tuple[str, str]]]:
-    """For each pair of relations that can be chained, all pairs (question, answer).
+    """All pairs (question, answer) of each pair of relations that can be chained.
 
     Chains that lead back to their start are left out, such as the country of a country's capital.
     """

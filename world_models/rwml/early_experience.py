@@ -35,7 +35,7 @@ def demonstrated(cfg: Config, tasks: list[str]) -> list[PlayedStep]:
 
 
 def branches(cfg: Config, pool: Pool, steps: list[PlayedStep]) -> list[Triplet]:
-    """In each state, what the expert's command and K others lead to."""
+    """What the expert's command and K others lead to, in each state."""
     found = []
     with progress_bar(len(steps), "branches", "state") as bar:
         for number, step in enumerate(steps):

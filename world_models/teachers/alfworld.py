@@ -126,7 +126,7 @@ class Expert:
         return f"put {self.target} in {self.goal}"
 
     def _remember_hand(self, observation: str, admissible: list[str]):
-        """What it holds, and which objects are ready.
+        """Remember what the agent holds, and which objects are ready.
 
         Only empty hands can take something, and only what is held can be moved, cleaned, heated or
         cooled. Where neither is admissible, as at a closed place, it holds what it held before.
@@ -146,7 +146,7 @@ class Expert:
                 self.ready.discard(name)
 
     def _remember_lamp(self, admissible: list[str], here: str):
-        """Where it is, or is not."""
+        """Remember where the lamp is, or is not."""
         if not self.lamp or not here:
             return
         if any(c.startswith(f"use {self.lamp}") for c in admissible):

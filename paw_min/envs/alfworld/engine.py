@@ -249,7 +249,7 @@ class _Env(PddlEnv):
                 interface.DOWNWARD_LIB_PATH = path
 
     def load(self, path):
-        """As PddlEnv.load, but raises GameError, after which another game can be loaded."""
+        """PddlEnv.load, but with a GameError, after which another game can be loaded."""
         try:
             super().load(path)
         except Exception as error:  # FailedParse, ParseError, KeyError, JSONDecodeError, ...

@@ -1,6 +1,6 @@
 """Two variants that section 7 of the paper leaves open: longer targets, and equal transitions once.
 
-    python -m examples.section_7 alfworld
+    python -m examples.multi_step alfworld
 
 The target of a row is the next STEPS observations, given the actions in between. Of transitions
 with equal prompt, response and observation, the first alone competes in Eq. 4: on the stand-ins,
@@ -28,12 +28,12 @@ STEPS = 2
 ONCE = True
 
 
-def section_7(cfg: Config, s: Session, rows: Rows, k: int) -> dict[str, float]:
+def multi_step(cfg: Config, s: Session, rows: Rows, k: int) -> dict[str, float]:
     """Learn as PaW does, from other rows -> metrics."""
     if ONCE:
         rows = without_repeats(cfg, rows)
     # Where the first observation is empty, the target stays so: weights and selection stay right.
-    longer = multi_step(rows.tokens, rows.trajectory, STEPS)
+    longer = with_later_observations(rows.tokens, rows.trajectory, STEPS)
     rows = replace(rows, tokens=[cut(row, s.policy.positions) for row in longer])
     return describe_selection(rows) | learn_jointly(cfg, s, rows, k)
 
@@ -54,7 +54,7 @@ def without_repeats(cfg: Config, rows: Rows) -> Rows:
     return replace(rows, candidates=candidates, selected=selected, row_weight=weight)
 
 
-def multi_step(rows: list[TokenRow], trajectory: list[int], k: int) -> list[TokenRow]:
+def with_later_observations(rows: list[TokenRow], trajectory: list[int], k: int) -> list[TokenRow]:
     """Append a_{t+1} o_{t+2} ... o_{t+k} to each o_{t+1}, until the trajectory ends.
 
     rows: in time order within each trajectory. The actions in between are context, not targets.
@@ -92,4 +92,4 @@ def first_occurrences(rows: list[TokenRow]) -> list[bool]:
 
 
 if __name__ == "__main__":
-    fork(section_7, {}, __doc__)
+    fork(multi_step, {}, __doc__)
