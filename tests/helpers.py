@@ -15,8 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import (
-    AutoConfig,
-    AutoModelForImageTextToText,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen2Config,
@@ -167,22 +165,6 @@ def control_tokens(policy: Policy, ids: list[int]) -> list[str]:
     """Those among the tokens. <unk> is what a word-level tokenizer makes of a new word."""
     words = policy.tokenizer.convert_ids_to_tokens(ids)
     return [word for word in words if word in special_tokens(policy.tokenizer) - {"<unk>"}]
-
-
-def nested_model(folder) -> str:
-    """A tiny random Gemma 3 that also sees: its text model has settings of its own."""
-    tokenizer = standins.make_tokenizer(TEXTS)
-    text = SIZE | dict(vocab_size=len(tokenizer), head_dim=8, max_position_embeddings=2048)
-    text |= dict(pad_token_id=0, eos_token_id=tokenizer.eos_token_id, bos_token_id=None)
-    vision = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-                  image_size=28, patch_size=14)
-    config = AutoConfig.for_model(
-        "gemma3", text_config=text, vision_config=vision, mm_tokens_per_image=4
-    )
-    torch.manual_seed(0)
-    AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
 
 
 def with_adapters(policy, precision="fp32"):

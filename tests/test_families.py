@@ -1,4 +1,4 @@
-"""Families of models, each as a tiny random one: load, sample, train, save, load again.
+"""Families of models, each as a tiny random one: which work, and which are refused.
 
 RUNNING.md has the result as a table.
 """
@@ -10,29 +10,31 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from paw_min import train
 from paw_min.config import Config
 from paw_min.model.batches import collate
-from paw_min.model.policy import load_policy
+from paw_min.model.policy import load_policy, load_tokenizer
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.model.shard import layers_of
-from paw_min.model.vllm_sampler import VLLMSampler, as_trained
+from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.rows import TokenRow
 from paw_min.running import session
 from tests.helpers import BASE, EPISODES, TOKEN_ROWS, one_sentence, update
-from tests.model_kinds import KINDS, MAMBA, write
+from tests.model_kinds import KINDS, write
 
 BIAS = "a head with a bias"
 CHANGED = "changes its logits"
+DENSE = "is not a dense transformer"
 REFUSED = {  # as published, which for these is not the default of transformers
-    "codegen": ({}, BIAS), "cohere": ({}, CHANGED), "cohere2": ({}, CHANGED),
-    "falcon_h1": (MAMBA | dict(mamba_d_ssm=64, lm_head_multiplier=0.0390625), CHANGED),
-    "gemma2": ({}, CHANGED), "gemma4_text": (dict(final_logit_softcapping=30.0), CHANGED),
-    "gptj": ({}, BIAS), "granite": (dict(logits_scaling=8.0), CHANGED),
-    "granitemoe": (dict(logits_scaling=6.0), CHANGED),
-    "granitemoehybrid": (
-        MAMBA | dict(layer_types=["mamba", "attention"], logits_scaling=8.0), CHANGED
-    ),
-    "minicpm3": ({}, CHANGED), "nanochat": ({}, CHANGED), "phi": ({}, BIAS),
+    "cohere": ({}, CHANGED), "gemma2": ({}, CHANGED), "minicpm3": ({}, CHANGED),
+    "granite": (dict(logits_scaling=8.0), CHANGED), "phi": ({}, BIAS), "gptj": ({}, BIAS),
+    "qwen3_moe": ({}, f"{DENSE} .model.layers.0.mlp.experts.gate_up_proj"),
+    "mamba": (dict(state_size=8), DENSE), "gpt2": ({}, DENSE),
+    "qwen3_5_text": (dict(
+        layer_types=["linear_attention", "full_attention"], linear_num_value_heads=4,
+        linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
+    ), DENSE),
+    "mistral": ({}, "is a Mistral model"),
 }
 
 
@@ -57,7 +59,7 @@ def test_a_family_is_loaded_sampled_trained_and_saved(family, tmp_path):
     policy = load_policy(write(family, tmp_path / "start", **KINDS[family]))
     assert gap(policy, HFSampler()) < 1e-3
     layers = layers_of(policy.model.get_decoder())
-    assert len(layers) == policy.model.config.get_text_config().num_hidden_layers
+    assert len(layers) == policy.model.config.num_hidden_layers
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
     batch = collate(TOKEN_ROWS, [True] * 3, policy.pad_id)
     before = policy(batch)[0].detach()
@@ -80,12 +82,17 @@ def test_a_plan_and_a_start_refuse_a_family_by_its_config(family, tmp_path, conf
     assert str(started.value) in str(planned.value)
 
 
+@pytest.mark.parametrize("family", ["qwen3_5", "gemma3"])
+def test_a_model_that_also_sees_is_refused_by_its_config(family, tmp_path):
+    AutoConfig.for_model(family).save_pretrained(tmp_path)
+    with one_sentence("does not only read text .*: use a model for text"):
+        load_tokenizer(str(tmp_path))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["gemma3_text", "olmo2"])
-def test_vllm_has_the_trainers_log_probs(family, tmp_path):
-    """The second runs by the code of transformers, whose classes the trainer uses as well."""
+def test_vllm_has_the_trainers_log_probs(tmp_path):
     heads = dict(hidden_size=64, num_attention_heads=2, num_key_value_heads=1, head_dim=32)
-    folder = write(family, tmp_path, **heads)
+    folder = write("gemma3_text", tmp_path, **heads)
     sampler = VLLMSampler(folder, 64, "fp32", memory_share=0.2, seed=0)
     torch.set_num_threads(1)
     try:
@@ -96,8 +103,20 @@ def test_vllm_has_the_trainers_log_probs(family, tmp_path):
         sampler.close()
 
 
-def test_vllm_loads_the_trainers_class():
-    """Of Qwen3.5, which also sees, the part for text: the published class has other names."""
-    config = AutoConfig.for_model("qwen3_5", architectures=["Qwen3_5ForConditionalGeneration"])
-    assert as_trained(config).architectures == ["Qwen3_5ForCausalLM"]
-    assert config.get_text_config().head_dtype == "float32"
+@pytest.mark.slow
+def test_what_vllm_would_run_by_the_trainers_classes_is_refused_before_long_work(
+    tmp_path, config, monkeypatch, capsys
+):
+    """Generating data takes minutes. vLLM would make these classes its own."""
+    monkeypatch.setattr(session, "find_tasks", lambda *args: pytest.fail("too late"))
+    folder = write("olmo2", tmp_path / "model")
+    cfg = config(model=folder, max_prompt_tokens=128, sampler="vllm")
+    state = torch.get_rng_state()
+    for start in (train.train, session.dry_run):
+        with one_sentence("no code of its own for the family olmo2 .*: use --sampler transformers"):
+            start(cfg)
+        monkeypatch.undo()  # a plan has the data as well
+    assert torch.equal(torch.get_rng_state(), state)
+    assert "training tasks" in capsys.readouterr().out
+    with one_sentence("no code of its own for the family olmo2"):
+        VLLMSampler(folder, 64, "fp32", memory_share=0.2, seed=0)

@@ -28,12 +28,10 @@ from tests.helpers import (
     SMALL,
     TOKEN_ROWS,
     make_policy,
-    nested_model,
     numbers,
-    one_sentence,
     with_adapters,
 )
-from tests.model_kinds import KINDS, make_kind, write
+from tests.model_kinds import make_kind
 
 pytestmark = pytest.mark.usefixtures("without_gradient_clipping")
 RUN = dict(lora_rank=4, updates=1, eval_every=1, kl_coef=0.1, lr=1e-2)
@@ -78,21 +76,15 @@ def test_gradients_are_those_of_the_merged_weights(family):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen3_moe", "glm4_moe", "qwen3_next", "phimoe", "gemma3"])
+@pytest.mark.parametrize("kind", ["gemma3_text", "gpt_neox", "opt", "phi3"])
 def test_adapters_are_merged_right_in_other_kinds_of_models(kind, tmp_path):
     """For vLLM (full_weights), and in a checkpoint that is loaded by peft as a start model."""
-    if kind == "gemma3":  # it also sees
-        policy = load_policy(nested_model(tmp_path / "start"))
-    else:
-        policy = make_kind(kind)
-        policy.save(tmp_path / "start")
+    policy = make_kind(kind)
+    policy.save(tmp_path / "start")
     policy.model.name_or_path = str(tmp_path / "start")
     batch = collate(TOKEN_ROWS, [True] * 3, policy.pad_id)
     start = policy(batch)[0]
     with_adapters(policy, "fp32")
-    # Adapters are on layers of the decoder only, none of which is a stack of experts.
-    trained = [name for name, p in policy.named_parameters() if p.requires_grad]
-    assert trained and all(".lora_" in name and "vision" not in name for name in trained)
     assert {type(layer).__name__ for layer in lora.adapted_layers(policy)} == {"Linear"}
     ours = policy(batch)[0]
     assert (ours - start).abs().max() > 0.05
@@ -103,18 +95,6 @@ def test_adapters_are_merged_right_in_other_kinds_of_models(kind, tmp_path):
         torch.nn.init.zeros_(p)
     plain.model.load_state_dict(dict(lora.full_weights(policy.model)))
     torch.testing.assert_close(plain(batch)[0], ours, atol=1e-4, rtol=0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind, reason", [
-    ("gpt2", "no plain linear layer"), ("falcon_mamba", "'out_proj' is incompatible"),
-    ("jamba", "merged weights give other"),
-])
-def test_models_without_a_place_for_adapters_are_refused(kind, reason):
-    policy = make_kind(kind)
-    name = type(policy.model).__name__
-    with one_sentence(rf"LoRA cannot adapt {name} \(.*{reason}.*omit --lora-rank"):
-        lora.attach(policy.model, 4, "fp32", 0, None)
 
 
 @pytest.mark.parametrize("change, reason", [
@@ -140,28 +120,6 @@ def test_an_adapter_of_other_layers_is_refused(tmp_path, change, reason):
     kept.rename(file)
     with pytest.raises(UserError, match="has adapters of other layers .model.layers.*restore"):
         lora.attach(make_policy().model, 4, "fp32", 0, tmp_path / "adapter")
-
-
-def test_models_without_recomputed_activations_are_refused():
-    with pytest.raises(UserError, match="JetMoe.* not support .*: add --no-grad-checkpointing"):
-        session.recompute_activations(make_kind("jetmoe", kv_channels=8).model)
-
-
-@pytest.mark.parametrize("kind, settings, reason", [
-    ("gpt2", {"lora_rank": 4}, "LoRA cannot adapt GPT2LMHeadModel"),
-    ("jamba", {"lora_rank": 4}, "LoRA cannot adapt JambaForCausalLM"),
-    ("jetmoe", {"grad_checkpointing": True}, "JetMoe.*: add --no-grad-checkpointing"),
-])
-def test_a_model_is_refused_before_a_sampler_starts(
-    config, tmp_path, monkeypatch, kind, settings, reason
-):
-    """vLLM takes minutes to start."""
-    monkeypatch.setattr(session, "make_sampler", lambda *args: pytest.fail("too late"))
-    folder = write(kind, tmp_path / "model", **KINDS.get(kind, {"kv_channels": 8}))
-    cfg = config(model=folder, max_prompt_tokens=128, **settings)
-    for start in (train.train, session.dry_run):
-        with one_sentence(reason):
-            start(cfg)
 
 
 def test_new_adapters_change_nothing_and_belong_to_the_seed():

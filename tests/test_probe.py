@@ -134,7 +134,7 @@ def make(family, temperature=0.8):
 
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("family", ["qwen2", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["qwen2", "gemma3_text"])
 def test_right_samplers_pass(untouched, family, precision, lora):
     policy = make(family)
     samplers = (HFSampler(), Copy(copy.deepcopy(policy)))

@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
 from paw_min.model.policy import load_policy, steps
 from paw_min.running import export, session
 from tests.helpers import CHATML, HOSTILE_TEXT, TEXTS, make_policy, one_sentence, publish
-from tests.model_kinds import DELTA, KINDS, MAMBA, write
+from tests.model_kinds import KINDS, write
 
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -33,14 +33,9 @@ def split(pattern: str) -> Split:
 
 BYTES = ByteLevel(add_prefix_space=False, use_regex=False)
 WORDS_OF_BYTES = {  # pre-tokenizers of byte-level vocabularies
-    "gpt2": ByteLevel(add_prefix_space=False),
     "digits": Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]),
     "llama3": Sequence([split(LLAMA_3), BYTES]),
     "qwen": Sequence([split(QWEN), BYTES]),
-    "deepseek": Sequence([
-        split("[\r\n]"), split(r"\s?\p{L}+"), split(r"\s?\p{P}+"), split("[一-龥ࠀ-一가-퟿]+"),
-        Digits(individual_digits=True), BYTES,
-    ]),
 }
 CHATML_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 LLAMA_3_TOKENS = [
@@ -79,8 +74,6 @@ class Kind(NamedTuple):
 PUBLISHED = [
     Kind("Qwen2.5", "qwen2", "Qwen2Tokenizer", "qwen", CHATML_TOKENS, "<|im_end|>", "qwen2_5"),
     Kind("Qwen3", "qwen3", "Qwen2Tokenizer", "qwen", CHATML_TOKENS, "<|im_end|>", "qwen3"),
-    Kind("Qwen3.5", "qwen3_5_text", "Qwen2Tokenizer", "qwen", CHATML_TOKENS, "<|im_end|>",
-         "qwen3_5_nothink", DELTA),
     Kind("Llama-3.1", "llama", "PreTrainedTokenizerFast", "llama3", LLAMA_3_TOKENS, "<|eot_id|>",
          "llama3", dict(rope_parameters=dict(
              rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0,
@@ -91,42 +84,19 @@ PUBLISHED = [
          DEEPSEEK_TOKENS[1], "deepseek_r1_distill"),
     Kind("DeepSeek-R1-Distill-Qwen", "qwen2", "LlamaTokenizerFast", "qwen", DEEPSEEK_TOKENS,
          DEEPSEEK_TOKENS[1], "deepseek_r1_distill"),
-    Kind("deepseek-coder", "llama", "LlamaTokenizerFast", "deepseek", DEEPSEEK_TOKENS,
-         DEEPSEEK_TOKENS[1], INST, dict(rope_parameters=dict(
-             rope_type="linear", rope_theta=1e5, factor=4.0))),
     Kind("Llama-2", "llama", "LlamaTokenizer", "llama2", SENTENCEPIECE, "</s>", INST),
-    Kind("TinyLlama", "llama", "LlamaTokenizer", "llama2", SENTENCEPIECE, "</s>",
-         "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{{ eos_token }}\n{% endfor %}"
-         "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"),
-    Kind("Mistral-7B-v0.3", "mistral", "LlamaTokenizer", "llama2",
-         [*SENTENCEPIECE, "[INST]", "[/INST]"], "</s>", INST.replace("+ ' ' + eos", "+ eos")),
-    Kind("Mistral-Nemo", "mistral", "GPT2Tokenizer", "llama3",
-         [*SENTENCEPIECE, "[INST]", "[/INST]"], "</s>", INST, dict(head_dim=16)),
-    Kind("Yi-1.5", "llama", "LlamaTokenizer", "llama2", [*SENTENCEPIECE, *CHATML_TOKENS],
-         "<|im_end|>", CHATML),
     Kind("Phi-3.5", "phi3", "LlamaTokenizer", "llama2", [*SENTENCEPIECE, *PHI_TOKENS], "<|end|>",
          "phi3_5"),
-    Kind("Phi-4", "phi3", "GPT2Tokenizer", "llama3", CHATML_TOKENS, "<|im_end|>", CHATML),
     Kind("SmolLM2", "llama", "GPT2Tokenizer", "digits", CHATML_TOKENS, "<|im_end|>", CHATML,
          dict(tie_word_embeddings=True)),
-    Kind("SmolLM3", "smollm3", "PreTrainedTokenizerFast", "llama3", CHATML_TOKENS, "<|im_end|>",
-         CHATML),
     Kind("OLMo-2", "olmo2", "GPT2Tokenizer", "llama3", PHI_TOKENS, "<|endoftext|>",
          "{{ eos_token }}{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% if m.role == "
          "'assistant' %}{{ eos_token }}{% endif %}\n{% endfor %}"
          "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"),
-    Kind("OLMo-3", "olmo3", "GPT2Tokenizer", "llama3", CHATML_TOKENS, "<|im_end|>", CHATML,
-         LAYERS),
     Kind("Gemma-3", "gemma3_text", "GemmaTokenizer", "gemma", GEMMA_TOKENS, "<end_of_turn>",
          "gemma3", LAYERS),
-    Kind("StarCoder2-Instruct", "starcoder2", "GPT2Tokenizer", "digits", CHATML_TOKENS,
-         "<|im_end|>", CHATML),
     Kind("Gemma-2", "gemma2", "GemmaTokenizer", "gemma", GEMMA_TOKENS, "<end_of_turn>", "gemma",
          refused="changes its logits"),
-    Kind("Granite-3", "granite", "GPT2Tokenizer", "digits", CHATML_TOKENS, "<|im_end|>", CHATML,
-         dict(logits_scaling=8.0), "changes its logits"),
-    Kind("Falcon-H1", "falcon_h1", "PreTrainedTokenizerFast", "gpt2", CHATML_TOKENS, "<|im_end|>",
-         CHATML, MAMBA | dict(mamba_d_ssm=64, lm_head_multiplier=0.04), "changes its logits"),
     Kind("gpt-oss", "gpt_oss", "PreTrainedTokenizerFast", "llama3", CHATML_TOKENS, "<|im_end|>",
          CHATML, dict(quantization_config=dict(quant_method="mxfp4")), "quantized weights"),
 ]

@@ -21,7 +21,7 @@ class Critic(torch.nn.Module):
         super().__init__()
         self.decoder = decoder
         self.precision = precision
-        width = decoder.config.get_text_config().hidden_size
+        width = decoder.config.hidden_size
         self.head = torch.nn.Linear(width, 1, device=decoder.device)
         torch.nn.init.zeros_(self.head.weight)
         torch.nn.init.zeros_(self.head.bias)

@@ -2,9 +2,8 @@
 
     y = (W + s B A) x      W (D_out, D_in) frozen, A (r, D_in) random, B (D_out, r) starts at zero
 
-r is --lora-rank, s = alpha / r = 2. Adapters (peft's, fp32, without dropout) are on the plain
-linear layers of the decoder (targets); embeddings, norms and head stay those of the start model. So
-there is
+r is --lora-rank, s = alpha / r = 2. Adapters (peft's, fp32, without dropout) are on the linear
+layers of the decoder; embeddings, norms and head stay those of the start model. So there is
 
     in the optimizer     A and B only
     as reference         the policy with its adapters off (adapters_off), no second model
@@ -37,10 +36,6 @@ from paw_min.base.files import reading
 
 SCALE = 2  # s; peft's lora_alpha is s r
 PREFIX = "base_model.model."  # what names in peft's files begin with
-# Families that read weights past their adapters, or share layers.
-UNMERGED = ("jamba", "zamba")
-# What peft (utils/transformers_weight_conversion.py) takes for parts of fused experts.
-EXPERT_NAMES = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 
 
 def check_installed() -> None:
@@ -53,20 +48,14 @@ def attach(model, rank: int, precision: str, seed: int, checkpoint: Path | None)
     """Freeze a model of transformers and add adapters: new ones, or those of a checkpoint."""
     from peft import LoraConfig, set_peft_model_state_dict
 
-    if model.config.model_type in UNMERGED:
-        raise refusal(model, "merged weights give other log-probabilities")
-    names = list(targets(model))
     # The name is stored in checkpoints. A relative one also works in another clone, if it is used
     # from the same working folder. With ./ it is not taken for a name on the hub.
     if os.path.isdir(model.name_or_path):
         model.name_or_path = os.path.join(".", os.path.relpath(model.name_or_path))
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)  # A is drawn on the CPU: the same on every rank
-        config = LoraConfig(r=rank, lora_alpha=SCALE * rank, target_modules=names)
-        try:
-            model.add_adapter(config)
-        except ValueError as error:  # e.g. models whose kernels read weights past their adapters
-            raise refusal(model, str(error).partition(". ")[0]) from error
+        names = list(linear_layers(model))
+        model.add_adapter(LoraConfig(r=rank, lora_alpha=SCALE * rank, target_modules=names))
     if checkpoint:
         with reading(checkpoint / "adapter_model.safetensors") as path:
             stored = load_file(path)
@@ -83,37 +72,14 @@ def attach(model, rank: int, precision: str, seed: int, checkpoint: Path | None)
             layer.base_layer.to(torch.bfloat16)
 
 
-def targets(model) -> dict[str, nn.Linear]:
-    """Name and module of each layer that gets an adapter."""
-    found = plain_layers(model)
-    if not found:
-        raise refusal(model, "no plain linear layer in its decoder")
-    return found
-
-
-def plain_layers(model) -> dict[str, nn.Linear]:
-    """Name and module of each plain linear layer of the text decoder.
-
-    Layers of other classes (a router, GPT-2's Conv1D) may compute something else than W x. Parts
-    for images see none of our data. The MLPs of a mixture of experts stay as they are: transformers
-    stores all experts of a layer in one tensor, and peft takes the names of any layer's matrices
-    for parts of it.
-    """
+def linear_layers(model) -> dict[str, nn.Linear]:
+    """Name and module of each linear layer of the decoder: the head is not one of them."""
     decoder = set(model.get_decoder().modules())
-    experts = any(".experts." in name for name, _ in model.named_parameters())
-    found = {}
-    for name, module in model.named_modules():
-        in_mlp = experts and name.rpartition(".")[2] in EXPERT_NAMES
-        if type(module) is nn.Linear and module in decoder and not in_mlp:
-            found[name] = module
-    return found
-
-
-def refusal(model, reason: str) -> UserError:
-    return UserError(
-        f"LoRA cannot adapt {type(model).__name__} ({reason}): omit --lora-rank, or use another "
-        "--model."
-    )
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and module in decoder
+    }
 
 
 def adapted_layers(model: nn.Module) -> list[nn.Module]:

@@ -53,8 +53,6 @@ TAGS = {
     for name in ("think", "action", "search", "answer", "information", "prediction", "next_state")
     for slash in ("", "/")
 }
-# Types of models whose tokenizers were published with a wrong regular expression for words.
-MISTRAL = ("mistral", "mistral3", "ministral", "pixtral")
 MODEL = "model."  # prefix of the language model's weights in Policy.state_dict()
 
 
@@ -253,7 +251,7 @@ def load_tokenizer(folder: str, positions: int = 0):
     config = load_config(folder)
     with load_errors(folder):
         model = check_config(config, folder)
-        tokenizer = published_tokenizer(folder, config.model_type)
+        tokenizer = published_tokenizer(folder)
         size = model.get_input_embeddings().num_embeddings
         if len(tokenizer) > size:
             raise UserError(f"{folder}: {len(tokenizer)} tokens for {size} embeddings: use another")
@@ -272,17 +270,13 @@ def load_tokenizer(folder: str, positions: int = 0):
     return tokenizer
 
 
-def published_tokenizer(folder: str, model_type: str):
+def published_tokenizer(folder: str):
     """The tokenizer that tokenizer.json describes, whatever class is named beside it.
 
     Some classes of transformers take the vocabulary alone from this file. Llama's, which is named
     for byte-level vocabularies too, then loses every space.
     """
-    # With True, transformers corrects the regular expression of any model, so only MISTRAL gets it.
-    # Without an answer, it takes mistral_common's tokenizer where that is installed, which has no
-    # chat template.
-    options = {"trust_remote_code": False, "fix_mistral_regex": model_type in MISTRAL}
-    tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     path = cached_file(
         folder, "tokenizer.json", _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
@@ -290,7 +284,9 @@ def published_tokenizer(folder: str, model_type: str):
     if path and steps(tokenizer.backend_tokenizer) != steps(Tokenizer.from_file(path)):
         # A class may know an end token that no file names.
         named = {k: v for k, v in tokenizer.special_tokens_map.items() if k.endswith("_token")}
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, **options, **named)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(
+            folder, trust_remote_code=False, **named
+        )
     return tokenizer
 
 
@@ -301,20 +297,29 @@ def steps(tokenizer: Tokenizer) -> dict:
 
 
 def check_config(config, folder: str):
-    """The model without weights; UserError if it would be trained or saved wrongly.
+    """The model without weights; UserError unless it is a dense transformer for text, as it is.
 
-    Quantized weights would be trained as floats and quantized again when saved. And `forward`
-    needs logits that are the hidden states times the head's weight: some models have a bias there,
-    or scale or cap their logits. So the model's code, without weights, is given known hidden states
-    and known logits, as large as any in training.
+    Quantized weights would be trained as floats and quantized again when saved. Other layers (a
+    mixture of experts, Mamba, linear attention) read their weights past LoRA's adapters, add noise,
+    or differ in vLLM. And `forward` needs logits that are the hidden states times the head's
+    weight: some models have a bias there, or scale or cap their logits. So the model's code,
+    without weights, is given known hidden states and known logits, as large as any in training.
     """
-    for part in (config, config.get_text_config()):
-        if getattr(part, "quantization_config", None):
-            raise UserError(f"{folder} has quantized weights (quantization_config in config.json), "
-                            "which cannot be saved as trained: use a model in bf16.")
+    if getattr(config, "quantization_config", None):
+        raise UserError(f"{folder} has quantized weights (quantization_config in config.json), "
+                        "which cannot be saved as trained: use a model in bf16.")
+    if config.get_text_config() is not config:
+        raise UserError(f"{folder} does not only read text (config.json has a part for its text "
+                        "model), which is not supported: use a model for text.")
+    if config.model_type in ("mistral", "ministral", "ministral3"):
+        raise UserError(f"{folder} is a Mistral model, many of which were published with a wrong "
+                        "tokenizer.json: use another model.")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     name = type(model).__name__
+    if other := other_weights(model):
+        raise UserError(f"{name} is not a dense transformer ({other[0]} is not the weight of a "
+                        "linear layer or an embedding), which is not supported: use another model")
     head = model.get_output_embeddings()
     if head.bias is not None:
         raise UserError(f"{name} has a head with a bias, which is not supported: use another model")
@@ -331,6 +336,17 @@ def check_config(config, folder: str):
     return model
 
 
+def other_weights(model) -> list[str]:
+    """Names of the matrices that belong neither to a plain linear layer nor to an embedding."""
+    return [
+        f"{name}.{weight}"
+        for name, module in model.named_modules()
+        if type(module) is not torch.nn.Linear and not isinstance(module, torch.nn.Embedding)
+        for weight, p in module.named_parameters(recurse=False)
+        if p.ndim > 1
+    ]
+
+
 class Hidden(BaseModelOutputWithPast):
     """The output of any family's decoder: what it does not have is None."""
 
@@ -342,12 +358,12 @@ def vocabulary_of(folder: str) -> int:
     """The number of tokens that the model can write; more than its tokenizer may know."""
     with load_errors(folder):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        return config.get_text_config().vocab_size
+        return config.vocab_size
 
 
 def positions_of(config, default: int) -> int:
-    """Most tokens of a sequence. Qwen3.5 and Gemma 3 nest this setting of the language model."""
-    return getattr(config.get_text_config(), "max_position_embeddings", default)
+    """Most tokens of a sequence; `default` where the model has no limit."""
+    return getattr(config, "max_position_embeddings", default)
 
 
 def render(tokenizer, chat: list[dict[str, str]]) -> str:
@@ -448,7 +464,7 @@ def load_policy(
             merged = lora.merge(start, folder)
             return Policy(merged, tokenizer, temperature, precision)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        switch_noise_off(config)
+        switch_dropout_off(config)
         # attn_implementation: whatever config.json names, torch's attention, or else the model's.
         model, info = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=torch.float32, attn_implementation=None,
@@ -484,15 +500,14 @@ def rounded_layers(model) -> list[torch.nn.Module]:
     """
     head = model.get_output_embeddings()
     tied = head.weight is model.get_input_embeddings().weight
-    return [*lora.plain_layers(model).values(), *([] if tied else [head])]
+    return [*lora.linear_layers(model).values(), *([] if tied else [head])]
 
 
-def switch_noise_off(config) -> None:
-    """Set all rates of dropout (attention_dropout, resid_pdrop, ...) and of router noise to 0."""
-    for part in (config, config.get_text_config()):
-        for name, value in vars(part).items():
-            if isinstance(value, float) and ("drop" in name or "jitter" in name):
-                setattr(part, name, 0.0)
+def switch_dropout_off(config) -> None:
+    """Set all rates of dropout to 0: attention_dropout, resid_pdrop, ..."""
+    for name, value in vars(config).items():
+        if isinstance(value, float) and "drop" in name:
+            setattr(config, name, 0.0)
 
 
 @contextmanager

@@ -157,10 +157,10 @@ def rows_that_fit(policy: Policy, free: int, prompt_tokens: int, new_tokens: int
     """Rows of a batch that need half of the GPU's `free` bytes, at least one.
 
     A row has the keys and values of all its tokens, seven copies of its logits in fp32, and, while
-    its prompt is read, a layer's hidden states. Left out: what attention copies, states of linear
-    attention. The other half is for these.
+    its prompt is read, a layer's hidden states. Left out: what attention copies. The other half is
+    for this.
     """
-    config = policy.model.config.get_text_config()
+    config = policy.model.config
     width = config.hidden_size
     heads = config.num_attention_heads
     head_width = getattr(config, "head_dim", None) or width // heads

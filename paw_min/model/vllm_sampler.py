@@ -6,7 +6,6 @@ checked at the start and in every update and evaluation (probe.py). Tested with 
 tested on a GPU.
 """
 
-import inspect
 import os
 import warnings
 from collections import deque
@@ -16,11 +15,10 @@ from importlib.util import find_spec
 from itertools import count
 
 import torch
-from transformers import PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from paw_min.base import distributed
 from paw_min.base.errors import UserError
+from paw_min.base.files import reason_of
 from paw_min.model.lora import full_weights
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import Request, Response
@@ -38,10 +36,7 @@ class VLLMSampler:
     """
 
     def __init__(self, folder: str, max_model_len: int, precision: str, memory_share, seed: int):
-        # vLLM reads these at import: run the engine in this process, and log errors only.
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-        check_installed()
+        check_model(folder)
         import vllm
 
         self.gpu = torch.cuda.is_available()
@@ -61,17 +56,11 @@ class VLLMSampler:
         several = distributed.n_ranks() > 1
         set_num_threads = torch.set_num_threads
         try:
-            model = dict(
-                model=folder, skip_tokenizer_init=True, trust_remote_code=False,
-                hf_overrides=as_trained,
-                language_model_only=True,  # models that also see keep no part for images
-            )
-            if not self.gpu and vllm.EngineArgs(**model).create_model_config().is_hybrid:
-                # The states of linear attention have a prefix cache with chunked prefill only.
-                of_device["enable_prefix_caching"] = False
-            with self._isolated(), warnings.catch_warnings(action="ignore"):
+            with isolated(), warnings.catch_warnings(action="ignore"):
                 self.llm = vllm.LLM(
-                    **model, load_format="dummy", seed=seed,
+                    model=folder, skip_tokenizer_init=True, trust_remote_code=False,
+                    load_format="dummy", seed=seed,
+                    hf_overrides={"head_dtype": "float32"},  # fp32 logits, like the trainer's
                     generation_config="vllm",  # not the model's own top-p etc.
                     logprobs_mode="processed_logprobs",  # after the temperature, like the trainer's
                     dtype={"fp32": "float32", "bf16": "bfloat16"}[precision],
@@ -86,39 +75,11 @@ class VLLMSampler:
                 f"use --sampler transformers ({reason})"
             ) from error
         torch.set_num_threads = set_num_threads  # on a CPU, vLLM replaces it by a warning
-        self._leave_classes()
         self.ids = count()  # names of requests; vLLM wants each once
         self.asleep = 0  # bytes that torch counts as allocated, although sleep has released them
         if self.gpu:
             self.llm.sleep(level=1)
             self.asleep = torch.cuda.memory_allocated()
-
-    def _leave_classes(self) -> None:
-        """Undo what vLLM has done to the trainer's classes.
-
-        It runs some families (SmolLM3, OLMo 2, GPT-NeoX, ...) by the code of transformers, and
-        makes their classes compile, which only its own models can. These get a subclass that does.
-        """
-        from vllm.compilation.decorators import TorchCompileWithNoGuardsWrapper as Compiles
-
-        (model,) = self.llm.collective_rpc(lambda worker: worker.model_runner.get_model())
-        for module in model.modules():
-            cls = type(module)
-            if isinstance(module, PreTrainedModel) and Compiles in cls.__bases__:
-                added = {name: vars(cls)[name] for name in ("__init__", "__call__")}
-                module.__class__ = type(cls.__name__, (cls, Compiles), added)
-                cls.__init__ = inspect.getclosurevars(cls.__init__).nonlocals["old_init"]
-                del cls.__call__
-                cls.__bases__ = tuple(base for base in cls.__bases__ if base is not Compiles)
-
-    @contextmanager
-    def _isolated(self):
-        """Protect torch's global generators, which vLLM seeds and, on a CPU, advances. On a CPU,
-        also run eagerly, without the C++ compiler that vLLM would need for one function."""
-        devices = [torch.cuda.current_device()] if self.gpu else []
-        stance = nullcontext() if self.gpu else torch.compiler.set_stance("force_eager")
-        with torch.random.fork_rng(devices), stance:
-            yield
 
     @contextmanager
     def sync(self, policy: Policy):
@@ -163,7 +124,7 @@ class VLLMSampler:
                 params = self._params(request, temperature, max_tokens)
                 engine.add_request(name, {"prompt_token_ids": request.prompt_ids}, params)
                 running[name] = request
-            with self._isolated():
+            with isolated():
                 outputs = engine.step()
             finished = []
             for output in outputs:
@@ -199,17 +160,42 @@ class VLLMSampler:
         )
 
 
-def as_trained(config):
-    """The model's config for vLLM: with the trainer's class, and fp32 logits (head.py).
+@contextmanager
+def isolated():
+    """Protect torch's global generators, which vLLM seeds and, on a CPU, advances. On a CPU, also
+    run eagerly, without the C++ compiler that vLLM would need for one function."""
+    gpu = torch.cuda.is_available()
+    devices = [torch.cuda.current_device()] if gpu else []
+    stance = nullcontext() if gpu else torch.compiler.set_stance("force_eager")
+    with torch.random.fork_rng(devices), stance:
+        yield
 
-    The published class of a model that also sees may be another, as that of Qwen3.5. Its head is
-    in its text model, with a config of its own.
+
+def check_model(folder: str) -> None:
+    """UserError for a model that vLLM has no code of its own for.
+
+    It runs some families (OLMo 2, SmolLM3, GPT-NeoX, ...) by the code of transformers, whose
+    classes it changes. The trainer's model has the same classes.
     """
-    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
-    config.architectures = [name] if name else config.architectures  # vLLM tries a dummy, too
-    for part in (config, config.get_text_config()):
-        part.head_dtype = "float32"
-    return config
+    # vLLM reads these at import: run the engine in this process, and log errors only.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    check_installed()
+    import vllm
+
+    try:
+        with isolated(), warnings.catch_warnings(action="ignore"):
+            args = vllm.EngineArgs(model=folder, skip_tokenizer_init=True, trust_remote_code=False)
+            config = args.create_model_config()
+    except Exception as error:  # such as a family that it does not know
+        raise UserError(
+            f"vLLM cannot run {folder}: use --sampler transformers ({reason_of(error)})"
+        ) from error
+    if config.using_transformers_backend():
+        raise UserError(
+            f"vLLM has no code of its own for the family {config.hf_config.model_type} of "
+            f"{folder}: use --sampler transformers, or another --model."
+        )
 
 
 def check_installed() -> None:

@@ -47,14 +47,13 @@ def add_old_names(path: Path) -> None:
     takes 10,000 in silence.
     """
     config = json.loads(path.read_text())
-    for part in (config, config.get("text_config", {})):
-        rope = dict(part.get("rope_parameters") or {})
-        if "sliding_attention" in rope:  # Gemma 3 and OLMo 3 scale it in the other layers only
-            part["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
-            rope = dict(rope["full_attention"])
-        if "rope_theta" in rope:
-            part["rope_theta"] = rope.pop("rope_theta")
-            part["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    rope = dict(config.get("rope_parameters") or {})
+    if "sliding_attention" in rope:  # Gemma 3 and OLMo 3 scale it in the other layers only
+        config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = dict(rope["full_attention"])
+    if "rope_theta" in rope:
+        config["rope_theta"] = rope.pop("rope_theta")
+        config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     replace_text(path, json.dumps(config, indent=2) + "\n")
 
 

@@ -67,7 +67,7 @@ def estimate(
     total = trained = model.num_parameters()
     frozen = 0  # bytes
     if cfg.lora_rank:
-        adapted = lora.targets(model).values()
+        adapted = lora.linear_layers(model).values()
         trained = sum(cfg.lora_rank * (part.in_features + part.out_features) for part in adapted)
         # Frozen weights under adapters are stored in the type of the passes.
         frozen = 4 * total - (4 - number) * parameters(adapted)

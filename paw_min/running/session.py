@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from paw_min import toy
 from paw_min.base import distributed
@@ -21,12 +20,11 @@ from paw_min.base.files import is_url
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS, NAMES
 from paw_min.envs.interface import Pool, Tasks
-from paw_min.model import lora
+from paw_min.model import lora, vllm_sampler
 from paw_min.model.critic import LR_FACTOR, load_critic
 from paw_min.model.policy import (
     Policy,
     freeze,
-    load_errors,
     load_policy,
     load_tokenizer,
     turn_text,
@@ -34,7 +32,7 @@ from paw_min.model.policy import (
 from paw_min.model.probe import check_start
 from paw_min.model.sampler import HFSampler
 from paw_min.model.shard import shard_policy
-from paw_min.model.vllm_sampler import VLLMSampler, check_installed
+from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.running import memory, track
 from paw_min.running.runs import Run, updates_done
 from paw_min.running.tasks import draw_groups, panel
@@ -70,7 +68,8 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
         start_folder = start_model(cfg)
         # Check first whether the model can be used: the data may take minutes to generate.
         check_tokenizer(cfg, start_folder)
-        check_layers(cfg, start_folder)
+        if cfg.sampler == "vllm":
+            vllm_sampler.check_model(start_folder)
         if not eval_only and distributed.rank() == 0:
             sizes = memory.check(cfg, start_folder, precision, device)
             if device.startswith("cuda"):
@@ -93,9 +92,9 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
         if cfg.algo == "ppo" and not eval_only:
             policy.critic = load_critic(start_folder, policy)
         if cfg.grad_checkpointing:
-            recompute_activations(policy.model)
+            policy.model.gradient_checkpointing_enable()
             if policy.critic:
-                recompute_activations(policy.critic.decoder)
+                policy.critic.decoder.gradient_checkpointing_enable()
         if cfg.shard:
             shard_policy(policy)
         # Gradient checkpointing works in training mode only. Dropout is off (load_policy).
@@ -143,7 +142,7 @@ def loaded(cfg: Config, model: str = "") -> Iterator[Loaded]:
 def check_machine(cfg: Config) -> None:
     """UserError for a package that these settings need and that is not there."""
     if cfg.sampler == "vllm":
-        check_installed()
+        vllm_sampler.check_installed()
     if cfg.lora_rank:
         lora.check_installed()
     track.check_installed(cfg.track)
@@ -154,22 +153,6 @@ def check_tokenizer(cfg: Config, folder: str) -> None:
     tokenizer = load_tokenizer(folder, cfg.context_length)
     if cfg.wm_separator == "turn":
         turn_text(tokenizer)
-
-
-def check_layers(cfg: Config, folder: str) -> None:
-    """UserError for a model that has no place for adapters, or cannot recompute activations.
-
-    By its shapes alone, so that vLLM need not start first.
-    """
-    if not (cfg.lora_rank or cfg.grad_checkpointing):
-        return
-    with load_errors(folder), torch.device("meta"):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-        if cfg.lora_rank:
-            lora.attach(model, cfg.lora_rank, "fp32", cfg.seed, None)
-        if cfg.grad_checkpointing:
-            recompute_activations(model)
 
 
 def forward_precision(precision: str, device: str) -> str:
@@ -185,14 +168,6 @@ def make_sampler(cfg: Config, folder: str, precision: str) -> HFSampler | VLLMSa
     if distributed.rank() == 0:
         say("starting vLLM, which compiles: minutes without output on a GPU")
     return VLLMSampler(folder, cfg.context_length, precision, cfg.vllm_memory, cfg.seed)
-
-
-def recompute_activations(model) -> None:
-    """Gradient checkpointing: a layer's activations are computed again in the backward pass."""
-    try:
-        model.gradient_checkpointing_enable()
-    except ValueError as error:  # "... does not support gradient checkpointing."
-        raise UserError(f"{str(error).rstrip('.')}: add --no-grad-checkpointing.") from error
 
 
 def make_optimizer(policy: Policy, lr: float, beta2: float) -> torch.optim.Optimizer:
@@ -271,7 +246,8 @@ def dry_run(cfg: Config) -> None:
         print(f"memory    {sizes}")
     with noting_errors():
         check_tokenizer(cfg, start_model(cfg))
-        check_layers(cfg, start_model(cfg))
+        if cfg.sampler == "vllm":
+            vllm_sampler.check_model(start_model(cfg))
     with noting_errors():
         check_machine(cfg)
     with noting_errors():
