@@ -107,7 +107,7 @@ def gae(rewards: Tensor, values: Tensor, trajectory: Keys, *, gamma: float, lam:
 
     delta_k = r_k + gamma * V_{k+1} - V_k and A_k = delta_k + gamma * lam * A_{k+1}, zero after the
     end of a trajectory. rewards, values: (M,), in time order within each trajectory. In
-    verl-agent (and critic.py) an entry is a token, and each response is its own trajectory.
+    verl-agent (and ppo.py) an entry is a token, and each response is its own trajectory.
     """
     labels = _labels(trajectory, len(rewards), "trajectory")
     reward = rewards.double().tolist()

@@ -82,8 +82,8 @@ class Episode:
 class Rows:
     """The transition pool P of an update (Alg. 1, line 3), one column per quantity.
 
-    `flatten` fills the first block, `update.prepare` returns a copy with the second; PPO's
-    advantage follows in train.run_update. Treat `Rows` as immutable.
+    `flatten` fills the first block, `update.prepare` returns a copy with the second, without PPO's
+    advantage (ppo.py). Treat `Rows` as immutable.
 
     transitions and tokens are two columns, because what was played and what is trained on may
     differ: the placebo and examples/multi_step.py put other targets into tokens, while transitions

@@ -23,9 +23,9 @@ from paw_min import update
 from paw_min.base import console, distributed
 from paw_min.base.errors import UserError
 from paw_min.config import Config
-from paw_min.critic import learn_values
 from paw_min.metrics import describe_episodes, describe_selection, peak_memory
 from paw_min.model.probe import check_panel, check_sync
+from paw_min.ppo import with_critic
 from paw_min.rollout import Rollout, rollout
 from paw_min.rows import Rows, flatten
 from paw_min.running.evaluate import evaluate, outcomes, transcript
@@ -56,6 +56,8 @@ def train(cfg: Config, eval_only: bool = False, learn: Learn = learn_jointly) ->
     stores its name, so that only the same method resumes it.
     """
     cfg = replace(cfg, learn=learn.__name__)
+    if cfg.algo == "ppo":
+        learn = with_critic(learn)  # The advantages of any method can be a critic's.
     # The session has policy, sampler, optimizer, environment pool and tasks; session.py loads them.
     with open_session(cfg, eval_only) as s:
         if eval_only:
@@ -88,7 +90,7 @@ def train(cfg: Config, eval_only: bool = False, learn: Learn = learn_jointly) ->
         if distributed.rank() == 0:
             draw([s.run.folder])
             lines = read_metrics(s.run.folder)
-            has_baseline = cfg.paw and learn is learn_jointly
+            has_baseline = cfg.paw and cfg.learn == Config.learn
             console.report(s.run.folder, lines, has_baseline, generated=not cfg.data)
 
 
@@ -133,10 +135,6 @@ def run_update(cfg: Config, s: Session, k: int, learn: Learn) -> dict[str, float
     # lambda_g and the selection are PaW's: a baseline has no such metrics.
     learned = describe_selection(rows) if cfg.paw else {}
     try:
-        if cfg.algo == "ppo":
-            values = learn_values(cfg, s.policy, s.optimizer, rows, seed_key=(cfg.seed, k))
-            rows = replace(rows, advantage=values.advantage)
-            learned |= values.metrics
         learned |= learn(cfg, s, rows, k)
     except NonFinite as error:
         raise UserError(f"update {k}: {error}: {s.run.lower_rate()}.") from error

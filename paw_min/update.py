@@ -74,7 +74,7 @@ def prepare(
     if reference is not None:
         ref_logp = reference_logp(cfg, policy, reference, rows)
 
-    # A of Eq. 1. PPO's come from its critic, which is a model: train.run_update adds them.
+    # A of Eq. 1. PPO's come from its critic, which is a model: see ppo.with_critic.
     advantage = None
     if cfg.algo != "ppo":
         # Where environments broke and a group has one episode left, its rows would be compared

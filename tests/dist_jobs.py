@@ -6,7 +6,6 @@ process, without torchrun, the same functions give the numbers to compare with.
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from unittest.mock import patch
 
 import torch
@@ -14,10 +13,10 @@ import torch
 from examples.conflict import gradient_conflict
 from paw_min.base import distributed
 from paw_min.config import Config
-from paw_min.critic import learn_values
 from paw_min.model.lora import full_weights
 from paw_min.model.policy import load_policy
 from paw_min.model.shard import shard_policy
+from paw_min.ppo import learn_values
 from paw_min.rows import flatten
 from paw_min.running.runs import Run
 from paw_min.update import learn, prepare
@@ -117,9 +116,7 @@ def ppo_updated(settings: dict, shard: bool = False) -> dict:
         shard_policy(policy)
     optimizer = optimizer_of(policy, cfg, lr_factor=1)
     rows = prepare(cfg, policy, None, flatten(EPISODES))
-    values = learn_values(cfg, policy, optimizer, rows, (0, 0))
-    rows = replace(rows, advantage=values.advantage)
-    metrics = values.metrics
+    rows, metrics = learn_values(cfg, policy, optimizer, rows, (0, 0))
     metrics |= gradient_conflict(cfg, policy, rows, (0, 0))
     metrics |= learn(cfg, policy, optimizer, rows, (0, 0))
     timeless = {k: v for k, v in metrics.items() if k != "tokens_forward"}

@@ -6,11 +6,10 @@ from dataclasses import asdict, fields, replace
 
 import pytest
 
-from paw_min import advantages, critic, losses, update
+from paw_min import advantages, losses, ppo, update
 from paw_min.base.errors import UserError, command_line
 from paw_min.config import FREE_TO_CHANGE, Config, check, flag, parse_args, settings
 from paw_min.envs.benchmarks import BENCHMARKS, NAMES, presets_of
-from paw_min.model.critic import LR_FACTOR
 from paw_min.running.config_json import differences, public
 from paw_min.running.session import WEIGHT_DECAY, described_data, find_tasks, open_session
 
@@ -89,10 +88,10 @@ def default(function, name: str):
 def test_the_constants_beside_the_presets():
     """What A.1 or verl-agent say, and no flag changes."""
     assert default(advantages.gigpo, "weight") == 1.0  # omega in A.1
-    assert LR_FACTOR == 10  # A.1: 1e-5 and 1e-6
+    assert ppo.LR_FACTOR == 10  # A.1: 1e-5 and 1e-6
     assert update.GRAD_CLIP == 1.0
     assert WEIGHT_DECAY == 0.01
-    assert critic.GAE_LAMBDA == 1.0
+    assert ppo.GAE_LAMBDA == 1.0
     assert default(losses.clipped_surrogate, "clip_low") == 0.2
     assert default(losses.clipped_surrogate, "clip_high") == 0.2
     assert default(losses.clipped_surrogate, "dual_clip") == 3.0

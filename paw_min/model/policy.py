@@ -132,7 +132,7 @@ class Policy(torch.nn.Module):
         return out.last_hidden_state.flatten(0, 1)
 
     def values(self, batch: Batch) -> Tensor:
-        """The critic's values of response tokens -> (B, S); see critic.py.
+        """The critic's values of response tokens -> (B, S); see ppo.py.
 
         Called through the policy, which is the root that FSDP shards (shard.py).
         """

@@ -21,7 +21,6 @@ from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS, NAMES
 from paw_min.envs.interface import Pool, Tasks
 from paw_min.model import lora, vllm_sampler
-from paw_min.model.critic import LR_FACTOR, load_critic
 from paw_min.model.policy import (
     Policy,
     freeze,
@@ -33,6 +32,7 @@ from paw_min.model.probe import check_start
 from paw_min.model.sampler import HFSampler
 from paw_min.model.shard import shard_policy
 from paw_min.model.vllm_sampler import VLLMSampler
+from paw_min.ppo import LR_FACTOR, load_critic
 from paw_min.running import memory, track
 from paw_min.running.runs import Run, updates_done
 from paw_min.running.tasks import draw_groups, panel

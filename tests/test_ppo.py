@@ -1,15 +1,13 @@
 """The critic of PPO: values, loss, whitening, one update against a plain version, whole runs."""
 
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
 
-from paw_min import critic
+from paw_min import ppo
 from paw_min.config import Config
 from paw_min.model.batches import collate
-from paw_min.model.critic import LR_FACTOR
 from paw_min.rows import flatten
 from paw_min.running.session import open_session
 from paw_min.update import learn, mini_batches, prepare
@@ -39,21 +37,20 @@ def test_value_loss_takes_the_larger_error():
     returns = torch.tensor([2.0, 2.0, 0.0, 2.0])
     # Clipped to old +- 0.5: 0, 0.5, 0.5, 2.7.
     expected = torch.tensor([4.0, 2.25, 1.0, 1.0])
-    torch.testing.assert_close(critic.value_loss(value, old, returns), expected)
+    torch.testing.assert_close(ppo.value_loss(value, old, returns), expected)
 
 
 def test_whitening_of_equal_values():
-    assert critic.whiten(torch.ones(1, 1), torch.ones(1, 1).bool()).item() == 0.0
+    assert ppo.whiten(torch.ones(1, 1), torch.ones(1, 1).bool()).item() == 0.0
     equal = torch.full((1, 7), 7.7)  # in float32, their mean is off by enough to matter
-    assert critic.whiten(equal, torch.ones(1, 7).bool()).abs().max() < 1e-6
+    assert ppo.whiten(equal, torch.ones(1, 7).bool()).abs().max() < 1e-6
 
 
 def learned(cfg, policy, optimizer=None):
     """The rows with the critic's advantages, and its metrics."""
     rows = prepare(cfg, policy, None, flatten(EPISODES))
     optimizer = optimizer or optimizer_of(policy, cfg)
-    values = critic.learn_values(cfg, policy, optimizer, rows, (0, 0))
-    return replace(rows, advantage=values.advantage), values.metrics
+    return ppo.learn_values(cfg, policy, optimizer, rows, (0, 0))
 
 
 def test_advantages_are_score_minus_value_whitened_over_the_update():
@@ -86,7 +83,7 @@ def test_each_step_of_the_critic_is_adamw_on_the_value_loss(mini_batch):
     twin = copy.deepcopy(policy.critic)
     before = copy.deepcopy(policy.model.state_dict())
     _, metrics = learned(cfg, policy)
-    optimizer = torch.optim.AdamW(twin.parameters(), lr=LR_FACTOR * cfg.lr, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(twin.parameters(), lr=ppo.LR_FACTOR * cfg.lr, weight_decay=0.0)
     scores = [e.episode_return for e in EPISODES for _ in e.transitions]
     batches = [collate([row], [False], policy.pad_id) for row in ROWS]
     old = [twin(batch)[0].detach() for batch in batches]
@@ -95,7 +92,7 @@ def test_each_step_of_the_critic_is_adamw_on_the_value_loss(mini_batch):
         losses = []
         for i in mini:
             returns = torch.full_like(old[i], scores[i] - 0.1 * (not ROWS[i].valid))
-            losses.append(critic.value_loss(twin(batches[i])[0], old[i], returns))
+            losses.append(ppo.value_loss(twin(batches[i])[0], old[i], returns))
         optimizer.zero_grad()
         means.append(torch.cat(losses).mean())
         means[-1].backward()

@@ -1,4 +1,4 @@
-"""The critic of PPO (arXiv 1707.06347): token values, advantages, and the value loss.
+"""How does PPO (arXiv 1707.06347) learn? As any other method here, with a critic around `learn`.
 
 Before each token of a response, the critic predicts the score s_i that the row will get: the return
 of the whole episode minus the row's penalty. The advantage is by how much the score is higher.
@@ -13,15 +13,20 @@ As in verl-agent, GAE treats each row as its own trajectory: its last token is r
 and nothing is bootstrapped from the next step of the environment. With gamma = lambda = 1,
 A_k = s_i - V_k and G_k = s_i.
 
-The critic (model/critic.py) shares the policy's AdamW, with a learning rate of its own. Its
-optimizer steps are separate from the policy's: AdamW skips parameters without a gradient, so a step
-of one leaves the other alone. Its head starts at zero, verl-agent's at random.
+PPO differs from GRPO in its advantages only. So it is a function around `learn` (with_critic): it
+gives the rows their advantages, trains the critic, and calls the `learn` of any method. What it
+needs of a session is `policy.critic`, which checkpoints, resuming and FSDP hold with the policy.
+
+The critic shares the policy's AdamW, with a learning rate of its own. Its optimizer steps are
+separate from the policy's: AdamW skips parameters without a gradient, so a step of one leaves the
+other alone. Its head starts at zero, verl-agent's at random.
 
 Legend: N rows, T tokens of the longest response, B rows of a micro-batch, S columns (see
-model/batches.py), M response tokens.
+model/batches.py), M response tokens, D hidden size.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -29,28 +34,31 @@ from torch import Tensor
 from paw_min import advantages, losses
 from paw_min.base import distributed
 from paw_min.config import Config
-from paw_min.model.batches import micro_batches, to_columns
-from paw_min.model.policy import Policy
+from paw_min.model.batches import Batch, micro_batches, to_columns
+from paw_min.model.policy import Policy, load_policy
 from paw_min.model.scoring import response_mask
 from paw_min.rows import Rows
 from paw_min.update import gradient_step, mini_batches, row_scores
 
 VALUE_CLIP = 0.5  # verl-agent
 GAE_LAMBDA = 1.0  # verl-agent
+LR_FACTOR = 10  # The critic's rate is so many times the policy's; A.1: 1e-5 and 1e-6.
 
 
-@dataclass
-class Values:
-    """What the critic gives an update."""
+def with_critic(learn: Callable) -> Callable:
+    """A `learn` (train.Learn) that lets the critic judge the rows and learn from them first."""
 
-    advantage: Tensor  # (N, T) whitened; 0 after the end of a response
-    metrics: dict[str, float]
+    def learn_with_critic(cfg: Config, s, rows: Rows, k: int) -> dict[str, float]:
+        rows, metrics = learn_values(cfg, s.policy, s.optimizer, rows, seed_key=(cfg.seed, k))
+        return metrics | learn(cfg, s, rows, k)
+
+    return learn_with_critic
 
 
 def learn_values(
     cfg: Config, policy: Policy, optimizer, rows: Rows, seed_key: tuple
-) -> Values:
-    """Advantages from the critic's values; then fit the critic to the returns."""
+) -> tuple[Rows, dict[str, float]]:
+    """Fit the critic to the returns -> rows with advantages from its values before, metrics."""
     mask = response_mask(rows.tokens)  # (N, T)
     old = token_values(cfg, policy, rows)  # (N, T)
     # The score is the reward of the last token, all others get 0.
@@ -72,7 +80,7 @@ def learn_values(
         "value": old[mask].mean().item(),
         "explained_variance": (1 - error / spread).item() if spread > 0 else 0.0,
     }
-    return Values(whiten(estimate, mask), metrics)
+    return replace(rows, advantage=whiten(estimate, mask)), metrics
 
 
 def fit_critic(
@@ -127,3 +135,34 @@ def token_values(cfg: Config, policy: Policy, rows: Rows) -> Tensor:
         result[batch.index, : mask.shape[1]] += value.masked_fill(~mask, 0.0).cpu()
     distributed.all_reduce([result])  # each row is 0 on all ranks but one
     return result
+
+
+class Critic(torch.nn.Module):
+    """Values of response tokens: a decoder and a linear head."""
+
+    def __init__(self, decoder: torch.nn.Module, precision: str = "fp32"):
+        super().__init__()
+        self.decoder = decoder
+        self.precision = precision
+        width = decoder.config.hidden_size
+        self.head = torch.nn.Linear(width, 1, device=decoder.device)
+        torch.nn.init.zeros_(self.head.weight)
+        torch.nn.init.zeros_(self.head.bias)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """V of the state before each response token -> (B, S) fp32, 0 elsewhere."""
+        bf16 = self.precision == "bf16"
+        with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=bf16):
+            out = self.decoder(input_ids=batch.ids, use_cache=False)
+        # The state before a token is at the token that precedes it.
+        n = batch.n_response
+        hidden = out.last_hidden_state.flatten(0, 1)[batch.at[:n] - 1]  # (M, D)
+        value = self.head(hidden.to(self.head.weight.dtype))[:, 0].float()  # (M,)
+        empty = torch.zeros(batch.response_mask.shape, device=value.device)  # (B, S)
+        return empty.index_put((batch.row[:n], batch.column[:n]), value)
+
+
+def load_critic(folder: str, policy: Policy) -> Critic:
+    """A critic that starts from the language model in `folder`."""
+    model = load_policy(folder, device=str(policy.device)).model
+    return Critic(model.get_decoder(), policy.precision)
