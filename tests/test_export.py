@@ -41,9 +41,9 @@ def test_a_folder_with_files_stays_as_it_is(finished, tmp_path):
 def test_scaled_rotary_embeddings_have_their_old_names(tmp_path):
     path = tmp_path / "config.json"
     scaling = {"rope_type": "llama3", "factor": 8.0}
-    path.write_text(json.dumps({"text_config": {"rope_parameters": scaling | {"rope_theta": 5e5}}}))
+    path.write_text(json.dumps({"rope_parameters": scaling | {"rope_theta": 5e5}}))
     export.add_old_names(path)
-    config = json.loads(path.read_text())["text_config"]
+    config = json.loads(path.read_text())
     assert (config["rope_theta"], config["rope_scaling"]) == (5e5, scaling)
 
 
