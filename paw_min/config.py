@@ -11,8 +11,7 @@ import argparse
 import math
 import os
 import re
-from dataclasses import MISSING, asdict, dataclass, field, fields
-from typing import get_args
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 
 from paw_min.base.errors import Parser, UserError, masked
 from paw_min.base.files import expanded, is_url
@@ -29,7 +28,7 @@ def opt(
     group: str, default, help: str, *,
     choices=None, low=None, above=None, high=None, only=(), without=(),
 ):
-    """A dataclass field with a flag. A tuple field takes any number of values.
+    """A dataclass field with a flag.
 
     Bounds: low <= value <= high, above < value. only: the benchmarks that have this setting;
     without: those that do not.
@@ -161,26 +160,24 @@ METHODS = {
 # These presets of a size train on published data, with the settings of the paper.
 PUBLISHED = ("paper", "24gb", "80gb")
 
-# Settings that do not change what a stage before RL stores (world_models/).
-FREE_IN_STAGES = (
-    "out", "updates", "eval_every", "eval_repeats", "save_every", "workers", "track", "shard",
-    "grad_checkpointing", "vllm_memory", "micro_tokens",
-)
-
 # These may differ on resume: settings of run length, speed, memory and evaluation, and the limit of
 # prompts. A higher limit changes no past update, since a run stops at the first prompt over it.
 # Where prompts are cut instead, the limit is not free (config_json.differences). Settings that
 # change the data or the loss are not free, the response limit and --lr included.
-FREE_TO_CHANGE = (*FREE_IN_STAGES, "eval_temperature", "sampler", "max_prompt_tokens")
+FREE_TO_CHANGE = (
+    "out", "updates", "eval_every", "eval_repeats", "save_every", "workers", "track", "shard",
+    "grad_checkpointing", "vllm_memory", "micro_tokens", "eval_temperature", "sampler",
+    "max_prompt_tokens",
+)
 
 
 def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def settings(env: str | None = None, kind: type = Config) -> list:
-    """The fields that have a flag: of one benchmark, or all. kind: the dataclass."""
-    with_flag = [f for f in fields(kind) if "group" in f.metadata]
+def settings(env: str | None = None) -> list[Field]:
+    """The fields that have a flag: of one benchmark, or all."""
+    with_flag = [f for f in fields(Config) if "group" in f.metadata]
     if env is None:
         return with_flag
 
@@ -200,7 +197,7 @@ def names_of(*groups: str) -> set[str]:
 
 def check(cfg: Config) -> None:
     """Raise UserError for settings that cannot work: the value, the reason and the remedy."""
-    check_all_bounds(cfg)
+    check_bounds(cfg, settings())
     if cfg.group_size == 1 and cfg.algo != "ppo":
         raise UserError("--group-size 1 leaves nothing to compare an episode with: use 2 or more.")
     if cfg.algo in ("gigpo", "ppo") and cfg.statistics == "trajectories":
@@ -224,25 +221,20 @@ def check(cfg: Config) -> None:
         raise UserError(f"{values} is over 2, vLLM's limit: lower it or use another --sampler.")
 
 
-def check_all_bounds(chosen) -> None:
-    """check_bounds of each setting of a dataclass, and of each element of a tuple."""
-    for f in settings(kind=type(chosen)):
+def check_bounds(chosen, listed: list[Field]) -> None:
+    """Raise UserError unless each of these fields of `chosen` is finite and within its bounds."""
+    words = {"low": "at least", "above": "above", "high": "at most"}
+    for f in listed:
         value = getattr(chosen, f.name)
-        for one in value if isinstance(value, tuple) else (value,):
-            check_bounds(flag(f.name), one, f.metadata)
-
-
-def check_bounds(name: str, value, bounds: dict) -> None:
-    """Raise UserError unless value is finite and within low, above and high, where given."""
-    inside = not isinstance(value, float) or math.isfinite(value)
-    inside &= bounds["low"] is None or value >= bounds["low"]
-    inside &= bounds["above"] is None or value > bounds["above"]
-    inside &= bounds["high"] is None or value <= bounds["high"]
-    if not inside:
-        words = {"low": "at least", "above": "above", "high": "at most"}
-        texts = [f"{text} {bounds[key]}" for key, text in words.items() if bounds[key] is not None]
-        expected = " and ".join(texts) or "a finite number"
-        raise UserError(f"{name} {value!s:.60} is out of range: it must be {expected}.")
+        bounds = {key: f.metadata[key] for key in words if f.metadata[key] is not None}
+        inside = not isinstance(value, float) or math.isfinite(value)
+        inside &= "low" not in bounds or value >= bounds["low"]
+        inside &= "above" not in bounds or value > bounds["above"]
+        inside &= "high" not in bounds or value <= bounds["high"]
+        if not inside:
+            texts = [f"{words[key]} {bound}" for key, bound in bounds.items()]
+            expected = " and ".join(texts) or "a finite number"
+            raise UserError(f"{flag(f.name)} {value!s:.60} is out of range: it must be {expected}.")
 
 
 # ---- the command line ----
@@ -267,9 +259,9 @@ def parse_args(env: str, presets: dict[str, dict], doc: str, argv=None) -> tuple
         "--dry-run", dest="mode", action="store_const", const="dry-run",
         help="check model and data, print the plan, and exit",
     )
-    add_settings(parser, presets, env)
+    add_settings(parser, presets, settings(env))
     args = vars(parser.parse_args(argv))
-    given = given_settings(args, env)
+    given = given_settings(args, settings(env))
 
     sizes = [name for name in args["preset"] if name in presets]
     methods = [name for name in args["preset"] if name in METHODS]
@@ -311,36 +303,26 @@ def parse_config(env: str, presets: dict[str, dict], doc: str, argv: list[str]) 
     return cfg
 
 
-def add_settings(
-    parser: Parser, presets: dict[str, dict], env: str | None = None, kind: type = Config
-) -> None:
-    """One flag per setting of this benchmark, in groups, with its default and the presets'."""
+def add_settings(parser: Parser, presets: dict[str, dict], listed: list[Field]) -> None:
+    """One flag per field made by `opt`, in groups, with its default and the presets'."""
     groups = {}
-    for f in settings(env, kind):
+    for f in listed:
         title = f.metadata["group"]
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
-        is_tuple = isinstance(f.default, tuple)
         if f.type is bool:
             how = dict(action=argparse.BooleanOptionalAction)
         elif f.metadata["choices"]:
             how = dict(choices=f.metadata["choices"])
         else:
-            of_one = get_args(f.type)[0] if is_tuple else f.type
-            how = dict(type=of_one, metavar=of_one.__name__.upper())
-        if is_tuple:
-            how["nargs"] = "+"
+            how = dict(type=f.type, metavar=f.type.__name__.upper())
         text = f"{f.metadata['help']} {defaults_of(f, presets)}".strip()
         groups[title].add_argument(flag(f.name), default=MISSING, help=text, **how)
 
 
-def given_settings(args: dict[str, object], env: str | None = None, kind: type = Config) -> dict:
-    """The settings among the parsed flags of `add_settings`, without those that were omitted."""
-    given = {f.name: args[f.name] for f in settings(env, kind) if args[f.name] is not MISSING}
-    for name, value in given.items():
-        if isinstance(value, list):
-            given[name] = tuple(value)
-    return given
+def given_settings(args: dict[str, object], listed: list[Field]) -> dict[str, object]:
+    """The values of these flags, without those that were omitted."""
+    return {f.name: args[f.name] for f in listed if args[f.name] is not MISSING}
 
 
 def defaults_of(f, presets: dict[str, dict]) -> str:
@@ -350,8 +332,7 @@ def defaults_of(f, presets: dict[str, dict]) -> str:
         value = preset.get(f.name, f.default)
         if value != f.default:
             names.setdefault(value, []).append(name)
-    default = " ".join(map(str, f.default)) if isinstance(f.default, tuple) else f.default
-    texts = [f"default {default}"] if default != "" else []
+    texts = [f"default {f.default}"] if f.default != "" else []
     texts += [f"{', '.join(having)}: {value}" for value, having in names.items()]
     return f"({'; '.join(texts)})" if texts else ""
 

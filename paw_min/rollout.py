@@ -15,7 +15,7 @@ timing, and so do the last bits of the log-probabilities.
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paw_min.base import distributed
@@ -24,7 +24,7 @@ from paw_min.base.errors import UserError
 from paw_min.base.seeds import request_seed
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.envs.interface import Command, Context, Pool, Step, Turn
+from paw_min.envs.interface import Benchmark, Command, Context, Pool, Step, Turn
 from paw_min.model.sampler import Request, Response
 from paw_min.rows import Episode, Transition
 
@@ -38,18 +38,15 @@ class Rollout:
 def rollout(
     cfg: Config, policy, sampler, pool: Pool, tasks: Sequence[str], groups: Sequence[int], *,
     temperature: float, seed_key: tuple[int, ...], label: str = "rollout",
-    render: Callable[[Context, int], str] | None = None,
-    cut_prompts: bool = False, numbered_from: int = 0,
+    benchmark: Benchmark | None = None, numbered_from: int = 0,
 ) -> Rollout:
     """Play one episode per entry of `tasks`, within `sampler.sync(policy)`.
 
     tasks, groups: one entry per trajectory, group by group; each rank plays whole groups. pool:
     plays pool.n_envs episodes at a time. seed_key: names this rollout; together with trajectory
-    and turn it seeds a request (seeds.py). render: (context, history length) -> prompt, in place
-    of the benchmark's style --prompt. cut_prompts: cut long prompts in every benchmark, not only
-    where interface.py says so. numbered_from: the number of the first trajectory, if earlier
-    episodes were played in another call. A fork needs the first eight of these; the last three are
-    for analyses and world_models/. paw_min/README.md explains the metrics.
+    and turn it seeds a request (seeds.py). benchmark: whose prompts and parser are used; default:
+    BENCHMARKS[cfg.env]. numbered_from: the number of the first trajectory; a long list that is
+    played in several calls then draws what it draws in one. paw_min/README.md explains the metrics.
     """
     start = time.perf_counter()
     # Every rank numbers all episodes, its own or not, so that the seeds of their requests do not
@@ -66,9 +63,9 @@ def rollout(
     my_groups = set(names[first:end])
     mine = [episode for episode in episodes if episode.group in my_groups]
 
-    render = render or BENCHMARKS[cfg.env].prompts[cfg.prompt]
+    benchmark = benchmark or BENCHMARKS[cfg.env]
     with progress_bar(len(mine), label, "episode") as bar:
-        player = _Player(cfg, policy, pool, mine, seed_key, bar, render, cut_prompts)
+        player = _Player(cfg, policy, pool, mine, seed_key, bar, benchmark)
         while player.seats:
             # No prompt is waiting, so block until an environment has answered.
             player.take_answers(wait=True)
@@ -137,16 +134,15 @@ class _Player:
     """
 
     def __init__(
-        self, cfg, policy, pool, episodes: list[Episode], seed_key, bar, render, cut_prompts: bool
+        self, cfg, policy, pool, episodes: list[Episode], seed_key, bar, benchmark: Benchmark
     ):
         self.cfg = cfg
         self.policy = policy
         self.pool = pool
         self.seed_key = seed_key
         self.bar = bar
-        self.render = render
-        self.parse = BENCHMARKS[cfg.env].parse
-        self.cut_prompts = cut_prompts or BENCHMARKS[cfg.env].cut_prompts
+        self.benchmark = benchmark
+        self.render = benchmark.prompts[cfg.prompt]
         self.metrics = {"seconds_generate": 0.0, "seconds_env": 0.0} | dict.fromkeys(COUNTS, 0)
         self.seats: dict[int, _Seat] = {}  # by slot
         self.queue: deque[Request] = deque()  # what the sampler generates next
@@ -184,7 +180,7 @@ class _Player:
         # A malformed response is executed as far as it can be read; `valid` keeps its penalty.
         # A thought that the template has opened in the prompt counts, if the response closes it.
         opened = self.policy.opened if "</think>" in seat.text else ""
-        seat.command = self.parse(opened + seat.text)
+        seat.command = self.benchmark.parse(opened + seat.text)
         self.metrics["tokens_generated"] += len(response.ids)
         self.pool.step(response.slot, seat.command.text)
 
@@ -276,7 +272,7 @@ class _Player:
         message = self.render(context, cfg.history_length)
         ids = self.policy.encode_chat(message)
         if len(ids) > cfg.max_prompt_tokens:
-            if not self.cut_prompts:
+            if not self.benchmark.cut_prompts:
                 raise UserError(
                     f"a prompt of {len(ids)} tokens exceeds max_prompt_tokens="
                     f"{cfg.max_prompt_tokens}: raise --max-prompt-tokens."

@@ -77,7 +77,7 @@ class Injecting(Countdown):
 
 def play(
     tasks, seats=None, sampler=Script, make_env=Countdown, positions=512, tokenizer=None,
-    cut_prompts=False, numbered_from=0, **settings
+    benchmark=None, numbered_from=0, **settings
 ):
     policy = make_policy(tokenizer=tokenizer, max_position_embeddings=positions)
     sampler = sampler(policy)
@@ -85,7 +85,7 @@ def play(
     with EnvPool(make_env, seats or len(tasks)) as pool:
         played = rollout(
             cfg, policy, sampler, pool, tasks, range(len(tasks)), temperature=0.9, seed_key=(1, 2),
-            cut_prompts=cut_prompts, numbered_from=numbered_from,
+            benchmark=benchmark, numbered_from=numbered_from,
         )
     return policy, sampler, played.episodes, played.metrics
 
@@ -269,10 +269,10 @@ def test_limits(monkeypatch):
         _, _, (episode,), stats = play(["1"], positions=used + room)
         assert episode.transitions[0].obs_ids == full[:room]
         assert stats["obs_tokens_cut"] == 4 - room
-    policy, _, (episode,), stats = play(["1"], max_prompt_tokens=8, cut_prompts=True)
+    cutting = replace(BENCHMARKS["alfworld"], cut_prompts=True)
+    policy, _, (episode,), stats = play(["1"], max_prompt_tokens=8, benchmark=cutting)
     full = policy.encode_chat("task 1\nStart.\n| go to shelf 1")
     assert episode.transitions[0].prompt_ids == full[-8:] and stats["prompts_cut"] == 1
-    cutting = replace(BENCHMARKS["alfworld"], cut_prompts=True)
     monkeypatch.setitem(BENCHMARKS, "alfworld", cutting)
     assert play(["1"], max_prompt_tokens=8)[3]["prompts_cut"] == 1
 

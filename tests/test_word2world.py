@@ -493,6 +493,7 @@ MEASURE_FILE = ["fidelity", *MEASURE[1:], "--trajectories", "FILE"]
     ("", "", MEASURE, "or add --shots 0 to prompt a model"),
     ("", "", [*MEASURE, "--shots", "3"], "--shots 3 needs --examples"),
     ("", "", ["collect", "alfworld", "--agents", "random", "random"], "random random has one twi"),
+    ("", "", ["verify", "webshop", *MEASURE[2:], "--budgets", 0, -1], "--budgets -1 is out of ran"),
     ("", "", [*TRAIN, "--width", "100"], "--width 100 is not a multiple of 32 up to 4096"),
     ("t.json", WON, [*TRAIN, "--limit", 2], "1 episodes, --limit asks"),
     ("", "", [*IMITATE, "--limit", 2], "--limit is for train, not for imitate"),

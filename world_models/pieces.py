@@ -35,7 +35,12 @@ from paw_min.base.files import (
     replacing,
     writing,
 )
+from paw_min.config import FREE_TO_CHANGE
 from paw_min.running.untrusted import parse_as
+
+# Settings of the agent that do not change what a stage stores. These three may change in a run of
+# RL, but here they decide what is played.
+FREE_IN_STAGES = {*FREE_TO_CHANGE} - {"eval_temperature", "sampler", "max_prompt_tokens"}
 
 
 def stage(path: Path, settings: dict[str, object], make: Callable[[], dict]) -> dict:

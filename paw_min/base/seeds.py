@@ -6,8 +6,7 @@
     evaluation panel             "panel", 0: the same in every run      tasks.panel
     token of a training rollout  seed, update, trajectory, turn         request_seed, sampler.py
     token of an evaluation       -1, trajectory, turn                   request_seed, sampler.py
-    token of a later trial       -1, trial seed, trajectory, turn       request_seed, agents.py
-    token of a reflection        -2, trial seed, trajectory             request_seed, agents.py
+    ... in a later trial         -1, trial seed, trajectory, turn       evaluate(trial_seed=...)
     order of rows in an update   (seed, update)                         update.mini_batches
     ... in TAPO's second part    (seed, update, "world model")          update.mini_batches
     shuffled targets (placebo)   "shuffled", seed, update               targets.shuffled

@@ -117,8 +117,6 @@ class Benchmark:
     load: Callable[[Config, str], Tasks]  # (settings, data folder); ValueError or OSError
     prompts: dict[str, Callable[[Context, int], str]]  # style -> (context, history length) -> h_t
     parse: Callable[[str], Command]  # response -> command
-    # (context, history length) -> the beginning of the prompt `paper`, up to o_t. For RWML.
-    situation: Callable[[Context, int], str] = situation
     r_max: float = 10.0  # R_max of Eq. 10: the highest possible episode return, A.1
     similarity: float | None = None  # GiGPO: o_t at least this similar are one state; None: equal
     cut_prompts: bool = False  # cut the beginning of prompts over the limit; else they stop the run

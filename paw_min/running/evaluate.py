@@ -6,18 +6,19 @@ from statistics import stdev
 
 from paw_min.base.errors import UserError
 from paw_min.config import Config
-from paw_min.envs.interface import Pool
+from paw_min.envs.interface import Benchmark, Pool
 from paw_min.metrics import describe_episodes, mean
 from paw_min.rollout import Rollout, rollout
 from paw_min.rows import Episode
 
 
 def evaluate(
-    cfg: Config, policy, sampler, pool: Pool, tasks: list[str], trial_seed: int = 0, render=None
+    cfg: Config, policy, sampler, pool: Pool, tasks: list[str], trial_seed: int = 0,
+    benchmark: Benchmark | None = None,
 ) -> Rollout:
     """Play each task of the panel `eval_repeats` times, at the evaluation temperature.
 
-    trial_seed: another one draws other responses to the same tasks. render: as of rollout.
+    trial_seed: another one draws other responses to the same tasks. benchmark: as of rollout.
     """
     task_of_episode = [task for task in tasks for _ in range(cfg.eval_repeats)]
     group_of_episode = [g for g in range(len(tasks)) for _ in range(cfg.eval_repeats)]
@@ -28,7 +29,7 @@ def evaluate(
             # -1 in place of the run's seed and update: every evaluation of every run draws alike.
             seed_key=(-1, trial_seed) if trial_seed else (-1,),
             label="evaluate",
-            render=render,
+            benchmark=benchmark,
         )
     episodes = played.episodes
     if all(e.failed for e in episodes):

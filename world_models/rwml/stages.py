@@ -20,7 +20,7 @@ has the tags and a format warm start, cross entropy on the 10 % of triplets. Not
 models answer zero-shot.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -32,13 +32,12 @@ from paw_min.base.errors import Parser, UserError, command_line
 from paw_min.base.files import expanded, reading, replacing, writing
 from paw_min.base.seeds import generator
 from paw_min.config import (
-    FREE_IN_STAGES,
     PAW,
     RL,
     Config,
     add_settings,
     check,
-    check_all_bounds,
+    check_bounds,
     given_settings,
     names_of,
     opt,
@@ -64,7 +63,7 @@ from paw_min.running.session import (
 from paw_min.running.tasks import draw_groups
 from paw_min.update import NonFinite
 from world_models import rwml
-from world_models.pieces import Pieces, stage
+from world_models.pieces import FREE_IN_STAGES, Pieces, stage
 from world_models.rwml import early_experience
 from world_models.rwml.triplets import (
     Triplet,
@@ -112,6 +111,7 @@ class RwmlSettings:
     warm_epochs: int = 0  # epochs of the format warm start; 0: the model answers zero-shot
 
 
+FLAGS = [f for f in fields(RwmlSettings) if f.metadata]
 # The stand-ins need minutes.
 TINY = dict(tasks=32, max_turns=16, batch=16, sft_lr=5e-4, warm_epochs=15, answer_tokens=80)
 TINY_ANSWERS = {"webshop": dict(answer_tokens=300)}  # its pages have up to 284 tokens
@@ -171,9 +171,9 @@ def arguments(argv: list[str] | None = None) -> RwmlJob:
     parser.add_argument("env", choices=NAMES, metavar="ENV", help="a benchmark")
     parser.add_argument("--out", type=Path, required=True, help="folder of everything")
     parser.add_argument("--preset", nargs="+", default=["tiny"], help="of the run script")
-    add_settings(parser, {"tiny": TINY} | PAPER_SCALE, kind=RwmlSettings)
+    add_settings(parser, {"tiny": TINY} | PAPER_SCALE, FLAGS)
     args, flags = parser.parse_known_args(argv)
-    given = given_settings(vars(args), kind=RwmlSettings)
+    given = given_settings(vars(args), FLAGS)
     preset = next((name for name in args.preset if name in PAPER_SCALE), "tiny")
     chosen = PAPER_SCALE.get(preset) or TINY | TINY_ANSWERS.get(args.env, {})
     settings = RwmlSettings(**chosen | given)
@@ -198,7 +198,7 @@ def arguments(argv: list[str] | None = None) -> RwmlJob:
 def refuse(settings: RwmlSettings, cfg: Config) -> None:
     """UserError for flags that cannot work together, or that would be ignored."""
     refuse_ranks("rwml")
-    check_all_bounds(settings)
+    check_bounds(settings, FLAGS)
     if settings.method == "early-experience":
         if cfg.env == "search":
             raise UserError("--method early-experience needs admissible commands; search has none.")

@@ -10,12 +10,12 @@ import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
 from paw_min.base.files import reading, replace_text
 from paw_min.config import Config
-from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Tasks, Turn, recent
 from paw_min.metrics import mean
 from paw_min.model.policy import Policy, load_tokenizer
@@ -73,7 +73,8 @@ def prompt_text(cfg: Config, triplet: Triplet, reason: bool = True) -> str:
     # The agent's own prompt, up to what it can do. The steps before the history only count.
     unseen = [Turn("", "")] * (triplet.steps - len(triplet.history))
     context = Context(triplet.instruction, triplet.observation, [], unseen + triplet.history)
-    seen = BENCHMARKS[cfg.env].situation(context, len(triplet.history))
+    prompts = import_module(f"paw_min.envs.{cfg.env}.prompts")
+    seen = prompts.situation(context, len(triplet.history))
     return seen + SUPPOSE.format(action=triplet.action, how=REASON if reason else DIRECT)
 
 

@@ -7,11 +7,13 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 from paw_min.base.errors import UserError
 from paw_min.base.seeds import generator
 from paw_min.config import Config
+from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Pool
 from paw_min.model.policy import load_tokenizer
 from paw_min.rollout import rollout
@@ -41,12 +43,12 @@ def play_model(
 ) -> list[Trajectory]:
     """One episode per task by a language model, at --temperature (1, as in the paper)."""
     recorder = Recorder(cfg.env, pool)
+    # Prompts are cut in every benchmark: a dream may have pages that are longer than any real one.
     with sampler.sync(policy):
         episodes = rollout(
             cfg, policy, sampler, recorder, tasks, range(len(tasks)),
             temperature=cfg.temperature, seed_key=(cfg.seed, 0), label="play",
-            cut_prompts=True,  # a dream may have pages that are longer than any real one
-            numbered_from=first,
+            benchmark=replace(BENCHMARKS[cfg.env], cut_prompts=True), numbered_from=first,
         ).episodes
     for trajectory, episode in zip(recorder.trajectories, episodes, strict=True):
         trajectory.responses = [step.response for step in episode.transitions]

@@ -1,16 +1,15 @@
 """What the command line of Word2World asks for: settings, and flags that do not fit."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 
 from paw_min.base.distributed import refuse_ranks
 from paw_min.base.errors import Parser, UserError, command_line
 from paw_min.base.files import expanded
 from paw_min.config import (
-    FREE_IN_STAGES,
     Config,
     add_settings,
-    check_all_bounds,
+    check_bounds,
     flag,
     given_settings,
     opt,
@@ -18,7 +17,7 @@ from paw_min.config import (
 )
 from paw_min.envs.benchmarks import presets_of
 from paw_min.running.config_json import public
-from world_models.pieces import Pieces
+from world_models.pieces import FREE_IN_STAGES, Pieces
 from world_models.word2world.players import AGENTS
 
 ENVS = ("alfworld", "webshop")
@@ -46,7 +45,10 @@ TRAIN = "Word2World: what is trained, and how"
 class Word2WorldSettings:
     """Word2World's settings beyond those of the benchmark; Table 7 and section 7.1."""
 
-    agents: tuple[str, ...] = opt(PLAY, ("model",), "who plays", choices=AGENTS)
+    agents: tuple[str, ...] = ("model",)
+    examples: tuple[Path, ...] = ()
+    budgets: tuple[int, ...] = (0, 2, 4, 10)
+    trajectories: tuple[Path, ...] = ()
     slips: float = opt(PLAY, 0.0, "share of the teacher's steps that are random", low=0, high=1)
     split: str = opt(PLAY, "train", "collect: tasks", choices=("train", "held_out"))
     episodes: int = opt(PLAY, 0, "collect: number of episodes; 0: one per task", low=0)
@@ -55,16 +57,9 @@ class Word2WorldSettings:
         PLAY, "", "prompt --world-model, which is not trained, with so many examples",
         choices=("0", "3"),
     )
-    examples: tuple[Path, ...] = opt(
-        PLAY, (), "files of collect --split train, for the examples of --shots 3"
-    )
     answer_tokens: int = opt(
         PLAY, 0, "longest answer; 0: the paper's 512, for fidelity 2000", low=0
     )
-    budgets: tuple[int, ...] = opt(
-        PLAY, (0, 2, 4, 10), "verify: most checks per episode", low=0
-    )
-    trajectories: tuple[Path, ...] = opt(TRAIN, (), "files of collect")
     start: str = opt(TRAIN, "", "what train starts from, as --model; default: from scratch")
     limit: int = opt(TRAIN, 0, "train: number of trajectories; 0: all", low=0)
     width: int = opt(TRAIN, 128, "of a model from scratch, a multiple of 32")
@@ -73,6 +68,15 @@ class Word2WorldSettings:
     epochs: int = opt(TRAIN, 5, "train, imitate: passes over the data", low=1)
     batch: int = opt(TRAIN, 128, "trajectories, or steps, per gradient step", low=1)
     lr: float = opt(TRAIN, 1e-5, "learning rate", above=0, high=1)
+
+
+FLAGS = [f for f in fields(Word2WorldSettings) if f.metadata]
+LISTS = {  # flags with any number of values
+    "agents": dict(choices=AGENTS, help="who plays (default model)"),
+    "examples": dict(type=Path, help="files of collect --split train, for --shots 3"),
+    "budgets": dict(type=int, help="verify: most checks per episode (default 0 2 4 10)"),
+    "trajectories": dict(type=Path, help="files of collect"),
+}
 
 
 @dataclass(frozen=True)
@@ -99,9 +103,13 @@ def parse(doc: str, argv: list[str]) -> Word2WorldJob:
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("env", help=f"{', '.join(ENVS)}, or a module with an environment")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    add_settings(parser, {}, kind=Word2WorldSettings)
+    lists = parser.add_argument_group("Word2World: lists")
+    for name, how in LISTS.items():
+        lists.add_argument(flag(name), nargs="+", default=MISSING, **how)
+    add_settings(parser, {}, FLAGS)
     args, flags = parser.parse_known_args(argv)
-    given = given_settings(vars(args), kind=Word2WorldSettings)
+    given = given_settings(vars(args), FLAGS)
+    given |= {name: tuple(vars(args)[name]) for name in LISTS if vars(args)[name] is not MISSING}
     for name in given:
         if OF_ONE.get(name, args.command) != args.command:
             raise UserError(f"{flag(name)} is for {OF_ONE[name]}, not for {args.command}: omit it.")
@@ -128,7 +136,10 @@ def parse(doc: str, argv: list[str]) -> Word2WorldJob:
 
 def check(command: str, settings: Word2WorldSettings, cfg: Config) -> None:
     """UserError for flags that cannot work together, or are out of range."""
-    check_all_bounds(settings)
+    check_bounds(settings, FLAGS)
+    if min(settings.budgets) < 0:
+        raise UserError(f"--budgets {min(settings.budgets)} is out of range: it must be at least "
+                        "0.")
     check_width("--width", settings.width)
     if cfg.lora_rank and command in ("train", "imitate"):
         raise UserError(f"--lora-rank {cfg.lora_rank}: {command} trains all weights; use "

@@ -10,5 +10,4 @@ BENCHMARK = Benchmark(
     load=load,
     prompts={"paper": prompts.paper, "compact": prompts.compact},
     parse=prompts.parse,
-    situation=prompts.situation,
 )

@@ -8,7 +8,6 @@ BENCHMARK = Benchmark(
     load=load,
     prompts={"paper": prompts.paper, "compact": prompts.compact},
     parse=prompts.parse,
-    situation=prompts.situation,
     r_max=1.0,
     similarity=0.9,  # A.1
     cut_prompts=True,

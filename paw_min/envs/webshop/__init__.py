@@ -12,5 +12,4 @@ BENCHMARK = Benchmark(
     load=load,
     prompts={"paper": prompts.paper, "compact": prompts.compact},
     parse=prompts.parse,
-    situation=prompts.situation,
 )

@@ -29,7 +29,7 @@ from paw_min.rows import Episode
 from paw_min.running.evaluate import evaluate, outcomes, panel_metrics, transcript
 from paw_min.running.runs import Run
 from paw_min.running.session import PANEL_SLOTS, Session, find_tasks, open_session
-from research.paper.prompting.agents import TRIALS, React, count, reflexion
+from research.paper.prompting.agents import TRIALS, React, count, prompted, reflexion
 from research.paper.prompting.demonstrations import EXAMPLES
 from research.paper.prompting.endpoint import Endpoint
 
@@ -98,7 +98,7 @@ def open_endpoint(cfg: Config, options: Namespace) -> Iterator[Session]:
 def play(cfg: Config, s: Session, options: Namespace) -> tuple[list[Episode], dict, Counter]:
     """Play the panel -> episodes, their metrics, calls and tokens (of an endpoint: characters)."""
     tokens = Counter()
-    render = BENCHMARKS[cfg.env].prompts[cfg.prompt]
+    benchmark = BENCHMARKS[cfg.env]
     limit = cfg.max_prompt_tokens
     if options.endpoint:  # the server has a limit of its own
         limit = CHARACTERS * limit
@@ -108,13 +108,13 @@ def play(cfg: Config, s: Session, options: Namespace) -> tuple[list[Episode], di
         def length(text: str) -> int:
             return len(s.policy.encode_chat(text))
 
-        react = React(render, EXAMPLES[cfg.env], length, limit)
-        render = react.prompt
+        react = React(benchmark.prompts[cfg.prompt], EXAMPLES[cfg.env], length, limit)
+        benchmark = prompted(cfg, react)
     if options.agent == "reflexion":
         episodes, success = reflexion(cfg, s, react, tokens)
         return episodes, panel_metrics(episodes) | success, tokens
     tasks = s.tasks.held_out
-    evaluation = evaluate(cfg, s.policy, s.sampler, s.pool, tasks, render=render)
+    evaluation = evaluate(cfg, s.policy, s.sampler, s.pool, tasks, benchmark=benchmark)
     return evaluation.episodes, evaluation.metrics, count(evaluation.episodes)
 
 

@@ -25,7 +25,8 @@ from dataclasses import dataclass, field, replace
 from paw_min.base.console import say
 from paw_min.base.seeds import request_seed
 from paw_min.config import Config
-from paw_min.envs.interface import Answer, Context, Pool
+from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.interface import Answer, Benchmark, Context, Pool
 from paw_min.metrics import mean
 from paw_min.model.sampler import Request
 from paw_min.rows import Episode
@@ -115,6 +116,11 @@ class React:
         return without(n)
 
 
+def prompted(cfg: Config, react: React) -> Benchmark:
+    """The benchmark with the prompts of the agent in place of its own."""
+    return replace(BENCHMARKS[cfg.env], prompts={cfg.prompt: react.prompt})
+
+
 def step(observation: str, response: str = "") -> str:
     return f"Observation: {observation.strip()}\n{response.strip()}".strip()
 
@@ -176,7 +182,7 @@ def reflexion(
             memory = Remembering(s.pool, lessons)
             trial_seed = TRIAL_SEEDS * (trial - 1)
             played = evaluate(
-                cfg, s.policy, s.sampler, memory, remaining, trial_seed, react.prompt
+                cfg, s.policy, s.sampler, memory, remaining, trial_seed, prompted(cfg, react)
             ).episodes
             tokens += count(played)
             for episode in played:
@@ -203,6 +209,7 @@ def reflect(
     for n, episode in enumerate(lost):
         prompt = react.reflection(memory.instructions[episode.task], episode)
         ids = s.policy.encode_chat(prompt)
+        # -2 keeps these draws apart from the responses (paw_min/base/seeds.py).
         seed = request_seed(-2, trial_seed, episode.trajectory)
         requests.append(Request(n, ids, seed))
     queue = deque(requests)  # the sampler empties it
