@@ -1,15 +1,32 @@
-"""What the studies share: a run of an example, and a file of runs, one JSON object per line."""
+"""What the studies share: a file of runs, measures of a run, and tables of arms over their seeds.
+
+A file of runs has a line for each, a JSON object: its arm, its seed, and for each measure a list
+with a value per update or evaluation. A comparison is paired: each seed has the same world, start
+model and tasks for all arms.
+"""
 
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from multiprocessing import get_context
 from pathlib import Path
+from statistics import mean
 
 from paw_min.base.errors import UserError
 from paw_min.base.files import reading
 from paw_min.running.runs import read_metrics
+from research.stats import signed, t_interval
 
 ROOT = Path(__file__).parents[1]
+KEY = ("arm", "seed")  # names a run of a study
+
+Runs = dict[tuple[str, int], dict]  # (arm, seed) -> the run's line
+Measure = Callable[[dict], float]  # a run's line -> a number
+
+
+# ---- runs ----
 
 
 def play(example: str, flags: list[str], folder: Path) -> list[dict]:
@@ -37,3 +54,139 @@ def read_lines(path: Path) -> list[dict]:
         if whole != content:
             path.write_bytes(whole)
         return [json.loads(line) for line in whole.splitlines()]
+
+
+def read_runs(path: Path, key: tuple[str, ...] = KEY) -> dict[tuple, dict]:
+    """The runs in a file by the values of `key`, in the order of the file."""
+    return {tuple(line[name] for name in key): line for line in read_lines(path)}
+
+
+def train_missing(
+    path: Path,
+    jobs: Iterable[tuple],
+    train: Callable[[tuple], dict],
+    workers: int = 1,
+    key: tuple[str, ...] = KEY,
+) -> None:
+    """Train the jobs that the file lacks, in their order, and append a line after each.
+
+    jobs: values of `key`. train: a job -> its line. workers: processes that train at the same time.
+    """
+    from tqdm import tqdm
+
+    known = read_runs(path, key)
+    missing = [job for job in jobs if job not in known]
+    with ExitStack() as stack:
+        each = map  # one worker is this process
+        if workers > 1:
+            each = stack.enter_context(get_context("spawn").Pool(workers)).imap
+        for line in tqdm(each(train, missing), total=len(missing), unit="run"):
+            with path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def columns(points: list[dict]) -> dict[str, list[float]]:
+    """Evaluations -> a list for each of their measures, with five digits."""
+    return {name: [float(f"{point[name]:.5g}") for point in points] for name in points[0]}
+
+
+# ---- measures of a run, in percent ----
+
+
+def area(run: dict) -> float:
+    """Mean success over the evaluations after the start."""
+    return 100 * mean(run["success"][1:])
+
+
+def end(run: dict) -> float:
+    """Success at the last evaluation."""
+    return 100 * run["success"][-1]
+
+
+def training_area(run: dict) -> float:
+    """Mean success over the updates, of the episodes on which they train."""
+    return 100 * mean(run["success"])
+
+
+def training_end(run: dict) -> float:
+    """The same over the last ten updates."""
+    return 100 * mean(run["success"][-10:])
+
+
+# ---- arms over their seeds ----
+
+
+def seeds_of(runs: Runs, *arms: str) -> list[int]:
+    """The seeds that have all of `arms`."""
+    seeds = sorted({seed for _, seed in runs})
+    return [seed for seed in seeds if all((arm, seed) in runs for arm in arms)]
+
+
+def values_of(runs: Runs, arm: str, measure: Measure) -> list[float]:
+    """One value per seed."""
+    return [measure(runs[arm, seed]) for seed in seeds_of(runs, arm)]
+
+
+def gains(runs: Runs, a: str, b: str, measure: Measure) -> list[float]:
+    """a - b, one value per seed that both arms have."""
+    return [measure(runs[a, seed]) - measure(runs[b, seed]) for seed in seeds_of(runs, a, b)]
+
+
+def curves(runs: Runs, arms: Iterable[str], window: int = 1) -> dict[str, list[list[float]]]:
+    """Success in percent, averaged over `window` updates each: arm -> a list for each of its seeds.
+
+    An arm without runs is left out.
+    """
+    found = {}
+    for arm in arms:
+        for seed in seeds_of(runs, arm):
+            success = runs[arm, seed]["success"]
+            ends = range(window, len(success) + 1, window)
+            averaged = [100 * mean(success[end - window : end]) for end in ends]
+            found.setdefault(arm, []).append(averaged)
+    return found
+
+
+# ---- tables ----
+
+
+def level(runs: Runs, arm: str, measure: Measure, digits: int = 1) -> str:
+    """The mean of an arm over its seeds."""
+    values = values_of(runs, arm, measure)
+    return f"{mean(values):.{digits}f}" if values else "not run"
+
+
+def difference(runs: Runs, a: str, b: str, measure: Measure, least: int = 2) -> str:
+    """The mean of a - b over the seeds that both have, with its 95 % t interval.
+
+    With fewer than `least` seeds, the number that a protocol asks for, the value of each.
+    """
+    if a == b:
+        return ""
+    values = gains(runs, a, b, measure)
+    if len(values) >= least:
+        return signed(mean(values), t_interval(values))
+    return ", ".join(f"{value:+.1f}" for value in values) or "not run"
+
+
+def above(runs: Runs, a: str, b: str, measure: Measure) -> str:
+    """On how many of these seeds a is above b."""
+    values = gains(runs, a, b, measure)
+    return f"{sum(value > 0 for value in values)} of {len(values)}" if values and a != b else ""
+
+
+def markdown_table(header: list[str], lines: list[list]) -> str:
+    """Floats with three digits, a dash for None."""
+    rows = []
+    for line in [header, *lines]:
+        rows.append(f"| {' | '.join(shown(entry) for entry in line)} |")
+    rows.insert(1, "|---" * len(header) + "|")
+    return "\n".join(rows)
+
+
+def shown(entry: str | int | float | None) -> str:
+    if entry is None:
+        return "-"
+    if isinstance(entry, float):
+        return f"{entry:.3f}"
+    return str(entry)

@@ -31,7 +31,17 @@ from research.locks import package as locks_package
 from research.locks import study as locks_study
 from research.locks import worlds as locks_worlds
 from research.objective import study as objective_study
-from research.paper.table import markdown_table
+from research.study import (
+    Measure,
+    Runs,
+    area,
+    end,
+    markdown_table,
+    read_runs,
+    seeds_of,
+    training_area,
+    training_end,
+)
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parent
@@ -90,50 +100,51 @@ def front() -> str:
 
     A cell has success at the end and its mean over training; "-": not run.
     """
-    engine = {(arm, seed): line for (seed, arm), line in hidden_study.read_runs().items()}
-    words = {(arm, seed): line for (seed, arm), line in boxes_study.read_runs().items()}
-    serials, large = (
-        locks_worlds.finished(world, locks_worlds.read_runs()) for world in ("serials", "large")
+    in_locks, in_package, in_engine, in_words = (
+        read_runs(study.RUNS) for study in (locks_study, locks_package, hidden_study, boxes_study)
     )
+    in_worlds = read_runs(locks_worlds.RUNS, locks_worlds.KEY)
+    serials, large = (locks_worlds.in_world(world, in_worlds) for world in ("serials", "large"))
+    exact, trained = (end, area), (training_end, training_area)
     ours = ["grpo", "paw", "placebo"]
     rows = [
-        ("locks, 0.1 M parameters", locks_study, locks_study.read_runs(), [*ours, "ce 0.05"],
+        ("locks, 0.1 M parameters", exact, in_locks, [*ours, "ce 0.05"],
          "locks/README.md"),
-        ("locks in the package, KL term, other seeds", locks_study, locks_package.read_runs(),
+        ("locks in the package, KL term, other seeds", exact, in_package,
          [*ours, "echo"], "locks/README.md"),
-        ("locks with serial numbers", locks_study, large, [*ours, "echo 0.05"],
+        ("locks with serial numbers", exact, large, [*ours, "echo 0.05"],
          "locks/worlds.md"),
-        ("the same, smaller model, 64 names, 120 updates", locks_study, serials,
+        ("the same, smaller model, 64 names, 120 updates", exact, serials,
          [*ours, "echo 0.05"], "locks/worlds.md"),
-        ("locks as games of ALFWorld's engine, KL term", hidden_study, engine,
+        ("locks as games of ALFWorld's engine, KL term", trained, in_engine,
          [f"{arm}-kl" for arm in (*ours, "echo")], "hidden/README.md"),
-        ("locks in English words, SmolLM2-135M, KL term (weight: PaW 10, ECHO 1)", boxes_study,
-         words, [*ours, "echo"], "boxes/README.md"),
+        ("locks in English words, SmolLM2-135M, KL term (weight: PaW 10, ECHO 1)", trained,
+         in_words, [*ours, "echo"], "boxes/README.md"),
     ]  # fmt: skip
     lines = []
-    for label, study, known, arms, page in rows:
-        seeds = sorted(seed for arm, seed in known if arm == arms[0])
-        cells = [both_means(study, known, arm, seeds) for arm in arms]
-        lines.append([label, *cells, f"{len(seeds)} seeds ([study](research/{page}))"])
+    for label, measures, runs, arms, page in rows:
+        cells = [both_means(runs, arm, arms[0], measures) for arm in arms]
+        seeds = len(seeds_of(runs, arms[0]))
+        lines.append([label, *cells, f"{seeds} seeds ([study](research/{page}))"])
     return markdown_table(["", "GRPO", "PaW", "placebo", "ECHO", ""], [*lines, *CLOSED])
 
 
-def both_means(study, known: dict, arm: str, seeds: list[int]) -> str:
-    """ "end / mean of the curve", by the measures of `study`, over those `seeds` that there are."""
-    runs = [known[arm, seed] for seed in seeds if (arm, seed) in known]
-    if not runs:
+def both_means(runs: Runs, arm: str, base: str, measures: tuple[Measure, Measure]) -> str:
+    """ "end / mean of the curve" over the seeds of `base`; their number, if `arm` lacks some."""
+    seeds = seeds_of(runs, arm, base)
+    if not seeds:
         return "-"
     cell = " / ".join(
-        f"{np.mean([measure(run) for run in runs]):.1f}" for measure in (study.end, study.area)
+        f"{np.mean([measure(runs[arm, seed]) for seed in seeds]):.1f}" for measure in measures
     )
-    return cell if len(runs) == len(seeds) else f"{cell} ({len(runs)} seeds)"
+    return cell if len(seeds) == len(seeds_of(runs, base)) else f"{cell} ({len(seeds)} seeds)"
 
 
 # ---- locks and hidden ----
 
 
 def locks(number: str) -> str:
-    return locks_study.tables(locks_study.read_runs())[int(number) - 1]
+    return locks_study.tables(read_runs(locks_study.RUNS))[int(number) - 1]
 
 
 def package() -> str:
@@ -141,7 +152,7 @@ def package() -> str:
 
 
 def worlds(name: str) -> str:
-    return locks_worlds.tables(locks_worlds.read_runs())[name]
+    return locks_worlds.tables(read_runs(locks_worlds.RUNS, locks_worlds.KEY))[name]
 
 
 def hidden(kind: str, suffix: str = "") -> str:

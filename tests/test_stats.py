@@ -3,17 +3,8 @@
 import numpy as np
 import pytest
 
-from paw_min.base.errors import UserError
 from research import stats
-from research.boxes import study as boxes
-from research.hidden import study as hidden
-from research.locks import package, worlds
-from research.locks import study as locks
-from research.objective import study as objective
-from research.scienceworld import study as scienceworld
 from research.stats import Compared, Record, signed
-from research.study import play, read_lines
-from tests.helpers import one_sentence
 
 
 def test_differences_are_of_the_same_seed_and_task():
@@ -86,28 +77,3 @@ def test_a_difference_in_words():
     assert signed(None, None) == "–"
     assert signed(0.25, None) == "+0.2"
     assert signed(-1.0, (-2.04, 0.0), digits=2) == "-1.00 [-2.04, +0.00]"
-
-
-def test_half_a_line_of_a_study_is_made_again_and_a_damaged_one_is_a_sentence(tmp_path):
-    path = tmp_path / "runs.jsonl"
-    assert read_lines(path) == []
-    path.write_text('{"seed": 0}\n{"seed": 1}\n{"se')  # as after a kill
-    assert read_lines(path) == [{"seed": 0}, {"seed": 1}]
-    assert path.read_text() == '{"seed": 0}\n{"seed": 1}\n'  # a rerun appends here
-    path.write_text('{"seed": 0}\n{"se\n{"seed": 2}\n')
-    with pytest.raises(UserError, match="runs.jsonl cannot be read"):
-        read_lines(path)
-
-
-def test_every_study_reads_half_a_line_of_its_runs(tmp_path, monkeypatch):
-    for study in (boxes, hidden, objective, scienceworld, locks, package, worlds):
-        path = tmp_path / f"{study.__name__}.jsonl"
-        path.write_text('{"se')
-        monkeypatch.setattr(study, "RUNS", path)
-        default = [path] if study is objective else []  # its function binds the file
-        assert study.read_runs(*default) == {}, study.__name__
-
-
-def test_a_study_whose_run_cannot_start_ends_in_a_sentence(tmp_path):
-    with one_sentence(f"the run {tmp_path / 'r'} ended with exit code 1, see above"):
-        play("locks", ["--updates", "abc"], tmp_path / "r")

@@ -21,9 +21,8 @@ from paw_min.base.errors import user_errors
 from paw_min.model.batches import TokenRow, collate
 from paw_min.model.policy import load_policy
 from research.panels import draw_success
-from research.paper.table import markdown_table
 from research.stats import signed, t_interval
-from research.study import ROOT, play, read_lines
+from research.study import ROOT, markdown_table, play, read_lines
 
 FOLDER = Path(__file__).parent
 SEEDS = range(2, 10)

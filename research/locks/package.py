@@ -8,14 +8,11 @@ probabilities of the policy that the run has saved, as in one_file.py.
 """
 
 import argparse
-import json
-import multiprocessing
 import shutil
 from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from statistics import mean
 
 import torch
 
@@ -29,8 +26,7 @@ from paw_min.model.policy import Policy, load_policy
 from paw_min.rows import TokenRow
 from paw_min.running.runs import newest_checkpoint
 from paw_min.train import train
-from research.locks.study import area, difference, end
-from research.study import read_lines
+from research import study
 
 RUNS = Path(__file__).parent / "package.jsonl"
 SCRATCH = Path("runs/locks-package")  # start models and run folders
@@ -62,15 +58,15 @@ def measure(policy: Policy, world: World) -> dict[str, float]:
             "material": p_material}
 
 
-def job(key: tuple[str, int]) -> dict:
+def train_arm(job: tuple[str, int]) -> dict:
     """One run -> its line in package.jsonl."""
-    arm, seed = key
+    arm, seed = job
     torch.set_num_threads(1)
     preset = locks.PRESETS["tiny"]
     start = SCRATCH / f"start {seed}"
     made_once(start, partial(locks.warm_start, seed=seed))  # the arms of a seed share it
     folder = SCRATCH / f"{arm} {seed}"
-    shutil.rmtree(folder, ignore_errors=True)  # of a killed command
+    shutil.rmtree(folder, ignore_errors=True)  # A killed command left it.
     curve = []
     for updates in range(0, preset["updates"] + 1, preset["eval_every"]):
         settings = preset | ARMS[arm] | dict(
@@ -81,46 +77,23 @@ def job(key: tuple[str, int]) -> dict:
             with redirect_stdout(StringIO()):
                 train(Config(**settings))
         policy = load_policy(str(newest_checkpoint(folder) if updates else start))
-        measured = measure(policy, make_world(seed))
-        rounded = {name: float(f"{value:.5g}") for name, value in measured.items()}
-        curve.append({"update": updates} | rounded)
-    return {"cell": "protocol", "arm": arm, "seed": seed, "curve": curve}
-
-
-def read_runs() -> dict[tuple[str, int], list[dict]]:
-    """{(arm, seed): curve}."""
-    return {(line["arm"], line["seed"]): line["curve"] for line in read_lines(RUNS)}
-
-
-def run(arms: list[str], seeds: list[int], workers: int) -> None:
-    from tqdm import tqdm
-
-    known = read_runs()
-    jobs = [(arm, seed) for seed in seeds for arm in arms if (arm, seed) not in known]
-    with multiprocessing.get_context("spawn").Pool(workers) as pool, RUNS.open("a") as file:
-        for line in tqdm(pool.imap(job, jobs), total=len(jobs), unit="run"):
-            file.write(json.dumps(line) + "\n")
-            file.flush()
+        curve.append({"update": updates} | measure(policy, make_world(seed)))
+    return {"arm": arm, "seed": seed} | study.columns(curve)
 
 
 def table() -> str:
-    """Each arm, and its differences to GRPO and PaW; "not run" without all seeds."""
-    known = read_runs()
-    complete = {arm for arm in ARMS if all((arm, seed) in known for seed in SEEDS)}
-    header = ["arm", "mean of the curve", "minus GRPO", "minus PaW"]
-    header += ["at the end", "minus GRPO", "minus PaW"]
-    lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+    """Each arm, and its differences to GRPO and PaW."""
+    runs = study.read_runs(RUNS)
+    lines = []
     for arm in ARMS:
-        cells = [arm]
-        for height in (area, end):
-            runs = [known[arm, seed] for seed in SEEDS] if arm in complete else []
-            cells.append(f"{mean(map(height, runs)):.1f}" if runs else "not run")
+        cells = []
+        for measure in (study.area, study.end):
+            cells.append(study.level(runs, arm, measure))
             for base in ("grpo", "paw"):
-                both = arm != base and {arm, base} <= complete
-                found = difference(known, arm, base, SEEDS, height) if both else ""
-                cells.append(found.split(" | ")[0])
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+                cells.append(study.difference(runs, arm, base, measure, least=len(SEEDS)))
+        lines.append([arm, *cells])
+    minus = ["minus GRPO", "minus PaW"]
+    return study.markdown_table(["arm", "mean of the curve", *minus, "at the end", *minus], lines)
 
 
 if __name__ == "__main__":
@@ -132,6 +105,7 @@ if __name__ == "__main__":
         parser.add_argument("--workers", type=int, default=2, help="processes, one core each (2)")
         args = parser.parse_args()
         if args.command == "run":
-            run(args.arms, args.seeds, args.workers)
+            jobs = [(arm, seed) for seed in args.seeds for arm in args.arms]
+            study.train_missing(RUNS, jobs, train_arm, args.workers)
         else:
             print(table())

@@ -8,14 +8,11 @@ itself has no setting for any of this.
 """
 
 import argparse
-import json
-import multiprocessing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from statistics import mean
 from unittest.mock import patch
 
 import torch
@@ -24,9 +21,8 @@ from torch import Tensor
 from examples import one_file
 from examples.one_file import Arm, Evaluation, Size, World, make_arms, make_world
 from paw_min.base.errors import user_errors
+from research import study
 from research.panels import draw_success
-from research.stats import t_interval
-from research.study import read_lines
 
 FOLDER = Path(__file__).parent
 SEEDS = range(2, 18)
@@ -157,95 +153,54 @@ for world_name, make in WORLDS.items():
 
 def train(job: tuple[str, int]) -> dict:
     """One run -> its line in runs.jsonl."""
-    name, seed = job
-    curve = CELLS[name].run(seed)
-    return {"cell": name, "seed": seed, "curve": [asdict(point) for point in curve]}
-
-
-def read_runs() -> dict[tuple[str, int], list[dict]]:
-    """{(cell, seed): curve}."""
-    return {(line["cell"], line["seed"]): line["curve"] for line in read_lines(RUNS)}
-
-
-def run(workers: int) -> None:
-    from tqdm import tqdm
-
-    known = read_runs()
-    jobs = [(name, seed) for name in CELLS for seed in SEEDS if (name, seed) not in known]
-    with multiprocessing.get_context("spawn").Pool(workers) as pool, RUNS.open("a") as file:
-        for line in tqdm(pool.imap(train, jobs), total=len(jobs), unit="run"):
-            file.write(json.dumps(line) + "\n")
-            file.flush()
+    arm, seed = job
+    curve = [asdict(point) for point in CELLS[arm].run(seed)]
+    return {"arm": arm, "seed": seed} | study.columns(curve)
 
 
 # ---- tables ----
 
 
-def area(curve: list[dict]) -> float:
-    """Mean success in percent, over the evaluations after the start."""
-    return 100 * mean(point["success"] for point in curve[1:])
+def material(run: dict) -> float:
+    """p(material) at the end."""
+    return run["material"][-1]
 
 
-def end(curve: list[dict]) -> float:
-    return 100 * curve[-1]["success"]
+def levels(runs: study.Runs, arm: str) -> list[str]:
+    """Cells of an arm: mean of the curve, at the end, p(material)."""
+    successes = [study.level(runs, arm, measure) for measure in (study.area, study.end)]
+    return [*successes, study.level(runs, arm, material, digits=2)]
 
 
-def difference(
-    known: dict, a: str, b: str, seeds: Iterable[int] = SEEDS, measure: Callable = area
-) -> str:
-    """a - b over the seeds: the mean, its 95 % t interval, and on how many seeds a is above."""
-    values = [measure(known[a, seed]) - measure(known[b, seed]) for seed in seeds]
-    low, high = t_interval(values)
-    above = sum(value > 0 for value in values)
-    return f"{mean(values):+.1f} [{low:+.1f}, {high:+.1f}] | {above} of {len(values)}"
+def compared(runs: study.Runs, a: str, b: str) -> list[str]:
+    """Cells of a - b: the difference, and on how many seeds a is above."""
+    return [study.difference(runs, a, b, study.area), study.above(runs, a, b, study.area)]
 
 
-def levels(known: dict, name: str, seeds: Iterable[int] = SEEDS) -> str:
-    """The columns of one cell: mean of the curve, at the end, p(material)."""
-    curves = [known[name, seed] for seed in seeds]
-    during = mean(area(curve) for curve in curves)
-    at_end = mean(end(curve) for curve in curves)
-    material = mean(curve[-1]["material"] for curve in curves)
-    return f"{during:.1f} | {at_end:.1f} | {material:.2f}"
+def tables(runs: study.Runs) -> list[str]:
+    """The arms, and the worlds."""
+    arms = []
+    for arm in [*make_arms(PAW), *PARTS]:
+        minus_grpo, minus_paw = (compared(runs, arm, base) for base in ("grpo", "paw"))
+        arms.append([arm, *levels(runs, arm), *minus_grpo, *minus_paw])
+    worlds = []
+    for world in ["", *WORLDS]:
+        grpo, paw, placebo = (f"{arm}, {world}" if world else arm for arm in make_arms(PAW))
+        line = [world or "128 names, the default"]
+        line += [study.level(runs, arm, study.area) for arm in (grpo, paw)]
+        line += compared(runs, paw, grpo)
+        line += compared(runs, paw, placebo) if placebo in CELLS else ["-", ""]
+        worlds.append(line)
+    of_arms = ["arm", "mean of the curve", "at the end", "p(material)"]
+    of_arms += ["minus GRPO", "above on", "minus PaW", "above on"]
+    of_worlds = ["world", "GRPO", "PaW", "PaW - GRPO", "above on", "PaW - placebo", "above on"]
+    return [study.markdown_table(of_arms, arms), study.markdown_table(of_worlds, worlds)]
 
 
-def tables(known: dict) -> list[str]:
-    """The arms, and the worlds; with "not run" for an arm that does not have all seeds."""
-    complete = {name for name in CELLS if all((name, seed) in known for seed in SEEDS)}
-
-    def compared(a: str, b: str) -> str:
-        if a == b:
-            return " | "
-        return difference(known, a, b) if {a, b} <= complete else "not run | "
-
-    columns = "arm | mean of the curve | at the end | p(material) | minus GRPO | above on"
-    arms = [f"| {columns} | minus PaW | above on |", "|---" * 8 + "|"]
-    for name in [*make_arms(PAW), *PARTS]:
-        shown = levels(known, name) if name in complete else "not run | | "
-        arms.append(f"| {name} | {shown} | {compared(name, 'grpo')} | {compared(name, 'paw')} |")
-    worlds = ["| world | GRPO | PaW | PaW - GRPO | above on | PaW - placebo | above on |",
-              "|---" * 7 + "|"]
-    for world in ["", *(f", {name}" for name in WORLDS)]:
-        values = []
-        for arm in (f"grpo{world}", f"paw{world}"):
-            values.append("not run")
-            if arm in complete:
-                values[-1] = f"{mean(area(known[arm, seed]) for seed in SEEDS):.1f}"
-        gain = compared(f"paw{world}", f"grpo{world}")
-        over = compared(f"paw{world}", f"placebo{world}") if f"placebo{world}" in CELLS else "- | "
-        shown = world.removeprefix(", ") or "128 names, the default"
-        worlds.append(f"| {shown} | {' | '.join(values)} | {gain} | {over} |")
-    return ["\n".join(arms), "\n".join(worlds)]
-
-
-def draw(known: dict) -> None:
+def draw(runs: study.Runs) -> None:
     """curves.png: exact success of the three arms at each evaluation."""
-    curves = {}
-    for name in ("paw", "grpo", "placebo"):
-        of_arm = [known[name, seed] for seed in SEEDS]
-        curves[name] = [[100 * point["success"] for point in points] for points in of_arm]
-    updates = [point["update"] for point in of_arm[0]]
-    draw_success(FOLDER / "curves.png", updates, curves)
+    updates = runs["paw", SEEDS[0]]["update"]
+    draw_success(FOLDER / "curves.png", updates, study.curves(runs, ["paw", "grpo", "placebo"]))
 
 
 if __name__ == "__main__":
@@ -255,7 +210,8 @@ if __name__ == "__main__":
         parser.add_argument("--workers", type=int, default=2, help="processes, one core each (2)")
         args = parser.parse_args()
         if args.command == "run":
-            run(args.workers)
+            jobs = [(arm, seed) for arm in CELLS for seed in SEEDS]
+            study.train_missing(RUNS, jobs, train, args.workers)
         else:
-            print("\n\n".join(tables(read_runs())))
-            draw(read_runs())
+            print("\n\n".join(tables(study.read_runs(RUNS))))
+            draw(study.read_runs(RUNS))

@@ -9,18 +9,15 @@ by vmap, was tried: a step of 16 arms cost as much as 16 steps.)
 
 import argparse
 import copy
-import json
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean
 
 import numpy as np
 from torch import Tensor
 
 from examples import one_file
-from examples.one_file import Arm, Size, World
+from examples.one_file import Arm, Evaluation, Size, World
 from examples.three_worlds import (
     CE,
     DIGITS,
@@ -35,9 +32,9 @@ from examples.three_worlds import (
 )
 from paw_min.base.errors import user_errors
 from paw_min.running.plot import plt
-from research.locks.study import Cell, area, difference, end, keep, levels, lowest_alpha
+from research import study
+from research.locks.study import Cell, keep, levels, lowest_alpha
 from research.panels import Curves, named, panel_success, styles_of
-from research.study import read_lines
 
 FOLDER = Path(__file__).parent
 SEEDS = range(3000, 3016)
@@ -152,7 +149,7 @@ for name, (size, names) in BETWEEN.items():
 
 # ---- runs ----
 
-MEASURES = ("success", "material", "noise", "share")
+KEY = ("world", "arm", "seed")
 predict = one_file.predict
 warm_start = one_file.warm_start
 STARTS = {}  # (world, seed, size) -> weights, state of the tasks' generator, the world
@@ -177,8 +174,9 @@ def noise_share(logp: Tensor, arm: Arm) -> float:
     return (gradient[:, 2:].sum() / gradient.sum().clamp(min=1e-9)).item()
 
 
-def train(world: str, arm: str, seed: int) -> dict:
+def train(job: tuple[str, str, int]) -> dict:
     """One run -> its line in worlds.jsonl."""
+    world, arm, seed = job
     setting = SETTINGS[world]
     shares = []
 
@@ -187,63 +185,39 @@ def train(world: str, arm: str, seed: int) -> dict:
         shares.append(noise_share(logp, setting.arms[arm]))
         return logp
 
-    curve = setting.cell(arm, predict_and_measure).run(seed)
-    columns = {name: [getattr(point, name) for point in curve] for name in MEASURES[:3]}
-    columns["share"] = shares
-    rounded = {k: [float(f"{value:.5g}") for value in values] for k, values in columns.items()}
-    return {"world": world, "arm": arm, "seed": seed, **rounded}
+    points = setting.cell(arm, predict_and_measure).run(seed)
+    curve = [measured(at) | {"share": share} for at, share in zip(points, shares, strict=True)]
+    return {"world": world, "arm": arm, "seed": seed} | study.columns(curve)
 
 
-def jobs() -> Iterator[tuple[str, str, int]]:
+def measured(point: Evaluation) -> dict[str, float]:
+    """What a line has of an evaluation."""
+    return {name: getattr(point, name) for name in ("success", "material", "noise")}
+
+
+def jobs() -> list[tuple[str, str, int]]:
     """(world, arm, seed), those of the protocol's questions first."""
-    for world, of in SETTINGS.items():
-        for seed in of.seeds:
-            for arm in of.first:
-                yield world, arm, seed
-    for world, of in SETTINGS.items():
-        for seed in of.seeds:
-            for arm in of.arms:
-                if arm not in of.first:
-                    yield world, arm, seed
-
-
-def read_runs() -> dict[tuple[str, str, int], dict]:
-    """{(world, arm, seed): its line}."""
-    return {(line["world"], line["arm"], line["seed"]): line for line in read_lines(RUNS)}
-
-
-def run() -> None:
-    from tqdm import tqdm
-
-    known = read_runs()
-    missing = [job for job in jobs() if job not in known]
-    with RUNS.open("a") as file:
-        for world, arm, seed in tqdm(missing, unit="run"):
-            file.write(json.dumps(train(world, arm, seed)) + "\n")
-            file.flush()
+    return [
+        (world, arm, seed)
+        for first in (True, False)
+        for world, setting in SETTINGS.items()
+        for seed in setting.seeds
+        for arm in (setting.first if first else setting.arms)
+        if first or arm not in setting.first
+    ]
 
 
 # ---- tables ----
 
 
-def finished(world: str, known: dict) -> dict[tuple[str, int], list[dict]]:
-    """{(arm, seed): evaluations} of the arms with all of their seeds."""
-    of = SETTINGS[world]
-    curves = {}
-    for arm in of.arms:
-        if all((world, arm, seed) in known for seed in of.seeds):
-            for seed in of.seeds:
-                line = known[world, arm, seed]
-                points = zip(*(line[name] for name in MEASURES))
-                curves[arm, seed] = [dict(zip(MEASURES, point)) for point in points]
-    return curves
+def in_world(world: str, runs: dict[tuple[str, str, int], dict]) -> study.Runs:
+    """The runs of one world."""
+    return {(arm, seed): run for (where, arm, seed), run in runs.items() if where == world}
 
 
-def compared(curves: dict, world: str, a: str, b: str) -> str:
-    seeds = SETTINGS[world].seeds
-    if not {(a, seeds[0]), (b, seeds[0])} <= curves.keys():
-        return "not run | "
-    return difference(curves, a, b, seeds, end if world == "polish" else area)
+def measure_in(world: str) -> study.Measure:
+    """A policy that already wins is compared at the end."""
+    return study.end if world == "polish" else study.area
 
 
 QUESTIONS = [  # number, world, a, b: a - b
@@ -259,38 +233,37 @@ QUESTIONS = [  # number, world, a, b: a - b
 ]
 
 
-def tables(known: dict) -> dict[str, str]:
-    """The protocol's questions, a table for each world, and how many comparisons these have.
+def noise(run: dict) -> float:
+    """p(noise) at the end."""
+    return run["noise"][-1]
 
-    An arm without all of its seeds is left out of its table.
-    """
-    lines = ["| question | world | comparison | difference | above on |", "|---" * 5 + "|"]
+
+def tables(runs: dict[tuple[str, str, int], dict]) -> dict[str, str]:
+    """The protocol's questions, a table for each world, and how many comparisons these have."""
+    lines = []
     for number, world, a, b in QUESTIONS:
-        found = compared(finished(world, known), world, a, b)
-        lines.append(f"| {number} | {world} | {a} - {b} | {found} |")
-    made = {"questions": "\n".join(lines)}
-    for world, of in SETTINGS.items():
-        curves = finished(world, known)
-        columns = "mean of the curve | at the end | p(material) | p(noise) | share"
-        lines = [f"| {world} | {columns} | minus GRPO | minus PaW |", "|---" * 8 + "|"]
-        for arm in of.arms:
-            if (arm, of.seeds[0]) not in curves:
-                continue
-            noise = mean(curves[arm, seed][-1]["noise"] for seed in of.seeds)
-            share = 100 * mean(curves[arm, seed][0]["share"] for seed in of.seeds)
-            row = f"| {arm} | {levels(curves, arm, of.seeds)} | {noise:.2f} | {share:.0f}"
-            gains = [
-                "" if arm == base else compared(curves, world, arm, base).split(" | ")[0]
-                for base in ("grpo", "paw")
-            ]
-            lines.append(f"{row} | {' | '.join(gains)} |")
-        made[world] = "\n".join(lines)
-    compared_pairs = sum(table.count("[") for table in made.values())
-    made["comparisons"] = (
-        f"{compared_pairs} intervals, some of one pair twice, such as PaW and GRPO; "
+        pair = in_world(world, runs), a, b, measure_in(world)
+        lines.append([number, world, f"{a} - {b}", study.difference(*pair), study.above(*pair)])
+    header = ["question", "world", "comparison", "difference", "above on"]
+    tables = {"questions": study.markdown_table(header, lines)}
+    for world, setting in SETTINGS.items():
+        lines = []
+        ours = in_world(world, runs)
+        for arm in setting.arms:
+            if study.seeds_of(ours, arm):
+                line = [arm, *levels(ours, arm), study.level(ours, arm, noise, digits=2)]
+                line.append(study.level(ours, arm, lambda run: 100 * run["share"][0], digits=0))
+                for base in ("grpo", "paw"):
+                    line.append(study.difference(ours, arm, base, measure_in(world)))
+                lines.append(line)
+        header = [world, "mean of the curve", "at the end", "p(material)", "p(noise)", "share"]
+        tables[world] = study.markdown_table([*header, "minus GRPO", "minus PaW"], lines)
+    intervals = sum(table.count("[") for table in tables.values())
+    tables["comparisons"] = (
+        f"{intervals} intervals, some of one pair twice, such as PaW and GRPO; "
         "none is corrected for their number."
     )
-    return made
+    return tables
 
 
 DRAWN = {
@@ -300,25 +273,21 @@ DRAWN = {
 }
 
 
-def draw(known: dict) -> None:
+def draw(runs: dict[tuple[str, str, int], dict]) -> None:
     """worlds.png: a panel for each of the three worlds, means and 95 % t intervals."""
     figure, axes = plt.subplots(1, 3, figsize=(13, 4.4), layout="constrained", sharey=True)
     handles, drawn = {}, []
     for axis, (world, arms) in zip(axes, DRAWN.items()):
-        curves = finished(world, known)
         every = SETTINGS[world].lesson.size.evaluate_every
-        shown = {}
-        for arm in arms:
-            runs = [curves[arm, seed] for seed in SEEDS if (arm, seed) in curves]
-            if runs:
-                values = 100 * np.array([[point["success"] for point in run] for run in runs])
-                key = "echo" if arm == "echo 0.05" else arm
-                shown[key] = Curves(range(0, every * values.shape[1], every), values)
-        panel_success(axis, shown, styles_of(shown))
+        panel = {}
+        for arm, success in study.curves(in_world(world, runs), arms).items():
+            updates = range(0, every * len(success[0]), every)
+            panel["echo" if arm == "echo 0.05" else arm] = Curves(updates, np.array(success))
+        panel_success(axis, panel, styles_of(panel))
         axis.set_title(world)
         lines, names = axis.get_legend_handles_labels()
         handles |= dict(zip(names, lines))
-        drawn += shown.values()
+        drawn += panel.values()
     axes[0].set_ylabel("success (%)")
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=4, frameon=False,
                   title=named(drawn))
@@ -330,7 +299,7 @@ if __name__ == "__main__":
         parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
         parser.add_argument("command", choices=["run", "table"])
         if parser.parse_args().command == "run":
-            run()
+            study.train_missing(RUNS, jobs(), train, key=KEY)
         else:
-            print("\n\n".join(tables(read_runs()).values()))
-            draw(read_runs())
+            print("\n\n".join(tables(study.read_runs(RUNS, KEY)).values()))
+            draw(study.read_runs(RUNS, KEY))

@@ -8,12 +8,10 @@ commands with different seeds may run at once. research/tables.py writes the tab
 """
 
 import argparse
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import mean
 
 from torch import Tensor
 
@@ -21,9 +19,9 @@ from examples.board import WORLDS
 from examples.one_file import Arm, cross_entropy
 from examples.three_worlds import ECHO, GRPO, PAW
 from paw_min.base.errors import user_errors
-from research.locks.study import Cell, area, difference, end, keep
-from research.locks.worlds import MEASURES, shared_warm_start
-from research.study import read_lines
+from research import study
+from research.locks.study import Cell, keep, material
+from research.locks.worlds import KEY, in_world, measure_in, measured, noise, shared_warm_start
 
 SEEDS = range(6100, 6116)
 CANDIDATES = ["probable 0.03 x0.05, all", "gce 0.5 x0.05, all"]
@@ -73,85 +71,56 @@ ARMS = arms()
 # ---- runs ----
 
 
-def train(world: str, name: str, seed: int) -> dict:
+def train(job: tuple[str, str, int]) -> dict:
     """One run -> its line. All arms of a seed share one start model."""
+    world, name, seed = job
     arm, loss = ARMS[name]
     instead = {"warm_start": keep(shared_warm_start)}
     if loss:
         instead["clipped_mae"] = keep(loss)
     lesson = WORLDS[world]
-    curve = Cell(arm, lesson.make_world, instead, lesson.size).run(seed)
-    columns = {key: [getattr(point, key) for point in curve] for key in MEASURES[:3]}
-    rounded = {key: [float(f"{x:.5g}") for x in values] for key, values in columns.items()}
-    return {"world": world, "arm": name, "seed": seed} | rounded
-
-
-def read_runs(path: Path = RUNS) -> dict[tuple[str, str, int], dict]:
-    """{(world, arm, seed): its line}."""
-    return {(line["world"], line["arm"], line["seed"]): line for line in read_lines(path)}
+    points = Cell(arm, lesson.make_world, instead, lesson.size).run(seed)
+    return {"world": world, "arm": name, "seed": seed} | study.columns([*map(measured, points)])
 
 
 def run(path: Path, worlds: list[str], names: list[str], seeds: list[int]) -> None:
-    """What `path` lacks, seed by seed."""
-    known = read_runs(path)
-    with path.open("a") as file:
-        for seed in seeds:
-            for world in worlds:
-                for name in names:
-                    if (world, name, seed) not in known:
-                        file.write(json.dumps(train(world, name, seed)) + "\n")
-                        file.flush()
+    """Train what the file lacks, seed by seed."""
+    jobs = [(world, name, seed) for seed in seeds for world in worlds for name in names]
+    study.train_missing(path, jobs, train, key=KEY)
 
 
 # ---- tables ----
 
 
-def curves_of(world: str, known: dict) -> dict[tuple[str, int], list[dict]]:
-    """{(arm, seed): evaluations}."""
-    return {
-        (arm, seed): [dict(zip(MEASURES[:3], point)) for point in zip(*map(line.get, MEASURES[:3]))]
-        for (where, arm, seed), line in known.items() if where == world
-    }
-
-
-def measure_of(world: str) -> Callable:
-    return end if world == "polish" else area
-
-
 def differences() -> str:
     """Each candidate and PaW against the bases, over the seeds that have all four arms."""
-    lines = ["| world | comparison | seeds | difference | above on |", "|---" * 5 + "|"]
     pairs = [(arm, base) for arm in CANDIDATES for base in BASES] + [tuple(BASES)]
+    lines = []
     for world in WORLDS:
-        curves = curves_of(world, read_runs())
-        seeds = complete(curves)
+        runs = in_world(world, study.read_runs(RUNS, KEY))
+        seeds = study.seeds_of(runs, *CANDIDATES, *BASES)
+        runs = {(arm, seed): run for (arm, seed), run in runs.items() if seed in seeds}
         for a, b in pairs:
-            found = "not run | "
-            if len(seeds) > 1:
-                found = difference(curves, a, b, seeds, measure_of(world))
-            lines.append(f"| {world} | {a} - {b} | {len(seeds)} | {found} |")
-    return "\n".join(lines)
-
-
-def complete(curves: dict) -> list[int]:
-    return [s for s in SEEDS if all((arm, s) in curves for arm in CANDIDATES + BASES)]
+            pair = runs, a, b, measure_in(world)
+            cells = [study.difference(*pair), study.above(*pair)]
+            lines.append([world, f"{a} - {b}", len(seeds), *cells])
+    return study.markdown_table(["world", "comparison", "seeds", "difference", "above on"], lines)
 
 
 def means(path: Path = RUNS) -> str:
     """Each arm's mean in each world: success, p(material) and p(noise) at the end."""
-    known = read_runs(path)
-    lines = [f"| arm | {' | '.join(WORLDS)} |", "|---" * (1 + len(WORLDS)) + "|"]
-    for name in sorted({arm for _, arm, _ in known}, key=list(ARMS).index):
+    runs = study.read_runs(path, KEY)
+    trained = {arm for _, arm, _ in runs}
+    lines = []
+    for arm in [arm for arm in ARMS if arm in trained]:
         cells = []
         for world in WORLDS:
-            runs = [run for (arm, _), run in curves_of(world, known).items() if arm == name]
-            cells.append("not run")
-            if runs:
-                success = mean(map(measure_of(world), runs))
-                p, noise = (mean(run[-1][key] for run in runs) for key in MEASURES[1:3])
-                cells[-1] = f"{success:.1f} ({p:.2f}, {noise:.2f})"
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            ours = in_world(world, runs)
+            success = study.level(ours, arm, measure_in(world))
+            p = ", ".join(study.level(ours, arm, last, digits=2) for last in (material, noise))
+            cells.append(f"{success} ({p})" if study.seeds_of(ours, arm) else "not run")
+        lines.append([arm, *cells])
+    return study.markdown_table(["arm", *WORLDS], lines)
 
 
 if __name__ == "__main__":

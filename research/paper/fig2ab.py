@@ -21,8 +21,8 @@ from difflib import SequenceMatcher
 
 from paw_min.base.errors import user_errors
 from research.paper import transitions
-from research.paper.table import markdown_table
 from research.paper.transitions import TextRow
+from research.study import markdown_table
 
 KEYS = ("o_t, command", "o_t, command, task", "h_t, command")
 EXAMPLES = 3  # per benchmark

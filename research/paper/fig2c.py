@@ -36,8 +36,8 @@ from paw_min.model.policy import Policy
 from paw_min.running.plot import plt
 from research.paper import transitions
 from research.paper.figures import save
-from research.paper.table import markdown_table
 from research.paper.transitions import Played, TextRow
+from research.study import markdown_table
 
 STEPS = 100  # A.4
 RESULTS = "'Back to Search' [SEP] 'Page "  # how a page of search results begins

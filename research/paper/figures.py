@@ -19,7 +19,8 @@ from paw_min.base.files import writing
 from paw_min.running.plot import FIGURES, FRACTIONS, METHODS, plt, set_limits
 from paw_min.running.runs import read_metrics
 from research.panels import Curves, deviation, panel_curves, styles_of
-from research.paper.table import compute, find, load, markdown_table
+from research.paper.table import compute, find, load
+from research.study import markdown_table
 
 TITLES = {key: title for panels in FIGURES.values() for key, title in panels.items()}
 SECONDS = {"seconds_rollout": "rollout", "seconds_old_pass": "old pass", "seconds_update": "update"}

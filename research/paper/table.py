@@ -22,6 +22,7 @@ from paw_min.base.files import reading, writing
 from paw_min.running.runs import read_metrics
 from paw_min.running.untrusted import exact, open_ended, read_json
 from research.stats import DRAWS, Column, Compared, Record, compare, signed
+from research.study import markdown_table
 
 TYPES = {  # task type -> the paper's column, in the paper's order
     "pick_and_place_simple": "Pick", "look_at_obj_in_light": "Look",
@@ -190,23 +191,6 @@ def shown_value(found: Compared) -> str:
 
 def changes(row: dict[str, Compared]) -> list[str]:
     return [signed(found.difference, found.bootstrap) for found in row.values()]
-
-
-def markdown_table(header: list[str], lines: list[list]) -> str:
-    """Floats with three digits, a dash for None."""
-    rows = []
-    for line in [header, *lines]:
-        rows.append(f"| {' | '.join(shown(entry) for entry in line)} |")
-    rows.insert(1, "|---" * len(header) + "|")
-    return "\n".join(rows)
-
-
-def shown(entry: str | int | float | None) -> str:
-    if entry is None:
-        return "-"
-    if isinstance(entry, float):
-        return f"{entry:.3f}"
-    return str(entry)
 
 
 def markdown(table: dict[str, dict[str, Compared]]) -> str:

@@ -6,14 +6,12 @@
 `run` resumes, in runs/scienceworld, a run that was cut.
 """
 
-import json
+import argparse
 import random
 import re
-import sys
 from pathlib import Path
 from statistics import mean
 
-import numpy as np
 import torch
 
 from examples.scienceworld import FRICTION, LIFESPAN, ScienceWorld, demonstrate, load
@@ -22,8 +20,7 @@ from paw_min.config import Config
 from paw_min.model.batches import TokenRow, collate
 from paw_min.model.policy import Policy, load_policy
 from paw_min.toy.standins import Demonstration
-from research.stats import signed, t_interval
-from research.study import ROOT, play, read_lines
+from research import study
 
 FOLDER = Path(__file__).parent
 SEEDS = range(8)
@@ -35,14 +32,15 @@ ARMS = {
 }
 PAIRS = (("paw", "grpo"), ("paw", "placebo"), ("placebo", "grpo"), ("echo", "grpo"))
 RUNS = FOLDER / "runs.jsonl"
-OUT = ROOT / "runs" / "scienceworld"  # run folders
+OUT = study.ROOT / "runs" / "scienceworld"  # run folders
 NUMBERS = range(1, 8)  # how far a block has come right after it was moved, in percent
 
 
-def train(seed: int, arm: str) -> dict:
+def train(job: tuple[str, int]) -> dict:
     """One run -> its line in runs.jsonl."""
+    arm, seed = job
     folder = OUT / f"{arm}-{seed}"
-    start, *updates = play("scienceworld", ["--seed", str(seed), *ARMS[arm]], folder)
+    start, *updates = study.play("scienceworld", ["--seed", str(seed), *ARMS[arm]], folder)
     end = load_policy(str(max(folder.glob("checkpoint-*"))))
     line = {"arm": arm, "seed": seed} | known(end, looks())
     for task in (FRICTION, LIFESPAN):  # at the start, and at each evaluation
@@ -79,43 +77,38 @@ def known(policy: Policy, rows: list[Demonstration]) -> dict[str, float]:
     return {"p": round(mean(p), 4), "first": round(mean(first), 4)}
 
 
-def read_runs() -> dict[tuple[int, str], dict]:
-    return {(line["seed"], line["arm"]): line for line in read_lines(RUNS)}
+MEASURES = {
+    "friction": lambda run: 100 * mean(run[FRICTION][1:]),  # held out, evaluations after the start
+    "lifespan": lambda run: 100 * mean(run[LIFESPAN][1:]),
+    "training": study.training_area,
+    "p": lambda run: 100 * run["p"],
+    "first": lambda run: 100 * run["first"],
+}
 
 
-def run() -> None:
-    """Seed by seed, so that what there is has all arms."""
-    for seed in SEEDS:
-        for arm in ARMS:
-            if (seed, arm) not in read_runs():
-                line = json.dumps(train(seed, arm))
-                with RUNS.open("a") as file:
-                    file.write(line + "\n")
-
-
-def measures(line: dict) -> list[float]:
-    """In percent: means of the held-out evaluations after the start, and over all updates."""
-    held_out = mean(line[FRICTION][1:]), mean(line[LIFESPAN][1:])
-    return [100 * x for x in (*held_out, mean(line["success"]), line["p"], line["first"])]
-
-
-def table() -> None:
-    """By run, and the paired differences over the seeds that both arms have."""
-    runs = read_runs()
-    columns = "friction | lifespan | training | p | first |\n" + "|---" * 7 + "|"
-    print(f"| seed | arm | {columns}")
-    for (seed, arm), line in runs.items():
-        print(f"| {seed} | {arm} | {' | '.join(f'{x:.1f}' for x in measures(line))} |")
-    print(f"\n| difference | seeds | {columns}")
-    for a, b in PAIRS:
-        both = [(runs[s, a], runs[s, b]) for s in SEEDS if (s, a) in runs and (s, b) in runs]
-        cells = ["not decided"] * 5  # PROTOCOL.md: by fewer than four seeds
-        if len(both) >= 4:
-            lists = zip(*[np.subtract(measures(x), measures(y)) for x, y in both])
-            cells = [signed(mean(values), t_interval(values)) for values in lists]
-        print(f"| {a} - {b} | {len(both)} | {' | '.join(cells)} |")
+def tables(runs: study.Runs) -> list[str]:
+    """By run, and the paired differences, which PROTOCOL.md decides by at least four seeds."""
+    by_run = [
+        [seed, arm, *(f"{measure(run):.1f}" for measure in MEASURES.values())]
+        for (arm, seed), run in runs.items()
+    ]
+    pairs = [
+        [f"{a} - {b}", len(study.seeds_of(runs, a, b)),
+         *(study.difference(runs, a, b, measure, 4) for measure in MEASURES.values())]
+        for a, b in PAIRS
+    ]  # fmt: skip
+    return [
+        study.markdown_table(["seed", "arm", *MEASURES], by_run),
+        study.markdown_table(["difference", "seeds", *MEASURES], pairs),
+    ]
 
 
 if __name__ == "__main__":
     with user_errors():
-        {"run": run, "table": table}[sys.argv[1]]()
+        parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+        parser.add_argument("command", choices=["run", "table"])
+        if parser.parse_args().command == "run":
+            # Seed by seed, so that the file has all arms of its seeds.
+            study.train_missing(RUNS, [(arm, seed) for seed in SEEDS for arm in ARMS], train)
+        else:
+            print("\n\n".join(tables(study.read_runs(RUNS))))

@@ -27,8 +27,8 @@ from paw_min.model.sampler import HFSampler
 from paw_min.rows import Episode, Rows, TokenRow, flatten
 from paw_min.running.session import make_optimizer, start_model
 from paw_min.update import learn, prepare
-from research.paper.table import markdown_table
 from research.paper.transitions import collect, observation_logps
+from research.study import markdown_table
 
 matplotlib.use("Agg")  # no display needed
 import matplotlib.pyplot as plt

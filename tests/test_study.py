@@ -1,0 +1,136 @@
+"""research/study.py: a file of runs, and arms compared over their seeds, by hand."""
+
+import json
+
+import pytest
+
+from paw_min.base.errors import UserError
+from research import study
+from research.study import play, read_lines, read_runs, train_missing
+from tests.helpers import one_sentence
+
+RUNS = {
+    ("grpo", 3): {"success": [0.9, 0.1, 0.2]},
+    ("grpo", 2): {"success": [0.9, 0.0, 0.4]},
+    ("paw", 2): {"success": [0.0, 0.1, 0.5]},
+    ("paw", 3): {"success": [0.0, 0.3, 0.2]},
+    ("paw", 4): {"success": [0.0, 1.0, 1.0]},
+}
+
+
+# ---- runs ----
+
+
+def train(job: tuple[str, int]) -> dict:
+    arm, seed = job
+    return {"arm": arm, "seed": seed, "success": [0.1 * seed]}
+
+
+JOBS = [("grpo", 1), ("paw", 1), ("grpo", 0), ("paw", 0)]
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_rerun_trains_what_the_file_lacks_in_the_order_of_the_jobs(tmp_path, workers):
+    path = tmp_path / "runs.jsonl"
+    first = json.dumps(train(("paw", 1)) | {"kept": True}) + "\n"
+    path.write_text(first + '{"arm": "gr')  # as after a kill
+    train_missing(path, JOBS, train, workers)
+    assert path.read_text().startswith(first)
+    assert list(read_runs(path)) == [("paw", 1), ("grpo", 1), ("grpo", 0), ("paw", 0)]
+    assert read_runs(path)["grpo", 1] == train(("grpo", 1))
+    before = path.read_text()
+    train_missing(path, JOBS, train, workers)
+    assert path.read_text() == before
+
+
+def test_a_finished_run_is_in_the_file_before_the_next_one_starts(tmp_path):
+    """The one after it may fail, or the command be killed."""
+    path = tmp_path / "runs.jsonl"
+
+    def fail_at_the_third(job):
+        if job == JOBS[2]:
+            raise UserError("no")
+        return train(job)
+
+    with pytest.raises(UserError, match="no"):
+        train_missing(path, JOBS, fail_at_the_third)
+    assert list(read_runs(path)) == JOBS[:2]
+
+
+def test_the_key_of_a_study_may_have_a_world(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    key = ("world", "arm", "seed")
+    jobs = [("a", "paw", 0), ("b", "paw", 0)]
+    train_missing(path, jobs[:1], lambda job: dict(zip(key, job)), key=key)
+    train_missing(path, jobs, lambda job: dict(zip(key, job)), key=key)
+    assert list(read_runs(path, key)) == jobs and len(read_lines(path)) == 2
+
+
+def test_columns_have_five_digits():
+    points = [{"update": 0, "p": 1 / 3}, {"update": 25, "p": 123456.7}]
+    assert study.columns(points) == {"update": [0.0, 25.0], "p": [0.33333, 123460.0]}
+
+
+def test_half_a_line_of_a_study_is_made_again_and_a_damaged_one_is_a_sentence(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    assert read_lines(path) == []
+    path.write_text('{"seed": 0}\n{"seed": 1}\n{"se')  # as after a kill
+    assert read_lines(path) == [{"seed": 0}, {"seed": 1}]
+    assert path.read_text() == '{"seed": 0}\n{"seed": 1}\n'  # a rerun appends here
+    path.write_text('{"seed": 0}\n{"se\n{"seed": 2}\n')
+    with pytest.raises(UserError, match="runs.jsonl cannot be read"):
+        read_lines(path)
+
+
+def test_a_study_whose_run_cannot_start_ends_in_a_sentence(tmp_path):
+    with one_sentence(f"the run {tmp_path / 'r'} ended with exit code 1, see above"):
+        play("locks", ["--updates", "abc"], tmp_path / "r")
+
+
+# ---- arms over their seeds ----
+
+
+def test_measures_of_a_run():
+    run = {"success": [0.5] + [0.0] * 9 + [0.25] * 10}
+    assert (study.area(run), study.end(run)) == (pytest.approx(250 / 19), 25.0)
+    assert (study.training_area(run), study.training_end(run)) == (15.0, 25.0)
+    assert study.training_end({"success": [1.0, *[0.5] * 10]}) == 50.0
+
+
+def test_a_comparison_is_over_the_seeds_that_both_arms_have():
+    assert study.seeds_of(RUNS, "paw") == [2, 3, 4]
+    assert study.seeds_of(RUNS, "paw", "grpo") == [2, 3]
+    assert study.values_of(RUNS, "grpo", study.end) == [40.0, 20.0]
+    assert study.gains(RUNS, "paw", "grpo", study.end) == [10.0, 0.0]
+    assert study.gains(RUNS, "paw", "grpo", study.area) == pytest.approx([10.0, 10.0])
+
+
+def test_the_cells_of_a_table():
+    assert study.level(RUNS, "paw", study.end) == "56.7"  # 50, 20, 100
+    assert study.level(RUNS, "paw", study.end, digits=2) == "56.67"
+    assert study.level(RUNS, "ce", study.end) == "not run"
+    pair = RUNS, "paw", "grpo", study.end
+    # 10 and 0: mean 5, standard deviation 7.07, t(1) = 12.7.
+    assert study.difference(*pair) == "+5.0 [-58.5, +68.5]"
+    assert study.difference(*pair, least=3) == "+10.0, +0.0"
+    assert study.difference(RUNS, "grpo", "paw", study.end, least=3) == "-10.0, +0.0"
+    assert study.above(*pair) == "1 of 2"  # level is not above
+    assert study.difference(RUNS, "paw", "ce", study.end) == "not run"
+    assert study.above(RUNS, "paw", "ce", study.end) == ""
+    # An arm is not compared with itself.
+    assert study.difference(RUNS, "paw", "paw", study.end) == ""
+    assert study.above(RUNS, "paw", "paw", study.end) == ""
+
+
+def test_curves_are_means_of_windows_in_percent():
+    runs = {("paw", 1): {"success": [0.0, 0.5, 1.0, 1.0, 0.3]}, ("paw", 0): {"success": [0.1] * 5}}
+    one = {"paw": [[pytest.approx(10.0)] * 5, [0.0, 50.0, 100.0, 100.0, 30.0]]}
+    assert study.curves(runs, ["paw", "grpo"]) == one
+    assert study.curves(runs, ["paw"], window=2) == {"paw": [[10.0, 10.0], [25.0, 100.0]]}
+
+
+def test_a_table():
+    table = study.markdown_table(["arm", "n", "p"], [["paw", 2, 0.12345], ["grpo", None, ""]])
+    assert table.splitlines() == [
+        "| arm | n | p |", "|---|---|---|", "| paw | 2 | 0.123 |", "| grpo | - |  |",
+    ]
