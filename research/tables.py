@@ -21,10 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
-import examples.board
 from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import replace_text
 from paw_min.running.runs import read_metrics
+from research.board import __main__ as the_board
 from research.boxes import study as boxes_study
 from research.hidden import study as hidden_study
 from research.locks import package as locks_package
@@ -79,10 +79,7 @@ def exercises(number: str) -> str:
 
 def board(*entries: str) -> str:
     """Entries of research/board in the given order; without names, all, the best first."""
-    results = examples.board.read_results()
-    if not entries:
-        return examples.board.table(examples.board.best_first(results))
-    return examples.board.table({name: results[name] for name in entries})
+    return the_board.table(the_board.read_results(), entries)
 
 
 # ---- the front page ----

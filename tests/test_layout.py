@@ -41,6 +41,12 @@ def test_the_package_imports_neither_examples_nor_tests_and_equations_nothing_of
             assert "paw_min" not in roots, path
 
 
+def test_examples_import_nothing_of_research():
+    """Research imports examples; the other way around, a reader of one would need both."""
+    for path in (ROOT / "examples").glob("*.py"):
+        assert not any(name.split(".")[0] == "research" for name in imported_by(path)), path
+
+
 @pytest.mark.parametrize("own", ["alfworld", "webshop", "search"])
 def test_a_benchmark_loads_itself_only(own):
     """With a run script, its own benchmark is imported by name, and no other."""

@@ -15,8 +15,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from examples import board, notebook, one_file, three_worlds
+from examples import notebook, one_file, three_worlds
 from paw_min.base.errors import UserError
+from research.board import __main__ as board
 from tests.helpers import one_sentence
 
 ROOT = Path(__file__).parent.parent
@@ -79,7 +80,7 @@ def test_the_commands_of_the_exercises_are_accepted(monkeypatch):
         elif "three_worlds" in command:
             assert command.split()[2] in three_worlds.LESSONS
         else:
-            assert command == "-m examples.board my_idea.py"
+            assert command == "-m research.board my_idea.py"
     assert len(commands) >= 8
 
 
@@ -255,11 +256,11 @@ def test_ctrl_c_on_the_board_does_not_say_that_it_resumes(tmp_path, monkeypatch)
     monkeypatch.setattr(sys, "argv", ["board.py", str(idea)])
     monkeypatch.setattr(one_file, "run", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(SystemExit, match="^interrupted; nothing was written down$"):
-        runpy.run_module("examples.board", run_name="__main__")
+        runpy.run_module("research.board", run_name="__main__")
 
 
 def test_the_board_has_all_of_its_files():
-    files = {path.stem for path in board.FOLDER.glob("*.py")}
+    files = {path.stem for path in board.FOLDER.glob("*.py")} - {"__main__"}
     results = board.read_results()
     assert set(results) == files
     for found in results.values():

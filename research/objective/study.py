@@ -15,11 +15,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from examples.board import WORLDS
 from examples.one_file import Arm, cross_entropy
 from examples.three_worlds import ECHO, GRPO, PAW
 from paw_min.base.errors import user_errors
 from research import study
+from research.board.__main__ import WORLDS
 from research.locks.study import Cell, keep, material
 from research.locks.worlds import KEY, in_world, measure_in, measured, noise, shared_warm_start
 

@@ -1,6 +1,6 @@
 """A board for ideas: a file with one of your own, scored in four worlds by one command.
 
-    python -m examples.board my_idea.py        two minutes on one core
+    python -m research.board my_idea.py        two minutes on one core
 
 The file replaces functions of one_file.py by others of the same name and shapes, or sets the
 fields of Arm, or both:
@@ -16,16 +16,17 @@ The worlds are that of one_file.py, "plain", and those of three_worlds.py, all a
 latter: 64 names, width 32, one layer, 120 updates. An entry has one setting for all of them. Its
 score is the success in percent, averaged over the evaluations after the start, four seeds and the
 four worlds. A loss that has to see the tokens replaces `learn`; it should leave RL and the step of
-the optimizer as they are. research/board has the entries that are known, and how to add one.
+the optimizer as they are. This folder has the known entries; README.md says how to add one.
 """
 
 import argparse
 import json
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from inspect import isfunction
+from operator import itemgetter
 from pathlib import Path
 from statistics import mean
 from unittest.mock import patch
@@ -37,9 +38,9 @@ from examples.one_file import Arm, World, run
 from examples.three_worlds import LESSONS, Lesson
 from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import check_writable, reading, replace_text
-from research.stats import signed, t_interval
+from research import study
 
-FOLDER = Path(__file__).parent.parent / "research" / "board"
+FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results.jsonl"
 # No study has used them, and nothing was tuned on them. Ideas that are tuned on the board are.
 SEEDS = range(5000, 5004)
@@ -128,30 +129,33 @@ def read_results() -> dict[str, dict[str, list[float]]]:
         return {line.pop("entry"): line for line in lines}
 
 
-def by_seed(result: dict[str, list[float]]) -> list[float]:
+def score(run: dict[str, float]) -> float:
     """The mean over the worlds."""
-    return [mean(values) for values in zip(*result.values())]
+    return mean(run.values())
 
 
-def best_first(results: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, list[float]]]:
-    return dict(sorted(results.items(), key=lambda item: -mean(by_seed(item[1]))))
+def table(results: dict[str, dict[str, list[float]]], entries: Iterable[str] = ()) -> str:
+    """The entries in this order; without any, all, the best first.
 
-
-def table(results: dict[str, dict[str, list[float]]]) -> str:
-    """With the paired difference of the score to PaW's: mean and 95 % t interval over the seeds."""
-    lines = [f"| entry | score | {' | '.join(WORLDS)} | minus PaW |", "|---" * 7 + "|"]
-    paw = by_seed(results["paw"])
-    for name, result in results.items():
-        worlds = " | ".join(f"{mean(result[world]):.1f}" for world in WORLDS)
-        gains = [own - other for own, other in zip(by_seed(result), paw)]
-        gain = "" if name == "paw" else signed(mean(gains), t_interval(gains))
-        lines.append(f"| {name} | {mean(by_seed(result)):.1f} | {worlds} | {gain} |")
-    return "\n".join(lines)
+    "minus PaW": the paired difference of the scores, mean and 95 % t interval over the seeds.
+    """
+    runs = {
+        (entry, seed): dict(zip(WORLDS, values))
+        for entry, result in results.items()
+        for seed, values in enumerate(zip(*(result[world] for world in WORLDS)))
+    }
+    best_first = sorted(results, key=lambda entry: -mean(study.values_of(runs, entry, score)))
+    lines = []
+    for entry in entries or best_first:
+        worlds = [study.level(runs, entry, itemgetter(world)) for world in WORLDS]
+        gain = study.difference(runs, entry, "paw", score)
+        lines.append([entry, study.level(runs, entry, score), *worlds, gain])
+    return study.markdown_table(["entry", "score", *WORLDS, "minus PaW"], lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Score an idea in four worlds")
-    parser.add_argument("file", type=Path, help="a Python file, as in examples/board.py")
+    parser.add_argument("file", type=Path, help="a Python file, as in the docstring above")
     path = parser.parse_args().file
     if not path.is_file():
         raise UserError(f"there is no file {path}")
@@ -174,7 +178,7 @@ def main() -> None:
     if is_entry:  # write it down
         lines = [json.dumps({"entry": name} | found) for name, found in results.items()]
         replace_text(RESULTS, "\n".join(lines) + "\n")
-    print(f"\n{table(best_first(results))}")
+    print(f"\n{table(results)}")
 
 
 if __name__ == "__main__":
