@@ -92,7 +92,8 @@ def evaluate(model, world: World, update: int) -> Predicted:
     texts, true = [], []
     for name, material in world.material_of.items():
         for tool in TOOLS:
-            texts.append(world.prompt(name) + [tool, "opens" if world.opens(name, tool) else "shut"])
+            outcome = "opens" if world.opens(name, tool) else "shut"
+            texts.append(world.prompt(name) + [tool, outcome])
             true.append(MATERIALS.index(material))
     p = model(model.encode(texts))[:, -1].exp()  # (locks * tools, V), of the word after "shut"
     p = p[:, model.encode([MATERIALS])[0]]  # (locks * tools, 8)
