@@ -5,6 +5,7 @@
     python -m examples.boxes                           PaW
     python -m examples.boxes --no-paw                  GRPO
     python -m examples.boxes --wm-target shuffled      the placebo
+    python -m examples.boxes --preset smollm2-serials  observations with noise, see below
 
 Each of 64 people has a box of one of 8 materials, and each material is opened by one of 8 tools. A
 task is two boxes, each tried once; it is won if both open. No prompt says what a box is made of.
@@ -13,14 +14,22 @@ Each observation does, even after a wrong tool:
     Box of Alice| hammer| iron shut                    prompt | response | observation
 
 --seed draws who has which box, and which tool opens which material. With --data natural, a hammer
-opens glass, a magnet iron, and so on: what the model may know from its pretraining.
+opens glass, a magnet iron, and so on: what the model may know from its pretraining. With the preset
+smollm2-serials, each box has a serial number, four words of a thousand, behind what is seen:
+
+    Box of Alice| hammer| iron shut walking plan heat nuclear
+
+It is the same at each attempt, so it can be memorized, and it is of no use (as in three_worlds.py).
 
 The start model is SmolLM2 after a short training on random tools and unrelated observations
 (5 minutes on first use), so that it answers with a tool and expects a material, but knows no fact
-of any world. Rerun a command to resume it. research/boxes has the settings and the results.
+of any world, nor a serial number. Rerun a command to resume it. research/boxes has the settings and
+the results.
 """
 
 import random
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,11 +42,11 @@ from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Benchmark, Command, Context, Step, Tasks
 from paw_min.envs.pool import EnvPool
-from paw_min.model.policy import Policy, load_policy
+from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.rows import TokenRow
 from paw_min.toy import smollm2
 
-START = Path("data/boxes")  # the start model
+START, START_SERIALS = Path("data/boxes"), Path("data/boxes-serials")  # the start models
 # All words are single tokens of SmolLM2 with the space before them.
 NAMES = (
     "Alice Bob Carol David Emma Frank Grace Henry Jack Kate Leo Mary Nancy Oscar Paul Peter Rachel "
@@ -52,6 +61,7 @@ TOOL_OF = {  # material -> the tool that opens it with --data natural
 MATERIALS, TOOLS = list(TOOL_OF), list(TOOL_OF.values())
 R_MAX = 10.0
 TRAIN, HELD_OUT = 1600, 64  # tasks: different pairs of the same boxes
+SERIAL_WORDS, SERIAL_LENGTH = 1000, 4
 WARM_STEPS, WARM_ROWS, WARM_LR = 60, 32, 5e-5
 
 PRESETS = {"smollm2": dict(
@@ -67,6 +77,9 @@ PRESETS = {"smollm2": dict(
     # adapters were not run without it. At scale 1, the clipped loss has an eighth of cross
     # entropy's gradient at first (research/boxes).
     kl_coef=0.1, wm_scale=10.0, entropy_coef=0.0, invalid_penalty=0.0)}
+# Eq. 8 is a mean over the tokens of an observation: three times the scale for three times as many.
+PRESETS["smollm2-serials"] = PRESETS["smollm2"] | dict(
+    model=str(START_SERIALS), data="serials", max_obs_tokens=2 + SERIAL_LENGTH, wm_scale=30.0)
 
 
 # ---- the environment ----
@@ -78,21 +91,38 @@ class World:
 
     material_of: dict[str, str]  # name -> material of the box
     tool_of: dict[str, str]  # material -> tool that opens it
+    serial_of: dict[str, str]  # name -> the end of its observations, "" without serial numbers
 
     def observation(self, name: str, tool: str) -> str:
         material = self.material_of[name]
-        return f" {material} {'open' if tool == self.tool_of[material] else 'shut'}"
+        outcome = "open" if tool == self.tool_of[material] else "shut"
+        return f" {material} {outcome}{self.serial_of[name]}"
 
 
-def make_world(seed: int, natural: bool = False) -> World:
-    """A random world. Each material is that of equally many boxes."""
+def make_world(seed: int, natural: bool = False, words: Sequence[str] = ()) -> World:
+    """A random world. Each material is that of equally many boxes. words: of serial numbers."""
     rng = random.Random(f"boxes {seed}")
     materials = [MATERIALS[i % len(MATERIALS)] for i in range(len(NAMES))]
     rng.shuffle(materials)
     tools = rng.sample(TOOLS, len(TOOLS))
     return World(
-        dict(zip(NAMES, materials)), TOOL_OF if natural else dict(zip(MATERIALS, tools))
+        material_of=dict(zip(NAMES, materials)),
+        tool_of=TOOL_OF if natural else dict(zip(MATERIALS, tools)),
+        serial_of={name: serial(words, rng) for name in NAMES},
     )
+
+
+def serial(words: Sequence[str], rng: random.Random) -> str:
+    """A random serial number, "" if there are no words."""
+    return "".join(f" {word}" for word in rng.choices(words, k=SERIAL_LENGTH)) if words else ""
+
+
+def serial_words(tokenizer) -> list[str]:
+    """The first words of SmolLM2's vocabulary that are one token with the space before them."""
+    by_id = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    words = [token[1:] for token, _ in by_id if re.fullmatch("\u0120[a-z]{4,}", token)]
+    taken = {*MATERIALS, *TOOLS, "open", "shut"}
+    return [word for word in words if word not in taken][:SERIAL_WORDS]
 
 
 class Boxes:
@@ -120,9 +150,12 @@ class Boxes:
 
 def load(cfg: Config, data: str) -> Tasks:
     """Random pairs of boxes. The world follows from the seed, so no data are read."""
-    if data not in ("shuffled", "natural"):
-        raise UserError(f"--data {data} is not a world of boxes: use shuffled or natural.")
-    world = make_world(cfg.seed, natural=data == "natural")
+    if data not in ("shuffled", "natural", "serials"):
+        raise UserError(f"--data {data} is not a world of boxes: use shuffled, natural or serials.")
+    if data == "serials" and cfg.max_obs_tokens < 2 + SERIAL_LENGTH:
+        raise UserError("--data serials has longer observations: use --preset smollm2-serials.")
+    words = serial_words(load_tokenizer(cfg.model)) if data == "serials" else ()
+    world = make_world(cfg.seed, data == "natural", words)
     pairs = [f"{first} {second}" for first in NAMES for second in NAMES if first != second]
     tasks = random.Random(f"{data} {cfg.seed}").sample(pairs, TRAIN + HELD_OUT)
 
@@ -166,13 +199,16 @@ def plain(policy: Policy) -> Policy:
     return policy
 
 
-def warm_start(policy: Policy, steps: int = WARM_STEPS) -> None:
-    """Train on random tools and unrelated observations: the format, and no fact of any world."""
+def warm_start(policy: Policy, steps: int = WARM_STEPS, words: Sequence[str] = ()) -> None:
+    """Train on random tools and unrelated observations: the format, and no fact of any world.
+
+    words: of the serial numbers, which are new in each row: a box's own would be a fact.
+    """
     rng = random.Random("boxes warm start")
     world = make_world(0)
 
     def draw() -> TokenRow:
-        unrelated = world.observation(rng.choice(NAMES), rng.choice(TOOLS))
+        unrelated = world.observation(rng.choice(NAMES), rng.choice(TOOLS)) + serial(words, rng)
         return TokenRow(
             policy.encode_chat(ask(rng.choice(NAMES))),
             policy.encode(f" {rng.choice(TOOLS)}"), policy.encode(unrelated),
@@ -181,23 +217,27 @@ def warm_start(policy: Policy, steps: int = WARM_STEPS) -> None:
     train_on_random_rows(policy, draw, steps, WARM_ROWS, WARM_LR)
 
 
-def prepare() -> None:
-    """Train the start model, unless it is there."""
+def start_of(cfg: Config) -> Path:
+    return START_SERIALS if cfg.data == "serials" else START
+
+
+def prepare(start: Path = START) -> None:
+    """Train this start model, unless it is there."""
 
     def make(folder: Path) -> None:
         print(f"training the start model in {folder}: 5 minutes on one core", flush=True)
         policy = plain(load_policy(str(smollm2.write()), precision="bf16"))
-        warm_start(policy)
+        words = serial_words(policy.tokenizer) if start == START_SERIALS else ()
+        warm_start(policy, words=words)
         policy.save(folder)
 
-    made_once(START, make)
+    made_once(start, make)
 
 
 def run(presets=PRESETS, doc=__doc__, learn=None, argv=None) -> None:
     """The command; cli.fork calls it with another `learn`."""
     with user_errors():
-        checked("boxes", presets, doc, lambda cfg: START, argv)
-        prepare()
+        prepare(start_of(checked("boxes", presets, doc, start_of, argv)))
     main("boxes", presets, doc, learn, argv)
 
 

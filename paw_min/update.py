@@ -135,7 +135,7 @@ def observation_loss(cfg: Config, logp: Tensor, batch: Batch) -> ObservationLoss
     return ObservationLoss(per_row, counted)
 
 
-# A world-model loss: the one above, or that of a fork (examples/unseen.py).
+# A world-model loss: the one above, or that of a fork (examples/probable.py).
 WorldModelLoss = Callable[[Config, Tensor, Batch], ObservationLoss]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from examples import boxes, locks
 from paw_min import train
@@ -92,6 +92,37 @@ def test_the_warm_start_shows_no_fact(start, monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_box_has_its_serial_number_and_the_start_model_sees_others(monkeypatch):
+    """The other facts of a seed are those of the world without serial numbers."""
+    tokenizer = AutoTokenizer.from_pretrained(Path(__file__).parent / "data/smollm2")
+    words = boxes.serial_words(tokenizer)
+    assert len(set(words)) == boxes.SERIAL_WORDS and not {*boxes.TOOLS, "shut"} & {*words}
+    assert all(len(tokenizer.encode(f" {word}", add_special_tokens=False)) == 1 for word in words)
+    world = boxes.make_world(7, words=words)
+    assert (world.material_of, world.tool_of) == (WORLD.material_of, WORLD.tool_of)
+    ends = {tuple(world.observation("Alice", tool).split()[2:]) for tool in boxes.TOOLS}
+    assert len(ends) == 1
+    assert len(set(world.serial_of.values())) == len(boxes.NAMES)
+    rows = []
+    monkeypatch.setattr(boxes, "train_on_random_rows", lambda policy, draw, *_: rows.append(draw()))
+
+    class Plain:
+        def encode(self, text):
+            return text
+
+        encode_chat = encode
+
+    boxes.warm_start(Plain(), words=words)
+    (row,) = rows
+    shown = row.obs_ids.split()
+    assert shown[0] in boxes.MATERIALS and len(shown) == 6 and set(shown[2:]) <= {*words}
+
+
+def test_serials_in_the_room_of_a_short_observation(start):
+    with pytest.raises(UserError, match="use --preset smollm2-serials"):
+        boxes.load(Config(env="boxes", model=str(start), max_obs_tokens=2), "serials")
+
+
 def test_a_run(start, tmp_path):
     """A tool ends its response, and rows have 6 tokens."""
     settings = boxes.PRESETS["smollm2"] | dict(

@@ -3,13 +3,14 @@
 import importlib
 import math
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoTokenizer
 
-from examples import conflict, inverse_dynamics, multi_step, tapo, unseen
+from examples import conflict, inverse_dynamics, multi_step, probable, tapo
 from paw_min import cli, losses, train
 from paw_min.base.errors import UserError
 from paw_min.config import Config, parse_args
@@ -135,15 +136,16 @@ def test_a_world_of_examples_takes_a_fork_like_a_benchmark(name, monkeypatch):
     world = importlib.import_module(f"examples.{name}")
     found = {}
     monkeypatch.setattr(world, "checked", lambda env, presets, *_: Config(seed=7))
-    monkeypatch.setattr(world, "prepare", lambda *seed: found.update(seed=seed))
+    monkeypatch.setattr(world, "prepare", lambda *what: found.update(made=what))
     monkeypatch.setattr(world, "needed", lambda cfg: True, raising=False)
     monkeypatch.setattr(world, "main", lambda *arguments: found.update(arguments=arguments))
     monkeypatch.setattr("sys.argv", ["x", f"examples.{name}", "--seed", "7"])
-    cli.fork(unseen.unseen, dict(wm_scale=3.0), "doc")
+    cli.fork(probable.probable, dict(wm_scale=3.0), "doc")
     env, presets, doc, learn, argv = found["arguments"]
-    assert (env, doc, learn, argv) == (name, "doc", unseen.unseen, ["--seed", "7"])
+    assert (env, doc, learn, argv) == (name, "doc", probable.probable, ["--seed", "7"])
     assert {preset["wm_scale"] for preset in presets.values()} == {3.0}
-    assert found["seed"] == ((7,) if name == "hidden" else ())
+    made = dict(hidden=(7,), boxes=(Path("data/boxes"),))  # a world of a seed, a start model
+    assert found["made"] == made.get(name, ())
 
 
 @pytest.mark.parametrize("module, part", [
@@ -153,48 +155,41 @@ def test_a_world_of_examples_takes_a_fork_like_a_benchmark(name, monkeypatch):
 def test_a_module_that_is_no_world(module, part, monkeypatch):
     monkeypatch.setattr("sys.argv", ["x", module])
     with pytest.raises(SystemExit, match=f"^error: .*{part}"):
-        cli.fork(unseen.unseen, {}, "doc")
+        cli.fork(probable.probable, {}, "doc")
 
 
 # ---- a loss of one's own ----
 
 
-@pytest.mark.parametrize("loss", ["cmae", "ce"])
-def test_only_unseen_tokens_of_observations_teach(loss):
+def test_only_tokens_above_the_floor_teach(monkeypatch):
     """The gradient of the world model's term: a plain loop, row by row, without batches."""
-    cfg = Config(**BASE | dict(wm_loss=loss, mini_batch=0, micro_tokens=40, wm_scale=2.0))
+    cfg = Config(**BASE | dict(mini_batch=0, micro_tokens=40, wm_scale=2.0))
     s = session(0.0)
     rows = prepared(cfg, s)
     # With advantages of 0 and no other term, all of the gradient is the world model's.
     rows = replace(rows, advantage=torch.zeros_like(rows.advantage))
+    p = torch.cat([plain_logp(s.policy, row)[len(row.response_ids) :] for row in rows.tokens]).exp()
+    floor = p.median().item()  # some tokens are above it, some below
+    monkeypatch.setattr(probable, "FLOOR", floor)
     steps = gradients_of_steps(s)
-    metrics = unseen.unseen(cfg, s, rows, 1)
+    metrics = probable.probable(cfg, s, rows, 1)
     s.policy.zero_grad()
-    answers = []
-    for row in rows.tokens:
-        shown = [k for k, token in enumerate(row.obs_ids) if token in row.prompt_ids]
-        answers.append(replace(row, given=shown))
-    assert any(row.given for row in answers)
 
-    def clipped(logp):
-        p = logp.exp()
-        return (1 - p) * (p <= cfg.rho)
+    def loss_of(logp):
+        return -logp * (logp.exp() >= floor)
 
-    loss_of = torch.neg if loss == "ce" else clipped
-    add_answers(s.policy, answers, (cfg.wm_scale * rows.row_weight).tolist(), loss_of)
+    add_answers(s.policy, rows.tokens, (cfg.wm_scale * rows.row_weight).tolist(), loss_of)
     assert torch.allclose(steps[0], gradient_of(s.policy), atol=1e-6)
-    assert metrics["wm_loss"] > 0
+    assert metrics["wm_loss"] > 0 and 0 < metrics["wm_clipped_tokens"] < 1
 
 
 def test_a_rank_that_repeats_a_row_of_another_adds_no_loss():
     """Its batch has empty masks (batches.py: micro_batches)."""
-    rows = flatten(EPISODES)
     batch = collate(ROWS[1:3], [True, True], pad_id=0)
-    batch.index = [1, 2]
     logp = torch.full(batch.obs_mask.shape, -2.0)
-    assert unseen.loss_of_unseen(rows, Config(), logp, batch).per_row.any()
+    assert probable.loss_of_probable(Config(), logp, batch).per_row.any()
     batch.obs_mask.zero_()
-    found = unseen.loss_of_unseen(rows, Config(), logp, batch)
+    found = probable.loss_of_probable(Config(), logp, batch)
     assert not found.per_row.any() and not found.counted.any()
 
 

@@ -20,6 +20,7 @@ from research.study import ROOT, play, read_lines
 
 FOLDER = Path(__file__).parent
 SEEDS = range(8)
+SERIALS = "smollm2-serials"
 ARMS = {
     "grpo": ["--no-paw"],
     "paw": [],
@@ -29,13 +30,23 @@ ARMS = {
     "paw-30": ["--wm-scale", "30"],
     "echo-selection": ["--preset", "smollm2", "echo", "--wm-scale", "1", "--alpha", "0.75"],
     "echo-balance": ["--preset", "smollm2", "echo", "--wm-scale", "1", "--lambda-g", "adaptive"],
+    "probable": ["--wm-scale", "1"],  # examples/probable.py
+    "grpo-serials": ["--preset", SERIALS, "--no-paw"],
+    "paw-serials": ["--preset", SERIALS],
+    "echo-serials": ["--preset", SERIALS, "echo", "--wm-scale", "1"],
+    "probable-serials": ["--preset", SERIALS, "--wm-scale", "1"],
+    "placebo-serials": ["--preset", SERIALS, "--wm-target", "shuffled"],
     "grpo-natural": ["--no-paw", "--data", "natural"],
     "paw-natural": ["--data", "natural"],
 }
 DIFFERENCES = (
     ("paw", "grpo"), ("paw", "placebo"), ("placebo", "grpo"), ("paw-ce", "grpo"), ("paw", "paw-ce"),
     ("paw", "echo"), ("echo", "grpo"), ("echo", "paw-ce"), ("echo-selection", "echo"),
-    ("echo-balance", "echo"), ("paw-30", "grpo"), ("paw-30", "paw"),
+    ("echo-balance", "echo"), ("probable", "echo"), ("probable", "paw"),
+    ("paw-serials", "grpo-serials"), ("echo-serials", "grpo-serials"),
+    ("paw-serials", "echo-serials"), ("probable-serials", "grpo-serials"),
+    ("probable-serials", "echo-serials"), ("probable-serials", "paw-serials"),
+    ("paw-serials", "placebo-serials"), ("paw-30", "grpo"), ("paw-30", "paw"),
     ("grpo-natural", "grpo"), ("paw-natural", "paw"), ("paw-natural", "grpo-natural"),
 )
 KEPT = ("success", "valid", "entropy", "grad_norm", "ref_kl", "wm_p_first")  # of each update
@@ -49,7 +60,10 @@ WINDOW = 5  # updates, 320 episodes: what one update says is too noisy
 def train(seed: int, arm: str) -> dict:
     """One run -> its line in runs.jsonl."""
     flags = ["--seed", str(seed), *ARMS[arm]]
-    start, *updates = play("boxes", flags, OUT / f"{arm}-{seed}")
+    example = "boxes"
+    if arm.startswith("probable"):
+        example, flags = "probable", ["examples.boxes", *flags]
+    start, *updates = play(example, flags, OUT / f"{arm}-{seed}")
     held_out = [start["eval_success"], updates[-1]["eval_success"]]  # before, after
     # None: in an update in which all groups win everything, no observation is scored.
     curves = {

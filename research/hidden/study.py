@@ -32,10 +32,12 @@ ARMS = {
     "placebo": ["--wm-target", "shuffled"],
     "echo": ["--preset", "tiny", "echo"],
     "ce": ["--wm-loss", "ce"],
+    "probable": [],  # examples/probable.py
 }
 PAIRS = (
     ("paw", "grpo"), ("paw", "placebo"), ("placebo", "grpo"),
     ("paw", "echo"), ("ce", "paw"), ("ce", "echo"),
+    ("probable", "paw"), ("probable", "echo"),
 )  # fmt: skip
 NO_KL = ["--kl-coef", "0"]  # of the arms whose names do not end in -kl
 RUNS = FOLDER / "runs.jsonl"
@@ -46,7 +48,11 @@ def train(seed: int, arm: str) -> dict:
     """One run -> its line in runs.jsonl."""
     folder = OUT / f"{arm}-{seed}"
     flags = ARMS[arm.removesuffix("-kl")] + ([] if arm.endswith("-kl") else NO_KL)
-    start, *updates = play("hidden", ["--seed", str(seed), *flags], folder)
+    flags = ["--seed", str(seed), *flags]
+    example = "hidden"
+    if arm.startswith("probable"):
+        example, flags = "probable", ["examples.hidden", *flags]
+    start, *updates = play(example, flags, folder)
     p, first = material(seed, max(folder.glob("checkpoint-*")))
     return {
         "arm": arm, "seed": seed,
