@@ -30,6 +30,7 @@ from research.hidden import study as hidden_study
 from research.locks import package as locks_package
 from research.locks import study as locks_study
 from research.locks import worlds as locks_worlds
+from research.objective import mask as objective_mask
 from research.objective import study as objective_study
 from research.study import (
     Measure,
@@ -166,6 +167,11 @@ def objective(kind: str) -> str:
     if kind == "explored":
         return objective_study.means(objective_study.EXPLORATION)
     return getattr(objective_study, kind)()
+
+
+def mask(kind: str) -> str:
+    """kind: means or differences."""
+    return getattr(objective_mask, kind)()
 
 
 # ---- runs ----

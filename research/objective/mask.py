@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import mean
 
 import torch
 
@@ -20,7 +21,7 @@ from examples import one_file
 from examples.one_file import MATERIALS, TOOLS, Arm, Evaluation, Size, World, make_world
 from examples.three_worlds import NAMES, SMALL
 from paw_min.base.errors import user_errors
-from research.locks.study import Cell, keep
+from research.locks.study import Cell, area, difference, end, keep
 from research.objective import study
 from research.study import read_lines
 
@@ -106,6 +107,9 @@ def evaluate(model, world: World, update: int) -> Predicted:
 plain_evaluate = one_file.evaluate
 
 
+MEASURES = ("success", "material", "most", "first")
+
+
 def train(world: str, arm: str, seed: int) -> dict:
     """One run -> its line."""
     size, make = WORLDS[world]
@@ -116,7 +120,7 @@ def train(world: str, arm: str, seed: int) -> dict:
     curve = Cell(own, make, instead, size).run(seed)
     columns = {
         key: [float(f"{getattr(point, key):.4g}") for point in curve]
-        for key in ("success", "material", "most", "first")
+        for key in MEASURES
     }
     return {"world": world, "arm": arm, "seed": seed} | columns
 
@@ -131,6 +135,61 @@ def run(path: Path, worlds: dict[str, list[str]], seeds: Iterable[int]) -> None:
                     if (world, arm, seed) not in known:
                         file.write(json.dumps(train(world, arm, seed)) + "\n")
                         file.flush()
+
+
+# ---- tables ----
+
+PAIRS = {  # world -> pairs of arms
+    "fog": [
+        ("rho 0.2 x1", "rho 1.0 x1"), ("rho 0.2 x10", "rho 1.0 x10"), ("rho 0.2 x1", "grpo"),
+        ("rho 1.0 x1", "grpo"), ("rho 0.2 x1", "placebo"), ("rho 0.2 x1", "ce x1"),
+        ("rho 0.2 x1", "echo 0.05"), ("probable 0.03 x0.05, all", "rho 0.2 x1"),
+        ("probable 0.03 x0.05, all", "echo 0.05"),
+    ],
+    "small": [
+        ("rho 0.2 x1", "rho 1.0 x1"), ("rho 0.2 x10", "rho 1.0 x10"), ("rho 0.2 x1", "grpo"),
+        ("rho 1.0 x1", "grpo"),
+    ],
+    "one_file": [("rho 0.2 x10", "rho 1.0 x10"), ("rho 0.2 x10", "grpo"), ("rho 1.0 x10", "grpo")],
+}  # fmt: skip
+
+
+def curves_of(world: str) -> dict[tuple[str, int], list[dict]]:
+    """{(arm, seed): evaluations}."""
+    return {
+        (line["arm"], line["seed"]): [dict(zip(MEASURES, p)) for p in zip(*map(line.get, MEASURES))]
+        for line in read_lines(RUNS) if line["world"] == world
+    }
+
+
+def means() -> str:
+    """Each arm over the seeds that it has."""
+    columns = "mean of the curve | at the end | first | p(material) | collapses"
+    lines = [f"| world | arm | seeds | {columns} |", "|---" * 8 + "|"]
+    for world, arms in PROTOCOL.items():
+        curves = curves_of(world)
+        for arm in arms:
+            runs = [curve for (name, _), curve in curves.items() if name == arm]
+            if runs:
+                first, p = (mean(run[-1][key] for run in runs) for key in ("first", "material"))
+                collapses = sum(max(point["most"] for point in run) >= 0.5 for run in runs)
+                lines.append(
+                    f"| {world} | {arm} | {len(runs)} | {mean(map(area, runs)):.1f} | "
+                    f"{mean(map(end, runs)):.1f} | {100 * first:.0f} % | {p:.2f} | {collapses} |"
+                )
+    return "\n".join(lines)
+
+
+def differences() -> str:
+    """Paired differences of the mean of the curve, over the seeds that both arms have."""
+    lines = ["| world | comparison | seeds | difference | above on |", "|---" * 5 + "|"]
+    for world, pairs in PAIRS.items():
+        curves = curves_of(world)
+        for a, b in pairs:
+            seeds = [seed for seed in SEEDS if {(a, seed), (b, seed)} <= curves.keys()]
+            found = difference(curves, a, b, seeds) if len(seeds) > 1 else "not run | "
+            lines.append(f"| {world} | {a} - {b} | {len(seeds)} | {found} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
