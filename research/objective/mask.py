@@ -7,13 +7,11 @@ Both resume. research/tables.py writes the tables into README.md.
 """
 
 import argparse
-import json
 import random
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import mean
 
 import torch
 
@@ -21,9 +19,10 @@ from examples import one_file
 from examples.one_file import MATERIALS, TOOLS, Arm, Evaluation, Size, World, make_world
 from examples.three_worlds import NAMES, SMALL
 from paw_min.base.errors import user_errors
-from research.locks.study import Cell, area, difference, end, keep
-from research.objective import study
-from research.study import read_lines
+from research import study
+from research.locks.study import Cell, keep, material
+from research.locks.worlds import KEY, in_world
+from research.objective.study import ARMS as CANDIDATES
 
 FOLDER = Path(__file__).parent
 EXPLORATION, RUNS = FOLDER / "exploration-mask.jsonl", FOLDER / "mask.jsonl"
@@ -80,7 +79,7 @@ class Predicted(Evaluation):
     first: float  # share of locks and tools for which the true material is the most probable one
 
 
-WORLDS = {  # name -> (model and run, names of locks)
+WORLDS = {  # name -> (size of model and run, a function that makes the world of a seed)
     "small": (replace(SMALL, evaluate_every=5), partial(make_world, names=NAMES)),
     "skewed": (replace(SMALL, evaluate_every=5), partial(make_skewed, names=NAMES)),
     "fog": (replace(SMALL, evaluate_every=5), partial(make_fog, names=NAMES)),
@@ -88,14 +87,18 @@ WORLDS = {  # name -> (model and run, names of locks)
 }
 
 
+plain_evaluate = one_file.evaluate
+
+
 @torch.no_grad()
 def evaluate(model, world: World, update: int) -> Predicted:
+    """one_file.evaluate, but p(material) is that of the true one, behind fog as well."""
     texts, true = [], []
-    for name, material in world.material_of.items():
+    for name in world.material_of:
         for tool in TOOLS:
             outcome = "opens" if world.opens(name, tool) else "shut"
             texts.append(world.prompt(name) + [tool, outcome])
-            true.append(MATERIALS.index(material))
+            true.append(MATERIALS.index(world.material_of[name]))
     p = model(model.encode(texts))[:, -1].exp()  # (locks * tools, V), of the word after "shut"
     p = p[:, model.encode([MATERIALS])[0]]  # (locks * tools, 8)
     found = asdict(plain_evaluate(model, world, update))
@@ -104,41 +107,7 @@ def evaluate(model, world: World, update: int) -> Predicted:
     return Predicted(**found, most=p.mean(0).max().item(), first=first)
 
 
-plain_evaluate = one_file.evaluate
-
-
 MEASURES = ("success", "material", "most", "first")
-
-
-def train(world: str, arm: str, seed: int) -> dict:
-    """One run -> its line."""
-    size, make = WORLDS[world]
-    instead = {"evaluate": keep(evaluate)}
-    own, loss = study.ARMS[arm] if arm in BORROWED else (ARMS[arm], None)
-    if loss:
-        instead["clipped_mae"] = keep(loss)
-    curve = Cell(own, make, instead, size).run(seed)
-    columns = {
-        key: [float(f"{getattr(point, key):.4g}") for point in curve]
-        for key in MEASURES
-    }
-    return {"world": world, "arm": arm, "seed": seed} | columns
-
-
-def run(path: Path, worlds: dict[str, list[str]], seeds: Iterable[int]) -> None:
-    """What `path` lacks, seed by seed. worlds: {world: arms}."""
-    known = {(line["world"], line["arm"], line["seed"]) for line in read_lines(path)}
-    with path.open("a") as file:
-        for seed in seeds:
-            for world, arms in worlds.items():
-                for arm in arms:
-                    if (world, arm, seed) not in known:
-                        file.write(json.dumps(train(world, arm, seed)) + "\n")
-                        file.flush()
-
-
-# ---- tables ----
-
 PAIRS = {  # world -> pairs of arms
     "fog": [
         ("rho 0.2 x1", "rho 1.0 x1"), ("rho 0.2 x10", "rho 1.0 x10"), ("rho 0.2 x1", "grpo"),
@@ -154,42 +123,66 @@ PAIRS = {  # world -> pairs of arms
 }  # fmt: skip
 
 
-def curves_of(world: str) -> dict[tuple[str, int], list[dict]]:
-    """{(arm, seed): evaluations}."""
-    return {
-        (line["arm"], line["seed"]): [dict(zip(MEASURES, p)) for p in zip(*map(line.get, MEASURES))]
-        for line in read_lines(RUNS) if line["world"] == world
-    }
+def train(job: tuple[str, str, int]) -> dict:
+    """One run -> its line."""
+    world, arm, seed = job
+    size, make = WORLDS[world]
+    instead = {"evaluate": keep(evaluate)}
+    own, loss = CANDIDATES[arm] if arm in BORROWED else (ARMS[arm], None)
+    if loss:
+        instead["clipped_mae"] = keep(loss)
+    points = Cell(own, make, instead, size).run(seed)
+    measures = [{name: getattr(point, name) for name in MEASURES} for point in points]
+    return {"world": world, "arm": arm, "seed": seed} | study.columns(measures)
+
+
+def run(path: Path, worlds: dict[str, list[str]], seeds: Iterable[int]) -> None:
+    """Train what the file lacks, seed by seed. worlds: {world: arms}."""
+    jobs = [(world, arm, seed) for seed in seeds for world in worlds for arm in worlds[world]]
+    study.train_missing(path, jobs, train, key=KEY)
+
+
+# ---- tables ----
+
+
+def first(run: dict) -> float:
+    """In percent, at the last evaluation."""
+    return 100 * run["first"][-1]
+
+
+def collapsed(run: dict) -> bool:
+    """Has the model predicted one material for all locks?"""
+    return max(run["most"]) >= 0.5
 
 
 def means() -> str:
     """Each arm over the seeds that it has."""
-    columns = "mean of the curve | at the end | first | p(material) | collapses"
-    lines = [f"| world | arm | seeds | {columns} |", "|---" * 8 + "|"]
+    header = ["world", "arm", "seeds", "mean of the curve", "at the end", "first", "p(material)",
+              "collapses"]
+    lines = []
     for world, arms in PROTOCOL.items():
-        curves = curves_of(world)
+        runs = in_world(world, study.read_runs(RUNS, KEY))
         for arm in arms:
-            runs = [curve for (name, _), curve in curves.items() if name == arm]
-            if runs:
-                first, p = (mean(run[-1][key] for run in runs) for key in ("first", "material"))
-                collapses = sum(max(point["most"] for point in run) >= 0.5 for run in runs)
-                lines.append(
-                    f"| {world} | {arm} | {len(runs)} | {mean(map(area, runs)):.1f} | "
-                    f"{mean(map(end, runs)):.1f} | {100 * first:.0f} % | {p:.2f} | {collapses} |"
-                )
-    return "\n".join(lines)
+            levels = [study.level(runs, arm, measure) for measure in (study.area, study.end, first)]
+            lines.append([
+                world, arm, len(study.seeds_of(runs, arm)), *levels,
+                study.level(runs, arm, material, digits=2),
+                sum(study.values_of(runs, arm, collapsed)),
+            ])  # fmt: skip
+    return study.markdown_table(header, lines)
 
 
 def differences() -> str:
     """Paired differences of the mean of the curve, over the seeds that both arms have."""
-    lines = ["| world | comparison | seeds | difference | above on |", "|---" * 5 + "|"]
+    lines = []
     for world, pairs in PAIRS.items():
-        curves = curves_of(world)
+        runs = in_world(world, study.read_runs(RUNS, KEY))
         for a, b in pairs:
-            seeds = [seed for seed in SEEDS if {(a, seed), (b, seed)} <= curves.keys()]
-            found = difference(curves, a, b, seeds) if len(seeds) > 1 else "not run | "
-            lines.append(f"| {world} | {a} - {b} | {len(seeds)} | {found} |")
-    return "\n".join(lines)
+            pair = runs, a, b, study.area
+            seeds = len(study.seeds_of(runs, a, b))
+            found = [study.difference(*pair), study.above(*pair)]
+            lines.append([world, f"{a} - {b}", seeds, *found])
+    return study.markdown_table(["world", "comparison", "seeds", "difference", "above on"], lines)
 
 
 if __name__ == "__main__":
