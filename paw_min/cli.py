@@ -83,7 +83,7 @@ def checked(
         return bool(path) and (is_ready or not Path(path).is_relative_to(folder))
 
     if can_be_read(cfg.model):
-        session.check_tokenizer(cfg, cfg.model)
+        session.check_model(cfg, cfg.model)
     if can_be_read(cfg.data):
         session.find_tasks(cfg)
     if mode == "dry-run" and not is_ready:

@@ -1,17 +1,18 @@
 """The critic of PPO: values, loss, whitening, one update against a plain version, whole runs."""
 
 import copy
+import json
 
 import pytest
 import torch
 
-from paw_min import ppo
+from paw_min import ppo, train
 from paw_min.config import Config
 from paw_min.model.batches import collate
 from paw_min.rows import flatten
 from paw_min.running.session import open_session
 from paw_min.update import learn, mini_batches, prepare
-from tests.helpers import EPISODES, PPO, ROWS, make_critic, make_policy, optimizer_of
+from tests.helpers import EPISODES, PPO, ROWS, make_critic, make_policy, numbers, optimizer_of
 
 pytestmark = pytest.mark.usefixtures("without_gradient_clipping")
 
@@ -122,3 +123,20 @@ def test_the_critic_starts_from_the_model_with_a_learning_rate_of_its_own(config
             assert torch.equal(ours[name], weight) and ours[name] is not weight
     with open_session(config()) as s:
         assert s.policy.critic is None and len(s.optimizer.param_groups) == 1
+
+
+def test_any_learn_gets_the_critics_advantages(config, tmp_path):
+    """PPO is around `learn`, so a fork has it as well, under its own name."""
+    seen = []
+
+    def watched(cfg, s, rows, k):
+        seen.append(rows)
+        return train.learn_jointly(cfg, s, rows, k)
+
+    cfg = config(algo="ppo", updates=1)
+    train.train(cfg, learn=watched)
+    (rows,) = seen
+    assert rows.advantage.shape == rows.sampler_logp.shape  # one per token, GRPO's one per row
+    line = numbers(tmp_path / "r")[1]
+    assert line["loss_value"] > 0 and "loss_pg" in line
+    assert json.loads((tmp_path / "r" / "config.json").read_text())["learn"] == "watched"

@@ -26,7 +26,7 @@ from paw_min.base.files import check_writable, replace_text
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS, NAMES
 from paw_min.model.batches import micro_batches
-from paw_min.model.policy import Policy, load_policy, load_tokenizer, vocabulary_of
+from paw_min.model.policy import Policy, load_config, load_policy, load_tokenizer
 from paw_min.running.config_json import read_config
 from paw_min.running.runs import newest_checkpoint, updates_done
 from paw_min.running.samples import Group, Sample, StoredRow, read
@@ -278,7 +278,7 @@ def main(argv: list[str] | None = None) -> None:
     columns = weights_of(run, open_run(args.against) if args.against else None)
     out = args.out or args.run / "inspect.html"
     check_writable(out)
-    vocabulary = vocabulary_of(str(run.checkpoint))
+    vocabulary = load_config(str(run.checkpoint)).vocab_size  # may exceed the tokenizer's
     data = page_data(run, columns, [read(file, vocabulary) for file in files])
     replace_text(out, render(data))
     print(f"{out} ({out.stat().st_size / 1e6:.1f} MB): {len(data['steps'])} transitions")

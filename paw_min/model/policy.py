@@ -354,13 +354,6 @@ class Hidden(BaseModelOutputWithPast):
         return None
 
 
-def vocabulary_of(folder: str) -> int:
-    """The number of tokens that the model can write; more than its tokenizer may know."""
-    with load_errors(folder):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        return config.vocab_size
-
-
 def positions_of(config, default: int) -> int:
     """Most tokens of a sequence; `default` where the model has no limit."""
     return getattr(config, "max_position_embeddings", default)

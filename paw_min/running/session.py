@@ -67,9 +67,7 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
         run = Run(cfg)
         start_folder = start_model(cfg)
         # Check first whether the model can be used: the data may take minutes to generate.
-        check_tokenizer(cfg, start_folder)
-        if cfg.sampler == "vllm":
-            vllm_sampler.check_model(start_folder)
+        check_model(cfg, start_folder)
         if not eval_only and distributed.rank() == 0:
             sizes = memory.check(cfg, start_folder, precision, device)
             if device.startswith("cuda"):
@@ -148,11 +146,13 @@ def check_machine(cfg: Config) -> None:
     track.check_installed(cfg.track)
 
 
-def check_tokenizer(cfg: Config, folder: str) -> None:
-    """UserError for a model whose positions or chat template do not suffice."""
+def check_model(cfg: Config, folder: str) -> None:
+    """UserError for a model whose family, positions or chat template do not suffice."""
     tokenizer = load_tokenizer(folder, cfg.context_length)
     if cfg.wm_separator == "turn":
         turn_text(tokenizer)
+    if cfg.sampler == "vllm":
+        vllm_sampler.check_model(folder)
 
 
 def forward_precision(precision: str, device: str) -> str:
@@ -245,9 +245,7 @@ def dry_run(cfg: Config) -> None:
             sizes = memory.check(cfg, model, forward_precision(cfg.precision, device), device)
         print(f"memory    {sizes}")
     with noting_errors():
-        check_tokenizer(cfg, start_model(cfg))
-        if cfg.sampler == "vllm":
-            vllm_sampler.check_model(start_model(cfg))
+        check_model(cfg, start_model(cfg))
     with noting_errors():
         check_machine(cfg)
     with noting_errors():
