@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import constants
+from huggingface_hub import constants, hf_api
 
 from paw_min.base.errors import UserError
 from paw_min.config import Config
@@ -18,6 +18,7 @@ from paw_min.model.policy import load_policy, load_tokenizer
 from paw_min.retrieval.dense import Encoder
 from paw_min.running import memory
 from tests.helpers import make_policy, one_sentence
+from tests.retrieval import make_encoder
 
 CODE = """
 from pathlib import Path
@@ -50,8 +51,14 @@ def with_code(tmp_path, monkeypatch):
     assert not (tmp_path / "ran").exists()
 
 
+def encoder_of_modules(folder: str) -> Encoder:
+    modules = [{"idx": 0, "name": "0", "path": "", "type": "code.M"}]
+    Path(folder, "modules.json").write_text(json.dumps(modules))
+    return Encoder(folder)
+
+
 @pytest.mark.parametrize("load", [
-    load_tokenizer, load_policy, Encoder,
+    load_tokenizer, load_policy, Encoder, encoder_of_modules,
     lambda folder: memory.check(Config(), folder, "fp32", "cpu"),
 ])
 def test_no_code_of_a_model_is_run(with_code, load):
@@ -139,6 +146,7 @@ def hub(tmp_path, monkeypatch):
     with HTTPServer(("127.0.0.1", 0), Unavailable) as server:
         server.asked = []
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setattr(hf_api.api, "endpoint", constants.ENDPOINT)  # sentence-transformers'
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server.asked
         server.shutdown()
@@ -156,6 +164,23 @@ def test_without_a_network_the_cache_is_used_after_one_request(hub, tmp_path, mo
     ours = policy.model.state_dict()
     theirs = load_policy(model).model.state_dict()
     assert all(ours[name].equal(theirs[name]) for name in theirs)
+
+
+def test_an_encoder_in_the_cache_takes_one_request_and_one_in_a_folder_none(
+    hub, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    folder = Path(make_encoder(tmp_path / "encoder"))
+    Path("me").mkdir()
+    Path("me/encoder").symlink_to(folder)  # also a valid name on the hub
+    vector = Encoder("me/encoder").queries(["a"])
+    assert hub == []
+    cached = tmp_path / "cache" / "models--me--cached"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text(40 * "a")
+    shutil.copytree(folder, cached / "snapshots" / (40 * "a"))
+    assert (Encoder("me/cached").queries(["a"]) == vector).all()
+    assert len(hub) == 1
 
 
 def test_what_is_nowhere_is_one_sentence(hub, tmp_path):

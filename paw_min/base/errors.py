@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str):
-        self.exit(1, f"error: {message}; see --help\n")
+        self.exit(1, f"error: {masked(message)}; see --help\n")
 
 
 def masked(text: str) -> str:

@@ -2,9 +2,11 @@
 
 Source: E5 as Search-R1 uses it (the paper's setting is intfloat/e5-base-v2 over wiki-18): the mean
 of the last hidden states over the tokens, scaled to length 1, at most 256 tokens, and a prefix that
-tells queries from passages ("query: ", "passage: "; use "" for encoders without prefixes). Causal
-language models (Qwen3-Embedding) give the state of the last token, which alone has read the whole
-text. Encoders that were published with another pooling (bge: the first token) are refused.
+tells queries from passages ("query: ", "passage: "; use "" for encoders without prefixes).
+
+sentence-transformers computes the vectors, with the pooling that a model's folder publishes: E5 the
+mean, bge the first token, Qwen3-Embedding the last one, which alone has read the whole text. A
+folder of transformers, which publishes none, gets the mean, and that of a chat model the last one.
 
 Search is exact, by numpy, on vectors that are computed at the start. For a large corpus, a ready
 FAISS index, as published for wiki-18, takes their place, after a check that passages of the corpus
@@ -14,16 +16,15 @@ Memory: 4 bytes per dimension and passage. 100,000 passages of E5 (768 dimension
 21 million of wiki-18 64.6 GB (computed from the sizes of the published files, not measured).
 """
 
-import json
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import torch
 from tqdm import tqdm
-from transformers import AutoModel, AutoTokenizer
-from transformers.utils import cached_file
 
+from paw_min.base.errors import masked
 from paw_min.base.files import damaged, reason_of
 from paw_min.base.hub import look_on_hub
 from paw_min.retrieval import Hit
@@ -35,7 +36,7 @@ BLOCK = 64  # queries per matrix product: 26 MB of scores for 100,000 passages
 
 
 class Encoder:
-    """A sentence encoder of transformers: mean pooling, or the last token of a causal model.
+    """A sentence encoder, with the pooling that its folder publishes.
 
     name: folder or hub name. batch: texts per forward pass.
     """
@@ -51,84 +52,62 @@ class Encoder:
     ):
         self.query_prefix = query_prefix
         self.passage_prefix = passage_prefix
-        self.max_tokens = max_tokens
         self.batch = batch
         try:
-            look_on_hub(name)
-            self._load(name, device)
-            self._encode(["a"])  # a model of another kind loads, but cannot do this
-        except Exception as error:  # noqa: BLE001 - transformers raises many types
+            from sentence_transformers import SentenceTransformer
+        except ImportError as error:
             raise ValueError(
+                'A sentence encoder needs a package: `pip install "sentence-transformers>=6,<7"`.'
+            ) from error
+        try:
+            look_on_hub(name)
+            on_gpu = torch.device(device).type == "cuda"
+            self.model = SentenceTransformer(
+                name,
+                device=device,
+                local_files_only=Path(name).exists(),
+                # The published server has fp16 on a GPU, too.
+                model_kwargs={"dtype": torch.float16 if on_gpu else torch.float32},
+            )
+            self._check_weights()
+            self.model.max_seq_length = max_tokens
+            self._encode("", ["a"])  # a model of another kind loads, but cannot do this
+        except Exception as error:  # noqa: BLE001 - the libraries raise many types
+            raise ValueError(masked(
                 f"The encoder {name!r} cannot be loaded ({reason_of(error)}): give the "
                 "folder or hub name of a sentence encoder, and a device of this machine."
-            ) from error
+            )) from error
+        self.width = self.model.get_embedding_dimension()  # D
 
-    def _load(self, name: str, device: str) -> None:
-        # sentence-transformers has this file. An encoder may lack it, or the cache may.
-        pooling = cached_file(
-            name, "1_Pooling/config.json", _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
-        if pooling and json.loads(Path(pooling).read_text()).get("pooling_mode_cls_token"):
-            raise ValueError("its vectors are states of the first token, which is not supported")
-        self.tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        self.tokenizer.padding_side = "right"  # the last token is then the mask's last 1
-        model, found = AutoModel.from_pretrained(
-            name, output_loading_info=True, trust_remote_code=False
-        )
-        # transformers fills these with random numbers. The pooler is not used.
-        missing = sorted(key for key in found["missing_keys"] if not key.startswith("pooler"))
-        if missing:
-            raise ValueError(f"its files have no weights for {missing[0]}")
-        model = model.float().eval()
-        if torch.device(device).type == "cuda":
-            # The published server casts, too. It is done here, so the GPU never holds fp32 weights.
-            model = model.half()
-        self.model = model.to(device)
-        architectures = self.model.config.architectures or []
-        self.is_causal = any(name.endswith("ForCausalLM") for name in architectures)
+    def _check_weights(self) -> None:
+        """transformers fills missing weights with random numbers. The pooler is not used."""
+        for weight, values in self.model.transformers_model.named_parameters():
+            # transformers marks what it has loaded.
+            if not hasattr(values, "_is_hf_initialized") and not weight.startswith("pooler"):
+                raise ValueError(f"its files have no weights for {weight}")
 
     def queries(self, texts: list[str]) -> np.ndarray:
         """(N, D) float32, rows of length 1."""
-        return self._encode([self.query_prefix + text for text in texts])
+        return self._encode(self.query_prefix, texts)
 
     def passages(self, texts: Iterable[str], n: int) -> np.ndarray:
         """(n, D) float32, rows of length 1. The n texts are read in parts, to save memory."""
-        vectors = np.empty((n, self.model.config.hidden_size), np.float32)
+        vectors = np.empty((n, self.width), np.float32)
+        texts = iter(texts)
         row = 0
-        part = []
         with tqdm(total=n, desc="encoding passages", unit="passage", disable=None) as bar:
-            for text in texts:
-                part.append(self.passage_prefix + text)
-                if len(part) == 16 * self.batch or row + len(part) == n:
-                    vectors[row : row + len(part)] = self._encode(part)
-                    row += len(part)
-                    bar.update(len(part))
-                    part = []
+            while part := list(islice(texts, 16 * self.batch)):
+                vectors[row : row + len(part)] = self._encode(self.passage_prefix, part)
+                row += len(part)
+                bar.update(len(part))
         return vectors
 
-    @torch.inference_mode()
-    def _encode(self, texts: list[str]) -> np.ndarray:
+    def _encode(self, prefix: str, texts: list[str]) -> np.ndarray:
         """(N, D) float32, rows of length 1."""
-        vectors = np.empty((len(texts), self.model.config.hidden_size), np.float32)
-        order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # less padding
-        for start in range(0, len(order), self.batch):
-            rows = order[start : start + self.batch]
-            inputs = self.tokenizer(
-                [texts[row] for row in rows],
-                padding=True,
-                truncation=True,
-                max_length=self.max_tokens,
-                return_tensors="pt",
-            ).to(self.model.device)
-            states = self.model(**inputs).last_hidden_state.float()  # (B, T, D)
-            mask = inputs["attention_mask"][..., None].float()  # (B, T, 1), 1 = not padding
-            pooled = (states * mask).sum(1) / mask.sum(1)  # (B, D)
-            if self.is_causal:
-                last = inputs["attention_mask"].sum(1) - 1  # (B,)
-                pooled = states[torch.arange(len(rows), device=last.device), last]  # (B, D)
-            vectors[rows] = torch.nn.functional.normalize(pooled, dim=-1).cpu().numpy()
-        return vectors
+        vectors = self.model.encode(
+            texts, prompt=prefix, batch_size=self.batch, show_progress_bar=False
+        ).astype(np.float32)  # (N, D)
+        return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
 class Dense:
@@ -211,12 +190,11 @@ def _read_index(path: Path, n: int, encoder: Encoder):
     print(f"reading {path}: {path.stat().st_size / 1e9:.1f} GB, kept in memory", flush=True)
     with damaged(f"The index {path}", "check that it is complete, its parts joined with `cat`"):
         index = faiss.read_index(str(path))
-    width = encoder.model.config.hidden_size
-    if (index.ntotal, index.d) != (n, width):
+    if (index.ntotal, index.d) != (n, encoder.width):
         raise ValueError(
             f"The index {path} holds {index.ntotal:,} vectors of {index.d} numbers, but the corpus "
-            f"has {n:,} passages and the encoder's vectors have {width}: give an index that was "
-            "built from both."
+            f"has {n:,} passages and the encoder's vectors have {encoder.width}: give an index "
+            "that was built from both."
         )
     if index.metric_type != faiss.METRIC_INNER_PRODUCT:
         raise ValueError(f"The index {path} does not rank by inner product: give one that does.")

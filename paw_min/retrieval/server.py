@@ -24,7 +24,8 @@ from fastapi import FastAPI, HTTPException, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 
-from paw_min.base.errors import Parser, UserError, user_errors
+from paw_min.base.errors import Parser, UserError, masked, user_errors
+from paw_min.base.files import is_url
 from paw_min.retrieval.bm25 import LexicalRetriever
 from paw_min.retrieval.corpus import Corpus
 
@@ -105,6 +106,11 @@ def make_app(retriever) -> FastAPI:
 
 
 def load(args: argparse.Namespace):
+    for flag in ("corpus", "index", "encoder"):
+        value = getattr(args, flag)
+        if is_url(value):
+            raise UserError(f"--{flag} {masked(value)} is a URL: give a path, or "
+                            "for --encoder a hub name.")
     if args.retriever == "bm25" and (args.encoder or args.index):
         raise UserError("--encoder and --index are for dense vectors, and --retriever is bm25: add "
                         "--retriever dense, or omit them.")
