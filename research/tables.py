@@ -155,11 +155,11 @@ def worlds(name: str) -> str:
 
 def hidden(kind: str, suffix: str = "") -> str:
     """kind: means or differences. suffix: of the arms."""
-    return hidden_study.tables(hidden_study.read_runs(), suffix)[kind]
+    return hidden_study.tables(read_runs(hidden_study.RUNS), suffix)[kind]
 
 
 def boxes() -> str:
-    return "\n".join(boxes_study.differences(boxes_study.read_runs()))
+    return boxes_study.differences(read_runs(boxes_study.RUNS))
 
 
 def objective(kind: str) -> str:

@@ -15,8 +15,7 @@ from pathlib import Path
 from statistics import mean
 
 from paw_min.base.errors import user_errors
-from research.stats import signed, t_interval
-from research.study import ROOT, play, read_lines
+from research import study
 
 FOLDER = Path(__file__).parent
 SEEDS = range(8)
@@ -53,17 +52,20 @@ KEPT = ("success", "valid", "entropy", "grad_norm", "ref_kl", "wm_p_first")  # o
 RUNS = FOLDER / "runs.jsonl"
 EXPLORATION = FOLDER / "exploration.jsonl"
 NORMS = FOLDER / "norms.json"
-OUT = ROOT / "runs" / "boxes"  # run folders
+OUT = study.ROOT / "runs" / "boxes"  # run folders
 WINDOW = 5  # updates, 320 episodes: what one update says is too noisy
+UPDATES = 100
+LEAST = 4  # seeds; PROTOCOL.md has no interval before
 
 
-def train(seed: int, arm: str) -> dict:
+def train(job: tuple[str, int]) -> dict:
     """One run -> its line in runs.jsonl."""
+    arm, seed = job
     flags = ["--seed", str(seed), *ARMS[arm]]
     example = "boxes"
     if arm.startswith("probable"):
         example, flags = "probable", ["examples.boxes", *flags]
-    start, *updates = play(example, flags, OUT / f"{arm}-{seed}")
+    start, *updates = study.play(example, flags, OUT / f"{arm}-{seed}")
     held_out = [start["eval_success"], updates[-1]["eval_success"]]  # before, after
     # None: in an update in which all groups win everything, no observation is scored.
     curves = {
@@ -73,37 +75,9 @@ def train(seed: int, arm: str) -> dict:
     return {"arm": arm, "seed": seed, "held_out": held_out} | curves
 
 
-def read_runs() -> dict[tuple[int, str], dict]:
-    return {(line["seed"], line["arm"]): line for line in read_lines(RUNS)}
-
-
-def run(arms: list[str], seeds: list[int]) -> None:
-    """Seed by seed, so that what there is has all arms."""
-    for seed in seeds:
-        for arm in arms:
-            if (seed, arm) not in read_runs():
-                line = train(seed, arm)
-                with RUNS.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
-                print(arm, seed, f"{area(line):.1f}", flush=True)
-
-
-# ---- measures ----
-
-
-def area(line: dict) -> float:
-    """Mean success in percent over the updates."""
-    return 100 * mean(line["success"])
-
-
-def end(line: dict) -> float:
-    """The same over the last ten updates."""
-    return 100 * mean(line["success"][-10:])
-
-
-def half(line: dict) -> float:
+def half(run: dict) -> float:
     """The first update at which WINDOW updates together won half of their tasks, else the last."""
-    success = line["success"]
+    success = run["success"]
     for k in range(WINDOW, len(success) + 1):
         if mean(success[k - WINDOW : k]) >= 0.5:
             return k
@@ -112,87 +86,71 @@ def half(line: dict) -> float:
 
 def table() -> None:
     """tables.md and the curves, of the runs that there are. README.md has their differences."""
-    known = read_runs()
-    parts = [by_seed(known), explored(), norms()]
-    (FOLDER / "tables.md").write_text("\n\n".join("\n".join(part) for part in parts) + "\n")
-    draw(known)
+    runs = study.read_runs(RUNS)
+    (FOLDER / "tables.md").write_text("\n\n".join([by_seed(runs), explored(), norms()]) + "\n")
+    draw(runs)
 
 
-def seeds_of(known: dict, *arms: str) -> list[int]:
-    """The seeds that have all of `arms`."""
-    return [seed for seed in SEEDS if all((seed, arm) in known for arm in arms)]
-
-
-def by_seed(known: dict) -> list[str]:
+def by_seed(runs: study.Runs) -> str:
     """A table with a row per seed."""
-    lines = [f"| seed | {' | '.join(f'{arm}: mean, end, half' for arm in ARMS)} |"]
-    lines.append("|---" * (1 + len(ARMS)) + "|")
-    for seed in sorted({seed for seed, _ in known}):
-        runs = [known.get((seed, arm)) for arm in ARMS]
-        cells = [f"{area(r):.1f}, {end(r):.1f}, {half(r)}" if r else "not run" for r in runs]
-        lines.append(f"| {seed} | {' | '.join(cells)} |")
-    return lines
+    lines = []
+    for seed in sorted({seed for _, seed in runs}):
+        line = [str(seed)]
+        for arm in ARMS:
+            run = runs.get((arm, seed))
+            means = run and (study.training_area(run), study.training_end(run))
+            line.append("{:.1f}, {:.1f}, {}".format(*means, half(run)) if run else "not run")
+        lines.append(line)
+    return study.markdown_table(["seed", *(f"{arm}: mean, end, half" for arm in ARMS)], lines)
 
 
-def differences(known: dict) -> list[str]:
+def differences(runs: study.Runs) -> str:
     """A table of paired differences, each over the seeds that both arms have."""
-    lines = ["| difference | seeds | mean of the curve | last ten | updates until half |"]
-    lines.append("|---" * 5 + "|")
+    measures = study.training_area, study.training_end, half
+    lines = []
     for a, b in DIFFERENCES:
-        seeds = seeds_of(known, a, b)
-        cells = [str(len(seeds))]
-        for measure in (area, end, half):
-            values = [measure(known[seed, a]) - measure(known[seed, b]) for seed in seeds]
-            if len(values) >= 4:  # PROTOCOL.md: no interval before
-                cells.append(signed(mean(values), t_interval(values)))
-            else:
-                cells.append(", ".join(f"{value:+.1f}" for value in values) or "not run")
-        lines.append(f"| {a} - {b} | {' | '.join(cells)} |")
-    return lines
+        cells = [study.difference(runs, a, b, measure, LEAST) for measure in measures]
+        lines.append([f"{a} - {b}", len(study.seeds_of(runs, a, b)), *cells])
+    header = ["difference", "seeds", "mean of the curve", "last ten", "updates until half"]
+    return study.markdown_table(header, lines)
 
 
-def explored() -> list[str]:
+def explored() -> str:
     """A table of the exploratory runs; p is that of the material in o'."""
-    lines = ["| run | success of 10 updates, to update 10, 20, ... | half | p at 20, 40 |"]
-    lines.append("|---" * 4 + "|")
-    for run in read_exploration():
+    lines = []
+    for run in study.read_lines(EXPLORATION):
         success = run["success"]
         tens = [f"{mean(success[k : k + 10]):.2f}" for k in range(0, len(success) - 9, 10)]
         p = [f"{value:.2f}" for value in run.get("wm_p_first", [])[19:40:20]]
         first = half(run)
         won = mean(success[first - WINDOW : first]) >= 0.5
         reached = str(first) if won else f"not in {len(success)}"
-        lines.append(f"| {run['run']} | {' '.join(tens)} | {reached} | {', '.join(p) or '-'} |")
-    return lines
+        lines.append([run["run"], " ".join(tens), reached, ", ".join(p) or "-"])
+    header = ["run", "success of 10 updates, to update 10, 20, ...", "half", "p at 20, 40"]
+    return study.markdown_table(header, lines)
 
 
-def norms() -> list[str]:
+def norms() -> str:
     """A table of norms.json."""
-    lines = ["| weights | RL | world model, clipped MAE | cross entropy |", "|---|---|---|---|"]
-    for weights, columns in json.loads(NORMS.read_text()).items():
-        cells = [", ".join(f"{value:.2f}" for value in values) for values in columns.values()]
-        lines.append(f"| {weights} | {' | '.join(cells)} |")
-    return lines
+    lines = [
+        [weights, *(", ".join(f"{value:.2f}" for value in values) for values in columns.values())]
+        for weights, columns in json.loads(NORMS.read_text()).items()
+    ]
+    header = ["weights", "RL", "world model, clipped MAE", "cross entropy"]
+    return study.markdown_table(header, lines)
 
 
-def read_exploration() -> list[dict]:
-    return read_lines(EXPLORATION)
-
-
-def draw(known: dict) -> None:
+def draw(runs: study.Runs) -> None:
     """Success of WINDOW updates together, each arm over the seeds that it has."""
     from research.panels import draw_success
 
-    curves = {}
-    for arm in ARMS:
-        runs = [known[seed, arm]["success"] for seed in seeds_of(known, arm)]
-        if len(runs) >= 4:
-            updates = range(WINDOW, len(runs[0]) + 1, WINDOW)
-            method = "ce" if arm == "paw-ce" else arm
-            curves[method] = [[100 * mean(run[k - WINDOW : k]) for k in updates] for run in runs]
-    if curves:
-        details = {"paw": "scale 10", "echo": "weight 1", "ce": "scale 1"}
-        draw_success(FOLDER / "curves.png", updates, curves, details)
+    drawn = [arm for arm in ARMS if len(study.seeds_of(runs, arm)) >= LEAST]
+    curves = {
+        "ce" if arm == "paw-ce" else arm: of_seeds
+        for arm, of_seeds in study.curves(runs, drawn, WINDOW).items()
+    }
+    details = {"paw": "scale 10", "echo": "weight 1", "ce": "scale 1"}
+    draw_success(FOLDER / "curves.png", range(WINDOW, UPDATES + 1, WINDOW), curves, details)
 
 
 # ---- what a model knows ----
@@ -288,7 +246,9 @@ if __name__ == "__main__":
         asking.add_argument("--data", default="shuffled")
         args = parser.parse_args()
         if args.command == "run":
-            run(args.arms, args.seeds)
+            # Seed by seed, so that the file has all arms of its seeds.
+            jobs = [(arm, seed) for seed in args.seeds for arm in args.arms]
+            study.train_missing(RUNS, jobs, train)
         elif args.command == "ask":
             print(json.dumps(ask(args.folder, args.seed, args.data)))
         elif args.command == "norms":

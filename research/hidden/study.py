@@ -8,9 +8,6 @@
 """
 
 import argparse
-import json
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from statistics import mean
 
@@ -20,9 +17,8 @@ from examples import hidden
 from paw_min.base.errors import user_errors
 from paw_min.model.batches import TokenRow, collate
 from paw_min.model.policy import load_policy
+from research import study
 from research.panels import draw_success
-from research.stats import signed, t_interval
-from research.study import ROOT, markdown_table, play, read_lines
 
 FOLDER = Path(__file__).parent
 SEEDS = range(2, 10)
@@ -41,18 +37,19 @@ PAIRS = (
 )  # fmt: skip
 NO_KL = ["--kl-coef", "0"]  # of the arms whose names do not end in -kl
 RUNS = FOLDER / "runs.jsonl"
-OUT = ROOT / "runs" / "hidden"  # run folders
+OUT = study.ROOT / "runs" / "hidden"  # run folders
 
 
-def train(seed: int, arm: str) -> dict:
+def train(job: tuple[str, int]) -> dict:
     """One run -> its line in runs.jsonl."""
+    arm, seed = job
     folder = OUT / f"{arm}-{seed}"
     flags = ARMS[arm.removesuffix("-kl")] + ([] if arm.endswith("-kl") else NO_KL)
     flags = ["--seed", str(seed), *flags]
     example = "hidden"
     if arm.startswith("probable"):
         example, flags = "probable", ["examples.hidden", *flags]
-    start, *updates = play(example, flags, folder)
+    start, *updates = study.play(example, flags, folder)
     p, first = material(seed, max(folder.glob("checkpoint-*")))
     return {
         "arm": arm, "seed": seed,
@@ -91,95 +88,52 @@ def material(seed: int, checkpoint: Path) -> tuple[float, float]:
     return p.gather(1, true[:, None]).mean().item(), first
 
 
-def read_runs() -> dict[tuple[int, str], dict]:
-    return {(line["seed"], line["arm"]): line for line in read_lines(RUNS)}
-
-
-def run(arms: list[str], seeds: list[int], workers: int) -> None:
-    """Seed by seed, so that what there is has all arms."""
-    known = read_runs()
-    for seed in seeds:
-        jobs = [arm for arm in arms if (seed, arm) not in known]
-        if jobs:
-            hidden.prepare(seed)  # once, before the arms use it at the same time
-        with ThreadPoolExecutor(workers) as pool:
-            for line in pool.map(partial(train, seed), jobs):
-                with RUNS.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
-                print(line["arm"], seed, f"{area(line):.1f}", flush=True)
-
-
-def area(line: dict) -> float:
-    """Mean success in percent over the updates."""
-    return 100 * mean(line["success"])
-
-
-def end(line: dict) -> float:
-    """The same over the last ten updates."""
-    return 100 * mean(line["success"][-10:])
-
-
-def tables(known: dict, suffix: str) -> dict[str, str]:
+def tables(runs: study.Runs, suffix: str) -> dict[str, str]:
     """The tables of the page by name. suffix: of the arms, "" or "-kl"."""
-    arms = [arm + suffix for arm in ARMS if seeds_of(known, arm + suffix)]
+    arms = [arm + suffix for arm in ARMS if study.seeds_of(runs, arm + suffix)]
     pairs = [(a + suffix, b + suffix) for a, b in PAIRS]
-    return {
-        "means": means(known, arms),
-        "differences": differences(known, pairs),
-    }
+    return {"means": means(runs, arms), "differences": differences(runs, pairs)}
 
 
-def seeds_of(known: dict, *arms: str) -> list[int]:
-    """The seeds that have all of `arms`."""
-    return [seed for seed in SEEDS if all((seed, arm) in known for arm in arms)]
-
-
-def means(known: dict, arms: list[str]) -> str:
+def means(runs: study.Runs, arms: list[str]) -> str:
     """A row per arm, over the seeds that it has."""
-    header = ["", "seeds", "mean of the curve", "last ten updates", "held out", "p", "first"]
     lines = []
     for arm in arms:
-        runs = [known[seed, arm] for seed in seeds_of(known, arm)]
-        first = [100 * run["first"] for run in runs if "first" in run]
+        seeds = study.seeds_of(runs, arm)
+        first = [runs[arm, seed]["first"] for seed in seeds if "first" in runs[arm, seed]]
         lines.append([
-            arm, str(len(runs)), f"{mean(map(area, runs)):.1f}", f"{mean(map(end, runs)):.1f}",
-            f"{100 * mean(run['held_out'][1] for run in runs):.1f}",
-            f"{mean(run['material'] for run in runs):.2f}",
-            f"{mean(first):.0f} ({len(first)} seeds)" if first else "not measured",
+            arm, len(seeds),
+            study.level(runs, arm, study.training_area),
+            study.level(runs, arm, study.training_end),
+            study.level(runs, arm, lambda run: 100 * run["held_out"][1]),
+            study.level(runs, arm, lambda run: run["material"], digits=2),
+            f"{100 * mean(first):.0f} ({len(first)} seeds)" if first else "not measured",
         ])  # fmt: skip
-    return markdown_table(header, lines)
+    header = ["", "seeds", "mean of the curve", "last ten updates", "held out", "p", "first"]
+    return study.markdown_table(header, lines)
 
 
-def differences(known: dict, pairs: list[tuple[str, str]]) -> str:
+def differences(runs: study.Runs, pairs: list[tuple[str, str]]) -> str:
     """A table of paired differences, each over the seeds that both arms have."""
     lines = []
     for a, b in pairs:
-        seeds = seeds_of(known, a, b)
-        if len(seeds) < 2:  # one seed has no interval
-            continue
-        during = [area(known[seed, a]) - area(known[seed, b]) for seed in seeds]
-        at_end = [end(known[seed, a]) - end(known[seed, b]) for seed in seeds]
-        lines.append([
-            f"{a} - {b}", signed(mean(during), t_interval(during)),
-            f"{sum(value > 0 for value in during)} of {len(seeds)}",
-            signed(mean(at_end), t_interval(at_end)),
-        ])  # fmt: skip
-    return markdown_table(
-        ["difference", "mean of the curve", "above on", "last ten updates"], lines
-    )
+        if len(study.seeds_of(runs, a, b)) > 1:  # one seed has no interval
+            during = runs, a, b, study.training_area
+            at_end = study.difference(runs, a, b, study.training_end)
+            cells = [study.difference(*during), study.above(*during), at_end]
+            lines.append([f"{a} - {b}", *cells])
+    header = ["difference", "mean of the curve", "above on", "last ten updates"]
+    return study.markdown_table(header, lines)
 
 
-def draw(known: dict, suffix: str) -> None:
+def draw(runs: study.Runs, suffix: str) -> None:
     """Success of the episodes of ten updates, each arm over the seeds that it has."""
-    updates = range(10, 201, 10)
-    curves = {}
-    for name in ("paw", "grpo", "placebo", "echo", "ce"):
-        arm = name + suffix
-        runs = [known[seed, arm]["success"] for seed in seeds_of(known, arm)]
-        if runs:
-            curves[name] = [[100 * mean(run[k - 10 : k]) for k in updates] for run in runs]
-    if curves:
-        draw_success(FOLDER / f"curves{suffix}.png", updates, curves)
+    arms = [arm + suffix for arm in ("paw", "grpo", "placebo", "echo", "ce")]
+    curves = {
+        arm.removesuffix(suffix): of_seeds
+        for arm, of_seeds in study.curves(runs, arms, window=10).items()
+    }
+    draw_success(FOLDER / f"curves{suffix}.png", range(10, 201, 10), curves)
 
 
 if __name__ == "__main__":
@@ -193,8 +147,11 @@ if __name__ == "__main__":
         args = parser.parse_args()
         if args.command == "run":
             suffix = "-kl" if args.kl else ""
-            run([arm + suffix for arm in args.arms], args.seeds, args.workers)
+            # Seed by seed, so that the file has all arms of its seeds.
+            jobs = [(arm + suffix, seed) for seed in args.seeds for arm in args.arms]
+            study.train_missing(RUNS, jobs, train, args.workers)
         else:
+            runs = study.read_runs(RUNS)
             for suffix in ("", "-kl"):
-                print("\n\n".join(tables(read_runs(), suffix).values()) + "\n")
-                draw(read_runs(), suffix)
+                print("\n\n".join(tables(runs, suffix).values()) + "\n")
+                draw(runs, suffix)
