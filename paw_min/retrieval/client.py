@@ -12,8 +12,8 @@ command resumes it from its last checkpoint. At the start, the address may be wr
 server is silent or busy, as while it loads, it gets START seconds. All else, such as the answer of
 another kind of server, is an error at once.
 
-The loop is not urllib3's `Retry`: that reads the body of an answer without a limit of its time and
-size, counts attempts of a second or of two minutes alike, and waits after a 503 without a word.
+The loop is not urllib3's `Retry`: that counts attempts, of a second or of two minutes alike, reads
+the body of a 503 for as long as it drips, and repeats no answer that breaks off while it is read.
 """
 
 import json
