@@ -20,9 +20,10 @@ from paw_min.config import Config
 from paw_min.inspect import __main__ as inspect
 from paw_min.rows import flatten
 from paw_min.running import samples
+from paw_min.toy import standins
 from paw_min.update import observation_loss, prepare
 from tests.browser import Browser
-from tests.helpers import HOSTILE_TEXT, SMALL, make_policy
+from tests.helpers import HOSTILE_TEXT, SMALL, TEXTS
 from tests.model_kinds import TOKENIZER, write
 
 RHO = 0.06
@@ -175,9 +176,7 @@ def test_errors_are_one_sentence(trained, tmp_path):
             inspect.main([str(folder), *flags])
 
     shutil.copytree(folder, tmp_path / "other")
-    other = make_policy("qwen3")
-    other.tokenizer.add_tokens(["newword"])
-    other.tokenizer.save_pretrained(tmp_path / "other" / LAST)
+    standins.make_tokenizer(TEXTS[:1]).save_pretrained(tmp_path / "other" / LAST)
     fails("has another tokenizer than", "--against", str(tmp_path / "other"))
     shutil.rmtree(folder / "samples")
     fails("has no samples of its updates.*train it again")
