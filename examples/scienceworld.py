@@ -257,7 +257,7 @@ def warm_start(folder: Path) -> None:
     percents = " ".join(f"{i}%" for i in range(101))  # no demonstration shows all of them
     tokenizer = make_tokenizer([percents, *(text for row in rows for text in row)])
     policy = Policy(make_model(tokenizer, seed=0), tokenizer)
-    imitate(policy.model, tokenizer, rows, seed=0, steps=WARM_STEPS)
+    imitate(policy, rows, seed=0, steps=WARM_STEPS)
     policy.save(folder)
 
 

@@ -2,7 +2,9 @@
 
 import importlib
 import math
+import re
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,8 +18,11 @@ from paw_min.base.errors import UserError
 from paw_min.config import Config, parse_args
 from paw_min.envs.benchmarks import NAMES
 from paw_min.model.batches import collate
+from paw_min.model.policy import load_tokenizer
 from paw_min.rows import Episode, TokenRow, Transition, flatten
 from paw_min.running.config_json import differences
+from paw_min.running.runs import read_metrics
+from paw_min.toy import standins
 from paw_min.update import learn, mini_batches, prepare
 from tests.helpers import (
     BASE,
@@ -34,6 +39,7 @@ from tests.helpers import (
 )
 
 pytestmark = pytest.mark.usefixtures("without_gradient_clipping")
+PAGE = Path(__file__).parent.parent / "paw_min" / "envs" / "README.md"
 
 
 def session(lr: float) -> SimpleNamespace:
@@ -156,6 +162,27 @@ def test_a_module_that_is_no_world(module, part, monkeypatch):
     monkeypatch.setattr("sys.argv", ["x", module])
     with pytest.raises(SystemExit, match=f"^error: .*{part}"):
         cli.fork(probable.probable, {}, "doc")
+
+
+def test_the_environment_on_the_page_trains_as_printed(monkeypatch, tmp_path):
+    """paw_min/envs/README.md: its template is a module, a command and a world that takes a fork."""
+    (printed,) = re.findall("```python\n(.*?)```", PAGE.read_text(), re.S)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "doors.py").write_text(printed)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(standins, "imitate", partial(standins.imitate, stop=2))
+    doors = importlib.import_module("own.doors")
+    monkeypatch.setattr("sys.argv", ["x", "own.doors", "--updates", "1", "--eval-tasks", "2"])
+    cli.fork(probable.probable, {}, "doc")
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("doors-grpo-probable")
+    line = read_metrics(folder)[1]
+    assert line["rows"] == 16 * 8 and line["wm_loss"] > 0
+    # The start model knows every word.
+    tokenizer = load_tokenizer(str(tmp_path / doors.START), 64)
+    words = [*doors.DOORS, *doors.COLORS, "open shut with"]
+    assert "<unk>" not in tokenizer.convert_ids_to_tokens(tokenizer(" ".join(words))["input_ids"])
 
 
 # ---- a loss of one's own ----

@@ -15,8 +15,13 @@ from typing import NamedTuple
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from paw_min.model.batches import collate
+from paw_min.model.policy import Policy
+from paw_min.rows import TokenRow
 
 BATCH = 16  # demonstrated steps per training step, and as many documents
 PASS = 4  # sequences per forward pass
@@ -37,13 +42,6 @@ SPECIAL = ["<pad>", "<unk>", "<end>", "<user>", "<agent>"]
 # They are not special: decoding must keep them. A vocabulary has those that its teacher uses.
 TAGS = ["<think>", "</think>", "<action>", "</action>", "<search>", "</search>", "<answer>",
         "</answer>"]
-
-
-class Weighted(NamedTuple):
-    """A training sequence."""
-
-    ids: list[int]
-    weights: list[float]  # weight of each token's cross entropy
 
 
 def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -107,25 +105,7 @@ def make_model(
         return Qwen3ForCausalLM(config)
 
 
-def encode(tokenizer, rows: list[Demonstration]) -> list[Weighted]:
-    """The demonstrated steps: prompt, and response with end token."""
-
-    def ids_of(text: str) -> list[int]:
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    encoded = []
-    for prompt, response, _ in rows:
-        message = tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-        )
-        # Tokenized separately, as in training: no token reaches over the end of a part.
-        given = ids_of(message)
-        own = ids_of(response + tokenizer.eos_token)
-        encoded.append(Weighted(given + own, [0.0] * len(given) + [1.0] * len(own)))
-    return encoded
-
-
-def documents(tokenizer, observations: list[str]) -> list[Weighted]:
+def documents(policy: Policy, observations: list[str]) -> list[TokenRow]:
     """Observations alone, without what led to them; of WebShop's pages, each text alone.
 
     Each text appears twice, so that the model learns to copy what it has read.
@@ -134,65 +114,64 @@ def documents(tokenizer, observations: list[str]) -> list[Weighted]:
     for observation in observations:
         texts |= dict.fromkeys(observation.split(" [SEP] "))
     texts.pop("", None)
-    encoded = []
+    rows = []
     for text in texts:
-        # An end token before each: that is what separates documents.
-        text = tokenizer.eos_token + text
-        twice = tokenizer(text, add_special_tokens=False)["input_ids"] * 2
-        encoded.append(Weighted(twice, [DOCUMENT] * len(twice)))
-    return encoded
-
-
-def weighted_loss(model, batch: list[Weighted]) -> tuple[torch.Tensor, float]:
-    """(weighted sum of the cross entropy of all tokens in nats, sum of the weights)."""
-    length = max(len(row.ids) for row in batch)
-    ids = torch.zeros(len(batch), length, dtype=torch.long)  # (B, L), padded on the right
-    weight = torch.zeros(len(batch), length)  # (B, L)
-    for k, row in enumerate(batch):
-        ids[k, : len(row.ids)] = torch.tensor(row.ids)
-        weight[k, : len(row.ids)] = torch.tensor(row.weights)
-    # A position predicts the next token: targets and their weights start at the second.
-    targets = ids[:, 1:]  # (B, L - 1)
-    weight = weight[:, 1:]  # (B, L - 1)
-    # No mask: padding is on the right, where no scored position attends to it.
-    hidden = model.get_decoder()(ids).last_hidden_state[:, :-1]  # (B, L - 1, D)
-    # The head on the M positions with weight only: in a model of this size, it costs most.
-    scored = weight > 0  # (B, L - 1)
-    logits = model.get_output_embeddings()(hidden[scored])  # (M, V)
-    loss = torch.nn.functional.cross_entropy(logits, targets[scored], reduction="none")  # (M,)
-    return (loss * weight[scored]).sum(), weight.sum().item()
+        # An end token before each: that is what separates documents. Nothing predicts the first.
+        first, *rest = [policy.eos_ids[0], *policy.encode(text)] * 2
+        rows.append(TokenRow([first], [], rest))
+    return rows
 
 
 def imitate(
-    model, tokenizer, rows: list[Demonstration], seed: int, steps: int, stop: int | None = None
+    policy: Policy, rows: list[Demonstration], seed: int, steps: int, stop: int | None = None
 ) -> list[float]:
-    """Train `model` with cross entropy; returns the loss of each step.
+    """Train with cross entropy; returns the loss of each step.
 
     Each step draws BATCH of the rows and BATCH documents. With Muon it takes fewer steps than with
     AdamW alone. The learning rates warm up in 50 steps and decay to 5 % linearly. stop: end after
     this many of the `steps`.
     """
-    texts = documents(tokenizer, [row.observation for row in rows])
-    encoded = encode(tokenizer, rows)
-    optimizers = make_optimizers(model, PEAK)
+    texts = documents(policy, [row.observation for row in rows])
+    acts = []
+    for prompt, response, _ in rows:
+        acts.append(TokenRow(policy.encode_chat(prompt), policy.encode_response(response), []))
+    optimizers = make_optimizers(policy.model, PEAK)
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     generator = torch.Generator().manual_seed(seed)
-    model.train()
+    policy.train()
     history = []
     for step in tqdm(range(stop or steps), "warm start", unit="step", leave=False, disable=None):
         warm_up = (step + 1) / 50
         decay = max(1 - step / steps, 0.05)
         for optimizer, peak in zip(optimizers, peaks, strict=True):
             optimizer.param_groups[0]["lr"] = peak * min(warm_up, decay)
-        batch = _draw(encoded, generator) + _draw(texts, generator)
-        loss = _mean_loss(model, batch)
-        model.zero_grad()
+        loss = mean_loss(policy, _draw(acts, generator) + _draw(texts, generator))
+        policy.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
         history.append(loss.item())
     return history
+
+
+def mean_loss(policy: Policy, rows: list[TokenRow]) -> Tensor:
+    """The weighted mean of the cross entropy over all responses and documents, in nats."""
+
+    def length(row: TokenRow) -> int:
+        return len(row.prompt_ids) + len(row.response_ids) + len(row.obs_ids)
+
+    total = 0.0
+    weights = 0.0
+    rows = sorted(rows, key=length)  # rows of about the same length: little padding
+    for start in range(0, len(rows), PASS):
+        part = rows[start : start + PASS]
+        batch = collate(part, [True] * len(part), policy.pad_id)
+        logp, _ = policy(batch)  # (B, S)
+        weight = batch.response_mask + DOCUMENT * batch.obs_mask  # (B, S)
+        total = total - (logp * weight).sum()
+        weights = weights + weight.sum()
+    return total / weights
 
 
 def make_optimizers(model, lr: float) -> list[torch.optim.Optimizer]:
@@ -208,22 +187,6 @@ def make_optimizers(model, lr: float) -> list[torch.optim.Optimizer]:
     ]
 
 
-def _draw(source: list[Weighted], generator: torch.Generator) -> list[Weighted]:
+def _draw(source: list[TokenRow], generator: torch.Generator) -> list[TokenRow]:
     chosen = torch.randint(len(source), (BATCH,), generator=generator).tolist()
     return [source[i] for i in chosen]
-
-
-def _mean_loss(model, batch: list[Weighted]) -> torch.Tensor:
-    """The weighted mean of the cross entropy over all tokens of a batch, PASS rows at a time."""
-
-    def length(row: Weighted) -> int:
-        return len(row.ids)
-
-    total = 0.0
-    weights = 0.0
-    rows = sorted(batch, key=length)  # rows of about the same length: little padding
-    for start in range(0, len(rows), PASS):
-        loss, weight = weighted_loss(model, rows[start : start + PASS])
-        total = total + loss
-        weights = weights + weight
-    return total / weights

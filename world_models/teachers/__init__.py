@@ -71,7 +71,7 @@ def warm_start(env: str, out: Path, seed: int = 0) -> None:
     rows = demonstrations(env, tasks, seed)
     tokenizer = make_tokenizer(list(chain.from_iterable(rows)))
     policy = Policy(make_model(tokenizer, seed), tokenizer)
-    losses = imitate(policy.model, tokenizer, rows, seed, lesson.steps)
+    losses = imitate(policy, rows, seed, lesson.steps)
     hundreds = [losses[i : i + 100] for i in range(0, len(losses), 100)]
     record = {"loss": [round(sum(part) / len(part), 4) for part in hundreds]}
     record["miniature"] = miniature(env, tasks[:12], tokenizer, seed)
@@ -83,7 +83,7 @@ def miniature(env: str, tasks: list[str], tokenizer, seed: int) -> dict:
     """Three steps on a few tasks: digest of the demonstrations, and losses."""
     lesson = LESSONS[env]
     rows = demonstrations(env, tasks, seed)
-    model = make_model(tokenizer, seed)
-    losses = imitate(model, tokenizer, rows, seed, lesson.steps, stop=3)
+    policy = Policy(make_model(tokenizer, seed), tokenizer)
+    losses = imitate(policy, rows, seed, lesson.steps, stop=3)
     digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
     return {"demonstrations": digest, "loss": losses}
