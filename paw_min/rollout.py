@@ -16,7 +16,7 @@ timing, and so do the last bits of the log-probabilities.
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paw_min.base import distributed
 from paw_min.base.console import progress_bar
@@ -33,6 +33,7 @@ from paw_min.rows import Episode, Transition
 class Rollout:
     episodes: list[Episode]  # those of all ranks
     metrics: dict[str, float]
+    unknown: list[str] = field(default_factory=list)  # words that the tokenizer has not; this rank
 
 
 def rollout(
@@ -91,7 +92,8 @@ def rollout(
     metrics["generator_idle"] = 1.0 - metrics["seconds_generate"] / seconds
     metrics["env_wait"] = metrics["seconds_env"] / seconds
     # From here on, every rank has the episodes of all ranks.
-    played = Rollout(distributed.all_gather(mine), _over_ranks(distributed.all_gather([metrics])))
+    metrics = _over_ranks(distributed.all_gather([metrics]))
+    played = Rollout(distributed.all_gather(mine), metrics, list(player.unknown))
     played.metrics["responses_cut"] /= max(1, sum(len(e.transitions) for e in played.episodes))
     return played
 
@@ -143,6 +145,7 @@ class _Player:
         self.bar = bar
         self.benchmark = benchmark
         self.render = benchmark.prompts[cfg.prompt]
+        self.unknown: dict[str, None] = {}  # words of the environment that the model has not
         self.metrics = {"seconds_generate": 0.0, "seconds_env": 0.0} | dict.fromkeys(COUNTS, 0)
         self.seats: dict[int, _Seat] = {}  # by slot
         self.queue: deque[Request] = deque()  # what the sampler generates next
@@ -207,6 +210,7 @@ class _Player:
         seat.episode.instruction = step.task
         seat.episode.task_type = step.task_type
         seat.context = Context(step.task, step.observation, step.admissible)
+        self.find_unknown(self.render(seat.context, self.cfg.history_length))
 
     def end(self, slot: int) -> None:
         """The episode in this slot is over; the slot gets the next one."""
@@ -231,6 +235,9 @@ class _Player:
         # o_{t+1} is tokenized alone, not with the prompt that will show it: the target of the
         # world model is this observation, whatever the next prompt looks like.
         obs_ids = self.policy.encode(step.observation)
+        # A malformed response is answered in words that no demonstration needs.
+        if seat.command.valid:
+            self.find_unknown(step.observation, written=[*context.responses, seat.text])
         separator_ids = []
         if self.cfg.wm_separator == "turn":
             separator_ids = self.policy.separator(seat.response.ids)
@@ -264,6 +271,17 @@ class _Player:
         context.responses.append(seat.text)
         context.observation = step.observation
         context.admissible = step.admissible
+
+    def find_unknown(self, text: str, written: Sequence[str] = ()) -> None:
+        """Note the words of the environment that become <unk>.
+
+        written: responses, whose parts the environment may repeat.
+        """
+        own = " ".join(written).lower()
+        for word in self.policy.unknown_words(text):
+            # Without a letter, it may be the agent's punctuation next to the environment's.
+            if any(c.isalnum() for c in word) and word.lower() not in own:
+                self.unknown[word] = None
 
     def prompt(self, context: Context) -> list[int]:
         """h_t as token ids: one user message, rendered anew from the context in every step."""

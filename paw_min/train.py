@@ -23,6 +23,7 @@ from paw_min import update
 from paw_min.base import console, distributed
 from paw_min.base.errors import UserError
 from paw_min.config import Config
+from paw_min.envs.benchmarks import NAMES
 from paw_min.metrics import describe_episodes, describe_selection, peak_memory
 from paw_min.model.probe import check_panel, check_sync
 from paw_min.ppo import with_critic
@@ -171,6 +172,11 @@ def collect(cfg: Config, s: Session, k: int) -> Rollout:
     if played.metrics["obs_tokens_cut"] and k == 1:
         console.say("observations over --max-obs-tokens, or over the model's positions, are cut: "
                     "see obs_tokens_cut")
+    # The stand-ins of the benchmarks lack rare words, and stay as they are.
+    if played.unknown and k == 1 and cfg.env not in NAMES:
+        console.say(f"the model reads words of the environment as <unk>: "
+                    f"{', '.join(played.unknown):.100}. If the environment has changed, delete "
+                    f"{cfg.model}, so that it is made again, and use another --name.")
     return played
 
 

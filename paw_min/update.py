@@ -42,6 +42,7 @@ from torch import Tensor
 from paw_min import advantages, balance, cmae, losses, select, targets
 from paw_min.base import distributed
 from paw_min.base.console import progress_bar
+from paw_min.base.errors import UserError
 from paw_min.base.seeds import generator
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
@@ -222,6 +223,10 @@ def loss_parts(
     observations = first_p = None
     if batch.obs_mask.any():
         observations = world_model_loss(cfg, logp, batch)
+        if (shape := tuple(observations.per_row.shape)) != (len(index),):
+            raise UserError(f"the world-model loss returns the shape {shape} in place of "
+                            f"({len(index)},): one value per row, such as the mean over its "
+                            "observation's tokens.")
         weighted = (rows.row_weight[index].to(logp) * observations.per_row).sum()
         terms["wm"] = cfg.wm_scale * weighted * (len(rows.tokens) / len(mini))
         first = batch.obs_mask.int().argmax(-1, keepdim=True)  # (B, 1); 0 in rows without o'

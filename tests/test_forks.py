@@ -23,7 +23,7 @@ from paw_min.rows import Episode, TokenRow, Transition, flatten
 from paw_min.running.config_json import differences
 from paw_min.running.runs import read_metrics
 from paw_min.toy import standins
-from paw_min.update import learn, mini_batches, prepare
+from paw_min.update import ObservationLoss, learn, mini_batches, prepare
 from tests.helpers import (
     BASE,
     EPISODES,
@@ -218,6 +218,19 @@ def test_a_rank_that_repeats_a_row_of_another_adds_no_loss():
     batch.obs_mask.zero_()
     found = probable.loss_of_probable(Config(), logp, batch)
     assert not found.per_row.any() and not found.counted.any()
+
+
+def test_a_loss_of_a_wrong_shape_is_one_sentence():
+    """A value per token in place of one per row."""
+    def per_token(cfg, logp, batch):
+        return ObservationLoss(-logp * batch.obs_mask, batch.obs_mask)
+
+    cfg = Config(**BASE)
+    s = session(0.0)
+    rows = prepared(cfg, s)
+    sentence = r"world-model loss returns the shape \(\d+, \d+\) in place of \(\d+,\): one value"
+    with pytest.raises(UserError, match=sentence):
+        train.learn_jointly(cfg, s, rows, 1, per_token)
 
 
 # ---- TAPO ----

@@ -4,9 +4,12 @@ import inspect
 import time
 from itertools import product
 
+import pytest
+
 from examples import locks
 from examples.one_file import R_MAX, TOOLS, Size, make_world
 from paw_min import losses, train
+from paw_min.base.errors import UserError
 from paw_min.base.threads import in_daemon
 from paw_min.config import Config
 from paw_min.envs.interface import Context, Turn
@@ -110,6 +113,42 @@ def test_a_run(tmp_path, monkeypatch):
         said = policy.tokenizer.convert_ids_to_tokens(row.obs_ids)
         assert said == world.observation(name, row.command)
         assert row.separator_ids == []
+
+
+class Renamed(locks.Locks):
+    """What was a bone lock is a zorro lock."""
+
+    def _step(self, observation, **outcome):
+        return super()._step(observation.replace("bone", "zorro"), **outcome)
+
+
+@pytest.mark.parametrize("changed", ["words", "facts"])
+def test_a_changed_world_is_noticed(changed, tmp_path, monkeypatch, capsys):
+    """In an unfinished run, words and facts; in a new one with the old start model, words."""
+    locks.warm_start(tmp_path / "start", size=Size(warm_steps=30))  # some responses are tools
+    settings = dict(
+        env="locks", out=str(tmp_path), model=str(tmp_path / "start"), seed=7, updates=1, groups=8,
+        group_size=8, eval_tasks=4,
+    )
+
+    def start(**others):
+        train.train(Config(**locks.PRESETS["tiny"] | settings | others))
+
+    start(name="r")
+    assert "<unk>" not in capsys.readouterr().out
+    if changed == "words":
+        monkeypatch.setattr(locks, "Locks", Renamed)
+    else:
+        monkeypatch.setattr(locks, "make_world", lambda seed: make_world(seed + 1))
+    before = (tmp_path / "r" / "metrics.jsonl").read_bytes()
+    sentence = f"^{tmp_path}/r was trained where the environment said '.*', and now it says '.*'"
+    with pytest.raises(UserError, match=f"{sentence}: choose another --name, or restore"):
+        start(name="r", updates=2)
+    assert (tmp_path / "r" / "metrics.jsonl").read_bytes() == before
+    capsys.readouterr()
+    start(name="s")
+    notice = "the model reads words of the environment as <unk>: zorro. If the environment has"
+    assert capsys.readouterr().out.count(notice) == (changed == "words")
 
 
 def test_the_preset_has_the_settings_of_one_file():

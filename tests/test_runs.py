@@ -37,7 +37,7 @@ def policy():
 def restore(run: runs.Run, policy, optimizer) -> int:
     """As session.open_session does."""
     done = run.load(policy, optimizer)
-    run.begin(done)
+    run.begin(done, [])
     return done
 
 

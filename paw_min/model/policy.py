@@ -23,7 +23,7 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -196,6 +196,20 @@ class Policy(torch.nn.Module):
     def encode_rendered(self, text: str) -> list[int]:
         """Token ids of what the chat template has written, control tokens included."""
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    @cached_property
+    def has_unknown_words(self) -> bool:
+        """Is it a word-level tokenizer? Others spell words that they do not know."""
+        return isinstance(self.tokenizer.backend_tokenizer.model, models.WordLevel)
+
+    def unknown_words(self, text: str) -> list[str]:
+        """The words in a text that become <unk>."""
+        if not self.has_unknown_words:
+            return []
+        found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        spans = zip(found["input_ids"], found["offset_mapping"], strict=True)
+        unknown = self.tokenizer.unk_token_id
+        return [text[start:end] for token, (start, end) in spans if token == unknown]
 
     def decode(self, ids: list[int]) -> str:
         """The text of a response, without control tokens."""

@@ -1,6 +1,7 @@
 """The folder of a run: settings, metrics, checkpoints. Rerunning the same command resumes it.
 
     runs/<name>/config.json           every setting
+                world.json            what the environment said in a few tasks, before training
                 metrics.jsonl         one line per update; line 0 is the evaluation before training
                 episodes.md           a few episodes of the latest evaluation as text
                 evaluation.json       all its outcomes, per task
@@ -20,6 +21,7 @@ of ranks can resume from them.
 
 import json
 import os
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
@@ -128,14 +130,16 @@ class Run:
             )
         return updates_done(checkpoint)
 
-    def begin(self, done: int) -> None:
+    def begin(self, done: int, said: list[str]) -> None:
         """Make the folder agree with the checkpoint, then write the settings and open the tracker.
 
         Called when everything else is loaded: a start that fails, as with wrong data, leaves the
-        folder unchanged.
+        folder unchanged. said: by the environment (tasks.sayings).
         """
         if distributed.rank() > 0:
             return
+        if self.is_trained:
+            self.check_world(said)
         lines = read_metrics(self.folder)
         if not done and lines and lines[-1]["update"] > self.saved_every:
             raise UserError(f"{self.folder} has metrics, but no checkpoint: use another --name")
@@ -146,8 +150,25 @@ class Run:
         kept = [line for line in lines if line["update"] <= done]
         self.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
         self.write_settings()
+        if said and not self.is_trained:
+            self.write("world.json", json.dumps(said, indent=1) + "\n")
         if self.cfg.track != "none":
             self.tracker = track.Tracker(self.cfg, self.folder, kept)
+
+    def check_world(self, said: list[str]) -> None:
+        """UserError if the environment has changed since the start of the run."""
+        path = self.folder / "world.json"
+        if not (said and path.exists()):  # an older run has none
+            return
+        with reading(path):
+            before = json.loads(path.read_text())
+        for old, new in zip_longest(before, said, fillvalue=""):
+            if old != new:
+                start = max(0, len(os.path.commonprefix([old, new])) - 20)
+                part = slice(start, start + 80)
+                raise UserError(f"{self.folder} was trained where the environment said "
+                                f"{old[part]!r}, and now it says {new[part]!r}: choose another "
+                                "--name, or restore the environment and its data.")
 
     def metrics(self) -> list[dict]:  # on every rank
         return distributed.all_gather(read_metrics(self.folder) if distributed.rank() == 0 else [])

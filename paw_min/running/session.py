@@ -35,7 +35,7 @@ from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.ppo import LR_FACTOR, load_critic
 from paw_min.running import memory, track
 from paw_min.running.runs import Run, updates_done
-from paw_min.running.tasks import draw_groups, panel
+from paw_min.running.tasks import draw_groups, panel, sayings
 
 PANEL_SLOTS = 128  # most slots of the pool that serve the panel
 WEIGHT_DECAY = 0.01  # AdamW's; verl-agent
@@ -114,7 +114,7 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
                 done = updates_done(checkpoint) if checkpoint else 0
             else:
                 done = run.load(policy, optimizer)
-                run.begin(done)
+                run.begin(done, sayings(pool, tasks) if distributed.rank() == 0 else [])
             yield Session(run, policy, reference, optimizer, sampler, pool, tasks, done)
 
 

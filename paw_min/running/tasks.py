@@ -7,6 +7,7 @@ every run; verl-agent draws a new one each time, with repeats.
 from itertools import pairwise
 
 from paw_min.base.seeds import generator
+from paw_min.envs.interface import Pool, Tasks
 
 
 def draw_groups(tasks: list[str], n_groups: int, seed: int, update: int) -> list[str]:
@@ -36,3 +37,22 @@ def panel(tasks: list[str], n: int) -> list[str]:
     return [tasks[rng.randrange(low, high)] for low, high in pairwise(cuts)]
 
 
+def sayings(pool: Pool, tasks: Tasks) -> list[str]:
+    """What the environment says at the start of eight tasks, and to the first command listed.
+
+    A run that resumes compares it with that of its start (runs.py): a folder may have the old name
+    and other contents. Empty if an episode failed.
+    """
+    said = []
+    for listed in (tasks.train, tasks.held_out):
+        for task in panel(listed, min(4, len(listed))):
+            pool.reset(0, task)
+            steps = [pool.recv().step]
+            if steps[0].admissible:
+                pool.step(0, steps[0].admissible[0])
+                steps.append(pool.recv().step)
+            if any(step.failed for step in steps):
+                return []
+            for step in steps:
+                said += [step.task, step.observation, *step.admissible]
+    return said
