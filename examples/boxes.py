@@ -186,7 +186,7 @@ BENCHMARKS["boxes"] = Benchmark(
 # ---- the start model ----
 
 
-def plain(policy: Policy) -> Policy:
+def bare_format(policy: Policy) -> Policy:
     """The same model with the shortest format: a message as it is, and a tool as the last token.
 
     SmolLM2's own chat format would add 30 tokens to these rows of 6.
@@ -226,7 +226,7 @@ def prepare(start: Path = START) -> None:
 
     def make(folder: Path) -> None:
         print(f"training the start model in {folder}: 5 minutes on one core", flush=True)
-        policy = plain(load_policy(str(smollm2.write()), precision="bf16"))
+        policy = bare_format(load_policy(str(smollm2.write()), precision="bf16"))
         words = serial_words(policy.tokenizer) if start == START_SERIALS else ()
         warm_start(policy, words=words)
         policy.save(folder)

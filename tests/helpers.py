@@ -53,7 +53,7 @@ def one_sentence(match: str, kind=UserError):
 def held_by_another_process(folder):
     """Another process holds the lock of this folder, until it is killed."""
     code = (
-        "import sys, time; from filelock import FileLock\n"  # starts faster than runs.hold
+        "import sys, time; from filelock import FileLock\n"  # starts faster than runs.lock_folder
         "lock = FileLock(sys.argv[1]); lock.acquire(); print('held', flush=True); time.sleep(60)"
     )
     held = [sys.executable, "-c", code, f"{folder}/lock"]

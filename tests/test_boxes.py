@@ -33,7 +33,7 @@ def start(tmp_path_factory) -> Path:
         pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
     )
     torch.manual_seed(0)
-    policy = boxes.plain(Policy(LlamaForCausalLM(config), tokenizer))
+    policy = boxes.bare_format(Policy(LlamaForCausalLM(config), tokenizer))
     boxes.warm_start(policy, steps=2)
     folder = tmp_path_factory.mktemp("boxes") / "start"
     policy.save(folder)

@@ -89,10 +89,11 @@ def test_no_file_of_others_is_written_over(tmp_path):
     (tmp_path / "model").mkdir()
     pieces = Pieces(tmp_path / "x", {})
     with pytest.raises(UserError, match="has a model already: choose another --out, or delete it"):
-        pieces.claim(tmp_path / "model")
-    pieces.claim(tmp_path / "other")
+        pieces.refuse_to_overwrite(tmp_path / "model")
+    pieces.refuse_to_overwrite(tmp_path / "other")
     pieces.once("k", int, lambda: 1)
-    Pieces(tmp_path / "x", {}).claim(tmp_path / "model")  # the command was killed, and made it
+    killed = Pieces(tmp_path / "x", {})  # the command that made it
+    killed.refuse_to_overwrite(tmp_path / "model")
 
 
 # ---- training ----

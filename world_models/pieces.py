@@ -134,7 +134,7 @@ class Pieces:
             optimizer.load_state_dict(state["optimizer"])
         return state["losses"]
 
-    def claim(self, path: Path) -> None:
+    def refuse_to_overwrite(self, path: Path) -> None:
         """UserError if there is a file or folder that the command would write over.
 
         One that was killed may have written it, and has left pieces.

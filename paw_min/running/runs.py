@@ -60,7 +60,7 @@ class Run:
         path = self.folder / "config.json"
         with writing(f"the run folder {self.folder}"):
             self.folder.mkdir(parents=True, exist_ok=True)
-            self.lock = hold(self.folder, "--name")
+            self.lock = lock_folder(self.folder, "--name")
         self.is_trained = bool(read_metrics(self.folder) or self.checkpoint())
         if path.exists() or self.is_trained:
             with reading(path):  # it may be that of a model, or of another program
@@ -196,7 +196,7 @@ class Run:
             self.tracker.close()
 
 
-def hold(folder: Path, flag: str) -> FileLock:
+def lock_folder(folder: Path, flag: str) -> FileLock:
     """Lock a folder until this process ends; UserError if another process holds it.
 
     flag: the one that chooses another folder.

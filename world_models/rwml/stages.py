@@ -51,7 +51,7 @@ from paw_min.retrieval.dense import Encoder
 from paw_min.rows import TokenRow
 from paw_min.running.config_json import public
 from paw_min.running.evaluate import evaluate
-from paw_min.running.runs import hold
+from paw_min.running.runs import lock_folder
 from paw_min.running.session import (
     Session,
     check_machine,
@@ -230,7 +230,7 @@ def load_encoder(name: str, device: str) -> Encoder:
 def main(argv: list[str] | None = None) -> None:
     job = arguments(argv)
     # Another command may use the same triplets, but not while they are made.
-    lock = hold(job.folder, "--out")
+    lock = lock_folder(job.folder, "--out")
     path = job.folder / "collected.json"
     record = stage(path, job.shared(), lambda: make_triplets(job))
     job.pieces("collect").remove()
@@ -260,7 +260,7 @@ def make_triplets(job: RwmlJob) -> dict:
     settings = job.settings
     pieces = job.pieces("collect")
     for name in ("triplets.jsonl", "held_out.jsonl", "start", "start.partial"):
-        pieces.claim(job.folder / name)
+        pieces.refuse_to_overwrite(job.folder / name)
     tasks = find_tasks(replace(job.cfg, groups=settings.tasks))
     found = collect(
         job.cfg, tasks, pieces, n_tasks=settings.tasks, episodes=settings.episodes,

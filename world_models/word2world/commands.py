@@ -42,7 +42,7 @@ from paw_min.base.files import writing
 from paw_min.config import Config
 from paw_min.envs.interface import Pool, Tasks
 from paw_min.metrics import mean
-from paw_min.running.runs import hold
+from paw_min.running.runs import lock_folder
 from paw_min.running.session import find_tasks
 from world_models.pieces import Pieces, digest, stage
 from world_models.word2world.dream import VerifiedPool
@@ -213,7 +213,7 @@ def main(argv: list[str] | None = None) -> dict:
     job = parse(__doc__, sys.argv[1:] if argv is None else argv)
 
     def make() -> dict:
-        job.pieces().claim(job.out / OUTPUTS.get(job.command, f"{job.command}.json"))
+        job.pieces().refuse_to_overwrite(job.out / OUTPUTS.get(job.command, f"{job.command}.json"))
         say(f"{job.command} {job.cfg.env}: to {job.out}")
         began = time.perf_counter()
         found = FUNCTIONS[job.command](job)
@@ -221,7 +221,7 @@ def main(argv: list[str] | None = None) -> dict:
 
     with writing(f"the folder {job.out}"):
         job.out.mkdir(parents=True, exist_ok=True)
-        lock = hold(job.out, "--out")
+        lock = lock_folder(job.out, "--out")
     path = job.out / f"{job.command}.json"
     found = stage(path, {"command": job.line}, make)
     job.pieces().remove()
