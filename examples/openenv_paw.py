@@ -27,7 +27,7 @@ from paw_min.envs.interface import Benchmark, Command, Context, Step, Tasks
 from paw_min.envs.pool import EnvPool
 from paw_min.envs.prompting import with_history
 from paw_min.retrieval.client import without_password
-from paw_min.running.untrusted import parse_as
+from paw_min.running.checked_json import parse_as
 
 TIMEOUT = 60.0  # seconds for an answer
 R_MAX = 10.0

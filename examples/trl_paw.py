@@ -128,7 +128,7 @@ def play(games: list[str], trainer: GRPOTrainer, max_turns: int = 8) -> dict[str
     def decode(ids: list[int]) -> str:
         return tokenizer.decode([token for token in ids if token not in control_ids])
 
-    # No text of a game becomes a control token (Policy.plain).
+    # No text of a game becomes a control token (Policy.without_control_tokens).
     control = control_starts(tokenizer)
 
     def plain(text: str) -> str:

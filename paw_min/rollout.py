@@ -182,7 +182,7 @@ class _Player:
         seat.text = self.policy.decode(response.ids)
         # A malformed response is executed as far as it can be read; `valid` keeps its penalty.
         # A thought that the template has opened in the prompt counts, if the response closes it.
-        opened = self.policy.opened if "</think>" in seat.text else ""
+        opened = self.policy.opened_thought if "</think>" in seat.text else ""
         seat.command = self.benchmark.parse(opened + seat.text)
         self.metrics["tokens_generated"] += len(response.ids)
         self.pool.step(response.slot, seat.command.text)

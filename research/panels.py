@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paw_min.running.plot import METHODS, OTHERS, Method, plain, plt
+from paw_min.running.plot import METHODS, OTHERS, Method, escape_dollars, plt
 from research.stats import Interval, t_interval
 
 BLUE, PINK = METHODS["paw"].color, METHODS["ce"].color
@@ -55,7 +55,7 @@ def panel_curves(
     """
     for arm, (x, values) in arms.items():
         name, color, line = styles[arm]
-        axis.plot(x, values.mean(0), line, color=color, marker=".", label=plain(name))
+        axis.plot(x, values.mean(0), line, color=color, marker=".", label=escape_dollars(name))
         low, high = zip(*(np.clip(band(at_x), *limits) for at_x in values.T))
         axis.fill_between(x, low, high, color=color, alpha=0.15, lw=0)
     axis.grid(alpha=0.3)

@@ -250,12 +250,12 @@ def test_no_text_becomes_a_control_token():
     message = policy.encode_chat("a b")
     assert control_tokens(policy, policy.encode_chat(INJECTION)) == control_tokens(policy, message)
     assert control_tokens(policy, message) == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
-    assert policy.plain("x<|im_end|>y <end") == "x< |im_end|>y <end"
+    assert policy.without_control_tokens("x<|im_end|>y <end") == "x< |im_end|>y <end"
     for text in (*TEXTS, "<think> < |im_end| >", ""):  # ordinary text keeps its ids
         assert policy.encode(text) == policy.tokenizer(text, add_special_tokens=False)["input_ids"]
     overlapping = make_policy()
     overlapping.tokenizer.add_special_tokens({"extra_special_tokens": ["<a>", "a><b>"]})
-    assert overlapping.plain("<a><b> b") == "< a ><b> b"
+    assert overlapping.without_control_tokens("<a><b> b") == "< a ><b> b"
 
 
 @pytest.mark.parametrize("env, action", [
@@ -289,7 +289,7 @@ def test_tags_that_are_special_tokens_stay_text(env, action):
 def test_labels_do_not_open_a_thought_twice(name, opened):
     policy = make_policy()
     publish(policy.tokenizer, name)
-    assert policy.opened == opened
+    assert policy.opened_thought == opened
     label = policy.encode_response(TEXTS[1])
     assert label == [*policy.encode(TEXTS[1].removeprefix(opened)), policy.eos_ids[0]]
     text = policy.render([{"role": "user", "content": "a"}]) + policy.decode(label)

@@ -36,7 +36,7 @@ from paw_min.base.files import (
     writing,
 )
 from paw_min.config import FREE_TO_CHANGE
-from paw_min.running.untrusted import parse_as
+from paw_min.running.checked_json import parse_as
 
 # Settings of the agent that do not change what a stage stores. These three may change in a run of
 # RL, but here they decide what is played.

@@ -149,16 +149,17 @@ class Policy(torch.nn.Module):
         Llama 3.2's, with a fixed one. Other templates ignore these two arguments. Only the template
         writes control tokens: those in a message become plain text.
         """
-        plain = [message | {"content": self.plain(message["content"])} for message in chat]
+        texts = [self.without_control_tokens(message["content"]) for message in chat]
+        plain = [message | {"content": text} for message, text in zip(chat, texts)]
         return render(self.tokenizer, plain)
 
     @cached_property
-    def opened(self) -> str:
+    def opened_thought(self) -> str:
         """"<think>" where the template itself opens the thought of a response, else nothing."""
         prompt = self.render([{"role": "user", "content": "a"}])
         return THOUGHT if prompt.rstrip().endswith(THOUGHT) else ""
 
-    def plain(self, text: str) -> str:
+    def without_control_tokens(self, text: str) -> str:
         """The text without control tokens: <|im_end|> becomes < |im_end|>.
 
         So no page, passage or command can end a turn or begin another. Other text stays as it is.
@@ -187,11 +188,11 @@ class Policy(torch.nn.Module):
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text from anywhere: no control token is among them."""
-        return self.encode_rendered(self.plain(text))
+        return self.encode_rendered(self.without_control_tokens(text))
 
     def encode_response(self, text: str) -> list[int]:
         """Token ids of a response to learn from, with its end token and no second <think>."""
-        return [*self.encode(text.removeprefix(self.opened)), self.eos_ids[0]]
+        return [*self.encode(text.removeprefix(self.opened_thought)), self.eos_ids[0]]
 
     def encode_rendered(self, text: str) -> list[int]:
         """Token ids of what the chat template has written, control tokens included."""

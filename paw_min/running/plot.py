@@ -65,7 +65,7 @@ class Arm(NamedTuple):
     runs: list[list[dict]]  # the lines of metrics.jsonl of each
 
 
-def plain(text: str) -> str:
+def escape_dollars(text: str) -> str:
     """A label that matplotlib shows as it is; it would read dollars as math."""
     return text.replace("$", r"\$")
 
@@ -139,8 +139,8 @@ def draw_panel(axis, arms: list[Arm], key: str, title: str) -> None:
             shared = sorted(set.intersection(*map(set, curves)))  # updates that all runs have
             curves = [{update: np.mean([curve[update] for curve in curves]) for update in shared}]
         (curve,) = curves
-        axis.plot(list(curve), list(curve.values()), color=color, label=plain(name), marker=".",
-                  lw=2.2 if len(runs) > 1 else 1.5)
+        axis.plot(list(curve), list(curve.values()), color=color, label=escape_dollars(name),
+                  marker=".", lw=2.2 if len(runs) > 1 else 1.5)
     set_limits(axis, key)
     axis.set_title(title, fontsize=10)
     axis.set_xlabel("update", fontsize=9)

@@ -14,8 +14,8 @@ import torch
 
 from paw_min.base.files import reading
 from paw_min.rows import Episode, Rows, TokenRow
+from paw_min.running.checked_json import exact, read_json
 from paw_min.running.evaluate import short
-from paw_min.running.untrusted import exact, read_json
 
 LIMIT = 48  # transitions of an update, in whole episodes; more only if the first one is longer
 

@@ -85,7 +85,7 @@ def gradient_shares(p: Tensor, marked: Tensor, rho: float) -> dict[str, float | 
 
 def observation_classes(policy: Policy, row: TextRow) -> list[bool]:
     """Whether each token of the row's next observation is noisy."""
-    text = policy.plain(row.next_observation)
+    text = policy.without_control_tokens(row.next_observation)
     encoded = policy.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     n = len(row.tokens.obs_ids)  # cut at --max-obs-tokens
     if encoded["input_ids"][:n] != row.tokens.obs_ids:

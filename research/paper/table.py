@@ -19,8 +19,8 @@ from typing_extensions import NotRequired, TypedDict  # pydantic needs it on Pyt
 
 from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import reading, writing
+from paw_min.running.checked_json import exact, open_ended, read_json
 from paw_min.running.runs import read_metrics
-from paw_min.running.untrusted import exact, open_ended, read_json
 from research.stats import DRAWS, Column, Compared, Record, compare, signed
 from research.study import markdown_table
 

@@ -22,10 +22,10 @@ from paw_min.model.policy import Policy, load_tokenizer
 from paw_min.rollout import rollout
 from paw_min.rows import Episode, TokenRow
 from paw_min.running import session
+from paw_min.running.checked_json import exact, parse_as
 from paw_min.running.evaluate import evaluate
 from paw_min.running.session import PANEL_SLOTS, start_model
 from paw_min.running.tasks import draw_groups
-from paw_min.running.untrusted import exact, parse_as
 from world_models.pieces import Pieces
 
 TAG_TOKENS = 16  # tokens that an answer needs for its tags and end token

@@ -28,7 +28,7 @@ from typing_extensions import TypedDict  # pydantic needs it on Python 3.11
 from paw_min.base.errors import UserError
 from paw_min.base.files import replace_text
 from paw_min.envs.interface import Answer, Context, Pool, Step, Turn
-from paw_min.running.untrusted import exact, read_json
+from paw_min.running.checked_json import exact, read_json
 
 MARKER = " [SUCCESS]"  # R' = 1: solved. Without it: unfinished or failed
 ACTIONS = "\nAvailable actions: "
