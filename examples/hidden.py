@@ -61,7 +61,7 @@ PRESETS = {"tiny": dict(
     max_obs_tokens=8, max_turns=2, updates=200, eval_every=0, eval_tasks=0, eval_repeats=4,
     eval_temperature=1.0, save_every=25, lr=5e-4, beta2=0.95, mini_batch=64, micro_tokens=4096,
     statistics="trajectories", wm_separator="none",
-    # As in one_file.py, which has neither of these two, nor a KL term. verl-agent's KL term stays:
+    # one_file.py has neither of these two, nor a KL term. verl-agent's KL term stays:
     # without it, some runs lose the format, and all arms win less (research/hidden).
     entropy_coef=0.0, invalid_penalty=0.0)}
 

@@ -122,7 +122,7 @@ def run_update(cfg: Config, s: Session, k: int, learn: Learn) -> dict[str, float
     rows = flatten(episodes)  # line 3: the transition pool, the same on every rank
     seconds_rollout = time.perf_counter() - began
 
-    # Before training: check that the sampler used the current weights.
+    # Check before training that the sampler used the current weights.
     gap = check_sync(cfg, s.policy, rows, f"update {k}")
 
     # Lines 4, 6, 9: advantages, old log-probs, selection, lambda_g. All passes without gradient,

@@ -18,7 +18,7 @@ STYLES = METHODS | {
     "ce, alpha 1": Method("PaW with cross entropy, α = 1", PINK, "--"),
     "ce, constant": Method("PaW with cross entropy, λ = 1", PINK, "--"),
 }
-# As the grids of the paper name them (paper/grids.py).
+# The grids of the paper name them so (paper/grids.py).
 STYLES |= {"GRPO": METHODS["grpo"], "GRPO w/ PaW": METHODS["paw"], "ECHO": METHODS["echo"],
            "placebo: shuffled targets": METHODS["placebo"]}
 

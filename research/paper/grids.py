@@ -55,7 +55,7 @@ GRIDS = {
         Arm("ρ = 0.8", "--rho 0.8"),
         Arm("ρ = 1", "--rho 1"),
     ],
-    # Not in the paper: is it the content of the gradient, or its size? And two relatives.
+    # The paper does not ask: is it the content of the gradient, or its size? And two relatives.
     "neighbors": [
         *GRPO,
         PLACEBO,

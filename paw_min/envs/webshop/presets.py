@@ -20,7 +20,7 @@ PRESETS = {
     # 0.9 million parameters and a small generated shop: trains on a laptop CPU in minutes.
     "tiny": TINY,
     "paper": PAPER,
-    # For one GPU of 24 or 80 GB: as the preset paper, but with LoRA and its learning rate.
+    # These fit one GPU of 24 or 80 GB: the preset paper with LoRA and its learning rate.
     "24gb": PAPER | dict(lora_rank=16, lr=1e-5, vllm_memory=0.6),
     "80gb": PAPER | dict(
         model="Qwen/Qwen2.5-7B-Instruct", lora_rank=16, lr=1e-5, vllm_memory=0.5,

@@ -80,7 +80,7 @@ class Endpoint:
             base_url=self.url,
             api_key=self._key or "none",  # local servers need no key, but the package does
             timeout=DEADLINE,
-            # As many as fit into the deadline, so that the last failure is reported, not only the
+            # The retries fit into the deadline, so that the last failure is reported, not only the
             # deadline.
             max_retries=int(DEADLINE // LONGEST_WAIT),
             # A redirect would send the key to another server.
