@@ -34,13 +34,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from examples.locks import train_on_random_rows
+from examples.locks import Locks, train_on_random_rows
+from examples.one_file import R_MAX
 from paw_min.base.errors import UserError, user_errors
 from paw_min.base.files import made_once
 from paw_min.cli import checked, main
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.envs.interface import Benchmark, Command, Context, Step, Tasks
+from paw_min.envs.interface import Benchmark, Command, Context, Tasks
 from paw_min.envs.pool import EnvPool
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.rows import TokenRow
@@ -59,7 +60,6 @@ TOOL_OF = {  # material -> the tool that opens it with --data natural
     "stone": "drill", "cloth": "needle", "sand": "shovel",
 }
 MATERIALS, TOOLS = list(TOOL_OF), list(TOOL_OF.values())
-R_MAX = 10.0
 TRAIN, HELD_OUT = 1600, 64  # tasks: different pairs of the same boxes
 SERIAL_WORDS, SERIAL_LENGTH = 1000, 4
 WARM_STEPS, WARM_ROWS, WARM_LR = 60, 32, 5e-5
@@ -93,10 +93,12 @@ class World:
     tool_of: dict[str, str]  # material -> tool that opens it
     serial_of: dict[str, str]  # name -> the end of its observations, "" without serial numbers
 
+    def opens(self, name: str, tool: str) -> bool:
+        return tool == self.tool_of[self.material_of[name]]
+
     def observation(self, name: str, tool: str) -> str:
-        material = self.material_of[name]
-        outcome = "open" if tool == self.tool_of[material] else "shut"
-        return f" {material} {outcome}{self.serial_of[name]}"
+        outcome = "open" if self.opens(name, tool) else "shut"
+        return f" {self.material_of[name]} {outcome}{self.serial_of[name]}"
 
 
 def make_world(seed: int, natural: bool = False, words: Sequence[str] = ()) -> World:
@@ -125,27 +127,13 @@ def serial_words(tokenizer) -> list[str]:
     return [word for word in words if word not in taken][:SERIAL_WORDS]
 
 
-class Boxes:
+class Boxes(Locks):
     """Each box of a task is tried once. The task is their owners: "Alice Bob"."""
 
-    def __init__(self, world: World):
-        self.world = world
+    kind, tools = "boxes", TOOLS
 
-    def reset(self, task: str) -> Step:
-        self.task = task
-        self.opened = []
-        return self._step("")
-
-    def step(self, command: str) -> Step:
-        names = self.task.split()
-        seen = self.world.observation(names[len(self.opened)], command)
-        self.opened.append(seen.endswith("open"))
-        done = len(self.opened) == len(names)
-        won = done and all(self.opened)
-        return self._step(seen, reward=R_MAX * won, done=done, won=won)
-
-    def _step(self, observation: str, **outcome) -> Step:
-        return Step(observation, self.task, "boxes", TOOLS, **outcome)
+    def seen(self, name: str, tool: str) -> str:
+        return self.world.observation(name, tool)
 
 
 def load(cfg: Config, data: str) -> Tasks:

@@ -59,6 +59,8 @@ PRESETS = {"tiny": dict(
 class Locks:
     """Each lock of a task is tried once. The task is their names: "lock17 lock3"."""
 
+    kind, tools = "locks", TOOLS
+
     def __init__(self, world: World):
         self.world = world
 
@@ -73,11 +75,13 @@ class Locks:
         self.opened.append(self.world.opens(name, command))
         done = len(self.opened) == len(names)
         won = done and all(self.opened)
-        said = " ".join(self.world.observation(name, command))
-        return self._step(said, reward=R_MAX * won, done=done, won=won)
+        return self._step(self.seen(name, command), reward=R_MAX * won, done=done, won=won)
+
+    def seen(self, name: str, tool: str) -> str:
+        return " ".join(self.world.observation(name, tool))
 
     def _step(self, observation: str, **outcome) -> Step:
-        return Step(observation, self.task, "locks", TOOLS, **outcome)
+        return Step(observation, self.task, self.kind, self.tools, **outcome)
 
 
 def load(cfg: Config, data: str) -> Tasks:

@@ -40,19 +40,23 @@ def start(tmp_path_factory) -> Path:
     return folder
 
 
-def test_both_boxes_must_open_and_each_observation_shows_the_material():
+@pytest.mark.parametrize("words", [(), ("plan", "heat")])
+def test_both_boxes_must_open_and_each_observation_shows_the_material(words):
+    """With serial numbers, the observations are longer; a game is won alike."""
+    world = boxes.make_world(7, words=words)
     names = ["Alice", "Bob"]
     right = [WORLD.tool_of[WORLD.material_of[name]] for name in names]
     wrong = next(tool for tool in boxes.TOOLS if tool not in right)
     for tools in product([right[0], wrong], [right[1], wrong, "word"]):
-        environment = boxes.Boxes(WORLD)
+        environment = boxes.Boxes(world)
         step = environment.reset("Alice Bob")
         context = Context(step.task, step.observation, step.admissible)
         for turn, (name, tool) in enumerate(zip(names, tools)):
             assert boxes.prompt(context, 0) == f"Box of {name}"
             step = environment.step(tool)
             outcome = "open" if tool == right[turn] else "shut"
-            assert step.observation == f" {WORLD.material_of[name]} {outcome}"
+            seen = f" {WORLD.material_of[name]} {outcome}{world.serial_of[name]}"
+            assert step.observation == seen
             assert step.done == (turn == 1)
             context.history.append(Turn(context.observation, tool))
         won = list(tools) == right
