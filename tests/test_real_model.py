@@ -89,7 +89,7 @@ def test_the_folder_is_plain_and_complete(folder, policy):
 def test_encoding_loses_nothing(policy):
     for text in (RESPONSE, *OBSERVATIONS, prompts.INSTRUCTIONS, ROOM, "a  b\n\n\n12"):
         assert policy.decode(policy.encode(text)) == text
-    # As published, digits are split before words are: "\n\n" is one token here, too.
+    # The published tokenizer splits digits before words: "\n\n" is one token here, too.
     assert policy.tokenizer.tokenize("a\n\n12") == ["a", "ĊĊ", "1", "2"]
 
 

@@ -272,7 +272,7 @@ def load_tokenizer(folder: str, positions: int = 0):
             raise UserError(f"{folder}: {len(tokenizer)} tokens for {size} embeddings: use another")
         with suppress(OSError):  # not every model has this file
             model.generation_config = GenerationConfig.from_pretrained(folder)
-        end_tokens(model, tokenizer)  # ValueError for one that is no token
+        end_tokens(model, tokenizer)  # ValueError for one that is not a token
         if tokenizer.chat_template is None:
             raise UserError(f"{folder} has no chat template: use an instruct model")
         if "hello" not in render(tokenizer, [{"role": "user", "content": "hello"}]):
