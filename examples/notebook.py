@@ -154,7 +154,8 @@ def outputs_of(cells: list[tuple[str, str]]) -> dict[str, list]:
             continue
         if code == FIGURE:
             data = {"image/png": base64.b64encode(Path("one_file.png").read_bytes()).decode()}
-            image = {"output_type": "display_data", "data": data, "metadata": {}}
+            image = {"output_type": "display_data", "data": data,
+                     "metadata": {"image/png": {"width": 500}}}
             return outputs | {FIGURE: [image]}
         printed = StringIO()
         with redirect_stdout(printed):

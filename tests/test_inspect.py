@@ -390,6 +390,16 @@ def test_the_stored_page(browser):
     assert counts(browser)["teach-before"] == 0
 
 
+@pytest.mark.slow
+def test_on_a_phone_the_first_screen_has_the_observation_of_before(browser):
+    browser.open(Path(__file__).parent.parent / "research/runs/page.html")
+    browser("Emulation.setDeviceMetricsOverride", width=390, height=844, mobile=False,
+            deviceScaleFactor=1)
+    lowest = """Math.max(...[...document.querySelector('#observation').children[0]
+        .querySelectorAll('[data-i]')].map(span => span.getBoundingClientRect().bottom))"""
+    assert 0 < browser.run(lowest) < browser.run("$('readout').getBoundingClientRect().top")
+
+
 def test_a_token_that_the_tokenizer_does_not_know(tmp_path, games_root):
     """Published models have more embeddings than tokens, and may sample one without a text."""
     folder = write("qwen3", tmp_path / "padded", vocab_size=64, max_position_embeddings=512)
