@@ -198,14 +198,9 @@ class Policy(torch.nn.Module):
         """Token ids of what the chat template has written, control tokens included."""
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    @cached_property
-    def has_unknown_words(self) -> bool:
-        """Is it a word-level tokenizer? Others spell words that they do not know."""
-        return isinstance(self.tokenizer.backend_tokenizer.model, models.WordLevel)
-
     def unknown_words(self, text: str) -> list[str]:
-        """The words in a text that become <unk>."""
-        if not self.has_unknown_words:
+        """The words that become <unk>, with a word-level tokenizer. Others spell any word."""
+        if not isinstance(self.tokenizer.backend_tokenizer.model, models.WordLevel):
             return []
         found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         spans = zip(found["input_ids"], found["offset_mapping"], strict=True)
