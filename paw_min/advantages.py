@@ -12,10 +12,9 @@ token). PaW takes it from the RL algorithm below it:
 
 from GRPO (arXiv 2402.03300), RLOO (2402.14740), GiGPO (2505.10978) and PPO's GAE (1506.02438).
 
-Row i belongs to a group of n rows, whose scores have the mean mean_g and the std std_g; c is
---invalid-penalty. In GiGPO, A^E is GRPO's advantage, and A^S compares the step return with those of
-the group's rows in the same state. In PPO, delta_k = r_k + gamma * V_{k+1} - V_k, with the critic's
-values V.
+Row i belongs to a group g of n rows, whose scores have the mean mean_g and the std std_g; c is
+--invalid-penalty. A^E is GRPO's advantage; A^S compares step returns of rows in the same state.
+delta_k = r_k + gamma * V_{k+1} - V_k, with the critic's values V.
 
 The form is that of verl-agent, on which PaW builds. The mean and std of a group run over its
 *rows*, so long trajectories weigh more; over="trajectories" counts each trajectory once. The std is
