@@ -87,8 +87,6 @@ class UpdateMetrics:
             scored = batch.obs_mask.any(-1)  # (B,) rows with an observation
             row_loss = parts.observations.per_row[scored].mean()  # no weights
             self.add_mean("wm_loss", row_loss.item(), weight=int(scored.sum()))
-            first_p = parts.first_p[scored].mean()
-            self.add_mean("wm_p_first", first_p.item(), weight=int(scored.sum()))
             dropped = (~parts.observations.counted).float()  # (B, S)
             fraction = losses.masked_mean(dropped, batch.obs_mask)
             self.add_mean("wm_clipped_tokens", fraction.item(), weight=n_obs)

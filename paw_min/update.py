@@ -181,7 +181,6 @@ class LossParts:
     stats: dict[str, Tensor]  # means over the micro-batch's response tokens, () each
     # None: no row of the micro-batch has an observation.
     observations: ObservationLoss | None
-    first_p: Tensor | None  # (B,) p of the first token of o': it often says whether a had an effect
 
 
 def loss_parts(
@@ -220,7 +219,7 @@ def loss_parts(
     # Line 8, Eq. 5-9: the world-model loss of the selected transitions. row_weight has lambda_g and
     # the means of Eq. 9 and 11 (lines 4, 6, 9: see prepare). It refers to the whole update, so the
     # sum over a mini-batch is scaled up to estimate the full sum.
-    observations = first_p = None
+    observations = None
     if batch.obs_mask.any():
         observations = world_model_loss(cfg, logp, batch)
         if (shape := tuple(observations.per_row.shape)) != (len(index),):
@@ -229,9 +228,7 @@ def loss_parts(
                             "observation's tokens.")
         weighted = (rows.row_weight[index].to(logp) * observations.per_row).sum()
         terms["wm"] = cfg.wm_scale * weighted * (len(rows.tokens) / len(mini))
-        first = batch.obs_mask.int().argmax(-1, keepdim=True)  # (B, 1); 0 in rows without o'
-        first_p = logp.detach().gather(-1, first)[:, 0].exp()  # (B,)
-    return LossParts(terms, stats, observations, first_p)
+    return LossParts(terms, stats, observations)
 
 
 def mini_batches(n_rows: int, size: int, seed_key: tuple) -> list[list[int]]:

@@ -29,9 +29,9 @@ Measure = Callable[[dict], float]  # a run's line -> a number
 # ---- runs ----
 
 
-def play(example: str, flags: list[str], folder: Path) -> list[dict]:
-    """Run an example in its run folder, or resume it -> the lines of its metrics.jsonl."""
-    command = [sys.executable, "-m", f"examples.{example}", *flags]
+def play(module: str, flags: list[str], folder: Path) -> list[dict]:
+    """Run a module in its run folder, or resume it -> the lines of its metrics.jsonl."""
+    command = [sys.executable, "-m", module, *flags]
     command += ["--out", str(folder.parent), "--name", folder.name]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     if done.returncode:

@@ -1,21 +1,26 @@
 """examples/boxes.py and its study, with a tiny random model in place of SmolLM2."""
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from examples import boxes, locks
-from paw_min import train
+from paw_min import train, update
 from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.envs.interface import Context, Turn
 from paw_min.model.policy import Policy, load_policy
+from paw_min.rows import flatten
 from paw_min.running import runs
 from paw_min.toy.standins import make_tokenizer
 from research.boxes import study
+from research.boxes.material import material
+from tests.helpers import BASE, EPISODES, ROWS, make_policy, plain_logp, run, weights_of
 
 WORLD = boxes.make_world(7)
 TEXTS = [boxes.ask(name) for name in boxes.NAMES] + [
@@ -140,6 +145,25 @@ def test_a_run(start, tmp_path):
     assert line["responses_cut"] + line["valid"] == pytest.approx(1.0)
     policy = load_policy(str(start))
     assert {policy.decode([token]) for token in policy.eos_ids[1:]} == set(boxes.TOOLS)
+
+
+@pytest.mark.parametrize("micro_tokens", [60, 10_000])
+def test_p_of_the_material_is_that_of_the_first_observation_token(micro_tokens):
+    """And the update is PaW's, bit for bit."""
+    settings = dict(alpha=1.0, lambda_g="constant", mini_batch=0, micro_tokens=micro_tokens)
+    cfg, policy = Config(**BASE | settings), make_policy()
+    first = [plain_logp(policy, t)[len(t.response_ids)].exp().item() for t in ROWS if t.obs_ids]
+    optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)
+    s = SimpleNamespace(policy=policy, optimizer=optimizer)
+    rows = update.prepare(cfg, policy, None, flatten(EPISODES))
+    metrics = material(cfg, s, rows, 0)
+    assert metrics.pop("wm_p_first") == pytest.approx(sum(first) / len(first), rel=1e-5)
+    weights, expected = run(**settings)
+    assert torch.equal(weights_of(policy), weights)
+    assert metrics == {name: expected[name] for name in metrics}
+    # Without a trained observation there is none.
+    nothing = replace(rows, row_weight=torch.zeros_like(rows.row_weight))
+    assert "wm_p_first" not in material(cfg, s, nothing, 0)
 
 
 def test_half_of_the_tasks_are_won_where_five_updates_together_have():

@@ -84,7 +84,7 @@ def test_half_a_line_of_a_study_is_made_again_and_a_damaged_one_is_a_sentence(tm
 
 def test_a_study_whose_run_cannot_start_ends_in_a_sentence(tmp_path):
     with one_sentence(f"the run {tmp_path / 'r'} ended with exit code 1, see above"):
-        play("locks", ["--updates", "abc"], tmp_path / "r")
+        play("examples.locks", ["--updates", "abc"], tmp_path / "r")
 
 
 # ---- arms over their seeds ----

@@ -45,7 +45,7 @@ def test_a_run_leaves_everything_behind(config, tmp_path, capsys):
     expected = {
         "success", "return", "length", "valid", "no_variance", "failed", "rows", "entropy", "ratio",
         "clip_fraction", "approx_kl", "ref_kl", "grad_norm", "lambda", "lambda_min", "lambda_max",
-        "wm_loss", "wm_p_first", "loss_wm", "loss_pg", "loss_kl", "loss_entropy",
+        "wm_loss", "loss_wm", "loss_pg", "loss_kl", "loss_entropy",
         "wm_clipped_tokens", "selected",
         "tokens_generated", "tokens_trained", "tokens_forward", "prompts_cut", "obs_tokens_cut",
         "responses_cut",

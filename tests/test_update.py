@@ -173,13 +173,6 @@ def test_rho():
     assert torch.equal(run(rho=1.0)[0], run(wm_loss="mae")[0])
 
 
-def test_p_of_the_first_observation_token():
-    policy = make_policy()
-    first = [plain_logp(policy, t)[len(t.response_ids)].exp().item() for t in ROWS if t.obs_ids]
-    metrics = run(alpha=1.0, lambda_g="constant", mini_batch=0)[1]
-    assert metrics["wm_p_first"] == pytest.approx(sum(first) / len(first), rel=1e-5)
-
-
 def test_alpha():
     metrics = {alpha: run(alpha=alpha)[1] for alpha in (0.25, 0.5, 1.0)}
     n = sum(bool(t.obs_ids) for t in ROWS)

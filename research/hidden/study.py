@@ -46,10 +46,10 @@ def train(job: tuple[str, int]) -> dict:
     folder = OUT / f"{arm}-{seed}"
     flags = ARMS[arm.removesuffix("-kl")] + ([] if arm.endswith("-kl") else NO_KL)
     flags = ["--seed", str(seed), *flags]
-    example = "hidden"
+    module = "examples.hidden"
     if arm.startswith("probable"):
-        example, flags = "probable", ["examples.hidden", *flags]
-    start, *updates = study.play(example, flags, folder)
+        module, flags = "examples.probable", ["examples.hidden", *flags]
+    start, *updates = study.play(module, flags, folder)
     p, first = material(seed, max(folder.glob("checkpoint-*")))
     return {
         "arm": arm, "seed": seed,

@@ -40,7 +40,8 @@ def train(job: tuple[str, int]) -> dict:
     """One run -> its line in runs.jsonl."""
     arm, seed = job
     folder = OUT / f"{arm}-{seed}"
-    start, *updates = study.play("scienceworld", ["--seed", str(seed), *ARMS[arm]], folder)
+    flags = ["--seed", str(seed), *ARMS[arm]]
+    start, *updates = study.play("examples.scienceworld", flags, folder)
     end = load_policy(str(max(folder.glob("checkpoint-*"))))
     line = {"arm": arm, "seed": seed} | known(end, looks())
     for task in (FRICTION, LIFESPAN):  # at the start, and at each evaluation

@@ -1,0 +1,59 @@
+"""A run of examples/boxes.py that also measures p of the material, the first token of o'.
+
+    python -m research.boxes.material --seed 0             learns as PaW does
+    python -m research.boxes.material probable --seed 0    with the loss of examples/probable.py
+
+The flags are those of examples.boxes. The metric is `wm_p_first`, the mean over the rows whose
+observation is trained.
+"""
+
+import sys
+from functools import partial
+
+from torch import Tensor
+
+from examples import boxes
+from examples.probable import loss_of_probable
+from paw_min.config import METHODS, Config
+from paw_min.model.batches import Batch
+from paw_min.rows import Rows
+from paw_min.running.session import Session
+from paw_min.train import learn_jointly
+from paw_min.update import ObservationLoss, WorldModelLoss, observation_loss
+
+
+def material(
+    cfg: Config, s: Session, rows: Rows, k: int, loss: WorldModelLoss = observation_loss
+) -> dict[str, float]:
+    """Learn -> the metrics of the update and `wm_p_first`."""
+    noted = []  # for each micro-batch: the mean p of its rows, their number
+    metrics = learn_jointly(cfg, s, rows, k, partial(noting_p, noted, loss))
+    n = sum(count for _, count in noted)
+    # In an update in which all groups win everything, no observation is trained.
+    if n:
+        metrics["wm_p_first"] = sum(p * count for p, count in noted) / n
+    return metrics
+
+
+def probable_material(cfg: Config, s: Session, rows: Rows, k: int) -> dict[str, float]:
+    """The same with another world-model loss."""
+    return material(cfg, s, rows, k, loss_of_probable)
+
+
+def noting_p(
+    noted: list, loss: WorldModelLoss, cfg: Config, logp: Tensor, batch: Batch
+) -> ObservationLoss:
+    """`loss` of the log-probs (B, S); `noted` gets p of the first tokens."""
+    scored = batch.obs_mask.any(-1)  # (B,) rows with an observation
+    first = batch.obs_mask.int().argmax(-1, keepdim=True)  # (B, 1); 0 in rows without
+    p = logp.detach().gather(-1, first)[:, 0].exp()  # (B,)
+    noted.append((p[scored].mean().item(), int(scored.sum())))
+    return loss(cfg, logp, batch)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["probable"]:
+        echo = {name: preset | METHODS["echo"] for name, preset in boxes.PRESETS.items()}
+        boxes.run(echo, __doc__, probable_material, sys.argv[2:])
+    else:
+        boxes.run(doc=__doc__, learn=material)
