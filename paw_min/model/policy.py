@@ -466,7 +466,7 @@ def load_policy(
             start = load_policy(start_folder, device=device).model
             merged = lora.merge(start, folder)
             return Policy(merged, tokenizer, temperature, precision)
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = load_config(folder)
         switch_dropout_off(config)
         # attn_implementation: whatever config.json names, torch's attention, or else the model's.
         model, info = AutoModelForCausalLM.from_pretrained(
