@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from examples import boxes, locks
 from paw_min import train, update
 from paw_min.base.errors import UserError
-from paw_min.config import Config
+from paw_min.config import METHODS, Config, parse_args
 from paw_min.envs.interface import Context, Turn
 from paw_min.model.policy import Policy, load_policy
 from paw_min.rows import flatten
@@ -164,6 +164,28 @@ def test_p_of_the_material_is_that_of_the_first_observation_token(micro_tokens):
     # Without a trained observation there is none.
     nothing = replace(rows, row_weight=torch.zeros_like(rows.row_weight))
     assert "wm_p_first" not in material(cfg, s, nothing, 0)
+
+
+def test_every_arm_is_a_command_and_measures_p_where_there_is_a_world_model(monkeypatch):
+    commands = []
+
+    def play(module, flags, folder):
+        commands.append((module, flags))
+        return [{"eval_success": 0.0}, {"eval_success": 1.0}]
+
+    monkeypatch.setattr(study.study, "play", play)
+    for arm in study.ARMS:
+        study.train((arm, 3))
+        module, flags = commands.pop()
+        presets = boxes.PRESETS
+        if module == "research.boxes.material":  # as cli.main has them for a method of one's own
+            presets = {name: preset | {"learn": "material"} for name, preset in presets.items()}
+            flags = flags[flags[0] == "probable" :]
+        cfg, _ = parse_args("boxes", presets, "", flags)
+        assert cfg.seed == 3 and cfg.paw == (cfg.learn == "material")
+        if arm == "echo":
+            echo = METHODS["echo"] | {"wm_scale": 1.0}
+            assert {name: getattr(cfg, name) for name in echo} == echo
 
 
 def test_half_of_the_tasks_are_won_where_five_updates_together_have():

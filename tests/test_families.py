@@ -18,7 +18,7 @@ from paw_min.model.sampler import HFSampler, Request
 from paw_min.model.shard import layers_of
 from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.rows import TokenRow
-from paw_min.running import session
+from paw_min.running import memory, session
 from tests.helpers import BASE, EPISODES, TOKEN_ROWS, one_sentence, update
 from tests.model_kinds import KINDS, write
 
@@ -85,8 +85,12 @@ def test_a_plan_and_a_start_refuse_a_family_by_its_config(family, tmp_path, conf
 @pytest.mark.parametrize("family", ["qwen3_5", "gemma3"])
 def test_a_model_that_also_sees_is_refused_by_its_config(family, tmp_path):
     AutoConfig.for_model(family).save_pretrained(tmp_path)
-    with one_sentence("does not only read text .*: use a model for text"):
+    with one_sentence("does not only read text .*: use a model for text") as loaded:
         load_tokenizer(str(tmp_path))
+    # A plan asks for its memory first, and prints equal sentences once.
+    with one_sentence("does not only read text") as sized:
+        memory.of_folder(Config(), str(tmp_path), "bf16", gpu_bytes=0)
+    assert str(sized.value) == str(loaded.value)
 
 
 @pytest.mark.slow

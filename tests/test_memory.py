@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import constants
-from transformers import GPT2Config, Qwen2Config
+from transformers import OPTConfig, Qwen2Config
 
 from paw_min import train
 from paw_min.base.errors import UserError
@@ -175,7 +175,8 @@ def test_a_plan_generates_no_data(env, tmp_path, monkeypatch, capsys):
 
 
 def test_a_family_with_other_names_for_its_sizes_is_estimated():
-    ours = estimate(BASE, GPT2Config(n_embd=32, n_layer=1, n_head=2), 1, "fp32", gpu_bytes=0)
+    config = OPTConfig(hidden_size=32, word_embed_proj_dim=32, num_attention_heads=2, ffn_dim=64)
+    ours = estimate(BASE, config, 1, "fp32", gpu_bytes=0)
     assert 0 < ours.needed < ours.peak
 
 

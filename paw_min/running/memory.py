@@ -25,7 +25,7 @@ from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.model import lora
 from paw_min.model.head import TILE
-from paw_min.model.policy import load_config, load_errors, rounded_layers
+from paw_min.model.policy import check_config, load_config, load_errors, rounded_layers
 
 ERROR = "-5 to +23 %"  # of the estimated peak, where it was measured (research/bench/README.md)
 ROOM = 1.2  # the reference stays on a GPU that has this times the estimate
@@ -97,7 +97,7 @@ def parameters(layers) -> int:
 
 def activations(cfg: Config, model, number: int) -> float:
     """Bytes of a training pass, estimated. number: bytes of one number in it."""
-    config = model.config.get_text_config()
+    config = model.config
     width = config.hidden_size
     inner = getattr(config, "intermediate_size", None)
     if not isinstance(inner, int):  # a family that has another name for it, or one per layer
@@ -129,6 +129,7 @@ def of_folder(cfg: Config, folder: str, precision: str, gpu_bytes: float) -> Est
     else:
         config = load_config(folder)
     with load_errors(folder):
+        check_config(config, folder)
         return estimate(cfg, config, int(os.environ.get("WORLD_SIZE", 1)), precision, gpu_bytes)
 
 
