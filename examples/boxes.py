@@ -142,12 +142,13 @@ def load(cfg: Config, data: str) -> Tasks:
         raise UserError(f"--data {data} is not a world of boxes: use shuffled, natural or serials.")
     if data == "serials" and cfg.max_obs_tokens < 2 + SERIAL_LENGTH:
         raise UserError("--data serials has longer observations: use --preset smollm2-serials.")
-    words = serial_words(load_tokenizer(cfg.model)) if data == "serials" else ()
-    world = make_world(cfg.seed, data == "natural", words)
     pairs = [f"{first} {second}" for first in NAMES for second in NAMES if first != second]
     tasks = random.Random(f"{data} {cfg.seed}").sample(pairs, TRAIN + HELD_OUT)
 
     def make_pool(n_envs: int) -> EnvPool:
+        # The words are known here: a first run checks its tasks, and then makes its start model.
+        words = serial_words(load_tokenizer(cfg.model)) if data == "serials" else ()
+        world = make_world(cfg.seed, data == "natural", words)
         return EnvPool(partial(Boxes, world), n_envs, cfg.workers)
 
     return Tasks(train=tasks[HELD_OUT:], held_out=tasks[:HELD_OUT], make_pool=make_pool)

@@ -127,6 +127,15 @@ def test_a_box_has_its_serial_number_and_the_start_model_sees_others(monkeypatch
     assert shown[0] in boxes.MATERIALS and len(shown) == 6 and set(shown[2:]) <= {*words}
 
 
+def test_a_first_run_with_serial_numbers_makes_its_start_model(tmp_path, monkeypatch):
+    prepared = []
+    monkeypatch.chdir(tmp_path)  # there is none
+    monkeypatch.setattr(boxes, "prepare", prepared.append)
+    monkeypatch.setattr(boxes, "main", lambda *_: None)
+    boxes.run(argv=["--preset", "smollm2-serials"])
+    assert prepared == [boxes.START_SERIALS]
+
+
 def test_serials_in_the_room_of_a_short_observation(start):
     with pytest.raises(UserError, match="use --preset smollm2-serials"):
         boxes.load(Config(env="boxes", model=str(start), max_obs_tokens=2), "serials")
