@@ -86,7 +86,7 @@ def board(*entries: str) -> str:
 # ---- the front page ----
 
 # In research/closed.md; at its commit, study/study.json has the means.
-STAND_IN = "8 seeds, held out ([closed](research/closed.md#does-it-help-our-stand-ins))"
+STAND_IN = "[8](research/closed.md#does-it-help-our-stand-ins)"
 CLOSED = [
     ["generated ALFWorld, 0.9 M parameters", "66.7", "58.3", "55.4", "-", STAND_IN],
     ["the same with rare rewards", "40.8", "23.6", "21.1", "13.2", STAND_IN],
@@ -123,8 +123,8 @@ def front() -> str:
     for label, measures, runs, arms, page in rows:
         cells = [both_means(runs, arm, arms[0], measures) for arm in arms]
         seeds = len(seeds_of(runs, arms[0]))
-        lines.append([label, *cells, f"{seeds} seeds ([study](research/{page}))"])
-    return markdown_table(["", "GRPO", "PaW", "placebo", "ECHO", ""], [*lines, *CLOSED])
+        lines.append([label, *cells, f"[{seeds}](research/{page})"])
+    return markdown_table(["", "GRPO", "PaW", "placebo", "ECHO", "seeds"], [*lines, *CLOSED])
 
 
 def both_means(runs: Runs, arm: str, base: str, measures: tuple[Measure, Measure]) -> str:

@@ -30,7 +30,7 @@ def test_a_seed_that_an_arm_lacks_is_named_in_its_cell(tmp_path, monkeypatch):
     monkeypatch.setattr(locks, "RUNS", tmp_path / "runs.jsonl")
     locks.RUNS.write_text("".join(json.dumps(line) + "\n" for line in left))
     row = tables.front().splitlines()[2]
-    assert "(15 seeds)" in row and "16 seeds ([study]" in row
+    assert "(15 seeds)" in row and "| [16](" in row
 
 
 @pytest.mark.slow
