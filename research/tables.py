@@ -132,7 +132,7 @@ def both_means(runs: Runs, arm: str, base: str, measures: tuple[Measure, Measure
     seeds = seeds_of(runs, arm, base)
     if not seeds:
         return "-"
-    cell = " / ".join(
+    cell = "\u00a0/\u00a0".join(  # spaces that do not break a line
         f"{np.mean([measure(runs[arm, seed]) for seed in seeds]):.1f}" for measure in measures
     )
     return cell if len(seeds) == len(seeds_of(runs, base)) else f"{cell} ({len(seeds)} seeds)"
