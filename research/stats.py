@@ -31,14 +31,14 @@ class Record(NamedTuple):
     measure: str
     value: float
     task: str = ""
-    part: str = ""  # of the measure; its parts have equal weights
+    part: str = ""  # The parts of a measure have equal weights.
 
 
 @dataclass
 class Compared:
     """One measure of an arm over its seeds, and its difference to the base arm."""
 
-    values: list[float]  # of each seed
+    values: list[float]  # one per seed
     difference: float | None = None  # mean over the seeds of both; None: this is the base arm
     bootstrap: Interval | None = None  # None: there is only one number
 
@@ -116,7 +116,7 @@ def paired(ours: list[Column], base: list[Column]) -> list[np.ndarray]:
 
 
 def bootstrap_interval(parts: list[np.ndarray], draws: int = DRAWS, seed: int = 0) -> Interval:
-    """Of the mean of the parts' means; parts: (seeds, tasks) each."""
+    """The interval of the mean of the parts' means; parts: (seeds, tasks) each."""
     rng = np.random.default_rng(seed)
     means = [mean_of_draw(parts, rng) for _ in range(draws)]
     low, high = np.percentile(means, [2.5, 97.5])

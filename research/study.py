@@ -170,7 +170,7 @@ def difference(runs: Runs, a: str, b: str, measure: Measure, least: int = 2) -> 
 
 
 def above(runs: Runs, a: str, b: str, measure: Measure) -> str:
-    """On how many of these seeds a is above b."""
+    """How many of these seeds have a above b."""
     values = gains(runs, a, b, measure)
     return f"{sum(value > 0 for value in values)} of {len(values)}" if values and a != b else ""
 

@@ -63,9 +63,9 @@ def part(text: str, number: int) -> str:
     return text.strip().split("\n\n")[number - 1]
 
 
-def chosen(call: str, rows: str, columns: str) -> str:
+def excerpt(call: str, rows: str, columns: str) -> str:
     """Some rows (or "", all) and columns of another table; names are separated by ";"."""
-    lines = [line.strip("| ").split("|") for line in made(call).splitlines()]
+    lines = [line.strip("| ").split("|") for line in table_of(call).splitlines()]
     header, _, *body = [[cell.strip() for cell in line] for line in lines]
     by_name = {line[0]: dict(zip(header, line)) for line in body}
     names = columns.split(";")
@@ -249,31 +249,18 @@ def consistency() -> str:
     return markdown_table(header, lines)
 
 
-# ---- bench ----
-
-
-def versus(command: str) -> str:
-    lines = []
-    for what, found in load(f"bench/results/{command}.json")["ratios"].items():
-        numbers = [f"{found[key]:,.2f}" for key in ("paw_min", "instead")]
-        low, ratio, high = (f"{found[key]:.2f}" for key in ("lowest", "ratio", "highest"))
-        lines.append([what, *numbers, ratio if low == high else f"{ratio} ({low} to {high})"])
-    header = ["", "paw_min", {"passes": "TRL", "rollouts": "lock-step"}[command]]
-    return markdown_table([*header, "ratio (range of the rounds)"], lines)
-
-
 # ---- the pages ----
 
 
-def filled(text: str) -> str:
+def with_new_tables(text: str) -> str:
     """The text of a page with its tables made again."""
-    new, number = MARKED.subn(lambda found: f"{found[1]}{made(found[2])}\n<!-- end -->", text)
+    new, number = MARKED.subn(lambda found: f"{found[1]}{table_of(found[2])}\n<!-- end -->", text)
     if number != len(BEGIN.findall(text)):
         raise UserError("a table has no <!-- end -->: add it after its last line.")
     return new
 
 
-def made(call: str) -> str:
+def table_of(call: str) -> str:
     """The table of a marker: the name of a function of this file, and its arguments."""
     name, *words = shlex.split(call)
     function = globals().get(name)
@@ -290,11 +277,11 @@ def pages() -> list[Path]:
     return [page for page in found if page.exists() and BEGIN.search(page.read_text())]
 
 
-def main(chosen: list[Path], check: bool) -> None:
+def main(given: list[Path], check: bool) -> None:
     stale = []
-    for page in chosen or pages():
+    for page in given or pages():
         text = page.read_text()
-        new = filled(text)
+        new = with_new_tables(text)
         if new != text:
             stale.append(page)
             if not check:

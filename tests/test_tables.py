@@ -20,7 +20,7 @@ NUMBER = r"-?\d[\d.]*(?:e-\d+)?"
 @pytest.mark.parametrize("page", tables.pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_the_tables_of_a_page_are_those_of_the_files(page):
     text = page.read_text()
-    assert tables.filled(text) == text, "run python -m research.tables"
+    assert tables.with_new_tables(text) == text, "run python -m research.tables"
 
 
 def test_a_seed_that_an_arm_lacks_is_named_in_its_cell(tmp_path, monkeypatch):

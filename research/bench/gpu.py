@@ -66,7 +66,7 @@ from paw_min.running.runs import Run
 from paw_min.toy import default_model, smollm2
 from paw_min.update import learn, prepare
 
-if not find_spec("textworld"):  # of ALFWorld, an update needs R_max only, which is the default
+if not find_spec("textworld"):  # An update on ALFWorld needs R_max only, which is the default.
     BENCHMARKS["alfworld"] = Benchmark(load=None, prompts={}, parse=None)
 
 # Tokens of Qwen2.5: (median, standard deviation of the logarithm, minimum, maximum). Prompts and
@@ -78,7 +78,7 @@ SHAPES = {
     "alfworld": {"prompt": (460, 0.09, 424, 608), "response": RESPONSE, "obs": (16, 0.5, 3, 43)},
     "webshop": {"prompt": (760, 0.35, 190, 1358), "response": RESPONSE, "obs": (150, 0.6, 3, 424)},
 }
-SCALE = {"cpu": 0.5, "cuda": 1.0}  # of these lengths
+SCALE = {"cpu": 0.5, "cuda": 1.0}  # share of these lengths
 QWEN = Qwen2Config(  # 1.5B
     vocab_size=151_936, hidden_size=1536, num_attention_heads=12, num_key_value_heads=2,
     intermediate_size=8960, num_hidden_layers=28, tie_word_embeddings=True,
@@ -203,7 +203,7 @@ def gradient_differences(folder: str, device: str, precision: str) -> dict[str, 
 def sampler_gaps(folder: str, device: str, tiny: bool, precision: str) -> dict:
     """gaps: {sampler and state: mean |log pi - log mu|}; more than rounding is an error."""
     samplers = {}
-    if find_spec("vllm"):  # before the policy: it measures the free memory
+    if find_spec("vllm"):  # vLLM measures the free memory, so it comes before the policy.
         samplers["vllm"] = VLLMSampler(folder, 1024, precision, 0.3, 0)
     samplers["transformers"] = HFSampler()
     gaps = {}
@@ -213,7 +213,7 @@ def sampler_gaps(folder: str, device: str, tiny: bool, precision: str) -> dict:
 
         def measure(state: str) -> None:
             generate(policy, sampler, rows, 8 if tiny else 64)
-            episodes = [Episode("", i, i, [row]) for i, row in enumerate(rows)]  # a group each
+            episodes = [Episode("", i, i, [row]) for i, row in enumerate(rows)]
             gap = check_sync(Config(sampler=name), policy, flatten(episodes), state)
             gaps[f"{name}, {state}"] = gap
 
@@ -318,7 +318,7 @@ def matmul_speed(device: str, tiny: bool) -> float:
 
 
 def noise_seconds(device: str, rows: int, vocabulary: int) -> float:
-    """Of the transformers sampler's noise for one token of this many rows."""
+    """Seconds of the transformers sampler's noise for one token of this many rows."""
     noise = GumbelNoise([*range(rows)], 1.0, device)
     logits = torch.zeros(rows, vocabulary, device=device)
     seconds = []
@@ -330,7 +330,7 @@ def noise_seconds(device: str, rows: int, vocabulary: int) -> float:
 
 
 def way_seconds(device: str, reference: Policy) -> float:
-    """Of a reference's way to the CPU and back, as where the GPU has no room for it."""
+    """Seconds of a reference's way to the CPU and back, where the GPU has no room for it."""
     reference.to("cpu")
     start = now(device)
     reference.to(device)
@@ -361,7 +361,7 @@ def update(device: str, tiny: bool, name: str) -> dict:
             load = partial(load_policy, str(smollm2.write()), 1.0, device, "bf16")
         config.save_pretrained(folder)
         sampler = HFSampler()
-        if has_vllm:  # before the policy
+        if has_vllm:  # vLLM comes before the policy, as above.
             sampler = VLLMSampler(folder, 2048, "bf16", cfg.vllm_memory, 0)
     policy = load().train()
     policy.model.gradient_checkpointing_enable()
@@ -377,13 +377,13 @@ def update(device: str, tiny: bool, name: str) -> dict:
         episodes = make_episodes(shape, device, 16 if tiny else 128, config.vocab_size, seed=0)
         rows = [row for episode in episodes for row in episode.transitions]
         if shape == "alfworld":
-            for _ in range(2):  # the first is a warm-up
+            for _ in range(2):  # The first is a warm-up.
                 phases = generate(policy, sampler, rows, 8 if tiny else 128)
             sampled = sum(len(row.response_ids) for row in rows)
             report["tokens_per_s"] = {"generate": sampled / phases["generate"]}
             report["gap"] = check_sync(cfg, policy, flatten(episodes), name)
         tokens = sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)
-        seconds = {False: [], True: []}  # with PaW? -> of (old and reference pass, learn)
+        seconds = {False: [], True: []}  # with PaW? -> (old and reference pass, learn)
         peak = {}
         asleep = getattr(sampler, "asleep", 0)
         for turn in range(2 if tiny else 4):
@@ -394,7 +394,7 @@ def update(device: str, tiny: bool, name: str) -> dict:
                 prepared = prepare(cfg, policy, reference, flatten(episodes))
                 middle = now(device)
                 learn(cfg, policy, optimizer, prepared, (0, 0))
-                if turn:  # the first is a warm-up
+                if turn:  # The first is a warm-up.
                     seconds[paw].append((middle - start, now(device) - middle))
                 peak[paw] = peak_memory(policy.device, asleep)
         least = {paw: min(seconds[paw], key=sum) for paw in seconds}

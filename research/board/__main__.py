@@ -57,7 +57,7 @@ REPLACEABLE = {
     "shuffled": (torch.arange(24).view(8, 3),),
     "learn": None,  # found out in the first world
 }
-LOSS = {"mae", "hard_tokens", "clipped_mae"}  # not called with loss="ce"
+LOSS = {"mae", "hard_tokens", "clipped_mae"}  # Arm(loss="ce") does not call them.
 
 
 @dataclass

@@ -8,6 +8,6 @@ original = one_file.top_alpha
 
 
 def top_alpha(entropy, alpha):
-    """As in one_file.py. The draw changes what is sampled afterwards."""
+    """The function of one_file.py. The draw changes what is sampled afterwards."""
     torch.rand(1)
     return original(entropy, alpha)

@@ -50,7 +50,7 @@ DIFFERENCES = (
     ("paw-serials", "placebo-serials"), ("paw-30", "grpo"), ("paw-30", "paw"),
     ("grpo-natural", "grpo"), ("paw-natural", "paw"), ("paw-natural", "grpo-natural"),
 )
-KEPT = ("success", "valid", "entropy", "grad_norm", "ref_kl", "wm_p_first")  # of each update
+KEPT = ("success", "valid", "entropy", "grad_norm", "ref_kl", "wm_p_first")  # a value per update
 RUNS = FOLDER / "runs.jsonl"
 EXPLORATION = FOLDER / "exploration.jsonl"
 NORMS = FOLDER / "norms.json"
@@ -68,7 +68,7 @@ def train(job: tuple[str, int]) -> dict:
     if arm.startswith("probable"):
         flags = ["probable", *flags]
     start, *updates = study.play(module, flags, OUT / f"{arm}-{seed}")
-    held_out = [start["eval_success"], updates[-1]["eval_success"]]  # before, after
+    held_out = [start["eval_success"], updates[-1]["eval_success"]]  # start and end
     # None: in an update in which all groups win everything, no observation is scored.
     curves = {
         key: [round(line[key], 4) if key in line else None for line in updates]
@@ -227,7 +227,7 @@ def ask(folder: str, seed: int, data: str) -> dict[str, float]:
         found["told_first"].append(told.argmax() == index)
     tools = [token(tool) for tool in boxes.TOOLS]
     found["known"] = []
-    for index, material in enumerate(boxes.MATERIALS):  # in the order of their natural tools
+    for index, material in enumerate(boxes.MATERIALS):  # Tools have this order.
         tool = after(f"To open a box made of {material}, use a")[tools]  # (8,)
         found["known"].append(tool[index] / tool.sum())
     return {key: round(mean(map(float, values)), 3) for key, values in found.items()}

@@ -35,7 +35,7 @@ PAIRS = (
     ("paw", "echo"), ("ce", "paw"), ("ce", "echo"),
     ("probable", "paw"), ("probable", "echo"),
 )  # fmt: skip
-NO_KL = ["--kl-coef", "0"]  # of the arms whose names do not end in -kl
+NO_KL = ["--kl-coef", "0"]  # Arms whose names do not end in -kl have it.
 RUNS = FOLDER / "runs.jsonl"
 OUT = study.ROOT / "runs" / "hidden"  # run folders
 
@@ -53,9 +53,9 @@ def train(job: tuple[str, int]) -> dict:
     p, first = material(seed, max(folder.glob("checkpoint-*")))
     return {
         "arm": arm, "seed": seed,
-        "success": [metrics["success"] for metrics in updates],  # of the update's 128 episodes
+        "success": [metrics["success"] for metrics in updates],  # share of 128 episodes
         "valid": [round(metrics["valid"], 4) for metrics in updates],
-        "held_out": [start["eval_success"], updates[-1]["eval_success"]],  # before, after
+        "held_out": [start["eval_success"], updates[-1]["eval_success"]],  # start and end
         "material": p,
         "first": first,
     }

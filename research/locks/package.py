@@ -64,7 +64,7 @@ def train_arm(job: tuple[str, int]) -> dict:
     torch.set_num_threads(1)
     preset = locks.PRESETS["tiny"]
     start = SCRATCH / f"start {seed}"
-    made_once(start, partial(locks.warm_start, seed=seed))  # the arms of a seed share it
+    made_once(start, partial(locks.warm_start, seed=seed))  # The arms of a seed share it.
     folder = SCRATCH / f"{arm} {seed}"
     shutil.rmtree(folder, ignore_errors=True)  # A killed command left it.
     curve = []

@@ -117,7 +117,7 @@ class Cell:
 
 
 def keep(function):
-    """For `instead`: the same function in each run."""
+    """A value of `instead` that is the same function in each run."""
     return lambda: function
 
 

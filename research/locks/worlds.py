@@ -70,7 +70,7 @@ class Fresh(Serials):
 
 
 def arms(alpha: float) -> dict[str, Arm]:
-    """Those of all three worlds. "inverse" has Eq. 4 upside down as well."""
+    """The arms of all three worlds. "inverse" has Eq. 4 upside down as well."""
     paw, ce = replace(PAW, alpha=alpha), replace(CE, alpha=alpha)
     return {
         "grpo": GRPO,
@@ -107,7 +107,7 @@ class Setting:
 
     lesson: Lesson
     arms: dict[str, Arm]
-    first: list[str]  # the arms of the protocol's questions are trained first
+    first: list[str]  # Those of the protocol's questions are trained first.
     seeds: range = SEEDS
 
     def cell(self, name: str, predict) -> Cell:
@@ -168,7 +168,7 @@ def shared_warm_start(model, world: World, rng: random.Random, size: Size) -> No
 
 
 def noise_share(logp: Tensor, arm: Arm) -> float:
-    """Of the gradient on the logits of the true tokens, the share on the serial: (N, O) -> ()."""
+    """The serial's share of the gradient on the logits of the true tokens: (N, O) -> ()."""
     p = logp.exp()
     gradient = 1 - p if arm.loss == "ce" else one_file.hard_tokens(logp, arm.rho) * p * (1 - p)
     return (gradient[:, 2:].sum() / gradient.sum().clamp(min=1e-9)).item()

@@ -31,7 +31,7 @@ ARMS = {"grpo": Arm(scale=0.0), "placebo": Arm(placebo=True)}
 ARMS |= {f"ce x{s:g}": Arm(loss="ce", scale=s) for s in (0.05, 1.0)}
 for rho in (0.2, 0.5, 1.0):  # 1.0 is the MAE
     ARMS |= {f"rho {rho} x{s:g}": Arm(rho=rho, scale=s) for s in (1.0, 10.0, 30.0, 100.0)}
-BORROWED = ("echo 0.05", "probable 0.03 x0.05, all")  # of study.py
+BORROWED = ("echo 0.05", "probable 0.03 x0.05, all")  # arms of study.py
 PROTOCOL = {  # world -> its arms
     "fog": ["grpo", "placebo", "rho 0.2 x1", "rho 1.0 x1", "rho 0.2 x10", "rho 1.0 x10", "ce x1",
             *BORROWED],
@@ -146,7 +146,7 @@ def run(path: Path, worlds: dict[str, list[str]], seeds: Iterable[int]) -> None:
 
 
 def first(run: dict) -> float:
-    """In percent, at the last evaluation."""
+    """The measure at the last evaluation, in percent."""
     return 100 * run["first"][-1]
 
 

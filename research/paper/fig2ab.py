@@ -25,8 +25,8 @@ from research.paper.transitions import TextRow
 from research.study import markdown_table
 
 KEYS = ("o_t, command", "o_t, command, task", "h_t, command")
-EXAMPLES = 3  # per benchmark
-WORDS = 14  # of a passage that is shown
+EXAMPLES = 3  # shown conflicts per benchmark
+WORDS = 14  # length of a shown passage
 
 
 @dataclass

@@ -99,7 +99,7 @@ def sensitivity(sweep: Path, out: Path | None) -> None:
     cells = [table[label][name] for label in labels]
     values = [value_of[label] for label in labels]
     means = [cell.mean for cell in cells]
-    deviations = [cell.std or 0.0 for cell in cells]  # of one seed: none
+    deviations = [cell.std or 0.0 for cell in cells]  # One seed has none.
     figure, axis = plt.subplots(figsize=(5, 3.4), layout="constrained")
     axis.errorbar(values, means, yerr=deviations, marker="o", capsize=4)
     axis.set_xticks(values, [f"{value:g}" for value in values])
@@ -145,7 +145,7 @@ def overhead(without: Path, with_paw: Path, out: Path | None) -> None:
     figure, axes = plt.subplots(1, n_panels, figsize=(4.4 * n_panels, 3.6), layout="constrained",
                                 squeeze=False)
     seconds = axes[0, 0]
-    bottom = np.zeros(2)  # of the next part of each bar
+    bottom = np.zeros(2)  # where the next part of each bar begins
     for name in SECONDS.values():
         heights = np.array([run[name] for run in runs.values()])
         bars = seconds.bar(list(runs), heights, 0.55, bottom=bottom, label=name)

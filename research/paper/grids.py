@@ -10,7 +10,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Arm:
     label: str
-    flags: str = ""  # of the run script; without any it trains GRPO w/ PaW
+    flags: str = ""  # The run script without flags trains GRPO w/ PaW.
 
 
 def pair(name: str, flags: str) -> list[Arm]:
@@ -29,7 +29,7 @@ GRIDS = {
         *pair("PPO", "--algo ppo --groups {episodes} --group-size 1"),
         *pair("RLOO", "--algo rloo"),
     ],
-    "table3-models": [  # with -- --preset paper --data DIR
+    "table3-models": [  # They need -- --preset paper --data DIR.
         *pair("Qwen3-1.7B", "--model Qwen/Qwen3-1.7B --kl-coef 0"),
         *pair("Llama3.2-3B-Instruct", "--model meta-llama/Llama-3.2-3B-Instruct"),
         *pair("Qwen2.5-14B-Instruct", "--model Qwen/Qwen2.5-14B-Instruct"),

@@ -97,7 +97,7 @@ def columns(env: str, episodes: list[Outcome]) -> dict[str, Column]:
     """The paper's columns of a benchmark; the last one is the overall success."""
     won = defaultdict(list)
     score = defaultdict(list)
-    tasks_of = defaultdict(set)  # of a task type
+    tasks_of = defaultdict(set)  # task type -> tasks
     for episode in episodes:
         task = episode["task"]
         won[task].append(100 * episode["won"])
@@ -113,7 +113,7 @@ def columns(env: str, episodes: list[Outcome]) -> dict[str, Column]:
     order += sorted(by_type.keys() - TYPES.keys())
     found = {TYPES.get(kind, kind): {"": by_type[kind]} for kind in order}
     if env == "search":
-        found["Avg."] = by_type  # the types have equal weights
+        found["Avg."] = by_type  # The types have equal weights.
     else:
         found["All"] = {"": pooled}
     return found

@@ -62,7 +62,7 @@ class Played:
     cfg: Config
     out: Path | None
     policy: Policy
-    rows: list[TextRow]  # of all episodes
+    rows: list[TextRow]  # steps of all episodes
     summary: str  # one sentence
 
     def save(self, name: str, numbers: dict) -> None:
@@ -208,7 +208,7 @@ def observation_logps(cfg: Config, policy: Policy, rows: list[TokenRow]) -> list
 
 
 def shorten(text: str, n: int) -> str:
-    """At most n words, of the beginning and the end."""
+    """A text cut to n words, half from its beginning, half from its end."""
     words = text.split()
     if len(words) > n:
         half = n // 2

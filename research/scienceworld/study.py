@@ -44,7 +44,7 @@ def train(job: tuple[str, int]) -> dict:
     start, *updates = study.play("examples.scienceworld", flags, folder)
     end = load_policy(str(max(folder.glob("checkpoint-*"))))
     line = {"arm": arm, "seed": seed} | known(end, looks())
-    for task in (FRICTION, LIFESPAN):  # at the start, and at each evaluation
+    for task in (FRICTION, LIFESPAN):  # The first value is that of the start model.
         key = f"eval_success/{task}"
         line[task] = [metrics[key] for metrics in (start, *updates) if key in metrics]
     return line | {"success": [metrics["success"] for metrics in updates]}
@@ -56,14 +56,14 @@ def looks() -> list[Demonstration]:
     for task in load(Config(eval_split="dev"), FRICTION).train:
         (row,) = [row for row in demonstrate(env, task, rng) if row.response.startswith("look at")]
         move = row.response.replace("look at", "move block to")
-        env.reset(task)  # again: a demonstration has no true number
+        env.reset(task)  # A demonstration has no true number.
         *_, seen = map(env.step, ("teleport to workshop", move, row.response))
         found[row.response] = row._replace(observation=seen.observation)
     return [row for row in found.values() if "%" in row.observation]
 
 
 def known(policy: Policy, rows: list[Demonstration]) -> dict[str, float]:
-    """Of the number in o', as means: its probability, and whether that is the highest."""
+    """Means for the number in o': its probability, and whether that is the highest."""
     p, first = [], []
     for prompt, response, seen in rows:
         before, number = re.search(r"(.*approximately )(\d+)%", seen).groups()
@@ -88,7 +88,7 @@ MEASURES = {
 
 
 def tables(runs: study.Runs) -> list[str]:
-    """By run, and the paired differences, which PROTOCOL.md decides by at least four seeds."""
+    """All runs, and paired differences, by which PROTOCOL.md decides with four seeds."""
     by_run = [
         [seed, arm, *(f"{measure(run):.1f}" for measure in MEASURES.values())]
         for (arm, seed), run in runs.items()

@@ -33,7 +33,7 @@ from research.study import markdown_table
 matplotlib.use("Agg")  # no display needed
 import matplotlib.pyplot as plt
 
-GROUPS = 2  # of the eight groups of the update
+GROUPS = 2  # shown, among the eight groups of the update
 UPDATE = 1
 # (trajectory, turn) of the transitions that are shown: an outcome that was unlikely, a step that
 # Eq. 4 leaves out, and an action without effect, in this order.
@@ -56,9 +56,9 @@ class Shown:
     row: int
     prompt: str
     response: list[str]
-    entropy: list[float]  # of each token of the response, nats
+    entropy: list[float]  # nats, one per token of the response
     observation: list[str]
-    expected: list[str]  # the most likely token in the place of each token of the observation
+    expected: list[str]  # most likely token in the place of each token of the observation
 
 
 @dataclass
