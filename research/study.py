@@ -74,8 +74,8 @@ def train_missing(
     """
     from tqdm import tqdm
 
-    known = read_runs(path, key)
-    missing = [job for job in jobs if job not in known]
+    trained = read_runs(path, key)
+    missing = [job for job in jobs if job not in trained]
     with ExitStack() as stack:
         each = map  # one worker is this process
         if workers > 1:
@@ -114,6 +114,13 @@ def training_end(run: dict) -> float:
 
 
 # ---- arms over their seeds ----
+
+
+def complete(runs: Runs, seeds: Iterable[int]) -> Runs:
+    """The runs of the arms that have all of these seeds."""
+    arms = {arm for arm, _ in runs}
+    whole = {arm for arm in arms if all((arm, seed) in runs for seed in seeds)}
+    return {(arm, seed): run for (arm, seed), run in runs.items() if arm in whole}
 
 
 def seeds_of(runs: Runs, *arms: str) -> list[int]:

@@ -105,6 +105,12 @@ def test_a_comparison_is_over_the_seeds_that_both_arms_have():
     assert study.gains(RUNS, "paw", "grpo", study.area) == pytest.approx([10.0, 10.0])
 
 
+def test_an_arm_that_lacks_a_seed_is_not_complete():
+    assert study.complete(RUNS, [2, 3]) == RUNS
+    whole = study.complete(RUNS, [2, 3, 4])
+    assert whole == {key: run for key, run in RUNS.items() if key[0] == "paw"}
+
+
 def test_the_cells_of_a_table():
     assert study.level(RUNS, "paw", study.end) == "56.7"  # 50, 20, 100
     assert study.level(RUNS, "paw", study.end, digits=2) == "56.67"

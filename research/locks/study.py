@@ -178,7 +178,8 @@ def compared(runs: study.Runs, a: str, b: str) -> list[str]:
 
 
 def tables(runs: study.Runs) -> list[str]:
-    """The arms, and the worlds."""
+    """The arms, and the worlds; an arm that lacks a seed counts as not run."""
+    runs = study.complete(runs, SEEDS)
     arms = []
     for arm in [*make_arms(PAW), *PARTS]:
         minus_grpo, minus_paw = (compared(runs, arm, base) for base in ("grpo", "paw"))
@@ -191,10 +192,10 @@ def tables(runs: study.Runs) -> list[str]:
         line += compared(runs, paw, grpo)
         line += compared(runs, paw, placebo) if placebo in CELLS else ["-", ""]
         worlds.append(line)
-    of_arms = ["arm", "mean of the curve", "at the end", "p(material)"]
-    of_arms += ["minus GRPO", "above on", "minus PaW", "above on"]
-    of_worlds = ["world", "GRPO", "PaW", "PaW - GRPO", "above on", "PaW - placebo", "above on"]
-    return [study.markdown_table(of_arms, arms), study.markdown_table(of_worlds, worlds)]
+    first = ["arm", "mean of the curve", "at the end", "p(material)"]
+    first += ["minus GRPO", "above on", "minus PaW", "above on"]
+    second = ["world", "GRPO", "PaW", "PaW - GRPO", "above on", "PaW - placebo", "above on"]
+    return [study.markdown_table(first, arms), study.markdown_table(second, worlds)]
 
 
 def draw(runs: study.Runs) -> None:

@@ -239,16 +239,23 @@ def noise(run: dict) -> float:
 
 
 def tables(runs: dict[tuple[str, str, int], dict]) -> dict[str, str]:
-    """The protocol's questions, a table for each world, and how many comparisons these have."""
+    """The protocol's questions, a table for each world, and how many comparisons these have.
+
+    An arm that lacks a seed is left out.
+    """
+    runs_in = {
+        world: study.complete(in_world(world, runs), setting.seeds)
+        for world, setting in SETTINGS.items()
+    }
     lines = []
     for number, world, a, b in QUESTIONS:
-        pair = in_world(world, runs), a, b, measure_in(world)
+        pair = runs_in[world], a, b, measure_in(world)
         lines.append([number, world, f"{a} - {b}", study.difference(*pair), study.above(*pair)])
     header = ["question", "world", "comparison", "difference", "above on"]
-    tables = {"questions": study.markdown_table(header, lines)}
+    found = {"questions": study.markdown_table(header, lines)}
     for world, setting in SETTINGS.items():
         lines = []
-        ours = in_world(world, runs)
+        ours = runs_in[world]
         for arm in setting.arms:
             if study.seeds_of(ours, arm):
                 line = [arm, *levels(ours, arm), study.level(ours, arm, noise, digits=2)]
@@ -257,13 +264,13 @@ def tables(runs: dict[tuple[str, str, int], dict]) -> dict[str, str]:
                     line.append(study.difference(ours, arm, base, measure_in(world)))
                 lines.append(line)
         header = [world, "mean of the curve", "at the end", "p(material)", "p(noise)", "share"]
-        tables[world] = study.markdown_table([*header, "minus GRPO", "minus PaW"], lines)
-    intervals = sum(table.count("[") for table in tables.values())
-    tables["comparisons"] = (
+        found[world] = study.markdown_table([*header, "minus GRPO", "minus PaW"], lines)
+    intervals = sum(table.count("[") for table in found.values())
+    found["comparisons"] = (
         f"{intervals} intervals, some of one pair twice, such as PaW and GRPO; "
         "none is corrected for their number."
     )
-    return tables
+    return found
 
 
 DRAWN = {
