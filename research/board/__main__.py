@@ -161,8 +161,7 @@ def main() -> None:
         raise UserError(f"there is no file {path}")
     check(path)
     is_entry = path.resolve().parent == FOLDER
-    known = read_results()
-    if path.stem in known and not is_entry:
+    if path.stem in read_results() and not is_entry:
         raise UserError(f"{path}: the board has an entry {path.stem}; give the file another name")
     if is_entry:
         check_writable(RESULTS)

@@ -50,14 +50,11 @@ def bands(sweep: Path, keys: list[str], out: Path | None) -> None:
     by_arm = defaultdict(list)
     for entry in find([sweep]):
         by_arm[entry.label].append(read_metrics(entry.folder))
-    known = set()
-    for runs in by_arm.values():
-        for lines in runs:
-            known.update(*lines)
-    unknown = [key for key in keys if key not in known]
+    metrics = {key for runs in by_arm.values() for lines in runs for line in lines for key in line}
+    unknown = [key for key in keys if key not in metrics]
     if unknown:
         raise UserError(f"no run of {sweep} has the metric {', '.join(unknown)}: choose from "
-                        f"{', '.join(sorted(known))}.")
+                        f"{', '.join(sorted(metrics))}.")
     n_columns = 2 if len(keys) == 4 else min(3, len(keys))
     n_rows = -(-len(keys) // n_columns)  # rounded up
     figure, axes = plt.subplots(n_rows, n_columns, figsize=(4 * n_columns + 0.6, 3 * n_rows + 0.6),

@@ -139,15 +139,6 @@ def start(job: Job, gpu: str) -> subprocess.Popen:
         )
 
 
-@dataclass
-class Active:
-    """A run that is going on."""
-
-    job: Job
-    gpu: str
-    process: subprocess.Popen
-
-
 def progress(jobs: list[Job]) -> int:
     return sum(max(0, job.done()) for job in jobs)
 
@@ -155,32 +146,30 @@ def progress(jobs: list[Job]) -> int:
 def run_all(jobs: list[Job], free: list[str]) -> list[str]:
     """Run what is not finished -> one sentence per failed run. free: see slots; it is used up."""
     waiting = [job for job in jobs if job.done() < job.cfg.updates]
-    active = []
+    running = {}  # process -> its job and GPU
     failures = []
     bar = progress_bar(sum(job.cfg.updates for job in jobs), "sweep", "update")
     bar.initial = progress(jobs)  # tqdm computes the time left from the others
     try:
-        while waiting or active:
+        while waiting or running:
             while waiting and free:
-                job = waiting.pop(0)
-                gpu = free.pop()
-                active.append(Active(job, gpu, start(job, gpu)))
+                job, gpu = waiting.pop(0), free.pop()
+                running[start(job, gpu)] = job, gpu
             time.sleep(1)
-            for run in [run for run in active if run.process.poll() is not None]:
-                active.remove(run)
-                free.append(run.gpu)
-                lines = run.job.log.read_text(errors="replace").strip().splitlines()
-                lines = lines or ["no output"]
+            for process in [process for process in running if process.poll() is not None]:
+                job, gpu = running.pop(process)
+                free.append(gpu)
+                lines = job.log.read_text(errors="replace").strip().splitlines() or ["no output"]
                 result = [line for line in lines if line.startswith("held-out success:")]
-                bar.write(f"{run.job}: {(result or lines)[-1]}")
-                code = run.process.returncode
-                if code:
-                    failures.append(f"{run.job}: exit code {code}: {lines[-1]} ({run.job.log})")
+                bar.write(f"{job}: {(result or lines)[-1]}")
+                if process.returncode:
+                    code = f"exit code {process.returncode}"
+                    failures.append(f"{job}: {code}: {lines[-1]} ({job.log})")
             bar.n = progress(jobs)
             bar.refresh()
     finally:
         bar.close()
-        stop([run.process for run in active])
+        stop(list(running))
     return failures
 
 

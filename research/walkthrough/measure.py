@@ -185,7 +185,7 @@ def shown_parts(m: Measured, shown: Shown) -> list[str]:
         lines.append([f"`{word.strip()}`", p(before), instead, kept, p(after)])
     logp = m.before[i].log()[None]  # (1, |o'|)
     loss = cmae.clipped_mae(logp, torch.ones_like(logp), m.rho).item()
-    known = [
+    terms = [
         f"{rows.entropy[i]:.4f}", "yes" if rows.selected[i] else "no", rows.advantage[i].item(),
         rows.lambdas[rows.group[i]], f"{rows.row_weight[i]:.5f}", loss,
     ]
@@ -194,7 +194,7 @@ def shown_parts(m: Measured, shown: Shown) -> list[str]:
         "> " + shown.prompt.replace("<", "\\<"),
         " · ".join(response),
         markdown_table(header, lines),
-        markdown_table(["H", "selected (Eq. 4)", "A", "λ_g", "weight", "loss, Eq. 8"], [known]),
+        markdown_table(["H", "selected (Eq. 4)", "A", "λ_g", "weight", "loss, Eq. 8"], [terms]),
     ]
 
 
