@@ -94,7 +94,7 @@ def test_measures_of_a_run():
     run = {"success": [0.5] + [0.0] * 9 + [0.25] * 10}
     assert (study.area(run), study.end(run)) == (pytest.approx(250 / 19), 25.0)
     assert (study.training_area(run), study.training_end(run)) == (15.0, 25.0)
-    assert study.training_end({"success": [1.0, *[0.5] * 10]}) == 50.0
+    assert study.training_end({"success": [1.0, 0.0, *[0.5] * 9]}) == 45.0  # the last ten
 
 
 def test_a_comparison_is_over_the_seeds_that_both_arms_have():
