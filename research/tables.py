@@ -32,6 +32,7 @@ from research.locks import study as locks_study
 from research.locks import worlds as locks_worlds
 from research.objective import mask as objective_mask
 from research.objective import study as objective_study
+from research.scienceworld import study as scienceworld_study
 from research.study import (
     Measure,
     Runs,
@@ -160,6 +161,10 @@ def hidden(kind: str, suffix: str = "") -> str:
 
 def boxes() -> str:
     return boxes_study.differences(read_runs(boxes_study.RUNS))
+
+
+def scienceworld() -> str:
+    return scienceworld_study.tables(read_runs(scienceworld_study.RUNS))[1]
 
 
 def objective(kind: str) -> str:
