@@ -296,8 +296,8 @@ def hard_tokens(logp: Tensor, rho: float) -> Tensor:
     Why keep only p <= rho? The MAE is lowest with all probability on the most frequent observation.
     Where several are possible, the mask stops before that. In this world a lock and a tool have
     exactly one, so 0.2 is early to stop. It is enough: above chance, 1/8, names of one material are
-    already alike. So expect p(material) to end well below 1, and no gain from the mask, here or in
-    three_worlds.py: the shape of the MAE is what helps there.
+    already alike. So expect p(material) to end well below 1, and no gain from the mask here. Where
+    most observations say the same, it saves what the others say (research/objective/mask.md).
     The mask has no gradient, because a comparison is constant almost everywhere. So it decides
     which tokens are trained, and the model is not rewarded for moving a token across rho.
     """

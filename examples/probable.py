@@ -6,8 +6,8 @@
 It is ECHO (arXiv 2605.24517) with one change, Eq. 7 upside down: a token with p < 0.03 is not
 trained. Cross entropy pulls hardest at such tokens, and many of them are of no use, such as the
 words of a serial number. In four small worlds, the result was not significantly below ECHO or PaW,
-with or without noise; the floor fits these worlds by construction (research/objective). A fact that
-the model holds for nearly impossible is never learned.
+with or without noise; the floor fits these worlds by construction (research/objective). In a fifth
+one it fails: a fact below the floor is never learned (research/objective/mask.md).
 
 The flags are those of the benchmark's run script; --wm-loss and --rho do nothing here.
 """
