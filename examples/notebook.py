@@ -23,12 +23,12 @@ NOTE = """
 
 **This notebook** needs torch and matplotlib, and no GPU. The comparison takes about two minutes on
 an idle core, the cells of the exercises 15 to 60 seconds each. On two busy cores, all together took
-6 to 8 minutes. Links lead to files of the repository. They work on GitHub and in a clone;
-elsewhere, as on Colab, the next cell clones it."""
+6 to 8 minutes. Links lead to files of the repository. They work on GitHub and in a clone; on Colab
+they do not, but the next cell can fetch the files."""
 CLONE = """\
 import subprocess
 
-REPOSITORY = ""  # its address: only to have the files to which the text links, such as EXERCISES.md
+REPOSITORY = ""  # its address, to have the files to which the text links, such as EXERCISES.md
 if REPOSITORY:
     subprocess.run(["git", "clone", REPOSITORY], check=True)"""
 COMPARISON = """\
@@ -49,11 +49,13 @@ curve = run(0, Arm(rho=0.1), name="rho 0.1")
 curve = run(0, Arm(rho=0.5), name="rho 0.5")""",
     2: """\
 every = list(MATERIALS)
-MATERIALS[:] = every[:4]
-for name in ("grpo", "paw"):
-    curve = run(0, make_arms(Arm())[name], name=name)
-curve = run(0, Arm(rho=0.5), name="rho 0.5")
-MATERIALS[:] = every""",
+try:
+    MATERIALS[:] = every[:4]
+    for name in ("grpo", "paw"):
+        curve = run(0, make_arms(Arm())[name], name=name)
+    curve = run(0, Arm(rho=0.5), name="rho 0.5")
+finally:  # even if this cell is interrupted
+    MATERIALS[:] = every""",
     3: """\
 for name, runs in curves.items():  # of the comparison above
     print(name, [round(100 * points[-1].success, 1) for points in runs])""",
@@ -70,9 +72,11 @@ without = learn, run
 {run}
 
 
-for name in ("grpo", "paw"):
-    curve = run(0, make_arms(Arm())[name], name=name)
-learn, run = without""",
+try:
+    for name in ("grpo", "paw"):
+        curve = run(0, make_arms(Arm())[name], name=name)
+finally:
+    learn, run = without""",
     8: """\
 with_mask = clipped_mae
 
@@ -81,8 +85,10 @@ def clipped_mae(logp, rho):  # (B, O) -> (B,)
     return with_mask(logp, rho)  # yours
 
 
-curve = run(0, Arm(), name="mine")
-clipped_mae = with_mask""",
+try:
+    curve = run(0, Arm(), name="mine")
+finally:
+    clipped_mae = with_mask""",
 }
 
 

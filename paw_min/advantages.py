@@ -1,7 +1,7 @@
 """How much better was a response than its group? The advantage A_i of Eq. 1, as pure functions.
 
 A row is one environment step. Its response gets one number, shared by all its tokens (PPO: one per
-token). PaW takes it from the RL algorithm below it:
+token). PaW takes it from the RL algorithm that it is added to:
 
     row score      s_i = R(tau_i) - c * [row i is badly formatted]        penalized()
     step return    G_t = r_t + gamma * G_{t+1}, then the same penalty     discounted_returns()
@@ -20,13 +20,14 @@ The form is that of verl-agent, on which PaW builds. The mean and std of a group
 *rows*, so long trajectories weigh more; over="trajectories" counts each trajectory once. The std is
 the unbiased one. In GiGPO, a state that occurs once has the step advantage 0.
 
-A group without variance has advantages of 0: there is nothing to learn from a group that has won,
-or lost, all of its episodes. Statistics are float64, because in float32 the mean of equal scores is
+A group of equal scores has advantages of 0: nothing says which of its responses were better. A
+group that has won, or lost, all of its episodes is one, unless a response was badly formatted, or
+GiGPO's step returns differ. Statistics are float64, because in float32 the mean of equal scores is
 off by about 1e-6, and divided by eps = 1e-6 this would be an advantage of about 1.
 
-Deviations. A group with a single counted row or trajectory gets 0, because there is nothing to
-compare it with; verl-agent gives it its raw score, but its groups never shrink to one. With
-over="trajectories", a group of equal scores is not divided by eps (_scale).
+Deviations. A group with a single row (over="trajectories": a single trajectory) gets 0, because
+there is nothing to compare it with; verl-agent gives it its raw score, but its groups never shrink
+to one. With over="trajectories", a group of equal scores is not divided by eps (_scale).
 
 Legend: N rows; every tensor is (N,); in gae(), (M,) over M tokens.
 """

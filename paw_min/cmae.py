@@ -6,16 +6,17 @@ With p_i = pi(o_i | h, a, o_<i) for each token of the next observation o, a tran
     MAE            (1 / |o|) sum (1 - p_i)                      sec. 3.2   gradient -grad p
     clipped MAE    (1 / |o|) sum [p_i <= rho] (1 - p_i)         Eq. 7-8    0 where p > rho
 
-The gradients are Eq. 6, per token. At the token's own logit they are 1 - p for cross entropy and
-p (1 - p) for MAE. So cross entropy pulls hardest at tokens that nobody can predict, such as serial
-numbers: at p = 0.001, it pulls 1,000 times as hard as MAE. The price: MAE also learns slowly what
-could be predicted, but is still improbable. The mask drops tokens with p > rho: to push them
-towards 1 would memorize one sampled outcome. The means over transitions (Eq. 9) and groups (Eq. 11)
-are in losses.py.
+The gradients are Eq. 6, per token. At the token's own logit, their size is 1 - p for cross entropy
+and p (1 - p) for MAE. So cross entropy pulls hardest at improbable tokens, such as the words of a
+serial number: at p = 0.001, it pulls 1,000 times as hard as MAE. The price: MAE also learns slowly
+what could be predicted, but is still improbable. Eq. 7 drops tokens with p > rho: the MAE is lowest
+with all probability on the most frequent outcome, and the others are not learned
+(research/objective/mask.md). p is the current policy's, at temperature 1. The means over
+transitions (Eq. 9) and groups (Eq. 11) are in losses.py.
 
 Legend: N transitions, T tokens (update.py calls these functions with its (B, S) columns); `mask` is
-1 on observation tokens, else 0: it selects tokens and cannot weigh them. |o| counts all of them,
-even those that Eq. 7 drops. The loss of a row without observation tokens is 0.
+1 on observation tokens, else 0. |o| counts all of them, even those that Eq. 7 drops. The loss of a
+row without observation tokens is 0.
 """
 
 import torch

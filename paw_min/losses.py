@@ -1,7 +1,10 @@
-"""How do RL and the world model become one loss? Surrogate, KL, and the weights of Eq. 11.
+"""What is the joint loss made of? Surrogate, KL, and the row weights of Eq. 11.
 
     L = token mean over the mini-batch of  [clipped surrogate + beta * KL - c_H * entropy]
       + wm_scale * mean over groups g of [lambda_g * mean over S_alpha,g of the world-model loss]
+
+update.loss_parts adds the terms up. The mean is over all groups of the update, those without a
+selected row included.
 
 The paper writes Eq. 11 per group, for the whole update. Here the second term is a weighted sum over
 rows (`row_weights`), because a sum may be cut anywhere: gradients of micro-batches add up exactly,

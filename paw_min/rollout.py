@@ -3,8 +3,9 @@
 Each environment step becomes one transition (h_t, a_t, r_t, o_{t+1}). The last step of an episode
 is one, too: its observation appears in no later prompt, but the world model can learn from it.
 
-Environments differ in speed, so no episode waits for the others: it is queued for generation as
-soon as its environment has answered, and a slot starts the next episode as soon as its own ends.
+Environments differ in speed, so none is waited for: an episode is queued for generation as soon as
+its environment has answered, and joins the sampler's next step (with transformers, its next batch).
+The environments of the pool are slots. A slot starts the next episode as soon as its own ends.
 With environments that take 0.2 s, this makes 1.8 times as many steps per second as generating for
 all and then stepping all; with fast environments, it makes no difference (research/bench).
 

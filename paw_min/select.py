@@ -1,17 +1,17 @@
 """Which transitions train the world model? Those with the highest action entropy, Eq. 4 of PaW.
 
-    H(a_t | h_t) = mean over the action's tokens of the policy's entropy at that token
-    S_alpha      = the ceil(alpha * N) transitions of the update with the highest H
+    H(a_t | h_t) = mean over the response's tokens of the entropy of pi_old at that token
+    S_alpha      = the ceil(alpha * N) of N transitions with the highest H
 
 Why the entropy? It is high where the policy has not decided yet, and there, says the paper, the
 outcome of an action tells it more. With alpha = 0.75, a quarter of the transitions is left out. All
 transitions of all groups compete, before mini-batches are drawn. Those without an observation do
-not compete (update.select_transitions).
+not, and are not counted in N (update.select_transitions).
 
 The paper's text has the entropy of the token's distribution, but its formula has -q log q of the
 *sampled* token. Here it is the entropy, over the full vocabulary (model/head.py computes it tile by
 tile): -q log q is near 0 for very unlikely tokens as well as for certain ones. To try the formula,
-put `sampled_entropy` of the log-probabilities in model/scoring.py.
+let model/scoring.py give `action_entropy` the `sampled_entropy` of its log-probabilities.
 
 Legend: N transitions, T tokens, V vocabulary.
 """

@@ -1,12 +1,13 @@
 """What happens in an update, and in which order: the training loop.
 
-    evaluate -> [ rollout -> prepare -> learn -> evaluate -> log -> save ] * updates
+    evaluate -> [ rollout -> prepare -> learn -> (evaluate) -> log -> (save) ] * updates
 
-These are lines 1 and 2 of Algorithm 1; update.py lists all eleven. The order follows from the
-method. RL is on-policy, so the sampler gets the current weights before each rollout. Eq. 4 and the
-ratio of the RL loss refer to the policy that sampled, so `prepare` runs before the first optimizer
-step. With the defaults, a rollout plays 16 tasks 8 times, in at most 50 steps each: up to 6,400
-rows, or 25 optimizer steps.
+The loop is line 1 of Algorithm 1, a rollout is line 2; update.py lists all eleven. Evaluations and
+checkpoints come every few updates. The order follows from the method. RL is on-policy, so the
+sampler gets the current weights before each rollout. Eq. 4 and the ratio of the RL loss refer to
+the policy that sampled, so `prepare` runs before the first optimizer step. With the preset `paper`
+on ALFWorld, a rollout plays 16 tasks 8 times, in at most 50 steps each: up to 6,400 rows, or 25
+optimizer steps of 256 rows.
 
 What an update does with its rows is the function `learn`, an argument of `train`. A fork passes its
 own (examples/tapo.py).

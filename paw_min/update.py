@@ -1,4 +1,4 @@
-"""What does PaW change in an update? Lines 3-11 of Algorithm 1.
+"""What does PaW change in an update? Lines 4-11 of Algorithm 1.
 
      1  for each RL update:                                               train.train
      2    sample tasks, collect rollout groups with pi_theta              train.collect
@@ -16,12 +16,13 @@
     learn     rows -> gradient steps on the joint objective
 
 PaW adds lines 4, 6, 8 and 9 to RL, and no training pass: the observation stands behind the response
-in a pass that RL makes anyway. Eq. 4 needs entropies, which the pass for pi_old gives; only an
-update of a single mini-batch would do without that pass. Without PaW every row_weight is 0, and
-`learn` is plain RL.
+in a pass that RL makes anyway. Eq. 4 needs entropies, which the pass for pi_old gives. RL makes
+that pass, too, unless an update is a single mini-batch: then it is the price of Eq. 4. Without PaW
+every row_weight is 0, and `learn` is plain RL.
 
 The paper loops over groups. Here all groups share one batch, and a row's group sets its weight
-(losses.row_weights), because then a batch may be cut anywhere without changing the gradient.
+(losses.row_weights), because then a mini-batch may be cut into micro-batches, which bound the
+memory, without changing its gradient.
 
 The RL loss is that of verl-agent, the code of GiGPO, on which the paper builds: PPO's clipped
 surrogate on group-relative advantages, as a mean over the response tokens of a mini-batch, with

@@ -1,9 +1,10 @@
 """Which rows share a forward pass, and where are their tokens in it?
 
 Rows of similar length share a batch of at most --micro-tokens tokens, and each rank gets its part
-of the batches. The next observation stands behind the response in the same row, and only in rows
-that train the world model. So PaW adds no training pass, only these tokens: with alpha = 0.75,
-about a quarter of the rows stay as long as without PaW.
+of the batches. (A row that is longer has a batch of its own.) Separator and next observation stand
+behind the response in the same row, and only in rows that train the world model. So PaW makes rows
+longer, but adds no pass over them: with alpha = 0.75, a quarter of the rows or more stay as they
+are.
 
 Rows are padded on the right. Attention is causal, so no token attends to the padding behind it, and
 no attention mask is needed.

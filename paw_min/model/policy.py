@@ -2,13 +2,13 @@
 
 A pass over (h_t, a_t, o_{t+1}) gives the log-probabilities of the response's tokens, for RL, and of
 the next observation's tokens, for the world model. Attention is causal: no token of the response
-attends to the observation behind it. So appending the observation changes no log-probability of the
-response, to the last bit on a CPU (tests/test_policy.py).
+attends to the observation behind it. So an observation changes no log-probability of the response,
+to the last bit on a CPU (tests/test_policy.py).
 
 The paper is silent on two points. What stands between a and o: here, what the chat template puts
 between a response and the next user message (Policy.separator), because a chat model has seen the
-environment's text only there. The temperature at which o is scored: here 1. Only the logits of
-responses are divided by the sampling temperature, because observations are not sampled.
+environment's text only in such messages. The temperature at which o is scored: here 1. Only the
+logits of responses are divided by the sampling temperature, because observations are not sampled.
 
 Legend: B rows, L tokens of the longest, S columns (see batches.py), M scored tokens in all, D
 hidden size.
