@@ -9,7 +9,9 @@ words of a serial number. In four small worlds, the result was not significantly
 with or without noise; the floor fits these worlds by construction (research/objective). In a fifth
 one it fails: a fact below the floor is never learned (research/objective/mask.md).
 
-The flags are those of the benchmark's run script; --wm-loss and --rho do nothing here.
+METHODS["echo"] is ECHO's setting: all transitions, lambda_g = 1, weight 0.05. A loss with PaW's
+selection, balance and weight has {} in its place. The flags are those of the benchmark's run
+script; --wm-loss and --rho do nothing here.
 """
 
 import math
@@ -29,7 +31,7 @@ FLOOR = 0.03  # probability
 
 
 def probable(cfg: Config, s: Session, rows: Rows, k: int) -> dict[str, float]:
-    """Learn as PaW does, with another world-model loss -> metrics."""
+    """The update of the package, with another world-model loss -> metrics."""
     return learn_jointly(cfg, s, rows, k, loss_of_probable)
 
 

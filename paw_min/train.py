@@ -174,7 +174,7 @@ def collect(cfg: Config, s: Session, k: int) -> Rollout:
         console.say("observations over --max-obs-tokens, or over the model's positions, are cut: "
                     "see obs_tokens_cut")
     # The stand-ins of the benchmarks lack rare words, and stay as they are.
-    if played.unknown and k == 1 and cfg.env not in NAMES:
+    if played.unknown and k == s.done + 1 and cfg.env not in NAMES:
         console.say(f"the model reads words of the environment as <unk>: "
                     f"{', '.join(played.unknown):.100}. If the environment has changed, delete "
                     f"{cfg.model}, so that it is made again, and use another --name.")

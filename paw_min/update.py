@@ -223,6 +223,9 @@ def loss_parts(
     observations = None
     if batch.obs_mask.any():
         observations = world_model_loss(cfg, logp, batch)
+        if not isinstance(observations, ObservationLoss):
+            raise UserError(f"the world-model loss returns a {type(observations).__name__} in "
+                            "place of an ObservationLoss(per_row, counted).")
         if (shape := tuple(observations.per_row.shape)) != (len(index),):
             raise UserError(f"the world-model loss returns the shape {shape} in place of "
                             f"({len(index)},): one value per row, such as the mean over its "

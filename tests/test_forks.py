@@ -231,6 +231,8 @@ def test_a_loss_of_a_wrong_shape_is_one_sentence():
     sentence = r"world-model loss returns the shape \(\d+, \d+\) in place of \(\d+,\): one value"
     with pytest.raises(UserError, match=sentence):
         train.learn_jointly(cfg, s, rows, 1, per_token)
+    with pytest.raises(UserError, match="returns a Tensor in place of an ObservationLoss"):
+        train.learn_jointly(cfg, s, rows, 1, lambda cfg, logp, batch: -logp.mean(-1))
 
 
 # ---- TAPO ----

@@ -2,6 +2,7 @@
 
 import inspect
 import time
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -12,6 +13,7 @@ from paw_min import losses, train
 from paw_min.base.errors import UserError
 from paw_min.base.threads import in_daemon
 from paw_min.config import Config
+from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Turn
 from paw_min.rows import TokenRow, flatten
 from paw_min.running import runs
@@ -122,9 +124,13 @@ class Renamed(locks.Locks):
         return super()._step(observation.replace("bone", "zorro"), **outcome)
 
 
-@pytest.mark.parametrize("changed", ["words", "facts"])
+def reworded(context, history_length):
+    return locks.prompt(context, history_length).replace("with", "using")
+
+
+@pytest.mark.parametrize("changed", ["words", "facts", "prompts", "reward"])
 def test_a_changed_world_is_noticed(changed, tmp_path, monkeypatch, capsys):
-    """In an unfinished run, words and facts; in a new one with the old start model, words."""
+    """In a run that is resumed, each; in a new one with the old start model, words."""
     locks.warm_start(tmp_path / "start", size=Size(warm_steps=30))  # some responses are tools
     settings = dict(
         env="locks", out=str(tmp_path), model=str(tmp_path / "start"), seed=7, updates=1, groups=8,
@@ -136,8 +142,14 @@ def test_a_changed_world_is_noticed(changed, tmp_path, monkeypatch, capsys):
 
     start(name="r")
     assert "<unk>" not in capsys.readouterr().out
+    ours = BENCHMARKS["locks"]
     if changed == "words":
         monkeypatch.setattr(locks, "Locks", Renamed)
+    elif changed == "prompts":
+        other = replace(ours, prompts=dict.fromkeys(ours.prompts, reworded))
+        monkeypatch.setitem(BENCHMARKS, "locks", other)
+    elif changed == "reward":
+        monkeypatch.setitem(BENCHMARKS, "locks", replace(ours, r_max=5.0))
     else:
         monkeypatch.setattr(locks, "make_world", lambda seed: make_world(seed + 1))
     before = (tmp_path / "r" / "metrics.jsonl").read_bytes()
@@ -147,8 +159,11 @@ def test_a_changed_world_is_noticed(changed, tmp_path, monkeypatch, capsys):
     assert (tmp_path / "r" / "metrics.jsonl").read_bytes() == before
     capsys.readouterr()
     start(name="s")
-    notice = "the model reads words of the environment as <unk>: zorro. If the environment has"
-    assert capsys.readouterr().out.count(notice) == (changed == "words")
+    said = capsys.readouterr().out
+    if new := dict(words="zorro", prompts="using").get(changed):
+        assert f"the model reads words of the environment as <unk>: {new}. If the env" in said
+    else:
+        assert "<unk>" not in said
 
 
 def test_the_preset_has_the_settings_of_one_file():

@@ -114,7 +114,7 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
                 done = updates_done(checkpoint) if checkpoint else 0
             else:
                 done = run.load(policy, optimizer)
-                run.begin(done, sayings(pool, tasks) if distributed.rank() == 0 else [])
+                run.begin(done, sayings(cfg, pool, tasks) if distributed.rank() == 0 else [])
             yield Session(run, policy, reference, optimizer, sampler, pool, tasks, done)
 
 

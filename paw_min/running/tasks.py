@@ -7,7 +7,9 @@ every run; verl-agent draws a new one each time, with repeats.
 from itertools import pairwise
 
 from paw_min.base.seeds import generator
-from paw_min.envs.interface import Pool, Tasks
+from paw_min.config import Config
+from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.envs.interface import Context, Pool, Tasks
 
 
 def draw_groups(tasks: list[str], n_groups: int, seed: int, update: int) -> list[str]:
@@ -37,13 +39,14 @@ def panel(tasks: list[str], n: int) -> list[str]:
     return [tasks[rng.randrange(low, high)] for low, high in pairwise(cuts)]
 
 
-def sayings(pool: Pool, tasks: Tasks) -> list[str]:
-    """What the environment says at the start of eight tasks, and to the first command listed.
+def sayings(cfg: Config, pool: Pool, tasks: Tasks) -> list[str]:
+    """What an environment says in eight tasks: first prompts, and answers to the first command.
 
     A run that resumes compares it with that of its start (runs.py): a folder may have the old name
     and other contents. Empty if an episode failed.
     """
-    said = []
+    benchmark = BENCHMARKS[cfg.env]
+    said = [f"R_max {benchmark.r_max}"]
     for listed in (tasks.train, tasks.held_out):
         for task in panel(listed, min(4, len(listed))):
             pool.reset(0, task)
@@ -53,6 +56,8 @@ def sayings(pool: Pool, tasks: Tasks) -> list[str]:
                 steps.append(pool.recv().step)
             if any(step.failed for step in steps):
                 return []
+            first = Context(steps[0].task, steps[0].observation, steps[0].admissible)
+            said.append(benchmark.prompts[cfg.prompt](first, cfg.history_length))
             for step in steps:
-                said += [step.task, step.observation, *step.admissible]
+                said += [step.task, step.observation, *step.admissible, f"reward {step.reward}"]
     return said
