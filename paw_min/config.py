@@ -50,7 +50,9 @@ class Config:
     seed: int = opt(
         RUN, 0, "seed of training: tasks, sampling, row order", low=-(2**63), high=2**63 - 1,
     )
-    updates: int = opt(RUN, 150, "RL updates, the outer loop of Alg. 1", low=0, high=999_999)
+    updates: int = opt(
+        RUN, 150, "RL updates, the outer loop of Alg. 1; 0: only evaluate", low=0, high=999_999,
+    )
     eval_every: int = opt(RUN, 5, "updates between evaluations; 0: only first and last", low=0)
     eval_repeats: int = opt(RUN, 1, "episodes per task in an evaluation", low=1, high=1000)
     save_every: int = opt(RUN, 1, "updates between checkpoints; only the latest is kept", low=1)

@@ -56,7 +56,9 @@ class Parser(argparse.ArgumentParser):
         spec = getattr(sys.modules["__main__"], "__spec__", None)
         if spec:  # python -m sets it; without it, the name of a package is __main__.py
             options["prog"] = f"python -m {spec.name.removesuffix('.__main__')}"
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        # A misspelled flag is refused, and is not taken for the beginning of another one.
+        options |= dict(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+        super().__init__(**options)
 
     def parse_known_args(self, args=None, namespace=None):
         """Parse, unless a value is empty, as that of a shell variable that is not set.

@@ -102,7 +102,9 @@ def find_arms(folders: list[Path]) -> list[Arm]:
         if names.count(name) > 1:
             name = f"{folder.resolve().parent.name}/{name}"
         if len(runs) > 1:
-            name = f"{re.sub(r'-?seed[0-9]+$', '', name)}: mean of {len(runs)} seeds (thin: each)"
+            seeds = {config["seed"] for _, config in runs}
+            what = "seeds" if len(seeds) == len(runs) else "runs"  # a copy is not another seed
+            name = re.sub(r"-?seed[0-9]+$", "", name) + f": mean of {len(runs)} {what} (thin: each)"
         known = METHODS.get(method_of(config))
         color = known.color if known and known.color not in taken else next(others)
         taken.add(color)
@@ -169,3 +171,4 @@ if __name__ == "__main__":
         if empty:
             raise UserError(f"no metrics.jsonl with a complete line in {', '.join(empty)}")
         draw(args.folders, args.out)
+        print(f"wrote {' and '.join(FIGURES)} in {args.out or args.folders[0]}")
