@@ -196,12 +196,28 @@ def pretend() -> None:
     torch.cuda.reset_peak_memory_stats = lambda device=None: None
     # A CPU parameter cannot become a Remote in place: modules get new ones.
     torch.__future__.set_swap_module_params_on_conversion(True)
+    torch.utils.swap_tensors = swap_tensors
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") shows its copy
     # PyTorch writes this operation as several others on a device that has no kernel for it.
     KERNELS.impl("silu_backward", torch.ops.aten.silu_backward, "CUDA")
     # An operation of GPUs alone: fp32 results of bf16 factors.
     KERNELS.impl("mm.dtype", lambda a, b, kind: a.to(kind) @ b.to(kind), "CPU")
-    torch.inference_mode = torch.no_grad  # inference tensors cannot be views of a Remote
+    torch.inference_mode = inference_mode
+
+
+def swap_tensors(parameter, moved, swap=torch.utils.swap_tensors) -> None:
+    """A move to a real GPU keeps transformers' mark of a parameter that it has loaded."""
+    is_loaded = hasattr(parameter, "_is_hf_initialized")
+    swap(parameter, moved)
+    if is_loaded:
+        parameter._is_hf_initialized = True
+
+
+def inference_mode(mode=True):
+    """Without inference tensors, which cannot be views of a Remote. mode: or a function."""
+    if callable(mode):
+        return torch.no_grad(mode)
+    return torch.no_grad() if mode else torch.enable_grad()
 
 
 def run(words: list[str]) -> None:

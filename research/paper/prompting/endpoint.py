@@ -89,13 +89,16 @@ class Endpoint:
 
     # The policy's part: text to "token ids" and back.
 
-    opened = ""  # the server's template is unknown
+    opened_thought = ""  # the server's template is unknown
 
     def encode_chat(self, message: str) -> list[int]:
         return self.encode(message)
 
     def encode(self, text: str) -> list[int]:
         return [ord(character) for character in text]
+
+    def unknown_words(self, text: str) -> list[str]:
+        return []  # The server's model has a tokenizer that knows all text.
 
     def separator(self, response_ids: list[int]) -> list[int]:
         return []  # nothing is trained here
