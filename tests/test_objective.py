@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from research.objective import mask
 from research.objective.study import ARMS, gce, probable
 
 
@@ -32,3 +33,11 @@ def test_the_candidates_have_echos_scale_selection_and_weight():
     for name in ("probable 0.03 x0.05, all", "gce 0.5 x0.05, all"):
         arm, _ = ARMS[name]
         assert (arm.scale, arm.alpha, arm.lambda_g) == (echo.scale, echo.alpha, echo.lambda_g)
+
+
+def test_three_of_four_observations_are_fog():
+    world = mask.WORLDS["fog"][1](1)
+    (name, *_) = world.material_of
+    seen = [world.observation(name, "saw")[1] for _ in range(4000)]
+    assert set(seen) == {"fog", world.material_of[name]}
+    assert seen.count("fog") / len(seen) == pytest.approx(0.75, abs=0.03)

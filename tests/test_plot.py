@@ -58,6 +58,11 @@ def test_seeds_have_a_mean_with_a_name(tmp_path, figures):
     lines = panel(figures, "held-out success").lines
     assert [line.get_ydata()[0] for line in lines] == pytest.approx([0.2, 0.4, 0.6, 0.4])
     assert in_legend(figures()[0]) == ["run: mean of 3 seeds (thin: each)"]
+
+
+def test_a_copy_is_not_another_seed(tmp_path, figures):
+    plot.draw([make_run(tmp_path / name, 1, 0.2) for name in ("run-seed1", "copy")], tmp_path)
+    assert in_legend(figures()[0]) == ["run: mean of 2 runs (thin: each)"]
     low, high = panel(figures, "well-formed responses (fraction)").get_ylim()
     assert low < 0 and high > 1  # 0.997 is not a cliff
 

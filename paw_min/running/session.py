@@ -57,8 +57,10 @@ class Session:
 def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     """Everything of a run, ready for update `done` + 1.
 
-    Weights, optimizer and critic are those of the newest checkpoint, or else those of the start
-    model. eval_only: no optimizer state, no reference, and the run folder stays as it is.
+    Weights, optimizer and critic are those of the newest checkpoint in cfg.out/cfg.name; without
+    one, those of the start model, and `done` is 0. It locks the folder and makes its files agree
+    with the checkpoint. eval_only: no optimizer state, no reference, and a trained run's folder
+    stays as it is.
     """
     check_machine(cfg)
     device = distributed.join()
@@ -125,7 +127,10 @@ class Loaded(NamedTuple):
 
 @contextmanager
 def loaded(cfg: Config, model: str = "") -> Iterator[Loaded]:
-    """A model and its sampler without a run, for analyses. model: default: the start model."""
+    """A model and its sampler without a run, for analyses: no data, no optimizer.
+
+    model: a folder, such as a checkpoint (not an adapter's), or a name; default: the start model.
+    """
     check_machine(cfg)
     device = distributed.join()
     precision = forward_precision(cfg.precision, device)
