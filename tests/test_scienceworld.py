@@ -201,6 +201,9 @@ def test_a_killed_or_hanging_engine_costs_episodes_only(java):
 def test_ctrl_c_ends_the_run_and_no_episode(java):
     """It reaches all processes of a terminal; the engine's end would look like a failed episode."""
     code = (
+        "import signal\n"
+        # A job in the background of a script ignores it, and so would its children.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from examples.scienceworld import FRICTION, ScienceWorld\n"
         "from paw_min.envs.pool import EnvPool\n"
         "pool = EnvPool(ScienceWorld, 1)\n"
