@@ -15,7 +15,8 @@ task. The first wins in two steps, the second loses in one.
 
 Both steps of the first episode have its return, 10: the return does not say which step was right.
 The advantage is (return - mean over rows) / std over rows, as no response is badly formatted here;
-lambda_g = 1 - 5 / 10, where 5 is the mean over episodes.
+lambda_g = 1 - 5 / 10, where 5 is the mean over episodes. `lambdas` is the one column that is not a
+list: {group: lambda_g}.
 
 Legend: N transitions (rows), T tokens of the longest response.
 """

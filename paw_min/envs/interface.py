@@ -6,8 +6,8 @@
 
 An environment is any object with the two methods of `Environment`. It plays text: it knows neither
 tokens nor models. A `Benchmark` adds what training needs beyond playing: how to load tasks, how to
-write a prompt from a `Context`, how to read a `Command` from a response, and R_max, the return of a
-won episode (10; 1 in search). paw_min/README.md has the glossary.
+write a prompt from a `Context`, how to read a `Command` from a response, and R_max, the highest
+return of an episode (10; 1 in search). paw_min/README.md has the glossary.
 """
 
 from collections.abc import Callable
