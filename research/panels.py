@@ -10,13 +10,14 @@ from paw_min.running.plot import METHODS, OTHERS, Method, escape_dollars, plt
 from research.stats import Interval, t_interval
 
 BLUE, PINK = METHODS["paw"].color, METHODS["ce"].color
-# The arms of the studies: those of METHODS, and dashed, the same with one thing replaced.
+# The arms of the studies: those of METHODS, and the same with one thing replaced: dashed, or
+# dotted for λ.
 STYLES = METHODS | {
     "paw-30": Method("PaW, scale 30", BLUE, "--"),
     "alpha 1": Method("PaW, α = 1", BLUE, "--"),
-    "constant": Method("PaW, λ = 1", BLUE, "--"),
+    "constant": Method("PaW, λ = 1", BLUE, ":"),
     "ce, alpha 1": Method("PaW with cross entropy, α = 1", PINK, "--"),
-    "ce, constant": Method("PaW with cross entropy, λ = 1", PINK, "--"),
+    "ce, constant": Method("PaW with cross entropy, λ = 1", PINK, ":"),
 }
 # The grids of the paper name them so (paper/grids.py).
 STYLES |= {"GRPO": METHODS["grpo"], "GRPO w/ PaW": METHODS["paw"], "ECHO": METHODS["echo"],
