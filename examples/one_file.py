@@ -41,7 +41,7 @@ GROUPS = 16  # G, tasks per update
 EPISODES = 8  # E, attempts at each task
 MINI_BATCHES = 4  # optimizer steps per update
 WARM_LR = 1e-3
-CLIP = 0.2  # of the ratio in the RL loss
+CLIP = 0.2  # the ratio of the RL loss stays within 1 ± this
 GRADIENT_CLIP = 1.0
 R_MAX = 10.0  # return of an episode that is won
 
@@ -55,7 +55,7 @@ class Size:
     heads: int = 4  # H
     warm_steps: int = 300  # optimizer steps before RL
     warm_rows: int = 256  # transitions per such step
-    lr: float = 5e-4  # of RL; GRPO's best of 3e-4, 5e-4 and 1e-3: a fair baseline
+    lr: float = 5e-4  # RL's; GRPO's best of 3e-4, 5e-4 and 1e-3: a fair baseline
     updates: int = 200
     evaluate_every: int = 25  # updates
 
@@ -339,7 +339,7 @@ def row_weights(selected: Tensor, lambdas: Tensor) -> Tensor:
 class Arm:
     """What a model is trained on. The defaults are PaW's."""
 
-    scale: float = 1.0  # of the world-model loss; 0 is GRPO
+    scale: float = 1.0  # weight of the world-model loss; 0 is GRPO
     alpha: float = 0.75  # Eq. 4
     rho: float = 0.2  # Eq. 7
     lambda_g: str = "adaptive"  # Eq. 10, or "constant": 1

@@ -148,7 +148,7 @@ class _Player:
         self.render = benchmark.prompts[cfg.prompt]
         self.unknown: dict[str, None] = {}  # words of the environment that the model has not
         self.metrics = {"seconds_generate": 0.0, "seconds_env": 0.0} | dict.fromkeys(COUNTS, 0)
-        self.seats: dict[int, _Seat] = {}  # by slot
+        self.seats: dict[int, _Seat] = {}  # slot -> its episode
         self.queue: deque[Request] = deque()  # what the sampler generates next
         self.waiting = deque(episodes)  # episodes not started yet
         # Fill the pool. From here on, a slot gets its next episode when its own has ended, so that

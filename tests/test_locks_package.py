@@ -1,6 +1,7 @@
 """The world of locks as an environment of the package: it is that of one_file, and it trains."""
 
 import inspect
+import random
 import time
 from dataclasses import replace
 from itertools import product
@@ -126,6 +127,27 @@ class Renamed(locks.Locks):
 
 def reworded(context, history_length):
     return locks.prompt(context, history_length).replace("with", "using")
+
+
+class Moody(locks.Locks):
+    """Each answer has a random word."""
+
+    def _step(self, observation, **outcome):
+        return super()._step(f"{observation} {random.choice(TOOLS)}", **outcome)
+
+
+def test_a_world_of_random_answers_resumes(tmp_path, monkeypatch):
+    """They are compared with nothing."""
+    monkeypatch.setitem(BENCHMARKS, "locks", replace(BENCHMARKS["locks"], load=locks.load))
+    monkeypatch.setattr(locks, "Locks", Moody)
+    locks.warm_start(tmp_path / "start", size=Size(warm_steps=2))
+    settings = locks.PRESETS["tiny"] | dict(
+        env="locks", out=str(tmp_path), name="r", model=str(tmp_path / "start"), groups=2,
+        group_size=2, eval_tasks=2, max_obs_tokens=3,
+    )
+    for updates in (1, 2):
+        train.train(Config(**settings | dict(updates=updates)))
+    assert [line["update"] for line in runs.read_metrics(tmp_path / "r")] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("changed", ["words", "facts", "prompts", "reward"])

@@ -27,7 +27,7 @@ from paw_min.model import lora
 from paw_min.model.head import TILE
 from paw_min.model.policy import check_config, load_config, load_errors, rounded_layers
 
-ERROR = "-5 to +23 %"  # of the estimated peak, where it was measured (research/bench/README.md)
+ERROR = "-5 to +23 %"  # the measured error of the estimated peak (research/bench/README.md)
 ROOM = 1.2  # the reference stays on a GPU that has this times the estimate
 CARDS = (24, 48, 80)  # GB of usual GPUs, for machines without one
 NO_GPU = "no GPU was found (is the driver new enough for this torch's CUDA?)"

@@ -43,8 +43,14 @@ def sayings(cfg: Config, pool: Pool, tasks: Tasks) -> list[str]:
     """What an environment says in eight tasks: first prompts, and answers to the first command.
 
     A run that resumes compares it with that of its start (runs.py): a folder may have the old name
-    and other contents. Empty if an episode failed.
+    and other contents. Empty if an episode failed, or if the answers are random: played twice, they
+    differ.
     """
+    said = play_starts(cfg, pool, tasks)
+    return said if said == play_starts(cfg, pool, tasks) else []
+
+
+def play_starts(cfg: Config, pool: Pool, tasks: Tasks) -> list[str]:
     benchmark = BENCHMARKS[cfg.env]
     said = [f"R_max {benchmark.r_max}"]
     for listed in (tasks.train, tasks.held_out):

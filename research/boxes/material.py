@@ -26,7 +26,7 @@ def material(
     cfg: Config, s: Session, rows: Rows, k: int, loss: WorldModelLoss = observation_loss
 ) -> dict[str, float]:
     """Learn -> the metrics of the update and `wm_p_first`."""
-    noted = []  # for each micro-batch: the mean p of its rows, their number
+    noted = []  # (mean p of its rows, their number) of each micro-batch
     metrics = learn_jointly(cfg, s, rows, k, partial(noting_p, noted, loss))
     n = sum(count for _, count in noted)
     # In an update in which all groups win everything, no observation is trained.

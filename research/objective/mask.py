@@ -8,7 +8,6 @@ Both resume. research/tables.py writes the tables into README.md.
 
 import argparse
 import random
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from research import study
 from research.locks.study import Cell, keep, material
 from research.locks.worlds import KEY, in_world
 from research.objective.study import ARMS as CANDIDATES
+from research.objective.study import run
 
 FOLDER = Path(__file__).parent
 EXPLORATION, RUNS = FOLDER / "exploration-mask.jsonl", FOLDER / "mask.jsonl"
@@ -136,12 +136,6 @@ def train(job: tuple[str, str, int]) -> dict:
     return {"world": world, "arm": arm, "seed": seed} | study.columns(measures)
 
 
-def run(path: Path, worlds: dict[str, list[str]], seeds: Iterable[int]) -> None:
-    """Train what the file lacks, seed by seed. worlds: {world: arms}."""
-    jobs = [(world, arm, seed) for seed in seeds for world in worlds for arm in worlds[world]]
-    study.train_missing(path, jobs, train, key=KEY)
-
-
 # ---- tables ----
 
 
@@ -196,6 +190,6 @@ if __name__ == "__main__":
         commands.add_parser("run")
         args = parser.parse_args()
         if args.command == "explore":
-            run(EXPLORATION, dict.fromkeys(args.worlds, args.arms), args.seeds)
+            run(EXPLORATION, dict.fromkeys(args.worlds, args.arms), args.seeds, train)
         else:
-            run(RUNS, PROTOCOL, SEEDS)
+            run(RUNS, PROTOCOL, SEEDS, train)

@@ -8,7 +8,7 @@ commands with different seeds may run at once. research/tables.py writes the tab
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -83,9 +83,9 @@ def train(job: tuple[str, str, int]) -> dict:
     return {"world": world, "arm": name, "seed": seed} | study.columns([*map(measured, points)])
 
 
-def run(path: Path, worlds: list[str], names: list[str], seeds: list[int]) -> None:
-    """Train what the file lacks, seed by seed."""
-    jobs = [(world, name, seed) for seed in seeds for world in worlds for name in names]
+def run(path: Path, worlds: dict[str, list[str]], seeds: Iterable[int], train=train) -> None:
+    """Train what the file lacks, seed by seed. worlds: {world: arms}."""
+    jobs = [(world, arm, seed) for seed in seeds for world in worlds for arm in worlds[world]]
     study.train_missing(path, jobs, train, key=KEY)
 
 
@@ -135,6 +135,6 @@ if __name__ == "__main__":
         running.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
         args = parser.parse_args()
         if args.command == "explore":
-            run(EXPLORATION, args.worlds, args.arms, args.seeds)
+            run(EXPLORATION, dict.fromkeys(args.worlds, args.arms), args.seeds)
         else:
-            run(RUNS, list(WORLDS), BASES + CANDIDATES, args.seeds)
+            run(RUNS, dict.fromkeys(WORLDS, BASES + CANDIDATES), args.seeds)

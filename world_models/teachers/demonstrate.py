@@ -104,7 +104,7 @@ def play(
     parse = BENCHMARKS[env].parse
     episodes = [[] for _ in tasks]
     waiting = deque(enumerate(tasks))
-    seats: dict[int, _Seat] = {}  # by slot
+    seats: dict[int, _Seat] = {}  # slot -> its episode
 
     def begin(slot: int) -> None:
         if waiting:

@@ -131,7 +131,7 @@ class SearchPool:
         self._retriever = retriever
         self._max_turns = max_turns
         self._topk = topk
-        self._episodes: dict[int, _Episode] = {}  # by slot
+        self._episodes: dict[int, _Episode] = {}  # slot -> its episode
         self._open: dict[int, str | None] = {}  # slot -> its unanswered command, None: a reset
         self._answers: deque[Answer] = deque()  # ready for recv
         self._remote = remote

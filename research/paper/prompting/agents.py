@@ -33,8 +33,8 @@ from paw_min.rows import Episode
 from paw_min.running.evaluate import evaluate
 from paw_min.running.session import Session
 
-TRIALS = 3  # per task, at most
-TRIAL_SEEDS = 1000  # between the seeds of two trials
+TRIALS = 3  # most trials of a task
+TRIAL_SEEDS = 1000  # distance of the seeds of two trials
 
 REACT = """\
 Solve a task step by step. In each step, first think about what you have seen and what is left to
@@ -65,7 +65,7 @@ class React:
 
     plain: Callable[[Context, int], str]  # the benchmark's own prompt
     example: str
-    length: Callable[[str], int]  # of a prompt, in tokens
+    length: Callable[[str], int]  # prompt -> its tokens
     limit: int
 
     def prompt(self, context: Context, history_length: int) -> str:
@@ -134,9 +134,9 @@ class Remembering:
     """
 
     pool: Pool
-    lessons: dict[str, list[str]] = field(default_factory=dict)  # by task, oldest first
-    instructions: dict[str, str] = field(default_factory=dict)  # by task, lessons included
-    tasks: dict[int, str] = field(default_factory=dict)  # by slot
+    lessons: dict[str, list[str]] = field(default_factory=dict)  # task -> its lessons, oldest first
+    instructions: dict[str, str] = field(default_factory=dict)  # task -> text with its lessons
+    tasks: dict[int, str] = field(default_factory=dict)  # slot -> its task
 
     @property
     def n_envs(self) -> int:
@@ -173,8 +173,8 @@ def reflexion(
 
     tokens: what the model processes is added to it.
     """
-    lessons: dict[str, list[str]] = {}  # by task
-    last: dict[str, Episode] = {}  # by task
+    lessons: dict[str, list[str]] = {}  # task -> its lessons
+    last: dict[str, Episode] = {}  # task -> its latest episode
     success: dict[str, float] = {}
     remaining = s.tasks.held_out
     for trial in range(1, TRIALS + 1):

@@ -48,7 +48,7 @@ class Answer:
     text: str
     prompt_tokens: int  # 0 where the server does not report them, as some local ones
     completion_tokens: int
-    cut: bool = False  # by the limit of tokens
+    cut: bool = False  # the limit of tokens ended it
 
 
 class Endpoint:
