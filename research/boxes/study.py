@@ -107,10 +107,12 @@ def by_seed(runs: study.Runs) -> str:
 
 
 def differences(runs: study.Runs) -> str:
-    """A table of paired differences, each over the seeds that both arms have."""
+    """A table of paired differences, each over the seeds that both arms have; if none, left out."""
     measures = study.training_area, study.training_end, half
     lines = []
     for a, b in DIFFERENCES:
+        if not study.seeds_of(runs, a, b):
+            continue
         cells = [study.difference(runs, a, b, measure, LEAST) for measure in measures]
         lines.append([f"{a} - {b}", len(study.seeds_of(runs, a, b)), *cells])
     header = ["difference", "seeds", "mean of the curve", "last ten", "updates until half"]
