@@ -21,7 +21,7 @@ from paw_min import balance, cmae, losses, select, toy
 from paw_min.base.errors import UserError, user_errors
 from paw_min.envs.alfworld import AlfworldEnv, list_games, prompts
 from paw_min.envs.interface import Context, Turn
-from paw_min.model.policy import control_starts, special_tokens, turn_text
+from paw_min.model.chat import control_starts, special_tokens, turn_text
 
 
 @dataclass

@@ -13,21 +13,22 @@ token). PaW takes it from the RL algorithm that it is added to:
 from GRPO (arXiv 2402.03300), RLOO (2402.14740), GiGPO (2505.10978) and PPO's GAE (1506.02438).
 
 Row i belongs to a group g of n rows, whose scores have the mean mean_g and the std std_g; c is
---invalid-penalty. A^E is GRPO's advantage; A^S compares step returns of rows in the same state.
-delta_k = r_k + gamma * V_{k+1} - V_k, with the critic's values V.
+--invalid-penalty. A^E is GRPO's advantage; A^S compares step returns of rows in the same state (in
+search, with similar text). delta_k = r_k + gamma * V_{k+1} - V_k, with the critic's values V. In
+PPO, k runs over the tokens of one response: the last one is rewarded with s_i, and nothing follows.
 
 The form is that of verl-agent, on which PaW builds. The mean and std of a group run over its
 *rows*, so long trajectories weigh more; over="trajectories" counts each trajectory once. The std is
 the unbiased one. In GiGPO, a state that occurs once has the step advantage 0.
 
 A group of equal scores has advantages of 0: nothing says which of its responses were better. A
-group that has won, or lost, all of its episodes is one, unless a response was badly formatted, or
-GiGPO's step returns differ. Statistics are float64, because in float32 the mean of equal scores is
-off by about 1e-6, and divided by eps = 1e-6 this would be an advantage of about 1.
+group has equal scores if it won, or lost, all its episodes and no response was badly formatted.
+(GiGPO's step returns may still differ.) Statistics are float64, because in float32 the mean of
+equal scores is off by about 1e-6, and divided by eps = 1e-6 this would be an advantage of about 1.
 
-Deviations. A group with a single row (over="trajectories": a single trajectory) gets 0, because
-there is nothing to compare it with; verl-agent gives it its raw score, but its groups never shrink
-to one. With over="trajectories", a group of equal scores is not divided by eps (_scale).
+Differs from verl-agent: a group with a single counted row gets 0, because there is nothing to
+compare it with (there, it gets its raw score). update.prepare does the same for a group with a
+single trajectory. And a group of equal scores is not divided by eps (_scale).
 
 Legend: N rows; every tensor is (N,); in gae(), (M,) over M tokens.
 """
@@ -188,7 +189,7 @@ def may_reach(a: str, b: str, threshold: float) -> bool:
     one, which rapidfuzz computes 64 characters at a time. (difflib's own quick bound counts
     letters, in which any two pages of English are similar.)
     """
-    # Here, since only a similarity needs it: the benchmark of a bare GPU machine runs without.
+    # Imported here, because only GiGPO with a similarity needs this package.
     from rapidfuzz.distance import LCSseq
 
     if not a and not b:

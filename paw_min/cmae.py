@@ -8,15 +8,15 @@ With p_i = pi(o_i | h, a, o_<i) for each token of the next observation o, a tran
 
 The gradients are Eq. 6, per token. At the token's own logit, their size is 1 - p for cross entropy
 and p (1 - p) for MAE. So cross entropy pulls hardest at improbable tokens, such as the words of a
-serial number: at p = 0.001, it pulls 1,000 times as hard as MAE. The price: MAE also learns slowly
-what could be predicted, but is still improbable. And it is lowest with all probability on the most
-frequent outcome, so that others are not learned (research/objective/mask.md): Eq. 7 stops before
-that, as it drops tokens with p > rho. p is the current policy's, at temperature 1. The means over
-transitions (Eq. 9) and groups (Eq. 11) are in losses.py.
+serial number: at p = 0.001, it pulls 1,000 times as hard as MAE. The price: MAE learns any fact
+slowly while it is improbable, even one that could be predicted. And MAE alone is lowest with all
+probability on the most frequent outcome, so that no other is learned. Eq. 7 drops a token at
+p > rho, before that happens (research/objective/mask.md). p is the current policy's, at
+temperature 1. The means over transitions (Eq. 9) and groups (Eq. 11) are in losses.py.
 
-Legend: N transitions, T tokens (update.py calls these functions with its (B, S) columns); `mask` is
-1 on observation tokens, else 0. |o| counts all of them, even those that Eq. 7 drops. The loss of a
-row without observation tokens is 0.
+Legend: N transitions, T columns of tokens (in update.py, the (B, S) of a batch); `mask` is 1 on
+observation tokens, else 0. |o| counts all of them, even those that Eq. 7 drops. The loss of a row
+without observation tokens is 0.
 """
 
 import torch

@@ -1,21 +1,22 @@
 """What is the joint loss made of? Surrogate, KL, and the row weights of Eq. 11.
 
     L = token mean over the mini-batch of  [clipped surrogate + beta * KL - c_H * entropy]
-      + wm_scale * mean over groups g of [lambda_g * mean over S_alpha,g of the world-model loss]
+      + wm_scale * mean over all groups g of
+                   [lambda_g * mean over S_alpha,g of the world-model loss]
 
-update.loss_parts adds the terms up. The mean is over all groups of the update, those without a
-selected row included.
+update.loss_parts adds the terms up. "All groups g" are those of the update, even those without a
+selected row.
 
 The paper writes Eq. 11 per group, for the whole update. Here the second term is a weighted sum over
 rows (`row_weights`), because a sum may be cut anywhere: gradients of micro-batches add up exactly,
 and a random mini-batch, scaled by (rows of the update / rows of the mini-batch), estimates it
 without bias at fixed parameters. A selected row of a lost group, with 16 groups and 100 selected
-rows in its own, weighs 1 / 1,600. The RL term is the token mean over the mini-batch, as in
-verl-agent.
+rows in its own, weighs 1 / 1,600. The RL term is the token mean over the mini-batch, where the
+paper averages over groups, and verl-agent over micro-batches (CHOICES.md).
 
 Legend: N rows, T tokens (update.py calls these functions with its (B, S) columns), G groups; masks
-are 1 on the tokens that count. beta is --kl-coef, c_H is --entropy-coef; wm_scale is 1 in the
-paper.
+are 1 on the tokens that count. beta is --kl-coef, c_H is --entropy-coef. The paper has no
+wm_scale: at 1, the loss is its own.
 """
 
 from collections import Counter
@@ -24,9 +25,9 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-# A difference of log-probabilities is clamped to this many nats, as in verl. exp(89) overflows in
-# float32, and its gradient is NaN even where a clip makes the loss constant. With their default
-# clips, both losses that use this limit are constant beyond it.
+# A difference of log-probabilities is clamped to this many nats before exp(), as in verl: exp(89)
+# overflows in float32, and its gradient is NaN. With the default clips, both losses are already
+# constant there, so the clamp changes no result.
 MAX_LOG_RATIO = 20.0
 
 

@@ -1,11 +1,13 @@
-"""How are the episodes of an update played? Line 2 of Algorithm 1.
+"""How are many episodes played at once? Line 2 of Algorithm 1, and evaluation.
 
+`rollout` takes tasks, a policy, its sampler and a pool of environments, and returns the episodes.
 Each environment step becomes one transition (h_t, a_t, r_t, o_{t+1}). The last step of an episode
-is one, too: its observation appears in no later prompt, but the world model can learn from it.
+also gives one: its observation appears in no later prompt, but the world model learns from it. Each
+rank plays whole groups; then every rank gets all episodes.
 
 Environments differ in speed, so none is waited for: an episode is queued for generation as soon as
-its environment has answered, and joins the sampler's next step (with transformers, its next batch).
-The environments of the pool are slots. A slot starts the next episode as soon as its own ends.
+its environment has answered, and joins the sampler's next unit of work (vLLM: a decoding step;
+transformers: a batch). A slot of the pool starts its next episode as soon as the last one ends.
 With environments that take 0.2 s, this makes 1.8 times as many steps per second as generating for
 all and then stepping all; with fast environments, it makes no difference (research/bench).
 
@@ -47,8 +49,8 @@ def rollout(
     tasks, groups: one entry per trajectory, group by group; each rank plays whole groups. pool:
     plays pool.n_envs episodes at a time. seed_key: names this rollout; together with trajectory
     and turn it seeds a request (seeds.py). benchmark: whose prompts and parser are used; default:
-    BENCHMARKS[cfg.env]. numbered_from: the number of the first trajectory; a long list that is
-    played in several calls then draws what it draws in one. paw_min/README.md explains the metrics.
+    BENCHMARKS[cfg.env]. numbered_from: the number of the first trajectory; a list that is played in
+    several calls then has the seeds that it has in one. paw_min/README.md explains the metrics.
     """
     start = time.perf_counter()
     # Every rank numbers all episodes, its own or not, so that the seeds of their requests do not
@@ -181,8 +183,8 @@ class _Player:
         seat = self.seats[response.slot]
         seat.response = response
         seat.text = self.policy.decode(response.ids)
-        # A malformed response is executed as far as it can be read; `valid` keeps its penalty.
-        # A thought that the template has opened in the prompt counts, if the response closes it.
+        # A malformed response is executed as far as it can be read; `valid` = False still costs the
+        # penalty. Where the template has opened <think> in the prompt, the parser gets it, too.
         opened = self.policy.opened_thought if "</think>" in seat.text else ""
         seat.command = self.benchmark.parse(opened + seat.text)
         self.metrics["tokens_generated"] += len(response.ids)
@@ -236,13 +238,13 @@ class _Player:
         # o_{t+1} is tokenized alone, not with the prompt that will show it: the target of the
         # world model is this observation, whatever the next prompt looks like.
         obs_ids = self.policy.encode(step.observation)
-        # A malformed response is answered in words that no demonstration needs.
+        # The answer to a malformed response has words that the stand-in models were never shown.
         if seat.command.valid:
             self.find_unknown(step.observation, written=[*context.responses, seat.text])
         separator_ids = []
         if self.cfg.wm_separator == "turn":
             separator_ids = self.policy.separator(seat.response.ids)
-        # Rotary models accept more positions than they were trained on, without an error.
+        # The observation is cut here, because rotary models give no error beyond their positions.
         used = len(seat.prompt_ids) + len(seat.response.ids) + len(separator_ids)
         limit = min(self.cfg.max_obs_tokens, max(0, self.policy.positions - used))
         self.metrics["obs_tokens_cut"] += max(0, len(obs_ids) - limit)

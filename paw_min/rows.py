@@ -14,9 +14,9 @@ task. The first wins in two steps, the second loses in one.
      2     0        1         0.0         0.0                                 -1.15      0.5
 
 Both steps of the first episode have its return, 10: the return does not say which step was right.
-The advantage is (return - mean over rows) / std over rows, as no response is badly formatted here;
-lambda_g = 1 - 5 / 10, where 5 is the mean over episodes. `lambdas` is the one column that is not a
-list: {group: lambda_g}.
+The advantage is (return - mean over rows) / (unbiased) std over rows, as no response is badly
+formatted here; lambda_g = 1 - 5 / 10, where 5 is the mean over episodes and 10 is R_max. Every
+column has an entry per row, a list's or a tensor's, but for `lambdas`, which is {group: lambda_g}.
 
 Legend: N transitions (rows), T tokens of the longest response.
 """

@@ -5,13 +5,14 @@
 
 Why the entropy? It is high where the policy has not decided yet, and there, says the paper, the
 outcome of an action tells it more. With alpha = 0.75, a quarter of the transitions is left out. All
-transitions of all groups compete, before mini-batches are drawn. Those without an observation do
-not, and are not counted in N (update.select_transitions).
+transitions of all groups compete, before mini-batches are drawn. Transitions without an observation
+do not compete, and are not counted in N (update.select_transitions).
 
-The paper's text has the entropy of the token's distribution, but its formula has -q log q of the
-*sampled* token. Here it is the entropy, over the full vocabulary (model/head.py computes it tile by
-tile): -q log q is near 0 for very unlikely tokens as well as for certain ones. To try the formula,
-let model/scoring.py give `action_entropy` the `sampled_entropy` of its log-probabilities.
+Two choices. a_t is the whole response, reasoning and end token included (the paper does not say).
+And the paper's text has the entropy of the token's distribution, but its formula has -q log q of
+the *sampled* token. Here it is the entropy, over the full vocabulary (model/head.py computes it
+tile by tile): -q log q (`sampled_entropy`) is near 0 for very unlikely tokens as well as for
+certain ones.
 
 Legend: N transitions, T tokens, V vocabulary.
 """
@@ -34,10 +35,7 @@ def sampled_entropy(logp: Tensor) -> Tensor:
 
 
 def action_entropy(token_entropy: Tensor, action_mask: Tensor) -> Tensor:
-    """H(a_t | h_t): mean over the action tokens, (N, T), (N, T) -> (N,).
-
-    The action is the whole response, with reasoning and end token (the paper does not say).
-    """
+    """H(a_t | h_t): mean over the action tokens, (N, T), (N, T) -> (N,)."""
     mask = action_mask.bool()
     return token_entropy.masked_fill(~mask, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)  # / |a_t|
 

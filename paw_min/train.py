@@ -1,19 +1,21 @@
 """What happens in an update, and in which order: the training loop.
 
-    evaluate -> [ rollout -> prepare -> learn -> (evaluate) -> log -> (save) ] * updates
+    evaluate -> [ collect -> prepare -> learn -> (evaluate) -> log -> (save) ] * updates
 
-The loop is line 1 of Algorithm 1, a rollout is line 2; update.py lists all eleven. Evaluations and
-checkpoints come every few updates. The order follows from the method. RL is on-policy, so the
-sampler gets the current weights before each rollout. Eq. 4 and the ratio of the RL loss refer to
-the policy that sampled, so `prepare` runs before the first optimizer step. With the preset `paper`
-on ALFWorld, a rollout plays 16 tasks 8 times, in at most 50 steps each: up to 6,400 rows, or 25
-optimizer steps of 256 rows.
+`train` takes a Config and leaves a run folder (running/runs.py lists its files). The loop is line 1
+of Algorithm 1, `collect` is line 2; update.py lists all eleven. Evaluations and checkpoints come
+every few updates. The order follows from the method. RL is on-policy, so the sampler gets the
+current weights before each rollout. Eq. 4 and the ratio of the RL loss refer to the policy that
+sampled, so `prepare` runs before the first optimizer step. With the preset `paper` on ALFWorld, a
+rollout plays 16 tasks 8 times, in at most 50 steps each: up to 6,400 rows, or 25 optimizer steps of
+256 rows.
 
 What an update does with its rows is the function `learn`, an argument of `train`. A fork passes its
-own (examples/tapo.py).
+own (examples/tapo.py). PPO is also a function around `learn` (ppo.py).
 
-Each random draw has a key, not a state (base/seeds.py). So a run resumes from weights and optimizer
-state alone: on a CPU, with the numbers of an uninterrupted run.
+Each random draw has a key instead of a state (base/seeds.py), so a run resumes from weights and
+optimizer state alone. On a CPU, with the environments in this process, it then has the numbers of
+an uninterrupted run.
 """
 
 import time
@@ -59,7 +61,7 @@ def train(cfg: Config, eval_only: bool = False, learn: Learn = learn_jointly) ->
     """
     cfg = replace(cfg, learn=learn.__name__)
     if cfg.algo == "ppo":
-        learn = with_critic(learn)  # The advantages of any method can be a critic's.
+        learn = with_critic(learn)  # A critic computes the advantages before any `learn`.
     # The session has policy, sampler, optimizer, environment pool and tasks; session.py loads them.
     with open_session(cfg, eval_only) as s:
         if eval_only:
@@ -68,7 +70,7 @@ def train(cfg: Config, eval_only: bool = False, learn: Learn = learn_jointly) ->
 
         print_start(cfg, s)
         if 0 < s.done >= cfg.updates:
-            # The folder knows the settings and the name of `learn`, not the code.
+            # A run folder has the settings and the name of `learn`, but not the code.
             console.say(f"all {s.done} updates were done before: nothing is trained. After a "
                         "change of the code, use another --name.")
         # A resumed run has measured its start model already.
@@ -145,7 +147,7 @@ def run_update(cfg: Config, s: Session, k: int, learn: Learn) -> dict[str, float
     s.run.write(f"samples/{k:06d}.json", sample(k, episodes, rows))  # paw_min.inspect reads it.
     return describe_episodes(played.episodes) | learned | played.metrics | {
         "sampler_gap": gap,
-        # PyTorch still counts what a sleeping vLLM has released.
+        # What a sleeping vLLM has released is subtracted: PyTorch still counts it.
         "memory_gb": peak_memory(s.policy.device, getattr(s.sampler, "asleep", 0)),
         "seconds_rollout": seconds_rollout,
         "seconds_old_pass": seconds_old_pass,
@@ -160,7 +162,8 @@ def collect(cfg: Config, s: Session, k: int) -> Rollout:
     tasks = draw_groups(s.tasks.train, cfg.groups, cfg.seed, k - 1)
     task_of_episode = [task for task in tasks for _ in range(cfg.group_size)]
     group_of_episode = [g for g in range(len(tasks)) for _ in range(cfg.group_size)]
-    # `sync` loads the current weights into the sampler, and frees its memory at the end.
+    # `sync` loads the current weights into the sampler. At the end of the block, it frees the
+    # sampler's memory.
     with s.sampler.sync(s.policy):
         played = rollout(
             cfg, s.policy, s.sampler, s.pool, task_of_episode, group_of_episode,
@@ -173,7 +176,7 @@ def collect(cfg: Config, s: Session, k: int) -> Rollout:
     if played.metrics["obs_tokens_cut"] and k == 1:
         console.say("observations over --max-obs-tokens, or over the model's positions, are cut: "
                     "see obs_tokens_cut")
-    # The stand-ins of the benchmarks lack rare words, and stay as they are.
+    # The stand-in models of the benchmarks lack rare words on purpose: no remedy is needed there.
     if played.unknown and k == s.done + 1 and cfg.env not in NAMES:
         console.say(f"the model reads words of the environment as <unk>: "
                     f"{', '.join(played.unknown):.100}. If the environment has changed, delete "
@@ -194,7 +197,7 @@ def report_evaluation(cfg: Config, s: Session) -> None:
     """Evaluate the newest checkpoint, or else the start model, and print the metrics."""
     checkpoint = s.run.checkpoint()
     console.say(f"weights: {checkpoint or f'the start model {start_model(cfg)}'}")
-    # It may have other settings than the training, whose own files stay.
+    # An evaluation may have other settings than the run, so it has files of its own.
     metrics = play_panel(cfg, s, s.done, suffix="-only")
     for name, value in metrics.items():
         console.say(f"{name:48s} {value:8.3f}")

@@ -6,29 +6,28 @@
      4    select S_alpha from P (Eq. 4)                                   prepare
      5    for each group g:                                               learn, by mini-batches
      6      S_alpha,g = the selected transitions of g                     prepare: row_weights
-     7      compute the RL loss (Eq. 1)                                   learn: loss_parts
+     7      compute the RL loss (Eq. 1)            prepare: row_advantages; learn: loss_parts
      8      compute the world-model loss on S_alpha,g (Eq. 5-9)           learn: loss_parts
      9      compute lambda_g (Eq. 10)                                     prepare
     10    end for
     11    optimize the joint objective (Eq. 11)                           learn
 
     prepare   rows -> rows with advantages, old log-probs, selected transitions, lambda_g, weights
-    learn     rows -> gradient steps on the joint objective
+    learn     rows -> gradient steps on the joint objective, metrics
 
 PaW adds lines 4, 6, 8 and 9 to RL, and no training pass: the observation stands behind the response
-in a pass that RL makes anyway. Eq. 4 needs entropies, which the pass for pi_old gives. RL makes
-that pass, too, unless an update is a single mini-batch: then it is the price of Eq. 4. Without PaW
-every row_weight is 0, and `learn` is plain RL.
+in a pass that RL makes anyway. Eq. 4 needs entropies, which the pass for pi_old gives. Plain RL
+needs this pass, too, unless an update is a single mini-batch; then Eq. 4 costs one pass more.
+Without PaW every row_weight is 0, and `learn` is plain RL.
 
-The paper loops over groups. Here all groups share one batch, and a row's group sets its weight
-(losses.row_weights), because then a mini-batch may be cut into micro-batches, which bound the
-memory, without changing its gradient.
+Differs from the paper: it averages both losses over groups. Here a mini-batch is random rows of all
+groups. So the RL loss is a mean over its tokens, in which long groups count more, and the
+world-model loss is a weighted sum over its rows, scaled up to the whole update (losses.py).
 
-The RL loss is that of verl-agent, the code of GiGPO, on which the paper builds: PPO's clipped
-surrogate on group-relative advantages, as a mean over the response tokens of a mini-batch, with
-dual clip, a k3 KL term to the start model, an entropy bonus, random mini-batches and one epoch per
-update. Not implemented: several epochs, an adaptive KL coefficient, KL in the reward, other loss
-aggregations.
+The RL loss follows verl-agent, the code of GiGPO, on which the paper builds: PPO's clipped
+surrogate on group-relative advantages, with dual clip, a k3 KL term to the start model, an entropy
+bonus, random mini-batches, a gradient norm of at most 1 and one epoch per update. Not implemented:
+several epochs, an adaptive KL coefficient, KL in the reward, other loss aggregations.
 
 Legend: N rows of the update, T tokens of the longest response, B rows of a micro-batch, S columns
 (model/batches.py).
@@ -76,11 +75,11 @@ def prepare(
     if reference is not None:
         ref_logp = reference_logp(cfg, policy, reference, rows)
 
-    # A of Eq. 1. PPO's come from its critic, which is a model: see ppo.with_critic.
+    # A of Eq. 1. PPO's advantages come later, from its critic (ppo.with_critic).
     advantage = None
     if cfg.algo != "ppo":
-        # Where environments broke and a group has one episode left, its rows would be compared
-        # with each other.
+        # If broken environments leave a group one episode, its rows could only be compared with
+        # each other. So they have no advantage.
         advantage = row_advantages(cfg, rows)
         advantage[~advantages.is_compared(rows.group, rows.trajectory)] = 0.0
 

@@ -28,7 +28,8 @@ from paw_min.config import Config, flag, parse_args
 from paw_min.envs.benchmarks import presets_of
 from paw_min.metrics import describe_selection
 from paw_min.model import lora
-from paw_min.model.policy import Policy, special_tokens
+from paw_min.model.chat import special_tokens
+from paw_min.model.policy import Policy
 from paw_min.model.sampler import Response
 from paw_min.ppo import LR_FACTOR, Critic
 from paw_min.rows import Episode, Rows, TokenRow, Transition, flatten

@@ -16,7 +16,8 @@ from paw_min.base.errors import UserError
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context
 from paw_min.model.batches import collate
-from paw_min.model.policy import Policy, load_policy, load_tokenizer, turn_end
+from paw_min.model.chat import turn_end
+from paw_min.model.policy import Policy, load_policy, load_tokenizer
 from paw_min.model.sampler import HFSampler, Request
 from paw_min.rows import TokenRow
 from paw_min.toy import standins

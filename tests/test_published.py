@@ -15,7 +15,8 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, trainers
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
 
-from paw_min.model.policy import load_policy, steps
+from paw_min.model.policy import load_policy
+from paw_min.model.published import rules
 from paw_min.running import export, session
 from tests.helpers import CHATML, HOSTILE_TEXT, TEXTS, make_policy, one_sentence, publish
 from tests.model_kinds import KINDS, write
@@ -184,8 +185,8 @@ def test_a_published_model_is_planned_loaded_saved_and_exported(kind, tmp_path, 
         again = load_policy(str(tmp_path / saved))
         check_tokens(again, made, kind)
         stored = Tokenizer.from_file(str(tmp_path / saved / "tokenizer.json"))
-        assert steps(stored) == steps(again.tokenizer.backend_tokenizer)
-        assert steps(stored)["pre_tokenizer"] == steps(made)["pre_tokenizer"]
+        assert rules(stored) == rules(again.tokenizer.backend_tokenizer)
+        assert rules(stored)["pre_tokenizer"] == rules(made)["pre_tokenizer"]
         if saved == "exported":
             for weight in policy.model.parameters():
                 weight.copy_(weight.bfloat16())

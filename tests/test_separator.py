@@ -11,7 +11,7 @@ import torch
 from examples.multi_step import with_later_observations
 from paw_min.base.errors import UserError
 from paw_min.model.batches import collate, micro_batches
-from paw_min.model.policy import turn_text
+from paw_min.model.chat import turn_text
 from paw_min.rows import TokenRow
 from tests.helpers import EPISODES, make_policy, publish, run
 

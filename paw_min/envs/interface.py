@@ -7,7 +7,11 @@
 An environment is any object with the two methods of `Environment`. It plays text: it knows neither
 tokens nor models. A `Benchmark` adds what training needs beyond playing: how to load tasks, how to
 write a prompt from a `Context`, how to read a `Command` from a response, and R_max, the highest
-return of an episode (10; 1 in search). paw_min/README.md has the glossary.
+return of an episode (10; 1 in search).
+
+Training plays many environments at once, through a `Pool` (envs/pool.py): a request names a slot
+and returns at once, and answers come in any order. An environment is deterministic, because the
+episodes of a group must differ only by what the policy samples.
 """
 
 from collections.abc import Callable
@@ -99,12 +103,12 @@ class Tasks:
 
 
 def recent(turns: list, n: int) -> list:
-    """The last n of them. Not turns[-n:], which is all of them for n = 0."""
+    """The last n turns. Not turns[-n:], which is all of them for n = 0."""
     return turns[max(0, len(turns) - n) :]
 
 
 def situation(context: Context, history_length: int) -> str:
-    """What the agent sees, written without the words of a benchmark."""
+    """A prompt that suits any benchmark: the task, the last turns, the observation."""
     shown = recent(context.history, history_length)
     lines = [f"{observation}\n> {command}" for observation, command in shown]
     return "\n".join([context.task, *lines, context.observation]) + "\n"

@@ -26,7 +26,8 @@ from paw_min.base.files import check_writable, replace_text
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS, NAMES
 from paw_min.model.batches import micro_batches
-from paw_min.model.policy import Policy, load_config, load_policy, load_tokenizer
+from paw_min.model.policy import Policy, load_policy, load_tokenizer
+from paw_min.model.published import load_config
 from paw_min.running.config_json import read_config
 from paw_min.running.runs import newest_checkpoint, updates_done
 from paw_min.running.samples import Group, Sample, StoredRow, read

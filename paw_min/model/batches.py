@@ -1,13 +1,19 @@
 """Which rows share a forward pass, and where are their tokens in it?
 
 Rows of similar length share a batch of at most --micro-tokens tokens, and each rank gets its part
-of the batches. (A row that is longer has a batch of its own.) Separator and next observation stand
-behind the response in the same row, and only in rows that train the world model. So PaW makes rows
-longer, but adds no pass over them: with alpha = 0.75, a quarter of the rows or more stay as they
-are.
+of the batches. (A row of more tokens than that has a batch of its own.) Every rank gets equally
+many batches, because their gradients are summed in collective calls.
 
-Rows are padded on the right. Attention is causal, so no token attends to the padding behind it, and
-no attention mask is needed.
+One row, with prompt h, response a, separator s, next observation o and padding:
+
+    ids             h h h h a a a s s o o o o . .      (B, L)
+    columns                 a a a s s o o o o .        (B, S): the row without its prompt
+    response_mask           1 1 1 0 0 0 0 0 0 0
+    obs_mask                0 0 0 0 0 1 1 1 1 0
+
+Only rows that train the world model have s and o. So PaW makes rows longer, but adds no pass over
+them: with alpha = 0.75, a quarter of the rows or more stay as they are. Attention is causal, so no
+token attends to the padding behind it, and no attention mask is needed.
 
 Legend: N rows of the update, B rows of a batch, L tokens of its longest row, T tokens of the
 longest response, S columns: the largest number of tokens after a prompt of the batch, M scored
@@ -28,13 +34,6 @@ from paw_min.rows import TokenRow
 @dataclass
 class Batch:
     """Rows laid out for one forward pass.
-
-    One row of `ids`, with prompt h, response a, separator s, next observation o and padding:
-
-        ids             h h h h a a a s s o o o o . .      (B, L)
-        columns                 a a a s s o o o o .        (B, S): the row without its prompt
-        response_mask           1 1 1 0 0 0 0 0 0 0
-        obs_mask                0 0 0 0 0 1 1 1 1 0
 
     Results of the forward pass (log-probabilities, entropies, values) are (B, S): column k is the
     k-th token after the prompt. What is stored for a whole update (old and reference
@@ -78,8 +77,7 @@ def micro_batches(
         lengths.append(length)
 
     # All ranks compute the same parts and take every n-th. The number of parts is a multiple of the
-    # ranks, because gradients are summed in collective calls: a rank with one pass less would leave
-    # the others waiting.
+    # ranks: a rank with one pass less would leave the others waiting.
     n_ranks = distributed.n_ranks()
     parts = split(lengths, budget, multiple=n_ranks)
     while len(parts) % n_ranks:  # fewer rows than ranks
@@ -147,7 +145,8 @@ def collate(rows: list[TokenRow], with_obs: list[bool], pad_id: int, device="cpu
     ids = torch.tensor(padded)  # (B, L)
 
     n_response = torch.tensor([len(row.response_ids) for row in rows])[:, None]  # (B, 1)
-    # The separator is neither: the policy did not choose it, and it says nothing of the world.
+    # The separator is in neither mask: the policy did not choose it, and it says nothing of the
+    # world.
     n_separator = torch.tensor([len(row.separator_ids) for row in rows])[:, None]  # (B, 1)
     n_tail = torch.tensor([len(tail) for tail in tails])[:, None]  # (B, 1)
     columns = torch.arange(int(n_tail.max()))  # (S,)

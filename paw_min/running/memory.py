@@ -25,7 +25,8 @@ from paw_min.base.errors import UserError
 from paw_min.config import Config
 from paw_min.model import lora
 from paw_min.model.head import TILE
-from paw_min.model.policy import check_config, load_config, load_errors, rounded_layers
+from paw_min.model.policy import rounded_layers
+from paw_min.model.published import empty_model, load_config, load_errors
 
 ERROR = "-5 to +23 %"  # the measured error of the estimated peak (research/bench/README.md)
 ROOM = 1.2  # the reference stays on a GPU that has this times the estimate
@@ -129,7 +130,7 @@ def of_folder(cfg: Config, folder: str, precision: str, gpu_bytes: float) -> Est
     else:
         config = load_config(folder)
     with load_errors(folder):
-        check_config(config, folder)
+        empty_model(config, folder)
         return estimate(cfg, config, int(os.environ.get("WORLD_SIZE", 1)), precision, gpu_bytes)
 
 

@@ -2,6 +2,13 @@
 
 The order matters: rank 0 creates folders and data before the others read them; vLLM measures the
 free memory, so its engine comes before the trainer's model; the ranks close together.
+
+A run from a script, as its newest checkpoint left it:
+
+    cfg = read_config(Path("runs/alfworld-tiny-grpo-paw-seed0/config.json"))  # config_json.py
+    with open_session(cfg) as s:
+        episodes = train.collect(cfg, s, k=s.done + 1).episodes
+        print(s.done, [episode.won for episode in episodes], s.policy.model)
 """
 
 from collections.abc import Iterator
@@ -21,13 +28,8 @@ from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS, NAMES
 from paw_min.envs.interface import Pool, Tasks
 from paw_min.model import lora, vllm_sampler
-from paw_min.model.policy import (
-    Policy,
-    freeze,
-    load_policy,
-    load_tokenizer,
-    turn_text,
-)
+from paw_min.model.chat import turn_text
+from paw_min.model.policy import Policy, freeze, load_policy, load_tokenizer
 from paw_min.model.probe import check_start
 from paw_min.model.sampler import HFSampler
 from paw_min.model.shard import shard_policy
