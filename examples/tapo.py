@@ -8,7 +8,7 @@ rows of o_t and the executed command -> o_{t+1}, without a response and with a p
 by cross entropy on all of them (its Eq. 6). "Alone" holds for the gradients: both share one AdamW,
 whose moments carry those of either. `--algo gigpo` is TAPO's second base.
 
-What differs from its paper: the prompts of Fig. 7 and 9 are in our words and lose their beginning
+Choices and differences: the prompts of Fig. 7 and 9 are in our words and lose their beginning
 if they are too long. All rows with an observation train. Eq. 6 is as printed, a mean over rows of
 sums over tokens, so the gradient clip acts on nearly every step. Mini-batches, rate, clip, AdamW
 and limits are those of RL (an answer on WebShop has 4,096 tokens, TAPO's 1,024).
