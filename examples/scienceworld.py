@@ -93,7 +93,7 @@ class ScienceWorld:
     The score is 0 to 100; the reward is how much it rises, so that the return of a solved task is
     R_MAX. A wrong object in focus ends the episode with the score -100. This has the reward 0: a
     return is never negative, and lambda_g of Eq. 10 stays in [0, 1]. If it took back what was
-    collected, RL would learn not to focus at all (research/scienceworld/exploration.md).
+    collected, RL would learn not to focus at all (research/scienceworld/README.md).
     """
 
     def __init__(self):

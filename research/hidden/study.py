@@ -9,7 +9,6 @@
 
 import argparse
 from pathlib import Path
-from statistics import mean
 
 import torch
 
@@ -99,17 +98,15 @@ def means(runs: study.Runs, arms: list[str]) -> str:
     """A row per arm, over the seeds that it has."""
     lines = []
     for arm in arms:
-        seeds = study.seeds_of(runs, arm)
-        first = [runs[arm, seed]["first"] for seed in seeds if "first" in runs[arm, seed]]
+        seeds = len(study.seeds_of(runs, arm))
         lines.append([
-            arm, len(seeds),
+            arm if seeds == len(SEEDS) else f"{arm} ({seeds} seeds)",
             study.level(runs, arm, study.training_area),
             study.level(runs, arm, study.training_end),
             study.level(runs, arm, lambda run: 100 * run["held_out"][1]),
             study.level(runs, arm, lambda run: run["material"], digits=2),
-            f"{100 * mean(first):.0f} ({len(first)} seeds)" if first else "not measured",
-        ])  # fmt: skip
-    header = ["", "seeds", "mean of the curve", "last ten updates", "held out", "p", "first"]
+        ])
+    header = ["", "mean of the curve", "last ten updates", "held out", "p"]
     return study.markdown_table(header, lines)
 
 
