@@ -34,8 +34,7 @@ R_MAX = 10.0
 TEMPLATE = """{task}
 You have taken {steps} step(s). The last {shown}: {history}
 Step {now}. Observation: {observation}
-Admissible actions: [{admissible}] (any, if none is listed)
-Reason within <think> </think>, then give one action within <action> </action>."""
+"""
 
 PRESETS = {"24gb": dict(
     model="Qwen/Qwen2.5-1.5B-Instruct", lora_rank=16, lr=1e-5, max_turns=20, workers=8,
@@ -118,7 +117,11 @@ def text_field(schema: dict, part: str) -> str:
 
 
 def prompt(context: Context, history_length: int) -> str:
-    return with_history(TEMPLATE, context, history_length, ", ".join(context.admissible))
+    return (
+        f"{with_history(TEMPLATE, context, history_length)}"
+        f"Admissible actions: [{', '.join(context.admissible)}] (any, if none is listed)\n"
+        "Reason within <think> </think>, then give one action within <action> </action>."
+    )
 
 
 def parse(response: str) -> Command:

@@ -36,7 +36,7 @@ from paw_min.base.files import made_once
 from paw_min.cli import checked, main
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
-from paw_min.envs.interface import Benchmark, Command, Context, Step, Tasks, Turn, situation
+from paw_min.envs.interface import Benchmark, Command, Context, Step, Tasks, Turn, recent
 from paw_min.envs.pool import EnvPool
 from paw_min.model.policy import Policy
 from paw_min.toy.standins import Demonstration, imitate, make_model, make_tokenizer
@@ -172,9 +172,12 @@ teleport to LOC, use OBJ on OBJ, wait, wait1"""
 
 def prompt(context: Context, history_length: int) -> str:
     """The prompt of an instruct model, without the commands that work now: 249 in one state."""
+    shown = recent(context.history, history_length)
+    lines = [f"{observation}\n> {command}" for observation, command in shown]
+    situation = "\n".join([context.task, *lines, context.observation])
     return (
-        f"{situation(context, history_length)}\nOBJ is an object, LOC is a room. The actions: "
-        f"{ACTIONS}.\nThink about what to do next, then write one action in <action> </action>."
+        f"{situation}\n\nOBJ is an object, LOC is a room. The actions: {ACTIONS}.\n"
+        "Think about what to do next, then write one action in <action> </action>."
     )
 
 

@@ -8,6 +8,7 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
 
 from paw_min import cmae
+from paw_min.base.errors import UserError
 from paw_min.rows import TokenRow
 from research.paper import fig2ab, fig2c, transitions
 from research.paper.transitions import TextRow
@@ -17,7 +18,7 @@ PAGE = "'Back to Search' [SEP] 'B09QKP7XQL' [SEP] 'WH1000 SONY Tea' [SEP] 'XBOX3
 
 
 def row(o="o", command="c", following="f", task="t", prompt=(1,)) -> TextRow:
-    return TextRow(TokenRow(list(prompt), [2], [3]), task, o, f"<r>{command}", command, following)
+    return TextRow(TokenRow(list(prompt), [2], [3]), task, o, command, following)
 
 
 def test_rules_of_noise():
@@ -103,6 +104,11 @@ def test_fig2ab_on_a_run(finished, tmp_path, capsys):
     rows = transitions.play(transitions.arguments("", argv)).rows
     assert counts["keys"] == len({(row.observation, row.command) for row in rows}) > 1
     assert f"| o_t, command | {counts['keys']} |" in capsys.readouterr().out
+
+
+def test_fig2c_refuses_other_benchmarks():
+    with pytest.raises(UserError, match="fig2c is for webshop, not for search: use it"):
+        fig2c.main(["search"])
 
 
 def test_fig2c_on_the_teacher(tmp_path, monkeypatch, capsys):

@@ -94,7 +94,7 @@ def test_the_demonstrations_are_those_of_the_stand_ins(env, tmp_path, monkeypatc
     rows = teachers.demonstrations(env, tasks, seed=0)
     record = json.loads((Path(default_model(env)) / "record.json").read_text())
     found = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
-    assert found == record["miniature"]["demonstrations"]
+    assert found == record["demonstrations"]
 
 
 def test_other_questions_are_refused():

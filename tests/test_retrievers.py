@@ -155,12 +155,13 @@ def test_a_missing_package_is_named(monkeypatch, encoder):
         Encoder(encoder)
 
 
-def test_long_texts_are_cut_and_passages_come_in_parts(encoder):
+def test_long_texts_are_cut_and_passages_come_in_parts(encoder, monkeypatch):
     short = Encoder(encoder, "", "", max_tokens=5)  # three letters between [CLS] and [SEP]
     np.testing.assert_array_equal(*short.queries(["a b c d e", "a b c h"]))
     texts = [" ".join("abcdefgh"[n % 8:]) + " a" * (n % 5) for n in range(40)]
-    parts = Encoder(encoder, batch=1).passages(iter(texts), 40)  # 16 at a time
-    np.testing.assert_allclose(parts, Encoder(encoder).passages(iter(texts), 40), atol=1e-6)
+    whole = Encoder(encoder).passages(iter(texts), 40)
+    monkeypatch.setattr(dense, "BATCH", 1)  # 16 are read at a time
+    np.testing.assert_allclose(Encoder(encoder).passages(iter(texts), 40), whole, atol=1e-6)
 
 
 def brute_force(corpus, vectors, query, k) -> list[str]:

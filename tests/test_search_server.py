@@ -19,7 +19,7 @@ from paw_min.retrieval import client as search_client
 from paw_min.retrieval import open_retriever
 from paw_min.retrieval import server as search_server
 from paw_min.retrieval.bm25 import LexicalRetriever
-from paw_min.retrieval.client import RetrieverError, SearchClient
+from paw_min.retrieval.client import SearchClient
 from paw_min.retrieval.corpus import Corpus
 from paw_min.retrieval.dense import Dense
 from tests.http_server import Server
@@ -202,7 +202,7 @@ def test_verl_agent_gets_one_request_per_query(fake):
 
 def failure(ask) -> str:
     """The one sentence of the error that `ask` raises."""
-    with pytest.raises(RetrieverError) as raised:
+    with pytest.raises(UserError) as raised:
         ask()
     text = str(raised.value)
     assert "\n" not in text and ": " in text and text.endswith("."), text
@@ -315,7 +315,7 @@ def test_a_password_is_sent_but_not_shown(fake, caplog):
     assert set(server.keys) == {expected}
     for answer in (answers(401, "who are you?"), answers(500), answers(200, "{}")):
         server.answer = answer
-        with pytest.raises(RetrieverError, match=rf"//\*\*\*@127.0.0.1:{port}/re") as raised:
+        with pytest.raises(UserError, match=rf"//\*\*\*@127.0.0.1:{port}/re") as raised:
             client.search(["q"], 1)
         assert password not in "".join(traceback.format_exception(raised.value))
     assert "***" in caplog.text and password not in caplog.text

@@ -27,6 +27,10 @@ BENCHMARKS = _Benchmarks()
 def presets_of(env: str) -> dict[str, dict]:
     """The presets of a benchmark, the default first: {name: {setting: value}}.
 
+    Other settings have the defaults of config.py, such as the learning rate, the groups, alpha, rho
+    and the KL term: those of PaW A.1. What the paper leaves open is taken from verl-agent, which
+    PaW builds on. `--help` prints every value of each preset.
+
     env: its name, or a module from outside that adds itself to BENCHMARKS (examples.scienceworld).
     """
     module = env if "." in env else f"paw_min.envs.{env}.presets"

@@ -107,13 +107,6 @@ def recent(turns: list, n: int) -> list:
     return turns[max(0, len(turns) - n) :]
 
 
-def situation(context: Context, history_length: int) -> str:
-    """A prompt that suits any benchmark: the task, the last turns, the observation."""
-    shown = recent(context.history, history_length)
-    lines = [f"{observation}\n> {command}" for observation, command in shown]
-    return "\n".join([context.task, *lines, context.observation]) + "\n"
-
-
 @dataclass(frozen=True)
 class Benchmark:
     """Everything that training needs from a benchmark."""

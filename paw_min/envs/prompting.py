@@ -10,10 +10,8 @@ import re
 from paw_min.envs.interface import Command, Context, recent
 
 
-def with_history(
-    template: str, context: Context, history_length: int, admissible: str = ""
-) -> str:
-    """Fill in a template of Fig. 7 or 8, given the admissible commands as text, if any."""
+def with_history(template: str, context: Context, history_length: int) -> str:
+    """Fill in a template of Fig. 7 or 8."""
     steps = len(context.history)
     shown = recent(context.history, history_length)
     numbered = enumerate(shown, start=steps - len(shown) + 1)
@@ -25,7 +23,6 @@ def with_history(
         history=history,
         now=steps + 1,
         observation=context.observation,
-        admissible=admissible,
     )
 
 

@@ -7,7 +7,7 @@ protocol at the start with a test query. A batch of searches is sent in requests
 where the server takes lists, and in concurrent requests where it does not.
 
 A failure that may pass is retried after 1, 2, 4 .. 30 seconds: no connection, no answer in
-time, HTTP 408, 425, 429 or 5xx. After `patience` seconds, `RetrieverError` ends the run; the same
+time, HTTP 408, 425, 429 or 5xx. After `patience` seconds, `UserError` ends the run; the same
 command resumes it from its last checkpoint. At the start, the address may be wrong: unless the
 server is silent or busy, as while it loads, it gets START seconds. All else, such as the answer of
 another kind of server, is an error at once.
@@ -40,10 +40,6 @@ LONGEST_WAIT = 30.0  # .. up to this
 CHUNK = 1 << 20  # bytes of an answer that are read at once
 MAX_BYTES = 1 << 28  # one answer's; 20,000 passages of 100 words are 12 MB
 log = logging.getLogger(__name__)
-
-
-class RetrieverError(UserError):
-    """An unusable server."""
 
 
 class Reply(NamedTuple):
@@ -79,7 +75,7 @@ class SearchClient:
         except LocationParseError:  # A port above 65535 raises it.
             parts = urllib3.util.Url()
         if parts.scheme not in ("http", "https") or not parts.host:
-            raise RetrieverError(
+            raise UserError(
                 f"{masked(url)!r} is not the address of a server: give http://HOST:PORT or "
                 "https://HOST:PORT."
             )
@@ -103,8 +99,6 @@ class SearchClient:
         self.protocol = protocol
 
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:
-        if not queries:
-            return []
         if self.protocol == "queries":
             found = []
             for start in range(0, len(queries), MAX_QUERIES):
@@ -140,7 +134,7 @@ class SearchClient:
                 loading = isinstance(error, ReadTimeoutError)
             patience = self.patience if self.protocol or loading else START
             if time.monotonic() + wait > start + patience:
-                raise RetrieverError(
+                raise UserError(
                     f"The retrieval server {self.url} was not available for {patience:g} s "
                     f"({reason}): correct the address, or start it (`python -m "
                     "paw_min.retrieval.server --help`) and wait until it has loaded; then rerun "
@@ -168,7 +162,7 @@ class SearchClient:
     def _hits(self, reply: Reply, n: int, k: int) -> list[list[Hit]]:
         """The hits of n queries: the first k of each, if a server ignores topk."""
         if reply.status != 200:  # a redirect too: a redirected POST becomes a GET
-            raise RetrieverError(
+            raise UserError(
                 f"The server {self.url} answers HTTP {reply.status} ({_excerpt(reply)}): look at "
                 "its log, or give the address of a retrieval server."
             )
@@ -178,7 +172,7 @@ class SearchClient:
             if len(result) != n:
                 raise ValueError(f"{len(result)} results for {n} queries")
         except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
-            raise RetrieverError(
+            raise UserError(
                 f"The answer of {self.url} is not a retrieval server's ({type(error).__name__}: "
                 f"{_excerpt(reply)}): give the address of a server with Search-R1's or "
                 "verl-agent's protocol."

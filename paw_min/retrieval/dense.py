@@ -32,13 +32,14 @@ from paw_min.retrieval.corpus import Corpus
 
 DIGITS = 5  # digits of a score; equal texts may differ by 1e-7, depending on their batch
 SAMPLE = 16  # passages that must find themselves in a ready index
+BATCH = 64  # texts per forward pass
 BLOCK = 64  # queries per matrix product: 26 MB of scores for 100,000 passages
 
 
 class Encoder:
     """A sentence encoder, with the pooling that its folder publishes.
 
-    name: folder or hub name. batch: texts per forward pass.
+    name: folder or hub name.
     """
 
     def __init__(
@@ -47,12 +48,10 @@ class Encoder:
         query_prefix: str = "query: ",
         passage_prefix: str = "passage: ",
         max_tokens: int = 256,
-        batch: int = 64,
         device: str = "cpu",
     ):
         self.query_prefix = query_prefix
         self.passage_prefix = passage_prefix
-        self.batch = batch
         try:
             from sentence_transformers import SentenceTransformer
         except ImportError as error:
@@ -96,7 +95,7 @@ class Encoder:
         texts = iter(texts)
         row = 0
         with tqdm(total=n, desc="encoding passages", unit="passage", disable=None) as bar:
-            while part := list(islice(texts, 16 * self.batch)):
+            while part := list(islice(texts, 16 * BATCH)):
                 vectors[row : row + len(part)] = self._encode(self.passage_prefix, part)
                 row += len(part)
                 bar.update(len(part))
@@ -105,7 +104,7 @@ class Encoder:
     def _encode(self, prefix: str, texts: list[str]) -> np.ndarray:
         """(N, D) float32, rows of length 1."""
         vectors = self.model.encode(
-            texts, prompt=prefix, batch_size=self.batch, show_progress_bar=False
+            texts, prompt=prefix, batch_size=BATCH, show_progress_bar=False
         ).astype(np.float32)  # (N, D)
         return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 

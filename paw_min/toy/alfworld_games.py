@@ -328,8 +328,8 @@ def verify(env, content: dict):
                            f"won: {won}.")
 
 
-def generate_split(root, split: str, n: int, seed: int) -> list[str]:
-    """Generate a split of n games under `root`, unless it is there; returns their paths, sorted.
+def generate_split(root, split: str, n: int, seed: int) -> None:
+    """Generate a split of n games under `root`, unless it is there.
 
     The folder appears once all its games are verified. Raises UserError if it is there with other
     content, or was generated with other arguments.
@@ -350,7 +350,6 @@ def generate_split(root, split: str, n: int, seed: int) -> list[str]:
             texts[f"{trial}/traj_data.json"] = json.dumps(traj, indent=1) + "\n"
             texts[f"{trial}/game.tw-pddl"] = json.dumps(content, indent=1) + "\n"
         write_folder(folder, texts, manifest)
-    return sorted(map(str, folder.rglob("game.tw-pddl")))
 
 
 def generate(root: Path) -> Path:

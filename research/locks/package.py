@@ -20,7 +20,7 @@ from examples import locks
 from examples.one_file import TOOLS, World, make_world
 from paw_min.base.errors import user_errors
 from paw_min.base.files import made_once
-from paw_min.config import Config
+from paw_min.config import METHODS, Config
 from paw_min.model.batches import collate
 from paw_min.model.policy import Policy, load_policy
 from paw_min.rows import TokenRow
@@ -31,8 +31,7 @@ from research import study
 RUNS = Path(__file__).parent / "package.jsonl"
 SCRATCH = Path("runs/locks-package")  # start models and run folders
 SEEDS = range(3000, 3016)
-ECHO = dict(wm_loss="ce", alpha=1.0, lambda_g="constant", wm_scale=0.05)
-ARMS = {"grpo": dict(paw=False), "paw": {}, "placebo": dict(wm_target="shuffled"), "echo": ECHO}
+ARMS = {"grpo": dict(paw=False), "paw": {}, "placebo": dict(wm_target="shuffled")} | METHODS
 
 
 @torch.no_grad()

@@ -18,8 +18,7 @@ Use a pretrained --model: a stand-in has read the words of its shop, not its pag
 say little about a pretrained one. A model that cannot act yet reaches no page of results; with
 --teacher, the rule-based teacher of the generated shop plays, and the model scores its steps.
 
-The rules are WebShop's. For other benchmarks, the transitions are drawn from all that have a next
-observation, and the same rules hardly ever apply. SOURCE and the flags: see transitions.py.
+The rules are WebShop's: SOURCE is webshop or a run folder of it. The flags: see transitions.py.
 """
 
 import random
@@ -94,10 +93,8 @@ def observation_classes(policy: Policy, row: TextRow) -> list[bool]:
 
 
 def sample_steps(played: Played) -> list[TextRow]:
-    """Up to 100 transitions to a page of search results (not WebShop: to any observation)."""
-    start = RESULTS if played.cfg.env == "webshop" else ""
-    rows = [row for row in played.rows if row.next_observation]
-    rows = [row for row in rows if row.next_observation.startswith(start)]
+    """Up to 100 transitions to a page of search results."""
+    rows = [row for row in played.rows if row.next_observation.startswith(RESULTS)]
     if not rows:
         raise UserError("no transition to sample from in this rollout: raise --episodes.")
     return random.Random(f"fig2c {played.cfg.seed}").sample(rows, min(STEPS, len(rows)))
@@ -143,7 +140,10 @@ def draw(result: dict, path: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    played = transitions.play(transitions.arguments(__doc__, argv, teacher=True))
+    args = transitions.arguments(__doc__, argv, teacher=True)
+    if args.cfg.env != "webshop":
+        raise UserError(f"fig2c is for webshop, not for {args.cfg.env}: use it, or a run of it.")
+    played = transitions.play(args)
     steps = sample_steps(played)
     result = measure(played, steps)
     header = ["tokens of o_t+1", "number", "share", "mean p", f"p <= {result['rho']}"]
@@ -157,7 +157,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     played.save("fig2c", result)
     if played.out:
-        draw(result, played.out / f"fig2c-{played.cfg.env}.png")
+        draw(result, played.out / "fig2c-webshop.png")
 
 
 if __name__ == "__main__":

@@ -73,7 +73,9 @@ class Job:
 
 def plan(grid: str, env: str, seeds: list[int], out: str, extra: list[str]) -> list[Job]:
     """All runs, first those of the first seed; UserError if settings or folders do not fit."""
-    refuse(extra, OURS)
+    taken = OURS & {word.partition("=")[0] for word in extra}
+    if taken:
+        raise UserError(f"{' '.join(sorted(taken))} after --: use the options before it.")
     presets = presets_of(env)
     size = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     size.add_argument("--preset", nargs="+", default=list(presets)[:1])
@@ -97,15 +99,6 @@ def plan(grid: str, env: str, seeds: list[int], out: str, extra: list[str]) -> l
             raise UserError(f"with the flags after --, {other.label!r} and {job.label!r} are the "
                             "same run: leave out those that the arms differ in.")
     return jobs
-
-
-def refuse(extra: list[str], own: set[str]) -> None:
-    """UserError if FLAGS has one of these, which the runs get from this program."""
-    names = {word.partition("=")[0] for word in extra if word.startswith("--")}
-    # A prefix counts as well: argparse takes it for the flag.
-    taken = {name for name in names if any(flag.startswith(name) for flag in own)}
-    if taken:
-        raise UserError(f"{' '.join(sorted(taken))} after --: use the options before it.")
 
 
 def check_settings(job: Job) -> None:

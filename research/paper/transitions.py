@@ -42,7 +42,6 @@ class TextRow:
     tokens: Transition | TokenRow  # h_t, a_t, o_{t+1} as ids
     task: str
     observation: str  # o_t
-    response: str
     command: str
     next_observation: str  # o_{t+1}
 
@@ -78,7 +77,7 @@ class Played:
 def arguments(doc: str, argv: list[str] | None = None, teacher: bool = False) -> Arguments:
     """Read the command line. teacher: whether the analysis has the flag --teacher."""
     others = "All other flags: see the run scripts."
-    parser = Parser(description=doc, epilog=others, allow_abbrev=False)
+    parser = Parser(description=doc, epilog=others)
     parser.add_argument("source", help="alfworld, webshop, search, or a run folder")
     parser.add_argument("--episodes", type=int, help="episodes to play (default: as in one update)")
     parser.add_argument("--out", type=Path, help="folder for JSON and figure (default: none)")
@@ -139,7 +138,7 @@ def collect(
 
 def text_rows(episodes: list[Episode]) -> list[TextRow]:
     return [
-        TextRow(t, episode.task, t.observation, t.response, t.command, t.next_observation)
+        TextRow(t, episode.task, t.observation, t.command, t.next_observation)
         for episode in episodes
         for t in episode.transitions
     ]
@@ -166,7 +165,6 @@ def teacher_rows(cfg: Config, policy: Policy, episodes: int) -> list[TextRow]:
             tokens=tokens,
             task=step.task,
             observation=step.context.observation,
-            response=step.response,
             command=benchmark.parse(step.response).text,
             next_observation=step.observation,
         )

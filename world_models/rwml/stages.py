@@ -165,9 +165,7 @@ class RwmlJob:
 
 def arguments(argv: list[str] | None = None) -> RwmlJob:
     """Read the command line; UserError before any long work."""
-    parser = Parser(
-        description=__doc__, epilog="All other flags: see the run scripts.", allow_abbrev=False
-    )
+    parser = Parser(description=__doc__, epilog="All other flags: see the run scripts.")
     parser.add_argument("env", choices=NAMES, metavar="ENV", help="a benchmark")
     parser.add_argument("--out", type=Path, required=True, help="folder of everything")
     parser.add_argument("--preset", nargs="+", default=["tiny"], help="of the run script")

@@ -12,7 +12,6 @@ if __name__ == "__main__":
         parser = Parser(description="Train a stand-in model (minutes).")
         parser.add_argument("env", choices=LESSONS, metavar="ENV", help=", ".join(LESSONS))
         parser.add_argument("--out", type=Path, required=True, help="folder to write")
-        parser.add_argument("--threads", type=int, default=1, help="affects the last bits")
         args = parser.parse_args()
-        torch.set_num_threads(args.threads)
+        torch.set_num_threads(1)  # The number affects the last bits.
         warm_start(args.env, args.out)

@@ -99,7 +99,7 @@ class Word2WorldJob:
 
 def parse(doc: str, argv: list[str]) -> Word2WorldJob:
     """Read the command line; UserError for flags that are out of range or do not fit."""
-    parser = Parser(description=doc, allow_abbrev=False)
+    parser = Parser(description=doc)
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("env", help=f"{', '.join(ENVS)}, or a module with an environment")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
@@ -140,7 +140,9 @@ def check(command: str, settings: Word2WorldSettings, cfg: Config) -> None:
     if min(settings.budgets) < 0:
         raise UserError(f"--budgets {min(settings.budgets)} is out of range: it must be at least "
                         "0.")
-    check_width("--width", settings.width)
+    if settings.width % 32 or not 32 <= settings.width <= MAX_WIDTH:
+        raise UserError(f"--width {settings.width} is not a multiple of 32 up to {MAX_WIDTH}: use "
+                        "64, 128 and so on.")
     if cfg.lora_rank and command in ("train", "imitate"):
         raise UserError(f"--lora-rank {cfg.lora_rank}: {command} trains all weights; use "
                         "--lora-rank 0.")
@@ -157,9 +159,3 @@ def check(command: str, settings: Word2WorldSettings, cfg: Config) -> None:
         raise UserError("--shots 3 needs --examples, and only this: give both or none.")
     if settings.world_model and "world_model" not in COMMANDS[command]:
         raise UserError(f"--world-model: {command} asks none; omit it.")
-
-
-def check_width(name: str, width: int) -> None:
-    if width % 32 or not 32 <= width <= MAX_WIDTH:
-        raise UserError(f"{name} {width} is not a multiple of 32 up to {MAX_WIDTH}: use 64, 128 "
-                        "and so on.")

@@ -140,7 +140,7 @@ class Together:
             optimizer.load_state_dict(one)
 
 
-def load_world_model(folder: Path, cfg: Config, answer_tokens: int = 512) -> WorldModel:
+def load_world_model(folder: Path, cfg: Config, answer_tokens: int) -> WorldModel:
     """The world model of `word2world train`; UserError for any other folder."""
     path = folder / "train.json"
     if not path.is_file():

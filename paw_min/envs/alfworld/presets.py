@@ -1,4 +1,4 @@
-"""ALFWorld: the presets, the default first. Other settings have the defaults of config.py."""
+"""ALFWorld: the presets, the default first. See benchmarks.py: presets_of."""
 
 # 0.9 million parameters and small generated games: trains on a laptop CPU in minutes.
 TINY = dict(
@@ -11,9 +11,7 @@ TINY = dict(
     # the world-model loss has a gradient where no episode is won: responses become malformed.
 )
 
-# PaW A.1; what it leaves open is taken from verl-agent, which it builds on. Qwen2.5-1.5B/7B.
-# Learning rate, groups and their size, alpha, rho, KL and the other values of A.1 are config.py's
-# defaults; `--help` prints every value of each preset.
+# Qwen2.5-1.5B/7B
 PAPER = dict(
     model="Qwen/Qwen2.5-1.5B-Instruct", updates=150, eval_every=5, save_every=5,
     grad_checkpointing=True, sampler="vllm", workers=4,

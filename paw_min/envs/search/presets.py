@@ -1,8 +1,6 @@
-"""Search: the presets, the default first. Other settings have the defaults of config.py."""
+"""Search: the presets, the default first. See benchmarks.py: presets_of."""
 
-# PaW A.1; what it leaves open is taken from verl-agent, which it builds on, except the warm-up of
-# the learning rate. Qwen2.5-3B/7B. Learning rate, groups and their size, alpha, rho, KL and the
-# other values of A.1 are config.py's defaults; `--help` prints every value of each preset.
+# Qwen2.5-3B/7B. The warm-up of the learning rate is not verl-agent's.
 PAPER = dict(
     model="Qwen/Qwen2.5-3B-Instruct", eval_split="test", updates=200, eval_every=50, eval_tasks=0,
     save_every=10, max_turns=4, history_length=4, max_prompt_tokens=4096,

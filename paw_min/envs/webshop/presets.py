@@ -1,8 +1,6 @@
-"""WebShop: the presets, the default first. Other settings have the defaults of config.py."""
+"""WebShop: the presets, the default first. See benchmarks.py: presets_of."""
 
-# PaW A.1; what it leaves open is taken from verl-agent, which it builds on. Qwen2.5-1.5B/7B.
-# Learning rate, groups and their size, alpha, rho, KL and the other values of A.1 are config.py's
-# defaults; `--help` prints every value of each preset.
+# Qwen2.5-1.5B/7B
 PAPER = dict(
     model="Qwen/Qwen2.5-1.5B-Instruct", eval_split="test", updates=150, eval_every=5, save_every=5,
     max_turns=15, max_prompt_tokens=4096, mini_batch=64, n_products=1000, grad_checkpointing=True,

@@ -42,7 +42,7 @@ UNLIMITED = 10**9
 def parse(argv: list[str]) -> tuple[Config, Namespace, bool]:
     """-> settings, the flags that the run scripts do not have, whether this is a dry run."""
     usage = "%(prog)s BENCHMARK [flags of run_BENCHMARK.py] [flags below]"
-    parser = Parser(usage=usage, description=__doc__, allow_abbrev=False)
+    parser = Parser(usage=usage, description=__doc__)
     add = parser.add_argument
     add("env", choices=EXAMPLES, metavar="BENCHMARK", help=", ".join(EXAMPLES))
     add("--agent", choices=("plain", "react", "reflexion"), default="plain", help="default: plain")
