@@ -159,8 +159,12 @@ def hidden(kind: str, suffix: str = "") -> str:
     return hidden_study.tables(read_runs(hidden_study.RUNS), suffix)[kind]
 
 
-def boxes() -> str:
-    return boxes_study.differences(read_runs(boxes_study.RUNS))
+def boxes(kind: str = "") -> str:
+    """kind: serials, norms, or none, the differences without serial numbers."""
+    if kind == "norms":
+        return boxes_study.norms()
+    pairs = boxes_study.OF_SERIALS if kind else boxes_study.DIFFERENCES
+    return boxes_study.differences(read_runs(boxes_study.RUNS), pairs)
 
 
 def scienceworld() -> str:

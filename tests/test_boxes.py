@@ -202,8 +202,11 @@ def test_half_of_the_tasks_are_won_where_five_updates_together_have():
     assert study.half({"success": [0.0] * 20}) == 20
 
 
-def test_the_tables_are_those_of_the_runs(tmp_path, monkeypatch):
-    stored = (study.FOLDER / "tables.md").read_text()
+def test_the_table_has_every_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(study, "FOLDER", tmp_path)
     study.table()
-    assert (tmp_path / "tables.md").read_text() == stored
+    printed = capsys.readouterr().out
+    assert "| echo | 0 | 43.4 | 93.4 | 58 |" in printed and "| echo-0.3 |" in printed
+    runs = study.study.read_runs(study.RUNS)
+    assert all(f"| {arm} | {seed} | " in printed for arm, seed in runs)
+    assert (tmp_path / "curves.png").exists()

@@ -1,7 +1,7 @@
 """The runs of PROTOCOL.md: SmolLM2 in the world of boxes (examples/boxes.py).
 
     python -m research.boxes.study run                    what runs.jsonl lacks, seed by seed
-    python -m research.boxes.study table                  tables.md and curves.png
+    python -m research.boxes.study table                  all runs as tables, and curves.png
     python -m research.boxes.study norms                  norms.json
     python -m research.boxes.study ask CHECKPOINT SEED    what a model knows: its probabilities
 
@@ -43,12 +43,14 @@ ARMS = {
 DIFFERENCES = (
     ("paw", "grpo"), ("paw", "placebo"), ("placebo", "grpo"), ("paw-ce", "grpo"), ("paw", "paw-ce"),
     ("paw", "echo"), ("echo", "grpo"), ("echo", "paw-ce"), ("echo-selection", "echo"),
-    ("echo-balance", "echo"), ("probable", "echo"), ("probable", "paw"),
+    ("echo-balance", "echo"), ("probable", "echo"), ("probable", "paw"), ("paw-30", "grpo"),
+    ("paw-30", "paw"), ("grpo-natural", "grpo"), ("paw-natural", "paw"),
+)
+OF_SERIALS = (
     ("paw-serials", "grpo-serials"), ("echo-serials", "grpo-serials"),
     ("paw-serials", "echo-serials"), ("probable-serials", "grpo-serials"),
     ("probable-serials", "echo-serials"), ("probable-serials", "paw-serials"),
-    ("paw-serials", "placebo-serials"), ("paw-30", "grpo"), ("paw-30", "paw"),
-    ("grpo-natural", "grpo"), ("paw-natural", "paw"), ("paw-natural", "grpo-natural"),
+    ("paw-serials", "placebo-serials"),
 )
 KEPT = ("success", "valid", "entropy", "grad_norm", "ref_kl", "wm_p_first")  # a value per update
 RUNS = FOLDER / "runs.jsonl"
@@ -87,35 +89,30 @@ def half(run: dict) -> float:
 
 
 def table() -> None:
-    """tables.md and the curves, of the runs that there are. README.md has their differences."""
+    """Print all runs, and draw the curves. README.md has the differences."""
     runs = study.read_runs(RUNS)
-    (FOLDER / "tables.md").write_text("\n\n".join([by_seed(runs), explored(), norms()]) + "\n")
+    print(by_run(runs), explored(), sep="\n\n")
     draw(runs)
 
 
-def by_seed(runs: study.Runs) -> str:
-    """A table with a row per seed."""
-    lines = []
-    for seed in sorted({seed for _, seed in runs}):
-        line = [str(seed)]
-        for arm in ARMS:
-            run = runs.get((arm, seed))
-            means = run and (study.training_area(run), study.training_end(run))
-            line.append("{:.1f}, {:.1f}, {}".format(*means, half(run)) if run else "not run")
-        lines.append(line)
-    return study.markdown_table(["seed", *(f"{arm}: mean, end, half" for arm in ARMS)], lines)
+def by_run(runs: study.Runs) -> str:
+    """A table of the runs that there are."""
+    lines = [
+        [arm, seed, f"{study.training_area(run):.1f}", f"{study.training_end(run):.1f}", half(run)]
+        for (arm, seed), run in sorted(runs.items())
+    ]
+    return study.markdown_table(["arm", "seed", "mean", "last ten", "updates until half"], lines)
 
 
-def differences(runs: study.Runs) -> str:
+def differences(runs: study.Runs, pairs: tuple[tuple[str, str], ...]) -> str:
     """A table of paired differences, each over the seeds that both arms have; if none, left out."""
-    measures = study.training_area, study.training_end, half
+    measures = study.training_area, study.training_end
     lines = []
-    for a, b in DIFFERENCES:
-        if not study.seeds_of(runs, a, b):
-            continue
-        cells = [study.difference(runs, a, b, measure, LEAST) for measure in measures]
-        lines.append([f"{a} - {b}", len(study.seeds_of(runs, a, b)), *cells])
-    header = ["difference", "seeds", "mean of the curve", "last ten", "updates until half"]
+    for a, b in pairs:
+        if n_seeds := len(study.seeds_of(runs, a, b)):
+            cells = [study.difference(runs, a, b, measure, LEAST) for measure in measures]
+            lines.append([f"{a} - {b}", n_seeds, *cells])
+    header = ["difference", "seeds", "mean of the curve", "last ten"]
     return study.markdown_table(header, lines)
 
 
