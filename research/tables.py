@@ -172,15 +172,13 @@ def scienceworld() -> str:
 
 
 def objective(kind: str) -> str:
-    """kind: differences, means, or explored."""
-    if kind == "explored":
-        return objective_study.means(objective_study.EXPLORATION)
+    """kind: differences or means."""
     return getattr(objective_study, kind)()
 
 
-def mask(kind: str) -> str:
+def mask(kind: str, world: str) -> str:
     """kind: means or differences."""
-    return getattr(objective_mask, kind)()
+    return getattr(objective_mask, kind)(world)
 
 
 # ---- runs ----

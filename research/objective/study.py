@@ -2,9 +2,10 @@
 
     python -m research.objective.study explore --seeds 6000 --arms "gce 0.5 x1" ...
     python -m research.objective.study run [--seeds 6100 ...]
+    python -m research.objective.study table    prints the tables of both files
 
-Both train what their file lacks: exploration.jsonl, runs.jsonl. A run takes 2 to 6 s of CPU. Two
-commands with different seeds may run at once. research/tables.py writes the tables into README.md.
+The first two train what their file lacks: exploration.jsonl, runs.jsonl. A run takes 2 to 6 s of
+CPU. Two commands with different seeds may run at once.
 """
 
 import argparse
@@ -93,18 +94,15 @@ def run(path: Path, worlds: dict[str, list[str]], seeds: Iterable[int], train=tr
 
 
 def differences() -> str:
-    """Each candidate and PaW against the bases, over the seeds that have all four arms."""
+    """Each candidate and PaW against the bases; an arm that lacks a seed counts as not run."""
     pairs = [(arm, base) for arm in CANDIDATES for base in BASES] + [tuple(BASES)]
+    short = dict(zip(CANDIDATES + BASES, ("probable", "gce", "PaW", "ECHO"), strict=True))
     lines = []
     for world in WORLDS:
-        runs = in_world(world, study.read_runs(RUNS, KEY))
-        seeds = study.seeds_of(runs, *CANDIDATES, *BASES)
-        runs = {(arm, seed): run for (arm, seed), run in runs.items() if seed in seeds}
-        for a, b in pairs:
-            pair = runs, a, b, measure_in(world)
-            cells = [study.difference(*pair), study.above(*pair)]
-            lines.append([world, f"{a} - {b}", len(seeds), *cells])
-    return study.markdown_table(["world", "comparison", "seeds", "difference", "above on"], lines)
+        runs = study.complete(in_world(world, study.read_runs(RUNS, KEY)), SEEDS)
+        cells = [study.difference(runs, a, b, measure_in(world)) for a, b in pairs]
+        lines.append([world, *cells])
+    return study.markdown_table(["world", *(f"{short[a]} - {short[b]}" for a, b in pairs)], lines)
 
 
 def means(path: Path = RUNS) -> str:
@@ -133,8 +131,11 @@ if __name__ == "__main__":
         exploring.add_argument("--seeds", nargs="+", type=int, required=True)
         running = commands.add_parser("run")
         running.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+        commands.add_parser("table")
         args = parser.parse_args()
         if args.command == "explore":
             run(EXPLORATION, dict.fromkeys(args.worlds, args.arms), args.seeds)
-        else:
+        elif args.command == "run":
             run(RUNS, dict.fromkeys(WORLDS, BASES + CANDIDATES), args.seeds)
+        else:
+            print("\n\n".join([differences(), means(), means(EXPLORATION)]))
