@@ -24,6 +24,7 @@ from paw_min.base.errors import UserError
 from paw_min.config import settings
 from paw_min.envs.alfworld import list_games
 from paw_min.running import plot, runs, session
+from paw_min.running.config_json import read_config
 from paw_min.running.evaluate import short
 from paw_min.running.tasks import draw_groups
 from paw_min.toy import default_model
@@ -212,6 +213,16 @@ def test_eval_only_of_a_trained_run(config, finished, capsys):
     trained, evaluated = (json.loads(file.read_text()) for file in files)
     assert evaluated["update"] == 1
     assert len(evaluated["episodes"]) == 2 * len(trained["episodes"])
+
+
+def test_a_script_goes_on_where_a_run_stopped(finished):
+    """As the head of session.py says."""
+    cfg = replace(read_config(finished / "config.json"), out=str(finished.parent))
+    with session.open_session(cfg) as s:
+        episodes = train.collect(cfg, s, k=s.done + 1).episodes
+    assert s.done == 1
+    assert len(episodes) == cfg.groups * cfg.group_size
+    assert all(episode.transitions for episode in episodes)
 
 
 @pytest.mark.slow
