@@ -220,16 +220,22 @@ def measure_in(world: str) -> study.Measure:
     return study.end if world == "polish" else study.area
 
 
-QUESTIONS = [  # number, world, a, b: a - b
-    (1, "serials", "ce", "grpo"), (1, "serials", "ce", "paw"), (1, "serials", "paw", "grpo"),
-    (1, "serials", "placebo", "grpo"),
-    (2, "fresh", "ce", "grpo"), (2, "fresh", "ce", "paw"),
-    (3, "corridors", "ce, alpha 1", "ce"), (3, "corridors", "inverse", "paw"),
-    (3, "corridors", "alpha 1", "paw"),
-    (4, "polish", "ce, constant", "ce"), (4, "polish", "ce, constant x10", "ce x10"),
-    (4, "polish", "constant", "paw"),
-    (5, "serials", "echo 0.05", "paw"), (5, "corridors", "echo 0.05", "paw"),
-    (5, "polish", "echo 0.05", "paw"),
+QUESTIONS = [  # number, world, a, b, what the protocol expects of a - b
+    (1, "serials", "ce", "grpo", "below 0"),
+    (1, "serials", "ce", "paw", "below 0"),
+    (1, "serials", "paw", "grpo", "above 0"),
+    (1, "serials", "placebo", "grpo", "0 in the interval"),
+    (2, "fresh", "ce", "grpo", "above 0"),
+    (2, "fresh", "ce", "paw", "0 in the interval"),
+    (3, "corridors", "ce, alpha 1", "ce", "below 0"),
+    (3, "corridors", "inverse", "paw", "below 0"),
+    (3, "corridors", "alpha 1", "paw", "below 0, by less"),
+    (4, "polish", "ce, constant", "ce", "below 0"),
+    (4, "polish", "ce, constant x10", "ce x10", "below 0"),
+    (4, "polish", "constant", "paw", "0 in the interval"),
+    (5, "serials", "echo 0.05", "paw", "0 in the interval, or above"),
+    (5, "corridors", "echo 0.05", "paw", "0 in the interval, or above"),
+    (5, "polish", "echo 0.05", "paw", "0 in the interval, or above"),
 ]
 
 
@@ -248,10 +254,10 @@ def tables(runs: dict[tuple[str, str, int], dict]) -> dict[str, str]:
         for world, setting in SETTINGS.items()
     }
     lines = []
-    for number, world, a, b in QUESTIONS:
-        pair = runs_in[world], a, b, measure_in(world)
-        lines.append([number, world, f"{a} - {b}", study.difference(*pair), study.above(*pair)])
-    header = ["question", "world", "comparison", "difference", "above on"]
+    for number, world, a, b, expected in QUESTIONS:
+        found = study.difference(runs_in[world], a, b, measure_in(world))
+        lines.append([number, world, f"{a} - {b}", expected, found])
+    header = ["question", "world", "comparison", "expected", "difference"]
     found = {"questions": study.markdown_table(header, lines)}
     for world, setting in SETTINGS.items():
         lines = []
