@@ -91,8 +91,9 @@ def table() -> str:
             for base in ("grpo", "paw"):
                 cells.append(study.difference(runs, arm, base, measure))
         lines.append([arm, *cells])
-    minus = ["minus GRPO", "minus PaW"]
-    return study.markdown_table(["arm", "mean of the curve", *minus, "at the end", *minus], lines)
+    header = ["arm", "mean of the curve", "minus GRPO", "minus PaW"]
+    header += ["at the end", "end minus GRPO", "end minus PaW"]
+    return study.markdown_table(header, lines)
 
 
 if __name__ == "__main__":

@@ -189,12 +189,12 @@ def tables(runs: study.Runs) -> list[str]:
         grpo, paw, placebo = (f"{arm}, {world}" if world else arm for arm in make_arms(PAW))
         line = [world or "128 names, the default"]
         line += [study.level(runs, arm, study.area) for arm in (grpo, paw)]
-        line += compared(runs, paw, grpo)
-        line += compared(runs, paw, placebo) if placebo in CELLS else ["-", ""]
+        line.append(study.difference(runs, paw, grpo, study.area))
+        line.append(study.difference(runs, paw, placebo, study.area) if placebo in CELLS else "-")
         worlds.append(line)
     first = ["arm", "mean of the curve", "at the end", "p(material)"]
     first += ["minus GRPO", "above on", "minus PaW", "above on"]
-    second = ["world", "GRPO", "PaW", "PaW - GRPO", "above on", "PaW - placebo", "above on"]
+    second = ["world", "GRPO", "PaW", "PaW - GRPO", "PaW - placebo"]
     return [study.markdown_table(first, arms), study.markdown_table(second, worlds)]
 
 
