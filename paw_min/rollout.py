@@ -9,7 +9,7 @@ Environments differ in speed, so none is waited for: an episode is queued for ge
 its environment has answered, and joins the sampler's next unit of work (vLLM: a decoding step;
 transformers: a batch). A slot of the pool starts its next episode as soon as the last one ends.
 With environments that take 0.2 s, this makes 1.8 times as many steps per second as generating for
-all and then stepping all; with fast environments, it makes no difference (research/bench).
+all and then stepping all; with fast environments, it makes no difference (research/closed.md).
 
 Each request has a seed of its own, so its tokens do not depend on the requests beside it, up to
 rounding. Where environments run in other processes, or behind a server, the batches depend on

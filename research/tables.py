@@ -191,24 +191,19 @@ def first_and_last(folder: Path, key: str = "eval_success") -> tuple[float, floa
 
 
 def runs() -> str:
+    """After: a number per seed. All seeds have one start model and panel."""
     lines = []
     for env in ("alfworld", "webshop", "search"):
-        for seed in range(3):
-            folder = FOLDER / "runs" / f"{env}-tiny-grpo-paw-seed{seed}"
-            scores = ["", ""]
-            if env == "webshop":
-                scores = [f"{score:.1f}" for score in first_and_last(folder, "eval_score")]
-            lines.append([folder.name, *map(percent, first_and_last(folder)), *scores])
-    return markdown_table(["run", "success before", "after", "score before", "after"], lines)
-
-
-def runs_rise() -> str:
-    lines = []
-    for env in ("alfworld", "webshop", "search"):
-        folders = (FOLDER / "runs").glob(f"{env}-tiny-*")
-        ends = np.array([first_and_last(folder) for folder in folders])  # (seeds, 2)
-        lines.append([env, percent(np.mean(ends[:, 1] - ends[:, 0]))])
-    return markdown_table(["benchmark", "rise"], lines)
+        folders = [FOLDER / "runs" / f"{env}-tiny-grpo-paw-seed{seed}" for seed in range(3)]
+        before, after = zip(*map(first_and_last, folders))
+        line = [env, percent(before[0]), ", ".join(map(percent, after))]
+        line.append(percent(np.mean(after) - np.mean(before)))
+        score = "-"
+        if env == "webshop":
+            (start, *_), ends = zip(*(first_and_last(folder, "eval_score") for folder in folders))
+            score = f"{start:.1f} to {', '.join(f'{end:.1f}' for end in ends)}"
+        lines.append([*line, score])
+    return markdown_table(["benchmark", "before", "after", "mean rise", "score"], lines)
 
 
 # ---- walkthrough ----
@@ -246,7 +241,7 @@ def fidelity(*folders: str) -> str:
 
 def consistency() -> str:
     lines = []
-    for folder in ("alfworld", "webshop", "scienceworld", "prompted-0"):
+    for folder in ("alfworld", "webshop", "scienceworld"):
         for agent in ("teacher", "model"):
             cell = load(f"word2world/{folder}/consistency.json").get(agent)
             if cell:

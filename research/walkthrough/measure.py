@@ -38,6 +38,7 @@ UPDATE = 1
 # (trajectory, turn) of the transitions that are shown: an outcome that was unlikely, a step that
 # Eq. 4 leaves out, and an action without effect, in this order.
 SHOWN = ((0, 10), (0, 8), (8, 7))
+SURE = 0.99  # tokens of o' with a higher p have no row
 STEP = {  # metrics of the optimizer step
     "grad_norm_rl": "gradient norm of the RL loss",
     "grad_norm_wm": "gradient norm of the world-model loss",
@@ -180,6 +181,8 @@ def shown_parts(m: Measured, shown: Shown) -> list[str]:
     for word, other, before, after in zip(
         shown.observation, shown.expected, m.before[i].tolist(), m.after[i].tolist(), strict=True
     ):
+        if before > SURE:
+            continue
         instead = "" if other == word else f"`{other.strip()}`"
         kept = "kept" if before <= m.rho else "dropped"
         lines.append([f"`{word.strip()}`", p(before), instead, kept, p(after)])
