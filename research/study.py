@@ -14,6 +14,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
 
+from tqdm import tqdm
+
 from paw_min.base.errors import UserError
 from paw_min.base.files import reading
 from paw_min.running.runs import read_metrics
@@ -72,8 +74,6 @@ def train_missing(
 
     jobs: values of `key`. train: a job -> its line. workers: processes that train at the same time.
     """
-    from tqdm import tqdm
-
     trained = read_runs(path, key)
     missing = [job for job in jobs if job not in trained]
     with ExitStack() as stack:

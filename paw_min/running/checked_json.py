@@ -10,9 +10,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from paw_min.base.files import reading
 
-# Decorators of the dataclasses and TypedDicts that are read. `exact` refuses further keys.
+# A decorator of the dataclasses and TypedDicts that are read; further keys are refused.
 exact = with_config(ConfigDict(strict=True, allow_inf_nan=False, extra="forbid"))
-open_ended = with_config(ConfigDict(strict=True, allow_inf_nan=False, extra="allow"))
 
 
 def read_json(path: Path, kind: type):

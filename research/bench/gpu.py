@@ -29,6 +29,7 @@ import random
 import tempfile
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from itertools import pairwise
@@ -65,6 +66,7 @@ from paw_min.running.memory import estimate, free_bytes
 from paw_min.running.runs import Run
 from paw_min.toy import default_model, smollm2
 from paw_min.update import learn, prepare
+from research.study import markdown_table
 
 if not find_spec("textworld"):  # An update on ALFWorld needs R_max only, which is the default.
     BENCHMARKS["alfworld"] = Benchmark(load=None, prompts={}, parse=None)
@@ -305,26 +307,12 @@ def model_config(name: str, tiny: bool) -> PretrainedConfig:
     return QWEN
 
 
-def matmul_speed(device: str, tiny: bool) -> float:
-    """Operations per second of a large bf16 matrix product."""
-    n = 256 if tiny else 8192
-    square = torch.randn(n, n, device=device, dtype=torch.bfloat16)
+def least_seconds(device: str, function: Callable, *arguments) -> float:
+    """Seconds of the fastest of eight calls."""
     seconds = []
     for _ in range(8):
         start = now(device)
-        square @ square
-        seconds.append(now(device) - start)
-    return 2 * n**3 / min(seconds)
-
-
-def noise_seconds(device: str, rows: int, vocabulary: int) -> float:
-    """Seconds of the transformers sampler's noise for one token of this many rows."""
-    noise = GumbelNoise([*range(rows)], 1.0, device)
-    logits = torch.zeros(rows, vocabulary, device=device)
-    seconds = []
-    for _ in range(8):
-        start = now(device)
-        noise(None, logits)
+        function(*arguments)
         seconds.append(now(device) - start)
     return min(seconds)
 
@@ -406,11 +394,16 @@ def update(device: str, tiny: bool, name: str) -> dict:
             phases["old and reference pass"], phases["learn"] = least[True]
             if reference is not policy:
                 phases["reference, to the GPU and back"] = way_seconds(device, reference)
-            phases["noise of a token"] = noise_seconds(device, len(rows), config.vocab_size)
+            noise = GumbelNoise([*range(len(rows))], 1.0, device)
+            logits = torch.zeros(len(rows), config.vocab_size, device=device)
+            phases["noise of a token"] = least_seconds(device, noise, None, logits)
             report["seconds"] = phases
             per_s = report["tokens_per_s"]["learn"] = tokens / least[False][1]
             operations = 6 * report["parameters"] * per_s
-            report["mfu"] = operations / matmul_speed(device, tiny)
+            n = 256 if tiny else 8192
+            square = torch.randn(n, n, device=device, dtype=torch.bfloat16)
+            of_product = 2 * n**3 / least_seconds(device, torch.matmul, square, square)
+            report["mfu"] = operations / of_product
             report["peak_gb"] = peak[True]
             report["estimate_gb"] = (ours.states + ours.reference + ours.one_pass) / 1e9
     sampler.close()
@@ -464,11 +457,10 @@ def table(folder: Path) -> str:
         devices[report["device"]] = None
     lines = [", ".join(devices)]
     for kind, parts in columns.items():
+        rows = dict.fromkeys(what for part in parts.values() for what in part)
         if parts:
-            lines += ["", f"| {' | '.join([kind, *parts])} |", "|---" * (1 + len(parts)) + "|"]
-        for what in dict.fromkeys(what for part in parts.values() for what in part):
-            numbers = [part.get(what, "") for part in parts.values()]
-            lines.append(f"| {' | '.join([what, *numbers])} |")
+            numbers = [[what, *(part.get(what, "") for part in parts.values())] for what in rows]
+            lines += ["", markdown_table([kind, *parts], numbers)]
     return "\n".join(lines) + "\n"
 
 

@@ -1,9 +1,8 @@
 """The runs of PROTOCOL.md: SmolLM2 in the world of boxes (examples/boxes.py).
 
-    python -m research.boxes.study run                    what runs.jsonl lacks, seed by seed
-    python -m research.boxes.study table                  all runs as tables, and curves.png
-    python -m research.boxes.study norms                  norms.json
-    python -m research.boxes.study ask CHECKPOINT SEED    what a model knows: its probabilities
+    python -m research.boxes.study run      what runs.jsonl lacks, seed by seed
+    python -m research.boxes.study table    all runs as tables, and curves.png
+    python -m research.boxes.study norms    norms.json
 
 `run` resumes: a run that was cut continues at its last checkpoint, in runs/boxes. A finished one is
 a line of runs.jsonl and is not repeated, on another machine either.
@@ -11,11 +10,20 @@ a line of runs.jsonl and is not repeated, on another machine either.
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
+from tempfile import TemporaryDirectory
 
+from examples import boxes, conflict
 from paw_min.base.errors import user_errors
+from paw_min.config import parse_args
+from paw_min.rows import flatten
+from paw_min.running.session import open_session
+from paw_min.train import collect
+from paw_min.update import prepare
 from research import study
+from research.panels import draw_success
 
 FOLDER = Path(__file__).parent
 SEEDS = range(8)
@@ -143,8 +151,6 @@ def norms() -> str:
 
 def draw(runs: study.Runs) -> None:
     """Success of WINDOW updates together, each arm over the seeds that it has."""
-    from research.panels import draw_success
-
     drawn = [arm for arm in ARMS if len(study.seeds_of(runs, arm)) >= LEAST]
     curves = {
         "ce" if arm == "paw-ce" else arm: of_seeds
@@ -154,19 +160,8 @@ def draw(runs: study.Runs) -> None:
     draw_success(FOLDER / "curves.png", range(WINDOW, UPDATES + 1, WINDOW), curves, details)
 
 
-# ---- what a model knows ----
-
-
 def measure_norms() -> None:
     """norms.json: both losses' gradients at the start model, --wm-scale 1, on four rollouts."""
-    from dataclasses import replace
-    from tempfile import TemporaryDirectory
-
-    from examples import boxes, conflict
-    from paw_min import rows, train, update
-    from paw_min.config import parse_args
-    from paw_min.running.session import open_session
-
     found = {}
     for weights, flags in (("LoRA", []), ("all", ["--lora-rank", "0"])):
         found[weights] = {"rl": [], "cmae": [], "ce": []}
@@ -175,8 +170,8 @@ def measure_norms() -> None:
             cfg, _ = parse_args("boxes", boxes.PRESETS, "", flags)
             with open_session(cfg) as s:
                 for k in range(1, 5):
-                    played = rows.flatten(train.collect(cfg, s, k).episodes)
-                    pool = update.prepare(cfg, s.policy, s.reference, played)
+                    played = flatten(collect(cfg, s, k).episodes)
+                    pool = prepare(cfg, s.policy, s.reference, played)
                     for loss in ("cmae", "ce"):
                         measured = conflict.gradient_conflict(
                             replace(cfg, wm_loss=loss), s.policy, pool, (cfg.seed, k)
@@ -184,52 +179,6 @@ def measure_norms() -> None:
                         found[weights][loss].append(measured["grad_norm_wm"])
                     found[weights]["rl"].append(measured["grad_norm_rl"])
     NORMS.write_text(json.dumps(found, indent=1) + "\n")
-
-
-def ask(folder: str, seed: int, data: str) -> dict[str, float]:
-    """Mean probabilities over all boxes of a world, of one token each.
-
-    opens: the tool that opens the box. natural: the one that would with --data natural.
-    expected: the material, after a wrong tool. told: the material where the model writes it itself,
-    after "The box of Alice is made of"; of the 8 materials only, so 1/8 is chance. known: the
-    natural tool, of the 8 tools only, after "To open a box made of iron, use a"; mean of materials.
-    """
-    import torch
-
-    from examples import boxes
-    from paw_min.model.policy import load_policy
-
-    policy = load_policy(folder)
-    world = boxes.make_world(seed, natural=data == "natural")
-
-    @torch.no_grad()
-    def after(text: str) -> torch.Tensor:
-        ids = torch.tensor([policy.encode(text)])
-        return policy.model(ids).logits[0, -1].softmax(-1)  # (V,)
-
-    def token(word: str) -> int:
-        (one,) = policy.encode(f" {word}")
-        return one
-
-    materials = [token(material) for material in boxes.MATERIALS]
-    found = {"opens": [], "natural": [], "expected": [], "told": [], "told_first": []}
-    for name in boxes.NAMES:
-        material = world.material_of[name]
-        right, index = world.tool_of[material], boxes.MATERIALS.index(material)
-        action = after(boxes.ask(name))
-        found["opens"].append(action[token(right)])
-        found["natural"].append(action[token(boxes.TOOL_OF[material])])
-        wrong = boxes.TOOLS[boxes.TOOLS.index(right) - 1]
-        found["expected"].append(after(f"{boxes.ask(name)} {wrong}")[materials[index]])
-        told = after(f"The box of {name} is made of")[materials]  # (8,)
-        found["told"].append(told[index] / told.sum())
-        found["told_first"].append(told.argmax() == index)
-    tools = [token(tool) for tool in boxes.TOOLS]
-    found["known"] = []
-    for index, material in enumerate(boxes.MATERIALS):  # Tools have this order.
-        tool = after(f"To open a box made of {material}, use a")[tools]  # (8,)
-        found["known"].append(tool[index] / tool.sum())
-    return {key: round(mean(map(float, values)), 3) for key, values in found.items()}
 
 
 if __name__ == "__main__":
@@ -241,17 +190,11 @@ if __name__ == "__main__":
         running.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
         commands.add_parser("table")
         commands.add_parser("norms")
-        asking = commands.add_parser("ask")
-        asking.add_argument("folder", help="a checkpoint, or data/boxes, the start model")
-        asking.add_argument("seed", type=int)
-        asking.add_argument("--data", default="shuffled")
         args = parser.parse_args()
         if args.command == "run":
             # Seed by seed, so that the file has all arms of its seeds.
             jobs = [(arm, seed) for seed in args.seeds for arm in args.arms]
             study.train_missing(RUNS, jobs, train)
-        elif args.command == "ask":
-            print(json.dumps(ask(args.folder, args.seed, args.data)))
         elif args.command == "norms":
             measure_norms()
         else:

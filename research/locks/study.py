@@ -8,6 +8,7 @@ itself has no setting for any of this.
 """
 
 import argparse
+import copy
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -104,27 +105,23 @@ class Cell:
 
     arm: Arm
     make_world: Callable[[int], World] = make_world
-    # Functions of one_file by name -> a function that makes the one to use instead.
+    # Functions of one_file by name -> the one to use instead. A run gets a copy of its own, because
+    # an Alternating counts (a copy of a function is the function).
     instead: dict[str, Callable] = field(default_factory=dict)
     size: Size = Size()
 
     def run(self, seed: int) -> list[Evaluation]:
         torch.set_num_threads(1)
         with ExitStack() as replaced:
-            for function, make_other in self.instead.items():
-                replaced.enter_context(patch.object(one_file, function, make_other()))
+            for function, other in self.instead.items():
+                replaced.enter_context(patch.object(one_file, function, copy.copy(other)))
             return one_file.run(seed, self.arm, self.make_world(seed), self.size)
 
 
-def keep(function):
-    """A value of `instead` that is the same function in each run."""
-    return lambda: function
-
-
 PARTS = {
-    "content-free": Cell(replace(PAW, placebo=True), instead={"shuffled": keep(content_free)}),
+    "content-free": Cell(replace(PAW, placebo=True), instead={"shuffled": content_free}),
     "alpha 1": Cell(replace(PAW, alpha=1.0)),
-    "inverse": Cell(PAW, instead={"top_alpha": keep(lowest_alpha)}),
+    "inverse": Cell(PAW, instead={"top_alpha": lowest_alpha}),
     "mae": Cell(replace(PAW, rho=1.0)),
     "ce": Cell(replace(PAW, loss="ce")),
     "ce 0.05": Cell(Arm(scale=0.05, alpha=1.0, lambda_g="constant", loss="ce")),
@@ -132,9 +129,9 @@ PARTS = {
     "scale 0.1": Cell(replace(PAW, scale=0.1)),
     "scale 10": Cell(replace(PAW, scale=10.0)),
     "tapo": Cell(
-        Arm(alpha=1.0, lambda_g="constant", loss="ce"), instead={"learn": Alternating}
+        Arm(alpha=1.0, lambda_g="constant", loss="ce"), instead={"learn": Alternating()}
     ),
-    "world model alone": Cell(PAW, instead={"clipped_surrogate": keep(no_surrogate)}),
+    "world model alone": Cell(PAW, instead={"clipped_surrogate": no_surrogate}),
 }
 WORLDS = {
     "outcome": partial(as_class, Outcome), "own": own_materials, "shown": partial(as_class, Shown),

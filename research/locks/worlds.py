@@ -33,7 +33,7 @@ from examples.three_worlds import (
 from paw_min.base.errors import user_errors
 from paw_min.running.plot import plt
 from research import study
-from research.locks.study import Cell, keep, levels, lowest_alpha
+from research.locks.study import Cell, levels, lowest_alpha
 from research.panels import Curves, named, panel_success, styles_of
 
 FOLDER = Path(__file__).parent
@@ -112,9 +112,9 @@ class Setting:
 
     def cell(self, name: str, predict) -> Cell:
         """predict: takes the place of one_file.predict."""
-        instead = {"warm_start": keep(shared_warm_start), "predict": keep(predict)}
+        instead = {"warm_start": shared_warm_start, "predict": predict}
         if name == "inverse":
-            instead["top_alpha"] = keep(lowest_alpha)
+            instead["top_alpha"] = lowest_alpha
         return Cell(self.arms[name], self.lesson.make_world, instead, self.lesson.size)
 
 

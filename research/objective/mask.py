@@ -19,7 +19,7 @@ from examples.one_file import MATERIALS, TOOLS, Arm, Evaluation, Size, World, ma
 from examples.three_worlds import NAMES, SMALL
 from paw_min.base.errors import user_errors
 from research import study
-from research.locks.study import Cell, keep, material
+from research.locks.study import Cell, material
 from research.locks.worlds import KEY, in_world
 from research.objective.study import ARMS as CANDIDATES
 from research.objective.study import run
@@ -128,10 +128,10 @@ def train(job: tuple[str, str, int]) -> dict:
     """One run -> its line."""
     world, arm, seed = job
     size, make = WORLDS[world]
-    instead = {"evaluate": keep(evaluate)}
+    instead = {"evaluate": evaluate}
     own, loss = CANDIDATES[arm] if arm in BORROWED else (ARMS[arm], None)
     if loss:
-        instead["clipped_mae"] = keep(loss)
+        instead["clipped_mae"] = loss
     points = Cell(own, make, instead, size).run(seed)
     measures = [{name: getattr(point, name) for name in MEASURES} for point in points]
     return {"world": world, "arm": arm, "seed": seed} | study.columns(measures)

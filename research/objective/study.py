@@ -21,7 +21,7 @@ from examples.three_worlds import ECHO, GRPO, PAW
 from paw_min.base.errors import user_errors
 from research import study
 from research.board.__main__ import WORLDS
-from research.locks.study import Cell, keep, material
+from research.locks.study import Cell, material
 from research.locks.worlds import KEY, in_world, measure_in, measured, noise, shared_warm_start
 
 SEEDS = range(6100, 6116)
@@ -76,9 +76,9 @@ def train(job: tuple[str, str, int]) -> dict:
     """One run -> its line. All arms of a seed share one start model."""
     world, name, seed = job
     arm, loss = ARMS[name]
-    instead = {"warm_start": keep(shared_warm_start)}
+    instead = {"warm_start": shared_warm_start}
     if loss:
-        instead["clipped_mae"] = keep(loss)
+        instead["clipped_mae"] = loss
     lesson = WORLDS[world]
     points = Cell(arm, lesson.make_world, instead, lesson.size).run(seed)
     return {"world": world, "arm": name, "seed": seed} | study.columns([*map(measured, points)])

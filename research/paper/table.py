@@ -7,19 +7,17 @@ played; episodes lost to a broken environment do not count. Differences are to t
 bootstrap intervals over seeds and tasks (research/stats.py).
 """
 
+import json
 import re
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
-from pydantic import Field
-from typing_extensions import NotRequired, TypedDict  # pydantic needs it on Python 3.11
 
 from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import reading, writing
-from paw_min.running.checked_json import exact, open_ended, read_json
+from paw_min.running.checked_json import exact, read_json
 from paw_min.running.runs import read_metrics
 from research.stats import DRAWS, Column, Compared, Record, compare, signed
 from research.study import markdown_table
@@ -43,42 +41,12 @@ class Entry:
     folder: str  # relative to the file
 
 
-@open_ended
-class Settings(TypedDict):
-    """What tables and figures use of a config.json, which has every setting."""
-
-    env: str
-    seed: int
-    updates: int
-    rho: float
-    alpha: float
-
-
-@exact
-class Outcome(TypedDict):
-    """An episode of an evaluation.json."""
-
-    task: str
-    task_type: str
-    won: bool
-    score: float | None
-    failed: NotRequired[str]  # why the episode was lost; earlier versions left these out
-
-
-@exact
-class Evaluation(TypedDict):
-    """An evaluation.json."""
-
-    update: int
-    episodes: Annotated[list[Outcome], Field(min_length=1)]
-
-
 @dataclass(kw_only=True)
 class Result(Entry):
     """The last evaluation of a run."""
 
-    config: Settings
-    episodes: list[Outcome]
+    config: dict
+    episodes: list[dict]  # see evaluate.outcomes
 
     def columns(self) -> dict[str, Column]:
         return columns(self.config["env"], self.episodes)
@@ -93,7 +61,7 @@ class Result(Entry):
         ]
 
 
-def columns(env: str, episodes: list[Outcome]) -> dict[str, Column]:
+def columns(env: str, episodes: list[dict]) -> dict[str, Column]:
     """The paper's columns of a benchmark; the last one is the overall success."""
     won = defaultdict(list)
     score = defaultdict(list)
@@ -129,7 +97,7 @@ def find(paths: list[Path]) -> list[Entry]:
     for path in paths:
         if path.is_dir():
             label = re.sub(r"-seed\d+$", "", path.resolve().name)
-            seed = read_json(path / "config.json", Settings)["seed"]
+            seed = settings_of(path)["seed"]
             entries.append(Entry(label, seed, str(path)))
         else:
             for entry in read_json(path, list[Entry]):
@@ -148,7 +116,7 @@ def load(paths: list[Path]) -> tuple[list[Result], list[str]]:
         if not any("eval_success" in line for line in lines):
             notes.append(f"No evaluation yet: {folder}.")
             continue
-        config = read_json(folder / "config.json", Settings)
+        config = settings_of(folder)
         if lines[-1]["update"] < config["updates"]:
             progress = f"{lines[-1]['update']} of {config['updates']} updates"
             notes.append(f"Not finished: {folder}, {progress}.")
@@ -168,13 +136,22 @@ def load(paths: list[Path]) -> tuple[list[Result], list[str]]:
     return list(results.values()), notes
 
 
-def played(file: Path) -> list[Outcome]:
+def settings_of(folder: Path) -> dict:
+    """What tables and figures use of a run's settings."""
+    with reading(folder / "config.json") as path:
+        stored = json.loads(path.read_text())
+        return {name: stored[name] for name in ("env", "seed", "updates", "rho", "alpha")}
+
+
+def played(file: Path) -> list[dict]:
     """The episodes of an evaluation.json, without those that were lost."""
-    listed = read_json(file, Evaluation)["episodes"]
-    found = [episode for episode in listed if not episode.get("failed")]
+    names = ("task", "task_type", "won", "score")
     with reading(file):
+        listed = json.loads(file.read_text())["episodes"]
+        # Earlier versions left out the lost ones, and `failed`.
+        found = [{name: e[name] for name in names} for e in listed if not e.get("failed")]
         if not found:
-            raise ValueError("all its episodes were lost")
+            raise ValueError("it has no episode, or all were lost")
     return found
 
 

@@ -18,7 +18,9 @@ from paw_min.envs.interface import Context, Pool
 from paw_min.model.policy import load_tokenizer
 from paw_min.rollout import rollout
 from paw_min.running.session import loaded, start_model
+from world_models.teachers.alfworld import Expert
 from world_models.teachers.demonstrate import Action, Player, play
+from world_models.teachers.webshop import Shopper
 from world_models.word2world.trajectories import Recorder, Trajectory
 
 AGENTS = ("model", "teacher", "random")
@@ -86,7 +88,11 @@ class RulePlayer:
         if self.name == "random":
             return Action(command, "try")
         try:
-            self.teacher = self.teacher or self._teacher(context)
+            if not self.teacher:
+                if self.env == "webshop":
+                    self.teacher = Shopper(context.task)
+                else:
+                    self.teacher = Expert(context.observation, self.rng)
             chosen = self.teacher.act(context)
         except Exception as error:  # noqa: BLE001 - whatever the rules raise on a page
             if not context.history:  # the first page is real
@@ -97,16 +103,6 @@ class RulePlayer:
         if self.rng.random() >= self.slips:
             return chosen
         return chosen._replace(command=command)
-
-    def _teacher(self, first: Context) -> Player:
-        # Imported here: each teacher needs the packages of its benchmark.
-        if self.env == "webshop":
-            from world_models.teachers.webshop import Shopper
-
-            return Shopper(first.task)
-        from world_models.teachers.alfworld import Expert
-
-        return Expert(first.observation, self.rng)
 
     def _random(self, context: Context) -> str:
         if not context.admissible:

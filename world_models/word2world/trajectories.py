@@ -23,10 +23,12 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+import textworld
 from typing_extensions import TypedDict  # pydantic needs it on Python 3.11
 
 from paw_min.base.errors import UserError
 from paw_min.base.files import replace_text
+from paw_min.envs.alfworld import engine
 from paw_min.envs.interface import Answer, Context, Pool, Step, Turn
 from paw_min.running.checked_json import exact, read_json
 
@@ -186,10 +188,6 @@ def hidden_state(game: str) -> str:
 @cache
 def _facts_engine():
     """One engine for all games: fast-downward never frees an engine's memory."""
-    import textworld
-
-    from paw_min.envs.alfworld import engine
-
     return engine.make_env(textworld.EnvInfos(facts=True))
 
 

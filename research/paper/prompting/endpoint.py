@@ -34,6 +34,7 @@ from pathlib import Path
 from paw_min.base.errors import UserError
 from paw_min.base.files import reading, writing
 from paw_min.model.sampler import Request, Response
+from research.study import read_lines
 
 CONCURRENCY = 8  # requests at a time
 DEADLINE = 300.0  # seconds for one request, retries included
@@ -162,16 +163,9 @@ class Endpoint:
         return Response(slot, ids, [0.0] * len(ids), answer.cut)
 
     def _load(self) -> dict[str, Answer]:
-        """The kept answers. A last line that a kill has cut is removed."""
-        if not self.file.exists():
-            return {}
+        """The kept answers."""
         with reading(self.file):
-            content = self.file.read_bytes()
-            complete = content[: content.rfind(b"\n") + 1]
-            if complete != content:
-                os.truncate(self.file, len(complete))
-            lines = [json.loads(line) for line in complete.splitlines()]
-            return {line.pop("key"): Answer(**line) for line in lines}
+            return {line.pop("key"): Answer(**line) for line in read_lines(self.file)}
 
     async def _ask(self, body: dict) -> Answer:
         """The endpoint's answer, after retries; UserError if there is none by the deadline."""
