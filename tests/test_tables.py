@@ -33,6 +33,13 @@ def test_a_seed_that_an_arm_lacks_is_named_in_its_cell(tmp_path, monkeypatch):
     assert "(15 seeds)" in row and "| [16](" in row
 
 
+def test_an_arm_of_hidden_that_lacks_a_seed_says_how_many_it_has():
+    runs = read_runs(hidden.RUNS)
+    del runs["ce-kl", hidden.SEEDS[-1]]
+    means = hidden.tables(runs, "-kl")["means"]
+    assert "| ce-kl (7 seeds) |" in means and "| echo-kl |" in means
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("study, which, picture", [
     (hidden, ["-kl"], "curves-kl.png"), (locks, [], "curves.png"), (worlds, [], "worlds.png"),
