@@ -171,7 +171,9 @@ def similar_anchors(group: Sequence, anchor: Sequence[str], threshold: float) ->
         if text not in cluster_of[g]:
             number = len(first_texts[g])  # a new cluster, unless an earlier one is similar
             for earlier, other in enumerate(first_texts[g]):
-                if _is_similar(text, other, threshold):
+                if may_reach(text, other, threshold) and (
+                    SequenceMatcher(None, text, other).ratio() >= threshold
+                ):
                     number = earlier
                     break
             if number == len(first_texts[g]):
@@ -196,12 +198,6 @@ def may_reach(a: str, b: str, threshold: float) -> bool:
         return True
     bound = LCSseq.similarity(a, b)
     return 2.0 * bound / (len(a) + len(b)) >= threshold  # rounds as difflib does
-
-
-def _is_similar(a: str, b: str, threshold: float) -> bool:
-    if not may_reach(a, b, threshold):
-        return False
-    return SequenceMatcher(None, a, b).ratio() >= threshold
 
 
 def _counted(trajectory: Keys | None, n: int, over: str) -> Sequence[int]:

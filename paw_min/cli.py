@@ -46,20 +46,19 @@ def fork(learn: Callable, settings: dict, doc: str) -> None:
     """
     with user_errors():
         env, *argv = sys.argv[1:] or [""]
-        if "." in env:
-            presets = {name: preset | settings for name, preset in presets_of(env).items()}
-            module = sys.modules[env]
-            if not hasattr(module, "run"):
-                raise UserError(f"{env} has no function run(presets, doc, learn, argv): see "
-                                "examples/locks.py.")
-            module.run(presets, doc, learn, argv)
-            return
-        if env not in NAMES:
+        if env not in NAMES and "." not in env:
             names = ", ".join(NAMES)
             raise UserError(f"{env!r} is not a benchmark: the first word must be one of {names}, "
                             "or a module such as examples.locks; the others are its flags.")
-    presets = {name: preset | settings for name, preset in presets_of(env).items()}
-    main(env, presets, doc, learn, argv)
+        presets = {name: preset | settings for name, preset in presets_of(env).items()}
+        if env in NAMES:
+            main(env, presets, doc, learn, argv)
+            return
+        module = sys.modules[env]  # presets_of has imported it
+        if not hasattr(module, "run"):
+            raise UserError(f"{env} has no function run(presets, doc, learn, argv): see "
+                            "examples/locks.py.")
+        module.run(presets, doc, learn, argv)
 
 
 def checked(

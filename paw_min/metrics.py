@@ -5,7 +5,6 @@ import sys
 from collections import defaultdict
 
 import torch
-from torch import Tensor
 
 from paw_min import losses
 from paw_min.base import distributed
@@ -90,10 +89,6 @@ class UpdateMetrics:
             dropped = (~parts.observations.counted).float()  # (B, S)
             fraction = losses.masked_mean(dropped, batch.obs_mask)
             self.add_mean("wm_clipped_tokens", fraction.item(), weight=n_obs)
-
-    def add_step(self, grad_norm: Tensor) -> None:
-        """One optimizer step."""
-        self.add_mean("grad_norm", grad_norm.item(), weight=1)
 
     def add_total(self, name: str, value: float) -> None:
         self.totals[name] += value

@@ -35,7 +35,7 @@ from paw_min import advantages, losses
 from paw_min.base import distributed
 from paw_min.config import Config
 from paw_min.model.batches import Batch, micro_batches, to_columns
-from paw_min.model.policy import Policy, load_policy
+from paw_min.model.policy import Policy, last_hidden, load_policy
 from paw_min.model.scoring import response_mask
 from paw_min.rows import Rows
 from paw_min.update import gradient_step, mini_batches, row_scores
@@ -151,12 +151,10 @@ class Critic(torch.nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """V of the state before each response token -> (B, S) fp32, 0 elsewhere."""
-        bf16 = self.precision == "bf16"
-        with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=bf16):
-            out = self.decoder(input_ids=batch.ids, use_cache=False)
+        hidden = last_hidden(self.decoder, batch, self.precision)  # (B * L, D)
         # The state before a token is at the token that precedes it.
         n = batch.n_response
-        hidden = out.last_hidden_state.flatten(0, 1)[batch.at[:n] - 1]  # (M, D)
+        hidden = hidden[batch.at[:n] - 1]  # (M, D)
         value = self.head(hidden.to(self.head.weight.dtype))[:, 0].float()  # (M,)
         empty = torch.zeros(batch.response_mask.shape, device=value.device)  # (B, S)
         return empty.index_put((batch.row[:n], batch.column[:n]), value)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 
 @dataclass
@@ -120,7 +121,6 @@ def flatten(episodes: list[Episode]) -> Rows:
     transitions = [t for episode in episodes for t in episode.transitions]
     # R(tau) of the whole episode stands at each of its rows: every step shares in the outcome.
     returns = [episode.episode_return for episode in episodes for _ in episode.transitions]
-    logps = [torch.tensor(t.response_logps) for t in transitions]
     return Rows(
         transitions=transitions,
         tokens=transitions,
@@ -129,5 +129,10 @@ def flatten(episodes: list[Episode]) -> Rows:
         reward=[t.reward for t in transitions],
         episode_return=returns,
         valid=torch.tensor([t.valid for t in transitions]),
-        sampler_logp=torch.nn.utils.rnn.pad_sequence(logps, batch_first=True),
+        sampler_logp=logps_of([t.response_logps for t in transitions]),
     )
+
+
+def logps_of(logps: list[list[float]]) -> Tensor:
+    """Lists of log-probabilities, one per response -> (N, T), 0 after a response's end."""
+    return pad_sequence([torch.tensor(one) for one in logps], batch_first=True)

@@ -17,18 +17,12 @@ def shuffled(rows: list[TokenRow], seed: int, update: int) -> list[TokenRow]:
     A cycle over all rows leaves no row its own. Texts that occur several times may still coincide.
     If only one row has an observation, it gets no target.
     """
-    observed = [i for i, row in enumerate(rows) if row.obs_ids]
+    cycle = [i for i, row in enumerate(rows) if row.obs_ids]
+    generator("shuffled", seed, update).shuffle(cycle)
     result = list(rows)
-    for i, source in random_cycle(observed, "shuffled", seed, update).items():
+    for i, source in zip(cycle, cycle[1:] + cycle[:1]):
         if source == i:
             result[i] = replace(rows[i], obs_ids=[], given=[])
         else:
             result[i] = replace(rows[i], obs_ids=rows[source].obs_ids, given=rows[source].given)
     return result
-
-
-def random_cycle(positions: list[int], *key) -> dict[int, int]:
-    """Each position -> another one, along one cycle through all; a lone one -> itself."""
-    order = list(positions)
-    generator(*key).shuffle(order)
-    return dict(zip(order, order[1:] + order[:1]))

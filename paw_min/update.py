@@ -51,7 +51,7 @@ from paw_min.model.batches import Batch, micro_batches, to_columns
 from paw_min.model.lora import adapters_off
 from paw_min.model.policy import Policy
 from paw_min.model.scoring import score_responses
-from paw_min.rows import Rows, TokenRow
+from paw_min.rows import Rows
 
 GRAD_CLIP = 1.0  # maximum norm of an optimizer step's gradient; verl-agent
 GAMMA = 0.95  # discount of GiGPO's step returns; A.1
@@ -85,14 +85,13 @@ def prepare(
 
     # Selection and lambda_g need all rows of the update: Eq. 4 ranks them globally, Eq. 10 averages
     # whole groups. So they come before the rows are cut into mini-batches.
-    candidates = world_model_candidates(rows.tokens)
+    # Only rows with an observation compete in Eq. 4.
+    candidates = torch.tensor([len(row.obs_ids) > 0 for row in rows.tokens])  # (N,)
     # Without PaW no row is selected, so every weight is 0 and no observation enters a pass.
     selected = torch.zeros_like(candidates)  # (N,)
     lambdas = dict.fromkeys(rows.group, 0.0)
     if cfg.paw:
-        # Line 4, Eq. 4. Selecting in each mini-batch instead would keep the same fraction of each,
-        # and rank later ones by the entropies of a policy that has been updated.
-        selected = select_transitions(candidates, entropy, cfg.alpha)
+        selected = select_transitions(candidates, entropy, cfg.alpha)  # line 4, Eq. 4
         lambdas = group_lambdas(cfg, rows)  # line 9, Eq. 10
     row_weight = losses.row_weights(rows.group, selected, lambdas)  # line 6, Eq. 9 and 11
     tokens = rows.tokens
@@ -168,7 +167,7 @@ def learn(
             metrics.add_pass(parts, batch)
             bar.update(len(batch.index) * distributed.n_ranks())  # the ranks advance together
         norm = gradient_step(policy, optimizer)
-        metrics.add_step(norm)
+        metrics.add_mean("grad_norm", norm.item(), weight=1)
     bar.close()
     return metrics.result()
 
@@ -283,11 +282,6 @@ def row_advantages(cfg: Config, rows: Rows) -> Tensor:
         score, returns, rows.group, [t.observation for t in rows.transitions],
         similarity=BENCHMARKS[cfg.env].similarity,
     )
-
-
-def world_model_candidates(rows: list[TokenRow]) -> Tensor:
-    """The rows that compete in Eq. 4: those with an observation -> bool (N,)."""
-    return torch.tensor([len(row.obs_ids) > 0 for row in rows])
 
 
 def select_transitions(candidates: Tensor, entropy: Tensor | None, alpha: float) -> Tensor:

@@ -9,7 +9,6 @@ import os
 import runpy
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -36,7 +35,7 @@ CONTENT = {  # of good files, besides those of a run
 }
 READERS = {
     "config.json": read_config,
-    "samples/000001.json": partial(samples.read, vocabulary=10_000),
+    "samples/000001.json": samples.read,
     "settings of an analysis": lambda path: transitions.arguments("", [str(path.parent)]),
     "settings of a table": lambda path: table.find([path.parent]),
     "sweep.json": lambda path: table.find([path]),
@@ -58,9 +57,6 @@ WRONG_VALUES = [
     ("samples/000001.json", "episodes", [], "no episode, or an episode without steps"),
     ("samples/000001.json", "episodes.0.task", "\ud800", "the whole: Invalid JSON"),
     ("samples/000001.json", f"{STEP}.valid", 1, None),
-    ("samples/000001.json", f"{STEP}.given", [-1], "`given` has a position outside"),
-    ("samples/000001.json", f"{STEP}.prompt_ids", [], "a step without a prompt"),
-    ("samples/000001.json", f"{STEP}.obs_ids", [10_000], "integers from 0 to 9999"),
     ("settings of an analysis", "nonsense", 1, "has nonsense"),
     ("settings of a table", "", {"env": "alfworld"}, "seed"),
     ("sweep.json", "0", {}, "0.label"),

@@ -234,7 +234,7 @@ def test_what_if(browser, page, folder, prepared, model, rho, alpha, loss, lambd
         choose(browser, *choice)
     steps, keep, weights, tags = stored_steps(folder), [], [], []  # of all rows; of all groups
     for k, (_, rows) in enumerate(prepared, start=1):
-        stored = samples.read(folder / "samples" / f"{k:06d}.json", 10_000)
+        stored = samples.read(folder / "samples" / f"{k:06d}.json")
         lambdas = {g.group: balance.lambda_g(sum(g.returns) / 2, 10).item() for g in stored.groups}
         if lambda_g == "constant":
             lambdas = dict.fromkeys(lambdas, 1.0)
@@ -282,7 +282,7 @@ def test_runs_that_are_not_paws(browser, tmp_path, model, games_root):
     train.train(small(tmp_path, model, games_root, paw=False, updates=1, mini_batch=0))
     run = inspect.open_run(tmp_path / "r")
     run.cfg = replace(run.cfg, learn="tapo", env="own", wm_target="shuffled")
-    (stored,) = [samples.read(f, 10_000) for f in inspect.choose_files(run, 4)]
+    (stored,) = [samples.read(f) for f in inspect.choose_files(run, 4)]
     steps = [s for e in stored.episodes for s in e.steps]
     for s in steps:
         assert not (s.selected or s.weight or s.rank)

@@ -39,9 +39,10 @@ from tests.model_kinds import write
 
 def sample(policy, prompts, seeds, temperature, max_tokens, batch_size=64) -> list:
     """Responses of the transformers sampler, in the order of the prompts."""
-    sampler = HFSampler(batch_size)
+    sampler = HFSampler()
     queue = deque(Request(k, *request) for k, request in enumerate(zip(prompts, seeds)))
-    with sampler.sync(policy):
+    with pytest.MonkeyPatch.context() as patch, sampler.sync(policy):
+        patch.setattr("paw_min.model.sampler.CPU_ROWS", batch_size)
         parts = list(sampler.generate(queue, temperature, max_tokens))
     assert max(len(part) for part in parts) <= batch_size
     return sorted((r for part in parts for r in part), key=lambda r: r.slot)

@@ -28,17 +28,12 @@ COLUMNS = {  # the table of updates: metric -> title, width, format
 HEADER = "  ".join(f"{title:>{width}}" for title, width, _ in COLUMNS.values())
 
 
-def with_seconds(metrics: dict[str, float]) -> dict[str, float]:
-    """The metrics, with the wall time of a whole update where all its parts are known."""
-    parts = ("seconds_rollout", "seconds_old_pass", "seconds_update")
-    if not all(part in metrics for part in parts):
-        return metrics
-    return metrics | {"seconds": sum(metrics[part] for part in parts)}
-
-
 def table_line(metrics: dict[str, float]) -> str:
     """One line per update, aligned with HEADER; blank where a metric does not exist."""
-    shown = with_seconds(metrics)
+    shown = dict(metrics)
+    parts = ("seconds_rollout", "seconds_old_pass", "seconds_update")
+    if all(part in metrics for part in parts):  # line 0 has none of them
+        shown["seconds"] = sum(metrics[part] for part in parts)
     cells = []
     for name, (_, width, form) in COLUMNS.items():
         cells.append(f"{shown[name]:{width}{form}}" if name in shown else " " * width)

@@ -13,7 +13,7 @@ probabilities before training are what training saw in update 1 only.
 """
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -27,7 +27,6 @@ from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS, NAMES
 from paw_min.model.batches import micro_batches
 from paw_min.model.policy import Policy, load_policy, load_tokenizer
-from paw_min.model.published import load_config
 from paw_min.running.config_json import read_config
 from paw_min.running.runs import newest_checkpoint, updates_done
 from paw_min.running.samples import Group, Sample, StoredRow, read
@@ -68,8 +67,7 @@ def open_run(folder: Path) -> OpenedRun:
     path = folder / "config.json"
     if not path.is_file():
         raise UserError(f"{folder} has no config.json: give a run folder, such as runs/NAME.")
-    # The settings of the run, except those of its machine: this may be another one.
-    cfg = replace(read_config(path), sampler="transformers", shard=False)
+    cfg = read_config(path)
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
         raise UserError(f"{folder} has no checkpoint yet: wait for one, or see --save-every.")
@@ -81,17 +79,13 @@ def choose_files(run: OpenedRun, n: int) -> list[Path]:
     files = sorted((run.folder / "samples").glob("[0-9]" * 6 + ".json"))
     files = [file for file in files if int(file.stem) <= run.done]
     if not files:
-        raise UserError(
-            f"{run.folder} has no samples of its updates: it was trained by a version that did not "
-            "store them, so train it again under another --name."
-        )
+        raise UserError(f"{run.folder} has no samples of its updates: train it again, under "
+                        "another --name.")
     if n < 1:
         raise UserError(f"--updates {n} is out of range: it must be at least 1.")
     n = min(n, len(files))
-    if n == 1:
-        return files[:1]
     # n positions at equal distances from the first file to the last.
-    return [files[k * (len(files) - 1) // (n - 1)] for k in range(n)]
+    return [files[k * (len(files) - 1) // max(1, n - 1)] for k in range(n)]
 
 
 def weights_of(run: OpenedRun, against: OpenedRun | None) -> list[Weights]:
@@ -279,8 +273,7 @@ def main(argv: list[str] | None = None) -> None:
     columns = weights_of(run, open_run(args.against) if args.against else None)
     out = args.out or args.run / "inspect.html"
     check_writable(out)
-    vocabulary = load_config(str(run.checkpoint)).vocab_size  # may exceed the tokenizer's
-    data = page_data(run, columns, [read(file, vocabulary) for file in files])
+    data = page_data(run, columns, [read(file) for file in files])
     replace_text(out, render(data))
     print(f"{out} ({out.stat().st_size / 1e6:.1f} MB): {len(data['steps'])} transitions")
 

@@ -20,7 +20,11 @@ TAGS = {
 
 
 def render(tokenizer, chat: list[dict[str, str]]) -> str:
-    """See Policy.render."""
+    """Messages in the model's chat format, up to the next response.
+
+    Qwen3 without its own thinking, as in verl-agent; templates that state today's date, such as
+    Llama 3.2's, with a fixed one. Other templates ignore these two arguments.
+    """
     return tokenizer.apply_chat_template(
         chat, tokenize=False, add_generation_prompt=True, enable_thinking=False,
         strftime_now=date(2024, 7, 26).strftime,

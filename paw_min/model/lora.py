@@ -152,7 +152,8 @@ def random_adapters(model: nn.Module, scale: float) -> Iterator[None]:
     kept = []
     for layer in adapted_layers(model):
         a = whole(layer.lora_A["default"].weight)  # a rank may hold few of its rows, or none
-        b = local(layer.lora_B["default"].weight)
+        b = layer.lora_B["default"].weight
+        b = b.to_local() if isinstance(b, DTensor) else b  # this rank's part
         kept.append((b, b.clone()))
         std = scale * whole(layer.base_layer.weight).float().std()
         std /= SCALE * a.std() * len(a) ** 0.5
@@ -162,8 +163,3 @@ def random_adapters(model: nn.Module, scale: float) -> Iterator[None]:
     finally:
         for b, before in kept:
             b.copy_(before)
-
-
-def local(p: Tensor) -> Tensor:
-    """This rank's part of a weight."""
-    return p.to_local() if isinstance(p, DTensor) else p

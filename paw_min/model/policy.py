@@ -34,7 +34,7 @@ from paw_min.base.errors import UserError
 from paw_min.model import chat, lora
 from paw_min.model.batches import Batch
 from paw_min.model.head import Head, token_scores
-from paw_min.model.published import load_config, load_errors, load_tokenizer, positions_of
+from paw_min.model.published import load_config, load_errors, load_tokenizer
 
 MODEL = "model."  # prefix of the language model's weights in Policy.state_dict()
 
@@ -58,7 +58,8 @@ class Policy(torch.nn.Module):
         self.pad_id = tokenizer.pad_token_id
         if self.pad_id is None:
             self.pad_id = tokenizer.eos_token_id
-        self.positions = positions_of(model.config, sys.maxsize)
+        # Most tokens of a sequence; a model may have no limit.
+        self.positions = getattr(model.config, "max_position_embeddings", sys.maxsize)
         self.eos_ids = chat.end_tokens(model, tokenizer)
         # Published generation defaults (top-p, repetition penalty) would make the sampled
         # distribution differ from the one whose log-probabilities are trained.
@@ -87,7 +88,8 @@ class Policy(torch.nn.Module):
         """
         head = self.model.get_output_embeddings()
         # The head only sees scored positions. Position t - 1 predicts token t.
-        hidden = self._hidden(batch)[batch.at - 1]  # (M, D)
+        hidden = last_hidden(self.model.get_decoder(), batch, self.precision)  # (B * L, D)
+        hidden = hidden[batch.at - 1]  # (M, D)
         # Logits are linear in the hidden states, so dividing these applies the temperature. Only
         # responses were sampled at it: the observation's rows keep 1.
         divisor = torch.ones_like(hidden[:, :1])  # (M, 1)
@@ -106,14 +108,6 @@ class Policy(torch.nn.Module):
         entropy = empty.index_put(place, token_entropy)
         return logp, entropy
 
-    def _hidden(self, batch: Batch) -> Tensor:
-        """The last hidden states of all tokens -> (B * L, D)."""
-        decoder = self.model.get_decoder()
-        bf16 = self.precision == "bf16"
-        with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=bf16):
-            out = decoder(input_ids=batch.ids, use_cache=False)
-        return out.last_hidden_state.flatten(0, 1)
-
     def values(self, batch: Batch) -> Tensor:
         """The critic's values of response tokens -> (B, S); see ppo.py.
 
@@ -128,9 +122,7 @@ class Policy(torch.nn.Module):
     def render(self, messages: list[dict[str, str]]) -> str:
         """Messages in the model's chat format, up to the next response.
 
-        Qwen3 without its own thinking, as in verl-agent; templates that state today's date, such as
-        Llama 3.2's, with a fixed one. Other templates ignore these two arguments. Only the template
-        writes control tokens: those in a message become plain text.
+        Only the template writes control tokens: those in a message become plain text.
         """
         plain = [
             message | {"content": self.without_control_tokens(message["content"])}
@@ -224,6 +216,14 @@ class Policy(torch.nn.Module):
     def besides_the_model(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """The part of these weights that `save` does not write, such as PPO's critic."""
         return {name: weight for name, weight in weights.items() if not name.startswith(MODEL)}
+
+
+def last_hidden(decoder, batch: Batch, precision: str) -> Tensor:
+    """The last hidden states of all tokens -> (B * L, D)."""
+    bf16 = precision == "bf16"
+    with torch.autocast(batch.ids.device.type, torch.bfloat16, enabled=bf16):
+        out = decoder(input_ids=batch.ids, use_cache=False)
+    return out.last_hidden_state.flatten(0, 1)
 
 
 def load_policy(

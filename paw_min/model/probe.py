@@ -18,7 +18,6 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from paw_min import losses
 from paw_min.base import distributed
@@ -28,7 +27,7 @@ from paw_min.model.lora import random_adapters
 from paw_min.model.policy import Policy
 from paw_min.model.sampler import Request
 from paw_min.model.scoring import response_mask, score_responses
-from paw_min.rows import Episode, Rows, TokenRow
+from paw_min.rows import Episode, Rows, TokenRow, logps_of
 
 # Mean |log pi - log mu| in nats per token that rounding can explain; mu is the sampler's policy.
 # Measured: 1e-6 in fp32; in bf16 on a CPU 0.008 for the stand-in of ALFWorld, 0.033 for
@@ -103,11 +102,6 @@ def ask(cfg: Config, policy: Policy, sampler) -> Iterator[tuple[TokenRow, list[f
         for part in sampler.generate(queue, policy.temperature, limit):
             for response in part:
                 yield TokenRow(prompts[response.slot], response.ids, []), response.logps
-
-
-def logps_of(logps: list[list[float]]) -> Tensor:
-    """Lists of log-probabilities, one per response -> (N, T)."""
-    return pad_sequence([torch.tensor(one) for one in logps], batch_first=True)
 
 
 def compare(

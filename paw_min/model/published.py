@@ -62,7 +62,7 @@ def load_tokenizer(folder: str, positions: int = 0):
         if "hello" not in chat.render(tokenizer, [{"role": "user", "content": "hello"}]):
             raise UserError(f"{folder} has a chat template that leaves out the user's message: use "
                             "another model, or mend its chat_template.jinja.")
-    limit = positions_of(config, positions)
+    limit = getattr(config, "max_position_embeddings", positions)
     if limit < positions:
         flags = "--max-prompt-tokens and --max-response-tokens"
         raise UserError(f"{folder} has {limit} positions: lower {flags}, together {positions}.")
@@ -151,11 +151,6 @@ class Hidden(BaseModelOutputWithPast):
 
     def __getattr__(self, name: str) -> None:
         return None
-
-
-def positions_of(config, default: int) -> int:
-    """Most tokens of a sequence; `default` where the model has no limit."""
-    return getattr(config, "max_position_embeddings", default)
 
 
 @contextmanager

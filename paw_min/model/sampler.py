@@ -77,11 +77,10 @@ class GumbelNoise(LogitsProcessor):
 class HFSampler:
     """Generation by transformers, with the trainer's own model: batch after batch of requests.
 
-    batch_size: rows of a batch. Default: CPU_ROWS, or what fits on the GPU (rows_that_fit).
+    A batch has CPU_ROWS rows, or those that fit on the GPU (rows_that_fit).
     """
 
-    def __init__(self, batch_size: int | None = None):
-        self.batch_size = batch_size
+    def __init__(self):
         self.free = 0  # bytes of the GPU in this `sync`
 
     @contextmanager
@@ -101,8 +100,8 @@ class HFSampler:
     ) -> Iterator[list[Response]]:
         """Yield finished responses until the queue is empty. temperature: 0 is greedy."""
         while queue:
-            size = self.batch_size or CPU_ROWS
-            if self.free and not self.batch_size:
+            size = CPU_ROWS
+            if self.free:
                 longest = max(len(request.prompt_ids) for request in queue)
                 size = rows_that_fit(self.policy, self.free, longest, max_tokens)
             batch = [queue.popleft() for _ in range(min(len(queue), size))]

@@ -114,8 +114,7 @@ def find_arms(folders: list[Path]) -> list[Arm]:
 
 def draw(folders: list[Path], out: Path | None = None) -> None:
     """Write curves.png and paw.png of these run folders to `out` (default: the first folder)."""
-    folders = [Path(folder) for folder in folders]
-    out = Path(out or folders[0])
+    out = out or folders[0]
     with writing(f"the folder {out}"):
         out.mkdir(parents=True, exist_ok=True)
     arms = find_arms(folders)

@@ -158,7 +158,7 @@ class Run:
     def check_world(self, said: list[str]) -> None:
         """UserError if the environment has changed since the start of the run."""
         path = self.folder / "world.json"
-        if not (said and path.exists()):  # an older run has none
+        if not (said and path.exists()):
             return
         with reading(path):
             before = json.loads(path.read_text())

@@ -36,8 +36,6 @@ class StoredRow(TokenRow):
 @exact
 @dataclass
 class StoredEpisode:
-    """One episode."""
-
     group: int
     trajectory: int
     task: str
@@ -139,24 +137,10 @@ def ranks(entropy: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(order).index_put_((order,), torch.arange(1, len(order) + 1))
 
 
-def read(path: Path, vocabulary: int) -> Sample:
-    """The sample in an untrusted file; UserError if it is malformed."""
+def read(path: Path) -> Sample:
+    """The sample in a file; UserError if it is malformed."""
     stored = read_json(path, Sample)
     with reading(path):
         if not stored.episodes or not all(e.steps for e in stored.episodes):
             raise ValueError("no episode, or an episode without steps")
-        for e in stored.episodes:
-            for step in e.steps:
-                check_tokens(step, vocabulary)
     return stored
-
-
-def check_tokens(step: StoredRow, vocabulary: int) -> None:
-    """Raise ValueError for tokens that a model with this vocabulary cannot score."""
-    ids = [*step.prompt_ids, *step.response_ids, *step.separator_ids, *step.obs_ids]
-    if not all(0 <= i < vocabulary for i in ids):
-        raise ValueError(f"token ids must be integers from 0 to {vocabulary - 1}")
-    if not all(0 <= k < len(step.obs_ids) for k in step.given):
-        raise ValueError("`given` has a position outside of the observation")
-    if not (step.prompt_ids and step.response_ids):
-        raise ValueError("a step without a prompt or a response")

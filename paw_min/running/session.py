@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -122,13 +121,10 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
             yield Session(run, policy, reference, optimizer, sampler, pool, tasks, done)
 
 
-class Loaded(NamedTuple):
-    policy: Policy
-    sampler: HFSampler | VLLMSampler
-
-
 @contextmanager
-def loaded(cfg: Config, model: str = "") -> Iterator[Loaded]:
+def loaded(
+    cfg: Config, model: str = ""
+) -> Iterator[tuple[Policy, HFSampler | VLLMSampler]]:
     """A model and its sampler without a run, for analyses: no data, no optimizer.
 
     model: a folder, such as a checkpoint (not an adapter's), or a name; default: the start model.
@@ -141,7 +137,7 @@ def loaded(cfg: Config, model: str = "") -> Iterator[Loaded]:
     with closing(make_sampler(cfg, model, precision)) as sampler:
         policy = load_policy(model, cfg.temperature, device, precision)
         check_start(cfg, policy, sampler)
-        yield Loaded(policy, sampler)
+        yield policy, sampler
 
 
 def check_machine(cfg: Config) -> None:
@@ -172,8 +168,7 @@ def forward_precision(precision: str, device: str) -> str:
 def make_sampler(cfg: Config, folder: str, precision: str) -> HFSampler | VLLMSampler:
     if cfg.sampler == "transformers":
         return HFSampler()
-    if distributed.rank() == 0:
-        say("starting vLLM, which compiles: minutes without output on a GPU")
+    say("starting vLLM, which compiles: minutes without output on a GPU")
     return VLLMSampler(folder, cfg.context_length, precision, cfg.vllm_memory, cfg.seed)
 
 

@@ -194,7 +194,7 @@ def collect(
 
 
 @contextmanager
-def loaded_for_answers(cfg: Config, model: str, answer_tokens: int) -> Iterator[session.Loaded]:
+def loaded_for_answers(cfg: Config, model: str, answer_tokens: int) -> Iterator[tuple]:
     """A policy and a sampler for one stage."""
     # The sampler has to be able to write answers as well as actions.
     longest = max(answer_tokens, cfg.max_response_tokens)
