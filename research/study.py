@@ -16,7 +16,7 @@ from statistics import mean
 
 from tqdm import tqdm
 
-from paw_min.base.errors import UserError
+from paw_min.base.errors import Parser, UserError, user_errors
 from paw_min.base.files import reading
 from paw_min.running.runs import read_metrics
 from research.stats import signed, t_interval
@@ -83,6 +83,30 @@ def train_missing(
         for line in tqdm(each(train, missing), total=len(missing), unit="run"):
             with path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
+
+
+def command(
+    doc: str,
+    path: Path,
+    jobs: list[tuple],
+    train: Callable[[tuple], dict],
+    table: Callable[[], None],
+    key: tuple[str, ...] = KEY,
+) -> None:
+    """The command line of a study: `run` trains what its file lacks, `table` prints its tables."""
+    arm = key.index("arm")
+    arms = list(dict.fromkeys(job[arm] for job in jobs))
+    with user_errors():
+        parser = Parser(description=doc)
+        parser.add_argument("command", choices=["run", "table"])
+        parser.add_argument("--arms", nargs="+", choices=arms, default=arms, help="of `run`")
+        parser.add_argument("--workers", type=int, default=2, help="processes of `run` (default 2)")
+        args = parser.parse_args()
+        if args.command == "run":
+            chosen = [job for job in jobs if job[arm] in args.arms]
+            train_missing(path, chosen, train, args.workers, key)
+        else:
+            table()
 
 
 def columns(points: list[dict]) -> dict[str, list[float]]:

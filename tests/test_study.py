@@ -1,12 +1,13 @@
 """research/study.py: a file of runs, and arms compared over their seeds, by hand."""
 
 import json
+import sys
 
 import pytest
 
 from paw_min.base.errors import UserError
 from research import study
-from research.study import play, read_lines, read_runs, train_missing
+from research.study import KEY, play, read_lines, read_runs, train_missing
 from tests.helpers import one_sentence
 
 RUNS = {
@@ -64,6 +65,22 @@ def test_the_key_of_a_study_may_have_a_world(tmp_path):
     train_missing(path, jobs[:1], lambda job: dict(zip(key, job)), key=key)
     train_missing(path, jobs, lambda job: dict(zip(key, job)), key=key)
     assert list(read_runs(path, key)) == jobs and len(read_lines(path)) == 2
+
+
+def test_a_study_trains_the_arms_that_are_asked_for(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "runs.jsonl"
+    jobs = [("paw", 0), ("grpo", 0), ("paw", 1)]
+
+    def command(*argv):
+        monkeypatch.setattr(sys, "argv", ["study", *argv])
+        study.command("A study.", path, jobs, lambda job: dict(zip(KEY, job)), lambda: print("t"))
+
+    command("run", "--workers", "1", "--arms", "paw")
+    assert list(read_runs(path)) == [jobs[0], jobs[2]]
+    command("run", "--workers", "1")
+    assert list(read_runs(path)) == [jobs[0], jobs[2], jobs[1]]
+    command("table")
+    assert capsys.readouterr().out == "t\n"
 
 
 def test_columns_have_five_digits():

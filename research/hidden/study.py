@@ -1,19 +1,17 @@
 """The runs of PROTOCOL.md in the games of examples/hidden.py.
 
-    python -m research.hidden.study run       what runs.jsonl lacks of the runs without a KL term
-    python -m research.hidden.study run --kl  the same of those with the term
-    python -m research.hidden.study table     prints the tables, draws curves.png and curves-kl.png
+    python -m research.hidden.study run      what runs.jsonl lacks, or --arms paw-kl ... of it
+    python -m research.hidden.study table    prints the tables, draws curves.png and curves-kl.png
 
-`run` resumes: a run that was cut continues at its last checkpoint, in runs/hidden.
+`run` resumes: a run that was cut continues at its last checkpoint, in runs/hidden. The arms whose
+names end in -kl have a KL term of 0.01.
 """
 
-import argparse
 from pathlib import Path
 
 import torch
 
 from examples import hidden
-from paw_min.base.errors import user_errors
 from paw_min.model.batches import TokenRow, collate
 from paw_min.model.policy import load_policy
 from research import study
@@ -34,7 +32,7 @@ PAIRS = (
     ("paw", "echo"), ("ce", "paw"), ("ce", "echo"),
     ("probable", "paw"), ("probable", "echo"),
 )  # fmt: skip
-NO_KL = ["--kl-coef", "0"]  # Arms whose names do not end in -kl have it.
+NO_KL = ["--kl-coef", "0"]
 RUNS = FOLDER / "runs.jsonl"
 OUT = study.ROOT / "runs" / "hidden"  # run folders
 
@@ -133,22 +131,15 @@ def draw(runs: study.Runs, suffix: str) -> None:
     draw_success(FOLDER / f"curves{suffix}.png", range(10, 201, 10), curves)
 
 
+def table() -> None:
+    """Print the tables, and draw the curves."""
+    runs = study.read_runs(RUNS)
+    for suffix in ("", "-kl"):
+        print("\n\n".join(tables(runs, suffix).values()) + "\n")
+        draw(runs, suffix)
+
+
 if __name__ == "__main__":
-    with user_errors():
-        parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-        parser.add_argument("command", choices=["run", "table"])
-        parser.add_argument("--workers", type=int, default=2, help="processes, one core each (2)")
-        parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-        parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
-        parser.add_argument("--kl", action="store_true", help="the arms with a KL term of 0.01")
-        args = parser.parse_args()
-        if args.command == "run":
-            suffix = "-kl" if args.kl else ""
-            # Seed by seed, so that the file has all arms of its seeds.
-            jobs = [(arm + suffix, seed) for seed in args.seeds for arm in args.arms]
-            study.train_missing(RUNS, jobs, train, args.workers)
-        else:
-            runs = study.read_runs(RUNS)
-            for suffix in ("", "-kl"):
-                print("\n\n".join(tables(runs, suffix).values()) + "\n")
-                draw(runs, suffix)
+    # Seed by seed, so that the file has all arms of its seeds.
+    jobs = [(arm + suffix, seed) for suffix in ("-kl", "") for seed in SEEDS for arm in ARMS]
+    study.command(__doc__, RUNS, jobs, train, table)

@@ -1,13 +1,12 @@
 """examples/locks.py on the seeds of protocol-worlds.md, "The package's locks".
 
-    python -m research.locks.package run [--workers 2]   trains what package.jsonl does not have yet
-    python -m research.locks.package table               prints the table
+    python -m research.locks.package run      trains what package.jsonl does not have yet
+    python -m research.locks.package table    prints the table
 
 A run is trained in parts of 25 updates. After each, success is computed exactly from the
 probabilities of the policy that the run has saved, as in one_file.py.
 """
 
-import argparse
 import shutil
 from contextlib import redirect_stdout
 from functools import partial
@@ -18,7 +17,6 @@ import torch
 
 from examples import locks
 from examples.one_file import TOOLS, World, make_world
-from paw_min.base.errors import user_errors
 from paw_min.base.files import made_once
 from paw_min.config import METHODS, Config
 from paw_min.model.batches import collate
@@ -97,15 +95,5 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    with user_errors():
-        parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-        parser.add_argument("command", choices=["run", "table"])
-        parser.add_argument("--arms", nargs="+", default=["grpo", "paw"], choices=ARMS)
-        parser.add_argument("--seeds", nargs="+", default=list(SEEDS), type=int)
-        parser.add_argument("--workers", type=int, default=2, help="processes, one core each (2)")
-        args = parser.parse_args()
-        if args.command == "run":
-            jobs = [(arm, seed) for seed in args.seeds for arm in args.arms]
-            study.train_missing(RUNS, jobs, train_arm, args.workers)
-        else:
-            print(table())
+    jobs = [(arm, seed) for seed in SEEDS for arm in ARMS]
+    study.command(__doc__, RUNS, jobs, train_arm, lambda: print(table()))

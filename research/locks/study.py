@@ -1,13 +1,12 @@
 """The study of PROTOCOL.md: examples/one_file.py with other losses, targets and worlds.
 
-    python -m research.locks.study run [--workers 2]    trains what runs.jsonl does not have yet
-    python -m research.locks.study table                prints the tables, draws curves.png
+    python -m research.locks.study run      trains what runs.jsonl does not have yet
+    python -m research.locks.study table    prints the tables, draws curves.png
 
 A run takes 14 s of CPU. An arm replaces a function of one_file or hands it another world; the file
 itself has no setting for any of this.
 """
 
-import argparse
 import copy
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -21,7 +20,6 @@ from torch import Tensor
 
 from examples import one_file
 from examples.one_file import Arm, Evaluation, Size, World, make_arms, make_world
-from paw_min.base.errors import user_errors
 from research import study
 from research.panels import draw_success
 
@@ -201,15 +199,13 @@ def draw(runs: study.Runs) -> None:
     draw_success(FOLDER / "curves.png", updates, study.curves(runs, ["paw", "grpo", "placebo"]))
 
 
+def table() -> None:
+    """Print the tables, and draw the curves."""
+    runs = study.read_runs(RUNS)
+    print("\n\n".join(tables(runs)))
+    draw(runs)
+
+
 if __name__ == "__main__":
-    with user_errors():
-        parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-        parser.add_argument("command", choices=["run", "table"])
-        parser.add_argument("--workers", type=int, default=2, help="processes, one core each (2)")
-        args = parser.parse_args()
-        if args.command == "run":
-            jobs = [(arm, seed) for arm in CELLS for seed in SEEDS]
-            study.train_missing(RUNS, jobs, train, args.workers)
-        else:
-            print("\n\n".join(tables(study.read_runs(RUNS))))
-            draw(study.read_runs(RUNS))
+    jobs = [(arm, seed) for arm in CELLS for seed in SEEDS]
+    study.command(__doc__, RUNS, jobs, train, table)

@@ -7,7 +7,6 @@ A run takes 2 to 6 s of CPU. All arms of a seed share one warm start. (Training 
 by vmap, was tried: a step of 16 arms cost as much as 16 steps.)
 """
 
-import argparse
 import copy
 import random
 from dataclasses import dataclass, replace
@@ -30,7 +29,6 @@ from examples.three_worlds import (
     Lesson,
     Serials,
 )
-from paw_min.base.errors import user_errors
 from paw_min.running.plot import plt
 from research import study
 from research.locks.study import Cell, levels, lowest_alpha
@@ -107,7 +105,6 @@ class Setting:
 
     lesson: Lesson
     arms: dict[str, Arm]
-    first: list[str]  # Those of the protocol's questions are trained first.
     seeds: range = SEEDS
 
     def cell(self, name: str, predict) -> Cell:
@@ -119,21 +116,12 @@ class Setting:
 
 
 SETTINGS = {
-    "serials": Setting(
-        LESSONS["serials"], USUAL | SWEEPS, ["grpo", "paw", "placebo", "ce", "echo 0.05"]
-    ),
-    "polish": Setting(
-        LESSONS["polish"], USUAL | TENFOLD,
-        ["grpo", "paw", "constant", "ce", "ce, constant", "ce x10", "ce, constant x10",
-         "echo 0.05"],
-    ),
-    "fresh": Setting(Lesson(Fresh, {}), FEW, ["grpo", "paw", "ce"]),
-    "corridors": Setting(
-        LESSONS["corridors"], arms(0.5),
-        ["grpo", "paw", "alpha 1", "inverse", "ce", "ce, alpha 1", "echo 0.05"],
-    ),
-    "no serials": Setting(Lesson(NoSerials, {}), FEW, []),
-    "large": Setting(Lesson(Serials, {}, Size(), names=128), FEW, [], SEEDS[:8]),
+    "serials": Setting(LESSONS["serials"], USUAL | SWEEPS),
+    "polish": Setting(LESSONS["polish"], USUAL | TENFOLD),
+    "fresh": Setting(Lesson(Fresh, {}), FEW),
+    "corridors": Setting(LESSONS["corridors"], arms(0.5)),
+    "no serials": Setting(Lesson(NoSerials, {}), FEW),
+    "large": Setting(Lesson(Serials, {}, Size(), names=128), FEW, SEEDS[:8]),
 }
 # Exploration: what makes "large" differ from "serials", one at a time.
 BETWEEN = {
@@ -144,7 +132,7 @@ BETWEEN = {
 }
 for name, (size, names) in BETWEEN.items():
     three = {arm: USUAL[arm] for arm in ("grpo", "paw", "ce")}
-    SETTINGS[name] = Setting(Lesson(Serials, {}, size, names), three, [], range(100, 104))
+    SETTINGS[name] = Setting(Lesson(Serials, {}, size, names), three, range(100, 104))
 
 
 # ---- runs ----
@@ -193,18 +181,6 @@ def train(job: tuple[str, str, int]) -> dict:
 def measured(point: Evaluation) -> dict[str, float]:
     """What a line has of an evaluation."""
     return {name: getattr(point, name) for name in ("success", "material", "noise")}
-
-
-def jobs() -> list[tuple[str, str, int]]:
-    """(world, arm, seed), those of the protocol's questions first."""
-    return [
-        (world, arm, seed)
-        for first in (True, False)
-        for world, setting in SETTINGS.items()
-        for seed in setting.seeds
-        for arm in (setting.first if first else setting.arms)
-        if first or arm not in setting.first
-    ]
 
 
 # ---- tables ----
@@ -307,12 +283,18 @@ def draw(runs: dict[tuple[str, str, int], dict]) -> None:
     figure.savefig(FOLDER / "worlds.png", dpi=150)
 
 
+def table() -> None:
+    """Print the tables, and draw the curves."""
+    runs = study.read_runs(RUNS, KEY)
+    print("\n\n".join(tables(runs).values()))
+    draw(runs)
+
+
 if __name__ == "__main__":
-    with user_errors():
-        parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-        parser.add_argument("command", choices=["run", "table"])
-        if parser.parse_args().command == "run":
-            study.train_missing(RUNS, jobs(), train, key=KEY)
-        else:
-            print("\n\n".join(tables(study.read_runs(RUNS, KEY)).values()))
-            draw(study.read_runs(RUNS, KEY))
+    jobs = [
+        (world, arm, seed)
+        for world, setting in SETTINGS.items()
+        for seed in setting.seeds
+        for arm in setting.arms
+    ]
+    study.command(__doc__, RUNS, jobs, train, table, KEY)

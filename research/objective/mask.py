@@ -1,12 +1,9 @@
 """What is the mask of Eq. 7 for? The runs of PROTOCOL-mask.md in the world of one_file.py.
 
-    python -m research.objective.mask explore ...     exploration-mask.jsonl
-    python -m research.objective.mask run             what mask.jsonl lacks
-
-Both resume. research/tables.py writes the tables into mask.md.
+    python -m research.objective.mask run      trains what mask.jsonl lacks
+    python -m research.objective.mask table    prints the tables of mask.md
 """
 
-import argparse
 import random
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -17,20 +14,17 @@ import torch
 from examples import one_file
 from examples.one_file import MATERIALS, TOOLS, Arm, Evaluation, Size, World, make_world
 from examples.three_worlds import NAMES, SMALL
-from paw_min.base.errors import user_errors
 from research import study
 from research.locks.study import Cell, material
 from research.locks.worlds import KEY, in_world
 from research.objective.study import ARMS as CANDIDATES
-from research.objective.study import run
 
 FOLDER = Path(__file__).parent
-EXPLORATION, RUNS = FOLDER / "exploration-mask.jsonl", FOLDER / "mask.jsonl"
+RUNS = FOLDER / "mask.jsonl"
 SEEDS = range(7100, 7116)
-ARMS = {"grpo": Arm(scale=0.0), "placebo": Arm(placebo=True)}
-ARMS |= {f"ce x{s:g}": Arm(loss="ce", scale=s) for s in (0.05, 1.0)}
-for rho in (0.2, 0.5, 1.0):  # 1.0 is the MAE
-    ARMS |= {f"rho {rho} x{s:g}": Arm(rho=rho, scale=s) for s in (1.0, 10.0, 30.0, 100.0)}
+ARMS = {"grpo": Arm(scale=0.0), "placebo": Arm(placebo=True), "ce x1": Arm(loss="ce")}
+for rho in (0.2, 1.0):  # 1.0 is the MAE
+    ARMS |= {f"rho {rho} x{scale}": Arm(rho=rho, scale=scale) for scale in (1, 10)}
 BORROWED = ("echo 0.05", "probable 0.03 x0.05, all")  # arms of study.py
 PROTOCOL = {  # world -> its arms
     "fog": ["grpo", "placebo", "rho 0.2 x1", "rho 1.0 x1", "rho 0.2 x10", "rho 1.0 x10", "ce x1",
@@ -38,16 +32,6 @@ PROTOCOL = {  # world -> its arms
     "small": ["grpo", "rho 0.2 x1", "rho 1.0 x1", "rho 0.2 x10", "rho 1.0 x10"],
     "one_file": ["grpo", "rho 0.2 x10", "rho 1.0 x10"],
 }
-
-
-def make_skewed(seed: int, names: int) -> World:
-    """make_world, but half of the names are of one material."""
-    world = make_world(seed, names)
-    rng = random.Random(f"skewed {seed}")
-    frequent = rng.choice(MATERIALS)
-    for name in rng.sample(sorted(world.material_of), names // 2):
-        world.material_of[name] = frequent
-    return world
 
 
 @dataclass
@@ -81,7 +65,6 @@ class Predicted(Evaluation):
 
 WORLDS = {  # name -> (size of model and run, a function that makes the world of a seed)
     "small": (replace(SMALL, evaluate_every=5), partial(make_world, names=NAMES)),
-    "skewed": (replace(SMALL, evaluate_every=5), partial(make_skewed, names=NAMES)),
     "fog": (replace(SMALL, evaluate_every=5), partial(make_fog, names=NAMES)),
     "one_file": (Size(evaluate_every=5), make_world),
 }
@@ -173,17 +156,11 @@ def differences(world: str) -> str:
     return study.markdown_table([world, "difference"], lines)
 
 
+def table() -> None:
+    for world in PROTOCOL:
+        print(f"{means(world)}\n\n{differences(world)}\n")
+
+
 if __name__ == "__main__":
-    with user_errors():
-        parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-        commands = parser.add_subparsers(dest="command", required=True)
-        exploring = commands.add_parser("explore")
-        exploring.add_argument("--worlds", nargs="+", choices=list(WORLDS), required=True)
-        exploring.add_argument("--arms", nargs="+", choices=list(ARMS), required=True)
-        exploring.add_argument("--seeds", nargs="+", type=int, required=True)
-        commands.add_parser("run")
-        args = parser.parse_args()
-        if args.command == "explore":
-            run(EXPLORATION, dict.fromkeys(args.worlds, args.arms), args.seeds, train)
-        else:
-            run(RUNS, PROTOCOL, SEEDS, train)
+    jobs = [(world, arm, seed) for seed in SEEDS for world in PROTOCOL for arm in PROTOCOL[world]]
+    study.command(__doc__, RUNS, jobs, train, table, KEY)

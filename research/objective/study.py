@@ -1,15 +1,12 @@
 """One loss for clean and for noisy observations? The runs of PROTOCOL.md in the board's worlds.
 
-    python -m research.objective.study explore --seeds 6000 --arms "gce 0.5 x1" ...
-    python -m research.objective.study run [--seeds 6100 ...]
-    python -m research.objective.study table    prints the tables of both files
+    python -m research.objective.study run      trains what runs.jsonl lacks
+    python -m research.objective.study table    prints its tables, and that of exploration.jsonl
 
-The first two train what their file lacks: exploration.jsonl, runs.jsonl. A run takes 2 to 6 s of
-CPU. Two commands with different seeds may run at once.
+A run takes 2 to 6 s of CPU.
 """
 
-import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +15,6 @@ from torch import Tensor
 
 from examples.one_file import Arm, cross_entropy
 from examples.three_worlds import ECHO, GRPO, PAW
-from paw_min.base.errors import user_errors
 from research import study
 from research.board.__main__ import WORLDS
 from research.locks.study import Cell, material
@@ -84,12 +80,6 @@ def train(job: tuple[str, str, int]) -> dict:
     return {"world": world, "arm": name, "seed": seed} | study.columns([*map(measured, points)])
 
 
-def run(path: Path, worlds: dict[str, list[str]], seeds: Iterable[int], train=train) -> None:
-    """Train what the file lacks, seed by seed. worlds: {world: arms}."""
-    jobs = [(world, arm, seed) for seed in seeds for world in worlds for arm in worlds[world]]
-    study.train_missing(path, jobs, train, key=KEY)
-
-
 # ---- tables ----
 
 
@@ -121,21 +111,12 @@ def means(path: Path = RUNS) -> str:
     return study.markdown_table(["arm", *WORLDS], lines)
 
 
+def table() -> None:
+    print("\n\n".join([differences(), means(), means(EXPLORATION)]))
+
+
 if __name__ == "__main__":
-    with user_errors():
-        parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-        commands = parser.add_subparsers(dest="command", required=True)
-        exploring = commands.add_parser("explore")
-        exploring.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=list(WORLDS))
-        exploring.add_argument("--arms", nargs="+", choices=list(ARMS), required=True)
-        exploring.add_argument("--seeds", nargs="+", type=int, required=True)
-        running = commands.add_parser("run")
-        running.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-        commands.add_parser("table")
-        args = parser.parse_args()
-        if args.command == "explore":
-            run(EXPLORATION, dict.fromkeys(args.worlds, args.arms), args.seeds)
-        elif args.command == "run":
-            run(RUNS, dict.fromkeys(WORLDS, BASES + CANDIDATES), args.seeds)
-        else:
-            print("\n\n".join([differences(), means(), means(EXPLORATION)]))
+    jobs = [
+        (world, arm, seed) for seed in SEEDS for world in WORLDS for arm in BASES + CANDIDATES
+    ]
+    study.command(__doc__, RUNS, jobs, train, table, KEY)

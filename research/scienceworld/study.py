@@ -6,7 +6,6 @@
 `run` resumes, in runs/scienceworld, a run that was cut.
 """
 
-import argparse
 import random
 import re
 from pathlib import Path
@@ -15,7 +14,6 @@ from statistics import mean
 import torch
 
 from examples.scienceworld import FRICTION, LIFESPAN, ScienceWorld, demonstrate, load
-from paw_min.base.errors import user_errors
 from paw_min.config import Config
 from paw_min.model.batches import TokenRow, collate
 from paw_min.model.policy import Policy, load_policy
@@ -105,11 +103,8 @@ def tables(runs: study.Runs) -> list[str]:
 
 
 if __name__ == "__main__":
-    with user_errors():
-        parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-        parser.add_argument("command", choices=["run", "table"])
-        if parser.parse_args().command == "run":
-            # Seed by seed, so that the file has all arms of its seeds.
-            study.train_missing(RUNS, [(arm, seed) for seed in SEEDS for arm in ARMS], train)
-        else:
-            print("\n\n".join(tables(study.read_runs(RUNS))))
+    # Seed by seed, so that the file has all arms of its seeds.
+    jobs = [(arm, seed) for seed in SEEDS for arm in ARMS]
+    study.command(
+        __doc__, RUNS, jobs, train, lambda: print("\n\n".join(tables(study.read_runs(RUNS))))
+    )
