@@ -19,7 +19,7 @@ timing, and so do the last bits of the log-probabilities.
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from paw_min.base import distributed
 from paw_min.base.console import progress_bar
@@ -36,7 +36,6 @@ from paw_min.rows import Episode, Transition
 class Rollout:
     episodes: list[Episode]  # those of all ranks
     metrics: dict[str, float]
-    unknown: list[str] = field(default_factory=list)  # words that the tokenizer has not; this rank
 
 
 def rollout(
@@ -96,7 +95,7 @@ def rollout(
     metrics["env_wait"] = metrics["seconds_env"] / seconds
     # From here on, every rank has the episodes of all ranks.
     metrics = _over_ranks(distributed.all_gather([metrics]))
-    played = Rollout(distributed.all_gather(mine), metrics, list(player.unknown))
+    played = Rollout(distributed.all_gather(mine), metrics)
     played.metrics["responses_cut"] /= max(1, sum(len(e.transitions) for e in played.episodes))
     return played
 
@@ -148,7 +147,6 @@ class _Player:
         self.bar = bar
         self.benchmark = benchmark
         self.render = benchmark.prompts[cfg.prompt]
-        self.unknown: dict[str, None] = {}  # words of the environment that the model has not
         self.metrics = {"seconds_generate": 0.0, "seconds_env": 0.0} | dict.fromkeys(COUNTS, 0)
         self.seats: dict[int, _Seat] = {}  # slot -> its episode
         self.queue: deque[Request] = deque()  # what the sampler generates next
@@ -213,7 +211,6 @@ class _Player:
         seat.episode.instruction = step.task
         seat.episode.task_type = step.task_type
         seat.context = Context(step.task, step.observation, step.admissible)
-        self.find_unknown(self.render(seat.context, self.cfg.history_length))
 
     def end(self, slot: int) -> None:
         """The episode in this slot is over; the slot gets the next one."""
@@ -238,9 +235,6 @@ class _Player:
         # o_{t+1} is tokenized alone, not with the prompt that will show it: the target of the
         # world model is this observation, whatever the next prompt looks like.
         obs_ids = self.policy.encode(step.observation)
-        # The answer to a malformed response has words that the stand-in models were never shown.
-        if seat.command.valid:
-            self.find_unknown(step.observation, written=[*context.responses, seat.text])
         separator_ids = []
         if self.cfg.wm_separator == "turn":
             separator_ids = self.policy.separator(seat.response.ids)
@@ -274,17 +268,6 @@ class _Player:
         context.responses.append(seat.text)
         context.observation = step.observation
         context.admissible = step.admissible
-
-    def find_unknown(self, text: str, written: Sequence[str] = ()) -> None:
-        """Note the words of the environment that become <unk>.
-
-        written: responses, whose parts the environment may repeat.
-        """
-        own = " ".join(written).lower()
-        for word in self.policy.unknown_words(text):
-            # Without a letter, it may be the agent's punctuation next to the environment's.
-            if any(c.isalnum() for c in word) and word.lower() not in own:
-                self.unknown[word] = None
 
     def prompt(self, context: Context) -> list[int]:
         """h_t as token ids: one user message, rendered anew from the context in every step."""

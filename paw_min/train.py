@@ -37,7 +37,7 @@ from paw_min.running.plot import draw
 from paw_min.running.runs import read_metrics
 from paw_min.running.samples import sample
 from paw_min.running.session import Session, described_data, open_session, start_model
-from paw_min.running.tasks import draw_groups
+from paw_min.running.tasks import draw_groups, unknown_words
 from paw_min.update import NonFinite, WorldModelLoss, observation_loss, prepare
 
 # learn(cfg, session, rows, k) -> metrics. update.prepare has completed the rows; k is the number of
@@ -177,10 +177,11 @@ def collect(cfg: Config, s: Session, k: int) -> Rollout:
         console.say("observations over --max-obs-tokens, or over the model's positions, are cut: "
                     "see obs_tokens_cut")
     # The stand-in models of the benchmarks lack rare words on purpose: no remedy is needed there.
-    if played.unknown and k == s.done + 1 and cfg.env not in NAMES:
-        console.say(f"the model reads words of the environment as <unk>: "
-                    f"{', '.join(played.unknown):.100}. If the environment has changed, delete "
-                    f"{cfg.model}, so that it is made again, and use another --name.")
+    if k == s.done + 1 and cfg.env not in NAMES:
+        if words := unknown_words(cfg, s.policy, played.episodes):
+            console.say(f"the model reads words of the environment as <unk>: "
+                        f"{', '.join(words):.100}. If the environment has changed, delete "
+                        f"{cfg.model}, so that it is made again, and use another --name.")
     return played
 
 

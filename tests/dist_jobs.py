@@ -18,7 +18,7 @@ from paw_min.model.policy import load_policy
 from paw_min.model.shard import shard_policy
 from paw_min.ppo import learn_values
 from paw_min.rows import flatten
-from paw_min.running.runs import Run
+from paw_min.running.runs import Run, updates_done
 from paw_min.update import learn, prepare
 from tests.helpers import (
     BASE,
@@ -102,7 +102,8 @@ def resume(folder: str, shard: bool = False) -> None:
     if shard:
         shard_policy(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.lr, eps=1e-6)
-    done = run.load(policy, optimizer)
+    run.load(policy, optimizer)
+    done = updates_done(checkpoint) if checkpoint else 0
     update(cfg, policy, None, optimizer, EPISODES, (0, done))
     run.save(policy, optimizer, done + 1)
 

@@ -22,7 +22,6 @@ from tests.helpers import one_sentence
 from world_models.word2world import settings as word2world_settings
 
 ROOT = Path(__file__).parent.parent
-NAN = float("nan")
 INF = float("inf")
 
 
@@ -48,9 +47,10 @@ STEP = "episodes.0.steps.0"
 WRONG_VALUES = [
     ("config.json", "", [], "it is not a JSON object"),
     ("config.json", "nonsense", 1, "another version .* has nonsense"),
-    ("config.json", "micro_tokens", 1.5, "--micro-tokens is 1.5, expected int"),
-    ("config.json", "rho", NAN, "--rho nan is out of range"),
-    ("config.json", "wm_loss", "zzz", "--wm-loss is 'zzz', expected cmae or "),
+    ("config.json", "micro_tokens", 1.5, None),
+    ("config.json", "micro_tokens", True, None),
+    ("config.json", "rho", True, None),
+    ("config.json", "paw", 1, None),
     ("samples/000001.json", "", [], "the whole"),
     ("samples/000001.json", "more", 1, None),
     ("samples/000001.json", "groups.0.lambda_g", INF, None),
@@ -61,9 +61,8 @@ WRONG_VALUES = [
     ("settings of a table", "", {"env": "alfworld"}, "seed"),
     ("sweep.json", "0", {}, "0.label"),
     ("sweep.json", "0.seed", 1.5, None),
-    ("evaluation.json", "episodes", [], None),
-    ("evaluation.json", "episodes.0.score", NAN, None),
-    ("evaluation.json", "episodes.0.failed", "it broke", "all its episodes were lost"),
+    ("evaluation.json", "episodes", [], "no episode, or all were lost"),
+    ("evaluation.json", "episodes.0.failed", "it broke", "no episode, or all were lost"),
 ]
 
 
@@ -100,7 +99,7 @@ def test_a_wrong_value_in_a_file(one_update, tmp_path, name, place, value, part)
     path.write_text(json.dumps(changed(json.loads(path.read_text()), place, value)))
     with one_sentence(part or place.replace(".", r"\.")) as error:
         READERS[name](path)
-    assert str(path) in str(error.value) or "out of range" in str(error.value)
+    assert str(path) in str(error.value)
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -12,6 +12,7 @@ import torch
 from huggingface_hub import constants, hf_api
 
 from paw_min.base.errors import UserError
+from paw_min.base.hub import ask, look_on_hub
 from paw_min.config import Config
 from paw_min.model import lora
 from paw_min.model.policy import load_policy, load_tokenizer
@@ -148,8 +149,18 @@ def hub(tmp_path, monkeypatch):
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
         monkeypatch.setattr(hf_api.api, "endpoint", constants.ENDPOINT)  # sentence-transformers'
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        ask.cache_clear()
         yield server.asked
         server.shutdown()
+
+
+def test_the_hub_is_asked_once_for_a_model(hub, monkeypatch):
+    """A start loads a configuration five times and more."""
+    asked = []
+    monkeypatch.setattr(hf_api.HfApi, "model_info", lambda _, name, timeout: asked.append(name))
+    for name in ("me/a", "me/b", "me/a"):
+        look_on_hub(name)
+    assert asked == ["me/a", "me/b"]
 
 
 def test_without_a_network_the_cache_is_used_after_one_request(hub, tmp_path, model, capsys):

@@ -21,6 +21,7 @@ from paw_min.envs.benchmarks import NAMES, presets_of
 from paw_min.metrics import peak_memory
 from paw_min.model import lora
 from paw_min.model.policy import load_policy
+from paw_min.model.published import empty_model
 from paw_min.model.sampler import HFSampler, rows_that_fit
 from paw_min.model.scoring import score_responses
 from paw_min.running import memory, session
@@ -36,7 +37,8 @@ BASE = Config(micro_tokens=1000, kl_coef=0.1)
 
 
 def of(*, ranks=1, precision="bf16", gpu_bytes=80e9, **settings) -> Estimate:
-    return memory.estimate(replace(BASE, **settings), QWEN, ranks, precision, gpu_bytes)
+    model = empty_model(QWEN, SMALL)
+    return memory.estimate(replace(BASE, **settings), model, ranks, precision, gpu_bytes)
 
 
 def test_states_of_ppo_and_of_shards():
@@ -60,7 +62,8 @@ def test_states_are_those_of_the_real_model(family, rank, precision):
         lora.attach(policy.model, rank, precision, 0, None)
     weights = sum(p.numel() * p.element_size() for p in policy.parameters())
     trained = sum(p.numel() for p in policy.parameters() if p.requires_grad)
-    ours = estimate(replace(BASE, lora_rank=rank), policy.model.config, 1, precision, gpu_bytes=0)
+    model = empty_model(policy.model.config, family)
+    ours = estimate(replace(BASE, lora_rank=rank), model, 1, precision, gpu_bytes=0)
     assert ours.states == weights + 12 * trained and ours.gradients == 4 * trained
 
 
@@ -129,7 +132,8 @@ def test_the_reference_is_estimated_as_it_is_stored(family, precision, tmp_path)
     policy = make_policy(family)
     policy.save(tmp_path)
     frozen = session.make_reference(BASE, policy, str(tmp_path), precision, "cpu")
-    ours = estimate(BASE, policy.model.config, 1, precision, gpu_bytes=0)
+    model = empty_model(policy.model.config, family)
+    ours = estimate(BASE, model, 1, precision, gpu_bytes=0)
     assert ours.reference == stored(frozen)
 
 
@@ -176,7 +180,7 @@ def test_a_plan_generates_no_data(env, tmp_path, monkeypatch, capsys):
 
 def test_a_family_with_other_names_for_its_sizes_is_estimated():
     config = OPTConfig(hidden_size=32, word_embed_proj_dim=32, num_attention_heads=2, ffn_dim=64)
-    ours = estimate(BASE, config, 1, "fp32", gpu_bytes=0)
+    ours = estimate(BASE, empty_model(config, "OPT"), 1, "fp32", gpu_bytes=0)
     assert 0 < ours.needed < ours.peak
 
 

@@ -36,7 +36,9 @@ def policy():
 
 def restore(run: runs.Run, policy, optimizer) -> int:
     """As session.open_session does."""
-    done = run.load(policy, optimizer)
+    checkpoint = run.checkpoint()
+    done = runs.updates_done(checkpoint) if checkpoint else 0
+    run.load(policy, optimizer)
     run.begin(done, [])
     return done
 

@@ -1,5 +1,6 @@
 """The Hugging Face hub: one quick question before transformers asks it."""
 
+import functools
 import os
 from pathlib import Path
 
@@ -13,26 +14,27 @@ from paw_min.base.errors import UserError
 HUB_TIMEOUT = 10.0  # seconds for an answer
 
 
-def is_hub_name(name: str) -> bool:
-    """Whether the hub may have a model of this name, which is nothing on this machine."""
+def look_on_hub(name: str) -> None:
+    """An error for a name that is not a folder and that the hub does not give."""
+    if Path(name).exists() or constants.HF_HUB_OFFLINE:
+        return
+    is_name = not os.path.lexists(name)  # a link to a missing disk is not a name
     try:
         validate_repo_id(name)
     except HFValidationError:
-        return False
-    return not os.path.lexists(name)  # a link to a missing disk is not a name
-
-
-def look_on_hub(name: str) -> None:
-    """An error for a name that is not a folder and that the hub does not give.
-
-    One request. transformers makes six, and without a network repeats each for a minute. If this
-    one fails and the model is in the cache, the process makes no further request.
-    """
-    if Path(name).exists() or constants.HF_HUB_OFFLINE:
-        return
-    if not is_hub_name(name):
+        is_name = False
+    if not is_name:
         raise UserError(f"the folder {name} does not exist: give a model folder, or the name of a "
                         "model on the Hugging Face hub.")
+    ask(name)
+
+
+@functools.cache  # A start needs the same answer several times.
+def ask(name: str) -> None:
+    """One request. transformers makes six, and without a network repeats each for a minute.
+
+    If this one fails and the model is in the cache, the process makes no further request.
+    """
     try:
         HfApi().model_info(name, timeout=HUB_TIMEOUT)
     except Exception as error:  # The hub's client raises many types, and so does its HTTP client.

@@ -1,14 +1,14 @@
 """The settings in a run folder's config.json: written, read, and compared with those of now."""
 
 import json
-import reprlib
-from dataclasses import Field, asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 
 from paw_min.base.errors import masked
 from paw_min.base.files import reading
-from paw_min.config import FREE_TO_CHANGE, PAW, Config, check, flag, names_of, settings
+from paw_min.config import FREE_TO_CHANGE, PAW, Config, flag, names_of, settings
 from paw_min.envs.benchmarks import BENCHMARKS
+from paw_min.running.checked_json import parse_as
 
 
 def public(cfg: Config) -> dict:
@@ -17,14 +17,9 @@ def public(cfg: Config) -> dict:
 
 
 def read_config(path: Path) -> Config:
-    """The settings in a config.json; UserError unless each is one that a run accepts.
-
-    The environment may be one from elsewhere, which is not known here.
-    """
+    """The settings in a config.json; UserError for one that no run has written."""
     with reading(path):
-        cfg = from_stored(json.loads(path.read_text()))
-    check(cfg)
-    return cfg
+        return from_stored(json.loads(path.read_text()))
 
 
 def from_stored(stored: dict) -> Config:
@@ -32,31 +27,14 @@ def from_stored(stored: dict) -> Config:
 
     A setting that is not there has its default: a fork that adds one still reads its older runs.
     ValueError for a setting that this version does not have, and for a value of another type than
-    its setting's, or that is not one of its choices.
+    its setting's.
     """
     if not isinstance(stored, dict):
         raise ValueError("it is not a JSON object")
     unknown = sorted(stored.keys() - asdict(Config()).keys())
     if unknown:
         raise ValueError(f"another version of paw_min wrote it: it has {unknown[0]}")
-    cfg = Config(**stored)
-    for f in fields(Config):
-        check_stored(f, getattr(cfg, f.name))
-    return cfg
-
-
-def check_stored(f: Field, value) -> None:
-    """Raise ValueError unless a value has the type of its setting and is one of its choices."""
-    # 1 is a number like 1.0, but True is not.
-    allowed = (int, float) if f.type is float else (f.type,)
-    choices = f.metadata.get("choices")
-    if type(value) not in allowed:
-        expected = f.type.__name__
-    elif choices and value not in choices:
-        expected = " or ".join(choices)
-    else:
-        return
-    raise ValueError(f"{flag(f.name)} is {reprlib.repr(value)}, expected {expected}")
+    return parse_as(json.dumps(stored).encode(), Config)
 
 
 def differences(stored: dict, cfg: Config) -> list[str]:

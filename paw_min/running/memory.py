@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config
+from transformers import Qwen2Config
 
 from paw_min.base.errors import UserError
 from paw_min.config import Config
@@ -59,11 +59,13 @@ class Estimate:
 
 
 def estimate(
-    cfg: Config, config: PretrainedConfig, ranks: int, precision: str, gpu_bytes: float
+    cfg: Config, model, ranks: int, precision: str, gpu_bytes: float
 ) -> Estimate:
-    """config: of the model. precision: of the passes. gpu_bytes: of the whole GPU; 0: a CPU."""
-    with torch.device("meta"):  # shapes only
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    """What a run needs on one device.
+
+    model: without weights (empty_model). precision: of the passes. gpu_bytes: of the whole GPU; 0:
+    a CPU.
+    """
     number = 2 if precision == "bf16" else 4  # bytes of a number in a pass
     total = trained = model.num_parameters()
     frozen = 0  # bytes
@@ -130,8 +132,8 @@ def of_folder(cfg: Config, folder: str, precision: str, gpu_bytes: float) -> Est
     else:
         config = load_config(folder)
     with load_errors(folder):
-        empty_model(config, folder)
-        return estimate(cfg, config, int(os.environ.get("WORLD_SIZE", 1)), precision, gpu_bytes)
+        model = empty_model(config, folder)
+        return estimate(cfg, model, int(os.environ.get("WORLD_SIZE", 1)), precision, gpu_bytes)
 
 
 def reference_device(cfg: Config, folder: str, precision: str, device: str) -> str:

@@ -113,14 +113,14 @@ class Run:
                     if found != newest:
                         remove(found)
 
-    def load(self, policy, optimizer) -> int:
-        """Load the checkpoint's state of the optimizer, and PPO's critic -> updates done.
+    def load(self, policy, optimizer) -> None:
+        """Load the checkpoint's state of the optimizer, and PPO's critic, if there is one.
 
         The weights of the language model are loaded where the policy is made (session.py).
         """
         checkpoint = self.checkpoint()
         if not checkpoint:
-            return 0
+            return
         options = state_dict.StateDictOptions(full_state_dict=True, strict=False)
         with reading(checkpoint / "trainer.pt") as path:
             state = torch.load(path, weights_only=True, map_location="cpu")
@@ -128,7 +128,6 @@ class Run:
             state_dict.set_optimizer_state_dict(
                 policy, optimizer, state["optimizer"], options=options
             )
-        return updates_done(checkpoint)
 
     def begin(self, done: int, said: list[str]) -> None:
         """Make the folder agree with the checkpoint, then write the settings and open the tracker.

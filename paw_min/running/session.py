@@ -79,6 +79,7 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
     reference_on = memory.reference_device(cfg, start_folder, precision, device)
 
     checkpoint = run.checkpoint()
+    done = updates_done(checkpoint) if checkpoint else 0
     # A rank with other weights would go on unnoticed: its gradients are summed with those of all.
     if len(set(distributed.all_gather([checkpoint and checkpoint.name]))) > 1:
         raise UserError(f"the ranks see different checkpoints in {run.folder}: all machines must "
@@ -113,10 +114,8 @@ def open_session(cfg: Config, eval_only: bool = False) -> Iterator[Session]:
         together = distributed.leave_together()
         # Left in the opposite order: the pool's workers end first, the sampler last.
         with closing(run), together, closing(pool):
-            if eval_only:
-                done = updates_done(checkpoint) if checkpoint else 0
-            else:
-                done = run.load(policy, optimizer)
+            if not eval_only:
+                run.load(policy, optimizer)
                 run.begin(done, sayings(cfg, pool, tasks) if distributed.rank() == 0 else [])
             yield Session(run, policy, reference, optimizer, sampler, pool, tasks, done)
 

@@ -1,5 +1,8 @@
 """Which tasks to play: the groups of an update, and the fixed panel of evaluation tasks.
 
+Besides, two questions to a world that may have changed: what does it say, and does the model know
+its words?
+
 Groups are drawn from (seed, epoch), without repeats. The panel is the same in every evaluation of
 every run; verl-agent draws a new one each time, with repeats.
 """
@@ -10,6 +13,7 @@ from paw_min.base.seeds import generator
 from paw_min.config import Config
 from paw_min.envs.benchmarks import BENCHMARKS
 from paw_min.envs.interface import Context, Pool, Tasks
+from paw_min.rows import Episode
 
 
 def draw_groups(tasks: list[str], n_groups: int, seed: int, update: int) -> list[str]:
@@ -67,3 +71,29 @@ def play_starts(cfg: Config, pool: Pool, tasks: Tasks) -> list[str]:
             for step in steps:
                 said += [step.task, step.observation, *step.admissible, f"reward {step.reward}"]
     return said
+
+
+def unknown_words(cfg: Config, policy, episodes: list[Episode]) -> list[str]:
+    """The words of the environment that become <unk>: the model may be one of another world.
+
+    Left out: words of the responses so far, which the environment may repeat, and answers to
+    malformed responses, which have words that the stand-in models were never shown.
+    """
+    render = BENCHMARKS[cfg.env].prompts[cfg.prompt]
+    found = {}
+    for episode in episodes:
+        read = []  # texts of the environment, with the responses before each
+        written = ""
+        for t in episode.transitions:
+            if not read:
+                first = Context(episode.instruction, t.observation, t.admissible)
+                read.append((render(first, cfg.history_length), written))
+            written += f" {t.response.lower()}"
+            if t.valid:
+                read.append((t.next_observation, written))
+        for text, before in read:
+            for word in policy.unknown_words(text):
+                # Without a letter, it may be the agent's punctuation next to the environment's.
+                if any(c.isalnum() for c in word) and word.lower() not in before:
+                    found[word] = None
+    return list(found)

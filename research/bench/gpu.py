@@ -59,6 +59,7 @@ from paw_min.model.batches import micro_batches
 from paw_min.model.lora import attach
 from paw_min.model.policy import Policy, freeze, load_policy
 from paw_min.model.probe import check_sync
+from paw_min.model.published import empty_model
 from paw_min.model.sampler import GumbelNoise, HFSampler, Request
 from paw_min.model.vllm_sampler import VLLMSampler
 from paw_min.rows import Episode, Transition, flatten
@@ -339,7 +340,7 @@ def update(device: str, tiny: bool, name: str) -> dict:
         # LoRA: the share of the preset `24gb`, of a card of this size.
         vllm_memory=min(1.0, 0.6 * CARD / gpu_bytes) if lora and gpu_bytes else 0.4,
     )
-    ours = estimate(cfg, config, ranks=1, precision="bf16", gpu_bytes=gpu_bytes)
+    ours = estimate(cfg, empty_model(config, model), ranks=1, precision="bf16", gpu_bytes=gpu_bytes)
     if ours.needed > free:
         raise SystemExit(f"needs {ours.needed / 1e9:.1f} GB, {free / 1e9:.1f} are free")
 

@@ -98,9 +98,6 @@ class Endpoint:
     def encode(self, text: str) -> list[int]:
         return [ord(character) for character in text]
 
-    def unknown_words(self, text: str) -> list[str]:
-        return []  # The server's model has a tokenizer that knows all text.
-
     def separator(self, response_ids: list[int]) -> list[int]:
         return []  # nothing is trained here
 
