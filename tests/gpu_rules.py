@@ -15,7 +15,7 @@ from paw_min.toy import default_model
 from paw_min.update import reference_logp
 from tests.fake_gpu import WORK
 from tests.helpers import TOKEN_ROWS
-from world_models.rwml import stages
+from world_models.rwml import settings
 
 
 def rules() -> None:
@@ -48,7 +48,7 @@ def rules() -> None:
     assert torch.equal(logits, product(*factors))
     assert torch.equal(logits.cpu(), product(*(factor.cpu() for factor in factors)))
     # The sentence encoder of RWML and of the retrieval server, which is fp16 on a GPU.
-    vectors = [stages.load_encoder("minilm", device).passages(["a mug", "go"], 2)
+    vectors = [settings.load_encoder("minilm", device).passages(["a mug", "go"], 2)
                for device in ("cpu", "cuda")]
     assert 0 < abs(vectors[0] - vectors[1]).max() < 0.01
 

@@ -26,8 +26,8 @@ from paw_min.rows import Episode, Transition
 from paw_min.update import prepare
 from tests.helpers import BASE, make_policy
 from world_models import rwml
-from world_models.rwml import early_experience, stages, triplets
-from world_models.rwml.stages import RwmlJob, RwmlSettings
+from world_models.rwml import early_experience, settings, stages, triplets
+from world_models.rwml.settings import RwmlJob, RwmlSettings
 from world_models.teachers.demonstrate import PlayedStep
 
 # ---- formulas ----
@@ -90,7 +90,7 @@ def test_settings_are_the_papers():
 
 
 def test_distance_is_one_minus_the_cosine():
-    minilm = stages.load_encoder("minilm", "cpu")
+    minilm = settings.load_encoder("minilm", "cpu")
     texts = ["You open the fridge 1.", "You close the fridge 1.", "Buy now"]
     a, b, c = minilm.passages(texts, 3)
     found = rwml.distances(minilm, [texts[0], texts[1], None, texts[2]], [texts[0]] * 4)
@@ -248,9 +248,9 @@ def test_triplets_return_from_their_file(tmp_path):
 
 
 def asked_of(tmp_path, monkeypatch, *flags) -> RwmlJob:
-    monkeypatch.setattr(stages, "load_encoder", lambda name, device: None)
-    monkeypatch.setattr(stages, "check_machine", lambda cfg: None)  # no vLLM is needed
-    return stages.arguments(["alfworld", "--out", str(tmp_path / "out"), *flags])
+    monkeypatch.setattr(settings, "load_encoder", lambda name, device: None)
+    monkeypatch.setattr(settings, "check_machine", lambda cfg: None)  # no vLLM is needed
+    return settings.parse("", ["alfworld", "--out", str(tmp_path / "out"), *flags])
 
 
 @pytest.mark.parametrize("flags, name", [
@@ -289,7 +289,7 @@ def test_settings_of_a_preset(tmp_path, monkeypatch, preset, encoder, turns, rat
 ])
 def test_impossible_flags(tmp_path, flags, sentence):
     with pytest.raises(UserError, match=sentence):
-        stages.arguments([*flags[:1], "--out", str(tmp_path / "out"), *flags[1:]])
+        settings.parse("", [*flags[:1], "--out", str(tmp_path / "out"), *flags[1:]])
     assert not (tmp_path / "out").exists()
 
 

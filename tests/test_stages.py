@@ -25,7 +25,7 @@ from tests.helpers import held_by_another_process, make_policy, numbers, weights
 from world_models import supervised, word2world
 from world_models.pieces import Pieces, stage
 from world_models.rwml import early_experience
-from world_models.rwml import stages as rwml_stages
+from world_models.rwml import settings as rwml_settings
 from world_models.rwml.stages import main as rwml_main
 from world_models.rwml.triplets import DROPPED, read_triplets
 from world_models.supervised import fit
@@ -286,10 +286,10 @@ def test_word2world_is_killed_and_repeated(worlds, model, tmp_path, monkeypatch,
 @pytest.mark.parametrize("method", ["rwml", "early-experience"])
 def test_rwml_is_killed_and_repeated(games_root, tmp_path, monkeypatch, capsys, method):
     smaller = dict(tries=2, max_turns=6, warm_epochs=2, sft_epochs=2, answer_tokens=40)
-    monkeypatch.setattr(rwml_stages, "TINY", rwml_stages.TINY | smaller)
+    monkeypatch.setattr(rwml_settings, "TINY", rwml_settings.TINY | smaller)
     monkeypatch.setattr(early_experience, "BRANCHES", 2)
-    encoder = rwml_stages.load_encoder("minilm", "cpu")  # not again in each process
-    monkeypatch.setattr(rwml_stages, "load_encoder", lambda name, device: encoder)
+    encoder = rwml_settings.load_encoder("minilm", "cpu")  # not again in each process
+    monkeypatch.setattr(rwml_settings, "load_encoder", lambda name, device: encoder)
 
     def argv(name):
         once = ["--epochs", "1"] if method == "rwml" else []

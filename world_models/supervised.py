@@ -98,7 +98,7 @@ def fit_step(
         raise UserError(
             f"fine-tuning step {step}: the loss is {total.item():g} and the norm of its gradient "
             f"{norm.item():g} at a learning rate of {rate:g}: lower it (word2world: --lr; rwml: "
-            "sft_lr in world_models/rwml/stages.py)."
+            "sft_lr in world_models/rwml/settings.py)."
         )
     optimizer.step()
     return total.item()

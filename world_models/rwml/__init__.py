@@ -17,8 +17,8 @@ The model answers in text, <think>...</think><next_state>...</next_state>, and a
 encoder E judges it. No task reward is used. The gradient step is the one of RL, update.prepare and
 update.learn, without PaW: an answer is a row, and the answers to one triplet are a group.
 
-What the paper leaves open is in this folder's README.md. The command and its stages are in
-stages.py.
+What the paper leaves open is in this folder's README.md. The stages of the
+command are in stages.py, its flags in settings.py.
 
 Legend: B triplets of an update, G answers per triplet, K tries of the filter.
 """
