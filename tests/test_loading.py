@@ -103,19 +103,6 @@ def test_no_code_of_a_tokenizer_is_run(with_code):
         load_tokenizer(str(with_code))
 
 
-@pytest.mark.parametrize("change_to", [
-    {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
-    {"quantization_config": {"quant_method": "mxfp4"}},
-])
-def test_quantized_weights_are_refused(tmp_path, change_to):
-    """They would be trained as floats and quantized again in each checkpoint."""
-    make_policy("qwen3").save(tmp_path)
-    change(tmp_path / "config.json", **change_to)
-    for load in (load_tokenizer, load_policy):
-        with one_sentence("has quantized weights .*: use a model in bf16"):
-            load(str(tmp_path))
-
-
 def test_an_adapter_without_a_config_names_what_to_copy(tmp_path):
     make_policy("qwen3").save(tmp_path / "start")
     policy = load_policy(str(tmp_path / "start"))

@@ -120,20 +120,11 @@ def test_changing_the_observation_changes_no_rl_gradient(policy):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5, msg=name)
 
 
-def test_batch_composition_and_padding_do_not_matter(policy):
+def test_what_stands_in_the_padding_does_not_matter(policy):
     batch = collate(ROWS, [True] * 3, policy.pad_id)
-    together, _ = policy(batch)
-    for i, r in enumerate(ROWS):
-        alone, _ = policy(collate([r], [True], policy.pad_id))
-        n = alone.shape[1]
-        torch.testing.assert_close(together[i, :n], alone[0], **ROUNDING)
-        assert together[i, n:].abs().sum() == 0
-    order = [2, 0, 1]
-    shuffled, _ = policy(collate([ROWS[i] for i in order], [True] * 3, policy.pad_id))
-    torch.testing.assert_close(shuffled, together[order], **ROUNDING)
-    # What stands in the padding cannot matter either.
+    logp, _ = policy(batch)
     batch.ids[batch.ids == policy.pad_id] = 7
-    torch.testing.assert_close(policy(batch)[0], together, atol=0, rtol=0)
+    assert torch.equal(policy(batch)[0], logp)
 
 
 def test_logprobs_of_the_sampler_are_those_of_the_trainer(policy):
@@ -199,24 +190,16 @@ def test_responses_end_at_the_first_end_token(make_tokenizer):
     assert all(len(r.logps) == len(r.ids) for r in out)
 
 
-@pytest.mark.parametrize("name, end", [
-    ("qwen2_5", "<|im_end|>"),
-    ("qwen3", "<|im_end|>"),
-    ("llama3_2", "<|eot_id|>"),
-    ("gemma3", "<end_of_turn>"),
-    ("phi3_5", "<|end|>"),
-    ("deepseek_r1_distill", "<｜end▁of▁sentence｜>"),
+@pytest.mark.parametrize("template", [
+    standins.CHAT,
+    "{% for m in messages %}{{ m.content }}\n{% endfor %}",
+    "{% for m in messages %}{{ m.content }} mug\n{% endfor %}",
 ])
-def test_end_tokens_of_published_templates(name, end):
-    tokenizer = publish(standins.make_tokenizer(TEXTS), name)
-    tokenizer.eos_token = end if name in ("phi3_5", "deepseek_r1_distill") else "<end>"
-    others = ["<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|user|>", "<｜User｜>"]
-    tokenizer.add_special_tokens({"extra_special_tokens": [end, *others]})
-    assert turn_end(tokenizer) == tokenizer.convert_tokens_to_ids(end)
-    # What begins the next turn, or is not a control token, ends nothing.
-    for template in (standins.CHAT, "{% for m in messages %}{{ m.content }}\n{% endfor %}"):
-        tokenizer.chat_template = template
-        assert turn_end(tokenizer) is None
+def test_what_begins_the_next_turn_or_is_not_a_control_token_ends_nothing(template):
+    """test_published.py has the tokens that end the turns of published models."""
+    tokenizer = standins.make_tokenizer(TEXTS)
+    tokenizer.chat_template = template
+    assert turn_end(tokenizer) is None
 
 
 def test_published_sampling_defaults_are_switched_off():
@@ -229,21 +212,6 @@ def test_published_sampling_defaults_are_switched_off():
     seeds = range(20)
     expected = tokens(sample(make_policy(), prompts, seeds, 1.0, 6))
     assert tokens(sample(clean, prompts, seeds, 1.0, 6)) == expected
-
-
-def test_a_folder_keeps_everything(tmp_path):
-    """Saved and loaded again: same weights, same words, same chat; tags and spaces survive."""
-    policy = make_policy("qwen3")
-    policy.save(tmp_path)
-    again = load_policy(str(tmp_path))
-    for (name, a), b in zip(policy.model.named_parameters(), again.model.parameters()):
-        assert torch.equal(a, b), name
-    ids = again.encode(TEXTS[1])
-    assert ids == policy.encode(TEXTS[1])
-    assert again.decode(ids) == "<think> </think> <action> take mug 1 from desk 2 </action>"
-    chat = again.encode_chat("go to shelf 1")
-    assert again.tokenizer.decode(chat) == "<user> go to shelf 1 <agent>"
-    assert again.eos_ids == [again.tokenizer.eos_token_id]
 
 
 def test_no_text_becomes_a_control_token():

@@ -69,18 +69,21 @@ class Kind(NamedTuple):
     template: str  # Jinja, or the name of one that TRL ships
     settings: dict = {}
     refused: str = ""
+    eos: str = ""  # the tokenizer's end token, where it is not `end`, as in a base model
 
 
 # Printed by `python -m pytest tests/test_published.py -rA`.
 PUBLISHED = [
-    Kind("Qwen2.5", "qwen2", "Qwen2Tokenizer", "qwen", CHATML_TOKENS, "<|im_end|>", "qwen2_5"),
-    Kind("Qwen3", "qwen3", "Qwen2Tokenizer", "qwen", CHATML_TOKENS, "<|im_end|>", "qwen3"),
+    Kind("Qwen2.5", "qwen2", "Qwen2Tokenizer", "qwen", CHATML_TOKENS, "<|im_end|>", "qwen2_5",
+         eos="<|endoftext|>"),
+    Kind("Qwen3", "qwen3", "Qwen2Tokenizer", "qwen", CHATML_TOKENS, "<|im_end|>", "qwen3",
+         eos="<|endoftext|>"),
     Kind("Llama-3.1", "llama", "PreTrainedTokenizerFast", "llama3", LLAMA_3_TOKENS, "<|eot_id|>",
          "llama3", dict(rope_parameters=dict(
              rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0,
-             high_freq_factor=4.0, original_max_position_embeddings=64))),
+             high_freq_factor=4.0, original_max_position_embeddings=64)), eos="<|end_of_text|>"),
     Kind("Llama-3.2", "llama", "PreTrainedTokenizerFast", "llama3", LLAMA_3_TOKENS, "<|eot_id|>",
-         "llama3_2", dict(tie_word_embeddings=True)),
+         "llama3_2", dict(tie_word_embeddings=True), eos="<|end_of_text|>"),
     Kind("DeepSeek-R1-Distill-Llama", "llama", "LlamaTokenizerFast", "llama3", DEEPSEEK_TOKENS,
          DEEPSEEK_TOKENS[1], "deepseek_r1_distill"),
     Kind("DeepSeek-R1-Distill-Qwen", "qwen2", "LlamaTokenizerFast", "qwen", DEEPSEEK_TOKENS,
@@ -95,9 +98,7 @@ PUBLISHED = [
          "'assistant' %}{{ eos_token }}{% endif %}\n{% endfor %}"
          "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"),
     Kind("Gemma-3", "gemma3_text", "GemmaTokenizer", "gemma", GEMMA_TOKENS, "<end_of_turn>",
-         "gemma3", LAYERS),
-    Kind("Gemma-2", "gemma2", "GemmaTokenizer", "gemma", GEMMA_TOKENS, "<end_of_turn>", "gemma",
-         refused="changes its logits"),
+         "gemma3", LAYERS, eos="<eos>"),
     Kind("gpt-oss", "gpt_oss", "PreTrainedTokenizerFast", "llama3", CHATML_TOKENS, "<|im_end|>",
          CHATML, dict(quantization_config=dict(quant_method="mxfp4")), "quantized weights"),
 ]
@@ -133,7 +134,8 @@ def make_tokenizer(kind: Kind) -> Tokenizer:
 def write_published(kind: Kind, folder) -> str:
     """The files of a published model."""
     made = make_tokenizer(kind)
-    ends = {"eos_token_id": made.token_to_id(kind.end), "pad_token_id": None}
+    eos = kind.eos or kind.end
+    ends = {"eos_token_id": made.token_to_id(eos), "pad_token_id": None}
     size = dict(vocab_size=64 * (made.get_vocab_size() // 64 + 1), max_position_embeddings=512)
     write(kind.family, folder, **size | ends | KINDS.get(kind.family, {}) | kind.settings)
     for path in folder.glob("*token*"):
@@ -143,7 +145,7 @@ def write_published(kind: Kind, folder) -> str:
     if "{" not in template:
         template = publish(make_policy().tokenizer, template).chat_template
     named = {"tokenizer_class": kind.tokenizer_class, "chat_template": template}
-    named |= {"eos_token": kind.end, "bos_token": kind.tokens[0], "pad_token": kind.tokens[0]}
+    named |= {"eos_token": eos, "bos_token": kind.tokens[0], "pad_token": kind.tokens[0]}
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     (folder / "tokenizer_config.json").write_text(json.dumps(named))
     return str(folder)

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 
 from paw_min import train
 from paw_min.envs.alfworld import prompts
-from paw_min.envs.interface import Context
 from paw_min.inspect.__main__ import pieces
 from paw_min.model.policy import Policy, load_policy
 from paw_min.model.sampler import HFSampler, Request
@@ -28,7 +27,6 @@ ROOM = (
     "-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room. Looking quickly "
     "around you, you see a cabinet 10, and a drawer 2.\n\nYour task is to: put some mug on shelf."
 )
-COMMANDS = ["go to cabinet 10", "go to drawer 2", "inventory", "look"]
 OBSERVATIONS = [
     "You arrive at cabinet 10. On the cabinet 10, you see a mug 1, and a plate 12.",
     "You pick up the mug 1 from the cabinet 10.",
@@ -109,19 +107,6 @@ def test_the_page_of_a_run_shows_each_subword(policy):
     parts = pieces(tokenizer, policy.encode(" two  spaces\n\ncafé 😀👩 日本 go"))
     assert parts[:7] == [" two", " ", " spaces", "\n", "\n", "c", "af"]
     assert parts[7:] == ["é", " 😀", "", "👩", "", "", " 日", "", "", "本", " go"]
-
-
-def test_the_chat_has_one_system_prompt_and_one_open_answer(policy):
-    message = prompts.paper(Context("", ROOM, COMMANDS), 2)
-    ids = policy.encode_chat(message)
-    text = policy.tokenizer.decode(ids)
-    system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-    assert text == (
-        f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{message}<|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
-    assert policy.encode_rendered(text) == ids
-    assert text.count("<|im_") == 5
 
 
 # --- training

@@ -6,14 +6,13 @@ tests/test_real_model.py has SmolLM2.
 from dataclasses import replace
 
 import pytest
-import torch
 
 from examples.multi_step import with_later_observations
 from paw_min.base.errors import UserError
 from paw_min.model.batches import collate, micro_batches
 from paw_min.model.chat import turn_text
 from paw_min.rows import TokenRow
-from tests.helpers import EPISODES, make_policy, publish, run
+from tests.helpers import make_policy, publish
 
 PLAIN = TokenRow([3, 4, 5], [6, 7, 1], [8, 9, 10, 11])
 SEPARATED = replace(PLAIN, separator_ids=[12, 13])
@@ -80,18 +79,3 @@ def test_multi_step_keeps_the_separators_between():
     assert longer[0].obs_ids == [8, 9, 10, 11, 6, 1, 12, 9]
     assert longer[0].given == [4, 5, 6]
     assert longer[0].separator_ids == [12, 13]
-
-
-def test_loss_changes_with_the_separator_only_with_paw():
-    def separated(ids):
-        return [
-            replace(e, transitions=[replace(t, separator_ids=ids) for t in e.transitions])
-            for e in EPISODES
-        ]
-
-    weights, metrics = run(separated([12]))
-    without, metrics_without = run(separated([]))
-    assert not torch.equal(weights, without)
-    # The separator is not a target: as many tokens train.
-    assert metrics["tokens_trained"] == metrics_without["tokens_trained"]
-    assert torch.equal(run(separated([12]), paw=False)[0], run(separated([]), paw=False)[0])
